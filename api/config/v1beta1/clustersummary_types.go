@@ -1,0 +1,215 @@
+package v1beta1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
+
+// ClusterSummarySpec is what one profile wants of one cluster.
+type ClusterSummarySpec struct {
+	// ClusterNamespace is the namespace of the cluster.
+	ClusterNamespace string `json:"clusterNamespace"`
+
+	// ClusterName is the name of the cluster.
+	ClusterName string `json:"clusterName"`
+
+	// ClusterType is the kind of the cluster.
+	ClusterType libv1beta1.ClusterType `json:"clusterType"`
+
+	// ClusterProfileSpec is a copy of the profile's spec.
+	// +optional
+	ClusterProfileSpec ProfileSpec `json:"clusterProfileSpec,omitzero"`
+}
+
+// FeatureSummary says how one feature does on the cluster.
+type FeatureSummary struct {
+	// FeatureID is the feature.
+	FeatureID libv1beta1.FeatureID `json:"featureID"`
+
+	// Hash of what was last deployed: content and options.
+	// +optional
+	Hash []byte `json:"hash,omitempty"`
+
+	// ConsecutiveFailures counts failed attempts in a row.
+	// +optional
+	ConsecutiveFailures int64 `json:"consecutiveFailures,omitempty"`
+
+	// Status says how far the feature has come.
+	// +optional
+	Status libv1beta1.FeatureStatus `json:"status,omitempty"`
+
+	// FailureReason is one CamelCase word for the kind of failure.
+	// +optional
+	FailureReason string `json:"failureReason,omitempty"`
+
+	// FailureMessage says what failed and where; absent after a success.
+	// +optional
+	FailureMessage string `json:"failureMessage,omitempty"`
+
+	// DeployedGroupVersionKind is superseded by deployedGVKs of the ClusterSummary.
+	// +optional
+	DeployedGroupVersionKind []string `json:"deployedGroupVersionKind,omitempty"`
+
+	// LastAppliedTime is when the feature was last deployed.
+	// +optional
+	LastAppliedTime *metav1.Time `json:"lastAppliedTime,omitempty"`
+
+	// ResourceSummaryDeployed says that drift is being watched for. Default false.
+	// +optional
+	ResourceSummaryDeployed bool `json:"resourceSummaryDeployed,omitempty"`
+}
+
+// HelmChartStatus says whose a release is.
+//
+// +kubebuilder:validation:Enum:=Managing;Conflict
+type HelmChartStatus string
+
+// The states of a release.
+const (
+	// HelmChartStatusManaging: this ClusterSummary's.
+	HelmChartStatusManaging HelmChartStatus = "Managing"
+	// HelmChartStatusConflict: another one's.
+	HelmChartStatusConflict HelmChartStatus = "Conflict"
+)
+
+// HelmChartSummary says how one release does on the cluster.
+type HelmChartSummary struct {
+	// ReleaseName of the release.
+	// +kubebuilder:validation:MinLength=1
+	ReleaseName string `json:"releaseName"`
+
+	// ReleaseNamespace of the release.
+	// +kubebuilder:validation:MinLength=1
+	ReleaseNamespace string `json:"releaseNamespace"`
+
+	// Status says whose the release is.
+	// +optional
+	Status HelmChartStatus `json:"status,omitempty"`
+
+	// ValuesHash of the merged values last deployed.
+	// +optional
+	ValuesHash []byte `json:"valuesHash,omitempty"`
+
+	// PatchesHash of the patches last applied.
+	// +optional
+	PatchesHash []byte `json:"patchesHash,omitempty"`
+
+	// ConflictMessage says whose the release is, if not this ClusterSummary's.
+	// +optional
+	ConflictMessage string `json:"conflictMessage,omitempty"`
+
+	// FailureMessage says why the release is not deployed; absent after a success.
+	// +optional
+	FailureMessage string `json:"failureMessage,omitempty"`
+
+	// ChartName of the chart last deployed.
+	// +optional
+	ChartName string `json:"chartName,omitempty"`
+
+	// RepositoryName of that chart.
+	// +optional
+	RepositoryName string `json:"repositoryName,omitempty"`
+
+	// RepoURL of that chart.
+	// +optional
+	RepoURL string `json:"repoURL,omitempty"`
+
+	// ChartVersion of that chart.
+	// +optional
+	ChartVersion string `json:"chartVersion,omitempty"`
+
+	// CredentialsSecretRef is the login its repository was read with.
+	// +optional
+	CredentialsSecretRef *corev1.SecretReference `json:"credentialsSecretRef,omitempty"`
+
+	// LatestVersion of the chart in the repository.
+	// +optional
+	LatestVersion string `json:"latestVersion,omitempty"`
+
+	// LatestPatchVersion of the chart's minor version in the repository.
+	// +optional
+	LatestPatchVersion string `json:"latestPatchVersion,omitempty"`
+
+	// LastCheckedTime is when the repository was last asked for those.
+	// +optional
+	LastCheckedTime *metav1.Time `json:"lastCheckedTime,omitempty"`
+
+	// NeedsRedeploy says that the release must be deployed again although nothing changed. Default false.
+	// +optional
+	NeedsRedeploy bool `json:"needsRedeploy,omitempty"`
+}
+
+// ClusterSummaryStatus says how one profile does on one cluster.
+type ClusterSummaryStatus struct {
+	// Dependencies says which profiles are waited for, or "no dependencies".
+	// +optional
+	Dependencies *string `json:"dependencies,omitempty"`
+
+	// FeatureSummaries has one entry per feature in use.
+	// +listType=map
+	// +listMapKey=featureID
+	// +optional
+	FeatureSummaries []FeatureSummary `json:"featureSummaries,omitempty"`
+
+	// DeployedGVKs lists the kinds of objects the profile has on the cluster.
+	// +listType=map
+	// +listMapKey=featureID
+	// +optional
+	DeployedGVKs []libv1beta1.FeatureDeploymentInfo `json:"deployedGVKs,omitempty"`
+
+	// HelmReleaseSummaries has one entry per release.
+	// +listType=map
+	// +listMapKey=releaseName
+	// +listMapKey=releaseNamespace
+	// +optional
+	HelmReleaseSummaries []HelmChartSummary `json:"helmReleaseSummaries,omitempty"`
+
+	// NextReconcileTime is the earliest time of the next attempt. Default: any time.
+	// +optional
+	NextReconcileTime *metav1.Time `json:"nextReconcileTime,omitempty"`
+
+	// FailureMessage says what keeps the profile as a whole from being deployed; absent otherwise.
+	// +optional
+	FailureMessage string `json:"failureMessage,omitempty"`
+
+	// ReconciliationSuspended says that nothing is being done. Default false.
+	// +optional
+	ReconciliationSuspended bool `json:"reconciliationSuspended,omitempty"`
+
+	// SuspensionReason says why.
+	// +optional
+	SuspensionReason string `json:"suspensionReason,omitempty"`
+}
+
+// ClusterSummary is one profile on one cluster. It lives in the cluster's namespace.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=clustersummaries,scope=Namespaced
+// +kubebuilder:storageversion
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Age",type="date",JSONPath=`.metadata.creationTimestamp`,description="Time since the cluster began to match"
+// +kubebuilder:printcolumn:name="HelmCharts",type="string",JSONPath=`.status.featureSummaries[?(@.featureID=="Helm")].status`,description="How far the charts have come",priority=2
+// +kubebuilder:printcolumn:name="KustomizeRefs",type="string",JSONPath=`.status.featureSummaries[?(@.featureID=="Kustomize")].status`,description="How far the kustomizations have come",priority=2
+// +kubebuilder:printcolumn:name="PolicyRefs",type="string",JSONPath=`.status.featureSummaries[?(@.featureID=="Resources")].status`,description="How far the plain objects have come",priority=2
+type ClusterSummary struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	// Spec is what the profile wants of the cluster.
+	Spec ClusterSummarySpec `json:"spec,omitzero"`
+	// Status says how it does.
+	Status ClusterSummaryStatus `json:"status,omitzero"`
+}
+
+// ClusterSummaryList is a list of cluster summaries.
+//
+// +kubebuilder:object:root=true
+type ClusterSummaryList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitzero"`
+
+	// Items are the cluster summaries.
+	Items []ClusterSummary `json:"items"`
+}

@@ -1,0 +1,366 @@
+package v1beta1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// HelmChartAction says what to do with a chart.
+//
+// +kubebuilder:validation:Enum:=Install;Uninstall
+type HelmChartAction string
+
+// The actions on a chart.
+const (
+	// HelmChartActionInstall installs the release, or upgrades it.
+	HelmChartActionInstall HelmChartAction = "Install"
+	// HelmChartActionUninstall takes the release away.
+	HelmChartActionUninstall HelmChartAction = "Uninstall"
+)
+
+// RegistryCredentialsConfig says how to log in to a chart repository.
+type RegistryCredentialsConfig struct {
+	// Credentials is a Secret with the login: a Docker config JSON, or the keys username and password.
+	// +optional
+	Credentials *corev1.SecretReference `json:"credentials,omitempty"`
+
+	// Key of that Secret that holds the login. Default: found by the Secret's type.
+	// +optional
+	Key string `json:"key,omitempty"`
+
+	// CA is a Secret whose key ca.crt signs the repository's certificate. Default: the system's authorities.
+	// +optional
+	CA *corev1.SecretReference `json:"ca,omitempty"`
+
+	// InsecureSkipTLSVerify accepts any certificate of the repository. Default false.
+	// +optional
+	InsecureSkipTLSVerify bool `json:"insecureSkipTLSVerify,omitempty"`
+
+	// PlainHTTP talks to an OCI registry without TLS. Default false.
+	// +optional
+	PlainHTTP bool `json:"plainHTTP,omitempty"`
+}
+
+// SignatureProvider says what a chart's signature is checked against.
+//
+// +kubebuilder:validation:Enum:=PublicKey;Keyless
+type SignatureProvider string
+
+// The signature providers.
+const (
+	// SignatureProviderPublicKey checks against a key in a Secret.
+	SignatureProviderPublicKey SignatureProvider = "PublicKey"
+	// SignatureProviderKeyless checks against an identity in a certificate of Sigstore.
+	SignatureProviderKeyless SignatureProvider = "Keyless"
+)
+
+// OIDCIdentityMatch accepts signatures of certain identities. Both fields are regular expressions.
+type OIDCIdentityMatch struct {
+	// Issuer of the identity.
+	// +kubebuilder:validation:MinLength=1
+	Issuer string `json:"issuer"`
+
+	// Subject of the identity.
+	// +kubebuilder:validation:MinLength=1
+	Subject string `json:"subject"`
+}
+
+// SignatureVerification demands a cosign signature of a chart in an OCI registry. A chart without a valid one is not deployed.
+type SignatureVerification struct {
+	// Provider of the signature.
+	Provider SignatureProvider `json:"provider"`
+
+	// SecretRef is a Secret whose key cosign.pub is the public key, for PublicKey. Default namespace: the cluster's.
+	// +optional
+	SecretRef *corev1.SecretReference `json:"secretRef,omitempty"`
+
+	// MatchOIDCIdentity accepts a signature if one of them matches, for Keyless.
+	// +optional
+	MatchOIDCIdentity []OIDCIdentityMatch `json:"matchOIDCIdentity,omitempty"`
+}
+
+// ProvenanceVerification demands a provenance file beside a chart in an HTTP repository. A chart without a valid one is not deployed.
+type ProvenanceVerification struct {
+	// KeyringSecretRef is a Secret whose key keyring.gpg holds the public keys. Default namespace: the cluster's.
+	// +optional
+	KeyringSecretRef *corev1.SecretReference `json:"keyringSecretRef,omitempty"`
+}
+
+// HelmChart is one release to have, or not to have, on a cluster. Every string may be a Go template.
+//
+// +kubebuilder:validation:XValidation:rule="!self.repositoryURL.matches('^(http|oci)') || (has(self.repositoryName) && self.repositoryName != \"\")",message="RepositoryName must be defined"
+// +kubebuilder:validation:XValidation:rule="!self.repositoryURL.matches('^(http|oci)') || (has(self.chartName) && self.chartName != \"\")",message="ChartName must be defined"
+// +kubebuilder:validation:XValidation:rule="!self.repositoryURL.matches('^(http|oci)') || (has(self.chartVersion) && self.chartVersion != \"\")",message="ChartVersion must be defined"
+type HelmChart struct {
+	// RepositoryURL is where the chart is: a repository (http, https), an OCI registry (oci), or a Flux source as
+	// gitrepository://, ocirepository:// or bucket:// and <namespace>/<name>/<path>.
+	// +kubebuilder:validation:MinLength=1
+	RepositoryURL string `json:"repositoryURL"`
+
+	// RepositoryName is a name of the user's for the repository. Required for http, https and oci.
+	// +optional
+	RepositoryName string `json:"repositoryName,omitempty"`
+
+	// ChartName of the chart, also as <repositoryName>/<chart>. Required for http, https and oci.
+	// +optional
+	ChartName string `json:"chartName,omitempty"`
+
+	// ChartVersion of the chart, with or without a leading v. Required for http, https and oci.
+	// +optional
+	ChartVersion string `json:"chartVersion,omitempty"`
+
+	// ReleaseName of the release.
+	// +kubebuilder:validation:MinLength=1
+	ReleaseName string `json:"releaseName"`
+
+	// ReleaseNamespace of the release.
+	// +kubebuilder:validation:MinLength=1
+	ReleaseNamespace string `json:"releaseNamespace"`
+
+	// Values of the chart as YAML. Those that are not YAML, or do not fit the chart's schema, fail the feature.
+	// +optional
+	Values string `json:"values,omitempty"`
+
+	// ValuesFrom are further values; they override values, and later ones earlier ones.
+	// +optional
+	ValuesFrom []ValueFrom `json:"valuesFrom,omitempty"`
+
+	// HelmChartAction is what to do. Default Install.
+	// +kubebuilder:default:=Install
+	// +optional
+	HelmChartAction HelmChartAction `json:"helmChartAction,omitempty"`
+
+	// Options of Helm.
+	// +optional
+	Options *HelmOptions `json:"options,omitempty"`
+
+	// RegistryCredentialsConfig says how to log in. Default: without a login.
+	// +optional
+	RegistryCredentialsConfig *RegistryCredentialsConfig `json:"registryCredentialsConfig,omitempty"`
+
+	// SignatureVerification demands a cosign signature. Default: none is demanded.
+	// +optional
+	SignatureVerification *SignatureVerification `json:"signatureVerification,omitempty"`
+
+	// ProvenanceVerification demands a provenance file. Default: none is demanded.
+	// +optional
+	ProvenanceVerification *ProvenanceVerification `json:"provenanceVerification,omitempty"`
+}
+
+// PostRenderStrategy says what patches are applied to.
+//
+// +kubebuilder:validation:Enum:=combined;separate;nohooks
+type PostRenderStrategy string
+
+// The post-render strategies.
+const (
+	// PostRenderCombined patches hooks and other objects together.
+	PostRenderCombined PostRenderStrategy = "combined"
+	// PostRenderSeparate patches hooks and other objects one after the other.
+	PostRenderSeparate PostRenderStrategy = "separate"
+	// PostRenderNoHooks does not patch hooks.
+	PostRenderNoHooks PostRenderStrategy = "nohooks"
+)
+
+// HelmOptions are options of every Helm operation.
+type HelmOptions struct {
+	// SkipCRDs does not install the chart's crds directory. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	SkipCRDs bool `json:"skipCRDs,omitempty"`
+
+	// SkipSchemaValidation accepts values that do not fit the chart's schema. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	SkipSchemaValidation bool `json:"skipSchemaValidation,omitempty"`
+
+	// Wait for the objects to be ready before the release counts as deployed. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	Wait bool `json:"wait,omitempty"`
+
+	// WaitForJobs waits for Jobs to complete too, if wait is set. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	WaitForJobs bool `json:"waitForJobs,omitempty"`
+
+	// Timeout of every single wait. Default 5m; not filled in.
+	// +optional
+	Timeout *metav1.Duration `json:"timeout,omitempty"`
+
+	// DisableHooks runs no hooks. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	DisableHooks bool `json:"disableHooks,omitempty"`
+
+	// DisableOpenAPIValidation does not check objects against the cluster's schema before they are sent. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	DisableOpenAPIValidation bool `json:"disableOpenAPIValidation,omitempty"`
+
+	// Atomic takes a failed installation away and rolls a failed upgrade back. Implies wait. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	Atomic bool `json:"atomic,omitempty"`
+
+	// DependencyUpdate fetches subcharts the archive lacks. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	DependencyUpdate bool `json:"dependencyUpdate,omitempty"`
+
+	// Labels of the release record.
+	// +optional
+	Labels map[string]string `json:"labels,omitempty"`
+
+	// EnableClientCache keeps discovery results between operations. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	EnableClientCache bool `json:"enableClientCache,omitempty"`
+
+	// Description of the release record.
+	// +optional
+	Description string `json:"description,omitempty"`
+
+	// PassCredentialsAll sends the login to every host the repository points at. Default false: to its own host only.
+	// +optional
+	PassCredentialsAll bool `json:"passCredentialsAll,omitempty"`
+
+	// RunTests runs the chart's tests after the release is deployed. Default false.
+	// +optional
+	RunTests bool `json:"runTests,omitempty"`
+
+	// PostRenderStrategy says what patches are applied to. Default: Helm's.
+	// +optional
+	PostRenderStrategy PostRenderStrategy `json:"postRenderStrategy,omitempty"`
+
+	// InstallOptions apply to the first installation.
+	// +optional
+	InstallOptions *HelmInstallOptions `json:"installOptions,omitempty"`
+
+	// UpgradeOptions apply to upgrades.
+	// +optional
+	UpgradeOptions *HelmUpgradeOptions `json:"upgradeOptions,omitempty"`
+
+	// UninstallOptions apply to taking the release away.
+	// +optional
+	UninstallOptions *HelmUninstallOptions `json:"uninstallOptions,omitempty"`
+}
+
+// HelmInstallOptions are options of the first installation. Without them the defaults of the fields hold.
+type HelmInstallOptions struct {
+	// CreateNamespace creates the release namespace if it is missing. Default true.
+	// +kubebuilder:default:=true
+	// +optional
+	CreateNamespace *bool `json:"createNamespace,omitempty"`
+
+	// Replace reuses the name of a release that was taken away with its history kept. Default true.
+	// +kubebuilder:default:=true
+	// +optional
+	Replace *bool `json:"replace,omitempty"`
+
+	// DisableHooks runs no install hooks. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	DisableHooks bool `json:"disableHooks,omitempty"`
+
+	// TakeOwnership adopts objects that exist and belong to no release. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	TakeOwnership bool `json:"takeOwnership,omitempty"`
+
+	// RecoverAfterConsecutiveFailures is the number of failed attempts in a row after which a stuck release is taken away and
+	// installed anew. Default 5.
+	// +kubebuilder:default:=5
+	// +optional
+	RecoverAfterConsecutiveFailures *int32 `json:"recoverAfterConsecutiveFailures,omitempty"`
+}
+
+// HelmUpgradeOptions are options of upgrades. Without them the defaults of the fields hold.
+type HelmUpgradeOptions struct {
+	// Force replaces objects that cannot be patched. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	Force bool `json:"force,omitempty"`
+
+	// ResetValues drops the values of the current release. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	ResetValues bool `json:"resetValues,omitempty"`
+
+	// ReuseValues keeps the values of the current release and merges the new ones into them. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	ReuseValues bool `json:"reuseValues,omitempty"`
+
+	// ResetThenReuseValues starts from the chart's own values, then merges those of the current release and the new ones.
+	// Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	ResetThenReuseValues bool `json:"resetThenReuseValues,omitempty"`
+
+	// Recreate restarts pods. Deprecated in Helm. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	Recreate bool `json:"recreate,omitempty"`
+
+	// MaxHistory is the number of revisions kept per release; 0 keeps all. Default 2.
+	// +kubebuilder:default:=2
+	// +optional
+	MaxHistory *int32 `json:"maxHistory,omitempty"`
+
+	// CleanupOnFail deletes the objects that a failed upgrade created. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	CleanupOnFail bool `json:"cleanupOnFail,omitempty"`
+
+	// SubNotes renders the notes of subcharts too. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	SubNotes bool `json:"subNotes,omitempty"`
+
+	// UpgradeCRDs applies the chart's crds directory on upgrades too. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	UpgradeCRDs bool `json:"upgradeCRDs,omitempty"`
+
+	// DisableHooks runs no upgrade hooks. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	DisableHooks bool `json:"disableHooks,omitempty"`
+
+	// TakeOwnership adopts objects that exist and belong to no release. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	TakeOwnership bool `json:"takeOwnership,omitempty"`
+}
+
+// DeletionPropagation says what happens to the dependents of a deleted object.
+//
+// +kubebuilder:validation:Enum:=orphan;foreground;background
+type DeletionPropagation string
+
+// The ways to propagate a deletion.
+const (
+	// DeletionOrphan keeps dependents.
+	DeletionOrphan DeletionPropagation = "orphan"
+	// DeletionForeground deletes dependents first.
+	DeletionForeground DeletionPropagation = "foreground"
+	// DeletionBackground deletes dependents afterwards.
+	DeletionBackground DeletionPropagation = "background"
+)
+
+// HelmUninstallOptions are options of taking a release away. Without them the defaults of the fields hold.
+type HelmUninstallOptions struct {
+	// KeepHistory keeps the release record. Default false.
+	// +optional
+	KeepHistory bool `json:"keepHistory,omitempty"`
+
+	// DeletionPropagation says what happens to dependents. Default background; not filled in.
+	// +optional
+	DeletionPropagation DeletionPropagation `json:"deletionPropagation,omitempty"`
+
+	// DisableHooks runs no delete hooks. Default false.
+	// +kubebuilder:default:=false
+	// +optional
+	DisableHooks bool `json:"disableHooks,omitempty"`
+}

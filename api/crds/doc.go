@@ -1,0 +1,2 @@
+// Package crds embeds the CustomResourceDefinitions generated from the types under api/.
+package crds

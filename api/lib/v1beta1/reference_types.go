@@ -1,0 +1,122 @@
+package v1beta1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// SourceKind is a kind that can hold content for a profile.
+//
+// +kubebuilder:validation:Enum:=GitRepository;OCIRepository;Bucket;ConfigMap;Secret
+type SourceKind string
+
+// The kinds that hold content.
+const (
+	// SourceConfigMap is a ConfigMap.
+	SourceConfigMap SourceKind = "ConfigMap"
+	// SourceSecret is a Secret of type ProfileSecretType.
+	SourceSecret SourceKind = "Secret"
+	// SourceGitRepository is a GitRepository of Flux.
+	SourceGitRepository SourceKind = "GitRepository"
+	// SourceOCIRepository is an OCIRepository of Flux.
+	SourceOCIRepository SourceKind = "OCIRepository"
+	// SourceBucket is a Bucket of Flux.
+	SourceBucket SourceKind = "Bucket"
+)
+
+// DeploymentType says which cluster content goes to.
+//
+// +kubebuilder:validation:Enum:=Local;Remote
+type DeploymentType string
+
+// The deployment types.
+const (
+	// DeploymentTypeLocal is the hub.
+	DeploymentTypeLocal DeploymentType = "Local"
+	// DeploymentTypeRemote is the matching cluster.
+	DeploymentTypeRemote DeploymentType = "Remote"
+)
+
+// RemoteSource is content behind a URL, fetched by the hub.
+type RemoteSource struct {
+	// URL of a file, a tar archive (plain or gzip) or, with the scheme oci, an artifact. A URL that cannot be fetched fails the
+	// feature and is tried again.
+	// +kubebuilder:validation:Pattern=`^(https?|oci)://`
+	URL string `json:"url"`
+
+	// Interval after which the URL is looked at again. Default 5m.
+	// +kubebuilder:default:="5m"
+	// +optional
+	Interval *metav1.Duration `json:"interval,omitempty"`
+
+	// SecretRef is a Secret on the hub with the key token, or username and password, and optionally caFile.
+	// +optional
+	SecretRef *corev1.SecretReference `json:"secretRef,omitempty"`
+
+	// InsecureSkipTLSVerify accepts any certificate of the server. Default false.
+	// +optional
+	InsecureSkipTLSVerify bool `json:"insecureSkipTLSVerify,omitempty"`
+
+	// PlainHTTP talks to an OCI registry without TLS. Default false.
+	// +optional
+	PlainHTTP bool `json:"plainHTTP,omitempty"`
+}
+
+// RemoteURL is a RemoteSource of plain objects.
+type RemoteURL struct {
+	RemoteSource `json:",inline"`
+
+	// Template says that the content is a Go template. Default false.
+	// +optional
+	Template bool `json:"template,omitempty"`
+}
+
+// PolicyRef points at Kubernetes objects to deploy: either an object on the hub that holds them, or a URL.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.remoteURL) != has(self.kind)",message="either remoteURL or kind must be set, but not both"
+type PolicyRef struct {
+	// Namespace of the referenced object. May be a Go template. Default: the namespace of the matching cluster for a
+	// ClusterProfile, of the profile for a Profile.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+
+	// Name of the referenced object. May be a Go template. Required with kind, or the profile is refused.
+	// +optional
+	Name string `json:"name,omitempty"`
+
+	// Kind of the referenced object. Of a ConfigMap or Secret every data key is a YAML stream of objects.
+	// +optional
+	Kind SourceKind `json:"kind,omitempty"`
+
+	// Path of the directory to use, for the Flux kinds. May be a Go template. Default: the root.
+	// +optional
+	Path string `json:"path,omitempty"`
+
+	// DeploymentType says where the objects go. Default Remote.
+	// +kubebuilder:default:=Remote
+	// +optional
+	DeploymentType DeploymentType `json:"deploymentType,omitempty"`
+
+	// Optional makes a missing object no error. Default false.
+	// +optional
+	Optional bool `json:"optional,omitempty"`
+
+	// Tier decides between references of one profile that hold the same object: the lowest wins. Default 100.
+	// +kubebuilder:default:=100
+	// +kubebuilder:validation:Minimum=1
+	// +optional
+	Tier int32 `json:"tier,omitempty"`
+
+	// SkipNamespaceCreation leaves it to others to create the namespaces of the objects; a missing one is then an error.
+	// Default false.
+	// +optional
+	SkipNamespaceCreation bool `json:"skipNamespaceCreation,omitempty"`
+
+	// Force deletes and creates an object whose immutable field changed. Default false: such a change is an error.
+	// +optional
+	Force bool `json:"force,omitempty"`
+
+	// RemoteURL is where the content is, instead of kind.
+	// +optional
+	RemoteURL *RemoteURL `json:"remoteURL,omitempty"`
+}

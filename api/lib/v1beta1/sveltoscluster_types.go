@@ -1,0 +1,193 @@
+package v1beta1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ActiveWindow is the recurring time in which a cluster takes changes. Outside it the cluster is paused.
+type ActiveWindow struct {
+	// From is when the window opens, in cron format (five fields, UTC).
+	// +kubebuilder:validation:MinLength=1
+	From string `json:"from"`
+
+	// To is when the window closes, in cron format (five fields, UTC).
+	// +kubebuilder:validation:MinLength=1
+	To string `json:"to"`
+}
+
+// TokenRequestRenewalOption makes the hub renew the token of a push-mode cluster's kubeconfig.
+type TokenRequestRenewalOption struct {
+	// RenewTokenRequestInterval is the time between two renewals.
+	RenewTokenRequestInterval metav1.Duration `json:"renewTokenRequestInterval"`
+
+	// TokenDuration is the life to ask for. Default: the interval and 30 minutes.
+	// +optional
+	TokenDuration *metav1.Duration `json:"tokenDuration,omitempty"`
+
+	// SANamespace is the namespace of the ServiceAccount in the member. Default: the one the kubeconfig's token belongs to.
+	// +optional
+	SANamespace string `json:"saNamespace,omitempty"`
+
+	// SAName is the name of the ServiceAccount in the member. Default: the one the kubeconfig's token belongs to.
+	// +optional
+	SAName string `json:"saName,omitempty"`
+
+	// KubeconfigKeyName is the key of the Secret the renewed kubeconfig is kept under. Default re-kubeconfig.
+	// +optional
+	KubeconfigKeyName string `json:"kubeconfigKeyName,omitempty"`
+}
+
+// SveltosClusterSpec says how to reach a cluster and when it may change.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadIdentity) || !has(self.kubeconfigName) || self.kubeconfigName == \"\"",message="workloadIdentity and kubeconfigName exclude each other"
+type SveltosClusterSpec struct {
+	// KubeconfigName is the Secret in the cluster's namespace that holds the kubeconfig. Default <cluster>-sveltos-kubeconfig.
+	// +optional
+	KubeconfigName string `json:"kubeconfigName,omitempty"`
+
+	// KubeconfigKeyName is the key of that Secret. Default: its first key.
+	// +optional
+	KubeconfigKeyName string `json:"kubeconfigKeyName,omitempty"`
+
+	// Paused stops every change to the cluster; its health is still watched. Default false.
+	// +optional
+	Paused bool `json:"paused,omitempty"`
+
+	// TokenRequestRenewalOption renews the kubeconfig's token. Default: it is not renewed. Push mode only.
+	// +optional
+	TokenRequestRenewalOption *TokenRequestRenewalOption `json:"tokenRequestRenewalOption,omitempty"`
+
+	// Data is free-form; templates read it as .Cluster.spec.data.
+	// +optional
+	Data map[string]string `json:"data,omitempty"`
+
+	// ActiveWindow pauses and unpauses the cluster by the clock. Default: paused is left to people.
+	// +optional
+	ActiveWindow *ActiveWindow `json:"activeWindow,omitempty"`
+
+	// ConsecutiveFailureThreshold is the number of failed contacts in a row that make the connection Down. Default 3.
+	// +kubebuilder:default:=3
+	// +optional
+	ConsecutiveFailureThreshold int32 `json:"consecutiveFailureThreshold,omitempty"`
+
+	// ReadinessChecks must pass before the cluster becomes ready.
+	// +optional
+	ReadinessChecks []ClusterCheck `json:"readinessChecks,omitempty"`
+
+	// LivenessChecks must pass for a ready cluster to count as healthy.
+	// +optional
+	LivenessChecks []ClusterCheck `json:"livenessChecks,omitempty"`
+
+	// PullMode says that an agent in the cluster dials the hub, rather than the hub dialling the cluster. Default false. It
+	// cannot be changed.
+	// +kubebuilder:default:=false
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="Value is immutable"
+	// +optional
+	PullMode bool `json:"pullMode,omitempty"`
+
+	// WorkloadIdentity reaches the cluster with the hub's own identity instead of a kubeconfig. Push mode only.
+	// +optional
+	WorkloadIdentity *WorkloadIdentity `json:"workloadIdentity,omitempty"`
+
+	// CleanupGracePeriod keeps a deleted SveltosCluster around for that long before it goes. Default: it goes at once.
+	// +optional
+	CleanupGracePeriod *metav1.Duration `json:"cleanupGracePeriod,omitempty"`
+}
+
+// ConnectionStatus says whether hub and member are in touch. Empty means not known yet.
+//
+// +kubebuilder:validation:Enum:=Healthy;Down
+type ConnectionStatus string
+
+// The connection states.
+const (
+	// ConnectionHealthy: the last contact succeeded.
+	ConnectionHealthy ConnectionStatus = "Healthy"
+	// ConnectionDown: contacts failed as often in a row as consecutiveFailureThreshold says.
+	ConnectionDown ConnectionStatus = "Down"
+)
+
+// AgentReportTooOld is the failureMessage of a pull-mode cluster whose agent has fallen silent. Other tools compare it literally.
+const AgentReportTooOld = "AgentLastReportTime is older than max allowed age."
+
+// SveltosClusterStatus is what is known of a cluster.
+type SveltosClusterStatus struct {
+	// Version of Kubernetes in the cluster: as the cluster says it in push mode, without build metadata in pull mode.
+	// +optional
+	Version string `json:"version,omitempty"`
+
+	// APIVersions lists what the cluster serves, as group/version and group/version/Kind ("v1" and "v1/ConfigMap" for the core
+	// group), sorted. Charts for a pull-mode cluster are rendered with it. Towline's own field.
+	// +listType=atomic
+	// +optional
+	APIVersions []string `json:"apiVersions,omitempty"`
+
+	// Ready turns true at the first successful contact.
+	// +optional
+	Ready bool `json:"ready,omitempty"`
+
+	// ConnectionStatus says whether hub and member are in touch.
+	// +optional
+	ConnectionStatus ConnectionStatus `json:"connectionStatus,omitempty"`
+
+	// FailureMessage says why the last contact failed; absent after a success.
+	// +optional
+	FailureMessage string `json:"failureMessage,omitempty"`
+
+	// LastReconciledTokenRequestAt is when the token was last renewed, in RFC 3339.
+	// +optional
+	LastReconciledTokenRequestAt string `json:"lastReconciledTokenRequestAt,omitempty"`
+
+	// AgentLastReportTime is when the agent of a pull-mode cluster was last heard of.
+	// +optional
+	AgentLastReportTime *metav1.Time `json:"agentLastReportTime,omitempty"`
+
+	// NextUnpause is when the active window opens next.
+	// +optional
+	NextUnpause *metav1.Time `json:"nextUnpause,omitempty"`
+
+	// NextPause is when the active window closes next.
+	// +optional
+	NextPause *metav1.Time `json:"nextPause,omitempty"`
+
+	// ActiveWindowHash is the SHA-256 of the window the two times were computed from.
+	// +optional
+	ActiveWindowHash []byte `json:"activeWindowHash,omitempty"`
+
+	// ConnectionFailures counts failed contacts in a row. Default 0.
+	// +kubebuilder:default:=0
+	// +optional
+	ConnectionFailures int32 `json:"connectionFailures,omitempty"`
+}
+
+// SveltosCluster is a cluster of the fleet.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=sveltosclusters,scope=Namespaced
+// +kubebuilder:storageversion
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Ready",type="boolean",JSONPath=`.status.ready`,description="Whether the cluster has been reached"
+// +kubebuilder:printcolumn:name="ConnectionStatus",type="string",JSONPath=`.status.connectionStatus`,description="Whether hub and cluster are in touch",priority=1
+// +kubebuilder:printcolumn:name="Version",type="string",JSONPath=`.status.version`,description="Kubernetes version of the cluster"
+// +kubebuilder:printcolumn:name="Age",type="date",JSONPath=`.metadata.creationTimestamp`,description="Time since the cluster was registered"
+// +kubebuilder:printcolumn:name="Shard",type="string",JSONPath=`.metadata.annotations.sharding\.projectsveltos\.io/key`,description="Shard that looks after the cluster",priority=1
+type SveltosCluster struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	// Spec says how to reach the cluster.
+	Spec SveltosClusterSpec `json:"spec,omitzero"`
+	// Status is what is known of the cluster.
+	Status SveltosClusterStatus `json:"status,omitzero"`
+}
+
+// SveltosClusterList is a list of clusters.
+//
+// +kubebuilder:object:root=true
+type SveltosClusterList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitzero"`
+
+	// Items are the clusters.
+	Items []SveltosCluster `json:"items"`
+}
