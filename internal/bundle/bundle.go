@@ -1,0 +1,107 @@
+package bundle
+
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// ID says what a bundle is for: one feature of one requestor. It is unique within a member.
+type ID struct {
+	RequestorKind string `json:"requestorKind"` // "ClusterSummary"
+	RequestorName string `json:"requestorName"`
+	Feature       string `json:"feature"` // "Resources" or "Helm"
+}
+
+// String prints the ID as kind/name/feature.
+func (id ID) String() string {
+	return strings.Join([]string{id.RequestorKind, id.RequestorName, id.Feature}, "/")
+}
+
+// Bundle is everything that one feature of one requestor wants on a member. It is a value: nobody changes it after it was made.
+type Bundle struct {
+	ID      ID      `json:"id"`
+	Owner   Owner   `json:"owner"`
+	Items   []Item  `json:"items"` // in the order in which they are applied
+	Options Options `json:"options"`
+	// Audience is how many pull members get the same content now; above one, content without secrets is stored once for all of them.
+	// It is a hint and no part of the digest.
+	Audience int `json:"-"`
+}
+
+// Owner is the profile behind a bundle. It decides conflicts: the lower tier wins, the incumbent wins a tie.
+type Owner struct {
+	Kind string `json:"kind"` // ClusterProfile, Profile or Work
+	Name string `json:"name"` // namespaced owners are "namespace/name"
+	Tier int32  `json:"tier"`
+}
+
+// Item is a run of objects that came from one place.
+type Item struct {
+	Objects   []*unstructured.Unstructured `json:"objects"`
+	Reference Reference                    `json:"reference,omitzero"`
+	Release   *Release                     `json:"release,omitempty"` // set for objects of a Helm release
+	// Sensitive says that the content holds a Secret or came from one: it stays in the member's own delivery namespace.
+	Sensitive             bool `json:"sensitive,omitempty"`
+	SkipNamespaceCreation bool `json:"skipNamespaceCreation,omitempty"`
+	Force                 bool `json:"force,omitempty"` // delete and create again when an immutable field changed
+}
+
+// Reference is the hub object that an item was read from.
+type Reference struct {
+	Kind      string `json:"kind,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	Tier      int32  `json:"tier,omitempty"`
+}
+
+// Release describes the Helm release that an item belongs to.
+type Release struct {
+	Name         string `json:"name"`
+	Namespace    string `json:"namespace"`
+	RepoURL      string `json:"repoURL,omitempty"`
+	ChartName    string `json:"chartName,omitempty"`
+	ChartVersion string `json:"chartVersion,omitempty"`
+	AppVersion   string `json:"appVersion,omitempty"`
+	Icon         string `json:"icon,omitempty"`
+}
+
+// Options say how a bundle is applied.
+type Options struct {
+	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`
+	ContinueOnError    bool `json:"continueOnError,omitempty"`
+	// LeavePolicies keeps the objects, without our marks, when the bundle is withdrawn.
+	LeavePolicies bool `json:"leavePolicies,omitempty"`
+	// Heal puts back what others changed or deleted, without a new delivery.
+	Heal bool `json:"heal,omitempty"`
+}
+
+// Withdrawal asks to take everything that ID put on a member away again.
+type Withdrawal struct {
+	ID ID
+	// Leave keeps the objects and strips our marks.
+	Leave bool
+}
+
+// Refs lists the objects of b in order, as they are written there.
+func (b Bundle) Refs() []kube.Ref {
+	var refs []kube.Ref
+	for _, item := range b.Items {
+		for _, obj := range item.Objects {
+			refs = append(refs, kube.RefOf(obj))
+		}
+	}
+	return refs
+}
+
+// Sensitive says whether any item of b is.
+func (b Bundle) Sensitive() bool {
+	for _, item := range b.Items {
+		if item.Sensitive {
+			return true
+		}
+	}
+	return false
+}

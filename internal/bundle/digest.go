@@ -1,0 +1,38 @@
+package bundle
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+)
+
+// Digest is the SHA-256 of a bundle's canonical form: equal bundles have equal digests, in every process. The zero Digest is of nothing.
+type Digest [sha256.Size]byte
+
+// String prints d as sha256:<hex>, or "" for the zero Digest.
+func (d Digest) String() string {
+	if d == (Digest{}) {
+		return ""
+	}
+	return "sha256:" + hex.EncodeToString(d[:])
+}
+
+// DigestFromBytes returns the Digest with these bytes, and the zero Digest when there are not 32 of them.
+func DigestFromBytes(raw []byte) Digest {
+	var d Digest
+	if len(raw) == len(d) {
+		copy(d[:], raw)
+	}
+	return d
+}
+
+// Digest returns the digest of b's content, owner and options. It fails only for objects that have no JSON form.
+func (b Bundle) Digest() (Digest, error) {
+	// encoding/json writes struct fields in order and map keys sorted, so the bytes are canonical.
+	raw, err := json.Marshal(b)
+	if err != nil {
+		return Digest{}, fmt.Errorf("encode bundle %s: %w", b.ID, err)
+	}
+	return sha256.Sum256(raw), nil
+}

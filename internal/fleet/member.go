@@ -1,0 +1,46 @@
+package fleet
+
+// Mode says who dials whom.
+type Mode string
+
+// The two modes.
+const (
+	Push Mode = "Push" // the hub dials the member
+	Pull Mode = "Pull" // an agent in the member dials the hub
+)
+
+// Type is the dialect of a member, in the words of ClusterSummary's clusterType.
+type Type string
+
+// TypeSveltos is the type of members that are SveltosClusters.
+const TypeSveltos Type = "Sveltos"
+
+// Member is one cluster of the fleet, whatever kind of object declares it.
+type Member struct {
+	Type      Type
+	Namespace string
+	Name      string
+	Labels    map[string]string
+	Mode      Mode
+	// Ready says that the cluster was reached once.
+	Ready bool
+	// Down says that the cluster is not reached now; DownMessage says what is known of the reason.
+	Down        bool
+	DownMessage string
+	Paused      bool
+	Deleting    bool
+	// KubernetesVersion is the member's raw gitVersion, "" until known.
+	KubernetesVersion string
+	// APIVersions lists what the member serves, as "group/version" and "group/version/Kind"; empty until known.
+	APIVersions []string
+	// DeliveryNamespace is the hub namespace of a pull member's groups and bundles.
+	DeliveryNamespace string
+	// KubeconfigSecret and KubeconfigKey say where a push member's kubeconfig is, in Namespace; an empty key means the first one.
+	KubeconfigSecret string
+	KubeconfigKey    string
+	// UID is the cluster object's uid: a cluster registered again under its old name is another member.
+	UID string
+}
+
+// Key returns "namespace/name".
+func (m Member) Key() string { return m.Namespace + "/" + m.Name }

@@ -1,0 +1,26 @@
+package kube
+
+// FieldManager is the one field manager of every server-side apply that Towline makes.
+const FieldManager = "towline"
+
+// AgentNamespace is the namespace of the agent on a member, and of the hub's own objects: the name is fixed by the Sveltos surface.
+const AgentNamespace = "projectsveltos"
+
+// Marks on every object that Towline applies to a member (spec/sveltos.md §4.7 lists those of the projectsveltos.io domain).
+const (
+	LabelReason              = "projectsveltos.io/reason" // the feature that deployed the object
+	AnnotationReferenceKind  = "projectsveltos.io/reference-kind"
+	AnnotationReferenceNS    = "projectsveltos.io/reference-namespace"
+	AnnotationReferenceName  = "projectsveltos.io/reference-name"
+	AnnotationReferenceTier  = "projectsveltos.io/reference-tier"
+	AnnotationHash           = "projectsveltos.io/hash" // sha256:<hex> of the object as it was rendered
+	AnnotationOwnerKind      = "projectsveltos.io/owner-kind"
+	AnnotationOwnerName      = "projectsveltos.io/owner-name"
+	AnnotationOwnerTier      = "projectsveltos.io/owner-tier"
+	AnnotationDriftIgnore    = "projectsveltos.io/driftDetectionIgnore"
+	AnnotationForceRecreate  = "projectsveltos.io/forceRecreate"
+	AnnotationRequestor      = "towline.dev/requestor" // bundle.ID of the bundle that the object belongs to
+	AnnotationAdopted        = "towline.dev/adopted"   // "true": the object existed before Towline; withdrawing strips the marks and keeps it
+	AnnotationDeliveryNS     = "towline.dev/delivery-namespace"
+	AnnotationDeliveryHolder = "towline.dev/delivery-cluster" // on a Namespace: the one pull-mode cluster whose deliveries live in it
+)

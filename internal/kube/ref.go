@@ -1,0 +1,63 @@
+package kube
+
+import (
+	"cmp"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Ref names one object of one cluster. Namespace is empty for cluster-scoped kinds.
+type Ref struct {
+	Group     string `json:"group,omitempty"`
+	Version   string `json:"version"`
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}
+
+// RefOf returns the Ref of obj as it is written there.
+func RefOf(obj *unstructured.Unstructured) Ref {
+	gvk := obj.GroupVersionKind()
+	return Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.GetNamespace(), Name: obj.GetName()}
+}
+
+// GVK returns the group, version and kind of r.
+func (r Ref) GVK() schema.GroupVersionKind {
+	return schema.GroupVersionKind{Group: r.Group, Version: r.Version, Kind: r.Kind}
+}
+
+// Key returns r without its version: the identity of an object, which is the same in every version of its API.
+func (r Ref) Key() Ref {
+	r.Version = ""
+	return r
+}
+
+// String prints r for people: "Deployment apps eu/web", "Namespace eu".
+func (r Ref) String() string {
+	var b strings.Builder
+	b.WriteString(r.Kind)
+	b.WriteByte(' ')
+	if r.Group != "" {
+		b.WriteString(r.Group)
+		b.WriteByte(' ')
+	}
+	if r.Namespace != "" {
+		b.WriteString(r.Namespace)
+		b.WriteByte('/')
+	}
+	b.WriteString(r.Name)
+	return b.String()
+}
+
+// CompareRefs orders refs by group, kind, namespace, name and version.
+func CompareRefs(a, b Ref) int {
+	return cmp.Or(
+		cmp.Compare(a.Group, b.Group),
+		cmp.Compare(a.Kind, b.Kind),
+		cmp.Compare(a.Namespace, b.Namespace),
+		cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.Version, b.Version),
+	)
+}
