@@ -1,0 +1,88 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/pflag"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/client-go/rest"
+	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+)
+
+// issuer is the "iss" claim of every ServiceAccount token.
+const issuer = "https://kubernetes.default.svc.cluster.local"
+
+// newAPIServer builds an API server that stores in the etcd at etcdSocket and will serve on listener.
+func newAPIServer(ctx context.Context, listener net.Listener, certs pki) (*aggregator.APIAggregator, error) {
+	opts := options.NewServerRunOptions()
+	flags := pflag.NewFlagSet("kube-apiserver", pflag.ContinueOnError)
+	for _, set := range opts.Flags().FlagSets {
+		flags.AddFlagSet(set)
+	}
+	if err := flags.Parse(apiServerFlags(listener, certs)); err != nil {
+		return nil, fmt.Errorf("parse API server flags: %w", err)
+	}
+	opts.SecureServing.Listener = listener
+	if err := opts.GenericServerRunOptions.ComponentGlobalsRegistry.Set(); err != nil {
+		return nil, fmt.Errorf("set feature gates: %w", err)
+	}
+	rest.SetDefaultWarningHandler(rest.NoWarnings{})
+	completed, err := opts.Complete(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("complete API server options: %w", err)
+	}
+	if errs := completed.Validate(); len(errs) > 0 {
+		return nil, fmt.Errorf("validate API server options: %w", utilerrors.NewAggregate(errs))
+	}
+	config, err := app.NewConfig(completed)
+	if err != nil {
+		return nil, fmt.Errorf("configure API server: %w", err)
+	}
+	done, err := config.Complete()
+	if err != nil {
+		return nil, fmt.Errorf("complete API server configuration: %w", err)
+	}
+	server, err := app.CreateServerChain(done)
+	if err != nil {
+		return nil, fmt.Errorf("build API server: %w", err)
+	}
+	return server, nil
+}
+
+func apiServerFlags(listener net.Listener, certs pki) []string {
+	return []string{
+		"--etcd-servers=unix://" + etcdSocket,
+		"--bind-address=127.0.0.1",
+		"--advertise-address=127.0.0.1",
+		"--secure-port=" + strconv.Itoa(port(listener)),
+		"--endpoint-reconciler-type=none",
+		"--service-cluster-ip-range=" + serviceRange,
+		"--allow-privileged=true",
+		"--authorization-mode=Node,RBAC",
+		"--enable-bootstrap-token-auth=true",
+		"--enable-admission-plugins=NodeRestriction",
+		"--tls-cert-file=" + certs.crt("apiserver"),
+		"--tls-private-key-file=" + certs.key("apiserver"),
+		"--client-ca-file=" + certs.crt("ca"),
+		"--requestheader-client-ca-file=" + certs.crt("front-proxy-ca"),
+		"--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=" + certs.crt("front-proxy"),
+		"--proxy-client-key-file=" + certs.key("front-proxy"),
+		"--service-account-issuer=" + issuer,
+		"--service-account-key-file=" + certs.key("sa"),
+		"--service-account-signing-key-file=" + certs.key("sa"),
+		"--cert-dir=" + filepath.Join(certs.dir, "unused"),
+		"--profiling=false",
+	}
+}
+
+func port(listener net.Listener) int { return listener.Addr().(*net.TCPAddr).Port }

@@ -1,0 +1,54 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// etcdSocket is the client socket of etcd. It is relative to the working directory, because the path of a unix socket
+// is limited to 107 bytes and the data directory may well be deeper than that.
+const etcdSocket = "etcd.sock"
+
+// startEtcd runs a single-member etcd whose data live in Dir/etcd, and returns once it serves.
+// The working directory must be Dir. Nothing is flushed to disk: the data survive the process, not the machine.
+func startEtcd(ctx context.Context, opts Options) (*embed.Etcd, error) {
+	if err := os.RemoveAll(etcdSocket); err != nil {
+		return nil, fmt.Errorf("remove stale etcd socket: %w", err)
+	}
+	cfg := embed.NewConfig()
+	cfg.Dir = filepath.Join(opts.Dir, "etcd")
+	cfg.ListenPeerUrls = nil
+	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Host: etcdSocket}}
+	cfg.EnableGRPCGateway = false
+	cfg.UnsafeNoFsync = true
+	cfg.TickMs = 10
+	cfg.ElectionMs = 100
+	cfg.MaxRequestBytes = 8 << 20
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(errorLogger(opts.Log))
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("start etcd: %w", err)
+	}
+	select {
+	case <-server.Server.ReadyNotify():
+		return server, nil
+	case err := <-server.Err():
+		return nil, fmt.Errorf("run etcd: %w", err)
+	case <-ctx.Done():
+		server.Close()
+		return nil, fmt.Errorf("wait for etcd: %w", context.Cause(ctx))
+	}
+}
+
+func errorLogger(w io.Writer) *zap.Logger {
+	encoder := zapcore.NewConsoleEncoder(zap.NewProductionEncoderConfig())
+	return zap.New(zapcore.NewCore(encoder, zapcore.AddSync(w), zapcore.ErrorLevel))
+}

@@ -1,0 +1,150 @@
+// Command localkube runs one Kubernetes control plane and one simulated node in one process, until it is told to stop.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/towline/towline/localkube/internal/controlplane"
+)
+
+// startLimit is how long the control plane may take to become ready; on two idle cores it takes about three seconds.
+const startLimit = 5 * time.Minute
+
+type settings struct {
+	dir        string
+	name       string
+	port       int
+	kubeconfig string
+	exec       map[string]string
+	lifeline   bool
+	temporary  bool
+}
+
+func main() {
+	s, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "localkube:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if s.lifeline {
+		ctx = untilEOF(ctx, os.Stdin)
+	}
+	if err := run(ctx, s); err != nil {
+		fmt.Fprintln(os.Stderr, "localkube:", err)
+		os.Exit(1)
+	}
+}
+
+func parse(args []string) (settings, error) {
+	s := settings{exec: map[string]string{}}
+	flags := flag.NewFlagSet("localkube", flag.ContinueOnError)
+	flags.StringVar(&s.dir, "dir", "", "directory for data, certificates and logs; made if missing")
+	flags.StringVar(&s.name, "name", "local", "name of the cluster, of its node and of the kubeconfig's context")
+	flags.IntVar(&s.port, "port", 0, "port of the API server on 127.0.0.1; 0 picks a free one")
+	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "file for the administrator's kubeconfig, written when the cluster is ready (default DIR/kubeconfig)")
+	flags.BoolVar(&s.lifeline, "lifeline", false, "stop when standard input ends")
+	flags.BoolVar(&s.temporary, "temporary", false, "remove the data directory when stopping")
+	flags.Func("exec", "`image=path`: run containers of this image as processes of the program at path; may be repeated", func(value string) error {
+		image, path, ok := strings.Cut(value, "=")
+		if !ok || image == "" || path == "" {
+			return errors.New("want image=path")
+		}
+		absolute, err := filepath.Abs(path)
+		s.exec[image] = absolute
+		return err
+	})
+	if err := flags.Parse(args); err != nil {
+		return s, err
+	}
+	if flags.NArg() > 0 {
+		return s, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	if s.dir == "" {
+		return s, errors.New("--dir is required")
+	}
+	var err error
+	if s.dir, err = filepath.Abs(s.dir); err != nil {
+		return s, err
+	}
+	if s.kubeconfig == "" {
+		s.kubeconfig = filepath.Join(s.dir, "kubeconfig")
+	}
+	s.kubeconfig, err = filepath.Abs(s.kubeconfig)
+	return s, err
+}
+
+// untilEOF returns a context that ends with ctx or when r does.
+func untilEOF(ctx context.Context, r io.Reader) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		// Whatever ends the stream, the parent at its other end is gone.
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	return ctx
+}
+
+// run prepares the data directory, becomes the cluster, and tidies up.
+func run(ctx context.Context, s settings) error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("make data directory: %w", err)
+	}
+	if err := os.Chdir(s.dir); err != nil {
+		return fmt.Errorf("enter data directory: %w", err)
+	}
+	log, err := os.OpenFile(libraryLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
+	defer log.Close()
+	redirectLogs(log)
+	if err := runCluster(ctx, s, log); err != nil {
+		return fmt.Errorf("%w (see also %s)", err, filepath.Join(s.dir, libraryLog))
+	}
+	if s.temporary {
+		if err := os.RemoveAll(s.dir); err != nil {
+			return fmt.Errorf("remove data directory: %w", err)
+		}
+	}
+	return nil
+}
+
+// runCluster runs the control plane until ctx ends.
+func runCluster(ctx context.Context, s settings, log io.Writer) error {
+	starting, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	plane, err := controlplane.Start(starting, controlplane.Options{Name: s.name, Dir: s.dir, Port: s.port, Log: log})
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := plane.WriteKubeconfig(s.kubeconfig); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case <-plane.Finished():
+		return fmt.Errorf("run API server: %w", plane.Err())
+	}
+	stopping, done := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer done()
+	plane.Stop(stopping)
+	return nil
+}
