@@ -1,0 +1,128 @@
+package internal_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const modulePath = "github.com/towline/towline/"
+
+// goPackage is the part of `go list -json` that the law is about.
+type goPackage struct {
+	ImportPath string
+	Doc        string
+	Imports    []string
+	Deps       []string
+}
+
+// listed is one line of README.md: a package and its sentence, in the order of the journey.
+type listed struct{ name, sentence string }
+
+func TestArchitectureListMatchesThePackages(t *testing.T) {
+	t.Parallel()
+	order := readList(t)
+	for _, pkg := range packages(t) {
+		name, sub := journeyName(pkg.ImportPath)
+		if name == "" {
+			continue
+		}
+		at := slices.IndexFunc(order, func(l listed) bool { return l.name == name })
+		if at < 0 {
+			t.Errorf("%s is not in internal/README.md", pkg.ImportPath)
+			continue
+		}
+		if want := "Package " + name + " " + order[at].sentence; !sub && !strings.HasPrefix(oneLine(pkg.Doc), want) {
+			t.Errorf("%s: package comment is %q, want %q", pkg.ImportPath, pkg.Doc, want)
+		}
+		for _, dep := range pkg.Imports {
+			imported, _ := journeyName(dep)
+			to := slices.IndexFunc(order, func(l listed) bool { return l.name == imported })
+			if imported != "" && imported != name && to > at {
+				t.Errorf("%s imports %s, which is listed below it", pkg.ImportPath, dep)
+			}
+		}
+	}
+}
+
+func TestArchitectureWalls(t *testing.T) {
+	t.Parallel()
+	walls := map[string][]string{
+		"agent": {"match", "source", "render", "hub"},
+		"hub":   {"agent", "localkube"},
+	}
+	for _, pkg := range packages(t) {
+		from, _ := journeyName(pkg.ImportPath)
+		for _, dep := range pkg.Deps {
+			if to, _ := journeyName(dep); to != "" && slices.Contains(walls[from], to) {
+				t.Errorf("%s reaches %s", pkg.ImportPath, dep)
+			}
+		}
+		if strings.HasPrefix(pkg.ImportPath, modulePath+"api/") {
+			checkContract(t, pkg)
+		}
+	}
+}
+
+func checkContract(t *testing.T, pkg goPackage) {
+	t.Helper()
+	for _, dep := range pkg.Imports {
+		if strings.HasPrefix(dep, modulePath+"internal") || strings.HasPrefix(dep, "sigs.k8s.io/controller-runtime") {
+			t.Errorf("%s imports %s; the contract holds types only", pkg.ImportPath, dep)
+		}
+	}
+}
+
+func readList(t *testing.T) []listed {
+	t.Helper()
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []listed
+	for _, m := range regexp.MustCompile("(?m)^\\d+\\. `(\\w+)` — (.+)$").FindAllStringSubmatch(string(text), -1) {
+		list = append(list, listed{m[1], m[2]})
+	}
+	if len(list) == 0 {
+		t.Fatal("internal/README.md lists no packages")
+	}
+	return list
+}
+
+func packages(t *testing.T) []goPackage {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Doc,Imports,Deps", "../internal/...", "../api/...")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var pkgs []goPackage
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var pkg goPackage
+		if err := dec.Decode(&pkg); errors.Is(err, io.EOF) {
+			return pkgs
+		} else if err != nil {
+			t.Fatalf("decode go list: %v", err)
+		}
+		pkgs = append(pkgs, pkg)
+	}
+}
+
+// journeyName returns the listed package that importPath belongs to, and whether it is a package below that one.
+func journeyName(importPath string) (name string, sub bool) {
+	rest, ok := strings.CutPrefix(importPath, modulePath+"internal/")
+	if !ok {
+		return "", false
+	}
+	name, _, sub = strings.Cut(rest, "/")
+	return name, sub
+}
+
+func oneLine(doc string) string { return strings.Join(strings.Fields(doc), " ") }
