@@ -88,9 +88,9 @@ type ProvenanceVerification struct {
 
 // HelmChart is one release to have, or not to have, on a cluster. Every string may be a Go template.
 //
-// +kubebuilder:validation:XValidation:rule="!self.repositoryURL.matches('^(http|oci)') || (has(self.repositoryName) && self.repositoryName != \"\")",message="RepositoryName must be defined"
-// +kubebuilder:validation:XValidation:rule="!self.repositoryURL.matches('^(http|oci)') || (has(self.chartName) && self.chartName != \"\")",message="ChartName must be defined"
-// +kubebuilder:validation:XValidation:rule="!self.repositoryURL.matches('^(http|oci)') || (has(self.chartVersion) && self.chartVersion != \"\")",message="ChartVersion must be defined"
+// +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci')) || (has(self.repositoryName) && self.repositoryName != \"\")",message="RepositoryName must be defined"
+// +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci')) || (has(self.chartName) && self.chartName != \"\")",message="ChartName must be defined"
+// +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci')) || (has(self.chartVersion) && self.chartVersion != \"\")",message="ChartVersion must be defined"
 type HelmChart struct {
 	// RepositoryURL is where the chart is: a repository (http, https), an OCI registry (oci), or a Flux source as
 	// gitrepository://, ocirepository:// or bucket:// and <namespace>/<name>/<path>.
