@@ -21,7 +21,9 @@ func TestNamesAndScopes(t *testing.T) {
 	for _, d := range definitions(t) {
 		names := d.typed.Spec.Names
 		got[d.typed.Name] = strings.Join([]string{names.Kind, names.Singular, string(d.typed.Spec.Scope)}, " ")
-		if version := d.typed.Spec.Versions[0]; len(d.typed.Spec.Versions) != 1 || version.Name != "v1beta1" || version.Subresources == nil || version.Subresources.Status == nil {
+		version := d.typed.Spec.Versions[0]
+		hasStatus := version.Subresources != nil && version.Subresources.Status != nil
+		if len(d.typed.Spec.Versions) != 1 || version.Name != "v1beta1" || !hasStatus {
 			t.Errorf("%s: want the one version v1beta1 with a status subresource", d.file)
 		}
 	}

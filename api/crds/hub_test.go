@@ -135,14 +135,15 @@ func (h hub) create(t *testing.T, obj *unstructured.Unstructured) (*unstructured
 	return h.resource(t, obj).Create(t.Context(), obj, metav1.CreateOptions{FieldValidation: "Strict"})
 }
 
-// kubectl runs kubectl in the test's namespace and returns its output without trailing blanks on the lines.
+// kubectl runs kubectl in the test's namespace and returns its output.
 func (h hub) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	program, err := localkube.Binary("kubectl")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), program, append([]string{"--kubeconfig", h.plane.Kubeconfig, "--namespace", h.namespace}, args...)...)
+	args = append([]string{"--kubeconfig", h.plane.Kubeconfig, "--namespace", h.namespace}, args...)
+	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
 	out, err := cmd.CombinedOutput()
 	if err != nil {
