@@ -5,7 +5,7 @@ BIN            := $(CURDIR)/bin
 VERSION        ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS        := -s -w -X github.com/towline/towline/internal/cli.version=$(VERSION)
 GOLANGCI       := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.14.0
-CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
+CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
 
 # The control planes for tests are built for build time, not for speed: see localkube/README.md.
 LOCALKUBE_ENV   := CGO_ENABLED=0 GOGC=800
@@ -36,8 +36,7 @@ localkube:
 
 .PHONY: generate
 generate: ## Regenerate deep copies and CRDs from api/
-	@go run $(CONTROLLER_GEN) object paths=./api/...
-	@go run $(CONTROLLER_GEN) crd paths=./api/... output:crd:dir=api/crds
+	@go run $(CONTROLLER_GEN) object crd:crdVersions=v1 paths=./api/... output:crd:dir=./api/crds
 
 .PHONY: lint
 lint: ## Run all linters
