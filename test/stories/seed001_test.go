@@ -1,0 +1,168 @@
+package stories
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const seed001Kyverno = `
+---
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata:
+  name: deploy-kyverno
+spec:
+  clusterSelector:
+    matchLabels:
+      env: test
+  syncMode: Continuous
+  helmCharts:
+  - repositoryURL:    %s
+    repositoryName:   kyverno
+    chartName:        kyverno/kyverno
+    chartVersion:     v3.5.1
+    releaseName:      kyverno-latest
+    releaseNamespace: kyverno
+    helmChartAction:  Install
+`
+
+const seed001Tetragon = `
+---
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata:
+  name: tetragon-rke2-deploy
+spec:
+  clusterSelector:
+    matchLabels:
+      req: tetragon
+  helmCharts:
+  - chartName: cilium/tetragon
+    chartVersion: 1.5.0
+    helmChartAction: Install
+    releaseName: tetragon
+    releaseNamespace: kube-system
+    repositoryName: cilium
+    repositoryURL: %s
+`
+
+// TestSeed001 mixes modes: one pull and one push cluster, one profile on both, a second one on the cluster that is labelled for it.
+func TestSeed001PullAndPush(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	rke2, aks := w.member("cluster01"), w.member("cluster02")
+
+	if err := wantFields(w.row(w.kubectl(w.hub, "get", "sveltoscluster", "-A"), "mgmt"), "mgmt", "mgmt", "true", "v1.36.3", "*"); err != nil {
+		t.Error(err)
+	}
+	manifest := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace=rke2", "--cluster=cluster01", "--pullmode", "--labels=env=test")
+	if err := wantFields(w.row(w.kubectl(w.hub, "get", "sveltosclusters", "-A"), "cluster01"), "rke2", "cluster01", "*"); err != nil {
+		t.Error(err)
+	}
+	applied := w.kubectl(rke2, "apply", "-f", w.save("rke2_reg.yaml", manifest))
+	if diff := cmp.Diff(appliedManifest+"secret/cluster01-sveltos-kubeconfig created\n", applied); diff != "" {
+		t.Errorf("kubectl apply (-want +got):\n%s", diff)
+	}
+	w.ready("rke2", "cluster01")
+
+	w.kubectl(w.hub, "create", "namespace", "aks")
+	printed := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace=aks", "--cluster=cluster02", "--kubeconfig="+aks.Kubeconfig, "--labels=env=test")
+	if want := "cluster cluster02 successfully registered/updated in namespace aks."; strings.TrimSuffix(printed, "\n") != want {
+		t.Errorf("register printed %q, want %q", printed, want)
+	}
+	w.ready("aks", "cluster02")
+	w.wantClusterTable()
+
+	w.deployToBoth()
+	w.deployToLabelled()
+	w.withdrawFromUnlabelled()
+}
+
+// wantClusterTable checks the table with labels that the seed prints.
+func (w *world) wantClusterTable() {
+	w.t.Helper()
+	const version = "v1.36.3"
+	w.eventually("the table of clusters is the seed's", func() error {
+		lines := strings.Split(strings.TrimSpace(w.kubectl(w.hub, "get", "sveltosclusters", "-A", "--show-labels")), "\n")
+		want := [][]string{
+			{"NAMESPACE", "NAME", "READY", "VERSION", "AGE", "LABELS"},
+			{"aks", "cluster02", "true", version, "*", "env=test,projectsveltos.io/k8s-version=" + version + ",sveltos-agent=present"},
+			{"mgmt", "mgmt", "true", version, "*", "projectsveltos.io/k8s-version=" + version + ",sveltos-agent=present"},
+			{"rke2", "cluster01", "true", version, "*", "env=test"},
+		}
+		if len(lines) != len(want) {
+			return fmt.Errorf("got %d lines, want %d: %q", len(lines), len(want), lines)
+		}
+		for i, fields := range want {
+			if err := wantFields(lines[i], fields...); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (w *world) deployToBoth() {
+	w.t.Helper()
+	bundles := w.start("watch of bundles", w.hub, "kubectl", "get", "configurationbundle", "-A", "--watch")
+	w.apply(w.hub, fmt.Sprintf(seed001Kyverno, w.Charts))
+	w.eventually("deploy-kyverno has its summaries", func() error {
+		_, err := w.try(w.hub, "kubectl", "get", "clustersummary", "-A", "-o", "name")
+		if err != nil {
+			return err
+		}
+		return w.wantNames("clusterprofile,clustersummary",
+			"clusterprofile.config.projectsveltos.io/deploy-kyverno",
+			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster02",
+			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster01")
+	})
+	w.provisioned("rke2", "deploy-kyverno-sveltos-cluster01")
+	w.provisioned("aks", "deploy-kyverno-sveltos-cluster02")
+	seen := bundles.out.String()
+	if !regexp.MustCompile(`(?m)^rke2\s+config-[a-z0-9]{20}\s`).MatchString(seen) || strings.Contains(seen, "aks") {
+		w.t.Errorf("bundles must be seen in rke2 and only there:\n%s", seen)
+	}
+	w.bundlesGone()
+}
+
+func (w *world) deployToLabelled() {
+	w.t.Helper()
+	w.kubectl(w.hub, "label", "sveltosclusters", "cluster01", "-n", "rke2", "req=tetragon")
+	w.apply(w.hub, fmt.Sprintf(seed001Tetragon, w.Charts))
+	w.eventually("only cluster01 gets tetragon", func() error {
+		return w.wantNames("clusterprofile,clustersummary",
+			"clusterprofile.config.projectsveltos.io/deploy-kyverno",
+			"clusterprofile.config.projectsveltos.io/tetragon-rke2-deploy",
+			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster02",
+			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster01",
+			"clustersummary.config.projectsveltos.io/tetragon-rke2-deploy-sveltos-cluster01")
+	})
+	w.provisioned("rke2", "tetragon-rke2-deploy-sveltos-cluster01")
+}
+
+func (w *world) withdrawFromUnlabelled() {
+	w.t.Helper()
+	w.kubectl(w.hub, "label", "sveltosclusters", "cluster01", "-n", "rke2", "req-")
+	w.eventually("tetragon is withdrawn", func() error {
+		return w.wantNames("clustersummary",
+			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster02",
+			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster01")
+	})
+	w.provisioned("rke2", "deploy-kyverno-sveltos-cluster01")
+}
+
+// wantNames says what is wrong unless `kubectl get <kinds> -A -o name` prints exactly these.
+func (w *world) wantNames(kinds string, want ...string) error {
+	out, err := w.try(w.hub, "kubectl", "get", kinds, "-A", "-o", "name")
+	if err != nil {
+		return err
+	}
+	if diff := cmp.Diff(want, strings.Fields(out)); diff != "" {
+		return fmt.Errorf("names (-want +got):\n%s", diff)
+	}
+	return nil
+}

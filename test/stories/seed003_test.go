@@ -1,0 +1,97 @@
+package stories
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const kyvernoProfile = `
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata:
+  name: kyvernooinstall
+spec:
+  clusterSelector:
+    matchLabels:
+      env: staging
+  helmCharts:
+  - repositoryURL: %s
+    repositoryName: kyverno
+    chartName: kyverno/kyverno
+    chartVersion: v3.3.3
+    releaseName: kyverno-latest
+    releaseNamespace: kyverno
+    helmChartAction: Install
+`
+
+// TestSeed003 follows the article: register a private cluster, deploy a chart to it and watch it land.
+func TestSeed003PrivateCluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	private := w.member("kind-private")
+
+	manifest := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace=default", "--cluster=kind-private", "--labels=env=staging", "--pullmode")
+	table := w.kubectl(w.hub, "get", "sveltosclusters.lib.projectsveltos.io", "-A")
+	if err := wantFields(w.row(table, "kind-private"), "default", "kind-private", "*"); err != nil {
+		t.Error(err)
+	}
+	w.kubectl(private, "apply", "-f", w.save("applier.yaml", manifest))
+	w.eventually("the agent's pod runs", func() error {
+		return wantFields(rowWithPrefix(w.kubectl(private, "get", "pods", "-n", "projectsveltos"), "sveltos-applier-manager-"), "*", "1/1", "Running", "0", "*")
+	})
+	w.eventually("kind-private is ready", func() error {
+		table := w.kubectl(w.hub, "get", "sveltosclusters.lib.projectsveltos.io", "-A")
+		return wantFields(w.row(table, "kind-private"), "default", "kind-private", "true", "v1.36.3", "*")
+	})
+
+	// A watch misses nothing, however short a state lasts.
+	summaries := w.start("watch of summaries", w.hub, "kubectl", "get", "clustersummaries.config.projectsveltos.io", "-o", "wide", "--watch")
+	bundles := w.start("watch of bundles", w.hub, "kubectl", "get", "configurationbundle", "-A", "--watch")
+	w.apply(w.hub, fmt.Sprintf(kyvernoProfile, w.Charts))
+
+	const summary = "kyvernooinstall-sveltos-kind-private"
+	w.eventually("the chart is provisioned", func() error {
+		return wantFields(w.row(w.kubectl(w.hub, "get", "clustersummaries.config.projectsveltos.io", "-o", "wide"), summary), summary, "*", "Provisioned")
+	})
+	w.eventually("the watch saw Provisioning before Provisioned", func() error {
+		if !regexp.MustCompile(`(?s)` + summary + `\s+\S+\s+Provisioning\s.*` + summary + `\s+\S+\s+Provisioned\s`).MatchString(summaries.out.String()) {
+			return fmt.Errorf("the watch printed:\n%s", summaries.out)
+		}
+		return nil
+	})
+	if !regexp.MustCompile(`(?m)^default\s+config-[a-z0-9]{20}\s`).MatchString(bundles.out.String()) {
+		t.Errorf("no bundle was seen while provisioning:\n%s", bundles.out)
+	}
+	w.bundlesGone()
+
+	description := w.kubectl(w.hub, "describe", "clustersummaries.config.projectsveltos.io/"+summary)
+	for _, want := range []string{
+		`(?s)Deployed GV Ks:.*Deployment\.v1\.apps.*Feature ID:\s+Helm`,
+		`(?s)Events:.*Normal\s+Sveltos\s.*Feature: Helm deployed to cluster Sveltos default/kind-private`,
+	} {
+		if !regexp.MustCompile(want).MatchString(description) {
+			t.Errorf("the description does not match %s:\n%s", want, description)
+		}
+	}
+	w.eventually("the chart's workload is there", func() error {
+		out, err := w.try(private, "kubectl", "get", "deployments", "-n", "kyverno", "-o", "name")
+		if err == nil && !strings.Contains(out, "deployment.apps/") {
+			return errors.New("no deployment in namespace kyverno")
+		}
+		return err
+	})
+}
+
+// bundlesGone waits until the hub holds no bundle any more.
+func (w *world) bundlesGone() {
+	w.t.Helper()
+	w.eventually("the bundles are removed", func() error {
+		if out := w.kubectl(w.hub, "get", "configurationbundle", "-A", "-o", "name"); out != "" {
+			return fmt.Errorf("still there: %s", out)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,302 @@
+package stories
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+const (
+	// patience bounds every wait of a story. It is loose: a slow machine must pass, a hang must fail.
+	patience = 2 * time.Minute
+	// glance is how often a wait looks.
+	glance = 100 * time.Millisecond
+)
+
+// world is a hub with Towline running in it, a chart repository, and as many members as the story starts.
+type world struct {
+	t     *testing.T
+	dir   string
+	hub   *localkube.Plane
+	hubOS *process
+	// Charts is the URL of a Helm repository with the example chart under every name that the stories use.
+	Charts string
+}
+
+// newWorld starts the hub and waits until it has registered itself.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	repository, err := examples.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(repository)
+	t.Cleanup(server.Close)
+	w := &world{t: t, dir: t.TempDir(), hub: localkube.ForTest(t, localkube.Named("hub")), Charts: server.URL}
+	w.startHub()
+	w.eventually("the hub registers itself", func() error {
+		return wantFields(w.row(w.kubectl(w.hub, "get", "sveltosclusters", "-n", "mgmt"), "mgmt"), "mgmt", "true", "*", "*")
+	})
+	return w
+}
+
+// startHub runs `towline hub`; it is stopped when the story ends.
+func (w *world) startHub() {
+	w.t.Helper()
+	w.hubOS = w.start("hub", w.hub, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--cache-dir="+filepath.Join(w.dir, "cache"))
+	w.eventually("the hub installs its CRDs", func() error {
+		_, err := w.try(w.hub, "kubectl", "get", "sveltosclusters,clusterprofiles,configurationgroups", "-A")
+		return err
+	})
+}
+
+// member starts a member cluster in which the agent's image runs as our binary.
+func (w *world) member(name string) *localkube.Plane {
+	w.t.Helper()
+	return localkube.ForTest(w.t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, w.binary("towline")))
+}
+
+// pullMember registers a started member in pull mode and waits until it is ready.
+func (w *world) pullMember(namespace, cluster, labels string) *localkube.Plane {
+	w.t.Helper()
+	plane := w.member(cluster)
+	manifest := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+namespace, "--cluster="+cluster, "--pullmode", "--labels="+labels)
+	w.apply(plane, manifest)
+	w.ready(namespace, cluster)
+	return plane
+}
+
+// pushMember registers a started member in push mode and waits until it is ready.
+func (w *world) pushMember(namespace, cluster, labels string) *localkube.Plane {
+	w.t.Helper()
+	plane := w.member(cluster)
+	w.kubectl(w.hub, "create", "namespace", namespace)
+	w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+namespace, "--cluster="+cluster, "--kubeconfig="+plane.Kubeconfig, "--labels="+labels)
+	w.ready(namespace, cluster)
+	return plane
+}
+
+func (w *world) ready(namespace, cluster string) {
+	w.t.Helper()
+	w.eventually(cluster+" is ready", func() error {
+		out, err := w.try(w.hub, "kubectl", "get", "sveltosclusters", "-n", namespace)
+		if err != nil {
+			return err
+		}
+		return wantFields(w.row(out, cluster), cluster, "true", "*", "*")
+	})
+}
+
+// provisioned waits until the summary says so for every feature it has.
+func (w *world) provisioned(namespace, summary string) {
+	w.t.Helper()
+	w.eventually(summary+" is provisioned", func() error {
+		return w.wantStatuses(namespace, summary, "Provisioned")
+	})
+}
+
+// wantStatuses says what is wrong unless every feature of the summary has the status want.
+func (w *world) wantStatuses(namespace, summary, want string) error {
+	out, err := w.try(w.hub, "kubectl", "get", "clustersummary", summary, "-n", namespace, "-o",
+		`jsonpath={range .status.featureSummaries[*]}{.status}: {.failureMessage}{"\n"}{end}`)
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	for _, line := range lines {
+		if status, _, _ := strings.Cut(line, ":"); status != want {
+			return fmt.Errorf("features of %s/%s are %q, want all %s", namespace, summary, lines, want)
+		}
+	}
+	return nil
+}
+
+// client talks to a plane as its administrator.
+func (w *world) client(plane *localkube.Plane) client.Client {
+	w.t.Helper()
+	c, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+// kubectl runs kubectl against a plane and returns its standard output.
+func (w *world) kubectl(plane *localkube.Plane, args ...string) string {
+	w.t.Helper()
+	return w.run(plane, "kubectl", args...)
+}
+
+// apply runs kubectl apply -f - with the manifest.
+func (w *world) apply(plane *localkube.Plane, manifest string) string {
+	w.t.Helper()
+	cmd := w.command(plane, "kubectl", "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifest)
+	out, err := output(cmd)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+// run runs one of our binaries with KUBECONFIG set to the plane's and fails the story if it fails.
+func (w *world) run(plane *localkube.Plane, binary string, args ...string) string {
+	w.t.Helper()
+	out, err := w.try(plane, binary, args...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+// try is run for commands that may fail; the error holds the standard error.
+func (w *world) try(plane *localkube.Plane, binary string, args ...string) (string, error) {
+	return output(w.command(plane, binary, args...))
+}
+
+func (w *world) command(plane *localkube.Plane, binary string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(w.t.Context(), w.binary(binary), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig)
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+func (w *world) binary(name string) string {
+	path, err := localkube.Binary(name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return path
+}
+
+func output(cmd *exec.Cmd) (string, error) {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// eventually waits until check passes and fails the story with its last error if it never does.
+func (w *world) eventually(what string, check func() error) {
+	w.t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(w.t.Context(), glance, patience, true, func(context.Context) (bool, error) {
+		last = check()
+		return last == nil, nil
+	})
+	if err != nil {
+		w.t.Fatalf("%s: not within %s: %v", what, patience, last)
+	}
+}
+
+// row returns the line of a kubectl table whose NAME is name, "" if there is none.
+func (w *world) row(table, name string) string {
+	for line := range strings.Lines(table) {
+		for i, field := range strings.Fields(line) {
+			if i < 2 && field == name {
+				return strings.TrimRight(line, "\n")
+			}
+		}
+	}
+	return ""
+}
+
+// wantFields compares the fields of a line; "*" stands for anything.
+func wantFields(line string, want ...string) error {
+	got := strings.Fields(line)
+	if len(got) != len(want) {
+		return fmt.Errorf("line %q has %d fields, want %q", line, len(got), want)
+	}
+	for i := range want {
+		if want[i] != "*" && got[i] != want[i] {
+			return fmt.Errorf("line %q, want %q", line, want)
+		}
+	}
+	return nil
+}
+
+// process is a program that runs beside the story.
+type process struct {
+	cmd    *exec.Cmd
+	out    *lockedBuffer
+	exited chan struct{}
+}
+
+// start runs a program in the background. It is stopped when the story ends, and its output is logged if the story failed.
+func (w *world) start(what string, plane *localkube.Plane, binary string, args ...string) *process {
+	w.t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(w.t.Context()), w.binary(binary), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p := &process{cmd: cmd, out: &lockedBuffer{}, exited: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = p.out, p.out
+	if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	go func() {
+		defer close(p.exited)
+		_ = cmd.Wait() // the story judges by what it sees, and many of these are killed on purpose
+	}()
+	w.t.Cleanup(func() {
+		p.stop()
+		if w.t.Failed() {
+			w.t.Logf("output of %s:\n%s", what, tail(p.out.String()))
+		}
+	})
+	return p
+}
+
+// stop asks the process to end and waits for it; after ten seconds it is killed.
+func (p *process) stop() {
+	_ = p.cmd.Process.Signal(os.Interrupt) // an error means that it has ended
+	select {
+	case <-p.exited:
+	case <-time.After(10 * time.Second):
+		p.kill()
+	}
+}
+
+// kill is kill -9.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // an error means that it has ended
+	<-p.exited
+}
+
+func tail(text string) string {
+	const most = 20_000
+	if len(text) > most {
+		return "…" + text[len(text)-most:]
+	}
+	return text
+}
+
+// save writes text to a file of the story and returns its path.
+func (w *world) save(name, text string) string {
+	w.t.Helper()
+	path := filepath.Join(w.dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	return path
+}
+
+var _ io.Writer = (*lockedBuffer)(nil)
