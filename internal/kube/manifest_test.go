@@ -1,0 +1,55 @@
+package kube_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+func TestDecodeManifest(t *testing.T) {
+	t.Parallel()
+	const configMap = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: "
+	for name, test := range map[string]struct {
+		text    string
+		want    []string
+		wantErr string
+	}{
+		"nothing":              {text: ""},
+		"only comments":        {text: "# a\n---\n# b\n---\n"},
+		"two documents":        {text: configMap + "a\n---\n" + configMap + "b\n", want: []string{"ConfigMap a", "ConfigMap b"}},
+		"leading separator":    {text: "---\n" + configMap + "a\n", want: []string{"ConfigMap a"}},
+		"json":                 {text: `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web","namespace":"eu"}}`, want: []string{"Deployment apps eu/web"}},
+		"list":                 {text: `{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}}]}`, want: []string{"Secret a"}},
+		"empty list":           {text: "apiVersion: v1\nkind: List\nitems: []\n"},
+		"broken yaml":          {text: configMap + "a\n---\n" + "kind: [", wantErr: "document 2: "},
+		"no kind":              {text: configMap + "a\n---\n" + configMap + "b\n---\napiVersion: v1\n", wantErr: "document 3: kind is missing"},
+		"no apiVersion":        {text: "kind: ConfigMap\nmetadata: {name: a}\n", wantErr: "document 1: ConfigMap: apiVersion is missing"},
+		"no name":              {text: "apiVersion: v1\nkind: ConfigMap\n", wantErr: "document 1: ConfigMap: metadata.name is missing"},
+		"a scalar":             {text: "hello\n", wantErr: "document 1: it is not a Kubernetes object"},
+		"a list item nameless": {text: `{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Secret"}]}`, wantErr: "document 1: item 1 of List: Secret: metadata.name is missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			objects, err := kube.DecodeManifest([]byte(test.text))
+			if test.wantErr != "" {
+				if err == nil || !strings.HasPrefix(err.Error(), test.wantErr) {
+					t.Fatalf("got error %v, want %q", err, test.wantErr)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, obj := range objects {
+				got = append(got, kube.RefOf(obj).String())
+			}
+			if diff := cmp.Diff(got, test.want); diff != "" {
+				t.Errorf("objects (-got +want):\n%s", diff)
+			}
+		})
+	}
+}
