@@ -1,0 +1,148 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// ErrPull is the error of asking for a client of a member that only dials out.
+var ErrPull = errors.New("a pull member cannot be dialled")
+
+// Clients knows how to connect to push members. Use NewClients.
+type Clients struct {
+	hubReader client.Reader
+	hub       *rest.Config
+
+	// mu guards cache.
+	mu    sync.Mutex
+	cache map[string]cachedConfig
+}
+
+// cachedConfig is the config made from one version of one key of one Secret.
+type cachedConfig struct {
+	secretUID       types.UID
+	resourceVersion string
+	key             string
+	config          *rest.Config
+}
+
+// NewClients returns Clients that read kubeconfigs through hubReader, which should not hold all Secrets of the hub in memory.
+// The hub itself is reached through hub.
+func NewClients(hubReader client.Reader, hub *rest.Config) *Clients {
+	return &Clients{hubReader: hubReader, hub: hub, cache: map[string]cachedConfig{}}
+}
+
+// Config returns how to connect to m. It is the same pointer until the kubeconfig changes; copy it before changing it. It fails with
+// ErrPull for pull members, and if the kubeconfig is missing, cannot be parsed, or would run a program or read a file of the hub.
+func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
+	if m.Mode == Pull {
+		return nil, fmt.Errorf("connect to %s: %w", m.Key(), ErrPull)
+	}
+	if m.KubeconfigSecret == "" {
+		return c.hub, nil
+	}
+	secret := &corev1.Secret{}
+	at := types.NamespacedName{Namespace: m.Namespace, Name: m.KubeconfigSecret}
+	if err := c.hubReader.Get(ctx, at, secret); err != nil {
+		return nil, fmt.Errorf("read kubeconfig of %s: %w", m.Key(), err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	have, ok := c.cache[m.Key()]
+	if ok && have.secretUID == secret.UID && have.resourceVersion == secret.ResourceVersion && have.key == m.KubeconfigKey {
+		return have.config, nil
+	}
+	config, err := fromSecret(secret, m.KubeconfigKey)
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig of %s: %w", m.Key(), err)
+	}
+	c.cache[m.Key()] = cachedConfig{secretUID: secret.UID, resourceVersion: secret.ResourceVersion, key: m.KubeconfigKey, config: config}
+	return config, nil
+}
+
+// Forget drops what is known of the member "namespace/name".
+func (c *Clients) Forget(member string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.cache, member)
+}
+
+func fromSecret(secret *corev1.Secret, key string) (*rest.Config, error) {
+	if key == "" {
+		keys := make([]string, 0, len(secret.Data))
+		for k := range secret.Data {
+			keys = append(keys, k)
+		}
+		if len(keys) == 0 {
+			return nil, fmt.Errorf("secret %s/%s is empty", secret.Namespace, secret.Name)
+		}
+		key = slices.Min(keys)
+	}
+	raw, ok := secret.Data[key]
+	if !ok {
+		return nil, fmt.Errorf("secret %s/%s has no key %q", secret.Namespace, secret.Name, key)
+	}
+	config, err := ParseKubeconfig(raw)
+	if err != nil {
+		return nil, fmt.Errorf("key %q of secret %s/%s: %w", key, secret.Namespace, secret.Name, err)
+	}
+	return config, nil
+}
+
+// ParseKubeconfig reads a kubeconfig that somebody handed in. It must hold everything itself: one that would run a program, read a
+// file of ours or skip the check of the server's certificate is an error.
+func ParseKubeconfig(raw []byte) (*rest.Config, error) {
+	parsed, err := clientcmd.Load(raw)
+	if err != nil {
+		return nil, fmt.Errorf("parse kubeconfig: %w", err)
+	}
+	for name, user := range parsed.AuthInfos {
+		if err := checkUser(user); err != nil {
+			return nil, fmt.Errorf("user %q: %w", name, err)
+		}
+	}
+	for name, cluster := range parsed.Clusters {
+		if err := checkCluster(cluster); err != nil {
+			return nil, fmt.Errorf("cluster %q: %w", name, err)
+		}
+	}
+	config, err := clientcmd.NewDefaultClientConfig(*parsed, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("parse kubeconfig: %w", err)
+	}
+	// The member's own priority and fairness limits the rate better than a client can.
+	config.QPS = -1
+	return config, nil
+}
+
+func checkUser(user *clientcmdapi.AuthInfo) error {
+	switch {
+	case user.Exec != nil:
+		return errors.New("exec plugins are not run; use a token or a client certificate")
+	case user.AuthProvider != nil:
+		return errors.New("auth providers are not supported; use a token or a client certificate")
+	case user.TokenFile != "", user.ClientCertificate != "", user.ClientKey != "":
+		return errors.New("it refers to a file; embed the data (kubectl config view --flatten)")
+	}
+	return nil
+}
+
+func checkCluster(cluster *clientcmdapi.Cluster) error {
+	switch {
+	case cluster.CertificateAuthority != "":
+		return errors.New("it refers to a file; embed the data (kubectl config view --flatten)")
+	case cluster.InsecureSkipTLSVerify:
+		return errors.New("insecure-skip-tls-verify is not accepted; embed the certificate authority")
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package fleet_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+)
+
+func TestFromSveltosCluster(t *testing.T) {
+	t.Parallel()
+	meta := metav1.ObjectMeta{Namespace: "eu", Name: "one"}
+	tests := map[string]struct {
+		cluster libv1beta1.SveltosCluster
+		want    fleet.Member
+	}{
+		"push reads the default Secret": {
+			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta},
+			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Push, KubeconfigSecret: "one-sveltos-kubeconfig"},
+		},
+		"push reads the named Secret": {
+			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{KubeconfigName: "k", KubeconfigKeyName: "v"}},
+			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Push, KubeconfigSecret: "k", KubeconfigKey: "v"},
+		},
+		"pull is delivered to in its own namespace": {
+			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{PullMode: true}},
+			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu"},
+		},
+		"pull is delivered to where the annotation says": {
+			cluster: libv1beta1.SveltosCluster{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "eu", Name: "one", Annotations: map[string]string{"towline.dev/delivery-namespace": "eu--one"}},
+				Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
+				Status:     libv1beta1.SveltosClusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionDown, FailureMessage: "silent", Version: "v1.2.3"},
+			},
+			want: fleet.Member{
+				Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu--one",
+				Ready: true, Down: true, DownMessage: "silent", KubernetesVersion: "v1.2.3",
+			},
+		},
+		"the hub needs no Secret": {
+			cluster: libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "mgmt", Name: "mgmt"}},
+			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "mgmt", Name: "mgmt", Mode: fleet.Push},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(tc.want, fleet.FromSveltosCluster(&tc.cluster)); diff != "" {
+				t.Errorf("FromSveltosCluster() (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPlainVersion(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{"v1.31.6+k3s1": "v1.31.6", "v1.32.5-rc.1+rke2r1": "v1.32.5", "v1.30.5": "v1.30.5", "": "", "odd": ""} {
+		if got := fleet.PlainVersion(in); got != want {
+			t.Errorf("PlainVersion(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestParseKubeconfigRefusesWhatReachesOutside(t *testing.T) {
+	t.Parallel()
+	config := func(cluster, user string) string {
+		return `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}],` +
+			`"clusters":[{"name":"k","cluster":{"server":"https://127.0.0.1:1"` + cluster + `}}],"users":[{"name":"u","user":{` + user + `}}]}`
+	}
+	tests := map[string]struct{ raw, wantErr string }{
+		"a token is fine":  {raw: config("", `"token":"t"`)},
+		"a program":        {raw: config("", `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"sh"}`), wantErr: `user "u": exec plugins`},
+		"a token file":     {raw: config("", `"tokenFile":"/etc/passwd"`), wantErr: "refers to a file"},
+		"a CA file":        {raw: config(`,"certificate-authority":"/etc/passwd"`, ""), wantErr: `cluster "k": it refers to a file`},
+		"an unchecked TLS": {raw: config(`,"insecure-skip-tls-verify":true`, ""), wantErr: "insecure-skip-tls-verify"},
+		"no kubeconfig":    {raw: "{", wantErr: "parse kubeconfig"},
+		"an empty one":     {raw: "", wantErr: "parse kubeconfig"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := fleet.ParseKubeconfig([]byte(tc.raw))
+			if tc.wantErr == "" {
+				if err != nil || got.BearerToken != "t" {
+					t.Errorf("ParseKubeconfig() = %v, %v", got, err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.wantErr) {
+				t.Errorf("ParseKubeconfig() error = %v, want %q", err, tc.wantErr)
+			}
+		})
+	}
+}

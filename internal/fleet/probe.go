@@ -1,0 +1,65 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+)
+
+// Facts are what a cluster says of itself.
+type Facts struct {
+	// Version is the raw gitVersion.
+	Version string
+	// APIVersions lists what the cluster serves, as "group/version" and "group/version/Kind", sorted.
+	APIVersions []string
+	// Complete is false if some aggregated API did not answer, so that APIVersions lacks what it serves.
+	Complete bool
+}
+
+// Probe asks the cluster behind cfg for its version and its APIs. It fails if the cluster cannot be reached, or does not let us in,
+// before ctx ends.
+func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
+	cfg = rest.CopyConfig(cfg)
+	// The discovery client takes no context, so the end of ctx reaches it as a timeout.
+	if end, ok := ctx.Deadline(); ok {
+		cfg.Timeout = max(time.Until(end), time.Millisecond)
+	}
+	member, err := discovery.NewDiscoveryClientForConfig(cfg)
+	if err != nil {
+		return Facts{}, fmt.Errorf("make client: %w", err)
+	}
+	version, err := member.ServerVersion()
+	if err != nil {
+		return Facts{}, fmt.Errorf("ask for the version: %w", err)
+	}
+	facts := Facts{Version: version.GitVersion, Complete: true}
+	_, resources, err := member.ServerGroupsAndResources()
+	if err != nil {
+		if !discovery.IsGroupDiscoveryFailedError(err) {
+			return Facts{}, fmt.Errorf("ask for the APIs: %w", err)
+		}
+		facts.Complete = false
+	}
+	facts.APIVersions = apiVersions(resources)
+	return facts, nil
+}
+
+func apiVersions(lists []*metav1.APIResourceList) []string {
+	var served []string
+	for _, list := range lists {
+		served = append(served, list.GroupVersion)
+		for _, resource := range list.APIResources {
+			if !strings.Contains(resource.Name, "/") {
+				served = append(served, list.GroupVersion+"/"+resource.Kind)
+			}
+		}
+	}
+	slices.Sort(served)
+	return slices.Compact(served)
+}

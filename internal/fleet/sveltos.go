@@ -1,0 +1,70 @@
+package fleet
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/util/version"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// The hub registers itself as the member HubNamespace/HubName.
+const (
+	HubNamespace = "mgmt"
+	HubName      = "mgmt"
+)
+
+// FromSveltosCluster reads a SveltosCluster into a Member.
+func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
+	m := Member{
+		Type:              TypeSveltos,
+		Namespace:         c.Namespace,
+		Name:              c.Name,
+		Labels:            c.Labels,
+		Mode:              Push,
+		Ready:             c.Status.Ready,
+		Down:              c.Status.ConnectionStatus == libv1beta1.ConnectionDown,
+		DownMessage:       c.Status.FailureMessage,
+		Paused:            c.Spec.Paused,
+		Deleting:          !c.DeletionTimestamp.IsZero(),
+		KubernetesVersion: c.Status.Version,
+		APIVersions:       c.Status.APIVersions,
+		UID:               string(c.UID),
+	}
+	if c.Spec.PullMode {
+		m.Mode = Pull
+		m.DeliveryNamespace = c.Namespace
+		if ns := c.Annotations[kube.AnnotationDeliveryNS]; ns != "" {
+			m.DeliveryNamespace = ns
+		}
+		return m
+	}
+	if m.IsHub() && c.Spec.KubeconfigName == "" {
+		return m
+	}
+	m.KubeconfigKey = c.Spec.KubeconfigKeyName
+	m.KubeconfigSecret = c.Spec.KubeconfigName
+	if m.KubeconfigSecret == "" {
+		m.KubeconfigSecret = KubeconfigSecretName(c.Name)
+	}
+	return m
+}
+
+// KubeconfigSecretName returns the name of the Secret that holds the kubeconfig of cluster, unless its spec says otherwise.
+func KubeconfigSecretName(cluster string) string { return cluster + "-sveltos-kubeconfig" }
+
+// IsHub says whether m is the hub itself.
+func (m Member) IsHub() bool {
+	return m.Namespace == HubNamespace && m.Name == HubName && m.Mode == Push
+}
+
+// PlainVersion returns a gitVersion as v<major>.<minor>.<patch>, without pre-release and build metadata: "v1.31.6+k3s1" becomes
+// "v1.31.6". What is no version comes back as "".
+func PlainVersion(gitVersion string) string {
+	v, err := version.ParseGeneric(gitVersion)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("v%d.%d.%d", v.Major(), v.Minor(), v.Patch())
+}
