@@ -1,0 +1,2 @@
+// Package match decides which profiles land on which members, in what order and how many at once.
+package match

@@ -1,0 +1,151 @@
+package match_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/match"
+)
+
+func TestMembers(t *testing.T) {
+	t.Parallel()
+	prod := map[string]string{"env": "prod"}
+	members := []fleet.Member{
+		{Namespace: "us", Name: "b", Labels: prod, Ready: true},
+		{Namespace: "eu", Name: "a", Labels: prod, Ready: true},
+		{Namespace: "eu", Name: "new", Labels: prod},
+		{Namespace: "eu", Name: "gone", Labels: prod, Ready: true, Deleting: true},
+		{Namespace: "eu", Name: "test", Labels: map[string]string{"env": "test"}, Ready: true},
+		{Namespace: "eu", Name: "down", Labels: prod, Ready: true, Down: true},
+	}
+	selector := metav1.LabelSelector{MatchLabels: prod}
+	tests := map[string]struct {
+		spec      configv1beta1.ProfileSpec
+		namespace string
+		want      []string
+		wantErr   string
+	}{
+		"an empty selector matches nothing": {},
+		"a selector matches ready members":  {spec: configv1beta1.ProfileSpec{ClusterSelector: selector}, want: []string{"eu/a", "eu/down", "us/b"}},
+		"a Profile sees its namespace":      {spec: configv1beta1.ProfileSpec{ClusterSelector: selector}, namespace: "us", want: []string{"us/b"}},
+		"a ref needs no readiness": {
+			spec: configv1beta1.ProfileSpec{ClusterRefs: []corev1.ObjectReference{{Kind: "SveltosCluster", Namespace: "eu", Name: "new"}, {Namespace: "eu", Name: "gone"}, {Namespace: "eu", Name: "none"}}},
+			want: []string{"eu/new"},
+		},
+		"a ref of a Profile defaults to its namespace": {
+			spec: configv1beta1.ProfileSpec{ClusterRefs: []corev1.ObjectReference{{Name: "new"}, {Namespace: "us", Name: "b"}}}, namespace: "eu",
+			want: []string{"eu/new"},
+		},
+		"both ways match once": {
+			spec: configv1beta1.ProfileSpec{ClusterSelector: selector, ClusterRefs: []corev1.ObjectReference{{Namespace: "eu", Name: "a"}, {Namespace: "eu", Name: "test"}}},
+			want: []string{"eu/a", "eu/down", "eu/test", "us/b"},
+		},
+		"a ref to another kind is no member": {spec: configv1beta1.ProfileSpec{ClusterRefs: []corev1.ObjectReference{{Kind: "Cluster", Namespace: "eu", Name: "a"}}}},
+		"a broken selector is an error": {
+			spec:    configv1beta1.ProfileSpec{ClusterSelector: metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "env", Operator: "Near"}}}},
+			wantErr: "spec.clusterSelector",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := match.Members(&tc.spec, tc.namespace, members)
+			if tc.wantErr != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.wantErr) {
+					t.Errorf("Members() error = %v, want %q", err, tc.wantErr)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var keys []string
+			for _, m := range got {
+				keys = append(keys, m.Key())
+			}
+			if diff := cmp.Diff(tc.want, keys); diff != "" {
+				t.Errorf("Members() (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSummaryNames(t *testing.T) {
+	t.Parallel()
+	member := func(name string) fleet.Member {
+		return fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: name}
+	}
+	long := strings.Repeat("x", 250)
+	tests := map[string]struct {
+		kind, profile, cluster, want string
+	}{
+		"ClusterProfile": {"ClusterProfile", "deploy-kyverno", "cluster02", "deploy-kyverno-sveltos-cluster02"},
+		"Profile":        {"Profile", "deploy-kyverno", "cluster02", "p--deploy-kyverno-sveltos-cluster02"},
+	}
+	for name, tc := range tests {
+		if got := match.SummaryName(tc.kind, tc.profile, member(tc.cluster)); got != tc.want {
+			t.Errorf("%s: SummaryName() = %q, want %q", name, got, tc.want)
+		}
+	}
+	if a, b := match.SummaryName("ClusterProfile", "a-sveltos-b", member("c")), match.SummaryName("ClusterProfile", "a", member("b-sveltos-c")); a != b {
+		t.Errorf("SummaryName() = %q and %q: the rule gives both the same", a, b)
+	}
+	if a, b := match.DistinctSummaryName("ClusterProfile", "a-sveltos-b", member("c")), match.DistinctSummaryName("ClusterProfile", "a", member("b-sveltos-c")); a == b {
+		t.Errorf("DistinctSummaryName() = %q for both", a)
+	}
+	for _, got := range []string{match.SummaryName("Profile", long, member(long)), match.DistinctSummaryName("Profile", long, member(long))} {
+		if len(got) > 253 {
+			t.Errorf("name of %d bytes: %s", len(got), got)
+		}
+	}
+	if a, b := match.LabelValue(long), match.LabelValue(long+"y"); len(a) > 63 || a == b || match.LabelValue("short") != "short" {
+		t.Errorf("LabelValue() = %q and %q", a, b)
+	}
+}
+
+func TestLost(t *testing.T) {
+	t.Parallel()
+	release := match.Release{Namespace: "web", Name: "nginx"}
+	summary := func(name string, tier int32, age time.Duration) configv1beta1.ClusterSummary {
+		s := configv1beta1.ClusterSummary{}
+		s.Name, s.UID = name, types.UID(name)
+		s.CreationTimestamp = metav1.NewTime(time.Unix(1e9, 0).Add(-age))
+		s.Spec.ClusterProfileSpec.Tier = tier
+		s.Spec.ClusterProfileSpec.HelmCharts = []configv1beta1.HelmChart{{ReleaseNamespace: release.Namespace, ReleaseName: release.Name}}
+		return s
+	}
+	managing := func(s configv1beta1.ClusterSummary) configv1beta1.ClusterSummary {
+		s.Status.HelmReleaseSummaries = []configv1beta1.HelmChartSummary{{ReleaseName: release.Name, ReleaseNamespace: release.Namespace, Status: configv1beta1.HelmChartStatusManaging}}
+		return s
+	}
+	uninstalling := summary("u", 1, 0)
+	uninstalling.Spec.ClusterProfileSpec.HelmCharts[0].HelmChartAction = configv1beta1.HelmChartActionUninstall
+	me := summary("me", 100, time.Hour)
+	tests := map[string]struct {
+		me     configv1beta1.ClusterSummary
+		others []configv1beta1.ClusterSummary
+		want   []match.Contest
+	}{
+		"alone":                      {me: me, others: []configv1beta1.ClusterSummary{me}},
+		"a lower tier wins":          {me: managing(me), others: []configv1beta1.ClusterSummary{summary("low", 50, 0), summary("high", 200, 0)}, want: []match.Contest{{release, "low"}}},
+		"the incumbent wins a tie":   {me: me, others: []configv1beta1.ClusterSummary{managing(summary("new", 100, 0))}, want: []match.Contest{{release, "new"}}},
+		"the older wins a tie":       {me: me, others: []configv1beta1.ClusterSummary{summary("old", 100, 2*time.Hour), summary("new", 100, 0)}, want: []match.Contest{{release, "old"}}},
+		"an uninstall wants nothing": {me: me, others: []configv1beta1.ClusterSummary{uninstalling}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(tc.want, match.Lost(&tc.me, tc.others)); diff != "" {
+				t.Errorf("Lost() (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,67 @@
+package match
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+)
+
+// Members returns the members that spec lands on, sorted by namespace and name: those that are ready and whose labels match
+// clusterSelector, and those that clusterRefs name, ready or not. A member that is being deleted matches nothing. namespace is that
+// of a Profile, which sees no other, and "" for a ClusterProfile. It fails only for a selector that does not parse.
+func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.Member) ([]fleet.Member, error) {
+	selector, err := selectorOf(spec.ClusterSelector)
+	if err != nil {
+		return nil, err
+	}
+	named := map[string]bool{}
+	for _, ref := range spec.ClusterRefs {
+		if ref.Kind == "" || ref.Kind == libv1beta1.SveltosClusterKind {
+			named[cmp.Or(ref.Namespace, namespace)+"/"+ref.Name] = true
+		}
+	}
+	var matching []fleet.Member
+	for _, m := range members {
+		if m.Deleting || (namespace != "" && m.Namespace != namespace) {
+			continue
+		}
+		if named[m.Key()] || (m.Ready && selector.Matches(labels.Set(m.Labels))) {
+			matching = append(matching, m)
+		}
+	}
+	slices.SortFunc(matching, func(a, b fleet.Member) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return matching, nil
+}
+
+func selectorOf(selector metav1.LabelSelector) (labels.Selector, error) {
+	// The empty selector of Kubernetes matches everything; that of a profile matches nothing.
+	if len(selector.MatchLabels) == 0 && len(selector.MatchExpressions) == 0 {
+		return labels.Nothing(), nil
+	}
+	parsed, err := metav1.LabelSelectorAsSelector(&selector)
+	if err != nil {
+		return nil, fmt.Errorf("spec.clusterSelector: %w", err)
+	}
+	return parsed, nil
+}
+
+// Refs lists members as a profile's status names them.
+func Refs(members []fleet.Member) []corev1.ObjectReference {
+	refs := make([]corev1.ObjectReference, 0, len(members))
+	for _, m := range members {
+		refs = append(refs, corev1.ObjectReference{
+			APIVersion: libv1beta1.GroupVersion.String(), Kind: libv1beta1.SveltosClusterKind, Namespace: m.Namespace, Name: m.Name,
+		})
+	}
+	return refs
+}
