@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -14,12 +15,19 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/towline/towline/localkube/internal/controlplane"
+	"github.com/towline/towline/localkube/internal/node"
 )
 
 // startLimit is how long the control plane may take to become ready; on two idle cores it takes about three seconds.
 const startLimit = 5 * time.Minute
 
+// stopLimit is how long the control plane may take to stop once the processes of its pods are gone.
+const stopLimit = 800 * time.Millisecond
+
+// settings are what the command line says.
 type settings struct {
 	dir        string
 	name       string
@@ -77,6 +85,9 @@ func parse(args []string) (settings, error) {
 	if s.dir == "" {
 		return s, errors.New("--dir is required")
 	}
+	if problems := validation.IsDNS1123Subdomain(s.name); len(problems) > 0 {
+		return s, fmt.Errorf("--name %q: %s", s.name, strings.Join(problems, "; "))
+	}
 	var err error
 	if s.dir, err = filepath.Abs(s.dir); err != nil {
 		return s, err
@@ -124,7 +135,7 @@ func run(ctx context.Context, s settings) error {
 	return nil
 }
 
-// runCluster runs the control plane until ctx ends.
+// runCluster runs the control plane and the node until ctx ends.
 func runCluster(ctx context.Context, s settings, log io.Writer) error {
 	starting, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -135,16 +146,52 @@ func runCluster(ctx context.Context, s settings, log io.Writer) error {
 	if err != nil {
 		return err
 	}
+	running, end := context.WithCancel(ctx)
+	defer end()
+	nodeEnded, err := startNode(running, s, plane)
+	if err != nil {
+		return err
+	}
 	if err := plane.WriteKubeconfig(s.kubeconfig); err != nil {
 		return err
 	}
+	var failure error
 	select {
 	case <-ctx.Done():
 	case <-plane.Finished():
-		return fmt.Errorf("run API server: %w", plane.Err())
+		failure = fmt.Errorf("run API server: %w", plane.Err())
+	case err := <-nodeEnded:
+		return err
 	}
-	stopping, done := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	// First the processes of pods, whose last words may be for the API server.
+	end()
+	stopping, done := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
 	defer done()
+	failure = errors.Join(failure, <-nodeEnded)
 	plane.Stop(stopping)
-	return nil
+	return failure
+}
+
+// startNode registers the node and runs it until ctx ends; what it returns then comes out of the channel.
+func startNode(ctx context.Context, s settings, plane *controlplane.Plane) (<-chan error, error) {
+	ca, err := plane.CA()
+	if err != nil {
+		return nil, err
+	}
+	host, port, err := net.SplitHostPort(plane.Address())
+	if err != nil {
+		return nil, fmt.Errorf("split API server address: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Join(s.dir, "pods"), 0o700); err != nil {
+		return nil, fmt.Errorf("make directory for pods: %w", err)
+	}
+	local := node.New(node.Options{
+		Name: s.name, Dir: s.dir, Client: plane.Client(), Exec: s.exec, Host: host, Port: port, CA: ca,
+	})
+	if err := local.Register(ctx); err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- local.Run(ctx) }()
+	return ended, nil
 }

@@ -2,14 +2,124 @@ package localkube_test
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/towline/towline/internal/localkube"
 )
 
-// eventually fails the test unless check says yes within a minute. check returns what it sees, for the message.
+// roleVariable tells this test binary to be something other than tests: the program of a pod, or a parent that is killed.
+const roleVariable = "LOCALKUBE_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleVariable) {
+	case "pod":
+		exit(bePod())
+	case "parent":
+		exit(beParent())
+	default:
+		os.Exit(m.Run())
+	}
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// podReport is what the program of a pod prints first.
+type podReport struct {
+	PID  int
+	Args []string
+	Env  map[string]string
+	User string
+}
+
+// bePod prints a podReport and runs until it is asked to end; with the argument "crash" it ends at once with an error.
+func bePod() error {
+	report := podReport{PID: os.Getpid(), Args: os.Args[1:], Env: map[string]string{}}
+	for _, entry := range os.Environ() {
+		name, value, _ := strings.Cut(entry, "=")
+		report.Env[name] = value
+	}
+	var err error
+	if report.User, err = whoAmI(); err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(report); err != nil {
+		return err
+	}
+	if len(os.Args) > 1 && os.Args[1] == "crash" {
+		os.Exit(3)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	<-ctx.Done()
+	fmt.Println("asked to end")
+	return nil
+}
+
+// whoAmI asks the API server, with the pod's own credentials.
+func whoAmI() (string, error) {
+	dir := os.Getenv("TOWLINE_SERVICEACCOUNT_DIR")
+	if dir == "" {
+		return "", nil
+	}
+	client, err := kubernetes.NewForConfig(&rest.Config{
+		Host:            "https://" + os.Getenv("KUBERNETES_SERVICE_HOST") + ":" + os.Getenv("KUBERNETES_SERVICE_PORT"),
+		BearerTokenFile: filepath.Join(dir, "token"),
+		TLSClientConfig: rest.TLSClientConfig{CAFile: filepath.Join(dir, "ca.crt")},
+	})
+	if err != nil {
+		return "", err
+	}
+	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(context.Background(),
+		&authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	return review.Status.UserInfo.Username, nil
+}
+
+// parentReport is what beParent prints when its control plane is ready.
+type parentReport struct {
+	Dir, Kubeconfig string
+	Port            int
+}
+
+// beParent starts a control plane and waits to be killed.
+func beParent() error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p, err := localkube.Start(context.Background(), localkube.Options{Exec: map[string]string{podImage: self}})
+	if err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(parentReport{Dir: p.Dir, Kubeconfig: p.Kubeconfig, Port: p.Port()}); err != nil {
+		return err
+	}
+	select {}
+}
+
+// eventually fails the test unless check says yes within a minute. check also returns what it sees, for the message.
 func eventually(t *testing.T, what string, check func(context.Context) (bool, string)) {
 	t.Helper()
 	seen := ""
