@@ -1,0 +1,40 @@
+package deliver
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+)
+
+// ByMode is the Transport that hands every member to the one of its mode. It is the only place that asks for the mode.
+type ByMode map[fleet.Mode]Transport
+
+var _ Transport = ByMode(nil)
+
+// Deliver delivers through the transport of m's mode.
+func (t ByMode) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
+	transport, err := t.of(m)
+	if err != nil {
+		return bundle.Report{ID: b.ID, State: bundle.StatePending}, err
+	}
+	return transport.Deliver(ctx, m, b)
+}
+
+// Withdraw withdraws through the transport of m's mode.
+func (t ByMode) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	transport, err := t.of(m)
+	if err != nil {
+		return false, err
+	}
+	return transport.Withdraw(ctx, m, w)
+}
+
+func (t ByMode) of(m fleet.Member) (Transport, error) {
+	transport, ok := t[m.Mode]
+	if !ok {
+		return nil, fmt.Errorf("deliver to member %s: no transport for mode %q", m.Key(), m.Mode)
+	}
+	return transport, nil
+}

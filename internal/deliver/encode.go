@@ -1,0 +1,103 @@
+package deliver
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	"github.com/towline/towline/internal/bundle"
+)
+
+// cachedItems is how many encoded items are kept for the other members that get the same.
+const cachedItems = 64
+
+// encoder turns items into chunks. The same item is compressed once, not once per member.
+type encoder struct {
+	key Key
+
+	// mu guards splitter and cache. It is held while an item is compressed, so that members that want the same item at the same
+	// time do not all do the work.
+	mu       sync.Mutex
+	splitter *splitter
+	cache    map[[sha256.Size]byte][]chunk
+}
+
+func newEncoder(key Key) (*encoder, error) {
+	splitter, err := newSplitter()
+	if err != nil {
+		return nil, err
+	}
+	return &encoder{key: key, splitter: splitter, cache: map[[sha256.Size]byte][]chunk{}}, nil
+}
+
+// encode returns the chunks of b in order: at least one per item.
+func (e *encoder) encode(b bundle.Bundle) ([]chunk, error) {
+	var chunks []chunk
+	total := 0
+	for _, item := range b.Items {
+		docs, err := documents(item)
+		if err != nil {
+			return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
+		}
+		for _, doc := range docs {
+			total += len(doc)
+		}
+		if total > maxContent {
+			return nil, fmt.Errorf("encode bundle %s: it is larger than %d bytes", b.ID, maxContent)
+		}
+		more, err := e.item(item, docs)
+		if err != nil {
+			return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
+		}
+		chunks = append(chunks, more...)
+	}
+	return chunks, nil
+}
+
+// item returns the chunks of one item whose objects are docs.
+func (e *encoder) item(item bundle.Item, docs [][]byte) ([]chunk, error) {
+	outline := item
+	if len(item.Objects) > 0 {
+		outline.Objects = nil
+	}
+	id, err := identify(outline, docs)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if chunks, ok := e.cache[id]; ok {
+		return chunks, nil
+	}
+	parts := e.splitter.split(docs, "")
+	chunks := make([]chunk, 0, len(parts))
+	for i, p := range parts {
+		raw, err := json.Marshal(header{Item: outline, Continues: p.continues})
+		if err != nil {
+			return nil, fmt.Errorf("encode %s: %w", sourceOf(item), err)
+		}
+		content := canonical(string(raw), p.stream)
+		chunks = append(chunks, chunk{
+			item: outline, private: private(item), last: i == len(parts)-1, index: i,
+			header: string(raw), payload: p.payload, hash: sha256.Sum256(content), name: e.key.bundleName(content),
+		})
+	}
+	if len(e.cache) >= cachedItems {
+		clear(e.cache)
+	}
+	e.cache[id] = chunks
+	return chunks, nil
+}
+
+// identify returns a hash of everything that the chunks of an item are made of.
+func identify(outline bundle.Item, docs [][]byte) (id [sha256.Size]byte, err error) {
+	hash := sha256.New()
+	if err := json.NewEncoder(hash).Encode(outline); err != nil {
+		return id, fmt.Errorf("encode %s: %w", sourceOf(outline), err)
+	}
+	for _, doc := range docs {
+		_, _ = hash.Write(doc)
+	}
+	return [sha256.Size]byte(hash.Sum(nil)), nil
+}

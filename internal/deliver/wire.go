@@ -1,0 +1,279 @@
+package deliver
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+)
+
+// Marks of our own on groups and bundles. What they say is in the fields of the Sveltos surface, too, as far as that has fields.
+const (
+	// annotationBundle on a group holds its bundle.Bundle as JSON, without items.
+	annotationBundle = "towline.dev/bundle"
+	// annotationItem on a bundle holds its header.
+	annotationItem = "towline.dev/item"
+	// labelManagedBy tells our bundles from those of others.
+	labelManagedBy = "app.kubernetes.io/managed-by"
+	managedBy      = "towline"
+)
+
+// maxMessage is the longest failure message that travels, in bytes.
+const maxMessage = 8 << 10
+
+// missingPrefix begins the failure message of a group whose content is missing.
+const missingPrefix = "content is missing"
+
+// IDOf returns what a ConfigurationGroup or ConfigurationBundle is for; ok is false if obj does not say.
+func IDOf(obj client.Object) (id bundle.ID, ok bool) {
+	labels := obj.GetLabels()
+	id = bundle.ID{
+		RequestorKind: labels[libv1beta1.PullRequestorKindLabel],
+		RequestorName: obj.GetAnnotations()[libv1beta1.PullRequestorNameAnnotation],
+		Feature:       labels[libv1beta1.PullRequestorFeatureLabel],
+	}
+	return id, id.RequestorKind != "" && id.RequestorName != "" && id.Feature != ""
+}
+
+func requestorLabels(m fleet.Member, id bundle.ID) map[string]string {
+	return map[string]string{
+		libv1beta1.PullClusterNameLabel:      labelValue(m.Name),
+		libv1beta1.PullRequestorKindLabel:    id.RequestorKind,
+		libv1beta1.PullRequestorFeatureLabel: id.Feature,
+		labelManagedBy:                       managedBy,
+	}
+}
+
+// bundleObject returns the ConfigurationBundle of c for id on m in namespace. Shared ones carry no mark of a member.
+func bundleObject(m fleet.Member, id bundle.ID, namespace string, c chunk) *libv1beta1.ConfigurationBundle {
+	obj := &libv1beta1.ConfigurationBundle{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:   namespace,
+			Name:        c.name,
+			Labels:      map[string]string{labelManagedBy: managedBy},
+			Annotations: map[string]string{annotationItem: c.header, libv1beta1.PullIndexAnnotation: indexOf(c)},
+		},
+		Spec: libv1beta1.ConfigurationBundleSpec{
+			Payload:                   c.payload,
+			ReferencedObjectKind:      c.item.Reference.Kind,
+			ReferencedObjectNamespace: c.item.Reference.Namespace,
+			ReferencedObjectName:      c.item.Reference.Name,
+			ReferenceTier:             c.item.Reference.Tier,
+			SkipNamespaceCreation:     c.item.SkipNamespaceCreation,
+			Force:                     c.item.Force,
+		},
+	}
+	if release := c.item.Release; release != nil {
+		obj.Spec.HelmReleaseNamespace = release.Namespace
+		obj.Spec.HelmReleaseName = release.Name
+		obj.Spec.HelmChartVersion = release.ChartVersion
+		obj.Spec.HelmRepoURL = release.RepoURL
+		obj.Spec.HelmIcon = release.Icon
+		obj.Spec.IsLastHelmReleaseBundle = c.last
+	}
+	if namespace == m.DeliveryNamespace {
+		obj.Labels = requestorLabels(m, id)
+		obj.Annotations[libv1beta1.PullRequestorNameAnnotation] = id.RequestorName
+	}
+	return obj
+}
+
+func indexOf(c chunk) string {
+	parts := []string{c.item.Reference.Kind, c.item.Reference.Namespace, c.item.Reference.Name}
+	if c.item.Release != nil {
+		parts = []string{c.item.Release.Namespace, c.item.Release.Name, c.item.Release.ChartName}
+	}
+	parts = slices.DeleteFunc(append(parts, strconv.Itoa(c.index)), func(s string) bool { return s == "" })
+	return strings.Join(parts, "-")
+}
+
+// deployGroup returns the group that asks m for b, whose content is in items.
+func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []libv1beta1.ConfigurationItem) (*libv1beta1.ConfigurationGroup, error) {
+	outline := b
+	if len(outline.Items) > 0 {
+		outline.Items = nil
+	}
+	raw, err := json.Marshal(outline)
+	if err != nil {
+		return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
+	}
+	group := emptyGroup(m, b.ID)
+	group.Annotations[annotationBundle] = string(raw)
+	group.Annotations[kube.AnnotationOwnerKind] = b.Owner.Kind
+	group.Annotations[kube.AnnotationOwnerName] = b.Owner.Name
+	group.Spec.Action = libv1beta1.ActionDeploy
+	group.Spec.SourceStatus = libv1beta1.SourceActive
+	group.Spec.ConfigurationItems = items
+	group.Spec.RequestorHash = digest[:]
+	group.Spec.Tier = max(1, b.Owner.Tier)
+	group.Spec.ContinueOnConflict = b.Options.ContinueOnConflict
+	group.Spec.ContinueOnError = b.Options.ContinueOnError
+	group.Spec.LeavePolicies = b.Options.LeavePolicies
+	group.Spec.DriftDetection = b.Options.Heal
+	return group, nil
+}
+
+// removeGroup returns the group that asks m to withdraw w. hash is the requestorHash the group had.
+func removeGroup(m fleet.Member, w bundle.Withdrawal, hash []byte) *libv1beta1.ConfigurationGroup {
+	group := emptyGroup(m, w.ID)
+	group.Spec.Action = libv1beta1.ActionRemove
+	group.Spec.SourceStatus = libv1beta1.SourceDeleted
+	group.Spec.LeavePolicies = w.Leave
+	group.Spec.RequestorHash = hash
+	return group
+}
+
+func emptyGroup(m fleet.Member, id bundle.ID) *libv1beta1.ConfigurationGroup {
+	return &libv1beta1.ConfigurationGroup{
+		TypeMeta: metav1.TypeMeta{APIVersion: libv1beta1.GroupVersion.String(), Kind: libv1beta1.ConfigurationGroupKind},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:   m.DeliveryNamespace,
+			Name:        GroupName(m, id),
+			Labels:      requestorLabels(m, id),
+			Annotations: map[string]string{libv1beta1.PullRequestorNameAnnotation: id.RequestorName},
+		},
+		Spec: libv1beta1.ConfigurationGroupSpec{
+			SourceRef:   &corev1.ObjectReference{Kind: id.RequestorKind, Namespace: m.Namespace, Name: id.RequestorName},
+			UpdatePhase: libv1beta1.UpdatePhaseReady,
+		},
+	}
+}
+
+func itemOf(namespace string, c chunk) libv1beta1.ConfigurationItem {
+	return libv1beta1.ConfigurationItem{
+		ContentRef: &corev1.ObjectReference{
+			APIVersion: libv1beta1.GroupVersion.String(), Kind: libv1beta1.ConfigurationBundleKind, Namespace: namespace, Name: c.name,
+		},
+		Hash: c.hash[:],
+	}
+}
+
+// observed says whether the group's status is about its spec as it is now. An agent that tells no generation is believed by hash.
+func observed(group *libv1beta1.ConfigurationGroup) bool {
+	status := group.Status
+	return (status.ObservedGeneration == 0 || status.ObservedGeneration == group.Generation) &&
+		bytes.Equal(status.ObservedRequestorHash, group.Spec.RequestorHash)
+}
+
+// ReportOf returns what the agent has said about group. A report about an older bundle has that one's digest; one that does not say
+// whether it is about the group as it is now is no report.
+func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
+	id, _ := IDOf(group)
+	report := bundle.Report{ID: id, State: bundle.StatePending}
+	status := group.Status
+	if status.DeploymentStatus == "" ||
+		(!observed(group) && bytes.Equal(status.ObservedRequestorHash, group.Spec.RequestorHash)) {
+		return report
+	}
+	report.Digest = bundle.DigestFromBytes(status.ObservedRequestorHash)
+	report.State = stateOf(status)
+	report.Message = clip(status.FailureMessage)
+	report.Kinds = slices.Clone(status.DeployedGroupVersionKind)
+	if status.LastAppliedTime != nil {
+		report.LastApplied = status.LastAppliedTime.Time
+	}
+	return report
+}
+
+func stateOf(status libv1beta1.ConfigurationGroupStatus) bundle.State {
+	switch status.DeploymentStatus {
+	case libv1beta1.FeatureStatusProvisioning:
+		if status.ContentMissing {
+			return bundle.StateMissing
+		}
+		return bundle.StateApplying
+	case libv1beta1.FeatureStatusProvisioned:
+		return bundle.StateApplied
+	case libv1beta1.FeatureStatusFailed, libv1beta1.FeatureStatusFailedNonRetriable:
+		return bundle.StateFailed
+	case libv1beta1.FeatureStatusRemoving, libv1beta1.FeatureStatusAgentRemoving:
+		return bundle.StateRemoving
+	case libv1beta1.FeatureStatusRemoved:
+		return bundle.StateRemoved
+	default:
+		return bundle.StatePending
+	}
+}
+
+func featureStatusOf(state bundle.State) libv1beta1.FeatureStatus {
+	switch state {
+	case bundle.StateApplied:
+		return libv1beta1.FeatureStatusProvisioned
+	case bundle.StateFailed:
+		return libv1beta1.FeatureStatusFailed
+	case bundle.StateRemoving:
+		return libv1beta1.FeatureStatusRemoving
+	case bundle.StateRemoved:
+		return libv1beta1.FeatureStatusRemoved
+	default:
+		return libv1beta1.FeatureStatusProvisioning
+	}
+}
+
+// statusFor returns the status that says report about group. What report leaves open stays as it was in old.
+func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.ConfigurationGroupStatus, report bundle.Report) libv1beta1.ConfigurationGroupStatus {
+	status := *old.DeepCopy()
+	status.DeploymentStatus = featureStatusOf(report.State)
+	status.ContentMissing = report.State == bundle.StateMissing
+	status.FailureMessage = ""
+	switch {
+	case report.State == bundle.StateFailed:
+		status.FailureMessage = clip(report.Message)
+	case status.ContentMissing:
+		status.FailureMessage = clip(strings.TrimSuffix(missingPrefix+": "+report.Message, ": "))
+	}
+	status.ObservedRequestorHash = group.Spec.RequestorHash
+	status.ObservedGeneration = group.Generation
+	if ours(group) && report.Digest != (bundle.Digest{}) && !bytes.Equal(report.Digest[:], group.Spec.RequestorHash) {
+		// The member speaks of an older bundle, of which this group has nothing to observe.
+		status.ObservedRequestorHash = report.Digest[:]
+		status.ObservedGeneration = old.ObservedGeneration
+	}
+	if report.State == bundle.StateApplied || report.State == bundle.StateRemoved || len(report.Kinds) > 0 {
+		status.DeployedGroupVersionKind = slices.Clone(report.Kinds)
+	}
+	if !report.LastApplied.IsZero() {
+		// The API keeps whole seconds; a finer time would look like news every time.
+		status.LastAppliedTime = &metav1.Time{Time: report.LastApplied.UTC().Truncate(time.Second)}
+	}
+	return status
+}
+
+// ours says whether a Towline hub made group: then requestorHash is the digest of its bundle.
+func ours(group *libv1beta1.ConfigurationGroup) bool {
+	return group.Annotations[annotationBundle] != ""
+}
+
+// sameNews says whether b tells nothing that a does not. The time of the last pass alone is no news.
+func sameNews(a, b libv1beta1.ConfigurationGroupStatus) bool {
+	a.LastAppliedTime, b.LastAppliedTime = nil, nil
+	return apiequality.Semantic.DeepEqual(a, b)
+}
+
+// clip cuts a message to what may travel, at a whole character.
+func clip(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxMessage], "") + "…"
+}
+
+// hashMatches says whether an item's hash is the one of the content.
+func hashMatches(item libv1beta1.ConfigurationItem, content []byte) bool {
+	sum := sha256.Sum256(content)
+	return bytes.Equal(item.Hash, sum[:])
+}
