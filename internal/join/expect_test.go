@@ -1,0 +1,92 @@
+package join_test
+
+import (
+	"context"
+	"encoding/base64"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/transport"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/join"
+)
+
+func wantText(t *testing.T, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("got error %v, want one that contains %q", err, text)
+	}
+}
+
+func items(t *testing.T, list client.ObjectList) []client.Object {
+	t.Helper()
+	var objects []client.Object
+	raw, err := meta.ExtractList(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, obj := range raw {
+		objects = append(objects, obj.(client.Object))
+	}
+	return objects
+}
+
+// failing is an output on which every write fails.
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+
+// cancelOn ends a context when a request to a path with this end is about to be sent.
+func cancelOn(cancel context.CancelFunc, suffix string) transport.WrapperFunc {
+	return func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(request.URL.Path, suffix) {
+				cancel()
+			}
+			return next.RoundTrip(request)
+		})
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+
+func decode(t *testing.T, text string) []byte {
+	t.Helper()
+	raw, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// put writes kubeconfig as `kubectl apply` of a manifest does.
+func put(t *testing.T, o join.CredentialOptions, kubeconfig []byte) {
+	t.Helper()
+	secret, err := o.Secrets.Get(t.Context(), o.Secret, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret.Data[join.KubeconfigKey] = kubeconfig
+	if _, err := o.Secrets.Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually fails the test unless check says yes within half a minute.
+func eventually(t *testing.T, what string, check func() bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		return check(), nil
+	})
+	if err != nil {
+		t.Fatalf("wait until %s: %v", what, err)
+	}
+}

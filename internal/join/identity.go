@@ -1,0 +1,86 @@
+package join
+
+import (
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// leaseDuration is how long a member counts as alive after its agent's last heartbeat: three missed ones of 30 s.
+const leaseDuration = 90
+
+// sharedRole is the Role in kube.AgentNamespace that lets agents read a bundle whose name they know. It names no bundle: the
+// names are HMACs, and without list or watch nobody can find one that he was not told.
+const sharedRole = "towline-shared-bundles"
+
+// identityObjects are the objects behind an agent's identity on the hub, in the order in which they are made.
+func identityObjects(r Request, delivery string) []client.Object {
+	account := &corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)}
+	// Registration outlives the SveltosCluster here, so that a deregistration that was cut off finds the rest.
+	account.Annotations = map[string]string{kube.AnnotationDeliveryNS: delivery}
+	lease := &coordinationv1.Lease{
+		ObjectMeta: named(delivery, r.Name),
+		Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseDuration)},
+	}
+	objects := []client.Object{account, lease}
+	own, inbox := ownRules(r), inboxRules(r)
+	if delivery == r.Namespace {
+		objects = append(objects, role(r.Namespace, r.Name, append(own, inbox...)), binding(r, r.Namespace, r.Name, r.Name))
+	} else {
+		objects = append(objects, role(r.Namespace, r.Name, own), binding(r, r.Namespace, r.Name, r.Name),
+			role(delivery, r.Name, inbox), binding(r, delivery, r.Name, r.Name))
+	}
+	return append(objects, binding(r, kube.AgentNamespace, sharedBinding(r), sharedRole))
+}
+
+// sharedBinding names a cluster's binding in kube.AgentNamespace. A colon is in no DNS label, so that no two pairs share a name.
+func sharedBinding(r Request) string { return r.Namespace + ":" + r.Name }
+
+// ownRules are about objects that bear the cluster's own name in the cluster's namespace.
+func ownRules(r Request) []rbacv1.PolicyRule {
+	self := []string{r.Name}
+	return []rbacv1.PolicyRule{
+		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"sveltosclusters"}, ResourceNames: self, Verbs: []string{"get", "list", "watch"}},
+		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"sveltosclusters/status"}, ResourceNames: self, Verbs: []string{"patch"}},
+		{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"}, ResourceNames: self, Verbs: []string{"create"}},
+	}
+}
+
+// inboxRules are about the delivery namespace, which holds nothing of any other cluster.
+func inboxRules(r Request) []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
+		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups"}, Verbs: []string{"get", "list", "watch"}},
+		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups/status"}, Verbs: []string{"patch"}},
+		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationbundles"}, Verbs: []string{"get"}},
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{r.Name}, Verbs: []string{"get", "update", "patch"}},
+	}
+}
+
+func sharedRules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
+		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationbundles"}, Verbs: []string{"get"}},
+	}
+}
+
+func role(namespace, name string, rules []rbacv1.PolicyRule) *rbacv1.Role {
+	return &rbacv1.Role{ObjectMeta: named(namespace, name), Rules: rules}
+}
+
+// binding gives the agent of r the Role roleName in namespace.
+func binding(r Request, namespace, name, roleName string) *rbacv1.RoleBinding {
+	return &rbacv1.RoleBinding{
+		ObjectMeta: named(namespace, name),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: roleName},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: r.Namespace, Name: r.Name}},
+	}
+}
+
+func named(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name}
+}

@@ -1,0 +1,77 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+)
+
+// PushRequest asks to register a cluster that the hub dials.
+type PushRequest struct {
+	Request
+	// Kubeconfig is how the hub reaches the cluster. It must hold everything it needs.
+	Kubeconfig []byte
+}
+
+// Validate says what is wrong with r before anything connects. The error names the command-line flag and its value.
+func (r PushRequest) Validate() error {
+	if err := r.Request.Validate(); err != nil {
+		return err
+	}
+	if _, err := selfContained(r.Kubeconfig); err != nil {
+		return fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return nil
+}
+
+// RegisterPush checks that the kubeconfig reaches the cluster and may work there, and then keeps it on the hub beside a SveltosCluster.
+// Registering again replaces the kubeconfig and adds the labels. When it fails, or when ctx ends, what it made is taken back.
+func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
+	if err := r.Validate(); err != nil {
+		return err
+	}
+	member, err := selfContained(r.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	if err := checkReach(ctx, member); err != nil {
+		return fmt.Errorf("--kubeconfig: %w", err)
+	}
+	hubClient, err := newHubClient(hub)
+	if err != nil {
+		return err
+	}
+	l := &ledger{hubClient: hubClient, cluster: r.Name}
+	if err := l.registerPush(ctx, r); err != nil {
+		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx))
+	}
+	return nil
+}
+
+func (l *ledger) registerPush(ctx context.Context, r PushRequest) error {
+	live, err := findCluster(ctx, l.hubClient, r.Request)
+	if err != nil {
+		return err
+	}
+	if live != nil && live.Spec.PullMode {
+		return errors.New("it is registered in pull mode already; deregister it first")
+	}
+	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
+		return err
+	}
+	secret := &corev1.Secret{
+		ObjectMeta: named(r.Namespace, KubeconfigSecret(r.Name)),
+		Type:       corev1.SecretTypeOpaque,
+		Data:       map[string][]byte{KubeconfigKey: r.Kubeconfig},
+	}
+	secret.Labels = map[string]string{registrationLabel: r.Name}
+	if err := l.apply(ctx, secret); err != nil {
+		return err
+	}
+	desired := clusterOf(r.Request, live)
+	desired.Spec.KubeconfigKeyName = KubeconfigKey
+	return l.apply(ctx, desired)
+}
