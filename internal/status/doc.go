@@ -1,0 +1,2 @@
+// Package status folds reports into the status and events people read.
+package status

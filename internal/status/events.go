@@ -1,0 +1,104 @@
+package status
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+)
+
+// Reasons of failures, in failureReason and in events.
+const (
+	ReasonSource      = "SourceFailed"  // content or a chart could not be read
+	ReasonMissing     = "NotFound"      // a referenced object does not exist
+	ReasonRender      = "RenderFailed"  // content or a chart could not be turned into objects
+	ReasonDeliver     = "DeliverFailed" // the member, or its inbox, could not be reached
+	ReasonApply       = "ApplyFailed"   // the member did not take an object
+	ReasonConflict    = "Conflict"      // another profile holds an object or a release
+	ReasonUnsupported = "Unsupported"   // the profile uses a field that is not acted on yet
+	ReasonNotReady    = "NotReady"      // the cluster was never reached, or is not reached now
+	// ReasonSveltos is the reason of events about a success; the word is part of the surface.
+	ReasonSveltos = "Sveltos"
+)
+
+// maxNote is the longest note of an event that the API takes, in bytes.
+const maxNote = 1024
+
+// Event is one event to record. Type is that of Kubernetes: Normal or Warning.
+type Event struct{ Type, Reason, Note string }
+
+// Events lists what changed from old to now on m, so that each change is told once.
+func Events(old, now configv1beta1.ClusterSummaryStatus, m fleet.Member) []Event {
+	var events []Event
+	if now.FailureMessage != "" && now.FailureMessage != old.FailureMessage {
+		events = append(events, Event{Type: corev1.EventTypeWarning, Reason: summaryReason(now), Note: clip(now.FailureMessage)})
+	}
+	for _, feature := range now.FeatureSummaries {
+		before := FeatureOf(old, feature.FeatureID)
+		if feature.FailureMessage == now.FailureMessage && now.FailureMessage != "" {
+			continue
+		}
+		if event, ok := featureEvent(before, feature, m); ok {
+			events = append(events, event)
+		}
+	}
+	return events
+}
+
+func summaryReason(now configv1beta1.ClusterSummaryStatus) string {
+	for _, feature := range now.FeatureSummaries {
+		if feature.FailureMessage == now.FailureMessage {
+			return failureReason(feature)
+		}
+	}
+	return ReasonNotReady
+}
+
+func featureEvent(old, now configv1beta1.FeatureSummary, m fleet.Member) (Event, bool) {
+	at := fmt.Sprintf("%s %s", m.Type, m.Key())
+	switch now.Status {
+	case libv1beta1.FeatureStatusProvisioned:
+		if old.Status == now.Status && bytes.Equal(old.Hash, now.Hash) {
+			return Event{}, false
+		}
+		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s deployed to cluster %s", now.FeatureID, at)}, true
+	case libv1beta1.FeatureStatusRemoved:
+		if old.Status == now.Status || old.Status == "" {
+			return Event{}, false
+		}
+		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s removed from cluster %s", now.FeatureID, at)}, true
+	default:
+		if now.FailureMessage == "" || (old.FailureMessage == now.FailureMessage && old.Status == now.Status) {
+			return Event{}, false
+		}
+		return Event{corev1.EventTypeWarning, failureReason(now), clip(fmt.Sprintf("Feature: %s: %s", now.FeatureID, now.FailureMessage))}, true
+	}
+}
+
+// failureReason is the word of the surface where it has one.
+func failureReason(f configv1beta1.FeatureSummary) string {
+	switch {
+	case f.FailureReason == ReasonConflict:
+		return ReasonConflict
+	case f.Status == libv1beta1.FeatureStatusFailedNonRetriable:
+		return string(libv1beta1.FeatureStatusFailedNonRetriable)
+	case f.FailureReason != "":
+		return f.FailureReason
+	default:
+		return string(f.Status)
+	}
+}
+
+// clip cuts a note to what the API takes, at a whole character.
+func clip(note string) string {
+	if len(note) <= maxNote {
+		return note
+	}
+	const mark = "…"
+	return strings.ToValidUTF8(note[:maxNote-len(mark)], "") + mark
+}

@@ -1,0 +1,103 @@
+package status
+
+import (
+	"cmp"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+)
+
+// Deployed lists what the member has of b, applied at the given time, as an inventory shows it: the objects of plain content, and the
+// releases of charts.
+func Deployed(b bundle.Bundle, at *metav1.Time) configv1beta1.DeployedFeature {
+	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}
+	for _, item := range b.Items {
+		if item.Release != nil {
+			feature.Charts = addChart(feature.Charts, *item.Release, at)
+			continue
+		}
+		for _, obj := range item.Objects {
+			gvk := obj.GroupVersionKind()
+			feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{
+				Name: obj.GetName(), Namespace: obj.GetNamespace(), Group: gvk.Group, Kind: gvk.Kind, Version: gvk.Version,
+				LastAppliedTime: at, DeploymentType: libv1beta1.DeploymentTypeRemote,
+			})
+		}
+	}
+	return feature
+}
+
+// addChart adds a release once, however many items it is spread over.
+func addChart(charts []configv1beta1.DeployedChart, r bundle.Release, at *metav1.Time) []configv1beta1.DeployedChart {
+	if slices.ContainsFunc(charts, func(c configv1beta1.DeployedChart) bool { return c.ReleaseName == r.Name && c.Namespace == r.Namespace }) {
+		return charts
+	}
+	return append(charts, configv1beta1.DeployedChart{
+		RepoURL: r.RepoURL, ReleaseName: r.Name, Namespace: r.Namespace, ChartVersion: r.ChartVersion,
+		AppVersion: r.AppVersion, Icon: r.Icon, LastAppliedTime: at,
+	})
+}
+
+// Inventory returns a cluster's inventory in which the profile has feature, in place of what it had of it. A feature without resources
+// and charts takes itself out, and the last feature takes the profile out. It does not change old.
+func Inventory(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
+	now := *old.DeepCopy()
+	if kind == configv1beta1.ProfileKind {
+		now.ProfileResources = replace(now.ProfileResources, feature, access[configv1beta1.ProfileResource]{
+			make: func() configv1beta1.ProfileResource { return configv1beta1.ProfileResource{ProfileName: profile} },
+			read: func(r *configv1beta1.ProfileResource) (string, *[]configv1beta1.DeployedFeature) {
+				return r.ProfileName, &r.Features
+			},
+		})
+		return now
+	}
+	now.ClusterProfileResources = replace(now.ClusterProfileResources, feature, access[configv1beta1.ClusterProfileResource]{
+		make: func() configv1beta1.ClusterProfileResource {
+			return configv1beta1.ClusterProfileResource{ClusterProfileName: profile}
+		},
+		read: func(r *configv1beta1.ClusterProfileResource) (string, *[]configv1beta1.DeployedFeature) {
+			return r.ClusterProfileName, &r.Features
+		},
+	})
+	return now
+}
+
+// Empty says whether nothing is left in an inventory.
+func Empty(s configv1beta1.ClusterConfigurationStatus) bool {
+	return len(s.ClusterProfileResources) == 0 && len(s.ProfileResources) == 0
+}
+
+// access reads the entries of one profile kind, which differ in the name of one field only.
+type access[T any] struct {
+	make func() T
+	read func(*T) (name string, features *[]configv1beta1.DeployedFeature)
+}
+
+func replace[T any](entries []T, feature configv1beta1.DeployedFeature, a access[T]) []T {
+	fresh := a.make()
+	name, _ := a.read(&fresh)
+	at := slices.IndexFunc(entries, func(e T) bool { n, _ := a.read(&e); return n == name })
+	if at < 0 {
+		entries = append(entries, fresh)
+		at = len(entries) - 1
+	}
+	_, features := a.read(&entries[at])
+	*features = slices.DeleteFunc(*features, func(f configv1beta1.DeployedFeature) bool { return f.FeatureID == feature.FeatureID })
+	if len(feature.Resources) > 0 || len(feature.Charts) > 0 {
+		*features = append(*features, feature)
+		slices.SortFunc(*features, func(x, y configv1beta1.DeployedFeature) int { return cmp.Compare(rank(x.FeatureID), rank(y.FeatureID)) })
+	}
+	if len(*features) == 0 {
+		entries = slices.Delete(entries, at, at+1)
+	}
+	slices.SortFunc(entries, func(x, y T) int {
+		xName, _ := a.read(&x)
+		yName, _ := a.read(&y)
+		return cmp.Compare(xName, yName)
+	})
+	return entries
+}

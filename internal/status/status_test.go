@@ -1,0 +1,236 @@
+package status_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/status"
+)
+
+var (
+	one    = bundle.Digest{1}
+	two    = bundle.Digest{2}
+	noon   = time.Date(2026, 1, 2, 12, 0, 0, 123, time.UTC)
+	noonAt = &metav1.Time{Time: noon.Truncate(time.Second)}
+	member = fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one"}
+)
+
+func feature(s libv1beta1.FeatureStatus, hash bundle.Digest, message string) configv1beta1.FeatureSummary {
+	return configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: s, Hash: hash[:], FailureMessage: message}
+}
+
+func TestFoldAndEvents(t *testing.T) {
+	t.Parallel()
+	delivered := func(state bundle.State, digest bundle.Digest, message string) status.Finding {
+		return status.Finding{
+			Feature: libv1beta1.FeatureResources, Kind: status.Delivered, Want: one,
+			Report: bundle.Report{State: state, Digest: digest, Message: message, LastApplied: noon, Kinds: []string{"ConfigMap.v1."}},
+		}
+	}
+	provisioned := feature(libv1beta1.FeatureStatusProvisioned, one, "")
+	provisioned.LastAppliedTime = noonAt
+	failing := feature(libv1beta1.FeatureStatusFailed, one, "no room")
+	failing.FailureReason, failing.ConsecutiveFailures = status.ReasonApply, 1
+	with := func(f configv1beta1.FeatureSummary, change func(*configv1beta1.FeatureSummary)) configv1beta1.FeatureSummary {
+		change(&f)
+		return f
+	}
+	tests := map[string]struct {
+		old        configv1beta1.FeatureSummary
+		finding    status.Finding
+		want       configv1beta1.FeatureSummary
+		wantEvents []status.Event
+	}{
+		"the first delivery is pending": {
+			finding: delivered(bundle.StatePending, bundle.Digest{}, ""),
+			want:    feature(libv1beta1.FeatureStatusProvisioning, one, ""),
+		},
+		"applied": {
+			old: feature(libv1beta1.FeatureStatusProvisioning, one, ""), finding: delivered(bundle.StateApplied, one, ""), want: provisioned,
+			wantEvents: []status.Event{{Type: "Normal", Reason: "Sveltos", Note: "Feature: Resources deployed to cluster Sveltos eu/one"}},
+		},
+		"applied still is no news": {
+			old: provisioned,
+			finding: func() status.Finding {
+				f := delivered(bundle.StateApplied, one, "")
+				f.Report.LastApplied = noon.Add(time.Hour)
+				return f
+			}(),
+			want: provisioned,
+		},
+		"an old bundle applied is on its way": {
+			old: feature(libv1beta1.FeatureStatusProvisioned, two, ""), finding: delivered(bundle.StateApplied, two, ""),
+			want: feature(libv1beta1.FeatureStatusProvisioning, one, ""),
+		},
+		"a failure of the member": {
+			old: feature(libv1beta1.FeatureStatusProvisioning, one, ""), finding: delivered(bundle.StateFailed, one, "no room"), want: failing,
+			wantEvents: []status.Event{{Type: "Warning", Reason: "ApplyFailed", Note: "Feature: Resources: no room"}},
+		},
+		"the same failure is no news": {old: failing, finding: delivered(bundle.StateFailed, one, "no room"), want: failing},
+		"a failed attempt of ours counts": {
+			old:     failing,
+			finding: func() status.Finding { f := delivered(bundle.StateFailed, one, "no room"); f.Attempt = true; return f }(),
+			want:    with(failing, func(f *configv1beta1.FeatureSummary) { f.ConsecutiveFailures = 2 }),
+		},
+		"a new attempt alone is no news":           {old: failing, finding: delivered(bundle.StateApplying, one, ""), want: failing},
+		"the failure of an old bundle is not ours": {old: provisioned, finding: delivered(bundle.StateFailed, two, "no room"), want: with(feature(libv1beta1.FeatureStatusProvisioning, one, ""), func(f *configv1beta1.FeatureSummary) { f.LastAppliedTime = noonAt })},
+		"a render error keeps the hash": {
+			old: feature(libv1beta1.FeatureStatusProvisioned, two, ""),
+			finding: status.Finding{
+				Feature: libv1beta1.FeatureResources, Kind: status.Broken, Err: errors.New("bad yaml"), Reason: status.ReasonRender,
+				Status: libv1beta1.FeatureStatusFailedNonRetriable, Attempt: true,
+			},
+			want: with(feature(libv1beta1.FeatureStatusFailedNonRetriable, two, "bad yaml"), func(f *configv1beta1.FeatureSummary) {
+				f.FailureReason, f.ConsecutiveFailures = status.ReasonRender, 1
+			}),
+			wantEvents: []status.Event{{Type: "Warning", Reason: "FailedNonRetriable", Note: "Feature: Resources: bad yaml"}},
+		},
+		"what is held stays provisioned": {
+			old:     provisioned,
+			finding: status.Finding{Feature: libv1beta1.FeatureResources, Kind: status.Held, Err: errors.New("silent"), Status: libv1beta1.FeatureStatusFailed},
+			want:    provisioned,
+		},
+		"what is held and not provisioned says why": {
+			finding:    status.Finding{Feature: libv1beta1.FeatureResources, Kind: status.Held, Err: errors.New("cluster is not ready"), Reason: status.ReasonNotReady, Status: libv1beta1.FeatureStatusFailed},
+			want:       configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusFailed, FailureMessage: "cluster is not ready", FailureReason: status.ReasonNotReady},
+			wantEvents: []status.Event{{Type: "Warning", Reason: "NotReady", Note: "Feature: Resources: cluster is not ready"}},
+		},
+		"leaving": {
+			old: provisioned, finding: status.Finding{Feature: libv1beta1.FeatureResources, Kind: status.Leaving, Status: libv1beta1.FeatureStatusAgentRemoving},
+			want: with(provisioned, func(f *configv1beta1.FeatureSummary) { f.Status = libv1beta1.FeatureStatusAgentRemoving }),
+		},
+		"left": {
+			old: feature(libv1beta1.FeatureStatusRemoving, one, ""), finding: status.Finding{Feature: libv1beta1.FeatureResources, Kind: status.Left},
+			want:       configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusRemoved},
+			wantEvents: []status.Event{{Type: "Normal", Reason: "Sveltos", Note: "Feature: Resources removed from cluster Sveltos eu/one"}},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			old := configv1beta1.ClusterSummaryStatus{}
+			if tc.old.FeatureID != "" {
+				old.FeatureSummaries = []configv1beta1.FeatureSummary{tc.old}
+			}
+			before := old.DeepCopy()
+			now := status.Fold(old, status.Pass{Findings: []status.Finding{tc.finding}})
+			if diff := cmp.Diff(*before, old); diff != "" {
+				t.Errorf("Fold() changed its input (-before +after):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.want, status.FeatureOf(now, libv1beta1.FeatureResources)); diff != "" {
+				t.Errorf("feature (-want +got):\n%s", diff)
+			}
+			if *now.Dependencies != status.NoDependencies {
+				t.Errorf("dependencies = %q", *now.Dependencies)
+			}
+			if diff := cmp.Diff(tc.wantEvents, status.Events(old, now, member)); diff != "" {
+				t.Errorf("Events() (-want +got):\n%s", diff)
+			}
+			again := status.Fold(now, status.Pass{Findings: []status.Finding{tc.finding}})
+			if events := status.Events(now, again, member); len(events) > 0 {
+				t.Errorf("Events() of the same finding again = %v", events)
+			}
+		})
+	}
+}
+
+func TestFoldOrdersFeaturesAndTracksKinds(t *testing.T) {
+	t.Parallel()
+	finding := func(id libv1beta1.FeatureID, kind status.Kind) status.Finding {
+		return status.Finding{Feature: id, Kind: kind, Want: one, Report: bundle.Report{State: bundle.StateApplied, Digest: one, Kinds: []string{"Pod.v1."}}}
+	}
+	s := status.Fold(configv1beta1.ClusterSummaryStatus{}, status.Pass{Findings: []status.Finding{finding(libv1beta1.FeatureHelm, status.Delivered), finding(libv1beta1.FeatureResources, status.Delivered)}})
+	if s.FeatureSummaries[0].FeatureID != libv1beta1.FeatureResources || s.DeployedGVKs[1].FeatureID != libv1beta1.FeatureHelm {
+		t.Errorf("order = %v, %v", s.FeatureSummaries, s.DeployedGVKs)
+	}
+	s = status.Fold(s, status.Pass{Findings: []status.Finding{finding(libv1beta1.FeatureResources, status.Left)}, Suspended: "paused"})
+	if len(s.DeployedGVKs) != 1 || !s.ReconciliationSuspended || s.SuspensionReason != "paused" {
+		t.Errorf("status = %+v", s)
+	}
+}
+
+func TestFoldReleases(t *testing.T) {
+	t.Parallel()
+	release := func(name string) configv1beta1.HelmChartSummary {
+		return configv1beta1.HelmChartSummary{ReleaseName: name, ReleaseNamespace: "web", Status: configv1beta1.HelmChartStatusManaging}
+	}
+	old := configv1beta1.ClusterSummaryStatus{HelmReleaseSummaries: []configv1beta1.HelmChartSummary{release("a"), release("b")}}
+	names := func(state bundle.State, kind status.Kind) []string {
+		s := status.Fold(old, status.Pass{Findings: []status.Finding{{
+			Feature: libv1beta1.FeatureHelm, Kind: kind, Want: one, Report: bundle.Report{State: state, Digest: one},
+			Releases: []configv1beta1.HelmChartSummary{release("c"), release("b")},
+		}}})
+		var got []string
+		for _, r := range s.HelmReleaseSummaries {
+			got = append(got, r.ReleaseName)
+		}
+		return got
+	}
+	if diff := cmp.Diff([]string{"a", "b", "c"}, names(bundle.StateApplying, status.Delivered)); diff != "" {
+		t.Errorf("on the way (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"b", "c"}, names(bundle.StateApplied, status.Delivered)); diff != "" {
+		t.Errorf("applied (-want +got):\n%s", diff)
+	}
+	if got := names("", status.Left); got != nil {
+		t.Errorf("left = %v", got)
+	}
+}
+
+func TestEventsTellASummaryWideMessageOnce(t *testing.T) {
+	t.Parallel()
+	old := configv1beta1.ClusterSummaryStatus{}
+	message := "spec.reloader is not supported yet" + strings.Repeat("é", 1024)
+	pass := status.Pass{Message: message}
+	for _, id := range []libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm} {
+		pass.Findings = append(pass.Findings, status.Finding{Feature: id, Kind: status.Broken, Err: errors.New(message), Reason: status.ReasonUnsupported, Status: libv1beta1.FeatureStatusFailedNonRetriable})
+	}
+	events := status.Events(old, status.Fold(old, pass), member)
+	if len(events) != 1 || events[0].Reason != "FailedNonRetriable" || len(events[0].Note) > 1024 || !strings.HasPrefix(events[0].Note, "spec.reloader") {
+		t.Errorf("Events() = %+v", events)
+	}
+}
+
+func TestInventory(t *testing.T) {
+	t.Parallel()
+	obj := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "web", "namespace": "eu"}}}
+	resources := status.Deployed(bundle.Bundle{ID: bundle.ID{Feature: "Resources"}, Items: []bundle.Item{{Objects: []*unstructured.Unstructured{obj}}}}, noonAt)
+	release := &bundle.Release{Name: "r", Namespace: "web", RepoURL: "https://charts.test", ChartVersion: "1.2.3", AppVersion: "9"}
+	charts := status.Deployed(bundle.Bundle{ID: bundle.ID{Feature: "Helm"}, Items: []bundle.Item{{Release: release, Objects: []*unstructured.Unstructured{obj}}, {Release: release}}}, noonAt)
+
+	var s configv1beta1.ClusterConfigurationStatus
+	s = status.Inventory(s, "ClusterProfile", "b", charts)
+	s = status.Inventory(s, "ClusterProfile", "b", resources)
+	s = status.Inventory(s, "ClusterProfile", "a", resources)
+	s = status.Inventory(s, "Profile", "a", resources)
+	deployment := configv1beta1.DeployedFeature{FeatureID: "Resources", Resources: []configv1beta1.DeployedResource{{Name: "web", Namespace: "eu", Group: "apps", Kind: "Deployment", Version: "v1", LastAppliedTime: noonAt, DeploymentType: "Remote"}}}
+	want := configv1beta1.ClusterConfigurationStatus{
+		ClusterProfileResources: []configv1beta1.ClusterProfileResource{
+			{ClusterProfileName: "a", Features: []configv1beta1.DeployedFeature{deployment}},
+			{ClusterProfileName: "b", Features: []configv1beta1.DeployedFeature{deployment, {FeatureID: "Helm", Charts: []configv1beta1.DeployedChart{{RepoURL: "https://charts.test", ReleaseName: "r", Namespace: "web", ChartVersion: "1.2.3", AppVersion: "9", LastAppliedTime: noonAt}}}}},
+		},
+		ProfileResources: []configv1beta1.ProfileResource{{ProfileName: "a", Features: []configv1beta1.DeployedFeature{deployment}}},
+	}
+	if diff := cmp.Diff(want, s); diff != "" {
+		t.Errorf("Inventory() (-want +got):\n%s", diff)
+	}
+	for _, gone := range []struct{ kind, name, feature string }{{"ClusterProfile", "a", "Resources"}, {"ClusterProfile", "b", "Resources"}, {"ClusterProfile", "b", "Helm"}, {"Profile", "a", "Resources"}} {
+		if status.Empty(s) {
+			t.Fatalf("empty before %v was taken out", gone)
+		}
+		s = status.Inventory(s, gone.kind, gone.name, configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(gone.feature)})
+	}
+	if !status.Empty(s) {
+		t.Errorf("Inventory() after all = %+v, want empty", s)
+	}
+}
