@@ -19,6 +19,7 @@ import (
 
 	"github.com/towline/towline/localkube/internal/controlplane"
 	"github.com/towline/towline/localkube/internal/node"
+	"github.com/towline/towline/localkube/internal/release"
 )
 
 // startLimit is how long the control plane may take to become ready; on two idle cores it takes about three seconds.
@@ -124,6 +125,9 @@ func run(ctx context.Context, s settings) error {
 	}
 	defer log.Close()
 	redirectLogs(log)
+	if err := release.Set(); err != nil {
+		return err
+	}
 	if err := runCluster(ctx, s, log); err != nil {
 		return fmt.Errorf("%w (see also %s)", err, filepath.Join(s.dir, libraryLog))
 	}

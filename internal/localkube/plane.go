@@ -266,9 +266,8 @@ func (r *process) kill() {
 func (p *Plane) Restart(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	temporary := p.temporary
-	// Keep the process from removing its directory as it stops.
-	if temporary && p.process != nil {
+	// A process that stops in an orderly way would remove a temporary directory.
+	if p.temporary && p.process != nil {
 		p.process.kill()
 		p.process = nil
 	}

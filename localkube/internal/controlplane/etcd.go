@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 )
@@ -23,6 +24,8 @@ func startEtcd(ctx context.Context, opts Options) (*embed.Etcd, error) {
 	if err := os.RemoveAll(etcdSocket); err != nil {
 		return nil, fmt.Errorf("remove stale etcd socket: %w", err)
 	}
+	// Two of these files are reserved at the start, of 64 MB each by default.
+	wal.SegmentSizeBytes = 16 << 20
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(opts.Dir, "etcd")
 	cfg.ListenPeerUrls = nil
