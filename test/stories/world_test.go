@@ -36,6 +36,8 @@ type world struct {
 	dir   string
 	hub   *localkube.Plane
 	hubOS *process
+	// hubKubeconfig is the kubeconfig of `towline hub`.
+	hubKubeconfig string
 	// Charts is the URL of a Helm repository with the example chart under every name that the stories use.
 	Charts string
 }
@@ -43,13 +45,14 @@ type world struct {
 // newWorld starts the hub and waits until it has registered itself.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	repository, err := examples.Repository()
+	repository, err := examples.Repository(charts()...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewServer(repository)
 	t.Cleanup(server.Close)
 	w := &world{t: t, dir: t.TempDir(), hub: localkube.ForTest(t, localkube.Named("hub")), Charts: server.URL}
+	w.hubKubeconfig = w.hub.Kubeconfig
 	w.startHub()
 	w.eventually("the hub registers itself", func() error {
 		return wantFields(w.row(w.kubectl(w.hub, "get", "sveltosclusters", "-n", "mgmt"), "mgmt"), "mgmt", "true", "*", "*")
@@ -57,10 +60,20 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// charts stand in for those of the seeds.
+func charts() []examples.Chart {
+	return []examples.Chart{
+		{},
+		{Name: "kyverno", Version: "3.3.3"},
+		{Name: "kyverno", Version: "3.5.1"},
+		{Name: "tetragon", Version: "1.5.0"},
+	}
+}
+
 // startHub runs `towline hub`; it is stopped when the story ends.
 func (w *world) startHub() {
 	w.t.Helper()
-	w.hubOS = w.start("hub", w.hub, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--cache-dir="+filepath.Join(w.dir, "cache"))
+	w.hubOS = w.startWith("hub", []string{"KUBECONFIG=" + w.hubKubeconfig}, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--cache-dir="+filepath.Join(w.dir, "cache"))
 	w.eventually("the hub installs its CRDs", func() error {
 		_, err := w.try(w.hub, "kubectl", "get", "sveltosclusters,clusterprofiles,configurationgroups", "-A")
 		return err
@@ -244,8 +257,14 @@ type process struct {
 // start runs a program in the background. It is stopped when the story ends, and its output is logged if the story failed.
 func (w *world) start(what string, plane *localkube.Plane, binary string, args ...string) *process {
 	w.t.Helper()
+	return w.startWith(what, []string{"KUBECONFIG=" + plane.Kubeconfig}, binary, args...)
+}
+
+// startWith is start with any environment in place of a plane.
+func (w *world) startWith(what string, env []string, binary string, args ...string) *process {
+	w.t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(w.t.Context()), w.binary(binary), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p := &process{cmd: cmd, out: &lockedBuffer{}, exited: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p.out, p.out

@@ -1,0 +1,348 @@
+package stories
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// badCase is one mistake of a user: a profile that was delivered well is changed for the worse.
+type badCase struct {
+	// breaks is applied to the hub after the good profile of the case has been delivered. %[1]s stands for the name of the case,
+	// %[2]s for the URL of the chart repository and %[3]s for one where nobody listens.
+	breaks string
+	// names are texts of the message: the thing, the place, and what is wrong.
+	names []string
+}
+
+// badGood is the good profile of a case. It has the case's name in everything, so that all cases fit on one cluster.
+const badGood = `
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: %[1]s}
+data:
+  objects.yaml: |
+    apiVersion: v1
+    kind: ConfigMap
+    metadata: {namespace: %[1]s, name: first}
+    data: {text: good}
+    ---
+    apiVersion: v1
+    kind: Service
+    metadata: {namespace: %[1]s, name: second}
+    spec:
+      selector: {app: web}
+      ports: [{port: 80}]
+`
+
+// badProfile is the profile of a case; further lines of its spec follow.
+const badProfile = `
+---
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: %[1]s}
+spec:
+  clusterSelector: {matchLabels: {env: bad}}
+  policyRefs:
+  - {kind: ConfigMap, namespace: default, name: %[1]s}
+`
+
+// badChart is the Helm part of a case's profile: repository, chart and values differ.
+const badChart = `
+  helmCharts:
+  - repositoryURL: %[2]s
+    repositoryName: stories
+    chartName: stories/%[3]s
+    chartVersion: 1.0.0
+    releaseName: %[1]s
+    releaseNamespace: %[1]s
+    helmChartAction: Install
+    values: |
+      message: good
+%[4]s`
+
+func badCases() map[string]badCase {
+	return map[string]badCase{
+		"broken-yaml": {
+			breaks: "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %[1]s}\ndata:\n  objects.yaml: |\n    apiVersion: v1\n    kind: [ConfigMap\n",
+			names:  []string{"ConfigMap", "default/broken-yaml", "objects.yaml"},
+		},
+		"missing-reference": {
+			breaks: badProfile + "  - {kind: ConfigMap, namespace: default, name: nobody-made-this}\n",
+			names:  []string{"ConfigMap", "default/nobody-made-this"},
+		},
+		"missing-chart": {
+			breaks: badProfile + chartOf("%[2]s", "no-such-chart", ""),
+			names:  []string{"no-such-chart", "http://127.0.0.1:"},
+		},
+		"chart-does-not-render": {
+			breaks: badProfile + chartOf("%[2]s", "bad-template", ""),
+			names:  []string{"bad-template", "templates/broken.yaml", "nobodyDefined"},
+		},
+		"values-fail-schema": {
+			breaks: badProfile + chartOf("%[2]s", "hello", "      replicas: many\n"),
+			names:  []string{"hello", "replicas"},
+		},
+		"refused-object": {
+			breaks: badGood + "    ---\n    apiVersion: v1\n    kind: Service\n    metadata: {namespace: %[1]s, name: third}\n    spec: {ports: [{port: 99999}]}\n",
+			names:  []string{"Service", "refused-object/third", "99999"},
+		},
+		"unknown-kind": {
+			breaks: badGood + "    ---\n    apiVersion: example.org/v1\n    kind: Unheard\n    metadata: {namespace: %[1]s, name: third}\n",
+			names:  []string{"Unheard", "example.org"},
+		},
+		"unreachable-repository": {
+			breaks: badProfile + chartOf("%[3]s", "hello", ""),
+			names:  []string{"hello", "http://127.0.0.1:", "connection refused"},
+		},
+		"field-without-effect": {
+			breaks: badProfile + "  kustomizationRefs:\n  - {kind: ConfigMap, namespace: default, name: %[1]s}\n",
+			names:  []string{"kustomizationRefs"},
+		},
+	}
+}
+
+// chartOf fills the repository, the chart and more values into badChart and leaves the name of the case open.
+func chartOf(repository, chart, values string) string {
+	return strings.NewReplacer("%[2]s", repository, "%[3]s", chart, "%[4]s", values).Replace(badChart)
+}
+
+// TestBadInput makes one mistake after the other in profiles that were good. Each is told by name, on the summaries and as an event,
+// and nothing that was delivered is touched, neither on a pull nor on a push member.
+func TestBadInput(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	members := map[string]*localkube.Plane{"pull-1": w.pullMember("edge", "pull-1", "env=bad"), "push-1": w.pushMember("cloud", "push-1", "env=bad")}
+	namespaces := map[string]string{"pull-1": "edge", "push-1": "cloud"}
+	charts, nowhere := badRepository(t), closedAddress(t)
+	cases := badCases()
+	for _, name := range slices.Sorted(maps.Keys(cases)) {
+		w.apply(w.hub, fmt.Sprintf(badGood+badProfile, name))
+	}
+	before := map[string]map[string]fingerprint{}
+	for cluster, member := range members {
+		for name := range cases {
+			w.provisioned(namespaces[cluster], name+"-sveltos-"+cluster)
+			before[cluster+" "+name] = w.fingerprints(member, name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(cases)) {
+		w.apply(w.hub, strings.NewReplacer("%[1]s", name, "%[2]s", charts, "%[3]s", nowhere).Replace(cases[name].breaks))
+	}
+	for _, name := range slices.Sorted(maps.Keys(cases)) {
+		for cluster, member := range members {
+			t.Run(name+"/"+cluster, func(t *testing.T) {
+				told := *w
+				told.t = t
+				told.wantTold(namespaces[cluster], name+"-sveltos-"+cluster, cases[name].names)
+				if diff := cmp.Diff(before[cluster+" "+name], told.fingerprints(member, name)); diff != "" {
+					t.Errorf("what was delivered before (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// badRepository serves the example chart, and one that does not render.
+func badRepository(t *testing.T) string {
+	t.Helper()
+	repository, err := examples.Repository(
+		examples.Chart{Name: "hello", Version: "1.0.0"},
+		examples.Chart{Name: "bad-template", Version: "1.0.0", Files: map[string]string{"templates/broken.yaml": "{{ include \"nobodyDefined\" . }}\n"}},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(repository)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// closedAddress returns a URL at which nobody listens.
+func closedAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return "http://" + listener.Addr().String()
+}
+
+// wantTold waits until a summary says it failed, with a message that holds all texts, and until an event says so, too.
+func (w *world) wantTold(namespace, summary string, texts []string) {
+	w.t.Helper()
+	message := ""
+	w.eventually(summary+" tells what is wrong", func() error {
+		var got configv1beta1.ClusterSummary
+		if err := w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: summary}, &got); err != nil {
+			return err
+		}
+		message = failureOf(got)
+		return wantTexts(message, texts)
+	})
+	w.t.Logf("%s: %s", summary, message)
+	w.eventually("an event tells what is wrong", func() error {
+		var events eventsv1.EventList
+		if err := w.client(w.hub).List(w.t.Context(), &events, client.InNamespace(namespace)); err != nil {
+			return err
+		}
+		last := errors.New("there is no warning")
+		for _, event := range events.Items {
+			if event.Regarding.Name != summary || event.Type != "Warning" {
+				continue
+			}
+			if last = wantTexts(event.Note, texts); last == nil {
+				return nil
+			}
+		}
+		return last
+	})
+}
+
+// failureOf returns what a summary says of its failures, "" if nothing failed.
+func failureOf(summary configv1beta1.ClusterSummary) string {
+	var messages []string
+	if summary.Status.FailureMessage != "" {
+		messages = append(messages, summary.Status.FailureMessage)
+	}
+	for _, feature := range summary.Status.FeatureSummaries {
+		if strings.HasPrefix(string(feature.Status), "Failed") {
+			messages = append(messages, feature.FailureMessage)
+		}
+	}
+	return strings.Join(messages, "\n")
+}
+
+func wantTexts(message string, texts []string) error {
+	for _, text := range texts {
+		if !strings.Contains(message, text) {
+			return fmt.Errorf("%q does not contain %q", message, text)
+		}
+	}
+	return nil
+}
+
+// fingerprint changes whenever an object is written.
+type fingerprint struct{ UID, ResourceVersion string }
+
+// fingerprints returns those of the ConfigMaps and Services of a namespace that Towline made.
+func (w *world) fingerprints(plane *localkube.Plane, namespace string) map[string]fingerprint {
+	w.t.Helper()
+	prints := map[string]fingerprint{}
+	for _, kind := range []string{"ConfigMap", "Service"} {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: kind + "List"})
+		if err := w.client(plane).List(w.t.Context(), list, client.InNamespace(namespace)); err != nil {
+			w.t.Fatal(err)
+		}
+		for _, item := range list.Items {
+			if _, ours := item.GetAnnotations()[kube.AnnotationRequestor]; ours {
+				prints[kind+" "+item.GetName()] = fingerprint{string(item.GetUID()), item.GetResourceVersion()}
+			}
+		}
+	}
+	return prints
+}
+
+// TestBadInputOnTheCommandLine makes the mistakes that a command refuses: each is told on standard error, and leaves nothing behind.
+func TestBadInputOnTheCommandLine(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.kubectl(w.hub, "create", "namespace", "cloud")
+	nothing := w.save("not-a-kubeconfig", "this is not a kubeconfig\n")
+	nobody := w.save("unreachable.kubeconfig", unreachableKubeconfig(closedAddress(t)))
+	for name, tc := range map[string]struct {
+		args  []string
+		names []string
+	}{
+		"a file that is no kubeconfig": {
+			args:  []string{"--namespace=cloud", "--cluster=mistaken", "--kubeconfig=" + nothing},
+			names: []string{"--kubeconfig", "kubeconfig"},
+		},
+		"a kubeconfig that does not exist": {
+			args:  []string{"--namespace=cloud", "--cluster=mistaken", "--kubeconfig=" + nothing + "-2"},
+			names: []string{nothing + "-2", "no such file"},
+		},
+		"a kubeconfig to a cluster that does not answer": {
+			args:  []string{"--namespace=cloud", "--cluster=mistaken", "--kubeconfig=" + nobody},
+			names: []string{"--kubeconfig", "127.0.0.1", "cannot be reached"},
+		},
+		"labels that do not parse": {
+			args:  []string{"--namespace=fresh", "--cluster=mistaken", "--pullmode", "--labels=env"},
+			names: []string{"invalid key-value pair format: env"},
+		},
+		"a label that is none": {
+			args:  []string{"--namespace=fresh", "--cluster=mistaken", "--pullmode", "--labels=env=not allowed"},
+			names: []string{"--labels", "env=not allowed"},
+		},
+		"a cluster name that is not a DNS label": {
+			args:  []string{"--namespace=fresh", "--cluster=Not_A_Label", "--pullmode"},
+			names: []string{"--cluster", "Not_A_Label", "DNS"},
+		},
+		"a namespace that is not a DNS label": {
+			args:  []string{"--namespace=Fresh!", "--cluster=mistaken", "--pullmode"},
+			names: []string{"--namespace", "Fresh!", "DNS"},
+		},
+		"neither pull mode nor a kubeconfig": {
+			args:  []string{"--namespace=cloud", "--cluster=mistaken"},
+			names: []string{"either kubeconfig or fleet-cluster-context must be specified"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			told := *w
+			told.t = t
+			before := told.inventory()
+			stdout, err := told.try(w.hub, "sveltosctl", append([]string{"register", "cluster"}, tc.args...)...)
+			if err == nil {
+				t.Fatal("the command succeeded")
+			}
+			if stdout != "" {
+				t.Errorf("standard output is for data only, got %q", stdout)
+			}
+			if err := wantTexts(err.Error(), tc.names); err != nil {
+				t.Error(err)
+			}
+			if diff := cmp.Diff(before, told.inventory()); diff != "" {
+				t.Errorf("what is on the hub (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// inventory names everything that a registration could leave behind.
+func (w *world) inventory() []string {
+	w.t.Helper()
+	out := w.kubectl(w.hub, "get", "namespaces,sveltosclusters,serviceaccounts,secrets,roles,rolebindings,clusterroles,clusterrolebindings,leases", "-A",
+		"-o", `jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name}{"\n"}{end}`)
+	names := strings.Split(strings.TrimSpace(out), "\n")
+	slices.Sort(names)
+	return names
+}
+
+func unreachableKubeconfig(address string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: %q}}]
+users: [{name: u, user: {token: none}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+`, address)
+}

@@ -1,0 +1,164 @@
+package stories
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// tally counts what happened to one object.
+type tally struct{ Added, Modified, Deleted int }
+
+// journal writes down everything that happens to the ConfigMaps of one namespace.
+type journal struct {
+	w         *world
+	plane     *localkube.Plane
+	namespace string
+	marks     int
+
+	// mu guards what follows; changed is closed and replaced with every event.
+	mu      sync.Mutex
+	tallies map[string]tally
+	lost    error
+	changed chan struct{}
+}
+
+// journal starts to write down what happens in a namespace of a plane from now on.
+func (w *world) journal(plane *localkube.Plane, namespace string) *journal {
+	w.t.Helper()
+	c, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var before corev1.ConfigMapList
+	if err := c.List(w.t.Context(), &before, client.InNamespace(namespace)); err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
+	events, err := c.Watch(ctx, &corev1.ConfigMapList{}, client.InNamespace(namespace), &client.ListOptions{
+		Raw: &metav1.ListOptions{ResourceVersion: before.ResourceVersion},
+	})
+	if err != nil {
+		cancel()
+		w.t.Fatal(err)
+	}
+	j := &journal{w: w, plane: plane, namespace: namespace, tallies: map[string]tally{}, changed: make(chan struct{})}
+	var reader sync.WaitGroup
+	reader.Go(func() { j.read(events.ResultChan()) })
+	w.t.Cleanup(func() {
+		cancel()
+		events.Stop()
+		reader.Wait()
+	})
+	return j
+}
+
+func (j *journal) read(events <-chan watch.Event) {
+	for event := range events {
+		j.note(event)
+	}
+}
+
+func (j *journal) note(event watch.Event) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	object, ok := event.Object.(*corev1.ConfigMap)
+	if !ok {
+		j.lost = fmt.Errorf("the watch of %s brought %s: %v", j.namespace, event.Type, event.Object)
+		return
+	}
+	if object.Name == rootCertificates {
+		return
+	}
+	t := j.tallies[object.Name]
+	switch event.Type {
+	case watch.Added:
+		t.Added++
+	case watch.Modified:
+		t.Modified++
+	case watch.Deleted:
+		t.Deleted++
+	}
+	j.tallies[object.Name] = t
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// rootCertificates is the ConfigMap that Kubernetes itself puts into every namespace.
+const rootCertificates = "kube-root-ca.crt"
+
+// page returns what happened since the last page, once everything that happened before the call is written down.
+func (j *journal) page() map[string]tally {
+	j.w.t.Helper()
+	j.marks++
+	mark := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: j.namespace, Name: fmt.Sprintf("bookmark-%d", j.marks)}}
+	if err := j.w.client(j.plane).Create(j.w.t.Context(), mark); err != nil {
+		j.w.t.Fatal(err)
+	}
+	deadline := time.After(patience)
+	for {
+		page, next, err := j.until(mark.Name)
+		if err != nil {
+			j.w.t.Fatal(err)
+		}
+		if page != nil {
+			return page
+		}
+		select {
+		case <-next:
+		case <-deadline:
+			j.w.t.Fatalf("the watch of %s did not bring %s within %s", j.namespace, mark.Name, patience)
+		}
+	}
+}
+
+// until returns the page that ends with mark, or what to wait for if mark has not come yet.
+func (j *journal) until(mark string) (page map[string]tally, next <-chan struct{}, err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.lost != nil {
+		return nil, nil, j.lost
+	}
+	if _, ok := j.tallies[mark]; !ok {
+		return nil, j.changed, nil
+	}
+	page = maps.Clone(j.tallies)
+	delete(page, mark)
+	j.tallies = map[string]tally{}
+	return page, nil, nil
+}
+
+// want turns the page and checks that exactly this happened.
+func (j *journal) want(what string, want map[string]tally) {
+	j.w.t.Helper()
+	if diff := cmp.Diff(want, j.page()); diff != "" {
+		j.w.t.Errorf("%s: what happened to the objects (-want +got):\n%s", what, diff)
+	}
+}
+
+// configMaps returns the ConfigMaps of a namespace by name, without those that are not the story's.
+func (w *world) configMaps(plane *localkube.Plane, namespace string) map[string]corev1.ConfigMap {
+	w.t.Helper()
+	var list corev1.ConfigMapList
+	if err := w.client(plane).List(w.t.Context(), &list, client.InNamespace(namespace)); err != nil {
+		w.t.Fatal(err)
+	}
+	found := map[string]corev1.ConfigMap{}
+	for _, item := range list.Items {
+		if _, ours := item.Annotations[kube.AnnotationRequestor]; ours {
+			found[item.Name] = item
+		}
+	}
+	return found
+}
