@@ -182,22 +182,19 @@ func decompress(payload []byte) ([]byte, error) {
 func parseStream(stream []byte) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	for doc := range bytes.SplitSeq(stream, []byte("\n"+separator)) {
-		obj, err := parseDocument(doc)
-		if err != nil {
+		var err error
+		if objects, err = parseDocument(objects, doc); err != nil {
 			return nil, err
-		}
-		if obj != nil {
-			objects = append(objects, obj)
 		}
 	}
 	return objects, nil
 }
 
-// parseDocument returns the object in doc, JSON or YAML, and nil if there is nothing in it.
-func parseDocument(doc []byte) (*unstructured.Unstructured, error) {
+// parseDocument appends the object in doc, JSON or YAML, to objects. There may be none in it.
+func parseDocument(objects []*unstructured.Unstructured, doc []byte) ([]*unstructured.Unstructured, error) {
 	doc = bytes.TrimSpace(doc)
 	if len(doc) == 0 {
-		return nil, nil
+		return objects, nil
 	}
 	if doc[0] != '{' {
 		raw, err := yaml.YAMLToJSON(doc)
@@ -205,12 +202,12 @@ func parseDocument(doc []byte) (*unstructured.Unstructured, error) {
 			return nil, fmt.Errorf("%w: parse document: %w", ErrCorrupt, err)
 		}
 		if doc = raw; string(doc) == "null" {
-			return nil, nil
+			return objects, nil
 		}
 	}
 	obj := &unstructured.Unstructured{}
 	if err := obj.UnmarshalJSON(doc); err != nil {
 		return nil, fmt.Errorf("%w: parse document: %w", ErrCorrupt, err)
 	}
-	return obj, nil
+	return append(objects, obj), nil
 }

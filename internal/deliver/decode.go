@@ -75,12 +75,9 @@ func (a *assembly) addResources(item libv1beta1.ConfigurationItem, obj *libv1bet
 		if err := a.grow(len(doc)); err != nil {
 			return err
 		}
-		parsed, err := parseDocument([]byte(doc))
-		if err != nil {
+		var err error
+		if objects, err = parseDocument(objects, []byte(doc)); err != nil {
 			return err
-		}
-		if parsed != nil {
-			objects = append(objects, parsed)
 		}
 	}
 	if len(item.Hash) > 0 && !resourcesMatch(item.Hash, objects) {

@@ -55,11 +55,11 @@ func (o *Outbox) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (
 	if err != nil {
 		return pending, err
 	}
-	if group != nil && group.DeletionTimestamp != nil {
+	if group.DeletionTimestamp != nil {
 		// It must be gone before it can be made anew; the watch on groups tells.
 		return pending, nil
 	}
-	if group == nil || group.Spec.Action != libv1beta1.ActionDeploy || bundle.DigestFromBytes(group.Spec.RequestorHash) != digest {
+	if !exists(group) || group.Spec.Action != libv1beta1.ActionDeploy || bundle.DigestFromBytes(group.Spec.RequestorHash) != digest {
 		group, err = o.stage(ctx, m, b, group)
 	} else {
 		group, err = o.maintain(ctx, m, b, group)
@@ -180,7 +180,7 @@ func (o *Outbox) stage(ctx context.Context, m fleet.Member, b bundle.Bundle, gro
 			return nil, err
 		}
 	}
-	if group != nil && pointsAt(group, want) {
+	if exists(group) && pointsAt(group, want) {
 		return group, nil
 	}
 	return o.apply(ctx, want)
@@ -236,14 +236,14 @@ func (o *Outbox) apply(ctx context.Context, want *libv1beta1.ConfigurationGroup)
 // Withdraw asks the agent to remove w and is done once it did, or if nothing was ever delivered.
 func (o *Outbox) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	group, err := o.group(ctx, o.hub, m, w.ID)
-	if err == nil && group == nil {
+	if err == nil && !exists(group) {
 		// Only the API server knows: a cache may not have seen what was delivered a moment ago.
 		group, err = o.group(ctx, o.live, m, w.ID)
 	}
 	if err != nil {
 		return false, err
 	}
-	if group == nil {
+	if !exists(group) {
 		return true, nil
 	}
 	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Leave {
@@ -272,7 +272,10 @@ func (o *Outbox) discard(ctx context.Context, group *libv1beta1.ConfigurationGro
 	return nil
 }
 
-// group reads the group of id on m, nil if there is none.
+// exists says whether the hub has a group.
+func exists(group *libv1beta1.ConfigurationGroup) bool { return group.UID != "" }
+
+// group reads the group of id on m; one that does not exist is empty.
 func (o *Outbox) group(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
 	if m.DeliveryNamespace == "" {
 		return nil, errors.New("read group of member " + m.Key() + ": it has no delivery namespace")
@@ -281,7 +284,7 @@ func (o *Outbox) group(ctx context.Context, reader client.Reader, m fleet.Member
 	key := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: GroupName(m, id)}
 	err := reader.Get(ctx, key, group)
 	if apierrors.IsNotFound(err) {
-		return nil, nil
+		return &libv1beta1.ConfigurationGroup{}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read group %s: %w", key, err)

@@ -1,0 +1,409 @@
+package deliver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/towline/towline/api/crds"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// memberEngine is a member in memory. Its objects and records outlive the agents that use it, as those in a cluster do.
+type memberEngine struct {
+	mu      sync.Mutex
+	records map[bundle.ID]bundle.Bundle
+	// objects maps names to the data they were applied with; writes counts changes to it.
+	objects map[string]string
+	writes  int
+	// refuse makes the object of that name fail with this reason.
+	refuse map[string]string
+}
+
+func newMemberEngine() *memberEngine {
+	return &memberEngine{records: map[bundle.ID]bundle.Bundle{}, objects: map[string]string{}, refuse: map[string]string{}}
+}
+
+func (e *memberEngine) Converge(_ context.Context, b bundle.Bundle) (bundle.Report, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	digest, err := b.Digest()
+	if err != nil {
+		return bundle.Report{}, err
+	}
+	old := e.records[b.ID]
+	e.records[b.ID] = b
+	report := bundle.Report{ID: b.ID, Digest: digest, State: bundle.StateApplied, Kinds: []string{"ConfigMap.v1."}, LastApplied: time.Now()}
+	for _, item := range b.Items {
+		for _, obj := range item.Objects {
+			if reason := e.refuse[obj.GetName()]; reason != "" {
+				report.State, report.Message = bundle.StateFailed, kube.RefOf(obj).String()+": "+reason
+				continue
+			}
+			raw, err := obj.MarshalJSON()
+			if err != nil {
+				return report, err
+			}
+			if e.objects[obj.GetName()] != string(raw) {
+				e.objects[obj.GetName()] = string(raw)
+				e.writes++
+			}
+		}
+	}
+	for _, ref := range old.Refs() {
+		if !slices.Contains(b.Refs(), ref) {
+			delete(e.objects, ref.Name)
+			e.writes++
+		}
+	}
+	return report, nil
+}
+
+func (e *memberEngine) Withdraw(_ context.Context, w bundle.Withdrawal) (bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !w.Leave {
+		for _, ref := range e.records[w.ID].Refs() {
+			delete(e.objects, ref.Name)
+			e.writes++
+		}
+	}
+	delete(e.records, w.ID)
+	return true, nil
+}
+
+// record returns the digest of what was last converged to for id.
+func (e *memberEngine) record(id bundle.ID) (b bundle.Bundle, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	b, ok = e.records[id]
+	return b, ok
+}
+
+func (e *memberEngine) refuseObject(name, reason string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.refuse[name] = reason
+}
+
+func (e *memberEngine) names() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var names []string
+	for name := range e.objects {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (e *memberEngine) writeCount() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.writes
+}
+
+// requests counts and logs what a client asks of an API server, and lets a test make requests fail.
+type requests struct {
+	mu   sync.Mutex
+	log  []string
+	fail func(request *http.Request) bool
+}
+
+var errCrash = errors.New("crash")
+
+func (r *requests) wrap(config *rest.Config) *rest.Config {
+	wrapped := rest.CopyConfig(config)
+	wrapped.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			r.mu.Lock()
+			fail := r.fail != nil && r.fail(request)
+			r.log = append(r.log, request.Method+" "+request.URL.Path+"?"+request.URL.RawQuery)
+			r.mu.Unlock()
+			if fail {
+				return nil, errCrash
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	return wrapped
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+
+// take returns what was logged since the last take and contains all of the given words.
+func (r *requests) take(words ...string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var taken []string
+	for _, line := range r.log {
+		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
+			taken = append(taken, line)
+		}
+	}
+	r.log = nil
+	return taken
+}
+
+func (r *requests) failIf(fail func(*http.Request) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail = fail
+}
+
+func writes(log []string) []string {
+	return slices.DeleteFunc(slices.Clone(log), func(line string) bool { return strings.HasPrefix(line, http.MethodGet) })
+}
+
+// hub is a real API server with our kinds, and an Outbox on it.
+type hub struct {
+	t        *testing.T
+	plane    *localkube.Plane
+	admin    client.Client
+	outbox   *Outbox
+	requests *requests
+}
+
+func sharedHub(t *testing.T) *hub { t.Helper(); return newHub(t, localkube.Shared(t)) }
+
+func newHub(t *testing.T, plane *localkube.Plane) *hub {
+	t.Helper()
+	h := &hub{t: t, plane: plane, admin: clientFor(t, plane.Config), requests: &requests{}}
+	h.install()
+	h.restart()
+	return h
+}
+
+// restart replaces the Outbox by one that remembers nothing.
+func (h *hub) restart() {
+	h.t.Helper()
+	hubClient := clientFor(h.t, h.requests.wrap(h.plane.Config))
+	outbox, err := NewOutbox(hubClient, hubClient, testKey)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.outbox = outbox
+}
+
+func clientFor(t *testing.T, config *rest.Config) client.WithWatch {
+	t.Helper()
+	c, err := client.NewWithWatch(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// install creates the namespace of shared bundles and our two kinds, and waits until they are served. Tests may do so at once.
+func (h *hub) install() {
+	h.t.Helper()
+	h.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}})
+	for _, plural := range []string{"configurationgroups", "configurationbundles"} {
+		raw, err := crds.FS.ReadFile("lib.projectsveltos.io_" + plural + ".yaml")
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.Unmarshal(raw, crd); err != nil {
+			h.t.Fatal(err)
+		}
+		h.create(crd)
+	}
+	for _, list := range []client.ObjectList{&libv1beta1.ConfigurationGroupList{}, &libv1beta1.ConfigurationBundleList{}} {
+		eventually(h.t, "kinds are served", func(ctx context.Context) error { return h.admin.List(ctx, list) })
+	}
+}
+
+func (h *hub) create(obj client.Object) {
+	h.t.Helper()
+	if err := h.admin.Create(h.t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
+		h.t.Fatal(err)
+	}
+}
+
+// member registers a pull-mode member with a delivery namespace of its own.
+func (h *hub) member(name string) fleet.Member {
+	h.t.Helper()
+	namespace := h.plane.Namespace(h.t, name)
+	for _, role := range []*rbacv1.Role{
+		{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: namespace}, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationbundles"}, Verbs: []string{"get"}},
+			{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups/status"}, Verbs: []string{"patch"}},
+		}},
+		{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: namespace}, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationbundles"}, Verbs: []string{"get"}},
+		}},
+	} {
+		h.create(role)
+		h.create(&rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: role.Namespace, Name: namespace},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: namespace},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: namespace}},
+		})
+	}
+	return fleet.Member{Type: fleet.TypeSveltos, Namespace: namespace, Name: name, Mode: fleet.Pull, DeliveryNamespace: namespace}
+}
+
+// startAgent runs the agent of m, with an agent's permissions, until stop is called or the test ends.
+func (h *hub) startAgent(m fleet.Member, engine *memberEngine) (log *requests, stop func()) {
+	h.t.Helper()
+	log = &requests{}
+	config := log.wrap(LimitResponses(h.plane.Config))
+	config.Impersonate.UserName = m.DeliveryNamespace
+	inbox := NewInbox(clientFor(h.t, config), m.DeliveryNamespace, m.Name)
+	ctx, cancel := context.WithCancel(h.t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- inbox.Run(ctx, 2, func(ctx context.Context, d Delivery) error { return handle(ctx, inbox, engine, d) })
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			h.t.Error(err)
+		}
+	})
+	h.t.Cleanup(stop)
+	return log, stop
+}
+
+// handle does what an agent does with a delivery.
+func handle(ctx context.Context, inbox *Inbox, engine *memberEngine, d Delivery) error {
+	if d.Remove {
+		if _, err := engine.Withdraw(ctx, d.Withdrawal()); err != nil {
+			return err
+		}
+		return inbox.Report(ctx, d, bundle.Report{ID: d.ID, State: bundle.StateRemoved})
+	}
+	b, ok := engine.record(d.ID)
+	digest, err := b.Digest()
+	if err != nil {
+		return err
+	}
+	if !ok || digest != d.Digest {
+		b, err = inbox.Fetch(ctx, d)
+		if errors.Is(err, ErrContentMissing) {
+			return inbox.Report(ctx, d, d.Missing(err.Error()))
+		}
+		if err != nil {
+			return errors.Join(err, inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateFailed, Message: err.Error()}))
+		}
+	}
+	if err := inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying}); err != nil {
+		return err
+	}
+	report, err := engine.Converge(ctx, b)
+	if err != nil {
+		return err
+	}
+	if err := inbox.Report(ctx, d, report); err != nil {
+		return err
+	}
+	if report.State == bundle.StateFailed {
+		return errors.New(report.Message)
+	}
+	return nil
+}
+
+// bundles lists the names of the bundles in namespace that were made for content with this marker.
+func (h *hub) bundles(namespace, marker string) []string {
+	h.t.Helper()
+	list := &libv1beta1.ConfigurationBundleList{}
+	if err := h.admin.List(h.t.Context(), list, client.InNamespace(namespace)); err != nil {
+		h.t.Fatal(err)
+	}
+	var names []string
+	for _, obj := range list.Items {
+		stream, err := decompress(obj.Spec.Payload)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		if bytes.Contains(stream, []byte(marker)) {
+			names = append(names, obj.Name)
+		}
+	}
+	return names
+}
+
+func (h *hub) deleteBundles(namespace string) {
+	h.t.Helper()
+	if err := h.admin.DeleteAllOf(h.t.Context(), &libv1beta1.ConfigurationBundle{}, client.InNamespace(namespace)); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *hub) group(m fleet.Member, id bundle.ID) *libv1beta1.ConfigurationGroup {
+	h.t.Helper()
+	group := &libv1beta1.ConfigurationGroup{}
+	if err := h.admin.Get(h.t.Context(), client.ObjectKey{Namespace: m.DeliveryNamespace, Name: GroupName(m, id)}, group); err != nil {
+		h.t.Fatal(err)
+	}
+	return group
+}
+
+// eventually tries check again until it returns nil, and fails the test after a minute.
+func eventually(t *testing.T, what string, check func(context.Context) error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		last = check(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v; last: %v", what, err, last)
+	}
+}
+
+// deliverUntil delivers b again and again, as a hub does that watches groups, until the report is of b and in state.
+func deliverUntil(t *testing.T, transport Transport, m fleet.Member, b bundle.Bundle, state bundle.State) bundle.Report {
+	t.Helper()
+	want, err := b.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report bundle.Report
+	eventually(t, "deliver until "+string(state), func(ctx context.Context) error {
+		if report, err = transport.Deliver(ctx, m, b); err != nil {
+			return err
+		}
+		if report.Digest != want || report.State != state {
+			return fmt.Errorf("report is %+v", report)
+		}
+		return nil
+	})
+	return report
+}
+
+func withdrawUntilDone(t *testing.T, transport Transport, m fleet.Member, w bundle.Withdrawal) {
+	t.Helper()
+	eventually(t, "withdraw", func(ctx context.Context) error {
+		done, err := transport.Withdraw(ctx, m, w)
+		if err == nil && !done {
+			err = errors.New("not done")
+		}
+		return err
+	})
+}
