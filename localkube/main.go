@@ -39,14 +39,17 @@ type settings struct {
 	temporary  bool
 }
 
-func main() {
+func main() { os.Exit(start()) } //nolint:forbidigo // this is a command
+
+// start returns the exit code: 0 after a stop that was asked for, 1 after a failure, 2 for wrong arguments.
+func start() int {
 	s, err := parse(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {
-		return
+		return 0
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "localkube:", err)
-		os.Exit(2)
+		return 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -55,8 +58,9 @@ func main() {
 	}
 	if err := run(ctx, s); err != nil {
 		fmt.Fprintln(os.Stderr, "localkube:", err)
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }
 
 func parse(args []string) (settings, error) {
@@ -123,7 +127,8 @@ func run(ctx context.Context, s settings) error {
 	if err != nil {
 		return fmt.Errorf("open log: %w", err)
 	}
-	defer log.Close()
+	// The end of the process closes it as well.
+	defer func() { _ = log.Close() }()
 	redirectLogs(log)
 	if err := release.Set(); err != nil {
 		return err

@@ -3,6 +3,7 @@ package localkube_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -25,22 +26,18 @@ import (
 const roleVariable = "LOCALKUBE_TEST_ROLE"
 
 func TestMain(m *testing.M) {
+	var err error
 	switch os.Getenv(roleVariable) {
 	case "pod":
-		exit(bePod())
+		err = bePod()
 	case "parent":
-		exit(beParent())
+		err = beParent()
 	default:
-		os.Exit(m.Run())
+		m.Run()
 	}
-}
-
-func exit(err error) {
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		panic(err)
 	}
-	os.Exit(0)
 }
 
 // podReport is what the program of a pod prints first.
@@ -66,7 +63,7 @@ func bePod() error {
 		return err
 	}
 	if len(os.Args) > 1 && os.Args[1] == "crash" {
-		os.Exit(3)
+		return errors.New("asked to crash")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

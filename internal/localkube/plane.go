@@ -141,8 +141,9 @@ func (p *Plane) launch() (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()
-	cmd := exec.Command(p.opts.Binary, args...)
+	// The child has a descriptor of its own.
+	defer func() { _ = log.Close() }()
+	cmd := exec.Command(p.opts.Binary, args...) //nolint:noctx // the control plane outlives the context of its start
 	cmd.Stdout, cmd.Stderr = log, log
 	// A Ctrl-C in the terminal is for the process that started us all; it stops the control plane when it is ready to.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -227,7 +228,7 @@ func (p *Plane) stop() error {
 	}
 	running := p.process
 	p.process = nil
-	defer running.lifeline.Close()
+	defer func() { _ = running.lifeline.Close() }()
 	// The only error is that the process has ended already, which is waited for below.
 	_ = running.cmd.Process.Signal(syscall.SIGTERM)
 	select {

@@ -99,7 +99,7 @@ func TestStartThatFailsSaysWhy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
+	t.Cleanup(func() { _ = taken.Close() })
 	_, err = localkube.Start(t.Context(), localkube.Options{Port: taken.Addr().(*net.TCPAddr).Port})
 	wantText(t, err, "address already in use")
 }

@@ -128,7 +128,7 @@ func TestProcessThatEndsIsStartedAgain(t *testing.T) {
 			return false, fmt.Sprint(err)
 		}
 		ended := pod.Status.ContainerStatuses[0].State.Terminated
-		return pod.Status.Phase == corev1.PodFailed && ended != nil && ended.ExitCode == 3, fmt.Sprintf("%+v", pod.Status)
+		return pod.Status.Phase == corev1.PodFailed && ended != nil && ended.ExitCode == 2, fmt.Sprintf("%+v", pod.Status)
 	})
 	reports := awaitReports(t, p.Dir, "default_never_main.log", 1)
 	if got := reports[0].Env["TOWLINE_SERVICEACCOUNT_DIR"]; got != "" {

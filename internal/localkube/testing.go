@@ -57,6 +57,8 @@ func ForTest(t testing.TB, options ...Option) *Plane {
 }
 
 // shared starts the control plane of this test binary on first use. The lifeline stops it with the binary.
+//
+//nolint:gochecknoglobals // one per test binary is the point, and it never changes
 var shared = sync.OnceValues(func() (*Plane, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), testStartLimit)
 	defer cancel()

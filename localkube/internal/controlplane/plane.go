@@ -53,7 +53,7 @@ func Start(ctx context.Context, opts Options) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	listener, err := listen(opts.Port)
+	listener, err := listen(ctx, opts.Port)
 	if err != nil {
 		return nil, err
 	}
@@ -224,9 +224,10 @@ func (p *Plane) WriteKubeconfig(file string) error {
 }
 
 // listen opens port, or a free one if port is 0.
-func listen(port int) (net.Listener, error) {
+func listen(ctx context.Context, port int) (net.Listener, error) {
 	if port != 0 {
-		listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		var config net.ListenConfig
+		listener, err := config.Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
 			return nil, fmt.Errorf("open the API server's port: %w", err)
 		}
@@ -237,7 +238,7 @@ func listen(port int) (net.Listener, error) {
 	var last error
 	for range 100 {
 		candidate := 16384 + rand.IntN(16384)
-		listener, err := listen(candidate)
+		listener, err := listen(ctx, candidate)
 		if err == nil {
 			return listener, nil
 		}

@@ -104,7 +104,7 @@ func (c *container) source(ctx context.Context, from corev1.EnvFromSource) (map[
 		values, err := c.secret(ctx, from.SecretRef.Name)
 		return optional(from.SecretRef.Optional, values, err)
 	default:
-		return nil, nil
+		return map[string]string{}, nil
 	}
 }
 
@@ -181,7 +181,7 @@ func (c *container) secret(ctx context.Context, name string) (map[string]string,
 // optional turns "not found" into nothing if that is allowed.
 func optional(allowed *bool, values map[string]string, err error) (map[string]string, error) {
 	if apierrors.IsNotFound(err) && ptr.Deref(allowed, false) {
-		return nil, nil
+		return map[string]string{}, nil
 	}
 	return values, err
 }

@@ -99,7 +99,8 @@ func (c *container) runOnce() (code int32, reason string) {
 	if err != nil {
 		return startFailure, err.Error()
 	}
-	defer log.Close()
+	// The process has a descriptor of its own.
+	defer func() { _ = log.Close() }()
 	cmd.Stdout, cmd.Stderr = log, log
 	process, err := startProcess(cmd)
 	if err != nil {

@@ -42,8 +42,8 @@ type pod struct {
 	dir    string
 
 	// nodeCtx ends when the node stops. ctx is the pod's own: it also ends, by end, when the pod should.
-	nodeCtx context.Context
-	ctx     context.Context
+	nodeCtx context.Context //nolint:containedctx // a pod is a task, and this is its life
+	ctx     context.Context //nolint:containedctx // as above
 	end     context.CancelCauseFunc
 
 	// credentials guards hasToken, and is held until the pod's first token is there.

@@ -13,6 +13,7 @@ import (
 // gitVersion is a placeholder that upstream's build scripts replace by linker flags. Reaching it from here instead keeps the number in
 // go.mod alone; version.SetDynamicVersion refuses whatever differs from it.
 //
+//nolint:gochecknoglobals // upstream's, not ours
 //go:linkname gitVersion k8s.io/component-base/version.gitVersion
 var gitVersion string
 
