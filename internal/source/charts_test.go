@@ -1,0 +1,351 @@
+package source_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/source"
+)
+
+// counting serves a handler, which may be exchanged, and counts what it was asked and how it answered.
+type counting struct {
+	mu      sync.Mutex // guards what follows
+	handler http.Handler
+	asked   map[string]int
+	status  map[int]int
+}
+
+func (c *counting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	handler := c.handler
+	c.asked[r.URL.Path]++
+	c.mu.Unlock()
+	recorded := &statusRecorder{ResponseWriter: w, status: http.StatusOK}
+	handler.ServeHTTP(recorded, r)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status[recorded.status]++
+}
+
+func (c *counting) exchange(handler http.Handler) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.handler = handler
+}
+
+func (c *counting) counted(path string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.asked[path]
+}
+
+type statusRecorder struct {
+	http.ResponseWriter
+	status int
+}
+
+func (s *statusRecorder) WriteHeader(status int) {
+	s.status = status
+	s.ResponseWriter.WriteHeader(status)
+}
+
+func counted(handler http.Handler) *counting {
+	return &counting{handler: handler, asked: map[string]int{}, status: map[int]int{}}
+}
+
+func exampleRepository(t *testing.T, charts ...examples.Chart) http.Handler {
+	t.Helper()
+	handler, err := examples.Repository(charts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return handler
+}
+
+func serve(t *testing.T, handler http.Handler) string {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func newCharts(t *testing.T, dir string) *source.Charts {
+	t.Helper()
+	charts, err := source.NewCharts(dir, clocktesting.NewFakePassiveClock(time.Unix(0, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return charts
+}
+
+func helmChart(address, name, version string) configv1beta1.HelmChart {
+	return configv1beta1.HelmChart{RepositoryURL: address, RepositoryName: "repo", ChartName: name, ChartVersion: version}
+}
+
+func TestFetchChoosesVersions(t *testing.T) {
+	t.Parallel()
+	address := serve(t, exampleRepository(t,
+		examples.Chart{Name: "kyverno", Version: "3.5.1", AppVersion: "v1.15.1"},
+		examples.Chart{Name: "kyverno", Version: "3.3.3"},
+		examples.Chart{Name: "kyverno", Version: "3.6.0-rc.1"},
+		examples.Chart{Name: "tetragon", Version: "v1.5.0"},
+	))
+	charts := newCharts(t, t.TempDir())
+	for name, test := range map[string]struct{ chart, version, want string }{
+		"as written":         {"repo/kyverno", "3.5.1", "3.5.1"},
+		"leading v too much": {"repo/kyverno", "v3.3.3", "3.3.3"},
+		"leading v missing":  {"repo/tetragon", "1.5.0", "v1.5.0"},
+		"without repository": {"kyverno", "3.5.1", "3.5.1"},
+		"range":              {"repo/kyverno", "3.x", "3.5.1"},
+		"narrow range":       {"repo/kyverno", "~3.3.0", "3.3.3"},
+		"pre-release":        {"repo/kyverno", ">=3.6.0-0", "3.6.0-rc.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), source.Login{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Version != test.want {
+				t.Errorf("got version %s, want %s", got.Version, test.want)
+			}
+			archive, err := os.ReadFile(got.Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if sum := sha256.Sum256(archive); hex.EncodeToString(sum[:]) != got.Digest {
+				t.Errorf("the archive does not have the digest %s", got.Digest)
+			}
+		})
+	}
+}
+
+func TestFetchDownloadsOnce(t *testing.T) {
+	t.Parallel()
+	server := counted(exampleRepository(t))
+	address, dir := serve(t, server), t.TempDir()
+	charts := newCharts(t, dir)
+	var group sync.WaitGroup
+	for range 50 {
+		group.Go(func() {
+			if _, err := charts.Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"), source.Login{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	server.exchange(http.NotFoundHandler())
+	for _, again := range []*source.Charts{charts, newCharts(t, dir)} {
+		if _, err := again.Fetch(t.Context(), helmChart(address, "repo/hello", "v0.1.0"), source.Login{}); err != nil {
+			t.Errorf("a kept chart needs its repository: %v", err)
+		}
+	}
+	for path, want := range map[string]int{"/index.yaml": 1, "/hello-0.1.0.tgz": 1} {
+		if got := server.counted(path); got != want {
+			t.Errorf("%s was asked for %d times, want %d", path, got, want)
+		}
+	}
+}
+
+func TestFetchReplacesADamagedArchive(t *testing.T) {
+	t.Parallel()
+	address, dir := serve(t, exampleRepository(t)), t.TempDir()
+	first, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(first.Path, []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := os.ReadFile(second.Path)
+	if err != nil || string(archive) == "damaged" {
+		t.Errorf("the damaged archive is still there (%v)", err)
+	}
+}
+
+func TestIndexIsAskedForOnlyAsOftenAsNeeded(t *testing.T) {
+	t.Parallel()
+	server := counted(exampleRepository(t, examples.Chart{Version: "0.1.0"}))
+	address := serve(t, server)
+	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	charts, err := source.NewCharts(t.TempDir(), clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fetch := func(version, want string) {
+		t.Helper()
+		got, err := charts.Fetch(t.Context(), helmChart(address, "hello", version), source.Login{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Version != want {
+			t.Errorf("version %s is %s, want %s", version, got.Version, want)
+		}
+	}
+	wantIndexes := func(want, unchanged int) {
+		t.Helper()
+		if got := server.counted("/index.yaml"); got != want || server.status[http.StatusNotModified] != unchanged {
+			t.Errorf("the index was asked for %d times and unchanged %d times, want %d and %d", got, server.status[http.StatusNotModified], want, unchanged)
+		}
+	}
+	fetch("0.x", "0.1.0")
+	fetch("0.x", "0.1.0")
+	wantIndexes(1, 0)
+	clock.SetTime(time.Unix(61, 0))
+	fetch("0.x", "0.1.0")
+	wantIndexes(2, 1)
+	server.exchange(exampleRepository(t, examples.Chart{Version: "0.1.0"}, examples.Chart{Version: "0.2.0"}))
+	fetch("0.x", "0.1.0")
+	fetch("0.2.0", "0.2.0") // not in the index that is kept, so the repository is asked at once
+	fetch("0.x", "0.2.0")
+	wantIndexes(3, 1)
+}
+
+func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
+	t.Parallel()
+	archive, err := examples.Chart{}.Archive()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := "entries:\n  hello:\n  - {version: 0.1.0, digest: abcd, urls: [hello.tgz]}\n"
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	example, charts := serve(t, exampleRepository(t)), newCharts(t, t.TempDir())
+	for name, test := range map[string]struct {
+		address, version string
+		want             []string
+		missing          bool
+		invalid          bool
+	}{
+		"no such version": {address: example, version: "9.9.9", want: []string{"chart repo/hello 9.9.9 in " + example + ": does not exist"}, missing: true},
+		"no such range":   {address: example, version: ">9", want: []string{"chart repo/hello >9 in " + example + ": does not exist"}, missing: true},
+		"not a version":   {address: example, version: "latest", want: []string{`parse chartVersion "latest"`}, invalid: true},
+		"unreachable":     {address: gone.URL, version: "0.1.0", want: []string{"chart repo/hello 0.1.0 in " + gone.URL, "connection refused"}},
+		"not there":       {address: serve(t, http.NotFoundHandler()), version: "0.1.0", want: []string{"/index.yaml", "404 Not Found"}},
+		"not an index":    {address: serve(t, text("<html>hello</html>")), version: "0.1.0", want: []string{"index.yaml"}},
+		"an empty index":  {address: serve(t, text("apiVersion: v1\n")), version: "0.1.0", want: []string{"is not an index of charts"}},
+		"wrong digest":    {address: serve(t, at(map[string]string{"/index.yaml": entry, "/hello.tgz": string(archive)})), version: "0.1.0", want: []string{"/hello.tgz", "digest"}},
+		"not an archive":  {address: serve(t, at(map[string]string{"/index.yaml": "entries:\n  hello:\n  - {version: 0.1.0, urls: [hello.tgz]}\n", "/hello.tgz": "x"})), version: "0.1.0", want: []string{"read the archive"}},
+		"no URL":          {address: serve(t, text("entries:\n  hello:\n  - {version: 0.1.0}\n")), version: "0.1.0", want: []string{"has no URL for it"}},
+		"other scheme":    {address: "ftp://example.com", version: "0.1.0", want: []string{`repositoryURL "ftp://example.com" does not begin with http://, https:// or oci://`}, invalid: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := charts.Fetch(t.Context(), helmChart(test.address, "repo/hello", test.version), source.Login{})
+			if test.invalid {
+				wantInvalid(t, err)
+			}
+			if errors.Is(err, source.ErrNotFound) != test.missing {
+				t.Errorf("got %v, want ErrNotFound: %v", err, test.missing)
+			}
+			wantTexts(t, err, test.want...)
+		})
+	}
+}
+
+func text(body string) http.Handler { return at(map[string]string{"/index.yaml": body}) }
+
+func at(bodies map[string]string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, ok := bodies[r.URL.Path]
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		if _, err := w.Write([]byte(body)); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+	})
+}
+
+func TestLoginsAreKeptApart(t *testing.T) {
+	t.Parallel()
+	server := counted(withPassword(exampleRepository(t)))
+	address, charts := serve(t, server), newCharts(t, t.TempDir())
+	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{Username: "me", Password: "s:cret"}); err != nil {
+		t.Fatal(err)
+	}
+	for name, login := range map[string]source.Login{"none": {}, "wrong": {Username: "me", Password: "guess"}} {
+		_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login)
+		t.Run(name, func(t *testing.T) { wantTexts(t, err, address, "401 Unauthorized") })
+	}
+}
+
+func withPassword(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "me" || password != "s:cret" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="charts"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func TestLoginGoesToTheRepositoryOnly(t *testing.T) {
+	t.Parallel()
+	archive, err := examples.Chart{}.Archive()
+	if err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "" {
+			w.WriteHeader(http.StatusTeapot)
+			return
+		}
+		if _, err := w.Write(archive); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}))
+	address := serve(t, withPassword(text("entries:\n  hello:\n  - {version: 0.1.0, urls: ['"+elsewhere+"/hello.tgz']}\n")))
+	login := source.Login{Username: "me", Password: "s:cret"}
+	if _, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login); err != nil {
+		t.Error(err)
+	}
+	login.PassCredentialsAll = true
+	_, err = newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login)
+	wantTexts(t, err, "418")
+}
+
+func TestCertificatesAreChecked(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewTLSServer(exampleRepository(t))
+	t.Cleanup(server.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	for name, test := range map[string]struct {
+		login source.Login
+		want  string
+	}{
+		"unknown authority": {want: "certificate"},
+		"own authority":     {login: source.Login{CA: ca}},
+		"not checked":       {login: source.Login{InsecureSkipTLSVerify: true}},
+		"broken authority":  {login: source.Login{CA: []byte("x")}, want: "CA is not PEM"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(server.URL, "hello", "0.1.0"), test.login)
+			if test.want == "" && err != nil {
+				t.Error(err)
+			}
+			if test.want != "" {
+				wantTexts(t, err, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,186 @@
+package source_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/source"
+)
+
+// hubWith returns a client of a real API server, and a subject in a namespace of its own that holds objects.
+func hubWith(t *testing.T, objects ...client.Object) (client.Client, source.Subject) {
+	t.Helper()
+	plane := localkube.Shared(t)
+	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject := subject()
+	subject.Namespace = plane.Namespace(t, "source")
+	for _, object := range objects {
+		object.SetNamespace(subject.Namespace)
+		if err := hub.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return hub, subject
+}
+
+func configMap(name string, data map[string]string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}
+}
+
+func secret(name string, kind corev1.SecretType, data map[string]string) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Type: kind, StringData: data}
+}
+
+func TestManifestsReadsConfigMaps(t *testing.T) {
+	t.Parallel()
+	web := configMap("web-eu-1", map[string]string{"b.yaml": "b", "a.yaml": "a"})
+	web.BinaryData = map[string][]byte{"aa": {0xff}}
+	web.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
+	hub, subject := hubWith(t, web)
+	ref := libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: "{{ .ClusterNamespace }}", Name: "web-{{ .ClusterName }}"}
+	got, err := source.Manifests(t.Context(), hub, ref, subject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := source.Content{
+		Reference: source.Reference{Kind: "ConfigMap", Namespace: subject.Namespace, Name: "web-eu-1"},
+		Files: []source.File{
+			{Name: "a.yaml", Data: []byte("a")},
+			{Name: "aa", Data: []byte{0xff}},
+			{Name: "b.yaml", Data: []byte("b")},
+		},
+		Template: true,
+	}
+	want.Digest = got.Digest // what it follows is checked below
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("content differs (-want +got):\n%s", diff)
+	}
+	web.Data["b.yaml"] = "changed"
+	if err := hub.Update(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	changed, err := source.Manifests(t.Context(), hub, ref, subject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if changed.Digest == got.Digest || got.Digest == "" {
+		t.Errorf("the digest %q did not follow the content", got.Digest)
+	}
+}
+
+func TestManifestsReadsSecretsMadeForProfiles(t *testing.T) {
+	t.Parallel()
+	hub, subject := hubWith(t,
+		secret("made-for-it", libv1beta1.ProfileSecretType, map[string]string{"a.yaml": "a"}),
+		secret("something-else", corev1.SecretTypeOpaque, map[string]string{"a.yaml": "hidden"}),
+	)
+	got, err := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "made-for-it"}, subject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !got.Sensitive || len(got.Files) != 1 || string(got.Files[0].Data) != "a" {
+		t.Errorf("got %+v, want one sensitive file", got)
+	}
+	_, err = source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "something-else"}, subject)
+	wantInvalid(t, err, "Secret "+subject.Namespace+"/something-else", `"Opaque"`, `"addons.projectsveltos.io/cluster-profile"`)
+}
+
+func TestMissingContent(t *testing.T) {
+	t.Parallel()
+	hub, subject := hubWith(t)
+	_, err := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere"}, subject)
+	if !errors.Is(err, source.ErrNotFound) {
+		t.Errorf("got %v, want ErrNotFound", err)
+	}
+	wantTexts(t, err, "ConfigMap "+subject.Namespace+"/nowhere does not exist")
+	_, err = source.Values(t.Context(), hub, configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromSecret, Name: "nowhere"}, subject)
+	wantTexts(t, err, "Secret "+subject.Namespace+"/nowhere does not exist")
+
+	got, err := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere", Optional: true}, subject)
+	if err != nil || len(got.Files) != 0 {
+		t.Errorf("optional and missing: got %v and %v, want nothing", got, err)
+	}
+}
+
+func TestContentThatIsNotSupportedIsRefused(t *testing.T) {
+	t.Parallel()
+	scripted, partial := configMap("scripted", nil), configMap("partial", nil)
+	scripted.Annotations = map[string]string{libv1beta1.LuaAnnotation: ""}
+	partial.Annotations = map[string]string{libv1beta1.SubresourcesAnnotation: "status"}
+	hub, subject := hubWith(t, scripted, partial)
+	for name, test := range map[string]struct {
+		ref  libv1beta1.PolicyRef
+		want string
+	}{
+		"Lua":          {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "scripted"}, "annotation projectsveltos.io/lua is not supported"},
+		"subresources": {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "partial"}, "annotation projectsveltos.io/subresources is not supported"},
+		"Flux":         {libv1beta1.PolicyRef{Kind: libv1beta1.SourceGitRepository, Name: "repo"}, `kind "GitRepository" is not supported`},
+		"no name":      {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap}, "a reference to a ConfigMap has no name"},
+		"bad template": {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "{{ .Nothing }}"}, "name of a ConfigMap"},
+	} {
+		_, err := source.Manifests(t.Context(), hub, test.ref, subject)
+		t.Run(name, func(t *testing.T) { wantInvalid(t, err, test.want) })
+	}
+}
+
+func TestLogin(t *testing.T) {
+	t.Parallel()
+	docker := `{"auths":{"https://other.example.com/v1/":{"auth":"b3RoZXI6bm8="},"registry.example.com:5000":{"auth":"bWU6czpjcmV0"}}}`
+	hub, subject := hubWith(t,
+		secret("basic", corev1.SecretTypeOpaque, map[string]string{"username": "me", "password": "s:cret"}),
+		secret("docker", corev1.SecretTypeDockerConfigJson, map[string]string{".dockerconfigjson": docker}),
+		secret("generic", corev1.SecretTypeOpaque, map[string]string{"config.json": docker, "x": "y"}),
+		secret("keyed", corev1.SecretTypeOpaque, map[string]string{"a": docker, "b": "not it"}),
+		secret("ca", corev1.SecretTypeOpaque, map[string]string{"ca.crt": "PEM"}),
+	)
+	chart := func(config configv1beta1.RegistryCredentialsConfig, secretName string) configv1beta1.HelmChart {
+		if secretName != "" {
+			config.Credentials = &corev1.SecretReference{Name: secretName}
+		}
+		return configv1beta1.HelmChart{RepositoryURL: "oci://registry.example.com:5000/charts", RegistryCredentialsConfig: &config}
+	}
+	for name, test := range map[string]struct {
+		chart configv1beta1.HelmChart
+		want  source.Login
+		err   string
+	}{
+		"none":           {chart: configv1beta1.HelmChart{}},
+		"basic":          {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "basic"), want: source.Login{Username: "me", Password: "s:cret"}},
+		"docker":         {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "docker"), want: source.Login{Username: "me", Password: "s:cret"}},
+		"generic":        {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "generic"), want: source.Login{Username: "me", Password: "s:cret"}},
+		"by key":         {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "a"}, "keyed"), want: source.Login{Username: "me", Password: "s:cret"}},
+		"no such key":    {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "c"}, "keyed"), err: `Secret NS/keyed: no key "c"`},
+		"not a config":   {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "b"}, "keyed"), err: `Secret NS/keyed: key "b" is not a Docker configuration`},
+		"no Secret":      {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "none"), err: "Secret NS/none does not exist"},
+		"own authority":  {chart: chart(configv1beta1.RegistryCredentialsConfig{CA: &corev1.SecretReference{Name: "ca"}}, ""), want: source.Login{CA: []byte("PEM")}},
+		"no authority":   {chart: chart(configv1beta1.RegistryCredentialsConfig{CA: &corev1.SecretReference{Name: "basic"}}, ""), err: "Secret NS/basic has no key ca.crt"},
+		"other switches": {chart: chart(configv1beta1.RegistryCredentialsConfig{InsecureSkipTLSVerify: true, PlainHTTP: true}, ""), want: source.Login{InsecureSkipTLSVerify: true, PlainHTTP: true}},
+	} {
+		got, err := source.LoginFor(t.Context(), hub, test.chart, subject)
+		t.Run(name, func(t *testing.T) {
+			if test.err != "" {
+				wantTexts(t, err, strings.ReplaceAll(test.err, "NS", subject.Namespace))
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("login differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,2 @@
+// Package source fetches what a profile points at into a read-only, digest-named file tree.
+package source

@@ -1,0 +1,52 @@
+package source
+
+import (
+	"encoding/json"
+	"strings"
+	"text/template"
+
+	"github.com/BurntSushi/toml"
+	"github.com/Masterminds/sprig/v3"
+	"sigs.k8s.io/yaml"
+)
+
+// functions returns what templates may call: Sprig without what reads the environment, the clock or chance, and conversions.
+func functions() template.FuncMap {
+	funcs := sprig.HermeticTxtFuncMap()
+	// Sprig calls these hermetic although they draw random numbers or read the clock.
+	for _, name := range []string{
+		"ago", "bcrypt", "encryptAES", "genCA", "genCAWithKey", "genPrivateKey", "genSelfSignedCert", "genSelfSignedCertWithKey",
+		"genSignedCert", "genSignedCertWithKey", "htpasswd", "randInt", "shuffle",
+	} {
+		delete(funcs, name)
+	}
+	funcs["toYaml"] = toYAML
+	funcs["fromYaml"] = parse[map[string]any](yamlUnmarshal)
+	funcs["fromYamlArray"] = parse[[]any](yamlUnmarshal)
+	funcs["fromJson"] = parse[map[string]any](json.Unmarshal)
+	funcs["fromJsonArray"] = parse[[]any](json.Unmarshal)
+	funcs["toToml"] = toTOML
+	funcs["fromToml"] = parse[map[string]any](toml.Unmarshal)
+	return funcs
+}
+
+func toYAML(value any) (string, error) {
+	raw, err := yaml.Marshal(value)
+	return strings.TrimSuffix(string(raw), "\n"), err
+}
+
+func toTOML(value any) (string, error) {
+	raw, err := toml.Marshal(value)
+	return string(raw), err
+}
+
+func yamlUnmarshal(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }
+
+// parse returns a template function that reads a T out of text.
+func parse[T any](unmarshal func([]byte, any) error) func(string) (T, error) {
+	return func(text string) (T, error) {
+		var value T
+		err := unmarshal([]byte(text), &value)
+		return value, err
+	}
+}

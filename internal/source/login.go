@@ -1,0 +1,158 @@
+package source
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/phase"
+)
+
+// Login says how to talk to one chart repository. The zero Login is anonymous and trusts the system's authorities.
+type Login struct {
+	Username string
+	Password string
+	// CA are PEM certificates that sign the repository's; empty means the system's authorities.
+	CA []byte
+	// InsecureSkipTLSVerify accepts any certificate, because the profile says so.
+	InsecureSkipTLSVerify bool
+	// PlainHTTP talks to an OCI registry without TLS.
+	PlainHTTP bool
+	// PassCredentialsAll sends the login to every host that the repository's index points at.
+	PassCredentialsAll bool
+}
+
+// digest tells logins apart without showing them: what one login may read is not served to another.
+func (l Login) digest() string {
+	raw, _ := json.Marshal(l) // strings, bytes and bools always have a JSON form
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// LoginFor reads the login of an expanded chart from the Secrets on the hub that it names; they default to the cluster's namespace.
+// It fails with ErrNotFound if one is missing and with phase.Invalid if it holds no login for the repository.
+func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, subject Subject) (Login, error) {
+	var login Login
+	if chart.Options != nil {
+		login.PassCredentialsAll = chart.Options.PassCredentialsAll
+	}
+	config := chart.RegistryCredentialsConfig
+	if config == nil {
+		return login, nil
+	}
+	login.InsecureSkipTLSVerify, login.PlainHTTP = config.InsecureSkipTLSVerify, config.PlainHTTP
+	if config.CA != nil {
+		secret, err := readSecret(ctx, hub, *config.CA, subject)
+		if err != nil {
+			return Login{}, err
+		}
+		if login.CA = secret.Data["ca.crt"]; len(login.CA) == 0 {
+			return Login{}, phase.Invalidf("Secret %s/%s has no key ca.crt", secret.Namespace, secret.Name)
+		}
+	}
+	if config.Credentials != nil {
+		secret, err := readSecret(ctx, hub, *config.Credentials, subject)
+		if err != nil {
+			return Login{}, err
+		}
+		if login.Username, login.Password, err = credentials(secret, config.Key, chart.RepositoryURL); err != nil {
+			return Login{}, phase.Invalidf("Secret %s/%s: %w", secret.Namespace, secret.Name, err)
+		}
+	}
+	return login, nil
+}
+
+func readSecret(ctx context.Context, hub client.Reader, ref corev1.SecretReference, subject Subject) (*corev1.Secret, error) {
+	key := client.ObjectKey{Namespace: cmp.Or(ref.Namespace, subject.Namespace), Name: ref.Name}
+	var secret corev1.Secret
+	if err := hub.Get(ctx, key, &secret); apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("Secret %s %w", key, ErrNotFound) //nolint:staticcheck,revive // a kind is a name
+	} else if err != nil {
+		return nil, fmt.Errorf("read Secret %s: %w", key, err)
+	}
+	return &secret, nil
+}
+
+// credentials finds the login for repositoryURL in secret. Errors never show what the Secret holds.
+func credentials(secret *corev1.Secret, key, repositoryURL string) (username, password string, err error) {
+	if user, ok := secret.Data[corev1.BasicAuthUsernameKey]; ok && key == "" {
+		return string(user), string(secret.Data[corev1.BasicAuthPasswordKey]), nil
+	}
+	raw, key := dockerConfig(secret, key)
+	if raw == nil {
+		return "", "", fmt.Errorf("no key %q, and no keys username and password", cmp.Or(key, corev1.DockerConfigJsonKey))
+	}
+	var config struct {
+		Auths map[string]struct {
+			Username string `json:"username"`
+			Password string `json:"password"`
+			Auth     string `json:"auth"`
+		} `json:"auths"`
+	}
+	if json.Unmarshal(raw, &config) != nil {
+		return "", "", fmt.Errorf("key %q is not a Docker configuration in JSON", key)
+	}
+	host, err := registryHost(repositoryURL)
+	if err != nil {
+		return "", "", err
+	}
+	for name, auth := range config.Auths {
+		if named, err := registryHost(name); err != nil || named != host {
+			continue
+		}
+		if auth.Username != "" {
+			return auth.Username, auth.Password, nil
+		}
+		decoded, err := base64.StdEncoding.DecodeString(auth.Auth)
+		user, pass, found := strings.Cut(string(decoded), ":")
+		if err != nil || !found {
+			return "", "", fmt.Errorf("key %q has no readable login for %s", key, host)
+		}
+		return user, pass, nil
+	}
+	return "", "", fmt.Errorf("key %q has no login for %s", key, host)
+}
+
+func dockerConfig(secret *corev1.Secret, key string) (raw []byte, found string) {
+	if key != "" {
+		return secret.Data[key], key
+	}
+	for _, usual := range []string{corev1.DockerConfigJsonKey, "config.json"} {
+		if raw, ok := secret.Data[usual]; ok {
+			return raw, usual
+		}
+	}
+	if len(secret.Data) == 1 {
+		for only, raw := range secret.Data {
+			return raw, only
+		}
+	}
+	return nil, ""
+}
+
+// registryHost returns the host and port of a URL, or of the key of a Docker configuration, which often has no scheme.
+func registryHost(address string) (string, error) {
+	if !strings.Contains(address, "://") {
+		address = "https://" + address
+	}
+	parsed, err := url.Parse(address)
+	if err != nil || parsed.Host == "" {
+		return "", fmt.Errorf("%q is not the address of a registry", address)
+	}
+	// Docker's own name for its registry differs from the one people write.
+	if parsed.Host == "index.docker.io" || parsed.Host == "docker.io" {
+		return "registry-1.docker.io", nil
+	}
+	return parsed.Host, nil
+}

@@ -1,0 +1,146 @@
+package source
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/errdef"
+	"oras.land/oras-go/v2/registry/remote"
+	"oras.land/oras-go/v2/registry/remote/auth"
+)
+
+// maxManifest is what registries themselves accept as a manifest.
+const maxManifest = 4 << 20
+
+// ociRegistry is a repository of charts in an OCI registry: one artifact per chart, one tag per version.
+type ociRegistry struct {
+	base  string // host and path, without scheme and trailing slash
+	login Login
+	http  *http.Client
+}
+
+var _ repository = (*ociRegistry)(nil)
+
+func newOCIRegistry(_ *Charts, address string, login Login, transport *http.Transport) repository {
+	return &ociRegistry{
+		base:  strings.TrimRight(strings.TrimPrefix(address, "oci://"), "/"),
+		login: login,
+		http:  &http.Client{Transport: transport},
+	}
+}
+
+func (r *ociRegistry) open(name string) (*remote.Repository, error) {
+	opened, err := remote.NewRepository(r.base + "/" + name)
+	if err != nil {
+		return nil, fmt.Errorf("open %s/%s: %w", r.base, name, err)
+	}
+	opened.PlainHTTP = r.login.PlainHTTP
+	opened.Client = &auth.Client{
+		Client:     r.http,
+		Cache:      auth.NewCache(),
+		Credential: auth.StaticCredential(opened.Reference.Registry, auth.Credential{Username: r.login.Username, Password: r.login.Password}),
+	}
+	return opened, nil
+}
+
+// locate finds exact versions by their tag and asks for the list of tags only to choose from a range.
+func (r *ociRegistry) locate(ctx context.Context, name, version string) (location, error) {
+	opened, err := r.open(name)
+	if err != nil {
+		return location{}, err
+	}
+	candidates := spellings(version)
+	if !isExact(version) {
+		if candidates, err = r.candidates(ctx, opened, version); err != nil {
+			return location{}, err
+		}
+	}
+	for _, candidate := range candidates {
+		descriptor, err := opened.Resolve(ctx, tagOf(candidate))
+		if errors.Is(err, errdef.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return location{}, fmt.Errorf("look up %s:%s: %w", opened.Reference.Repository, tagOf(candidate), plain(err))
+		}
+		return location{version: candidate, url: name, digest: descriptor.Digest.String()}, nil
+	}
+	return location{}, ErrNotFound
+}
+
+func (r *ociRegistry) candidates(ctx context.Context, opened *remote.Repository, version string) ([]string, error) {
+	var versions []string
+	err := opened.Tags(ctx, "", func(tags []string) error {
+		for _, tag := range tags {
+			// A tag cannot hold the plus sign of build metadata.
+			versions = append(versions, strings.ReplaceAll(tag, "_", "+"))
+		}
+		return nil
+	})
+	if errors.Is(err, errdef.ErrNotFound) {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the tags of %s: %w", opened.Reference.Repository, plain(err))
+	}
+	chosen, err := choose(versions, version)
+	if err != nil {
+		return nil, err
+	}
+	return []string{chosen}, nil
+}
+
+func (r *ociRegistry) download(ctx context.Context, at location) ([]byte, error) {
+	opened, err := r.open(at.url)
+	if err != nil {
+		return nil, err
+	}
+	described, err := opened.Resolve(ctx, at.digest)
+	if err != nil {
+		return nil, fmt.Errorf("look up %s@%s: %w", opened.Reference.Repository, at.digest, plain(err))
+	}
+	raw, err := fetch(ctx, opened, described, maxManifest)
+	if err != nil {
+		return nil, fmt.Errorf("read the manifest of %s: %w", opened.Reference.Repository, err)
+	}
+	var manifest ocispec.Manifest
+	if err := json.Unmarshal(raw, &manifest); err != nil {
+		return nil, fmt.Errorf("parse the manifest of %s: %w", opened.Reference.Repository, err)
+	}
+	for _, layer := range manifest.Layers {
+		if slices.Contains(chartMediaTypes(), layer.MediaType) {
+			archive, err := fetch(ctx, opened, layer, maxArchive)
+			if err != nil {
+				return nil, fmt.Errorf("download %s: %w", opened.Reference.Repository, err)
+			}
+			return archive, nil
+		}
+	}
+	return nil, fmt.Errorf("%s is not a Helm chart", opened.Reference.Repository)
+}
+
+// fetch reads a blob or manifest and checks it against its digest.
+func fetch(ctx context.Context, opened *remote.Repository, described ocispec.Descriptor, limit int64) ([]byte, error) {
+	if described.Size > limit {
+		return nil, fmt.Errorf("it has more than %d MiB", limit>>20)
+	}
+	raw, err := content.FetchAll(ctx, opened, described)
+	if err != nil {
+		return nil, plain(err)
+	}
+	return raw, nil
+}
+
+// chartMediaTypes are the media types of a chart's layer: Helm's, and the one before Helm's was settled.
+func chartMediaTypes() []string {
+	return []string{"application/vnd.cncf.helm.chart.content.v1.tar+gzip", "application/tar+gzip"}
+}
+
+func tagOf(version string) string { return strings.ReplaceAll(version, "+", "_") }

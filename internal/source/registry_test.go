@@ -1,0 +1,132 @@
+package source_test
+
+import (
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2"
+	"oras.land/oras-go/v2/registry/remote"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/source"
+)
+
+// chartRegistry serves an OCI registry that asks for a login and holds the example chart in some versions. It returns its oci:// URL
+// and what to take it away with.
+func chartRegistry(t *testing.T, versions ...string) (string, *counting) {
+	t.Helper()
+	handler := counted(withPassword(registry.New(registry.Logger(log.New(io.Discard, "", 0)))))
+	host := strings.TrimPrefix(serve(t, handler), "http://")
+	for _, version := range versions {
+		archive, err := examples.Chart{Version: version}.Archive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		push(t, host+"/charts/hello:"+strings.ReplaceAll(version, "+", "_"), archive, "application/vnd.cncf.helm.chart.content.v1.tar+gzip")
+	}
+	push(t, host+"/charts/image:1.0.0", []byte("not a chart"), ocispec.MediaTypeImageLayerGzip)
+	return "oci://" + host + "/charts", handler
+}
+
+func push(t *testing.T, reference string, layer []byte, mediaType string) {
+	t.Helper()
+	opened, err := remote.NewRepository(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened.PlainHTTP = true
+	opened.Client = &auth.Client{Credential: auth.StaticCredential(opened.Reference.Registry, auth.Credential{Username: "me", Password: "s:cret"})}
+	described, err := oras.PushBytes(t.Context(), opened, mediaType, layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := oras.PackManifest(t.Context(), opened, oras.PackManifestVersion1_1, "application/vnd.cncf.helm.config.v1+json",
+		oras.PackManifestOptions{Layers: []ocispec.Descriptor{described}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := opened.Tag(t.Context(), manifest, opened.Reference.Reference); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFetchFromRegistry(t *testing.T) {
+	t.Parallel()
+	address, _ := chartRegistry(t, "0.1.0", "0.2.0", "v1.0.0", "1.1.0+build.5")
+	charts := newCharts(t, t.TempDir())
+	login := source.Login{Username: "me", Password: "s:cret", PlainHTTP: true}
+	for label, test := range map[string]struct{ chart, version, want string }{
+		"as written":         {"repo/hello", "0.1.0", "0.1.0"},
+		"leading v too much": {"repo/hello", "v0.2.0", "0.2.0"},
+		"leading v missing":  {"hello", "1.0.0", "v1.0.0"},
+		"build metadata":     {"hello", "1.1.0+build.5", "1.1.0+build.5"},
+		"range":              {"hello", "0.x", "0.2.0"},
+		"newest":             {"hello", ">0", "1.1.0+build.5"},
+	} {
+		t.Run(label, func(t *testing.T) {
+			t.Parallel()
+			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), login)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Version != test.want {
+				t.Errorf("got version %s, want %s", got.Version, test.want)
+			}
+		})
+	}
+}
+
+func TestFetchFromRegistryDownloadsOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	address, server := chartRegistry(t, "0.1.0")
+	login := source.Login{Username: "me", Password: "s:cret", PlainHTTP: true}
+	first, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.exchange(http.NotFoundHandler())
+	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login)
+	if err != nil || first != second {
+		t.Errorf("got %v and %v, want the same chart again", second, err)
+	}
+}
+
+func TestFetchFromRegistryErrors(t *testing.T) {
+	t.Parallel()
+	charts := newCharts(t, t.TempDir())
+	address, _ := chartRegistry(t, "0.1.0")
+	login := source.Login{Username: "me", Password: "s:cret", PlainHTTP: true}
+	for label, test := range map[string]struct {
+		address, chart, version string
+		login                   source.Login
+		want                    []string
+		missing                 bool
+	}{
+		"no such version": {address, "hello", "9.9.9", login, []string{"chart hello 9.9.9 in " + address + ": does not exist"}, true},
+		"no such range":   {address, "hello", ">9", login, []string{"does not exist"}, true},
+		"no such chart":   {address, "other", "0.1.0", login, []string{"does not exist"}, true},
+		"not a chart":     {address, "image", "1.0.0", login, []string{"charts/image is not a Helm chart"}, false},
+		"wrong password":  {address, "hello", "0.1.0", source.Login{Username: "me", Password: "guess", PlainHTTP: true}, []string{"401"}, false},
+		"no login":        {address, "hello", "0.1.0", source.Login{PlainHTTP: true}, []string{address}, false},
+		"TLS expected":    {address, "hello", "0.1.0", source.Login{Username: "me", Password: "s:cret"}, []string{"HTTP response to HTTPS client"}, false},
+		"unreachable":     {"oci://127.0.0.1:1", "hello", "0.1.0", login, []string{"oci://127.0.0.1:1", "connection refused"}, false},
+		"not an address":  {"oci://", "hello", "0.1.0", login, []string{"invalid registry"}, false},
+	} {
+		t.Run(label, func(t *testing.T) {
+			t.Parallel()
+			_, err := charts.Fetch(t.Context(), helmChart(test.address, test.chart, test.version), test.login)
+			if errors.Is(err, source.ErrNotFound) != test.missing {
+				t.Errorf("got %v, want ErrNotFound: %v", err, test.missing)
+			}
+			wantTexts(t, err, test.want...)
+		})
+	}
+}

@@ -1,0 +1,221 @@
+package source
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// indexLife is how long an index is used without asking the repository whether it changed.
+const indexLife = time.Minute
+
+// index is a repository's list of charts, as far as it is used, and what is needed to ask whether it changed.
+type index struct {
+	Entries map[string][]*indexEntry `json:"entries"`
+
+	etag     string
+	modified string
+	checked  time.Time
+}
+
+type indexEntry struct {
+	Version string   `json:"version"`
+	URLs    []string `json:"urls"`
+	Digest  string   `json:"digest"`
+}
+
+// httpRepository is a chart repository behind http or https: an index.yaml and archives.
+type httpRepository struct {
+	charts *Charts
+	url    string // ends in a slash
+	login  Login
+	client *http.Client
+}
+
+var _ repository = (*httpRepository)(nil)
+
+func newHTTPRepository(charts *Charts, address string, login Login, transport *http.Transport) repository {
+	return &httpRepository{
+		charts: charts,
+		url:    strings.TrimRight(address, "/") + "/",
+		login:  login,
+		client: &http.Client{Transport: transport},
+	}
+}
+
+func (r *httpRepository) locate(ctx context.Context, name, version string) (location, error) {
+	listing, err := r.index(ctx, indexLife)
+	if err != nil {
+		return location{}, err
+	}
+	entry, err := r.find(listing, name, version)
+	if errors.Is(err, ErrNotFound) {
+		// It may have been published since.
+		if listing, err = r.index(ctx, 0); err != nil {
+			return location{}, err
+		}
+		entry, err = r.find(listing, name, version)
+	}
+	if err != nil {
+		return location{}, err
+	}
+	if len(entry.URLs) == 0 {
+		return location{}, errors.New("the repository's index has no URL for it")
+	}
+	base, err := url.Parse(r.url)
+	if err != nil {
+		return location{}, fmt.Errorf("parse the repository's URL: %w", err)
+	}
+	address, err := base.Parse(entry.URLs[0])
+	if err != nil {
+		return location{}, fmt.Errorf("parse its URL in the repository's index: %w", err)
+	}
+	return location{version: entry.Version, url: address.String(), digest: strings.TrimPrefix(entry.Digest, "sha256:")}, nil
+}
+
+func (r *httpRepository) find(listing *index, name, version string) (*indexEntry, error) {
+	var versions []string
+	byVersion := map[string]*indexEntry{}
+	for _, entry := range listing.Entries[name] {
+		if entry != nil {
+			versions = append(versions, entry.Version)
+			byVersion[entry.Version] = entry
+		}
+	}
+	chosen, err := choose(versions, version)
+	if err != nil {
+		return nil, err
+	}
+	return byVersion[chosen], nil
+}
+
+func (r *httpRepository) download(ctx context.Context, at location) ([]byte, error) {
+	response, err := r.get(ctx, at.url, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	archive, err := readAtMost(response.Body, maxArchive)
+	if err != nil {
+		return nil, fmt.Errorf("download %s: %w", redacted(at.url), err)
+	}
+	if sum := sha256.Sum256(archive); at.digest != "" && !strings.EqualFold(at.digest, hex.EncodeToString(sum[:])) {
+		return nil, fmt.Errorf("download %s: its digest is not the one in the repository's index", redacted(at.url))
+	}
+	return archive, nil
+}
+
+// index returns the repository's index; one that was checked within maxAge is not asked for again.
+func (r *httpRepository) index(ctx context.Context, maxAge time.Duration) (*index, error) {
+	key := "index " + r.url + " " + r.login.digest()
+	known := r.charts.knownIndex(key)
+	if known != nil && r.charts.clock.Since(known.checked) < maxAge {
+		return known, nil
+	}
+	shared, err, _ := r.charts.flights.Do(key, func() (any, error) {
+		fresh, err := r.fetchIndex(ctx, known)
+		if err == nil {
+			r.charts.keepIndex(key, fresh)
+		}
+		return fresh, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return shared.(*index), nil
+}
+
+// fetchIndex returns the index as it is now; known, if not nil, spares the transfer of one that did not change.
+func (r *httpRepository) fetchIndex(ctx context.Context, known *index) (*index, error) {
+	header := http.Header{}
+	if known != nil && known.etag != "" {
+		header.Set("If-None-Match", known.etag)
+	}
+	if known != nil && known.modified != "" {
+		header.Set("If-Modified-Since", known.modified)
+	}
+	response, err := r.get(ctx, r.url+"index.yaml", header)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotModified && known != nil {
+		same := *known
+		same.checked = r.charts.clock.Now()
+		return &same, nil
+	}
+	raw, err := readAtMost(response.Body, maxIndex)
+	if err != nil {
+		return nil, fmt.Errorf("read the repository's index.yaml: %w", err)
+	}
+	fresh, err := parseIndex(raw)
+	if err != nil {
+		return nil, err
+	}
+	fresh.etag, fresh.modified = response.Header.Get("ETag"), response.Header.Get("Last-Modified")
+	fresh.checked = r.charts.clock.Now()
+	return fresh, nil
+}
+
+func parseIndex(raw []byte) (*index, error) {
+	unmarshal := func(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }
+	if bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) {
+		unmarshal = json.Unmarshal // of the same meaning, and much faster for the large ones
+	}
+	parsed := &index{}
+	if err := unmarshal(raw, parsed); err != nil {
+		return nil, fmt.Errorf("parse the repository's index.yaml: %w", err)
+	}
+	if parsed.Entries == nil {
+		return nil, errors.New("the repository's index.yaml is not an index of charts")
+	}
+	return parsed, nil
+}
+
+// get asks for address and returns any answer that is OK or, for conditional requests, Not Modified.
+func (r *httpRepository) get(ctx context.Context, address string, header http.Header) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, fmt.Errorf("get %s: %w", redacted(address), plain(err))
+	}
+	for name := range header {
+		request.Header.Set(name, header.Get(name))
+	}
+	request.Header.Set("User-Agent", "towline")
+	if r.login.Username != "" && (r.login.PassCredentialsAll || r.isOwnHost(request.URL)) {
+		request.SetBasicAuth(r.login.Username, r.login.Password)
+	}
+	response, err := r.client.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("get %s: %w", redacted(address), plain(err))
+	}
+	if response.StatusCode == http.StatusOK || response.StatusCode == http.StatusNotModified {
+		return response, nil
+	}
+	response.Body.Close()
+	return nil, fmt.Errorf("get %s: the repository answers %s", redacted(address), response.Status)
+}
+
+func (r *httpRepository) isOwnHost(address *url.URL) bool {
+	own, err := url.Parse(r.url)
+	return err == nil && own.Scheme == address.Scheme && own.Host == address.Host
+}
+
+// redacted returns address without a password that somebody wrote into it.
+func redacted(address string) string {
+	parsed, err := url.Parse(address)
+	if err != nil {
+		return "the repository"
+	}
+	return parsed.Redacted()
+}

@@ -1,0 +1,92 @@
+package source_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/source"
+)
+
+func subject() source.Subject {
+	return source.Subject{
+		Namespace: "eu",
+		Name:      "eu-1",
+		Cluster: map[string]any{
+			"metadata": map[string]any{"name": "eu-1", "namespace": "eu", "labels": map[string]any{"env": "test"}},
+			"spec":     map[string]any{"data": map[string]any{"toml": "port = 80\n"}},
+		},
+	}
+}
+
+func TestExpand(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ text, want string }{
+		"plain text":          {"web", "web"},
+		"cluster object":      {"{{ .Cluster.metadata.name }}-{{ .Cluster.metadata.labels.env }}", "eu-1-test"},
+		"cluster name":        {"{{ .ClusterNamespace }}/{{ .ClusterName }}", "eu/eu-1"},
+		"sprig":               {`{{ upper .ClusterName | quote }}`, `"EU-1"`},
+		"no HTML escapes":     {`{{ "a<b>&c" }}`, "a<b>&c"},
+		"to YAML":             {`{{ dict "a" 1 | toYaml }}`, "a: 1"},
+		"from YAML":           {`{{ (fromYaml "a: {b: c}").a.b }}`, "c"},
+		"from a YAML array":   {`{{ index (fromYamlArray "[x, z]") 1 }}`, "z"},
+		"from JSON":           {`{{ (fromJson "{\"a\": \"b\"}").a }}`, "b"},
+		"from a JSON array":   {`{{ index (fromJsonArray "[\"x\"]") 0 }}`, "x"},
+		"to TOML":             {`{{ dict "a" "b" | toToml }}`, "a = \"b\"\n"},
+		"from TOML":           {`{{ (fromToml .Cluster.spec.data.toml).port }}`, "80"},
+		"field with a dot in": {`{{ index .Cluster.metadata.labels "env" }}`, "test"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := subject().Expand("text", test.text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestExpandRefuses(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ text, want string }{
+		"missing field":    {"{{ .Cluster.metadata.labels.region }}", `map has no entry for key "region"`},
+		"missing object":   {"{{ .MgmtResources.x }}", `map has no entry for key "MgmtResources"`},
+		"broken template":  {"{{ .Cluster", "unclosed action"},
+		"the clock":        {"{{ now }}", `function "now" not defined`},
+		"chance":           {"{{ randAlphaNum 8 }}", `function "randAlphaNum" not defined`},
+		"new certificates": {`{{ genCA "ca" 1 }}`, `function "genCA" not defined`},
+		"the environment":  {`{{ env "HOME" }}`, `function "env" not defined`},
+		"too much":         {`{{ range until 1000 }}{{ repeat 1000000 "x" }}{{ end }}`, "larger than 64 MiB"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := subject().Expand("the text", test.text)
+			wantInvalid(t, err, "the text", test.want)
+		})
+	}
+}
+
+// wantInvalid checks that only the user can cure err and that it says all of texts.
+func wantInvalid(t *testing.T, err error, texts ...string) {
+	t.Helper()
+	if _, ok := errors.AsType[phase.Invalid](err); !ok {
+		t.Errorf("got %T, want phase.Invalid", err)
+	}
+	wantTexts(t, err, texts...)
+}
+
+func wantTexts(t *testing.T, err error, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("got no error")
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("got %q, want it to contain %q", err, text)
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package source
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// fetchTimeout ends the fetch of one chart, index included.
+	fetchTimeout = 2 * time.Minute
+	// dialTimeout and headerTimeout end the wait for a repository that does not answer.
+	dialTimeout   = 10 * time.Second
+	headerTimeout = 30 * time.Second
+	// maxIndex is larger than any public index, of which the largest have some 30 MiB.
+	maxIndex = 128 << 20
+	// maxArchive is Helm's own limit for what a chart holds when it is unpacked.
+	maxArchive = 100 << 20
+)
+
+// newTransport returns a transport for one fetch; the caller closes its idle connections.
+func newTransport(login Login) (*http.Transport, error) {
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		// The profile asks for it by name, for one repository.
+		InsecureSkipVerify: login.InsecureSkipTLSVerify,
+	}
+	if len(login.CA) > 0 {
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(login.CA) {
+			return nil, phase.Invalidf("the repository's CA is not PEM")
+		}
+	}
+	return &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		TLSClientConfig:       config,
+		TLSHandshakeTimeout:   dialTimeout,
+		ResponseHeaderTimeout: headerTimeout,
+		ForceAttemptHTTP2:     true,
+	}, nil
+}
+
+// readAtMost reads all of r, which must not have more than limit bytes.
+func readAtMost(r io.Reader, limit int64) ([]byte, error) {
+	raw, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return nil, plain(err)
+	}
+	if int64(len(raw)) > limit {
+		return nil, fmt.Errorf("it has more than %d MiB", limit>>20)
+	}
+	return raw, nil
+}
+
+// plain returns err without what is repeated or differs from one attempt to the next, such as the local port of a connection.
+func plain(err error) error {
+	if asked, ok := errors.AsType[*url.Error](err); ok {
+		err = asked.Err
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		if op.Op == "dial" && op.Addr != nil {
+			return fmt.Errorf("dial %s: %w", op.Addr, op.Err)
+		}
+		return fmt.Errorf("%s: %w", op.Op, op.Err)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("no answer in time: %w", err)
+	}
+	return err
+}
