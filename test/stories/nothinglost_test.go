@@ -123,7 +123,7 @@ var (
 	groupPath       = regexp.MustCompile(`/configurationgroups/[^/]+$`)
 	groupStatusPath = regexp.MustCompile(`/configurationgroups/[^/]+/status$`)
 	summaryStatus   = regexp.MustCompile(`/clustersummaries/[^/]+/status$`)
-	recordPath      = regexp.MustCompile(`/namespaces/projectsveltos/secrets(/towline-record-[^/]+)?$`)
+	recordPath      = regexp.MustCompile(`/namespaces/projectsveltos/secrets/towline-record-[^/]+$`)
 	objectPath      = regexp.MustCompile(`/namespaces/` + lostNamespace + `/configmaps/[^/]+$`)
 )
 
@@ -145,13 +145,14 @@ func TestNothingLostAgent(t *testing.T) {
 	w.killAtStages(agent.plane, victim{kill: func() { agent.process.kill() }, start: agent.start}, []stage{
 		{name: "before it reads the first bundle", gate: agent.hub, moment: moment{method: "GET", path: bundlePath}},
 		{name: "between two bundles", gate: agent.hub, moment: moment{method: "GET", path: bundlePath, nth: 2}},
-		{name: "before it writes its record", gate: agent.member, moment: moment{method: "POST", path: recordPath}},
-		{name: "after it wrote a piece of its record", gate: agent.member, moment: moment{method: "POST", path: recordPath, answered: true}},
+		{name: "before it writes its record", gate: agent.member, moment: moment{method: "PUT", path: recordPath}},
+		{name: "after it wrote its record, unheard", gate: agent.member, moment: moment{method: "PUT", path: recordPath, answered: true}},
 		{name: "before it applies the first object", gate: agent.member, moment: moment{method: "PATCH", path: objectPath}},
 		{name: "half-way through the objects", gate: agent.member, moment: moment{method: "PATCH", path: objectPath, nth: 4}},
 		{name: "after an object was applied, unheard", gate: agent.member, moment: moment{method: "PATCH", path: objectPath, nth: 3, answered: true}},
 		{name: "before it prunes", gate: agent.member, moment: moment{method: "DELETE", path: objectPath}},
 		{name: "after it pruned, unheard", gate: agent.member, moment: moment{method: "DELETE", path: objectPath, answered: true}},
+		{name: "before it notes what it applied", gate: agent.member, moment: moment{method: "PUT", path: recordPath, nth: 2}},
 		{name: "before it reports", gate: agent.hub, moment: moment{method: "PATCH", path: groupStatusPath, body: `"Provisioned"`}},
 		{name: "after it reported, unheard", gate: agent.hub, moment: moment{method: "PATCH", path: groupStatusPath, body: `"Provisioned"`, answered: true}},
 		{name: "half-way, and the profile drops an object meanwhile", gate: agent.member, moment: moment{method: "PATCH", path: objectPath, nth: 4}, meanwhile: true},

@@ -1,0 +1,207 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+const (
+	// patience bounds every wait.
+	patience = 2 * time.Minute
+	// glance is how often a wait looks where there is nothing to watch.
+	glance = 100 * time.Millisecond
+	// calm is how long a process is left alone before its memory is read.
+	calm = 15 * time.Second
+)
+
+// bed is a hub with Towline running in it, to measure on.
+type bed struct {
+	*testing.B
+	dir   string
+	plane *localkube.Plane
+	hub   client.Client
+	// pid is the process of `towline hub`.
+	pid int
+}
+
+// newBed starts a hub; it is stopped when the benchmark ends.
+func newBed(b *testing.B) *bed {
+	b.Helper()
+	bd := &bed{B: b, dir: b.TempDir(), plane: localkube.ForTest(b, localkube.Named("hub"))}
+	bd.hub = bd.client(bd.plane)
+	bd.startHub()
+	bd.eventually("the hub registers itself", func(ctx context.Context) error { return bd.isReady(ctx, "mgmt", "mgmt") })
+	return bd
+}
+
+func (b *bed) startHub() {
+	b.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(b.Context()), b.binary("towline"), "hub", "--install-crds",
+		"--diagnostics-address=127.0.0.1:0", "--cache-dir="+filepath.Join(b.dir, "cache"))
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+b.plane.Kubeconfig)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.pid = cmd.Process.Pid
+	b.Cleanup(func() {
+		_ = cmd.Process.Kill() // an error means that it has ended
+		_ = cmd.Wait()         // it was killed
+		if b.Failed() {
+			b.Logf("output of the hub:\n%s", out.String())
+		}
+	})
+}
+
+// pull starts a member and registers it in pull mode, in a namespace of its name.
+func (b *bed) pull(name, labels string) *localkube.Plane {
+	b.Helper()
+	plane := localkube.ForTest(b, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, b.binary("towline")))
+	manifest := b.run(b.plane, "", "sveltosctl", "register", "cluster", "--namespace="+name, "--cluster="+name, "--pullmode", "--labels="+labels)
+	b.run(plane, manifest, "kubectl", "apply", "-f", "-")
+	b.eventually(name+" is ready", func(ctx context.Context) error { return b.isReady(ctx, name, name) })
+	return plane
+}
+
+// push starts a member and registers it in push mode, in a namespace of its name.
+func (b *bed) push(name, labels string) *localkube.Plane {
+	b.Helper()
+	plane := localkube.ForTest(b, localkube.Named(name))
+	b.run(b.plane, "", "kubectl", "create", "namespace", name)
+	b.run(b.plane, "", "sveltosctl", "register", "cluster", "--namespace="+name, "--cluster="+name, "--kubeconfig="+plane.Kubeconfig, "--labels="+labels)
+	b.eventually(name+" is ready", func(ctx context.Context) error { return b.isReady(ctx, name, name) })
+	return plane
+}
+
+func (b *bed) isReady(ctx context.Context, namespace, name string) error {
+	var cluster libv1beta1.SveltosCluster
+	if err := b.hub.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &cluster); err != nil {
+		return err
+	}
+	if !cluster.Status.Ready {
+		return fmt.Errorf("cluster %s/%s is not ready: %s", namespace, name, cluster.Status.FailureMessage)
+	}
+	return nil
+}
+
+func (b *bed) client(plane *localkube.Plane) client.Client {
+	b.Helper()
+	c, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
+func (b *bed) binary(name string) string {
+	b.Helper()
+	path, err := localkube.Binary(name)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return path
+}
+
+// run runs one of our binaries with KUBECONFIG set to the plane's and returns its standard output.
+func (b *bed) run(plane *localkube.Plane, stdin, binary string, args ...string) string {
+	b.Helper()
+	cmd := exec.CommandContext(b.Context(), b.binary(binary), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig)
+	cmd.Stdin = strings.NewReader(stdin)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		b.Fatalf("%s: %v: %s", strings.Join(cmd.Args, " "), err, stderr.String())
+	}
+	return string(out)
+}
+
+// apply applies a manifest to the hub.
+func (b *bed) apply(manifest string) {
+	b.Helper()
+	b.run(b.plane, manifest, "kubectl", "apply", "-f", "-")
+}
+
+func (b *bed) eventually(what string, check func(context.Context) error) {
+	b.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(b.Context(), glance, patience, true, func(ctx context.Context) (bool, error) {
+		last = check(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		b.Fatalf("%s: not within %s: %v", what, patience, last)
+	}
+}
+
+// rss is the resident memory of a process in MiB, once it has been left alone for a while.
+func (b *bed) rss(pid int) float64 {
+	b.Helper()
+	<-time.After(calm)
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(raw), "VmRSS:")
+	fields := strings.Fields(after)
+	if len(fields) < 2 || fields[1] != "kB" {
+		b.Fatalf("process %d says nothing of its memory", pid)
+	}
+	kib, err := strconv.ParseFloat(fields[0], 64)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return kib / 1024
+}
+
+// agentPID finds the process of a cluster's agent, which its pod started.
+func (b *bed) agentPID(cluster string) int {
+	b.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		// Processes come and go: one that cannot be read is not the one.
+		raw, _ := os.ReadFile(filepath.Join("/proc", entry.Name(), "cmdline"))
+		if slices.Contains(strings.Split(string(raw), "\x00"), "--cluster-name="+cluster) {
+			return pid
+		}
+	}
+	b.Fatalf("no agent of %s is running", cluster)
+	return 0
+}
+
+// reportQuantiles reports the median and the 99th percentile in milliseconds.
+func (b *bed) reportQuantiles(times []time.Duration) {
+	slices.Sort(times)
+	for _, percent := range []int{50, 99} {
+		nearest := times[(len(times)*percent+99)/100-1]
+		b.ReportMetric(float64(nearest.Microseconds())/1000, fmt.Sprintf("p%d-ms", percent))
+	}
+}

@@ -1,0 +1,439 @@
+package stories
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+const (
+	// crowdSize pull members share crowdPlanes control planes. Members on one control plane get different objects, since they
+	// would fight over the same ones, and members with the same number on their control plane get the same.
+	crowdSize   = 20
+	crowdPlanes = 4
+	// crowdObjects is how many objects each member gets.
+	crowdObjects = 10
+)
+
+// TestMany lands one profile on 20 pull members at once and prints how long it took and what it cost.
+func TestMany(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	planes := w.planes(crowdPlanes)
+	for i := range crowdSize {
+		w.crowdMember(planes[i%crowdPlanes], crowdName(i))
+		w.apply(w.hub, crowdContent(crowdName(i), i/crowdPlanes))
+	}
+	for i := range crowdSize {
+		w.ready(crowdName(i), crowdName(i))
+	}
+
+	seen := w.watchCrowd()
+	before := w.requests(w.hub)
+	began := time.Now()
+	w.apply(w.hub, `
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: crowd}
+spec:
+  clusterSelector: {matchLabels: {env: crowd}}
+  policyRefs:
+  - {kind: ConfigMap, name: content}
+`)
+	times := seen.provisioned(began)
+	seen.swept()
+	cost := w.requests(w.hub).since(before)
+	for i := range crowdSize {
+		if err := w.wantCount(planes[i%crowdPlanes], crowdNamespace(i/crowdPlanes), crowdObjects); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Logf("one profile, %d objects, on %d pull members\n%s", crowdObjects, crowdSize, table(
+		[]string{"from apply to Provisioned, p50", quantile(times, 50).String()},
+		[]string{"from apply to Provisioned, p99", quantile(times, 99).String()},
+		[]string{"from apply to Provisioned, max", times[len(times)-1].String()},
+		[]string{"hub requests per member", perMember(cost.total())},
+		[]string{"hub bytes per member, during (bundles)", perMember(seen.bundleBytes())},
+		[]string{"hub bytes per member, after (group, summary, configuration)", perMember(w.hubBytes())},
+		[]string{"member bytes per member (record)", perMember(w.recordBytes(planes))},
+	))
+	t.Logf("hub requests in all, by kind\n%s", cost)
+}
+
+func crowdName(i int) string { return fmt.Sprintf("crowd-%02d", i) }
+
+func crowdNamespace(group int) string { return fmt.Sprintf("team-%d", group) }
+
+// crowdContent is the ConfigMap with what members of one group get, in the namespace of one of them.
+func crowdContent(namespace string, group int) string {
+	var objects strings.Builder
+	for i := range crowdObjects {
+		fmt.Fprintf(&objects, "    ---\n    apiVersion: v1\n    kind: ConfigMap\n    metadata: {namespace: %s, name: cm-%d}\n    data: {text: %q}\n",
+			crowdNamespace(group), i, noise(uint64(group*100+i), 400))
+	}
+	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: %s, name: content}\ndata:\n  objects.yaml: |\n%s", namespace, objects.String())
+}
+
+// planes starts control planes at once.
+func (w *world) planes(n int) []*localkube.Plane {
+	w.t.Helper()
+	planes := make([]*localkube.Plane, n)
+	failures := make([]error, n)
+	var starts sync.WaitGroup
+	for i := range planes {
+		dir := w.t.TempDir()
+		starts.Go(func() {
+			planes[i], failures[i] = localkube.Start(w.t.Context(), localkube.Options{Name: fmt.Sprintf("plane-%d", i), Dir: dir})
+		})
+	}
+	starts.Wait()
+	for i := range planes {
+		if failures[i] != nil {
+			w.t.Error(failures[i])
+			continue
+		}
+		w.t.Cleanup(func() {
+			if err := planes[i].Stop(); err != nil {
+				w.t.Error(err)
+			}
+		})
+	}
+	if w.t.Failed() {
+		w.t.FailNow()
+	}
+	return planes
+}
+
+// crowdMember registers a pull member of that name, in a namespace of that name, and runs its agent in this process until the story ends.
+func (w *world) crowdMember(plane *localkube.Plane, name string) {
+	w.t.Helper()
+	var manifest bytes.Buffer
+	request := join.PullRequest{Request: join.Request{Namespace: name, Name: name, Labels: map[string]string{"env": "crowd"}}}
+	if err := join.RegisterPull(w.t.Context(), w.hub.Config, request, &manifest); err != nil {
+		w.t.Fatal(err)
+	}
+	w.applyCredentials(plane, manifest.String())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- agent.Run(ctx, agent.Options{Member: plane.Config, Namespace: name, Name: name}) }()
+	w.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			w.t.Errorf("agent of %s: %v", name, err)
+		}
+	})
+}
+
+// applyCredentials applies what a manifest holds beside the agent's own pod: the namespace and the Secret.
+func (w *world) applyCredentials(plane *localkube.Plane, manifest string) {
+	w.t.Helper()
+	member := w.client(plane)
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}
+	if err := client.IgnoreAlreadyExists(member.Create(w.t.Context(), namespace)); err != nil {
+		w.t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(manifest, "---\n") {
+		if !strings.Contains(document, "kind: Secret\n") {
+			continue
+		}
+		var secret corev1.Secret
+		if err := yaml.UnmarshalStrict([]byte(document), &secret); err != nil {
+			w.t.Fatal(err)
+		}
+		if err := member.Create(w.t.Context(), &secret); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// crowd watches the summaries and bundles of a rollout.
+type crowd struct {
+	w *world
+
+	// mu guards what follows; changed is closed and replaced with every news.
+	mu sync.Mutex
+	// done says when the summary of that name first was provisioned.
+	done map[string]time.Time
+	// staged are the bundles on the hub, and bundles has the sizes of all that ever were.
+	staged  map[client.ObjectKey]struct{}
+	bundles map[client.ObjectKey]int
+	changed chan struct{}
+}
+
+func (w *world) watchCrowd() *crowd {
+	w.t.Helper()
+	c := &crowd{
+		w: w, done: map[string]time.Time{}, staged: map[client.ObjectKey]struct{}{}, bundles: map[client.ObjectKey]int{},
+		changed: make(chan struct{}),
+	}
+	c.follow(&configv1beta1.ClusterSummaryList{}, c.noteSummary)
+	c.follow(&libv1beta1.ConfigurationBundleList{}, c.noteBundle)
+	return c
+}
+
+func (c *crowd) follow(list client.ObjectList, note func(watch.Event)) {
+	c.w.t.Helper()
+	watcher, err := client.NewWithWatch(c.w.hub.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		c.w.t.Fatal(err)
+	}
+	events, err := watcher.Watch(c.w.t.Context(), list)
+	if err != nil {
+		c.w.t.Fatal(err)
+	}
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for event := range events.ResultChan() {
+			note(event)
+		}
+	})
+	c.w.t.Cleanup(func() {
+		events.Stop()
+		reader.Wait()
+	})
+}
+
+func (c *crowd) noteSummary(event watch.Event) {
+	summary, ok := event.Object.(*configv1beta1.ClusterSummary)
+	if !ok || len(summary.Status.FeatureSummaries) == 0 {
+		return
+	}
+	for _, feature := range summary.Status.FeatureSummaries {
+		if feature.Status != libv1beta1.FeatureStatusProvisioned {
+			return
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, known := c.done[summary.Name]; known {
+		return
+	}
+	c.done[summary.Name] = time.Now()
+	c.tell()
+}
+
+func (c *crowd) noteBundle(event watch.Event) {
+	bundle, ok := event.Object.(*libv1beta1.ConfigurationBundle)
+	if !ok {
+		return
+	}
+	key := client.ObjectKeyFromObject(bundle)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if event.Type == watch.Deleted {
+		delete(c.staged, key)
+	} else {
+		c.staged[key] = struct{}{}
+		c.bundles[key] = sizeOf(c.w, bundle)
+	}
+	c.tell()
+}
+
+// tell wakes who waits. The caller holds mu.
+func (c *crowd) tell() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// provisioned waits until all members are, and returns how long each took, sorted.
+func (c *crowd) provisioned(began time.Time) []time.Duration {
+	c.w.t.Helper()
+	deadline := time.After(patience)
+	for {
+		times, changed := c.times(began)
+		if len(times) == crowdSize {
+			slices.Sort(times)
+			return times
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			c.w.t.Fatalf("%d of %d members are provisioned within %s:\n%s", len(times), crowdSize, patience,
+				c.w.kubectl(c.w.hub, "get", "clustersummaries", "-A", "-o", "wide"))
+		}
+	}
+}
+
+// swept waits until no bundle is left on the hub. It asks for nothing, since requests are counted.
+func (c *crowd) swept() {
+	c.w.t.Helper()
+	deadline := time.After(patience)
+	for {
+		c.mu.Lock()
+		left, changed := len(c.staged), c.changed
+		c.mu.Unlock()
+		if left == 0 {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			c.w.t.Fatalf("%d bundles are left on the hub after %s", left, patience)
+		}
+	}
+}
+
+func (c *crowd) times(began time.Time) ([]time.Duration, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var times []time.Duration
+	for _, at := range c.done {
+		times = append(times, at.Sub(began).Round(time.Millisecond))
+	}
+	return times, c.changed
+}
+
+// bundleBytes is the size of all bundles that there ever were.
+func (c *crowd) bundleBytes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	total := 0
+	for _, size := range c.bundles {
+		total += size
+	}
+	return total
+}
+
+// hubBytes is the size of what the hub keeps for the profile.
+func (w *world) hubBytes() int {
+	w.t.Helper()
+	total := 0
+	for _, list := range []client.ObjectList{&libv1beta1.ConfigurationGroupList{}, &configv1beta1.ClusterSummaryList{}, &configv1beta1.ClusterConfigurationList{}} {
+		if err := w.client(w.hub).List(w.t.Context(), list); err != nil {
+			w.t.Fatal(err)
+		}
+		total += sizeOf(w, list)
+	}
+	return total
+}
+
+// recordBytes is the size of the records that the agents keep on their members.
+func (w *world) recordBytes(planes []*localkube.Plane) int {
+	w.t.Helper()
+	total := 0
+	for _, plane := range planes {
+		var secrets corev1.SecretList
+		if err := w.client(plane).List(w.t.Context(), &secrets, client.InNamespace(kube.AgentNamespace)); err != nil {
+			w.t.Fatal(err)
+		}
+		for _, secret := range secrets.Items {
+			if strings.HasPrefix(secret.Name, "towline-") {
+				total += sizeOf(w, &secret)
+			}
+		}
+	}
+	return total
+}
+
+// sizeOf is the length of an object as JSON, which is how custom resources are stored.
+func sizeOf(w *world, object any) int {
+	raw, err := json.Marshal(object)
+	if err != nil {
+		w.t.Error(err)
+	}
+	return len(raw)
+}
+
+// requestCounts counts requests to an API server by what was asked.
+type requestCounts map[string]int
+
+var requestMetric = regexp.MustCompile(`(?m)^apiserver_request_total\{(.*)\} ([0-9.e+]+)$`)
+
+// requests returns how often the API server of a plane has been asked for what Towline stores: its own kinds, and events.
+func (w *world) requests(plane *localkube.Plane) requestCounts {
+	w.t.Helper()
+	raw, err := kubernetes.NewForConfigOrDie(plane.Config).Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	counts := requestCounts{}
+	for _, line := range requestMetric.FindAllStringSubmatch(string(raw), -1) {
+		labels := map[string]string{}
+		for pair := range strings.SplitSeq(line[1], ",") {
+			name, value, _ := strings.Cut(pair, "=")
+			labels[name] = strings.Trim(value, `"`)
+		}
+		if !strings.HasSuffix(labels["group"], ".projectsveltos.io") && labels["resource"] != "events" {
+			continue
+		}
+		count, err := strconv.ParseFloat(line[2], 64)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		counts[strings.TrimSuffix(labels["verb"]+" "+labels["resource"]+"/"+labels["subresource"], "/")] += int(count)
+	}
+	return counts
+}
+
+func (c requestCounts) since(before requestCounts) requestCounts {
+	delta := requestCounts{}
+	for what, count := range c {
+		if n := count - before[what]; n > 0 {
+			delta[what] = n
+		}
+	}
+	return delta
+}
+
+func (c requestCounts) total() int {
+	total := 0
+	for _, count := range c {
+		total += count
+	}
+	return total
+}
+
+// String lists the counts, greatest first.
+func (c requestCounts) String() string {
+	var rows [][]string
+	for what, count := range c {
+		rows = append(rows, []string{what, strconv.Itoa(count)})
+	}
+	slices.SortFunc(rows, func(a, b []string) int {
+		if d := c[b[0]] - c[a[0]]; d != 0 {
+			return d
+		}
+		return strings.Compare(a[0], b[0])
+	})
+	return table(rows...)
+}
+
+func perMember(total int) string { return fmt.Sprintf("%.1f", float64(total)/crowdSize) }
+
+// quantile returns the nearest-rank percentile of sorted times.
+func quantile(sorted []time.Duration, percent int) time.Duration {
+	return sorted[(len(sorted)*percent+99)/100-1]
+}
+
+func table(rows ...[]string) string {
+	var out strings.Builder
+	writer := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(writer, "  "+strings.Join(row, "\t"))
+	}
+	_ = writer.Flush() // a strings.Builder takes everything
+	return out.String()
+}
