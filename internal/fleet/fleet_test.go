@@ -41,6 +41,10 @@ func TestFromSveltosCluster(t *testing.T) {
 				Ready: true, Down: true, DownMessage: "silent", KubernetesVersion: "v1.2.3",
 			},
 		},
+		"a field that is not acted on is named": {
+			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{PullMode: true, ActiveWindow: &libv1beta1.ActiveWindow{From: "0 1 * * *"}}},
+			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu", Refused: "spec.activeWindow is not supported yet"},
+		},
 		"the hub needs no Secret": {
 			cluster: libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "mgmt", Name: "mgmt"}},
 			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "mgmt", Name: "mgmt", Mode: fleet.Push},

@@ -28,7 +28,9 @@ type Member struct {
 	Down        bool
 	DownMessage string
 	Paused      bool
-	Deleting    bool
+	// Refused says which field of the cluster object is not acted on yet, so that nothing may be done to the cluster; "" if there is none.
+	Refused  string
+	Deleting bool
 	// KubernetesVersion is the member's raw gitVersion, "" until known.
 	KubernetesVersion string
 	// APIVersions lists what the member serves, as "group/version" and "group/version/Kind"; empty until known.

@@ -27,6 +27,7 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		Down:              c.Status.ConnectionStatus == libv1beta1.ConnectionDown,
 		DownMessage:       c.Status.FailureMessage,
 		Paused:            c.Spec.Paused,
+		Refused:           refused(c.Spec),
 		Deleting:          !c.DeletionTimestamp.IsZero(),
 		KubernetesVersion: c.Status.Version,
 		APIVersions:       c.Status.APIVersions,
@@ -67,4 +68,24 @@ func PlainVersion(gitVersion string) string {
 		return ""
 	}
 	return fmt.Sprintf("v%d.%d.%d", v.Major(), v.Minor(), v.Patch())
+}
+
+// refused names the first field that would change what Towline does, if Towline acted on it.
+func refused(spec libv1beta1.SveltosClusterSpec) string {
+	for _, field := range []struct {
+		name string
+		set  bool
+	}{
+		{"activeWindow", spec.ActiveWindow != nil},
+		{"readinessChecks", len(spec.ReadinessChecks) > 0},
+		{"livenessChecks", len(spec.LivenessChecks) > 0},
+		{"tokenRequestRenewalOption", spec.TokenRequestRenewalOption != nil},
+		{"workloadIdentity", spec.WorkloadIdentity != nil},
+		{"cleanupGracePeriod", spec.CleanupGracePeriod != nil},
+	} {
+		if field.set {
+			return "spec." + field.name + " is not supported yet"
+		}
+	}
+	return ""
 }

@@ -1,0 +1,161 @@
+package clusters
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// workers is how many members are contacted at once. One that does not answer keeps its worker for contactLimit.
+	workers = 20
+	// contactLimit is how long a member may take to answer.
+	contactLimit = 10 * time.Second
+	// contactInterval is the time between two contacts of a push member (spec/sveltos.md §2.4).
+	contactInterval = time.Minute
+	// deliveryIndex finds the cluster whose Lease lives in a namespace.
+	deliveryIndex = "delivery"
+	// kubeconfigIndex finds the clusters that are reached with a Secret.
+	kubeconfigIndex = "kubeconfig"
+)
+
+// Controller keeps the status of SveltosClusters true.
+type Controller struct {
+	// Hub reads SveltosClusters and Leases from a cache.
+	Hub client.Client
+	// Contact asks a push member how it is.
+	Contact func(ctx context.Context, m fleet.Member) (fleet.Facts, error)
+	// Forget drops what was kept for the member "namespace/name", which is gone.
+	Forget func(member string)
+	Events events.EventRecorder
+	Clock  clock.PassiveClock
+
+	// mu guards beats.
+	mu sync.Mutex
+	// beats remembers when heartbeats were seen by our own clock, since that of the member may be wrong. After a restart the times in
+	// the Leases are believed until the next heartbeat.
+	beats map[types.NamespacedName]beat
+}
+
+// beat is one heartbeat: the version of the Lease that carried it, and when we saw it.
+type beat struct {
+	version string
+	at      time.Time
+}
+
+// Setup makes mgr run the controller.
+func (c *Controller) Setup(mgr ctrl.Manager) error {
+	c.beats = map[types.NamespacedName]beat{}
+	for name, key := range map[string]func(*libv1beta1.SveltosCluster) string{deliveryIndex: deliveryKey, kubeconfigIndex: kubeconfigKey} {
+		err := mgr.GetFieldIndexer().IndexField(context.Background(), &libv1beta1.SveltosCluster{}, name, func(obj client.Object) []string {
+			if value := key(obj.(*libv1beta1.SveltosCluster)); value != "" {
+				return []string{value}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	secrets := &metav1.PartialObjectMetadata{}
+	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("clusters").
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(othersChanged())).
+		Watches(&coordinationv1.Lease{}, c.lookup(deliveryIndex)).
+		WatchesMetadata(secrets, c.lookup(kubeconfigIndex)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
+		Complete(c)
+}
+
+// deliveryKey is namespace/name of the Lease of a pull member.
+func deliveryKey(cluster *libv1beta1.SveltosCluster) string {
+	if m := fleet.FromSveltosCluster(cluster); m.Mode == fleet.Pull {
+		return m.DeliveryNamespace + "/" + m.Name
+	}
+	return ""
+}
+
+// kubeconfigKey is namespace/name of the Secret of a push member.
+func kubeconfigKey(cluster *libv1beta1.SveltosCluster) string {
+	if m := fleet.FromSveltosCluster(cluster); m.KubeconfigSecret != "" {
+		return m.Namespace + "/" + m.KubeconfigSecret
+	}
+	return ""
+}
+
+// lookup maps an object to the clusters that an index lists under its name.
+func (c *Controller) lookup(index string) handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, obj client.Object) []reconcile.Request {
+		var clusters libv1beta1.SveltosClusterList
+		key := client.ObjectKeyFromObject(obj).String()
+		if err := c.Hub.List(ctx, &clusters, client.MatchingFields{index: key}); err != nil {
+			return nil
+		}
+		requests := make([]reconcile.Request, 0, len(clusters.Items))
+		for i := range clusters.Items {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&clusters.Items[i])})
+		}
+		return requests
+	})
+}
+
+// othersChanged drops the echo of what this controller writes itself.
+func othersChanged() predicate.Predicate {
+	agentReported := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
+		return after.Spec.PullMode && (before.Status.Ready != after.Status.Ready || before.Status.FailureMessage != after.Status.FailureMessage)
+	}}
+	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, agentReported)
+}
+
+// Reconcile contacts one member and writes what it found, if that is new.
+func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	cluster := &libv1beta1.SveltosCluster{}
+	if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err != nil {
+		if client.IgnoreNotFound(err) == nil {
+			c.forget(req.NamespacedName)
+		}
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	s := &state{cluster: cluster, member: fleet.FromSveltosCluster(cluster), status: cluster.Status, labels: cluster.Labels}
+	outcome := phase.Run(ctx, s, []phase.Step[*state]{
+		{Name: "contact", Run: c.contact},
+		{Name: "label", Run: c.label},
+		{Name: "report", Run: c.report},
+	})
+	switch outcome.Kind {
+	case phase.Done:
+		return reconcile.Result{RequeueAfter: s.next}, nil
+	case phase.Waiting:
+		return reconcile.Result{RequeueAfter: outcome.After}, nil
+	default:
+		return reconcile.Result{}, client.IgnoreNotFound(outcome.Err)
+	}
+}
+
+func (c *Controller) forget(name types.NamespacedName) {
+	c.Forget(name.String())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.beats, name)
+}

@@ -1,0 +1,2 @@
+// Package profiles keeps one ClusterSummary per profile and matching cluster.
+package profiles
