@@ -47,10 +47,10 @@ func pullFixture(t *testing.T) fixture {
 func forEveryTransport(t *testing.T, test func(t *testing.T, f fixture)) {
 	t.Helper()
 	t.Parallel()
-	for name, make := range transports {
+	for name, newFixture := range transports {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, make(t))
+			test(t, newFixture(t))
 		})
 	}
 }

@@ -30,14 +30,22 @@ type Outbox struct {
 
 var _ Transport = (*Outbox)(nil)
 
-// NewOutbox returns an Outbox of the hub. hub may read groups from a cache; live reads from the API server. The caller watches groups
-// and delivers again when one changes.
+// NewOutbox returns an Outbox of the hub. hub may read groups from a cache; live reads from the API server. Both want a timeout per
+// request: a delivery that hangs keeps a sweep waiting, and the sweep keeps other deliveries waiting. The caller watches groups and
+// delivers again when one changes.
 func NewOutbox(hub client.Client, live client.Reader, key Key) (*Outbox, error) {
 	encoder, err := newEncoder(key)
 	if err != nil {
 		return nil, err
 	}
 	return &Outbox{hub: hub, live: live, encoder: encoder, staging: newStaging(), trigger: make(chan struct{}, 1)}, nil
+}
+
+// order is one bundle for one member.
+type order struct {
+	member fleet.Member
+	bundle bundle.Bundle
+	digest bundle.Digest
 }
 
 // Deliver writes b for m unless it is there already, which takes no request, and returns what the agent said last.
@@ -60,9 +68,9 @@ func (o *Outbox) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (
 		return pending, nil
 	}
 	if !exists(group) || group.Spec.Action != libv1beta1.ActionDeploy || bundle.DigestFromBytes(group.Spec.RequestorHash) != digest {
-		group, err = o.stage(ctx, m, b, group)
+		group, err = o.stage(ctx, order{member: m, bundle: b, digest: digest}, group)
 	} else {
-		group, err = o.maintain(ctx, m, b, group)
+		group, err = o.maintain(ctx, order{member: m, bundle: b, digest: digest}, group)
 	}
 	if err != nil {
 		return pending, fmt.Errorf("deliver %s to member %s: %w", b.ID, m.Key(), err)
@@ -85,11 +93,11 @@ func (o *Outbox) observe(group *libv1beta1.ConfigurationGroup, report bundle.Rep
 	}
 }
 
-// maintain sees to it that the agent can get at the content of group, which asks for b already.
-func (o *Outbox) maintain(ctx context.Context, m fleet.Member, b bundle.Bundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+// maintain sees to it that the agent can get at the content of group, which asks for the ordered bundle already.
+func (o *Outbox) maintain(ctx context.Context, ord order, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	state := ReportOf(group).State
 	if state == bundle.StateMissing {
-		return o.restage(ctx, m, b, group)
+		return o.restage(ctx, ord, group)
 	}
 	if observed(group) && state != bundle.StateApplying {
 		// The agent keeps what it has seen, also while it does not manage to apply it.
@@ -99,7 +107,7 @@ func (o *Outbox) maintain(ctx context.Context, m fleet.Member, b bundle.Bundle, 
 	if err != nil || there {
 		return group, err
 	}
-	return o.stage(ctx, m, b, group)
+	return o.stage(ctx, ord, group)
 }
 
 // contentExists says whether all bundles of group exist, as far as this process must assume. It asks the hub once per bundle.
@@ -128,13 +136,13 @@ func (o *Outbox) contentExists(ctx context.Context, group *libv1beta1.Configurat
 
 // restage writes content that the agent missed and takes back its complaint, which wakes the agent. The status is the agent's but for
 // this one answer; the answer is refused if the agent wrote meanwhile.
-func (o *Outbox) restage(ctx context.Context, m fleet.Member, b bundle.Bundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+func (o *Outbox) restage(ctx context.Context, ord order, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef != nil {
 			o.staging.forget(client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name})
 		}
 	}
-	staged, err := o.stage(ctx, m, b, group)
+	staged, err := o.stage(ctx, ord, group)
 	if err != nil {
 		return nil, err
 	}
@@ -155,13 +163,10 @@ func (o *Outbox) restage(ctx context.Context, m fleet.Member, b bundle.Bundle, g
 	return answered, nil
 }
 
-// stage writes the bundles of b and then, unless group says it already, the group that points at them.
-func (o *Outbox) stage(ctx context.Context, m fleet.Member, b bundle.Bundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+// stage writes the bundles of an order and then, unless group says it already, the group that points at them.
+func (o *Outbox) stage(ctx context.Context, ord order, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+	m, b := ord.member, ord.bundle
 	chunks, err := o.encoder.encode(b)
-	if err != nil {
-		return nil, err
-	}
-	digest, err := b.Digest()
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +174,7 @@ func (o *Outbox) stage(ctx context.Context, m fleet.Member, b bundle.Bundle, gro
 	for _, c := range chunks {
 		items = append(items, itemOf(namespaceOf(m, b, c), c))
 	}
-	want, err := deployGroup(m, b, digest, items)
+	want, err := deployGroup(m, b, ord.digest, items)
 	if err != nil {
 		return nil, err
 	}

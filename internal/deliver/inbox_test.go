@@ -1,0 +1,97 @@
+package deliver
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+func TestInboxOutlivesTheHub(t *testing.T) {
+	t.Parallel()
+	plane := localkube.ForTest(t)
+	h := newHub(t, plane)
+	m := h.member("outage")
+	engine := newMemberEngine()
+	h.startAgent(m, engine)
+	deliverUntil(t, h.outbox, m, testBundle(objects("a", "1")), bundle.StateApplied)
+	if err := plane.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	wantNames(t, engine, "a")
+	if err := plane.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	deliverUntil(t, h.outbox, m, testBundle(objects("b", "1")), bundle.StateApplied)
+	wantNames(t, engine, "b")
+}
+
+func TestInboxFindsAndWakes(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("find")
+	b := testBundle(objects("a", "1"))
+	mustDeliver(t, h.outbox, m, b)
+	inbox := NewInbox(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
+	handled := make(chan Delivery, 10)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- inbox.Run(ctx, 1, func(_ context.Context, d Delivery) error { handled <- d; return nil })
+	}()
+	first := <-handled
+	digest, _ := b.Digest()
+	if first.ID != b.ID || first.Digest != digest || first.Remove || first.Reported.State != bundle.StatePending {
+		t.Errorf("delivery: got %+v", first)
+	}
+	eventually(t, "the inbox is synced", func(context.Context) error {
+		if _, ok := inbox.Find(b.ID); !ok || !inbox.Synced() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	inbox.Wake(b.ID)
+	<-handled
+
+	// A report on top of an older view of the group: the Delivery is from before all reports.
+	for _, state := range []bundle.State{bundle.StateApplied, bundle.StateFailed, bundle.StateApplied, bundle.StateApplied} {
+		if err := inbox.Report(t.Context(), first, bundle.Report{ID: b.ID, Digest: digest, State: state, Message: "m"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := ReportOf(h.group(m, b.ID)); got.State != state || (got.Message != "") != (state == bundle.StateFailed) {
+			t.Errorf("report: got %+v, want state %s", got, state)
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if len(handled) > 0 {
+		t.Error("the inbox handles its own reports")
+	}
+}
+
+func TestInboxReadsNobodyElsesBundles(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m, other := h.member("mine"), h.member("other")
+	b := testBundle(objects("a", "1"))
+	mustDeliver(t, h.outbox, other, b)
+	group := h.group(other, b.ID)
+	inbox := NewInbox(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
+	d, _ := newDelivery(group)
+	if _, err := inbox.Fetch(t.Context(), d); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("got error %v, want %v", err, ErrCorrupt)
+	}
+	group.Spec.ConfigurationItems[0].ContentRef.Namespace = kube.AgentNamespace
+	if _, err := inbox.Fetch(t.Context(), d); !errors.Is(err, ErrContentMissing) {
+		t.Errorf("got error %v, want %v", err, ErrContentMissing)
+	}
+	group.Spec.ServiceAccountName = "someone"
+	if _, err := inbox.Fetch(t.Context(), d); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("got error %v, want %v", err, ErrUnsupported)
+	}
+}

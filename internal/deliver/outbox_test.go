@@ -1,0 +1,384 @@
+package deliver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+)
+
+func mustDeliver(t *testing.T, transport Transport, m fleet.Member, b bundle.Bundle) bundle.Report {
+	t.Helper()
+	report, err := transport.Deliver(t.Context(), m, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+func TestGroupIsWhatTheSveltosSurfaceSays(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("surface")
+	b := testBundle(objects("a", "1"), objects("b", "1"))
+	b.Options.ContinueOnConflict = true
+	report := mustDeliver(t, h.outbox, m, b)
+	if want := (bundle.Report{ID: b.ID, State: bundle.StatePending}); !cmp.Equal(want, report) {
+		t.Errorf("first report: got %+v, want %+v", report, want)
+	}
+	group := h.group(m, b.ID)
+	digest, _ := b.Digest()
+	spec := group.Spec
+	if spec.Action != libv1beta1.ActionDeploy || spec.UpdatePhase != libv1beta1.UpdatePhaseReady || spec.SourceStatus != libv1beta1.SourceActive ||
+		spec.Tier != 100 || !spec.ContinueOnConflict || !spec.ContinueOnError || !spec.DriftDetection || bundle.DigestFromBytes(spec.RequestorHash) != digest ||
+		spec.SourceRef.Name != b.ID.RequestorName || spec.SourceRef.Namespace != m.Namespace {
+		t.Errorf("spec: got %+v", spec)
+	}
+	if len(spec.ConfigurationItems) != 2 || spec.ConfigurationItems[0].ContentRef.Namespace != m.DeliveryNamespace {
+		t.Errorf("items: got %+v", spec.ConfigurationItems)
+	}
+	if id, ok := IDOf(group); !ok || id != b.ID || group.Labels[libv1beta1.PullClusterNameLabel] != m.Name {
+		t.Errorf("labels: got %v", group.Labels)
+	}
+}
+
+func TestRedeliveryWritesNothing(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("again")
+	b := testBundle(objects("a", "1"))
+	mustDeliver(t, h.outbox, m, b)
+	h.requests.take()
+	for range 3 {
+		mustDeliver(t, h.outbox, m, b)
+	}
+	if log := h.requests.take(); len(log) != 3 {
+		t.Errorf("requests before it is provisioned: got %v, want one read of the group each", log)
+	}
+	h.startAgent(m, newMemberEngine())
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	h.requests.take()
+	mustDeliver(t, h.outbox, m, b)
+	h.restart()
+	mustDeliver(t, h.outbox, m, b)
+	if log := h.requests.take("configuration"); len(log) != 2 {
+		t.Errorf("requests after it is provisioned: got %v, want one read of the group each", log)
+	}
+}
+
+func TestRequestsPerChange(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("cost")
+	agent, _ := h.startAgent(m, newMemberEngine())
+	deliverUntil(t, h.outbox, m, testBundle(objects("a", "1")), bundle.StateApplied)
+	h.requests.take()
+	agent.take()
+	deliverUntil(t, h.outbox, m, testBundle(objects("a", "2")), bundle.StateApplied)
+	hubWrites, agentLog := writes(h.requests.take()), agent.take()
+	t.Logf("one changed object on one member costs the hub %d writes:\n%s\nand the agent %d requests:\n%s",
+		len(hubWrites), strings.Join(hubWrites, "\n"), len(agentLog), strings.Join(agentLog, "\n"))
+	if len(hubWrites) != 2 || len(agentLog) != 3 {
+		t.Errorf("got %d writes of the hub and %d requests of the agent, want 2 (bundle, group) and 3 (bundle, two reports)", len(hubWrites), len(agentLog))
+	}
+}
+
+func TestCrashBetweenBundlesAndGroup(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("crash")
+	engine := newMemberEngine()
+	h.startAgent(m, engine)
+	old := testBundle(objects("a", "1"))
+	deliverUntil(t, h.outbox, m, old, bundle.StateApplied)
+	h.requests.failIf(func(r *http.Request) bool {
+		return strings.Contains(r.URL.Path, "configurationgroups") && r.Method != http.MethodGet
+	})
+	fresh := testBundle(objects("a", "2"), objects("crash-marker", "1"))
+	if _, err := h.outbox.Deliver(t.Context(), m, fresh); !errors.Is(err, errCrash) {
+		t.Fatalf("got error %v, want %v", err, errCrash)
+	}
+	if found := h.bundles(m.DeliveryNamespace, "crash-marker"); len(found) != 1 {
+		t.Errorf("bundles before the group: got %v, want 1", found)
+	}
+	if digest, _ := old.Digest(); bundle.DigestFromBytes(h.group(m, old.ID).Spec.RequestorHash) != digest {
+		t.Error("the group changed before the crash")
+	}
+	h.requests.failIf(nil)
+	h.restart()
+	deliverUntil(t, h.outbox, m, fresh, bundle.StateApplied)
+	wantNames(t, engine, "a", "crash-marker")
+}
+
+func TestCrashBetweenTwoBundles(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("crash")
+	created := 0
+	h.requests.failIf(func(r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "configurationbundles") && r.Method == http.MethodPost {
+			created++
+		}
+		return created == 2
+	})
+	b := testBundle(objects("a", "1"), objects("b", "1"))
+	if _, err := h.outbox.Deliver(t.Context(), m, b); !errors.Is(err, errCrash) {
+		t.Fatalf("got error %v, want %v", err, errCrash)
+	}
+	groups := &libv1beta1.ConfigurationGroupList{}
+	if err := h.admin.List(t.Context(), groups, client.InNamespace(m.DeliveryNamespace)); err != nil || len(groups.Items) != 0 {
+		t.Errorf("groups: got %d and error %v, want none", len(groups.Items), err)
+	}
+	h.requests.failIf(nil)
+	h.restart()
+	engine := newMemberEngine()
+	h.startAgent(m, engine)
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	wantNames(t, engine, "a", "b")
+}
+
+func TestMissingContentIsStagedAgain(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("missing")
+	b := testBundle(objects("a", "1"), objects("b", "1"))
+
+	mustDeliver(t, h.outbox, m, b)
+	h.deleteBundles(m.DeliveryNamespace)
+	first := newMemberEngine()
+	_, stop := h.startAgent(m, first)
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	wantNames(t, first, "a", "b")
+	stop()
+
+	// The member is set up anew, under its old name, long after its content went from the hub.
+	h.deleteBundles(m.DeliveryNamespace)
+	h.restart()
+	second := newMemberEngine()
+	h.startAgent(m, second)
+	eventually(t, "the agent misses the content", func(ctx context.Context) error {
+		if report := ReportOf(h.group(m, b.ID)); report.State != bundle.StateMissing {
+			return fmt.Errorf("report is %+v", report)
+		}
+		return nil
+	})
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	wantNames(t, second, "a", "b")
+}
+
+func TestRestartedHubStagesWhatIsStillToBeFetched(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("restart")
+	b := testBundle(objects("restart-marker", "1"))
+	mustDeliver(t, h.outbox, m, b)
+	generation := h.group(m, b.ID).Generation
+	h.deleteBundles(m.DeliveryNamespace)
+	h.restart()
+	mustDeliver(t, h.outbox, m, b)
+	if found := h.bundles(m.DeliveryNamespace, "restart-marker"); len(found) != 1 {
+		t.Errorf("bundles: got %v, want 1", found)
+	}
+	if got := h.group(m, b.ID).Generation; got != generation {
+		t.Errorf("the group was written, too: generation %d, was %d", got, generation)
+	}
+}
+
+func TestSharedContentIsStoredOnce(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	secret := configMap("shared-marker-secret", "1")
+	secret.SetKind("Secret")
+	private := objects("shared-marker-private", "1")
+	private.Sensitive = true
+	b := testBundle(objects("shared-marker-public", "1"), private, bundle.Item{Objects: []*unstructured.Unstructured{secret}})
+	b.Audience = 2
+	members := []fleet.Member{h.member("one"), h.member("two")}
+	for i, m := range members {
+		// Each member has a summary of its own.
+		b.ID.RequestorName = fmt.Sprintf("summary-%d", i)
+		mustDeliver(t, h.outbox, m, b)
+	}
+	if found := h.bundles(kube.AgentNamespace, "shared-marker"); len(found) != 1 {
+		t.Errorf("shared bundles: got %v, want the public one", found)
+	}
+	for i, m := range members {
+		if found := h.bundles(m.DeliveryNamespace, "shared-marker"); len(found) != 2 {
+			t.Errorf("bundles of %s: got %v, want the two private ones", m.Name, found)
+		}
+		engine := newMemberEngine()
+		h.startAgent(m, engine)
+		b.ID.RequestorName = fmt.Sprintf("summary-%d", i)
+		deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+		wantNames(t, engine, "shared-marker-private", "shared-marker-public", "shared-marker-secret")
+	}
+	shared := &libv1beta1.ConfigurationBundle{}
+	name := client.ObjectKey{Namespace: kube.AgentNamespace, Name: h.bundles(kube.AgentNamespace, "shared-marker")[0]}
+	if err := h.admin.Get(t.Context(), name, shared); err != nil {
+		t.Fatal(err)
+	}
+	if raw := fmt.Sprint(shared.Labels, shared.Annotations); strings.Contains(raw, "one") || strings.Contains(raw, "summary-") {
+		t.Errorf("the shared bundle tells who gets it: %s", raw)
+	}
+}
+
+func TestAgentWithItsRecordFetchesNothing(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("reconnect")
+	engine := newMemberEngine()
+	_, stop := h.startAgent(m, engine)
+	b := testBundle(objects("a", "1"))
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	stop()
+	h.deleteBundles(m.DeliveryNamespace)
+	before := engine.writeCount()
+	agent, _ := h.startAgent(m, engine)
+	next := testBundle(objects("b", "1"))
+	next.ID.Feature = "Helm"
+	deliverUntil(t, h.outbox, m, next, bundle.StateApplied)
+	if fetched := agent.take("configurationbundles"); len(fetched) != 1 {
+		t.Errorf("fetched %v, want the new bundle only", fetched)
+	}
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	if after := engine.writeCount(); after != before+1 {
+		t.Errorf("%d writes, want 1", after-before)
+	}
+}
+
+func TestVanishedGroupDeletesNothing(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("vanish")
+	engine := newMemberEngine()
+	h.startAgent(m, engine)
+	b, other := testBundle(objects("a", "1")), testBundle(objects("b", "1"))
+	other.ID.Feature = "Helm"
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	if err := h.admin.Delete(t.Context(), h.group(m, b.ID)); err != nil {
+		t.Fatal(err)
+	}
+	// Once a later delivery has arrived, the agent has seen the deletion.
+	deliverUntil(t, h.outbox, m, other, bundle.StateApplied)
+	wantNames(t, engine, "a", "b")
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	wantNames(t, engine, "a", "b")
+}
+
+func TestWithdrawalWaitsForTheAgent(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("withdraw")
+	engine := newMemberEngine()
+	_, stop := h.startAgent(m, engine)
+	b := testBundle(objects("a", "1"))
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	stop()
+	for range 2 {
+		if done, err := h.outbox.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
+			t.Fatalf("without the agent: got %v and %v, want not done", done, err)
+		}
+	}
+	// The profile matches again before the agent is back: nothing is removed.
+	if report := mustDeliver(t, h.outbox, m, b); report.State != bundle.StatePending {
+		t.Errorf("report: got %+v, want Pending", report)
+	}
+	before := engine.writeCount()
+	h.startAgent(m, engine)
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	if after := engine.writeCount(); after != before {
+		t.Errorf("%d writes, want none", after-before)
+	}
+	withdrawUntilDone(t, h.outbox, m, bundle.Withdrawal{ID: b.ID})
+	wantNames(t, engine)
+}
+
+func TestWithdrawalDoesNotTrustACache(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("stale")
+	b := testBundle(objects("a", "1"))
+	mustDeliver(t, h.outbox, m, b)
+	live := clientFor(t, h.plane.Config)
+	stale := interceptor.NewClient(live, interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			return apierrors.NewNotFound(schema.GroupResource{}, "group")
+		},
+	})
+	outbox, err := NewOutbox(stale, live, testKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done, err := outbox.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
+		t.Errorf("got %v and %v, want not done", done, err)
+	}
+	if got := h.group(m, b.ID).Spec.Action; got != libv1beta1.ActionRemove {
+		t.Errorf("action: got %s", got)
+	}
+}
+
+func TestCorruptBundleIsReportedAndChangesNothing(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("corrupt")
+	engine := newMemberEngine()
+	_, stop := h.startAgent(m, engine)
+	b := testBundle(objects("a", "1"))
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	stop()
+	changed := testBundle(objects("corrupt-marker", "1"))
+	mustDeliver(t, h.outbox, m, changed)
+	obj := &libv1beta1.ConfigurationBundle{}
+	name := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: h.bundles(m.DeliveryNamespace, "corrupt-marker")[0]}
+	if err := h.admin.Get(t.Context(), name, obj); err != nil {
+		t.Fatal(err)
+	}
+	_, others := pack(t, testBundle(objects("evil", "1")))
+	obj.Spec.Payload = others[0].Spec.Payload
+	if err := h.admin.Update(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+	h.startAgent(m, engine)
+	report := deliverUntil(t, h.outbox, m, changed, bundle.StateFailed)
+	if !strings.Contains(report.Message, obj.Name) || !strings.Contains(report.Message, ErrCorrupt.Error()) {
+		t.Errorf("message: got %q", report.Message)
+	}
+	wantNames(t, engine, "a")
+}
+
+func TestKeyIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	keys := make([]Key, 8)
+	var running sync.WaitGroup
+	for i := range keys {
+		running.Go(func() {
+			key, err := LoadOrCreateKey(t.Context(), h.admin)
+			if err != nil {
+				t.Error(err)
+			}
+			keys[i] = key
+		})
+	}
+	running.Wait()
+	for _, key := range keys {
+		if len(key) != 32 || !cmp.Equal(key, keys[0]) {
+			t.Errorf("keys differ: %d bytes", len(key))
+		}
+	}
+}

@@ -1,0 +1,176 @@
+package deliver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+func sweep(t *testing.T, h *hub) {
+	t.Helper()
+	sweeper := &Sweeper{Outbox: h.outbox, Clock: clock.RealClock{}}
+	if err := sweeper.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantBundles(t *testing.T, h *hub, namespace string, want int) {
+	t.Helper()
+	list := &libv1beta1.ConfigurationBundleList{}
+	if err := h.admin.List(t.Context(), list, client.InNamespace(namespace)); err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Items) != want {
+		t.Errorf("bundles in %s: got %d, want %d", namespace, len(list.Items), want)
+	}
+}
+
+// The sweeper looks at the whole hub, so its tests share one hub with nobody else and run one after another.
+func TestSweeper(t *testing.T) {
+	t.Parallel()
+	h := newHub(t, localkube.ForTest(t))
+	t.Run("keeps what is still to be provisioned", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		m := h.member("keep")
+		b := testBundle(objects("a", "1"), objects("b", "1"))
+		mustDeliver(t, h.outbox, m, b)
+		sweep(t, h)
+		wantBundles(t, h, m.DeliveryNamespace, 2)
+		h.restart()
+		sweep(t, h)
+		wantBundles(t, h, m.DeliveryNamespace, 2)
+		h.startAgent(m, newMemberEngine())
+		deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+		sweep(t, h)
+		wantBundles(t, h, m.DeliveryNamespace, 0)
+		if h.group(m, b.ID).Spec.Action != libv1beta1.ActionDeploy {
+			t.Error("the group is not as it was")
+		}
+	})
+	t.Run("removes what was replaced", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		m := h.member("replace")
+		for i := range 4 {
+			mustDeliver(t, h.outbox, m, testBundle(objects("a", fmt.Sprint(i))))
+		}
+		wantBundles(t, h, m.DeliveryNamespace, 4)
+		sweep(t, h)
+		wantBundles(t, h, m.DeliveryNamespace, 1)
+	})
+	t.Run("leaves the bundles of others alone", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		m := h.member("foreign")
+		h.create(&libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: "config-0gdr5cqfqeb2ch6vnd9i"}})
+		sweep(t, h)
+		wantBundles(t, h, m.DeliveryNamespace, 1)
+	})
+	t.Run("keeps shared content until the last member has it", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		b := testBundle(objects("late-marker", "1"))
+		b.Audience = 2
+		first, late := h.member("first"), h.member("late")
+		mustDeliver(t, h.outbox, late, b)
+		h.startAgent(first, newMemberEngine())
+		deliverUntil(t, h.outbox, first, b, bundle.StateApplied)
+		sweep(t, h)
+		if found := h.bundles(kube.AgentNamespace, "late-marker"); len(found) != 1 {
+			t.Errorf("shared bundles: got %v, want 1", found)
+		}
+		h.startAgent(late, newMemberEngine())
+		deliverUntil(t, h.outbox, late, b, bundle.StateApplied)
+		sweep(t, h)
+		if found := h.bundles(kube.AgentNamespace, "late-marker"); len(found) != 0 {
+			t.Errorf("shared bundles: got %v, want none", found)
+		}
+	})
+	t.Run("runs soon after the last group was provisioned", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- (&Sweeper{Outbox: h.outbox, Clock: clock.RealClock{}}).Start(ctx) }()
+		m := h.member("soon")
+		h.startAgent(m, newMemberEngine())
+		b := testBundle(objects("a", "1"))
+		deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+		began := time.Now()
+		wantBundles(t, h, m.DeliveryNamespace, 1)
+		eventually(t, "bundles go", func(context.Context) error {
+			if found := h.bundles(m.DeliveryNamespace, ""); len(found) != 0 {
+				return fmt.Errorf("there are %v", found)
+			}
+			return nil
+		})
+		t.Logf("bundles went %s after the report", time.Since(began).Round(time.Millisecond))
+		h.requests.take()
+		for range 20 {
+			mustDeliver(t, h.outbox, m, b)
+		}
+		if len(h.outbox.trigger) != 0 {
+			t.Error("observing what has been provisioned triggers a sweep")
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("does not race with deliveries", func(t *testing.T) { sweepAgainstDeliveries(t, newHub(t, h.plane)) })
+}
+
+// sweepAgainstDeliveries sweeps all the time while members are switched to and fro between the same contents, so that a bundle is
+// wanted again just when it may go.
+func sweepAgainstDeliveries(t *testing.T, h *hub) {
+	ctx, stop := context.WithCancel(t.Context())
+	swept := make(chan struct{})
+	sweeps := 0
+	go func() {
+		defer close(swept)
+		for ctx.Err() == nil {
+			if err := (&Sweeper{Outbox: h.outbox, Clock: clock.RealClock{}}).Sweep(ctx); err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+			sweeps++
+		}
+	}()
+	var running sync.WaitGroup
+	for n := range 4 {
+		m := h.member(fmt.Sprintf("race-%d", n))
+		running.Go(func() { deliverToAndFro(t, h, m) })
+	}
+	running.Wait()
+	stop()
+	<-swept
+	t.Logf("%d sweeps", sweeps)
+}
+
+func deliverToAndFro(t *testing.T, h *hub, m fleet.Member) {
+	for i := range 60 {
+		b := testBundle(objects("race-marker", fmt.Sprint(i%2)))
+		b.Audience = i % 3
+		if _, err := h.outbox.Deliver(t.Context(), m, b); err != nil {
+			t.Error(err)
+			return
+		}
+		group := &libv1beta1.ConfigurationGroup{}
+		if err := h.admin.Get(t.Context(), client.ObjectKey{Namespace: m.DeliveryNamespace, Name: GroupName(m, b.ID)}, group); err != nil {
+			t.Error(err)
+			return
+		}
+		ref := group.Spec.ConfigurationItems[0].ContentRef
+		if err := h.admin.Get(t.Context(), client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, &libv1beta1.ConfigurationBundle{}); err != nil {
+			t.Errorf("round %d: the group points at nothing: %v", i, err)
+			return
+		}
+	}
+}
