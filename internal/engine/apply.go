@@ -1,0 +1,208 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// ensureNamespaces creates the namespaces that objects are about to be created in and that the bundle does not hold itself.
+func (p *pass) ensureNamespaces(ctx context.Context, verdicts []verdict) error {
+	missing := map[string]bool{}
+	for _, v := range verdicts {
+		if v.verb == write && v.seen == nil && v.resource.Namespaced && !v.skipNamespaceCreation {
+			missing[v.ref.Namespace] = true
+		}
+	}
+	for _, v := range verdicts {
+		if v.seen != nil && v.resource.Namespaced {
+			delete(missing, v.ref.Namespace)
+		}
+	}
+	work, ctx := errgroup.WithContext(ctx)
+	work.SetLimit(parallel)
+	for _, name := range slices.Sorted(maps.Keys(missing)) {
+		if p.wanted[kube.Ref{Kind: "Namespace", Name: name}] {
+			continue
+		}
+		work.Go(func() error {
+			if err := p.engine.member.ensureNamespace(ctx, name); err != nil {
+				return fmt.Errorf("create namespace %s: %w", name, err)
+			}
+			return nil
+		})
+	}
+	return work.Wait()
+}
+
+// writeOne makes one object right.
+func (p *pass) writeOne(ctx context.Context, v verdict) (bundle.Action, error) {
+	if v.verb == refuse {
+		return bundle.Failed, v.err
+	}
+	now, err := p.applyOne(ctx, v)
+	if err == nil && v.isCRD() && (v.seen == nil || v.seen.version != now.version) {
+		err = p.serve(ctx, v)
+	}
+	if apierrors.IsNotFound(err) {
+		// The kind may have gone since the mapper looked.
+		p.engine.member.mapper.Reset()
+	}
+	if now == nil {
+		return bundle.Failed, err
+	}
+	p.hold(v, now)
+	switch {
+	case err != nil:
+		return bundle.Failed, err
+	case v.seen == nil:
+		return bundle.Created, nil
+	case v.seen.uid == now.uid && v.seen.version == now.version:
+		return bundle.Unchanged, nil
+	}
+	return bundle.Configured, nil
+}
+
+// applyOne applies an object, in place of the old one if the bundle wants that and there is no other way.
+func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
+	var uid types.UID
+	if v.seen != nil {
+		uid = v.seen.uid
+	}
+	now, err := p.request(ctx, v, uid)
+	if apierrors.IsConflict(err) && uid != "" {
+		// Somebody deleted or replaced it since we looked. What we make now has another UID than the record says.
+		if err := p.blank(ctx, v); err != nil {
+			return nil, err
+		}
+		now, err = p.request(ctx, v, "")
+	}
+	if apierrors.IsInvalid(err) && v.force && v.seen != nil && v.rank != rankCRD && v.rank != rankNamespace {
+		return p.recreate(ctx, v, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if v.seen == nil && now.shared && !v.adopt && !now.adopted() {
+		// It did not exist when we looked, yet others have set fields: somebody made it in between.
+		v.adopt = true
+		return p.request(ctx, v, now.uid)
+	}
+	return now, nil
+}
+
+// request sends the apply request, again and again for a while if the object's kind was defined only now.
+func (p *pass) request(ctx context.Context, v verdict, uid types.UID) (*live, error) {
+	body, err := v.stamped(v.adopt, uid)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	young := p.defined[v.ref.GVK().GroupKind()]
+	p.mu.Unlock()
+	if !young {
+		return p.engine.member.apply(ctx, v.target, body)
+	}
+	var now *live
+	var last error
+	err = wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
+		now, last = p.engine.member.apply(ctx, v.target, body)
+		if apierrors.IsNotFound(last) && !missesNamespace(last) {
+			return false, nil
+		}
+		return true, last
+	})
+	if wait.Interrupted(err) && last != nil {
+		return nil, last
+	}
+	return now, err
+}
+
+// missesNamespace tells a missing namespace from a kind that is not served yet.
+func missesNamespace(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
+}
+
+// serve waits until a definition that was just written is in force, and remembers that its kinds are new.
+func (p *pass) serve(ctx context.Context, v verdict) error {
+	if err := p.engine.member.awaitEstablished(ctx, v.ref.Name); err != nil {
+		return err
+	}
+	p.engine.member.mapper.Reset()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for gvk := range definedKinds(p.bundle) {
+		p.defined[gvk.GroupKind()] = true
+	}
+	return nil
+}
+
+// hold puts an applied object into the record to come.
+func (p *pass) hold(v verdict, now *live) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next.inventory[v.key()] = held{Ref: v.ref, UID: now.uid, Fields: now.state()}
+}
+
+// blank saves that the UID of an object is not known, before the object gets another one.
+func (p *pass) blank(ctx context.Context, v verdict) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next.inventory[v.key()] = held{Ref: v.ref}
+	return p.save(ctx)
+}
+
+// recreate deletes an object that refused a change and creates it anew. It gives the first error back if the object would be refused as a new
+// one too: then nothing is deleted.
+func (p *pass) recreate(ctx context.Context, v verdict, refused error) (*live, error) {
+	if p.refusesNew(ctx, v) {
+		return nil, refused
+	}
+	if err := p.blank(ctx, v); err != nil {
+		return nil, err
+	}
+	old := spot{key: v.key(), resource: v.resource}
+	if err := p.engine.member.delete(ctx, old, v.seen.uid); err != nil {
+		return nil, fmt.Errorf("delete it to create it again: %w", err)
+	}
+	if err := p.engine.member.awaitGone(ctx, old, v.seen.uid); err != nil {
+		return nil, err
+	}
+	return p.request(ctx, v, "")
+}
+
+// refusesNew tries, without storing anything, whether the object under another name would be refused as invalid.
+func (p *pass) refusesNew(ctx context.Context, v verdict) bool {
+	body, err := v.stamped(v.adopt, "")
+	if err != nil {
+		return true
+	}
+	var probe unstructured.Unstructured
+	if err := json.Unmarshal(body, &probe); err != nil {
+		return true
+	}
+	name := "towline-probe-" + shortHash([]byte(v.ref.String()))
+	probe.SetName(name)
+	raw, err := probe.MarshalJSON()
+	if err != nil {
+		return true
+	}
+	force := true
+	_, err = p.engine.member.at(v.resource, v.ref.Namespace).Patch(ctx, name, types.ApplyPatchType, raw,
+		metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force, DryRun: []string{metav1.DryRunAll}})
+	return apierrors.IsInvalid(err)
+}

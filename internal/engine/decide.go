@@ -1,0 +1,144 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// ErrConflict is in every error about an object that another profile deploys.
+var ErrConflict = errors.New("conflict")
+
+// errDeleting says that an object is on its way out: it can be created again once it is gone.
+var errDeleting = errors.New("it is being deleted; it is created again once it is gone")
+
+// conflictError names the object and who deploys it now.
+type conflictError struct {
+	ref   kube.Ref
+	owner string
+}
+
+// Error is the sentence that the Sveltos surface promises (spec/sveltos.md §4.7).
+func (e *conflictError) Error() string {
+	where := e.ref.Name
+	if e.ref.Namespace != "" {
+		where = e.ref.Namespace + "/" + e.ref.Name
+	}
+	return fmt.Sprintf("A conflict was detected while deploying resource %s:%s. The Sveltos profile currently deploying this resource is %s",
+		e.ref.Kind, where, e.owner)
+}
+
+// Is makes errors.Is(err, ErrConflict) true.
+func (e *conflictError) Is(target error) bool { return target == ErrConflict }
+
+// verb is what has to be done with one object.
+type verb int
+
+const (
+	keep   verb = iota // it is as it should be
+	write              // apply it
+	refuse             // it cannot be applied; verdict.err says why
+)
+
+// verdict is the decision about one target.
+type verdict struct {
+	*target
+	verb  verb
+	adopt bool  // mark it as there before us
+	seen  *live // nil if it does not exist
+	err   error
+}
+
+// decide compares one target with what is there and with what the record holds of it.
+func decide(t *target, seen *live, had held, b bundle.Bundle) verdict {
+	v := verdict{target: t, seen: seen, verb: write}
+	if t.resource == (kube.Resource{}) {
+		v.verb, v.err = refuse, errUnknownKind
+		return v
+	}
+	if seen == nil {
+		return v
+	}
+	if seen.deleting {
+		v.verb, v.err = refuse, errDeleting
+		return v
+	}
+	v.adopt = seen.adopted()
+	switch {
+	case seen.requestor() == b.ID.String():
+		if t.marks.on(seen) && undrifted(seen, had) {
+			v.verb = keep
+		}
+	case !seen.marked():
+		// What is in our record under this UID is ours, even if somebody took the marks off.
+		v.adopt = had.UID != seen.uid
+	default:
+		if owner, ok := incumbent(t, seen, b.Owner); ok {
+			v.verb, v.err = refuse, &conflictError{ref: t.ref, owner: owner}
+		}
+	}
+	return v
+}
+
+// undrifted says whether an object that carries our marks is still as we applied it. When somebody else changes a field that we
+// set, the server takes that field off our list of fields, whose fingerprint is in the record.
+func undrifted(seen *live, had held) bool {
+	return ignoresDrift(seen.annotations) || (had.UID == seen.uid && had.Fields == seen.state())
+}
+
+// state is the fingerprint of the fields that are still ours. A few API servers keep no such lists: then any change counts.
+func (l *live) state() string {
+	if l.fields != "" {
+		return l.fields
+	}
+	return "version " + l.version
+}
+
+// incumbent says who keeps an object that is marked as deployed by another bundle: its owner, unless ours goes first. The lower tier
+// goes first, between profiles the profile's and within a profile the reference's; the incumbent wins a tie.
+func incumbent(t *target, seen *live, owner bundle.Owner) (string, bool) {
+	kind, name := seen.annotations[kube.AnnotationOwnerKind], seen.annotations[kube.AnnotationOwnerName]
+	who := fmt.Sprintf("%s %s", kind, name)
+	if kind != owner.Kind || name != owner.Name {
+		return who, owner.Tier >= parseTier(seen.annotations[kube.AnnotationOwnerTier])
+	}
+	if seen.requestor() == "" {
+		return "", false // an engine that marks only owners, working for the same profile
+	}
+	if ref := seen.annotations[kube.AnnotationReferenceName]; ref != "" {
+		who += fmt.Sprintf(" (%s %s/%s)", seen.annotations[kube.AnnotationReferenceKind], seen.annotations[kube.AnnotationReferenceNS], ref)
+	}
+	ours := parseTier(t.marks.annotations[kube.AnnotationReferenceTier])
+	return who, ours >= parseTier(seen.annotations[kube.AnnotationReferenceTier])
+}
+
+// fate is what happens to an object that the bundle no longer wants.
+type fate int
+
+const (
+	forget fate = iota // it is gone, or no longer ours: only the record changes
+	remove             // delete it
+	strip              // keep it, take our marks off
+	await              // it is being deleted already
+)
+
+// condemn decides what happens to an object of the record that is no longer wanted. The reason says why it is left alone.
+func condemn(had held, seen *live, id bundle.ID) (fate, string) {
+	switch {
+	case seen == nil:
+		return forget, ""
+	case had.UID != "" && had.UID != seen.uid:
+		return forget, "somebody replaced it"
+	case seen.requestor() != id.String():
+		return forget, "it is no longer marked as deployed for " + id.String()
+	case seen.adopted():
+		return strip, "it existed before"
+	case seen.annotations[keepPolicy] == "keep":
+		return strip, "its " + keepPolicy + " annotation says keep"
+	case seen.deleting:
+		return await, ""
+	}
+	return remove, ""
+}

@@ -1,0 +1,2 @@
+// Package engine makes one cluster equal one bundle: order, diff, apply, prune, drift, health.
+package engine

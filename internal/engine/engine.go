@@ -1,0 +1,196 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/discovery"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/utils/clock"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// Options change how an Engine works. The zero Options are fine.
+type Options struct {
+	// Namespace is where the records are kept; it is created when the first one is. Default: kube.AgentNamespace.
+	Namespace string
+	// OnHeal is called after Run has put something back, or tried to, with what it did. It must not block for long.
+	OnHeal func(bundle.ID, bundle.ChangeSet)
+	// Clock stamps reports and paces healing. Default: the real clock.
+	Clock clock.WithTicker
+}
+
+// Engine makes one cluster equal its bundles. What it must remember it keeps on that cluster, in one record per bundle, so that
+// it can be killed at any moment and another Engine goes on where it was. One Engine at a time may work on a cluster.
+type Engine struct {
+	member *member
+	store  *store
+	clock  clock.WithTicker
+	onHeal func(bundle.ID, bundle.ChangeSet)
+
+	// ids is held, one ID at a time, for a whole pass or withdrawal; objects after it, for the same time: bundles that want the
+	// same object see each other's marks.
+	ids     *gate[bundle.ID]
+	objects *gate[kube.Ref]
+	// changed has a value when the records have changed since Run looked.
+	changed chan struct{}
+}
+
+// New returns an Engine for the cluster of cfg, whose limits on requests per second hold for all its requests together. It does not
+// connect yet. It fails if cfg cannot be used.
+func New(cfg *rest.Config, opts Options) (*Engine, error) {
+	if opts.Namespace == "" {
+		opts.Namespace = kube.AgentNamespace
+	}
+	if opts.Clock == nil {
+		opts.Clock = clock.RealClock{}
+	}
+	if opts.OnHeal == nil {
+		opts.OnHeal = func(bundle.ID, bundle.ChangeSet) {}
+	}
+	cfg = rest.CopyConfig(cfg)
+	if cfg.RateLimiter == nil && cfg.QPS > 0 {
+		cfg.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(cfg.QPS, max(cfg.Burst, 1))
+	}
+	if cfg.UserAgent == "" {
+		cfg.UserAgent = "towline-engine"
+	}
+	client, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the member: %w", err)
+	}
+	objects, err := metadata.NewForConfigAndClient(cfg, client)
+	if err != nil {
+		return nil, fmt.Errorf("make a metadata client of the member: %w", err)
+	}
+	found, err := discovery.NewDiscoveryClientForConfigAndClient(cfg, client)
+	if err != nil {
+		return nil, fmt.Errorf("make a discovery client of the member: %w", err)
+	}
+	binary := rest.CopyConfig(cfg)
+	binary.ContentType = "application/vnd.kubernetes.protobuf"
+	binary.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	core, err := corev1client.NewForConfigAndClient(binary, client)
+	if err != nil {
+		return nil, fmt.Errorf("make a core client of the member: %w", err)
+	}
+	e := &Engine{
+		member: &member{objects: objects, namespaces: core.Namespaces(), raw: found.RESTClient(), mapper: kube.NewMapper(found)},
+		clock:  opts.Clock, onHeal: opts.OnHeal,
+		ids: newGate[bundle.ID](), objects: newGate[kube.Ref](), changed: make(chan struct{}, 1),
+	}
+	e.store = &store{
+		namespace: opts.Namespace, secrets: core.Secrets(opts.Namespace), namespaces: core.Namespaces(),
+		changed: e.wake, cache: map[bundle.ID]*record{},
+	}
+	return e, nil
+}
+
+// wake tells Run that the records have changed.
+func (e *Engine) wake() {
+	select {
+	case e.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Converge makes the cluster equal b: it applies what is new or different and prunes what b no longer holds. The error is nil exactly
+// when the report says Applied; it wraps ErrConflict if an object belongs to another profile. After an error what could not be done
+// is still in the record, and converging again goes on from there. If b's options do not say Heal, a bundle that was applied once is
+// not looked at again until it changes.
+func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
+	release, err := e.ids.acquire(ctx, b.ID)
+	if err != nil {
+		return failed(bundle.Report{ID: b.ID}, err)
+	}
+	defer release()
+	prior, err := e.store.load(ctx, b.ID)
+	if err != nil && !errors.Is(err, errIncomplete) {
+		return failed(bundle.Report{ID: b.ID}, err)
+	}
+	digest, err := b.Digest()
+	if err != nil {
+		return failed(prior.report(), err)
+	}
+	if !b.Options.Heal && prior.State == bundle.StateApplied && prior.digest() == digest {
+		return prior.report(), nil
+	}
+	p := &pass{engine: e, bundle: b, digest: digest, prior: prior}
+	return p.run(ctx)
+}
+
+// Resume converges id again from the content in its record. ok is false if there is no complete record, or one that is being
+// withdrawn: then the content has to be delivered again.
+func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error) {
+	release, err := e.ids.acquire(ctx, id)
+	if err != nil {
+		return bundle.Report{ID: id}, false, err
+	}
+	defer release()
+	return e.resume(ctx, id, nil)
+}
+
+// resume looks at the objects in only, or at all if only is nil or if the last pass did not end well. Its caller holds id.
+func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (bundle.Report, bool, error) {
+	prior, err := e.store.load(ctx, id)
+	if errors.Is(err, errIncomplete) || (err == nil && (prior.version == "" || prior.State == bundle.StateRemoving)) {
+		return bundle.Report{ID: id}, false, nil
+	}
+	if err != nil {
+		return bundle.Report{ID: id}, false, err
+	}
+	b, err := e.store.bundle(ctx, prior)
+	if errors.Is(err, errIncomplete) {
+		return bundle.Report{ID: id}, false, nil
+	}
+	if err != nil {
+		return prior.report(), true, err
+	}
+	if prior.State != bundle.StateApplied {
+		only = nil
+	}
+	p := &pass{engine: e, bundle: b, digest: prior.digest(), prior: prior, only: only}
+	report, err := p.run(ctx)
+	return report, true, err
+}
+
+// Have says which bundle the member's record of id holds and how far it is. ok is false if there is no complete record: then the content
+// has to be delivered again.
+func (e *Engine) Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error) {
+	rec, err := e.store.load(ctx, id)
+	if errors.Is(err, errIncomplete) {
+		return bundle.Digest{}, "", false, nil
+	}
+	if err != nil || rec.version == "" {
+		return bundle.Digest{}, "", false, err
+	}
+	return rec.digest(), rec.State, true, nil
+}
+
+// Reports returns what the records on the member say of each bundle, sorted by ID, without looking at any object.
+func (e *Engine) Reports(ctx context.Context) ([]bundle.Report, error) {
+	records, err := e.store.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	reports := make([]bundle.Report, 0, len(records))
+	for _, rec := range records {
+		reports = append(reports, rec.report())
+	}
+	return reports, nil
+}
+
+func (e *Engine) now() time.Time { return e.clock.Now().UTC().Truncate(time.Second) }
+
+// failed returns report as one of a pass that ended with err.
+func failed(report bundle.Report, err error) (bundle.Report, error) {
+	report.State, report.Message = bundle.StateFailed, err.Error()
+	return report, err
+}

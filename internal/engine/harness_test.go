@@ -1,0 +1,276 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"path"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+var _ deliver.Engine = (*engine.Engine)(nil)
+
+var (
+	configMaps  = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	secrets     = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	namespaces  = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+)
+
+// cluster is a member for one test: namespaces of its own on the shared API server.
+type cluster struct {
+	t       testing.TB
+	cfg     *rest.Config
+	objects dynamic.Interface
+	ns      string // for objects
+	records string // for records
+}
+
+func newCluster(t testing.TB) *cluster {
+	t.Helper()
+	plane := localkube.Shared(t)
+	return &cluster{
+		t: t, cfg: plane.Config, objects: dynamic.NewForConfigOrDie(plane.Config),
+		ns: plane.Namespace(t, "engine"), records: plane.Namespace(t, "records"),
+	}
+}
+
+// engine returns a new Engine, as a process that was just started would have it. meter may be nil.
+func (c *cluster) engine(meter *meter, change ...func(*engine.Options)) *engine.Engine {
+	c.t.Helper()
+	cfg := rest.CopyConfig(c.cfg)
+	if meter != nil {
+		cfg.Wrap(meter.wrap)
+	}
+	opts := engine.Options{Namespace: c.records}
+	for _, f := range change {
+		f(&opts)
+	}
+	e, err := engine.New(cfg, opts)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return e
+}
+
+func (c *cluster) get(gvr schema.GroupVersionResource, ns, name string) *unstructured.Unstructured {
+	c.t.Helper()
+	obj, err := c.objects.Resource(gvr).Namespace(ns).Get(c.t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return obj
+}
+
+func (c *cluster) create(gvr schema.GroupVersionResource, obj *unstructured.Unstructured) *unstructured.Unstructured {
+	c.t.Helper()
+	made, err := c.objects.Resource(gvr).Namespace(obj.GetNamespace()).Create(c.t.Context(), obj, metav1.CreateOptions{FieldManager: "somebody"})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return made
+}
+
+func (c *cluster) patch(gvr schema.GroupVersionResource, name, body string) {
+	c.t.Helper()
+	_, err := c.objects.Resource(gvr).Namespace(c.ns).Patch(c.t.Context(), name, types.MergePatchType, []byte(body),
+		metav1.PatchOptions{FieldManager: "somebody"})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) delete(gvr schema.GroupVersionResource, name string) {
+	c.t.Helper()
+	if err := c.objects.Resource(gvr).Namespace(c.ns).Delete(c.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// names lists the objects of the test's namespace that are marked as ours.
+func (c *cluster) names(gvr schema.GroupVersionResource) []string {
+	c.t.Helper()
+	list, err := c.objects.Resource(gvr).Namespace(c.ns).List(c.t.Context(), metav1.ListOptions{LabelSelector: kube.LabelReason})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	names := []string{}
+	for _, item := range list.Items {
+		names = append(names, item.GetName())
+	}
+	return names
+}
+
+func (c *cluster) wantNames(gvr schema.GroupVersionResource, want ...string) {
+	c.t.Helper()
+	if want == nil {
+		want = []string{}
+	}
+	if diff := cmp.Diff(c.names(gvr), want); diff != "" {
+		c.t.Errorf("marked %s (-got +want):\n%s", gvr.Resource, diff)
+	}
+}
+
+func (c *cluster) wantRecords(want int) {
+	c.t.Helper()
+	list, err := c.objects.Resource(secrets).Namespace(c.records).List(c.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if got := len(list.Items); got != want {
+		c.t.Errorf("Secrets of records: got %d, want %d", got, want)
+	}
+}
+
+func (c *cluster) configMap(name, value string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": map[string]any{"name": name, "namespace": c.ns},
+		"data":     map[string]any{"key": value},
+	}}
+}
+
+// bundle returns a healing bundle named name of these objects.
+func (c *cluster) bundle(name string, objects ...*unstructured.Unstructured) bundle.Bundle {
+	return bundle.Bundle{
+		ID:    bundle.ID{RequestorKind: "ClusterSummary", RequestorName: name, Feature: "Resources"},
+		Owner: bundle.Owner{Kind: "ClusterProfile", Name: name, Tier: 100},
+		Items: []bundle.Item{{
+			Objects: objects, Reference: bundle.Reference{Kind: "ConfigMap", Namespace: "default", Name: "manifests", Tier: 100},
+		}},
+		Options: bundle.Options{Heal: true},
+	}
+}
+
+func converge(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
+	t.Helper()
+	report, err := e.Converge(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.State != bundle.StateApplied || report.Message != "" || report.LastApplied.IsZero() {
+		t.Fatalf("report: got state %s, message %q, last applied %s", report.State, report.Message, report.LastApplied)
+	}
+	return report
+}
+
+func convergeFails(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
+	t.Helper()
+	report, err := e.Converge(t.Context(), b)
+	if err == nil || report.State != bundle.StateFailed || report.Message == "" {
+		t.Fatalf("got state %s, message %q, error %v; want a failure", report.State, report.Message, err)
+	}
+	return report
+}
+
+func withdraw(t testing.TB, e *engine.Engine, w bundle.Withdrawal) {
+	t.Helper()
+	eventually(t, "withdrawn", func() bool {
+		done, err := e.Withdraw(t.Context(), w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return done
+	})
+}
+
+// counts is what a ChangeSet says, in numbers.
+type counts map[bundle.Action]int
+
+func wantChanges(t testing.TB, changes bundle.ChangeSet, want counts) {
+	t.Helper()
+	got := counts{}
+	for _, change := range changes {
+		got[change.Action]++
+	}
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("changes (-got +want):\n%s\n%v", diff, changes)
+	}
+}
+
+func eventually(t testing.TB, what string, check func() bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		return check(), nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// errCut is what a request gets after the line was cut.
+var errCut = errors.New("the line was cut")
+
+// meter counts requests, and cuts the line after as many as it is told.
+type meter struct {
+	mu      sync.Mutex
+	seen    []string
+	cutting bool
+	left    int
+}
+
+func (m *meter) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if !m.pass(r) {
+			return nil, errCut
+		}
+		return next.RoundTrip(r)
+	})
+}
+
+func (m *meter) pass(r *http.Request) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.cutting {
+		if m.left == 0 {
+			return false
+		}
+		m.left--
+	}
+	m.seen = append(m.seen, r.Method+" "+r.URL.RequestURI())
+	return true
+}
+
+func (m *meter) cutAfter(n int) { m.mu.Lock(); defer m.mu.Unlock(); m.cutting, m.left = true, n }
+
+// take returns the requests since the last take, without those that ask which kinds there are.
+func (m *meter) take() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []string
+	for _, line := range m.seen {
+		uri := strings.TrimPrefix(line, "GET ")
+		if uri == "/api" || uri == "/apis" || path.Base(path.Dir(uri)) == "apis" {
+			continue
+		}
+		out = append(out, line)
+	}
+	m.seen = nil
+	return out
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

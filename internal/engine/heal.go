@@ -1,0 +1,309 @@
+package engine
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// settleTime is how long healing waits for more of the same: one pass then heals what was changed together.
+	settleTime = 100 * time.Millisecond
+	// resyncInterval is how often everything is looked at, whatever the watches said.
+	resyncInterval = 10 * time.Minute
+	// retryFirst and retryMost are the first and the longest pause before a pass that failed is tried again; each is twice the one before.
+	retryFirst = time.Second
+	retryMost  = 5 * time.Minute
+	// freeHeals is how often in a row an object is healed at once; whoever insists is answered ever more slowly, up to retryMost.
+	freeHeals = 3
+	// peaceTime is how long an object must be left alone until it is healed at once again.
+	peaceTime = 10 * time.Minute
+	healers   = 4
+)
+
+// sighting is what a watch saw of one object.
+type sighting struct {
+	gone      bool
+	uid       types.UID // empty when gone means "not in the list"
+	state     string
+	requestor string
+	ignored   bool // its drift is not our business, or it is on its way out
+}
+
+// moved says whether an object is no longer as the record of id says it was left.
+func moved(had held, s sighting, id bundle.ID) bool {
+	switch {
+	case s.gone:
+		return s.uid == "" || had.UID == "" || had.UID == s.uid
+	case s.ignored:
+		return false
+	case had.UID != s.uid && s.requestor != id.String():
+		return false // somebody else's, and it was not ours before
+	}
+	return had.UID != s.uid || had.Fields != s.state
+}
+
+// task is why a bundle waits in the queue.
+type task struct {
+	all   bool // look at every object
+	retry bool // look at every object if the last pass did not end well
+	moved map[kube.Ref]sighting
+}
+
+// fight counts how often an object was healed.
+type fight struct {
+	heals int
+	last  time.Time
+}
+
+type fightKey struct {
+	id  bundle.ID
+	key kube.Ref
+}
+
+// healer puts back what others change or delete, from the records alone.
+type healer struct {
+	engine *Engine
+	queue  workqueue.TypedDelayingInterface[bundle.ID]
+
+	// mu guards what follows.
+	mu       sync.Mutex
+	tasks    map[bundle.ID]*task
+	failures map[bundle.ID]int // passes of this healer that failed in a row
+	retrying map[bundle.ID]bool
+	fights   map[fightKey]fight
+}
+
+// Run heals until ctx ends: what others change or delete of bundles with the option Heal is put back, and passes that failed or were cut off
+// are tried again. It needs nothing but the records on the cluster. It returns nil when ctx has ended and everything it started has too.
+func (e *Engine) Run(ctx context.Context) error {
+	h := &healer{
+		engine: e,
+		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[bundle.ID]{
+			Name: "engine-heal", Clock: e.clock,
+		}),
+		tasks: map[bundle.ID]*task{}, failures: map[bundle.ID]int{}, retrying: map[bundle.ID]bool{}, fights: map[fightKey]fight{},
+	}
+	var running sync.WaitGroup
+	for range healers {
+		running.Go(func() {
+			for h.next(ctx) {
+			}
+		})
+	}
+	h.follow(ctx)
+	h.queue.ShutDown()
+	running.Wait()
+	return nil
+}
+
+// follow keeps the watches in step with the records until ctx ends.
+func (h *healer) follow(ctx context.Context) {
+	watches := &watches{healer: h, running: map[watched]context.CancelFunc{}}
+	defer watches.stop()
+	resync := h.engine.clock.NewTicker(resyncInterval)
+	defer resync.Stop()
+	h.read(ctx)
+	for {
+		watches.follow(ctx, h.engine.store.known())
+		h.retryFailed()
+		select {
+		case <-ctx.Done():
+			return
+		case <-h.engine.changed:
+		case <-resync.C():
+			h.resync()
+		}
+	}
+}
+
+// read loads all records, however long it takes to reach the API server.
+func (h *healer) read(ctx context.Context) {
+	for pause := retryFirst; ctx.Err() == nil; pause = min(2*pause, retryMost) {
+		if _, err := h.engine.store.all(ctx); err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-h.engine.clock.After(pause):
+		}
+	}
+}
+
+// retryFailed sees to it that each bundle whose last pass did not end well is tried again.
+func (h *healer) retryFailed() {
+	for _, rec := range h.engine.store.known() {
+		if rec.State != bundle.StateFailed && rec.State != bundle.StateApplying {
+			continue
+		}
+		h.mu.Lock()
+		waits := h.retrying[rec.ID]
+		h.mu.Unlock()
+		if !waits {
+			h.retryLater(rec.ID)
+		}
+	}
+}
+
+// retryLater queues another try, later after each failure.
+func (h *healer) retryLater(id bundle.ID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.taskOf(id).retry = true
+	h.retrying[id] = true
+	h.queue.AddAfter(id, backoff(h.failures[id]))
+}
+
+// backoff returns the pause after the given number of failures.
+func backoff(failures int) time.Duration {
+	return min(retryFirst<<min(failures, 10), retryMost)
+}
+
+func (h *healer) resync() {
+	for _, rec := range h.engine.store.known() {
+		if rec.Options.Heal {
+			h.mu.Lock()
+			h.taskOf(rec.ID).all = true
+			h.mu.Unlock()
+			h.queue.Add(rec.ID)
+		}
+	}
+}
+
+// taskOf returns the task of id to add to. Its caller holds mu.
+func (h *healer) taskOf(id bundle.ID) *task {
+	if h.tasks[id] == nil {
+		h.tasks[id] = &task{moved: map[kube.Ref]sighting{}}
+	}
+	return h.tasks[id]
+}
+
+// see queues the bundles that hold an object, if what a watch saw of it is not how they left it.
+func (h *healer) see(key kube.Ref, s sighting) {
+	for _, rec := range h.engine.store.known() {
+		had, ok := rec.inventory[key]
+		if !ok || !heals(rec) || !moved(had, s, rec.ID) {
+			continue
+		}
+		h.mu.Lock()
+		h.taskOf(rec.ID).moved[key] = s
+		h.mu.Unlock()
+		h.queue.AddAfter(rec.ID, settleTime)
+	}
+}
+
+func heals(rec *record) bool { return rec.Options.Heal && rec.State != bundle.StateRemoving }
+
+// next works on one bundle from the queue. It returns false when the queue is shut down.
+func (h *healer) next(ctx context.Context) bool {
+	id, down := h.queue.Get()
+	if down {
+		return false
+	}
+	defer h.queue.Done(id)
+	h.mu.Lock()
+	job := h.tasks[id]
+	delete(h.tasks, id)
+	delete(h.retrying, id)
+	h.mu.Unlock()
+	if job != nil && ctx.Err() == nil {
+		h.heal(ctx, id, job)
+	}
+	return true
+}
+
+// heal holds the bundle's ID before it compares again: what was seen during a pass is judged by the record that the pass left.
+func (h *healer) heal(ctx context.Context, id bundle.ID, job *task) {
+	release, err := h.engine.ids.acquire(ctx, id)
+	if err != nil {
+		return
+	}
+	defer release()
+	rec := h.engine.store.cached(id)
+	if rec == nil {
+		return
+	}
+	only, busy := h.due(rec, job)
+	if !busy {
+		return
+	}
+	report, ok, err := h.engine.resume(ctx, id, only)
+	if !ok && err == nil {
+		return // there is nothing to heal from
+	}
+	h.count(id, report.Changes, err)
+	if err != nil && ctx.Err() == nil {
+		h.retryLater(id)
+	}
+	if changedAnything(report.Changes) || report.State != rec.State || report.Message != rec.Message {
+		h.engine.onHeal(id, report.Changes)
+	}
+}
+
+// due lists the objects to look at now; nil means all. What has been healed too often lately is put off.
+func (h *healer) due(rec *record, job *task) (only map[kube.Ref]bool, busy bool) {
+	if job.all || (job.retry && rec.State != bundle.StateApplied) {
+		return nil, rec.State != bundle.StateRemoving
+	}
+	if !heals(rec) {
+		return nil, false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	only = map[kube.Ref]bool{}
+	for key, s := range job.moved {
+		had, ok := rec.inventory[key]
+		if !ok || !moved(had, s, rec.ID) {
+			continue
+		}
+		if pause := h.pause(fightKey{rec.ID, key}); pause > 0 {
+			h.taskOf(rec.ID).moved[key] = s
+			h.queue.AddAfter(rec.ID, pause)
+			continue
+		}
+		only[key] = true
+	}
+	return only, len(only) > 0
+}
+
+// pause says how long an object that was healed before has to wait. Its caller holds mu.
+func (h *healer) pause(key fightKey) time.Duration {
+	f, ok := h.fights[key]
+	if !ok || f.heals < freeHeals {
+		return 0
+	}
+	return backoff(f.heals-freeHeals) - h.engine.clock.Since(f.last)
+}
+
+// count remembers how a pass ended, for the pauses before the next ones.
+func (h *healer) count(id bundle.ID, changes bundle.ChangeSet, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err == nil {
+		delete(h.failures, id)
+	} else {
+		h.failures[id]++
+	}
+	now := h.engine.clock.Now()
+	for key, f := range h.fights {
+		if now.Sub(f.last) > peaceTime {
+			delete(h.fights, key)
+		}
+	}
+	for _, change := range changes {
+		if change.Action == bundle.Created || change.Action == bundle.Configured {
+			key := fightKey{id, change.Ref.Key()}
+			h.fights[key] = fight{heals: h.fights[key].heals + 1, last: now}
+		}
+	}
+}
+
+func changedAnything(changes bundle.ChangeSet) bool {
+	return changes.Count(bundle.Created)+changes.Count(bundle.Configured)+changes.Count(bundle.Deleted) > 0
+}

@@ -1,0 +1,278 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// parallel is how many requests of one pass are under way at once.
+	parallel = 8
+	// getLimit is up to how many objects of one kind and namespace are read one by one; more are read as a list.
+	getLimit = 3
+	// pageSize is how many objects one list request asks for.
+	pageSize = 500
+	// establishLimit is how long a new CustomResourceDefinition may take to be established, and its kinds to be served.
+	establishLimit = 30 * time.Second
+	// recreateLimit is how long an object that is replaced may take to go.
+	recreateLimit = 60 * time.Second
+	// pollInterval is the pause between two looks at something that has no watch worth its cost.
+	pollInterval = 50 * time.Millisecond
+)
+
+// member is the API server of one cluster. It moves metadata only, even when it writes: the engine needs no more.
+type member struct {
+	objects    metadata.Interface
+	namespaces corev1client.NamespaceInterface
+	raw        rest.Interface
+	mapper     *kube.Mapper
+}
+
+// spot names one object by the resource under which it is read.
+type spot struct {
+	key      kube.Ref // the Ref.Key of the object
+	resource kube.Resource
+}
+
+func (m *member) at(resource kube.Resource, namespace string) metadata.ResourceInterface {
+	if resource.Namespaced {
+		return m.objects.Resource(resource.GVR).Namespace(namespace)
+	}
+	return m.objects.Resource(resource.GVR)
+}
+
+// observe reads the metadata of the objects at spots; those that do not exist are not in the result.
+func (m *member) observe(ctx context.Context, spots []spot) (map[kube.Ref]*live, error) {
+	type corner struct {
+		resource  kube.Resource
+		namespace string
+	}
+	groups := map[corner][]kube.Ref{}
+	for _, s := range spots {
+		if s.resource != (kube.Resource{}) {
+			c := corner{s.resource, s.key.Namespace}
+			groups[c] = append(groups[c], s.key)
+		}
+	}
+	var mu sync.Mutex // guards found
+	found := make(map[kube.Ref]*live, len(spots))
+	add := func(key kube.Ref, obj *metav1.PartialObjectMetadata) {
+		mu.Lock()
+		defer mu.Unlock()
+		found[key] = liveOf(obj)
+	}
+	work, ctx := errgroup.WithContext(ctx)
+	work.SetLimit(parallel)
+	for c, keys := range groups {
+		api := m.at(c.resource, c.namespace)
+		if len(keys) > getLimit {
+			work.Go(func() error { return list(ctx, api, keys, add) })
+			continue
+		}
+		for _, key := range keys {
+			work.Go(func() error { return get(ctx, api, key, add) })
+		}
+	}
+	return found, work.Wait()
+}
+
+func get(ctx context.Context, api metadata.ResourceInterface, key kube.Ref, add func(kube.Ref, *metav1.PartialObjectMetadata)) error {
+	obj, err := api.Get(ctx, key.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", key, err)
+	}
+	add(key, obj)
+	return nil
+}
+
+func list(ctx context.Context, api metadata.ResourceInterface, keys []kube.Ref, add func(kube.Ref, *metav1.PartialObjectMetadata)) error {
+	byName := make(map[string]kube.Ref, len(keys))
+	for _, key := range keys {
+		byName[key.Name] = key
+	}
+	opts := metav1.ListOptions{Limit: pageSize}
+	for {
+		page, err := api.List(ctx, opts)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("list %s in namespace %q: %w", keys[0].Kind, keys[0].Namespace, err)
+		}
+		for i := range page.Items {
+			if key, ok := byName[page.Items[i].Name]; ok {
+				add(key, &page.Items[i])
+			}
+		}
+		if page.Continue == "" {
+			return nil
+		}
+		opts.Continue = page.Continue
+	}
+}
+
+// apply makes the one server-side apply request of an object.
+func (m *member) apply(ctx context.Context, t *target, body []byte) (*live, error) {
+	force := true
+	obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.ApplyPatchType, body,
+		metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force})
+	if err != nil {
+		return nil, err
+	}
+	return liveOf(obj), nil
+}
+
+// delete deletes exactly the object with this UID. One that is gone already is no error.
+func (m *member) delete(ctx context.Context, s spot, uid types.UID) error {
+	background := metav1.DeletePropagationBackground
+	err := m.at(s.resource, s.key.Namespace).Delete(ctx, s.key.Name,
+		metav1.DeleteOptions{Preconditions: uidOf(uid), PropagationPolicy: &background})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// unmark takes our marks off exactly the object with this UID.
+func (m *member) unmark(ctx context.Context, s spot, uid types.UID) error {
+	annotations := map[string]any{}
+	for _, name := range markNames() {
+		annotations[name] = nil
+	}
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": uid, "labels": map[string]any{kube.LabelReason: nil}, "annotations": annotations,
+	}})
+	if err != nil {
+		return fmt.Errorf("encode patch: %w", err)
+	}
+	_, err = m.at(s.resource, s.key.Namespace).Patch(ctx, s.key.Name, types.MergePatchType, body,
+		metav1.PatchOptions{FieldManager: kube.FieldManager})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// awaitGone waits until the object with this UID is gone.
+func (m *member) awaitGone(ctx context.Context, s spot, uid types.UID) error {
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, recreateLimit, true, func(ctx context.Context) (bool, error) {
+		obj, err := m.at(s.resource, s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return true, nil
+		}
+		return err == nil && obj.UID != uid, err
+	})
+	if err != nil {
+		return fmt.Errorf("wait for the old object to go: %w", err)
+	}
+	return nil
+}
+
+// ensureNamespace creates a namespace if it does not exist. It carries no marks: nobody ever prunes it.
+func (m *member) ensureNamespace(ctx context.Context, name string) error {
+	_, err := m.namespaces.Get(ctx, name, metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	_, err = m.namespaces.Create(ctx, namespace, metav1.CreateOptions{FieldManager: kube.FieldManager})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// awaitEstablished waits until the API server serves the kinds of a CustomResourceDefinition, or says why it never will.
+func (m *member) awaitEstablished(ctx context.Context, name string) error {
+	var last string
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
+		raw, err := m.raw.Get().AbsPath("/apis", groupAPIExtensions, "v1", "customresourcedefinitions", name).Do(ctx).Raw()
+		if err != nil {
+			return false, err
+		}
+		var established bool
+		established, last, err = crdState(raw)
+		return established, err
+	})
+	if wait.Interrupted(err) && last != "" {
+		err = fmt.Errorf("%s: %w", last, err)
+	}
+	if err != nil {
+		return fmt.Errorf("wait for the definition to be established: %w", err)
+	}
+	return nil
+}
+
+// crdState reads the conditions of a CustomResourceDefinition.
+func crdState(raw []byte) (established bool, message string, err error) {
+	var crd struct {
+		Status struct {
+			Conditions []metav1.Condition `json:"conditions"`
+		} `json:"status"`
+	}
+	if err := json.Unmarshal(raw, &crd); err != nil {
+		return false, "", fmt.Errorf("decode its conditions: %w", err)
+	}
+	if c := meta.FindStatusCondition(crd.Status.Conditions, "NamesAccepted"); c != nil && c.Status == metav1.ConditionFalse {
+		return false, "", errors.New(c.Message)
+	}
+	c := meta.FindStatusCondition(crd.Status.Conditions, "Established")
+	if c == nil {
+		return false, "it has no condition yet", nil
+	}
+	return c.Status == metav1.ConditionTrue, c.Message, nil
+}
+
+// resolve finds where the given kinds are served now. Kinds that nobody knows are not in the result.
+func (m *member) resolve(gvks map[schema.GroupVersionKind]bool) (kinds, error) {
+	known, unknown, err := m.lookUp(gvks)
+	if err != nil || !unknown {
+		return known, err
+	}
+	m.mapper.Reset()
+	known, _, err = m.lookUp(gvks)
+	return known, err
+}
+
+func (m *member) lookUp(gvks map[schema.GroupVersionKind]bool) (known kinds, unknown bool, err error) {
+	known = kinds{exact: map[schema.GroupVersionKind]kube.Resource{}, any: map[schema.GroupVersionKind]kube.Resource{}}
+	for gvk := range gvks {
+		exact, err := m.mapper.Resource(gvk)
+		if err == nil {
+			known.exact[gvk], known.any[gvk] = exact, exact
+			continue
+		}
+		if !meta.IsNoMatchError(err) {
+			return known, false, err
+		}
+		unknown = true
+		other, err := m.mapper.AnyVersion(gvk)
+		if err == nil {
+			known.any[gvk] = other
+		} else if !meta.IsNoMatchError(err) {
+			return known, false, err
+		}
+	}
+	return known, unknown, nil
+}

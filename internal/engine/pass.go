@@ -1,0 +1,287 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// pass is one attempt to make the cluster equal one bundle. Its caller holds the bundle's ID.
+type pass struct {
+	engine *Engine
+	bundle bundle.Bundle
+	digest bundle.Digest
+	prior  *record           // what the record said before
+	only   map[kube.Ref]bool // if not nil: look at these objects and prune nothing
+
+	targets []*target
+	wanted  map[kube.Ref]bool
+
+	// mu guards what follows while objects are applied in parallel.
+	mu       sync.Mutex
+	next     *record // what the record will say
+	saved    *record // what it says now
+	defined  map[schema.GroupKind]bool
+	changes  bundle.ChangeSet
+	failures passError
+}
+
+// run plans, looks, decides, and only then writes: first the record, then the cluster, then the record again.
+func (p *pass) run(ctx context.Context) (bundle.Report, error) {
+	report := p.prior.report()
+	if err := p.plan(); err != nil {
+		return failed(report, err)
+	}
+	release, err := p.engine.objects.acquire(ctx, p.touched()...)
+	if err != nil {
+		return failed(report, err)
+	}
+	defer release()
+	verdicts, err := p.look(ctx)
+	if err != nil {
+		return failed(report, err)
+	}
+	if err := p.promise(ctx, verdicts); err != nil {
+		return failed(report, err)
+	}
+	if err := p.write(ctx, verdicts); err != nil {
+		return failed(p.report(), err)
+	}
+	if len(p.failures) == 0 && p.only == nil {
+		if err := p.prune(ctx); err != nil {
+			return failed(p.report(), err)
+		}
+	}
+	return p.settle(ctx)
+}
+
+// plan turns the bundle into targets, as far as kinds are known.
+func (p *pass) plan() error {
+	gvks := map[schema.GroupVersionKind]bool{}
+	for _, ref := range p.bundle.Refs() {
+		gvks[ref.GVK()] = true
+	}
+	known, err := p.engine.member.resolve(gvks)
+	if err != nil {
+		return err
+	}
+	targets, err := plan(p.bundle, known)
+	if err != nil {
+		return err
+	}
+	p.wanted = make(map[kube.Ref]bool, len(targets))
+	for _, t := range targets {
+		p.wanted[t.key()] = true
+		if p.only == nil || p.only[t.key()] {
+			p.targets = append(p.targets, t)
+		}
+	}
+	return nil
+}
+
+// touched lists every object that the pass may write or remove.
+func (p *pass) touched() []kube.Ref {
+	keys := slices.Collect(maps.Keys(p.wanted))
+	for key := range p.prior.inventory {
+		if !p.wanted[key] {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// look reads the metadata of every target and decides what to do with each.
+func (p *pass) look(ctx context.Context) ([]verdict, error) {
+	spots := make([]spot, len(p.targets))
+	for i, t := range p.targets {
+		spots[i] = spot{key: t.key(), resource: t.served}
+	}
+	found, err := p.engine.member.observe(ctx, spots)
+	if err != nil {
+		return nil, err
+	}
+	verdicts := make([]verdict, len(p.targets))
+	for i, t := range p.targets {
+		verdicts[i] = decide(t, found[t.key()], p.prior.inventory[t.key()], p.bundle)
+	}
+	return verdicts, nil
+}
+
+// promise plans the new inventory and saves it with the content, if the record does not cover it yet and there is anything to write.
+// A planned object has no UID: whoever reads the record after a crash cannot tell whether it exists, and looks.
+func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
+	p.next = p.prior.edit()
+	p.next.head = head{
+		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: p.digest[:],
+		State: bundle.StateApplying, LastApplied: p.prior.LastApplied,
+	}
+	p.saved = p.prior
+	p.defined = map[schema.GroupKind]bool{}
+	busy := p.only == nil && len(p.prior.doomed(p.wanted)) > 0
+	for _, v := range verdicts {
+		had := p.next.inventory[v.key()]
+		item := held{Ref: v.ref}
+		if v.seen != nil && v.verb != refuse && (v.seen.requestor() == p.bundle.ID.String() || had.UID == v.seen.uid) {
+			item.UID, item.Fields = v.seen.uid, had.Fields
+		}
+		if v.verb == keep {
+			item.Fields = v.seen.state()
+		}
+		p.next.inventory[v.key()] = item
+		busy = busy || v.verb == write
+	}
+	if !busy || p.prior.covers(p.next) {
+		return nil
+	}
+	return p.save(ctx)
+}
+
+// save writes the record as it is planned now.
+func (p *pass) save(ctx context.Context) error {
+	var content *bundle.Bundle
+	if p.saved.digest() != p.digest || p.saved.content.empty() {
+		content = &p.bundle
+	}
+	p.next.content = p.saved.content
+	saved, err := p.engine.store.save(ctx, p.saved, p.next, content)
+	if err != nil {
+		return err
+	}
+	p.saved = saved
+	return nil
+}
+
+// write applies what has to be, rank by rank, and stops after a rank with a failure that the bundle does not want to go on after.
+// Its own error means that the pass has to end here; failures of objects are in p.failures.
+func (p *pass) write(ctx context.Context, verdicts []verdict) error {
+	if err := p.ensureNamespaces(ctx, verdicts); err != nil {
+		return err
+	}
+	for start := 0; start < len(verdicts); {
+		end := start
+		for end < len(verdicts) && verdicts[end].rank == verdicts[start].rank {
+			end++
+		}
+		goOn, err := p.writeRank(ctx, verdicts[start:end])
+		if err != nil {
+			return err
+		}
+		if !goOn {
+			p.skipRest(verdicts[end:])
+			return nil
+		}
+		start = end
+	}
+	return nil
+}
+
+// outcome is what became of one verdict.
+type outcome struct {
+	action bundle.Action
+	err    error
+}
+
+// writeRank applies objects of one rank in parallel. Objects are begun in order, so the first failure in order is always among those
+// that are reported.
+func (p *pass) writeRank(ctx context.Context, verdicts []verdict) (goOn bool, err error) {
+	outcomes := make([]outcome, len(verdicts))
+	goOn = true
+	var mu sync.Mutex // guards goOn
+	going := func() bool { mu.Lock(); defer mu.Unlock(); return goOn }
+	var work errgroup.Group
+	work.SetLimit(parallel)
+	for i, v := range verdicts {
+		if v.verb == keep {
+			outcomes[i] = outcome{action: bundle.Unchanged}
+			continue
+		}
+		if !going() || ctx.Err() != nil {
+			continue
+		}
+		work.Go(func() error {
+			action, err := p.writeOne(ctx, v)
+			outcomes[i] = outcome{action, err}
+			if err != nil && !p.tolerates(err) {
+				mu.Lock()
+				defer mu.Unlock()
+				goOn = false
+			}
+			return nil
+		})
+	}
+	// Failures of objects are outcomes, not errors of the group.
+	_ = work.Wait()
+	for i, v := range verdicts {
+		p.note(v, outcomes[i])
+	}
+	return goOn, context.Cause(ctx)
+}
+
+// note adds one outcome to what the pass reports.
+func (p *pass) note(v verdict, o outcome) {
+	change := bundle.Change{Ref: v.ref, Action: o.action}
+	switch {
+	case o.err != nil:
+		change.Action, change.Reason = bundle.Failed, o.err.Error()
+		p.failures = append(p.failures, &objectError{ref: v.ref, err: o.err})
+	case o.action == "":
+		change.Action, change.Reason = bundle.Skipped, "another object failed before it"
+	}
+	p.changes = append(p.changes, change)
+}
+
+func (p *pass) skipRest(verdicts []verdict) {
+	for _, v := range verdicts {
+		if v.verb == keep {
+			p.note(v, outcome{action: bundle.Unchanged})
+			continue
+		}
+		p.note(v, outcome{})
+	}
+}
+
+// tolerates says whether the bundle wants to go on after err.
+func (p *pass) tolerates(err error) bool {
+	if errors.Is(err, ErrConflict) {
+		return p.bundle.Options.ContinueOnConflict
+	}
+	return p.bundle.Options.ContinueOnError
+}
+
+// settle saves how the pass ended, if the record does not say so already, and reports it.
+func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
+	p.next.State, p.next.Message = bundle.StateApplied, ""
+	if len(p.failures) > 0 {
+		p.next.State, p.next.Message = bundle.StateFailed, p.failures.Error()
+	}
+	if !p.saved.equal(p.next) {
+		if p.next.State == bundle.StateApplied {
+			p.next.LastApplied = p.engine.now()
+		}
+		if err := p.save(ctx); err != nil {
+			return failed(p.report(), err)
+		}
+	}
+	report := p.saved.report()
+	report.Changes = p.changes
+	if len(p.failures) > 0 {
+		return report, fmt.Errorf("converge %s: %w", p.bundle.ID, p.failures)
+	}
+	return report, nil
+}
+
+// report is what can be said in the middle of a pass.
+func (p *pass) report() bundle.Report {
+	report := p.next.report()
+	report.Changes = p.changes
+	return report
+}

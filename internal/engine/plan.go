@@ -1,0 +1,246 @@
+package engine
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// defaultNamespace is where namespaced objects go that name no namespace and belong to no release.
+const defaultNamespace = "default"
+
+// target is one object of a bundle, ready to be compared with the cluster and applied.
+type target struct {
+	ref   kube.Ref
+	rank  int
+	marks marks
+	// content is the object as it was rendered, in the namespace where it goes, without what only a server sets and without marks.
+	content map[string]any
+	// resource is zero while neither the server nor a definition in the bundle knows the kind.
+	resource kube.Resource
+	// served is the resource under which the object can be seen now: another version than its own, maybe. Zero: it cannot exist yet.
+	served kube.Resource
+
+	skipNamespaceCreation bool
+	force                 bool
+}
+
+func (t *target) key() kube.Ref { return t.ref.Key() }
+
+func (t *target) isCRD() bool { return t.rank == rankCRD }
+
+// kinds is what a plan needs to know of the cluster: where each kind of the bundle is served now.
+type kinds struct {
+	exact map[schema.GroupVersionKind]kube.Resource
+	any   map[schema.GroupVersionKind]kube.Resource
+}
+
+// plan lists the targets of b in the order in which they are applied. It fails, naming what is wrong, if b cannot be meant.
+func plan(b bundle.Bundle, known kinds) ([]*target, error) {
+	defined := definedKinds(b)
+	var targets []*target
+	origin := map[kube.Ref]bundle.Item{}
+	for _, item := range b.Items {
+		for _, obj := range item.Objects {
+			t, err := newTarget(obj, item, b)
+			if err != nil {
+				return nil, err
+			}
+			gvk := t.ref.GVK()
+			t.served = known.any[gvk]
+			t.resource = known.exact[gvk]
+			if t.resource == (kube.Resource{}) {
+				t.resource = defined[gvk]
+			}
+			place(t, item)
+			if first, ok := origin[t.key()]; ok {
+				return nil, fmt.Errorf("%s is there twice: in %s and in %s", t.ref, describe(first), describe(item))
+			}
+			origin[t.key()] = item
+			if err := seal(t, item, b); err != nil {
+				return nil, err
+			}
+			targets = append(targets, t)
+		}
+	}
+	slices.SortStableFunc(targets, func(a, b *target) int { return cmp.Compare(a.rank, b.rank) })
+	return targets, nil
+}
+
+// newTarget copies what it changes: a bundle is a value that others hold too.
+func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle) (*target, error) {
+	ref := kube.RefOf(obj)
+	switch {
+	case ref.Kind == "" || ref.Version == "":
+		return nil, fmt.Errorf("an object in %s has no kind or no apiVersion", describe(item))
+	case ref.Name == "":
+		return nil, fmt.Errorf("a %s in %s has no name", ref.Kind, describe(item))
+	}
+	content := maps.Clone(obj.Object)
+	metadata, ok := content["metadata"].(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("%s of bundle %s has no metadata", ref, b.ID)
+	}
+	metadata = maps.Clone(metadata)
+	for _, set := range []string{"managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink", "deletionTimestamp"} {
+		delete(metadata, set)
+	}
+	content["metadata"] = metadata
+	if ref.Group == "" && ref.Kind == "Secret" {
+		if err := foldStringData(content); err != nil {
+			return nil, fmt.Errorf("%s: %w", ref, err)
+		}
+	}
+	force := item.Force || obj.GetAnnotations()[kube.AnnotationForceRecreate] == "true"
+	return &target{
+		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content,
+		skipNamespaceCreation: item.SkipNamespaceCreation, force: force,
+	}, nil
+}
+
+// foldStringData writes a Secret's stringData as data, as the server does when it stores it: the server forgets who set what came
+// as stringData, so changes by others would go unseen.
+func foldStringData(content map[string]any) error {
+	plain, found, err := unstructured.NestedStringMap(content, "stringData")
+	if err != nil || !found {
+		return err
+	}
+	data, ok := content["data"].(map[string]any)
+	if !ok {
+		data = map[string]any{}
+	}
+	data = maps.Clone(data)
+	for name, value := range plain {
+		data[name] = base64.StdEncoding.EncodeToString([]byte(value))
+	}
+	content["data"] = data
+	delete(content, "stringData")
+	return nil
+}
+
+// place gives the target the namespace that its kind wants. Of an unknown kind the namespace stays as written.
+func place(t *target, item bundle.Item) {
+	resource := t.resource
+	if resource == (kube.Resource{}) {
+		return
+	}
+	metadata := t.content["metadata"].(map[string]any)
+	if !resource.Namespaced {
+		t.ref.Namespace = ""
+		delete(metadata, "namespace")
+		return
+	}
+	if t.ref.Namespace == "" {
+		t.ref.Namespace = defaultNamespace
+		if item.Release != nil && item.Release.Namespace != "" {
+			t.ref.Namespace = item.Release.Namespace
+		}
+		metadata["namespace"] = t.ref.Namespace
+	}
+}
+
+func seal(t *target, item bundle.Item, b bundle.Bundle) error {
+	raw, err := json.Marshal(t.content)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", t.ref, err)
+	}
+	sum := sha256.Sum256(raw)
+	t.marks = marksOf(b, item, "sha256:"+hex.EncodeToString(sum[:]))
+	return nil
+}
+
+// stamped returns the target as the body of an apply request: its content and its marks. A uid makes the request fail unless
+// it meets the object that was seen.
+func (t *target) stamped(adopt bool, uid types.UID) ([]byte, error) {
+	body := maps.Clone(t.content)
+	metadata := maps.Clone(body["metadata"].(map[string]any))
+	labels := maps.Clone(mapOf(metadata["labels"]))
+	labels[kube.LabelReason] = t.marks.reason
+	annotations := maps.Clone(mapOf(metadata["annotations"]))
+	for name, value := range t.marks.annotations {
+		annotations[name] = value
+	}
+	delete(annotations, kube.AnnotationAdopted)
+	if adopt {
+		annotations[kube.AnnotationAdopted] = "true"
+	}
+	metadata["labels"], metadata["annotations"] = labels, annotations
+	if uid != "" {
+		metadata["uid"] = string(uid)
+	}
+	body["metadata"] = metadata
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", t.ref, err)
+	}
+	return raw, nil
+}
+
+func mapOf(value any) map[string]any {
+	if m, ok := value.(map[string]any); ok && m != nil {
+		return m
+	}
+	return map[string]any{}
+}
+
+// describe names where an item comes from, for people.
+func describe(item bundle.Item) string {
+	if item.Release != nil {
+		return fmt.Sprintf("Helm release %s/%s", item.Release.Namespace, item.Release.Name)
+	}
+	if ref := item.Reference; ref.Kind != "" {
+		return fmt.Sprintf("%s %s/%s", ref.Kind, ref.Namespace, ref.Name)
+	}
+	return "the bundle"
+}
+
+// definedKinds lists the kinds that CustomResourceDefinitions of b define.
+func definedKinds(b bundle.Bundle) map[schema.GroupVersionKind]kube.Resource {
+	defined := map[schema.GroupVersionKind]kube.Resource{}
+	for _, item := range b.Items {
+		for _, obj := range item.Objects {
+			if obj.GetKind() == "CustomResourceDefinition" && obj.GroupVersionKind().Group == groupAPIExtensions {
+				define(defined, obj.Object)
+			}
+		}
+	}
+	return defined
+}
+
+func define(defined map[schema.GroupVersionKind]kube.Resource, crd map[string]any) {
+	text := func(path ...string) string {
+		value, _, err := unstructured.NestedString(crd, path...)
+		if err != nil {
+			return ""
+		}
+		return value
+	}
+	group := text("spec", "group")
+	versions, _, err := unstructured.NestedSlice(crd, "spec", "versions")
+	if err != nil {
+		return
+	}
+	for _, version := range versions {
+		name, _ := mapOf(version)["name"].(string)
+		gv := schema.GroupVersion{Group: group, Version: name}
+		defined[gv.WithKind(text("spec", "names", "kind"))] = kube.Resource{
+			GVR: gv.WithResource(text("spec", "names", "plural")), Namespaced: text("spec", "scope") == "Namespaced",
+		}
+	}
+}
+
+// errUnknownKind says that neither the server nor the bundle knows a kind.
+var errUnknownKind = errors.New("the cluster does not know this kind, and no CustomResourceDefinition of the bundle defines it")

@@ -1,0 +1,113 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/towline/towline/internal/bundle"
+)
+
+// Withdraw removes what w.ID put on the cluster, as its record says: the last ranks first, and each rank only when everything of the
+// ranks above it is gone, so that nothing that cleans up after an object goes before it. done is false while something that was
+// deleted still exists: call again. It is true if there is no record. An error names what could not be removed.
+func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error) {
+	release, err := e.ids.acquire(ctx, w.ID)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	rec, err := e.store.load(ctx, w.ID)
+	if err != nil {
+		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
+	}
+	if rec.version == "" {
+		return true, nil
+	}
+	freed, err := e.objects.acquire(ctx, slices.Collect(maps.Keys(rec.inventory))...)
+	if err != nil {
+		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
+	}
+	defer freed()
+	leave := w.Leave || rec.Options.LeavePolicies
+	if rec.State != bundle.StateRemoving || rec.Leave != leave {
+		// From here on nobody heals what is removed.
+		next := rec.edit()
+		next.State, next.Message, next.Leave = bundle.StateRemoving, "", leave
+		if rec, err = e.store.save(ctx, rec, next, nil); err != nil {
+			return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
+		}
+	}
+	done, err = e.removeAll(ctx, rec)
+	if err != nil || !done {
+		return false, err
+	}
+	if err := e.store.delete(ctx, rec); err != nil {
+		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
+	}
+	return true, nil
+}
+
+func (e *Engine) removeAll(ctx context.Context, rec *record) (done bool, err error) {
+	var instead map[fate]fate
+	if rec.Leave {
+		instead = map[fate]fate{remove: strip, await: forget}
+	}
+	for _, items := range rec.doomed(nil) {
+		removals, err := e.removeRank(ctx, rec.ID, items, instead)
+		if err != nil {
+			return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
+		}
+		if err := removalErrors(removals); err != nil {
+			return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
+		}
+		gone, err := e.gone(ctx, removals)
+		if err != nil || !gone {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func removalErrors(removals []removal) error {
+	var failures passError
+	for _, r := range removals {
+		if r.err != nil {
+			failures = append(failures, &objectError{ref: r.Ref, err: r.err})
+		}
+	}
+	if len(failures) == 0 {
+		return nil
+	}
+	return failures
+}
+
+// gone looks again at what was deleted: finalizers can keep an object for as long as they like.
+func (e *Engine) gone(ctx context.Context, removals []removal) (bool, error) {
+	var spots []spot
+	var uids []types.UID
+	for _, r := range removals {
+		if r.fate == remove || r.fate == await {
+			spots = append(spots, r.spot)
+			uids = append(uids, r.UID)
+		}
+	}
+	if len(spots) == 0 {
+		return true, nil
+	}
+	found, err := e.member.observe(ctx, spots)
+	if err != nil {
+		return false, errors.Join(errors.New("look whether everything is gone"), err)
+	}
+	for i, s := range spots {
+		seen, ok := found[s.key]
+		if ok && (uids[i] == "" || uids[i] == seen.uid) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
