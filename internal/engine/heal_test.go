@@ -1,0 +1,208 @@
+package engine_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/engine"
+)
+
+// healing is an engine that runs until the test ends.
+type healing struct {
+	*engine.Engine
+	mu    sync.Mutex
+	heals []bundle.ChangeSet
+}
+
+func (h *healing) count() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.heals) }
+
+func (c *cluster) heal(t *testing.T, m *meter) *healing {
+	t.Helper()
+	h := &healing{}
+	h.Engine = c.engine(m, func(o *engine.Options) {
+		o.OnHeal = func(_ bundle.ID, changes bundle.ChangeSet) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.heals = append(h.heals, changes)
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+func (c *cluster) value(name string) string {
+	obj := c.get(configMaps, c.ns, name)
+	if obj == nil {
+		return ""
+	}
+	value, _, _ := unstructured.NestedString(obj.Object, "data", "key")
+	return value
+}
+
+func TestHealPutsBackEditsAndDeletions(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	b := c.bundle("one", c.configMap("edited", "1"), c.configMap("deleted", "1"), c.configMap("unlabelled", "1"), c.configMap("shared", "1"))
+	converge(t, c.engine(nil), b)
+	c.heal(t, nil)
+	c.patch(configMaps, "edited", `{"data":{"key":"2"}}`)
+	c.delete(configMaps, "deleted")
+	c.patch(configMaps, "unlabelled", `{"metadata":{"labels":null}}`)
+	c.patch(configMaps, "shared", `{"data":{"theirs":"2"}}`)
+	eventually(t, "healed", func() bool {
+		return c.value("edited") == "1" && c.value("deleted") == "1" && len(c.names(configMaps)) == 4
+	})
+	if theirs, _, _ := unstructured.NestedString(c.get(configMaps, c.ns, "shared").Object, "data", "theirs"); theirs != "2" {
+		t.Errorf("a field that is not ours: got %q, want 2", theirs)
+	}
+	// The healed object is known by its new UID: it is ours to delete.
+	e := c.engine(nil)
+	eventually(t, "applied", func() bool {
+		_, state, _, err := e.Have(t.Context(), b.ID)
+		return err == nil && state == bundle.StateApplied
+	})
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+	c.wantNames(configMaps)
+}
+
+func TestHealWhatHappenedWhileNobodyLooked(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	b := c.bundle("one", c.configMap("edited", "1"), c.configMap("deleted", "1"))
+	converge(t, c.engine(nil), b)
+	c.patch(configMaps, "edited", `{"data":{"key":"2"}}`)
+	c.delete(configMaps, "deleted")
+	c.heal(t, nil)
+	eventually(t, "healed", func() bool { return c.value("edited") == "1" && c.value("deleted") == "1" })
+}
+
+func TestOwnWritesCauseNoRequests(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	m := &meter{}
+	h := c.heal(t, m)
+	var objects []*unstructured.Unstructured
+	for i := range 20 {
+		objects = append(objects, c.configMap(fmt.Sprintf("cm-%d", i), "1"))
+	}
+	converge(t, h.Engine, c.bundle("one", objects...))
+	last := c.configMap("cm-0", "2")
+	objects[0] = last
+	converge(t, h.Engine, c.bundle("one", objects...))
+	m.take()
+	// A heal that comes after proves that the watch has passed everything from before.
+	c.patch(configMaps, "cm-1", `{"data":{"key":"2"}}`)
+	eventually(t, "healed", func() bool { return c.value("cm-1") == "1" && h.count() > 0 })
+	var writes []string
+	for _, line := range m.take() {
+		if strings.HasPrefix(line, "PATCH") {
+			writes = append(writes, line)
+		}
+	}
+	if len(writes) != 1 || !strings.Contains(writes[0], "/cm-1?") {
+		t.Errorf("writes: got %v, want one of cm-1", writes)
+	}
+	if h.count() != 1 {
+		t.Errorf("heals: got %d, want 1", h.count())
+	}
+}
+
+func TestDriftIgnoredAndOneTimeObjectsStayEdited(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.heal(t, nil)
+	ignored := c.configMap("ignored", "1")
+	ignored.SetAnnotations(map[string]string{"projectsveltos.io/driftDetectionIgnore": "ok"})
+	converge(t, h.Engine, c.bundle("one", ignored, c.configMap("normal", "1")))
+	once := c.bundle("once", c.configMap("once", "1"))
+	once.Options.Heal = false
+	converge(t, h.Engine, once)
+	for _, name := range []string{"ignored", "once", "normal"} {
+		c.patch(configMaps, name, `{"data":{"key":"2"}}`)
+	}
+	eventually(t, "healed", func() bool { return c.value("normal") == "1" })
+	if got := []string{c.value("ignored"), c.value("once")}; !slices.Equal(got, []string{"2", "2"}) {
+		t.Errorf("values: got %v, want both 2", got)
+	}
+}
+
+func TestCutPassIsFinishedByTheNextProcess(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	b := c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1"), c.configMap("c", "1"))
+	for n := 4; ; n++ {
+		line := &meter{}
+		line.cutAfter(n)
+		e := c.engine(line)
+		if _, err := e.Converge(t.Context(), b); err == nil {
+			t.Fatal("the pass was not cut")
+		}
+		if _, state, ok, err := c.engine(nil).Have(t.Context(), b.ID); err == nil && ok && state == bundle.StateApplying {
+			break
+		}
+	}
+	h := c.heal(t, nil)
+	eventually(t, "applied", func() bool {
+		_, state, _, err := h.Have(t.Context(), b.ID)
+		return err == nil && state == bundle.StateApplied
+	})
+	c.wantNames(configMaps, "a", "b", "c")
+}
+
+func TestWithdrawnObjectsAreNotHealed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.heal(t, nil)
+	b := c.bundle("one", c.configMap("a", "1"))
+	converge(t, h.Engine, b)
+	sentinel := c.bundle("two", c.configMap("b", "1"))
+	converge(t, h.Engine, sentinel)
+	withdraw(t, h.Engine, bundle.Withdrawal{ID: b.ID})
+	c.delete(configMaps, "b")
+	eventually(t, "the other one is healed", func() bool { return c.value("b") == "1" })
+	c.wantNames(configMaps, "b")
+}
+
+func TestLoserTakesOverWhenTheWinnerGoes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.heal(t, nil)
+	first := c.bundle("first", c.configMap("shared", "1"))
+	converge(t, h.Engine, first)
+	second := c.bundle("second", c.configMap("shared", "2"))
+	convergeFails(t, h.Engine, second)
+	withdraw(t, h.Engine, bundle.Withdrawal{ID: first.ID})
+	eventually(t, "the other profile's object is there", func() bool { return c.value("shared") == "2" })
+}
+
+func TestFightsGetSlower(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.heal(t, nil)
+	converge(t, h.Engine, c.bundle("one", c.configMap("a", "1")))
+	began := time.Now()
+	// Each time we put it back, somebody changes it again at once. Three heals are free, then come 1 s and 2 s.
+	for round := range 5 {
+		c.patch(configMaps, "a", fmt.Sprintf(`{"data":{"key":"theirs-%d"}}`, round))
+		eventually(t, "healed", func() bool { return c.value("a") == "1" })
+	}
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("five heals in a row took %s, want more than 2 s", took)
+	}
+}
