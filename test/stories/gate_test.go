@@ -5,6 +5,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -65,15 +66,20 @@ func (w *world) gate(config *rest.Config) *gate {
 		w.t.Fatal(err)
 	}
 	g := &gate{proxy: &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(upstream) },
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(upstream)
+			if len(config.CertData) > 0 {
+				r.Out.Header.Del("Authorization")
+			}
+		},
 		Transport:     transport,
 		FlushInterval: -1,
 		// A client or an API server that is killed in the middle is the point of all this.
 		ErrorHandler: func(rw http.ResponseWriter, _ *http.Request, _ error) { rw.WriteHeader(http.StatusBadGateway) },
-		ErrorLog:     nil,
 	}}
 	g.server = httptest.NewUnstartedServer(g)
 	g.server.EnableHTTP2 = true
+	g.server.Config.ErrorLog = log.New(io.Discard, "", 0) // the same, in the middle of a handshake
 	g.server.StartTLS()
 	w.t.Cleanup(func() {
 		g.server.CloseClientConnections()
@@ -160,12 +166,13 @@ func (g *gate) through(config *clientcmdapi.Config) *clientcmdapi.Config {
 	return config
 }
 
-// kubeconfig writes a kubeconfig without credentials that leads through the gate and returns its path.
+// kubeconfig writes a kubeconfig without credentials of worth that leads through the gate and returns its path.
 func (w *world) kubeconfig(name string, g *gate) string {
 	w.t.Helper()
 	config := clientcmdapi.NewConfig()
 	config.Clusters["gate"] = clientcmdapi.NewCluster()
-	config.Contexts["gate"] = &clientcmdapi.Context{Cluster: "gate"}
+	config.AuthInfos["nobody"] = &clientcmdapi.AuthInfo{Token: "none"} // without any, kubectl asks for a password
+	config.Contexts["gate"] = &clientcmdapi.Context{Cluster: "gate", AuthInfo: "nobody"}
 	config.CurrentContext = "gate"
 	raw, err := clientcmd.Write(*g.through(config))
 	if err != nil {
