@@ -16,38 +16,47 @@ import (
 
 func TestCutAnywhereEndsRightAndOrphanFree(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t)
-	before := c.bundle("one", c.configMap("changed", "1"), c.configMap("dropped", "1"), c.configMap("kept", "1"))
-	after := c.bundle("one", c.configMap("changed", "2"), c.configMap("kept", "1"), c.configMap("new", "2"))
-	for n := 0; ; n++ {
-		converge(t, c.engine(nil), before)
-		line := &meter{}
-		line.cutAfter(n)
-		report, err := c.engine(line).Converge(t.Context(), after)
-		if err == nil {
+	for name, late := range map[string]bool{"request is lost": false, "answer is lost": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			n := 1
+			for c.cutOnce(&meter{late: late}, n) {
+				n++
+			}
 			t.Logf("a pass took %d requests", n)
 			if n < 8 {
 				t.Errorf("it was cut only %d times", n)
 			}
-			break
-		}
-		if report.State != bundle.StateFailed || !strings.Contains(report.Message, errCut.Error()) {
-			t.Fatalf("cut after %d requests: got %s %q", n, report.State, report.Message)
-		}
-		if n%2 == 0 {
-			// Half of the times the next bundle is the one that was cut, half of the times it is another one.
-			converge(t, c.engine(nil), after)
-			c.wantNames(configMaps, "changed", "kept", "new")
-		}
-		converge(t, c.engine(nil), c.bundle("one", c.configMap("other", "1")))
-		c.wantNames(configMaps, "other")
-		withdraw(t, c.engine(nil), bundle.Withdrawal{ID: before.ID})
-		c.wantNames(configMaps)
-		c.wantRecords(0)
-		if t.Failed() {
-			t.Fatalf("cut after %d requests", n)
-		}
+		})
 	}
+}
+
+// cutOnce cuts one pass after n requests, lets new processes go on, and returns false if the pass needed no more than n.
+func (c *cluster) cutOnce(line *meter, n int) bool {
+	c.t.Helper()
+	before := c.bundle("one", c.configMap("changed", "1"), c.configMap("dropped", "1"), c.configMap("kept", "1"))
+	after := c.bundle("one", c.configMap("changed", "2"), c.configMap("kept", "1"), c.configMap("new", "2"))
+	converge(c.t, c.engine(nil), before)
+	line.cutAfter(n)
+	report, err := c.engine(line).Converge(c.t.Context(), after)
+	if err != nil && (report.State != bundle.StateFailed || !strings.Contains(report.Message, errCut.Error())) {
+		c.t.Fatalf("cut after %d requests: got %s %q", n, report.State, report.Message)
+	}
+	if n%2 == 0 {
+		// Half of the times the next bundle is the one that was cut, half of the times it is another one.
+		converge(c.t, c.engine(nil), after)
+		c.wantNames(configMaps, "changed", "kept", "new")
+	}
+	converge(c.t, c.engine(nil), c.bundle("one", c.configMap("other", "1")))
+	c.wantNames(configMaps, "other")
+	withdraw(c.t, c.engine(nil), bundle.Withdrawal{ID: before.ID})
+	c.wantNames(configMaps)
+	c.wantRecords(0)
+	if c.t.Failed() {
+		c.t.Fatalf("cut after %d requests", n)
+	}
+	return err != nil
 }
 
 func TestCutWithdrawalGoesOn(t *testing.T) {

@@ -229,6 +229,8 @@ type meter struct {
 	seen    []string
 	cutting bool
 	left    int
+	// late cuts the line behind the last request instead: the server gets it, the answer is lost.
+	late bool
 }
 
 func (m *meter) wrap(next http.RoundTripper) http.RoundTripper {
@@ -236,7 +238,12 @@ func (m *meter) wrap(next http.RoundTripper) http.RoundTripper {
 		if !m.pass(r) {
 			return nil, errCut
 		}
-		return next.RoundTrip(r)
+		answer, err := next.RoundTrip(r)
+		if err == nil && m.loses() {
+			_ = answer.Body.Close()
+			return nil, errCut
+		}
+		return answer, err
 	})
 }
 
@@ -251,6 +258,12 @@ func (m *meter) pass(r *http.Request) bool {
 	}
 	m.seen = append(m.seen, r.Method+" "+r.URL.RequestURI())
 	return true
+}
+
+func (m *meter) loses() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cutting && m.late && m.left == 0
 }
 
 func (m *meter) cutAfter(n int) { m.mu.Lock(); defer m.mu.Unlock(); m.cutting, m.left = true, n }

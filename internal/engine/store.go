@@ -161,7 +161,7 @@ func (s *store) unpack(ctx context.Context, from stored, into any) error {
 // save writes next in place of prior: new chunks first, then the head in one write, then the chunks that nothing names any more go.
 // If content is not nil it replaces what next holds. It returns the record as it is stored now.
 func (s *store) save(ctx context.Context, prior, next *record, content *bundle.Bundle) (*record, error) {
-	saved := *next
+	saved := next.edit() // the caller goes on changing next
 	if content != nil {
 		packed, err := pack(content)
 		if err != nil {
@@ -179,17 +179,17 @@ func (s *store) save(ctx context.Context, prior, next *record, content *bundle.B
 		return nil, err
 	}
 	saved.ContentChunks, saved.InventoryChunks = saved.content.chunks, saved.rest.chunks
-	if saved.version, err = s.flip(ctx, &saved, prior.version); err != nil {
+	if saved.version, err = s.flip(ctx, saved, prior.version); err != nil {
 		return nil, err
 	}
 	saved.cold = false
-	if prior.cold || !slices.Equal(chunksOf(prior), chunksOf(&saved)) {
-		if err := s.sweep(ctx, &saved); err != nil {
+	if prior.cold || !slices.Equal(chunksOf(prior), chunksOf(saved)) {
+		if err := s.sweep(ctx, saved); err != nil {
 			return nil, err
 		}
 	}
-	s.put(&saved)
-	return &saved, nil
+	s.put(saved)
+	return saved, nil
 }
 
 func chunksOf(r *record) []string { return slices.Concat(r.content.chunks, r.rest.chunks) }

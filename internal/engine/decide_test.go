@@ -1,0 +1,225 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+func object(apiVersion, kind, namespace, name string) *unstructured.Unstructured {
+	metadata := map[string]any{"name": name}
+	if namespace != "" {
+		metadata["namespace"] = namespace
+	}
+	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": apiVersion, "kind": kind, "metadata": metadata}}
+}
+
+func definition(scope string) *unstructured.Unstructured {
+	crd := object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "boats.example.com")
+	crd.Object["spec"] = map[string]any{
+		"group": "example.com", "scope": scope, "names": map[string]any{"kind": "Boat", "plural": "boats"},
+		"versions": []any{map[string]any{"name": "v1"}},
+	}
+	return crd
+}
+
+func served() kinds {
+	known := map[schema.GroupVersionKind]kube.Resource{}
+	for gvk, namespaced := range map[schema.GroupVersionKind]bool{
+		{Version: "v1", Kind: "Namespace"}: false, {Version: "v1", Kind: "ConfigMap"}: true, {Version: "v1", Kind: "Service"}: true,
+		{Group: "apps", Version: "v1", Kind: "Deployment"}:                                true,
+		{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}:  false,
+		{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingWebhook"}: false,
+	} {
+		known[gvk] = kube.Resource{GVR: gvk.GroupVersion().WithResource(gvk.Kind), Namespaced: namespaced}
+	}
+	return kinds{exact: known, any: known}
+}
+
+func TestPlanOrdersAndPlaces(t *testing.T) {
+	t.Parallel()
+	b := bundle.Bundle{Items: []bundle.Item{
+		{Objects: []*unstructured.Unstructured{
+			object("admissionregistration.k8s.io/v1", "ValidatingWebhook", "", "w"),
+			object("example.com/v1", "Boat", "", "b"),
+			object("apps/v1", "Deployment", "", "d"),
+			object("v1", "Service", "eu", "s"),
+			object("other.example.com/v1", "Unknown", "", "u"),
+			object("v1", "ConfigMap", "", "c2"),
+		}, Release: &bundle.Release{Name: "r", Namespace: "release"}},
+		{Objects: []*unstructured.Unstructured{
+			object("v1", "ConfigMap", "", "c1"), definition("Namespaced"), object("v1", "Namespace", "nonsense", "n"),
+		}},
+	}}
+	targets, err := plan(b, served())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, target := range targets {
+		got = append(got, target.ref.String())
+	}
+	want := []string{
+		"Namespace n",
+		"CustomResourceDefinition apiextensions.k8s.io boats.example.com",
+		"ConfigMap release/c2", "ConfigMap default/c1",
+		"Service eu/s",
+		"Deployment apps release/d",
+		"Boat example.com release/b", "Unknown other.example.com u",
+		"ValidatingWebhook admissionregistration.k8s.io w",
+	}
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("order (-got +want):\n%s", diff)
+	}
+	if ns := b.Items[1].Objects[2].GetNamespace(); ns != "nonsense" {
+		t.Errorf("the plan changed the bundle: namespace %q", ns)
+	}
+}
+
+func TestPlanRefuses(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		objects []*unstructured.Unstructured
+		want    string
+	}{
+		"twice": {
+			[]*unstructured.Unstructured{object("v1", "ConfigMap", "", "a"), object("v1", "ConfigMap", "default", "a")},
+			"ConfigMap default/a is there twice: in Secret eu/s and in Secret eu/s",
+		},
+		"twice in two versions": {
+			[]*unstructured.Unstructured{object("example.com/v1", "Boat", "", "a"), object("example.com/v2", "Boat", "", "a")},
+			"Boat example.com a is there twice: in Secret eu/s and in Secret eu/s",
+		},
+		"no name": {[]*unstructured.Unstructured{object("v1", "ConfigMap", "", "")}, "a ConfigMap in Secret eu/s has no name"},
+		"no kind": {[]*unstructured.Unstructured{object("v1", "", "", "a")}, "an object in Secret eu/s has no kind or no apiVersion"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			item := bundle.Item{Objects: test.objects, Reference: bundle.Reference{Kind: "Secret", Namespace: "eu", Name: "s"}}
+			_, err := plan(bundle.Bundle{Items: []bundle.Item{item}}, served())
+			if err == nil || err.Error() != test.want {
+				t.Errorf("error: got %v, want %s", err, test.want)
+			}
+		})
+	}
+}
+
+func TestDecide(t *testing.T) {
+	t.Parallel()
+	b := bundle.Bundle{
+		ID:    bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "mine", Feature: "Resources"},
+		Owner: bundle.Owner{Kind: "ClusterProfile", Name: "mine", Tier: 100},
+		Items: []bundle.Item{{Objects: []*unstructured.Unstructured{object("v1", "ConfigMap", "eu", "a")}}},
+	}
+	targets, err := plan(b, served())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := func(change func(*live)) *live {
+		seen := &live{
+			uid: "u", version: "7", fields: "f", labels: map[string]string{kube.LabelReason: "Resources"}, annotations: map[string]string{},
+		}
+		for name, value := range targets[0].marks.annotations {
+			seen.annotations[name] = value
+		}
+		change(seen)
+		return seen
+	}
+	recorded := held{UID: "u", Fields: "f"}
+	for name, test := range map[string]struct {
+		seen  *live
+		had   held
+		want  verb
+		adopt bool
+	}{
+		"absent":            {nil, recorded, write, false},
+		"as applied":        {mine(func(*live) {}), recorded, keep, false},
+		"fields taken":      {mine(func(l *live) { l.fields = "g" }), recorded, write, false},
+		"nothing recorded":  {mine(func(*live) {}), held{}, write, false},
+		"other content":     {mine(func(l *live) { l.annotations[kube.AnnotationHash] = "sha256:00" }), recorded, write, false},
+		"label gone":        {mine(func(l *live) { l.labels = nil }), recorded, write, false},
+		"drift is ignored":  {mine(func(l *live) { l.fields, l.annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, keep, false},
+		"no field lists":    {mine(func(l *live) { l.fields = "" }), held{UID: "u", Fields: "version 7"}, keep, false},
+		"no lists, changed": {mine(func(l *live) { l.fields = "" }), held{UID: "u", Fields: "version 6"}, write, false},
+		"adopted stays so":  {mine(func(l *live) { l.annotations[kube.AnnotationAdopted] = "true" }), held{}, write, true},
+		"not marked":        {&live{uid: "x"}, held{}, write, true},
+		"marks taken off":   {&live{uid: "u"}, recorded, write, false},
+		"on its way out":    {mine(func(l *live) { l.deleting = true }), recorded, refuse, false},
+		"another's": {mine(func(l *live) {
+			l.annotations[kube.AnnotationRequestor], l.annotations[kube.AnnotationOwnerName] = "x", "x"
+		}), held{}, refuse, false},
+		"marked by an engine that knows no requestors": {mine(func(l *live) { delete(l.annotations, kube.AnnotationRequestor) }), held{}, write, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := decide(targets[0], test.seen, test.had, b)
+			if got.verb != test.want || got.adopt != test.adopt {
+				t.Errorf("got verb %d, adopt %t, error %v; want verb %d, adopt %t", got.verb, got.adopt, got.err, test.want, test.adopt)
+			}
+		})
+	}
+}
+
+func TestCondemn(t *testing.T) {
+	t.Parallel()
+	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "mine", Feature: "Helm"}
+	mine := func(annotations ...string) *live {
+		seen := &live{uid: "u", annotations: map[string]string{kube.AnnotationRequestor: id.String()}}
+		for i := 0; i < len(annotations); i += 2 {
+			seen.annotations[annotations[i]] = annotations[i+1]
+		}
+		return seen
+	}
+	for name, test := range map[string]struct {
+		had  held
+		seen *live
+		want fate
+	}{
+		"gone":                    {held{UID: "u"}, nil, forget},
+		"ours":                    {held{UID: "u"}, mine(), remove},
+		"ours, never recorded":    {held{}, mine(), remove},
+		"not ours, only planned":  {held{}, &live{uid: "u"}, forget},
+		"made anew by somebody":   {held{UID: "v"}, mine(), forget},
+		"taken by another bundle": {held{UID: "u"}, mine(kube.AnnotationRequestor, "x"), forget},
+		"adopted":                 {held{UID: "u"}, mine(kube.AnnotationAdopted, "true"), strip},
+		"kept by its chart":       {held{UID: "u"}, mine(keepPolicy, "keep"), strip},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got, reason := condemn(test.had, test.seen, id); got != test.want {
+				t.Errorf("fate: got %d (%s), want %d", got, reason, test.want)
+			}
+		})
+	}
+}
+
+func TestGateGivesAllKeysOrNone(t *testing.T) {
+	t.Parallel()
+	g := newGate[string]()
+	release, err := g.acquire(t.Context(), "a", "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := g.acquire(ctx, "b", "c"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a taken key: got %v", err)
+	}
+	if free, err := g.acquire(t.Context(), "c"); err != nil {
+		t.Fatal(err)
+	} else {
+		free()
+	}
+	release()
+	if _, err := g.acquire(t.Context(), "a", "b", "c"); err != nil {
+		t.Fatal(err)
+	}
+}
