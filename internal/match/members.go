@@ -65,3 +65,14 @@ func Refs(members []fleet.Member) []corev1.ObjectReference {
 	}
 	return refs
 }
+
+// UnsupportedRefs lists the entries of clusterRefs that name a kind of cluster that Towline does not know.
+func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
+	var fields []string
+	for i, ref := range spec.ClusterRefs {
+		if ref.Kind != "" && ref.Kind != libv1beta1.SveltosClusterKind {
+			fields = append(fields, fmt.Sprintf("spec.clusterRefs[%d].kind", i))
+		}
+	}
+	return fields
+}

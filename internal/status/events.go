@@ -102,3 +102,24 @@ func clip(note string) string {
 	const mark = "…"
 	return strings.ToValidUTF8(note[:maxNote-len(mark)], "") + mark
 }
+
+// Abandoned is the event about what a cluster keeps of a profile because the cluster is gone from the hub.
+func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member) Event {
+	var kept []string
+	for _, info := range s.DeployedGVKs {
+		kept = append(kept, fmt.Sprintf("%s (%s)", info.FeatureID, strings.Join(info.DeployedGroupVersionKind, ", ")))
+	}
+	note := fmt.Sprintf("cluster %s %s is gone; nothing was withdrawn from it", m.Type, m.Key())
+	if len(kept) > 0 {
+		note += ", left there: " + strings.Join(kept, "; ")
+	}
+	return Event{corev1.EventTypeWarning, "Abandoned", clip(note)}
+}
+
+// Unsupported is the message about the fields of a profile that are not acted on yet, "" if there are none.
+func Unsupported(fields []string) string {
+	if len(fields) == 0 {
+		return ""
+	}
+	return "not supported yet: " + strings.Join(fields, ", ")
+}

@@ -39,8 +39,8 @@ const (
 type Controller struct {
 	// Hub reads profiles, clusters and summaries from a cache.
 	Hub client.Client
-	// Unsupported lists the fields of a profile's spec that are not acted on yet.
-	Unsupported func(configv1beta1.ProfileSpec) []string
+	// Unsupported lists what a profile asks for, by spec or by labels, that is not acted on yet.
+	Unsupported func(spec configv1beta1.ProfileSpec, labels map[string]string) []string
 	Events      events.EventRecorder
 }
 
@@ -131,6 +131,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "hold", Run: r.hold},
 		{Name: "pause", Run: r.pause},
 		{Name: "match", Run: r.match},
+		{Name: "announce", Run: r.announce},
 		{Name: "write", Run: r.write},
 		{Name: "withdraw", Run: r.withdraw},
 	}

@@ -31,6 +31,11 @@ func statusOf(old configv1beta1.ProfileStatus, s *state, outcome phase.Outcome) 
 	return now
 }
 
+// announce says which members match before their summaries are made: a summary's content is stored by how many members get it.
+func (r *reconciler) announce(ctx context.Context, s *state) error {
+	return r.report(ctx, s, phase.Outcome{Kind: phase.Done})
+}
+
 // report writes the profile's status, if it differs, and tells once why nothing is done.
 func (r *reconciler) report(ctx context.Context, s *state, outcome phase.Outcome) error {
 	if s.deleting() || s.released {
@@ -48,6 +53,8 @@ func (r *reconciler) report(ctx context.Context, s *state, outcome phase.Outcome
 	if err := r.Hub.Status().Patch(ctx, written, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("report on %s %s: %w", r.kind.name, client.ObjectKeyFromObject(s.profile), err))
 	}
+	s.profile = written
+	s.spec, s.status = r.kind.parts(written)
 	if now.SuspensionReason != "" && now.SuspensionReason != before.SuspensionReason {
 		r.Events.Eventf(r.kind.reference(s.profile), nil, corev1.EventTypeWarning, "Suspended", r.kind.name, "%s", now.SuspensionReason)
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -23,6 +22,7 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/status"
 )
 
 // staleDelay is how long a reconcile that saw an old state waits for the cache to catch up.
@@ -97,9 +97,7 @@ func (r *reconciler) pause(ctx context.Context, s *state) error {
 
 // match finds out for which members there should be a summary.
 func (r *reconciler) match(ctx context.Context, s *state) error {
-	if fields := r.Unsupported(*s.spec); len(fields) > 0 {
-		s.refusal = strings.Join(fields, "; ")
-	}
+	s.refusal = status.Unsupported(r.Unsupported(*s.spec, s.profile.GetLabels()))
 	// The members are read only, and there may be many.
 	var clusters libv1beta1.SveltosClusterList
 	if err := r.Hub.List(ctx, &clusters, client.UnsafeDisableDeepCopy); err != nil {

@@ -1,0 +1,299 @@
+package summaries
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/source"
+	"github.com/towline/towline/internal/status"
+)
+
+// defaultTier is the tier of what names none (spec/sveltos.md §3.1).
+const defaultTier = 100
+
+// Composer makes bundles: it reads what a profile points at and renders it for one member.
+type Composer struct {
+	// Contents reads ConfigMaps and Secrets of the hub.
+	Contents client.Reader
+	// Charts fetches charts; Renderer renders them.
+	Charts   *source.Charts
+	Renderer *render.Charts
+}
+
+// Request is what to make a bundle of, and for whom.
+type Request struct {
+	Summary  *configv1beta1.ClusterSummary
+	Member   fleet.Member
+	Subject  source.Subject
+	Owner    bundle.Owner
+	Audience int
+}
+
+// Composition is what one feature wants on a member.
+type Composition struct {
+	Feature  libv1beta1.FeatureID
+	Bundle   bundle.Bundle
+	Digest   bundle.Digest
+	Releases []configv1beta1.HelmChartSummary
+}
+
+// StageError says at which stage a bundle could not be made. Reason is one CamelCase word.
+type StageError struct {
+	Reason string
+	Err    error
+}
+
+// Error returns the text of the wrapped error.
+func (e *StageError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the wrapped error.
+func (e *StageError) Unwrap() error { return e.Err }
+
+func atStage(reason string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &StageError{Reason: reason, Err: err}
+}
+
+// References lists the objects of the hub that the bundles are made from. What cannot be told is left out: composing says why.
+func (c *Composer) References(r Request) []source.Reference {
+	spec := r.Summary.Spec.ClusterProfileSpec
+	var all []source.Reference
+	add := func(ref source.Reference, err error) {
+		if err == nil {
+			all = append(all, ref)
+		}
+	}
+	for _, ref := range spec.PolicyRefs {
+		add(source.ManifestsReference(ref, r.Subject))
+	}
+	for _, chart := range spec.HelmCharts {
+		for _, ref := range chart.ValuesFrom {
+			add(source.ValuesReference(ref, r.Subject))
+		}
+		if login := chart.RegistryCredentialsConfig; login != nil {
+			for _, ref := range []*corev1.SecretReference{login.Credentials, login.CA} {
+				if ref != nil {
+					add(source.Reference{Kind: "Secret", Namespace: cmp.Or(ref.Namespace, r.Subject.Namespace), Name: ref.Name}, nil)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Compose makes the bundle of one feature. It fails with phase.Invalid if only the user can cure it, and with source.ErrNotFound if
+// something that is needed is missing.
+func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.FeatureID) (Composition, error) {
+	make, ok := map[libv1beta1.FeatureID]func(context.Context, Request) ([]bundle.Item, []configv1beta1.HelmChartSummary, error){
+		libv1beta1.FeatureResources: c.manifests,
+		libv1beta1.FeatureHelm:      c.releases,
+	}[feature]
+	if !ok {
+		return Composition{}, atStage(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))
+	}
+	items, releases, err := make(ctx, r)
+	if err != nil {
+		return Composition{}, err
+	}
+	spec := r.Summary.Spec.ClusterProfileSpec
+	made := Composition{Feature: feature, Releases: releases, Bundle: bundle.Bundle{
+		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},
+		Owner: r.Owner,
+		Items: items,
+		Options: bundle.Options{
+			ContinueOnConflict: spec.ContinueOnConflict,
+			ContinueOnError:    spec.ContinueOnError,
+			LeavePolicies:      spec.StopMatchingBehavior == configv1beta1.LeavePolicies,
+			Heal:               spec.SyncMode != configv1beta1.SyncModeOneTime,
+		},
+		Audience: r.Audience,
+	}}
+	if made.Digest, err = made.Bundle.Digest(); err != nil {
+		return Composition{}, atStage(status.ReasonRender, phase.Invalid{Err: err})
+	}
+	return made, nil
+}
+
+// manifests reads and renders policyRefs: by tier, then in list order.
+func (c *Composer) manifests(ctx context.Context, r Request) ([]bundle.Item, []configv1beta1.HelmChartSummary, error) {
+	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.PolicyRefs)
+	slices.SortStableFunc(refs, func(a, b libv1beta1.PolicyRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
+	var items []bundle.Item
+	seen := map[kube.Ref]int32{}
+	for _, ref := range refs {
+		content, err := source.Manifests(ctx, c.Contents, ref, r.Subject)
+		if err != nil {
+			return nil, nil, atStage(status.ReasonSource, err)
+		}
+		objects, err := render.Manifests(content, r.Subject)
+		if err != nil {
+			return nil, nil, atStage(status.ReasonRender, err)
+		}
+		objects = unclaimed(objects, tier(ref.Tier), seen)
+		if len(objects) == 0 {
+			continue
+		}
+		items = append(items, bundle.Item{
+			Objects: objects,
+			Reference: bundle.Reference{
+				Kind: content.Reference.Kind, Namespace: content.Reference.Namespace, Name: content.Reference.Name, Tier: tier(ref.Tier),
+			},
+			Sensitive:             content.Sensitive || render.HasSecret(objects),
+			SkipNamespaceCreation: ref.SkipNamespaceCreation,
+			Force:                 ref.Force,
+		})
+	}
+	return items, nil, nil
+}
+
+// unclaimed leaves out the objects that a reference of a lower tier holds already. Those of the same tier are left for the member to
+// refuse: nobody said which of them is meant.
+func unclaimed(objects []*unstructured.Unstructured, tier int32, seen map[kube.Ref]int32) []*unstructured.Unstructured {
+	kept := make([]*unstructured.Unstructured, 0, len(objects))
+	for _, obj := range objects {
+		key := kube.RefOf(obj).Key()
+		holder, held := seen[key]
+		if held && holder < tier {
+			continue
+		}
+		seen[key] = tier
+		kept = append(kept, obj)
+	}
+	return kept
+}
+
+func tier(t int32) int32 { return cmp.Or(t, defaultTier) }
+
+// releases fetches and renders helmCharts, in list order. A chart that is to be uninstalled is simply not there.
+func (c *Composer) releases(ctx context.Context, r Request) ([]bundle.Item, []configv1beta1.HelmChartSummary, error) {
+	var items []bundle.Item
+	var summaries []configv1beta1.HelmChartSummary
+	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
+		if chart.HelmChartAction == configv1beta1.HelmChartActionUninstall {
+			continue
+		}
+		item, summary, err := c.release(ctx, r, chart)
+		if err != nil {
+			return nil, nil, fmt.Errorf("helm release %s/%s: %w", chart.ReleaseNamespace, chart.ReleaseName, err)
+		}
+		items, summaries = append(items, item), append(summaries, summary)
+	}
+	return items, summaries, nil
+}
+
+func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.HelmChart) (bundle.Item, configv1beta1.HelmChartSummary, error) {
+	var none configv1beta1.HelmChartSummary
+	expanded, err := source.ExpandChart(chart, r.Subject)
+	if err != nil {
+		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+	}
+	archive, contents, err := c.fetch(ctx, r, expanded)
+	if err != nil {
+		return bundle.Item{}, none, atStage(status.ReasonSource, err)
+	}
+	values, err := render.Values(expanded.Values, contents, r.Subject)
+	if err != nil {
+		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+	}
+	objects, err := c.Renderer.Render(ctx, chartRequest(r, expanded, archive, values))
+	if err != nil {
+		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+	}
+	item := bundle.Item{
+		Objects: objects,
+		Release: &bundle.Release{
+			Name: expanded.ReleaseName, Namespace: expanded.ReleaseNamespace, RepoURL: expanded.RepositoryURL,
+			ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
+		},
+		Sensitive:             render.HasSecret(objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive }),
+		SkipNamespaceCreation: !createsNamespace(expanded),
+	}
+	summary, err := releaseSummary(expanded, archive, values)
+	return item, summary, err
+}
+
+// fetch gets the chart and the objects that hold values for it.
+func (c *Composer) fetch(ctx context.Context, r Request, chart configv1beta1.HelmChart) (source.Chart, []source.Content, error) {
+	var contents []source.Content
+	for _, ref := range chart.ValuesFrom {
+		content, err := source.Values(ctx, c.Contents, ref, r.Subject)
+		if err != nil {
+			return source.Chart{}, nil, err
+		}
+		contents = append(contents, content)
+	}
+	login, err := source.LoginFor(ctx, c.Contents, chart, r.Subject)
+	if err != nil {
+		return source.Chart{}, nil, err
+	}
+	archive, err := c.Charts.Fetch(ctx, chart, login)
+	return archive, contents, err
+}
+
+func chartRequest(r Request, chart configv1beta1.HelmChart, archive source.Chart, values map[string]any) render.ChartRequest {
+	request := render.ChartRequest{
+		Chart: archive, Values: values, Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace,
+		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions,
+	}
+	if options := chart.Options; options != nil {
+		request.SkipCRDs = options.SkipCRDs
+		request.SkipSchemaValidation = options.SkipSchemaValidation
+		request.DisableHooks = options.DisableHooks
+	}
+	return request
+}
+
+// createsNamespace is true unless the profile says otherwise.
+func createsNamespace(chart configv1beta1.HelmChart) bool {
+	if chart.Options == nil || chart.Options.InstallOptions == nil || chart.Options.InstallOptions.CreateNamespace == nil {
+		return true
+	}
+	return *chart.Options.InstallOptions.CreateNamespace
+}
+
+func releaseSummary(chart configv1beta1.HelmChart, archive source.Chart, values map[string]any) (configv1beta1.HelmChartSummary, error) {
+	raw, err := json.Marshal(values)
+	if err != nil {
+		return configv1beta1.HelmChartSummary{}, atStage(status.ReasonRender, phase.Invalid{Err: fmt.Errorf("encode values: %w", err)})
+	}
+	hash := sha256.Sum256(raw)
+	summary := configv1beta1.HelmChartSummary{
+		ReleaseName: chart.ReleaseName, ReleaseNamespace: chart.ReleaseNamespace, Status: configv1beta1.HelmChartStatusManaging,
+		ValuesHash: hash[:], ChartName: archive.Name, RepositoryName: chart.RepositoryName, RepoURL: chart.RepositoryURL, ChartVersion: archive.Version,
+	}
+	if chart.RegistryCredentialsConfig != nil {
+		summary.CredentialsSecretRef = chart.RegistryCredentialsConfig.Credentials
+	}
+	return summary, nil
+}
+
+// ownerOf returns the profile behind a summary.
+func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
+	controller := metav1.GetControllerOf(summary)
+	if controller == nil {
+		return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to no profile", client.ObjectKeyFromObject(summary))
+	}
+	owner := bundle.Owner{Kind: controller.Kind, Name: controller.Name, Tier: tier(summary.Spec.ClusterProfileSpec.Tier)}
+	if owner.Kind == configv1beta1.ProfileKind {
+		owner.Name = summary.Namespace + "/" + owner.Name
+	}
+	return owner, nil
+}

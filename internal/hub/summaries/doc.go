@@ -1,0 +1,2 @@
+// Package summaries brings what one profile wants to one cluster: render, deliver, fold the report.
+package summaries

@@ -1,0 +1,148 @@
+package summaries
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/status"
+)
+
+// record brings the cluster's inventory, its ClusterConfiguration, up to what is about to be reported.
+func (c *Controller) record(ctx context.Context, s *state) error {
+	owner := metav1.GetControllerOf(s.summary)
+	if owner == nil {
+		return nil
+	}
+	var changes []configv1beta1.DeployedFeature
+	folded := status.Fold(s.summary.Status, s.pass)
+	for _, composition := range s.compositions {
+		if feature := status.FeatureOf(folded, composition.Feature); feature.Status == libv1beta1.FeatureStatusProvisioned {
+			changes = append(changes, status.Deployed(composition.Bundle, feature.LastAppliedTime))
+		}
+	}
+	for _, feature := range s.unlisted {
+		changes = append(changes, configv1beta1.DeployedFeature{FeatureID: feature})
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	return c.updateInventory(ctx, s, *owner, changes)
+}
+
+// updateInventory writes changes for the profile that owns the summary. Other profiles on the cluster write to the same object.
+func (c *Controller) updateInventory(ctx context.Context, s *state, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) error {
+	var reader client.Reader = c.Hub
+	name := client.ObjectKey{Namespace: s.member.Namespace, Name: strings.ToLower(string(s.member.Type)) + "--" + s.member.Name}
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		have := &configv1beta1.ClusterConfiguration{}
+		err := reader.Get(ctx, name, have)
+		reader = c.Live
+		if client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		now := have.Status
+		for _, change := range changes {
+			now = status.Inventory(now, owner.Kind, owner.Name, change)
+		}
+		return c.writeInventory(ctx, s, inventory{have: have, name: name, now: now, owner: owner})
+	})
+	if err != nil {
+		return fmt.Errorf("update inventory %s: %w", name, err)
+	}
+	return nil
+}
+
+// inventory is one change of a ClusterConfiguration.
+type inventory struct {
+	have  *configv1beta1.ClusterConfiguration
+	name  client.ObjectKey
+	now   configv1beta1.ClusterConfigurationStatus
+	owner metav1.OwnerReference
+}
+
+func (c *Controller) writeInventory(ctx context.Context, s *state, i inventory) error {
+	exists := i.have.UID != ""
+	if status.Empty(i.now) {
+		if !exists {
+			return nil
+		}
+		return client.IgnoreNotFound(c.Hub.Delete(ctx, i.have, client.Preconditions{UID: &i.have.UID, ResourceVersion: &i.have.ResourceVersion}))
+	}
+	want := i.have.DeepCopy()
+	want.Namespace, want.Name = i.name.Namespace, i.name.Name
+	want.Labels = map[string]string{
+		libv1beta1.ClusterNameLabel: match.LabelValue(s.member.Name),
+		libv1beta1.ClusterTypeLabel: string(s.member.Type),
+	}
+	want.OwnerReferences = owners(i.have.OwnerReferences, i)
+	if !exists {
+		err := c.Hub.Create(ctx, want, client.FieldOwner(kube.FieldManager))
+		if apierrors.IsAlreadyExists(err) {
+			// Another profile was faster: read again what it wrote.
+			return apierrors.NewConflict(configv1beta1.GroupVersion.WithResource("clusterconfigurations").GroupResource(), i.name.Name, err)
+		}
+		if err != nil {
+			return err
+		}
+	} else if !equality.Semantic.DeepEqual(i.have.ObjectMeta, want.ObjectMeta) {
+		if err := c.Hub.Update(ctx, want, client.FieldOwner(kube.FieldManager)); err != nil {
+			return err
+		}
+	}
+	if equality.Semantic.DeepEqual(i.have.Status, i.now) {
+		return nil
+	}
+	want.Status = i.now
+	return c.Hub.Status().Update(ctx, want, client.FieldOwner(kube.FieldManager))
+}
+
+// owners returns the owner references of an inventory: one per profile in it.
+func owners(have []metav1.OwnerReference, i inventory) []metav1.OwnerReference {
+	same := func(r metav1.OwnerReference) bool { return r.Kind == i.owner.Kind && r.Name == i.owner.Name }
+	now := slices.DeleteFunc(slices.Clone(have), same)
+	if !listed(i.now, i.owner) {
+		return now
+	}
+	reference := metav1.OwnerReference{APIVersion: i.owner.APIVersion, Kind: i.owner.Kind, Name: i.owner.Name, UID: i.owner.UID}
+	if at := slices.IndexFunc(have, same); at >= 0 && have[at] == reference {
+		return have
+	}
+	return append(now, reference)
+}
+
+func listed(s configv1beta1.ClusterConfigurationStatus, owner metav1.OwnerReference) bool {
+	if owner.Kind == configv1beta1.ProfileKind {
+		return slices.ContainsFunc(s.ProfileResources, func(r configv1beta1.ProfileResource) bool { return r.ProfileName == owner.Name })
+	}
+	return slices.ContainsFunc(s.ClusterProfileResources, func(r configv1beta1.ClusterProfileResource) bool {
+		return r.ClusterProfileName == owner.Name
+	})
+}
+
+// dropGroups deletes the groups of a cluster that is gone from the namespace that was its own. No agent takes that for a withdrawal.
+func (c *Controller) dropGroups(ctx context.Context, s *state) error {
+	gone := s.member
+	gone.DeliveryNamespace = gone.Namespace
+	for _, feature := range s.unlisted {
+		group := &libv1beta1.ConfigurationGroup{ObjectMeta: metav1.ObjectMeta{
+			Namespace: gone.DeliveryNamespace, Name: deliver.GroupName(gone, s.id(feature)),
+		}}
+		if err := c.Hub.Delete(ctx, group); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete group %s: %w", client.ObjectKeyFromObject(group), err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package summaries
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/source"
+	"github.com/towline/towline/internal/status"
+)
+
+// Texts of the surface: other tools look for them (spec/sveltos.md §4.12).
+const (
+	clusterNotReady = "cluster is not ready"
+	agentNotHealthy = "agent in managed cluster is not healthy."
+)
+
+// unreachable says why nothing can be done to m now, "" if it can be.
+func unreachable(m fleet.Member) string {
+	switch {
+	case m.Refused != "":
+		return fmt.Sprintf("cluster %s: %s", m.Key(), m.Refused)
+	case !m.Ready:
+		return clusterNotReady
+	case m.Down && m.DownMessage == libv1beta1.AgentReportTooOld:
+		return agentNotHealthy
+	case m.Down:
+		return "cluster is not reached: " + m.DownMessage
+	default:
+		return ""
+	}
+}
+
+// heldStatus is the status of a feature while its member cannot be reached: the one it has, if it is under way.
+func heldStatus(old libv1beta1.FeatureStatus, m fleet.Member) libv1beta1.FeatureStatus {
+	switch {
+	case !m.Ready || m.Refused != "":
+		return libv1beta1.FeatureStatusFailed
+	case old == "" || old == libv1beta1.FeatureStatusFailedNonRetriable:
+		return libv1beta1.FeatureStatusProvisioning
+	default:
+		return old
+	}
+}
+
+// leavingStatus is the status of a feature that is being withdrawn, by whoever withdraws it.
+func leavingStatus(m fleet.Member) libv1beta1.FeatureStatus {
+	return map[fleet.Mode]libv1beta1.FeatureStatus{
+		fleet.Push: libv1beta1.FeatureStatusRemoving,
+		fleet.Pull: libv1beta1.FeatureStatusAgentRemoving,
+	}[m.Mode]
+}
+
+// underWay says whether a feature with this status is being delivered or was.
+func underWay(s libv1beta1.FeatureStatus) bool {
+	return s == libv1beta1.FeatureStatusProvisioning || s == libv1beta1.FeatureStatusProvisioned || s == libv1beta1.FeatureStatusFailed
+}
+
+// contestError says which releases other profiles hold.
+type contestError struct{ lost []match.Contest }
+
+// Error names every release and its holder.
+func (e *contestError) Error() string {
+	texts := make([]string, 0, len(e.lost))
+	for _, contest := range e.lost {
+		texts = append(texts, contest.Message())
+	}
+	return strings.Join(texts, "; ")
+}
+
+// Unwrap makes the error one that is not tried again: the watch on the rivals tells when a release is free.
+func (e *contestError) Unwrap() error { return phase.Invalid{Err: errors.New("conflict")} }
+
+// contested marks the releases that were lost.
+func contested(releases []configv1beta1.HelmChartSummary, lost []match.Contest) []configv1beta1.HelmChartSummary {
+	marked := slices.Clone(releases)
+	for _, contest := range lost {
+		at := slices.IndexFunc(marked, func(r configv1beta1.HelmChartSummary) bool {
+			return r.ReleaseNamespace == contest.Release.Namespace && r.ReleaseName == contest.Release.Name
+		})
+		if at < 0 {
+			at = len(marked)
+			marked = append(marked, configv1beta1.HelmChartSummary{ReleaseNamespace: contest.Release.Namespace, ReleaseName: contest.Release.Name})
+		}
+		marked[at].Status = configv1beta1.HelmChartStatusConflict
+		marked[at].ConflictMessage = contest.Message()
+	}
+	return marked
+}
+
+// reasonOf returns the CamelCase word for what kept a bundle from being made.
+func reasonOf(err error) string {
+	var contest *contestError
+	var stage *StageError
+	switch {
+	case errors.As(err, &contest):
+		return status.ReasonConflict
+	case errors.Is(err, source.ErrNotFound):
+		return status.ReasonMissing
+	case errors.As(err, &stage):
+		return stage.Reason
+	default:
+		return status.ReasonSource
+	}
+}
+
+// applyReason returns the CamelCase word for what a member reports.
+func applyReason(report bundle.Report) string {
+	if report.State == bundle.StateFailed && strings.Contains(report.Message, "conflict was detected") {
+		return status.ReasonConflict
+	}
+	return ""
+}
+
+// report writes the status once, if it differs, and tells what changed.
+func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
+	if outcome.Kind == phase.Retriable {
+		// The hub itself is in trouble: nothing new is known of the member.
+		return nil
+	}
+	return c.write(ctx, s, status.Fold(s.summary.Status, s.pass))
+}
+
+func (c *Controller) write(ctx context.Context, s *state, now configv1beta1.ClusterSummaryStatus) error {
+	before := s.summary.Status
+	if equality.Semantic.DeepEqual(before, now) {
+		return nil
+	}
+	written := s.summary.DeepCopy()
+	written.Status = now
+	// The lock keeps a reconcile that saw an old state from taking back what a later one wrote.
+	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Status().Patch(ctx, written, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("report on summary %s: %w", client.ObjectKeyFromObject(s.summary), err))
+	}
+	s.summary = written
+	for _, event := range status.Events(before, now, s.member) {
+		c.tell(written, event)
+	}
+	return nil
+}
+
+// tell records an event on a summary. The action is part of the surface.
+func (c *Controller) tell(summary *configv1beta1.ClusterSummary, event status.Event) {
+	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
+}

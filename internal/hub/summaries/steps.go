@@ -1,0 +1,346 @@
+package summaries
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/status"
+)
+
+// longestRecheck is the longest pause between two looks at a withdrawal that is not done.
+const longestRecheck = 30 * time.Second
+
+// state is what the steps of one reconcile know.
+type state struct {
+	summary *configv1beta1.ClusterSummary
+	// cluster is nil if the cluster object is gone; member then only has a name.
+	cluster *libv1beta1.SveltosCluster
+	member  fleet.Member
+	// compositions are what the features want, as far as that could be made.
+	compositions []Composition
+	pass         status.Pass
+	// unlisted are the features to take out of the cluster's inventory.
+	unlisted []libv1beta1.FeatureID
+	// retry is why to try again, later after each failure; next is when to look again at what is merely not done.
+	retry error
+	next  time.Duration
+	// free says that nothing is left to do for a deleted summary.
+	free bool
+}
+
+func (s *state) deleting() bool { return !s.summary.DeletionTimestamp.IsZero() }
+
+func (s *state) spec() configv1beta1.ProfileSpec { return s.summary.Spec.ClusterProfileSpec }
+
+func (s *state) find(finding status.Finding) { s.pass.Findings = append(s.pass.Findings, finding) }
+
+func (s *state) old(id libv1beta1.FeatureID) configv1beta1.FeatureSummary {
+	return status.FeatureOf(s.summary.Status, id)
+}
+
+// id names the bundle of a feature.
+func (s *state) id(feature libv1beta1.FeatureID) bundle.ID {
+	return bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: s.summary.Name, Feature: string(feature)}
+}
+
+// wanted lists the features that the summary asks for, in the order in which they are deployed.
+func (s *state) wanted() []libv1beta1.FeatureID {
+	if s.deleting() {
+		return nil
+	}
+	var features []libv1beta1.FeatureID
+	if len(s.spec().PolicyRefs) > 0 {
+		features = append(features, libv1beta1.FeatureResources)
+	}
+	if len(s.spec().HelmCharts) > 0 {
+		features = append(features, libv1beta1.FeatureHelm)
+	}
+	if len(s.spec().KustomizationRefs) > 0 {
+		features = append(features, libv1beta1.FeatureKustomize)
+	}
+	return features
+}
+
+// leaving lists the features that something may be left of on the member although it is not wanted, the last deployed first. Their
+// hash was written before anything was delivered.
+func (s *state) leaving() []libv1beta1.FeatureID {
+	wanted := map[libv1beta1.FeatureID]bool{}
+	for _, id := range s.wanted() {
+		wanted[id] = true
+	}
+	var features []libv1beta1.FeatureID
+	for i := len(s.summary.Status.FeatureSummaries) - 1; i >= 0; i-- {
+		feature := s.summary.Status.FeatureSummaries[i]
+		if !wanted[feature.FeatureID] && feature.Status != libv1beta1.FeatureStatusRemoved {
+			features = append(features, feature.FeatureID)
+		}
+	}
+	return features
+}
+
+// load reads the cluster that the summary is about.
+func (c *Controller) load(ctx context.Context, s *state) error {
+	spec := s.summary.Spec
+	s.member = fleet.Member{Type: fleet.Type(spec.ClusterType), Namespace: spec.ClusterNamespace, Name: spec.ClusterName}
+	cluster := &libv1beta1.SveltosCluster{}
+	err := c.Hub.Get(ctx, types.NamespacedName{Namespace: spec.ClusterNamespace, Name: spec.ClusterName}, cluster)
+	if apierrors.IsNotFound(err) {
+		if s.deleting() {
+			return nil
+		}
+		// The profile takes the summary away, unless the cluster comes back first.
+		s.pass.Message = fmt.Sprintf("cluster %s does not exist", s.member.Key())
+		return phase.Wait{Reason: s.pass.Message}
+	}
+	if err != nil {
+		return fmt.Errorf("read cluster %s: %w", s.member.Key(), err)
+	}
+	s.cluster, s.member = cluster, fleet.FromSveltosCluster(cluster)
+	return nil
+}
+
+// hold puts our finalizer on the summary before anything is delivered for it.
+func (c *Controller) hold(ctx context.Context, s *state) error {
+	held := s.summary.DeepCopy()
+	if !controllerutil.AddFinalizer(held, configv1beta1.ClusterSummaryFinalizer) {
+		return nil
+	}
+	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Patch(ctx, held, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("add finalizer: %w", err)
+	}
+	s.summary = held
+	return nil
+}
+
+// gate ends the reconcile where nothing may or can be done to the member.
+func (c *Controller) gate(_ context.Context, s *state) error {
+	if s.deleting() && (s.cluster == nil || len(s.leaving()) == 0) {
+		return nil
+	}
+	if _, paused := s.summary.Annotations[libv1beta1.ProfilePausedAnnotation]; paused {
+		s.pass.Suspended = "the profile is paused"
+	}
+	if s.member.Paused {
+		s.pass.Suspended = fmt.Sprintf("cluster %s is paused", s.member.Key())
+	}
+	if s.pass.Suspended != "" {
+		return phase.Wait{Reason: s.pass.Suspended}
+	}
+	if message := status.Unsupported(Unsupported(s.spec(), s.summary.Labels)); message != "" && !s.deleting() {
+		return s.refuse(message)
+	}
+	if why := unreachable(s.member); why != "" {
+		s.hold(why)
+		return phase.Wait{Reason: why}
+	}
+	return nil
+}
+
+// refuse says of every feature that nothing is done about the profile. What was delivered stays as it is.
+func (s *state) refuse(message string) error {
+	err := errors.New(message)
+	s.pass.Message = message
+	for _, feature := range s.wanted() {
+		s.find(status.Finding{
+			Feature: feature, Kind: status.Broken, Err: err, Reason: status.ReasonUnsupported,
+			Status: libv1beta1.FeatureStatusFailedNonRetriable,
+		})
+	}
+	return phase.Invalid{Err: err}
+}
+
+// hold says of every feature that is under way that the member cannot be reached now.
+func (s *state) hold(message string) {
+	s.pass.Message = message
+	for _, feature := range append(s.wanted(), s.leaving()...) {
+		s.find(status.Finding{
+			Feature: feature, Kind: status.Held, Err: errors.New(message), Reason: status.ReasonNotReady,
+			Status: heldStatus(s.old(feature).Status, s.member),
+		})
+	}
+}
+
+// compose makes the bundles. What cannot be made is a finding, and leaves alone what was delivered.
+func (c *Controller) compose(ctx context.Context, s *state) error {
+	request, err := c.request(ctx, s)
+	if err != nil {
+		return err
+	}
+	c.reading.set(client.ObjectKeyFromObject(s.summary), c.Composer.References(request))
+	for _, feature := range s.wanted() {
+		if s.spec().SyncMode == configv1beta1.SyncModeOneTime && s.old(feature).Status == libv1beta1.FeatureStatusProvisioned {
+			continue
+		}
+		composition, err := c.composeFeature(ctx, s, request, feature)
+		if err != nil {
+			s.broken(feature, err)
+			continue
+		}
+		s.compositions = append(s.compositions, composition)
+	}
+	return nil
+}
+
+func (c *Controller) composeFeature(ctx context.Context, s *state, request Request, feature libv1beta1.FeatureID) (Composition, error) {
+	var lost []match.Contest
+	if feature == libv1beta1.FeatureHelm {
+		siblings, err := c.siblings(ctx, client.ObjectKeyFromObject(s.cluster))
+		if err != nil {
+			return Composition{}, err
+		}
+		lost = match.Lost(s.summary, siblings)
+		if len(lost) > 0 && !s.spec().ContinueOnConflict {
+			return Composition{}, &contestError{lost: lost}
+		}
+	}
+	composition, err := c.Composer.Compose(ctx, request, feature)
+	if err != nil {
+		return Composition{}, err
+	}
+	composition.Releases = contested(composition.Releases, lost)
+	return composition, nil
+}
+
+// broken records that there is nothing to deliver for a feature.
+func (s *state) broken(feature libv1beta1.FeatureID, err error) {
+	old := s.old(feature)
+	finding := status.Finding{
+		Feature: feature, Kind: status.Broken, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed, Attempt: true,
+	}
+	var invalid phase.Invalid
+	if errors.As(err, &invalid) {
+		finding.Status = libv1beta1.FeatureStatusFailedNonRetriable
+		// Looking at the same thing again is no other attempt.
+		finding.Attempt = old.Status != finding.Status || old.FailureMessage != err.Error()
+	} else {
+		s.retry = errors.Join(s.retry, fmt.Errorf("%s of %s: %w", feature, client.ObjectKeyFromObject(s.summary), err))
+	}
+	var contest *contestError
+	if errors.As(err, &contest) {
+		finding.Releases = contested(nil, contest.lost)
+	}
+	s.find(finding)
+}
+
+// announce writes down what is about to be delivered. Whatever happens then, a feature with a hash may be on the member.
+func (c *Controller) announce(ctx context.Context, s *state) error {
+	var pass status.Pass
+	for _, composition := range s.compositions {
+		old := s.old(composition.Feature)
+		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !underWay(old.Status) {
+			pass.Findings = append(pass.Findings, status.Finding{Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Releases: composition.Releases})
+		}
+	}
+	if len(pass.Findings) == 0 {
+		return nil
+	}
+	return c.write(ctx, s, status.Fold(s.summary.Status, pass))
+}
+
+// deliver asks the member for every bundle, one after the other.
+func (c *Controller) deliver(ctx context.Context, s *state) error {
+	for _, composition := range s.compositions {
+		report, err := c.Transport.Deliver(ctx, s.member, composition.Bundle)
+		if ctx.Err() != nil {
+			return fmt.Errorf("deliver %s to %s: %w", composition.Bundle.ID, s.member.Key(), ctx.Err())
+		}
+		finding := status.Finding{
+			Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Report: report,
+			Reason: applyReason(report), Releases: composition.Releases, Attempt: err != nil,
+		}
+		if err != nil {
+			s.retry = errors.Join(s.retry, err)
+			if report.State != bundle.StateFailed {
+				finding.Kind, finding.Err, finding.Reason, finding.Status = status.Broken, err, status.ReasonDeliver, libv1beta1.FeatureStatusFailed
+			}
+		}
+		s.find(finding)
+	}
+	return nil
+}
+
+// retire withdraws what is wanted no more; everything, if the summary is deleted.
+func (c *Controller) retire(ctx context.Context, s *state) error {
+	if s.cluster == nil {
+		return c.abandon(ctx, s)
+	}
+	s.free = true
+	for _, feature := range s.leaving() {
+		w := bundle.Withdrawal{ID: s.id(feature), Leave: s.deleting() && s.spec().StopMatchingBehavior == configv1beta1.LeavePolicies}
+		done, err := true, error(nil)
+		if len(s.old(feature).Hash) > 0 {
+			done, err = c.Transport.Withdraw(ctx, s.member, w)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())
+		}
+		if done && err == nil {
+			s.find(status.Finding{Feature: feature, Kind: status.Left})
+			s.unlisted = append(s.unlisted, feature)
+			continue
+		}
+		s.free = false
+		s.retry = errors.Join(s.retry, err)
+		s.next = c.recheck(s)
+		finding := status.Finding{Feature: feature, Kind: status.Leaving, Err: err, Status: leavingStatus(s.member), Attempt: err != nil}
+		if err != nil {
+			finding.Reason = status.ReasonDeliver
+		}
+		s.find(finding)
+	}
+	return nil
+}
+
+// recheck says when to look at a withdrawal again: a quarter of the time that it has taken already, within limits.
+func (c *Controller) recheck(s *state) time.Duration {
+	least := c.Recheck[s.member.Mode]
+	if least == 0 || !s.deleting() {
+		return least
+	}
+	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, least), longestRecheck)
+}
+
+// abandon lets go of a summary whose cluster is gone. Nobody can be asked to withdraw anything: people are told what was left there.
+func (c *Controller) abandon(ctx context.Context, s *state) error {
+	s.free = true
+	s.unlisted = s.leaving()
+	if len(s.unlisted) == 0 {
+		return nil
+	}
+	c.tell(s.summary, status.Abandoned(s.summary.Status, s.member))
+	log.FromContext(ctx).Info("cluster is gone; what was deployed there is left there", logkeys.Member, s.member.Key())
+	return c.dropGroups(ctx, s)
+}
+
+// release lets a deleted summary go.
+func (c *Controller) release(ctx context.Context, s *state) error {
+	if !s.deleting() || !s.free {
+		return nil
+	}
+	free := s.summary.DeepCopy()
+	if !controllerutil.RemoveFinalizer(free, configv1beta1.ClusterSummaryFinalizer) {
+		return nil
+	}
+	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Patch(ctx, free, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("remove finalizer: %w", err)
+	}
+	return nil
+}
