@@ -2,7 +2,6 @@ package source
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"text/template"
 
@@ -27,16 +26,24 @@ func (s Subject) Expand(what, text string) (string, error) {
 	if !strings.Contains(text, "{{") {
 		return text, nil
 	}
-	parsed, err := template.New(what).Option("missingkey=error").Funcs(functions()).Parse(text)
+	parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Parse(text)
 	if err != nil {
-		return "", phase.Invalid{Err: fmt.Errorf("parse %s: %w", what, err)}
+		return "", phase.Invalidf("parse %s: %s", what, place(err))
 	}
 	out := &boundedBuilder{left: maxExpanded}
 	data := map[string]any{"Cluster": s.Cluster, "ClusterNamespace": s.Namespace, "ClusterName": s.Name}
 	if err := parsed.Execute(out, data); err != nil {
-		return "", phase.Invalid{Err: fmt.Errorf("expand %s: %w", what, err)}
+		return "", phase.Invalidf("expand %s: %s", what, place(err))
 	}
 	return out.String(), nil
+}
+
+// templateName is how text/template calls our texts in its errors; place takes it out again.
+const templateName = "text"
+
+// place returns the message of a template error with the line, and the column if there is one, first.
+func place(err error) string {
+	return strings.NewReplacer("template: "+templateName+":", "line ", `executing "`+templateName+`" at`, "at").Replace(err.Error())
 }
 
 // boundedBuilder is a strings.Builder that refuses to grow beyond what is left.

@@ -1,0 +1,346 @@
+package render_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	clocktesting "k8s.io/utils/clock/testing"
+	"net/http/httptest"
+	"sigs.k8s.io/yaml"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/source"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// fetched returns a chart as it comes from a repository.
+func fetched(t *testing.T, chart examples.Chart) source.Chart {
+	t.Helper()
+	repository, err := examples.Repository(chart)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(repository)
+	defer server.Close()
+	charts, err := source.NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Unix(0, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := chart.Name
+	if name == "" {
+		name = "hello"
+	}
+	got, err := charts.Fetch(t.Context(), configv1beta1.HelmChart{RepositoryURL: server.URL, ChartName: name, ChartVersion: ">=0-0"}, source.Login{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func newCharts(t *testing.T, dir string) *render.Charts {
+	t.Helper()
+	charts, err := render.NewCharts(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return charts
+}
+
+// request asks for a release of chart on a cluster with Kubernetes 1.36.
+func request(t *testing.T, chart examples.Chart) render.ChartRequest {
+	t.Helper()
+	return render.ChartRequest{
+		Chart:       fetched(t, chart),
+		Name:        "web",
+		Namespace:   "site",
+		KubeVersion: "v1.36.3",
+		APIVersions: []string{"v1", "apps/v1", "apps/v1/Deployment"},
+	}
+}
+
+func withTemplate(text string) examples.Chart {
+	return examples.Chart{Files: map[string]string{"templates/added.yaml": text}}
+}
+
+func TestRenderGolden(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*render.ChartRequest){
+		"defaults": func(*render.ChartRequest) {},
+		"values": func(r *render.ChartRequest) {
+			r.Values = values(t, "replicas: 3\nmessage: Hi\ngreeting: {language: it}\n")
+		},
+		"no-subchart":    func(r *render.ChartRequest) { r.Values = values(t, "greeting: {enabled: false}\n") },
+		"no-crds":        func(r *render.ChartRequest) { r.SkipCRDs = true },
+		"vendor-version": func(r *render.ChartRequest) { r.KubeVersion = "v1.31.6+k3s1" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			asked := request(t, examples.Chart{})
+			change(&asked)
+			objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, name, objects)
+		})
+	}
+}
+
+func golden(t *testing.T, name string, objects []*unstructured.Unstructured) {
+	t.Helper()
+	var got strings.Builder
+	for _, object := range objects {
+		raw, err := yaml.Marshal(object.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.WriteString("---\n" + string(raw))
+	}
+	file := filepath.Join("testdata", name+".yaml")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got.String()); diff != "" {
+		t.Errorf("%s differs (-want +got):\n%s", file, diff)
+	}
+}
+
+func values(t *testing.T, text string) map[string]any {
+	t.Helper()
+	parsed, err := render.Values(text, nil, source.Subject{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed
+}
+
+func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
+	t.Parallel()
+	hook := object("Job", "migrate") + "  annotations: {helm.sh/hook: 'pre-install,pre-upgrade'}\n"
+	for name, test := range map[string]struct {
+		chart  examples.Chart
+		change func(*render.ChartRequest)
+		want   []string
+	}{
+		"schema":           {change: func(r *render.ChartRequest) { r.Values = values(t, "replicas: many\n") }, want: []string{"render chart hello 0.1.0", "at '/replicas': got string, want integer"}},
+		"subchart schema":  {change: func(r *render.ChartRequest) { r.Values = values(t, "greeting: {language: xx}\n") }, want: []string{"greeting: - at '/language': value must be one of"}},
+		"template":         {chart: withTemplate("{{ fail \"not like this\" }}"), want: []string{"render chart hello 0.1.0", "hello/templates/added.yaml", "not like this"}},
+		"missing value":    {chart: withTemplate("a: {{ .Values.nothing.here }}"), want: []string{"hello/templates/added.yaml:1"}},
+		"broken YAML":      {chart: withTemplate(object("ConfigMap", "a") + "data: [\n"), want: []string{"hello/templates/added.yaml, document 1, line 5"}},
+		"no kind":          {chart: withTemplate("apiVersion: v1\n"), want: []string{"hello/templates/added.yaml, document 1, line 1: it has no kind"}},
+		"hooks":            {chart: withTemplate(hook), want: []string{"render chart hello 0.1.0", "hooks are not supported", "Job migrate (pre-install,pre-upgrade)", "options.disableHooks"}},
+		"library":          {chart: examples.Chart{Files: map[string]string{"Chart.yaml": "apiVersion: v2\nname: hello\nversion: 0.1.0\ntype: library\n"}}, want: []string{"of type library"}},
+		"missing subchart": {chart: examples.Chart{Files: map[string]string{"Chart.yaml": "apiVersion: v2\nname: hello\nversion: 0.1.0\ndependencies: [{name: other, version: 1.0.0}]\n"}}, want: []string{"chart hello 0.1.0: its archive lacks the subchart other"}},
+		"other Kubernetes": {change: func(r *render.ChartRequest) { r.KubeVersion = "v1.20.0" }, want: []string{"chart hello 0.1.0 is for Kubernetes >=1.25.0-0, but the cluster has v1.20.0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			asked := request(t, test.chart)
+			if test.change != nil {
+				test.change(&asked)
+			}
+			_, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
+			wantInvalid(t, err, test.want...)
+		})
+	}
+}
+
+func TestRenderWithoutSchemaAndHooks(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(
+		object("Job", "migrate")+"  annotations: {helm.sh/hook: post-install}\n---\n"+
+			object("Pod", "probe")+"  annotations: {helm.sh/hook: 'test-success, test'}\n---\n"+object("ConfigMap", "lasts")))
+	asked.Values, asked.SkipSchemaValidation, asked.DisableHooks = values(t, "message: ''\n"), true, true
+	objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"CustomResourceDefinition apiextensions.k8s.io greetings.hello.examples.towline.dev",
+		"ConfigMap site/web-greeting",
+		"ConfigMap lasts",
+		"ConfigMap site/web-page",
+		"Deployment apps site/web",
+		"Greeting hello.examples.towline.dev site/web",
+		"Service site/web",
+	}
+	if diff := cmp.Diff(want, refs(objects)); diff != "" {
+		t.Errorf("objects differ (-want +got):\n%s", diff)
+	}
+}
+
+func TestRenderDropsTests(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(object("Pod", "probe")+"  annotations: {helm.sh/hook: test}\n"))
+	objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ref := range refs(objects) {
+		if strings.HasPrefix(ref, "Pod") {
+			t.Errorf("a test is part of the release: %s", ref)
+		}
+	}
+}
+
+func TestRenderSeesTheMember(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(`apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: seen
+data:
+  version: {{ .Capabilities.KubeVersion }}
+  raw: {{ .Capabilities.KubeVersion.Version }}
+  deployments: {{ .Capabilities.APIVersions.Has "apps/v1/Deployment" | quote }}
+  own: {{ .Capabilities.APIVersions.Has "hello.examples.towline.dev/v1/Greeting" | quote }}
+  others: {{ .Capabilities.APIVersions.Has "example.com/v1" | quote }}
+  release: {{ .Release.Namespace }}/{{ .Release.Name }} {{ .Release.IsInstall }} {{ .Release.Service }}
+  lookup: {{ lookup "v1" "Namespace" "" "" | len | quote }}
+  dns: {{ getHostByName "localhost" | quote }}
+`))
+	asked.KubeVersion = "v1.31.6+k3s1"
+	objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, object := range objects {
+		if object.GetName() != "seen" {
+			continue
+		}
+		want := map[string]any{
+			"version": "v1.31.6", "raw": "v1.31.6+k3s1", "deployments": "true", "own": "true", "others": "false",
+			"release": "site/web true Helm", "lookup": "0", "dns": "",
+		}
+		if diff := cmp.Diff(want, object.Object["data"]); diff != "" {
+			t.Errorf("what the chart sees differs (-want +got):\n%s", diff)
+		}
+		return
+	}
+	t.Error("the template is missing")
+}
+
+func TestRenderOnceForAllWhoAskTheSame(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(object("Secret", "password")+"stringData: {password: '{{ randAlphaNum 20 }}'}\n"))
+	dir := t.TempDir()
+	charts := newCharts(t, dir)
+	var (
+		mu        sync.Mutex // guards passwords
+		passwords = map[string]bool{}
+		group     sync.WaitGroup
+	)
+	ask := func(charts *render.Charts, change func(*render.ChartRequest)) {
+		mine := asked
+		change(&mine)
+		objects, err := charts.Render(t.Context(), mine)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		passwords[password(objects)] = true
+	}
+	for range 20 {
+		group.Go(func() { ask(charts, func(*render.ChartRequest) {}) })
+	}
+	group.Wait()
+	ask(charts, func(r *render.ChartRequest) { r.APIVersions = []string{"v1", "apps/v1", "example.com/v1"} }) // no template looks at it
+	ask(newCharts(t, dir), func(*render.ChartRequest) {})                                                     // after a restart
+	if len(passwords) != 1 {
+		t.Errorf("got %d passwords, want one for all", len(passwords))
+	}
+	ask(charts, func(r *render.ChartRequest) { r.Name = "other" })
+	ask(charts, func(r *render.ChartRequest) { r.Values = values(t, "replicas: 2\n") })
+	ask(charts, func(r *render.ChartRequest) { r.KubeVersion = "v1.35.0" }) // the page shows it
+	if len(passwords) != 4 {
+		t.Errorf("got %d passwords, want one for each of four different requests", len(passwords))
+	}
+}
+
+func password(objects []*unstructured.Unstructured) string {
+	for _, object := range objects {
+		if object.GetKind() == "Secret" {
+			text, _, _ := unstructured.NestedString(object.Object, "stringData", "password")
+			return text
+		}
+	}
+	return ""
+}
+
+func TestRenderTellsAPIListsApartWhereItMatters(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has "example.com/v1" }}`+object("ConfigMap", "extra")+`{{ end }}`))
+	charts := newCharts(t, t.TempDir())
+	without, err := charts.Render(t.Context(), asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked.APIVersions = append(asked.APIVersions, "example.com/v1")
+	with, err := charts.Render(t.Context(), asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(with) != len(without)+1 {
+		t.Errorf("got %d objects with the API and %d without it, want one more", len(with), len(without))
+	}
+}
+
+func TestRenderBigRelease(t *testing.T) {
+	t.Parallel()
+	asked := request(t, examples.Chart{})
+	asked.Values = values(t, "filler: {count: 60, size: 100000}\n")
+	objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := 0
+	for _, object := range objects {
+		text, _, _ := unstructured.NestedString(object.Object, "data", "filler")
+		size += len(text)
+	}
+	if size < 5<<20 {
+		t.Errorf("got %d bytes, want more than 5 MiB", size)
+	}
+}
+
+func TestRenderNeedsTheVersion(t *testing.T) {
+	t.Parallel()
+	asked := request(t, examples.Chart{})
+	asked.KubeVersion = ""
+	if _, err := newCharts(t, t.TempDir()).Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "not known yet") {
+		t.Errorf("got %v, want an error about the version", err)
+	}
+}
+
+func TestRenderEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate("{{ range until 30000000 }}{{ end }}"))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := newCharts(t, t.TempDir()).Render(ctx, asked); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the end of the context", err)
+	}
+}

@@ -1,0 +1,187 @@
+package render_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/source"
+)
+
+func subject() source.Subject {
+	return source.Subject{
+		Namespace: "eu",
+		Name:      "eu-1",
+		Cluster:   map[string]any{"metadata": map[string]any{"name": "eu-1", "labels": map[string]any{"env": "test"}}},
+	}
+}
+
+// content holds files given as name and text, one after the other.
+func content(files ...string) source.Content {
+	held := source.Content{Reference: source.Reference{Kind: "ConfigMap", Namespace: "eu", Name: "web"}}
+	for i := 0; i < len(files); i += 2 {
+		held.Files = append(held.Files, source.File{Name: files[i], Data: []byte(files[i+1])})
+	}
+	return held
+}
+
+func refs(objects []*unstructured.Unstructured) []string {
+	var names []string
+	for _, object := range objects {
+		names = append(names, kube.RefOf(object).String())
+	}
+	return names
+}
+
+func object(kind, name string) string {
+	return "apiVersion: v1\nkind: " + kind + "\nmetadata:\n  name: " + name + "\n"
+}
+
+func TestManifests(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		content source.Content
+		want    []string
+	}{
+		"nothing":             {content(), nil},
+		"several files":       {content("a", object("Namespace", "a"), "b", object("Namespace", "b")), []string{"Namespace a", "Namespace b"}},
+		"several documents":   {content("a", object("Namespace", "a")+"---\n"+object("Namespace", "b")), []string{"Namespace a", "Namespace b"}},
+		"empty documents":     {content("a", "---\n# nothing\n---\n"+object("Namespace", "a")+"---\n\n---\nnull\n"), []string{"Namespace a"}},
+		"separator comments":  {content("a", object("Namespace", "a")+"--- # next\n"+object("Namespace", "b")), []string{"Namespace a", "Namespace b"}},
+		"content after it":    {content("a", `--- {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}`), []string{"Namespace a"}},
+		"JSON":                {content("a", `{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}`), []string{"Namespace a"}},
+		"Windows":             {content("a", "\ufeff"+strings.ReplaceAll(object("Namespace", "a")+"---\n"+object("Namespace", "b"), "\n", "\r\n")), []string{"Namespace a", "Namespace b"}},
+		"dashes in a value":   {content("a", object("ConfigMap", "a")+"data:\n  x: |\n    ---\n    y\n"), []string{"ConfigMap a"}},
+		"a List":              {content("a", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Namespace, metadata: {name: b}}]}\n"), []string{"Namespace a", "Namespace b"}},
+		"a typed list":        {content("a", "apiVersion: v1\nkind: ConfigMapList\nitems:\n- metadata: {name: a, namespace: x}\n"), []string{"ConfigMap x/a"}},
+		"a kind named so":     {content("a", "apiVersion: example.com/v1\nkind: AllowList\nmetadata: {name: a}\nspec: {items: []}\n"), []string{"AllowList example.com a"}},
+		"no template without": {content("a", object("ConfigMap", "a")+"data: {x: '{{ .Nothing }}'}\n"), []string{"ConfigMap a"}},
+		"template": {
+			func() source.Content {
+				c := content("a", "{{ range list \"a\" \"b\" }}\n---\n"+object("Namespace", "{{ $.Cluster.metadata.name }}-{{ . }}")+"{{ end }}")
+				c.Template = true
+				return c
+			}(),
+			[]string{"Namespace eu-1-a", "Namespace eu-1-b"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := render.Manifests(test.content, subject())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, refs(got)); diff != "" {
+				t.Errorf("objects differ (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestManifestsKeepsNumbers(t *testing.T) {
+	t.Parallel()
+	got, err := render.Manifests(content("a", object("Thing", "a")+"spec: {big: 9007199254740993, small: 1, part: 1.5, text: \"1\"}\n"), subject())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"big": int64(9007199254740993), "small": int64(1), "part": 1.5, "text": "1"}
+	if diff := cmp.Diff(want, got[0].Object["spec"]); diff != "" {
+		t.Errorf("numbers differ (-want +got):\n%s", diff)
+	}
+}
+
+func TestManifestsNamesThePlaceOfAnError(t *testing.T) {
+	t.Parallel()
+	templated := content("a.yaml", "{{ .Cluster.metadata.labels.region }}")
+	templated.Template = true
+	for name, test := range map[string]struct {
+		content source.Content
+		want    string
+	}{
+		"broken YAML":       {content("ok", object("Namespace", "a"), "a.yaml", "# first\n"+object("Namespace", "a")+"---\n"+object("Namespace", "b")+"\tx: y\n"), "ConfigMap eu/web, key a.yaml, document 2, line 11: found"},
+		"on its first line": {content("a.yaml", "\n\na: b: c\n"), "ConfigMap eu/web, key a.yaml, document 1, line 3: mapping values are not allowed in this context"},
+		"a key twice":       {content("a.yaml", object("Namespace", "a")+"kind: Other\n"), `ConfigMap eu/web, key a.yaml, document 1, line 5: key "kind" already set in map`},
+		"no object":         {content("a.yaml", "---\n- a\n"), "ConfigMap eu/web, key a.yaml, document 1, line 2: it is not an object with fields"},
+		"no kind":           {content("a.yaml", object("Namespace", "a")+"---\n# of what?\napiVersion: v1\n"), "ConfigMap eu/web, key a.yaml, document 2, line 7: it has no kind"},
+		"no name":           {content("a.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {generateName: x-}\n"), "ConfigMap eu/web, key a.yaml, document 1, line 1: it has no metadata.name"},
+		"name is a number":  {content("a.yaml", object("Namespace", "1")), "ConfigMap eu/web, key a.yaml, document 1, line 1: metadata.name is not a string"},
+		"in a list":         {content("a.yaml", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace}\n"), "ConfigMap eu/web, key a.yaml, document 1, line 1: items[0]: it has no metadata.name"},
+		"in a template":     {templated, `expand ConfigMap eu/web, key a.yaml: line 1:11: at <.Cluster.metadata.labels.region>: map has no entry for key "region"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := render.Manifests(test.content, subject())
+			wantInvalid(t, err, test.want)
+		})
+	}
+}
+
+func TestHasSecret(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		object("Secret", "a"):    true,
+		object("ConfigMap", "a"): false,
+		"apiVersion: example.com/v1\nkind: Secret\nmetadata: {name: a}\n": false,
+	} {
+		objects, err := render.Manifests(content("a", text), subject())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := render.HasSecret(objects); got != want {
+			t.Errorf("HasSecret is %v, want %v of:\n%s", got, want, text)
+		}
+	}
+}
+
+func TestValuesPrecedence(t *testing.T) {
+	t.Parallel()
+	plain := content("a", "source: a\nlist: [3]\nnested: {kept: false}\nonly: {a: 1}\n", "b", "source: b\n")
+	templated := content("c", "source: c of {{ .ClusterName }}\n")
+	templated.Template = true
+	got, err := render.Values("source: inline\nlist: [1, 2]\nnested: {kept: true, also: '{{ .ClusterName }}'}\n",
+		[]source.Content{templated, plain}, subject())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{
+		"source": "c of eu-1",
+		"list":   []any{float64(3)},
+		"nested": map[string]any{"kept": false, "also": "eu-1"},
+		"only":   map[string]any{"a": float64(1)},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("values differ (-want +got):\n%s", diff)
+	}
+}
+
+func TestValuesNamesThePlaceOfAnError(t *testing.T) {
+	t.Parallel()
+	_, err := render.Values("a: [", nil, subject())
+	wantInvalid(t, err, "parse values")
+	_, err = render.Values("", []source.Content{content("a.yaml", "- a\n")}, subject())
+	wantInvalid(t, err, "parse values in ConfigMap eu/web, key a.yaml")
+	_, err = render.Values("{{ .Nothing }}", nil, subject())
+	wantInvalid(t, err, "expand values", `"Nothing"`)
+}
+
+// wantInvalid checks that only the user can cure err and that it says all of texts.
+func wantInvalid(t *testing.T, err error, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("got no error")
+	}
+	if _, ok := errors.AsType[phase.Invalid](err); !ok {
+		t.Errorf("got %T, want phase.Invalid", err)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("got %q, want it to contain %q", err, text)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package render
+
+import (
+	"container/list"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// maxRemembered is how many bytes of rendered text the objects in memory may stand for; as objects they take some five times as much.
+const maxRemembered = 64 << 20
+
+// memory keeps renderings, and forgets those that were not asked for the longest when they take too much room. One that is larger than
+// all the room is kept until the next one comes.
+type memory struct {
+	mu     sync.Mutex // guards what follows
+	room   int
+	taken  int
+	byKey  map[string]*list.Element
+	recent *list.List // of remembered; the last one was asked for the longest ago
+}
+
+type remembered struct {
+	key     string
+	objects []*unstructured.Unstructured
+	size    int
+}
+
+func newMemory(room int) *memory {
+	return &memory{room: room, byKey: map[string]*list.Element{}, recent: list.New()}
+}
+
+func (m *memory) get(key string) ([]*unstructured.Unstructured, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	element, ok := m.byKey[key]
+	if !ok {
+		return nil, false
+	}
+	m.recent.MoveToFront(element)
+	return element.Value.(remembered).objects, true
+}
+
+func (m *memory) put(key string, rendered rendering) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.byKey[key]; ok {
+		return
+	}
+	m.byKey[key] = m.recent.PushFront(remembered{key: key, objects: rendered.objects, size: rendered.size})
+	m.taken += rendered.size
+	for m.taken > m.room && m.recent.Len() > 1 {
+		oldest := m.recent.Remove(m.recent.Back()).(remembered)
+		delete(m.byKey, oldest.key)
+		m.taken -= oldest.size
+	}
+}

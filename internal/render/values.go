@@ -1,0 +1,52 @@
+package render
+
+import (
+	"bytes"
+	"fmt"
+
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/source"
+)
+
+// Values merges the values of a chart; later ones win, maps are merged and lists replaced: first the inline text, which may be a
+// template, then the contents that are no templates, then those that are, each in the order given and key by key. Errors are
+// phase.Invalid and name the place.
+func Values(inline string, from []source.Content, subject source.Subject) (map[string]any, error) {
+	text, err := subject.Expand("values", inline)
+	if err != nil {
+		return nil, err
+	}
+	merged, err := loader.LoadValues(bytes.NewReader([]byte(text)))
+	if err != nil {
+		return nil, phase.Invalidf("parse values: %w", err)
+	}
+	for _, content := range plainFirst(from) {
+		for _, file := range content.Files {
+			raw, err := expanded(content, file, subject)
+			if err != nil {
+				return nil, err
+			}
+			values, err := loader.LoadValues(bytes.NewReader(raw))
+			if err != nil {
+				return nil, phase.Invalid{Err: fmt.Errorf("parse values in %s, key %s: %w", content.Reference, file.Name, err)}
+			}
+			merged = loader.MergeMaps(merged, values)
+		}
+	}
+	return merged, nil
+}
+
+// plainFirst returns from with the templates moved to the end.
+func plainFirst(from []source.Content) []source.Content {
+	var plain, templates []source.Content
+	for _, content := range from {
+		if content.Template {
+			templates = append(templates, content)
+			continue
+		}
+		plain = append(plain, content)
+	}
+	return append(plain, templates...)
+}
