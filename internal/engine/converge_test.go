@@ -258,6 +258,9 @@ func TestDuplicatesAreRefusedBeforeAnythingIsWritten(t *testing.T) {
 	if report.Message != want {
 		t.Errorf("message: got %q, want %q", report.Message, want)
 	}
+	if report.Digest == (bundle.Digest{}) {
+		t.Error("the report does not say which bundle it is about")
+	}
 	for _, line := range meter.take() {
 		if !strings.HasPrefix(line, "GET") {
 			t.Errorf("request: %s", line)

@@ -186,6 +186,18 @@ func TestLargeBundle(t *testing.T) {
 		t.Fatalf("resume: got %s, %t, %v", report.State, ok, err)
 	}
 	wantChanges(t, report.Changes, counts{bundle.Unchanged: count})
+	// A lost part is noticed, and written again by the next pass.
+	parts := metav1.ListOptions{LabelSelector: "towline.dev/record=chunk"}
+	if err := c.objects.Resource(secrets).Namespace(c.records).DeleteCollection(t.Context(), metav1.DeleteOptions{}, parts); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, ok, err := e.Have(t.Context(), b.ID); ok || err != nil {
+		t.Errorf("have, with a part lost: got %t, %v", ok, err)
+	}
+	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: count})
+	if _, _, ok, err := e.Have(t.Context(), b.ID); !ok || err != nil {
+		t.Errorf("have, with all parts back: got %t, %v", ok, err)
+	}
 	wantChanges(t, converge(t, e, c.bundle("large", objects[:10]...)).Changes, counts{bundle.Unchanged: 10, bundle.Deleted: count - 10})
 	c.wantRecords(1) // the old parts are gone
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})

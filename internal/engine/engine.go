@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/discovery"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
@@ -88,7 +89,8 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	}
 	e.store = &store{
 		namespace: opts.Namespace, secrets: core.Secrets(opts.Namespace), namespaces: core.Namespaces(),
-		changed: e.wake, cache: map[bundle.ID]*record{},
+		metadata: objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(opts.Namespace),
+		changed:  e.wake, cache: map[bundle.ID]*record{},
 	}
 	return e, nil
 }
@@ -106,18 +108,28 @@ func (e *Engine) wake() {
 // is still in the record, and converging again goes on from there. If b's options do not say Heal, a bundle that was applied once is
 // not looked at again until it changes.
 func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
+	report := bundle.Report{ID: b.ID}
+	digest, err := b.Digest()
+	if err != nil {
+		return failed(report, err)
+	}
+	report.Digest = digest
 	release, err := e.ids.acquire(ctx, b.ID)
 	if err != nil {
-		return failed(bundle.Report{ID: b.ID}, err)
+		return failed(report, err)
 	}
 	defer release()
 	prior, err := e.store.load(ctx, b.ID)
 	if err != nil && !errors.Is(err, errIncomplete) {
-		return failed(bundle.Report{ID: b.ID}, err)
+		return failed(report, err)
 	}
-	digest, err := b.Digest()
+	intact, err := e.store.intact(ctx, prior)
 	if err != nil {
-		return failed(prior.report(), err)
+		return failed(report, err)
+	}
+	if !intact {
+		prior = prior.edit()
+		prior.Digest, prior.content = nil, stored{} // what is not there has to be written again
 	}
 	if !b.Options.Heal && prior.State == bundle.StateApplied && prior.digest() == digest {
 		return prior.report(), nil
@@ -169,6 +181,9 @@ func (e *Engine) Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, 
 		return bundle.Digest{}, "", false, nil
 	}
 	if err != nil || rec.version == "" {
+		return bundle.Digest{}, "", false, err
+	}
+	if intact, err := e.store.intact(ctx, rec); err != nil || !intact {
 		return bundle.Digest{}, "", false, err
 	}
 	return rec.digest(), rec.State, true, nil

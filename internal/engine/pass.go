@@ -38,6 +38,7 @@ type pass struct {
 // run plans, looks, decides, and only then writes: first the record, then the cluster, then the record again.
 func (p *pass) run(ctx context.Context) (bundle.Report, error) {
 	report := p.prior.report()
+	report.Digest = p.digest
 	if err := p.plan(); err != nil {
 		return failed(report, err)
 	}
@@ -164,7 +165,9 @@ func (p *pass) save(ctx context.Context) error {
 // Its own error means that the pass has to end here; failures of objects are in p.failures.
 func (p *pass) write(ctx context.Context, verdicts []verdict) error {
 	if err := p.ensureNamespaces(ctx, verdicts); err != nil {
-		return err
+		p.failures = append(p.failures, err)
+		p.skipRest(verdicts)
+		return context.Cause(ctx)
 	}
 	for start := 0; start < len(verdicts); {
 		end := start

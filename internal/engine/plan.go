@@ -104,6 +104,10 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 			return nil, fmt.Errorf("%s: %w", ref, err)
 		}
 	}
+	if _, ok := content["aggregationRule"]; ok && ref.Group == groupRBAC && ref.Kind == "ClusterRole" {
+		// A controller of the cluster writes the rules of an aggregated role: whoever sets them fights it.
+		delete(content, "rules")
+	}
 	force := item.Force || obj.GetAnnotations()[kube.AnnotationForceRecreate] == "true"
 	return &target{
 		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content,

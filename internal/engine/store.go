@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -47,6 +48,7 @@ var errIncomplete = errors.New("the record is incomplete")
 type store struct {
 	namespace  string
 	secrets    corev1client.SecretInterface
+	metadata   metadata.ResourceInterface // of the same Secrets
 	namespaces corev1client.NamespaceInterface
 	// changed is called after each change of what is cached.
 	changed func()
@@ -138,6 +140,36 @@ func (s *store) bundle(ctx context.Context, rec *record) (bundle.Bundle, error) 
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
 	return b, nil
+}
+
+// intact says whether the parts of rec's content that have Secrets of their own are all there.
+func (s *store) intact(ctx context.Context, rec *record) (bool, error) {
+	if len(rec.content.chunks) == 0 {
+		return rec.version == "" || !rec.content.empty(), nil
+	}
+	there, err := s.parts(ctx, rec.ID)
+	if err != nil {
+		return false, err
+	}
+	for _, name := range rec.content.chunks {
+		if !slices.Contains(there, name) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// parts lists the chunks of id that exist, by metadata alone.
+func (s *store) parts(ctx context.Context, id bundle.ID) ([]string, error) {
+	list, err := s.metadata.List(ctx, metav1.ListOptions{LabelSelector: labelRecordOf + "=" + nameOf(id)})
+	if err != nil {
+		return nil, fmt.Errorf("list parts of the record of %s: %w", id, err)
+	}
+	var names []string
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names, nil
 }
 
 func (s *store) unpack(ctx context.Context, from stored, into any) error {
@@ -262,13 +294,12 @@ func (s *store) create(ctx context.Context, secret *corev1.Secret) (*corev1.Secr
 
 // sweep deletes the chunks that rec does not name: of earlier content, or of a save that was cut off.
 func (s *store) sweep(ctx context.Context, rec *record) error {
-	list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: labelRecordOf + "=" + nameOf(rec.ID)})
+	there, err := s.parts(ctx, rec.ID)
 	if err != nil {
-		return fmt.Errorf("list parts of the record of %s: %w", rec.ID, err)
+		return err
 	}
 	named := chunksOf(rec)
-	for i := range list.Items {
-		name := list.Items[i].Name
+	for _, name := range there {
 		if slices.Contains(named, name) {
 			continue
 		}
