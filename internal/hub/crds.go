@@ -1,0 +1,78 @@
+package hub
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/towline/towline/api/crds"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// establishLimit is how long the API server may take to serve a CRD. It takes about a second.
+	establishLimit = time.Minute
+	establishPoll  = 100 * time.Millisecond
+)
+
+// InstallCRDs applies the CRDs of every kind of ours to the cluster of cfg and returns once they are served. It upgrades what is there
+// and can be run again. It fails if one is refused or not served within a minute.
+func InstallCRDs(ctx context.Context, cfg *rest.Config) error {
+	cluster, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return fmt.Errorf("make a client of the hub: %w", err)
+	}
+	files, err := crds.FS.ReadDir(".")
+	if err != nil {
+		return fmt.Errorf("list CRDs: %w", err)
+	}
+	var names []string
+	for _, file := range files {
+		name, err := installCRD(ctx, cluster, file.Name())
+		if err != nil {
+			return fmt.Errorf("install CRD %s: %w", file.Name(), err)
+		}
+		names = append(names, name)
+	}
+	for _, name := range names {
+		if err := waitEstablished(ctx, cluster, name); err != nil {
+			return fmt.Errorf("wait for CRD %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func installCRD(ctx context.Context, cluster client.Client, file string) (string, error) {
+	raw, err := crds.FS.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	crd := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal(raw, &crd.Object); err != nil {
+		return "", err
+	}
+	err = cluster.Apply(ctx, client.ApplyConfigurationFromUnstructured(crd), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
+	return crd.GetName(), err
+}
+
+func waitEstablished(ctx context.Context, cluster client.Client, name string) error {
+	return wait.PollUntilContextTimeout(ctx, establishPoll, establishLimit, true, func(ctx context.Context) (bool, error) {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := cluster.Get(ctx, client.ObjectKey{Name: name}, crd); err != nil {
+			return false, err
+		}
+		for _, condition := range crd.Status.Conditions {
+			if condition.Type == apiextensionsv1.Established {
+				return condition.Status == apiextensionsv1.ConditionTrue, nil
+			}
+		}
+		return false, nil
+	})
+}

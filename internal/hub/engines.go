@@ -1,0 +1,167 @@
+package hub
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube/logkeys"
+)
+
+// healedBacklog is how many healings may wait to be looked at. More are dropped: the retries of the summaries find out, too.
+const healedBacklog = 1024
+
+// engines runs one engine per push member, from the first delivery until the member goes.
+type engines struct {
+	members *fleet.Clients
+	// healed names the summaries whose objects an engine has put back, or tried to.
+	healed chan event.GenericEvent
+	// launch hands engines to Start, which runs them.
+	launch chan *running
+
+	// mu guards byMember.
+	mu       sync.Mutex
+	byMember map[string]*running
+}
+
+// running is the engine of one member.
+type running struct {
+	member string
+	uid    string
+	config *rest.Config
+	engine *engine.Engine
+	// previous is closed when the engine that this one replaces has ended; nil if there was none.
+	previous <-chan struct{}
+	stop     chan struct{}
+	done     chan struct{}
+}
+
+func newEngines(members *fleet.Clients) *engines {
+	return &engines{
+		members: members, healed: make(chan event.GenericEvent, healedBacklog), launch: make(chan *running), byMember: map[string]*running{},
+	}
+}
+
+// Start runs engines until ctx ends, and waits for them.
+func (e *engines) Start(ctx context.Context) error {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case r := <-e.launch:
+			all.Go(func() { r.run(ctx) })
+		}
+	}
+}
+
+// run heals until the engine is stopped or ctx ends.
+func (r *running) run(ctx context.Context) {
+	defer close(r.done)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-r.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if r.previous != nil {
+		select {
+		case <-r.previous:
+		case <-ctx.Done():
+			return
+		}
+	}
+	if err := r.engine.Run(ctx); err != nil {
+		log.FromContext(ctx).Error(err, "heal", logkeys.Member, r.member)
+	}
+}
+
+// of returns the engine of a push member. A member whose kubeconfig changed, or that was registered anew, gets another one.
+func (e *engines) of(ctx context.Context, m fleet.Member) (deliver.Engine, error) {
+	config, err := e.members.Config(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	started, fresh, err := e.get(m, config)
+	if err != nil || !fresh {
+		return started.engine, err
+	}
+	select {
+	case e.launch <- started:
+		return started.engine, nil
+	case <-ctx.Done():
+		e.drop(m.Key(), started)
+		close(started.done)
+		return nil, fmt.Errorf("start engine of %s: %w", m.Key(), ctx.Err())
+	}
+}
+
+// get returns the engine of m, and whether it was made just now.
+func (e *engines) get(m fleet.Member, config *rest.Config) (*running, bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	have := e.byMember[m.Key()]
+	if have != nil && have.uid == m.UID && have.config == config {
+		return have, false, nil
+	}
+	made, err := engine.New(config, engine.Options{OnHeal: e.onHeal(m)})
+	if err != nil {
+		return &running{}, false, fmt.Errorf("make engine of %s: %w", m.Key(), err)
+	}
+	started := &running{member: m.Key(), uid: m.UID, config: config, engine: made, stop: make(chan struct{}), done: make(chan struct{})}
+	if have != nil {
+		close(have.stop)
+		started.previous = have.done
+	}
+	e.byMember[m.Key()] = started
+	return started, true, nil
+}
+
+// forget stops the engine of the member "namespace/name", which is gone.
+func (e *engines) forget(member string) {
+	e.members.Forget(member)
+	e.mu.Lock()
+	have := e.byMember[member]
+	e.mu.Unlock()
+	if have != nil {
+		e.drop(member, have)
+	}
+}
+
+// drop stops r unless it was replaced.
+func (e *engines) drop(member string, r *running) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.byMember[member] == r {
+		delete(e.byMember, member)
+		close(r.stop)
+	}
+}
+
+// onHeal wakes the summary that an engine healed for.
+func (e *engines) onHeal(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
+	return func(id bundle.ID, _ bundle.ChangeSet) {
+		if id.RequestorKind != configv1beta1.ClusterSummaryKind {
+			return
+		}
+		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}}
+		select {
+		case e.healed <- event.GenericEvent{Object: summary}:
+		default:
+		}
+	}
+}
