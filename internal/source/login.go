@@ -77,7 +77,7 @@ func readSecret(ctx context.Context, hub client.Reader, ref corev1.SecretReferen
 	key := client.ObjectKey{Namespace: cmp.Or(ref.Namespace, subject.Namespace), Name: ref.Name}
 	var secret corev1.Secret
 	if err := hub.Get(ctx, key, &secret); apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("Secret %s %w", key, ErrNotFound) //nolint:staticcheck,revive // a kind is a name
+		return nil, fmt.Errorf("Secret %s %w", key, ErrNotFound) //nolint:staticcheck // a kind is a name
 	} else if err != nil {
 		return nil, fmt.Errorf("read Secret %s: %w", key, err)
 	}
