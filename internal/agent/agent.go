@@ -1,0 +1,206 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// retryFirst and retryLast bound the growing time between attempts of what runs for the agent's whole life.
+	retryFirst = time.Second
+	retryLast  = 30 * time.Second
+	// pausedAnnotation on the kubeconfig Secret remembers that the cluster is paused, for a start while the hub is away.
+	pausedAnnotation = "towline.dev/paused"
+)
+
+// healer is the engine as the agent uses it.
+type healer interface {
+	memory
+	// Run puts back what others change in what was applied, from the records on the member, until ctx ends.
+	Run(ctx context.Context) error
+}
+
+// agent is one running agent.
+type agent struct {
+	opts    Options
+	secrets corev1client.SecretInterface
+	engine  healer
+	gate    *gate
+	self    *self
+	metrics *metrics
+	probes  *probes
+	// inbox is that of the session that runs, if one does.
+	inbox atomic.Pointer[deliver.Inbox]
+}
+
+// Run works for one member until ctx ends, and then returns nil. It heals what is deployed from the member's own records first of all, and
+// whether or not the hub can be reached; it connects to the hub, and connects again, by itself. It fails only for options that cannot work.
+// Several agents for different clusters can run in one process.
+func Run(ctx context.Context, opts Options) error {
+	opts, err := opts.withDefaults()
+	if err != nil {
+		return err
+	}
+	member, err := corev1client.NewForConfig(opts.Member)
+	if err != nil {
+		return fmt.Errorf("make client for the member: %w", err)
+	}
+	a := &agent{
+		opts: opts, secrets: member.Secrets(kube.AgentNamespace), self: newSelf(opts.Member, opts.Clock), metrics: newMetrics(opts),
+	}
+	a.probes = &probes{metrics: a.metrics}
+	if a.engine, err = engine.New(opts.Member, engine.Options{OnHeal: a.healed}); err != nil {
+		return fmt.Errorf("make engine for the member: %w", err)
+	}
+	return a.run(ctx)
+}
+
+func (a *agent) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var running sync.WaitGroup
+	defer running.Wait()
+	served := make(chan error, 1)
+	running.Go(func() { served <- a.probes.run(ctx, a.opts.HealthAddress, a.opts.DiagnosticsAddress) })
+	running.Go(func() { a.self.watch(ctx, func() { a.probes.ready.Store(true) }) })
+	running.Go(func() {
+		a.gate = newGate(a.wasPaused(ctx))
+		running.Go(func() { a.gate.whileOpen(ctx, func(ctx context.Context) { a.persist(ctx, "heal", a.engine.Run) }) })
+		a.persist(ctx, "connect to the hub", a.session)
+	})
+	select {
+	case err := <-served:
+		cancel()
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// persist runs work, and runs it again when it ends, after a growing pause, until ctx ends.
+func (a *agent) persist(ctx context.Context, what string, work func(context.Context) error) {
+	pause := retryFirst
+	for {
+		began := a.opts.Clock.Now()
+		err := work(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if a.opts.Clock.Since(began) > retryLast {
+			pause = retryFirst
+		}
+		if err != nil {
+			log.FromContext(ctx).Info("cannot "+what+" now; trying again", "reason", err.Error())
+		}
+		if !sleep(ctx, a.opts.Clock, time.Duration(float64(pause)*(1-jitter*rand.Float64()))) {
+			return
+		}
+		pause = min(pause*2, retryLast)
+	}
+}
+
+// session works over one way to the hub, for as long as that is the way.
+func (a *agent) session(ctx context.Context) error {
+	credential, err := join.OpenCredential(ctx, join.CredentialOptions{
+		Secrets: a.secrets, Secret: a.opts.KubeconfigSecret, Namespace: a.opts.Namespace, Name: a.opts.Name,
+		Life: a.opts.TokenLife, Clock: a.opts.Clock,
+	})
+	if err != nil {
+		return err
+	}
+	hub, err := newHubClient(credential.Config())
+	if err != nil {
+		return err
+	}
+	cluster := client.ObjectKey{Namespace: a.opts.Namespace, Name: a.opts.Name}
+	link := &link{
+		hub: hub, cluster: cluster, lease: client.ObjectKey{Namespace: credential.DeliveryNamespace(), Name: a.opts.Name},
+		identity: a.opts.Identity, heartbeat: a.opts.Heartbeat, clock: a.opts.Clock, metrics: a.metrics, self: a.self,
+	}
+	in := deliver.NewInbox(hub, credential.DeliveryNamespace(), a.opts.Name)
+	a.inbox.Store(in)
+	defer a.inbox.Store(nil)
+	work := &worker{inbox: in, engine: a.engine, gate: a.gate, changedKinds: a.self.kindsChanged, metrics: a.metrics}
+
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { link.beat(ctx) })
+	running.Go(func() { link.announce(ctx) })
+	running.Go(func() {
+		own(ctx, hub, cluster, func(ctx context.Context, seen *libv1beta1.SveltosCluster) { a.see(ctx, link, seen) })
+	})
+	running.Go(func() {
+		// It returns when ctx ends and not before.
+		_ = in.Run(ctx, a.opts.Workers, work.handle)
+	})
+	return credential.Run(ctx)
+}
+
+// see takes the cluster object as it is now.
+func (a *agent) see(ctx context.Context, link *link, cluster *libv1beta1.SveltosCluster) {
+	if !link.agrees(cluster) {
+		a.self.announceSoon()
+	}
+	if !a.gate.set(cluster.Spec.Paused) {
+		return
+	}
+	log.FromContext(ctx).Info("the cluster was paused or unpaused", "paused", cluster.Spec.Paused)
+	patch := `{"metadata":{"annotations":{"` + pausedAnnotation + `":null}}}`
+	if cluster.Spec.Paused {
+		patch = `{"metadata":{"annotations":{"` + pausedAnnotation + `":"true"}}}`
+	}
+	_, err := a.secrets.Patch(ctx, a.opts.KubeconfigSecret, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: kube.FieldManager})
+	if err != nil {
+		log.FromContext(ctx).Info("cannot remember that for a restart", "reason", err.Error())
+	}
+}
+
+// wasPaused says whether the cluster was paused when the hub was last heard of. It waits until the member says so; a member that is not
+// registered yet has no say.
+func (a *agent) wasPaused(ctx context.Context) bool {
+	for {
+		secret, err := a.secrets.Get(ctx, a.opts.KubeconfigSecret, metav1.GetOptions{})
+		if err == nil {
+			return secret.Annotations[pausedAnnotation] == "true"
+		}
+		if apierrors.IsNotFound(err) {
+			return false
+		}
+		if ctx.Err() == nil {
+			log.FromContext(ctx).Info("cannot read the cluster's own API yet", "reason", err.Error())
+		}
+		if !sleep(ctx, a.opts.Clock, retryFirst) {
+			return true
+		}
+	}
+}
+
+// healed takes what the engine put back: the hub is told if that failed, or works again.
+func (a *agent) healed(id bundle.ID, changes bundle.ChangeSet) {
+	if touchesKinds(changes) {
+		a.self.kindsChanged()
+	}
+	if in := a.inbox.Load(); in != nil {
+		in.Wake(id)
+	}
+}

@@ -1,0 +1,245 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+func TestAgentReportsAndDelivers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	stop := w.startAgent()
+
+	w.eventually("the cluster is ready", func(context.Context) error {
+		status := w.sveltosCluster().Status
+		if !status.Ready || status.Version != "v1.36.3" || status.AgentLastReportTime == nil || !slices.Contains(status.APIVersions, "apps/v1/Deployment") {
+			return fmt.Errorf("status: %+v", status)
+		}
+		return nil
+	})
+	w.eventually("the lease is renewed", func(ctx context.Context) error {
+		lease := &coordinationv1.Lease{}
+		if err := w.hubClient.Get(ctx, w.cluster, lease); err != nil {
+			return err
+		}
+		if lease.Spec.RenewTime == nil || time.Since(lease.Spec.RenewTime.Time) > 5*time.Second {
+			return fmt.Errorf("renewed %v", lease.Spec.RenewTime)
+		}
+		return nil
+	})
+
+	w.deliver(bundleOf("one", "a", "b"), bundle.StateApplied)
+	w.wantValue("a", "one")
+	report := w.deliver(bundleOf("two", "b"), bundle.StateApplied)
+	w.wantValue("b", "two")
+	w.wantGone("a")
+	if !slices.Equal(report.Kinds, []string{"ConfigMap.v1."}) || report.LastApplied.IsZero() {
+		t.Errorf("report: %+v", report)
+	}
+
+	w.tellsOfNewKinds()
+	w.pauses()
+
+	// A restart finds nothing to do and transfers nothing.
+	version := w.groupVersion()
+	stop()
+	w.startAgent()
+	w.eventually("the restarted agent reports", func(context.Context) error {
+		if at := w.sveltosCluster().Status.AgentLastReportTime; time.Since(at.Time) > 5*time.Second {
+			return fmt.Errorf("last report: %v", at)
+		}
+		return nil
+	})
+	if now := w.groupVersion(); now != version {
+		t.Errorf("group was written by a restart: resourceVersion %s, then %s", version, now)
+	}
+
+	w.withdraw(id)
+	w.wantGone("b")
+}
+
+func (w *world) groupVersion() string {
+	w.t.Helper()
+	groups := &libv1beta1.ConfigurationGroupList{}
+	if err := w.hubClient.List(w.t.Context(), groups, client.InNamespace(w.cluster.Namespace)); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, group := range groups.Items {
+		if group.Annotations[libv1beta1.PullRequestorNameAnnotation] == id.RequestorName {
+			return group.ResourceVersion
+		}
+	}
+	return ""
+}
+
+// tellsOfNewKinds delivers a CRD and wants its kind among the APIs of the cluster.
+func (w *world) tellsOfNewKinds() {
+	w.t.Helper()
+	crd := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "boats.example.com"},
+		"spec": map[string]any{
+			"group": "example.com", "scope": "Namespaced", "names": map[string]any{"plural": "boats", "singular": "boat", "kind": "Boat", "listKind": "BoatList"},
+			"versions": []any{map[string]any{
+				"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}},
+			}},
+		},
+	}}
+	b := bundleOf("", []string{}...)
+	b.ID.Feature = "Helm"
+	b.Items = []bundle.Item{{Objects: []*unstructured.Unstructured{crd}}}
+	w.deliver(b, bundle.StateApplied)
+	w.eventually("the new kind is reported", func(context.Context) error {
+		if !slices.Contains(w.sveltosCluster().Status.APIVersions, "example.com/v1/Boat") {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+}
+
+// pauses wants a paused cluster to be left alone, and everything to happen when it is unpaused.
+func (w *world) pauses() {
+	w.t.Helper()
+	w.pause(true)
+	w.eventually("the agent knows of the pause", func(ctx context.Context) error {
+		secret := &corev1.Secret{}
+		err := w.client.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: join.KubeconfigSecret(w.cluster.Name)}, secret)
+		if err == nil && secret.Annotations["towline.dev/paused"] != "true" {
+			err = errors.New("it does not")
+		}
+		return err
+	})
+	if _, err := w.outbox.Deliver(w.t.Context(), fleet.FromSveltosCluster(w.sveltosCluster()), bundleOf("three", "b")); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := w.client.Patch(w.t.Context(), configMap("b"), client.RawPatch(types.MergePatchType, []byte(`{"data":{"key":"by hand"}}`))); err != nil {
+		w.t.Fatal(err)
+	}
+	// Nothing can be waited for when nothing is to happen.
+	never, cancel := context.WithTimeout(w.t.Context(), 2*time.Second)
+	defer cancel()
+	<-never.Done()
+	if got, err := w.value(w.t.Context(), "b"); err != nil || got != "by hand" {
+		w.t.Errorf("ConfigMap of a paused cluster: got %q and error %v, want it left alone", got, err)
+	}
+	w.pause(false)
+	w.deliver(bundleOf("three", "b"), bundle.StateApplied)
+	w.wantValue("b", "three")
+}
+
+func (w *world) pause(paused bool) {
+	w.t.Helper()
+	patch := fmt.Appendf(nil, `{"spec":{"paused":%t}}`, paused)
+	if err := w.hubClient.Patch(w.t.Context(), w.sveltosCluster(), client.RawPatch(types.MergePatchType, patch)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func TestAgentHealsWhileTheHubIsAwayAndCatchesUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	stop := w.startAgent()
+	w.deliver(bundleOf("one", "edited", "deleted"), bundle.StateApplied)
+
+	if err := w.hub.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	w.breakAndWantHealed()
+	stop()
+	stop = w.startAgent()
+	w.breakAndWantHealed()
+
+	if err := w.hub.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.deliver(bundleOf("two", "edited"), bundle.StateApplied)
+	w.wantValue("edited", "two")
+	w.wantGone("deleted")
+
+	// The record is lost: the content comes again, and what nobody needs still goes.
+	stop()
+	w.deleteRecords()
+	if err := w.hubClient.DeleteAllOf(t.Context(), &libv1beta1.ConfigurationBundle{}, client.InNamespace(w.cluster.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.client.Delete(t.Context(), configMap("edited")); err != nil {
+		t.Fatal(err)
+	}
+	w.startAgent()
+	w.eventually("the object is back", func(ctx context.Context) error {
+		w.deliver(bundleOf("two", "edited"), bundle.StateApplied)
+		_, err := w.value(ctx, "edited")
+		return err
+	})
+}
+
+// deleteRecords deletes all Secrets beside the agent but the one with the way to the hub.
+func (w *world) deleteRecords() {
+	w.t.Helper()
+	secrets := &corev1.SecretList{}
+	if err := w.client.List(w.t.Context(), secrets, client.InNamespace(kube.AgentNamespace)); err != nil {
+		w.t.Fatal(err)
+	}
+	for i := range secrets.Items {
+		if secrets.Items[i].Name == join.KubeconfigSecret(w.cluster.Name) {
+			continue
+		}
+		if err := w.client.Delete(w.t.Context(), &secrets.Items[i]); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// breakAndWantHealed edits one object and deletes another.
+func (w *world) breakAndWantHealed() {
+	w.t.Helper()
+	w.wantValue("edited", "one")
+	if err := w.client.Patch(w.t.Context(), configMap("edited"), client.RawPatch(types.MergePatchType, []byte(`{"data":{"key":"by hand"}}`))); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := w.client.Delete(w.t.Context(), configMap("deleted")); err != nil {
+		w.t.Fatal(err)
+	}
+	w.wantValue("edited", "one")
+	w.wantValue("deleted", "one")
+}
+
+func TestAgentSaysWhatFailed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.startAgent()
+	b := bundleOf("x", "fine", "Not.A.Name!")
+	report := w.deliver(b, bundle.StateFailed)
+	if report.Message == "" {
+		t.Error("the report has no message")
+	}
+	w.deliver(bundleOf("x", "fine"), bundle.StateApplied)
+	w.wantValue("fine", "x")
+}
+
+func TestRunRefusesOptionsThatCannotWork(t *testing.T) {
+	t.Parallel()
+	if err := agent.Run(t.Context(), agent.Options{}); err == nil {
+		t.Error("no member: got no error")
+	}
+	if err := agent.Run(t.Context(), agent.Options{Member: &rest.Config{}, Namespace: "n"}); err == nil {
+		t.Error("no name: got no error")
+	}
+}

@@ -1,0 +1,243 @@
+package agent_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/towline/towline/api/crds"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// world is a hub and one pull-mode member that is registered, each on a control plane of its own.
+type world struct {
+	t           *testing.T
+	hub, member *localkube.Plane
+	hubClient   client.Client
+	client      client.Client // of the member
+	outbox      *deliver.Outbox
+	cluster     client.ObjectKey
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, cluster: client.ObjectKey{Namespace: "edge", Name: "c1"}}
+	var starting sync.WaitGroup
+	for name, plane := range map[string]**localkube.Plane{"hub": &w.hub, "member": &w.member} {
+		starting.Go(func() { *plane = localkube.ForTest(t, localkube.Named(name)) })
+	}
+	starting.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	w.hubClient, w.client = w.clientOf(w.hub), w.clientOf(w.member)
+	w.installCRDs()
+	w.register() // makes the namespace of the key, too
+	key, err := deliver.LoadOrCreateKey(t.Context(), w.hubClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.outbox, err = deliver.NewOutbox(w.hubClient, w.hubClient, key); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (w *world) clientOf(plane *localkube.Plane) client.Client {
+	w.t.Helper()
+	c, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+func (w *world) installCRDs() {
+	w.t.Helper()
+	files, err := fs.Glob(crds.FS, "*.yaml")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := fs.ReadFile(crds.FS, file)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.Unmarshal(text, crd); err != nil {
+			w.t.Fatal(err)
+		}
+		if err := w.hubClient.Create(w.t.Context(), crd); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	for _, list := range []client.ObjectList{&libv1beta1.SveltosClusterList{}, &libv1beta1.ConfigurationGroupList{}, &libv1beta1.ConfigurationBundleList{}} {
+		w.eventually(fmt.Sprintf("%T is served", list), func(ctx context.Context) error { return w.hubClient.List(ctx, list) })
+	}
+}
+
+// register registers the member and applies those documents of the manifest that an agent outside a pod needs.
+func (w *world) register() {
+	w.t.Helper()
+	var manifest bytes.Buffer
+	r := join.PullRequest{Request: join.Request{Namespace: w.cluster.Namespace, Name: w.cluster.Name, Labels: map[string]string{"env": "test"}}}
+	if err := join.RegisterPull(w.t.Context(), w.hub.Config, r, &manifest); err != nil {
+		w.t.Fatal(err)
+	}
+	objects, err := kube.DecodeManifest(manifest.Bytes())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, obj := range objects {
+		if kind := obj.GetKind(); kind != "Namespace" && kind != "Secret" {
+			continue
+		}
+		err := w.client.Apply(w.t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner("kubectl"), client.ForceOwnership)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// startAgent starts the member's agent; stop ends it and waits.
+func (w *world) startAgent() (stop func()) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(w.t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- agent.Run(ctx, agent.Options{Member: w.member.Config, Namespace: w.cluster.Namespace, Name: w.cluster.Name, Heartbeat: time.Second})
+	}()
+	once := sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				w.t.Errorf("agent: %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			w.t.Error("the agent did not end")
+		}
+	})
+	w.t.Cleanup(once)
+	return once
+}
+
+func (w *world) sveltosCluster() *libv1beta1.SveltosCluster {
+	w.t.Helper()
+	cluster := &libv1beta1.SveltosCluster{}
+	if err := w.hubClient.Get(w.t.Context(), w.cluster, cluster); err != nil {
+		w.t.Fatal(err)
+	}
+	return cluster
+}
+
+// deliver delivers b as the hub does, until the agent reports state.
+func (w *world) deliver(b bundle.Bundle, state bundle.State) bundle.Report {
+	w.t.Helper()
+	digest, err := b.Digest()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	m := fleet.FromSveltosCluster(w.sveltosCluster())
+	var report bundle.Report
+	w.eventually("bundle is "+string(state), func(ctx context.Context) error {
+		if report, err = w.outbox.Deliver(ctx, m, b); err != nil {
+			return err
+		}
+		if report.State != state || report.Digest != digest {
+			return fmt.Errorf("it is %s: %s", report.State, report.Message)
+		}
+		return nil
+	})
+	return report
+}
+
+func (w *world) withdraw(id bundle.ID) {
+	w.t.Helper()
+	m := fleet.FromSveltosCluster(w.sveltosCluster())
+	w.eventually("bundle is withdrawn", func(ctx context.Context) error {
+		done, err := w.outbox.Withdraw(ctx, m, bundle.Withdrawal{ID: id})
+		if err == nil && !done {
+			err = fmt.Errorf("not done")
+		}
+		return err
+	})
+}
+
+// value returns what the ConfigMap on the member holds under "key".
+func (w *world) value(ctx context.Context, name string) (string, error) {
+	obj := &corev1.ConfigMap{}
+	err := w.client.Get(ctx, client.ObjectKey{Namespace: "app", Name: name}, obj)
+	return obj.Data["key"], err
+}
+
+func (w *world) wantValue(name, want string) {
+	w.t.Helper()
+	w.eventually("ConfigMap "+name+" holds "+want, func(ctx context.Context) error {
+		got, err := w.value(ctx, name)
+		if err == nil && got != want {
+			err = fmt.Errorf("it holds %q", got)
+		}
+		return err
+	})
+}
+
+func (w *world) wantGone(name string) {
+	w.t.Helper()
+	if got, err := w.value(w.t.Context(), name); client.IgnoreNotFound(err) != nil || err == nil {
+		w.t.Errorf("ConfigMap %s: got %q and error %v, want none", name, got, err)
+	}
+}
+
+// eventually fails the test unless check succeeds within a minute.
+func (w *world) eventually(what string, check func(context.Context) error) {
+	w.t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(w.t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		last = check(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		w.t.Fatalf("wait until %s: %v; last seen: %v", what, err, last)
+	}
+}
+
+var id = bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "profile-sveltos-c1", Feature: "Resources"}
+
+// bundleOf holds one ConfigMap per name, all with value.
+func bundleOf(value string, names ...string) bundle.Bundle {
+	b := bundle.Bundle{
+		ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "profile", Tier: 100}, Options: bundle.Options{Heal: true},
+	}
+	item := bundle.Item{Reference: bundle.Reference{Kind: "ConfigMap", Namespace: "default", Name: "source"}}
+	for _, name := range names {
+		item.Objects = append(item.Objects, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "app", "name": name}, "data": map[string]any{"key": value},
+		}})
+	}
+	b.Items = []bundle.Item{item}
+	return b
+}
+
+func configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: name}}
+}
