@@ -324,6 +324,22 @@ func TestNamespacesAreCreatedAndKept(t *testing.T) {
 	}
 }
 
+func TestNamespacesOfTheBundleGoLast(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	own := c.ns + "-own"
+	obj := c.configMap("a", "1")
+	obj.SetNamespace(own)
+	b := c.bundle("one", append(decode(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+own+"}\n"), obj)...)
+	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Created: 2})
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+	if c.get(namespaces, "", own) != nil {
+		t.Error("the namespace is still there")
+	}
+	c.wantRecords(0)
+}
+
 func decode(t testing.TB, text string) []*unstructured.Unstructured {
 	t.Helper()
 	objects, err := kube.DecodeManifest([]byte(text))

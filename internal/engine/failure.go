@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -18,8 +19,8 @@ type objectError struct {
 
 // Error names the object and the reason, except where the reason names the object itself.
 func (e *objectError) Error() string {
-	if conflict, ok := e.err.(*conflictError); ok {
-		return conflict.Error()
+	if errors.Is(e.err, ErrConflict) {
+		return e.err.Error()
 	}
 	return fmt.Sprintf("%s: %v", e.ref, e.err)
 }

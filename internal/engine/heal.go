@@ -218,32 +218,38 @@ func (h *healer) next(ctx context.Context) bool {
 	return true
 }
 
-// heal holds the bundle's ID before it compares again: what was seen during a pass is judged by the record that the pass left.
+// heal works on one bundle and says so if that changed anything.
 func (h *healer) heal(ctx context.Context, id bundle.ID, job *task) {
+	changes, told := h.pass(ctx, id, job)
+	if told {
+		h.engine.onHeal(id, changes)
+	}
+}
+
+// pass holds the bundle's ID before it compares again: what was seen during a pass is judged by the record that the pass left.
+func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bundle.ChangeSet, tell bool) {
 	release, err := h.engine.ids.acquire(ctx, id)
 	if err != nil {
-		return
+		return nil, false
 	}
 	defer release()
 	rec := h.engine.store.cached(id)
 	if rec == nil {
-		return
+		return nil, false
 	}
 	only, busy := h.due(rec, job)
 	if !busy {
-		return
+		return nil, false
 	}
 	report, ok, err := h.engine.resume(ctx, id, only)
 	if !ok && err == nil {
-		return // there is nothing to heal from
+		return nil, false // there is nothing to heal from
 	}
 	h.count(id, report.Changes, err)
 	if err != nil && ctx.Err() == nil {
 		h.retryLater(id)
 	}
-	if changedAnything(report.Changes) || report.State != rec.State || report.Message != rec.Message {
-		h.engine.onHeal(id, report.Changes)
-	}
+	return report.Changes, changedAnything(report.Changes) || report.State != rec.State || report.Message != rec.Message
 }
 
 // due lists the objects to look at now; nil means all. What has been healed too often lately is put off.
