@@ -1,0 +1,381 @@
+package hub_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/match"
+)
+
+// same returns an error that shows the difference, if there is any.
+func same[T any](want, got T) error {
+	if diff := cmp.Diff(want, got); diff != "" {
+		return fmt.Errorf("(-want +got):\n%s", diff)
+	}
+	return nil
+}
+
+func TestProfileIsProvisionedAndWithdrawn(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a")+"---\n"+manifest("b"))
+	one := w.member("one", w.prod())
+	w.member("other", map[string]string{"env": "test", "test": w.ns})
+	profile := w.profile(nil)
+
+	summary := w.wantProvisioned(profile, "one")
+	if want := profile.Name + "-sveltos-one"; summary.Name != want {
+		t.Errorf("summary is named %s, want %s", summary.Name, want)
+	}
+	wantKinds := []libv1beta1.FeatureDeploymentInfo{{FeatureID: libv1beta1.FeatureResources, DeployedGroupVersionKind: []string{"ConfigMap.v1."}}}
+	if err := same(wantKinds, summary.Status.DeployedGVKs); err != nil {
+		t.Errorf("deployedGVKs %v", err)
+	}
+	if got := summary.Status.Dependencies; got == nil || *got != "no dependencies" {
+		t.Errorf("dependencies = %v", got)
+	}
+	w.eventually("event", func() error {
+		return same([]string{"Normal Sveltos Feature: Resources deployed to cluster Sveltos " + w.ns + "/one"}, w.events(summary))
+	})
+	w.eventually("inventory", func() error {
+		inventory := &configv1beta1.ClusterConfiguration{}
+		if err := w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "sveltos--one"}, inventory); err != nil {
+			return err
+		}
+		var names []string
+		for _, resource := range inventory.Status.ClusterProfileResources[0].Features[0].Resources {
+			names = append(names, resource.Kind+" "+resource.Name)
+		}
+		return same([]string{"ConfigMap a", "ConfigMap b"}, names)
+	})
+	w.eventually("matchingClusters", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
+			return err
+		}
+		return same(1, len(profile.Status.MatchingClusters))
+	})
+
+	// It stops matching.
+	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "test" })
+	w.wantGone(profile, "one")
+	if got := w.refs("one", "Resources"); got != nil {
+		t.Errorf("one still has %v", got)
+	}
+	w.eventually("inventory goes", func() error {
+		err := w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "sveltos--one"}, &configv1beta1.ClusterConfiguration{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is there: %w", err)
+		}
+		return nil
+	})
+}
+
+func TestChangedContentIsDeliveredWithoutTouchingTheProfile(t *testing.T) {
+	w := newWorld(t)
+	cm := w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	profile := w.profile(nil)
+	w.wantProvisioned(profile, "one")
+	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("b") })
+	w.eventually("new content", func() error { return same([]string{"ConfigMap default/b"}, w.refs("one", "Resources")) })
+	w.wantProvisioned(profile, "one")
+}
+
+func TestSummariesAreFoundByOwnerNotByName(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	w.member("c", w.prod())
+	w.member("x-sveltos-c", w.prod())
+	first := w.profile(nil)
+	w.wantProvisioned(first, "x-sveltos-c")
+	second := &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: first.Name + "-sveltos-x"}, Spec: *first.Spec.DeepCopy()}
+	w.create(second)
+	summary := w.wantProvisioned(second, "c")
+	if taken := match.SummaryName("ClusterProfile", second.Name, memberNamed("c")); summary.Name == taken {
+		t.Errorf("summary is named %s, which belongs to the other profile", taken)
+	}
+	w.must(w.Delete(t.Context(), second))
+	w.wantGone(second, "c")
+	w.wantProvisioned(first, "x-sveltos-c")
+}
+
+func TestUnsupportedFieldIsRefusedByName(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	one := w.member("one", w.prod())
+	profile := w.profile(nil)
+	w.wantProvisioned(profile, "one")
+
+	update(w, profile, func(p *configv1beta1.ClusterProfile) {
+		p.Spec.Reloader = true
+		p.Spec.PolicyRefs[0].Name = "elsewhere"
+	})
+	const message = "not supported yet: spec.reloader"
+	summary := w.wantFeature(profile, "one", configv1beta1.FeatureSummary{
+		FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusFailedNonRetriable, FailureMessage: message,
+	})
+	if summary.Status.FailureMessage != message {
+		t.Errorf("failureMessage = %q, want %q", summary.Status.FailureMessage, message)
+	}
+	w.eventually("event", func() error {
+		if all := w.events(summary); !slices.Contains(all, "Warning FailedNonRetriable "+message) {
+			return fmt.Errorf("events are %q", all)
+		}
+		return nil
+	})
+	// Nothing goes, not even where the profile stops matching.
+	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "test" })
+	w.eventually("profile says so", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
+			return err
+		}
+		return errors.Join(same(message, profile.Status.SuspensionReason), same(0, len(profile.Status.MatchingClusters)))
+	})
+	if got := w.withdrawals(); got != nil {
+		t.Errorf("withdrawn: %v", got)
+	}
+	if err := same([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
+		t.Errorf("one has %v", err)
+	}
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.Reloader = false })
+	w.wantGone(profile, "one")
+}
+
+func TestBadContentTouchesNothing(t *testing.T) {
+	w := newWorld(t)
+	cm := w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	profile := w.profile(nil)
+	w.wantProvisioned(profile, "one")
+
+	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = "a: [" })
+	w.eventually("broken YAML", func() error {
+		return w.failure(profile, "FailedNonRetriable", "ConfigMap "+w.ns+"/manifests, key content, document 1, line 1")
+	})
+
+	w.must(w.Delete(t.Context(), cm))
+	w.eventually("missing reference", func() error { return w.failure(profile, "Failed", "ConfigMap "+w.ns+"/manifests does not exist") })
+	if err := same([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
+		t.Errorf("one has %v", err)
+	}
+	w.configMap("manifests", manifest("b"))
+	w.wantProvisioned(profile, "one")
+	if err := same([]string{"ConfigMap default/b"}, w.refs("one", "Resources")); err != nil {
+		t.Errorf("one has %v", err)
+	}
+}
+
+// failure returns nil once the Resources feature of profile on "one" has failed in that way, with an event that says so.
+func (w *world) failure(profile client.Object, status, message string) error {
+	summary, err := w.summary(profile, "one")
+	if err != nil {
+		return err
+	}
+	if len(summary.Status.FeatureSummaries) == 0 {
+		return errors.New("no feature yet")
+	}
+	feature := summary.Status.FeatureSummaries[0]
+	if string(feature.Status) != status || !strings.Contains(feature.FailureMessage, message) {
+		return fmt.Errorf("feature is %s %q, want %s %q", feature.Status, feature.FailureMessage, status, message)
+	}
+	if all := w.events(summary); !slices.ContainsFunc(all, func(e string) bool { return strings.HasPrefix(e, "Warning ") && strings.Contains(e, message) }) {
+		return fmt.Errorf("events are %q, want one with %q", all, message)
+	}
+	return nil
+}
+
+func TestFailureOfTheMemberIsReportedAndRetried(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	refused := errors.New("converge: ConfigMap default/a: no room")
+	w.set(func(m *mailbox) {
+		m.answer = func(_ bundle.Bundle, r *bundle.Report) error {
+			r.State, r.Message = bundle.StateFailed, "ConfigMap default/a: no room"
+			return refused
+		}
+	})
+	profile := w.profile(nil)
+	w.eventually("failure", func() error { return w.failure(profile, "Failed", "ConfigMap default/a: no room") })
+	w.set(func(m *mailbox) { m.answer = nil })
+	summary := w.wantProvisioned(profile, "one")
+	if got := summary.Status.FeatureSummaries[0].ConsecutiveFailures; got != 0 {
+		t.Errorf("consecutiveFailures = %d after a success", got)
+	}
+}
+
+func TestDeletionWithdrawsOrLeaves(t *testing.T) {
+	for behavior, leave := range map[configv1beta1.StopMatchingBehavior]bool{configv1beta1.WithdrawPolicies: false, configv1beta1.LeavePolicies: true} {
+		t.Run(string(behavior), func(t *testing.T) {
+			w := newWorld(t)
+			w.configMap("manifests", manifest("a"))
+			w.member("one", w.prod())
+			profile := w.profile(nil)
+			summary := w.wantProvisioned(profile, "one")
+			held := errors.New("not now")
+			w.set(func(m *mailbox) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, held } })
+			// It must be known to the summary although nothing else changes before the profile goes.
+			update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.StopMatchingBehavior = behavior })
+			w.must(w.Delete(t.Context(), profile))
+
+			w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusAgentRemoving, FailureMessage: "not now"})
+			if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
+				t.Errorf("the profile did not wait for its summaries: %v", err)
+			}
+			w.set(func(m *mailbox) { m.refuse = nil })
+			w.wantGone(profile, "one")
+			w.eventually("profile goes", func() error {
+				if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); !apierrors.IsNotFound(err) {
+					return fmt.Errorf("it is there: %w", err)
+				}
+				return nil
+			})
+			want := []bundle.Withdrawal{{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: summary.Name, Feature: "Resources"}, Leave: leave}}
+			if err := same(want, w.withdrawals()); err != nil {
+				t.Errorf("withdrawals %v", err)
+			}
+		})
+	}
+}
+
+func TestRemovedClusterHoldsNothingUp(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	one := w.member("one", w.prod())
+	profile := w.profile(nil)
+	summary := w.wantProvisioned(profile, "one")
+	w.must(w.Delete(t.Context(), one))
+	w.wantGone(profile, "one")
+	w.eventually("event", func() error {
+		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one is gone; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
+		if all := w.events(summary); !slices.Contains(all, want) {
+			return fmt.Errorf("events are %q", all)
+		}
+		return nil
+	})
+	if got := w.withdrawals(); got != nil {
+		t.Errorf("withdrawn: %v", got)
+	}
+}
+
+func TestFeatureThatIsNotWantedAnyMoreIsWithdrawn(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	profile := w.profile(nil)
+	w.wantProvisioned(profile, "one")
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.PolicyRefs = nil })
+	summary := w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusRemoved})
+	if len(summary.Status.DeployedGVKs) > 0 || w.refs("one", "Resources") != nil {
+		t.Errorf("left: %v, %v", summary.Status.DeployedGVKs, w.refs("one", "Resources"))
+	}
+}
+
+func TestOneTimeIsDeployedOnce(t *testing.T) {
+	w := newWorld(t)
+	cm := w.configMap("manifests", manifest("a"))
+	w.configMap("others", manifest("other"))
+	w.member("one", w.prod())
+	profile := w.profile(func(s *configv1beta1.ProfileSpec) { s.SyncMode = configv1beta1.SyncModeOneTime })
+	w.wantProvisioned(profile, "one")
+	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("b") })
+	update(w, profile, func(p *configv1beta1.ClusterProfile) {
+		p.Spec.PolicyRefs[0].Name = "others"
+		p.Spec.StopMatchingBehavior = configv1beta1.LeavePolicies
+	})
+	// The second member shows that the hub has seen the change.
+	w.member("two", w.prod())
+	w.wantProvisioned(profile, "two")
+	if err := same([]string{"ConfigMap default/other"}, w.refs("two", "Resources")); err != nil {
+		t.Errorf("two has %v", err)
+	}
+	w.eventually("stopMatchingBehavior", func() error {
+		summary, err := w.summary(profile, "one")
+		if err != nil {
+			return err
+		}
+		spec := summary.Spec.ClusterProfileSpec
+		return errors.Join(same(configv1beta1.LeavePolicies, spec.StopMatchingBehavior), same("manifests", spec.PolicyRefs[0].Name))
+	})
+	if err := same([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
+		t.Errorf("one has %v", err)
+	}
+}
+
+func TestProfileStaysInItsNamespace(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	profile := &configv1beta1.Profile{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "p"},
+		Spec: configv1beta1.ProfileSpec{
+			ClusterSelector: metav1.LabelSelector{MatchLabels: map[string]string{"env": "prod"}},
+			PolicyRefs:      []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Name: "manifests"}},
+		},
+	}
+	w.create(profile)
+	summary := w.wantProvisioned(profile, "one")
+	if summary.Name != "p--p-sveltos-one" {
+		t.Errorf("summary is named %s", summary.Name)
+	}
+	w.eventually("matchingClusters", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
+			return err
+		}
+		return same(1, len(profile.Status.MatchingClusters))
+	})
+	w.must(w.Delete(t.Context(), profile))
+	w.wantGone(profile, "one")
+}
+
+func TestGates(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	one := w.unready("one", nil)
+	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
+		s.ClusterRefs = []corev1.ObjectReference{{Kind: "SveltosCluster", APIVersion: "lib.projectsveltos.io/v1beta1", Namespace: w.ns, Name: "one"}}
+	})
+	failed := configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusFailed, FailureMessage: "cluster is not ready"}
+	w.wantFeature(profile, "one", failed)
+
+	// A cluster that is paused before it is ready is left alone.
+	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused = true })
+	w.ready(one)
+	w.eventually("suspended", func() error {
+		summary, err := w.summary(profile, "one")
+		if err != nil {
+			return err
+		}
+		return same("cluster "+w.ns+"/one is paused", summary.Status.SuspensionReason)
+	})
+	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused = false })
+	w.wantProvisioned(profile, "one")
+
+	update(w, profile, func(p *configv1beta1.ClusterProfile) {
+		p.Annotations = map[string]string{libv1beta1.ProfilePausedAnnotation: "true"}
+		p.Spec.PolicyRefs = nil
+	})
+	w.eventually("paused", func() error {
+		summary, err := w.summary(profile, "one")
+		if err != nil {
+			return err
+		}
+		return same("the profile is paused", summary.Status.SuspensionReason)
+	})
+	if got := w.withdrawals(); got != nil {
+		t.Errorf("withdrawn: %v", got)
+	}
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Annotations = nil })
+	w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusRemoved})
+}

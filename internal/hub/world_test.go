@@ -1,0 +1,368 @@
+package hub_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// patience is how long a test waits for something to come true on cores shared with other tests.
+const patience = time.Minute
+
+// switchboard is the transport of all tests that share a hub: it hands every member to the test whose namespace it is in.
+type switchboard struct {
+	mu    sync.Mutex // guards tests
+	tests map[string]*mailbox
+}
+
+var board = &switchboard{tests: map[string]*mailbox{}}
+
+func (s *switchboard) of(m fleet.Member) *mailbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tests[m.Namespace]
+}
+
+func (s *switchboard) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
+	if box := s.of(m); box != nil {
+		return box.deliver(ctx, m, b)
+	}
+	return bundle.Report{}, errors.New("nobody is there")
+}
+
+func (s *switchboard) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	if box := s.of(m); box != nil {
+		return box.withdraw(ctx, m, w)
+	}
+	return true, nil
+}
+
+var _ deliver.Transport = (*switchboard)(nil)
+
+// mailbox is the transport of one test: members that do at once what they are told, unless the test says otherwise.
+type mailbox struct {
+	mu sync.Mutex // guards what follows
+	// has is what the members have, by member and ID; left are the withdrawals.
+	has  map[string]bundle.Bundle
+	left []bundle.Withdrawal
+	// answer changes the report on a delivery, and refuse that on a withdrawal; nil means success.
+	answer func(b bundle.Bundle, report *bundle.Report) error
+	refuse func(w bundle.Withdrawal) (bool, error)
+}
+
+func (b *mailbox) deliver(_ context.Context, m fleet.Member, want bundle.Bundle) (bundle.Report, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	digest, err := want.Digest()
+	if err != nil {
+		return bundle.Report{}, err
+	}
+	report := bundle.Report{ID: want.ID, Digest: digest, State: bundle.StateApplied, LastApplied: time.Now(), Kinds: kindsOf(want)}
+	if b.answer != nil {
+		if err := b.answer(want, &report); err != nil {
+			return report, err
+		}
+	}
+	if report.State == bundle.StateApplied {
+		b.has[m.Name+" "+want.ID.String()] = want
+	}
+	return report, nil
+}
+
+func kindsOf(b bundle.Bundle) []string {
+	kinds := map[string]bool{}
+	for _, ref := range b.Refs() {
+		kinds[ref.Kind+"."+ref.Version+"."+ref.Group] = true
+	}
+	return slices.Sorted(maps.Keys(kinds))
+}
+
+func (b *mailbox) withdraw(_ context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.refuse != nil {
+		if done, err := b.refuse(w); !done || err != nil {
+			return done, err
+		}
+	}
+	b.left = append(b.left, w)
+	delete(b.has, m.Name+" "+w.ID.String())
+	return true, nil
+}
+
+// set changes how the members answer.
+func (b *mailbox) set(change func(*mailbox)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change(b)
+}
+
+// refs lists what a member has of a feature, over all profiles, as text.
+func (b *mailbox) refs(member, feature string) []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var refs []string
+	for _, key := range slices.Sorted(maps.Keys(b.has)) {
+		if has := b.has[key]; has.ID.Feature == feature && key == member+" "+has.ID.String() {
+			for _, ref := range has.Refs() {
+				refs = append(refs, ref.String())
+			}
+		}
+	}
+	return refs
+}
+
+func (b *mailbox) withdrawals() []bundle.Withdrawal {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.left)
+}
+
+// startHub runs a hub on plane until the returned function is called.
+func startHub(plane *localkube.Plane, opts hub.Options) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- hub.Run(ctx, plane.Config, opts) }()
+	return func() error {
+		cancel()
+		return <-ended
+	}
+}
+
+// sharedHub is the hub of most tests. It ends with the test binary.
+var sharedHub = sync.OnceFunc(func() {
+	plane, err := localkube.Start(context.Background(), localkube.Options{Name: "hub"})
+	if err != nil {
+		panic(err)
+	}
+	sharedPlane = plane
+	if err := hub.InstallCRDs(context.Background(), plane.Config); err != nil {
+		panic(err)
+	}
+	startHub(plane, hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: board, fleet.Pull: board}})
+})
+
+var sharedPlane *localkube.Plane
+
+// world is one test's corner of the hub.
+type world struct {
+	testing.TB
+	*mailbox
+	client.Client
+	plane *localkube.Plane
+	ns    string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	t.Parallel()
+	sharedHub()
+	w := worldOn(t, sharedPlane)
+	board.mu.Lock()
+	defer board.mu.Unlock()
+	board.tests[w.ns] = w.mailbox
+	return w
+}
+
+func worldOn(t *testing.T, plane *localkube.Plane) *world {
+	t.Helper()
+	hubClient, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &world{TB: t, mailbox: &mailbox{has: map[string]bundle.Bundle{}}, Client: hubClient, plane: plane, ns: plane.Namespace(t, "hub")}
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) create(obj client.Object) {
+	w.Helper()
+	w.must(w.Create(w.Context(), obj))
+}
+
+// member registers a pull member whose agent is at work.
+func (w *world) member(name string, labels map[string]string) *libv1beta1.SveltosCluster {
+	w.Helper()
+	cluster := w.unready(name, labels)
+	w.create(&coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
+		Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now()}},
+	})
+	w.ready(cluster)
+	return cluster
+}
+
+func (w *world) unready(name string, labels map[string]string) *libv1beta1.SveltosCluster {
+	w.Helper()
+	cluster := &libv1beta1.SveltosCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: labels},
+		Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
+	}
+	w.create(cluster)
+	return cluster
+}
+
+func (w *world) ready(cluster *libv1beta1.SveltosCluster) {
+	w.Helper()
+	before := cluster.DeepCopy()
+	cluster.Status.Ready, cluster.Status.Version = true, "v1.34.0"
+	w.must(w.Status().Patch(w.Context(), cluster, client.MergeFrom(before)))
+}
+
+// configMap writes one ConfigMap with the key "content".
+func (w *world) configMap(name, content string) *corev1.ConfigMap {
+	w.Helper()
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Data: map[string]string{"content": content}}
+	w.create(cm)
+	return cm
+}
+
+// manifest is one ConfigMap as YAML.
+func manifest(name string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: %s\n  namespace: default\n", name)
+}
+
+// profile creates a ClusterProfile on the members of the test with the label env=prod that deploys the ConfigMap "manifests".
+func (w *world) profile(change func(*configv1beta1.ProfileSpec)) *configv1beta1.ClusterProfile {
+	w.Helper()
+	profile := &configv1beta1.ClusterProfile{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: w.ns + "-"},
+		Spec: configv1beta1.ProfileSpec{
+			ClusterSelector: metav1.LabelSelector{MatchLabels: map[string]string{"env": "prod", "test": w.ns}},
+			PolicyRefs:      []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "manifests"}},
+		},
+	}
+	if change != nil {
+		change(&profile.Spec)
+	}
+	w.create(profile)
+	w.Cleanup(func() {
+		if err := w.Delete(context.WithoutCancel(w.Context()), profile); client.IgnoreNotFound(err) != nil {
+			w.Error(err)
+		}
+	})
+	return profile
+}
+
+func (w *world) prod() map[string]string { return map[string]string{"env": "prod", "test": w.ns} }
+
+// update changes obj as it is now.
+func update[T client.Object](w *world, obj T, change func(T)) {
+	w.Helper()
+	w.eventually("update "+obj.GetName(), func() error {
+		if err := w.Get(w.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
+			return err
+		}
+		change(obj)
+		return w.Update(w.Context(), obj)
+	})
+}
+
+// eventually waits until check returns nil.
+func (w *world) eventually(what string, check func() error) {
+	w.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(w.Context(), 20*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		last = check()
+		return last == nil, nil
+	})
+	if err != nil {
+		w.Fatalf("%s: %v", what, last)
+	}
+}
+
+// summary returns the summary of profile on member, by its labels.
+func (w *world) summary(profile client.Object, member string) (*configv1beta1.ClusterSummary, error) {
+	var list configv1beta1.ClusterSummaryList
+	label := configv1beta1.ClusterProfileNameLabel
+	if profile.GetNamespace() != "" {
+		label = configv1beta1.ProfileNameLabel
+	}
+	err := w.List(w.Context(), &list, client.InNamespace(w.ns), client.MatchingLabels{label: profile.GetName(), libv1beta1.ClusterNameLabel: member})
+	if err != nil {
+		return nil, err
+	}
+	if len(list.Items) != 1 {
+		return nil, fmt.Errorf("%d summaries of %s on %s", len(list.Items), profile.GetName(), member)
+	}
+	return &list.Items[0], nil
+}
+
+// wantFeature waits until the feature of profile on member has the status and the message, and returns the summary.
+func (w *world) wantFeature(profile client.Object, member string, want configv1beta1.FeatureSummary) *configv1beta1.ClusterSummary {
+	w.Helper()
+	var got *configv1beta1.ClusterSummary
+	w.eventually(fmt.Sprintf("%s on %s", want.FeatureID, member), func() error {
+		summary, err := w.summary(profile, member)
+		if err != nil {
+			return err
+		}
+		got = summary
+		for _, feature := range summary.Status.FeatureSummaries {
+			if feature.FeatureID == want.FeatureID && feature.Status == want.Status && feature.FailureMessage == want.FailureMessage {
+				return nil
+			}
+		}
+		return fmt.Errorf("features are %+v, want %s %q", summary.Status.FeatureSummaries, want.Status, want.FailureMessage)
+	})
+	return got
+}
+
+func (w *world) wantProvisioned(profile client.Object, member string) *configv1beta1.ClusterSummary {
+	w.Helper()
+	return w.wantFeature(profile, member, configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusProvisioned})
+}
+
+// wantGone waits until there is no summary of profile on member.
+func (w *world) wantGone(profile client.Object, member string) {
+	w.Helper()
+	w.eventually("summary on "+member+" goes", func() error {
+		if summary, err := w.summary(profile, member); err == nil {
+			return fmt.Errorf("it is there: %+v", summary.Status)
+		}
+		return nil
+	})
+}
+
+// events lists the events about obj as "Type Reason Note", sorted.
+func (w *world) events(obj client.Object) []string {
+	w.Helper()
+	var list eventsv1.EventList
+	w.must(w.List(w.Context(), &list))
+	var all []string
+	for _, event := range list.Items {
+		if event.Regarding.UID == obj.GetUID() {
+			all = append(all, event.Type+" "+event.Reason+" "+event.Note)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func memberNamed(name string) fleet.Member { return fleet.Member{Type: fleet.TypeSveltos, Name: name} }
