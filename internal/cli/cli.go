@@ -1,0 +1,100 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// The names that the program answers to, besides towline.
+const (
+	nameTowline    = "towline"
+	nameSveltosctl = "sveltosctl"
+	// nameManager is the command in the agent's container, and means the agent.
+	nameManager = "manager"
+)
+
+// Exit codes of failures.
+const (
+	exitFailed      = 1
+	exitInterrupted = 130 // 128 + SIGINT, as shells count
+)
+
+// Streams are where data and talk go.
+type Streams struct {
+	Out io.Writer // data
+	Err io.Writer // talk: progress and errors
+}
+
+// Run does what args ask for, args[0] being the name that the program was called by, and returns the exit code: 0 only if everything was
+// done, 130 if ctx ended it, else 1.
+func Run(ctx context.Context, args []string, streams Streams) int {
+	name, rest := nameTowline, []string(nil)
+	if len(args) > 0 {
+		name, rest = filepath.Base(args[0]), args[1:]
+	}
+	if name == nameManager && (len(rest) == 0 || strings.HasPrefix(rest[0], "-")) {
+		rest = append([]string{"agent"}, rest...)
+	}
+	root := New(name, streams)
+	root.SetArgs(rest)
+	if err := root.ExecuteContext(ctx); err != nil {
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			fmt.Fprintln(streams.Err, "error: interrupted: "+oneLine(err))
+			return exitInterrupted
+		}
+		fmt.Fprintln(streams.Err, "error: "+oneLine(err))
+		return exitFailed
+	}
+	return 0
+}
+
+func oneLine(err error) string {
+	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
+}
+
+// New returns the whole command line under a name. It prints neither errors nor usage by itself.
+func New(name string, streams Streams) *cobra.Command {
+	if name != nameSveltosctl {
+		name = nameTowline
+	}
+	root := &cobra.Command{
+		Use:           name,
+		Short:         "Manage a fleet of Kubernetes clusters from one hub, by push and by pull",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+	}
+	root.SetOut(streams.Out)
+	root.SetErr(streams.Err)
+	root.AddCommand(
+		newRegister(streams),
+		newDeregister(streams),
+		newShow(streams),
+		newHub(streams),
+		newAgent(streams),
+		newDemo(streams),
+		newVersion(streams),
+	)
+	return root
+}
+
+// parent is a command that only groups others: without one of them it prints its help, and an unknown one is an error.
+func parent(use, short string, children ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(children...)
+	return cmd
+}

@@ -1,0 +1,61 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// serviceAccountVariable names the directory with the token, ca.crt and namespace of a process that runs as a pod without a file system of
+// its own, as the pods of localkube do.
+const serviceAccountVariable = "TOWLINE_SERVICEACCOUNT_DIR"
+
+// hubConfig finds the way to the hub: the file in flag, else those in KUBECONFIG, else the pod's own cluster, else ~/.kube/config.
+func hubConfig(flag string) (*rest.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	if flag != "" {
+		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: flag}
+	} else if os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
+		config, err := inCluster()
+		if !errors.Is(err, rest.ErrNotInCluster) {
+			return config, err
+		}
+	}
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("no way to the hub: set KUBECONFIG to the kubeconfig of the management cluster")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig of the management cluster: %w", err)
+	}
+	return config, nil
+}
+
+// inCluster returns the way to the cluster that this process runs in as a pod.
+func inCluster() (*rest.Config, error) {
+	dir := os.Getenv(serviceAccountVariable)
+	if dir == "" {
+		return rest.InClusterConfig()
+	}
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return nil, fmt.Errorf("%s is set, but KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not", serviceAccountVariable)
+	}
+	tokenFile := filepath.Join(dir, "token")
+	token, err := os.ReadFile(tokenFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the pod's token: %w", err)
+	}
+	return &rest.Config{
+		Host:            "https://" + net.JoinHostPort(host, port),
+		TLSClientConfig: rest.TLSClientConfig{CAFile: filepath.Join(dir, "ca.crt")},
+		BearerToken:     string(token),
+		// The file is read again as the token is renewed in it.
+		BearerTokenFile: tokenFile,
+	}, nil
+}

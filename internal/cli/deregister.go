@@ -1,0 +1,71 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+func newDeregister(streams Streams) *cobra.Command {
+	return parent("deregister", "Take a cluster out of the fleet", newDeregisterCluster(streams))
+}
+
+func newDeregisterCluster(streams Streams) *cobra.Command {
+	r, verbose := join.Request{}, false
+	cmd := &cobra.Command{
+		Use:   "cluster --namespace=<namespace> --cluster=<name>",
+		Short: "Deregister a cluster, in either mode",
+		Long: `Take a cluster out of the fleet of the hub that KUBECONFIG points at.
+
+What is deployed on the cluster stays there, and so does the agent of a cluster in pull mode, which can do nothing on the hub any more. To
+have it withdrawn, take the cluster's labels away first and wait until its ClusterSummaries are gone. The agent is removed with the
+manifest of the registration: kubectl delete -f registration.yaml.
+
+After a failure or an interruption the command can be run again.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := r.Validate(); err != nil {
+				return err
+			}
+			return runDeregister(cmd.Context(), streams, r, verbose)
+		},
+	}
+	clusterFlags(cmd.Flags(), &r)
+	cmd.Flags().BoolVar(&verbose, "verbose", false, "say what is being done")
+	return cmd
+}
+
+func runDeregister(ctx context.Context, streams Streams, r join.Request, verbose bool) error {
+	hub, err := hubConfig("")
+	if err != nil {
+		return err
+	}
+	if verbose {
+		fmt.Fprintf(streams.Err, "deregistering cluster %s/%s on %s\n", r.Namespace, r.Name, hub.Host)
+	}
+	defer progress(streams.Err, fmt.Sprintf("waiting for the hub to let cluster %s/%s go", r.Namespace, r.Name))()
+	deleted, err := join.Deregister(ctx, hub, r)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprint(streams.Out, farewell(r, deleted))
+	return err
+}
+
+func farewell(r join.Request, deleted []kube.Ref) string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "Successfully deregistered cluster %s/%s\n\nDeleted resources:\n", r.Namespace, r.Name)
+	for _, ref := range deleted {
+		place := ref.Name
+		if ref.Namespace != "" {
+			place = ref.Namespace + "/" + ref.Name
+		}
+		fmt.Fprintf(&text, "  - %s/%s\n", ref.Kind, place)
+	}
+	return text.String()
+}

@@ -1,0 +1,2 @@
+// Package cli turns arguments into calls of the packages above and errors into exit codes.
+package cli

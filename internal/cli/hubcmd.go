@@ -1,0 +1,71 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/towline/towline/internal/hub"
+)
+
+// hubFlags are the flags of `hub`.
+type hubFlags struct {
+	options    hub.Options
+	kubeconfig string
+	log        logFlags
+}
+
+func newHub(streams Streams) *cobra.Command {
+	f := &hubFlags{}
+	cmd := &cobra.Command{
+		Use:   "hub",
+		Short: "Run the hub: match clusters, render, deliver and report",
+		Long: `Run the hub on the management cluster: the one of --kubeconfig, else of KUBECONFIG, else the one that this runs in, else that of
+~/.kube/config. It runs until it is stopped.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, err := f.log.start(cmd.Context(), streams.Err)
+			if err != nil {
+				return err
+			}
+			config, err := hubConfig(f.kubeconfig)
+			if err != nil {
+				return err
+			}
+			log.FromContext(ctx).Info("hub starts", "server", config.Host, "version", Version())
+			return hub.Run(ctx, config, f.options)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` with the kubeconfig of the management cluster")
+	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false, "install or upgrade the CustomResourceDefinitions first")
+	flags.BoolVar(&f.options.RegisterSelf, "register-self", true, "register the management cluster itself as mgmt/mgmt")
+	flags.BoolVar(&f.options.LeaderElection, "leader-elect", false, "let several hubs run, of which one is active")
+	flags.StringVar(&f.options.DiagnosticsAddress, "diagnostics-address", ":8080", "`address` that serves /metrics, /healthz and /readyz over http; empty for none")
+	flags.StringVar(&f.options.CacheDir, "cache-dir", "", "`directory` that keeps charts and renderings over restarts (default: a temporary one)")
+	f.log.add(flags)
+	return cmd
+}
+
+// runDemoHub runs the demo's hub in this process, with its log beside cacheDir.
+func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
+	file, err := os.OpenFile(filepath.Join(filepath.Dir(cacheDir), "hub.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the hub's log: %w", err)
+	}
+	defer file.Close()
+	ctx, err = (&logFlags{format: logText}).start(ctx, file)
+	if err != nil {
+		return err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read the hub's kubeconfig: %w", err)
+	}
+	return hub.Run(ctx, config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: cacheDir})
+}

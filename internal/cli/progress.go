@@ -1,0 +1,34 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+// quiet is how long a command may say nothing.
+const quiet = 2 * time.Second
+
+// progress says what is being done, again and again, when that takes longer than a person waits without wondering. Call done when it is over.
+func progress(out io.Writer, what string) (done func()) {
+	finished := make(chan struct{})
+	var talking sync.WaitGroup
+	talking.Go(func() {
+		ticker := time.NewTicker(quiet)
+		defer ticker.Stop()
+		began := time.Now()
+		for {
+			select {
+			case <-ticker.C:
+				fmt.Fprintf(out, "%s (%.0f s)\n", what, time.Since(began).Seconds())
+			case <-finished:
+				return
+			}
+		}
+	})
+	return func() {
+		close(finished)
+		talking.Wait()
+	}
+}
