@@ -1,0 +1,75 @@
+package clusters
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+)
+
+type clusterStatus = libv1beta1.SveltosClusterStatus
+
+func TestContactIsCounted(t *testing.T) {
+	t.Parallel()
+	facts := fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, Complete: true}
+	up := clusterStatus{Ready: true, Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, ConnectionStatus: libv1beta1.ConnectionHealthy}
+	tests := map[string]struct{ got, want clusterStatus }{
+		"the first contact":       {reached(clusterStatus{}, facts), up},
+		"a list with gaps":        {reached(up, fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"apps/v1"}}), up},
+		"one miss is not down":    {missed(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"}},
+		"misses keep it ready":    {missed(up, 1, "no route"), clusterStatus{Ready: true, Version: up.Version, APIVersions: up.APIVersions, ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 1, FailureMessage: "no route"}},
+		"the count stops":         {missed(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"), clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown, FailureMessage: "x"}},
+		"contact again":           {reached(missed(up, 1, "no route"), facts), up},
+		"refused, and it says so": {refused(up, "no"), clusterStatus{Ready: true, Version: up.Version, APIVersions: up.APIVersions, ConnectionStatus: libv1beta1.ConnectionHealthy, FailureMessage: "no"}},
+	}
+	for name, tc := range tests {
+		if diff := cmp.Diff(tc.want, tc.got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestHeartbeatsExpire(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1e9, 0)
+	ready := clusterStatus{Ready: true}
+	down := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 3, FailureMessage: libv1beta1.AgentReportTooOld}
+	tests := map[string]struct {
+		old      clusterStatus
+		last     time.Time
+		want     clusterStatus
+		wantNext time.Duration
+	}{
+		"never heard of":             {old: clusterStatus{}, last: now},
+		"ready without a heartbeat":  {old: ready, want: ready},
+		"a fresh one":                {old: ready, last: now.Add(-30 * time.Second), want: clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy}, wantNext: time.Minute},
+		"three missed":               {old: ready, last: now.Add(-SilenceLimit), want: down},
+		"heard of again":             {old: down, last: now, want: clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy}, wantNext: SilenceLimit},
+		"still silent is not news":   {old: down, last: now.Add(-time.Hour), want: down},
+		"silent before it was ready": {old: clusterStatus{}, last: now.Add(-time.Hour)},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, next := heard(tc.old, 0, tc.last, now)
+			if diff := cmp.Diff(tc.want, got); diff != "" || next != tc.wantNext {
+				t.Errorf("heard() next %s, want %s (-want +got):\n%s", next, tc.wantNext, diff)
+			}
+		})
+	}
+}
+
+func TestLabels(t *testing.T) {
+	t.Parallel()
+	got, changed := labelled(map[string]string{"env": "prod"}, "v1.31.6+k3s1")
+	want := map[string]string{"env": "prod", "projectsveltos.io/k8s-version": "v1.31.6", "sveltos-agent": "present"}
+	if diff := cmp.Diff(want, got); diff != "" || !changed {
+		t.Errorf("labelled() changed %t (-want +got):\n%s", changed, diff)
+	}
+	if _, changed := labelled(got, "v1.31.6+k3s1"); changed {
+		t.Error("labelled() again changed something")
+	}
+}

@@ -1,0 +1,188 @@
+package hub_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// realHub starts a hub as it is started for users, on a control plane of the test's own, and returns how to stop it.
+func realHub(t *testing.T) (w *world, opts hub.Options, stop func()) {
+	t.Helper()
+	t.Parallel()
+	plane := localkube.ForTest(t, localkube.Named("real"))
+	opts = hub.Options{InstallCRDs: true, RegisterSelf: true, LeaderElection: true, CacheDir: t.TempDir()}
+	w = worldOn(t, plane)
+	return w, opts, w.start(opts)
+}
+
+func (w *world) start(opts hub.Options) (stop func()) {
+	w.Helper()
+	end := startHub(w.plane, opts)
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			w.must(end())
+		}
+	}
+	w.Cleanup(stop)
+	return stop
+}
+
+func TestChartLandsOnTheHubItself(t *testing.T) {
+	w, _, _ := realHub(t)
+	repository, err := examples.Repository()
+	w.must(err)
+	server := httptest.NewServer(repository)
+	t.Cleanup(server.Close)
+
+	self := &libv1beta1.SveltosCluster{}
+	w.eventually("the hub registers itself", func() error {
+		if err := w.Get(t.Context(), client.ObjectKey{Namespace: "mgmt", Name: "mgmt"}, self); err != nil {
+			return err
+		}
+		if !self.Status.Ready || self.Status.ConnectionStatus != libv1beta1.ConnectionHealthy || self.Labels["sveltos-agent"] != "present" || len(self.Status.APIVersions) == 0 {
+			return fmt.Errorf("it is %v %+v", self.Labels, self.Status.ConnectionStatus)
+		}
+		return nil
+	})
+	w.configMap("manifests", manifest("plain"))
+	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
+		s.ClusterSelector.MatchLabels = map[string]string{"sveltos-agent": "present"}
+		s.HelmCharts = []configv1beta1.HelmChart{{
+			RepositoryURL: server.URL, RepositoryName: "examples", ChartName: "examples/hello", ChartVersion: "v0.1.0",
+			ReleaseName: "hello", ReleaseNamespace: "hello", Values: "replicas: 2\n",
+		}}
+	})
+	summary := &configv1beta1.ClusterSummary{}
+	w.eventually("both features are provisioned", func() error {
+		if err := w.Get(t.Context(), client.ObjectKey{Namespace: "mgmt", Name: profile.Name + "-sveltos-mgmt"}, summary); err != nil {
+			return err
+		}
+		var states []string
+		for _, f := range summary.Status.FeatureSummaries {
+			states = append(states, fmt.Sprintf("%s %s %s", f.FeatureID, f.Status, f.FailureMessage))
+		}
+		return same([]string{"Resources Provisioned ", "Helm Provisioned "}, states)
+	})
+	if got := summary.Status.HelmReleaseSummaries; len(got) != 1 || got[0].Status != configv1beta1.HelmChartStatusManaging || got[0].ChartVersion != "0.1.0" {
+		t.Errorf("helmReleaseSummaries = %+v", got)
+	}
+	deployment := &appsv1.Deployment{}
+	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: "hello", Name: "hello"}, deployment))
+	if *deployment.Spec.Replicas != 2 {
+		t.Errorf("replicas = %d, want 2", *deployment.Spec.Replicas)
+	}
+	inventory := &configv1beta1.ClusterConfiguration{}
+	w.eventually("inventory", func() error {
+		if err := w.Get(t.Context(), client.ObjectKey{Namespace: "mgmt", Name: "sveltos--mgmt"}, inventory); err != nil {
+			return err
+		}
+		features := inventory.Status.ClusterProfileResources[0].Features
+		if len(features) != 2 || len(features[1].Charts) != 1 || features[1].Charts[0].ReleaseName != "hello" {
+			return fmt.Errorf("features are %+v", features)
+		}
+		return nil
+	})
+
+	// What somebody deletes comes back, without a new delivery.
+	w.must(w.Delete(t.Context(), deployment))
+	w.eventually("the deployment is healed", func() error {
+		return w.Get(t.Context(), client.ObjectKey{Namespace: "hello", Name: "hello"}, &appsv1.Deployment{})
+	})
+	w.must(w.Delete(t.Context(), profile))
+	w.eventually("everything goes", func() error {
+		return errors.Join(
+			w.gone(&appsv1.Deployment{}, "hello", "hello"), w.gone(&corev1.ConfigMap{}, "default", "plain"),
+			w.gone(profile, "", profile.Name), w.gone(inventory, "mgmt", "sveltos--mgmt"),
+		)
+	})
+}
+
+func (w *world) gone(obj client.Object, namespace, name string) error {
+	if err := w.Get(w.Context(), client.ObjectKey{Namespace: namespace, Name: name}, obj); !apierrors.IsNotFound(err) {
+		return fmt.Errorf("%T %s/%s is there: %w", obj, namespace, name, err)
+	}
+	return nil
+}
+
+// group waits for the one group in the test's namespace with the given action.
+func (w *world) group(action libv1beta1.Action) *libv1beta1.ConfigurationGroup {
+	w.Helper()
+	var list libv1beta1.ConfigurationGroupList
+	w.eventually("group to "+string(action), func() error {
+		if err := w.List(w.Context(), &list, client.InNamespace(w.ns)); err != nil {
+			return err
+		}
+		if len(list.Items) != 1 || list.Items[0].Spec.Action != action {
+			return fmt.Errorf("groups are %+v", list.Items)
+		}
+		return nil
+	})
+	return &list.Items[0]
+}
+
+// answer does what the agent does when it has done with a group.
+func (w *world) answer(group *libv1beta1.ConfigurationGroup, status libv1beta1.FeatureStatus) {
+	w.Helper()
+	before := group.DeepCopy()
+	group.Status = libv1beta1.ConfigurationGroupStatus{
+		DeploymentStatus: status, DeployedGroupVersionKind: []string{"ConfigMap.v1."},
+		ObservedGeneration: group.Generation, ObservedRequestorHash: group.Spec.RequestorHash,
+	}
+	w.must(w.Status().Patch(context.WithoutCancel(w.Context()), group, client.MergeFrom(before)))
+}
+
+func (w *world) bundles() int {
+	w.Helper()
+	var list libv1beta1.ConfigurationBundleList
+	w.must(w.List(w.Context(), &list))
+	return len(list.Items)
+}
+
+func TestHubPicksUpWhereItWasStopped(t *testing.T) {
+	w, opts, stop := realHub(t)
+	w.eventually("CRDs", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
+	w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	profile := w.profile(nil)
+	w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusProvisioning})
+	group := w.group(libv1beta1.ActionDeploy)
+	if w.bundles() != 1 {
+		t.Errorf("%d bundles, want 1", w.bundles())
+	}
+
+	// The agent finishes while the hub is away.
+	stop()
+	w.answer(group, libv1beta1.FeatureStatusProvisioned)
+	stop = w.start(opts)
+	w.wantProvisioned(profile, "one")
+	w.eventually("bundles are swept", func() error { return same(0, w.bundles()) })
+
+	// The profile is deleted while the hub is away.
+	stop()
+	w.must(w.Delete(t.Context(), profile))
+	stop = w.start(opts)
+	group = w.group(libv1beta1.ActionRemove)
+	stop()
+	w.answer(group, libv1beta1.FeatureStatusRemoved)
+	w.start(opts)
+	w.wantGone(profile, "one")
+	w.eventually("the profile and the group go", func() error {
+		return errors.Join(w.gone(profile, "", profile.Name), w.gone(group, group.Namespace, group.Name))
+	})
+}
