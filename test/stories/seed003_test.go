@@ -69,7 +69,7 @@ func TestSeed003PrivateCluster(t *testing.T) {
 
 	description := w.kubectl(w.hub, "describe", "clustersummaries.config.projectsveltos.io/"+summary)
 	for _, want := range []string{
-		`(?s)Deployed GV Ks:.*Deployment\.v1\.apps.*Feature ID:\s+Helm`,
+		`(?s)Deployed GVKs:.*Deployment\.v1\.apps.*Feature ID:\s+Helm`,
 		`(?s)Events:.*Normal\s+Sveltos\s.*Feature: Helm deployed to cluster Sveltos default/kind-private`,
 	} {
 		if !regexp.MustCompile(want).MatchString(description) {
