@@ -63,16 +63,7 @@ func New(name string, streams Streams) *cobra.Command {
 	if name != nameSveltosctl {
 		name = nameTowline
 	}
-	root := &cobra.Command{
-		Use:           name,
-		Short:         "Manage a fleet of Kubernetes clusters from one hub, by push and by pull",
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
-	}
-	root.SetOut(streams.Out)
-	root.SetErr(streams.Err)
-	root.AddCommand(
+	root := parent(name, "Manage a fleet of Kubernetes clusters from one hub, by push and by pull",
 		newRegister(streams),
 		newDeregister(streams),
 		newShow(streams),
@@ -81,6 +72,13 @@ func New(name string, streams Streams) *cobra.Command {
 		newDemo(streams),
 		newVersion(streams),
 	)
+	root.Long = `Towline manages a fleet of Kubernetes clusters from one hub, each in the mode that fits it: push (the hub dials the cluster) or pull (an
+agent in the cluster dials the hub).
+
+The hub is the cluster that KUBECONFIG points at; without it, the cluster that this runs in, or that of ~/.kube/config.`
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetOut(streams.Out)
+	root.SetErr(streams.Err)
 	return root
 }
 
@@ -88,6 +86,8 @@ func New(name string, streams Streams) *cobra.Command {
 func parent(use, short string, children ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short,
+		// Cobra itself takes an unknown command for a call for help, and succeeds.
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())

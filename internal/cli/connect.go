@@ -27,6 +27,9 @@ func hubConfig(flag string) (*rest.Config, error) {
 		}
 	}
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if files := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); clientcmd.IsEmptyConfig(err) && files != "" {
+		return nil, fmt.Errorf("no way to the hub: KUBECONFIG is %q, where no kubeconfig is", files)
+	}
 	if clientcmd.IsEmptyConfig(err) {
 		return nil, errors.New("no way to the hub: set KUBECONFIG to the kubeconfig of the management cluster")
 	}

@@ -53,6 +53,10 @@ type ledger struct {
 
 // cluster reads the SveltosCluster that r names; nil if there is none.
 func findCluster(ctx context.Context, hubClient client.Client, r Request) (*libv1beta1.SveltosCluster, error) {
+	// The client lists the hub's kinds first, for which it takes no context.
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	cluster := &libv1beta1.SveltosCluster{}
 	err := hubClient.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: r.Name}, cluster)
 	switch {

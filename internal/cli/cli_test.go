@@ -1,0 +1,208 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/cli"
+	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// result is what one call of the program did.
+type result struct {
+	out, err string
+	code     int
+}
+
+func run(t *testing.T, args ...string) result {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code := cli.Run(t.Context(), args, cli.Streams{Out: &out, Err: &errs})
+	return result{out.String(), errs.String(), code}
+}
+
+func TestHelpNeedsNoCluster(t *testing.T) {
+	t.Setenv("KUBECONFIG", "/does/not/exist")
+	for _, args := range []string{
+		"towline", "towline help", "towline --help", "towline register", "towline register cluster --help", "towline show addons --help",
+		"towline hub --help", "towline agent --help", "towline demo --help", "towline version", "towline version -o json",
+		"towline completion bash", "sveltosctl", "sveltosctl version",
+	} {
+		got := run(t, strings.Fields(args)...)
+		if got.code != 0 || got.out == "" || got.err != "" {
+			t.Errorf("%s: got code %d, %d bytes of output and error output %q", args, got.code, len(got.out), got.err)
+		}
+	}
+}
+
+func TestNameOfTheProgramIsTheOneItIsCalledBy(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{"/usr/bin/sveltosctl": "sveltosctl register", "bin/towline": "towline register", "x": "towline register"} {
+		if got := run(t, name, "register"); !strings.Contains(got.out, "Usage:\n  "+want) {
+			t.Errorf("%s: got help\n%s\nwant the name in %q", name, got.out, want)
+		}
+	}
+	if got := run(t, "/manager", "--help"); !strings.Contains(got.out, "--cluster-namespace") {
+		t.Errorf("manager: got\n%s\nwant the help of the agent", got.out)
+	}
+}
+
+func TestWrongArgumentsAreFoundBeforeConnecting(t *testing.T) {
+	// Whoever connects fails with another message.
+	t.Setenv("KUBECONFIG", "/does/not/exist")
+	directory := t.TempDir()
+	broken := filepath.Join(directory, "broken.yaml")
+	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	register := "sveltosctl register cluster --namespace=n --cluster=c "
+	for args, want := range map[string]string{
+		"towline nonsense":                                                 `unknown command "nonsense"`,
+		"towline register nonsense":                                        `unknown command "nonsense"`,
+		"towline register cluster --nonsense":                              "unknown flag: --nonsense",
+		"towline register cluster extra":                                   `unknown command "extra"`,
+		"sveltosctl register cluster --namespace=n --pullmode":             "--cluster is required",
+		"sveltosctl register cluster --cluster=c --pullmode":               "--namespace is required",
+		"sveltosctl register cluster --namespace=n --cluster=A --pullmode": `--cluster: "A" is not a DNS label`,
+		register:                                                                   "either --pullmode or --kubeconfig must be specified",
+		register + "--pullmode --kubeconfig=x":                                     "exclude each other",
+		register + "--pullmode --labels=env":                                       "invalid key-value pair format: env",
+		register + "--pullmode --management-cluster-url=hub":                       `--management-cluster-url: "hub" is not an https:// address`,
+		register + "--kubeconfig=/missing":                                         "--kubeconfig: open /missing: no such file or directory",
+		register + "--kubeconfig=" + broken:                                        "--kubeconfig: it is not a kubeconfig",
+		"sveltosctl deregister cluster --namespace=n":                              "--cluster is required",
+		"sveltosctl show addons -o yaml":                                           `--output: "yaml" is not supported`,
+		"sveltosctl show addons --profile=x":                                       `--profile: "x" is not ClusterProfile/<name> or Profile/<name>`,
+		"towline agent --cluster-name=c":                                           "--cluster-namespace and --cluster-name are required",
+		"towline agent --cluster-name=c --cluster-namespace=n --cluster-type=capi": `--cluster-type: "capi" is not supported`,
+		"towline hub --log-format=xml":                                             `--log-format: "xml" is not supported`,
+		register + "--pullmode":                                                    `no way to the hub: KUBECONFIG is "/does/not/exist", where no kubeconfig is`,
+	} {
+		got := run(t, strings.Fields(args)...)
+		if got.code != 1 || got.out != "" {
+			t.Errorf("%s: got code %d and output %q, want 1 and none", args, got.code, got.out)
+		}
+		if !strings.HasPrefix(got.err, "error: ") || !strings.Contains(got.err, want) || strings.Count(got.err, "\n") != 1 {
+			t.Errorf("%s: got error output %q, want one line with %q", args, got.err, want)
+		}
+	}
+}
+
+func TestInterruptedCommandSaysSo(t *testing.T) {
+	plane := localkube.Shared(t)
+	t.Setenv("KUBECONFIG", plane.Kubeconfig)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, errs bytes.Buffer
+	code := cli.Run(ctx, []string{"towline", "register", "cluster", "--namespace=n", "--cluster=c", "--pullmode"}, cli.Streams{Out: &out, Err: &errs})
+	if code != 130 || out.Len() > 0 || !strings.HasPrefix(errs.String(), "error: interrupted") {
+		t.Errorf("got code %d, output %q and error output %q", code, out.String(), errs.String())
+	}
+}
+
+// TestHubCommands tells one story: its parts share a hub, and the environment variable that points at it.
+func TestHubCommands(t *testing.T) {
+	plane := localkube.ForTest(t)
+	t.Setenv("KUBECONFIG", plane.Kubeconfig)
+	got := run(t, "sveltosctl", "register", "cluster", "--namespace=rke2", "--cluster=cluster01", "--pullmode")
+	if got.code != 1 || !strings.Contains(got.err, "install Towline there first: towline hub --install-crds") {
+		t.Errorf("register on a cluster that is no hub: got %+v", got)
+	}
+	if err := hub.InstallCRDs(t.Context(), plane.Config); err != nil {
+		t.Fatal(err)
+	}
+
+	got = run(t, "sveltosctl", "register", "cluster", "--namespace=rke2", "--cluster=cluster01", "--pullmode", "--labels=env=test", "--agent-image=registry.example.com/towline:v1")
+	if got.code != 0 || got.err != "" || !strings.Contains(got.out, "image: registry.example.com/towline:v1\n") {
+		t.Errorf("register in pull mode: got %+v", got)
+	}
+	objects, err := kube.DecodeManifest([]byte(got.out))
+	if err != nil || len(objects) != 7 {
+		t.Errorf("printed manifest: got %d objects and error %v, want 7", len(objects), err)
+	}
+
+	got = run(t, "sveltosctl", "register", "cluster", "--namespace=aks", "--cluster=cluster02", "--kubeconfig="+plane.Kubeconfig)
+	if want := (result{out: "cluster cluster02 successfully registered/updated in namespace aks.\n"}); got != want {
+		t.Errorf("register in push mode: got %+v, want %+v", got, want)
+	}
+
+	showsAddons(t, plane)
+
+	got = run(t, "sveltosctl", "deregister", "cluster", "--namespace=aks", "--cluster=cluster02")
+	want := "Successfully deregistered cluster aks/cluster02\n\nDeleted resources:\n  - SveltosCluster/aks/cluster02\n  - Secret/aks/cluster02-sveltos-kubeconfig\n"
+	if diff := cmp.Diff(result{out: want}, got, cmp.AllowUnexported(result{})); diff != "" {
+		t.Errorf("deregister (-want +got):\n%s", diff)
+	}
+	got = run(t, "sveltosctl", "deregister", "cluster", "--namespace=aks", "--cluster=cluster02")
+	if want := (result{err: "error: deregister cluster aks/cluster02: the cluster is not registered\n", code: 1}); got != want {
+		t.Errorf("deregister again: got %+v, want %+v", got, want)
+	}
+}
+
+func showsAddons(t *testing.T, plane *localkube.Plane) {
+	t.Helper()
+	hubClient, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := run(t, "sveltosctl", "show", "addons", "-o", "json"), (result{out: "[]\n"}); got != want {
+		t.Errorf("show addons of nothing: got %+v, want %+v", got, want)
+	}
+	at := metav1.Unix(1757500000, 0)
+	namespace := []configv1beta1.DeployedFeature{{
+		FeatureID: libv1beta1.FeatureResources,
+		Resources: []configv1beta1.DeployedResource{{Name: "team", Kind: "Namespace", Version: "v1", LastAppliedTime: &at}},
+	}}
+	configuration := &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: "rke2", Name: "sveltos--cluster01"}}
+	if err := hubClient.Create(t.Context(), configuration); err != nil {
+		t.Fatal(err)
+	}
+	configuration.Status = configv1beta1.ClusterConfigurationStatus{
+		ClusterProfileResources: []configv1beta1.ClusterProfileResource{
+			{ClusterProfileName: "space", Features: namespace},
+			{ClusterProfileName: "kyverno", Features: []configv1beta1.DeployedFeature{{
+				FeatureID: libv1beta1.FeatureHelm,
+				Charts: []configv1beta1.DeployedChart{{
+					RepoURL: "https://example.com", ReleaseName: "kyverno-latest", Namespace: "kyverno", ChartVersion: "3.3.3", LastAppliedTime: &at,
+				}},
+			}}},
+		},
+		ProfileResources: []configv1beta1.ProfileResource{{ProfileName: "other", Features: namespace}},
+	}
+	if err := hubClient.Status().Update(t.Context(), configuration); err != nil {
+		t.Fatal(err)
+	}
+
+	local := at.Time.String()
+	got := strings.ReplaceAll(run(t, "sveltosctl", "show", "addons").out, local, "2025-09-10 10:26:40 +0000 UTC")
+	want, err := os.ReadFile(filepath.Join("testdata", "addons.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("show addons (-want +got):\n%s", diff)
+	}
+	for args, want := range map[string]int{
+		"": 2, "--helm-charts": 1, "--resources": 1, "--helm-charts --resources": 2, "--namespace=aks": 0, "--namespace=rke2": 2,
+		"--cluster=cluster01": 2, "--cluster=cluster": 0, "--profile=ClusterProfile/kyverno": 1, "--profile=Profile/other": 1,
+	} {
+		var rows []map[string]any
+		got := run(t, append(strings.Fields("sveltosctl show addons -o json"), strings.Fields(args)...)...)
+		if err := json.Unmarshal([]byte(got.out), &rows); err != nil || len(rows) != want {
+			t.Errorf("show addons %s: got %d rows and error %v, want %d", args, len(rows), err, want)
+		}
+	}
+}
