@@ -33,11 +33,11 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
 	defer freed()
-	leave := w.Leave || rec.Options.LeavePolicies
-	if rec.State != bundle.StateRemoving || rec.Leave != leave {
+	// What was delivered may be older than what the user wants now: only the withdrawal says whether to leave.
+	if rec.State != bundle.StateRemoving || rec.Leave != w.Leave {
 		// From here on nobody heals what is removed.
 		next := rec.edit()
-		next.State, next.Message, next.Leave = bundle.StateRemoving, "", leave
+		next.State, next.Message, next.Leave = bundle.StateRemoving, "", w.Leave
 		if rec, err = e.store.save(ctx, rec, next, nil); err != nil {
 			return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 		}
