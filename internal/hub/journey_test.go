@@ -5,33 +5,36 @@ import (
 	"errors"
 	"fmt"
 	"net/http/httptest"
+	"os"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
 
-// realHub starts a hub as it is started for users, on a control plane of the test's own, and returns how to stop it.
-func realHub(t *testing.T) (w *world, opts hub.Options, stop func()) {
+// realWorld is a corner of a control plane of the test's own.
+func realWorld(t *testing.T) *world {
 	t.Helper()
 	t.Parallel()
-	plane := localkube.ForTest(t, localkube.Named("real"))
-	opts = hub.Options{InstallCRDs: true, RegisterSelf: true, LeaderElection: true, CacheDir: t.TempDir()}
-	w = worldOn(t, plane)
-	return w, opts, w.start(opts)
+	return worldOn(t, localkube.ForTest(t, localkube.Named("real")))
 }
 
-func (w *world) start(opts hub.Options) (stop func()) {
+// start starts a hub as it is started for users.
+func (w *world) start(config *rest.Config, opts hub.Options) (stop func()) {
 	w.Helper()
-	end := startHub(w.plane, opts)
+	end := startHub(config, opts)
 	stopped := false
 	stop = func() {
 		if !stopped {
@@ -44,7 +47,8 @@ func (w *world) start(opts hub.Options) (stop func()) {
 }
 
 func TestChartLandsOnTheHubItself(t *testing.T) {
-	w, _, _ := realHub(t)
+	w := realWorld(t)
+	w.start(w.plane.Config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: t.TempDir()})
 	repository, err := examples.Repository()
 	w.must(err)
 	server := httptest.NewServer(repository)
@@ -154,8 +158,32 @@ func (w *world) bundles() int {
 	return len(list.Items)
 }
 
+// installed applies config/hub.yaml, without what lets the hub deploy to its own cluster, and returns how the hub in it connects.
+func (w *world) installed() *rest.Config {
+	w.Helper()
+	raw, err := os.ReadFile("../../config/hub.yaml")
+	w.must(err)
+	objects, err := kube.DecodeManifest(raw)
+	w.must(err)
+	for _, obj := range objects {
+		if obj.GetKind() != "Deployment" && obj.GetName() != "towline-hub-self" {
+			w.must(w.Apply(w.Context(), client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner("test")))
+		}
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: "towline-hub"}}
+	token := &authenticationv1.TokenRequest{}
+	w.must(w.SubResource("token").Create(w.Context(), account, token))
+	config := rest.AnonymousClientConfig(w.plane.Config)
+	config.BearerToken = token.Status.Token
+	return config
+}
+
+// TestHubPicksUpWhereItWasStopped runs the hub with no more rights than it has when it is installed.
 func TestHubPicksUpWhereItWasStopped(t *testing.T) {
-	w, opts, stop := realHub(t)
+	w := realWorld(t)
+	config := w.installed()
+	opts := hub.Options{InstallCRDs: true, LeaderElection: true, CacheDir: t.TempDir()}
+	stop := w.start(config, opts)
 	w.eventually("CRDs", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
 	w.configMap("manifests", manifest("a"))
 	w.member("one", w.prod())
@@ -169,18 +197,18 @@ func TestHubPicksUpWhereItWasStopped(t *testing.T) {
 	// The agent finishes while the hub is away.
 	stop()
 	w.answer(group, libv1beta1.FeatureStatusProvisioned)
-	stop = w.start(opts)
+	stop = w.start(config, opts)
 	w.wantProvisioned(profile, "one")
 	w.eventually("bundles are swept", func() error { return same(0, w.bundles()) })
 
 	// The profile is deleted while the hub is away.
 	stop()
 	w.must(w.Delete(t.Context(), profile))
-	stop = w.start(opts)
+	stop = w.start(config, opts)
 	group = w.group(libv1beta1.ActionRemove)
 	stop()
 	w.answer(group, libv1beta1.FeatureStatusRemoved)
-	w.start(opts)
+	w.start(config, opts)
 	w.wantGone(profile, "one")
 	w.eventually("the profile and the group go", func() error {
 		return errors.Join(w.gone(profile, "", profile.Name), w.gone(group, group.Namespace, group.Name))

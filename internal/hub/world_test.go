@@ -15,6 +15,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -139,11 +140,11 @@ func (b *mailbox) withdrawals() []bundle.Withdrawal {
 	return slices.Clone(b.left)
 }
 
-// startHub runs a hub on plane until the returned function is called.
-func startHub(plane *localkube.Plane, opts hub.Options) (stop func() error) {
+// startHub runs a hub on the cluster of config until the returned function is called.
+func startHub(config *rest.Config, opts hub.Options) (stop func() error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- hub.Run(ctx, plane.Config, opts) }()
+	go func() { ended <- hub.Run(ctx, config, opts) }()
 	return func() error {
 		cancel()
 		return <-ended
@@ -160,7 +161,7 @@ var sharedHub = sync.OnceFunc(func() {
 	if err := hub.InstallCRDs(context.Background(), plane.Config); err != nil {
 		panic(err)
 	}
-	startHub(plane, hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: board, fleet.Pull: board}})
+	startHub(plane.Config, hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: board, fleet.Pull: board}})
 })
 
 var sharedPlane *localkube.Plane
