@@ -135,8 +135,8 @@ func condemn(had held, seen *live, id bundle.ID) (fate, string) {
 		return forget, "it is no longer marked as deployed for " + id.String()
 	case seen.adopted():
 		return strip, "it existed before"
-	case seen.annotations[keepPolicy] == "keep":
-		return strip, "its " + keepPolicy + " annotation says keep"
+	case seen.annotations[kube.AnnotationKeep] == "keep":
+		return strip, "its " + kube.AnnotationKeep + " annotation says keep"
 	case seen.deleting:
 		return await, ""
 	}

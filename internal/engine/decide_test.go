@@ -190,7 +190,7 @@ func TestCondemn(t *testing.T) {
 		"made anew by somebody":   {held{UID: "v"}, mine(), forget},
 		"taken by another bundle": {held{UID: "u"}, mine(kube.AnnotationRequestor, "x"), forget},
 		"adopted":                 {held{UID: "u"}, mine(kube.AnnotationAdopted, "true"), strip},
-		"kept by its chart":       {held{UID: "u"}, mine(keepPolicy, "keep"), strip},
+		"kept by its chart":       {held{UID: "u"}, mine(kube.AnnotationKeep, "keep"), strip},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

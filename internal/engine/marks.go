@@ -15,9 +15,6 @@ import (
 // defaultTier is the tier of a profile that names none (spec/sveltos.md §3.1.1).
 const defaultTier = 100
 
-// keepPolicy is the annotation with which a chart asks that an object outlives its release; "keep" is the only value.
-const keepPolicy = "helm.sh/resource-policy"
-
 // marks are what Towline writes on an object beside its content.
 type marks struct {
 	reason      string

@@ -6,6 +6,9 @@ const FieldManager = "towline"
 // AgentNamespace is the namespace of the agent on a member, and of the hub's own objects: the name is fixed by the Sveltos surface.
 const AgentNamespace = "projectsveltos"
 
+// AnnotationKeep is how a chart says that an object outlives its release; "keep" is the only value that Helm knows.
+const AnnotationKeep = "helm.sh/resource-policy"
+
 // Marks on every object that Towline applies to a member (spec/sveltos.md §4.7 lists those of the projectsveltos.io domain).
 const (
 	LabelReason              = "projectsveltos.io/reason" // the feature that deployed the object

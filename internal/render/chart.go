@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/source"
 )
@@ -157,6 +158,7 @@ func (r ChartRequest) render() (rendering, error) {
 				return rendering{}, err
 			}
 		}
+		keep(result.objects)
 	}
 	capabilities, err := r.capabilities(result.objects)
 	if err != nil {
@@ -182,6 +184,22 @@ func (r ChartRequest) render() (rendering, error) {
 	}
 	result.objects = lasting
 	return result, nil
+}
+
+// keep makes CRDs outlive their release, unless the chart says otherwise: with them would go every object of their kinds, the users' own
+// too. Helm never deletes what it finds in a chart's crds directories.
+func keep(crds []*unstructured.Unstructured) {
+	for _, crd := range crds {
+		annotations := crd.GetAnnotations()
+		if _, said := annotations[kube.AnnotationKeep]; said {
+			continue
+		}
+		if annotations == nil {
+			annotations = map[string]string{}
+		}
+		annotations[kube.AnnotationKeep] = "keep"
+		crd.SetAnnotations(annotations)
+	}
 }
 
 // templates returns the names of the rendered files that hold objects, sorted.
