@@ -31,6 +31,9 @@ type Streams struct {
 	Err io.Writer // talk: progress and errors
 }
 
+// say prints a line of talk. There is nobody to tell that it cannot be printed.
+func (s Streams) say(format string, args ...any) { _, _ = fmt.Fprintf(s.Err, format+"\n", args...) }
+
 // Run does what args ask for, args[0] being the name that the program was called by, and returns the exit code: 0 only if everything was
 // done, 130 if ctx ended it, else 1.
 func Run(ctx context.Context, args []string, streams Streams) int {
@@ -41,14 +44,14 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	if name == nameManager && (len(rest) == 0 || strings.HasPrefix(rest[0], "-")) {
 		rest = append([]string{"agent"}, rest...)
 	}
-	root := New(name, streams)
+	root := New(name, streams) //nolint:contextcheck // commands get theirs from ExecuteContext
 	root.SetArgs(rest)
 	if err := root.ExecuteContext(ctx); err != nil {
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-			fmt.Fprintln(streams.Err, "error: interrupted: "+oneLine(err))
+			streams.say("error: interrupted: %s", oneLine(err))
 			return exitInterrupted
 		}
-		fmt.Fprintln(streams.Err, "error: "+oneLine(err))
+		streams.say("error: %s", oneLine(err))
 		return exitFailed
 	}
 	return 0

@@ -186,7 +186,7 @@ func showsAddons(t *testing.T, plane *localkube.Plane) {
 		t.Fatal(err)
 	}
 
-	local := at.Time.String()
+	local := at.String()
 	got := strings.ReplaceAll(run(t, "sveltosctl", "show", "addons").out, local, "2025-09-10 10:26:40 +0000 UTC")
 	want, err := os.ReadFile(filepath.Join("testdata", "addons.txt"))
 	if err != nil {

@@ -46,9 +46,9 @@ func runDeregister(ctx context.Context, streams Streams, r join.Request, verbose
 		return err
 	}
 	if verbose {
-		fmt.Fprintf(streams.Err, "deregistering cluster %s/%s on %s\n", r.Namespace, r.Name, hub.Host)
+		streams.say("deregistering cluster %s/%s on %s", r.Namespace, r.Name, hub.Host)
 	}
-	defer progress(streams.Err, fmt.Sprintf("waiting for the hub to let cluster %s/%s go", r.Namespace, r.Name))()
+	defer progress(streams, fmt.Sprintf("waiting for the hub to let cluster %s/%s go", r.Namespace, r.Name))()
 	deleted, err := join.Deregister(ctx, hub, r)
 	if err != nil {
 		return err

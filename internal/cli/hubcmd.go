@@ -58,7 +58,8 @@ func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
 	if err != nil {
 		return fmt.Errorf("open the hub's log: %w", err)
 	}
-	defer file.Close()
+	// The log is for looking at; a last line that is lost harms nobody.
+	defer func() { _ = file.Close() }()
 	ctx, err = (&logFlags{format: logText}).start(ctx, file)
 	if err != nil {
 		return err

@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"fmt"
-	"io"
 	"sync"
 	"time"
 )
@@ -11,7 +9,7 @@ import (
 const quiet = 2 * time.Second
 
 // progress says what is being done, again and again, when that takes longer than a person waits without wondering. Call done when it is over.
-func progress(out io.Writer, what string) (done func()) {
+func progress(streams Streams, what string) (done func()) {
 	finished := make(chan struct{})
 	var talking sync.WaitGroup
 	talking.Go(func() {
@@ -21,7 +19,7 @@ func progress(out io.Writer, what string) (done func()) {
 		for {
 			select {
 			case <-ticker.C:
-				fmt.Fprintf(out, "%s (%.0f s)\n", what, time.Since(began).Seconds())
+				streams.say("%s (%.0f s)", what, time.Since(began).Seconds())
 			case <-finished:
 				return
 			}

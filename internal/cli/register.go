@@ -121,7 +121,7 @@ func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
 func (f *registerFlags) say(streams Streams, format string, args ...any) (done func()) {
 	what := fmt.Sprintf(format, args...)
 	if f.verbose {
-		fmt.Fprintln(streams.Err, what)
+		streams.say("%s", what)
 	}
-	return progress(streams.Err, what)
+	return progress(streams, what)
 }

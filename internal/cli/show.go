@@ -70,7 +70,7 @@ func findAddons(ctx context.Context, streams Streams, filter addonFilter) ([]add
 	if err != nil {
 		return nil, err
 	}
-	defer progress(streams.Err, "reading what is deployed from "+config.Host)()
+	defer progress(streams, "reading what is deployed from "+config.Host)()
 	hub, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return nil, fmt.Errorf("connect to the hub: %w", err)

@@ -11,7 +11,7 @@ import (
 )
 
 // version is written by the linker (see the Makefile) and by nobody else.
-var version string //nolint:gochecknoglobals // the linker can write nothing else
+var version string
 
 // Version returns the release of this program: what the build said, else what the Go toolchain noted, else "unknown".
 func Version() string {

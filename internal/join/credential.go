@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -65,11 +66,10 @@ type Credential struct {
 
 // candidate is one kubeconfig of the Secret.
 type candidate struct {
-	kubeconfig []byte
-	config     *rest.Config
-	namespace  string
-	token      token
-	renewed    bool
+	config    *rest.Config
+	namespace string
+	token     token
+	renewed   bool
 }
 
 // OpenCredential reads the latest kubeconfig of the Secret. It does not connect to the hub.
@@ -100,13 +100,16 @@ func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, erro
 	if err != nil {
 		return candidate{}, fmt.Errorf("read Secret %s/%s with the way to the hub: %w", kube.AgentNamespace, opts.Secret, err)
 	}
-	latest, err := parseCandidate(secret.Data[KubeconfigKey])
-	renewed, renewedErr := parseCandidate(secret.Data[renewedKey])
-	if renewedErr == nil && (err != nil || !renewed.token.issued.Before(latest.token.issued)) {
-		renewed.renewed = true
-		return renewed, nil
+	var latest candidate
+	for _, key := range []string{KubeconfigKey, renewedKey} {
+		found, parseErr := parseCandidate(secret.Data[key])
+		found.renewed = key == renewedKey
+		if parseErr == nil && (latest.config == nil || !found.token.issued.Before(latest.token.issued)) {
+			latest = found
+		}
+		err = cmp.Or(err, parseErr)
 	}
-	if err != nil {
+	if latest.config == nil {
 		return candidate{}, fmt.Errorf("read key %s of Secret %s/%s: %w", KubeconfigKey, kube.AgentNamespace, opts.Secret, err)
 	}
 	return latest, nil
@@ -128,7 +131,7 @@ func parseCandidate(kubeconfig []byte) (candidate, error) {
 	if err != nil {
 		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
 	}
-	return candidate{kubeconfig: kubeconfig, config: config, namespace: namespace, token: readToken(config.BearerToken)}, nil
+	return candidate{config: config, namespace: namespace, token: readToken(config.BearerToken)}, nil
 }
 
 // Config returns a configuration for the hub. Every request made with it carries the freshest token.

@@ -20,8 +20,8 @@ import (
 // errClaimed says that a namespace already carries the deliveries of another cluster.
 var errClaimed = errors.New("carries the deliveries of another cluster")
 
-// DeliveryNamespace returns the hub namespace in which the groups and bundles of a pull-mode cluster live.
-func DeliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
+// deliveryNamespace returns the hub namespace in which the groups and bundles of a pull-mode cluster live, and its own namespace in push mode.
+func deliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
 	if namespace := cluster.Annotations[kube.AnnotationDeliveryNS]; namespace != "" {
 		return namespace
 	}
@@ -29,15 +29,12 @@ func DeliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
 }
 
 // claimDelivery finds the namespace for the deliveries of a cluster, and makes it that cluster's alone: the cluster's own namespace if
-// no other pull-mode cluster has it, else one derived from both names. A cluster keeps what it has.
+// no other pull-mode cluster has it, else one derived from both names. A cluster keeps what it has; that of a new one is empty.
 func (l *ledger) claimDelivery(ctx context.Context, r Request, cluster *libv1beta1.SveltosCluster) (string, error) {
 	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
 		return "", err
 	}
-	has := ""
-	if cluster != nil {
-		has = cluster.Annotations[kube.AnnotationDeliveryNS]
-	}
+	has := cluster.Annotations[kube.AnnotationDeliveryNS]
 	// Bundles for several members live in kube.AgentNamespace, so that no single cluster may claim it.
 	if (has == "" || has == r.Namespace) && r.Namespace != kube.AgentNamespace {
 		err := l.claim(ctx, r.Namespace, r.Name)

@@ -57,15 +57,17 @@ type departure struct {
 
 func (d *departure) run(ctx context.Context) error {
 	r := d.request
-	cluster, err := findCluster(ctx, d.hubClient, r)
+	cluster, found, err := findCluster(ctx, d.hubClient, r)
 	if err != nil {
 		return err
 	}
-	delivery, err := d.delivery(ctx, cluster)
-	if err != nil {
-		return err
+	delivery := deliveryNamespace(cluster)
+	if !found {
+		if delivery, err = d.rememberedDelivery(ctx); err != nil {
+			return err
+		}
 	}
-	if cluster != nil {
+	if found {
 		if err := d.hubClient.Delete(ctx, cluster, client.Preconditions{UID: &cluster.UID}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete SveltosCluster %s: %w", r.key(), err)
 		}
@@ -101,11 +103,8 @@ func (d *departure) remains(delivery string) []client.Object {
 		&corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)})
 }
 
-// delivery finds the cluster's delivery namespace, also when a first attempt has deleted the SveltosCluster.
-func (d *departure) delivery(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
-	if cluster != nil {
-		return DeliveryNamespace(cluster), nil
-	}
+// rememberedDelivery finds the cluster's delivery namespace when a first attempt has deleted the SveltosCluster.
+func (d *departure) rememberedDelivery(ctx context.Context) (string, error) {
 	account := &corev1.ServiceAccount{}
 	err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: d.request.Namespace, Name: d.request.Name}, account)
 	if client.IgnoreNotFound(err) != nil {
@@ -135,11 +134,11 @@ func (d *departure) awaitHub(ctx context.Context, reachable bool) error {
 	defer cancel()
 	left := ""
 	err := wait.PollUntilContextCancel(limited, time.Second/2, true, func(ctx context.Context) (bool, error) {
-		cluster, err := findCluster(ctx, d.hubClient, d.request)
+		_, found, err := findCluster(ctx, d.hubClient, d.request)
 		if err != nil {
 			return false, err
 		}
-		if cluster != nil {
+		if found {
 			left = "its SveltosCluster"
 			return false, nil
 		}

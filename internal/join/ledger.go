@@ -51,23 +51,23 @@ type ledger struct {
 	undo      []func(context.Context) error
 }
 
-// cluster reads the SveltosCluster that r names; nil if there is none.
-func findCluster(ctx context.Context, hubClient client.Client, r Request) (*libv1beta1.SveltosCluster, error) {
+// findCluster reads the SveltosCluster that r names; it is empty if there is none.
+func findCluster(ctx context.Context, hubClient client.Client, r Request) (cluster *libv1beta1.SveltosCluster, found bool, err error) {
+	cluster = &libv1beta1.SveltosCluster{}
 	// The client lists the hub's kinds first, for which it takes no context.
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return cluster, false, err
 	}
-	cluster := &libv1beta1.SveltosCluster{}
-	err := hubClient.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: r.Name}, cluster)
+	err = hubClient.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: r.Name}, cluster)
 	switch {
 	case meta.IsNoMatchError(err):
-		return nil, ErrNotInstalled
+		return cluster, false, ErrNotInstalled
 	case apierrors.IsNotFound(err):
-		return nil, nil
+		return cluster, false, nil
 	case err != nil:
-		return nil, fmt.Errorf("read SveltosCluster %s: %w", r.key(), err)
+		return cluster, false, fmt.Errorf("read SveltosCluster %s: %w", r.key(), err)
 	}
-	return cluster, nil
+	return cluster, true, nil
 }
 
 // own applies an object that belongs to registrations: it refuses one that exists and was not made by a registration.
@@ -78,50 +78,51 @@ func (l *ledger) own(ctx context.Context, obj client.Object) error {
 	}
 	labels[registrationLabel] = l.cluster
 	obj.SetLabels(labels)
-	live, err := l.live(ctx, obj)
+	live, found, err := l.live(ctx, obj)
 	if err != nil {
 		return err
 	}
-	if live != nil && live.GetLabels()[registrationLabel] == "" {
+	if found && live.GetLabels()[registrationLabel] == "" {
 		return fmt.Errorf("%s %w", describe(live), errForeign)
 	}
-	return l.applyOver(ctx, obj, live)
+	return l.write(ctx, obj, found)
 }
 
 // apply applies an object that others may have made before.
 func (l *ledger) apply(ctx context.Context, obj client.Object) error {
-	live, err := l.live(ctx, obj)
+	_, found, err := l.live(ctx, obj)
 	if err != nil {
 		return err
 	}
-	return l.applyOver(ctx, obj, live)
+	return l.write(ctx, obj, found)
 }
 
-// live returns the object as it is on the hub, nil if it is not there.
-func (l *ledger) live(ctx context.Context, obj client.Object) (*unstructured.Unstructured, error) {
+// live returns the object as it is on the hub.
+func (l *ledger) live(ctx context.Context, obj client.Object) (live *unstructured.Unstructured, found bool, err error) {
 	gvk, err := apiutil.GVKForObject(obj, l.hubClient.Scheme())
 	if err != nil {
-		return nil, fmt.Errorf("prepare registration: %w", err)
+		return nil, false, fmt.Errorf("prepare registration: %w", err)
 	}
-	live := &unstructured.Unstructured{}
+	live = &unstructured.Unstructured{}
 	live.SetGroupVersionKind(gvk)
 	if err := l.hubClient.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
 		if apierrors.IsNotFound(err) {
-			return nil, nil
+			return live, false, nil
 		}
-		return nil, fmt.Errorf("read %s %s: %w", gvk.Kind, client.ObjectKeyFromObject(obj), err)
+		return live, false, fmt.Errorf("read %s %s: %w", gvk.Kind, client.ObjectKeyFromObject(obj), err)
 	}
-	return live, nil
+	return live, true, nil
 }
 
-func (l *ledger) applyOver(ctx context.Context, obj client.Object, live *unstructured.Unstructured) error {
+// write applies obj. What was not there before is taken back if the registration fails.
+func (l *ledger) write(ctx context.Context, obj client.Object, found bool) error {
 	desired, err := toUnstructured(l.hubClient.Scheme(), obj)
 	if err != nil {
 		return err
 	}
 	name := describe(desired)
-	if live == nil {
-		// Noted before the request, since a request that was cut off may have done its work; the uid is read when undoing.
+	if !found {
+		// Noted before the request, since a request that was cut off may have done its work.
 		l.undo = append(l.undo, func(ctx context.Context) error { return l.takeBack(ctx, desired) })
 	}
 	err = l.hubClient.Apply(ctx, client.ApplyConfigurationFromUnstructured(desired), client.FieldOwner(kube.FieldManager), client.ForceOwnership)

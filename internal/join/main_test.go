@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io/fs"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -70,12 +71,7 @@ func install(hubClient client.Client) error {
 		&libv1beta1.SveltosClusterList{}, &libv1beta1.ConfigurationGroupList{}, &libv1beta1.ConfigurationBundleList{}, &configv1beta1.ClusterSummaryList{},
 	}
 	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		for _, list := range lists {
-			if hubClient.List(ctx, list) != nil {
-				return false, nil
-			}
-		}
-		return true, nil
+		return !slices.ContainsFunc(lists, func(list client.ObjectList) bool { return hubClient.List(ctx, list) != nil }), nil
 	})
 }
 

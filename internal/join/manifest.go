@@ -9,6 +9,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -28,7 +29,7 @@ const (
 
 // KubeconfigSecret returns the name of the Secret with a cluster's kubeconfig: on the hub for a push-mode cluster, and on the member,
 // with the way to the hub, for a pull-mode cluster.
-func KubeconfigSecret(cluster string) string { return cluster + "-sveltos-kubeconfig" }
+func KubeconfigSecret(cluster string) string { return fleet.KubeconfigSecretName(cluster) }
 
 // KubeconfigKey is the key of the kubeconfig in that Secret.
 const KubeconfigKey = "kubeconfig"

@@ -73,11 +73,11 @@ func RegisterPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.W
 }
 
 func (l *ledger) registerPull(ctx context.Context, r PullRequest, address hubAddress, out io.Writer) error {
-	cluster, err := findCluster(ctx, l.hubClient, r.Request)
+	cluster, found, err := findCluster(ctx, l.hubClient, r.Request)
 	if err != nil {
 		return err
 	}
-	if cluster != nil && !cluster.Spec.PullMode {
+	if found && !cluster.Spec.PullMode {
 		return errors.New("it is registered in push mode already; deregister it first")
 	}
 	delivery, err := l.claimDelivery(ctx, r.Request, cluster)
@@ -138,9 +138,7 @@ func (l *ledger) applyPullCluster(ctx context.Context, r Request, live *libv1bet
 func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(r.Namespace, r.Name)}
 	cluster.Labels, cluster.Annotations = map[string]string{}, map[string]string{}
-	if live != nil {
-		maps.Copy(cluster.Labels, live.Labels)
-	}
+	maps.Copy(cluster.Labels, live.Labels)
 	maps.Copy(cluster.Labels, r.Labels)
 	if r.Shard != "" {
 		cluster.Annotations[libv1beta1.ShardAnnotation] = r.Shard
@@ -173,7 +171,7 @@ func addressOf(hub *rest.Config, override string) (hubAddress, error) {
 		address.server = override
 	}
 	if hub.Insecure {
-		return address, errors.New("the current kubeconfig does not verify the hub's certificate, and an agent must: replace insecure-skip-tls-verify with a certificate authority")
+		return address, errors.New("the current kubeconfig does not verify the hub's certificate (insecure-skip-tls-verify), and an agent must")
 	}
 	if len(address.ca) == 0 && hub.CAFile != "" {
 		ca, err := os.ReadFile(hub.CAFile)

@@ -315,10 +315,11 @@ func TestEarlierErrorsAreFoundBeforeConnecting(t *testing.T) {
 
 func TestParseLabels(t *testing.T) {
 	t.Parallel()
+	blanks := " a = b ,c=d"
 	for text, want := range map[string]map[string]string{
 		"":                   {},
 		"a=b":                {"a": "b"},
-		" a = b ,c=d":        {"a": "b", "c": "d"},
+		blanks:               {"a": "b", "c": "d"},
 		"environment=,tier=": {"environment": "", "tier": ""},
 	} {
 		got, err := join.ParseLabels(text)

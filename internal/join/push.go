@@ -52,11 +52,11 @@ func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 }
 
 func (l *ledger) registerPush(ctx context.Context, r PushRequest) error {
-	live, err := findCluster(ctx, l.hubClient, r.Request)
+	live, found, err := findCluster(ctx, l.hubClient, r.Request)
 	if err != nil {
 		return err
 	}
-	if live != nil && live.Spec.PullMode {
+	if found && live.Spec.PullMode {
 		return errors.New("it is registered in pull mode already; deregister it first")
 	}
 	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
