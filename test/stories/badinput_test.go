@@ -24,6 +24,8 @@ import (
 
 // badCase is one mistake of a user: a profile that was delivered well is changed for the worse.
 type badCase struct {
+	// good is added to the good profile of the case.
+	good string
 	// breaks is applied to the hub after the good profile of the case has been delivered. %[1]s stands for the name of the case,
 	// %[2]s for the URL of the chart repository and %[3]s for one where nobody listens.
 	breaks string
@@ -97,6 +99,7 @@ func badCases() map[string]badCase {
 			names:  []string{"bad-template", "templates/broken.yaml", "nobodyDefined"},
 		},
 		"values-fail-schema": {
+			good:   chartOf("%[2]s", "hello", "      replicas: 2\n"),
 			breaks: badProfile + chartOf("%[2]s", "hello", "      replicas: many\n"),
 			names:  []string{"hello", "replicas"},
 		},
@@ -134,7 +137,8 @@ func TestBadInput(t *testing.T) {
 	charts, nowhere := badRepository(t), closedAddress(t)
 	cases := badCases()
 	for _, name := range slices.Sorted(maps.Keys(cases)) {
-		w.apply(w.hub, fmt.Sprintf(badGood+badProfile, name))
+		fill := strings.NewReplacer("%[1]s", name, "%[2]s", charts, "%[3]s", nowhere)
+		w.apply(w.hub, fill.Replace(badGood+badProfile+cases[name].good))
 	}
 	before := map[string]map[string]fingerprint{}
 	for cluster, member := range members {
@@ -144,7 +148,8 @@ func TestBadInput(t *testing.T) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(cases)) {
-		w.apply(w.hub, strings.NewReplacer("%[1]s", name, "%[2]s", charts, "%[3]s", nowhere).Replace(cases[name].breaks))
+		fill := strings.NewReplacer("%[1]s", name, "%[2]s", charts, "%[3]s", nowhere)
+		w.apply(w.hub, fill.Replace(cases[name].breaks))
 	}
 	for _, name := range slices.Sorted(maps.Keys(cases)) {
 		for cluster, member := range members {
@@ -303,7 +308,7 @@ func TestBadInputOnTheCommandLine(t *testing.T) {
 		},
 		"neither pull mode nor a kubeconfig": {
 			args:  []string{"--namespace=cloud", "--cluster=mistaken"},
-			names: []string{"either kubeconfig or fleet-cluster-context must be specified"},
+			names: []string{"--pullmode", "--kubeconfig", "must be specified"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

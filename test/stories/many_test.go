@@ -31,7 +31,7 @@ import (
 
 const (
 	// crowdSize pull members share crowdPlanes control planes. Members on one control plane get different objects, since they
-	// would fight over the same ones, and members with the same number on their control plane get the same.
+	// would fight over the same ones. There is one group of members for each place on a control plane; a group gets the same.
 	crowdSize   = 20
 	crowdPlanes = 4
 	// crowdObjects is how many objects each member gets.
@@ -44,8 +44,10 @@ func TestMany(t *testing.T) {
 	w := newWorld(t)
 	planes := w.planes(crowdPlanes)
 	for i := range crowdSize {
-		w.crowdMember(planes[i%crowdPlanes], crowdName(i))
-		w.apply(w.hub, crowdContent(crowdName(i), i/crowdPlanes))
+		w.crowdMember(planes[i%crowdPlanes], crowdName(i), crowdGroup(i))
+		if i%crowdPlanes == 0 {
+			w.apply(w.hub, crowdContent(crowdGroup(i)))
+		}
 	}
 	for i := range crowdSize {
 		w.ready(crowdName(i), crowdName(i))
@@ -61,13 +63,13 @@ metadata: {name: crowd}
 spec:
   clusterSelector: {matchLabels: {env: crowd}}
   policyRefs:
-  - {kind: ConfigMap, name: content}
+  - {kind: ConfigMap, namespace: default, name: "{{ .Cluster.metadata.labels.group }}"}
 `)
 	times := seen.provisioned(began)
 	seen.swept()
 	cost := w.requests(w.hub).since(before)
 	for i := range crowdSize {
-		if err := w.wantCount(planes[i%crowdPlanes], crowdNamespace(i/crowdPlanes), crowdObjects); err != nil {
+		if err := w.wantCount(planes[i%crowdPlanes], crowdGroup(i), crowdObjects); err != nil {
 			t.Error(err)
 		}
 	}
@@ -85,16 +87,16 @@ spec:
 
 func crowdName(i int) string { return fmt.Sprintf("crowd-%02d", i) }
 
-func crowdNamespace(group int) string { return fmt.Sprintf("team-%d", group) }
+func crowdGroup(i int) string { return fmt.Sprintf("group-%d", i/crowdPlanes) }
 
-// crowdContent is the ConfigMap with what members of one group get, in the namespace of one of them.
-func crowdContent(namespace string, group int) string {
+// crowdContent is the ConfigMap with what the members of a group get, in a namespace with the name of the group.
+func crowdContent(group string) string {
 	var objects strings.Builder
 	for i := range crowdObjects {
 		fmt.Fprintf(&objects, "    ---\n    apiVersion: v1\n    kind: ConfigMap\n    metadata: {namespace: %s, name: cm-%d}\n    data: {text: %q}\n",
-			crowdNamespace(group), i, noise(uint64(group*100+i), 400))
+			group, i, noise(uint64(i), 400))
 	}
-	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: %s, name: content}\ndata:\n  objects.yaml: |\n%s", namespace, objects.String())
+	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %s}\ndata:\n  objects.yaml: |\n%s", group, objects.String())
 }
 
 // planes starts control planes at once.
@@ -128,10 +130,10 @@ func (w *world) planes(n int) []*localkube.Plane {
 }
 
 // crowdMember registers a pull member of that name, in a namespace of that name, and runs its agent in this process until the story ends.
-func (w *world) crowdMember(plane *localkube.Plane, name string) {
+func (w *world) crowdMember(plane *localkube.Plane, name, group string) {
 	w.t.Helper()
 	var manifest bytes.Buffer
-	request := join.PullRequest{Request: join.Request{Namespace: name, Name: name, Labels: map[string]string{"env": "crowd"}}}
+	request := join.PullRequest{Request: join.Request{Namespace: name, Name: name, Labels: map[string]string{"env": "crowd", "group": group}}}
 	if err := join.RegisterPull(w.t.Context(), w.hub.Config, request, &manifest); err != nil {
 		w.t.Fatal(err)
 	}
