@@ -171,7 +171,7 @@ func TestMissingContentIsStagedAgain(t *testing.T) {
 	h.restart()
 	second := newMemberEngine()
 	h.startAgent(m, second)
-	eventually(t, "the agent misses the content", func(ctx context.Context) error {
+	eventually(t, "the agent misses the content", func(context.Context) error {
 		if report := ReportOf(h.group(m, b.ID)); report.State != bundle.StateMissing {
 			return fmt.Errorf("report is %+v", report)
 		}

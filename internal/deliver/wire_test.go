@@ -117,7 +117,7 @@ func TestResponsesAreLimited(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		block := make([]byte, 1<<20)
-		for i := 0; i < 80; i++ {
+		for range 80 {
 			if _, err := w.Write(block); err != nil {
 				return
 			}
