@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +42,7 @@ type command struct {
 func (t *terminal) printf(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	fmt.Fprintf(t.out, format, args...)
+	_, _ = fmt.Fprintf(t.out, format, args...)
 }
 
 func (t *terminal) heading(title string) { t.printf("\n== %s\n", title) }
@@ -49,7 +50,7 @@ func (t *terminal) heading(title string) { t.printf("\n== %s\n", title) }
 func (t *terminal) progress(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	fmt.Fprintf(t.err, "   "+format+"\n", args...)
+	_, _ = fmt.Fprintf(t.err, "   "+format+"\n", args...)
 }
 
 // typed prints the command as a person would type it, runs it, and prints its output.
@@ -143,7 +144,7 @@ func (d *demo) until(ctx context.Context, what string, look func(context.Context
 		}
 		if time.Since(told) > report {
 			told = time.Now()
-			d.progress("waiting until %s: %s", what, firstOf(seen, "not yet"))
+			d.progress("waiting until %s: %s", what, cmp.Or(seen, "not yet"))
 		}
 		return false, nil
 	})
@@ -152,11 +153,4 @@ func (d *demo) until(ctx context.Context, what string, look func(context.Context
 	}
 	d.progress("%s (%.1f s)", what, time.Since(begin).Seconds())
 	return nil
-}
-
-func firstOf(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
