@@ -379,3 +379,22 @@ func TestGates(t *testing.T) {
 	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Annotations = nil })
 	w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusRemoved})
 }
+
+func TestAudienceCountsPullMembers(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	for _, name := range []string{"one", "two"} {
+		w.member(name, w.prod())
+	}
+	// The hub has seen both once this one is provisioned.
+	seen := w.profile(nil)
+	w.wantProvisioned(seen, "one")
+	w.wantProvisioned(seen, "two")
+	profile := w.profile(nil)
+	for _, name := range []string{"one", "two"} {
+		summary := w.wantProvisioned(profile, name)
+		if got := match.Audience(summary); got != 2 {
+			t.Errorf("audience of %s = %d, want 2", name, got)
+		}
+	}
+}

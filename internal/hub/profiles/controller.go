@@ -69,7 +69,7 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 			For(kind.blank(), builder.WithPredicates(specChanged())).
 			Watches(&libv1beta1.SveltosCluster{}, handler.EnqueueRequestsFromMapFunc(r.all), builder.WithPredicates(matchingChanged())).
 			Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), kind.blank()),
-				builder.WithPredicates(specChanged())).
+				builder.WithPredicates(existing(), specChanged())).
 			WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 			Complete(r)
 		if err != nil {
@@ -82,6 +82,11 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 // specChanged drops changes of status.
 func specChanged() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, deletionBegan())
+}
+
+// existing drops news of summaries that were made just now: whoever made them knows.
+func existing() predicate.Predicate {
+	return predicate.Funcs{CreateFunc: func(event.CreateEvent) bool { return false }}
 }
 
 func deletionBegan() predicate.Predicate {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -139,6 +140,7 @@ func (r *reconciler) write(ctx context.Context, s *state) error {
 func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error {
 	summary := r.desired(s, m, &configv1beta1.ClusterSummary{})
 	summary.Namespace = m.Namespace
+	controllerutil.AddFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 	summary.Name = match.SummaryName(r.kind.name, s.profile.GetName(), m)
 	holder := &configv1beta1.ClusterSummary{}
 	err := r.Hub.Get(ctx, client.ObjectKeyFromObject(summary), holder)
@@ -171,6 +173,7 @@ func (r *reconciler) desired(s *state, m fleet.Member, have *configv1beta1.Clust
 	delete(annotations, lastApplied)
 	want.Annotations = merged(want.Annotations, annotations)
 	delete(want.Annotations, libv1beta1.ProfilePausedAnnotation)
+	want.Annotations[match.AudienceAnnotation] = strconv.Itoa(match.Pulling(s.members))
 	want.OwnerReferences = []metav1.OwnerReference{r.kind.owner(s.profile)}
 	want.Spec.ClusterNamespace, want.Spec.ClusterName, want.Spec.ClusterType = m.Namespace, m.Name, libv1beta1.ClusterType(m.Type)
 	want.Spec.ClusterProfileSpec = specFor(*s.spec, have)
@@ -219,7 +222,12 @@ func Provisioned(summary *configv1beta1.ClusterSummary) bool {
 }
 
 func (r *reconciler) update(ctx context.Context, have, want *configv1beta1.ClusterSummary) error {
-	if equality.Semantic.DeepEqual(have, want) {
+	// A new size of the audience alone is not worth a write to all of it.
+	sized := want.DeepCopy()
+	if size, ok := have.Annotations[match.AudienceAnnotation]; ok {
+		metav1.SetMetaDataAnnotation(&sized.ObjectMeta, match.AudienceAnnotation, size)
+	}
+	if equality.Semantic.DeepEqual(have, sized) {
 		return nil
 	}
 	if err := r.Hub.Update(ctx, want, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {

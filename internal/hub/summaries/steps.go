@@ -179,7 +179,7 @@ func (s *state) hold(message string) {
 
 // compose makes the bundles. What cannot be made is a finding, and leaves alone what was delivered.
 func (c *Controller) compose(ctx context.Context, s *state) error {
-	request, err := c.request(ctx, s)
+	request, err := request(s)
 	if err != nil {
 		return err
 	}
