@@ -72,7 +72,7 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 		if err != nil {
 			return fmt.Errorf("make a cache directory: %w", err)
 		}
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }()
 		opts.CacheDir = dir
 	}
 	mgr, err := newManager(cfg, opts)

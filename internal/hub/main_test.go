@@ -13,7 +13,7 @@ import (
 func TestMain(m *testing.M) {
 	log := logr.Discard()
 	if os.Getenv("HUB_LOG") != "" {
-		log = funcr.New(func(prefix, args string) { os.Stderr.WriteString(prefix + " " + args + "\n") }, funcr.Options{LogTimestamp: true})
+		log = funcr.New(func(prefix, args string) { _, _ = os.Stderr.WriteString(prefix + " " + args + "\n") }, funcr.Options{LogTimestamp: true})
 	}
 	ctrl.SetLogger(log)
 	m.Run()

@@ -102,14 +102,14 @@ func (c *Composer) References(r Request) []source.Reference {
 // Compose makes the bundle of one feature. It fails with phase.Invalid if only the user can cure it, and with source.ErrNotFound if
 // something that is needed is missing.
 func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.FeatureID) (Composition, error) {
-	make, ok := map[libv1beta1.FeatureID]func(context.Context, Request) ([]bundle.Item, []configv1beta1.HelmChartSummary, error){
+	compose, ok := map[libv1beta1.FeatureID]func(context.Context, Request) ([]bundle.Item, []configv1beta1.HelmChartSummary, error){
 		libv1beta1.FeatureResources: c.manifests,
 		libv1beta1.FeatureHelm:      c.releases,
 	}[feature]
 	if !ok {
 		return Composition{}, atStage(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))
 	}
-	items, releases, err := make(ctx, r)
+	items, releases, err := compose(ctx, r)
 	if err != nil {
 		return Composition{}, err
 	}
