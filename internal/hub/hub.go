@@ -146,15 +146,15 @@ func wire(ctx context.Context, mgr ctrl.Manager, opts Options) error {
 		(&clusters.Controller{
 			Hub: mgr.GetClient(), Contact: contact(members), Forget: engines.forget,
 			Events: mgr.GetEventRecorder(recorder), Clock: clock.RealClock{},
-		}).Setup(mgr),
+		}).Setup(ctx, mgr),
 		(&profiles.Controller{
 			Hub: mgr.GetClient(), Unsupported: summaries.Unsupported, Events: mgr.GetEventRecorder(recorder),
-		}).Setup(mgr),
+		}).Setup(ctx, mgr),
 		(&summaries.Controller{
 			Hub: mgr.GetClient(), Live: live, Composer: composer, Transport: transport,
 			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: engines.healed,
 			Events: mgr.GetEventRecorder(recorder), Clock: clock.RealClock{},
-		}).Setup(mgr),
+		}).Setup(ctx, mgr),
 	)
 }
 

@@ -63,10 +63,10 @@ type beat struct {
 }
 
 // Setup makes mgr run the controller.
-func (c *Controller) Setup(mgr ctrl.Manager) error {
+func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.beats = map[types.NamespacedName]beat{}
 	for name, key := range map[string]func(*libv1beta1.SveltosCluster) string{deliveryIndex: deliveryKey, kubeconfigIndex: kubeconfigKey} {
-		err := mgr.GetFieldIndexer().IndexField(context.Background(), &libv1beta1.SveltosCluster{}, name, func(obj client.Object) []string {
+		err := mgr.GetFieldIndexer().IndexField(ctx, &libv1beta1.SveltosCluster{}, name, func(obj client.Object) []string {
 			if value := key(obj.(*libv1beta1.SveltosCluster)); value != "" {
 				return []string{value}
 			}

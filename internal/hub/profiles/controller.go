@@ -51,8 +51,8 @@ type reconciler struct {
 }
 
 // Setup makes mgr run the controller, once per kind of profile.
-func (c *Controller) Setup(mgr ctrl.Manager) error {
-	err := mgr.GetFieldIndexer().IndexField(context.Background(), &configv1beta1.ClusterSummary{}, OwnerIndex, func(obj client.Object) []string {
+func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
+	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, OwnerIndex, func(obj client.Object) []string {
 		var owners []string
 		for _, owner := range obj.GetOwnerReferences() {
 			owners = append(owners, string(owner.UID))

@@ -65,9 +65,9 @@ type Controller struct {
 }
 
 // Setup makes mgr run the controller.
-func (c *Controller) Setup(mgr ctrl.Manager) error {
+func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.reading = newWatchlist()
-	err := mgr.GetFieldIndexer().IndexField(context.Background(), &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
+	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
 		spec := obj.(*configv1beta1.ClusterSummary).Spec
 		return []string{spec.ClusterNamespace + "/" + spec.ClusterName}
 	})
