@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -84,7 +85,7 @@ func (a *agent) run(ctx context.Context) error {
 	running.Go(func() {
 		a.gate = newGate(a.wasPaused(ctx))
 		running.Go(func() { a.gate.whileOpen(ctx, func(ctx context.Context) { a.persist(ctx, "heal", a.engine.Run) }) })
-		a.persist(ctx, "connect to the hub", a.session)
+		a.persist(ctx, "connect to the hub", a.connect)
 	})
 	select {
 	case err := <-served:
@@ -114,6 +115,17 @@ func (a *agent) persist(ctx context.Context, what string, work func(context.Cont
 			return
 		}
 		pause = min(pause*2, retryLast)
+	}
+}
+
+// connect works over the latest way to the hub.
+func (a *agent) connect(ctx context.Context) error {
+	for {
+		err := a.session(ctx)
+		if !errors.Is(err, join.ErrSuperseded) {
+			return err
+		}
+		log.FromContext(ctx).Info("the cluster was registered again: connecting anew")
 	}
 }
 
