@@ -187,7 +187,7 @@ func closedAddress(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
+	_ = listener.Close()
 	return "http://" + listener.Addr().String()
 }
 

@@ -99,12 +99,12 @@ func (g *gate) hold(m moment) *trap {
 
 // ServeHTTP forwards a request unless it is the one to hold.
 func (g *gate) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	t, err := g.caught(r)
+	t, caught, err := g.caught(r)
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusBadGateway)
 		return
 	}
-	if t == nil {
+	if !caught {
 		g.proxy.ServeHTTP(rw, r)
 		return
 	}
@@ -115,27 +115,27 @@ func (g *gate) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }
 
-// caught returns the trap if the request springs it.
-func (g *gate) caught(r *http.Request) (*trap, error) {
+// caught returns the trap, and whether the request springs it.
+func (g *gate) caught(r *http.Request) (t *trap, caught bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	t := g.trap
+	t = g.trap
 	if t == nil || r.Method != t.method || !t.path.MatchString(r.URL.Path) {
-		return nil, nil
+		return nil, false, nil
 	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return nil, fmt.Errorf("read request: %w", err)
+		return nil, false, fmt.Errorf("read request: %w", err)
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	if !bytes.Contains(body, []byte(t.body)) {
-		return nil, nil
+		return nil, false, nil
 	}
 	if t.seen++; t.seen < t.nth {
-		return nil, nil
+		return nil, false, nil
 	}
 	g.trap = nil
-	return t, nil
+	return t, true, nil
 }
 
 // wait waits until a request is held.

@@ -431,11 +431,11 @@ func quantile(sorted []time.Duration, percent int) time.Duration {
 }
 
 func table(rows ...[]string) string {
-	var out strings.Builder
+	var out strings.Builder // takes everything without an error
 	writer := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
-		fmt.Fprintln(writer, "  "+strings.Join(row, "\t"))
+		_, _ = fmt.Fprintln(writer, "  "+strings.Join(row, "\t"))
 	}
-	_ = writer.Flush() // a strings.Builder takes everything
+	_ = writer.Flush()
 	return out.String()
 }
