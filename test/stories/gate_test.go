@@ -3,7 +3,6 @@ package stories
 import (
 	"bytes"
 	"encoding/pem"
-	"fmt"
 	"io"
 	"log"
 	"net"
