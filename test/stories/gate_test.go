@@ -3,6 +3,7 @@ package stories
 import (
 	"bytes"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"log"
 	"net"
