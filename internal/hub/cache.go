@@ -26,6 +26,7 @@ func cacheOptions() cache.Options {
 	)
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
+		NewInformer:      newInformer,
 		ByObject:         map[client.Object]cache.ByObject{&coordinationv1.Lease{}: {Field: others}},
 	}
 }
