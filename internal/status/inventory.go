@@ -42,9 +42,56 @@ func addChart(charts []configv1beta1.DeployedChart, r bundle.Release, at *metav1
 	})
 }
 
+const (
+	// maxInventory is how many bytes of objects an inventory lists. One object of the API holds 1.5 MiB, in which metadata must fit too.
+	maxInventory = 1 << 20
+	// entryOverhead is the size of one entry without what is in its fields.
+	entryOverhead = 170
+)
+
+func sizeOf(r configv1beta1.DeployedResource) int {
+	return entryOverhead + len(r.Name) + len(r.Namespace) + len(r.Group) + len(r.Kind) + len(r.Version)
+}
+
+// fitting cuts the objects of feature to what fits beside those of others.
+func fitting(feature configv1beta1.DeployedFeature, others configv1beta1.ClusterConfigurationStatus) configv1beta1.DeployedFeature {
+	left := maxInventory
+	for _, profile := range others.ClusterProfileResources {
+		left -= taken(profile.Features)
+	}
+	for _, profile := range others.ProfileResources {
+		left -= taken(profile.Features)
+	}
+	for i, resource := range feature.Resources {
+		if left -= sizeOf(resource); left < 0 {
+			feature.Resources = feature.Resources[:i:i]
+			break
+		}
+	}
+	return feature
+}
+
+func taken(features []configv1beta1.DeployedFeature) int {
+	size := 0
+	for _, feature := range features {
+		for _, resource := range feature.Resources {
+			size += sizeOf(resource)
+		}
+	}
+	return size
+}
+
 // Inventory returns a cluster's inventory in which the profile has feature, in place of what it had of it. A feature without resources
-// and charts takes itself out, and the last feature takes the profile out. It does not change old.
+// and charts takes itself out, and the last feature takes the profile out. Objects beyond 1 MiB of an inventory are not listed. It does not change old.
 func Inventory(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
+	without := set(old, kind, profile, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
+	if len(feature.Resources) == 0 && len(feature.Charts) == 0 {
+		return without
+	}
+	return set(without, kind, profile, fitting(feature, without))
+}
+
+func set(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
 	now := *old.DeepCopy()
 	if kind == configv1beta1.ProfileKind {
 		now.ProfileResources = replace(now.ProfileResources, feature, access[configv1beta1.ProfileResource]{

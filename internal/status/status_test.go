@@ -1,7 +1,9 @@
 package status_test
 
 import (
+	"encoding/json"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -232,5 +234,24 @@ func TestInventory(t *testing.T) {
 	}
 	if !status.Empty(s) {
 		t.Errorf("Inventory() after all = %+v, want empty", s)
+	}
+}
+
+func TestInventoryHasLimits(t *testing.T) {
+	t.Parallel()
+	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureResources}
+	for i := range 10_000 {
+		feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{Name: strconv.Itoa(i), Kind: "ConfigMap", Version: "v1"})
+	}
+	var s configv1beta1.ClusterConfigurationStatus
+	s = status.Inventory(s, "ClusterProfile", "a", feature)
+	s = status.Inventory(s, "ClusterProfile", "a", feature)
+	s = status.Inventory(s, "Profile", "b", feature)
+	raw, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if listed := len(s.ClusterProfileResources[0].Features[0].Resources); len(raw) > 1<<20 || listed < 5000 {
+		t.Errorf("inventory has %d bytes and lists %d objects", len(raw), listed)
 	}
 }

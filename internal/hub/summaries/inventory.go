@@ -2,6 +2,7 @@ package summaries
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -39,7 +40,13 @@ func (c *Controller) record(ctx context.Context, s *state) error {
 	if len(changes) == 0 {
 		return nil
 	}
-	return c.updateInventory(ctx, s, *owner, changes)
+	err := c.updateInventory(ctx, s, *owner, changes)
+	if err != nil && len(s.unlisted) == 0 {
+		// What is deployed is worth reporting although it is not listed yet.
+		s.retry = errors.Join(s.retry, err)
+		return nil
+	}
+	return err
 }
 
 // updateInventory writes changes for the profile that owns the summary. Other profiles on the cluster write to the same object.
