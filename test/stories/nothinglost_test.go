@@ -223,7 +223,11 @@ func (w *world) killAtStages(member *localkube.Plane, v victim, stages []stage) 
 // TestNothingLostWithoutHub stops the hub's API server for a minute.
 func TestNothingLostWithoutHub(t *testing.T) {
 	t.Parallel()
-	const outage = time.Minute
+	const (
+		outage = time.Minute
+		// catchUp is how soon a change must arrive after an outage: whoever waits for a lost server asks it every few seconds.
+		catchUp = 45 * time.Second
+	)
 	w := newWorld(t)
 	member := w.pullMember("edge", "edge-1", "env=lost")
 	now := lostEdition(0)
@@ -259,7 +263,11 @@ func TestNothingLostWithoutHub(t *testing.T) {
 	w.apply(w.hub, next.manifest())
 	w.restartHubIfEnded()
 	w.arrives(member, next)
-	t.Logf("caught up %.1f s after the hub's API server was back", time.Since(began).Seconds())
+	took := time.Since(began)
+	t.Logf("caught up %.1f s after the hub's API server was back", took.Seconds())
+	if took > catchUp {
+		t.Errorf("it took %s to catch up after the hub's API server was back, want at most %s", took, catchUp)
+	}
 	journal.want("after the outage", changes(now, next))
 	for name, object := range w.configMaps(member, lostNamespace) {
 		if was, had := before[name]; had && was.UID != object.UID && name != "part-2-kept" {
