@@ -34,7 +34,6 @@ func startEtcd(ctx context.Context, opts Options) (*embed.Etcd, error) {
 	cfg.UnsafeNoFsync = true
 	cfg.TickMs = 10
 	cfg.ElectionMs = 100
-	cfg.MaxRequestBytes = 8 << 20
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(errorLogger(opts.Log))
 	server, err := embed.StartEtcd(cfg)
 	if err != nil {
