@@ -14,9 +14,9 @@ import (
 const (
 	// defaultWorkers is how many deliveries are worked on at once: enough for a big one not to hold up small ones.
 	defaultWorkers = 4
-	// defaultHeartbeat is the time between two renewals of the Lease (DESIGN §6). The hub calls a member Down after three missed ones.
+	// defaultHeartbeat is the time between two renewals of the Lease. The hub calls a member Down after three missed ones.
 	defaultHeartbeat = 30 * time.Second
-	// refreshInterval is the longest time between two reports on the cluster object (DESIGN §6); tools of the Sveltos surface give
+	// refreshInterval is the longest time between two reports on the cluster object; tools of the Sveltos surface give
 	// up on an agent after ten minutes.
 	refreshInterval = 5 * time.Minute
 	// factsInterval is how often the agent looks which kinds its cluster serves; it also looks when it applied a CRD.

@@ -33,10 +33,13 @@ type Bundle struct {
 
 // Owner is the profile behind a bundle. It decides conflicts: the lower tier wins, the incumbent wins a tie.
 type Owner struct {
-	Kind string `json:"kind"` // ClusterProfile, Profile or Work
+	Kind string `json:"kind"` // ClusterProfile or Profile
 	Name string `json:"name"` // namespaced owners are "namespace/name"
 	Tier int32  `json:"tier"`
 }
+
+// DefaultTier is the tier of what names none: that of the Sveltos surface.
+const DefaultTier = 100
 
 // Item is a run of objects that came from one place.
 type Item struct {

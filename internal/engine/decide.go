@@ -20,7 +20,7 @@ type conflictError struct {
 	owner string
 }
 
-// Error is the sentence that the Sveltos surface promises (spec/sveltos.md §4.7).
+// Error is the sentence that the Sveltos surface promises.
 func (e *conflictError) Error() string {
 	where := e.ref.Name
 	if e.ref.Namespace != "" {

@@ -12,9 +12,6 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// defaultTier is the tier of a profile that names none (spec/sveltos.md §3.1.1).
-const defaultTier = 100
-
 // marks are what Towline writes on an object beside its content.
 type marks struct {
 	reason      string
@@ -66,7 +63,7 @@ func formatTier(tier int32) string { return strconv.FormatInt(int64(tier), 10) }
 func parseTier(text string) int32 {
 	tier, err := strconv.ParseInt(text, 10, 32)
 	if err != nil {
-		return defaultTier
+		return bundle.DefaultTier
 	}
 	return int32(tier)
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// renewAt is the part of a token's life after which it is renewed (DESIGN §4).
+// renewAt is the part of a token's life after which it is renewed: early enough for many attempts while the hub is away.
 const renewAt = 0.8
 
 // token is a bearer token and what it says of its own life. The times are zero if it says nothing.

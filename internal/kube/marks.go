@@ -9,7 +9,8 @@ const AgentNamespace = "projectsveltos"
 // AnnotationKeep is how a chart says that an object outlives its release; "keep" is the only value that Helm knows.
 const AnnotationKeep = "helm.sh/resource-policy"
 
-// Marks on every object that Towline applies to a member (spec/sveltos.md §4.7 lists those of the projectsveltos.io domain).
+// Marks on every object that Towline applies to a member, and on some of the hub. Those of the domain projectsveltos.io are fixed by the
+// Sveltos surface.
 const (
 	LabelReason              = "projectsveltos.io/reason" // the feature that deployed the object
 	AnnotationReferenceKind  = "projectsveltos.io/reference-kind"

@@ -30,7 +30,7 @@ const (
 	workers = 20
 	// contactLimit is how long a member may take to answer.
 	contactLimit = 10 * time.Second
-	// contactInterval is the time between two contacts of a push member (spec/sveltos.md §2.4).
+	// contactInterval is the time between two contacts of a push member: that of the Sveltos surface.
 	contactInterval = time.Minute
 	// deliveryIndex finds the cluster whose Lease lives in a namespace.
 	deliveryIndex = "delivery"

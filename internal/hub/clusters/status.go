@@ -12,7 +12,7 @@ import (
 // SilenceLimit is how long the agent of a pull member may stay silent before the member counts as Down: three heartbeats of 30 s.
 const SilenceLimit = 90 * time.Second
 
-// defaultThreshold is the number of failed contacts that make a member Down unless its spec says otherwise (spec/sveltos.md §2.1).
+// defaultThreshold is the number of failed contacts that make a member Down unless its spec says otherwise: that of the Sveltos surface.
 const defaultThreshold = 3
 
 // reached returns the status of a member that answered with facts.

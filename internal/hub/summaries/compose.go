@@ -24,9 +24,6 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// defaultTier is the tier of what names none (spec/sveltos.md §3.1).
-const defaultTier = 100
-
 // Composer makes bundles: it reads what a profile points at and renders it for one member.
 type Composer struct {
 	// Contents reads ConfigMaps and Secrets of the hub.
@@ -180,7 +177,7 @@ func unclaimed(objects []*unstructured.Unstructured, tier int32, seen map[kube.R
 	return kept
 }
 
-func tier(t int32) int32 { return cmp.Or(t, defaultTier) }
+func tier(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }
 
 // releases fetches and renders helmCharts, in list order. A chart that is to be uninstalled is simply not there.
 func (c *Composer) releases(ctx context.Context, r Request) ([]bundle.Item, []configv1beta1.HelmChartSummary, error) {

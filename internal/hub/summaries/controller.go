@@ -36,7 +36,7 @@ import (
 )
 
 const (
-	// workers is how many summaries are worked on at once (spec/sveltos.md §3.2).
+	// workers is how many summaries are worked on at once: the default of the Sveltos surface.
 	workers = 20
 	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
 	retryFirst = 500 * time.Millisecond

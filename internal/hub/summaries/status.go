@@ -21,7 +21,7 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// Texts of the surface: other tools look for them (spec/sveltos.md §4.12).
+// Texts of the Sveltos surface: other tools look for them.
 const (
 	clusterNotReady = "cluster is not ready"
 	agentNotHealthy = "agent in managed cluster is not healthy."

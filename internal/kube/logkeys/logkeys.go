@@ -1,16 +1,13 @@
 // Package logkeys lists the keys of structured log lines, so that one fact has one name everywhere.
 package logkeys
 
-// The keys. A member is "namespace/name"; a bundle is named by its ID; a digest is printed in short form.
+// The keys. A member is "namespace/name"; a bundle is named by its ID.
 const (
 	Member  = "member"
 	Profile = "profile"
 	Summary = "summary"
 	Bundle  = "bundle"
-	Digest  = "digest"
 	Group   = "group"
-	Object  = "object"
-	Feature = "feature"
 	Count   = "count"
 	Reason  = "reason"
 )
