@@ -22,7 +22,7 @@ func SummaryName(profileKind, profile string, m fleet.Member) string {
 	if profileKind == configv1beta1.ProfileKind {
 		name = "p--" + name
 	}
-	return shorten(name, name, validation.DNS1123SubdomainMaxLength)
+	return shorten(name, validation.DNS1123SubdomainMaxLength)
 }
 
 // DistinctSummaryName returns the name of the same ClusterSummary when another pair holds SummaryName.
@@ -34,13 +34,13 @@ func DistinctSummaryName(profileKind, profile string, m fleet.Member) string {
 }
 
 // LabelValue returns s as the value of a label: shortened, with a hash to keep it distinct, if it is too long for one.
-func LabelValue(s string) string { return shorten(s, s, validation.LabelValueMaxLength) }
+func LabelValue(s string) string { return shorten(s, validation.LabelValueMaxLength) }
 
-func shorten(s, identity string, limit int) string {
+func shorten(s string, limit int) string {
 	if len(s) <= limit {
 		return s
 	}
-	return s[:limit-hashLength-1] + "-" + hash(identity)
+	return s[:limit-hashLength-1] + "-" + hash(s)
 }
 
 func hash(s string) string {
