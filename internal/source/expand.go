@@ -9,19 +9,24 @@ import (
 // ExpandChart returns chart with its templates filled in, except for its values: those are expanded where they are merged. Errors are
 // phase.Invalid and name the field.
 func ExpandChart(chart configv1beta1.HelmChart, subject Subject) (configv1beta1.HelmChart, error) {
-	for name, field := range map[string]*string{
-		"repositoryURL":    &chart.RepositoryURL,
-		"repositoryName":   &chart.RepositoryName,
-		"chartName":        &chart.ChartName,
-		"chartVersion":     &chart.ChartVersion,
-		"releaseName":      &chart.ReleaseName,
-		"releaseNamespace": &chart.ReleaseNamespace,
+	release := chart.ReleaseNamespace + "/" + chart.ReleaseName
+	// In one order, so that the same problem has the same message.
+	for _, field := range []struct {
+		name string
+		text *string
+	}{
+		{"repositoryURL", &chart.RepositoryURL},
+		{"repositoryName", &chart.RepositoryName},
+		{"chartName", &chart.ChartName},
+		{"chartVersion", &chart.ChartVersion},
+		{"releaseName", &chart.ReleaseName},
+		{"releaseNamespace", &chart.ReleaseNamespace},
 	} {
-		expanded, err := subject.Expand(name, *field)
+		expanded, err := subject.Expand(field.name, *field.text)
 		if err != nil {
-			return configv1beta1.HelmChart{}, fmt.Errorf("release %s/%s: %w", chart.ReleaseNamespace, chart.ReleaseName, err)
+			return configv1beta1.HelmChart{}, fmt.Errorf("release %s: %w", release, err)
 		}
-		*field = expanded
+		*field.text = expanded
 	}
 	return chart, nil
 }
