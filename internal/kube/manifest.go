@@ -1,99 +1,181 @@
 package kube
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
+	"regexp"
+	"strconv"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
 )
 
-// DecodeManifest reads the objects of a YAML or JSON text of one or more documents, in order. Empty documents are skipped and lists
-// are replaced by what they hold. An error names the document, counted from 1, that is not an object with an apiVersion, a kind and a name.
-func DecodeManifest(text []byte) ([]*unstructured.Unstructured, error) {
-	var objects []*unstructured.Unstructured
-	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
-	for number := 1; ; number++ {
-		document, err := reader.Read()
-		if errors.Is(err, io.EOF) {
-			return objects, nil
+// DecodeManifest reads the Kubernetes objects in a stream of YAML or JSON documents, in order; the items of lists stand for the list.
+// Errors name the document, counted from one without the empty ones, and the line. A key given twice is an error.
+func DecodeManifest(stream []byte) ([]*unstructured.Unstructured, error) {
+	return decode(stream, yaml.YAMLToJSONStrict)
+}
+
+// DecodeLenient is DecodeManifest, but of a key given twice the last one counts.
+func DecodeLenient(stream []byte) ([]*unstructured.Unstructured, error) {
+	return decode(stream, yaml.YAMLToJSON)
+}
+
+// document is one document of a YAML stream, with where it is in there.
+type document struct {
+	number int // counted from one; empty documents do not count
+	line   int // of the stream, on which text begins
+	text   []byte
+}
+
+// documents cuts a YAML stream at its separators. It leaves out documents of nothing but blanks and comments.
+func documents(stream []byte) []document {
+	var found []document
+	current := document{line: 1}
+	flush := func(next int) {
+		if !blank(current.text) {
+			current.number = len(found) + 1
+			found = append(found, current)
 		}
+		current = document{line: next}
+	}
+	line := 0
+	for rest := bytes.TrimPrefix(stream, []byte("\ufeff")); len(rest) > 0; {
+		line++
+		end := bytes.IndexByte(rest, '\n') + 1
+		if end == 0 {
+			end = len(rest)
+		}
+		text := rest[:end]
+		rest = rest[end:]
+		if after, cut := bytes.CutPrefix(text, []byte("---")); cut && (len(after) == 0 || bytes.ContainsAny(after[:1], " \t\r\n")) {
+			flush(line)
+			text = after // content may follow a separator on its line
+		}
+		if current.text == nil {
+			current.text = text[:len(text):len(text)]
+			continue
+		}
+		current.text = append(current.text, text...)
+	}
+	flush(line)
+	return found
+}
+
+func blank(text []byte) bool {
+	for line := range bytes.Lines(text) {
+		if trimmed := bytes.TrimSpace(line); len(trimmed) > 0 && trimmed[0] != '#' {
+			return false
+		}
+	}
+	return true
+}
+
+// first returns the line of the stream on which the content of d begins.
+func (d document) first() int {
+	line := d.line
+	for text := range bytes.Lines(d.text) {
+		if !blank(text) {
+			return line
+		}
+		line++
+	}
+	return line
+}
+
+// converter turns YAML into JSON; there is one that minds keys given twice and one that does not.
+type converter func([]byte) ([]byte, error)
+
+func decode(stream []byte, convert converter) ([]*unstructured.Unstructured, error) {
+	var all []*unstructured.Unstructured
+	for _, doc := range documents(stream) {
+		raw, err := convert(doc.text)
 		if err != nil {
-			return nil, fmt.Errorf("read document %d: %w", number, err)
+			return nil, fmt.Errorf("document %d, %s", doc.number, doc.located(err))
 		}
-		found, err := decodeDocument(document)
+		var content any
+		if err := utiljson.Unmarshal(raw, &content); err != nil {
+			return nil, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
+		}
+		if content == nil {
+			continue
+		}
+		found, err := flatten(content)
 		if err != nil {
-			return nil, fmt.Errorf("document %d: %w", number, err)
+			return nil, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
 		}
-		objects = append(objects, found...)
+		all = append(all, found...)
 	}
+	return all, nil
 }
 
-func decodeDocument(document []byte) ([]*unstructured.Unstructured, error) {
-	raw, err := yaml.YAMLToJSON(document)
-	if err != nil {
-		return nil, err
+// located returns the text of a YAML error with its line numbers counted from the beginning of the stream.
+func (d document) located(err error) string {
+	text := strings.NewReplacer("error converting YAML to JSON: ", "", "yaml: ", "", "unmarshal errors:\n  ", "", "\n  ", "; ").Replace(err.Error())
+	numbers := regexp.MustCompile(`line (\d+)`)
+	if !numbers.MatchString(text) {
+		return fmt.Sprintf("line %d: %s", d.first(), text)
 	}
-	raw = bytes.TrimSpace(raw)
-	if len(raw) == 0 || bytes.Equal(raw, []byte("null")) || bytes.Equal(raw, []byte("{}")) {
-		return nil, nil
-	}
-	if raw[0] != '{' {
-		return nil, errors.New("it is not a Kubernetes object")
-	}
-	obj := &unstructured.Unstructured{}
-	if err := obj.UnmarshalJSON(raw); err != nil {
-		return nil, missing(raw, err)
-	}
-	if obj.IsList() {
-		return listItems(obj)
-	}
-	return []*unstructured.Unstructured{obj}, checkIdentity(obj)
-}
-
-// missing says what an object that does not decode lacks, in fewer words than the decoder, which quotes the whole of it: content can be secret.
-func missing(raw []byte, err error) error {
-	var fields map[string]any
-	if yaml.Unmarshal(raw, &fields) != nil {
-		return errors.New("it is not a Kubernetes object")
-	}
-	if kind, _ := fields["kind"].(string); kind == "" {
-		return errors.New("kind is missing")
-	}
-	return err
-}
-
-func listItems(list *unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
-	var objects []*unstructured.Unstructured
-	index := 0
-	err := list.EachListItem(func(item runtime.Object) error {
-		index++
-		obj, ok := item.(*unstructured.Unstructured)
-		if !ok {
-			return fmt.Errorf("item %d of %s is not a Kubernetes object", index, list.GetKind())
-		}
-		if err := checkIdentity(obj); err != nil {
-			return fmt.Errorf("item %d of %s: %w", index, list.GetKind(), err)
-		}
-		objects = append(objects, obj)
-		return nil
+	return numbers.ReplaceAllStringFunc(text, func(found string) string {
+		number, _ := strconv.Atoi(strings.TrimPrefix(found, "line ")) // digits only
+		return fmt.Sprintf("line %d", number+d.line-1)
 	})
-	return objects, err
 }
 
-func checkIdentity(obj *unstructured.Unstructured) error {
-	switch {
-	case obj.GetKind() == "":
-		return errors.New("kind is missing")
-	case obj.GetAPIVersion() == "":
-		return fmt.Errorf("%s: apiVersion is missing", obj.GetKind())
-	case obj.GetName() == "":
-		return fmt.Errorf("%s: metadata.name is missing", obj.GetKind())
+func flatten(content any) ([]*unstructured.Unstructured, error) {
+	fields, ok := content.(map[string]any)
+	if !ok {
+		return nil, errors.New("it is not an object with fields")
 	}
-	return nil
+	kind, _ := fields["kind"].(string)
+	items, isList := fields["items"].([]any)
+	if !isList || !strings.HasSuffix(kind, "List") {
+		object, err := checked(fields)
+		if err != nil {
+			return nil, err
+		}
+		return []*unstructured.Unstructured{object}, nil
+	}
+	var all []*unstructured.Unstructured
+	for i, item := range items {
+		withDefaultKind(item, fields["apiVersion"], strings.TrimSuffix(kind, "List"))
+		found, err := flatten(item)
+		if err != nil {
+			return nil, fmt.Errorf("items[%d]: %w", i, err)
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// withDefaultKind gives an item of a typed list, for instance a ConfigMapList, the kind that the list implies.
+func withDefaultKind(item, apiVersion any, kind string) {
+	fields, ok := item.(map[string]any)
+	if !ok || kind == "" {
+		return
+	}
+	if _, set := fields["kind"]; set {
+		return
+	}
+	fields["kind"] = kind
+	if _, set := fields["apiVersion"]; !set {
+		fields["apiVersion"] = apiVersion
+	}
+}
+
+// checked returns the object with these fields if it has what every Kubernetes object needs.
+func checked(fields map[string]any) (*unstructured.Unstructured, error) {
+	for _, needed := range [][]string{{"apiVersion"}, {"kind"}, {"metadata", "name"}} {
+		text, found, err := unstructured.NestedString(fields, needed...)
+		if err != nil {
+			return nil, fmt.Errorf("%s is not a string", strings.Join(needed, "."))
+		}
+		if !found || text == "" {
+			return nil, fmt.Errorf("it has no %s", strings.Join(needed, "."))
+		}
+	}
+	return &unstructured.Unstructured{Object: fields}, nil
 }

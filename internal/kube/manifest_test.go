@@ -24,12 +24,12 @@ func TestDecodeManifest(t *testing.T) {
 		"json":                 {text: `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web","namespace":"eu"}}`, want: []string{"Deployment apps eu/web"}},
 		"list":                 {text: `{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}}]}`, want: []string{"Secret a"}},
 		"empty list":           {text: "apiVersion: v1\nkind: List\nitems: []\n"},
-		"broken yaml":          {text: configMap + "a\n---\n" + "kind: [", wantErr: "document 2: "},
-		"no kind":              {text: configMap + "a\n---\n" + configMap + "b\n---\napiVersion: v1\n", wantErr: "document 3: kind is missing"},
-		"no apiVersion":        {text: "kind: ConfigMap\nmetadata: {name: a}\n", wantErr: "document 1: ConfigMap: apiVersion is missing"},
-		"no name":              {text: "apiVersion: v1\nkind: ConfigMap\n", wantErr: "document 1: ConfigMap: metadata.name is missing"},
-		"a scalar":             {text: "hello\n", wantErr: "document 1: it is not a Kubernetes object"},
-		"a list item nameless": {text: `{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Secret"}]}`, wantErr: "document 1: item 1 of List: Secret: metadata.name is missing"},
+		"broken yaml":          {text: configMap + "a\n---\n" + "kind: [", wantErr: "document 2, line 6: "},
+		"no kind":              {text: configMap + "a\n---\n" + configMap + "b\n---\napiVersion: v1\n", wantErr: "document 3, line 11: it has no kind"},
+		"no apiVersion":        {text: "kind: ConfigMap\nmetadata: {name: a}\n", wantErr: "document 1, line 1: it has no apiVersion"},
+		"no name":              {text: "apiVersion: v1\nkind: ConfigMap\n", wantErr: "document 1, line 1: it has no metadata.name"},
+		"a scalar":             {text: "hello\n", wantErr: "document 1, line 1: it is not an object with fields"},
+		"a list item nameless": {text: `{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Secret"}]}`, wantErr: "document 1, line 1: items[0]: it has no metadata.name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

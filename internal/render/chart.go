@@ -19,7 +19,6 @@ import (
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
@@ -273,7 +272,7 @@ func (r *rendering) add(name string, text []byte) error {
 	if r.size += len(text); r.size > maxRendering {
 		return phase.Invalidf("it renders to more than %d MiB", maxRendering>>20)
 	}
-	found, err := objects(text, yaml.YAMLToJSON)
+	found, err := kube.DecodeLenient(text)
 	if err != nil {
 		return phase.Invalidf("%s, %w", name, err)
 	}

@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/source"
 )
@@ -20,7 +20,7 @@ func Manifests(content source.Content, subject source.Subject) ([]*unstructured.
 		if err != nil {
 			return nil, err
 		}
-		found, err := objects(stream, yaml.YAMLToJSONStrict)
+		found, err := kube.DecodeManifest(stream)
 		if err != nil {
 			return nil, phase.Invalidf("%s, key %s, %w", content.Reference, file.Name, err)
 		}
