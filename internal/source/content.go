@@ -60,7 +60,7 @@ type Content struct {
 }
 
 // ManifestsReference returns what ref points at for the subject: names may be templates, and the namespace defaults to the cluster's.
-// Errors are phase.Invalid.
+// Errors are phase.Invalid, also about a namespace that the subject is not confined to.
 func ManifestsReference(ref libv1beta1.PolicyRef, subject Subject) (Reference, error) {
 	return resolve(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
@@ -68,6 +68,11 @@ func ManifestsReference(ref libv1beta1.PolicyRef, subject Subject) (Reference, e
 // ValuesReference is ManifestsReference for values.
 func ValuesReference(ref configv1beta1.ValueFrom, subject Subject) (Reference, error) {
 	return resolve(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
+}
+
+// LoginReference is ManifestsReference for the Secrets of a login.
+func LoginReference(ref corev1.SecretReference, subject Subject) (Reference, error) {
+	return resolve(Reference{Kind: kindSecret, Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
 
 // Manifests reads the Kubernetes objects that ref points at. It fails with ErrNotFound if they are missing and not optional, and with
@@ -115,6 +120,9 @@ func resolve(ref Reference, subject Subject) (Reference, error) {
 	ref.Namespace = cmp.Or(ref.Namespace, subject.Namespace)
 	if ref.Name == "" {
 		return Reference{}, phase.Invalidf("a reference to a %s has no name", ref.Kind)
+	}
+	if subject.Confined != "" && ref.Namespace != subject.Confined {
+		return Reference{}, phase.Invalidf("%s: a Profile reads its own namespace %s only", ref, subject.Confined)
 	}
 	return ref, nil
 }

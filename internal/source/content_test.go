@@ -184,3 +184,39 @@ func TestLogin(t *testing.T) {
 		})
 	}
 }
+
+func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
+	t.Parallel()
+	_, elsewhere := hubWith(t,
+		configMap("content", map[string]string{"a.yaml": "a"}),
+		secret("login", corev1.SecretTypeOpaque, map[string]string{"username": "me", "password": "s:cret", "ca.crt": "PEM"}),
+	)
+	hub, subject := hubWith(t, configMap("content", map[string]string{"a.yaml": "a"}))
+	subject.Confined = subject.Namespace
+	subject.Cluster = map[string]any{"elsewhere": elsewhere.Namespace}
+	if _, err := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: subject.Namespace, Name: "content"}, subject); err != nil {
+		t.Errorf("its own namespace: %v", err)
+	}
+	login := func(config configv1beta1.RegistryCredentialsConfig) error {
+		_, err := source.LoginFor(t.Context(), hub, configv1beta1.HelmChart{RepositoryURL: "oci://registry", RegistryCredentialsConfig: &config}, subject)
+		return err
+	}
+	for _, namespace := range []string{elsewhere.Namespace, "{{ .Cluster.elsewhere }}"} {
+		held := &corev1.SecretReference{Namespace: namespace, Name: "login"}
+		_, manifests := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: namespace, Name: "content"}, subject)
+		_, values := source.Values(t.Context(), hub, configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromConfigMap, Namespace: namespace, Name: "content", Optional: true}, subject)
+		for name, test := range map[string]struct {
+			err  error
+			want string
+		}{
+			"policyRefs":  {manifests, "ConfigMap " + elsewhere.Namespace + "/content: "},
+			"valuesFrom":  {values, "ConfigMap " + elsewhere.Namespace + "/content: "},
+			"credentials": {login(configv1beta1.RegistryCredentialsConfig{Credentials: held}), "credentials: Secret " + elsewhere.Namespace + "/login: "},
+			"authority":   {login(configv1beta1.RegistryCredentialsConfig{CA: held}), "ca: Secret " + elsewhere.Namespace + "/login: "},
+		} {
+			t.Run(name+" in "+namespace, func(t *testing.T) {
+				wantInvalid(t, test.err, test.want+"a Profile reads its own namespace "+subject.Namespace+" only")
+			})
+		}
+	}
+}

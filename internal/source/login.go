@@ -41,7 +41,8 @@ func (l Login) digest() string {
 }
 
 // LoginFor reads the login of an expanded chart from the Secrets on the hub that it names; they default to the cluster's namespace.
-// It fails with ErrNotFound if one is missing and with phase.Invalid if it holds no login for the repository.
+// It fails with ErrNotFound if one is missing and with phase.Invalid if it holds no login for the repository or may not be read for the
+// subject.
 func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, subject Subject) (Login, error) {
 	var login Login
 	if chart.Options != nil {
@@ -55,7 +56,7 @@ func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmCh
 	if config.CA != nil {
 		secret, err := readSecret(ctx, hub, *config.CA, subject)
 		if err != nil {
-			return Login{}, err
+			return Login{}, fmt.Errorf("registryCredentialsConfig.ca: %w", err)
 		}
 		if login.CA = secret.Data["ca.crt"]; len(login.CA) == 0 {
 			return Login{}, phase.Invalidf("Secret %s/%s has no key ca.crt", secret.Namespace, secret.Name)
@@ -64,7 +65,7 @@ func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmCh
 	if config.Credentials != nil {
 		secret, err := readSecret(ctx, hub, *config.Credentials, subject)
 		if err != nil {
-			return Login{}, err
+			return Login{}, fmt.Errorf("registryCredentialsConfig.credentials: %w", err)
 		}
 		if login.Username, login.Password, err = credentials(secret, config.Key, chart.RepositoryURL); err != nil {
 			return Login{}, phase.Invalidf("Secret %s/%s: %w", secret.Namespace, secret.Name, err)
@@ -74,7 +75,11 @@ func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmCh
 }
 
 func readSecret(ctx context.Context, hub client.Reader, ref corev1.SecretReference, subject Subject) (*corev1.Secret, error) {
-	key := client.ObjectKey{Namespace: cmp.Or(ref.Namespace, subject.Namespace), Name: ref.Name}
+	reference, err := LoginReference(ref, subject)
+	if err != nil {
+		return nil, err
+	}
+	key := client.ObjectKey{Namespace: reference.Namespace, Name: reference.Name}
 	var secret corev1.Secret
 	if err := hub.Get(ctx, key, &secret); apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("Secret %s %w", key, ErrNotFound) //nolint:staticcheck // a kind is a name

@@ -17,6 +17,8 @@ type Subject struct {
 	Cluster   map[string]any
 	Namespace string
 	Name      string
+	// Confined is the one namespace of the hub that may be read for a Profile; empty, as for a ClusterProfile, means any.
+	Confined string
 }
 
 // Expand returns text with its templates filled in; what names the text in errors. A field that does not exist is an error, and so

@@ -88,7 +88,7 @@ func (c *Composer) References(r Request) []source.Reference {
 		if login := chart.RegistryCredentialsConfig; login != nil {
 			for _, ref := range []*corev1.SecretReference{login.Credentials, login.CA} {
 				if ref != nil {
-					add(source.Reference{Kind: "Secret", Namespace: cmp.Or(ref.Namespace, r.Subject.Namespace), Name: ref.Name}, nil)
+					add(source.LoginReference(*ref, r.Subject))
 				}
 			}
 		}

@@ -30,6 +30,10 @@ func request(s *state) (Request, error) {
 	if err != nil {
 		return Request{}, err
 	}
+	if owner.Kind == configv1beta1.ProfileKind {
+		// Who may write profiles in one namespace must not learn what is in another.
+		subject.Confined = s.summary.Namespace
+	}
 	return Request{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, Audience: match.Audience(s.summary)}, nil
 }
 
