@@ -75,8 +75,6 @@ type Release struct {
 type Options struct {
 	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`
 	ContinueOnError    bool `json:"continueOnError,omitempty"`
-	// LeavePolicies keeps the objects, without our marks, when the bundle is withdrawn.
-	LeavePolicies bool `json:"leavePolicies,omitempty"`
 	// Heal puts back what others changed or deleted, without a new delivery.
 	Heal bool `json:"heal,omitempty"`
 }

@@ -82,7 +82,7 @@ func TestTransportDeliversChangesAndWithdraws(t *testing.T) {
 			t.Errorf("bundle on the member (-want +got):\n%s", diff)
 		}
 		second := testBundle(objects("a", "2", "d", "1"))
-		second.Options.LeavePolicies = true
+		second.Options.ContinueOnError = true
 		deliverUntil(t, f.transport, f.member, second, bundle.StateApplied)
 		wantNames(t, f.engine, "a", "d")
 		withdrawUntilDone(t, f.transport, f.member, bundle.Withdrawal{ID: second.ID})

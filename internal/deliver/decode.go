@@ -180,7 +180,6 @@ func foreignBundle(group *libv1beta1.ConfigurationGroup, items []bundle.Item) bu
 		Options: bundle.Options{
 			ContinueOnConflict: group.Spec.ContinueOnConflict,
 			ContinueOnError:    group.Spec.ContinueOnError,
-			LeavePolicies:      group.Spec.LeavePolicies,
 			Heal:               group.Spec.DriftDetection,
 		},
 	}

@@ -122,7 +122,6 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	group.Spec.Tier = max(1, b.Owner.Tier)
 	group.Spec.ContinueOnConflict = b.Options.ContinueOnConflict
 	group.Spec.ContinueOnError = b.Options.ContinueOnError
-	group.Spec.LeavePolicies = b.Options.LeavePolicies
 	group.Spec.DriftDetection = b.Options.Heal
 	return group, nil
 }

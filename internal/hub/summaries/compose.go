@@ -118,7 +118,6 @@ func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.Fe
 		Options: bundle.Options{
 			ContinueOnConflict: spec.ContinueOnConflict,
 			ContinueOnError:    spec.ContinueOnError,
-			LeavePolicies:      spec.StopMatchingBehavior == configv1beta1.LeavePolicies,
 			Heal:               spec.SyncMode != configv1beta1.SyncModeOneTime,
 		},
 		Audience: r.Audience,
