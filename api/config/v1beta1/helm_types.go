@@ -318,7 +318,8 @@ type HelmUpgradeOptions struct {
 	// +optional
 	SubNotes bool `json:"subNotes,omitempty"`
 
-	// UpgradeCRDs applies the chart's crds directory on upgrades too. Default false.
+	// UpgradeCRDs applies the chart's crds directory on upgrades too. Default false. Towline always does, unless options.skipCRDs leaves
+	// the directory out: with the default filled in, false does not tell whether anybody asked for old definitions.
 	// +kubebuilder:default:=false
 	// +optional
 	UpgradeCRDs bool `json:"upgradeCRDs,omitempty"`
