@@ -36,7 +36,8 @@ func newRegisterCluster(streams Streams) *cobra.Command {
 With --pullmode, prints the manifest that starts the agent: apply it to the cluster. Its token lives one hour; the agent exchanges it as
 soon as it starts. With --kubeconfig, the hub dials the cluster.
 
-Registering a cluster again repairs what is there and adds the labels. A registration that fails leaves nothing behind.`,
+Registering a cluster again repairs what is there and adds the labels. A registration that fails leaves everything as it
+was.`,
 		Example: `  # a cluster that cannot be dialled
   sveltosctl register cluster --namespace=monitoring --cluster=prod-cluster --pullmode --labels=environment=production > registration.yaml
   kubectl apply -f registration.yaml     # with KUBECONFIG of prod-cluster
@@ -51,7 +52,7 @@ Registering a cluster again repairs what is there and adds the labels. A registr
 	flags.BoolVar(&f.pull, "pullmode", false, "an agent in the cluster dials the hub")
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` with the kubeconfig of the cluster to register; it must hold everything it needs")
 	flags.StringVar(&f.labels, "labels", "", "labels of the cluster, as `k=v,k2=v2`")
-	flags.StringVar(&f.cluster.Shard, "shard", "", "`key` of the shard of controllers that looks after the cluster")
+	flags.StringVar(&f.cluster.Shard, "shard", "", "`key` of a shard of controllers; refused, since the hub does not shard yet")
 	flags.StringVar(&f.hubURL, "management-cluster-url", "", "https `address` under which the agent reaches the hub (default: the one in the current kubeconfig)")
 	flags.StringVar(&f.image, "agent-image", join.DefaultAgentImage, "container `image` of the agent")
 	flags.BoolVar(&f.verbose, "verbose", false, "say what is being done")

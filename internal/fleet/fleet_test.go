@@ -45,6 +45,28 @@ func TestFromSveltosCluster(t *testing.T) {
 			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{PullMode: true, ActiveWindow: &libv1beta1.ActiveWindow{From: "0 1 * * *"}}},
 			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu", Refused: "spec.activeWindow is not supported yet"},
 		},
+		"a shard is refused, since nobody shards": {
+			cluster: libv1beta1.SveltosCluster{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "eu", Name: "one", Annotations: map[string]string{"sharding.projectsveltos.io/key": "s1"}},
+				Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
+			},
+			want: fleet.Member{
+				Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu",
+				Refused: "annotation sharding.projectsveltos.io/key is not supported yet",
+			},
+		},
+		"patches for an agent are refused": {
+			cluster: libv1beta1.SveltosCluster{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "eu", Name: "one", Annotations: map[string]string{"driftdetection.projectsveltos.io/config-override-ref": "eu/patches", "other": "x"},
+				},
+				Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
+			},
+			want: fleet.Member{
+				Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu",
+				Refused: "annotation driftdetection.projectsveltos.io/config-override-ref is not supported yet",
+			},
+		},
 		"the hub needs no Secret": {
 			cluster: libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "mgmt", Name: "mgmt"}},
 			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "mgmt", Name: "mgmt", Mode: fleet.Push},

@@ -2,6 +2,9 @@ package fleet
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
 
@@ -27,7 +30,7 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		Down:              c.Status.ConnectionStatus == libv1beta1.ConnectionDown,
 		DownMessage:       c.Status.FailureMessage,
 		Paused:            c.Spec.Paused,
-		Refused:           refused(c.Spec),
+		Refused:           refused(c),
 		Deleting:          !c.DeletionTimestamp.IsZero(),
 		KubernetesVersion: c.Status.Version,
 		APIVersions:       c.Status.APIVersions,
@@ -70,8 +73,17 @@ func PlainVersion(gitVersion string) string {
 	return fmt.Sprintf("v%d.%d.%d", v.Major(), v.Minor(), v.Patch())
 }
 
-// refused names the first field that would change what Towline does, if Towline acted on it.
-func refused(spec libv1beta1.SveltosClusterSpec) string {
+// overrideSuffix ends the annotations that name a ConfigMap with patches for an agent of the Sveltos surface.
+const overrideSuffix = "/config-override-ref"
+
+// refused names the first field or annotation that would change what Towline does, if Towline acted on it.
+func refused(c *libv1beta1.SveltosCluster) string {
+	for _, key := range slices.Sorted(maps.Keys(c.Annotations)) {
+		if key == libv1beta1.ShardAnnotation || strings.HasSuffix(key, overrideSuffix) {
+			return "annotation " + key + " is not supported yet"
+		}
+	}
+	spec := c.Spec
 	for _, field := range []struct {
 		name string
 		set  bool

@@ -14,7 +14,7 @@ type Request struct {
 	Name      string
 	// Labels are added to those the SveltosCluster has.
 	Labels map[string]string
-	// Shard names the shard of controllers that looks after the cluster; empty means the default shard.
+	// Shard would name the shard of controllers that looks after the cluster. A hub has one shard, the default: anything else is refused.
 	Shard string
 }
 
@@ -25,6 +25,9 @@ func (r Request) Validate() error {
 	}
 	if err := validateLabel("--cluster", r.Name); err != nil {
 		return err
+	}
+	if r.Shard != "" {
+		return fmt.Errorf("--shard: %q cannot be used, since the hub does not shard yet: it looks after every cluster itself", r.Shard)
 	}
 	for key, value := range r.Labels {
 		problems := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...)
