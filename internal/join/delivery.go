@@ -73,9 +73,22 @@ func (l *ledger) claim(ctx context.Context, name, holder string) error {
 		if err := l.writeClaim(ctx, namespace, holder); err != nil {
 			return err
 		}
-		l.undo = append(l.undo, func(ctx context.Context) error { return releaseClaim(ctx, l.hubClient, name, holder) })
+		l.undo = append(l.undo, func(ctx context.Context) error { return l.giveUp(ctx, name, holder) })
 		return nil
 	})
+}
+
+// giveUp releases a claim, unless another registration of the same cluster relies on it: the ServiceAccount is still there then.
+func (l *ledger) giveUp(ctx context.Context, name, holder string) error {
+	account := &corev1.ServiceAccount{}
+	err := l.hubClient.Get(ctx, client.ObjectKey{Namespace: l.request.Namespace, Name: l.request.Name}, account)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read ServiceAccount %s: %w", l.request.key(), err)
+	}
+	if err == nil && account.Labels[registrationLabel] == l.request.Name && account.DeletionTimestamp == nil {
+		return nil
+	}
+	return releaseClaim(ctx, l.hubClient, name, holder)
 }
 
 func (l *ledger) writeClaim(ctx context.Context, namespace *corev1.Namespace, holder string) error {

@@ -67,16 +67,21 @@ func (d *departure) run(ctx context.Context) error {
 			return err
 		}
 	}
+	remains, err := d.present(ctx, delivery)
+	if err != nil {
+		return err
+	}
 	if found {
+		reachable := d.reachable(ctx, cluster, delivery)
 		if err := d.hubClient.Delete(ctx, cluster, client.Preconditions{UID: &cluster.UID}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete SveltosCluster %s: %w", r.key(), err)
 		}
-		if err := d.awaitHub(ctx, d.reachable(ctx, cluster, delivery)); err != nil {
+		if err := d.awaitHub(ctx, reachable); err != nil {
 			return err
 		}
 		d.note(cluster)
 	}
-	for _, obj := range d.remains(delivery) {
+	for _, obj := range remains {
 		if err := d.remove(ctx, obj); err != nil {
 			return err
 		}
@@ -84,7 +89,8 @@ func (d *departure) run(ctx context.Context) error {
 	return d.leaveDelivery(ctx, delivery)
 }
 
-// remains are the objects to delete after the SveltosCluster. The ServiceAccount is last: it remembers the delivery namespace.
+// remains are the objects to delete after the SveltosCluster. The ServiceAccount is last: it remembers the
+// delivery namespace.
 func (d *departure) remains(delivery string) []client.Object {
 	r := d.request
 	objects := []client.Object{
@@ -112,6 +118,15 @@ func (d *departure) rememberedDelivery(ctx context.Context) (string, error) {
 	}
 	if namespace := account.Annotations[kube.AnnotationDeliveryNS]; namespace != "" {
 		return namespace, nil
+	}
+	// The ServiceAccount is gone with the SveltosCluster: look whose the namespace is that was made for the cluster, if any.
+	namespace := &corev1.Namespace{}
+	err = d.hubClient.Get(ctx, client.ObjectKey{Name: derivedNamespace(d.request)}, namespace)
+	if client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("read namespace %s: %w", derivedNamespace(d.request), err)
+	}
+	if namespace.Annotations[kube.AnnotationDeliveryHolder] == d.request.key() {
+		return namespace.Name, nil
 	}
 	return d.request.Namespace, nil
 }
@@ -157,23 +172,30 @@ func (d *departure) awaitHub(ctx context.Context, reachable bool) error {
 	return err
 }
 
-// remove deletes an object that a registration made; one of that name that someone else made stays. The kubeconfig Secret goes by its name.
+// present reads the objects that a registration made. One of that name that someone else made does not count; the kubeconfig Secret goes by
+// its name.
+func (d *departure) present(ctx context.Context, delivery string) ([]client.Object, error) {
+	var present []client.Object
+	for _, obj := range d.remains(delivery) {
+		if err := d.hubClient.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+			if apierrors.IsNotFound(err) {
+				continue
+			}
+			return nil, fmt.Errorf("read %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
+		}
+		_, byName := obj.(*corev1.Secret)
+		if byName || obj.GetLabels()[registrationLabel] == d.request.Name {
+			present = append(present, obj)
+		}
+	}
+	return present, nil
+}
+
+// remove deletes an object, which may have gone already with the SveltosCluster that it belongs to.
 func (d *departure) remove(ctx context.Context, obj client.Object) error {
-	if err := d.hubClient.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return fmt.Errorf("read %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
-	}
-	_, byName := obj.(*corev1.Secret)
-	if !byName && obj.GetLabels()[registrationLabel] != d.request.Name {
-		return nil
-	}
 	uid := obj.GetUID()
-	if err := d.hubClient.Delete(ctx, obj, client.Preconditions{UID: &uid}); err != nil {
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
+	err := d.hubClient.Delete(ctx, obj, client.Preconditions{UID: &uid})
+	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
 	}
 	d.note(obj)

@@ -22,7 +22,7 @@ const sharedRole = "towline-shared-bundles"
 // identityObjects are the objects behind an agent's identity on the hub, in the order in which they are made.
 func identityObjects(r Request, delivery string) []client.Object {
 	account := &corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)}
-	// Registration outlives the SveltosCluster here, so that a deregistration that was cut off finds the rest.
+	// For people, and for a deregistration that was cut off before the ServiceAccount went the way of the SveltosCluster.
 	account.Annotations = map[string]string{kube.AnnotationDeliveryNS: delivery}
 	lease := &coordinationv1.Lease{
 		ObjectMeta: named(delivery, r.Name),

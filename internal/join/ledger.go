@@ -11,7 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
@@ -22,6 +24,8 @@ import (
 const (
 	// registrationLabel marks the objects that a registration made; its value is the cluster's name.
 	registrationLabel = "towline.dev/registration"
+	// attemptAnnotation says which run of a registration wrote an object last.
+	attemptAnnotation = "towline.dev/registration-attempt"
 	// undoLimit is how long undoing may take after a failure or an interruption: about ten requests.
 	undoLimit = 20 * time.Second
 	// registrationQPS is enough for the dozen requests of one registration not to wait for each other.
@@ -44,11 +48,21 @@ func newHubClient(hub *rest.Config) (client.Client, error) {
 	return hubClient, nil
 }
 
-// ledger applies the objects of one registration and remembers how to take back what was not there before.
+// ledger applies the objects of one registration and remembers how to undo it. Its objects carry its attempt, a number that no other
+// registration has, so that undoing leaves alone what another registration of the same cluster wrote later.
 type ledger struct {
 	hubClient client.Client
-	cluster   string
+	request   Request
+	attempt   string
 	undo      []func(context.Context) error
+}
+
+func newLedger(hub *rest.Config, r Request) (*ledger, error) {
+	hubClient, err := newHubClient(hub)
+	if err != nil {
+		return nil, err
+	}
+	return &ledger{hubClient: hubClient, request: r, attempt: string(uuid.NewUUID())}, nil
 }
 
 // findCluster reads the SveltosCluster that r names; it is empty if there is none.
@@ -76,25 +90,20 @@ func (l *ledger) own(ctx context.Context, obj client.Object) error {
 	if labels == nil {
 		labels = map[string]string{}
 	}
-	labels[registrationLabel] = l.cluster
+	labels[registrationLabel] = l.request.Name
 	obj.SetLabels(labels)
-	live, found, err := l.live(ctx, obj)
-	if err != nil {
-		return err
-	}
-	if found && live.GetLabels()[registrationLabel] == "" {
-		return fmt.Errorf("%s %w", describe(live), errForeign)
-	}
-	return l.write(ctx, obj, found)
+	_, err := l.write(ctx, obj, func(live *unstructured.Unstructured) error {
+		if live.GetLabels()[registrationLabel] == "" {
+			return fmt.Errorf("%s %w", describe(live), errForeign)
+		}
+		return nil
+	})
+	return err
 }
 
-// apply applies an object that others may have made before.
-func (l *ledger) apply(ctx context.Context, obj client.Object) error {
-	_, found, err := l.live(ctx, obj)
-	if err != nil {
-		return err
-	}
-	return l.write(ctx, obj, found)
+// apply applies an object that others may have made before, and returns it as it is then.
+func (l *ledger) apply(ctx context.Context, obj client.Object) (*unstructured.Unstructured, error) {
+	return l.write(ctx, obj, func(*unstructured.Unstructured) error { return nil })
 }
 
 // live returns the object as it is on the hub.
@@ -114,33 +123,92 @@ func (l *ledger) live(ctx context.Context, obj client.Object) (live *unstructure
 	return live, true, nil
 }
 
-// write applies obj. What was not there before is taken back if the registration fails.
-func (l *ledger) write(ctx context.Context, obj client.Object, found bool) error {
+// write creates obj, or changes the one that is there if check allows that. A registration that fails undoes either.
+func (l *ledger) write(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (*unstructured.Unstructured, error) {
 	desired, err := toUnstructured(l.hubClient.Scheme(), obj)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	name := describe(desired)
-	if !found {
-		// Noted before the request, since a request that was cut off may have done its work.
-		l.undo = append(l.undo, func(ctx context.Context) error { return l.takeBack(ctx, desired) })
+	annotations := desired.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
 	}
-	err = l.hubClient.Apply(ctx, client.ApplyConfigurationFromUnstructured(desired), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
+	annotations[attemptAnnotation] = l.attempt
+	desired.SetAnnotations(annotations)
+	before, found, err := l.live(ctx, obj)
 	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
+		return nil, err
+	}
+	if !found {
+		made := desired.DeepCopy()
+		// Noted before the request, since a request that was cut off may have done its work.
+		l.undo = append(l.undo, func(ctx context.Context) error { return l.takeBack(ctx, desired, nil) })
+		err := l.hubClient.Create(ctx, made, client.FieldOwner(kube.FieldManager))
+		if err == nil {
+			return made, nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return nil, fmt.Errorf("write %s: %w", describe(desired), err)
+		}
+		// Another registration of the cluster was faster.
+		l.undo = l.undo[:len(l.undo)-1]
+		if before, _, err = l.live(ctx, obj); err != nil {
+			return nil, err
+		}
+	}
+	if err := check(before); err != nil {
+		return nil, err
+	}
+	l.undo = append(l.undo, func(ctx context.Context) error { return l.takeBack(ctx, desired, before) })
+	made := desired.DeepCopy()
+	if err := l.hubClient.Apply(ctx, client.ApplyConfigurationFromUnstructured(made), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
+		return nil, fmt.Errorf("write %s: %w", describe(desired), err)
+	}
+	return made, nil
+}
+
+// takeBack makes an object what it was before this registration wrote it, nil being nothing. It leaves alone one that another
+// registration has written since.
+func (l *ledger) takeBack(ctx context.Context, obj, before *unstructured.Unstructured) error {
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		now := &unstructured.Unstructured{}
+		now.SetGroupVersionKind(obj.GroupVersionKind())
+		if err := l.hubClient.Get(ctx, client.ObjectKeyFromObject(obj), now); err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		if now.GetAnnotations()[attemptAnnotation] != l.attempt {
+			return nil
+		}
+		if before == nil {
+			uid, version := now.GetUID(), now.GetResourceVersion()
+			return client.IgnoreNotFound(l.hubClient.Delete(ctx, now, client.Preconditions{UID: &uid, ResourceVersion: &version}))
+		}
+		return client.IgnoreNotFound(l.putBack(ctx, now, before))
+	})
+	if err != nil {
+		return fmt.Errorf("take back %s: %w", describe(obj), err)
 	}
 	return nil
 }
 
-func (l *ledger) takeBack(ctx context.Context, obj *unstructured.Unstructured) error {
-	gone := &unstructured.Unstructured{}
-	gone.SetGroupVersionKind(obj.GroupVersionKind())
-	gone.SetNamespace(obj.GetNamespace())
-	gone.SetName(obj.GetName())
-	if err := l.hubClient.Delete(ctx, gone); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("take back %s: %w", describe(obj), err)
+// putBack gives an object the fields that it had before. What the hub itself wrote meanwhile, its status, stays.
+func (l *ledger) putBack(ctx context.Context, now, before *unstructured.Unstructured) error {
+	if now.GetUID() != before.GetUID() {
+		return nil
 	}
-	return nil
+	old := before.DeepCopy()
+	old.SetResourceVersion(now.GetResourceVersion())
+	// Who wrote which field is the API server's to find out.
+	old.SetManagedFields(nil)
+	if status, ok := now.Object["status"]; ok {
+		old.Object["status"] = status
+	}
+	if renewed, ok, err := unstructured.NestedFieldCopy(now.Object, "spec", "renewTime"); ok && err == nil && now.GetKind() == "Lease" {
+		if err := unstructured.SetNestedField(old.Object, renewed, "spec", "renewTime"); err != nil {
+			return err
+		}
+	}
+	return l.hubClient.Update(ctx, old, client.FieldOwner(kube.FieldManager))
 }
 
 // rollBack takes back what the registration made, newest first. It also works after ctx was cancelled.
@@ -159,7 +227,7 @@ func (l *ledger) makeNamespace(ctx context.Context, name string, annotations map
 	namespace := &corev1.Namespace{}
 	namespace.Name, namespace.Annotations = name, annotations
 	if len(annotations) > 0 {
-		namespace.Labels = map[string]string{registrationLabel: l.cluster}
+		namespace.Labels = map[string]string{registrationLabel: l.request.Name}
 	}
 	err = l.hubClient.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
 	if apierrors.IsAlreadyExists(err) {

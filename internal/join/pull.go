@@ -12,6 +12,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -51,8 +52,8 @@ func (r PullRequest) Validate() error {
 }
 
 // RegisterPull makes the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that starts the agent.
-// Registering again repairs what is there, adds the labels and gives a new token. When it fails, or when ctx ends, what it made is
-// taken back. The token is in the manifest and nowhere else.
+// Registering again repairs what is there, adds the labels and gives a new token. When it fails, or when ctx ends, what it made
+// and changed is taken back. The token is in the manifest and nowhere else.
 func RegisterPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.Writer) error {
 	if err := r.Validate(); err != nil {
 		return err
@@ -61,11 +62,10 @@ func RegisterPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.W
 	if err != nil {
 		return err
 	}
-	hubClient, err := newHubClient(hub)
+	l, err := newLedger(hub, r.Request)
 	if err != nil {
 		return err
 	}
-	l := &ledger{hubClient: hubClient, cluster: r.Name}
 	if err := l.registerPull(ctx, r, address, out); err != nil {
 		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx))
 	}
@@ -84,10 +84,11 @@ func (l *ledger) registerPull(ctx context.Context, r PullRequest, address hubAdd
 	if err != nil {
 		return err
 	}
-	if err := l.makeIdentity(ctx, r.Request, delivery); err != nil {
+	owner, err := l.applyPullCluster(ctx, r.Request, cluster, delivery)
+	if err != nil {
 		return err
 	}
-	if err := l.applyPullCluster(ctx, r.Request, cluster, delivery); err != nil {
+	if err := l.makeIdentity(ctx, owner, delivery); err != nil {
 		return err
 	}
 	token, err := l.requestToken(ctx, r.Request)
@@ -107,17 +108,18 @@ func (l *ledger) registerPull(ctx context.Context, r PullRequest, address hubAdd
 	return nil
 }
 
-func (l *ledger) makeIdentity(ctx context.Context, r Request, delivery string) error {
+// makeIdentity makes what the agent needs on the hub. What lives beside the SveltosCluster belongs to it, and goes with it.
+func (l *ledger) makeIdentity(ctx context.Context, owner metav1.OwnerReference, delivery string) error {
 	if _, err := l.makeNamespace(ctx, kube.AgentNamespace, nil); err != nil {
 		return err
 	}
-	// The Role is the same for all agents: it stays when a registration is taken back.
-	kept := len(l.undo)
-	if err := l.apply(ctx, role(kube.AgentNamespace, sharedRole, sharedRules())); err != nil {
+	if err := l.makeSharedRole(ctx); err != nil {
 		return err
 	}
-	l.undo = l.undo[:kept]
-	for _, obj := range identityObjects(r, delivery) {
+	for _, obj := range identityObjects(l.request, delivery) {
+		if obj.GetNamespace() == l.request.Namespace {
+			obj.SetOwnerReferences([]metav1.OwnerReference{owner})
+		}
 		if err := l.own(ctx, obj); err != nil {
 			return err
 		}
@@ -125,24 +127,41 @@ func (l *ledger) makeIdentity(ctx context.Context, r Request, delivery string) e
 	return nil
 }
 
-func (l *ledger) applyPullCluster(ctx context.Context, r Request, live *libv1beta1.SveltosCluster, delivery string) error {
+// makeSharedRole makes the Role that is the same for all agents: it stays when a registration is taken back.
+func (l *ledger) makeSharedRole(ctx context.Context) error {
+	desired, err := toUnstructured(l.hubClient.Scheme(), role(kube.AgentNamespace, sharedRole, sharedRules()))
+	if err != nil {
+		return err
+	}
+	err = l.hubClient.Apply(ctx, client.ApplyConfigurationFromUnstructured(desired), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
+	if err != nil {
+		return fmt.Errorf("write Role %s/%s: %w", kube.AgentNamespace, sharedRole, err)
+	}
+	return nil
+}
+
+// applyPullCluster writes the SveltosCluster and returns the reference by which objects belong to it.
+func (l *ledger) applyPullCluster(
+	ctx context.Context, r Request, live *libv1beta1.SveltosCluster, delivery string,
+) (metav1.OwnerReference, error) {
 	desired := clusterOf(r, live)
 	desired.Spec.PullMode = true
 	if delivery != r.Namespace {
 		desired.Annotations[kube.AnnotationDeliveryNS] = delivery
 	}
-	return l.apply(ctx, desired)
+	made, err := l.apply(ctx, desired)
+	if err != nil {
+		return metav1.OwnerReference{}, err
+	}
+	return metav1.OwnerReference{APIVersion: made.GetAPIVersion(), Kind: made.GetKind(), Name: made.GetName(), UID: made.GetUID()}, nil
 }
 
-// clusterOf returns what every registration says of a SveltosCluster: its old and new labels, and its shard.
+// clusterOf returns what every registration says of a SveltosCluster: its old and new labels.
 func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(r.Namespace, r.Name)}
 	cluster.Labels, cluster.Annotations = map[string]string{}, map[string]string{}
 	maps.Copy(cluster.Labels, live.Labels)
 	maps.Copy(cluster.Labels, r.Labels)
-	if r.Shard != "" {
-		cluster.Annotations[libv1beta1.ShardAnnotation] = r.Shard
-	}
 	return cluster
 }
 

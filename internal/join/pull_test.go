@@ -88,7 +88,7 @@ func TestRegisterAgainAddsLabelsAndRepairs(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	r := pullRequest(plane.Namespace(t, "again"), "c")
-	r.Labels, r.Shard = map[string]string{"env": "test", "tier": "one"}, "s1"
+	r.Labels = map[string]string{"env": "test", "tier": "one"}
 	registered(t, plane, r)
 	key := client.ObjectKey{Namespace: r.Namespace, Name: r.Name}
 	broken := &rbacv1.Role{}
@@ -100,7 +100,7 @@ func TestRegisterAgainAddsLabelsAndRepairs(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	r.Labels, r.Shard = map[string]string{"env": "prod"}, ""
+	r.Labels = map[string]string{"env": "prod"}
 	config, _ := agentConfig(t, registered(t, plane, r))
 
 	cluster := &libv1beta1.SveltosCluster{}
@@ -109,9 +109,6 @@ func TestRegisterAgainAddsLabelsAndRepairs(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]string{"env": "prod", "tier": "one"}, cluster.Labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
-	}
-	if shard, ok := cluster.Annotations[libv1beta1.ShardAnnotation]; ok {
-		t.Errorf("shard: got %q, want none", shard)
 	}
 	if !cluster.Spec.PullMode {
 		t.Error("the cluster is not in pull mode")
@@ -302,6 +299,7 @@ func TestEarlierErrorsAreFoundBeforeConnecting(t *testing.T) {
 		"name is no label":  {func(r *join.PullRequest) { r.Name = "Prod.One" }, `--cluster: "Prod.One" is not a DNS label`},
 		"namespace is none": {func(r *join.PullRequest) { r.Namespace = "a_b" }, `--namespace: "a_b" is not a DNS label`},
 		"label value":       {func(r *join.PullRequest) { r.Labels = map[string]string{"a": "-"} }, `--labels: "a=-" is not a label`},
+		"shard":             {func(r *join.PullRequest) { r.Shard = "s1" }, `--shard: "s1" cannot be used`},
 		"plain http":        {func(r *join.PullRequest) { r.HubURL = "http://hub" }, "--management-cluster-url"},
 	} {
 		t.Run(name, func(t *testing.T) {

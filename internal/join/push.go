@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,8 @@ func (r PushRequest) Validate() error {
 }
 
 // RegisterPush checks that the kubeconfig reaches the cluster and may work there, and then keeps it on the hub beside a SveltosCluster.
-// Registering again replaces the kubeconfig and adds the labels. When it fails, or when ctx ends, what it made is taken back.
+// Registering again replaces the kubeconfig and adds the labels. When it fails, or when ctx ends, what it made and changed is
+// taken back.
 func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 	if err := r.Validate(); err != nil {
 		return err
@@ -40,11 +42,10 @@ func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 	if err := checkReach(ctx, member); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	hubClient, err := newHubClient(hub)
+	l, err := newLedger(hub, r.Request)
 	if err != nil {
 		return err
 	}
-	l := &ledger{hubClient: hubClient, cluster: r.Name}
 	if err := l.registerPush(ctx, r); err != nil {
 		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx))
 	}
@@ -62,16 +63,19 @@ func (l *ledger) registerPush(ctx context.Context, r PushRequest) error {
 	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
 		return err
 	}
+	desired := clusterOf(r.Request, live)
+	desired.Spec.KubeconfigKeyName = cmp.Or(live.Spec.KubeconfigKeyName, KubeconfigKey)
+	// A cluster that was not registered by us may name a Secret, and the hub reads no other one.
 	secret := &corev1.Secret{
-		ObjectMeta: named(r.Namespace, KubeconfigSecret(r.Name)),
-		Type:       corev1.SecretTypeOpaque,
-		Data:       map[string][]byte{KubeconfigKey: r.Kubeconfig},
+		ObjectMeta: named(r.Namespace, cmp.Or(live.Spec.KubeconfigName, KubeconfigSecret(r.Name))),
+		Data:       map[string][]byte{desired.Spec.KubeconfigKeyName: r.Kubeconfig},
 	}
-	secret.Labels = map[string]string{registrationLabel: r.Name}
-	if err := l.apply(ctx, secret); err != nil {
+	if live.Spec.KubeconfigName == "" {
+		secret.Labels = map[string]string{registrationLabel: r.Name}
+	}
+	if _, err := l.apply(ctx, secret); err != nil {
 		return err
 	}
-	desired := clusterOf(r.Request, live)
-	desired.Spec.KubeconfigKeyName = KubeconfigKey
-	return l.apply(ctx, desired)
+	_, err = l.apply(ctx, desired)
+	return err
 }

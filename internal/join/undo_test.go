@@ -1,0 +1,169 @@
+package join_test
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/join"
+)
+
+// refuseWrites makes every writing request to a path with this end fail.
+func refuseWrites(config *rest.Config, suffix string) *rest.Config {
+	refusing := rest.CopyConfig(config)
+	refusing.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if request.Method == http.MethodPatch && strings.HasSuffix(request.URL.Path, suffix) {
+				return nil, errors.New("the line is cut")
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	return refusing
+}
+
+func labelsOf(t *testing.T, hubClient client.Client, r join.Request) map[string]string {
+	t.Helper()
+	cluster := &libv1beta1.SveltosCluster{}
+	if err := hubClient.Get(t.Context(), client.ObjectKey{Namespace: r.Namespace, Name: r.Name}, cluster); err != nil {
+		t.Fatal(err)
+	}
+	return cluster.Labels
+}
+
+func TestFailedReRegistrationPutsLabelsBack(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	r := pullRequest(plane.Namespace(t, "labels"), "c")
+	r.Labels = map[string]string{"env": "test"}
+	config, _ := agentConfig(t, registered(t, plane, r))
+	again := r
+	again.Labels = map[string]string{"env": "prod", "tier": "new"}
+	wantText(t, join.RegisterPull(t.Context(), plane.Config, again, failing{errors.New("broken pipe")}), "broken pipe")
+	if diff := cmp.Diff(r.Labels, labelsOf(t, hubClient, r.Request)); diff != "" {
+		t.Errorf("labels (-before +after):\n%s", diff)
+	}
+	if !allowed(t, config, "list lib.projectsveltos.io/configurationgroups "+r.Namespace) {
+		t.Error("the first registration's agent lost its access")
+	}
+}
+
+func TestFailedReRegistrationPutsTheKubeconfigBack(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	kubeconfig, err := os.ReadFile(plane.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := pushRequest(plane.Namespace(t, "back"), kubeconfig)
+	if err := join.RegisterPush(t.Context(), plane.Config, r); err != nil {
+		t.Fatal(err)
+	}
+	again := r
+	again.Kubeconfig = append(slices.Clone(kubeconfig), "\n# another\n"...)
+	wantText(t, join.RegisterPush(t.Context(), refuseWrites(plane.Config, "/sveltosclusters/c"), again), "the line is cut")
+	secret := &corev1.Secret{}
+	if err := hubClient.Get(t.Context(), client.ObjectKey{Namespace: r.Namespace, Name: "c-sveltos-kubeconfig"}, secret); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(kubeconfig), string(secret.Data["kubeconfig"])); diff != "" {
+		t.Errorf("kubeconfig (-before +after):\n%s", diff)
+	}
+}
+
+// overtaken is an output that fails after another registration of the same cluster has succeeded.
+type overtaken struct{ register func() error }
+
+func (o overtaken) Write([]byte) (int, error) {
+	return 0, errors.Join(errors.New("broken pipe"), o.register())
+}
+
+func TestFailedRegistrationLeavesWhatAnotherMade(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	r := pullRequest(plane.Namespace(t, "race"), "c")
+	var config *rest.Config
+	out := overtaken{register: func() error {
+		config, _ = agentConfig(t, registered(t, plane, r))
+		return nil
+	}}
+	wantText(t, join.RegisterPull(t.Context(), plane.Config, r, out), "broken pipe")
+	if diff := cmp.Diff([]string{"c", "c", "c", "c", "c"}, inNamespace(t, hubClient, r.Namespace)); diff != "" {
+		t.Errorf("objects (-want +got):\n%s", diff)
+	}
+	namespace := &corev1.Namespace{}
+	if err := hubClient.Get(t.Context(), client.ObjectKey{Name: r.Namespace}, namespace); err != nil {
+		t.Fatal(err)
+	}
+	if got := namespace.Annotations["towline.dev/delivery-cluster"]; got != "c" {
+		t.Errorf("claim of the namespace: got %q, want c", got)
+	}
+	if !allowed(t, config, "list lib.projectsveltos.io/configurationgroups "+r.Namespace) {
+		t.Error("the other registration's agent has no access")
+	}
+}
+
+func TestRegisterPushWritesTheSecretThatTheClusterNames(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	kubeconfig, err := os.ReadFile(plane.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := pushRequest(plane.Namespace(t, "named"), kubeconfig)
+	for _, obj := range []client.Object{
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: "own"}, Data: map[string][]byte{"value": []byte("old"), "other": []byte("kept")}},
+		&libv1beta1.SveltosCluster{
+			ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: "c"},
+			Spec:       libv1beta1.SveltosClusterSpec{KubeconfigName: "own", KubeconfigKeyName: "value"},
+		},
+	} {
+		if err := hubClient.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := join.RegisterPush(t.Context(), plane.Config, r); err != nil {
+		t.Fatal(err)
+	}
+	secrets := &corev1.SecretList{}
+	if err := hubClient.List(t.Context(), secrets, client.InNamespace(r.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	if len(secrets.Items) != 1 {
+		t.Fatalf("secrets: got %d, want the one that was there", len(secrets.Items))
+	}
+	if diff := cmp.Diff(map[string][]byte{"value": kubeconfig, "other": []byte("kept")}, secrets.Items[0].Data); diff != "" {
+		t.Errorf("secret (-want +got):\n%s", diff)
+	}
+}
+
+func TestIdentityGoesWithTheSveltosCluster(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	n := plane.Namespace(t, "owned")
+	configs := map[string]*rest.Config{}
+	for _, name := range []string{"first", "second"} {
+		configs[name], _ = agentConfig(t, registered(t, plane, pullRequest(n, name)))
+	}
+	for name, config := range configs {
+		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: n, Name: name}}
+		if err := hubClient.Delete(t.Context(), cluster); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the token of "+name+" is worth nothing", func() bool {
+			agent, err := client.New(config, client.Options{Scheme: hubClient.Scheme()})
+			return err != nil || agent.Get(t.Context(), client.ObjectKeyFromObject(cluster), &libv1beta1.SveltosCluster{}) != nil
+		})
+	}
+	eventually(t, "nothing is left in the namespace", func() bool { return len(inNamespace(t, hubClient, n)) == 0 })
+}
