@@ -35,6 +35,8 @@ const (
 	recorder = "towline-hub"
 	// leaderLease is the Lease in kube.AgentNamespace that the active hub holds.
 	leaderLease = "towline-hub"
+	// requestLimit is how long one request to the hub's API server may take; it is the API server's own default limit.
+	requestLimit = time.Minute
 	// pushRecheck is the shortest pause between two looks at a withdrawal from a push member; agents of pull members tell by themselves.
 	pushRecheck = 2 * time.Second
 )
@@ -117,9 +119,9 @@ func newManager(cfg *rest.Config, opts Options) (ctrl.Manager, error) {
 
 // wire adds everything that runs in a hub to mgr, in the order of the journey.
 func wire(ctx context.Context, mgr ctrl.Manager, opts Options) error {
-	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper()})
+	live, err := newClient(mgr, nil)
 	if err != nil {
-		return fmt.Errorf("make a client of the hub: %w", err)
+		return err
 	}
 	if err := ensureNamespace(ctx, live, kube.AgentNamespace); err != nil {
 		return err
@@ -158,6 +160,17 @@ func wire(ctx context.Context, mgr ctrl.Manager, opts Options) error {
 	)
 }
 
+// newClient returns a client of the hub none of whose requests hangs for longer than requestLimit.
+func newClient(mgr ctrl.Manager, reads *client.CacheOptions) (client.Client, error) {
+	cfg := rest.CopyConfig(mgr.GetConfig())
+	cfg.Timeout = requestLimit
+	hub, err := client.New(cfg, client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), Cache: reads})
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the hub: %w", err)
+	}
+	return hub, nil
+}
+
 // contact asks a push member how it is.
 func contact(members *fleet.Clients) func(context.Context, fleet.Member) (fleet.Facts, error) {
 	return func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
@@ -178,7 +191,11 @@ func transports(ctx context.Context, mgr ctrl.Manager, live client.Client, engin
 	if err != nil {
 		return nil, err
 	}
-	outbox, err := deliver.NewOutbox(mgr.GetClient(), live, key)
+	cached, err := newClient(mgr, &client.CacheOptions{Reader: mgr.GetCache()})
+	if err != nil {
+		return nil, err
+	}
+	outbox, err := deliver.NewOutbox(cached, live, key)
 	if err != nil {
 		return nil, fmt.Errorf("make the outbox: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -164,14 +165,16 @@ func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error
 // desired returns have as it should be for m.
 func (r *reconciler) desired(s *state, m fleet.Member, have *configv1beta1.ClusterSummary) *configv1beta1.ClusterSummary {
 	want := have.DeepCopy()
-	want.Labels = merged(want.Labels, s.profile.GetLabels(), map[string]string{
+	labels, annotations := s.profile.GetLabels(), maps.Clone(s.profile.GetAnnotations())
+	delete(annotations, lastApplied)
+	want.Labels = merged(without(want.Labels, want.Annotations[copiedLabels]), labels, map[string]string{
 		r.kind.label:                match.LabelValue(s.profile.GetName()),
 		libv1beta1.ClusterNameLabel: match.LabelValue(m.Name),
 		libv1beta1.ClusterTypeLabel: string(m.Type),
 	})
-	annotations := maps.Clone(s.profile.GetAnnotations())
-	delete(annotations, lastApplied)
-	want.Annotations = merged(want.Annotations, annotations)
+	want.Annotations = merged(without(want.Annotations, want.Annotations[copiedAnnotations]), annotations)
+	note(want.Annotations, copiedLabels, labels)
+	note(want.Annotations, copiedAnnotations, annotations)
 	delete(want.Annotations, libv1beta1.ProfilePausedAnnotation)
 	want.Annotations[match.AudienceAnnotation] = strconv.Itoa(match.Pulling(s.members))
 	want.OwnerReferences = []metav1.OwnerReference{r.kind.owner(s.profile)}
@@ -182,6 +185,30 @@ func (r *reconciler) desired(s *state, m fleet.Member, have *configv1beta1.Clust
 
 // lastApplied is kubectl's own note on the profile; it would be wrong on a summary.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
+
+// copiedLabels and copiedAnnotations on a summary list the keys that were copied from the profile, so that what is taken off the profile is
+// taken off the summary, and what others put there stays.
+const (
+	copiedLabels      = "towline.dev/copied-labels"
+	copiedAnnotations = "towline.dev/copied-annotations"
+)
+
+// without returns entries but for the keys in list, which are separated by commas.
+func without(entries map[string]string, list string) map[string]string {
+	kept := maps.Clone(entries)
+	for key := range strings.SplitSeq(list, ",") {
+		delete(kept, key)
+	}
+	return kept
+}
+
+// note keeps the keys of copied under name; no keys need no note.
+func note(annotations map[string]string, name string, copied map[string]string) {
+	delete(annotations, name)
+	if len(copied) > 0 {
+		annotations[name] = strings.Join(slices.Sorted(maps.Keys(copied)), ",")
+	}
+}
 
 // merged returns the entries of all maps; later ones override earlier ones.
 func merged(parts ...map[string]string) map[string]string {

@@ -41,6 +41,9 @@ const (
 	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
 	retryFirst = 500 * time.Millisecond
 	retryMost  = 5 * time.Minute
+	// reconcileLimit bounds one reconcile, so that members that take requests and never answer do not keep all workers. What was not
+	// finished goes on with the next attempt.
+	reconcileLimit = 10 * time.Minute
 	// staleDelay is how long a reconcile that saw an old state waits for the cache to catch up.
 	staleDelay = 100 * time.Millisecond
 	// ClusterIndex finds the summaries of a cluster by "namespace/name".
@@ -88,6 +91,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		WatchesRawSource(ctrlsource.Channel(c.Woken, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
+			ReconciliationTimeout:   reconcileLimit,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
 		}).
 		Complete(c)
@@ -95,7 +99,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 
 // wantedChanged drops the echo of what this controller writes itself.
 func wantedChanged() predicate.Predicate {
-	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.Funcs{
+	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			return e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()
 		},
@@ -146,16 +150,15 @@ func (c *Controller) ofCluster(ctx context.Context, cluster client.Object) []rec
 
 // rivals lists the summaries that want a release that another one wants too: what happens to that one may free it.
 func (c *Controller) rivals(ctx context.Context, obj client.Object) []reconcile.Request {
-	changed := obj.(*configv1beta1.ClusterSummary)
-	wanted := match.Installed(changed)
-	if len(wanted) == 0 {
+	if len(obj.(*configv1beta1.ClusterSummary).Spec.ClusterProfileSpec.HelmCharts) == 0 {
 		return nil
 	}
-	cluster := types.NamespacedName{Namespace: changed.Spec.ClusterNamespace, Name: changed.Spec.ClusterName}
-	summaries, err := c.siblings(ctx, cluster)
+	changed, summaries, err := c.contenders(ctx, obj.(*configv1beta1.ClusterSummary))
 	if err != nil {
-		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Member, cluster)
+		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Summary, client.ObjectKeyFromObject(obj))
+		return nil
 	}
+	wanted := match.Installed(changed)
 	return requests(slices.DeleteFunc(summaries, func(s configv1beta1.ClusterSummary) bool {
 		shared := slices.ContainsFunc(match.Installed(&s), func(r match.Release) bool { return slices.Contains(wanted, r) })
 		return s.Name == changed.Name || !shared

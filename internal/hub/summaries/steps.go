@@ -7,6 +7,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -23,8 +24,12 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// longestRecheck is the longest pause between two looks at a withdrawal that is not done.
-const longestRecheck = 30 * time.Second
+const (
+	// longestRecheck is the longest pause between two looks at a withdrawal that is not done.
+	longestRecheck = 30 * time.Second
+	// oneTimeAnnotation on a summary says that its bundles were delivered once and for all (syncMode OneTime).
+	oneTimeAnnotation = "towline.dev/one-time"
+)
 
 // state is what the steps of one reconcile know.
 type state struct {
@@ -185,7 +190,7 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	}
 	c.reading.set(client.ObjectKeyFromObject(s.summary), c.Composer.References(request))
 	for _, feature := range s.wanted() {
-		if s.spec().SyncMode == configv1beta1.SyncModeOneTime && s.old(feature).Status == libv1beta1.FeatureStatusProvisioned {
+		if s.settled(feature) {
 			continue
 		}
 		composition, err := c.composeFeature(ctx, s, request, feature)
@@ -198,14 +203,21 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	return nil
 }
 
+// settled says whether a feature was provisioned once and for all. One that was provisioned while it was kept up to date is delivered
+// once more, so that the member stops healing it.
+func (s *state) settled(feature libv1beta1.FeatureID) bool {
+	_, announced := s.summary.Annotations[oneTimeAnnotation]
+	return s.spec().SyncMode == configv1beta1.SyncModeOneTime && announced && s.old(feature).Status == libv1beta1.FeatureStatusProvisioned
+}
+
 func (c *Controller) composeFeature(ctx context.Context, s *state, request Request, feature libv1beta1.FeatureID) (Composition, error) {
 	var lost []match.Contest
 	if feature == libv1beta1.FeatureHelm {
-		siblings, err := c.siblings(ctx, client.ObjectKeyFromObject(s.cluster))
+		me, others, err := c.contenders(ctx, s.summary)
 		if err != nil {
 			return Composition{}, err
 		}
-		lost = match.Lost(s.summary, siblings)
+		lost = match.Lost(me, others)
 		if len(lost) > 0 && !s.spec().ContinueOnConflict {
 			return Composition{}, &contestError{lost: lost}
 		}
@@ -251,7 +263,31 @@ func (c *Controller) announce(ctx context.Context, s *state) error {
 	if len(pass.Findings) == 0 {
 		return nil
 	}
+	if err := c.markOneTime(ctx, s); err != nil {
+		return err
+	}
 	return c.write(ctx, s, status.Fold(s.summary.Status, pass))
+}
+
+// markOneTime writes down whether what is about to be delivered is delivered once and for all.
+func (c *Controller) markOneTime(ctx context.Context, s *state) error {
+	_, marked := s.summary.Annotations[oneTimeAnnotation]
+	once := s.spec().SyncMode == configv1beta1.SyncModeOneTime
+	if marked == once {
+		return nil
+	}
+	marking := s.summary.DeepCopy()
+	if once {
+		metav1.SetMetaDataAnnotation(&marking.ObjectMeta, oneTimeAnnotation, "true")
+	} else {
+		delete(marking.Annotations, oneTimeAnnotation)
+	}
+	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Patch(ctx, marking, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("mark as delivered once: %w", err)
+	}
+	s.summary = marking
+	return nil
 }
 
 // deliver asks the member for every bundle, one after the other.
