@@ -171,8 +171,9 @@ func TestConflictsAreDecidedByTier(t *testing.T) {
 		"same tier":                   {change: func(*bundle.Bundle) {}},
 		"higher tier":                 {change: func(b *bundle.Bundle) { b.Owner.Tier = 200 }},
 		"lower tier":                  {change: func(b *bundle.Bundle) { b.Owner.Tier = 50 }, wins: true},
-		"same owner, same reference":  {change: func(b *bundle.Bundle) { b.Owner.Name = "first" }},
-		"same owner, lower reference": {change: func(b *bundle.Bundle) { b.Owner.Name = "first"; b.Items[0].Reference.Tier = 1 }, wins: true},
+		"same owner, same reference":  {change: func(b *bundle.Bundle) { b.Owner.Name = "first" }, wins: true},
+		"same owner, lower reference": {change: func(b *bundle.Bundle) { b.Owner.Name = "first"; b.Items[0].Reference = reference("other", 1) }, wins: true},
+		"same owner, other reference": {change: func(b *bundle.Bundle) { b.Owner.Name = "first"; b.Items[0].Reference = reference("other", 100) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -203,6 +204,10 @@ func TestConflictsAreDecidedByTier(t *testing.T) {
 			}
 		})
 	}
+}
+
+func reference(name string, tier int32) bundle.Reference {
+	return bundle.Reference{Kind: "ConfigMap", Namespace: "default", Name: name, Tier: tier}
 }
 
 func TestContinueOnConflictAppliesTheRest(t *testing.T) {

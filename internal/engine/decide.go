@@ -18,6 +18,8 @@ var errDeleting = errors.New("it is being deleted; it is created again once it i
 type conflictError struct {
 	ref   kube.Ref
 	owner string
+	// rival is the requestor that deploys the object for the same profile, "" if another profile does.
+	rival string
 }
 
 // Error is the sentence that the Sveltos surface promises.
@@ -47,15 +49,37 @@ type verdict struct {
 	*target
 	verb  verb
 	adopt bool  // mark it as there before us
+	claim bool  // take it over from the same profile's delivery to this cluster under another name
 	seen  *live // nil if it does not exist
 	err   error
 }
 
+// asker is who wants a target, and why now.
+type asker struct {
+	id     bundle.ID
+	owner  bundle.Owner
+	motive motive
+}
+
+// motive is why a pass runs.
+type motive int
+
+const (
+	asked     motive = iota // the same bundle is asked for again
+	delivered               // the record holds another bundle, or none
+	healing                 // nobody asks: the record alone says so
+)
+
 // decide compares one target with what is there and with what the record holds of it.
-func decide(t *target, seen *live, had held, b bundle.Bundle) verdict {
+func decide(t *target, seen *live, had held, who asker) verdict {
 	v := verdict{target: t, seen: seen, verb: write}
 	if t.resource == (kube.Resource{}) {
 		v.verb, v.err = refuse, errUnknownKind
+		return v
+	}
+	if had.Rival != "" && who.motive == healing && (seen == nil || seen.requestor() != who.id.String()) {
+		// It was taken over, whatever became of it then: only who delivers for this requestor can know that it is wanted again.
+		v.verb, v.err = refuse, contested(t, who.owner, had.Rival)
 		return v
 	}
 	if seen == nil {
@@ -67,15 +91,20 @@ func decide(t *target, seen *live, had held, b bundle.Bundle) verdict {
 	}
 	v.adopt = seen.adopted()
 	switch {
-	case seen.requestor() == b.ID.String():
+	case seen.requestor() == who.id.String():
 		if t.marks.on(seen) && undrifted(seen, had) {
 			v.verb = keep
 		}
 	case !seen.marked():
 		// What is in our record under this UID is ours, even if somebody took the marks off.
 		v.adopt = had.UID != seen.uid
+	case rivals(t, seen, who):
+		v.claim = who.motive == delivered || had.Claim
+		if !v.claim {
+			v.verb, v.err = refuse, contested(t, who.owner, seen.requestor())
+		}
 	default:
-		if owner, ok := incumbent(t, seen, b.Owner); ok {
+		if owner, ok := incumbent(t, seen, who.owner); ok {
 			v.verb, v.err = refuse, &conflictError{ref: t.ref, owner: owner}
 		}
 	}
@@ -94,6 +123,26 @@ func (l *live) state() string {
 		return l.fields
 	}
 	return "version " + l.version
+}
+
+// rivals says whether an object was deployed from the same source and for the same profile, but for another requestor: the cluster was
+// registered again under another name. The last one to deliver something new has the object; healing takes nothing back.
+func rivals(t *target, seen *live, who asker) bool {
+	if seen.annotations[kube.AnnotationOwnerKind] != who.owner.Kind || seen.annotations[kube.AnnotationOwnerName] != who.owner.Name ||
+		seen.requestor() == "" || seen.labels[kube.LabelReason] != who.id.Feature {
+		return false
+	}
+	for _, name := range []string{kube.AnnotationReferenceKind, kube.AnnotationReferenceNS, kube.AnnotationReferenceName} {
+		if seen.annotations[name] != t.marks.annotations[name] {
+			return false
+		}
+	}
+	return true
+}
+
+// contested is the conflict with rival over t.
+func contested(t *target, owner bundle.Owner, rival string) error {
+	return &conflictError{ref: t.ref, owner: fmt.Sprintf("%s %s (for %s)", owner.Kind, owner.Name, rival), rival: rival}
 }
 
 // incumbent says who keeps an object that is marked as deployed by another bundle: its owner, unless ours goes first. The lower tier

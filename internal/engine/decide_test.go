@@ -134,33 +134,46 @@ func TestDecide(t *testing.T) {
 		return seen
 	}
 	recorded := held{UID: "u", Fields: "f"}
+	rival := mine(func(l *live) { l.annotations[kube.AnnotationRequestor] = "ClusterSummary/other/Resources" })
 	for name, test := range map[string]struct {
-		seen  *live
-		had   held
-		want  verb
-		adopt bool
+		seen   *live
+		had    held
+		want   verb
+		adopt  bool
+		motive motive
 	}{
-		"absent":            {nil, recorded, write, false},
-		"as applied":        {mine(func(*live) {}), recorded, keep, false},
-		"fields taken":      {mine(func(l *live) { l.fields = "g" }), recorded, write, false},
-		"nothing recorded":  {mine(func(*live) {}), held{}, write, false},
-		"other content":     {mine(func(l *live) { l.annotations[kube.AnnotationHash] = "sha256:00" }), recorded, write, false},
-		"label gone":        {mine(func(l *live) { l.labels = nil }), recorded, write, false},
-		"drift is ignored":  {mine(func(l *live) { l.fields, l.annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, keep, false},
-		"no field lists":    {mine(func(l *live) { l.fields = "" }), held{UID: "u", Fields: "version 7"}, keep, false},
-		"no lists, changed": {mine(func(l *live) { l.fields = "" }), held{UID: "u", Fields: "version 6"}, write, false},
-		"adopted stays so":  {mine(func(l *live) { l.annotations[kube.AnnotationAdopted] = "true" }), held{}, write, true},
-		"not marked":        {&live{uid: "x"}, held{}, write, true},
-		"marks taken off":   {&live{uid: "u"}, recorded, write, false},
-		"on its way out":    {mine(func(l *live) { l.deleting = true }), recorded, refuse, false},
+		"a rival's":                          {rival, recorded, refuse, false, asked},
+		"a rival's, seen by healing":         {rival, recorded, refuse, false, healing},
+		"a rival's, but ours is newer":       {rival, held{}, write, false, delivered},
+		"a rival's, claimed by a cut pass":   {rival, held{Claim: true}, write, false, healing},
+		"a rival's, gone, and ours is asked": {nil, held{Rival: "x"}, write, false, asked},
+		"a rival's, gone, seen by healing":   {nil, held{Rival: "x"}, refuse, false, healing},
+		"a rival's, left, seen by healing":   {&live{uid: "u"}, held{Rival: "x"}, refuse, false, healing},
+		"a rival's of another feature":       {mine(func(l *live) { l.labels = nil; l.annotations[kube.AnnotationRequestor] = "x" }), held{}, refuse, false, delivered},
+		"a rival's, from another source of it": {mine(func(l *live) {
+			l.annotations[kube.AnnotationRequestor], l.annotations[kube.AnnotationReferenceName] = "x", "x"
+		}), held{}, refuse, false, delivered},
+		"absent":            {nil, recorded, write, false, asked},
+		"as applied":        {mine(func(*live) {}), recorded, keep, false, asked},
+		"fields taken":      {mine(func(l *live) { l.fields = "g" }), recorded, write, false, asked},
+		"nothing recorded":  {mine(func(*live) {}), held{}, write, false, asked},
+		"other content":     {mine(func(l *live) { l.annotations[kube.AnnotationHash] = "sha256:00" }), recorded, write, false, asked},
+		"label gone":        {mine(func(l *live) { l.labels = nil }), recorded, write, false, asked},
+		"drift is ignored":  {mine(func(l *live) { l.fields, l.annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, keep, false, asked},
+		"no field lists":    {mine(func(l *live) { l.fields = "" }), held{UID: "u", Fields: "version 7"}, keep, false, asked},
+		"no lists, changed": {mine(func(l *live) { l.fields = "" }), held{UID: "u", Fields: "version 6"}, write, false, asked},
+		"adopted stays so":  {mine(func(l *live) { l.annotations[kube.AnnotationAdopted] = "true" }), held{}, write, true, asked},
+		"not marked":        {&live{uid: "x"}, held{}, write, true, asked},
+		"marks taken off":   {&live{uid: "u"}, recorded, write, false, asked},
+		"on its way out":    {mine(func(l *live) { l.deleting = true }), recorded, refuse, false, asked},
 		"another's": {mine(func(l *live) {
 			l.annotations[kube.AnnotationRequestor], l.annotations[kube.AnnotationOwnerName] = "x", "x"
-		}), held{}, refuse, false},
-		"marked by an engine that knows no requestors": {mine(func(l *live) { delete(l.annotations, kube.AnnotationRequestor) }), held{}, write, false},
+		}), held{}, refuse, false, asked},
+		"marked by an engine that knows no requestors": {mine(func(l *live) { delete(l.annotations, kube.AnnotationRequestor) }), held{}, write, false, asked},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := decide(targets[0], test.seen, test.had, b)
+			got := decide(targets[0], test.seen, test.had, asker{id: b.ID, owner: b.Owner, motive: test.motive})
 			if got.verb != test.want || got.adopt != test.adopt {
 				t.Errorf("got verb %d, adopt %t, error %v; want verb %d, adopt %t", got.verb, got.adopt, got.err, test.want, test.adopt)
 			}

@@ -135,6 +135,9 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 		return prior.report(), nil
 	}
 	p := &pass{engine: e, bundle: b, digest: digest, prior: prior}
+	if prior.digest() != digest {
+		p.motive = delivered
+	}
 	return p.run(ctx)
 }
 
@@ -146,11 +149,17 @@ func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report
 		return bundle.Report{ID: id}, false, err
 	}
 	defer release()
-	return e.resume(ctx, id, nil)
+	return e.resume(ctx, id, scope{})
 }
 
-// resume looks at the objects in only, or at all if only is nil or if the last pass did not end well. Its caller holds id.
-func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (bundle.Report, bool, error) {
+// scope is what a pass over a record is to look at, and why.
+type scope struct {
+	motive motive
+	only   map[kube.Ref]bool // nil: everything
+}
+
+// resume looks at the objects in s, or at all of them if the last pass did not end well. Its caller holds id.
+func (e *Engine) resume(ctx context.Context, id bundle.ID, s scope) (bundle.Report, bool, error) {
 	prior, err := e.store.load(ctx, id)
 	if errors.Is(err, errIncomplete) || (err == nil && (prior.version == "" || prior.State == bundle.StateRemoving)) {
 		return bundle.Report{ID: id}, false, nil
@@ -166,9 +175,9 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]boo
 		return prior.report(), true, err
 	}
 	if prior.State != bundle.StateApplied {
-		only = nil
+		s.only = nil
 	}
-	p := &pass{engine: e, bundle: b, digest: prior.digest(), prior: prior, only: only}
+	p := &pass{engine: e, bundle: b, digest: prior.digest(), motive: s.motive, prior: prior, only: s.only}
 	report, err := p.run(ctx)
 	return report, true, err
 }

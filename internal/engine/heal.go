@@ -39,6 +39,8 @@ type sighting struct {
 // moved says whether an object is no longer as the record of id says it was left.
 func moved(had held, s sighting, id bundle.ID) bool {
 	switch {
+	case had.Rival != "":
+		return false
 	case s.gone:
 		return s.uid == "" || had.UID == "" || had.UID == s.uid
 	case s.ignored:
@@ -46,7 +48,7 @@ func moved(had held, s sighting, id bundle.ID) bool {
 	case had.UID != s.uid && s.requestor != id.String():
 		return false // somebody else's, and it was not ours before
 	}
-	return had.UID != s.uid || had.Fields != s.state
+	return had.UID != s.uid || had.Fields != s.state || (s.requestor != "" && s.requestor != id.String())
 }
 
 // task is why a bundle waits in the queue.
@@ -241,7 +243,7 @@ func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bun
 	if !busy {
 		return nil, false
 	}
-	report, ok, err := h.engine.resume(ctx, id, only)
+	report, ok, err := h.engine.resume(ctx, id, scope{motive: healing, only: only})
 	if !ok && err == nil {
 		return nil, false // there is nothing to heal from
 	}

@@ -20,6 +20,7 @@ type pass struct {
 	engine *Engine
 	bundle bundle.Bundle
 	digest bundle.Digest
+	motive motive
 	prior  *record           // what the record said before
 	only   map[kube.Ref]bool // if not nil: look at these objects and prune nothing
 
@@ -110,9 +111,10 @@ func (p *pass) look(ctx context.Context) ([]verdict, error) {
 	if err != nil {
 		return nil, err
 	}
+	who := asker{id: p.bundle.ID, owner: p.bundle.Owner, motive: p.motive}
 	verdicts := make([]verdict, len(p.targets))
 	for i, t := range p.targets {
-		verdicts[i] = decide(t, found[t.key()], p.prior.inventory[t.key()], p.bundle)
+		verdicts[i] = decide(t, found[t.key()], p.prior.inventory[t.key()], who)
 	}
 	return verdicts, nil
 }
@@ -130,7 +132,11 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 	busy := p.only == nil && len(p.prior.doomed(p.wanted)) > 0
 	for _, v := range verdicts {
 		had := p.next.inventory[v.key()]
-		item := held{Ref: v.ref}
+		item := held{Ref: v.ref, Claim: v.claim}
+		var conflict *conflictError
+		if errors.As(v.err, &conflict) {
+			item.Rival = conflict.rival
+		}
 		if v.seen != nil && v.verb != refuse && (v.seen.requestor() == p.bundle.ID.String() || had.UID == v.seen.uid) {
 			item.UID, item.Fields = v.seen.uid, had.Fields
 		}
@@ -254,6 +260,11 @@ func (p *pass) skipRest(verdicts []verdict) {
 
 // tolerates says whether the bundle wants to go on after err.
 func (p *pass) tolerates(err error) bool {
+	var conflict *conflictError
+	if errors.As(err, &conflict) && conflict.rival != "" {
+		// There is nothing to do about it here, and what the rival left is still ours to heal.
+		return true
+	}
 	if errors.Is(err, ErrConflict) {
 		return p.bundle.Options.ContinueOnConflict
 	}

@@ -1,0 +1,71 @@
+package engine_test
+
+import (
+	"testing"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// TestClusterRegisteredAnewTakesItsObjectsOver has two records for one profile on a member, as after a registration under another name.
+func TestClusterRegisteredAnewTakesItsObjectsOver(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.heal(t, nil)
+	before := c.bundle("before", c.configMap("a", "1"), c.configMap("b", "1"), c.configMap("left", "1"))
+	before.Owner.Name = "profile"
+	converge(t, h.Engine, before)
+	after := c.bundle("after", c.configMap("a", "1"), c.configMap("b", "1"))
+	after.Owner.Name = "profile"
+	wantChanges(t, converge(t, h.Engine, after).Changes, counts{bundle.Configured: 2})
+	eventually(t, "the first one knows that it lost", func() bool {
+		_, state, _, err := h.Have(t.Context(), before.ID)
+		return err == nil && state == bundle.StateFailed
+	})
+
+	// The first one heals what nobody took over, and neither brings back what the second one drops nor takes back what it has.
+	after.Items[0].Objects = after.Items[0].Objects[:1]
+	wantChanges(t, converge(t, h.Engine, after).Changes, counts{bundle.Unchanged: 1, bundle.Deleted: 1})
+	c.delete(configMaps, "left")
+	c.delete(configMaps, "a")
+	eventually(t, "healed", func() bool { return c.value("left") == "1" && c.value("a") == "1" })
+	if got := c.get(configMaps, c.ns, "a").GetAnnotations()[kube.AnnotationRequestor]; got != after.ID.String() {
+		t.Errorf("requestor: got %s, want %s", got, after.ID)
+	}
+	c.wantNames(configMaps, "a", "left")
+	withdraw(t, h.Engine, bundle.Withdrawal{ID: before.ID})
+	c.wantNames(configMaps, "a")
+
+	// What the first one is given anew it takes over again, once.
+	again := c.bundle("before", c.configMap("a", "2"))
+	again.Owner.Name = "profile"
+	converge(t, h.Engine, again)
+	convergeFails(t, h.Engine, after)
+	withdraw(t, h.Engine, bundle.Withdrawal{ID: again.ID})
+	wantChanges(t, converge(t, h.Engine, after).Changes, counts{bundle.Created: 1})
+}
+
+func TestCutTakeoverGoesOn(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	before := c.bundle("before", c.configMap("a", "1"), c.configMap("b", "1"))
+	before.Owner.Name = "profile"
+	for n := 1; ; n++ {
+		// A new registration each time: its first delivery is the new one.
+		converge(t, c.engine(nil), before)
+		after := c.bundle("after", c.configMap("a", "1"), c.configMap("b", "1"))
+		after.Owner.Name = "profile"
+		line := &meter{}
+		line.cutAfter(n)
+		_, err := c.engine(line).Converge(t.Context(), after)
+		converge(t, c.engine(nil), after)
+		withdraw(t, c.engine(nil), bundle.Withdrawal{ID: before.ID})
+		c.wantNames(configMaps, "a", "b")
+		withdraw(t, c.engine(nil), bundle.Withdrawal{ID: after.ID})
+		c.wantNames(configMaps)
+		c.wantRecords(0)
+		if err == nil || t.Failed() {
+			return
+		}
+	}
+}
