@@ -7,10 +7,12 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/join"
 )
 
 // hubFlags are the flags of `hub`.
@@ -38,12 +40,12 @@ func newHub(streams Streams) *cobra.Command {
 				return err
 			}
 			log.FromContext(ctx).Info("hub starts", "server", config.Host, "version", Version())
-			return hub.Run(ctx, config, f.options)
+			return runHub(ctx, config, f.options)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` with the kubeconfig of the management cluster")
-	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false, "install or upgrade the CustomResourceDefinitions first")
+	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false, "install or upgrade the CustomResourceDefinitions, and the policy that bounds the life of agents' tokens, first")
 	flags.BoolVar(&f.options.RegisterSelf, "register-self", true, "register the management cluster itself as mgmt/mgmt")
 	flags.BoolVar(&f.options.LeaderElection, "leader-elect", false, "let several hubs run, of which one is active")
 	flags.StringVar(&f.options.DiagnosticsAddress, "diagnostics-address", ":8080", "`address` that serves /metrics, /healthz and /readyz over http; empty for none")
@@ -68,5 +70,15 @@ func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
 	if err != nil {
 		return fmt.Errorf("read the hub's kubeconfig: %w", err)
 	}
-	return hub.Run(ctx, config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: cacheDir})
+	return runHub(ctx, config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: cacheDir})
+}
+
+// runHub runs a hub. One that installs its definitions also installs what bounds the life of the tokens of agents.
+func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
+	if options.InstallCRDs {
+		if err := join.Guard(ctx, config); err != nil {
+			return err
+		}
+	}
+	return hub.Run(ctx, config, options)
 }

@@ -1,0 +1,100 @@
+package join_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/towline/towline/internal/join"
+)
+
+// requestToken requests a token for ServiceAccount namespace/c with the credentials of config.
+func requestToken(ctx context.Context, config *rest.Config, namespace string, seconds int64) error {
+	clientset, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(seconds)}}
+	_, err = clientset.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, "c", request, metav1.CreateOptions{})
+	return err
+}
+
+func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
+	t.Parallel()
+	plane, _ := hub(t)
+	n := plane.Namespace(t, "guard")
+	config, _ := agentConfig(t, registered(t, plane, pullRequest(n, "c")))
+	for range 2 {
+		if err := join.Guard(t.Context(), plane.Config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const day, tenYears = 86400, 87600 * 3600
+	eventually(t, "a token of ten years is refused", func() bool {
+		return apierrors.IsForbidden(requestToken(t.Context(), config, n, tenYears))
+	})
+	wantText(t, requestToken(t.Context(), config, n, day+1), "a ServiceAccount may request a token of at most 86400 seconds for itself")
+	if err := requestToken(t.Context(), config, n, day); err != nil {
+		t.Errorf("a token of a day: %v", err)
+	}
+	if err := requestToken(t.Context(), plane.Config, n, tenYears); err != nil {
+		t.Errorf("a token of ten years, requested by the administrator: %v", err)
+	}
+}
+
+func TestManifestOfTheHubHasTheGuard(t *testing.T) {
+	t.Parallel()
+	plane, _ := hub(t)
+	if err := join.Guard(t.Context(), plane.Config); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(filepath.Join("..", "..", "config", "hub.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
+	for part := range bytes.SplitSeq(raw, []byte("\n---\n")) {
+		into := map[string]any{"ValidatingAdmissionPolicy": policy, "ValidatingAdmissionPolicyBinding": binding}
+		kind := metav1.TypeMeta{}
+		if err := yaml.Unmarshal(part, &kind); err != nil {
+			t.Fatal(err)
+		}
+		if into[kind.Kind] == nil {
+			continue
+		}
+		if err := yaml.UnmarshalStrict(part, into[kind.Kind]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admission := kubernetes.NewForConfigOrDie(plane.Config).AdmissionregistrationV1()
+	livePolicy, err := admission.ValidatingAdmissionPolicies().Get(t.Context(), policy.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	liveBinding, err := admission.ValidatingAdmissionPolicyBindings().Get(t.Context(), binding.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What the API server fills in is the same for both.
+	constraints := livePolicy.Spec.MatchConstraints
+	constraints.MatchPolicy, constraints.NamespaceSelector, constraints.ObjectSelector = nil, nil, nil
+	constraints.ResourceRules[0].Scope = nil
+	if diff := cmp.Diff(livePolicy.Spec, policy.Spec); diff != "" {
+		t.Errorf("policy (-applied +manifest):\n%s", diff)
+	}
+	if diff := cmp.Diff(liveBinding.Spec, binding.Spec); diff != "" {
+		t.Errorf("binding (-applied +manifest):\n%s", diff)
+	}
+}
