@@ -256,7 +256,7 @@ func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bun
 
 // due lists the objects to look at now; nil means all. What has been healed too often lately is put off.
 func (h *healer) due(rec *record, job *task) (only map[kube.Ref]bool, busy bool) {
-	if job.all || (job.retry && rec.State != bundle.StateApplied) {
+	if (job.all && heals(rec)) || (job.retry && rec.State != bundle.StateApplied) {
 		return nil, rec.State != bundle.StateRemoving
 	}
 	if !heals(rec) {

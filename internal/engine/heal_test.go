@@ -142,6 +142,26 @@ func TestDriftIgnoredAndOneTimeObjectsStayEdited(t *testing.T) {
 	}
 }
 
+func TestHealingEndsWithTheOption(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.heal(t, nil)
+	b := c.bundle("one", c.configMap("a", "1"))
+	converge(t, h.Engine, b)
+	c.patch(configMaps, "a", `{"data":{"key":"2"}}`)
+	eventually(t, "healed", func() bool { return c.value("a") == "1" })
+	b.Options.Heal = false
+	wantChanges(t, converge(t, h.Engine, b).Changes, counts{bundle.Unchanged: 1})
+	sentinel := c.bundle("two", c.configMap("b", "1"))
+	converge(t, h.Engine, sentinel)
+	c.patch(configMaps, "a", `{"data":{"key":"2"}}`)
+	c.patch(configMaps, "b", `{"data":{"key":"2"}}`)
+	eventually(t, "the other one is healed", func() bool { return c.value("b") == "1" })
+	if got := c.value("a"); got != "2" {
+		t.Errorf("healed without the option: got %s, want 2", got)
+	}
+}
+
 func TestCutPassIsFinishedByTheNextProcess(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
