@@ -1,18 +1,81 @@
 package hub_test
 
 import (
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2"
+	"oras.land/oras-go/v2/registry/remote"
+	"oras.land/oras-go/v2/registry/remote/auth"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
 )
 
 // helm is what is expected of the Helm feature.
 func helm(status libv1beta1.FeatureStatus, message string) configv1beta1.FeatureSummary {
 	return configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureHelm, Status: status, FailureMessage: message}
+}
+
+// charts serves a repository with charts, the example chart if there are none, and returns its URL.
+func (w *world) charts(charts ...examples.Chart) string {
+	w.Helper()
+	repository, err := examples.Repository(charts...)
+	w.must(err)
+	server := httptest.NewServer(repository)
+	w.Cleanup(server.Close)
+	return server.URL
+}
+
+// hello makes a profile deploy the example chart only, as change says.
+func hello(address string, change func(*configv1beta1.HelmChart)) func(*configv1beta1.ProfileSpec) {
+	chart := configv1beta1.HelmChart{
+		RepositoryURL: address, RepositoryName: "examples", ChartName: "examples/hello", ChartVersion: "0.1.0",
+		ReleaseName: "hello", ReleaseNamespace: "hello",
+	}
+	if change != nil {
+		change(&chart)
+	}
+	return func(s *configv1beta1.ProfileSpec) {
+		s.PolicyRefs, s.HelmCharts = nil, []configv1beta1.HelmChart{chart}
+	}
+}
+
+// deployed lists the Deployments that a member has from charts, as "chart version namespace/name: replicas".
+func (w *world) deployed(member string) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var all []string
+	for key, has := range w.has {
+		for _, item := range has.Items {
+			for _, obj := range item.Objects {
+				if key == member+" "+has.ID.String() && item.Release != nil && obj.GetKind() == "Deployment" {
+					replicas, _, _ := unstructured.NestedFieldNoCopy(obj.Object, "spec", "replicas")
+					all = append(all, fmt.Sprintf("%s %s %s/%s: %v", item.Release.ChartName, item.Release.ChartVersion, obj.GetNamespace(), obj.GetName(), replicas))
+				}
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (w *world) wantDeployed(want ...string) {
+	w.Helper()
+	w.eventually("deployed", func() error { return same(want, w.deployed("one")) })
 }
 
 func TestProfileReadsItsOwnNamespaceOnly(t *testing.T) {
@@ -49,4 +112,147 @@ func TestProfileReadsItsOwnNamespaceOnly(t *testing.T) {
 	}
 	w.must(w.Delete(t.Context(), profile))
 	w.wantGone(profile, "one")
+}
+
+func TestReleasesAreToldApartByTheNamesTheyGet(t *testing.T) {
+	w := newWorld(t)
+	address := w.charts()
+	one := w.member("one", w.prod())
+	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Annotations = map[string]string{"release": "hello"} })
+	first := w.profile(hello(address, func(c *configv1beta1.HelmChart) {
+		c.ReleaseName = "{{ .Cluster.metadata.annotations.release }}"
+	}))
+	holder := w.wantFeature(first, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
+	second := w.profile(hello(address, func(c *configv1beta1.HelmChart) { c.ReleaseNamespace = `{{ "HELLO" | lower }}` }))
+	loser := w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusFailedNonRetriable, "helm release hello/hello is managed by ClusterSummary "+holder.Name))
+	if got := loser.Status.HelmReleaseSummaries; len(got) != 1 || got[0].ReleaseNamespace != "hello" || got[0].Status != configv1beta1.HelmChartStatusConflict {
+		t.Errorf("helmReleaseSummaries = %+v", got)
+	}
+	// The cluster gives the first release another name: the second one is free.
+	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Annotations["release"] = "other" })
+	w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
+	w.wantDeployed("hello 0.1.0 hello/hello: 1", "hello 0.1.0 hello/other: 1")
+}
+
+func TestOptionalReferencesMayBeMissing(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	address := w.charts()
+	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
+		refs := append(s.PolicyRefs, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "later", Optional: true})
+		hello(address, func(c *configv1beta1.HelmChart) {
+			c.ValuesFrom = []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromConfigMap, Namespace: w.ns, Name: "values", Optional: true}}
+		})(s)
+		s.PolicyRefs = refs
+	})
+	w.wantProvisioned(profile, "one")
+	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
+	w.wantDeployed("hello 0.1.0 hello/hello: 1")
+
+	// They count from when they are there.
+	w.configMap("later", manifest("b"))
+	w.configMap("values", "replicas: 2\n")
+	w.eventually("manifests", func() error {
+		return same([]string{"ConfigMap default/a", "ConfigMap default/b"}, w.refs("one", "Resources"))
+	})
+	w.wantDeployed("hello 0.1.0 hello/hello: 2")
+}
+
+func TestChangedValuesAreDeliveredWithoutTouchingTheProfile(t *testing.T) {
+	w := newWorld(t)
+	w.member("one", w.prod())
+	plain := w.configMap("values", "replicas: 2\n")
+	hidden := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "values"}, Type: libv1beta1.ProfileSecretType,
+		Data: map[string][]byte{"values": []byte("message: hidden\n")},
+	}
+	w.create(hidden)
+	w.profile(hello(w.charts(), func(c *configv1beta1.HelmChart) {
+		c.ValuesFrom = []configv1beta1.ValueFrom{
+			{Kind: configv1beta1.ValueFromConfigMap, Namespace: w.ns, Name: "values"},
+			{Kind: configv1beta1.ValueFromSecret, Namespace: w.ns, Name: "values"},
+		}
+	}))
+	w.wantDeployed("hello 0.1.0 hello/hello: 2")
+	update(w, plain, func(cm *corev1.ConfigMap) { cm.Data["content"] = "replicas: 3\n" })
+	w.wantDeployed("hello 0.1.0 hello/hello: 3")
+	update(w, hidden, func(s *corev1.Secret) { s.Data["values"] = []byte("replicas: 4\n") })
+	w.wantDeployed("hello 0.1.0 hello/hello: 4")
+}
+
+// registry serves an OCI registry with the example chart that wants the login "me" and "s:cret", and returns its oci:// URL.
+func (w *world) registry() string {
+	w.Helper()
+	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "me" || password != "s:cret" {
+			rw.Header().Set("WWW-Authenticate", `Basic realm="charts"`)
+			rw.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		images.ServeHTTP(rw, r)
+	}))
+	w.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
+	opened, err := remote.NewRepository(host + "/charts/hello:0.1.0")
+	w.must(err)
+	opened.PlainHTTP = true
+	opened.Client = &auth.Client{Credential: auth.StaticCredential(host, auth.Credential{Username: "me", Password: "s:cret"})}
+	archive, err := examples.Chart{}.Archive()
+	w.must(err)
+	layer, err := oras.PushBytes(w.Context(), opened, "application/vnd.cncf.helm.chart.content.v1.tar+gzip", archive)
+	w.must(err)
+	packed, err := oras.PackManifest(w.Context(), opened, oras.PackManifestVersion1_1, "application/vnd.cncf.helm.config.v1+json",
+		oras.PackManifestOptions{Layers: []ocispec.Descriptor{layer}})
+	w.must(err)
+	w.must(opened.Tag(w.Context(), packed, opened.Reference.Reference))
+	return "oci://" + host + "/charts"
+}
+
+func TestChartFromARegistryThatWantsALogin(t *testing.T) {
+	w := newWorld(t)
+	w.member("one", w.prod())
+	address := w.registry()
+	login := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "login"},
+		Data:       map[string][]byte{"username": []byte("me"), "password": []byte("a guess")},
+	}
+	w.create(login)
+	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) {
+		c.ChartName = "hello"
+		c.RegistryCredentialsConfig = &configv1beta1.RegistryCredentialsConfig{
+			Credentials: &corev1.SecretReference{Namespace: w.ns, Name: "login"}, PlainHTTP: true,
+		}
+	}))
+	w.eventually("wrong password", func() error { return w.failure(profile, "Failed", "401") })
+	// The right password is picked up without touching the profile.
+	update(w, login, func(s *corev1.Secret) { s.Data["password"] = []byte("s:cret") })
+	summary := w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
+	w.wantDeployed("hello 0.1.0 hello/hello: 1")
+	if got := summary.Status.HelmReleaseSummaries[0].CredentialsSecretRef; got == nil || got.Name != "login" {
+		t.Errorf("credentialsSecretRef = %v", got)
+	}
+}
+
+func TestChartWithHooksIsRefusedAsAWhole(t *testing.T) {
+	w := newWorld(t)
+	w.member("one", w.prod())
+	hook := "apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: migrate\n  annotations: {helm.sh/hook: pre-upgrade}\n" +
+		"spec: {template: {spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}}\n"
+	address := w.charts(examples.Chart{}, examples.Chart{Version: "0.2.0", Files: map[string]string{"templates/hook.yaml": hook}})
+	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) { c.Values = "replicas: 2\n" }))
+	w.wantDeployed("hello 0.1.0 hello/hello: 2")
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.HelmCharts[0].ChartVersion = "0.2.0" })
+	w.eventually("refusal", func() error { return w.failure(profile, "FailedNonRetriable", "migrate (pre-upgrade)") })
+	w.wantDeployed("hello 0.1.0 hello/hello: 2")
+	summary, err := w.summary(profile, "one")
+	w.must(err)
+	if got := summary.Status.HelmReleaseSummaries; len(got) != 1 || got[0].ChartVersion != "0.1.0" {
+		t.Errorf("helmReleaseSummaries = %+v", got)
+	}
+	update(w, profile, func(p *configv1beta1.ClusterProfile) {
+		p.Spec.HelmCharts[0].Options = &configv1beta1.HelmOptions{DisableHooks: true}
+	})
+	w.wantDeployed("hello 0.2.0 hello/hello: 2")
 }

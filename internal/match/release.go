@@ -27,7 +27,8 @@ func (c Contest) Message() string {
 }
 
 // Lost returns the releases of summary that another summary of the same member holds, in the order of the charts: the lowest tier
-// wins; of equals the incumbent, then the older one. Summaries that are being deleted hold what they hold until they are gone.
+// wins; of equals the incumbent, then the older one. Summaries that are being deleted hold what they hold until they are gone. Names are
+// compared as they are: the caller fills in their templates.
 func Lost(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary) []Contest {
 	var lost []Contest
 	for _, release := range Installed(summary) {

@@ -1,0 +1,74 @@
+package summaries
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/source"
+)
+
+// contenders returns summary and all summaries of its cluster, with their releases named as they are there.
+func (c *Controller) contenders(ctx context.Context, summary *configv1beta1.ClusterSummary) (*configv1beta1.ClusterSummary, []configv1beta1.ClusterSummary, error) {
+	cluster := types.NamespacedName{Namespace: summary.Spec.ClusterNamespace, Name: summary.Spec.ClusterName}
+	all, err := c.siblings(ctx, cluster)
+	if err != nil {
+		return nil, nil, err
+	}
+	if all, err = c.named(ctx, cluster, append(all, *summary)); err != nil {
+		return nil, nil, fmt.Errorf("name the releases of cluster %s: %w", cluster, err)
+	}
+	last := len(all) - 1
+	return &all[last], all[:last], nil
+}
+
+// named returns summaries of one cluster with their releases named as they are on it, without templates.
+func (c *Controller) named(ctx context.Context, cluster types.NamespacedName, summaries []configv1beta1.ClusterSummary) ([]configv1beta1.ClusterSummary, error) {
+	if !slices.ContainsFunc(summaries, namedByTemplate) {
+		return summaries, nil
+	}
+	found := &libv1beta1.SveltosCluster{}
+	if err := c.Hub.Get(ctx, cluster, found); apierrors.IsNotFound(err) {
+		return summaries, nil // nothing is deployed to a cluster that is not there
+	} else if err != nil {
+		return nil, err
+	}
+	subject, err := subjectOf(found)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]configv1beta1.ClusterSummary, 0, len(summaries))
+	for _, summary := range summaries {
+		// The charts come from a cache: they are exchanged, not changed.
+		summary.Spec.ClusterProfileSpec.HelmCharts = namedCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
+		all = append(all, summary)
+	}
+	return all, nil
+}
+
+func namedByTemplate(summary configv1beta1.ClusterSummary) bool {
+	return slices.ContainsFunc(summary.Spec.ClusterProfileSpec.HelmCharts, func(chart configv1beta1.HelmChart) bool {
+		return strings.Contains(chart.ReleaseName+chart.ReleaseNamespace, "{{")
+	})
+}
+
+// namedCharts leaves out a chart whose release cannot be named: it is not deployed either, and composing says why.
+func namedCharts(charts []configv1beta1.HelmChart, subject source.Subject) []configv1beta1.HelmChart {
+	all := make([]configv1beta1.HelmChart, 0, len(charts))
+	for _, chart := range charts {
+		var nameErr, namespaceErr error
+		chart.ReleaseName, nameErr = subject.Expand("releaseName", chart.ReleaseName)
+		chart.ReleaseNamespace, namespaceErr = subject.Expand("releaseNamespace", chart.ReleaseNamespace)
+		if nameErr == nil && namespaceErr == nil {
+			all = append(all, chart)
+		}
+	}
+	return all
+}
