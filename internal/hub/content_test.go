@@ -134,6 +134,30 @@ func TestReleasesAreToldApartByTheNamesTheyGet(t *testing.T) {
 	w.wantDeployed("hello 0.1.0 hello/hello: 1", "hello 0.1.0 hello/other: 1")
 }
 
+func TestNothingToUninstallIsSaid(t *testing.T) {
+	w := newWorld(t)
+	w.member("one", w.prod())
+	uninstall := func(c *configv1beta1.HelmChart) { c.HelmChartAction = configv1beta1.HelmChartActionUninstall }
+	address := w.charts()
+	nothing := []configv1beta1.HelmChartSummary{{ReleaseName: "hello", ReleaseNamespace: "hello", ConflictMessage: "nothing of ours to uninstall: release hello/hello"}}
+	profile := w.profile(hello(address, uninstall))
+	summary := w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
+	if err := same(nothing, summary.Status.HelmReleaseSummaries); err != nil {
+		t.Errorf("never installed: helmReleaseSummaries %v", err)
+	}
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { hello(address, nil)(&p.Spec) })
+	w.wantDeployed("hello 0.1.0 hello/hello: 1")
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { hello(address, uninstall)(&p.Spec) })
+	w.wantDeployed()
+	w.eventually("uninstalled", func() error {
+		summary, err := w.summary(profile, "one")
+		if err != nil {
+			return err
+		}
+		return same(nothing, summary.Status.HelmReleaseSummaries)
+	})
+}
+
 func TestOptionalReferencesMayBeMissing(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))

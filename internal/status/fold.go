@@ -45,7 +45,7 @@ type Finding struct {
 	Reason string
 	// Attempt says that something was tried now and failed, which counts.
 	Attempt bool
-	// Releases are those the feature wants on the member, or has lost; only Helm has any.
+	// Releases are those the feature wants on the member, or has lost, or, without a status, wants gone; only Helm has any.
 	Releases []configv1beta1.HelmChartSummary
 }
 
@@ -227,8 +227,12 @@ func foldReleases(s *configv1beta1.ClusterSummaryStatus, finding Finding) {
 	if !applied {
 		// What was there before is still there until the member has done with it.
 		for _, old := range s.HelmReleaseSummaries {
-			if !slices.ContainsFunc(now, func(r configv1beta1.HelmChartSummary) bool { return sameRelease(r, old) }) {
+			at := slices.IndexFunc(now, func(r configv1beta1.HelmChartSummary) bool { return sameRelease(r, old) })
+			switch {
+			case at < 0:
 				now = append(now, old)
+			case now[at].Status == "":
+				now[at] = old
 			}
 		}
 	}

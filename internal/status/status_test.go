@@ -189,6 +189,22 @@ func TestFoldReleases(t *testing.T) {
 	}
 }
 
+func TestFoldKeepsAReleaseUntilItIsUninstalled(t *testing.T) {
+	t.Parallel()
+	managed := configv1beta1.HelmChartSummary{ReleaseName: "a", ReleaseNamespace: "web", Status: configv1beta1.HelmChartStatusManaging}
+	nothing := configv1beta1.HelmChartSummary{ReleaseName: "a", ReleaseNamespace: "web", ConflictMessage: "nothing of ours"}
+	old := configv1beta1.ClusterSummaryStatus{HelmReleaseSummaries: []configv1beta1.HelmChartSummary{managed}}
+	for state, want := range map[bundle.State]configv1beta1.HelmChartSummary{bundle.StateApplying: managed, bundle.StateApplied: nothing} {
+		s := status.Fold(old, status.Pass{Findings: []status.Finding{{
+			Feature: libv1beta1.FeatureHelm, Kind: status.Delivered, Want: one, Report: bundle.Report{State: state, Digest: one},
+			Releases: []configv1beta1.HelmChartSummary{nothing},
+		}}})
+		if diff := cmp.Diff([]configv1beta1.HelmChartSummary{want}, s.HelmReleaseSummaries); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", state, diff)
+		}
+	}
+}
+
 func TestEventsTellASummaryWideMessageOnce(t *testing.T) {
 	t.Parallel()
 	old := configv1beta1.ClusterSummaryStatus{}

@@ -96,7 +96,8 @@ type HelmChartSummary struct {
 	// +optional
 	PatchesHash []byte `json:"patchesHash,omitempty"`
 
-	// ConflictMessage says whose the release is, if not this ClusterSummary's.
+	// ConflictMessage says whose the release is, if not this ClusterSummary's. Of one that is to be uninstalled it says, without a status,
+	// that nothing of it is this ClusterSummary's, or is no longer.
 	// +optional
 	ConflictMessage string `json:"conflictMessage,omitempty"`
 

@@ -72,3 +72,23 @@ func namedCharts(charts []configv1beta1.HelmChart, subject source.Subject) []con
 	}
 	return all
 }
+
+// withUninstalled adds an entry to releases for each one that is to be uninstalled. Towline takes away only what it brought: people are
+// told that there is nothing of that, once there is not.
+func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv1beta1.HelmChart) []configv1beta1.HelmChartSummary {
+	all := slices.Clone(releases)
+	for _, chart := range charts {
+		release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
+		listed := slices.ContainsFunc(all, func(r configv1beta1.HelmChartSummary) bool {
+			return r.ReleaseNamespace == release.Namespace && r.ReleaseName == release.Name
+		})
+		if chart.HelmChartAction != configv1beta1.HelmChartActionUninstall || listed {
+			continue
+		}
+		all = append(all, configv1beta1.HelmChartSummary{
+			ReleaseNamespace: release.Namespace, ReleaseName: release.Name,
+			ConflictMessage: "nothing of ours to uninstall: release " + release.String(),
+		})
+	}
+	return all
+}

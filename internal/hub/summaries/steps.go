@@ -212,12 +212,13 @@ func (s *state) settled(feature libv1beta1.FeatureID) bool {
 
 func (c *Controller) composeFeature(ctx context.Context, s *state, request Request, feature libv1beta1.FeatureID) (Composition, error) {
 	var lost []match.Contest
+	var charts []configv1beta1.HelmChart
 	if feature == libv1beta1.FeatureHelm {
 		me, others, err := c.contenders(ctx, s.summary)
 		if err != nil {
 			return Composition{}, err
 		}
-		lost = match.Lost(me, others)
+		charts, lost = me.Spec.ClusterProfileSpec.HelmCharts, match.Lost(me, others)
 		if len(lost) > 0 && !s.spec().ContinueOnConflict {
 			return Composition{}, &contestError{lost: lost}
 		}
@@ -226,7 +227,7 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Reque
 	if err != nil {
 		return Composition{}, err
 	}
-	composition.Releases = contested(composition.Releases, lost)
+	composition.Releases = contested(withUninstalled(composition.Releases, charts), lost)
 	return composition, nil
 }
 
