@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -53,8 +54,22 @@ func runDeregister(ctx context.Context, streams Streams, r join.Request, verbose
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprint(streams.Out, farewell(r, deleted))
-	return err
+	if _, err := fmt.Fprint(streams.Out, farewell(r, deleted)); err != nil {
+		return err
+	}
+	streams.say("%s", remainder(r, deleted))
+	return nil
+}
+
+// remainder says what a deregistration does not touch.
+func remainder(r join.Request, deleted []kube.Ref) string {
+	text := fmt.Sprintf("note: everything that is deployed on cluster %s/%s stays there; nobody updates, repairs or withdraws it any more.", r.Namespace, r.Name)
+	// Only a cluster in pull mode has a ServiceAccount on the hub.
+	if slices.ContainsFunc(deleted, func(ref kube.Ref) bool { return ref.Kind == "ServiceAccount" }) {
+		text += "\nnote: so does its agent, without access to the hub: it still repairs what is deployed. Remove it on the cluster with:" +
+			" kubectl delete -f <the manifest of the registration>"
+	}
+	return text
 }
 
 func farewell(r join.Request, deleted []kube.Ref) string {

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,7 +30,10 @@ func newHub(streams Streams) *cobra.Command {
 		Use:   "hub",
 		Short: "Run the hub: match clusters, render, deliver and report",
 		Long: `Run the hub on the management cluster: the one of --kubeconfig, else of KUBECONFIG, else the one that this runs in, else that of
-~/.kube/config. It runs until it is stopped.`,
+~/.kube/config. It runs until it is stopped.
+
+Charts may make up values, such as passwords and certificates. --cache-dir keeps them: keep the directory, or such charts roll new values on
+every member after the next start of the hub. It is readable for its owner only and should stay so.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, err := f.log.start(cmd.Context(), streams.Err)
@@ -38,6 +43,11 @@ func newHub(streams Streams) *cobra.Command {
 			config, err := hubConfig(f.kubeconfig)
 			if err != nil {
 				return err
+			}
+			if f.options.CacheDir == "" {
+				if f.options.CacheDir, err = defaultCacheDir(config.Host); err != nil {
+					return err
+				}
 			}
 			log.FromContext(ctx).Info("hub starts", "server", config.Host, "version", Version())
 			return runHub(ctx, config, f.options)
@@ -49,9 +59,31 @@ func newHub(streams Streams) *cobra.Command {
 	flags.BoolVar(&f.options.RegisterSelf, "register-self", true, "register the management cluster itself as mgmt/mgmt")
 	flags.BoolVar(&f.options.LeaderElection, "leader-elect", false, "let several hubs run, of which one is active")
 	flags.StringVar(&f.options.DiagnosticsAddress, "diagnostics-address", ":8080", "`address` that serves /metrics, /healthz and /readyz over http; empty for none")
-	flags.StringVar(&f.options.CacheDir, "cache-dir", "", "`directory` that keeps charts and renderings over restarts (default: a temporary one)")
+	flags.StringVar(&f.options.CacheDir, "cache-dir", "", "`directory` that keeps charts and renderings, and with them the values that charts make up, over restarts (default: towline/hub-<hash of the server> in the user's cache directory)")
 	f.log.add(flags)
 	return cmd
+}
+
+// cacheHashLength is how many hexadecimal digits tell the caches of several hubs of one user apart.
+const cacheHashLength = 12
+
+// defaultCacheDir makes the directory that a hub on this server keeps its charts and renderings in: the same one at every start, since
+// charts that make up values would otherwise make up others.
+func defaultCacheDir(server string) (string, error) {
+	base, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find a directory for the hub's cache; name one with --cache-dir: %w", err)
+	}
+	sum := sha256.Sum256([]byte(server))
+	dir := filepath.Join(base, "towline", "hub-"+hex.EncodeToString(sum[:])[:cacheHashLength])
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make the hub's cache; name another directory with --cache-dir: %w", err)
+	}
+	// One from before may have been made with other rights.
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make the hub's cache private; name another directory with --cache-dir: %w", err)
+	}
+	return dir, nil
 }
 
 // runDemoHub runs the demo's hub in this process, with its log beside cacheDir.
