@@ -1,0 +1,46 @@
+package summaries_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/hub/summaries"
+	"github.com/towline/towline/internal/source"
+)
+
+func TestReferencesLeaveOutWhatMayNotBeRead(t *testing.T) {
+	t.Parallel()
+	summary := &configv1beta1.ClusterSummary{}
+	spec := &summary.Spec.ClusterProfileSpec
+	for _, namespace := range []string{"", "eu", "us"} {
+		spec.PolicyRefs = append(spec.PolicyRefs, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: namespace, Name: "manifests" + namespace})
+		spec.HelmCharts = append(spec.HelmCharts, configv1beta1.HelmChart{
+			ValuesFrom: []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromSecret, Namespace: namespace, Name: "values" + namespace}},
+			RegistryCredentialsConfig: &configv1beta1.RegistryCredentialsConfig{
+				Credentials: &corev1.SecretReference{Namespace: namespace, Name: "login" + namespace},
+				CA:          &corev1.SecretReference{Namespace: namespace, Name: "ca" + namespace},
+			},
+		})
+	}
+	references := func(confined string) []string {
+		var texts []string
+		for _, ref := range (&summaries.Composer{}).References(summaries.Request{Summary: summary, Subject: source.Subject{Namespace: "eu", Confined: confined}}) {
+			texts = append(texts, ref.String())
+		}
+		return texts
+	}
+	own := []string{
+		"ConfigMap eu/manifests", "ConfigMap eu/manifestseu",
+		"Secret eu/values", "Secret eu/login", "Secret eu/ca", "Secret eu/valueseu", "Secret eu/logineu", "Secret eu/caeu",
+	}
+	if diff := cmp.Diff(own, references("eu")); diff != "" {
+		t.Errorf("of a Profile (-want +got):\n%s", diff)
+	}
+	if got := references(""); len(got) != len(own)+4 {
+		t.Errorf("of a ClusterProfile: %v", got)
+	}
+}
