@@ -43,12 +43,17 @@ type demo struct {
 
 // Run plays the demo. It returns an error if a step fails; everything it started has ended when it returns.
 func Run(ctx context.Context, opts Options) error {
-	dir, err := os.MkdirTemp("", "towline-demo-")
+	d := &demo{opts: opts}
+	d.out, d.err = opts.Out, opts.Err
+	for _, dead := range removeDead(os.TempDir()) {
+		d.progress("removed %s, which a demo left that was killed", dead)
+	}
+	place, err := makePlace(os.TempDir())
 	if err != nil {
 		return fmt.Errorf("make the demo's directory: %w", err)
 	}
-	d := &demo{opts: opts, dir: dir}
-	d.out, d.err = opts.Out, opts.Err
+	d.dir = place.dir
+	defer place.release()
 	defer d.cleanUp()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -1,0 +1,217 @@
+package demo_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/towline/towline/internal/localkube"
+)
+
+const (
+	// playLimit bounds a whole demo on cores shared with many other tests.
+	playLimit = 4 * time.Minute
+	// endLimit is how long everything that a demo started may outlive it.
+	endLimit = 15 * time.Second
+)
+
+// play is a demo in a process of its own, with a directory for temporary files of its own.
+type play struct {
+	cmd      *exec.Cmd
+	dir      string
+	out, err *transcript
+}
+
+// transcript is what a process has written so far.
+type transcript struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (w *transcript) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text.Write(p)
+}
+
+func (w *transcript) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text.String()
+}
+
+// start starts program as a demo whose temporary files are in dir.
+func start(t *testing.T, program, dir string, env ...string) *play {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), playLimit)
+	p := &play{dir: dir, out: &transcript{}, err: &transcript{}}
+	p.cmd = exec.CommandContext(ctx, program, "demo", "--exit")
+	p.cmd.Env = append(append(os.Environ(), "TMPDIR="+dir), env...)
+	p.cmd.Dir = dir
+	p.cmd.Stdout, p.cmd.Stderr = io.Writer(p.out), io.Writer(p.err)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		_ = p.cmd.Wait() // an error if it was waited for before
+		if t.Failed() {
+			t.Logf("transcript:\n%s\n%s", p.out, p.err)
+		}
+	})
+	return p
+}
+
+// code waits for the end of the demo and returns its exit code, -1 if a signal ended it.
+func (p *play) code(t *testing.T) int {
+	t.Helper()
+	err := p.cmd.Wait()
+	exit := &exec.ExitError{}
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// wantSaid waits until the demo's transcript contains text.
+func (p *play) wantSaid(t *testing.T, text string) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, playLimit, true, func(context.Context) (bool, error) {
+		return strings.Contains(p.out.String(), text), nil
+	})
+	if err != nil {
+		t.Fatalf("wait until the demo says %q: %v", text, err)
+	}
+}
+
+// wantNoProcess fails the test if a process that works in the demo's directory outlives limit.
+func (p *play) wantNoProcess(t *testing.T, limit time.Duration) {
+	t.Helper()
+	var left []string
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, limit, true, func(context.Context) (bool, error) {
+		left = processes(p.dir)
+		return len(left) == 0, nil
+	})
+	if err != nil {
+		t.Errorf("processes left after %s: %v", limit, left)
+	}
+}
+
+// processes lists the command lines of the processes that have dir in them or in their environment, except our own.
+func processes(dir string) []string {
+	var found []string
+	directories, _ := filepath.Glob("/proc/[0-9]*") // the pattern is right
+	for _, process := range directories {
+		cmdline, err := os.ReadFile(filepath.Join(process, "cmdline"))
+		if err != nil {
+			continue // it has ended
+		}
+		environment, _ := os.ReadFile(filepath.Join(process, "environ")) // that of a dead one is empty
+		if bytes.Contains(cmdline, []byte(dir)) || bytes.Contains(environment, []byte(dir)) {
+			found = append(found, filepath.Base(process)+": "+string(bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '})))
+		}
+	}
+	return found
+}
+
+func places(t *testing.T, dir string) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, "towline-demo-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// towline finds the program as `make build` leaves it.
+func towline(t *testing.T) string {
+	t.Helper()
+	program, err := localkube.Binary("towline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
+func TestDemoShowsTheMainJobAndCleansUpAfterOthers(t *testing.T) {
+	dir, program := t.TempDir(), towline(t)
+	killed := start(t, program, dir)
+	killed.wantSaid(t, "2/6 Start the hub")
+	if err := killed.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if code := killed.code(t); code != -1 {
+		t.Errorf("code of a killed demo: got %d", code)
+	}
+	killed.wantNoProcess(t, endLimit)
+	if left := places(t, dir); len(left) != 1 {
+		t.Errorf("directories of a killed demo: got %v, want one", left)
+	}
+
+	p := start(t, program, dir)
+	if code := p.code(t); code != 0 {
+		t.Errorf("code: got %d, want 0", code)
+	}
+	for _, want := range []string{
+		"\ncluster01 $ kubectl apply -f ", "\nhub $ kubectl get sveltosclusters -A --show-labels\nNAMESPACE", "\nedge ", "\ncloud ",
+		"clusterprofile.config.projectsveltos.io/deploy-hello", "\nhub $ sveltosctl show addons\n", "\ncluster02 $ kubectl get deployments -A\nNAMESPACE",
+		"\n== It works\n",
+	} {
+		if !strings.Contains(p.out.String(), want) {
+			t.Errorf("transcript lacks %q", want)
+		}
+	}
+	p.wantNoProcess(t, endLimit)
+	if left := places(t, dir); len(left) != 0 {
+		t.Errorf("directories left: %v", left)
+	}
+}
+
+func TestInterruptedDemoFailsAndLeavesNothing(t *testing.T) {
+	p := start(t, towline(t), t.TempDir())
+	p.wantSaid(t, "3/6 Register cluster01")
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.code(t); code != 130 {
+		t.Errorf("code: got %d, want 130", code)
+	}
+	p.wantNoProcess(t, time.Second)
+	if left := places(t, p.dir); len(left) != 0 {
+		t.Errorf("directories left: %v", left)
+	}
+}
+
+func TestDemoFailsWhereAProgramIsMissing(t *testing.T) {
+	// Programs beside our own are found first, so that it has to be alone.
+	content, err := os.ReadFile(towline(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone := filepath.Join(t.TempDir(), "towline")
+	if err := os.WriteFile(alone, content, 0o700); err != nil { //nolint:gosec // a program must be executable
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	p := start(t, alone, dir, "TOWLINE_BIN=/does/not/exist", "PATH=/does/not/exist")
+	if code := p.code(t); code != 1 {
+		t.Errorf("code: got %d, want 1", code)
+	}
+	if !strings.Contains(p.err.String(), "find localkube: run `make build` first") {
+		t.Errorf("errors: got %q", p.err)
+	}
+	if left := places(t, dir); len(left) != 0 {
+		t.Errorf("directories left: %v", left)
+	}
+}
