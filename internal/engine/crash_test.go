@@ -253,11 +253,6 @@ func TestLostRecordIsRebuiltAndSaidToBeMissing(t *testing.T) {
 	if _, ok, err := e.Resume(t.Context(), b.ID); ok || err != nil {
 		t.Errorf("resume: got %t, %v; want that nothing is known", ok, err)
 	}
-	done, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID})
-	if !done || err != nil {
-		t.Errorf("withdraw without a record: got %t, %v", done, err)
-	}
-	c.wantNames(configMaps, "a")
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: 1})
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	c.wantNames(configMaps)

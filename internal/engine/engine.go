@@ -22,7 +22,8 @@ import (
 type Options struct {
 	// Namespace is where the records are kept; it is created when the first one is. Default: kube.AgentNamespace.
 	Namespace string
-	// OnHeal is called after Run has put something back, or tried to, with what it did. It must not block for long.
+	// OnHeal is called after Run has put something back, or tried to, with what it did; and without changes when it finds that a record
+	// was lost, so that the bundle has to be delivered again. It must not block for long.
 	OnHeal func(bundle.ID, bundle.ChangeSet)
 	// Clock stamps reports and paces healing. Default: the real clock.
 	Clock clock.WithTicker
@@ -83,7 +84,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 		return nil, fmt.Errorf("make a core client of the member: %w", err)
 	}
 	e := &Engine{
-		member: &member{objects: objects, namespaces: core.Namespaces(), raw: found.RESTClient(), mapper: kube.NewMapper(found)},
+		member: &member{objects: objects, namespaces: core.Namespaces(), raw: found.RESTClient(), served: found, mapper: kube.NewMapper(found)},
 		clock:  opts.Clock, onHeal: opts.OnHeal,
 		ids: newGate[bundle.ID](), objects: newGate[kube.Ref](), changed: make(chan struct{}, 1),
 	}

@@ -55,6 +55,7 @@ func moved(had held, s sighting, id bundle.ID) bool {
 type task struct {
 	all   bool // look at every object
 	retry bool // look at every object if the last pass did not end well
+	lost  bool // look whether the record is still there
 	moved map[kube.Ref]sighting
 }
 
@@ -107,11 +108,14 @@ func (e *Engine) Run(ctx context.Context) error {
 
 // follow keeps the watches in step with the records until ctx ends.
 func (h *healer) follow(ctx context.Context) {
+	ctx, stop := context.WithCancel(ctx)
 	watches := &watches{healer: h, running: map[watched]context.CancelFunc{}}
 	defer watches.stop()
+	defer stop()
 	resync := h.engine.clock.NewTicker(resyncInterval)
 	defer resync.Stop()
 	h.read(ctx)
+	watches.records(ctx)
 	for {
 		watches.follow(ctx, h.engine.store.known())
 		h.retryFailed()
@@ -200,6 +204,14 @@ func (h *healer) see(key kube.Ref, s sighting) {
 	}
 }
 
+// miss queues a look, after a pause, whether the record of id is still there.
+func (h *healer) miss(id bundle.ID, pause time.Duration) {
+	h.mu.Lock()
+	h.taskOf(id).lost = true
+	h.mu.Unlock()
+	h.queue.AddAfter(id, pause)
+}
+
 func heals(rec *record) bool { return rec.Options.Heal && rec.State != bundle.StateRemoving }
 
 // next works on one bundle from the queue. It returns false when the queue is shut down.
@@ -239,13 +251,21 @@ func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bun
 	if rec == nil {
 		return nil, false
 	}
+	if job.lost {
+		switch lost, err := h.engine.store.lost(ctx, id); {
+		case err != nil:
+			h.miss(id, retryFirst)
+		case lost:
+			return nil, true
+		}
+	}
 	only, busy := h.due(rec, job)
 	if !busy {
 		return nil, false
 	}
 	report, ok, err := h.engine.resume(ctx, id, scope{motive: healing, only: only})
 	if !ok && err == nil {
-		return nil, false // there is nothing to heal from
+		return nil, true // there is nothing to heal from
 	}
 	h.count(id, report.Changes, err)
 	if err != nil && ctx.Err() == nil {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -43,6 +44,7 @@ type member struct {
 	objects    metadata.Interface
 	namespaces corev1client.NamespaceInterface
 	raw        rest.Interface
+	served     discovery.DiscoveryInterface
 	mapper     *kube.Mapper
 }
 

@@ -142,16 +142,32 @@ func (s *store) bundle(ctx context.Context, rec *record) (bundle.Bundle, error) 
 	return b, nil
 }
 
-// intact says whether the parts of rec's content that have Secrets of their own are all there.
+// lost says whether the record of id is no longer all there.
+func (s *store) lost(ctx context.Context, id bundle.ID) (bool, error) {
+	rec, err := s.load(ctx, id)
+	if errors.Is(err, errIncomplete) {
+		return true, nil
+	}
+	if err != nil || rec.version == "" {
+		return err == nil, err
+	}
+	intact, err := s.intact(ctx, rec)
+	return err == nil && !intact, err
+}
+
+// intact says whether the content of rec and all parts that have Secrets of their own are there.
 func (s *store) intact(ctx context.Context, rec *record) (bool, error) {
-	if len(rec.content.chunks) == 0 {
-		return rec.version == "" || !rec.content.empty(), nil
+	if rec.version != "" && rec.content.empty() {
+		return false, nil
+	}
+	if len(chunksOf(rec)) == 0 {
+		return true, nil
 	}
 	there, err := s.parts(ctx, rec.ID)
 	if err != nil {
 		return false, err
 	}
-	for _, name := range rec.content.chunks {
+	for _, name := range chunksOf(rec) {
 		if !slices.Contains(there, name) {
 			return false, nil
 		}

@@ -145,3 +145,67 @@ func (s *sink) Replace(objects []any, _ string) error {
 
 // Resync does nothing: the healer has a resync of its own.
 func (s *sink) Resync() error { return nil }
+
+// records starts the watch on the records themselves.
+func (w *watches) records(ctx context.Context) {
+	api := w.healer.engine.store.metadata
+	lister := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+			opts.LabelSelector = labelRecord
+			return api.List(ctx, opts)
+		},
+		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+			opts.LabelSelector = labelRecord
+			return api.Watch(ctx, opts)
+		},
+	}
+	reflector := cache.NewReflectorWithOptions(lister, &metav1.PartialObjectMetadata{}, &recordSink{w.healer},
+		cache.ReflectorOptions{Name: "engine records"})
+	w.ended.Go(func() { reflector.RunWithContext(ctx) })
+}
+
+// recordSink is a reflector's store that stores nothing: it has the healer look for records whose Secrets went.
+type recordSink struct{ healer *healer }
+
+var _ cache.ReflectorStore = (*recordSink)(nil)
+
+// Add does nothing: what is written is written by this engine.
+func (*recordSink) Add(any) error { return nil }
+
+// Update does nothing either.
+func (*recordSink) Update(any) error { return nil }
+
+// Delete takes a Secret that is gone. Most of them the engine has deleted itself; it does not know those records any more.
+func (s *recordSink) Delete(obj any) error {
+	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		s.look(func(name string) bool { return name != meta.Name })
+	}
+	return nil
+}
+
+// Replace takes all Secrets of records that there are.
+func (s *recordSink) Replace(objects []any, _ string) error {
+	there := map[string]bool{}
+	for _, obj := range objects {
+		if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
+			there[meta.Name] = true
+		}
+	}
+	s.look(func(name string) bool { return there[name] })
+	return nil
+}
+
+// look has the records looked at that need a Secret which is not there.
+func (s *recordSink) look(there func(name string) bool) {
+	for _, rec := range s.healer.engine.store.known() {
+		for _, name := range append(chunksOf(rec), nameOf(rec.ID)) {
+			if !there(name) {
+				s.healer.miss(rec.ID, settleTime)
+				break
+			}
+		}
+	}
+}
+
+// Resync does nothing.
+func (*recordSink) Resync() error { return nil }

@@ -12,9 +12,9 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// Withdraw removes what w.ID put on the cluster, as its record says: the last ranks first, and each rank only when everything of the
+// Withdraw removes what w.ID put on the cluster, as its record says, or the marks on the objects if the record is lost: the last ranks first, and each rank only when everything of the
 // ranks above it is gone, so that nothing that cleans up after an object goes before it. done is false while something that was
-// deleted still exists: call again. It is true if there is no record. An error names what could not be removed.
+// deleted still exists: call again. An error names what could not be removed.
 func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error) {
 	release, err := e.ids.acquire(ctx, w.ID)
 	if err != nil {
@@ -22,10 +22,13 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 	}
 	defer release()
 	rec, err := e.store.load(ctx, w.ID)
+	if errors.Is(err, errIncomplete) || (err == nil && rec.version == "") {
+		rec, err = e.trace(ctx, rec)
+	}
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
-	if rec.version == "" {
+	if rec.version == "" && len(rec.inventory) == 0 {
 		return true, nil
 	}
 	freed, err := e.objects.acquire(ctx, slices.Collect(maps.Keys(rec.inventory))...)

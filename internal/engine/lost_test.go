@@ -1,0 +1,136 @@
+package engine_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// loseRecords deletes the Secrets of records with this value of their label.
+func (c *cluster) loseRecords(part string) {
+	c.t.Helper()
+	err := c.objects.Resource(secrets).Namespace(c.records).DeleteCollection(c.t.Context(), metav1.DeleteOptions{},
+		metav1.ListOptions{LabelSelector: "towline.dev/record=" + part})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// spoilRecords overwrites a part of the heads of records.
+func (c *cluster) spoilRecords(key string) {
+	c.t.Helper()
+	api := c.objects.Resource(secrets).Namespace(c.records)
+	list, err := api.List(c.t.Context(), metav1.ListOptions{LabelSelector: "towline.dev/record=head"})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, item := range list.Items {
+		body := fmt.Sprintf(`{"data":{%q:"AAAA"}}`, key)
+		if _, err := api.Patch(c.t.Context(), item.GetName(), types.MergePatchType, []byte(body), metav1.PatchOptions{}); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// big returns a bundle whose content does not fit into the head of its record.
+func (c *cluster) big(name string) bundle.Bundle {
+	var objects []*unstructured.Unstructured
+	for i := range 3 {
+		var text strings.Builder
+		for j := range 200 {
+			text.WriteString(noise(200*i + j))
+		}
+		objects = append(objects, c.configMap(fmt.Sprintf("%s-%d", name, i), text.String()))
+	}
+	return c.bundle(name, objects...)
+}
+
+func TestLossOfARecordIsNoticed(t *testing.T) {
+	t.Parallel()
+	for name, part := range map[string]string{"head": "head", "chunk": "chunk"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			h := c.heal(t, nil)
+			b := c.big("one")
+			converge(t, h.Engine, b)
+			if h.count() != 0 {
+				t.Fatalf("told %d times before anything was lost", h.count())
+			}
+			c.loseRecords(part)
+			eventually(t, "it is told", func() bool { return h.count() > 0 })
+			if _, _, ok, err := h.Have(t.Context(), b.ID); ok || err != nil {
+				t.Errorf("have: got %t, %v; want that the content is missing", ok, err)
+			}
+			converge(t, h.Engine, b)
+			if _, _, ok, err := c.engine(nil).Have(t.Context(), b.ID); !ok || err != nil {
+				t.Errorf("have after another delivery: got %t, %v", ok, err)
+			}
+		})
+	}
+}
+
+func TestWithdrawalIsNoLoss(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.heal(t, nil)
+	b := c.big("one")
+	converge(t, h.Engine, b)
+	withdraw(t, h.Engine, bundle.Withdrawal{ID: b.ID})
+	// A loss that comes after proves that the watch has passed everything from before.
+	other := c.bundle("other", c.configMap("x", "1"))
+	converge(t, h.Engine, other)
+	c.loseRecords("head")
+	eventually(t, "the loss is told", func() bool { return h.count() > 0 })
+	if h.count() != 1 {
+		t.Errorf("told %d times, want once", h.count())
+	}
+}
+
+func TestWithdrawWithoutARecord(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(*cluster){
+		"the head is lost":              func(c *cluster) { c.loseRecords("head") },
+		"a part is lost":                func(c *cluster) { c.loseRecords("chunk") },
+		"the inventory makes no sense":  func(c *cluster) { c.spoilRecords("inventory") },
+		"the head of it makes no sense": func(c *cluster) { c.spoilRecords("head") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.create(configMaps, c.configMap("adopted", "0"))
+			b := c.big("one")
+			b.Items[0].Objects = append(b.Items[0].Objects, c.configMap("adopted", "1"))
+			converge(t, c.engine(nil), b)
+			converge(t, c.engine(nil), c.bundle("other", c.configMap("others", "1")))
+			lose(c)
+			withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
+			c.wantNames(configMaps, "others")
+			adopted := c.get(configMaps, c.ns, "adopted")
+			if adopted == nil || adopted.GetAnnotations()[kube.AnnotationRequestor] != "" {
+				t.Errorf("what was there before: got %v, want it without marks", adopted)
+			}
+		})
+	}
+}
+
+func TestWithdrawWithoutARecordLeavesWhatIsToBeLeft(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	b := c.bundle("one", c.configMap("a", "1"))
+	converge(t, c.engine(nil), b)
+	c.loseRecords("head")
+	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID, Leave: true})
+	c.wantNames(configMaps)
+	if c.value("a") != "1" {
+		t.Error("the object is gone")
+	}
+	c.wantRecords(0)
+}
