@@ -190,6 +190,36 @@ func TestAgentHealsWhileTheHubIsAwayAndCatchesUp(t *testing.T) {
 	})
 }
 
+func TestAgentNoticesThatItsRecordIsLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.startAgent()
+	b := bundleOf("one", "a", "b")
+	w.deliver(b, bundle.StateApplied)
+	if err := w.hubClient.DeleteAllOf(t.Context(), &libv1beta1.ConfigurationBundle{}, client.InNamespace(w.cluster.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	w.deleteRecords()
+	w.eventually("the hub knows", func(ctx context.Context) error {
+		groups := &libv1beta1.ConfigurationGroupList{}
+		if err := w.hubClient.List(ctx, groups, client.InNamespace(w.cluster.Namespace)); err != nil {
+			return err
+		}
+		if len(groups.Items) != 1 || !groups.Items[0].Status.ContentMissing {
+			return fmt.Errorf("groups: %+v", groups.Items)
+		}
+		return nil
+	})
+	w.deliver(b, bundle.StateApplied)
+	w.breakAndWantHealedAs("a", "b")
+
+	// Without a record what was delivered is still withdrawn.
+	w.deleteRecords()
+	w.withdraw(b.ID)
+	w.wantGone("a")
+	w.wantGone("b")
+}
+
 // deleteRecords deletes all Secrets beside the agent but the one with the way to the hub.
 func (w *world) deleteRecords() {
 	w.t.Helper()
@@ -210,15 +240,20 @@ func (w *world) deleteRecords() {
 // breakAndWantHealed edits one object and deletes another.
 func (w *world) breakAndWantHealed() {
 	w.t.Helper()
-	w.wantValue("edited", "one")
-	if err := w.client.Patch(w.t.Context(), configMap("edited"), client.RawPatch(types.MergePatchType, []byte(`{"data":{"key":"by hand"}}`))); err != nil {
+	w.breakAndWantHealedAs("edited", "deleted")
+}
+
+func (w *world) breakAndWantHealedAs(edited, deleted string) {
+	w.t.Helper()
+	w.wantValue(edited, "one")
+	if err := w.client.Patch(w.t.Context(), configMap(edited), client.RawPatch(types.MergePatchType, []byte(`{"data":{"key":"by hand"}}`))); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := w.client.Delete(w.t.Context(), configMap("deleted")); err != nil {
+	if err := w.client.Delete(w.t.Context(), configMap(deleted)); err != nil {
 		w.t.Fatal(err)
 	}
-	w.wantValue("edited", "one")
-	w.wantValue("deleted", "one")
+	w.wantValue(edited, "one")
+	w.wantValue(deleted, "one")
 }
 
 func TestAgentSaysWhatFailed(t *testing.T) {
