@@ -164,7 +164,8 @@ func TestOptionalReferencesMayBeMissing(t *testing.T) {
 	w.member("one", w.prod())
 	address := w.charts()
 	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
-		refs := append(s.PolicyRefs, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "later", Optional: true})
+		later := libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "later", Optional: true}
+		refs := slices.Concat(s.PolicyRefs, []libv1beta1.PolicyRef{later})
 		hello(address, func(c *configv1beta1.HelmChart) {
 			c.ValuesFrom = []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromConfigMap, Namespace: w.ns, Name: "values", Optional: true}}
 		})(s)
