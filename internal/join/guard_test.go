@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/localkube"
 )
 
 // requestToken requests a token for ServiceAccount namespace/c with the credentials of config.
@@ -56,17 +58,15 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 
 func TestManifestOfTheHubHasTheGuard(t *testing.T) {
 	t.Parallel()
-	plane, _ := hub(t)
-	if err := join.Guard(t.Context(), plane.Config); err != nil {
-		t.Fatal(err)
-	}
+	plane := localkube.ForTest(t)
 	raw, err := os.ReadFile(filepath.Join("..", "..", "config", "hub.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	rights := &rbacv1.ClusterRole{}
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	for part := range bytes.SplitSeq(raw, []byte("\n---\n")) {
-		into := map[string]any{"ValidatingAdmissionPolicy": policy, "ValidatingAdmissionPolicyBinding": binding}
+		into := map[string]any{"ClusterRole": rights, "ValidatingAdmissionPolicy": policy, "ValidatingAdmissionPolicyBinding": binding}
 		kind := metav1.TypeMeta{}
 		if err := yaml.Unmarshal(part, &kind); err != nil {
 			t.Fatal(err)
@@ -78,7 +78,33 @@ func TestManifestOfTheHubHasTheGuard(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	admission := kubernetes.NewForConfigOrDie(plane.Config).AdmissionregistrationV1()
+	clientset := kubernetes.NewForConfigOrDie(plane.Config)
+	if _, err := clientset.RbacV1().ClusterRoles().Create(t.Context(), rights, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const installer = "installer"
+	if _, err := clientset.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: installer},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: rights.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: installer}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	config := rest.CopyConfig(plane.Config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: installer}
+	eventually(t, "the hub's own rights suffice", func() bool { return join.Guard(t.Context(), config) == nil })
+	if err := join.Guard(t.Context(), config); err != nil {
+		t.Errorf("once more: %v", err)
+	}
+	checkGuard(t, clientset, policy, binding)
+}
+
+// checkGuard compares the manifest's policy and binding with those that were applied.
+func checkGuard(
+	t *testing.T, clientset kubernetes.Interface, policy *admissionv1.ValidatingAdmissionPolicy, binding *admissionv1.ValidatingAdmissionPolicyBinding,
+) {
+	t.Helper()
+	admission := clientset.AdmissionregistrationV1()
 	livePolicy, err := admission.ValidatingAdmissionPolicies().Get(t.Context(), policy.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
