@@ -12,9 +12,9 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// Withdraw removes what w.ID put on the cluster, as its record says, or the marks on the objects if the record is lost: the last ranks first, and each rank only when everything of the
-// ranks above it is gone, so that nothing that cleans up after an object goes before it. done is false while something that was
-// deleted still exists: call again. An error names what could not be removed.
+// Withdraw removes what w.ID put on the cluster, as its record says, or the marks on the objects if the record is lost: the last ranks
+// first, and each rank only when everything of the ranks above it is gone, so that nothing that cleans up after an object goes before
+// it. done is false while something that was deleted still exists: call again. An error names what could not be removed.
 func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error) {
 	release, err := e.ids.acquire(ctx, w.ID)
 	if err != nil {
