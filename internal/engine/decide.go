@@ -73,20 +73,11 @@ const (
 // decide compares one target with what is there and with what the record holds of it.
 func decide(t *target, seen *live, had held, who asker) verdict {
 	v := verdict{target: t, seen: seen, verb: write}
-	if t.resource == (kube.Resource{}) {
-		v.verb, v.err = refuse, errUnknownKind
-		return v
-	}
-	if had.Rival != "" && who.motive == healing && (seen == nil || seen.requestor() != who.id.String()) {
-		// It was taken over, whatever became of it then: only who delivers for this requestor can know that it is wanted again.
-		v.verb, v.err = refuse, contested(t, who.owner, had.Rival)
+	if err := hindrance(t, seen, had, who); err != nil {
+		v.verb, v.err = refuse, err
 		return v
 	}
 	if seen == nil {
-		return v
-	}
-	if seen.deleting {
-		v.verb, v.err = refuse, errDeleting
 		return v
 	}
 	v.adopt = seen.adopted()
@@ -109,6 +100,20 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 		}
 	}
 	return v
+}
+
+// hindrance says why a target cannot be applied now, whoever has marked what is there; nil if nothing is in the way.
+func hindrance(t *target, seen *live, had held, who asker) error {
+	switch {
+	case t.resource == (kube.Resource{}):
+		return errUnknownKind
+	case had.Rival != "" && who.motive == healing && (seen == nil || seen.requestor() != who.id.String()):
+		// It was taken over, whatever became of it then: only who delivers for this requestor can know that it is wanted again.
+		return contested(t, who.owner, had.Rival)
+	case seen != nil && seen.deleting:
+		return errDeleting
+	}
+	return nil
 }
 
 // undrifted says whether an object that carries our marks is still as we applied it. When somebody else changes a field that we
