@@ -14,13 +14,21 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// MaxTokenLife is the longest life of a token that a ServiceAccount of the hub may request for itself: that of an agent's own token.
+// MaxTokenLife is the longest life of a token that an agent may request for itself: that of its own token.
 const MaxTokenLife = 24 * time.Hour
 
-// guardName names the policy and its binding.
-const guardName = "towline-token-life"
+const (
+	// guardName names the policy and its binding.
+	guardName = "towline-token-life"
+	// forItself is true if a ServiceAccount requests a token of its own.
+	forItself = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name"
+	// isAgent is true for who may report on the cluster of its own name and not on every cluster there: the ServiceAccounts of others
+	// are none of our business.
+	isAgent   = mayReport + ".name(request.name).check('patch').allowed() && !" + mayReport + ".check('patch').allowed()"
+	mayReport = "authorizer.group('lib.projectsveltos.io').resource('sveltosclusters').subresource('status').namespace(request.namespace)"
+)
 
-// Guard makes the hub refuse tokens of more than MaxTokenLife that a ServiceAccount requests for itself, as agents may. Rules of RBAC cannot
+// Guard makes the hub refuse tokens of more than MaxTokenLife that an agent requests for itself. Rules of RBAC cannot
 // say that: without it, whoever copies an agent's token could exchange it for one that lives for years. It can be run again. The hub
 // enforces it within some seconds.
 func Guard(ctx context.Context, hub *rest.Config) error {
@@ -46,11 +54,12 @@ func guardPolicy() *admission.ValidatingAdmissionPolicyApplyConfiguration {
 			WithFailurePolicy(admissionv1.Fail).
 			WithMatchConstraints(admission.MatchResources().WithResourceRules(admission.NamedRuleWithOperations().
 				WithAPIGroups("").WithAPIVersions("v1").WithOperations(admissionv1.Create).WithResources("serviceaccounts/token"))).
-			WithMatchConditions(admission.MatchCondition().WithName("for-itself").
-				WithExpression("request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name")).
+			WithMatchConditions(
+				admission.MatchCondition().WithName("for-itself").WithExpression(forItself),
+				admission.MatchCondition().WithName("is-an-agent").WithExpression(isAgent)).
 			WithValidations(admission.Validation().
 				WithExpression(fmt.Sprintf("!has(object.spec.expirationSeconds) || object.spec.expirationSeconds <= %d", seconds)).
-				WithMessage(fmt.Sprintf("a ServiceAccount may request a token of at most %d seconds for itself", seconds)).
+				WithMessage(fmt.Sprintf("an agent may request a token of at most %d seconds for itself", seconds)).
 				WithReason(metav1.StatusReasonForbidden)))
 }
 

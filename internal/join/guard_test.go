@@ -3,6 +3,7 @@ package join_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,13 +49,39 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 	eventually(t, "a token of ten years is refused", func() bool {
 		return apierrors.IsForbidden(requestToken(t.Context(), config, n, tenYears))
 	})
-	wantText(t, requestToken(t.Context(), config, n, day+1), "a ServiceAccount may request a token of at most 86400 seconds for itself")
+	wantText(t, requestToken(t.Context(), config, n, day+1), "an agent may request a token of at most 86400 seconds for itself")
 	if err := requestToken(t.Context(), config, n, day); err != nil {
 		t.Errorf("a token of a day: %v", err)
 	}
 	if err := requestToken(t.Context(), plane.Config, n, tenYears); err != nil {
 		t.Errorf("a token of ten years, requested by the administrator: %v", err)
 	}
+	if err := requestToken(t.Context(), strangerConfig(t, plane, "token"), "token", tenYears); err != nil {
+		t.Errorf("a token of ten years, requested by a ServiceAccount that is no agent: %v", err)
+	}
+}
+
+// strangerConfig returns the credential of a ServiceAccount c, of a new namespace, that may request its own tokens and is no agent.
+func strangerConfig(t *testing.T, plane *localkube.Plane, namespace string) *rest.Config {
+	t.Helper()
+	clientset := kubernetes.NewForConfigOrDie(plane.Config)
+	named := metav1.ObjectMeta{Name: "c", Namespace: namespace}
+	_, errNamespace := clientset.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, errAccount := clientset.CoreV1().ServiceAccounts(namespace).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: named}, metav1.CreateOptions{})
+	_, errRole := clientset.RbacV1().Roles(namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: named, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"}, Verbs: []string{"create"}},
+	}}, metav1.CreateOptions{})
+	_, errBinding := clientset.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: named, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "c"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "c", Namespace: namespace}},
+	}, metav1.CreateOptions{})
+	token, errToken := clientset.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), "c", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err := errors.Join(errNamespace, errAccount, errRole, errBinding, errToken); err != nil {
+		t.Fatal(err)
+	}
+	config := rest.AnonymousClientConfig(plane.Config)
+	config.BearerToken = token.Status.Token
+	return config
 }
 
 func TestManifestOfTheHubHasTheGuard(t *testing.T) {
