@@ -3,10 +3,13 @@ package stories
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/towline/towline/internal/localkube"
 )
 
 const seed001Kyverno = `
@@ -78,8 +81,24 @@ func TestSeed001PullAndPush(t *testing.T) {
 	w.wantClusterTable()
 
 	w.deployToBoth()
+	for _, plane := range []*localkube.Plane{rke2, aks} {
+		w.wantDeployments(plane, "kyverno", "deployment.apps/kyverno-latest")
+	}
 	w.deployToLabelled()
+	w.wantDeployments(rke2, "kube-system", "deployment.apps/tetragon")
+	w.wantDeployments(aks, "kube-system")
 	w.withdrawFromUnlabelled()
+	w.wantDeployments(rke2, "kube-system")
+	w.wantDeployments(rke2, "kyverno", "deployment.apps/kyverno-latest")
+}
+
+// wantDeployments checks the names of the deployments in a namespace of a member.
+func (w *world) wantDeployments(plane *localkube.Plane, namespace string, want ...string) {
+	w.t.Helper()
+	got := strings.Fields(w.kubectl(plane, "get", "deployments", "-n", namespace, "-o", "name"))
+	if !slices.Equal(got, want) {
+		w.t.Errorf("deployments of %s in %s: got %q, want %q", plane.Name, namespace, got, want)
+	}
 }
 
 // wantClusterTable checks the table with labels that the seed prints.
