@@ -24,8 +24,13 @@ func makePlace(parent string) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
-	lock, err := locked(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR)
+	// The lock appears under its name only once it is held: a demo that starts now must not take this one for dead.
+	fresh := filepath.Join(dir, lockName+".new")
+	lock, err := locked(fresh, os.O_CREATE|os.O_RDWR)
 	if err != nil {
+		return place{}, err
+	}
+	if err := os.Rename(fresh, filepath.Join(dir, lockName)); err != nil {
 		return place{}, err
 	}
 	return place{dir: dir, lock: lock}, nil
@@ -56,16 +61,30 @@ func removeDead(parent string) []string {
 		return nil
 	}
 	for _, path := range locks {
-		lock, err := locked(path, os.O_RDWR)
+		dir := filepath.Dir(path)
+		if !ours(dir) {
+			continue
+		}
+		lock, err := locked(path, os.O_RDWR|syscall.O_NOFOLLOW)
 		if err != nil {
 			continue
 		}
-		if dir := filepath.Dir(path); removePlace(dir) == nil {
+		if removePlace(dir) == nil {
 			removed = append(removed, dir)
 		}
 		_ = lock.Close()
 	}
 	return removed
+}
+
+// ours says whether dir is a directory that this user made. In a directory that everybody may write to it could be a link to another one.
+func ours(dir string) bool {
+	info, err := os.Lstat(dir)
+	if err != nil || !info.IsDir() {
+		return false
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(stat.Uid) == os.Geteuid()
 }
 
 // removePlace removes a directory, its lock last: what cannot be removed now, the next demo tries again.
