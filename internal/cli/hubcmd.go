@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -108,7 +109,11 @@ func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
 // runHub runs a hub. One that installs its definitions also installs what bounds the life of the tokens of agents.
 func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
 	if options.InstallCRDs {
-		if err := join.Guard(ctx, config); err != nil {
+		err := join.Guard(ctx, config)
+		if apierrors.IsNotFound(err) {
+			// Kubernetes has had this API since 1.30.
+			log.FromContext(ctx).Info("this hub has no ValidatingAdmissionPolicies: the life of tokens that agents request is not bounded")
+		} else if err != nil {
 			return err
 		}
 	}
