@@ -78,17 +78,22 @@ func (l *ledger) claim(ctx context.Context, name, holder string) error {
 	})
 }
 
-// giveUp releases a claim, unless another registration of the same cluster relies on it: the ServiceAccount is still there then.
+// giveUp releases a claim, unless another registration of the same cluster relies on it.
 func (l *ledger) giveUp(ctx context.Context, name, holder string) error {
+	if relied, err := l.reliedOn(ctx); relied || err != nil {
+		return err
+	}
+	return releaseClaim(ctx, l.hubClient, name, holder)
+}
+
+// reliedOn says whether another registration of the same cluster succeeded meanwhile: the ServiceAccount is still there then.
+func (l *ledger) reliedOn(ctx context.Context) (bool, error) {
 	account := &corev1.ServiceAccount{}
 	err := l.hubClient.Get(ctx, client.ObjectKey{Namespace: l.request.Namespace, Name: l.request.Name}, account)
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read ServiceAccount %s: %w", l.request.key(), err)
+		return false, fmt.Errorf("read ServiceAccount %s: %w", l.request.key(), err)
 	}
-	if err == nil && account.Labels[registrationLabel] == l.request.Name && account.DeletionTimestamp == nil {
-		return nil
-	}
-	return releaseClaim(ctx, l.hubClient, name, holder)
+	return err == nil && account.Labels[registrationLabel] == l.request.Name && account.DeletionTimestamp == nil, nil
 }
 
 func (l *ledger) writeClaim(ctx context.Context, namespace *corev1.Namespace, holder string) error {

@@ -224,32 +224,52 @@ func (l *ledger) rollBack(ctx context.Context) error {
 
 // makeNamespace creates the namespace if it is missing. Undoing deletes it only if no other registration has moved in.
 func (l *ledger) makeNamespace(ctx context.Context, name string, annotations map[string]string) (created bool, err error) {
-	namespace := &corev1.Namespace{}
-	namespace.Name, namespace.Annotations = name, annotations
-	if len(annotations) > 0 {
-		namespace.Labels = map[string]string{registrationLabel: l.request.Name}
-	}
-	err = l.hubClient.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
-	if apierrors.IsAlreadyExists(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("create namespace %s: %w", name, err)
+	namespace, err := l.createNamespace(ctx, name, annotations)
+	if err != nil || namespace == nil {
+		return false, err
 	}
 	l.undo = append(l.undo, func(ctx context.Context) error {
-		clusters := &libv1beta1.SveltosClusterList{}
-		if err := l.hubClient.List(ctx, clusters, client.InNamespace(name)); err != nil {
-			return fmt.Errorf("take back namespace %s: %w", name, err)
-		}
-		if len(clusters.Items) > 0 {
-			return nil
-		}
-		if err := l.hubClient.Delete(ctx, namespace, client.Preconditions{UID: &namespace.UID}); client.IgnoreNotFound(err) != nil {
+		if err := l.takeBackNamespace(ctx, namespace); err != nil {
 			return fmt.Errorf("take back namespace %s: %w", name, err)
 		}
 		return nil
 	})
 	return true, nil
+}
+
+// createNamespace creates the namespace, for good. It returns nil if it is there already.
+func (l *ledger) createNamespace(ctx context.Context, name string, annotations map[string]string) (*corev1.Namespace, error) {
+	namespace := &corev1.Namespace{}
+	namespace.Name, namespace.Annotations = name, annotations
+	if len(annotations) > 0 {
+		namespace.Labels = map[string]string{registrationLabel: l.request.Name}
+	}
+	err := l.hubClient.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
+	if apierrors.IsAlreadyExists(err) {
+		return nil, nil //nolint:nilnil // there is nothing to take back, and nothing is wrong
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create namespace %s: %w", name, err)
+	}
+	return namespace, nil
+}
+
+// takeBackNamespace deletes a namespace unless a cluster is in it or, if it was made for deliveries, another registration of the
+// same cluster relies on it.
+func (l *ledger) takeBackNamespace(ctx context.Context, namespace *corev1.Namespace) error {
+	clusters := &libv1beta1.SveltosClusterList{}
+	if err := l.hubClient.List(ctx, clusters, client.InNamespace(namespace.Name)); err != nil {
+		return err
+	}
+	if len(clusters.Items) > 0 {
+		return nil
+	}
+	if len(namespace.Annotations) > 0 {
+		if relied, err := l.reliedOn(ctx); relied || err != nil {
+			return err
+		}
+	}
+	return client.IgnoreNotFound(l.hubClient.Delete(ctx, namespace, client.Preconditions{UID: &namespace.UID}))
 }
 
 func toUnstructured(scheme *runtime.Scheme, obj client.Object) (*unstructured.Unstructured, error) {

@@ -110,7 +110,8 @@ func (l *ledger) registerPull(ctx context.Context, r PullRequest, address hubAdd
 
 // makeIdentity makes what the agent needs on the hub. What lives beside the SveltosCluster belongs to it, and goes with it.
 func (l *ledger) makeIdentity(ctx context.Context, owner metav1.OwnerReference, delivery string) error {
-	if _, err := l.makeNamespace(ctx, kube.AgentNamespace, nil); err != nil {
+	// It is everybody's, as the Role in it is: it stays when a registration is taken back.
+	if _, err := l.createNamespace(ctx, kube.AgentNamespace, nil); err != nil {
 		return err
 	}
 	if err := l.makeSharedRole(ctx); err != nil {
