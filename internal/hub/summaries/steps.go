@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,7 +30,7 @@ import (
 const (
 	// longestRecheck is the longest pause between two looks at a withdrawal that is not done.
 	longestRecheck = 30 * time.Second
-	// oneTimeAnnotation on a summary says that its bundles were delivered once and for all (syncMode OneTime).
+	// oneTimeAnnotation on a summary lists the features that were delivered once and for all (syncMode OneTime).
 	oneTimeAnnotation = "towline.dev/one-time"
 )
 
@@ -206,8 +209,9 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 // settled says whether a feature was provisioned once and for all. One that was provisioned while it was kept up to date is delivered
 // once more, so that the member stops healing it.
 func (s *state) settled(feature libv1beta1.FeatureID) bool {
-	_, announced := s.summary.Annotations[oneTimeAnnotation]
-	return s.spec().SyncMode == configv1beta1.SyncModeOneTime && announced && s.old(feature).Status == libv1beta1.FeatureStatusProvisioned
+	announced := strings.Split(s.summary.Annotations[oneTimeAnnotation], ",")
+	return s.spec().SyncMode == configv1beta1.SyncModeOneTime && slices.Contains(announced, string(feature)) &&
+		s.old(feature).Status == libv1beta1.FeatureStatusProvisioned
 }
 
 func (c *Controller) composeFeature(ctx context.Context, s *state, request Request, feature libv1beta1.FeatureID) (Composition, error) {
@@ -261,27 +265,34 @@ func (c *Controller) announce(ctx context.Context, s *state) error {
 			pass.Findings = append(pass.Findings, status.Finding{Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Releases: composition.Releases})
 		}
 	}
-	if len(pass.Findings) == 0 {
-		return nil
+	if len(pass.Findings) > 0 {
+		if err := c.write(ctx, s, status.Fold(s.summary.Status, pass)); err != nil {
+			return err
+		}
 	}
-	if err := c.markOneTime(ctx, s); err != nil {
-		return err
-	}
-	return c.write(ctx, s, status.Fold(s.summary.Status, pass))
+	return c.markOneTime(ctx, s)
 }
 
-// markOneTime writes down whether what is about to be delivered is delivered once and for all.
+// markOneTime writes down which features are about to be delivered once and for all. It does so only after the status says that they
+// are under way, so that a feature which is marked and provisioned was delivered so.
 func (c *Controller) markOneTime(ctx context.Context, s *state) error {
-	_, marked := s.summary.Annotations[oneTimeAnnotation]
-	once := s.spec().SyncMode == configv1beta1.SyncModeOneTime
-	if marked == once {
-		return nil
-	}
 	marking := s.summary.DeepCopy()
-	if once {
-		metav1.SetMetaDataAnnotation(&marking.ObjectMeta, oneTimeAnnotation, "true")
+	if s.spec().SyncMode == configv1beta1.SyncModeOneTime {
+		marked := map[string]bool{}
+		for _, feature := range strings.FieldsFunc(s.summary.Annotations[oneTimeAnnotation], func(r rune) bool { return r == ',' }) {
+			marked[feature] = true
+		}
+		for _, composition := range s.compositions {
+			marked[string(composition.Feature)] = true
+		}
+		if len(marked) > 0 {
+			metav1.SetMetaDataAnnotation(&marking.ObjectMeta, oneTimeAnnotation, strings.Join(slices.Sorted(maps.Keys(marked)), ","))
+		}
 	} else {
 		delete(marking.Annotations, oneTimeAnnotation)
+	}
+	if marking.Annotations[oneTimeAnnotation] == s.summary.Annotations[oneTimeAnnotation] {
+		return nil
 	}
 	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
 	if err := c.Hub.Patch(ctx, marking, patch, client.FieldOwner(kube.FieldManager)); err != nil {
