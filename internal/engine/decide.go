@@ -49,8 +49,9 @@ type verdict struct {
 	*target
 	verb  verb
 	adopt bool  // mark it as there before us
-	claim bool  // take it over from the same profile's delivery to this cluster under another name
 	seen  *live // nil if it does not exist
+	// claim is the version of seen that is taken over from the same profile's delivery to this cluster under another name, "" if it is not.
+	claim string
 	err   error
 }
 
@@ -90,10 +91,12 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 		// What is in our record under this UID is ours, even if somebody took the marks off.
 		v.adopt = had.UID != seen.uid
 	case rivals(t, seen, who):
-		v.claim = who.motive == delivered || had.Claim
-		if !v.claim {
+		// A pass that was cut off may go on, but not take back what was delivered to the rival since.
+		if who.motive != delivered && (had.Claim == "" || had.Claim != seen.version) {
 			v.verb, v.err = refuse, contested(t, who.owner, seen.requestor())
+			return v
 		}
+		v.claim = seen.version
 	default:
 		if owner, ok := incumbent(t, seen, who.owner); ok {
 			v.verb, v.err = refuse, &conflictError{ref: t.ref, owner: owner}

@@ -22,8 +22,8 @@ type held struct {
 	UID types.UID `json:"uid,omitempty"`
 	// Fields is the fingerprint of the fields that we set and nobody else has changed, as it was after our last apply.
 	Fields string `json:"fields,omitempty"`
-	// Claim says that the object is to be taken over from a rival, which a pass was about to do.
-	Claim bool `json:"claim,omitempty"`
+	// Claim is the version of the object that a pass was about to take over from a rival, "" if there was none.
+	Claim string `json:"claimed,omitempty"`
 	// Rival is the requestor that has the object now, for the same profile. It has no UID then.
 	Rival string `json:"rival,omitempty"`
 }
