@@ -79,6 +79,7 @@ type healer struct {
 	mu       sync.Mutex
 	tasks    map[bundle.ID]*task
 	failures map[bundle.ID]int // passes of this healer that failed in a row
+	unread   map[bundle.ID]int // looks for the record that failed in a row
 	retrying map[bundle.ID]bool
 	fights   map[fightKey]fight
 }
@@ -91,7 +92,8 @@ func (e *Engine) Run(ctx context.Context) error {
 		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[bundle.ID]{
 			Name: "engine-heal", Clock: e.clock,
 		}),
-		tasks: map[bundle.ID]*task{}, failures: map[bundle.ID]int{}, retrying: map[bundle.ID]bool{}, fights: map[fightKey]fight{},
+		tasks: map[bundle.ID]*task{}, failures: map[bundle.ID]int{}, unread: map[bundle.ID]int{}, retrying: map[bundle.ID]bool{},
+		fights: map[fightKey]fight{},
 	}
 	var running sync.WaitGroup
 	for range healers {
@@ -212,6 +214,28 @@ func (h *healer) miss(id bundle.ID, pause time.Duration) {
 	h.queue.AddAfter(id, pause)
 }
 
+// missAgain queues another look for a record that could not be read, later after each failure.
+func (h *healer) missAgain(id bundle.ID) {
+	h.mu.Lock()
+	pause := backoff(h.unread[id])
+	h.unread[id]++
+	h.mu.Unlock()
+	h.miss(id, pause)
+}
+
+// lost looks whether the record of id is no longer there. What cannot be read now is looked for again later.
+func (h *healer) lost(ctx context.Context, id bundle.ID) bool {
+	lost, err := h.engine.store.lost(ctx, id)
+	if err != nil {
+		h.missAgain(id)
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.unread, id)
+	return lost
+}
+
 func heals(rec *record) bool { return rec.Options.Heal && rec.State != bundle.StateRemoving }
 
 // next works on one bundle from the queue. It returns false when the queue is shut down.
@@ -251,13 +275,8 @@ func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bun
 	if rec == nil {
 		return nil, false
 	}
-	if job.lost {
-		switch lost, err := h.engine.store.lost(ctx, id); {
-		case err != nil:
-			h.miss(id, retryFirst)
-		case lost:
-			return nil, true
-		}
+	if job.lost && h.lost(ctx, id) {
+		return nil, true
 	}
 	only, busy := h.due(rec, job)
 	if !busy {
