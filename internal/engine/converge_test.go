@@ -37,7 +37,7 @@ func TestConvergeCreatesConfiguresAndPrunes(t *testing.T) {
 	for name, want := range map[string]string{
 		kube.AnnotationOwnerKind: "ClusterProfile", kube.AnnotationOwnerName: "one", kube.AnnotationOwnerTier: "100",
 		kube.AnnotationReferenceKind: "ConfigMap", kube.AnnotationReferenceNS: "default", kube.AnnotationReferenceName: "manifests",
-		kube.AnnotationRequestor: "ClusterSummary/one/Resources",
+		kube.AnnotationRequestor: "ClusterSummary/" + c.ns + "-one/Resources",
 	} {
 		if value := got.GetAnnotations()[name]; value != want {
 			t.Errorf("annotation %s: got %q, want %q", name, value, want)
@@ -222,7 +222,7 @@ func TestContinueOnConflictAppliesTheRest(t *testing.T) {
 	report := convergeFails(t, e, b)
 	wantChanges(t, report.Changes, counts{bundle.Failed: 1, bundle.Created: 1})
 	c.wantNames(configMaps, "m", "new", "old") // nothing is pruned after a failure
-	withdraw(t, e, bundle.Withdrawal{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "first", Feature: "Resources"}})
+	withdraw(t, e, bundle.Withdrawal{ID: c.bundle("first").ID})
 	report = converge(t, e, b)
 	wantChanges(t, report.Changes, counts{bundle.Created: 1, bundle.Unchanged: 1, bundle.Deleted: 1})
 }

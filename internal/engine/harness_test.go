@@ -152,10 +152,10 @@ func (c *cluster) configMap(name, value string) *unstructured.Unstructured {
 	}}
 }
 
-// bundle returns a healing bundle named name of these objects.
+// bundle returns a healing bundle named name of these objects. All tests share one API server, so each has requestors of its own.
 func (c *cluster) bundle(name string, objects ...*unstructured.Unstructured) bundle.Bundle {
 	return bundle.Bundle{
-		ID:    bundle.ID{RequestorKind: "ClusterSummary", RequestorName: name, Feature: "Resources"},
+		ID:    bundle.ID{RequestorKind: "ClusterSummary", RequestorName: c.ns + "-" + name, Feature: "Resources"},
 		Owner: bundle.Owner{Kind: "ClusterProfile", Name: name, Tier: 100},
 		Items: []bundle.Item{{
 			Objects: objects, Reference: bundle.Reference{Kind: "ConfigMap", Namespace: "default", Name: "manifests", Tier: 100},
@@ -265,6 +265,9 @@ func (m *meter) loses() bool {
 	defer m.mu.Unlock()
 	return m.cutting && m.late && m.left == 0
 }
+
+// mend ends a cut.
+func (m *meter) mend() { m.mu.Lock(); defer m.mu.Unlock(); m.cutting = false }
 
 func (m *meter) cutAfter(n int) { m.mu.Lock(); defer m.mu.Unlock(); m.cutting, m.left = true, n }
 

@@ -236,6 +236,19 @@ func (h *healer) lost(ctx context.Context, id bundle.ID) bool {
 	return lost
 }
 
+// putBack keeps what a failed pass was to look at for the next one, except what has been seen anew since.
+func (h *healer) putBack(id bundle.ID, job *task) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	next := h.taskOf(id)
+	next.all = next.all || job.all
+	for key, s := range job.moved {
+		if _, newer := next.moved[key]; !newer {
+			next.moved[key] = s
+		}
+	}
+}
+
 func heals(rec *record) bool { return rec.Options.Heal && rec.State != bundle.StateRemoving }
 
 // next works on one bundle from the queue. It returns false when the queue is shut down.
@@ -288,6 +301,8 @@ func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bun
 	}
 	h.count(id, report.Changes, err)
 	if err != nil && ctx.Err() == nil {
+		// A pass that failed early has not written that anything is amiss.
+		h.putBack(id, job)
 		h.retryLater(id)
 	}
 	return report.Changes, changedAnything(report.Changes) || report.State != rec.State || report.Message != rec.Message

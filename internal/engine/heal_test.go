@@ -226,3 +226,20 @@ func TestFightsGetSlower(t *testing.T) {
 		t.Errorf("five heals in a row took %s, want more than 2 s", took)
 	}
 }
+
+func TestDriftSeenWhileTheLineWasCutIsHealed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	line := &meter{}
+	h := c.heal(t, line)
+	converge(t, h.Engine, c.bundle("one", c.configMap("a", "1")))
+	c.patch(configMaps, "a", `{"data":{"key":"2"}}`)
+	eventually(t, "healed", func() bool { return c.value("a") == "1" })
+	told := h.count()
+	// The watch lives on: what it sees can only be looked at later.
+	line.cutAfter(0)
+	c.patch(configMaps, "a", `{"data":{"key":"3"}}`)
+	eventually(t, "a pass failed", func() bool { return h.count() > told })
+	line.mend()
+	eventually(t, "healed", func() bool { return c.value("a") == "1" })
+}
