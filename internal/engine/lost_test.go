@@ -2,12 +2,15 @@ package engine_test
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -110,9 +113,10 @@ func TestWithdrawWithoutARecord(t *testing.T) {
 			b.Items[0].Objects = append(b.Items[0].Objects, c.configMap("adopted", "1"))
 			converge(t, c.engine(nil), b)
 			converge(t, c.engine(nil), c.bundle("other", c.configMap("others", "1")))
+			c.copyMarks("one-0")
 			lose(c)
 			withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
-			c.wantNames(configMaps, "others")
+			c.wantNames(configMaps, "copy", "others")
 			adopted := c.get(configMaps, c.ns, "adopted")
 			if adopted == nil || adopted.GetAnnotations()[kube.AnnotationRequestor] != "" {
 				t.Errorf("what was there before: got %v, want it without marks", adopted)
@@ -133,4 +137,77 @@ func TestWithdrawWithoutARecordLeavesWhatIsToBeLeft(t *testing.T) {
 		t.Error("the object is gone")
 	}
 	c.wantRecords(0)
+}
+
+// copyMarks has somebody make a copy of a ConfigMap, with all labels and annotations.
+func (c *cluster) copyMarks(name string) {
+	c.t.Helper()
+	original, duplicate := c.get(configMaps, c.ns, name), c.configMap("copy", "1")
+	duplicate.SetLabels(original.GetLabels())
+	duplicate.SetAnnotations(original.GetAnnotations())
+	c.create(configMaps, duplicate)
+}
+
+func TestWithdrawWithoutARecordLeavesWhatAControllerHas(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	b := c.bundle("one", c.configMap("a", "1"), c.configMap("child", "1"))
+	converge(t, c.engine(nil), b)
+	parent := c.create(configMaps, c.configMap("parent", "1"))
+	c.patch(configMaps, "child", fmt.Sprintf(`{"metadata":{"ownerReferences":[
+		{"apiVersion":"v1","kind":"ConfigMap","name":"parent","uid":%q,"controller":true}]}}`, parent.GetUID()))
+	c.loseRecords("head")
+	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
+	c.wantNames(configMaps, "child")
+}
+
+// breaks makes requests for discovery old-fashioned, fails that of one API group, and fails the lists of another group with this code.
+func breaks(code int) func(http.RoundTripper) http.RoundTripper {
+	return func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			switch where := r.URL.Path; {
+			case where == "/api" || where == "/apis":
+				r = r.Clone(r.Context())
+				r.Header.Set("Accept", "application/json")
+			case strings.HasPrefix(where, "/apis/batch/"):
+				return answer(r, http.StatusServiceUnavailable), nil
+			case strings.HasPrefix(where, "/apis/apps/v1/"):
+				return answer(r, code), nil
+			}
+			return next.RoundTrip(r)
+		})
+	}
+}
+
+func answer(r *http.Request, code int) *http.Response {
+	reason := metav1.StatusReasonServiceUnavailable
+	if code == http.StatusInternalServerError {
+		reason = metav1.StatusReasonInternalError
+	}
+	body := fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","message":"broken","reason":%q,"code":%d}`, reason, code)
+	return &http.Response{
+		StatusCode: code, Request: r, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)),
+	}
+}
+
+func TestWithdrawWithoutARecordFromABrokenCluster(t *testing.T) {
+	t.Parallel()
+	for _, code := range []int{http.StatusServiceUnavailable, http.StatusInternalServerError} {
+		t.Run(http.StatusText(code), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			b := c.bundle("one", c.configMap("a", "1"))
+			converge(t, c.engine(nil), b)
+			c.loseRecords("head")
+			broken := *c
+			broken.cfg = rest.CopyConfig(c.cfg)
+			broken.cfg.Wrap(breaks(code))
+			e := broken.engine(nil)
+			withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+			c.wantNames(configMaps)
+			withdraw(t, e, bundle.Withdrawal{ID: c.bundle("never applied").ID})
+			// Nor does it keep anything from being delivered.
+			converge(t, e, b)
+		})
+	}
 }

@@ -91,11 +91,17 @@ func liveOf(meta *metav1.PartialObjectMetadata) *live {
 			seen.shared = true
 			continue
 		}
-		if entry.Operation == metav1.ManagedFieldsOperationApply && entry.Subresource == "" && entry.FieldsV1 != nil {
+		if ownApply(entry) {
 			seen.fields = fingerprint(entry.FieldsV1.GetRawBytes())
 		}
 	}
 	return seen
+}
+
+// ownApply says whether an entry lists the fields that our last apply set.
+func ownApply(entry metav1.ManagedFieldsEntry) bool {
+	return entry.Manager == kube.FieldManager && entry.Operation == metav1.ManagedFieldsOperationApply && entry.Subresource == "" &&
+		entry.FieldsV1 != nil
 }
 
 // fingerprint is short, because a record holds one for each object: 64 bits are plenty to tell two states of one object apart.

@@ -12,39 +12,46 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// trace returns rec, which has lost its inventory, with everything that is marked as deployed for its ID. It costs a list of every kind.
+// trace returns rec, which has lost its inventory, with everything that was applied for its ID, as its marks say. It costs a list of
+// every kind. With an error it returns what it found until then.
 func (e *Engine) trace(ctx context.Context, rec *record) (*record, error) {
 	found, err := e.member.traces(ctx, rec.ID)
-	if err != nil {
-		return nil, fmt.Errorf("look for what was deployed, without a record: %w", err)
-	}
 	traced := rec.edit()
 	for _, item := range found {
 		traced.inventory[item.Ref.Key()] = item
 	}
+	if err != nil {
+		return traced, fmt.Errorf("look for what was deployed, without a record: %w", err)
+	}
 	return traced, nil
 }
 
-// traces lists what is marked as deployed for id, in all kinds that the server has.
+// traces lists what was applied for id, in all kinds that the server can list now. Kinds that it cannot are logged and left out: one
+// that is broken for good must not keep everything else from being found.
 func (m *member) traces(ctx context.Context, id bundle.ID) ([]held, error) {
 	served, err := discovery.ServerPreferredResources(m.served)
 	if err != nil {
-		// An API group that is away for a moment may hold something of ours.
-		return nil, fmt.Errorf("list the kinds of the cluster: %w", err)
+		if !discovery.IsGroupDiscoveryFailedError(err) {
+			return nil, fmt.Errorf("list the kinds of the cluster: %w", err)
+		}
+		log.FromContext(ctx).Info("without a record, not looking at kinds that the cluster does not tell",
+			logkeys.Bundle, id.String(), logkeys.Reason, err.Error())
 	}
 	var mu sync.Mutex // guards found
 	var found []held
-	work, ctx := errgroup.WithContext(ctx)
+	var work errgroup.Group
 	work.SetLimit(parallel)
 	for _, group := range served {
 		gv, err := schema.ParseGroupVersion(group.GroupVersion)
 		if err != nil {
-			return nil, fmt.Errorf("list the kinds of the cluster: %w", err)
+			continue // nothing was ever applied in a version that is none
 		}
 		for _, resource := range group.APIResources {
 			if strings.Contains(resource.Name, "/") || !slices.Contains(resource.Verbs, "list") || !slices.Contains(resource.Verbs, "delete") {
@@ -59,7 +66,8 @@ func (m *member) traces(ctx context.Context, id bundle.ID) ([]held, error) {
 			})
 		}
 	}
-	return found, work.Wait()
+	err = work.Wait()
+	return found, err
 }
 
 func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, id bundle.ID) ([]held, error) {
@@ -67,15 +75,16 @@ func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, 
 	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + id.Feature, Limit: pageSize}
 	for {
 		page, err := m.objects.Resource(gvr).List(ctx, opts)
-		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err) {
-			// What may not be listed was not deployed with this credential.
+		if unlistable(err) {
+			log.FromContext(ctx).Info("without a record, not looking at a kind that cannot be listed",
+				logkeys.Bundle, id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
 			return found, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
+			return found, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
 		}
 		for i := range page.Items {
-			if obj := &page.Items[i]; liveOf(obj).requestor() == id.String() {
+			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, id) {
 				ref := kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name}
 				found = append(found, held{Ref: ref, UID: obj.UID})
 			}
@@ -85,4 +94,22 @@ func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, 
 		}
 		opts.Continue = page.Continue
 	}
+}
+
+// unlistable says whether a list failed because of its kind: it may not be listed, or who serves or converts it does not work.
+func unlistable(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
+}
+
+// appliedFor says whether our own apply, of an object of this API group, made obj what it is for id. Marks alone say too little: restores,
+// operators and people copy them. And one object can be served in several groups: it is traced in the one where it was applied.
+func appliedFor(obj *metav1.PartialObjectMetadata, group string, id bundle.ID) bool {
+	if liveOf(obj).requestor() != id.String() || metav1.GetControllerOf(obj) != nil {
+		return false
+	}
+	return slices.ContainsFunc(obj.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
+		gv, err := schema.ParseGroupVersion(entry.APIVersion)
+		return err == nil && gv.Group == group && ownApply(entry)
+	})
 }
