@@ -104,7 +104,8 @@ func (e *Engine) wake() {
 	}
 }
 
-// Converge makes the cluster equal b: it applies what is new or different and prunes what b no longer holds. The error is nil exactly
+// Converge makes the cluster equal b: it applies what is new or different and prunes what b no longer holds. If the record turns out
+// to be lost, what it held is what carries our marks. The error is nil exactly
 // when the report says Applied; it wraps ErrConflict if an object belongs to another profile. After an error what could not be done
 // is still in the record, and converging again goes on from there. If b's options do not say Heal, a bundle that was applied once is
 // not looked at again until it changes.
@@ -121,7 +122,8 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	}
 	defer release()
 	prior, err := e.store.load(ctx, b.ID)
-	if err != nil && !errors.Is(err, errIncomplete) {
+	spoilt := errors.Is(err, errIncomplete)
+	if err != nil && !spoilt {
 		return failed(report, err)
 	}
 	intact, err := e.store.intact(ctx, prior)
@@ -135,7 +137,7 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	if !b.Options.Heal && prior.State == bundle.StateApplied && prior.digest() == digest {
 		return prior.report(), nil
 	}
-	p := &pass{engine: e, bundle: b, digest: digest, prior: prior}
+	p := &pass{engine: e, bundle: b, digest: digest, prior: prior, lost: spoilt}
 	if prior.digest() != digest {
 		p.motive = delivered
 	}

@@ -211,3 +211,26 @@ func TestWithdrawWithoutARecordFromABrokenCluster(t *testing.T) {
 		})
 	}
 }
+
+func TestOtherContentAfterALossLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(*cluster){
+		"the head is lost":             func(c *cluster) { c.loseRecords("head") },
+		"the inventory makes no sense": func(c *cluster) { c.spoilRecords("inventory") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.create(configMaps, c.configMap("adopted", "0"))
+			converge(t, c.engine(nil), c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1"), c.configMap("adopted", "1")))
+			c.copyMarks("a")
+			lose(c)
+			b := c.bundle("one", c.configMap("b", "2"), c.configMap("c", "1"))
+			wantChanges(t, converge(t, c.engine(nil), b).Changes, counts{bundle.Created: 1, bundle.Configured: 1, bundle.Deleted: 1, bundle.Skipped: 1})
+			c.wantNames(configMaps, "b", "c", "copy")
+			withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
+			c.wantNames(configMaps, "copy")
+			c.wantRecords(0)
+		})
+	}
+}

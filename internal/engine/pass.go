@@ -10,9 +10,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
 )
 
 // pass is one attempt to make the cluster equal one bundle. Its caller holds the bundle's ID.
@@ -23,6 +25,7 @@ type pass struct {
 	motive motive
 	prior  *record           // what the record said before
 	only   map[kube.Ref]bool // if not nil: look at these objects and prune nothing
+	lost   bool              // prior has lost its inventory
 
 	targets []*target
 	wanted  map[kube.Ref]bool
@@ -43,15 +46,11 @@ func (p *pass) run(ctx context.Context) (bundle.Report, error) {
 	if err := p.plan(); err != nil {
 		return failed(report, err)
 	}
-	release, err := p.engine.objects.acquire(ctx, p.touched()...)
+	verdicts, release, err := p.survey(ctx)
 	if err != nil {
 		return failed(report, err)
 	}
 	defer release()
-	verdicts, err := p.look(ctx)
-	if err != nil {
-		return failed(report, err)
-	}
 	if err := p.promise(ctx, verdicts); err != nil {
 		return failed(report, err)
 	}
@@ -88,6 +87,47 @@ func (p *pass) plan() error {
 		}
 	}
 	return nil
+}
+
+// survey takes hold of everything that the pass may touch, and looks at it. If that shows that the record was lost, what it held is
+// traced first, so that it is pruned if nobody wants it any more: then more objects have to be held, all at once again.
+func (p *pass) survey(ctx context.Context) (verdicts []verdict, release func(), err error) {
+	if p.lost {
+		p.trace(ctx)
+	}
+	for {
+		release, err := p.engine.objects.acquire(ctx, p.touched()...)
+		if err != nil {
+			return nil, nil, err
+		}
+		verdicts, err := p.look(ctx)
+		if err != nil {
+			release()
+			return nil, nil, err
+		}
+		if p.lost || p.prior.version != "" || !p.metBefore(verdicts) {
+			return verdicts, release, nil
+		}
+		release()
+		p.lost = true
+		p.trace(ctx)
+	}
+}
+
+// metBefore says whether any target was applied for the bundle's ID already.
+func (p *pass) metBefore(verdicts []verdict) bool {
+	return slices.ContainsFunc(verdicts, func(v verdict) bool {
+		return v.seen != nil && v.seen.requestor() == p.bundle.ID.String() && v.seen.fields != ""
+	})
+}
+
+// trace finds what the lost record held, as far as it can: delivering goes before pruning.
+func (p *pass) trace(ctx context.Context) {
+	traced, err := p.engine.trace(ctx, p.prior)
+	if err != nil {
+		log.FromContext(ctx).Info("not all that was deployed was found again", logkeys.Bundle, p.bundle.ID.String(), logkeys.Reason, err.Error())
+	}
+	p.prior = traced
 }
 
 // touched lists every object that the pass may write or remove.
