@@ -85,14 +85,15 @@ func newControllers(ctx context.Context, config *rest.Config, certs pki) (*contr
 	return c, nil
 }
 
-// start runs every controller until ctx ends. It returns once their caches are filled.
+// start fills the caches of the controllers, and then runs every controller until ctx ends.
 func (c *controllers) start(ctx context.Context) {
 	c.informers.Start(ctx.Done())
 	close(c.started)
+	// The certificate cleaner looks at its cache once, when it starts, and then an hour later.
+	c.informers.WaitForCacheSync(ctx.Done())
 	for _, run := range c.run {
 		go run(ctx)
 	}
-	c.informers.WaitForCacheSync(ctx.Done())
 }
 
 func (c *controllers) add(run func(context.Context)) { c.run = append(c.run, run) }
