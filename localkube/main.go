@@ -19,6 +19,7 @@ import (
 
 	"github.com/towline/towline/localkube/internal/controlplane"
 	"github.com/towline/towline/localkube/internal/node"
+	"github.com/towline/towline/localkube/internal/quiet"
 	"github.com/towline/towline/localkube/internal/release"
 )
 
@@ -39,7 +40,10 @@ type settings struct {
 	temporary  bool
 }
 
-func main() { os.Exit(start()) } //nolint:forbidigo // this is a command
+func main() {
+	quiet.End()
+	os.Exit(start()) //nolint:forbidigo // this is a command
+}
 
 // start returns the exit code: 0 after a stop that was asked for, 1 after a failure, 2 for wrong arguments.
 func start() int {
