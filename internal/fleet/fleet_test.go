@@ -45,14 +45,14 @@ func TestFromSveltosCluster(t *testing.T) {
 			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{PullMode: true, ActiveWindow: &libv1beta1.ActiveWindow{From: "0 1 * * *"}}},
 			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu", Refused: "spec.activeWindow is not supported yet"},
 		},
-		"a shard is refused, since nobody shards": {
+		"a shard": {
 			cluster: libv1beta1.SveltosCluster{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "eu", Name: "one", Annotations: map[string]string{"sharding.projectsveltos.io/key": "s1"}},
 				Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
 			},
 			want: fleet.Member{
 				Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu",
-				Refused: "annotation sharding.projectsveltos.io/key is not supported yet",
+				Shard: "s1",
 			},
 		},
 		"patches for an agent are refused": {

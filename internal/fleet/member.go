@@ -29,8 +29,14 @@ type Member struct {
 	DownMessage string
 	Paused      bool
 	// Refused says which field of the cluster object is not acted on yet, so that nothing may be done to the cluster; "" if there is none.
-	Refused  string
-	Deleting bool
+	Refused string
+	// Deleting says that the cluster is being deregistered. KeepAddons says that what is deployed stays on it then, Forced that what cannot
+	// be reached is left behind.
+	Deleting   bool
+	KeepAddons bool
+	Forced     bool
+	// Shard names the shard of hubs that looks after the cluster, "" being the default one.
+	Shard string
 	// KubernetesVersion is the member's raw gitVersion, "" until known.
 	KubernetesVersion string
 	// APIVersions lists what the member serves, as "group/version" and "group/version/Kind"; empty until known.

@@ -21,17 +21,21 @@ const (
 // FromSveltosCluster reads a SveltosCluster into a Member.
 func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 	m := Member{
-		Type:              TypeSveltos,
-		Namespace:         c.Namespace,
-		Name:              c.Name,
-		Labels:            c.Labels,
-		Mode:              Push,
-		Ready:             c.Status.Ready,
-		Down:              c.Status.ConnectionStatus == libv1beta1.ConnectionDown,
-		DownMessage:       c.Status.FailureMessage,
-		Paused:            c.Spec.Paused,
+		Type:        TypeSveltos,
+		Namespace:   c.Namespace,
+		Name:        c.Name,
+		Labels:      c.Labels,
+		Mode:        Push,
+		Ready:       c.Status.Ready,
+		Down:        c.Status.ConnectionStatus == libv1beta1.ConnectionDown,
+		DownMessage: c.Status.FailureMessage,
+		// Deregistering a paused cluster means it.
+		Paused:            c.Spec.Paused && c.DeletionTimestamp.IsZero(),
 		Refused:           refused(c),
 		Deleting:          !c.DeletionTimestamp.IsZero(),
+		KeepAddons:        deregistration(c, kube.DeregisterKeep),
+		Forced:            deregistration(c, kube.DeregisterForce),
+		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
 		KubernetesVersion: c.Status.Version,
 		APIVersions:       c.Status.APIVersions,
 		UID:               string(c.UID),
@@ -53,6 +57,12 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		m.KubeconfigSecret = KubeconfigSecretName(c.Name)
 	}
 	return m
+}
+
+// deregistration says whether c is being deleted and option is among what it says of that.
+func deregistration(c *libv1beta1.SveltosCluster, option string) bool {
+	options := strings.Split(c.Annotations[kube.AnnotationDeregister], ",")
+	return !c.DeletionTimestamp.IsZero() && slices.Contains(options, option)
 }
 
 // KubeconfigSecretName returns the name of the Secret that holds the kubeconfig of cluster, unless its spec says otherwise.
@@ -79,7 +89,7 @@ const overrideSuffix = "/config-override-ref"
 // refused names the first field or annotation that would change what Towline does, if Towline acted on it.
 func refused(c *libv1beta1.SveltosCluster) string {
 	for _, key := range slices.Sorted(maps.Keys(c.Annotations)) {
-		if key == libv1beta1.ShardAnnotation || strings.HasSuffix(key, overrideSuffix) {
+		if strings.HasSuffix(key, overrideSuffix) {
 			return "annotation " + key + " is not supported yet"
 		}
 	}

@@ -28,3 +28,26 @@ const (
 	AnnotationDeliveryNS     = "towline.dev/delivery-namespace"
 	AnnotationDeliveryHolder = "towline.dev/delivery-cluster" // on a Namespace: the one pull-mode cluster whose deliveries live in it
 )
+
+// Marks of registration and deregistration.
+const (
+	// AnnotationAgentOptions on a SveltosCluster holds, as JSON, what join.AgentOptions says of a pull-mode cluster's agent.
+	AnnotationAgentOptions = "towline.dev/agent-options"
+	// AnnotationDeregister on a SveltosCluster says how it is to be deregistered: any of DeregisterKeep and DeregisterForce, separated by a comma.
+	AnnotationDeregister = "towline.dev/deregister"
+	// AnnotationAgentOrder on a SveltosCluster that is being deleted is the hub's order to its agent; AgentOrderRemove is the only one.
+	AnnotationAgentOrder = "towline.dev/agent-order"
+	// AnnotationExchanged on an agent's Lease is the uid of the Secret that the manifest's token was bound to which the agent exchanged last.
+	AnnotationExchanged = "towline.dev/exchanged"
+)
+
+// Values of AnnotationDeregister and AnnotationAgentOrder.
+const (
+	DeregisterKeep   = "keep-addons" // leave what is deployed on the member
+	DeregisterForce  = "force"       // leave behind what cannot be reached
+	AgentOrderRemove = "remove"      // remove yourself from the member
+)
+
+// FinalizerCluster on a SveltosCluster lets the hub withdraw what is deployed, and take identity and credentials back, before it goes. Only a
+// running hub adds it, before it does anything for the cluster.
+const FinalizerCluster = "towline.dev/deregistration"

@@ -154,6 +154,20 @@ type SveltosClusterStatus struct {
 	// +optional
 	ActiveWindowHash []byte `json:"activeWindowHash,omitempty"`
 
+	// AgentCheckFailures counts how often in a row the agent of a pull-mode cluster found a check failing: a readiness check before
+	// the cluster is ready, a liveness check after. 0 when they pass. Towline's own field.
+	// +optional
+	AgentCheckFailures int32 `json:"agentCheckFailures,omitempty"`
+
+	// AgentCheckMessage says which check fails and why; absent when they pass. Towline's own field.
+	// +optional
+	AgentCheckMessage string `json:"agentCheckMessage,omitempty"`
+
+	// AgentRemovedAt is when the agent of a pull-mode cluster that is being deregistered committed itself to removing itself from the
+	// cluster. Towline's own field.
+	// +optional
+	AgentRemovedAt *metav1.Time `json:"agentRemovedAt,omitempty"`
+
 	// ConnectionFailures counts failed contacts in a row. Default 0.
 	// +kubebuilder:default:=0
 	// +optional
