@@ -55,6 +55,15 @@ type Options struct {
 	LeaderElection bool
 	// Transports carry bundles to the members of a mode. Default: engines in this process for push, groups and bundles for pull.
 	Transports map[fleet.Mode]deliver.Transport
+	// ManagementClusterURL is the https address under which agents reach the hub. Empty: what the hub publishes of itself (ConfigMap
+	// kube-public/cluster-info), else its own kubeconfig, unless that is an address inside the cluster.
+	ManagementClusterURL string
+	// ManagementClusterCA is the certificate authority of that address, in PEM. Empty: the one that comes with the address found.
+	ManagementClusterCA []byte
+	// AgentImage is the container image of agents. Default: join.DefaultAgentImage.
+	AgentImage string
+	// Version is the release of Towline that agents' manifests are told to be of.
+	Version string
 }
 
 // Run runs a hub on the cluster of cfg until ctx ends, and returns nil then. It returns an error if the hub cannot start, or if it loses
