@@ -50,10 +50,11 @@ func runDeregister(ctx context.Context, streams Streams, r join.Request, verbose
 		streams.say("deregistering cluster %s/%s on %s", r.Namespace, r.Name, hub.Host)
 	}
 	defer progress(streams, fmt.Sprintf("waiting for the hub to let cluster %s/%s go", r.Namespace, r.Name))()
-	deleted, err := join.Deregister(ctx, hub, r)
+	departure, err := join.Deregister(ctx, hub, join.DeregisterRequest{Request: r})
 	if err != nil {
 		return err
 	}
+	deleted := departure.Deleted
 	if _, err := fmt.Fprint(streams.Out, farewell(r, deleted)); err != nil {
 		return err
 	}

@@ -4,232 +4,337 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
-	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
 )
 
-// withdrawLimit is how long a deregistration waits for the hub to be through with the cluster.
-const withdrawLimit = 2 * time.Minute
+const (
+	// DeregisterWait is how long a deregistration is followed unless the request says otherwise.
+	DeregisterWait = time.Minute
+	// forcedWait is how long the hub may take, at least, to let go of a cluster by force: it waits for no member then.
+	forcedWait = 30 * time.Second
+	// departurePoll is the time between two looks at a cluster that is leaving.
+	departurePoll = 300 * time.Millisecond
+	// WaitingPrefix begins the failureMessage of a cluster that is being deregistered; what it waits for follows.
+	WaitingPrefix = "deregistering: waiting for "
+)
 
 // ErrNotRegistered says that there is nothing of that cluster on the hub.
 var ErrNotRegistered = errors.New("the cluster is not registered")
 
-// Deregister takes a cluster out of the fleet, in either mode, and returns the objects that it deleted, in that order. The SveltosCluster
-// goes first, so that the hub stops, or withdraws what it deployed, while the cluster can still be reached; credentials go when the hub
-// is through with it. What is deployed, and a pull agent itself, stay on the member unless the hub withdrew them before. After a failure
-// or an interruption it can be run again.
-func Deregister(ctx context.Context, hub *rest.Config, r Request) ([]kube.Ref, error) {
+// DeregisterRequest asks to take a cluster out of the fleet.
+type DeregisterRequest struct {
+	Request
+	// KeepAddons leaves what is deployed on the cluster, as it is and without our marks.
+	KeepAddons bool
+	// Force leaves behind what cannot be reached when Wait is over; at once, if the cluster is known to be out of reach.
+	Force bool
+	// Wait is how long the hub may take. Zero means DeregisterWait; less than zero, not to wait at all.
+	Wait time.Duration
+	// Progress is told what the hub waits for, whenever that changes; it may be nil.
+	Progress func(string)
+}
+
+// Departure is what a deregistration did.
+type Departure struct {
+	// Deleted are the objects that are gone from the hub, in the order in which they go.
+	Deleted []kube.Ref
+	// Left are, for people, the things that stay on the member, one each: because it was asked to keep them, or was not reached.
+	Left []string
+	// Forced says that the member was not reached, so that Left is what was last known to be there.
+	Forced bool
+}
+
+// Deregister takes a cluster out of the fleet, in either mode. The hub does the work: it withdraws what it deployed, has a pull agent remove
+// itself, and takes back identity and credentials; this follows it. Where no hub looks after the cluster, it takes back the registration
+// itself. It can be interrupted and run again at any time. It returns an error that wraps ErrNotRegistered if there is nothing of the
+// cluster, and one that says what is waited for if the hub is not through in time; the hub goes on then.
+func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Departure, error) {
 	if err := r.Validate(); err != nil {
-		return nil, err
+		return Departure{}, err
 	}
 	hubClient, err := newHubClient(hub)
 	if err != nil {
-		return nil, err
+		return Departure{}, err
 	}
 	d := &departure{hubClient: hubClient, request: r}
 	if err := d.run(ctx); err != nil {
-		return d.deleted, fmt.Errorf("deregister cluster %s: %w", r.key(), err)
+		return d.done, fmt.Errorf("deregister cluster %s: %w", r.key(), err)
 	}
-	if len(d.deleted) == 0 {
-		return nil, fmt.Errorf("deregister cluster %s: %w", r.key(), ErrNotRegistered)
+	if len(d.done.Deleted) == 0 {
+		return d.done, fmt.Errorf("deregister cluster %s: %w", r.key(), ErrNotRegistered)
 	}
-	return d.deleted, nil
+	return d.done, nil
 }
 
 // departure is one deregistration.
 type departure struct {
 	hubClient client.Client
-	request   Request
-	deleted   []kube.Ref
+	request   DeregisterRequest
+	done      Departure
+	// deployed is what the member was last known to have.
+	deployed []string
+	// told is what progress was told last.
+	told string
 }
 
 func (d *departure) run(ctx context.Context) error {
-	r := d.request
-	cluster, found, err := findCluster(ctx, d.hubClient, r)
+	cluster, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 	if err != nil {
 		return err
 	}
-	delivery := deliveryNamespace(cluster)
 	if !found {
-		if delivery, err = d.rememberedDelivery(ctx); err != nil {
-			return err
-		}
+		return d.cleanUp(ctx)
 	}
-	remains, err := d.present(ctx, delivery)
+	before, err := (&retraction{hub: d.hubClient, cluster: cluster, request: d.request.Request}).present(ctx)
 	if err != nil {
 		return err
 	}
-	if found {
-		reachable := d.reachable(ctx, cluster, delivery)
-		if err := d.hubClient.Delete(ctx, cluster, client.Preconditions{UID: &cluster.UID}); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete SveltosCluster %s: %w", r.key(), err)
-		}
-		if err := d.awaitHub(ctx, reachable); err != nil {
-			return err
-		}
-		d.note(cluster)
+	if d.deployed, err = deployedOn(ctx, d.hubClient, d.request.Request); err != nil {
+		return err
 	}
-	for _, obj := range remains {
-		if err := d.remove(ctx, obj); err != nil {
-			return err
-		}
+	if err := d.ask(ctx, cluster); err != nil {
+		return err
 	}
-	return d.leaveDelivery(ctx, delivery)
+	if err := d.follow(ctx, cluster); err != nil {
+		return err
+	}
+	return d.conclude(ctx, cluster, before)
 }
 
-// remains are the objects to delete after the SveltosCluster. The ServiceAccount is last: it remembers the
-// delivery namespace.
-func (d *departure) remains(delivery string) []client.Object {
-	r := d.request
-	objects := []client.Object{
-		&corev1.Secret{ObjectMeta: named(r.Namespace, KubeconfigSecret(r.Name))},
-		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, sharedBinding(r))},
+// ask tells the hub, by way of the SveltosCluster, that the cluster is to go.
+func (d *departure) ask(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	var options []string
+	if d.request.KeepAddons {
+		options = append(options, kube.DeregisterKeep)
 	}
-	if delivery != r.Namespace {
-		objects = append(objects,
-			&rbacv1.RoleBinding{ObjectMeta: named(delivery, r.Name)},
-			&rbacv1.Role{ObjectMeta: named(delivery, r.Name)})
+	away, err := d.outOfReach(ctx, cluster)
+	if err != nil {
+		return err
 	}
-	return append(objects,
-		&rbacv1.RoleBinding{ObjectMeta: named(r.Namespace, r.Name)},
-		&rbacv1.Role{ObjectMeta: named(r.Namespace, r.Name)},
-		&coordinationv1.Lease{ObjectMeta: named(delivery, r.Name)},
-		&corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)})
+	if d.request.Force && away {
+		options = append(options, kube.DeregisterForce)
+		d.done.Forced = true
+	}
+	if err := AnnotateDeparture(ctx, d.hubClient, cluster, options...); err != nil {
+		return err
+	}
+	if !cluster.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	if err := d.hubClient.Delete(ctx, cluster, client.Preconditions{UID: &cluster.UID}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete SveltosCluster %s: %w", d.request.key(), err)
+	}
+	return nil
 }
 
-// rememberedDelivery finds the cluster's delivery namespace when a first attempt has deleted the SveltosCluster.
-func (d *departure) rememberedDelivery(ctx context.Context) (string, error) {
-	account := &corev1.ServiceAccount{}
-	err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: d.request.Namespace, Name: d.request.Name}, account)
-	if client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("read ServiceAccount %s: %w", d.request.key(), err)
+// AnnotateDeparture adds options, values of kube.AnnotationDeregister, to those that cluster has. hub must read from the API server.
+func AnnotateDeparture(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster, options ...string) error {
+	have := strings.FieldsFunc(cluster.Annotations[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
+	want := slices.Clone(have)
+	for _, option := range options {
+		if !slices.Contains(want, option) {
+			want = append(want, option)
+		}
 	}
-	if namespace := account.Annotations[kube.AnnotationDeliveryNS]; namespace != "" {
-		return namespace, nil
+	if len(want) == len(have) {
+		return nil
 	}
-	// The ServiceAccount is gone with the SveltosCluster: look whose the namespace is that was made for the cluster, if any.
-	namespace := &corev1.Namespace{}
-	err = d.hubClient.Get(ctx, client.ObjectKey{Name: derivedNamespace(d.request)}, namespace)
-	if client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("read namespace %s: %w", derivedNamespace(d.request), err)
+	before := cluster.DeepCopy()
+	if cluster.Annotations == nil {
+		cluster.Annotations = map[string]string{}
 	}
-	if namespace.Annotations[kube.AnnotationDeliveryHolder] == d.request.key() {
-		return namespace.Name, nil
+	cluster.Annotations[kube.AnnotationDeregister] = strings.Join(want, ",")
+	if err := hub.Patch(ctx, cluster, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("annotate SveltosCluster %s: %w", client.ObjectKeyFromObject(cluster), err)
 	}
-	return d.request.Namespace, nil
+	return nil
 }
 
-// reachable says whether the hub may still get through to the member. A pull agent that never came or fell silent does not count.
-func (d *departure) reachable(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) bool {
+// outOfReach says whether the hub is known not to get through to the member: its agent never came or is silent, or it is Down.
+func (d *departure) outOfReach(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
 	if !cluster.Spec.PullMode {
-		return cluster.Status.ConnectionStatus != libv1beta1.ConnectionDown
+		return cluster.Status.ConnectionStatus == libv1beta1.ConnectionDown, nil
 	}
 	lease := &coordinationv1.Lease{}
-	if err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: delivery, Name: cluster.Name}, lease); err != nil || lease.Spec.RenewTime == nil {
-		return false
+	err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}, lease)
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("read Lease of the agent: %w", err)
 	}
-	return time.Since(lease.Spec.RenewTime.Time) < leaseDuration*time.Second
+	beat := lease.Spec.RenewTime
+	return beat == nil || time.Since(beat.Time) > leaseDuration*time.Second, nil
 }
 
-// awaitHub waits until the SveltosCluster is gone and, if the member can be reached, its ClusterSummaries too.
-func (d *departure) awaitHub(ctx context.Context, reachable bool) error {
-	limited, cancel := context.WithTimeout(ctx, withdrawLimit)
-	defer cancel()
-	left := ""
-	err := wait.PollUntilContextCancel(limited, time.Second/2, true, func(ctx context.Context) (bool, error) {
-		_, found, err := findCluster(ctx, d.hubClient, d.request)
-		if err != nil {
-			return false, err
-		}
-		if found {
-			left = "its SveltosCluster"
-			return false, nil
-		}
-		summaries := &configv1beta1.ClusterSummaryList{}
-		err = d.hubClient.List(ctx, summaries, client.InNamespace(d.request.Namespace),
-			client.MatchingLabels{libv1beta1.ClusterNameLabel: d.request.Name, libv1beta1.ClusterTypeLabel: "Sveltos"})
-		if err != nil || len(summaries.Items) == 0 || !reachable {
-			return err == nil, err
-		}
-		left = "ClusterSummary " + summaries.Items[0].Name
-		return false, nil
-	})
-	if err != nil && left != "" && ctx.Err() == nil {
-		return fmt.Errorf("%s is still there after %s; is the hub running? run deregister again: %w", left, withdrawLimit, err)
+// follow waits until the SveltosCluster is gone. When time is up it uses force, if that is asked for.
+func (d *departure) follow(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	limit := d.request.Wait
+	switch {
+	case limit == 0:
+		limit = DeregisterWait
+	case limit < 0:
+		limit = 0
+	}
+	gone, err := d.await(ctx, cluster, limit)
+	if err != nil || gone {
+		return err
+	}
+	if !d.request.Force {
+		return d.overdue(cluster)
+	}
+	if d.deployed, err = deployedOn(ctx, d.hubClient, d.request.Request); err != nil {
+		return err
+	}
+	d.done.Forced = true
+	if err := AnnotateDeparture(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	gone, err = d.await(ctx, cluster, max(limit, forcedWait))
+	if err == nil && !gone {
+		return d.overdue(cluster)
 	}
 	return err
 }
 
-// present reads the objects that a registration made. One of that name that someone else made does not count; the kubeconfig Secret goes by
-// its name.
-func (d *departure) present(ctx context.Context, delivery string) ([]client.Object, error) {
-	var present []client.Object
-	for _, obj := range d.remains(delivery) {
-		if err := d.hubClient.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
-			if apierrors.IsNotFound(err) {
-				continue
-			}
-			return nil, fmt.Errorf("read %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
+// await looks until the SveltosCluster is gone, or another one, for no longer than limit. cluster is kept as it was seen last.
+func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (gone bool, err error) {
+	uid := cluster.UID
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err = wait.PollUntilContextCancel(limited, departurePoll, true, func(context.Context) (bool, error) {
+		// Not limited, so that there is always one look.
+		now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
+		if err != nil {
+			return false, err
 		}
-		_, byName := obj.(*corev1.Secret)
-		if byName || obj.GetLabels()[registrationLabel] == d.request.Name {
-			present = append(present, obj)
+		if !found || now.UID != uid {
+			gone = true
+			return true, nil
 		}
+		now.DeepCopyInto(cluster)
+		d.tell(cluster)
+		return false, nil
+	})
+	if limited.Err() != nil && ctx.Err() == nil {
+		return gone, nil
 	}
-	return present, nil
+	return gone, err
 }
 
-// remove deletes an object, which may have gone already with the SveltosCluster that it belongs to.
-func (d *departure) remove(ctx context.Context, obj client.Object) error {
-	uid := obj.GetUID()
-	err := d.hubClient.Delete(ctx, obj, client.Preconditions{UID: &uid})
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
+func (d *departure) tell(cluster *libv1beta1.SveltosCluster) {
+	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
+	if waiting && message != d.told && d.request.Progress != nil {
+		d.told = message
+		d.request.Progress("waiting for " + message)
 	}
-	d.note(obj)
+}
+
+// overdue says why the cluster is still there.
+func (d *departure) overdue(cluster *libv1beta1.SveltosCluster) error {
+	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
+	if !waiting {
+		return errors.New("no hub has taken it up: is the hub running? The deregistration goes on by itself when it is")
+	}
+	if d.done.Forced {
+		return fmt.Errorf("still waiting for %s; the deregistration goes on by itself", message)
+	}
+	return fmt.Errorf("still waiting for %s; the deregistration goes on by itself when the cluster answers; "+
+		"to leave behind what cannot be reached run again with --force", message)
+}
+
+// conclude takes back what no hub did, and says what is gone: the SveltosCluster, what the hub deleted, and what this deleted.
+func (d *departure) conclude(ctx context.Context, cluster *libv1beta1.SveltosCluster, before []client.Object) error {
+	rest, err := d.retract(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	d.done.Deleted = append(d.done.Deleted, refOf(d.hubClient, cluster))
+	for _, obj := range before {
+		d.done.Deleted = append(d.done.Deleted, refOf(d.hubClient, obj))
+	}
+	if err := d.noteNamespace(ctx, cluster); err != nil {
+		return err
+	}
+	for _, ref := range rest {
+		if !slices.Contains(d.done.Deleted, ref) {
+			d.done.Deleted = append(d.done.Deleted, ref)
+		}
+	}
+	if d.done.Forced || d.request.KeepAddons {
+		d.done.Left = d.deployed
+	}
+	if d.done.Forced && cluster.Spec.PullMode && cluster.Status.Ready && cluster.Status.AgentRemovedAt == nil {
+		d.done.Left = append(d.done.Left, "the agent, in namespace "+kube.AgentNamespace)
+	}
 	return nil
 }
 
-// leaveDelivery gives a shared namespace back and deletes one that was made for this cluster alone.
-func (d *departure) leaveDelivery(ctx context.Context, delivery string) error {
-	r := d.request
-	if delivery == r.Namespace {
-		return releaseClaim(ctx, d.hubClient, delivery, r.Name)
-	}
-	namespace := &corev1.Namespace{}
-	if err := d.hubClient.Get(ctx, client.ObjectKey{Name: delivery}, namespace); err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	if namespace.Annotations[kube.AnnotationDeliveryHolder] != r.key() {
+// noteNamespace adds the namespace that was made for the deliveries of the cluster, if it went too.
+func (d *departure) noteNamespace(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	namespace := &corev1.Namespace{ObjectMeta: named("", deliveryNamespace(cluster))}
+	if !cluster.Spec.PullMode || namespace.Name == cluster.Namespace {
 		return nil
 	}
-	if namespace.Labels[registrationLabel] != r.Name {
-		return releaseClaim(ctx, d.hubClient, delivery, r.key())
+	err := d.hubClient.Get(ctx, client.ObjectKeyFromObject(namespace), namespace)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read namespace %s: %w", namespace.Name, err)
 	}
-	if err := d.hubClient.Delete(ctx, namespace, client.Preconditions{UID: &namespace.UID}); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete namespace %s: %w", delivery, err)
+	if err != nil || !namespace.DeletionTimestamp.IsZero() {
+		d.done.Deleted = append(d.done.Deleted, refOf(d.hubClient, namespace))
 	}
-	d.note(namespace)
 	return nil
 }
 
-func (d *departure) note(obj client.Object) {
-	ref := kube.Ref{Namespace: obj.GetNamespace(), Name: obj.GetName()}
-	// Every kind here is in the scheme, or the request before this would have failed.
-	if gvk, err := apiutil.GVKForObject(obj, d.hubClient.Scheme()); err == nil {
-		ref.Group, ref.Version, ref.Kind = gvk.Group, gvk.Version, gvk.Kind
+// retract takes the registration back unless the cluster was registered again meanwhile.
+func (d *departure) retract(ctx context.Context, cluster *libv1beta1.SveltosCluster) ([]kube.Ref, error) {
+	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
+	if err != nil || found {
+		return nil, err
 	}
-	d.deleted = append(d.deleted, ref)
+	return Retract(ctx, d.hubClient, cluster)
+}
+
+// cleanUp takes back what is left of a cluster whose SveltosCluster is gone.
+func (d *departure) cleanUp(ctx context.Context) error {
+	delivery, err := rememberedDelivery(ctx, d.hubClient, d.request.Request)
+	if err != nil {
+		return err
+	}
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(d.request.Namespace, d.request.Name)}
+	cluster.Annotations = map[string]string{kube.AnnotationDeliveryNS: delivery}
+	cluster.Spec.PullMode = true
+	d.done.Deleted, err = Retract(ctx, d.hubClient, cluster)
+	return err
+}
+
+// rememberedDelivery finds a cluster's delivery namespace when its SveltosCluster is gone.
+func rememberedDelivery(ctx context.Context, hub client.Client, r Request) (string, error) {
+	account := &corev1.ServiceAccount{}
+	err := hub.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: r.Name}, account)
+	if client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("read ServiceAccount %s: %w", r.key(), err)
+	}
+	if namespace := account.Annotations[kube.AnnotationDeliveryNS]; namespace != "" && account.Labels[registrationLabel] == r.Name {
+		return namespace, nil
+	}
+	// The ServiceAccount is gone with the SveltosCluster: look whose the namespace is that was made for the cluster, if any.
+	namespace := &corev1.Namespace{}
+	err = hub.Get(ctx, client.ObjectKey{Name: derivedNamespace(r)}, namespace)
+	if err == nil && namespace.Annotations[kube.AnnotationDeliveryHolder] == r.key() {
+		return namespace.Name, nil
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("read namespace %s: %w", derivedNamespace(r), err)
+	}
+	return r.Namespace, nil
 }

@@ -174,12 +174,12 @@ func TestDeregisterLeavesNothing(t *testing.T) {
 			"RoleBinding/{n}/second", "Role/{n}/second", "Lease/{n}--second/second", "ServiceAccount/{n}/second", "Namespace//{n}--second",
 		},
 	} {
-		deleted, err := join.Deregister(t.Context(), plane.Config, join.Request{Namespace: n, Name: name})
+		departure, err := join.Deregister(t.Context(), plane.Config, join.DeregisterRequest{Request: join.Request{Namespace: n, Name: name}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, ref := range deleted {
+		for _, ref := range departure.Deleted {
 			got = append(got, fmt.Sprintf("%s/%s/%s", ref.Kind, ref.Namespace, ref.Name))
 		}
 		if diff := cmp.Diff(strings.Split(strings.ReplaceAll(strings.Join(want, " "), "{n}", n), " "), got); diff != "" {
@@ -189,7 +189,7 @@ func TestDeregisterLeavesNothing(t *testing.T) {
 	if left := inNamespace(t, hubClient, n); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	_, err = join.Deregister(t.Context(), plane.Config, join.Request{Namespace: n, Name: "first"})
+	_, err = join.Deregister(t.Context(), plane.Config, join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "first"}})
 	wantText(t, err, join.ErrNotRegistered.Error())
 	// The namespace is free for the next cluster.
 	if _, delivery := agentConfig(t, registered(t, plane, pullRequest(n, "next"))); delivery != n {
@@ -207,7 +207,7 @@ func TestDeregisterFinishesWhatWasInterrupted(t *testing.T) {
 	if err := hubClient.Delete(t.Context(), cluster); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := join.Deregister(t.Context(), plane.Config, join.Request{Namespace: n, Name: "second"}); err != nil {
+	if _, err := join.Deregister(t.Context(), plane.Config, join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "second"}}); err != nil {
 		t.Fatal(err)
 	}
 	// What lived beside the SveltosCluster may have gone with it already; the rest goes now.
