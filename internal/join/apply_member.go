@@ -1,0 +1,198 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// What `kubectl apply` says that it did to an object.
+const (
+	didCreate    = "created"
+	didConfigure = "configured"
+	didNothing   = "unchanged"
+)
+
+// application applies the manifest of one registration to a member, and remembers how to undo it.
+type application struct {
+	member  client.Client
+	request Request
+	undo    []func(context.Context) error
+}
+
+func newApplication(member *rest.Config, r Request) (*application, error) {
+	config := rest.CopyConfig(member)
+	config.QPS, config.Burst, config.Timeout = registrationQPS, registrationQPS, reachLimit
+	memberClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	return &application{member: memberClient, request: r}, nil
+}
+
+// checkOwner refuses a member whose agent works for another registration: applying would take it away from there.
+func (a *application) checkOwner(ctx context.Context) error {
+	deployment := &appsv1.Deployment{}
+	err := a.member.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment}, deployment)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for an agent on the cluster: %w", err)
+	}
+	if owner := clusterOfAgent(deployment); owner != "" && owner != a.request.key() {
+		return fmt.Errorf("the agent of %s runs on this cluster already: deregister %s first", owner, owner)
+	}
+	return nil
+}
+
+// clusterOfAgent returns the cluster, as namespace/name, that an agent works for; "" if it does not say.
+func clusterOfAgent(deployment *appsv1.Deployment) string {
+	for _, container := range deployment.Spec.Template.Spec.Containers {
+		namespace, name := argument(container.Args, "--cluster-namespace="), argument(container.Args, "--cluster-name=")
+		if namespace != "" && name != "" {
+			return namespace + "/" + name
+		}
+	}
+	return ""
+}
+
+func argument(args []string, flag string) string {
+	if i := slices.IndexFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) }); i >= 0 {
+		return strings.TrimPrefix(args[i], flag)
+	}
+	return ""
+}
+
+// apply makes obj what the manifest says and returns what that was, in the words of kubectl.
+func (a *application) apply(ctx context.Context, obj *unstructured.Unstructured) (did string, err error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	before, found, err := a.live(ctx, obj)
+	if err != nil {
+		return "", err
+	}
+	if !found {
+		// Noted before the request, since a request that was cut off may have done its work.
+		made := obj.DeepCopy()
+		a.undo = append(a.undo, func(ctx context.Context) error { return a.remove(ctx, made) })
+		err := a.member.Create(ctx, made, client.FieldOwner(kube.FieldManager))
+		if err == nil {
+			return didCreate, nil
+		}
+		if answered(err) {
+			a.undo = a.undo[:len(a.undo)-1]
+		}
+		return "", fmt.Errorf("apply %s to the cluster: %w", describe(obj), err)
+	}
+	if before.GetDeletionTimestamp() != nil {
+		return "", fmt.Errorf("apply %s to the cluster: it is being deleted there; try again when it is gone", describe(obj))
+	}
+	desired := obj.DeepCopy()
+	// One that was deleted meanwhile must not be made as if it had been there.
+	desired.SetUID(before.GetUID())
+	a.undo = append(a.undo, func(ctx context.Context) error { return a.restore(ctx, before) })
+	err = a.member.Apply(ctx, client.ApplyConfigurationFromUnstructured(desired), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
+	if err != nil {
+		return "", fmt.Errorf("apply %s to the cluster: %w", describe(obj), err)
+	}
+	if desired.GetResourceVersion() == before.GetResourceVersion() {
+		return didNothing, nil
+	}
+	return didConfigure, nil
+}
+
+// answered says whether the API server itself refused a request, so that it cannot have had an effect.
+func answered(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Code < 500 && !apierrors.IsTimeout(err)
+}
+
+func (a *application) live(ctx context.Context, obj *unstructured.Unstructured) (live *unstructured.Unstructured, found bool, err error) {
+	live = &unstructured.Unstructured{}
+	live.SetGroupVersionKind(obj.GroupVersionKind())
+	err = a.member.Get(ctx, client.ObjectKeyFromObject(obj), live)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, false, fmt.Errorf("read %s on the cluster: %w", describe(obj), err)
+	}
+	return live, err == nil, nil
+}
+
+// remove deletes an object that this application created. If the answer to that was lost, made has no uid, and the object counts as ours if
+// it was written by nobody else.
+func (a *application) remove(ctx context.Context, made *unstructured.Unstructured) error {
+	now, found, err := a.live(ctx, made)
+	if err != nil || !found {
+		return err
+	}
+	uid := made.GetUID()
+	foreign := func(entry metav1.ManagedFieldsEntry) bool { return entry.Manager != kube.FieldManager && entry.Subresource == "" }
+	if uid == "" && !slices.ContainsFunc(now.GetManagedFields(), foreign) {
+		uid = now.GetUID()
+	}
+	if uid != now.GetUID() {
+		return nil
+	}
+	err = a.member.Delete(ctx, now, client.Preconditions{UID: &uid}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("take back %s on the cluster: %w", describe(made), err)
+	}
+	return nil
+}
+
+// restore gives an object the fields that it had before. Its status stays what it is.
+func (a *application) restore(ctx context.Context, before *unstructured.Unstructured) error {
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		now, found, err := a.live(ctx, before)
+		if err != nil || !found || now.GetUID() != before.GetUID() || now.GetResourceVersion() == before.GetResourceVersion() {
+			return err
+		}
+		old := before.DeepCopy()
+		old.SetResourceVersion(now.GetResourceVersion())
+		// Who wrote which field is the API server's to find out.
+		old.SetManagedFields(nil)
+		if status, ok := now.Object["status"]; ok {
+			old.Object["status"] = status
+		}
+		return client.IgnoreNotFound(a.member.Update(ctx, old, client.FieldOwner(kube.FieldManager)))
+	})
+	if err != nil {
+		return fmt.Errorf("take back %s on the cluster: %w", describe(before), err)
+	}
+	return nil
+}
+
+// takeBack undoes what was applied, newest first. It also works after ctx was cancelled.
+func (a *application) takeBack(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
+	var errs []error
+	for _, undo := range slices.Backward(a.undo) {
+		errs = append(errs, undo(ctx))
+	}
+	a.undo = nil
+	return errors.Join(errs...)
+}
+
+// kubectlName names an object as kubectl does: kind.group/name, in lower case.
+func kubectlName(obj *unstructured.Unstructured) string {
+	gvk := obj.GroupVersionKind()
+	name := strings.ToLower(gvk.Kind)
+	if gvk.Group != "" {
+		name += "." + gvk.Group
+	}
+	return name + "/" + obj.GetName()
+}
