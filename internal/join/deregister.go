@@ -33,6 +33,9 @@ const (
 // ErrNotRegistered says that there is nothing of that cluster on the hub.
 var ErrNotRegistered = errors.New("the cluster is not registered")
 
+// ErrGoesOn says that a deregistration was not over in time, and that the hub finishes it.
+var ErrGoesOn = errors.New("the deregistration goes on by itself")
+
 // DeregisterRequest asks to take a cluster out of the fleet.
 type DeregisterRequest struct {
 	Request
@@ -243,13 +246,13 @@ func (d *departure) tell(cluster *libv1beta1.SveltosCluster) {
 func (d *departure) overdue(cluster *libv1beta1.SveltosCluster) error {
 	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
 	if !waiting {
-		return errors.New("no hub has taken it up: is the hub running? The deregistration goes on by itself when it is")
+		return fmt.Errorf("no hub has taken it up: is the hub running? %w when it is", ErrGoesOn)
 	}
 	if d.done.Forced {
-		return fmt.Errorf("still waiting for %s; the deregistration goes on by itself", message)
+		return fmt.Errorf("still waiting for %s; %w", message, ErrGoesOn)
 	}
-	return fmt.Errorf("still waiting for %s; the deregistration goes on by itself when the cluster answers; "+
-		"to leave behind what cannot be reached run again with --force", message)
+	return fmt.Errorf("still waiting for %s; %w when the cluster answers; "+
+		"to leave behind what cannot be reached run again with --force", message, ErrGoesOn)
 }
 
 // conclude takes back what no hub did, and says what is gone: the SveltosCluster, what the hub deleted, and what this deleted.
