@@ -3,9 +3,12 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -35,6 +38,43 @@ func hubConfig(flag string) (*rest.Config, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig of the management cluster: %w", err)
+	}
+	return config, nil
+}
+
+// contextConfig finds the way to the cluster of a context among the kubeconfigs of KUBECONFIG, else in ~/.kube/config. They are only read.
+func contextConfig(name string) (*rest.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	// Migrating would write a file.
+	rules.MigrationRules = nil
+	merged, err := rules.Load()
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfigs: %w", err)
+	}
+	if _, ok := merged.Contexts[name]; !ok {
+		names := slices.Sorted(maps.Keys(merged.Contexts))
+		if len(names) == 0 {
+			return nil, fmt.Errorf("there is no context %q: no kubeconfig is there", name)
+		}
+		return nil, fmt.Errorf("there is no context %q, only: %s", name, strings.Join(names, ", "))
+	}
+	// Without access to the files, nothing can be kept in them: current-context stays, and so do tokens.
+	config, err := clientcmd.NewNonInteractiveClientConfig(*merged, name, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("use context %q: %w", name, err)
+	}
+	return config, nil
+}
+
+// fileConfig finds the way to the cluster of the current context of a kubeconfig file. The file is only read.
+func fileConfig(path string) (*rest.Config, error) {
+	loaded, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}).Load()
+	if err != nil {
+		return nil, err
+	}
+	config, err := clientcmd.NewNonInteractiveClientConfig(*loaded, "", &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("use %s: %w", path, err)
 	}
 	return config, nil
 }

@@ -2,86 +2,121 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/towline/towline/internal/join"
-	"github.com/towline/towline/internal/kube"
 )
 
 func newDeregister(streams Streams) *cobra.Command {
 	return parent("deregister", "Take a cluster out of the fleet", newDeregisterCluster(streams))
 }
 
+// deregisterFlags are the flags of `deregister cluster`.
+type deregisterFlags struct {
+	request join.DeregisterRequest
+	verbose bool
+}
+
 func newDeregisterCluster(streams Streams) *cobra.Command {
-	r, verbose := join.Request{}, false
+	f := &deregisterFlags{}
 	cmd := &cobra.Command{
 		Use:   "cluster --namespace=<namespace> --cluster=<name>",
 		Short: "Deregister a cluster, in either mode",
 		Long: `Take a cluster out of the fleet of the hub that KUBECONFIG points at.
 
-What is deployed on the cluster stays there, and so does the agent of a cluster in pull mode, which can do nothing on the hub any more. To
-have it withdrawn, take the cluster's labels away first and wait until its ClusterSummaries are gone. The agent is removed with the
-manifest of the registration: kubectl delete -f registration.yaml.
+The hub withdraws what it deployed on the cluster, or with --keep-addons leaves it there; then the agent of a cluster in pull mode removes
+itself; then identity, credentials and objects of the cluster go from the hub. What is waited for is shown.
 
-After a failure or an interruption the command can be run again.`,
+When --wait is over, the command fails and the hub goes on by itself: run it again to wait on. What cannot be reached is only left
+behind with --force, which says what that is: at once, if the cluster is known to be away, else when --wait is over. Deleting the
+SveltosCluster with kubectl does the same, without --force. After a failure or an interruption the command can be run again.`,
+		Example: `  sveltosctl deregister cluster --namespace=monitoring --cluster=prod-cluster
+
+  # leave on the cluster what is deployed there
+  sveltosctl deregister cluster --namespace=monitoring --cluster=prod-cluster --keep-addons
+
+  # a cluster that is gone for good
+  sveltosctl deregister cluster --namespace=monitoring --cluster=prod-cluster --wait=10s --force`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := r.Validate(); err != nil {
+			if err := f.validate(); err != nil {
 				return err
 			}
-			return runDeregister(cmd.Context(), streams, r, verbose)
+			return f.run(cmd.Context(), streams)
 		},
 	}
-	clusterFlags(cmd.Flags(), &r)
-	cmd.Flags().BoolVar(&verbose, "verbose", false, "say what is being done")
+	flags := cmd.Flags()
+	clusterFlags(flags, &f.request.Request)
+	flags.BoolVar(&f.request.KeepAddons, "keep-addons", false, "leave on the cluster what is deployed there")
+	flags.BoolVar(&f.request.Force, "force", false, "leave behind what cannot be reached, and say what that is")
+	flags.DurationVar(&f.request.Wait, "wait", join.DeregisterWait, "how long to wait until the cluster is deregistered; 0 for not at all")
+	flags.BoolVar(&f.verbose, "verbose", false, "say what is being done")
 	return cmd
 }
 
-func runDeregister(ctx context.Context, streams Streams, r join.Request, verbose bool) error {
+func (f *deregisterFlags) validate() error {
+	if f.request.Wait < 0 {
+		return fmt.Errorf("--wait: %s is less than nothing", f.request.Wait)
+	}
+	return f.request.Validate()
+}
+
+func (f *deregisterFlags) run(ctx context.Context, streams Streams) error {
+	r := f.request
 	hub, err := hubConfig("")
 	if err != nil {
 		return err
 	}
-	if verbose {
+	if f.verbose {
 		streams.say("deregistering cluster %s/%s on %s", r.Namespace, r.Name, hub.Host)
 	}
-	defer progress(streams, fmt.Sprintf("waiting for the hub to let cluster %s/%s go", r.Namespace, r.Name))()
-	departure, err := join.Deregister(ctx, hub, join.DeregisterRequest{Request: r})
+	waiting := startTalk(streams, fmt.Sprintf("waiting for the hub to let cluster %s/%s go", r.Namespace, r.Name))
+	r.Progress = waiting.now
+	if f.request.Wait == 0 {
+		r.Wait = -1
+	}
+	departure, err := join.Deregister(ctx, hub, r)
+	waiting.done()
+	if f.request.Wait == 0 && errors.Is(err, join.ErrGoesOn) {
+		streams.say("%s", oneLine(err))
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	deleted := departure.Deleted
-	if _, err := fmt.Fprint(streams.Out, farewell(r, deleted)); err != nil {
-		return err
-	}
-	streams.say("%s", remainder(r, deleted))
-	return nil
+	return farewell(streams, r, departure)
 }
 
-// remainder says what a deregistration does not touch.
-func remainder(r join.Request, deleted []kube.Ref) string {
-	text := fmt.Sprintf("note: everything that is deployed on cluster %s/%s stays there; nobody updates, repairs or withdraws it any more.", r.Namespace, r.Name)
-	// Only a cluster in pull mode has a ServiceAccount on the hub.
-	if slices.ContainsFunc(deleted, func(ref kube.Ref) bool { return ref.Kind == "ServiceAccount" }) {
-		text += "\nnote: so does its agent, without access to the hub: it still repairs what is deployed. Remove it on the cluster with:" +
-			" kubectl delete -f <the manifest of the registration>"
-	}
-	return text
-}
-
-func farewell(r join.Request, deleted []kube.Ref) string {
+// farewell prints what is gone, and says what stays on the cluster.
+func farewell(streams Streams, r join.DeregisterRequest, departure join.Departure) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Successfully deregistered cluster %s/%s\n\nDeleted resources:\n", r.Namespace, r.Name)
-	for _, ref := range deleted {
+	for _, ref := range departure.Deleted {
 		place := ref.Name
 		if ref.Namespace != "" {
 			place = ref.Namespace + "/" + ref.Name
 		}
 		fmt.Fprintf(&text, "  - %s/%s\n", ref.Kind, place)
 	}
-	return text.String()
+	if _, err := io.WriteString(streams.Out, text.String()); err != nil {
+		return fmt.Errorf("print what was deleted: %w", err)
+	}
+	switch {
+	case departure.Forced && len(departure.Left) == 0:
+		streams.say("note: cluster %s/%s was not reached; nothing is known to be left behind there.", r.Namespace, r.Name)
+		return nil
+	case departure.Forced:
+		streams.say("note: cluster %s/%s was not reached; left behind there, as far as is known:", r.Namespace, r.Name)
+	case len(departure.Left) > 0:
+		streams.say("note: these stay on cluster %s/%s; nobody updates, repairs or withdraws them any more:", r.Namespace, r.Name)
+	}
+	for _, left := range departure.Left {
+		streams.say("  - %s", left)
+	}
+	return nil
 }

@@ -8,25 +8,60 @@ import (
 // quiet is how long a command may say nothing.
 const quiet = 2 * time.Second
 
-// progress says what is being done, again and again, when that takes longer than a person waits without wondering. Call done when it is over.
-func progress(streams Streams, what string) (done func()) {
-	finished := make(chan struct{})
-	var talking sync.WaitGroup
-	talking.Go(func() {
-		ticker := time.NewTicker(quiet)
-		defer ticker.Stop()
-		began := time.Now()
+// talk says what a command is doing or waiting for: at once when that changes, and again and again when it takes longer than a person waits
+// without wondering.
+type talk struct {
+	streams  Streams
+	began    time.Time
+	ticker   *time.Ticker
+	finished chan struct{}
+	talking  sync.WaitGroup
+
+	// mu guards what, and keeps lines apart.
+	mu   sync.Mutex
+	what string
+}
+
+// startTalk begins with what, which is not said unless it takes long. Call done when it is over.
+func startTalk(streams Streams, what string) *talk {
+	t := &talk{streams: streams, began: time.Now(), ticker: time.NewTicker(quiet), finished: make(chan struct{}), what: what}
+	t.talking.Go(func() {
 		for {
 			select {
-			case <-ticker.C:
-				streams.say("%s (%.0f s)", what, time.Since(began).Seconds())
-			case <-finished:
+			case <-t.ticker.C:
+				t.say()
+			case <-t.finished:
 				return
 			}
 		}
 	})
-	return func() {
-		close(finished)
-		talking.Wait()
+	return t
+}
+
+// now says what is being waited for, if it is something else than before.
+func (t *talk) now(what string) {
+	t.mu.Lock()
+	changed := t.what != what
+	t.what = what
+	t.mu.Unlock()
+	if changed {
+		t.ticker.Reset(quiet)
+		t.say()
 	}
 }
+
+func (t *talk) say() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.streams.say("%s (%.0f s)", t.what, time.Since(t.began).Seconds())
+}
+
+// done ends the talk.
+func (t *talk) done() {
+	t.ticker.Stop()
+	close(t.finished)
+	t.talking.Wait()
+}
+
+// progress says what is being done when that takes long. Call done when it is over.
+func progress(streams Streams, what string) (done func()) { return startTalk(streams, what).done }
