@@ -65,6 +65,16 @@ func createKey(ctx context.Context, hub client.Client, name client.ObjectKey) er
 	})
 }
 
+// of returns the key of a shard.
+func (k Key) of(shard fleet.Shard) Key {
+	if shard.Default() {
+		return k
+	}
+	mac := hmac.New(sha256.New, k)
+	_, _ = mac.Write([]byte("shard\x00" + shard))
+	return mac.Sum(nil)
+}
+
 // bundleName returns the name of the ConfigurationBundle with this canonical content.
 func (k Key) bundleName(content []byte) string {
 	mac := hmac.New(sha256.New, k)

@@ -19,8 +19,9 @@ import (
 )
 
 // Outbox is the Transport of pull: it leaves bundles on the hub, where the member's agent fetches them. It is safe for concurrent use,
-// but not for the same bundle.ID of the same member at once. At most one process per hub may use one (the hub's leader).
+// but not for the same bundle.ID of the same member at once. At most one process per shard of a hub may use one (the shard's leader).
 type Outbox struct {
+	shard   fleet.Shard
 	hub     client.Client
 	live    client.Reader
 	encoder *encoder
@@ -34,11 +35,17 @@ var _ Transport = (*Outbox)(nil)
 // request: a delivery that hangs keeps a sweep waiting, and the sweep keeps other deliveries waiting. The caller watches groups and
 // delivers again when one changes.
 func NewOutbox(hub client.Client, live client.Reader, key Key) (*Outbox, error) {
-	encoder, err := newEncoder(key)
+	return NewShardOutbox(hub, live, key, "")
+}
+
+// NewShardOutbox returns an Outbox for the members of one shard. Its bundles have names and a mark of their own, so that only the Sweeper
+// of this Outbox deletes them: that of another process cannot know what is about to be pointed at.
+func NewShardOutbox(hub client.Client, live client.Reader, key Key, shard fleet.Shard) (*Outbox, error) {
+	encoder, err := newEncoder(key.of(shard))
 	if err != nil {
 		return nil, err
 	}
-	return &Outbox{hub: hub, live: live, encoder: encoder, staging: newStaging(), trigger: make(chan struct{}, 1)}, nil
+	return &Outbox{shard: shard, hub: hub, live: live, encoder: encoder, staging: newStaging(), trigger: make(chan struct{}, 1)}, nil
 }
 
 // order is one bundle for one member.
@@ -181,7 +188,11 @@ func (o *Outbox) stage(ctx context.Context, ord order, group *libv1beta1.Configu
 	o.staging.delivery.RLock()
 	defer o.staging.delivery.RUnlock()
 	for _, c := range chunks {
-		if err := o.write(ctx, bundleObject(m, b.ID, namespaceOf(m, b, c), c)); err != nil {
+		obj := bundleObject(m, b.ID, namespaceOf(m, b, c), c)
+		if !o.shard.Default() {
+			obj.Labels[labelShard] = labelValue(string(o.shard))
+		}
+		if err := o.write(ctx, obj); err != nil {
 			return nil, err
 		}
 	}

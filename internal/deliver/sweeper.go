@@ -27,6 +27,9 @@ const (
 	sweepBatch = 32
 	// sweepParallel is how many of them are deleted at the same time.
 	sweepParallel = 8
+	// strayAge is how old the bundle of another shard must be for the default one to delete it, if no group needs it: the sweeper of that
+	// shard would have done so, unless there is none any more.
+	strayAge = 24 * time.Hour
 	// sweepPage is how many objects are listed per request.
 	sweepPage = 500
 )
@@ -97,6 +100,15 @@ func (s *Sweeper) Sweep(ctx context.Context) error {
 	return err
 }
 
+// ours says whether bundle is one that this sweeper deletes.
+func (s *Sweeper) ours(bundle client.Object) bool {
+	shard := s.Outbox.shard
+	if bundle.GetLabels()[labelShard] == labelValue(string(shard)) {
+		return true
+	}
+	return shard.Default() && s.Clock.Since(bundle.GetCreationTimestamp().Time) > strayAge
+}
+
 // bundles lists the bundles of the hub that are ours.
 func (s *Sweeper) bundles(ctx context.Context) (map[client.ObjectKey]types.UID, error) {
 	found := map[client.ObjectKey]types.UID{}
@@ -108,7 +120,9 @@ func (s *Sweeper) bundles(ctx context.Context) (map[client.ObjectKey]types.UID, 
 			return nil, fmt.Errorf("list bundles: %w", err)
 		}
 		for i := range list.Items {
-			found[client.ObjectKeyFromObject(&list.Items[i])] = list.Items[i].UID
+			if s.ours(&list.Items[i]) {
+				found[client.ObjectKeyFromObject(&list.Items[i])] = list.Items[i].UID
+			}
 		}
 		if list.Continue == "" {
 			return found, nil

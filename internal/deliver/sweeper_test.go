@@ -9,6 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
+	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -74,6 +75,42 @@ func TestSweeper(t *testing.T) {
 		m := h.member("foreign")
 		h.create(&libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: "config-0gdr5cqfqeb2ch6vnd9i"}})
 		sweep(t, h)
+		wantBundles(t, h, m.DeliveryNamespace, 1)
+	})
+	t.Run("leaves the bundles of another shard to its own sweeper", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		m := h.member("sharded")
+		other, err := NewShardOutbox(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustDeliver(t, other, m, testBundle(objects("a", "1")))
+		// As if the group that points at it were yet to be written.
+		group := h.group(m, testBundle().ID)
+		if err := h.admin.Delete(t.Context(), group); err != nil {
+			t.Fatal(err)
+		}
+		sweep(t, h)
+		wantBundles(t, h, m.DeliveryNamespace, 1)
+		if err := (&Sweeper{Outbox: other, Clock: clock.RealClock{}}).Sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantBundles(t, h, m.DeliveryNamespace, 0)
+	})
+	t.Run("removes what a shard left behind that is gone", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		m := h.member("stray")
+		other, err := NewShardOutbox(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, version := range []string{"1", "2"} {
+			mustDeliver(t, other, m, testBundle(objects("a", version)))
+		}
+		later := testclock.NewFakeClock(time.Now().Add(2 * strayAge))
+		if err := (&Sweeper{Outbox: h.outbox, Clock: later}).Sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 	})
 	t.Run("keeps shared content until the last member has it", func(t *testing.T) {

@@ -30,6 +30,8 @@ const (
 	// labelManagedBy tells our bundles from those of others.
 	labelManagedBy = "app.kubernetes.io/managed-by"
 	managedBy      = "towline"
+	// labelShard on a bundle names the shard whose Outbox wrote it; the default shard's have none.
+	labelShard = "towline.dev/shard"
 )
 
 // maxMessage is the longest failure message that travels, in bytes.
