@@ -42,9 +42,11 @@ const (
 type Controller struct {
 	// Hub reads SveltosClusters and Leases from a cache.
 	Hub client.Client
+	// Shard is the part of the fleet that this hub looks after.
+	Shard fleet.Shard
 	// Contact asks a push member how it is.
 	Contact func(ctx context.Context, m fleet.Member) (fleet.Facts, error)
-	// Forget drops what was kept for the member "namespace/name", which is gone.
+	// Forget drops what was kept for the member "namespace/name", which is gone or another shard's.
 	Forget func(member string)
 	Events events.EventRecorder
 	Clock  clock.PassiveClock
@@ -80,7 +82,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("clusters").
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(othersChanged())).
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Concerned(), othersChanged())).
 		Watches(&coordinationv1.Lease{}, c.lookup(deliveryIndex)).
 		WatchesMetadata(secrets, c.lookup(kubeconfigIndex)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
@@ -113,7 +115,9 @@ func (c *Controller) lookup(index string) handler.EventHandler {
 		}
 		requests := make([]reconcile.Request, 0, len(clusters.Items))
 		for i := range clusters.Items {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&clusters.Items[i])})
+			if c.Shard.Serves(&clusters.Items[i]) {
+				requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&clusters.Items[i])})
+			}
 		}
 		return requests
 	})
@@ -136,6 +140,10 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			c.forget(req.NamespacedName)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if !c.Shard.Serves(cluster) {
+		c.forget(req.NamespacedName)
+		return reconcile.Result{}, nil
 	}
 	s := &state{cluster: cluster, member: fleet.FromSveltosCluster(cluster), status: cluster.Status, labels: cluster.Labels}
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{

@@ -53,8 +53,10 @@ const (
 // Controller carries what profiles want to clusters, one ClusterSummary at a time.
 type Controller struct {
 	// Hub reads summaries, profiles, clusters and inventories from a cache; Live reads from the API server.
-	Hub       client.Client
-	Live      client.Reader
+	Hub  client.Client
+	Live client.Reader
+	// Shard is the part of the fleet that this hub looks after.
+	Shard     fleet.Shard
 	Composer  *Composer
 	Transport deliver.Transport
 	// Recheck is how soon to look again at a withdrawal that a member has not finished; zero for a mode in which a watch tells.
@@ -84,7 +86,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		Named("summaries").
 		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(wantedChanged())).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.rivals), builder.WithPredicates(wantedChanged())).
-		Watches(&libv1beta1.SveltosCluster{}, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(memberChanged())).
+		Watches(&libv1beta1.SveltosCluster{}, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Concerned(), memberChanged())).
 		Watches(&libv1beta1.ConfigurationGroup{}, handler.EnqueueRequestsFromMapFunc(ofGroup), builder.WithPredicates(reportChanged())).
 		WatchesMetadata(configMaps, c.readersOf("ConfigMap")).
 		WatchesMetadata(secrets, c.readersOf("Secret")).
@@ -165,6 +167,20 @@ func (c *Controller) rivals(ctx context.Context, obj client.Object) []reconcile.
 	}))
 }
 
+// ours says whether summary is of a cluster of this shard. One whose cluster is gone is the default shard's: somebody must let go of it.
+func (c *Controller) ours(ctx context.Context, summary *configv1beta1.ClusterSummary) (bool, error) {
+	name := types.NamespacedName{Namespace: summary.Spec.ClusterNamespace, Name: summary.Spec.ClusterName}
+	cluster := &libv1beta1.SveltosCluster{}
+	err := c.Hub.Get(ctx, name, cluster)
+	if apierrors.IsNotFound(err) {
+		return c.Shard.Default(), nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read cluster %s: %w", name, err)
+	}
+	return c.Shard.Serves(cluster), nil
+}
+
 // siblings lists the summaries of a cluster. They must not be changed.
 func (c *Controller) siblings(ctx context.Context, cluster types.NamespacedName) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
@@ -202,6 +218,10 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			c.reading.set(req.NamespacedName, nil)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if ours, err := c.ours(ctx, summary); err != nil || !ours {
+		c.reading.set(req.NamespacedName, nil)
+		return reconcile.Result{}, err
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Summary, req.String()))
 	s := &state{summary: summary}
