@@ -34,6 +34,8 @@ type settings struct {
 	dir        string
 	name       string
 	port       int
+	bind       net.IP
+	advertise  net.IP
 	kubeconfig string
 	exec       map[string]string
 	lifeline   bool
@@ -72,7 +74,9 @@ func parse(args []string) (settings, error) {
 	flags := flag.NewFlagSet("localkube", flag.ContinueOnError)
 	flags.StringVar(&s.dir, "dir", "", "directory for data, certificates and logs; made if missing")
 	flags.StringVar(&s.name, "name", "local", "name of the cluster, of its node and of the kubeconfig's context")
-	flags.IntVar(&s.port, "port", 0, "port of the API server on 127.0.0.1; 0 picks a free one")
+	flags.IntVar(&s.port, "port", 0, "port of the API server; 0 picks a free one")
+	flags.Func("bind-address", "`IP` that the API server listens on; 0.0.0.0 means all of this network namespace (default 127.0.0.1)", address(&s.bind))
+	flags.Func("advertise", "`IP` that clients are told to use (default the --bind-address, or 127.0.0.1 if that means all)", address(&s.advertise))
 	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "file for the administrator's kubeconfig, written when the cluster is ready (default DIR/kubeconfig)")
 	flags.BoolVar(&s.lifeline, "lifeline", false, "stop when standard input ends")
 	flags.BoolVar(&s.temporary, "temporary", false, "remove the data directory when stopping")
@@ -106,6 +110,18 @@ func parse(args []string) (settings, error) {
 	}
 	s.kubeconfig, err = filepath.Abs(s.kubeconfig)
 	return s, err
+}
+
+// address parses the IP address of a flag.
+func address(into *net.IP) func(string) error {
+	return func(value string) error {
+		ip := net.ParseIP(value)
+		if ip == nil {
+			return errors.New("want an IP address")
+		}
+		*into = ip
+		return nil
+	}
 }
 
 // untilEOF returns a context that ends with ctx or when r does.
@@ -152,7 +168,9 @@ func run(ctx context.Context, s settings) error {
 func runCluster(ctx context.Context, s settings, log io.Writer) error {
 	starting, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	plane, err := controlplane.Start(starting, controlplane.Options{Name: s.name, Dir: s.dir, Port: s.port, Log: log})
+	plane, err := controlplane.Start(starting, controlplane.Options{
+		Name: s.name, Dir: s.dir, Port: s.port, Bind: s.bind, Advertise: s.advertise, Log: log,
+	})
 	if ctx.Err() != nil {
 		return nil
 	}

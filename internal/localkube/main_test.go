@@ -25,6 +25,9 @@ import (
 // roleVariable tells this test binary to be something other than tests: the program of a pod, or a parent that is killed.
 const roleVariable = "LOCALKUBE_TEST_ROLE"
 
+// networkVariable names the network of that parent's control plane.
+const networkVariable = "LOCALKUBE_TEST_NETWORK"
+
 func TestMain(m *testing.M) {
 	var err error
 	switch os.Getenv(roleVariable) {
@@ -106,7 +109,9 @@ func beParent() error {
 	if err != nil {
 		return err
 	}
-	p, err := localkube.Start(context.Background(), localkube.Options{Exec: map[string]string{podImage: self}})
+	p, err := localkube.Start(context.Background(), localkube.Options{
+		Exec: map[string]string{podImage: self}, Network: localkube.Network(os.Getenv(networkVariable)),
+	})
 	if err != nil {
 		return err
 	}

@@ -35,8 +35,13 @@ type Options struct {
 	// Dir holds everything the control plane writes. Starting again in the same directory finds the same objects.
 	// If it is empty a temporary directory is used, which goes when the control plane stops.
 	Dir string
-	// Port is the API server's port on 127.0.0.1. 0 picks a free one.
+	// Port is the API server's port. 0 picks a free one.
 	Port int
+	// Address is the IP address that the API server listens on and that the kubeconfig names. Default: "127.0.0.1".
+	Address string
+	// Network is where the control plane and the processes of its pods run. It must exist as long as they do, with its loopback device up.
+	// Default: the network of this process.
+	Network Network
 	// Exec maps container images to programs. A container of such an image runs as a real process of that program.
 	// Containers of other images do nothing and are reported as running.
 	Exec map[string]string
@@ -50,7 +55,8 @@ type Plane struct {
 	// Name, Dir and Kubeconfig are the name, the data directory and the administrator's kubeconfig file. Containers of the images in
 	// Options.Exec log to Dir/pods/<namespace>_<pod>_<container>.log.
 	Name, Dir, Kubeconfig string
-	// Config connects as administrator, without a limit on requests per second. Copy it before changing it.
+	// Config connects as administrator, without a limit on requests per second, and from within the control plane's network. Copy it before
+	// changing it.
 	Config *rest.Config
 
 	opts      Options
@@ -134,6 +140,9 @@ func (p *Plane) launch() (*process, error) {
 	if p.temporary {
 		args = append(args, "--temporary")
 	}
+	if p.opts.Address != "" {
+		args = append(args, "--bind-address", p.opts.Address)
+	}
 	for image, program := range p.opts.Exec {
 		args = append(args, "--exec", image+"="+program)
 	}
@@ -143,7 +152,8 @@ func (p *Plane) launch() (*process, error) {
 	}
 	// The child has a descriptor of its own.
 	defer func() { _ = log.Close() }()
-	cmd := exec.Command(p.opts.Binary, args...) //nolint:noctx // the control plane outlives the context of its start
+	program, args := p.opts.Network.wrap(p.opts.Binary, args)
+	cmd := exec.Command(program, args...) //nolint:noctx // the control plane outlives the context of its start
 	cmd.Stdout, cmd.Stderr = log, log
 	// A Ctrl-C in the terminal is for the process that started us all; it stops the control plane when it is ready to.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -191,12 +201,18 @@ func (p *Plane) awaitReady(ctx context.Context, running *process) error {
 	}
 	if p.Config == nil {
 		config.QPS = -1
+		if p.opts.Network != "" {
+			config.Dial = p.opts.Network.Dial
+		}
 		p.Config = config
 	}
 	return nil
 }
 
-// Port returns the API server's port on 127.0.0.1. It stays the same over restarts.
+// Network returns the network that the control plane runs in, "" for that of this process.
+func (p *Plane) Network() Network { return p.opts.Network }
+
+// Port returns the API server's port. It stays the same over restarts.
 func (p *Plane) Port() int { return p.opts.Port }
 
 // Log returns the end of what the control plane wrote to its standard error: nothing but errors.

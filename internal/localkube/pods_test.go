@@ -163,12 +163,24 @@ func TestProcessesDieWithTheirPlane(t *testing.T) {
 
 func TestKilledParentLeavesNothing(t *testing.T) {
 	t.Parallel()
+	t.Run("in its own network", func(t *testing.T) {
+		t.Parallel()
+		killParent(t, "")
+	})
+	t.Run("in another network", func(t *testing.T) {
+		t.Parallel()
+		killParent(t, localkube.NetworkForTest(t))
+	})
+}
+
+func killParent(t *testing.T, network localkube.Network) {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	parent := exec.CommandContext(t.Context(), self)
-	parent.Env = append(os.Environ(), roleVariable+"=parent")
+	parent.Env = append(os.Environ(), roleVariable+"=parent", networkVariable+"="+string(network))
 	parent.Stderr = os.Stderr
 	stdout, err := parent.StdoutPipe()
 	if err != nil {
@@ -185,6 +197,7 @@ func TestKilledParentLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	config.Dial = network.Dial
 	pods := kubernetes.NewForConfigOrDie(config).CoreV1().Pods("default")
 	if _, err := pods.Create(t.Context(), processPod("one"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -198,7 +211,11 @@ func TestKilledParentLeavesNothing(t *testing.T) {
 	awaitDeath(t, report.PID)
 	eventually(t, "port and directory are gone", func(context.Context) (bool, string) {
 		_, err := os.Stat(plane.Dir)
-		return !answers(plane.Port) && os.IsNotExist(err), fmt.Sprint(err)
+		conn, dialErr := network.Dial(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", plane.Port))
+		if dialErr == nil {
+			_ = conn.Close()
+		}
+		return dialErr != nil && os.IsNotExist(err), fmt.Sprint(err)
 	})
 }
 

@@ -2,6 +2,7 @@ package localkube
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -32,9 +33,41 @@ func WithExec(image, program string) Option {
 	}
 }
 
+// WithNetwork runs the control plane and the processes of its pods in a network namespace, with its API server at an address there.
+func WithNetwork(network Network, address string) Option {
+	return func(o *Options) { o.Network, o.Address = network, address }
+}
+
 // ForTest starts a control plane of the test's own, which is stopped when the test ends. Its errors are logged if the test failed.
 func ForTest(t testing.TB, options ...Option) *Plane {
 	t.Helper()
+	p, err := start(t, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// SeveralForTest is ForTest for as many control planes as there are names, started at the same time.
+func SeveralForTest(t testing.TB, names []string, options ...Option) []*Plane {
+	t.Helper()
+	var (
+		planes   = make([]*Plane, len(names))
+		failures = make([]error, len(names))
+		starting sync.WaitGroup
+	)
+	for i, name := range names {
+		starting.Go(func() { planes[i], failures[i] = start(t, append([]Option{Named(name)}, options...)) })
+	}
+	starting.Wait()
+	if err := errors.Join(failures...); err != nil {
+		t.Fatal(err)
+	}
+	return planes
+}
+
+// start starts a control plane that is stopped when the test ends.
+func start(t testing.TB, options []Option) (*Plane, error) {
 	opts := Options{Dir: t.TempDir()}
 	for _, change := range options {
 		change(&opts)
@@ -43,7 +76,7 @@ func ForTest(t testing.TB, options ...Option) *Plane {
 	defer cancel()
 	p, err := Start(ctx, opts)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	t.Cleanup(func() {
 		if err := p.Stop(); err != nil {
@@ -53,7 +86,7 @@ func ForTest(t testing.TB, options ...Option) *Plane {
 			t.Logf("errors of control plane %s:\n%s", p.Name, log)
 		}
 	})
-	return p
+	return p, nil
 }
 
 // shared starts the control plane of this test binary on first use. The lifeline stops it with the binary.

@@ -18,14 +18,14 @@ import (
 // issuer is the "iss" claim of every ServiceAccount token.
 const issuer = "https://kubernetes.default.svc.cluster.local"
 
-// newAPIServer builds an API server that stores in the etcd at etcdSocket and will serve on listener.
-func newAPIServer(ctx context.Context, listener net.Listener, certs pki) (*aggregator.APIAggregator, error) {
+// newAPIServer builds an API server that stores in the etcd at etcdSocket, will serve on listener and tells others to come to advertise.
+func newAPIServer(ctx context.Context, listener net.Listener, advertise net.IP, certs pki) (*aggregator.APIAggregator, error) {
 	opts := options.NewServerRunOptions()
 	flags := pflag.NewFlagSet("kube-apiserver", pflag.ContinueOnError)
 	for _, set := range opts.Flags().FlagSets {
 		flags.AddFlagSet(set)
 	}
-	if err := flags.Parse(apiServerFlags(listener, certs)); err != nil {
+	if err := flags.Parse(apiServerFlags(listener, advertise, certs)); err != nil {
 		return nil, fmt.Errorf("parse API server flags: %w", err)
 	}
 	opts.SecureServing.Listener = listener
@@ -55,11 +55,11 @@ func newAPIServer(ctx context.Context, listener net.Listener, certs pki) (*aggre
 	return server, nil
 }
 
-func apiServerFlags(listener net.Listener, certs pki) []string {
+func apiServerFlags(listener net.Listener, advertise net.IP, certs pki) []string {
 	return []string{
 		"--etcd-servers=unix://" + etcdSocket,
-		"--bind-address=127.0.0.1",
-		"--advertise-address=127.0.0.1",
+		"--bind-address=" + listener.Addr().(*net.TCPAddr).IP.String(),
+		"--advertise-address=" + advertise.String(),
 		"--secure-port=" + strconv.Itoa(port(listener)),
 		"--endpoint-reconciler-type=none",
 		"--service-cluster-ip-range=" + serviceRange,

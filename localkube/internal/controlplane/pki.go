@@ -37,12 +37,12 @@ type pki struct {
 func (p pki) crt(name string) string { return filepath.Join(p.dir, name+".crt") }
 func (p pki) key(name string) string { return filepath.Join(p.dir, name+".key") }
 
-// openPKI returns the certificates in dir/pki, made now if there are none yet.
-func openPKI(dir, name string) (pki, error) {
-	p := pki{dir: filepath.Join(dir, "pki")}
+// openPKI returns the certificates in Dir/pki, made now if there are none yet. Certificates that were made for other addresses are an error.
+func openPKI(opts Options) (pki, error) {
+	p := pki{dir: filepath.Join(opts.Dir, "pki")}
 	_, err := os.Stat(p.dir)
 	if err == nil {
-		return p, nil
+		return p, p.serves(opts.Advertise)
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return p, fmt.Errorf("look for certificates: %w", err)
@@ -55,7 +55,7 @@ func openPKI(dir, name string) (pki, error) {
 	if err := os.Mkdir(fresh.dir, 0o700); err != nil {
 		return p, fmt.Errorf("make certificate directory: %w", err)
 	}
-	if err := fresh.issue(name); err != nil {
+	if err := fresh.issue(opts); err != nil {
 		return p, fmt.Errorf("issue certificates: %w", err)
 	}
 	if err := os.Rename(fresh.dir, p.dir); err != nil {
@@ -64,7 +64,20 @@ func openPKI(dir, name string) (pki, error) {
 	return p, nil
 }
 
-func (p pki) issue(name string) error {
+// serves returns an error unless the API server's certificate is good for the address.
+func (p pki) serves(address net.IP) error {
+	certs, err := cert.CertsFromFile(p.crt("apiserver"))
+	if err != nil {
+		return fmt.Errorf("read API server certificate: %w", err)
+	}
+	if err := certs[0].VerifyHostname(address.String()); err != nil {
+		return fmt.Errorf("%s was made for another address: %w", filepath.Dir(p.dir), err)
+	}
+	return nil
+}
+
+func (p pki) issue(opts Options) error {
+	name := opts.Name
 	ca, err := p.authority("ca", name+"-ca")
 	if err != nil {
 		return err
@@ -76,7 +89,7 @@ func (p pki) issue(name string) error {
 	err = p.leaf(ca, "apiserver", x509.Certificate{
 		Subject:     pkix.Name{CommonName: "kube-apiserver"},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, net.ParseIP(serviceIP)},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, net.ParseIP(serviceIP), opts.Bind, opts.Advertise},
 		DNSNames: []string{"localhost", name, "kubernetes", "kubernetes.default", "kubernetes.default.svc",
 			"kubernetes.default.svc.cluster.local"},
 	})

@@ -27,8 +27,12 @@ type Options struct {
 	Name string
 	// Dir holds the data. It exists, is absolute, and is the working directory of the process.
 	Dir string
-	// Port is the TCP port on 127.0.0.1 that the API server listens on; 0 picks a free one.
+	// Port is the TCP port that the API server listens on; 0 picks a free one.
 	Port int
+	// Bind is the address that it listens on: 127.0.0.1 if it is nil, all of them if it is unspecified (0.0.0.0).
+	Bind net.IP
+	// Advertise is the address that clients are told to use. If it is nil it is Bind, or 127.0.0.1 if Bind says all.
+	Advertise net.IP
 	// Log receives the errors that etcd logs.
 	Log io.Writer
 }
@@ -49,24 +53,23 @@ type Plane struct {
 // Start runs a control plane and returns once /readyz is ok and namespaces get their ServiceAccounts.
 // It runs until Stop; cancelling ctx only ends the wait.
 func Start(ctx context.Context, opts Options) (*Plane, error) {
-	certs, err := openPKI(opts.Dir, opts.Name)
+	opts.chooseAddresses()
+	certs, err := openPKI(opts)
 	if err != nil {
 		return nil, err
 	}
-	listener, err := listen(ctx, opts.Port)
+	listener, err := listen(ctx, opts.Bind, opts.Port)
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{
-		name: opts.Name, certs: certs, host: "https://" + listener.Addr().String(),
-		finished: make(chan struct{}),
-	}
+	address := net.JoinHostPort(opts.Advertise.String(), strconv.Itoa(port(listener)))
+	p := &Plane{name: opts.Name, certs: certs, host: "https://" + address, finished: make(chan struct{})}
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.cancel = cancel
 	if p.etcd, err = startEtcd(ctx, opts); err != nil {
 		return nil, err
 	}
-	if err := p.serve(running, listener); err != nil {
+	if err := p.serve(running, listener, opts.Advertise); err != nil {
 		return nil, err
 	}
 	if err := p.awaitReady(ctx); err != nil {
@@ -81,9 +84,24 @@ func Start(ctx context.Context, opts Options) (*Plane, error) {
 	return p, nil
 }
 
+// chooseAddresses fills in the addresses that are not said.
+func (o *Options) chooseAddresses() {
+	loopback := net.IPv4(127, 0, 0, 1)
+	if o.Bind == nil {
+		o.Bind = loopback
+	}
+	switch {
+	case o.Advertise != nil:
+	case o.Bind.IsUnspecified():
+		o.Advertise = loopback
+	default:
+		o.Advertise = o.Bind
+	}
+}
+
 // serve runs the API server until ctx ends; finished is closed and failure set when it has.
-func (p *Plane) serve(ctx context.Context, listener net.Listener) error {
-	server, err := newAPIServer(ctx, listener, p.certs)
+func (p *Plane) serve(ctx context.Context, listener net.Listener, advertise net.IP) error {
+	server, err := newAPIServer(ctx, listener, advertise, p.certs)
 	if err != nil {
 		return err
 	}
@@ -223,11 +241,15 @@ func (p *Plane) WriteKubeconfig(file string) error {
 	return nil
 }
 
-// listen opens port, or a free one if port is 0.
-func listen(ctx context.Context, port int) (net.Listener, error) {
+// listen opens port of an address, or a free one if port is 0.
+func listen(ctx context.Context, bind net.IP, port int) (net.Listener, error) {
 	if port != 0 {
 		var config net.ListenConfig
-		listener, err := config.Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		network := "tcp6"
+		if bind.To4() != nil {
+			network = "tcp4" // for 0.0.0.0, "tcp" means IPv6 too, and the loopback client would depend on it
+		}
+		listener, err := config.Listen(ctx, network, net.JoinHostPort(bind.String(), strconv.Itoa(port)))
 		if err != nil {
 			return nil, fmt.Errorf("open the API server's port: %w", err)
 		}
@@ -238,7 +260,7 @@ func listen(ctx context.Context, port int) (net.Listener, error) {
 	var last error
 	for range 100 {
 		candidate := 16384 + rand.IntN(16384)
-		listener, err := listen(ctx, candidate)
+		listener, err := listen(ctx, bind, candidate)
 		if err == nil {
 			return listener, nil
 		}
