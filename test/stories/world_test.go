@@ -43,7 +43,7 @@ type world struct {
 }
 
 // newWorld starts the hub and waits until it has registered itself.
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, options ...localkube.Option) *world {
 	t.Helper()
 	repository, err := examples.Repository(charts()...)
 	if err != nil {
@@ -51,7 +51,7 @@ func newWorld(t *testing.T) *world {
 	}
 	server := httptest.NewServer(repository)
 	t.Cleanup(server.Close)
-	w := &world{t: t, dir: t.TempDir(), hub: localkube.ForTest(t, localkube.Named("hub")), Charts: server.URL}
+	w := &world{t: t, dir: t.TempDir(), hub: localkube.ForTest(t, append(options, localkube.Named("hub"))...), Charts: server.URL}
 	w.hubKubeconfig = w.hub.Kubeconfig
 	w.startHub()
 	w.eventually("the hub registers itself", func() error {
@@ -73,7 +73,7 @@ func charts() []examples.Chart {
 // startHub runs `towline hub`; it is stopped when the story ends.
 func (w *world) startHub() {
 	w.t.Helper()
-	w.hubOS = w.startWith("hub", []string{"KUBECONFIG=" + w.hubKubeconfig}, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--cache-dir="+filepath.Join(w.dir, "cache"))
+	w.hubOS = w.startIn(w.hub.Network(), "hub", []string{"KUBECONFIG=" + w.hubKubeconfig}, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--cache-dir="+filepath.Join(w.dir, "cache"))
 	w.eventually("the hub installs its CRDs", func() error {
 		_, err := w.try(w.hub, "kubectl", "get", "sveltosclusters,clusterprofiles,configurationgroups", "-A")
 		return err
@@ -185,7 +185,7 @@ func (w *world) try(plane *localkube.Plane, binary string, args ...string) (stri
 }
 
 func (w *world) command(plane *localkube.Plane, binary string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(w.t.Context(), w.binary(binary), args...)
+	cmd := plane.Network().Command(w.t.Context(), w.binary(binary), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig)
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
@@ -257,13 +257,19 @@ type process struct {
 // start runs a program in the background. It is stopped when the story ends, and its output is logged if the story failed.
 func (w *world) start(what string, plane *localkube.Plane, binary string, args ...string) *process {
 	w.t.Helper()
-	return w.startWith(what, []string{"KUBECONFIG=" + plane.Kubeconfig}, binary, args...)
+	return w.startIn(plane.Network(), what, []string{"KUBECONFIG=" + plane.Kubeconfig}, binary, args...)
 }
 
 // startWith is start with any environment in place of a plane.
 func (w *world) startWith(what string, env []string, binary string, args ...string) *process {
 	w.t.Helper()
-	cmd := exec.CommandContext(context.WithoutCancel(w.t.Context()), w.binary(binary), args...)
+	return w.startIn("", what, env, binary, args...)
+}
+
+// startIn is startWith in a network.
+func (w *world) startIn(network localkube.Network, what string, env []string, binary string, args ...string) *process {
+	w.t.Helper()
+	cmd := network.Command(context.WithoutCancel(w.t.Context()), w.binary(binary), args...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p := &process{cmd: cmd, out: &lockedBuffer{}, exited: make(chan struct{})}
