@@ -11,6 +11,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -40,6 +41,15 @@ const (
 // ErrSuperseded says that the Secret now holds a later way to the hub than the one in use: the cluster was registered again.
 var ErrSuperseded = errors.New("the cluster was registered again")
 
+// ErrRefused says that the hub does not accept the credential: it has expired, or was revoked. Repair says what to run.
+var ErrRefused = errors.New("the hub refuses the credential")
+
+// Repair says what to run where, in one line, to give the agent of a pull-mode cluster a new credential.
+func Repair(namespace, cluster string) string {
+	return fmt.Sprintf("with the hub's kubeconfig run: sveltosctl register cluster --namespace=%s --cluster=%s --pullmode > registration.yaml; "+
+		"then with this cluster's kubeconfig run: kubectl apply -f registration.yaml", namespace, cluster)
+}
+
 // CredentialOptions say whose credential it is and where it is kept.
 type CredentialOptions struct {
 	// Secrets of kube.AgentNamespace on the member.
@@ -59,17 +69,26 @@ type CredentialOptions struct {
 type Credential struct {
 	opts      CredentialOptions
 	config    *rest.Config
+	address   HubAddress
 	namespace string
-	exchanged bool
 	current   *atomic.Pointer[token]
+	// own is whether the token in use is one that the agent requested, and not the manifest's.
+	own atomic.Bool
+	// exchanged is the uid of the Secret that the manifest's token was bound to.
+	exchanged atomic.Pointer[types.UID]
+	// refused is whether the hub's last answer was that it does not accept the token.
+	refused *atomic.Bool
 }
 
 // candidate is one kubeconfig of the Secret.
 type candidate struct {
 	config    *rest.Config
+	address   HubAddress
 	namespace string
 	token     token
 	renewed   bool
+	// exchanged is what the Secret says of the exchange.
+	exchanged types.UID
 }
 
 // OpenCredential reads the latest kubeconfig of the Secret. It does not connect to the hub.
@@ -85,12 +104,17 @@ func OpenCredential(ctx context.Context, opts CredentialOptions) (*Credential, e
 		return nil, err
 	}
 	c := &Credential{
-		opts: opts, config: latest.config, namespace: latest.namespace, exchanged: latest.renewed, current: &atomic.Pointer[token]{},
+		opts: opts, config: latest.config, address: latest.address, namespace: latest.namespace,
+		current: &atomic.Pointer[token]{}, refused: &atomic.Bool{},
 	}
 	c.current.Store(&latest.token)
-	current := c.current
+	c.own.Store(latest.renewed)
+	c.exchanged.Store(&latest.exchanged)
+	current, refused := c.current, c.refused
 	c.config.BearerToken = ""
-	c.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &bearer{current: current, next: next} })
+	c.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &bearer{current: current, refused: refused, next: next}
+	})
 	return c, nil
 }
 
@@ -103,7 +127,7 @@ func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, erro
 	var latest candidate
 	for _, key := range []string{KubeconfigKey, renewedKey} {
 		found, parseErr := parseCandidate(secret.Data[key])
-		found.renewed = key == renewedKey
+		found.renewed, found.exchanged = key == renewedKey, types.UID(secret.Annotations[kube.AnnotationExchanged])
 		if parseErr == nil && (latest.config == nil || !found.token.issued.Before(latest.token.issued)) {
 			latest = found
 		}
@@ -131,7 +155,15 @@ func parseCandidate(kubeconfig []byte) (candidate, error) {
 	if err != nil {
 		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
 	}
-	return candidate{config: config, namespace: namespace, token: readToken(config.BearerToken)}, nil
+	raw, err := client.RawConfig()
+	if err != nil {
+		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
+	}
+	address := HubAddress{Server: config.Host, ServerName: config.ServerName, CA: config.CAData}
+	if cluster := raw.Clusters[raw.Contexts[raw.CurrentContext].Cluster]; cluster != nil {
+		address.ProxyURL = cluster.ProxyURL
+	}
+	return candidate{config: config, address: address, namespace: namespace, token: readToken(config.BearerToken)}, nil
 }
 
 // Config returns a configuration for the hub. Every request made with it carries the freshest token.
@@ -143,36 +175,85 @@ func (c *Credential) DeliveryNamespace() string { return c.namespace }
 // Expires is when the token in use expires; zero if it does not say.
 func (c *Credential) Expires() time.Time { return c.current.Load().expires }
 
+// Exchanged is the uid of the Secret that the manifest's token was bound to, from when that token has been exchanged; "" before that, and if it was
+// bound to none. It is known after a restart too.
+func (c *Credential) Exchanged() types.UID { return *c.exchanged.Load() }
+
+// Exchange exchanges the manifest's token for one of the agent's own. If that has been done it does nothing. It is to be called before the
+// hub is asked for anything else. ErrRefused says that the hub does not accept the token.
+func (c *Credential) Exchange(ctx context.Context) error {
+	if c.own.Load() {
+		return nil
+	}
+	return c.Renew(ctx)
+}
+
 // Renew exchanges the token for a new one. The new one is in the Secret before the old one is forgotten, so that a restart at any moment finds
-// one that works.
+// one that works. ErrRefused says that the hub does not accept the old one.
 func (c *Credential) Renew(ctx context.Context) error {
-	hub, err := corev1client.NewForConfig(c.config)
+	text, err := c.request(ctx)
+	if apierrors.IsUnauthorized(err) {
+		err = fmt.Errorf("%w: %w", ErrRefused, err)
+	}
 	if err != nil {
 		return fmt.Errorf("renew token: %w", err)
 	}
-	answer, err := hub.ServiceAccounts(c.opts.Namespace).CreateToken(ctx, c.opts.Name, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(c.opts.Life / time.Second))},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("renew token: %w", err)
+	exchanged := c.Exchanged()
+	if !c.own.Load() {
+		exchanged = c.current.Load().boundTo.UID
 	}
-	if err := c.keep(ctx, answer.Status.Token); err != nil {
+	if err := c.keep(ctx, text, exchanged); err != nil {
 		return err
 	}
-	fresh := readToken(answer.Status.Token)
+	fresh := readToken(text)
 	c.current.Store(&fresh)
-	c.exchanged = true
+	c.exchanged.Store(&exchanged)
+	c.own.Store(true)
 	return nil
 }
 
-// keep writes the token into the Secret.
-func (c *Credential) keep(ctx context.Context, text string) error {
-	address := hubAddress{server: c.config.Host, serverName: c.config.ServerName, ca: c.config.CAData}
-	kubeconfig, err := clientcmd.Write(*address.kubeconfig(text, c.namespace))
+// request requests a token that is bound to the anchor Secret. A hub on which the cluster was registered by a release without anchors has no
+// such Secret: an unbound token has to do there.
+func (c *Credential) request(ctx context.Context) (string, error) {
+	hub, err := corev1client.NewForConfig(c.config)
+	if err != nil {
+		return "", err
+	}
+	anchor := AnchorSecret(c.opts.Name)
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: ptr.To(int64(c.opts.Life / time.Second)),
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: anchor},
+	}}
+	answer, err := hub.ServiceAccounts(c.opts.Namespace).CreateToken(ctx, c.opts.Name, request, metav1.CreateOptions{})
+	if isMissingSecret(err) {
+		request.Spec.BoundObjectRef = nil
+		answer, err = hub.ServiceAccounts(c.opts.Namespace).CreateToken(ctx, c.opts.Name, request, metav1.CreateOptions{})
+		if apierrors.IsForbidden(err) {
+			err = fmt.Errorf("the hub has no Secret %s/%s to bind a token to, and allows no other tokens (%s): %w",
+				c.opts.Namespace, anchor, Repair(c.opts.Namespace, c.opts.Name), err)
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	return answer.Status.Token, nil
+}
+
+func isMissingSecret(err error) bool {
+	var status apierrors.APIStatus
+	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "secrets"
+}
+
+// keep writes the token into the Secret, and what the manifest's token was bound to.
+func (c *Credential) keep(ctx context.Context, text string, exchanged types.UID) error {
+	kubeconfig, err := clientcmd.Write(*c.address.kubeconfig(text, c.namespace))
 	if err != nil {
 		return fmt.Errorf("encode renewed kubeconfig: %w", err)
 	}
-	patch, err := json.Marshal(map[string]any{"data": map[string][]byte{KubeconfigKey: kubeconfig, renewedKey: kubeconfig}})
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationExchanged: exchanged}},
+		"data":     map[string][]byte{KubeconfigKey: kubeconfig, renewedKey: kubeconfig},
+	})
 	if err != nil {
 		return fmt.Errorf("encode renewed kubeconfig: %w", err)
 	}
@@ -184,7 +265,8 @@ func (c *Credential) keep(ctx context.Context, text string) error {
 }
 
 // Run exchanges the manifest's token at once and then renews at 80 % of each token's life, trying again until it works. It returns when ctx
-// ends, with nil, or with ErrSuperseded when the Secret holds a later registration. One Run at a time.
+// ends, with nil, with ErrSuperseded when the Secret holds a later registration, or with ErrRefused when the hub does not accept the
+// token any more. One Run at a time.
 func (c *Credential) Run(ctx context.Context) error {
 	retry := newRenewBackoff()
 	next := c.firstRenewal()
@@ -200,10 +282,14 @@ func (c *Credential) Run(ctx context.Context) error {
 		if c.superseded(ctx) {
 			return ErrSuperseded
 		}
-		if c.opts.Clock.Now().Before(next) {
+		// A token that the hub refuses is tried once more before it is given up.
+		if c.opts.Clock.Now().Before(next) && !c.refused.Load() {
 			continue
 		}
 		if err := c.Renew(ctx); err != nil {
+			if errors.Is(err, ErrRefused) {
+				return err
+			}
 			next = c.opts.Clock.Now().Add(retry.Step())
 			log.FromContext(ctx).Info("cannot renew the token for the hub yet", "reason", err.Error(), "expires", c.Expires())
 			continue
@@ -219,7 +305,7 @@ func newRenewBackoff() *wait.Backoff {
 }
 
 func (c *Credential) firstRenewal() time.Time {
-	if !c.exchanged {
+	if !c.own.Load() {
 		return c.opts.Clock.Now()
 	}
 	current := c.current.Load()
@@ -247,9 +333,10 @@ func (c *Credential) sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// bearer puts the freshest token on every request.
+// bearer puts the freshest token on every request, and notes whether the hub accepts it.
 type bearer struct {
 	current *atomic.Pointer[token]
+	refused *atomic.Bool
 	next    http.RoundTripper
 }
 
@@ -257,7 +344,11 @@ type bearer struct {
 func (b *bearer) RoundTrip(request *http.Request) (*http.Response, error) {
 	request = request.Clone(request.Context())
 	request.Header.Set("Authorization", "Bearer "+b.current.Load().text)
-	return b.next.RoundTrip(request)
+	answer, err := b.next.RoundTrip(request)
+	if err == nil {
+		b.refused.Store(answer.StatusCode == http.StatusUnauthorized)
+	}
+	return answer, err
 }
 
 // WrappedRoundTripper returns the transport below, for those who need to see it.

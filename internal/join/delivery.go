@@ -31,9 +31,6 @@ func deliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
 // claimDelivery finds the namespace for the deliveries of a cluster, and makes it that cluster's alone: the cluster's own namespace if
 // no other pull-mode cluster has it, else one derived from both names. A cluster keeps what it has; that of a new one is empty.
 func (l *ledger) claimDelivery(ctx context.Context, r Request, cluster *libv1beta1.SveltosCluster) (string, error) {
-	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
-		return "", err
-	}
 	has := cluster.Annotations[kube.AnnotationDeliveryNS]
 	// Bundles for several members live in kube.AgentNamespace, so that no single cluster may claim it.
 	if (has == "" || has == r.Namespace) && r.Namespace != kube.AgentNamespace {

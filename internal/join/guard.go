@@ -24,12 +24,16 @@ const (
 	forItself = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name"
 	// isAgent is true for who may report on the cluster of its own name and not on every cluster there: the ServiceAccounts of others
 	// are none of our business.
-	isAgent   = mayReport + ".name(request.name).check('patch').allowed() && !" + mayReport + ".check('patch').allowed()"
+	isAgent = mayReport + ".name(request.name).check('patch').allowed() && !" + mayReport + ".check('patch').allowed()"
+	// isAnchored is true for a token that is bound to the anchor Secret.
+	isAnchored = "has(object.spec.boundObjectRef) && has(object.spec.boundObjectRef.kind) && object.spec.boundObjectRef.kind == 'Secret'" +
+		" && has(object.spec.boundObjectRef.name) && object.spec.boundObjectRef.name == request.name + '" + anchorSuffix + "'"
 	mayReport = "authorizer.group('lib.projectsveltos.io').resource('sveltosclusters').subresource('status').namespace(request.namespace)"
 )
 
-// Guard makes the hub refuse tokens of more than MaxTokenLife that an agent requests for itself. Rules of RBAC cannot
-// say that: without it, whoever copies an agent's token could exchange it for one that lives for years. It can be run again. The hub
+// Guard makes the hub refuse tokens that an agent requests for itself if they live longer than MaxTokenLife or are not bound to its anchor Secret.
+// Rules of RBAC cannot say that: without it, whoever copies an agent's token could exchange it for one that lives for years, or for one that
+// outlives a revocation. It can be run again. The hub
 // enforces it within some seconds.
 func Guard(ctx context.Context, hub *rest.Config) error {
 	clientset, err := kubernetes.NewForConfig(hub)
@@ -57,10 +61,15 @@ func guardPolicy() *admission.ValidatingAdmissionPolicyApplyConfiguration {
 			WithMatchConditions(
 				admission.MatchCondition().WithName("for-itself").WithExpression(forItself),
 				admission.MatchCondition().WithName("is-an-agent").WithExpression(isAgent)).
-			WithValidations(admission.Validation().
-				WithExpression(fmt.Sprintf("!has(object.spec.expirationSeconds) || object.spec.expirationSeconds <= %d", seconds)).
-				WithMessage(fmt.Sprintf("an agent may request a token of at most %d seconds for itself", seconds)).
-				WithReason(metav1.StatusReasonForbidden)))
+			WithValidations(
+				admission.Validation().
+					WithExpression(fmt.Sprintf("!has(object.spec.expirationSeconds) || object.spec.expirationSeconds <= %d", seconds)).
+					WithMessage(fmt.Sprintf("an agent may request a token of at most %d seconds for itself", seconds)).
+					WithReason(metav1.StatusReasonForbidden),
+				admission.Validation().
+					WithExpression(isAnchored).
+					WithMessage("an agent may request only tokens that are bound to Secret <cluster>"+anchorSuffix+" for itself").
+					WithReason(metav1.StatusReasonForbidden)))
 }
 
 func guardBinding() *admission.ValidatingAdmissionPolicyBindingApplyConfiguration {

@@ -19,6 +19,16 @@ const leaseDuration = 90
 // names are HMACs, and without list or watch nobody can find one that he was not told.
 const sharedRole = "towline-shared-bundles"
 
+// AnchorSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's agent are bound to: they are worthless
+// once it is gone. It holds nothing.
+func AnchorSecret(cluster string) string { return cluster + anchorSuffix }
+
+const anchorSuffix = "-sveltos-agent"
+
+// RegistrationSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's manifests are bound to. While the
+// cluster waits for its agent the hub keeps a manifest in it, under ManifestKey.
+func RegistrationSecret(cluster string) string { return cluster + "-sveltos-registration" }
+
 // identityObjects are the objects behind an agent's identity on the hub, in the order in which they are made.
 func identityObjects(r Request, delivery string) []client.Object {
 	account := &corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)}
@@ -28,7 +38,8 @@ func identityObjects(r Request, delivery string) []client.Object {
 		ObjectMeta: named(delivery, r.Name),
 		Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseDuration)},
 	}
-	objects := []client.Object{account, lease}
+	anchor := &corev1.Secret{ObjectMeta: named(r.Namespace, AnchorSecret(r.Name))}
+	objects := []client.Object{account, anchor, lease}
 	own, inbox := ownRules(r), inboxRules(r)
 	if delivery == r.Namespace {
 		objects = append(objects, role(r.Namespace, r.Name, append(own, inbox...)), binding(r, r.Namespace, r.Name, r.Name))

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,8 +28,10 @@ const (
 	registrationLabel = "towline.dev/registration"
 	// attemptAnnotation says which run of a registration wrote an object last.
 	attemptAnnotation = "towline.dev/registration-attempt"
-	// undoLimit is how long undoing may take after a failure or an interruption: about ten requests.
-	undoLimit = 20 * time.Second
+	// undoLimit is how long undoing may take after a failure or an interruption: about fifteen requests, and the hub's part.
+	undoLimit = 40 * time.Second
+	// goneLimit is how long a hub may take to let go of a SveltosCluster that is taken back.
+	goneLimit = 20 * time.Second
 	// registrationQPS is enough for the dozen requests of one registration not to wait for each other.
 	registrationQPS = 100
 )
@@ -35,8 +39,8 @@ const (
 // ErrNotInstalled says that the hub does not know the kinds of Towline.
 var ErrNotInstalled = errors.New("the hub does not know SveltosClusters; install Towline there first: towline hub --install-crds")
 
-// errForeign says that an object which a registration would make exists and belongs to someone else.
-var errForeign = errors.New("exists and was not made by a registration: choose another cluster name")
+// ErrForeign says that an object which a registration would make exists and belongs to someone else.
+var ErrForeign = errors.New("exists and was not made by a registration: choose another cluster name")
 
 func newHubClient(hub *rest.Config) (client.Client, error) {
 	config := rest.CopyConfig(hub)
@@ -49,12 +53,15 @@ func newHubClient(hub *rest.Config) (client.Client, error) {
 }
 
 // ledger applies the objects of one registration and remembers how to undo it. Its objects carry its attempt, a number that no other
-// registration has, so that undoing leaves alone what another registration of the same cluster wrote later.
+// registration has, so that undoing leaves alone what another registration of the same cluster wrote later. A hub that makes or repairs the
+// objects has no attempt and undoes nothing.
 type ledger struct {
 	hubClient client.Client
 	request   Request
 	attempt   string
 	undo      []func(context.Context) error
+	// undoCluster takes back the SveltosCluster, if the registration made it.
+	undoCluster func(context.Context) error
 }
 
 func newLedger(hub *rest.Config, r Request) (*ledger, error) {
@@ -84,21 +91,24 @@ func findCluster(ctx context.Context, hubClient client.Client, r Request) (clust
 	return cluster, true, nil
 }
 
-// own applies an object that belongs to registrations: it refuses one that exists and was not made by a registration.
-func (l *ledger) own(ctx context.Context, obj client.Object) error {
+// own applies an object that belongs to registrations, and returns it as it is then. It refuses one that exists and was not made by a
+// registration of the cluster.
+func (l *ledger) own(ctx context.Context, obj client.Object) (*unstructured.Unstructured, error) {
 	labels := obj.GetLabels()
 	if labels == nil {
 		labels = map[string]string{}
 	}
 	labels[registrationLabel] = l.request.Name
 	obj.SetLabels(labels)
-	_, err := l.write(ctx, obj, func(live *unstructured.Unstructured) error {
-		if live.GetLabels()[registrationLabel] == "" {
-			return fmt.Errorf("%s %w", describe(live), errForeign)
-		}
-		return nil
-	})
-	return err
+	return l.write(ctx, obj, l.checkOwn)
+}
+
+// checkOwn refuses an object that no registration of the cluster made.
+func (l *ledger) checkOwn(live *unstructured.Unstructured) error {
+	if live.GetLabels()[registrationLabel] != l.request.Name {
+		return fmt.Errorf("%s %w", describe(live), ErrForeign)
+	}
+	return nil
 }
 
 // apply applies an object that others may have made before, and returns it as it is then.
@@ -123,35 +133,23 @@ func (l *ledger) live(ctx context.Context, obj client.Object) (live *unstructure
 	return live, true, nil
 }
 
-// write creates obj, or changes the one that is there if check allows that. A registration that fails undoes either.
+// write creates obj, or changes the one that is there if check allows that. A registration that fails undoes either. Without an attempt, it
+// changes only what is not as it should be.
 func (l *ledger) write(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (*unstructured.Unstructured, error) {
 	desired, err := toUnstructured(l.hubClient.Scheme(), obj)
 	if err != nil {
 		return nil, err
 	}
-	annotations := desired.GetAnnotations()
-	if annotations == nil {
-		annotations = map[string]string{}
-	}
-	annotations[attemptAnnotation] = l.attempt
-	desired.SetAnnotations(annotations)
 	before, found, err := l.live(ctx, obj)
 	if err != nil {
 		return nil, err
 	}
 	if !found {
-		made := desired.DeepCopy()
-		// Noted before the request, since a request that was cut off may have done its work.
-		l.undo = append(l.undo, func(ctx context.Context) error { return l.takeBack(ctx, desired, nil) })
-		err := l.hubClient.Create(ctx, made, client.FieldOwner(kube.FieldManager))
-		if err == nil {
-			return made, nil
-		}
+		made, err := l.create(ctx, l.signed(desired, ""))
 		if !apierrors.IsAlreadyExists(err) {
-			return nil, fmt.Errorf("write %s: %w", describe(desired), err)
+			return made, err
 		}
 		// Another registration of the cluster was faster.
-		l.undo = l.undo[:len(l.undo)-1]
 		if before, _, err = l.live(ctx, obj); err != nil {
 			return nil, err
 		}
@@ -159,12 +157,76 @@ func (l *ledger) write(ctx context.Context, obj client.Object, check func(live *
 	if err := check(before); err != nil {
 		return nil, err
 	}
-	l.undo = append(l.undo, func(ctx context.Context) error { return l.takeBack(ctx, desired, before) })
+	desired = l.signed(desired, before.GetAnnotations()[attemptAnnotation])
+	if l.attempt == "" && contains(before.Object, desired.Object) {
+		return before, nil
+	}
+	l.noteWrite(desired, before)
 	made := desired.DeepCopy()
 	if err := l.hubClient.Apply(ctx, client.ApplyConfigurationFromUnstructured(made), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
 		return nil, fmt.Errorf("write %s: %w", describe(desired), err)
 	}
 	return made, nil
+}
+
+// create creates desired. The undoing is noted before the request, since a request that was cut off may have done its work.
+func (l *ledger) create(ctx context.Context, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	forget := l.noteWrite(desired, nil)
+	made := desired.DeepCopy()
+	if err := l.hubClient.Create(ctx, made, client.FieldOwner(kube.FieldManager)); err != nil {
+		if apierrors.IsAlreadyExists(err) {
+			forget()
+		}
+		return nil, fmt.Errorf("write %s: %w", describe(desired), err)
+	}
+	return made, nil
+}
+
+// signed returns desired with the ledger's attempt on it, or with that of last if the ledger has none.
+func (l *ledger) signed(desired *unstructured.Unstructured, last string) *unstructured.Unstructured {
+	attempt := cmp.Or(l.attempt, last)
+	if attempt == "" {
+		return desired
+	}
+	annotations := desired.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[attemptAnnotation] = attempt
+	desired.SetAnnotations(annotations)
+	return desired
+}
+
+// noteWrite remembers how to undo the writing of desired, and returns how to forget that. A new SveltosCluster is the first to go: what a
+// hub made for it meanwhile, the hub takes back then.
+func (l *ledger) noteWrite(desired, before *unstructured.Unstructured) (forget func()) {
+	if before == nil && desired.GetKind() == "SveltosCluster" {
+		l.undoCluster = func(ctx context.Context) error {
+			return errors.Join(l.takeBack(ctx, desired, nil), l.awaitGone(ctx, desired))
+		}
+		return func() { l.undoCluster = nil }
+	}
+	noted := len(l.undo)
+	l.undo = append(l.undo, func(ctx context.Context) error { return l.takeBack(ctx, desired, before) })
+	return func() { l.undo = l.undo[:noted] }
+}
+
+// awaitGone waits until the SveltosCluster that this registration made is gone.
+func (l *ledger) awaitGone(ctx context.Context, obj *unstructured.Unstructured) error {
+	limited, cancel := context.WithTimeout(ctx, goneLimit)
+	defer cancel()
+	err := wait.PollUntilContextCancel(limited, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		now := &unstructured.Unstructured{}
+		now.SetGroupVersionKind(obj.GroupVersionKind())
+		if err := l.hubClient.Get(ctx, client.ObjectKeyFromObject(obj), now); err != nil {
+			return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
+		}
+		return now.GetAnnotations()[attemptAnnotation] != l.attempt, nil
+	})
+	if err != nil {
+		return fmt.Errorf("take back %s: the hub is not through with it: %w", describe(obj), err)
+	}
+	return nil
 }
 
 // takeBack makes an object what it was before this registration wrote it, nil being nothing. It leaves alone one that another
@@ -183,7 +245,7 @@ func (l *ledger) takeBack(ctx context.Context, obj, before *unstructured.Unstruc
 			uid, version := now.GetUID(), now.GetResourceVersion()
 			return client.IgnoreNotFound(l.hubClient.Delete(ctx, now, client.Preconditions{UID: &uid, ResourceVersion: &version}))
 		}
-		return client.IgnoreNotFound(l.putBack(ctx, now, before))
+		return client.IgnoreNotFound(l.putBack(ctx, now, obj, before))
 	})
 	if err != nil {
 		return fmt.Errorf("take back %s: %w", describe(obj), err)
@@ -191,31 +253,25 @@ func (l *ledger) takeBack(ctx context.Context, obj, before *unstructured.Unstruc
 	return nil
 }
 
-// putBack gives an object the fields that it had before. What the hub itself wrote meanwhile, its status, stays.
-func (l *ledger) putBack(ctx context.Context, now, before *unstructured.Unstructured) error {
+// putBack gives the fields that this registration wrote the values that they had before. Everything else stays as it is now.
+func (l *ledger) putBack(ctx context.Context, now, written, before *unstructured.Unstructured) error {
 	if now.GetUID() != before.GetUID() {
 		return nil
 	}
-	old := before.DeepCopy()
-	old.SetResourceVersion(now.GetResourceVersion())
+	restore(now.Object, written.Object, before.Object)
 	// Who wrote which field is the API server's to find out.
-	old.SetManagedFields(nil)
-	if status, ok := now.Object["status"]; ok {
-		old.Object["status"] = status
-	}
-	if renewed, ok, err := unstructured.NestedFieldCopy(now.Object, "spec", "renewTime"); ok && err == nil && now.GetKind() == "Lease" {
-		if err := unstructured.SetNestedField(old.Object, renewed, "spec", "renewTime"); err != nil {
-			return err
-		}
-	}
-	return l.hubClient.Update(ctx, old, client.FieldOwner(kube.FieldManager))
+	now.SetManagedFields(nil)
+	return l.hubClient.Update(ctx, now, client.FieldOwner(kube.FieldManager))
 }
 
-// rollBack takes back what the registration made, newest first. It also works after ctx was cancelled.
+// rollBack takes back what the registration made: a SveltosCluster first, then the rest, newest first. It also works after ctx was cancelled.
 func (l *ledger) rollBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
 	var errs []error
+	if l.undoCluster != nil {
+		errs = append(errs, l.undoCluster(ctx))
+	}
 	for i := len(l.undo) - 1; i >= 0; i-- {
 		errs = append(errs, l.undo[i](ctx))
 	}
@@ -244,7 +300,12 @@ func (l *ledger) createNamespace(ctx context.Context, name string, annotations m
 	if len(annotations) > 0 {
 		namespace.Labels = map[string]string{registrationLabel: l.request.Name}
 	}
-	err := l.hubClient.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
+	err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, &corev1.Namespace{})
+	if apierrors.IsNotFound(err) {
+		err = l.hubClient.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
+	} else if err == nil {
+		return nil, nil //nolint:nilnil // there is nothing to take back, and nothing is wrong
+	}
 	if apierrors.IsAlreadyExists(err) {
 		return nil, nil //nolint:nilnil // there is nothing to take back, and nothing is wrong
 	}

@@ -2,6 +2,7 @@ package join
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"fmt"
 
@@ -34,22 +35,25 @@ func KubeconfigSecret(cluster string) string { return fleet.KubeconfigSecretName
 // KubeconfigKey is the key of the kubeconfig in that Secret.
 const KubeconfigKey = "kubeconfig"
 
-// kubeconfig returns the agent's kubeconfig for the hub. The context's namespace is where the deliveries are.
-func (a hubAddress) kubeconfig(token, delivery string) *clientcmdapi.Config {
-	const cluster, context = "local", "sveltos-context"
-	config := clientcmdapi.NewConfig()
-	config.Clusters[cluster] = &clientcmdapi.Cluster{Server: a.server, TLSServerName: a.serverName, CertificateAuthorityData: a.ca}
-	config.AuthInfos[agentName] = &clientcmdapi.AuthInfo{Token: token}
-	config.Contexts[context] = &clientcmdapi.Context{Cluster: cluster, AuthInfo: agentName, Namespace: delivery}
-	config.CurrentContext = context
-	return config
+// agentManifest is what a member's manifest is made from.
+type agentManifest struct {
+	request Request
+	options AgentOptions
+	// image is the agent's container image if the options name none.
+	image      string
+	version    string
+	kubeconfig *clientcmdapi.Config
 }
 
-// manifestOf returns the documents that start the agent on the member, in the order in which they are applied.
-func manifestOf(r PullRequest, kubeconfig *clientcmdapi.Config) ([]byte, error) {
-	credentials, err := clientcmd.Write(*kubeconfig)
+// encode returns the documents that start the agent on the member, in the order in which they are applied.
+func (m agentManifest) encode() ([]byte, error) {
+	credentials, err := clientcmd.Write(*m.kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("encode the agent's kubeconfig: %w", err)
+	}
+	deployment, err := m.deploymentSpec()
+	if err != nil {
+		return nil, err
 	}
 	documents := []map[string]any{
 		object("v1", "Namespace", metadata{name: kube.AgentNamespace}, nil),
@@ -67,8 +71,8 @@ func manifestOf(r PullRequest, kubeconfig *clientcmdapi.Config) ([]byte, error) 
 				"selector": map[string]any{controlPlaneLabel: agentName},
 			},
 		}),
-		object("apps/v1", "Deployment", metadata{kube.AgentNamespace, agentDeployment}, map[string]any{"spec": deploymentSpec(r)}),
-		object("v1", "Secret", metadata{kube.AgentNamespace, KubeconfigSecret(r.Name)}, map[string]any{
+		object("apps/v1", "Deployment", metadata{kube.AgentNamespace, agentDeployment}, map[string]any{"spec": deployment}),
+		object("v1", "Secret", metadata{kube.AgentNamespace, KubeconfigSecret(m.request.Name)}, map[string]any{
 			"data": map[string]any{KubeconfigKey: base64.StdEncoding.EncodeToString(credentials)},
 			"type": "Opaque",
 		}),
@@ -101,45 +105,52 @@ func object(apiVersion, kind string, m metadata, fields map[string]any) map[stri
 	return document
 }
 
-func deploymentSpec(r PullRequest) map[string]any {
+func (m agentManifest) deploymentSpec() (map[string]any, error) {
+	requests, limits, err := m.options.resources()
+	if err != nil {
+		return nil, err
+	}
+	container := m.container()
+	container["resources"] = map[string]any{"limits": limits, "requests": requests}
+	pod := map[string]any{
+		"containers": []any{container},
+		"securityContext": map[string]any{
+			"runAsNonRoot": true, "seccompProfile": map[string]any{"type": "RuntimeDefault"},
+		},
+		"serviceAccountName":            agentDeployment,
+		"terminationGracePeriodSeconds": 10,
+	}
+	if len(m.options.ImagePullSecrets) > 0 {
+		secrets := []any{}
+		for _, name := range m.options.ImagePullSecrets {
+			secrets = append(secrets, map[string]any{"name": name})
+		}
+		pod["imagePullSecrets"] = secrets
+	}
 	labels := map[string]any{agentNameLabel: agentName, controlPlaneLabel: agentName}
 	return map[string]any{
 		"replicas": 1,
 		"selector": map[string]any{"matchLabels": labels},
 		// Two agents would work on the same objects.
 		"strategy": map[string]any{"type": "Recreate"},
-		"template": map[string]any{
-			"metadata": map[string]any{"labels": labels},
-			"spec": map[string]any{
-				"containers": []any{container(r)},
-				"securityContext": map[string]any{
-					"runAsNonRoot": true, "seccompProfile": map[string]any{"type": "RuntimeDefault"},
-				},
-				"serviceAccountName":            agentDeployment,
-				"terminationGracePeriodSeconds": 10,
-			},
-		},
-	}
+		"template": map[string]any{"metadata": map[string]any{"labels": labels}, "spec": pod},
+	}, nil
 }
 
-func container(r PullRequest) map[string]any {
-	image := r.AgentImage
-	if image == "" {
-		image = DefaultAgentImage
-	}
+func (m agentManifest) container() map[string]any {
 	return map[string]any{
 		"name":    "controller",
-		"image":   image,
+		"image":   cmp.Or(m.options.Image, m.image, DefaultAgentImage),
 		"command": []any{"/manager"},
 		"args": []any{
 			"agent",
 			"--diagnostics-address=:8443",
-			"--cluster-namespace=" + r.Namespace,
-			"--cluster-name=" + r.Name,
+			"--cluster-namespace=" + m.request.Namespace,
+			"--cluster-name=" + m.request.Name,
 			"--cluster-type=sveltos",
-			"--secret-with-kubeconfig=" + KubeconfigSecret(r.Name),
+			"--secret-with-kubeconfig=" + KubeconfigSecret(m.request.Name),
 			"--v=5",
-			"--version=" + r.Version,
+			"--version=" + m.version,
 		},
 		"env": []any{
 			resourceEnv("GOMEMLIMIT", "limits.memory"),
@@ -152,10 +163,6 @@ func container(r PullRequest) map[string]any {
 		},
 		"livenessProbe":  probe("/healthz", 15, 20),
 		"readinessProbe": probe("/readyz", 5, 10),
-		"resources": map[string]any{
-			"limits":   map[string]any{"cpu": "500m", "memory": "512Mi"},
-			"requests": map[string]any{"cpu": "200m", "memory": "512Mi"},
-		},
 		"securityContext": map[string]any{
 			"allowPrivilegeEscalation": false, "capabilities": map[string]any{"drop": []any{"ALL"}},
 		},

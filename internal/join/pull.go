@@ -1,18 +1,16 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"net/url"
-	"os"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -21,35 +19,30 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ManifestTokenLife is how long the token in a registration manifest lives. The agent exchanges it as soon as it starts, so this bounds
-// the time between registering and applying the manifest.
-const ManifestTokenLife = time.Hour
-
 // PullRequest asks to register a cluster whose agent dials the hub.
 type PullRequest struct {
 	Request
-	// AgentImage is the container image of the agent. Default: DefaultAgentImage.
+	// Options are laid over those that the SveltosCluster has, and kept there.
+	Options AgentOptions
+	// Revoke makes every token that was issued for the cluster before worthless. That is not taken back when the registration fails.
+	Revoke bool
+	// AgentImage is the container image of the agent if the options name none. Default: DefaultAgentImage.
 	AgentImage string
-	// HubURL is the https address under which the agent reaches the hub. Default: the one that the registration itself uses.
+	// HubURL is Options.HubURL for those who need no other option.
 	HubURL string
 	// Version is the release of Towline that the manifest is told to be of.
 	Version string
 }
 
-// Validate says what is wrong with r before anything connects. The error names the command-line flag and its value.
+// Validate says what is wrong with r before anything connects. The error names the command-line flag.
 func (r PullRequest) Validate() error {
 	if err := r.Request.Validate(); err != nil {
 		return err
 	}
-	if r.HubURL == "" {
-		return nil
-	}
-	address, err := url.Parse(r.HubURL)
-	if err != nil || address.Scheme != "https" || address.Host == "" {
-		return fmt.Errorf("--management-cluster-url: %q is not an https:// address", r.HubURL)
-	}
-	return nil
+	return r.options().Validate()
 }
+
+func (r PullRequest) options() AgentOptions { return r.Options.Merge(AgentOptions{HubURL: r.HubURL}) }
 
 // RegisterPull makes the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that starts the agent.
 // Registering again repairs what is there, adds the labels and gives a new token. When it fails, or when ctx ends, what it made
@@ -58,44 +51,57 @@ func RegisterPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.W
 	if err := r.Validate(); err != nil {
 		return err
 	}
-	address, err := addressOf(hub, r.HubURL)
-	if err != nil {
-		return err
-	}
 	l, err := newLedger(hub, r.Request)
 	if err != nil {
 		return err
 	}
-	if err := l.registerPull(ctx, r, address, out); err != nil {
+	if err := l.registerPull(ctx, hub, r, out); err != nil {
 		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx))
 	}
 	return nil
 }
 
-func (l *ledger) registerPull(ctx context.Context, r PullRequest, address hubAddress, out io.Writer) error {
-	cluster, found, err := findCluster(ctx, l.hubClient, r.Request)
+func (l *ledger) registerPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.Writer) error {
+	live, err := l.findPullCluster(ctx)
 	if err != nil {
 		return err
 	}
-	if found && !cluster.Spec.PullMode {
-		return errors.New("it is registered in push mode already; deregister it first")
-	}
-	delivery, err := l.claimDelivery(ctx, r.Request, cluster)
+	options, err := optionsOf(live)
 	if err != nil {
 		return err
 	}
-	owner, err := l.applyPullCluster(ctx, r.Request, cluster, delivery)
+	options = options.Merge(r.options())
+	if err := options.Validate(); err != nil {
+		return err
+	}
+	address, err := addressFor(hub, options)
 	if err != nil {
 		return err
 	}
-	if err := l.makeIdentity(ctx, owner, delivery); err != nil {
+	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
 		return err
 	}
-	token, err := l.requestToken(ctx, r.Request)
+	cluster, err := l.applyPullCluster(ctx, live, options)
 	if err != nil {
 		return err
 	}
-	manifest, err := manifestOf(r, address.kubeconfig(token, delivery))
+	if r.Revoke {
+		if err := l.revokeAndEstablish(ctx, cluster); err != nil {
+			return err
+		}
+	}
+	delivery, err := l.establish(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	token, err := l.issue(ctx, cluster, options)
+	if err != nil {
+		return err
+	}
+	agent := agentManifest{
+		request: l.request, options: options, image: r.AgentImage, version: r.Version, kubeconfig: address.kubeconfig(token, delivery),
+	}
+	manifest, err := agent.encode()
 	if err != nil {
 		return err
 	}
@@ -108,97 +114,98 @@ func (l *ledger) registerPull(ctx context.Context, r PullRequest, address hubAdd
 	return nil
 }
 
-// makeIdentity makes what the agent needs on the hub. What lives beside the SveltosCluster belongs to it, and goes with it.
-func (l *ledger) makeIdentity(ctx context.Context, owner metav1.OwnerReference, delivery string) error {
-	// It is everybody's, as the Role in it is: it stays when a registration is taken back.
-	if _, err := l.createNamespace(ctx, kube.AgentNamespace, nil); err != nil {
-		return err
+// findPullCluster reads the SveltosCluster, which is empty if there is none, and refuses one that cannot be registered now.
+func (l *ledger) findPullCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
+	live, found, err := findCluster(ctx, l.hubClient, l.request)
+	switch {
+	case err != nil:
+		return nil, err
+	case live.DeletionTimestamp != nil:
+		return nil, ErrDeparting
+	case found && !live.Spec.PullMode:
+		return nil, errors.New("it is registered in push mode already; deregister it first")
 	}
-	if err := l.makeSharedRole(ctx); err != nil {
-		return err
-	}
-	for _, obj := range identityObjects(l.request, delivery) {
-		if obj.GetNamespace() == l.request.Namespace {
-			obj.SetOwnerReferences([]metav1.OwnerReference{owner})
-		}
-		if err := l.own(ctx, obj); err != nil {
-			return err
-		}
-	}
-	return nil
+	return live, nil
 }
 
-// makeSharedRole makes the Role that is the same for all agents: it stays when a registration is taken back.
-func (l *ledger) makeSharedRole(ctx context.Context) error {
-	desired, err := toUnstructured(l.hubClient.Scheme(), role(kube.AgentNamespace, sharedRole, sharedRules()))
-	if err != nil {
-		return err
-	}
-	err = l.hubClient.Apply(ctx, client.ApplyConfigurationFromUnstructured(desired), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
-	if err != nil {
-		return fmt.Errorf("write Role %s/%s: %w", kube.AgentNamespace, sharedRole, err)
-	}
-	return nil
-}
-
-// applyPullCluster writes the SveltosCluster and returns the reference by which objects belong to it.
+// applyPullCluster writes the SveltosCluster and returns it as it is then.
 func (l *ledger) applyPullCluster(
-	ctx context.Context, r Request, live *libv1beta1.SveltosCluster, delivery string,
-) (metav1.OwnerReference, error) {
-	desired := clusterOf(r, live)
+	ctx context.Context, live *libv1beta1.SveltosCluster, options AgentOptions,
+) (*libv1beta1.SveltosCluster, error) {
+	desired := clusterOf(l.request, live)
 	desired.Spec.PullMode = true
-	if delivery != r.Namespace {
+	// What an earlier registration wrote and this one does not would go.
+	if delivery := live.Annotations[kube.AnnotationDeliveryNS]; delivery != "" {
 		desired.Annotations[kube.AnnotationDeliveryNS] = delivery
 	}
-	made, err := l.apply(ctx, desired)
+	encoded, err := options.Encode()
 	if err != nil {
-		return metav1.OwnerReference{}, err
+		return nil, err
 	}
-	return metav1.OwnerReference{APIVersion: made.GetAPIVersion(), Kind: made.GetKind(), Name: made.GetName(), UID: made.GetUID()}, nil
+	if encoded != "" {
+		desired.Annotations[kube.AnnotationAgentOptions] = encoded
+	}
+	if _, err := l.apply(ctx, desired); err != nil {
+		return nil, err
+	}
+	return l.liveCluster(ctx)
 }
 
-// clusterOf returns what every registration says of a SveltosCluster: its old and new labels.
+// revokeAndEstablish revokes the cluster's tokens and makes the identity anew, for good: undoing the rest of the registration leaves it alone.
+func (l *ledger) revokeAndEstablish(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	forGood := &ledger{hubClient: l.hubClient, request: l.request}
+	if err := forGood.revoke(ctx); err != nil {
+		return err
+	}
+	if l.undoCluster != nil {
+		return nil
+	}
+	_, err := forGood.establish(ctx, cluster.DeepCopy())
+	return err
+}
+
+// issue requests a token for a manifest. It is bound to the registration Secret, on which its end is noted.
+func (l *ledger) issue(ctx context.Context, cluster *libv1beta1.SveltosCluster, options AgentOptions) (string, error) {
+	secret, err := l.makeRegistration(ctx, ownerOf(cluster))
+	if err != nil {
+		return "", err
+	}
+	life, err := options.manifestTokenLife()
+	if err != nil {
+		return "", err
+	}
+	issued, err := requestToken(ctx, l.hubClient, secret, life)
+	if err != nil {
+		return "", err
+	}
+	return issued.text, noteExpiry(ctx, l.hubClient, secret, issued.expires)
+}
+
+// clusterOf returns what every registration says of a SveltosCluster: its old and new labels, and its shard.
 func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(r.Namespace, r.Name)}
 	cluster.Labels, cluster.Annotations = map[string]string{}, map[string]string{}
 	maps.Copy(cluster.Labels, live.Labels)
 	maps.Copy(cluster.Labels, r.Labels)
+	if shard := cmp.Or(r.Shard, live.Annotations[libv1beta1.ShardAnnotation]); shard != "" {
+		cluster.Annotations[libv1beta1.ShardAnnotation] = shard
+	}
 	return cluster
 }
 
-func (l *ledger) requestToken(ctx context.Context, r Request) (string, error) {
-	account := &corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)}
-	request := &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(ManifestTokenLife / time.Second))},
+// requestToken requests a token of the ServiceAccount of the cluster to which the registration Secret belongs. It dies with the Secret.
+func requestToken(ctx context.Context, hubClient client.Client, registration *corev1.Secret, life time.Duration) (token, error) {
+	account := &corev1.ServiceAccount{ObjectMeta: named(registration.Namespace, registration.Labels[registrationLabel])}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: ptr.To(int64(life / time.Second)),
+		BoundObjectRef: &authenticationv1.BoundObjectReference{
+			APIVersion: "v1", Kind: "Secret", Name: registration.Name, UID: registration.UID,
+		},
+	}}
+	if err := hubClient.SubResource("token").Create(ctx, account, request); err != nil {
+		return token{}, fmt.Errorf("request a token for ServiceAccount %s: %w", client.ObjectKeyFromObject(account), err)
 	}
-	if err := l.hubClient.SubResource("token").Create(ctx, account, request); err != nil {
-		return "", fmt.Errorf("request a token for ServiceAccount %s: %w", client.ObjectKeyFromObject(account), err)
-	}
-	return request.Status.Token, nil
-}
-
-// hubAddress is how an agent reaches the hub.
-type hubAddress struct {
-	server     string
-	serverName string
-	ca         []byte
-}
-
-// addressOf reads the hub's address off the configuration that the registration itself uses; override replaces the URL.
-func addressOf(hub *rest.Config, override string) (hubAddress, error) {
-	address := hubAddress{server: hub.Host, serverName: hub.ServerName, ca: hub.CAData}
-	if override != "" {
-		address.server = override
-	}
-	if hub.Insecure {
-		return address, errors.New("the current kubeconfig does not verify the hub's certificate (insecure-skip-tls-verify), and an agent must")
-	}
-	if len(address.ca) == 0 && hub.CAFile != "" {
-		ca, err := os.ReadFile(hub.CAFile)
-		if err != nil {
-			return address, fmt.Errorf("read the hub's certificate authority: %w", err)
-		}
-		address.ca = ca
-	}
-	return address, nil
+	issued := readToken(request.Status.Token)
+	issued.expires = request.Status.ExpirationTimestamp.Time
+	return issued, nil
 }

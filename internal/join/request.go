@@ -14,7 +14,8 @@ type Request struct {
 	Name      string
 	// Labels are added to those the SveltosCluster has.
 	Labels map[string]string
-	// Shard would name the shard of controllers that looks after the cluster. A hub has one shard, the default: anything else is refused.
+	// Shard names the shard of hubs that looks after the cluster. Default: the one that the SveltosCluster names already, or else the default
+	// shard.
 	Shard string
 }
 
@@ -26,8 +27,8 @@ func (r Request) Validate() error {
 	if err := validateLabel("--cluster", r.Name); err != nil {
 		return err
 	}
-	if r.Shard != "" {
-		return fmt.Errorf("--shard: %q cannot be used, since the hub does not shard yet: it looks after every cluster itself", r.Shard)
+	if problems := validation.IsValidLabelValue(r.Shard); len(problems) > 0 {
+		return fmt.Errorf("--shard: %q is not a key: %s", r.Shard, problems[0])
 	}
 	for key, value := range r.Labels {
 		problems := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...)

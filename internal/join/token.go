@@ -5,19 +5,29 @@ import (
 	"encoding/json"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // renewAt is the part of a token's life after which it is renewed: early enough for many attempts while the hub is away.
 const renewAt = 0.8
 
-// token is a bearer token and what it says of its own life. The times are zero if it says nothing.
+// token is a bearer token and what it says of itself. The times are zero, and the names empty, if it says nothing.
 type token struct {
 	text    string
 	issued  time.Time
 	expires time.Time
+	// boundTo is the Secret without which it is worthless.
+	boundTo boundSecret
 }
 
-// readToken reads the life of a ServiceAccount token. Only the hub can and does verify it; here it is for planning.
+// boundSecret is the Secret that a token is bound to, as the token's claims say it.
+type boundSecret struct {
+	Name string    `json:"name"`
+	UID  types.UID `json:"uid"`
+}
+
+// readToken reads what a ServiceAccount token says. Only the hub can and does verify it; here it is for planning.
 func readToken(text string) token {
 	t := token{text: text}
 	parts := strings.Split(text, ".")
@@ -31,19 +41,27 @@ func readToken(text string) token {
 	claims := struct {
 		IssuedAt int64 `json:"iat"`
 		Expires  int64 `json:"exp"`
+		Bound    struct {
+			Secret boundSecret `json:"secret"`
+		} `json:"kubernetes.io"`
 	}{}
 	if json.Unmarshal(raw, &claims) != nil || claims.Expires <= claims.IssuedAt {
 		return t
 	}
 	t.issued, t.expires = time.Unix(claims.IssuedAt, 0), time.Unix(claims.Expires, 0)
+	t.boundTo = claims.Bound.Secret
 	return t
 }
 
-// untilDue returns how long after its issue t is to be renewed. A token that says nothing of its life is taken to live as long as was asked for.
+// untilDue returns how long after its issue t is to be renewed.
 func (t token) untilDue(asked time.Duration) time.Duration {
-	life := asked
-	if !t.expires.IsZero() {
-		life = t.expires.Sub(t.issued)
+	return time.Duration(float64(t.life(asked)) * renewAt)
+}
+
+// life returns how long t lives. A token that says nothing of its life is taken to live as long as was asked for.
+func (t token) life(asked time.Duration) time.Duration {
+	if t.expires.IsZero() || t.issued.IsZero() {
+		return asked
 	}
-	return time.Duration(float64(life) * renewAt)
+	return t.expires.Sub(t.issued)
 }

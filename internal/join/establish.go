@@ -1,0 +1,150 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// ErrDeparting says that a cluster is being deregistered, so that nothing is made for it any more.
+var ErrDeparting = errors.New("it is being deregistered; wait until that is done")
+
+// Establish makes or repairs what the agent of an existing pull-mode SveltosCluster needs on the hub, and returns its delivery namespace:
+// that namespace and the claim to it, ServiceAccount, anchor Secret, Lease, Roles and RoleBindings. Where all is well it writes nothing. It
+// refuses, with ErrForeign, an object that exists and was not made by a registration, and, with ErrDeparting, a cluster that is being deleted.
+// The registration Secret is not among them: it exists only while a manifest is on its way (see Manifests).
+func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
+	l := &ledger{hubClient: hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
+	live, err := l.liveCluster(ctx)
+	if err != nil {
+		return "", err
+	}
+	return l.establish(ctx, live)
+}
+
+// liveCluster reads the SveltosCluster past any cache: an old copy may lack the delivery namespace that it has by now.
+func (l *ledger) liveCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(l.request.Namespace, l.request.Name)}
+	live, found, err := l.live(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, fmt.Errorf("SveltosCluster %s: %w", l.request.key(), ErrNotRegistered)
+	}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, cluster); err != nil {
+		return nil, fmt.Errorf("decode SveltosCluster %s: %w", l.request.key(), err)
+	}
+	return cluster, nil
+}
+
+// establish is Establish through a ledger, for a cluster as it is now.
+func (l *ledger) establish(ctx context.Context, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
+	if cluster.DeletionTimestamp != nil {
+		return "", ErrDeparting
+	}
+	if delivery, err = l.claimDelivery(ctx, l.request, cluster); err != nil {
+		return "", err
+	}
+	if err := l.noteDelivery(ctx, cluster, delivery); err != nil {
+		return "", err
+	}
+	return delivery, l.makeIdentity(ctx, ownerOf(cluster), delivery)
+}
+
+// noteDelivery writes the delivery namespace onto the SveltosCluster if it is not its own.
+func (l *ledger) noteDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
+	if deliveryNamespace(cluster) == delivery {
+		return nil
+	}
+	before := cluster.DeepCopy()
+	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeliveryNS, delivery)
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	if err := l.hubClient.Patch(ctx, cluster, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("write the delivery namespace of SveltosCluster %s: %w", l.request.key(), err)
+	}
+	return nil
+}
+
+// ownerOf is the reference by which objects belong to a SveltosCluster, and go with it.
+func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
+	return metav1.OwnerReference{
+		APIVersion: libv1beta1.GroupVersion.String(), Kind: "SveltosCluster", Name: cluster.Name, UID: cluster.UID,
+	}
+}
+
+// makeIdentity makes what the agent needs on the hub. What lives beside the SveltosCluster belongs to it, and goes with it.
+func (l *ledger) makeIdentity(ctx context.Context, owner metav1.OwnerReference, delivery string) error {
+	// It is everybody's, as the Role in it is: both stay when a registration is taken back.
+	if _, err := l.createNamespace(ctx, kube.AgentNamespace, nil); err != nil {
+		return err
+	}
+	if err := l.makeSharedRole(ctx); err != nil {
+		return err
+	}
+	for _, obj := range identityObjects(l.request, delivery) {
+		if obj.GetNamespace() == l.request.Namespace {
+			obj.SetOwnerReferences([]metav1.OwnerReference{owner})
+		}
+		if _, err := l.own(ctx, obj); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeSharedRole makes the Role that is the same for all agents.
+func (l *ledger) makeSharedRole(ctx context.Context) error {
+	everybodys := &ledger{hubClient: l.hubClient, request: l.request}
+	_, err := everybodys.apply(ctx, role(kube.AgentNamespace, sharedRole, sharedRules()))
+	return err
+}
+
+// makeRegistration makes the registration Secret, or finds it.
+func (l *ledger) makeRegistration(ctx context.Context, owner metav1.OwnerReference) (*corev1.Secret, error) {
+	desired := &corev1.Secret{ObjectMeta: named(l.request.Namespace, RegistrationSecret(l.request.Name))}
+	desired.OwnerReferences = []metav1.OwnerReference{owner}
+	live, err := l.own(ctx, desired)
+	if err != nil {
+		return nil, err
+	}
+	made := &corev1.Secret{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, made); err != nil {
+		return nil, fmt.Errorf("decode %s: %w", describe(live), err)
+	}
+	return made, nil
+}
+
+// revoke deletes what the tokens of a cluster are bound to, so that all of them are worthless. It is not undone.
+func (l *ledger) revoke(ctx context.Context) error {
+	r := l.request
+	for _, obj := range []client.Object{
+		&corev1.Secret{ObjectMeta: named(r.Namespace, AnchorSecret(r.Name))},
+		&corev1.Secret{ObjectMeta: named(r.Namespace, RegistrationSecret(r.Name))},
+		&corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)},
+	} {
+		live, found, err := l.live(ctx, obj)
+		if err != nil {
+			return err
+		}
+		if !found {
+			continue
+		}
+		if err := l.checkOwn(live); err != nil {
+			return err
+		}
+		uid := live.GetUID()
+		if err := client.IgnoreNotFound(l.hubClient.Delete(ctx, live, client.Preconditions{UID: &uid})); err != nil {
+			return fmt.Errorf("delete %s: %w", describe(live), err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+package join
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// ManifestKey is the key of the registration Secret under which the member's manifest is, ready to apply.
+const ManifestKey = "manifest.yaml"
+
+const (
+	// expiresAnnotation on a registration Secret is when the last of the tokens that are bound to it expires.
+	expiresAnnotation = "towline.dev/tokens-expire"
+	// renewAnnotation on a registration Secret is when the manifest in it is renewed.
+	renewAnnotation = "towline.dev/manifest-renewal"
+	// inputsAnnotation on a registration Secret is a digest of the manifest in it, but for its token.
+	inputsAnnotation = "towline.dev/manifest-inputs"
+	// lookForExchange is the time between two looks whether a connected agent has exchanged the manifest's token.
+	lookForExchange = 10 * time.Second
+)
+
+// Manifests keeps, on the hub, the manifests of pull-mode clusters that wait for their agents.
+type Manifests struct {
+	Hub client.Client
+	// Address is how agents reach the hub, unless a cluster's AgentOptions say otherwise.
+	Address HubAddress
+	// Image is the agent's container image unless a cluster's AgentOptions name another one. Default: DefaultAgentImage.
+	Image string
+	// Version is the release of Towline that the manifests are told to be of.
+	Version string
+	// Clock tells the time. Default: the real one.
+	Clock clock.Clock
+}
+
+// Keep sees to the registration Secret of an established cluster (see Establish). While the cluster waits for its agent, because that has never
+// connected or is Down, the Secret holds a manifest whose token has at least a fifth of its life left. Once the agent is
+// connected the Secret, and with it every copy of the manifest, goes as soon as its token has been exchanged or has expired.
+// Keep wants to be called again after the returned time, if that is not zero. ErrNoHubAddress says that no address for the agent is known.
+func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
+	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
+		return 0, nil
+	}
+	if m.Clock == nil {
+		m.Clock = clock.RealClock{}
+	}
+	l := &ledger{hubClient: m.Hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
+	if cluster.Status.Ready && cluster.Status.ConnectionStatus != libv1beta1.ConnectionDown {
+		return m.retire(ctx, l, cluster)
+	}
+	return m.provide(ctx, l, cluster)
+}
+
+// retire deletes the registration Secret of a connected cluster when nobody needs it any more.
+func (m Manifests) retire(ctx context.Context, l *ledger, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
+	secret, err := l.registration(ctx)
+	if err != nil || secret == nil {
+		return 0, err
+	}
+	lease := &coordinationv1.Lease{}
+	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
+	if err := m.Hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
+		return 0, fmt.Errorf("read Lease %s: %w", key, err)
+	}
+	left := expiry(secret).Sub(m.Clock.Now())
+	if left > 0 && lease.Annotations[kube.AnnotationExchanged] != string(secret.UID) {
+		return min(left, lookForExchange), nil
+	}
+	if err := m.Hub.Delete(ctx, secret, client.Preconditions{UID: &secret.UID}); client.IgnoreNotFound(err) != nil {
+		return 0, fmt.Errorf("delete Secret %s: %w", client.ObjectKeyFromObject(secret), err)
+	}
+	return 0, nil
+}
+
+// provide makes, renews or leaves alone the manifest of a cluster that waits for its agent.
+func (m Manifests) provide(ctx context.Context, l *ledger, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
+	options, err := optionsOf(cluster)
+	if err != nil {
+		return 0, err
+	}
+	address := m.Address.with(options)
+	if address.Server == "" {
+		return 0, ErrNoHubAddress
+	}
+	agent := agentManifest{
+		request: l.request, options: options, image: m.Image, version: m.Version, kubeconfig: address.kubeconfig("", deliveryNamespace(cluster)),
+	}
+	inputs, err := agent.encode()
+	if err != nil {
+		return 0, err
+	}
+	sum := sha256.Sum256(inputs)
+	digest := hex.EncodeToString(sum[:])
+	secret, err := l.makeRegistration(ctx, ownerOf(cluster))
+	if err != nil {
+		return 0, err
+	}
+	renewal, _ := time.Parse(time.RFC3339, secret.Annotations[renewAnnotation])
+	left := renewal.Sub(m.Clock.Now())
+	if len(secret.Data[ManifestKey]) > 0 && secret.Annotations[inputsAnnotation] == digest && left > 0 {
+		return left, nil
+	}
+	life, err := options.manifestTokenLife()
+	if err != nil {
+		return 0, err
+	}
+	issued, err := requestToken(ctx, m.Hub, secret, life)
+	if err != nil {
+		return 0, err
+	}
+	agent.kubeconfig = address.kubeconfig(issued.text, deliveryNamespace(cluster))
+	manifest, err := agent.encode()
+	if err != nil {
+		return 0, err
+	}
+	// Counted from now and not from the times in the token, so that a hub whose clock is wrong renews in time all the same.
+	due := issued.untilDue(life)
+	return due, m.store(ctx, secret, manifest, map[string]string{
+		inputsAnnotation:  digest,
+		renewAnnotation:   m.Clock.Now().Add(due).UTC().Format(time.RFC3339),
+		expiresAnnotation: later(expiry(secret), m.Clock.Now().Add(issued.life(life))).UTC().Format(time.RFC3339),
+	})
+}
+
+// store writes the manifest into the registration Secret.
+func (m Manifests) store(ctx context.Context, secret *corev1.Secret, manifest []byte, annotations map[string]string) error {
+	before := secret.DeepCopy()
+	if bytes.Equal(secret.Data[ManifestKey], manifest) {
+		return nil
+	}
+	secret.Data = map[string][]byte{ManifestKey: manifest}
+	for key, value := range annotations {
+		metav1.SetMetaDataAnnotation(&secret.ObjectMeta, key, value)
+	}
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	if err := m.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("keep the manifest in Secret %s: %w", client.ObjectKeyFromObject(secret), err)
+	}
+	return nil
+}
+
+// registration reads the registration Secret past any cache; nil if there is none that a registration made.
+func (l *ledger) registration(ctx context.Context) (*corev1.Secret, error) {
+	secret := &corev1.Secret{ObjectMeta: named(l.request.Namespace, RegistrationSecret(l.request.Name))}
+	live, found, err := l.live(ctx, secret)
+	if err != nil || !found || l.checkOwn(live) != nil {
+		return nil, err
+	}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, secret); err != nil {
+		return nil, fmt.Errorf("decode %s: %w", describe(live), err)
+	}
+	return secret, nil
+}
+
+// expiry returns when the last token that is bound to the registration Secret expires. A Secret that does not say so was made a moment ago, or
+// by someone who stopped half-way.
+func expiry(secret *corev1.Secret) time.Time {
+	if at, err := time.Parse(time.RFC3339, secret.Annotations[expiresAnnotation]); err == nil {
+		return at
+	}
+	return secret.CreationTimestamp.Add(MinManifestTokenLife)
+}
+
+// noteExpiry writes onto the registration Secret that a token bound to it lives until then.
+func noteExpiry(ctx context.Context, hubClient client.Client, secret *corev1.Secret, until time.Time) error {
+	before := secret.DeepCopy()
+	metav1.SetMetaDataAnnotation(&secret.ObjectMeta, expiresAnnotation, later(expiry(secret), until).UTC().Format(time.RFC3339))
+	if err := hubClient.Patch(ctx, secret, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("note the end of the token on Secret %s: %w", client.ObjectKeyFromObject(secret), err)
+	}
+	return nil
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
