@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -109,10 +110,22 @@ func (a *application) apply(ctx context.Context, obj *unstructured.Unstructured)
 	if err != nil {
 		return "", fmt.Errorf("apply %s to the cluster: %w", describe(obj), err)
 	}
-	if desired.GetResourceVersion() == before.GetResourceVersion() {
+	if sameContent(before, desired) {
 		return didNothing, nil
 	}
 	return didConfigure, nil
+}
+
+// sameContent says whether two states of an object differ in nothing but in who wrote it.
+func sameContent(before, after *unstructured.Unstructured) bool {
+	bare := func(obj *unstructured.Unstructured) map[string]any {
+		obj = obj.DeepCopy()
+		obj.SetManagedFields(nil)
+		obj.SetResourceVersion("")
+		delete(obj.Object, "status")
+		return obj.Object
+	}
+	return equality.Semantic.DeepEqual(bare(before), bare(after))
 }
 
 // answered says whether the API server itself refused a request, so that it cannot have had an effect.
@@ -139,7 +152,9 @@ func (a *application) remove(ctx context.Context, made *unstructured.Unstructure
 		return err
 	}
 	uid := made.GetUID()
-	foreign := func(entry metav1.ManagedFieldsEntry) bool { return entry.Manager != kube.FieldManager && entry.Subresource == "" }
+	foreign := func(entry metav1.ManagedFieldsEntry) bool {
+		return entry.Manager != kube.FieldManager && entry.Subresource == ""
+	}
 	if uid == "" && !slices.ContainsFunc(now.GetManagedFields(), foreign) {
 		uid = now.GetUID()
 	}

@@ -1,0 +1,239 @@
+package join_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+const (
+	allCreated = `namespace/projectsveltos created
+serviceaccount/sveltos-applier-manager created
+clusterrole.rbac.authorization.k8s.io/sveltos-applier-manager-role created
+clusterrolebinding.rbac.authorization.k8s.io/sveltos-applier-manager-rolebinding created
+service/sveltos-applier-metrics-service created
+deployment.apps/sveltos-applier-manager created
+secret/c-sveltos-kubeconfig created
+`
+	// againConfigured is what the same manifest with a new token changes.
+	againConfigured = "secret/c-sveltos-kubeconfig configured\n"
+)
+
+// applied are the kinds and names of the manifest's objects, in order.
+func applied() []struct {
+	gvk  schema.GroupVersionKind
+	name string
+} {
+	const rbac, manager = "rbac.authorization.k8s.io", "sveltos-applier-manager"
+	return []struct {
+		gvk  schema.GroupVersionKind
+		name string
+	}{
+		{schema.GroupVersionKind{Version: "v1", Kind: "Namespace"}, kube.AgentNamespace},
+		{schema.GroupVersionKind{Version: "v1", Kind: "ServiceAccount"}, manager},
+		{schema.GroupVersionKind{Group: rbac, Version: "v1", Kind: "ClusterRole"}, manager + "-role"},
+		{schema.GroupVersionKind{Group: rbac, Version: "v1", Kind: "ClusterRoleBinding"}, manager + "-rolebinding"},
+		{schema.GroupVersionKind{Version: "v1", Kind: "Service"}, "sveltos-applier-metrics-service"},
+		{schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"}, manager},
+		{schema.GroupVersionKind{Version: "v1", Kind: "Secret"}, "c-sveltos-kubeconfig"},
+	}
+}
+
+// onMember returns what is on the member of the manifest, without what the API server and controllers write.
+func onMember(t *testing.T, memberClient client.Client) map[string]any {
+	t.Helper()
+	found := map[string]any{}
+	for _, object := range applied() {
+		obj := &unstructured.Unstructured{}
+		obj.SetGroupVersionKind(object.gvk)
+		err := memberClient.Get(t.Context(), client.ObjectKey{Namespace: kube.AgentNamespace, Name: object.name}, obj)
+		if apierrors.IsNotFound(err) || (err == nil && obj.GetDeletionTimestamp() != nil) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		obj.SetManagedFields(nil)
+		obj.SetResourceVersion("")
+		obj.SetGeneration(0)
+		unstructured.RemoveNestedField(obj.Object, "status")
+		unstructured.RemoveNestedField(obj.Object, "metadata", "annotations", "deployment.kubernetes.io/revision")
+		found[object.gvk.Kind] = obj.Object
+	}
+	return found
+}
+
+func member(t *testing.T) (*localkube.Plane, client.Client) {
+	t.Helper()
+	plane := localkube.ForTest(t, localkube.Named("member"))
+	memberClient, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plane, memberClient
+}
+
+// meddling returns config with a transport that meddles with requests which write to a path with this end.
+func meddling(config *rest.Config, path string, meddle func(*http.Request, http.RoundTripper) (*http.Response, error)) *rest.Config {
+	meddled := rest.CopyConfig(config)
+	meddled.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if (request.Method == http.MethodPost || request.Method == http.MethodPatch) && strings.HasSuffix(request.URL.Path, path) {
+				return meddle(request, next)
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	return meddled
+}
+
+func refuse(*http.Request, http.RoundTripper) (*http.Response, error) {
+	return nil, errors.New("the line is cut")
+}
+
+// loseAnswer lets the request do its work and loses the answer.
+func loseAnswer(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+	response, err := next.RoundTrip(request)
+	if err == nil {
+		err = errors.Join(errors.New("the line is cut"), response.Body.Close())
+	}
+	return nil, err
+}
+
+// TestRegisterAndApply tells one story on one member: failures at every object, success, failures over what is there, success again.
+func TestRegisterAndApply(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	memberPlane, memberClient := member(t)
+	r := join.ApplyRequest{PullRequest: pullRequest(plane.Namespace(t, "apply"), "c"), Member: memberPlane.Config}
+	hubBefore := inNamespace(t, hubClient, r.Namespace)
+
+	fails := func(what string, config *rest.Config, ctx context.Context, want string) { //nolint:revive // the context is what the case is about
+		t.Helper()
+		before := onMember(t, memberClient)
+		failing := r
+		failing.Member = config
+		failing.AgentImage = "another:image"
+		failing.Labels = map[string]string{"another": "label"}
+		var out bytes.Buffer
+		_, err := join.RegisterAndApply(ctx, plane.Config, failing, &out)
+		wantText(t, err, want)
+		if out.Len() > 0 {
+			t.Errorf("%s: printed %q", what, out.String())
+		}
+		eventually(t, what+": the member is as before", func() bool { return cmp.Equal(before, onMember(t, memberClient)) })
+		if diff := cmp.Diff(hubBefore, inNamespace(t, hubClient, r.Namespace)); diff != "" {
+			t.Errorf("%s: objects on the hub (-before +after):\n%s", what, diff)
+		}
+	}
+	gone := func() {
+		t.Helper()
+		eventually(t, "the namespace is gone", func() bool {
+			return apierrors.IsNotFound(memberClient.Get(t.Context(), client.ObjectKey{Name: kube.AgentNamespace}, &corev1.Namespace{}))
+		})
+	}
+	fails("refused Namespace", meddling(memberPlane.Config, "/namespaces", refuse), t.Context(), "the line is cut")
+	fails("unanswered ClusterRole", meddling(memberPlane.Config, "/clusterroles", loseAnswer), t.Context(), "the line is cut")
+	gone()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	fails("interrupted", meddling(memberPlane.Config, "/secrets", func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+		cancel()
+		return next.RoundTrip(request)
+	}), ctx, context.Canceled.Error())
+	gone()
+
+	succeeds(t, plane, r, allCreated)
+	hubBefore = inNamespace(t, hubClient, r.Namespace)
+	fails("refused Deployment", meddling(memberPlane.Config, "/deployments/sveltos-applier-manager", refuse), t.Context(), "the line is cut")
+	fails("unanswered Secret", meddling(memberPlane.Config, "/secrets/c-sveltos-kubeconfig", loseAnswer), t.Context(), "the line is cut")
+	succeeds(t, plane, r, strings.ReplaceAll(strings.TrimSuffix(allCreated, "secret/c-sveltos-kubeconfig created\n"), "created", "unchanged")+againConfigured)
+	refusesAnothersAgent(t, plane, r)
+	waitsUntilReady(t, plane, hubClient, r)
+}
+
+func succeeds(t *testing.T, plane *localkube.Plane, r join.ApplyRequest, want string) {
+	t.Helper()
+	var out bytes.Buffer
+	if _, err := join.RegisterAndApply(t.Context(), plane.Config, r, &out); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("printed (-want +got):\n%s", diff)
+	}
+}
+
+func refusesAnothersAgent(t *testing.T, plane *localkube.Plane, r join.ApplyRequest) {
+	t.Helper()
+	other := r
+	other.Name = "other"
+	_, err := join.RegisterAndApply(t.Context(), plane.Config, other, io.Discard)
+	wantText(t, err, "the agent of "+r.Namespace+"/c runs on this cluster already")
+}
+
+// waitsUntilReady plays the agent.
+func waitsUntilReady(t *testing.T, plane *localkube.Plane, hubClient client.Client, r join.ApplyRequest) {
+	t.Helper()
+	key := client.ObjectKey{Namespace: r.Namespace, Name: r.Name}
+	r.Wait = time.Second
+	_, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
+	if !errors.Is(err, join.ErrNotReady) {
+		t.Errorf("got error %v, want %v", err, join.ErrNotReady)
+	}
+	wantText(t, err, "agent: pod sveltos-applier-manager-")
+	wantText(t, err, "hub: the agent has not connected yet")
+
+	var said []string
+	r.Wait = time.Minute
+	r.Progress = func(what string) {
+		if said = append(said, what); len(said) > 1 {
+			return
+		}
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
+		lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+		cluster := &libv1beta1.SveltosCluster{ObjectMeta: lease.ObjectMeta}
+		cluster.Status = libv1beta1.SveltosClusterStatus{Ready: true, Version: "v1.2.3", ConnectionStatus: libv1beta1.ConnectionHealthy}
+		if err := errors.Join(
+			hubClient.Patch(t.Context(), lease, client.MergeFrom(&coordinationv1.Lease{})),
+			hubClient.Status().Patch(t.Context(), cluster, client.MergeFrom(&libv1beta1.SveltosCluster{})),
+		); err != nil {
+			t.Error(err)
+		}
+	}
+	version, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
+	if err != nil || version != "v1.2.3" || len(said) == 0 {
+		t.Errorf("got version %q, error %v and progress %q", version, err, said)
+	}
+}
+
+func TestRegisterAndApplyAsksTheClusterFirst(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	r := join.ApplyRequest{PullRequest: pullRequest(plane.Namespace(t, "asked"), "c"), Member: &rest.Config{Host: "https://127.0.0.1:1"}}
+	before := inNamespace(t, hubClient, r.Namespace)
+	_, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
+	wantText(t, err, "the server https://127.0.0.1:1 cannot be reached")
+	if diff := cmp.Diff(before, inNamespace(t, hubClient, r.Namespace)); diff != "" {
+		t.Errorf("objects on the hub (-before +after):\n%s", diff)
+	}
+}
