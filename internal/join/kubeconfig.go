@@ -1,21 +1,30 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
+	"os"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
 )
+
+// localCluster is the name of the cluster in the kubeconfigs that we make.
+const localCluster = "local"
 
 // reachLimit is how long a member may take to answer while it is being registered.
 const reachLimit = 10 * time.Second
@@ -74,6 +83,74 @@ func noFile(field, path string) error {
 		return nil
 	}
 	return fmt.Errorf("its %s is the file %q, which the hub does not have; put the content in with: kubectl config view --flatten --minify --raw", field, path)
+}
+
+// accountKubeconfig returns a kubeconfig for the cluster that config connects to, with the token of a ServiceAccount.
+func accountKubeconfig(config *rest.Config, account client.ObjectKey, token string) ([]byte, error) {
+	const context = "sveltos-context"
+	cluster, err := addressIn(config)
+	if err != nil {
+		return nil, err
+	}
+	made := clientcmdapi.NewConfig()
+	made.Clusters[localCluster] = cluster
+	made.AuthInfos[account.Name] = &clientcmdapi.AuthInfo{Token: token}
+	made.Contexts[context] = &clientcmdapi.Context{Cluster: localCluster, AuthInfo: account.Name, Namespace: account.Namespace}
+	made.CurrentContext = context
+	kubeconfig, err := clientcmd.Write(*made)
+	if err != nil {
+		return nil, fmt.Errorf("encode the kubeconfig: %w", err)
+	}
+	return kubeconfig, nil
+}
+
+// addressIn returns the address in config so that it holds for others too, without credentials.
+func addressIn(config *rest.Config) (*clientcmdapi.Cluster, error) {
+	if config.Insecure {
+		return nil, errors.New("the context does not verify the cluster's certificate (insecure-skip-tls-verify), and its kubeconfig must")
+	}
+	cluster := &clientcmdapi.Cluster{
+		Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData, DisableCompression: config.DisableCompression,
+	}
+	if len(cluster.CertificateAuthorityData) == 0 && config.CAFile != "" {
+		ca, err := os.ReadFile(config.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the cluster's certificate authority: %w", err)
+		}
+		cluster.CertificateAuthorityData = ca
+	}
+	// Only the proxy-url of a kubeconfig is in config; that of the environment is not.
+	if config.Proxy != nil {
+		server, err := url.Parse(config.Host)
+		if err != nil {
+			return nil, fmt.Errorf("read the cluster's address: %w", err)
+		}
+		proxy, err := config.Proxy(&http.Request{URL: server})
+		if err != nil {
+			return nil, fmt.Errorf("read the proxy of the cluster's context: %w", err)
+		}
+		if proxy != nil {
+			cluster.ProxyURL = proxy.String()
+		}
+	}
+	return cluster, nil
+}
+
+// awaitReach waits until a kubeconfig that was just made works: the rights of a new identity take a moment to be known.
+func awaitReach(ctx context.Context, kubeconfig []byte) error {
+	config, err := selfContained(kubeconfig)
+	if err != nil {
+		return fmt.Errorf("try the new kubeconfig: %w", err)
+	}
+	var last error
+	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, reachLimit, true, func(ctx context.Context) (bool, error) {
+		last = checkReach(ctx, config)
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("try the new kubeconfig: %w", cmp.Or(ctx.Err(), last, err))
+	}
+	return nil
 }
 
 // checkReach asks the member whether it knows the credentials and whether they suffice.

@@ -5,16 +5,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// PushRequest asks to register a cluster that the hub dials.
+const (
+	// MemberTokenLife is the life of the token that a registration by context asks for, and MemberTokenInterval the time between two renewals
+	// of it, as the Sveltos surface has them.
+	MemberTokenLife     = 5 * time.Hour
+	MemberTokenInterval = time.Hour
+)
+
+// PushRequest asks to register a cluster that the hub dials. Either Kubeconfig or Member is given.
 type PushRequest struct {
 	Request
 	// Kubeconfig is how the hub reaches the cluster. It must hold everything it needs.
 	Kubeconfig []byte
+	// Member is how the operator reaches the cluster: the registration makes an identity for the hub there, and a kubeconfig of it.
+	Member *rest.Config
+	// ServiceAccountToken gives the identity a token that does not expire, instead of one that the hub renews.
+	ServiceAccountToken bool
 }
 
 // Validate says what is wrong with r before anything connects. The error names the command-line flag and its value.
@@ -22,18 +38,38 @@ func (r PushRequest) Validate() error {
 	if err := r.Request.Validate(); err != nil {
 		return err
 	}
+	switch {
+	case r.Member == nil && len(r.Kubeconfig) == 0:
+		return errors.New("either kubeconfig or fleet-cluster-context must be specified")
+	case r.Member != nil && len(r.Kubeconfig) > 0:
+		return errors.New("--kubeconfig and --fleet-cluster-context exclude each other")
+	case r.Member != nil:
+		if _, err := addressIn(r.Member); err != nil {
+			return fmt.Errorf("--fleet-cluster-context: %w", err)
+		}
+		return nil
+	case r.ServiceAccountToken:
+		return errors.New("--service-account-token needs --fleet-cluster-context")
+	}
 	if _, err := selfContained(r.Kubeconfig); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
 	return nil
 }
 
-// RegisterPush checks that the kubeconfig reaches the cluster and may work there, and then keeps it on the hub beside a SveltosCluster.
-// Registering again replaces the kubeconfig and adds the labels. When it fails, or when ctx ends, what it made and changed is
-// taken back.
+// RegisterPush keeps a kubeconfig of the cluster on the hub, beside a SveltosCluster. It is the one given, of which it checks that it
+// reaches the cluster and may work there; or it is made, with an identity on the member. Registering again replaces the kubeconfig and
+// adds the labels. When it fails, or when ctx ends, what it made and changed is taken back, on the member too.
 func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 	if err := r.Validate(); err != nil {
 		return err
+	}
+	l, err := newLedger(hub, r.Request)
+	if err != nil {
+		return err
+	}
+	if r.Member != nil {
+		return l.registerContext(ctx, r)
 	}
 	member, err := selfContained(r.Kubeconfig)
 	if err != nil {
@@ -42,40 +78,115 @@ func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 	if err := checkReach(ctx, member); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	l, err := newLedger(hub, r.Request)
-	if err != nil {
-		return err
+	live, err := l.pushCluster(ctx)
+	if err == nil {
+		desired := clusterOf(r.Request, live)
+		// What a registration by context asked for holds on as far as this kubeconfig can be renewed.
+		if !readToken(member.BearerToken).expires.IsZero() {
+			desired.Spec.TokenRequestRenewalOption = live.Spec.TokenRequestRenewalOption
+		}
+		err = l.keepPush(ctx, live, desired, r.Kubeconfig)
 	}
-	if err := l.registerPush(ctx, r); err != nil {
+	if err != nil {
 		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx))
 	}
 	return nil
 }
 
-func (l *ledger) registerPush(ctx context.Context, r PushRequest) error {
-	live, found, err := findCluster(ctx, l.hubClient, r.Request)
+// registerContext makes the hub's identity on the member before anything on the hub refers to it.
+func (l *ledger) registerContext(ctx context.Context, r PushRequest) error {
+	live, err := l.pushCluster(ctx)
 	if err != nil {
-		return err
+		return fmt.Errorf("register cluster %s: %w", r.key(), err)
 	}
-	if found && live.Spec.PullMode {
-		return errors.New("it is registered in pull mode already; deregister it first")
+	hubUID, err := HubUID(ctx, l.hubClient)
+	if err != nil {
+		return fmt.Errorf("register cluster %s: %w", r.key(), err)
 	}
-	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
+	member, err := registeredIdentity(r.Member, hubUID, client.ObjectKey{Namespace: r.Namespace, Name: r.Name})
+	if err != nil {
+		return fmt.Errorf("register cluster %s: %w", r.key(), err)
+	}
+	if err := l.registerIdentity(ctx, r, live, member); err != nil {
+		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx), member.rollBack(ctx))
+	}
+	if r.ServiceAccountToken {
+		return nil
+	}
+	// An earlier registration may have asked for a token that does not expire, which nobody needs from now on.
+	if err := member.dropTokenSecret(ctx, member.registrationSecret()); err != nil {
+		return fmt.Errorf("cluster %s is registered, but a former token that does not expire is still there; register again: %w", r.key(), err)
+	}
+	return nil
+}
+
+func (l *ledger) registerIdentity(ctx context.Context, r PushRequest, live *libv1beta1.SveltosCluster, member *identity) error {
+	if err := member.provide(ctx); err != nil {
 		return err
 	}
 	desired := clusterOf(r.Request, live)
+	if desired.Annotations == nil {
+		desired.Annotations = map[string]string{}
+	}
+	desired.Annotations[AnnotationMemberIdentity] = "true"
+	var text string
+	var err error
+	if r.ServiceAccountToken {
+		text, err = member.tokenFromSecret(ctx, member.registrationSecret())
+	} else {
+		desired.Spec.TokenRequestRenewalOption = cmp.Or(live.Spec.TokenRequestRenewalOption, defaultRenewal())
+		text, err = member.requestToken(ctx, MemberTokenLife)
+	}
+	if err != nil {
+		return err
+	}
+	kubeconfig, err := accountKubeconfig(r.Member, member.account, text)
+	if err != nil {
+		return err
+	}
+	if err := awaitReach(ctx, kubeconfig); err != nil {
+		return err
+	}
+	return l.keepPush(ctx, live, desired, kubeconfig)
+}
+
+func defaultRenewal() *libv1beta1.TokenRequestRenewalOption {
+	return &libv1beta1.TokenRequestRenewalOption{
+		RenewTokenRequestInterval: metav1.Duration{Duration: MemberTokenInterval},
+		TokenDuration:             &metav1.Duration{Duration: MemberTokenLife},
+	}
+}
+
+// pushCluster reads the SveltosCluster; it is empty if there is none.
+func (l *ledger) pushCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
+	live, found, err := findCluster(ctx, l.hubClient, l.request)
+	if err != nil {
+		return nil, err
+	}
+	if found && live.Spec.PullMode {
+		return nil, errors.New("it is registered in pull mode already; deregister it first")
+	}
+	return live, nil
+}
+
+// keepPush writes the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which a renewal of the token
+// may have moved: so the new kubeconfig is the one in use, and renewing goes on from it.
+func (l *ledger) keepPush(ctx context.Context, live, desired *libv1beta1.SveltosCluster, kubeconfig []byte) error {
+	if _, err := l.makeNamespace(ctx, desired.Namespace, nil); err != nil {
+		return err
+	}
 	desired.Spec.KubeconfigKeyName = cmp.Or(live.Spec.KubeconfigKeyName, KubeconfigKey)
 	// A cluster that was not registered by us may name a Secret, and the hub reads no other one.
 	secret := &corev1.Secret{
-		ObjectMeta: named(r.Namespace, cmp.Or(live.Spec.KubeconfigName, KubeconfigSecret(r.Name))),
-		Data:       map[string][]byte{desired.Spec.KubeconfigKeyName: r.Kubeconfig},
+		ObjectMeta: named(desired.Namespace, cmp.Or(live.Spec.KubeconfigName, KubeconfigSecret(desired.Name))),
+		Data:       map[string][]byte{desired.Spec.KubeconfigKeyName: kubeconfig},
 	}
 	if live.Spec.KubeconfigName == "" {
-		secret.Labels = map[string]string{registrationLabel: r.Name}
+		secret.Labels = map[string]string{registrationLabel: desired.Name}
 	}
 	if _, err := l.apply(ctx, secret); err != nil {
 		return err
 	}
-	_, err = l.apply(ctx, desired)
+	_, err := l.apply(ctx, desired)
 	return err
 }

@@ -1,0 +1,101 @@
+package join
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// GenerateRequest asks for a kubeconfig of a ServiceAccount.
+type GenerateRequest struct {
+	// Namespace and ServiceAccount say whose. Default of both: projectsveltos.
+	Namespace      string
+	ServiceAccount string
+	// Create makes the namespace, the account, and the right to do everything, as far as they are missing.
+	Create bool
+	// ExpirationSeconds is the life of the token in seconds, at least 600. 0 leaves it to the cluster.
+	ExpirationSeconds int64
+	// ServiceAccountToken asks for a token that does not expire, in a Secret of the account's name.
+	ServiceAccountToken bool
+}
+
+// Validate says what is wrong with r before anything connects. The error names the command-line flag and its value.
+func (r GenerateRequest) Validate() error {
+	shortest := int64(minTokenLife / time.Second)
+	switch {
+	case r.Namespace != "" && len(validation.IsDNS1123Label(r.Namespace)) > 0:
+		return fmt.Errorf("--namespace: %q is not a DNS label", r.Namespace)
+	case r.ServiceAccount != "" && len(validation.IsDNS1123Subdomain(r.ServiceAccount)) > 0:
+		return fmt.Errorf("--serviceaccount: %q is not a name of a ServiceAccount", r.ServiceAccount)
+	case r.ExpirationSeconds != 0 && r.ExpirationSeconds < shortest:
+		return fmt.Errorf("--expirationSeconds: %d is less than %d, the shortest life that Kubernetes gives", r.ExpirationSeconds, shortest)
+	case r.ExpirationSeconds != 0 && r.ServiceAccountToken:
+		return errors.New("--expirationSeconds: a token of --service-account-token does not expire")
+	}
+	return nil
+}
+
+// GenerateKubeconfig returns a kubeconfig with a token of a ServiceAccount in the cluster. When it fails, or when ctx ends, what it made
+// is taken back. What it made otherwise stays, also when registrations that use the same account go.
+func GenerateKubeconfig(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	if _, err := addressIn(cluster); err != nil {
+		return nil, err
+	}
+	account := client.ObjectKey{Namespace: cmp.Or(r.Namespace, kube.AgentNamespace), Name: cmp.Or(r.ServiceAccount, memberIdentityName)}
+	i, err := newIdentity(cluster, account)
+	if err != nil {
+		return nil, err
+	}
+	i.userKey = memberUserPrefix + "generated-" + shortHash(account.String())
+	i.user = fmt.Sprintf("a generated kubeconfig of %s, attempt %s", account, i.attempt)
+	kubeconfig, err := i.generate(ctx, cluster, r)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("generate a kubeconfig: %w", err), i.rollBack(ctx))
+	}
+	return kubeconfig, nil
+}
+
+func (i *identity) generate(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
+	if err := i.find(ctx, r); err != nil {
+		return nil, err
+	}
+	var text string
+	var err error
+	if r.ServiceAccountToken {
+		text, err = i.tokenFromSecret(ctx, i.account.Name)
+	} else {
+		text, err = i.requestToken(ctx, time.Duration(r.ExpirationSeconds)*time.Second)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return accountKubeconfig(cluster, i.account, text)
+}
+
+// find makes sure of the account.
+func (i *identity) find(ctx context.Context, r GenerateRequest) error {
+	if r.Create {
+		return i.provide(ctx)
+	}
+	_, err := i.member.CoreV1().ServiceAccounts(i.account.Namespace).Get(ctx, i.account.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("ServiceAccount %s does not exist; --create makes it", i.account)
+	}
+	if err != nil {
+		return fmt.Errorf("read ServiceAccount %s: %w", i.account, err)
+	}
+	return nil
+}
