@@ -1,0 +1,177 @@
+package check_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/check"
+)
+
+// names lists what a script sees, sorted, as its message.
+const names = `
+function evaluate()
+  local names = {}
+  for _, r in ipairs(resources) do names[#names+1] = r.metadata.name .. "=" .. r.data.state end
+  table.sort(names)
+  return {pass = false, message = table.concat(names, " ")}
+end`
+
+func TestRunSelectsObjects(t *testing.T) {
+	t.Parallel()
+	reader, ns := member(t)
+	configMaps := func(change func(*libv1beta1.ResourceSelector)) []libv1beta1.ResourceSelector {
+		selector := libv1beta1.ResourceSelector{Version: "v1", Kind: "ConfigMap", Namespace: ns, LabelFilters: []libv1beta1.LabelFilter{{Key: "t", Operation: "Has"}}}
+		change(&selector)
+		return []libv1beta1.ResourceSelector{selector}
+	}
+	filter := func(operation libv1beta1.Operation, value string) func(*libv1beta1.ResourceSelector) {
+		return func(s *libv1beta1.ResourceSelector) {
+			s.LabelFilters = append(s.LabelFilters, libv1beta1.LabelFilter{Key: "tier", Operation: operation, Value: value})
+		}
+	}
+	tests := map[string]struct {
+		selectors []libv1beta1.ResourceSelector
+		want      string
+	}{
+		"by kind":         {configMaps(func(*libv1beta1.ResourceSelector) {}), "one=gold two=tin"},
+		"by name":         {configMaps(func(s *libv1beta1.ResourceSelector) { s.Name = "two" }), "two=tin"},
+		"label equal":     {configMaps(filter("Equal", "gold")), "one=gold"},
+		"label different": {configMaps(filter("Different", "gold")), "two=tin"},
+		"label absent":    {configMaps(filter("DoesNotHave", "")), "it does not pass, and its script gives no message"},
+		"by script": {configMaps(func(s *libv1beta1.ResourceSelector) {
+			s.Evaluate = `function evaluate() return {matching = obj.data.state == "tin"} end`
+		}), "two=tin"},
+		"by a script that is wrong": {
+			configMaps(func(s *libv1beta1.ResourceSelector) { s.Evaluate = `function evaluate() return {pass = true} end` }),
+			`resourceSelectors[0].evaluate: the script is wrong: the table that evaluate returns has no field "matching"`,
+		},
+		"by CEL": {
+			configMaps(func(s *libv1beta1.ResourceSelector) { s.EvaluateCEL = []libv1beta1.CELRule{{Name: "x", Rule: "true"}} }),
+			"resourceSelectors[0].evaluateCEL is not supported; use evaluate",
+		},
+		"a kind that is not served": {[]libv1beta1.ResourceSelector{{Group: "example.com", Version: "v1", Kind: "Boat"}}, "it does not pass, and its script gives no message"},
+		"two selectors":             {append(configMaps(filter("Equal", "gold")), configMaps(filter("Equal", "tin"))...), "one=gold two=tin"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := check.Run(t.Context(), reader, []libv1beta1.ClusterCheck{{Name: "c", ResourceSelectors: tc.selectors, Condition: names}})
+			if want := "check c: " + tc.want; err != nil || got != want {
+				t.Errorf("Run() = %q, %v, want %q", got, err, want)
+			}
+		})
+	}
+}
+
+func TestRunFollowsTheCluster(t *testing.T) {
+	t.Parallel()
+	reader, ns := member(t)
+	nodes := libv1beta1.ClusterCheck{
+		Name: "nodes", ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Node"}},
+		Condition: `
+function evaluate()
+  local hs = {pass = false, message = "no node is ready"}
+  for _, node in ipairs(resources) do
+    for _, condition in ipairs(node.status.conditions or {}) do
+      if condition.type == "Ready" and condition.status == "True" then hs.pass = true end
+    end
+  end
+  return hs
+end`,
+	}
+	three := libv1beta1.ClusterCheck{
+		Name: "three", ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "ConfigMap", Namespace: ns, LabelFilters: []libv1beta1.LabelFilter{{Key: "t", Operation: "Has"}}}},
+		Condition: `function evaluate() return {pass = #resources == 2, message = "there are " .. #resources} end`,
+	}
+	if got, err := check.Run(t.Context(), reader, []libv1beta1.ClusterCheck{nodes, three}); got != "" || err != nil {
+		t.Errorf("Run() = %q, %v, want all to pass", got, err)
+	}
+	list := &libv1beta1.ClusterCheck{}
+	three.DeepCopyInto(list)
+	list.ResourceSelectors[0].Name = "one"
+	if got, err := check.Run(t.Context(), reader, []libv1beta1.ClusterCheck{nodes, *list}); got != "check three: there are 1" || err != nil {
+		t.Errorf("Run() = %q, %v", got, err)
+	}
+}
+
+func TestRunTakesNothingElseForAPass(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct{ script, want string }{
+		"no script":            {"", "condition: the script is wrong: it has no function evaluate"},
+		"a syntax error":       {"function evaluate(", "condition: the script is wrong: at EOF: syntax error"},
+		"no table":             {"function evaluate() return true end", "condition: the script is wrong: evaluate returns a boolean, not a table"},
+		"nothing":              {"function evaluate() end", "condition: the script is wrong: evaluate returns a nil, not a table"},
+		"no pass":              {"function evaluate() return {result = true} end", `condition: the script is wrong: the table that evaluate returns has no field "pass"`},
+		"pass is text":         {`function evaluate() return {pass = "true"} end`, `condition: the script is wrong: field "pass" of the table that evaluate returns is a string, not a bool`},
+		"an error":             {"function evaluate()\n return {pass = resources[1].x.y} end", "condition: the script is wrong: 2: attempt to index a non-table object(nil) with key 'x'"},
+		"a raised table":       {"function evaluate() error({}) end", "condition: the script is wrong: it raised a value that is no text"},
+		"a long message":       {`function evaluate() return {pass = false, message = string.rep("é", 1000)} end`, strings.Repeat("é", 506) + "..."},
+		"a message of lines":   {`function evaluate() return {pass = false, message = "a\n\t\255b"} end`, "a ?b"},
+		"files":                {"function evaluate() return {pass = io.open('/etc/passwd') ~= nil} end", "condition: the script is wrong: 1: attempt to index a non-table object(nil) with key 'open'"},
+		"the system":           {"function evaluate() os.exit(1) end", "condition: the script is wrong: 1: attempt to index a non-table object(nil) with key 'exit'"},
+		"code from files":      {"function evaluate() dofile('/x') end", "condition: the script is wrong: 1: attempt to call a non-function object"},
+		"code from text":       {"function evaluate() loadstring('x=1')() end", "condition: the script is wrong: 1: attempt to call a non-function object"},
+		"an endless loop":      {"function evaluate() while true do pcall(function() while true do end end) end end", "condition: the script took more than 5000000 steps"},
+		"an endless recursion": {"function evaluate() evaluate() return 1 end", "condition: the script is wrong: 1: stack overflow"},
+		"text without end":     {`function evaluate() local s = "xxxx" while true do s = s .. s end end`, "condition: the script is wrong: 1: the script makes more than 67108864 bytes of text"},
+		"repeated text":        {`function evaluate() return ("x"):rep(1e9) end`, "condition: the script is wrong: 1: the script makes more than 67108864 bytes of text"},
+		"wide numbers":         {`function evaluate() return string.format("%999999d", 1) end`, "condition: the script is wrong: 1: invalid format (width or precision)"},
+		"a runaway pattern": {
+			`function evaluate() return string.find(("a"):rep(1000), "a*a*a*a*b") end`,
+			"condition: the script is wrong: 1: the pattern \"a*a*a*a*b\" may take too long over a text of 1000 bytes",
+		},
+		"tables without end": {"function evaluate() local t = {} for i = 1, 1e6 do t[i] = {} t[i][1000000] = 1 end end", "condition: the script took "},
+	}
+	for name, tc := range tests {
+		got, err := check.Run(t.Context(), nil, []libv1beta1.ClusterCheck{{Name: "c", Condition: tc.script}})
+		if want := "check c: " + tc.want; err != nil || !strings.HasPrefix(got, want) {
+			t.Errorf("%s: Run() = %q, %v, want %q", name, got, err, want)
+		}
+	}
+}
+
+func TestRunGivesScriptsTheirLibraries(t *testing.T) {
+	t.Parallel()
+	for _, condition := range []string{
+		`("a-b"):gsub("%-", "+") == "a+b"`,
+		`string.format("%s %5.2f %d", "x", 1.5, 3) == "x  1.50 3"`,
+		`("v1.36.3"):match("^v(%d+)%.(%d+)") == "1"`,
+		`string.find("a.b", ".", 1, true) == 2`,
+		`string.rep("ab", 3) == "ababab" and ("x"):upper() == "X"`,
+		`table.concat({1, 2, 3}, ",", 2, 3) == "2,3" and 1 .. "" == "1"`,
+		`math.max(1, 2) == 2 and tonumber("3") == 3 and tostring(nil) == "nil"`,
+		`(function() local n = 0 for w in ("a b c"):gmatch("%a") do n = n + 1 end return n end)() == 3`,
+		`select("#", 1, 2) == 2 and ("a" .. "b" .. "c"):len() == 3`,
+	} {
+		script := "function evaluate() return {pass = " + condition + `, message = "it is not so"} end`
+		if got, err := check.Run(t.Context(), nil, []libv1beta1.ClusterCheck{{Name: "c", Condition: script}}); got != "" || err != nil {
+			t.Errorf("%s: Run() = %q, %v", condition, got, err)
+		}
+	}
+}
+
+func TestRunTellsAFailureFromNotAsking(t *testing.T) {
+	t.Parallel()
+	nobody, err := client.New(&rest.Config{Host: "https://127.0.0.1:1"}, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := []libv1beta1.ClusterCheck{{Name: "c", Condition: names, ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Pod"}}}}
+	if got, err := check.Run(t.Context(), nobody, pods); got != "" || err == nil || !strings.HasPrefix(err.Error(), "check c: list Pod: ") {
+		t.Errorf("Run() = %q, %v, want an error", got, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+	defer cancel()
+	<-ctx.Done()
+	endless := []libv1beta1.ClusterCheck{{Name: "c", Condition: "function evaluate() while true do end end"}}
+	if got, err := check.Run(ctx, nil, endless); got != "" || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Run() = %q, %v, want the end of its context", got, err)
+	}
+}

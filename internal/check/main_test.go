@@ -1,0 +1,30 @@
+package check_test
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// member is a namespace of a real API server with two ConfigMaps.
+func member(t *testing.T) (client.Client, string) {
+	t.Helper()
+	plane := localkube.Shared(t)
+	ns := plane.Namespace(t, "check")
+	member, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tier := range map[string]string{"one": "gold", "two": "tin"} {
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"tier": tier, "t": "x"}}, Data: map[string]string{"state": tier}}
+		if err := member.Create(t.Context(), cm); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return member, ns
+}

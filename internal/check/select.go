@@ -1,0 +1,77 @@
+package check
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/selection"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
+
+// pageSize is how many objects are read with one request.
+const pageSize = 500
+
+// list reads the objects that selector picks by kind, place, name and labels. A kind that the cluster does not serve has no objects.
+func list(ctx context.Context, member client.Reader, selector *libv1beta1.ResourceSelector) ([]map[string]any, error) {
+	options, err := listOptions(selector)
+	if err != nil {
+		return nil, err
+	}
+	kind := schema.GroupVersionKind{Group: selector.Group, Version: selector.Version, Kind: selector.Kind}
+	var objects []map[string]any
+	for next := ""; ; {
+		page := &unstructured.UnstructuredList{}
+		page.SetGroupVersionKind(kind)
+		err := member.List(ctx, page, append(options, client.Limit(pageSize), client.Continue(next))...)
+		if meta.IsNoMatchError(err) || (apierrors.IsNotFound(err) && next == "") {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", kind.Kind, err)
+		}
+		for i := range page.Items {
+			// Nobody judges by these, and they are half of many objects.
+			page.Items[i].SetManagedFields(nil)
+			objects = append(objects, page.Items[i].Object)
+		}
+		if next = page.GetContinue(); next == "" {
+			return objects, nil
+		}
+	}
+}
+
+func listOptions(selector *libv1beta1.ResourceSelector) ([]client.ListOption, error) {
+	filters := labels.NewSelector()
+	for _, filter := range selector.LabelFilters {
+		operation, values := selection.Exists, []string(nil)
+		switch filter.Operation {
+		case libv1beta1.OperationEqual:
+			operation, values = selection.Equals, []string{filter.Value}
+		case libv1beta1.OperationDifferent:
+			operation, values = selection.NotEquals, []string{filter.Value}
+		case libv1beta1.OperationDoesNotHave:
+			operation = selection.DoesNotExist
+		case libv1beta1.OperationHas:
+		default:
+			return nil, fmt.Errorf("label filter %q: unknown operation %q", filter.Key, filter.Operation)
+		}
+		requirement, err := labels.NewRequirement(filter.Key, operation, values)
+		if err != nil {
+			return nil, fmt.Errorf("label filter %q: %w", filter.Key, err)
+		}
+		filters = filters.Add(*requirement)
+	}
+	options := []client.ListOption{client.InNamespace(selector.Namespace), client.MatchingLabelsSelector{Selector: filters}}
+	if selector.Name != "" {
+		options = append(options, client.MatchingFields{metav1.ObjectNameField: selector.Name})
+	}
+	return options, nil
+}
