@@ -22,8 +22,9 @@ import (
 const (
 	// DeregisterWait is how long a deregistration is followed unless the request says otherwise.
 	DeregisterWait = time.Minute
-	// forcedWait is how long the hub may take, at least, to let go of a cluster by force: it waits for no member then.
-	forcedWait = 30 * time.Second
+	// forcedWait is how long the hub may take, at least, to let go of a cluster by force: it has to find out that the member is away, which
+	// takes it 90 s with an agent.
+	forcedWait = 2 * time.Minute
 	// departurePoll is the time between two looks at a cluster that is leaving.
 	departurePoll = 300 * time.Millisecond
 	// WaitingPrefix begins the failureMessage of a cluster that is being deregistered; what it waits for follows.

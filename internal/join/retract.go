@@ -74,16 +74,10 @@ func (r *retraction) objects() []client.Object {
 		&rbacv1.RoleBinding{ObjectMeta: named(q.Namespace, q.Name)},
 		&rbacv1.Role{ObjectMeta: named(q.Namespace, q.Name)},
 		&coordinationv1.Lease{ObjectMeta: named(delivery, q.Name)},
-		&corev1.Secret{ObjectMeta: named(q.Namespace, q.Name+registrationSuffix)},
-		&corev1.Secret{ObjectMeta: named(q.Namespace, q.Name+anchorSuffix)},
+		&corev1.Secret{ObjectMeta: named(q.Namespace, RegistrationSecret(q.Name))},
+		&corev1.Secret{ObjectMeta: named(q.Namespace, AnchorSecret(q.Name))},
 		&corev1.ServiceAccount{ObjectMeta: named(q.Namespace, q.Name)})
 }
-
-// Ends of the names of the Secrets that the tokens of an agent are bound to.
-const (
-	registrationSuffix = "-sveltos-registration"
-	anchorSuffix       = "-sveltos-agent"
-)
 
 // present reads those of the objects that exist and are this cluster's.
 func (r *retraction) present(ctx context.Context) ([]client.Object, error) {

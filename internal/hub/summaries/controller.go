@@ -61,6 +61,8 @@ type Controller struct {
 	Transport deliver.Transport
 	// Recheck is how soon to look again at a withdrawal that a member has not finished; zero for a mode in which a watch tells.
 	Recheck map[fleet.Mode]time.Duration
+	// Away says why nothing can be done on a member, "" if something can; only members that leave by force are asked about.
+	Away func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error)
 	// Woken tells of summaries whose member has news that no watch on the hub shows.
 	Woken  <-chan event.GenericEvent
 	Events events.EventRecorder
@@ -120,7 +122,7 @@ func steady(obj client.Object) any {
 	cluster := obj.(*libv1beta1.SveltosCluster)
 	status := cluster.Status
 	status.AgentLastReportTime, status.ConnectionFailures = nil, 0
-	return []any{cluster.Labels, cluster.Annotations, cluster.DeletionTimestamp, cluster.Spec, status}
+	return []any{cluster.Labels, cluster.Annotations, cluster.Finalizers, cluster.DeletionTimestamp, cluster.Spec, status}
 }
 
 // reportChanged passes what an agent says, and that a group is gone.

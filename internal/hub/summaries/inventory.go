@@ -15,7 +15,6 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
-	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/status"
@@ -137,19 +136,4 @@ func listed(s configv1beta1.ClusterConfigurationStatus, owner metav1.OwnerRefere
 	return slices.ContainsFunc(s.ClusterProfileResources, func(r configv1beta1.ClusterProfileResource) bool {
 		return r.ClusterProfileName == owner.Name
 	})
-}
-
-// dropGroups deletes the groups of a cluster that is gone from the namespace that was its own. No agent takes that for a withdrawal.
-func (c *Controller) dropGroups(ctx context.Context, s *state) error {
-	gone := s.member
-	gone.DeliveryNamespace = gone.Namespace
-	for _, feature := range s.unlisted {
-		group := &libv1beta1.ConfigurationGroup{ObjectMeta: metav1.ObjectMeta{
-			Namespace: gone.DeliveryNamespace, Name: deliver.GroupName(gone, s.id(feature)),
-		}}
-		if err := c.Hub.Delete(ctx, group); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete group %s: %w", client.ObjectKeyFromObject(group), err)
-		}
-	}
-	return nil
 }

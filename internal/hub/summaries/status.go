@@ -30,12 +30,15 @@ const (
 // unreachable says why nothing can be done to m now, "" if it can be.
 func unreachable(m fleet.Member) string {
 	switch {
-	case m.Refused != "":
+	case m.Refused != "" && !m.Deleting:
 		return fmt.Sprintf("cluster %s: %s", m.Key(), m.Refused)
 	case !m.Ready:
 		return clusterNotReady
-	case m.Down && m.DownMessage == libv1beta1.AgentReportTooOld:
+	case m.Down && (m.DownMessage == libv1beta1.AgentReportTooOld || m.Deleting && m.Mode == fleet.Pull):
 		return agentNotHealthy
+	case m.Down && m.Deleting:
+		// The message says what the deregistration waits for.
+		return "cluster is not reached"
 	case m.Down:
 		return "cluster is not reached: " + m.DownMessage
 	default:

@@ -14,14 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
-	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/status"
@@ -137,16 +135,15 @@ func (c *Controller) hold(ctx context.Context, s *state) error {
 	return nil
 }
 
-// gate ends the reconcile where nothing may or can be done to the member.
+// gate ends the reconcile where nothing may or can be done to the member. What people ask to leave is not kept by a pause.
 func (c *Controller) gate(_ context.Context, s *state) error {
-	if s.deleting() && (s.cluster == nil || len(s.leaving()) == 0) {
+	if s.deleting() && (s.cluster == nil || !s.deployed() || s.member.Forced) {
 		return nil
 	}
-	if _, paused := s.summary.Annotations[libv1beta1.ProfilePausedAnnotation]; paused {
-		s.pass.Suspended = "the profile is paused"
-	}
-	if s.member.Paused {
-		s.pass.Suspended = fmt.Sprintf("cluster %s is paused", s.member.Key())
+	if s.member.Deleting && !s.deleting() {
+		s.pass.Suspended = fmt.Sprintf("cluster %s is being deregistered", s.member.Key())
+	} else if !s.member.Deleting {
+		s.pass.Suspended = s.paused()
 	}
 	if s.pass.Suspended != "" {
 		return phase.Wait{Reason: s.pass.Suspended}
@@ -158,7 +155,27 @@ func (c *Controller) gate(_ context.Context, s *state) error {
 		s.hold(why)
 		return phase.Wait{Reason: why}
 	}
+	if !s.deleting() && !controllerutil.ContainsFinalizer(s.cluster, kube.FinalizerCluster) {
+		// It could not be withdrawn in order. The hub is about to change that.
+		return phase.Wait{Reason: "the cluster is not held yet"}
+	}
 	return nil
+}
+
+// paused says who has paused what the summary is about, "" if nobody has.
+func (s *state) paused() string {
+	if s.member.Paused {
+		return fmt.Sprintf("cluster %s is paused", s.member.Key())
+	}
+	if _, paused := s.summary.Annotations[libv1beta1.ProfilePausedAnnotation]; paused {
+		return "the profile is paused"
+	}
+	return ""
+}
+
+// deployed says whether something of what is leaving may be on the member: a feature gets its hash before it is delivered.
+func (s *state) deployed() bool {
+	return slices.ContainsFunc(s.leaving(), func(feature libv1beta1.FeatureID) bool { return len(s.old(feature).Hash) > 0 })
 }
 
 // refuse says of every feature that nothing is done about the profile. What was delivered stays as it is.
@@ -326,12 +343,16 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 
 // retire withdraws what is wanted no more; everything, if the summary is deleted.
 func (c *Controller) retire(ctx context.Context, s *state) error {
-	if s.cluster == nil {
+	lost, err := c.lost(ctx, s)
+	if err != nil {
+		return err
+	}
+	if lost {
 		return c.abandon(ctx, s)
 	}
 	s.free = true
 	for _, feature := range s.leaving() {
-		w := bundle.Withdrawal{ID: s.id(feature), Leave: s.deleting() && s.spec().StopMatchingBehavior == configv1beta1.LeavePolicies}
+		w := bundle.Withdrawal{ID: s.id(feature), Leave: s.leave()}
 		done, err := true, error(nil)
 		if len(s.old(feature).Hash) > 0 {
 			done, err = c.Transport.Withdraw(ctx, s.member, w)
@@ -363,18 +384,6 @@ func (c *Controller) recheck(s *state) time.Duration {
 		return least
 	}
 	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, least), longestRecheck)
-}
-
-// abandon lets go of a summary whose cluster is gone. Nobody can be asked to withdraw anything: people are told what was left there.
-func (c *Controller) abandon(ctx context.Context, s *state) error {
-	s.free = true
-	s.unlisted = s.leaving()
-	if len(s.unlisted) == 0 {
-		return nil
-	}
-	c.tell(s.summary, status.Abandoned(s.summary.Status, s.member))
-	log.FromContext(ctx).Info("cluster is gone; what was deployed there is left there", logkeys.Member, s.member.Key())
-	return c.dropGroups(ctx, s)
 }
 
 // release lets a deleted summary go.

@@ -1,0 +1,162 @@
+package departures
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/registrations"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// workers is how many clusters leave at once. One that does not answer keeps its worker for the limit of one contact.
+	workers = 10
+	// recheck is the time between two looks at a member that is not reached. News of the hub, its namespaces apart, wake us.
+	recheck = 30 * time.Second
+	// dismissLimit is how long a push member may take to remove our identity: about five requests.
+	dismissLimit = 30 * time.Second
+	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
+	retryFirst = 500 * time.Millisecond
+	retryMost  = time.Minute
+	// reconcileLimit bounds one reconcile. What was not finished goes on with the next attempt.
+	reconcileLimit = 2 * time.Minute
+)
+
+// Controller carries out deregistrations: of every SveltosCluster that is being deleted and bears kube.FinalizerCluster.
+type Controller struct {
+	// Hub reads SveltosClusters and ClusterSummaries from a cache; Live reads from the API server.
+	Hub  client.Client
+	Live client.Client
+	// Reach knows whether members can be reached.
+	Reach *Reach
+	// Config says how to connect to a push member.
+	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
+	// RetractMember removes from a push member the identity that its registration made there for this hub.
+	RetractMember func(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error
+	// Turns keeps a registration from making again what a departure takes back.
+	Turns *registrations.Turns
+	// Shard is the one whose clusters are looked after.
+	Shard  fleet.Shard
+	Events events.EventRecorder
+	Clock  clock.PassiveClock
+}
+
+// Setup makes mgr run the controller.
+func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("departures").
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(leaving(), c.Shard.Concerned())).
+		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.ofSummary), builder.WithPredicates(summaryLeaving())).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: workers,
+			ReconciliationTimeout:   reconcileLimit,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+		}).
+		Complete(c)
+}
+
+// leaving passes news of clusters that are being deleted, heartbeats and the echo of our own status apart.
+func leaving() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool { return !e.Object.GetDeletionTimestamp().IsZero() },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
+			return !after.DeletionTimestamp.IsZero() && !equality.Semantic.DeepEqual(steady(before), steady(after))
+		},
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+	}
+}
+
+// steady returns what of a cluster object can matter to its departure.
+func steady(cluster *libv1beta1.SveltosCluster) any {
+	s := cluster.Status
+	return []any{
+		cluster.DeletionTimestamp, cluster.Annotations, cluster.Finalizers, cluster.Spec,
+		s.Ready, s.ConnectionStatus, s.AgentRemovedAt, s.FailureMessage,
+	}
+}
+
+// summaryLeaving passes news of summaries that may be what a departure waits for.
+func summaryLeaving() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return !e.ObjectNew.GetDeletionTimestamp().IsZero() }}
+}
+
+// ofSummary names the cluster of a summary, if it is being deleted.
+func (c *Controller) ofSummary(ctx context.Context, obj client.Object) []reconcile.Request {
+	spec := obj.(*configv1beta1.ClusterSummary).Spec
+	name := types.NamespacedName{Namespace: spec.ClusterNamespace, Name: spec.ClusterName}
+	cluster := &libv1beta1.SveltosCluster{}
+	if err := c.Hub.Get(ctx, name, cluster); err != nil || cluster.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: name}}
+}
+
+// Reconcile takes one cluster a step nearer to its end.
+func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	cluster := &libv1beta1.SveltosCluster{}
+	if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if cluster.DeletionTimestamp.IsZero() || !controllerutil.ContainsFinalizer(cluster, kube.FinalizerCluster) || !c.Shard.Serves(cluster) {
+		return reconcile.Result{}, nil
+	}
+	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, req.String()))
+	s := &state{cluster: cluster, member: fleet.FromSveltosCluster(cluster)}
+	outcome := phase.Run(ctx, s, []phase.Step[*state]{
+		{Name: "force", Run: c.force},
+		{Name: "withdraw", Run: c.withdraw},
+		{Name: "dismiss", Run: c.dismiss},
+		{Name: "retract", Run: c.retract},
+		{Name: "release", Run: c.release},
+	})
+	reported := c.report(ctx, s, outcome)
+	if apierrors.IsConflict(outcome.Err) {
+		// The cache is behind, and what it lacks will wake us.
+		return reconcile.Result{RequeueAfter: retryFirst}, nil
+	}
+	if outcome.Kind == phase.Waiting {
+		return reconcile.Result{RequeueAfter: c.next(s)}, reported
+	}
+	if client.IgnoreNotFound(outcome.Err) != nil {
+		return reconcile.Result{}, fmt.Errorf("deregister cluster %s: %w", req, outcome.Err)
+	}
+	return reconcile.Result{}, reported
+}
+
+// next says when to look again if no watch tells of anything until then; zero means never.
+func (c *Controller) next(s *state) time.Duration {
+	if s.away == "" {
+		return 0
+	}
+	grace := s.cluster.Spec.CleanupGracePeriod
+	if s.member.Forced || grace == nil {
+		return recheck
+	}
+	left := grace.Duration - c.Clock.Since(s.cluster.DeletionTimestamp.Time)
+	return min(recheck, max(left, retryFirst))
+}

@@ -1,0 +1,238 @@
+package departures
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/phase"
+)
+
+// state is what the steps of one reconcile know.
+type state struct {
+	cluster *libv1beta1.SveltosCluster
+	member  fleet.Member
+	// away says why the member cannot be reached, "" if it can be.
+	away string
+	// gone says that the cluster object has been let go.
+	gone bool
+}
+
+// force finds out whether the member can be reached, and stops waiting for one that cannot be when its time is up, or when the namespace goes
+// that its identity is in.
+func (c *Controller) force(ctx context.Context, s *state) error {
+	var err error
+	if s.away, err = c.Reach.Away(ctx, s.cluster); err != nil || s.member.Forced {
+		return err
+	}
+	doomed, err := c.Reach.doomed(ctx, s.member)
+	if err != nil {
+		return err
+	}
+	grace := s.cluster.Spec.CleanupGracePeriod
+	expired := s.away != "" && grace != nil && c.Clock.Since(s.cluster.DeletionTimestamp.Time) >= grace.Duration
+	if doomed == "" && !expired {
+		return nil
+	}
+	forced := s.cluster.DeepCopy()
+	if err := join.AnnotateDeparture(ctx, c.Live, forced, kube.DeregisterForce); err != nil {
+		return err
+	}
+	s.cluster, s.member = forced, fleet.FromSveltosCluster(forced)
+	return nil
+}
+
+// withdraw has the summaries of the cluster withdrawn, and waits for that.
+func (c *Controller) withdraw(ctx context.Context, s *state) error {
+	summaries, err := c.summaries(ctx, s.member)
+	if err != nil {
+		return err
+	}
+	for i := range summaries {
+		summary := &summaries[i]
+		if !summary.DeletionTimestamp.IsZero() {
+			continue
+		}
+		if err := c.Live.Delete(ctx, summary, client.Preconditions{UID: &summary.UID}); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete summary %s: %w", client.ObjectKeyFromObject(summary), err)
+		}
+	}
+	if len(summaries) == 0 {
+		return nil
+	}
+	return s.wait(waitingFor(summaries))
+}
+
+// summaries lists the summaries of a member, those included that no cache knows yet.
+func (c *Controller) summaries(ctx context.Context, m fleet.Member) ([]configv1beta1.ClusterSummary, error) {
+	var list configv1beta1.ClusterSummaryList
+	labels := client.MatchingLabels{libv1beta1.ClusterNameLabel: match.LabelValue(m.Name), libv1beta1.ClusterTypeLabel: string(m.Type)}
+	if err := c.Live.List(ctx, &list, client.InNamespace(m.Namespace), labels); err != nil {
+		return nil, fmt.Errorf("list summaries of cluster %s: %w", m.Key(), err)
+	}
+	var mine []configv1beta1.ClusterSummary
+	for _, summary := range list.Items {
+		if summary.Spec.ClusterNamespace == m.Namespace && summary.Spec.ClusterName == m.Name {
+			mine = append(mine, summary)
+		}
+	}
+	return mine, nil
+}
+
+// waitingFor names one of the summaries and says what is in its way, if it knows.
+func waitingFor(summaries []configv1beta1.ClusterSummary) string {
+	text := "ClusterSummary " + client.ObjectKeyFromObject(&summaries[0]).String() + " to be withdrawn"
+	if more := len(summaries) - 1; more > 0 {
+		text = fmt.Sprintf("%s and %d more", text, more)
+	}
+	for _, feature := range summaries[0].Status.FeatureSummaries {
+		leaving := feature.Status == libv1beta1.FeatureStatusRemoving || feature.Status == libv1beta1.FeatureStatusAgentRemoving
+		if leaving && feature.FailureMessage != "" {
+			return fmt.Sprintf("%s (%s: %s)", text, feature.FeatureID, feature.FailureMessage)
+		}
+	}
+	return text
+}
+
+// wait says what the cluster waits for, and what is known of its member.
+func (s *state) wait(what string) error {
+	if s.away != "" {
+		what += "; " + s.away
+	}
+	return phase.Wait{Reason: oneLine(what)}
+}
+
+// dismiss has that removed from the member which its registration put there, each mode in its own way. By force, nobody is waited for.
+func (c *Controller) dismiss(ctx context.Context, s *state) error {
+	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.dismissHub, fleet.Pull: c.dismissAgent}[s.member.Mode](ctx, s)
+}
+
+// dismissAgent orders the agent to remove itself and waits until it has committed itself to that.
+func (c *Controller) dismissAgent(ctx context.Context, s *state) error {
+	if s.cluster.Status.AgentRemovedAt != nil {
+		return nil
+	}
+	last, err := c.Reach.lastBeat(ctx, s.cluster)
+	if err != nil {
+		return err
+	}
+	if last.IsZero() && !s.member.Ready {
+		return nil // there is no agent
+	}
+	if s.member.Forced {
+		c.tell(s, corev1.EventTypeWarning, "LeftBehind", "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
+		return nil
+	}
+	if s.cluster.Annotations[kube.AnnotationAgentOrder] != kube.AgentOrderRemove {
+		ordered := s.cluster.DeepCopy()
+		metav1.SetMetaDataAnnotation(&ordered.ObjectMeta, kube.AnnotationAgentOrder, kube.AgentOrderRemove)
+		if err := c.Live.Patch(ctx, ordered, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+			return fmt.Errorf("order the agent to remove itself: %w", err)
+		}
+		s.cluster = ordered
+	}
+	return s.wait("its agent to remove itself")
+}
+
+// dismissHub removes the identity that this hub was given on a push member.
+func (c *Controller) dismissHub(ctx context.Context, s *state) error {
+	if s.cluster.Annotations[join.AnnotationMemberIdentity] != "true" {
+		return nil
+	}
+	err := c.retractMember(ctx, s)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case s.member.Forced:
+		c.tell(s, corev1.EventTypeWarning, "LeftBehind", "the identity of the hub on cluster "+s.member.Key()+" stays there: "+err.Error())
+		return nil
+	case s.away != "":
+		return s.wait("the hub's identity on it to be removed")
+	}
+	return fmt.Errorf("remove the hub's identity on it: %w", err)
+}
+
+func (c *Controller) retractMember(ctx context.Context, s *state) error {
+	member, err := c.Config(ctx, s.member)
+	if err != nil {
+		return err
+	}
+	hubUID, err := join.HubUID(ctx, c.Live)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, dismissLimit)
+	defer cancel()
+	// A member that is away is asked, too: one that took the identity back in an earlier run does not let us in any more.
+	return c.RetractMember(limited, member, hubUID, s.cluster)
+}
+
+// retract takes back what the registration made on the hub.
+func (c *Controller) retract(ctx context.Context, s *state) error {
+	defer c.Turns.Take(client.ObjectKeyFromObject(s.cluster))()
+	deleted, err := join.Retract(ctx, c.Live, s.cluster)
+	if len(deleted) > 0 {
+		log.FromContext(ctx).Info("took back the registration of a cluster", logkeys.Count, len(deleted))
+	}
+	return err
+}
+
+// release lets the cluster object go.
+func (c *Controller) release(ctx context.Context, s *state) error {
+	free := s.cluster.DeepCopy()
+	if !controllerutil.RemoveFinalizer(free, kube.FinalizerCluster) {
+		return nil
+	}
+	// The lock keeps finalizers of others.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Live.Patch(ctx, free, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("remove finalizer: %w", err)
+	}
+	s.gone = true
+	c.tell(s, corev1.EventTypeNormal, "Deregistered", "cluster "+s.member.Key()+" is deregistered")
+	return nil
+}
+
+// report says on the cluster object what is waited for, if that is new.
+func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
+	if s.gone || outcome.Kind == phase.Done || apierrors.IsConflict(outcome.Err) || apierrors.IsNotFound(outcome.Err) || ctx.Err() != nil {
+		return nil
+	}
+	message := join.WaitingPrefix + oneLine(outcome.Message())
+	if outcome.Kind != phase.Waiting {
+		message = join.WaitingPrefix + "the hub, which will try again: " + oneLine(outcome.Message())
+	}
+	if s.cluster.Status.FailureMessage == message {
+		return nil
+	}
+	written := s.cluster.DeepCopy()
+	written.Status.FailureMessage = message
+	err := c.Live.Status().Patch(ctx, written, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("report on cluster %s: %w", s.member.Key(), err)
+	}
+	return nil
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// tell records an event on the cluster object, where there is still a namespace for it.
+func (c *Controller) tell(s *state, kind, reason, note string) {
+	c.Events.Eventf(s.cluster, nil, kind, reason, libv1beta1.SveltosClusterKind, "%s", note)
+}

@@ -1,0 +1,49 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/hub/departures"
+	"github.com/towline/towline/internal/hub/registrations"
+	"github.com/towline/towline/internal/join"
+)
+
+// lifecycle adds the controllers of how clusters come and go.
+func (h *hub) lifecycle(ctx context.Context) error {
+	turns := &registrations.Turns{}
+	return errors.Join(
+		(&registrations.Controller{
+			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), Keep: keeper(h.GetConfig(), h.live, h.opts), Turns: turns,
+			Events: h.GetEventRecorder(recorder),
+		}).Setup(ctx, h),
+		(&departures.Controller{
+			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), Reach: h.reach(), Config: h.members.Config, RetractMember: join.RetractMember,
+			Turns: turns, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+		}).Setup(ctx, h),
+	)
+}
+
+func (h *hub) reach() *departures.Reach {
+	return &departures.Reach{Live: h.live, Contact: contact(h.members), Clock: clock.RealClock{}}
+}
+
+// keeper keeps manifests ready with the address under which agents reach the hub now.
+func keeper(hub *rest.Config, live client.Client, opts Options) func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
+	given := join.HubAddress{Server: opts.ManagementClusterURL, CA: opts.ManagementClusterCA}
+	return func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
+		address, err := join.FindHubAddress(ctx, hub, given)
+		if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
+			return 0, err
+		}
+		// A cluster may have an address of its own for the hub.
+		manifests := join.Manifests{Hub: live, Address: address, Image: opts.AgentImage, Version: opts.Version, Clock: clock.RealClock{}}
+		return manifests.Keep(ctx, cluster)
+	}
+}
