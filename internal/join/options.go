@@ -127,7 +127,7 @@ func (o AgentOptions) Validate() error {
 	}
 	for _, name := range o.ImagePullSecrets {
 		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-			return fmt.Errorf("imagePullSecrets (--agent-pull-secrets): %q is not the name of a Secret: %s", name, problems[0])
+			return fmt.Errorf("imagePullSecrets (--image-pull-secret): %q is not the name of a Secret: %s", name, problems[0])
 		}
 	}
 	if _, err := o.manifestTokenLife(); err != nil {
