@@ -42,8 +42,8 @@ func TestFromSveltosCluster(t *testing.T) {
 			},
 		},
 		"a field that is not acted on is named": {
-			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{PullMode: true, ActiveWindow: &libv1beta1.ActiveWindow{From: "0 1 * * *"}}},
-			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu", Refused: "spec.activeWindow is not supported yet"},
+			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{PullMode: true, WorkloadIdentity: &libv1beta1.WorkloadIdentity{}}},
+			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu", Refused: "spec.workloadIdentity is not supported yet"},
 		},
 		"a shard": {
 			cluster: libv1beta1.SveltosCluster{

@@ -83,6 +83,9 @@ func PlainVersion(gitVersion string) string {
 	return fmt.Sprintf("v%d.%d.%d", v.Major(), v.Minor(), v.Patch())
 }
 
+// RefusedSuffix ends what a Member says of the field that it is refused for.
+const RefusedSuffix = " is not supported yet"
+
 // overrideSuffix ends the annotations that name a ConfigMap with patches for an agent of the Sveltos surface.
 const overrideSuffix = "/config-override-ref"
 
@@ -90,24 +93,11 @@ const overrideSuffix = "/config-override-ref"
 func refused(c *libv1beta1.SveltosCluster) string {
 	for _, key := range slices.Sorted(maps.Keys(c.Annotations)) {
 		if strings.HasSuffix(key, overrideSuffix) {
-			return "annotation " + key + " is not supported yet"
+			return "annotation " + key + RefusedSuffix
 		}
 	}
-	spec := c.Spec
-	for _, field := range []struct {
-		name string
-		set  bool
-	}{
-		{"activeWindow", spec.ActiveWindow != nil},
-		{"readinessChecks", len(spec.ReadinessChecks) > 0},
-		{"livenessChecks", len(spec.LivenessChecks) > 0},
-		{"tokenRequestRenewalOption", spec.TokenRequestRenewalOption != nil},
-		{"workloadIdentity", spec.WorkloadIdentity != nil},
-		{"cleanupGracePeriod", spec.CleanupGracePeriod != nil},
-	} {
-		if field.set {
-			return "spec." + field.name + " is not supported yet"
-		}
+	if c.Spec.WorkloadIdentity != nil {
+		return "spec.workloadIdentity" + RefusedSuffix
 	}
 	return ""
 }

@@ -155,7 +155,7 @@ func wire(ctx context.Context, mgr ctrl.Manager, opts Options) error {
 	}
 	return errors.Join(
 		(&clusters.Controller{
-			Hub: mgr.GetClient(), Contact: contact(members), Forget: engines.forget,
+			Hub: mgr.GetClient(), Dial: members.Config, Forget: engines.forget,
 			Events: mgr.GetEventRecorder(recorder), Clock: clock.RealClock{},
 		}).Setup(ctx, mgr),
 		(&profiles.Controller{

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -37,11 +36,7 @@ func TestSilentAgentIsDownAndLeftAlone(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	one := w.unready("one", w.prod())
-	lease := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"},
-		Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now().Add(-time.Hour)}},
-	}
-	w.create(lease)
+	w.beat(one, time.Now().Add(-time.Hour))
 	w.ready(one)
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.Ready && s.ConnectionStatus == libv1beta1.ConnectionDown && s.FailureMessage == "AgentLastReportTime is older than max allowed age." && s.ConnectionFailures == 3
@@ -53,7 +48,7 @@ func TestSilentAgentIsDownAndLeftAlone(t *testing.T) {
 	if got := w.refs("one", "Resources"); got != nil {
 		t.Errorf("one has %v", got)
 	}
-	update(w, lease, func(l *coordinationv1.Lease) { l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()} })
+	w.beat(one, time.Now())
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionHealthy && s.FailureMessage == "" && s.ConnectionFailures == 0
 	})
@@ -85,13 +80,13 @@ func TestClusterFieldThatIsNotActedOnIsNamed(t *testing.T) {
 	w := newWorld(t)
 	one := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"},
-		Spec: libv1beta1.SveltosClusterSpec{ReadinessChecks: []libv1beta1.ClusterCheck{{
-			Name: "c", Condition: "x", ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Pod"}},
-		}}},
+		Spec: libv1beta1.SveltosClusterSpec{WorkloadIdentity: &libv1beta1.WorkloadIdentity{
+			Provider: "AWS", Endpoint: "https://127.0.0.1:1", AWS: &libv1beta1.AWSIdentity{},
+		}},
 	}
 	w.create(one)
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
-		return !s.Ready && s.FailureMessage == "spec.readinessChecks is not supported yet"
+		return !s.Ready && s.FailureMessage == "spec.workloadIdentity is not supported yet"
 	})
 }
 

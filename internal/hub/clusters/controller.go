@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -30,6 +31,10 @@ const (
 	workers = 20
 	// contactLimit is how long a member may take to answer.
 	contactLimit = 10 * time.Second
+	// checksLimit is how long all checks of one member may take.
+	checksLimit = 30 * time.Second
+	// readinessInterval is the time between two contacts of a push member that is not ready by its checks: somebody waits for it.
+	readinessInterval = 10 * time.Second
 	// contactInterval is the time between two contacts of a push member: that of the Sveltos surface.
 	contactInterval = time.Minute
 	// deliveryIndex finds the cluster whose Lease lives in a namespace.
@@ -44,8 +49,8 @@ type Controller struct {
 	Hub client.Client
 	// Shard is the part of the fleet that this hub looks after.
 	Shard fleet.Shard
-	// Contact asks a push member how it is.
-	Contact func(ctx context.Context, m fleet.Member) (fleet.Facts, error)
+	// Dial says how to reach a push member.
+	Dial func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// Forget drops what was kept for the member "namespace/name", which is gone or another shard's.
 	Forget func(member string)
 	Events events.EventRecorder
@@ -66,7 +71,6 @@ type beat struct {
 
 // Setup makes mgr run the controller.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	c.beats = map[types.NamespacedName]beat{}
 	for name, key := range map[string]func(*libv1beta1.SveltosCluster) string{deliveryIndex: deliveryKey, kubeconfigIndex: kubeconfigKey} {
 		err := mgr.GetFieldIndexer().IndexField(ctx, &libv1beta1.SveltosCluster{}, name, func(obj client.Object) []string {
 			if value := key(obj.(*libv1beta1.SveltosCluster)); value != "" {
@@ -127,9 +131,21 @@ func (c *Controller) lookup(index string) handler.EventHandler {
 func othersChanged() predicate.Predicate {
 	agentReported := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
-		return after.Spec.PullMode && (before.Status.Ready != after.Status.Ready || before.Status.FailureMessage != after.Status.FailureMessage)
+		return after.Spec.PullMode && said(before.Status) != said(after.Status)
 	}}
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, agentReported)
+}
+
+// agentsWord is what an agent says of its cluster.
+type agentsWord struct {
+	ready    bool
+	failure  string
+	failures int32
+	check    string
+}
+
+func said(status libv1beta1.SveltosClusterStatus) agentsWord {
+	return agentsWord{status.Ready, status.FailureMessage, status.AgentCheckFailures, status.AgentCheckMessage}
 }
 
 // Reconcile contacts one member and writes what it found, if that is new.
@@ -147,6 +163,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	s := &state{cluster: cluster, member: fleet.FromSveltosCluster(cluster), status: cluster.Status, labels: cluster.Labels}
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{
+		{Name: "window", Run: c.window},
 		{Name: "contact", Run: c.contact},
 		{Name: "label", Run: c.label},
 		{Name: "report", Run: c.report},

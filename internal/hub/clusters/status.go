@@ -3,9 +3,11 @@ package clusters
 import (
 	"cmp"
 	"maps"
+	"strings"
 	"time"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/fleet"
 )
 
@@ -15,15 +17,24 @@ const SilenceLimit = 90 * time.Second
 // defaultThreshold is the number of failed contacts that make a member Down unless its spec says otherwise: that of the Sveltos surface.
 const defaultThreshold = 3
 
-// reached returns the status of a member that answered with facts.
-func reached(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.SveltosClusterStatus {
-	now := healthy(old)
-	now.Ready = true
+// learned returns the status of a member that answered with facts, whatever else is to be said of it.
+func learned(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.SveltosClusterStatus {
+	now := *old.DeepCopy()
 	now.Version = facts.Version
 	// A list with gaps would make charts render as if an API had gone.
 	if facts.Complete || len(old.APIVersions) == 0 {
 		now.APIVersions = facts.APIVersions
 	}
+	return now
+}
+
+// judged returns the status of a push member that was reached and about which its checks say verdict.
+func judged(old libv1beta1.SveltosClusterStatus, threshold int32, verdict check.Verdict) libv1beta1.SveltosClusterStatus {
+	now := healthy(old)
+	if verdict.Failure != "" {
+		now = missed(old, threshold, verdict.Failure)
+	}
+	now.Ready = old.Ready || verdict.Ready
 	return now
 }
 
@@ -49,12 +60,12 @@ func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string
 // heard returns the status of a pull member whose agent was last heard of at last, and when to look again if nothing is heard until
 // then; zero means that only news can change it.
 func heard(old libv1beta1.SveltosClusterStatus, threshold int32, last, now time.Time) (libv1beta1.SveltosClusterStatus, time.Duration) {
-	if !old.Ready || last.IsZero() {
+	if last.IsZero() || (!old.Ready && old.AgentCheckFailures == 0) {
 		// Nobody is missed before the first contact.
 		return old, 0
 	}
 	if left := SilenceLimit - now.Sub(last); left > 0 {
-		return healthy(old), left
+		return reported(old, threshold), left
 	}
 	silent := missed(old, threshold, libv1beta1.AgentReportTooOld)
 	silent.ConnectionFailures = cmp.Or(threshold, defaultThreshold)
@@ -62,11 +73,51 @@ func heard(old libv1beta1.SveltosClusterStatus, threshold int32, last, now time.
 	return silent, 0
 }
 
+// reported returns the status of a pull member whose agent is at work and says of its checks what is in old.
+func reported(old libv1beta1.SveltosClusterStatus, threshold int32) libv1beta1.SveltosClusterStatus {
+	now := healthy(old)
+	if old.AgentCheckFailures == 0 {
+		return now
+	}
+	threshold = cmp.Or(threshold, defaultThreshold)
+	now.FailureMessage = old.AgentCheckMessage
+	now.ConnectionFailures = min(old.AgentCheckFailures, threshold)
+	if now.ConnectionFailures >= threshold {
+		now.ConnectionStatus = libv1beta1.ConnectionDown
+	}
+	return now
+}
+
 // refused returns the status of a member that nothing may be done to.
 func refused(old libv1beta1.SveltosClusterStatus, message string) libv1beta1.SveltosClusterStatus {
 	now := *old.DeepCopy()
 	now.FailureMessage = message
 	return now
+}
+
+// complete adds what does not depend on the contact: where the active window stands, and what is wrong in spite of a healthy connection.
+// Failures of the connection itself come first, and those of a cluster that is being deregistered are the departure's to tell.
+func complete(s *state) libv1beta1.SveltosClusterStatus {
+	now := *s.status.DeepCopy()
+	now.LastReconciledTokenRequestAt = s.cluster.Status.LastReconciledTokenRequestAt
+	if s.window != nil {
+		now.NextUnpause, now.NextPause, now.ActiveWindowHash = s.window.unpause, s.window.pause, s.window.hash
+	}
+	if ours(now.FailureMessage) && s.member.Refused == "" {
+		now.FailureMessage = ""
+	}
+	switch {
+	case !s.cluster.DeletionTimestamp.IsZero():
+		now.FailureMessage = s.cluster.Status.FailureMessage
+	case s.remarks != "" && now.ConnectionFailures == 0 && s.member.Refused == "":
+		now.FailureMessage = s.remarks
+	}
+	return now
+}
+
+// ours says whether message is of the kind that holds as long as something in the spec is wrong, and is said anew each time.
+func ours(message string) bool {
+	return strings.HasPrefix(message, windowField) || strings.HasSuffix(message, fleet.RefusedSuffix)
 }
 
 // labelled returns the labels of a push member of the given version, and whether they differ from what it has.

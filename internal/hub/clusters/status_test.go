@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/fleet"
 )
 
@@ -16,14 +17,46 @@ func TestContactIsCounted(t *testing.T) {
 	t.Parallel()
 	facts := fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, Complete: true}
 	up := clusterStatus{Ready: true, Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, ConnectionStatus: libv1beta1.ConnectionHealthy}
+	reached := func(old clusterStatus, facts fleet.Facts) clusterStatus {
+		return judged(learned(old, facts), 0, check.Verdict{Ready: true})
+	}
+	fails := func(old clusterStatus, verdict check.Verdict) clusterStatus {
+		return judged(learned(old, facts), 2, verdict)
+	}
+	unready, unwell := check.Verdict{Failure: "readiness check c: no"}, check.Verdict{Ready: true, Failure: "liveness check c: no"}
+	with := func(change func(*clusterStatus)) clusterStatus {
+		now := *up.DeepCopy()
+		change(&now)
+		return now
+	}
 	tests := map[string]struct{ got, want clusterStatus }{
-		"the first contact":       {reached(clusterStatus{}, facts), up},
-		"a list with gaps":        {reached(up, fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"apps/v1"}}), up},
-		"one miss is not down":    {missed(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"}},
-		"misses keep it ready":    {missed(up, 1, "no route"), clusterStatus{Ready: true, Version: up.Version, APIVersions: up.APIVersions, ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 1, FailureMessage: "no route"}},
-		"the count stops":         {missed(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"), clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown, FailureMessage: "x"}},
+		"the first contact": {reached(clusterStatus{}, facts), up},
+		"a list with gaps":  {reached(up, fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"apps/v1"}}), up},
+		"one miss is not down": {
+			missed(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"},
+		},
+		"misses keep it ready": {missed(up, 1, "no route"), with(func(s *clusterStatus) {
+			s.ConnectionStatus, s.ConnectionFailures, s.FailureMessage = libv1beta1.ConnectionDown, 1, "no route"
+		})},
+		"the count stops": {
+			missed(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"),
+			clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown, FailureMessage: "x"},
+		},
 		"contact again":           {reached(missed(up, 1, "no route"), facts), up},
-		"refused, and it says so": {refused(up, "no"), clusterStatus{Ready: true, Version: up.Version, APIVersions: up.APIVersions, ConnectionStatus: libv1beta1.ConnectionHealthy, FailureMessage: "no"}},
+		"refused, and it says so": {refused(up, "no"), with(func(s *clusterStatus) { s.FailureMessage = "no" })},
+		"a readiness check keeps it from being ready": {fails(clusterStatus{}, unready), clusterStatus{
+			Version: up.Version, APIVersions: up.APIVersions, ConnectionFailures: 1, FailureMessage: "readiness check c: no",
+		}},
+		"nothing takes back that it is ready": {fails(up, unready), with(func(s *clusterStatus) {
+			s.ConnectionFailures, s.FailureMessage = 1, "readiness check c: no"
+		})},
+		"a liveness check counts": {fails(up, unwell), with(func(s *clusterStatus) {
+			s.ConnectionFailures, s.FailureMessage = 1, "liveness check c: no"
+		})},
+		"a liveness check makes it down": {fails(fails(up, unwell), unwell), with(func(s *clusterStatus) {
+			s.ConnectionFailures, s.FailureMessage, s.ConnectionStatus = 2, "liveness check c: no", libv1beta1.ConnectionDown
+		})},
+		"it passes again": {reached(fails(fails(up, unwell), unwell), facts), up},
 	}
 	for name, tc := range tests {
 		if diff := cmp.Diff(tc.want, tc.got); diff != "" {
@@ -36,6 +69,13 @@ func TestHeartbeatsExpire(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1e9, 0)
 	ready := clusterStatus{Ready: true}
+	says := func(ready bool, failures int32) clusterStatus {
+		return clusterStatus{Ready: ready, AgentCheckFailures: failures, AgentCheckMessage: "liveness check c: no"}
+	}
+	checked := func(old clusterStatus, connection libv1beta1.ConnectionStatus) clusterStatus {
+		old.FailureMessage, old.ConnectionFailures, old.ConnectionStatus = old.AgentCheckMessage, old.AgentCheckFailures, connection
+		return old
+	}
 	down := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 3, FailureMessage: libv1beta1.AgentReportTooOld}
 	tests := map[string]struct {
 		old      clusterStatus
@@ -50,6 +90,21 @@ func TestHeartbeatsExpire(t *testing.T) {
 		"heard of again":             {old: down, last: now, want: clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy}, wantNext: SilenceLimit},
 		"still silent is not news":   {old: down, last: now.Add(-time.Hour), want: down},
 		"silent before it was ready": {old: clusterStatus{}, last: now.Add(-time.Hour)},
+		"a check fails once": {
+			old: says(true, 1), last: now, wantNext: SilenceLimit,
+			want: checked(says(true, 1), libv1beta1.ConnectionHealthy),
+		},
+		"a check fails for long": {old: says(true, 3), last: now, wantNext: SilenceLimit, want: checked(says(true, 3), libv1beta1.ConnectionDown)},
+		"it is not ready by a check": {
+			old: says(false, 2), last: now, wantNext: SilenceLimit, want: checked(says(false, 2), libv1beta1.ConnectionHealthy),
+		},
+		"silent while a check keeps it from being ready": {
+			old: clusterStatus{AgentCheckFailures: 1, AgentCheckMessage: "check"}, last: now.Add(-time.Hour),
+			want: clusterStatus{
+				AgentCheckFailures: 1, AgentCheckMessage: "check", ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 3,
+				FailureMessage: libv1beta1.AgentReportTooOld,
+			},
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -10,11 +10,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
 )
 
 // state is what the steps of one reconcile know.
@@ -24,8 +29,27 @@ type state struct {
 	// status and labels are what the cluster object shall have.
 	status libv1beta1.SveltosClusterStatus
 	labels map[string]string
+	// window is what the active window makes of the cluster now; nil if that cannot be said.
+	window *turn
+	// remarks say what is wrong though the member is reached.
+	remarks string
 	// next is when to look again if nothing happens until then; zero means never.
 	next time.Duration
+}
+
+// look makes the cluster be looked at again after a pause; zero changes nothing.
+func (s *state) look(after time.Duration) {
+	if after > 0 && (s.next == 0 || after < s.next) {
+		s.next = after
+	}
+}
+
+// remark adds to what is wrong though the member is reached.
+func (s *state) remark(what string) {
+	if s.remarks != "" {
+		s.remarks += "; "
+	}
+	s.remarks += what
 }
 
 // contact finds out how the member is, each mode in its own way.
@@ -39,20 +63,73 @@ func (c *Controller) contact(ctx context.Context, s *state) error {
 
 // dial asks a push member. That it does not answer is a finding, not an error.
 func (c *Controller) dial(ctx context.Context, s *state) error {
-	contact, cancel := context.WithTimeout(ctx, contactLimit)
-	defer cancel()
-	s.next = contactInterval
-	facts, err := c.Contact(contact, s.member)
+	s.look(contactInterval)
+	threshold := s.cluster.Spec.ConsecutiveFailureThreshold
+	config, facts, err := c.reach(ctx, s.member)
 	if ctx.Err() != nil {
 		return fmt.Errorf("contact %s: %w", s.member.Key(), ctx.Err())
 	}
 	if err != nil {
-		s.status = missed(s.cluster.Status, s.cluster.Spec.ConsecutiveFailureThreshold, err.Error())
+		s.status = missed(s.cluster.Status, threshold, err.Error())
 		return nil
 	}
-	s.status = reached(s.cluster.Status, facts)
+	verdict, err := judge(ctx, config, s.cluster)
+	if err != nil {
+		return fmt.Errorf("check %s: %w", s.member.Key(), err)
+	}
+	if !verdict.Ready {
+		s.look(readinessInterval)
+	}
+	s.status = judged(learned(s.cluster.Status, facts), threshold, verdict)
 	s.labels, _ = labelled(s.cluster.Labels, facts.Version)
+	c.renew(ctx, s)
 	return nil
+}
+
+// reach asks a push member what it is.
+func (c *Controller) reach(ctx context.Context, m fleet.Member) (*rest.Config, fleet.Facts, error) {
+	ctx, cancel := context.WithTimeout(ctx, contactLimit)
+	defer cancel()
+	config, err := c.Dial(ctx, m)
+	if err != nil {
+		return nil, fleet.Facts{}, err
+	}
+	facts, err := fleet.Probe(ctx, config)
+	return config, facts, err
+}
+
+// judge runs the checks of a push member. It fails only when ctx ends.
+func judge(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Verdict, error) {
+	if len(cluster.Spec.ReadinessChecks)+len(cluster.Spec.LivenessChecks) == 0 {
+		return check.Verdict{Ready: true}, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, checksLimit)
+	defer cancel()
+	// It asks for the kinds that the checks name, and for nothing else.
+	member, err := client.New(config, client.Options{})
+	if err != nil {
+		return check.Verdict{Failure: err.Error()}, nil
+	}
+	verdict := check.Gate(limited, member, &cluster.Spec, cluster.Status.Ready)
+	return verdict, ctx.Err()
+}
+
+// renew keeps the token of a push member fresh. While that fails the present token works, so that the connection stays healthy: people
+// see an event, and failureMessage until it succeeds.
+func (c *Controller) renew(ctx context.Context, s *state) {
+	if s.cluster.Spec.TokenRequestRenewalOption == nil {
+		return
+	}
+	renewal := join.Renewal{Hub: c.Hub, Clock: c.Clock, Member: func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error) {
+		return c.Dial(ctx, fleet.FromSveltosCluster(cluster))
+	}}
+	next, err := renewal.Run(ctx, s.cluster)
+	s.look(next)
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	log.FromContext(ctx).Info("cannot renew the token; trying again", logkeys.Member, s.member.Key(), logkeys.Reason, err.Error())
+	s.remark(err.Error())
 }
 
 // listen looks at the heartbeats of a pull member's agent.
@@ -66,7 +143,9 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	if reported := s.cluster.Status.AgentLastReportTime; reported != nil && reported.After(last) && !reported.After(c.Clock.Now()) {
 		last = reported.Time
 	}
-	s.status, s.next = heard(s.cluster.Status, s.cluster.Spec.ConsecutiveFailureThreshold, last, c.Clock.Now())
+	status, next := heard(s.cluster.Status, s.cluster.Spec.ConsecutiveFailureThreshold, last, c.Clock.Now())
+	s.status = status
+	s.look(next)
 	return nil
 }
 
@@ -78,6 +157,9 @@ func (c *Controller) lastBeat(name types.NamespacedName, lease *coordinationv1.L
 	now := c.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.beats == nil {
+		c.beats = map[types.NamespacedName]beat{}
+	}
 	seen, ok := c.beats[name]
 	switch {
 	case !ok:
@@ -110,6 +192,10 @@ func (c *Controller) label(ctx context.Context, s *state) error {
 // report writes the status, if it differs, and tells what changed.
 func (c *Controller) report(ctx context.Context, s *state) error {
 	before := s.cluster.Status
+	if s.member.Deleting {
+		// It says what the deregistration waits for.
+		s.status.FailureMessage = before.FailureMessage
+	}
 	if equality.Semantic.DeepEqual(before, s.status) {
 		return nil
 	}
@@ -134,10 +220,21 @@ func (c *Controller) tell(s *state, before libv1beta1.SveltosClusterStatus) {
 	case now.Ready && !before.Ready:
 		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "Ready", "SveltosCluster", "cluster %s is ready, Kubernetes %s", s.member.Key(), now.Version)
 	case now.ConnectionStatus == libv1beta1.ConnectionDown && before.ConnectionStatus != now.ConnectionStatus:
-		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "Down", "SveltosCluster", "cluster %s is not reached: %s", s.member.Key(), now.FailureMessage)
+		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "Down", "SveltosCluster", "cluster %s is down: %s", s.member.Key(), now.FailureMessage)
 	case now.ConnectionStatus == libv1beta1.ConnectionHealthy && before.ConnectionStatus == libv1beta1.ConnectionDown:
-		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "Healthy", "SveltosCluster", "cluster %s is reached again", s.member.Key())
+		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "Healthy", "SveltosCluster", "cluster %s is healthy again", s.member.Key())
+	case s.remarks != "" && now.FailureMessage == s.remarks && before.FailureMessage != s.remarks:
+		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "Attention", "SveltosCluster", "cluster %s: %s", s.member.Key(), s.remarks)
 	case now.FailureMessage != "" && now.FailureMessage != before.FailureMessage && !now.Ready:
 		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "NotReady", "SveltosCluster", "cluster %s: %s", s.member.Key(), now.FailureMessage)
 	}
+}
+
+// tellTurn says that the active window paused or unpaused the cluster.
+func (c *Controller) tellTurn(s *state) {
+	reason, what := "Unpaused", "unpaused"
+	if s.cluster.Spec.Paused {
+		reason, what = "Paused", "paused"
+	}
+	c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, reason, "SveltosCluster", "cluster %s is %s by its active window", s.member.Key(), what)
 }
