@@ -69,6 +69,7 @@ func New(name string, streams Streams) *cobra.Command {
 	root := parent(name, "Manage a fleet of Kubernetes clusters from one hub, by push and by pull",
 		newRegister(streams),
 		newDeregister(streams),
+		newGenerate(streams),
 		newShow(streams),
 		newHub(streams),
 		newAgent(streams),

@@ -19,7 +19,10 @@ import (
 const serviceAccountVariable = "TOWLINE_SERVICEACCOUNT_DIR"
 
 // hubConfig finds the way to the hub: the file in flag, else those in KUBECONFIG, else the pod's own cluster, else ~/.kube/config.
-func hubConfig(flag string) (*rest.Config, error) {
+func hubConfig(flag string) (*rest.Config, error) { return currentConfig("hub", flag) }
+
+// currentConfig finds the way to a cluster as hubConfig does; what is the cluster in the words of errors.
+func currentConfig(what, flag string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	if flag != "" {
 		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: flag}
@@ -31,13 +34,13 @@ func hubConfig(flag string) (*rest.Config, error) {
 	}
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if files := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); clientcmd.IsEmptyConfig(err) && files != "" {
-		return nil, fmt.Errorf("no way to the hub: KUBECONFIG is %q, where no kubeconfig is", files)
+		return nil, fmt.Errorf("no way to the %s: KUBECONFIG is %q, where no kubeconfig is", what, files)
 	}
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, errors.New("no way to the hub: set KUBECONFIG to the kubeconfig of the management cluster")
+		return nil, fmt.Errorf("no way to the %s: set KUBECONFIG to its kubeconfig", what)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig of the management cluster: %w", err)
+		return nil, fmt.Errorf("read the kubeconfig of the %s: %w", what, err)
 	}
 	return config, nil
 }

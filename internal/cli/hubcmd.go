@@ -22,6 +22,7 @@ import (
 type hubFlags struct {
 	options    hub.Options
 	kubeconfig string
+	agentsCA   string
 	log        logFlags
 }
 
@@ -34,11 +35,15 @@ func newHub(streams Streams) *cobra.Command {
 ~/.kube/config. It runs until it is stopped.
 
 Charts may make up values, such as passwords and certificates. --cache-dir keeps them: keep the directory, or such charts roll new values on
-every member after the next start of the hub. It is readable for its owner only and should stay so.`,
+every member after the next start of the hub. It is readable for its owner only and should stay so. Hubs that may look after the same cluster
+one after the other, replicas as well as shards, share it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, err := f.log.start(cmd.Context(), streams.Err)
 			if err != nil {
+				return err
+			}
+			if err := f.readAddress(); err != nil {
 				return err
 			}
 			config, err := hubConfig(f.kubeconfig)
@@ -56,13 +61,33 @@ every member after the next start of the hub. It is readable for its owner only 
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` with the kubeconfig of the management cluster")
-	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false, "install or upgrade the CustomResourceDefinitions, and the policy that bounds the life of agents' tokens, first")
-	flags.BoolVar(&f.options.RegisterSelf, "register-self", true, "register the management cluster itself as mgmt/mgmt")
-	flags.BoolVar(&f.options.LeaderElection, "leader-elect", false, "let several hubs run, of which one is active")
-	flags.StringVar(&f.options.DiagnosticsAddress, "diagnostics-address", ":8080", "`address` that serves /metrics, /healthz and /readyz over http; empty for none")
+	flags.StringVar(&f.options.ShardKey, "shard-key", "",
+		"look after the clusters with annotation sharding.projectsveltos.io/key=`key` only; the hub without a key looks after those without the annotation, and alone matches profiles, installs and registers")
+	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false,
+		"install or upgrade the CustomResourceDefinitions, and the policy that bounds the life of agents' tokens, first; not with --shard-key")
+	flags.BoolVar(&f.options.RegisterSelf, "register-self", true, "register the management cluster itself as mgmt/mgmt; not with --shard-key")
+	flags.BoolVar(&f.options.LeaderElection, "leader-elect", false, "let several hubs run, of which one per shard is active")
+	flags.StringVar(&f.options.DiagnosticsAddress, "diagnostics-address", ":8443",
+		"`address` that serves /metrics over https, to tokens that may get this URL of the management cluster; empty for none")
+	flags.StringVar(&f.options.HealthAddress, "health-address", ":9440", "`address` that serves /healthz and /readyz over http; empty for none")
 	flags.StringVar(&f.options.CacheDir, "cache-dir", "", "`directory` that keeps charts and renderings, and with them the values that charts make up, over restarts (default: towline/hub-<hash of the server> in the user's cache directory)")
+	flags.StringVar(&f.options.ManagementClusterURL, "management-cluster-url", "", "https `address` under which agents reach the hub (default: what ConfigMap kube-public/cluster-info says, else the hub's own kubeconfig)")
+	flags.StringVar(&f.agentsCA, "management-cluster-ca", "", "`file` with the certificate authority of that address, in PEM")
+	flags.StringVar(&f.options.AgentImage, "agent-image", join.DefaultAgentImage, "container `image` of agents")
 	f.log.add(flags)
 	return cmd
+}
+
+// readAddress reads and checks how agents reach the hub.
+func (f *hubFlags) readAddress() error {
+	if f.agentsCA != "" {
+		ca, err := os.ReadFile(f.agentsCA)
+		if err != nil {
+			return fmt.Errorf("--management-cluster-ca: %w", err)
+		}
+		f.options.ManagementClusterCA = ca
+	}
+	return join.AgentOptions{HubURL: f.options.ManagementClusterURL, HubCA: string(f.options.ManagementClusterCA)}.Validate()
 }
 
 // cacheHashLength is how many hexadecimal digits tell the caches of several hubs of one user apart.
@@ -108,7 +133,7 @@ func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
 
 // runHub runs a hub. One that installs its definitions also installs what bounds the life of the tokens of agents.
 func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
-	if options.InstallCRDs {
+	if options.InstallCRDs && options.ShardKey == "" {
 		err := join.Guard(ctx, config)
 		if apierrors.IsNotFound(err) {
 			// Kubernetes has had this API since 1.30.
@@ -117,5 +142,6 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 			return err
 		}
 	}
+	options.Version = Version()
 	return hub.Run(ctx, config, options)
 }

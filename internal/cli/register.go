@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -14,12 +16,16 @@ import (
 
 // registerFlags are the flags of `register cluster`.
 type registerFlags struct {
-	cluster       join.Request
-	labels        string
-	pull          bool
-	kubeconfig    string
-	hubURL, image string
-	verbose       bool
+	cluster join.Request
+	labels  string
+	pull    bool
+	verbose bool
+	// Of push mode.
+	kubeconfig, context string
+	accountToken        bool
+	// Of pull mode.
+	agent agentOptionFlags
+	apply applyFlags
 }
 
 func newRegister(streams Streams) *cobra.Command {
@@ -29,33 +35,51 @@ func newRegister(streams Streams) *cobra.Command {
 func newRegisterCluster(streams Streams) *cobra.Command {
 	f := &registerFlags{}
 	cmd := &cobra.Command{
-		Use:   "cluster --namespace=<namespace> --cluster=<name> (--pullmode | --kubeconfig=<file>)",
-		Short: "Register a cluster in pull mode, or in push mode by its kubeconfig",
+		Use:   "cluster --namespace=<namespace> --cluster=<name> (--pullmode | --kubeconfig=<file> | --fleet-cluster-context=<context>)",
+		Short: "Register a cluster in pull mode, or in push mode by its kubeconfig or context",
 		Long: `Register a cluster with the hub that KUBECONFIG points at.
 
-With --pullmode, prints the manifest that starts the agent: apply it to the cluster. Its token lives one hour; the agent exchanges it as
-soon as it starts. With --kubeconfig, the hub dials the cluster.
+With --pullmode, an agent in the cluster dials the hub. The command prints the manifest that starts the agent: apply it to the cluster, or
+have that done with --apply-to-context or --apply-to-kubeconfig, which also wait until the cluster is ready. The token in the manifest
+lives one hour, or --token-lifetime; the agent exchanges it as soon as it starts, and it is worthless from then on.
 
-Registering a cluster again repairs what is there and adds the labels. A registration that fails leaves everything as it
-was.`,
+With --kubeconfig, the hub dials the cluster with that kubeconfig, which must hold everything it needs. With --fleet-cluster-context, the
+hub gets an identity of its own on the cluster of that context, and renews its token. No kubeconfig file is changed.
+
+Registering a cluster again repairs what is there, adds the labels, and in pull mode gives a new token; with --revoke, every older one is
+worthless. A registration that fails or is interrupted leaves everything as it was.`,
 		Example: `  # a cluster that cannot be dialled
   sveltosctl register cluster --namespace=monitoring --cluster=prod-cluster --pullmode --labels=environment=production > registration.yaml
   kubectl apply -f registration.yaml     # with KUBECONFIG of prod-cluster
 
-  # a cluster that can
-  sveltosctl register cluster --namespace=aks --cluster=cluster02 --kubeconfig=aks.yaml --labels=env=test`,
+  # the same in one command, from where both can be reached
+  sveltosctl register cluster --namespace=monitoring --cluster=prod-cluster --pullmode --apply-to-context=prod-admin
+
+  # a cluster that can be dialled
+  sveltosctl register cluster --namespace=aks --cluster=cluster02 --kubeconfig=aks.yaml --labels=env=test
+  sveltosctl register cluster --namespace=aks --cluster=cluster03 --fleet-cluster-context=aks-admin`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), streams) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.validate(cmd.Flags()); err != nil {
+				return err
+			}
+			if f.pull {
+				return f.runPull(cmd.Context(), streams)
+			}
+			return f.runPush(cmd.Context(), streams)
+		},
 	}
 	flags := cmd.Flags()
 	clusterFlags(flags, &f.cluster)
-	flags.BoolVar(&f.pull, "pullmode", false, "an agent in the cluster dials the hub")
-	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` with the kubeconfig of the cluster to register; it must hold everything it needs")
 	flags.StringVar(&f.labels, "labels", "", "labels of the cluster, as `k=v,k2=v2`")
-	flags.StringVar(&f.cluster.Shard, "shard", "", "`key` of a shard of controllers; refused, since the hub does not shard yet")
-	flags.StringVar(&f.hubURL, "management-cluster-url", "", "https `address` under which the agent reaches the hub (default: the one in the current kubeconfig)")
-	flags.StringVar(&f.image, "agent-image", join.DefaultAgentImage, "container `image` of the agent")
+	flags.StringVar(&f.cluster.Shard, "shard", "", "`key` of the shard of hubs that looks after the cluster: those started with the same --shard-key")
 	flags.BoolVar(&f.verbose, "verbose", false, "say what is being done")
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "push: `file` with the kubeconfig of the cluster; it must hold everything it needs")
+	flags.StringVar(&f.context, "fleet-cluster-context", "", "push: `context` of the cluster in KUBECONFIG, where the hub gets an identity of its own")
+	flags.BoolVar(&f.accountToken, "service-account-token", false, "push, by context: give the hub a token that does not expire, instead of one that it renews")
+	flags.BoolVar(&f.pull, "pullmode", false, "pull: an agent in the cluster dials the hub")
+	f.agent.add(flags)
+	f.apply.add(flags)
 	return cmd
 }
 
@@ -65,45 +89,60 @@ func clusterFlags(flags *pflag.FlagSet, r *join.Request) {
 	flags.StringVar(&r.Name, "cluster", "", "`name` of the cluster (required)")
 }
 
-func (f *registerFlags) run(ctx context.Context, streams Streams) error {
+// validate says what is wrong with the flags before anything is read or connects.
+func (f *registerFlags) validate(flags *pflag.FlagSet) error {
 	labels, err := join.ParseLabels(f.labels)
 	if err != nil {
-		return err
+		return fmt.Errorf("--labels: %w", err)
 	}
 	f.cluster.Labels = labels
 	if err := f.cluster.Validate(); err != nil {
 		return err
 	}
-	switch {
-	case f.pull && f.kubeconfig != "":
-		return errors.New("--pullmode and --kubeconfig exclude each other: in pull mode the hub needs no kubeconfig of the cluster")
-	case f.pull:
-		return f.runPull(ctx, streams)
-	case f.kubeconfig != "":
-		return f.runPush(ctx, streams)
+	pullFlags := slices.Concat(agentOptionNames(), applyNames())
+	if f.pull {
+		if name := firstGiven(flags, "kubeconfig", "fleet-cluster-context", "service-account-token"); name != "" {
+			return fmt.Errorf("--%s is for push mode only, and --pullmode is given: the two exclude each other", name)
+		}
+		for _, name := range pullFlags {
+			if flag := flags.Lookup(name); flag.Changed && flag.Value.String() == "" {
+				return fmt.Errorf("--%s is empty", name)
+			}
+		}
+		return f.apply.validate(flags)
 	}
-	return errors.New("either --pullmode or --kubeconfig must be specified")
+	if name := firstGiven(flags, pullFlags...); name != "" {
+		return fmt.Errorf("--%s is for pull mode only: add --pullmode, or leave it out", name)
+	}
+	switch {
+	case f.kubeconfig == "" && f.context == "":
+		return errors.New("either kubeconfig or fleet-cluster-context must be specified; or --pullmode, for a cluster that the hub cannot dial")
+	case f.kubeconfig != "" && f.context != "":
+		return errors.New("--kubeconfig and --fleet-cluster-context exclude each other")
+	case f.accountToken && f.context == "":
+		return errors.New("--service-account-token needs --fleet-cluster-context")
+	}
+	return nil
 }
 
-func (f *registerFlags) runPull(ctx context.Context, streams Streams) error {
-	request := join.PullRequest{Request: f.cluster, AgentImage: f.image, HubURL: f.hubURL, Version: Version()}
-	if err := request.Validate(); err != nil {
-		return err
+// firstGiven returns the first of names that the command line has, or "".
+func firstGiven(flags *pflag.FlagSet, names ...string) string {
+	if i := slices.IndexFunc(names, flags.Changed); i >= 0 {
+		return names[i]
 	}
-	hub, err := hubConfig("")
-	if err != nil {
-		return err
-	}
-	defer f.say(streams, "registering cluster %s/%s in pull mode on %s", f.cluster.Namespace, f.cluster.Name, hub.Host)()
-	return join.RegisterPull(ctx, hub, request, streams.Out)
+	return ""
 }
 
 func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
-	kubeconfig, err := os.ReadFile(f.kubeconfig)
-	if err != nil {
+	request := join.PushRequest{Request: f.cluster, ServiceAccountToken: f.accountToken}
+	var err error
+	if f.context != "" {
+		if request.Member, err = contextConfig(f.context); err != nil {
+			return fmt.Errorf("--fleet-cluster-context: %w", err)
+		}
+	} else if request.Kubeconfig, err = os.ReadFile(f.kubeconfig); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	request := join.PushRequest{Request: f.cluster, Kubeconfig: kubeconfig}
 	if err := request.Validate(); err != nil {
 		return err
 	}
@@ -111,18 +150,64 @@ func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
 	if err != nil {
 		return err
 	}
-	defer f.say(streams, "registering cluster %s/%s in push mode on %s", f.cluster.Namespace, f.cluster.Name, hub.Host)()
-	if err := join.RegisterPush(ctx, hub, request); err != nil {
+	doing := f.talk(streams, "push", hub.Host)
+	err = join.RegisterPush(ctx, hub, request)
+	doing.done()
+	if err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(streams.Out, "cluster %s successfully registered/updated in namespace %s.\n", f.cluster.Name, f.cluster.Namespace)
 	return err
 }
 
-func (f *registerFlags) say(streams Streams, format string, args ...any) (done func()) {
-	what := fmt.Sprintf(format, args...)
+func (f *registerFlags) runPull(ctx context.Context, streams Streams) error {
+	options, err := f.agent.options()
+	if err != nil {
+		return err
+	}
+	request := join.PullRequest{Request: f.cluster, Options: options, Revoke: f.agent.revoke, Version: Version()}
+	if err := request.Validate(); err != nil {
+		return err
+	}
+	if f.apply.given() {
+		return f.runApply(ctx, streams, request)
+	}
+	hub, err := hubConfig("")
+	if err != nil {
+		return err
+	}
+	defer f.talk(streams, "pull", hub.Host).done()
+	return join.RegisterPull(ctx, hub, request, streams.Out)
+}
+
+func (f *registerFlags) runApply(ctx context.Context, streams Streams, request join.PullRequest) error {
+	member, err := f.apply.member()
+	if err != nil {
+		return err
+	}
+	hub, err := hubConfig("")
+	if err != nil {
+		return err
+	}
+	doing := f.talk(streams, "pull", hub.Host)
+	version, err := join.RegisterAndApply(ctx, hub, join.ApplyRequest{
+		PullRequest: request, Member: member, Wait: f.apply.wait,
+		Progress: func(what string) {
+			doing.now(fmt.Sprintf("waiting for cluster %s/%s: %s", f.cluster.Namespace, f.cluster.Name, what))
+		},
+	}, streams.Out)
+	doing.done()
+	if err != nil || f.apply.wait == 0 {
+		return err
+	}
+	_, err = fmt.Fprintf(streams.Out, "cluster %s/%s is ready, Kubernetes %s\n", f.cluster.Namespace, f.cluster.Name, cmp.Or(version, "of unknown version"))
+	return err
+}
+
+func (f *registerFlags) talk(streams Streams, mode, hub string) *talk {
+	what := fmt.Sprintf("registering cluster %s/%s in %s mode on %s", f.cluster.Namespace, f.cluster.Name, mode, hub)
 	if f.verbose {
 		streams.say("%s", what)
 	}
-	return progress(streams, what)
+	return startTalk(streams, what)
 }
