@@ -109,7 +109,11 @@ func OpenCredential(ctx context.Context, opts CredentialOptions) (*Credential, e
 	}
 	c.current.Store(&latest.token)
 	c.own.Store(latest.renewed)
-	c.exchanged.Store(&latest.exchanged)
+	exchanged := latest.exchanged
+	if !latest.renewed {
+		exchanged = "" // that was another manifest
+	}
+	c.exchanged.Store(&exchanged)
 	current, refused := c.current, c.refused
 	c.config.BearerToken = ""
 	c.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -128,7 +132,7 @@ func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, erro
 	for _, key := range []string{KubeconfigKey, renewedKey} {
 		found, parseErr := parseCandidate(secret.Data[key])
 		found.renewed, found.exchanged = key == renewedKey, types.UID(secret.Annotations[kube.AnnotationExchanged])
-		if parseErr == nil && (latest.config == nil || !found.token.issued.Before(latest.token.issued)) {
+		if parseErr == nil && (latest.config == nil || !latest.supersedes(found)) {
 			latest = found
 		}
 		err = cmp.Or(err, parseErr)
@@ -137,6 +141,15 @@ func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, erro
 		return candidate{}, fmt.Errorf("read key %s of Secret %s/%s: %w", KubeconfigKey, kube.AgentNamespace, opts.Secret, err)
 	}
 	return latest, nil
+}
+
+// supersedes says whether c, from the manifest, was issued after own, which the agent requested. Tokens tell whole seconds: within one, a manifest of a
+// registration that the agent has not exchanged yet is the later one.
+func (c candidate) supersedes(own candidate) bool {
+	if !c.token.issued.Equal(own.token.issued) {
+		return c.token.issued.After(own.token.issued)
+	}
+	return c.token.boundTo.UID != "" && c.token.boundTo.UID != own.exchanged && c.token.text != own.token.text
 }
 
 func parseCandidate(kubeconfig []byte) (candidate, error) {
@@ -315,7 +328,11 @@ func (c *Credential) firstRenewal() time.Time {
 // superseded says whether the Secret holds a kubeconfig that is later than the one in use. What cannot be read is not.
 func (c *Credential) superseded(ctx context.Context) bool {
 	latest, err := readCandidate(ctx, c.opts)
-	return err == nil && latest.token.issued.After(c.current.Load().issued)
+	current := c.current.Load()
+	if err != nil || latest.token.text == current.text {
+		return false
+	}
+	return !latest.renewed || latest.token.issued.After(current.issued)
 }
 
 func (c *Credential) sleepUntil(ctx context.Context, at time.Time) bool {

@@ -24,13 +24,16 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// requestToken requests a token for ServiceAccount namespace/c with the credentials of config.
-func requestToken(ctx context.Context, config *rest.Config, namespace string, seconds int64) error {
+// requestToken requests a token for ServiceAccount namespace/c, bound to a Secret of that name unless it is "", with the credentials of config.
+func requestToken(ctx context.Context, config *rest.Config, namespace, secret string, seconds int64) error {
 	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(seconds)}}
+	if secret != "" {
+		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: secret}
+	}
 	_, err = clientset.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, "c", request, metav1.CreateOptions{})
 	return err
 }
@@ -46,17 +49,21 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 		}
 	}
 	const day, tenYears = 86400, 87600 * 3600
+	anchor, registration := join.AnchorSecret("c"), join.RegistrationSecret("c")
 	eventually(t, "a token of ten years is refused", func() bool {
-		return apierrors.IsForbidden(requestToken(t.Context(), config, n, tenYears))
+		return apierrors.IsForbidden(requestToken(t.Context(), config, n, anchor, tenYears))
 	})
-	wantText(t, requestToken(t.Context(), config, n, day+1), "an agent may request a token of at most 86400 seconds for itself")
-	if err := requestToken(t.Context(), config, n, day); err != nil {
+	wantText(t, requestToken(t.Context(), config, n, anchor, day+1), "an agent may request a token of at most 86400 seconds for itself")
+	const unbound = "an agent may request only tokens that are bound to Secret <cluster>-sveltos-agent for itself"
+	wantText(t, requestToken(t.Context(), config, n, "", day), unbound)
+	wantText(t, requestToken(t.Context(), config, n, registration, day), unbound)
+	if err := requestToken(t.Context(), config, n, anchor, day); err != nil {
 		t.Errorf("a token of a day: %v", err)
 	}
-	if err := requestToken(t.Context(), plane.Config, n, tenYears); err != nil {
+	if err := requestToken(t.Context(), plane.Config, n, "", tenYears); err != nil {
 		t.Errorf("a token of ten years, requested by the administrator: %v", err)
 	}
-	if err := requestToken(t.Context(), strangerConfig(t, plane, "token"), "token", tenYears); err != nil {
+	if err := requestToken(t.Context(), strangerConfig(t, plane, "token"), "token", "", tenYears); err != nil {
 		t.Errorf("a token of ten years, requested by a ServiceAccount that is no agent: %v", err)
 	}
 }

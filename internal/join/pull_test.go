@@ -56,7 +56,7 @@ func TestRegisterPullPrintsTheManifest(t *testing.T) {
 	}
 }
 
-func TestRegisterPullMakesNoSecret(t *testing.T) {
+func TestRegisterPullKeepsNoCredentialOnTheHub(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	namespace := plane.Namespace(t, "nosecret")
@@ -65,8 +65,15 @@ func TestRegisterPullMakesNoSecret(t *testing.T) {
 	if err := hubClient.List(t.Context(), secrets, client.InNamespace(namespace)); err != nil {
 		t.Fatal(err)
 	}
-	if len(secrets.Items) > 0 {
-		t.Errorf("secrets: got %d, want none", len(secrets.Items))
+	names := []string{}
+	for _, secret := range secrets.Items {
+		names = append(names, secret.Name)
+		if len(secret.Data) > 0 {
+			t.Errorf("secret %s: got %d keys, want none", secret.Name, len(secret.Data))
+		}
+	}
+	if diff := cmp.Diff([]string{join.AnchorSecret("c"), join.RegistrationSecret("c")}, names); diff != "" {
+		t.Errorf("secrets (-want +got):\n%s", diff)
 	}
 }
 
@@ -299,7 +306,8 @@ func TestEarlierErrorsAreFoundBeforeConnecting(t *testing.T) {
 		"name is no label":  {func(r *join.PullRequest) { r.Name = "Prod.One" }, `--cluster: "Prod.One" is not a DNS label`},
 		"namespace is none": {func(r *join.PullRequest) { r.Namespace = "a_b" }, `--namespace: "a_b" is not a DNS label`},
 		"label value":       {func(r *join.PullRequest) { r.Labels = map[string]string{"a": "-"} }, `--labels: "a=-" is not a label`},
-		"shard":             {func(r *join.PullRequest) { r.Shard = "s1" }, `--shard: "s1" cannot be used`},
+		"shard":             {func(r *join.PullRequest) { r.Shard = "one two" }, `--shard: "one two" is not a key`},
+		"token life":        {func(r *join.PullRequest) { r.Options.TokenLifetime = "5m" }, "--token-lifetime"},
 		"plain http":        {func(r *join.PullRequest) { r.HubURL = "http://hub" }, "--management-cluster-url"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -98,7 +98,7 @@ func TestFailedRegistrationLeavesWhatAnotherMade(t *testing.T) {
 		return nil
 	}}
 	wantText(t, join.RegisterPull(t.Context(), plane.Config, r, out), "broken pipe")
-	if diff := cmp.Diff([]string{"c", "c", "c", "c", "c"}, inNamespace(t, hubClient, r.Namespace)); diff != "" {
+	if diff := cmp.Diff([]string{"c", "c-sveltos-agent", "c-sveltos-registration", "c", "c", "c", "c"}, inNamespace(t, hubClient, r.Namespace)); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)
 	}
 	namespace := &corev1.Namespace{}

@@ -1,0 +1,215 @@
+package join_test
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// waiting is an established cluster whose agent has never come, and who keeps its manifest.
+type waiting struct {
+	plane     *localkube.Plane
+	hubClient client.Client
+	cluster   *libv1beta1.SveltosCluster
+	clock     *clocktesting.FakeClock
+	manifests join.Manifests
+}
+
+func newWaiting(t *testing.T) *waiting {
+	t.Helper()
+	plane, hubClient := hub(t)
+	w := &waiting{plane: plane, hubClient: hubClient, clock: clocktesting.NewFakeClock(time.Now())}
+	w.cluster = declared(t, hubClient, newNamespace(t, hubClient, "keep"), "c")
+	established(t, hubClient, w.cluster)
+	w.manifests = join.Manifests{
+		Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host, CA: plane.Config.CAData}, Version: "v1.2.3", Clock: w.clock,
+	}
+	return w
+}
+
+func (w *waiting) keep(t *testing.T) time.Duration {
+	t.Helper()
+	again, err := w.manifests.Keep(t.Context(), w.cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return again
+}
+
+// manifest is the one that is kept; nil if there is none.
+func (w *waiting) manifest(t *testing.T) []byte {
+	t.Helper()
+	secret := secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c"))
+	if secret == nil {
+		return nil
+	}
+	return secret.Data[join.ManifestKey]
+}
+
+// connect lets the agent report what it exchanged.
+func (w *waiting) connect(t *testing.T, exchanged types.UID) {
+	t.Helper()
+	w.cluster.Status.Ready, w.cluster.Status.ConnectionStatus = true, libv1beta1.ConnectionHealthy
+	lease := &coordinationv1.Lease{}
+	key := client.ObjectKeyFromObject(w.cluster)
+	if err := w.hubClient.Get(t.Context(), key, lease); err != nil {
+		t.Fatal(err)
+	}
+	before := lease.DeepCopy()
+	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationExchanged, string(exchanged))
+	if err := w.hubClient.Patch(t.Context(), lease, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// accepted says whether the hub accepts the credential of config, which is that of an agent of cluster namespace/c.
+func accepted(t *testing.T, config *rest.Config, namespace string) bool {
+	t.Helper()
+	_, err := kubernetes.NewForConfigOrDie(config).CoordinationV1().Leases(namespace).Get(t.Context(), "c", metav1.GetOptions{})
+	if err != nil && !apierrors.IsUnauthorized(err) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func TestKeepRenewsAtFourFifthsOfTheTokensLife(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	if again := w.keep(t); again != 48*time.Minute {
+		t.Errorf("again: got %s, want 48m", again)
+	}
+	first := w.manifest(t)
+	config, _ := agentConfig(t, first)
+	if !accepted(t, config, w.cluster.Namespace) {
+		t.Error("the manifest's token is not accepted")
+	}
+	w.clock.Step(47 * time.Minute)
+	if again := w.keep(t); again <= 0 || again > time.Minute {
+		t.Errorf("again after 47 minutes: got %s, want about a minute", again)
+	}
+	if !bytes.Equal(first, w.manifest(t)) {
+		t.Error("the manifest was renewed too early")
+	}
+	// A token issued within the same second is the same token.
+	started := time.Now()
+	eventually(t, "the next second", func() bool { return time.Since(started) > time.Second })
+	w.clock.Step(2 * time.Minute)
+	w.keep(t)
+	if bytes.Equal(first, w.manifest(t)) {
+		t.Error("the manifest was not renewed")
+	}
+	if config, _ = agentConfig(t, w.manifest(t)); !accepted(t, config, w.cluster.Namespace) {
+		t.Error("the renewed manifest's token is not accepted")
+	}
+}
+
+func TestKeepFollowsTheOptions(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.keep(t)
+	w.cluster.Annotations = map[string]string{kube.AnnotationAgentOptions: `{"image":"registry.example.com/towline:v2","tokenLifetime":"10m"}`}
+	if again := w.keep(t); again != 8*time.Minute {
+		t.Errorf("again: got %s, want 8m", again)
+	}
+	if !strings.Contains(string(w.manifest(t)), "image: registry.example.com/towline:v2") {
+		t.Errorf("the manifest has another image:\n%s", w.manifest(t))
+	}
+	w.cluster.Annotations[kube.AnnotationAgentOptions] = `{"imgae":"x"}`
+	_, err := w.manifests.Keep(t.Context(), w.cluster)
+	wantText(t, err, `unknown field "imgae"`)
+}
+
+func TestKeepNeedsAnAddress(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.manifests.Address = join.HubAddress{}
+	if _, err := w.manifests.Keep(t.Context(), w.cluster); !errors.Is(err, join.ErrNoHubAddress) {
+		t.Errorf("got error %v, want ErrNoHubAddress", err)
+	}
+	w.cluster.Annotations = map[string]string{kube.AnnotationAgentOptions: `{"hubURL":"https://hub.example.com"}`}
+	w.keep(t)
+	if config, _ := agentConfig(t, w.manifest(t)); config.Host != "https://hub.example.com" {
+		t.Errorf("host: got %s", config.Host)
+	}
+}
+
+func TestKeepRemovesWhatTheAgentHasExchanged(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.keep(t)
+	copied, _ := agentConfig(t, w.manifest(t))
+	if !accepted(t, copied, w.cluster.Namespace) {
+		t.Fatal("the manifest's token is not accepted")
+	}
+	uid := secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c")).UID
+	w.connect(t, "another")
+	if again := w.keep(t); again != 10*time.Second {
+		t.Errorf("again before the exchange: got %s, want 10s", again)
+	}
+	if w.manifest(t) == nil {
+		t.Fatal("the manifest went before its token was exchanged")
+	}
+	w.connect(t, uid)
+	if again := w.keep(t); again != 0 {
+		t.Errorf("again after the exchange: got %s, want none", again)
+	}
+	if w.manifest(t) != nil {
+		t.Error("the manifest is still there")
+	}
+	eventually(t, "the manifest's token is worthless", func() bool { return !accepted(t, copied, w.cluster.Namespace) })
+	w.keep(t)
+	if w.manifest(t) != nil {
+		t.Error("a connected cluster got a manifest")
+	}
+	w.cluster.Status.ConnectionStatus = libv1beta1.ConnectionDown
+	w.keep(t)
+	if w.manifest(t) == nil {
+		t.Error("a cluster that is Down has no manifest")
+	}
+}
+
+func TestKeepRemovesWhatHasExpired(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.keep(t)
+	w.connect(t, "")
+	w.clock.Step(59 * time.Minute)
+	w.keep(t)
+	if w.manifest(t) == nil {
+		t.Error("the manifest went before its token expired")
+	}
+	w.clock.Step(2 * time.Minute)
+	w.keep(t)
+	if w.manifest(t) != nil {
+		t.Error("the expired manifest is still there")
+	}
+}
+
+func TestKeepLeavesAPrintedManifestAlone(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	config, _ := agentConfig(t, registered(t, w.plane, pullRequest(w.cluster.Namespace, "c")))
+	w.connect(t, "")
+	if again := w.keep(t); again != 10*time.Second {
+		t.Errorf("again: got %s, want 10s", again)
+	}
+	if !accepted(t, config, w.cluster.Namespace) {
+		t.Error("the printed manifest's token is not accepted")
+	}
+}
