@@ -24,6 +24,10 @@ const healedBacklog = 1024
 // engines runs one engine per push member, from the first delivery until the member goes.
 type engines struct {
 	members *fleet.Clients
+	// serves says whether a member is still this hub's to look after.
+	serves func(context.Context, fleet.Member) (bool, error)
+	// drifted is told what engines put back.
+	drifted func(fleet.Member, bundle.ID, bundle.ChangeSet)
 	// healed names the summaries whose objects an engine has put back, or tried to.
 	healed chan event.GenericEvent
 	// launch hands engines to Start, which runs them.
@@ -44,11 +48,15 @@ type running struct {
 	previous <-chan struct{}
 	stop     chan struct{}
 	done     chan struct{}
+	// ceded is closed when the member is nothing of ours any more: nothing may be done to it from then on.
+	ceded chan struct{}
 }
 
-func newEngines(members *fleet.Clients) *engines {
+func newEngines(members *fleet.Clients, serves func(context.Context, fleet.Member) (bool, error),
+	drifted func(fleet.Member, bundle.ID, bundle.ChangeSet),
+) *engines {
 	return &engines{
-		members: members, healed: make(chan event.GenericEvent, healedBacklog), launch: make(chan *running), byMember: map[string]*running{},
+		members: members, serves: serves, drifted: drifted, healed: make(chan event.GenericEvent, healedBacklog), launch: make(chan *running), byMember: map[string]*running{},
 	}
 }
 
@@ -97,17 +105,54 @@ func (e *engines) of(ctx context.Context, m fleet.Member) (deliver.Engine, error
 		return nil, err
 	}
 	started, fresh, err := e.get(m, config)
-	if err != nil || !fresh {
-		return started.engine, err
+	if err != nil {
+		return nil, err
 	}
-	select {
-	case e.launch <- started:
-		return started.engine, nil
-	case <-ctx.Done():
-		e.drop(m.Key(), started)
-		close(started.done)
-		return nil, fmt.Errorf("start engine of %s: %w", m.Key(), ctx.Err())
+	if fresh {
+		select {
+		case e.launch <- started:
+		case <-ctx.Done():
+			e.drop(m.Key(), started)
+			close(started.done)
+			return nil, fmt.Errorf("start engine of %s: %w", m.Key(), ctx.Err())
+		}
 	}
+	// Asked only now: of a change that is not known yet forget will be told, and finds the engine.
+	ours, err := e.serves(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	if !ours {
+		e.forget(m.Key())
+		return nil, fmt.Errorf("start engine of %s: another shard looks after it", m.Key())
+	}
+	return started, nil
+}
+
+// Converge is that of the engine, until the member is ceded.
+func (r *running) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
+	ctx, cancel := r.whileOurs(ctx)
+	defer cancel()
+	return r.engine.Converge(ctx, b)
+}
+
+// Withdraw is that of the engine, until the member is ceded.
+func (r *running) Withdraw(ctx context.Context, w bundle.Withdrawal) (bool, error) {
+	ctx, cancel := r.whileOurs(ctx)
+	defer cancel()
+	return r.engine.Withdraw(ctx, w)
+}
+
+func (r *running) whileOurs(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-r.ceded:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 // get returns the engine of m, and whether it was made just now.
@@ -120,9 +165,12 @@ func (e *engines) get(m fleet.Member, config *rest.Config) (*running, bool, erro
 	}
 	made, err := engine.New(config, engine.Options{OnHeal: e.onHeal(m)})
 	if err != nil {
-		return &running{}, false, fmt.Errorf("make engine of %s: %w", m.Key(), err)
+		return nil, false, fmt.Errorf("make engine of %s: %w", m.Key(), err)
 	}
-	started := &running{member: m.Key(), uid: m.UID, config: config, engine: made, stop: make(chan struct{}), done: make(chan struct{})}
+	started := &running{
+		member: m.Key(), uid: m.UID, config: config, engine: made,
+		stop: make(chan struct{}), done: make(chan struct{}), ceded: make(chan struct{}),
+	}
 	if have != nil {
 		close(have.stop)
 		started.previous = have.done
@@ -131,33 +179,36 @@ func (e *engines) get(m fleet.Member, config *rest.Config) (*running, bool, erro
 	return started, true, nil
 }
 
-// forget stops the engine of the member "namespace/name", which is gone.
+// forget stops the engine of the member "namespace/name", which is gone or another shard's.
 func (e *engines) forget(member string) {
 	e.members.Forget(member)
 	e.mu.Lock()
 	have := e.byMember[member]
 	e.mu.Unlock()
-	if have != nil {
-		e.drop(member, have)
+	if have != nil && e.drop(member, have) {
+		close(have.ceded)
 	}
 }
 
-// drop stops r unless it was replaced.
-func (e *engines) drop(member string, r *running) {
+// drop stops r, unless it was replaced or stopped, and says whether it did.
+func (e *engines) drop(member string, r *running) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.byMember[member] == r {
-		delete(e.byMember, member)
-		close(r.stop)
+	if e.byMember[member] != r {
+		return false
 	}
+	delete(e.byMember, member)
+	close(r.stop)
+	return true
 }
 
 // onHeal wakes the summary that an engine healed for.
 func (e *engines) onHeal(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
-	return func(id bundle.ID, _ bundle.ChangeSet) {
+	return func(id bundle.ID, changes bundle.ChangeSet) {
 		if id.RequestorKind != configv1beta1.ClusterSummaryKind {
 			return
 		}
+		e.drifted(m, id, changes)
 		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}}
 		select {
 		case e.healed <- event.GenericEvent{Object: summary}:

@@ -4,14 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
@@ -20,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/clusters"
@@ -33,8 +36,6 @@ import (
 const (
 	// recorder is the name that events carry.
 	recorder = "towline-hub"
-	// leaderLease is the Lease in kube.AgentNamespace that the active hub holds.
-	leaderLease = "towline-hub"
 	// requestLimit is how long one request to the hub's API server may take; it is the API server's own default limit.
 	requestLimit = time.Minute
 	// pushRecheck is the shortest pause between two looks at a withdrawal from a push member; agents of pull members tell by themselves.
@@ -43,7 +44,12 @@ const (
 
 // Options say how a hub runs.
 type Options struct {
-	// DiagnosticsAddress serves /metrics, /healthz and /readyz, without TLS and to whoever can reach it. Empty: nothing is served.
+	// ShardKey makes the hub look after the clusters of one shard: those with the annotation sharding.projectsveltos.io/key of this value.
+	// Empty: the default shard, which has all clusters without it, and whose hub alone matches profiles, installs CRDs and registers itself.
+	ShardKey string
+	// HealthAddress serves /healthz and /readyz over HTTP to whoever can reach it, and DiagnosticsAddress /metrics over HTTPS to whoever may
+	// get the non-resource URL /metrics of the hub's API server. Empty serves nothing.
+	HealthAddress      string
 	DiagnosticsAddress string
 	// CacheDir keeps charts and renderings over restarts. Empty: a directory that goes when the hub stops.
 	CacheDir string
@@ -51,7 +57,7 @@ type Options struct {
 	InstallCRDs bool
 	// RegisterSelf registers the hub as the member mgmt/mgmt, unless it is there already.
 	RegisterSelf bool
-	// LeaderElection lets several hubs run, of which one is active. It is needed wherever a second one might be started.
+	// LeaderElection lets several hubs run, of which one per shard is active. It is needed wherever a second one might be started.
 	LeaderElection bool
 	// Transports carry bundles to the members of a mode. Default: engines in this process for push, groups and bundles for pull.
 	Transports map[fleet.Mode]deliver.Transport
@@ -69,11 +75,24 @@ type Options struct {
 // Run runs a hub on the cluster of cfg until ctx ends, and returns nil then. It returns an error if the hub cannot start, or if it loses
 // the lead, after which the process should end.
 func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
+	if reasons := validation.IsDNS1123Label(opts.ShardKey); opts.ShardKey != "" && len(reasons) > 0 {
+		return fmt.Errorf("shard key %q: %s", opts.ShardKey, reasons[0])
+	}
 	cfg = rest.CopyConfig(cfg)
 	cfg.UserAgent = rest.DefaultKubernetesUserAgent() + "/towline-hub"
 	// The API server's priority and fairness limits the rate better than a client can.
 	cfg.QPS = -1
-	if opts.InstallCRDs {
+	health, err := newHealth(cfg, clock.RealClock{})
+	if err != nil {
+		return err
+	}
+	served := &endpoints{health: health, registry: prometheus.NewRegistry()}
+	stop, err := served.serve(ctx, cfg, opts)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if opts.InstallCRDs && opts.shard().Default() {
 		if err := InstallCRDs(ctx, cfg); err != nil {
 			return err
 		}
@@ -86,11 +105,11 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 		defer func() { _ = os.RemoveAll(dir) }()
 		opts.CacheDir = dir
 	}
-	mgr, err := newManager(cfg, opts)
+	mgr, err := newManager(cfg, opts, health.tenure)
 	if err != nil {
 		return err
 	}
-	if err := wire(ctx, mgr, opts); err != nil {
+	if err := (&hub{Manager: mgr, endpoints: served, opts: opts}).wire(ctx); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil && ctx.Err() == nil {
@@ -99,74 +118,127 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	return nil
 }
 
-func newManager(cfg *rest.Config, opts Options) (ctrl.Manager, error) {
-	healthy := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
-	metrics := metricsserver.Options{
-		BindAddress:   opts.DiagnosticsAddress,
-		ExtraHandlers: map[string]http.Handler{"/healthz": healthy, "/readyz": healthy},
+func (o Options) shard() fleet.Shard { return fleet.Shard(o.ShardKey) }
+
+func newManager(cfg *rest.Config, opts Options, tenure *tenure) (ctrl.Manager, error) {
+	options := ctrl.Options{
+		Scheme: kube.Scheme(),
+		Cache:  cacheOptions(),
+		Client: client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}}}},
+		// Its server would serve the metrics of the process only.
+		Metrics: metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{
+			// The process may hold a second hub after this one, as tests do.
+			SkipNameValidation: ptr.To(true),
+			// A hub that waits for the lead has its caches full when it gets it.
+			EnableWarmup: ptr.To(true),
+		},
 	}
-	if metrics.BindAddress == "" {
-		metrics.BindAddress = "0"
+	if opts.LeaderElection {
+		lock, err := newLock(cfg, opts.shard(), tenure)
+		if err != nil {
+			return nil, err
+		}
+		options.LeaderElection, options.LeaderElectionResourceLockInterface = true, lock
+		options.LeaderElectionReleaseOnCancel = true
+		options.LeaseDuration, options.RenewDeadline, options.RetryPeriod = ptr.To(leaseDuration), ptr.To(renewDeadline), ptr.To(retryPeriod)
 	}
-	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Scheme:  kube.Scheme(),
-		Cache:   cacheOptions(),
-		Client:  client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}}}},
-		Metrics: metrics,
-		// The process may hold a second hub after this one, as tests do.
-		Controller:                    config.Controller{SkipNameValidation: ptr.To(true)},
-		LeaderElection:                opts.LeaderElection,
-		LeaderElectionID:              leaderLease,
-		LeaderElectionNamespace:       kube.AgentNamespace,
-		LeaderElectionReleaseOnCancel: true,
-	})
+	mgr, err := ctrl.NewManager(cfg, options)
 	if err != nil {
 		return nil, fmt.Errorf("make the hub's manager: %w", err)
 	}
 	return mgr, nil
 }
 
-// wire adds everything that runs in a hub to mgr, in the order of the journey.
-func wire(ctx context.Context, mgr ctrl.Manager, opts Options) error {
-	live, err := newClient(mgr, nil)
-	if err != nil {
+// hub is one hub that is being put together.
+type hub struct {
+	ctrl.Manager
+	*endpoints
+	opts    Options
+	live    client.Client
+	members *fleet.Clients
+	tally   *tally
+	engines *engines
+}
+
+// wire adds everything that runs in a hub to its manager, in the order of the journey.
+func (h *hub) wire(ctx context.Context) error {
+	var err error
+	if h.live, err = newClient(h, nil); err != nil {
 		return err
 	}
-	if err := ensureNamespace(ctx, live, kube.AgentNamespace); err != nil {
+	if err := ensureNamespace(ctx, h.live, kube.AgentNamespace); err != nil {
 		return err
 	}
-	members := fleet.NewClients(live, mgr.GetConfig())
-	engines := newEngines(members)
-	if err := mgr.Add(engines); err != nil {
+	if err := h.observe(ctx); err != nil {
+		return err
+	}
+	h.members = fleet.NewClients(h.live, h.GetConfig())
+	h.engines = newEngines(h.members, h.serves, h.tally.healed)
+	if err := h.Add(h.engines); err != nil {
 		return fmt.Errorf("add the engines: %w", err)
 	}
-	transport, err := transports(ctx, mgr, live, engines, opts)
+	transport, err := h.transport(ctx)
 	if err != nil {
 		return err
 	}
-	composer, err := newComposer(mgr, live, opts.CacheDir)
+	composer, err := newComposer(h, h.live, h.opts.CacheDir)
 	if err != nil {
 		return err
 	}
-	if opts.RegisterSelf {
-		if err := mgr.Add(registration{hub: live}); err != nil {
-			return fmt.Errorf("add the registration of the hub: %w", err)
+	shard := h.opts.shard()
+	if shard.Default() {
+		if err := h.wireFleet(ctx); err != nil {
+			return err
 		}
 	}
 	return errors.Join(
+		h.lifecycle(ctx),
 		(&clusters.Controller{
-			Hub: mgr.GetClient(), Dial: members.Config, Forget: engines.forget,
-			Events: mgr.GetEventRecorder(recorder), Clock: clock.RealClock{},
-		}).Setup(ctx, mgr),
-		(&profiles.Controller{
-			Hub: mgr.GetClient(), Unsupported: summaries.Unsupported, Events: mgr.GetEventRecorder(recorder),
-		}).Setup(ctx, mgr),
+			Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget,
+			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+		}).Setup(ctx, h),
 		(&summaries.Controller{
-			Hub: mgr.GetClient(), Live: live, Composer: composer, Transport: transport,
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: engines.healed,
-			Events: mgr.GetEventRecorder(recorder), Clock: clock.RealClock{},
-		}).Setup(ctx, mgr),
+			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport,
+			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: h.engines.healed, Away: h.reach().Away,
+			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+		}).Setup(ctx, h),
 	)
+}
+
+// wireFleet adds what is for the fleet as a whole, which the hub of the default shard looks after.
+func (h *hub) wireFleet(ctx context.Context) error {
+	if h.opts.RegisterSelf {
+		if err := h.Add(registration{hub: h.live}); err != nil {
+			return fmt.Errorf("add the registration of the hub: %w", err)
+		}
+	}
+	return (&profiles.Controller{
+		Hub: h.GetClient(), Unsupported: summaries.Unsupported, Events: h.GetEventRecorder(recorder),
+	}).Setup(ctx, h)
+}
+
+// observe makes the hub's health and metrics tell of this manager.
+func (h *hub) observe(ctx context.Context) error {
+	h.health.expect(allFull(h.GetCache()))
+	h.tally = newTally(h.GetCache(), h.opts.shard(), h.Elected(), clock.RealClock{})
+	if err := h.registry.Register(newCensus(h.GetCache(), h.opts.shard(), h.Elected())); err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	return errors.Join(h.tally.register(h.registry), h.tally.follow(ctx, h.GetCache()))
+}
+
+// serves says whether m is still looked after by this shard, as far as is known.
+func (h *hub) serves(ctx context.Context, m fleet.Member) (bool, error) {
+	cluster := &libv1beta1.SveltosCluster{}
+	err := h.GetClient().Get(ctx, types.NamespacedName{Namespace: m.Namespace, Name: m.Name}, cluster)
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read cluster %s: %w", m.Key(), err)
+	}
+	return h.opts.shard().Serves(cluster), nil
 }
 
 // newClient returns a client of the hub none of whose requests hangs for longer than requestLimit.
@@ -191,27 +263,27 @@ func contact(members *fleet.Clients) func(context.Context, fleet.Member) (fleet.
 	}
 }
 
-// transports chooses how bundles get to the members of each mode.
-func transports(ctx context.Context, mgr ctrl.Manager, live client.Client, engines *engines, opts Options) (deliver.Transport, error) {
-	if opts.Transports != nil {
-		return deliver.ByMode(opts.Transports), nil
+// transport chooses how bundles get to the members of each mode.
+func (h *hub) transport(ctx context.Context) (deliver.Transport, error) {
+	if h.opts.Transports != nil {
+		return counted{deliver.ByMode(h.opts.Transports), h.tally.operations}, nil
 	}
-	key, err := deliver.LoadOrCreateKey(ctx, live)
+	key, err := deliver.LoadOrCreateKey(ctx, h.live)
 	if err != nil {
 		return nil, err
 	}
-	cached, err := newClient(mgr, &client.CacheOptions{Reader: mgr.GetCache()})
+	cached, err := newClient(h, &client.CacheOptions{Reader: h.GetCache()})
 	if err != nil {
 		return nil, err
 	}
-	outbox, err := deliver.NewOutbox(cached, live, key)
+	outbox, err := deliver.NewShardOutbox(cached, h.live, key, h.opts.shard())
 	if err != nil {
 		return nil, fmt.Errorf("make the outbox: %w", err)
 	}
-	if err := mgr.Add(&deliver.Sweeper{Outbox: outbox, Clock: clock.RealClock{}}); err != nil {
+	if err := h.Add(&deliver.Sweeper{Outbox: outbox, Clock: clock.RealClock{}}); err != nil {
 		return nil, fmt.Errorf("add the sweeper: %w", err)
 	}
-	return deliver.ByMode{fleet.Push: &deliver.Direct{Engines: engines.of}, fleet.Pull: outbox}, nil
+	return counted{deliver.ByMode{fleet.Push: &deliver.Direct{Engines: h.engines.of}, fleet.Pull: outbox}, h.tally.operations}, nil
 }
 
 func newComposer(mgr ctrl.Manager, live client.Client, dir string) (*summaries.Composer, error) {

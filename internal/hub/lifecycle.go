@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/departures"
 	"github.com/towline/towline/internal/hub/registrations"
 	"github.com/towline/towline/internal/join"
@@ -31,7 +32,14 @@ func (h *hub) lifecycle(ctx context.Context) error {
 }
 
 func (h *hub) reach() *departures.Reach {
-	return &departures.Reach{Live: h.live, Contact: contact(h.members), Clock: clock.RealClock{}}
+	dial := func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
+		config, err := h.members.Config(ctx, m)
+		if err != nil {
+			return fleet.Facts{}, err
+		}
+		return fleet.Probe(ctx, config)
+	}
+	return &departures.Reach{Live: h.live, Contact: dial, Clock: clock.RealClock{}}
 }
 
 // keeper keeps manifests ready with the address under which agents reach the hub now.

@@ -55,7 +55,7 @@ func newBed(b *testing.B) *bed {
 func (b *bed) startHub() {
 	b.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(b.Context()), b.binary("towline"), "hub", "--install-crds",
-		"--diagnostics-address=127.0.0.1:0", "--cache-dir="+filepath.Join(b.dir, "cache"))
+		"--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir="+filepath.Join(b.dir, "cache"))
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+b.plane.Kubeconfig)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var out bytes.Buffer

@@ -73,7 +73,7 @@ func charts() []examples.Chart {
 // startHub runs `towline hub`; it is stopped when the story ends.
 func (w *world) startHub() {
 	w.t.Helper()
-	w.hubOS = w.startIn(w.hub.Network(), "hub", []string{"KUBECONFIG=" + w.hubKubeconfig}, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--cache-dir="+filepath.Join(w.dir, "cache"))
+	w.hubOS = w.startIn(w.hub.Network(), "hub", []string{"KUBECONFIG=" + w.hubKubeconfig}, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir="+filepath.Join(w.dir, "cache"))
 	w.eventually("the hub installs its CRDs", func() error {
 		_, err := w.try(w.hub, "kubectl", "get", "sveltosclusters,clusterprofiles,configurationgroups", "-A")
 		return err

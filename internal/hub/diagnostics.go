@@ -1,0 +1,71 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/towline/towline/internal/diagnostics"
+)
+
+// endpoints are what a hub serves.
+type endpoints struct {
+	health *health
+	// registry has the metrics of this hub; those of the libraries are the process's.
+	registry *prometheus.Registry
+}
+
+// serve answers at the addresses of opts until the returned function is called, which waits for the answers that are under way.
+func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (stop func(), err error) {
+	gathered := promhttp.HandlerFor(prometheus.Gatherers{e.registry, metrics.Registry}, promhttp.HandlerOpts{})
+	guarded, err := diagnostics.Guard(cfg, gathered)
+	if err != nil {
+		return nil, err
+	}
+	protected := http.NewServeMux()
+	protected.Handle("GET /metrics", guarded)
+	ctx, cancel := context.WithCancel(ctx)
+	var serving sync.WaitGroup
+	stop = func() {
+		cancel()
+		serving.Wait()
+	}
+	for _, endpoint := range []struct {
+		flag, address string
+		handler       http.Handler
+		secure        func(net.Listener) net.Listener
+	}{
+		{"--health-address", opts.HealthAddress, diagnostics.Health(e.health.Alive, e.health.Ready), func(l net.Listener) net.Listener { return l }},
+		{"--diagnostics-address", opts.DiagnosticsAddress, protected, diagnostics.Secure},
+	} {
+		if endpoint.address == "" {
+			continue
+		}
+		listener, err := diagnostics.Listen(ctx, endpoint.address)
+		if err != nil {
+			stop()
+			if errors.Is(err, syscall.EADDRINUSE) {
+				err = fmt.Errorf("%w; choose another address with %s, or none with an empty one", err, endpoint.flag)
+			}
+			return nil, err
+		}
+		log.FromContext(ctx).Info("serving", "flag", endpoint.flag, "address", listener.Addr().String())
+		serving.Go(func() {
+			if err := diagnostics.Serve(ctx, endpoint.secure(listener), endpoint.handler); err != nil {
+				log.FromContext(ctx).Error(err, "serve diagnostics")
+			}
+		})
+	}
+	serving.Go(func() { e.health.watch(ctx) })
+	return stop, nil
+}

@@ -1,0 +1,75 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	testclock "k8s.io/utils/clock/testing"
+)
+
+func TestHealthMeansWhatItSays(t *testing.T) {
+	t.Parallel()
+	const answers, full = true, true
+	tests := map[string]struct {
+		answers, full bool
+		// after is when the last look was, from the start, and then how long it is ago; looks come in between.
+		after, ago   time.Duration
+		led          bool
+		alive, ready bool
+	}{
+		"just started":                      {answers: answers, alive: true},
+		"full":                              {answers: answers, full: full, alive: true, ready: true},
+		"the API server is away":            {full: full, after: time.Hour, alive: true},
+		"the caches take long":              {answers: answers, after: fillLimit / 2, alive: true},
+		"the caches do not fill":            {answers: answers, after: 2 * fillLimit},
+		"the API server was away meanwhile": {after: 2 * fillLimit, alive: true},
+		"a look is late":                    {answers: answers, full: full, ago: 2 * lookInterval, alive: true, ready: true},
+		"nobody looks":                      {answers: answers, full: full, ago: 2 * stuckLimit},
+		"the lead was renewed":              {answers: answers, full: full, led: true, ago: leaseDuration / 2, alive: true, ready: true},
+		"the lead was lost":                 {answers: answers, full: full, led: true, ago: 2 * leaseDuration, ready: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
+			h := &health{clock: clock, tenure: &tenure{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
+				if !tc.answers {
+					return errors.New("away")
+				}
+				return nil
+			}}
+			h.expect(func(context.Context) (bool, error) { return tc.full, nil })
+			for end := clock.Now().Add(tc.after); ; clock.Step(lookInterval) {
+				h.look(t.Context())
+				if !clock.Now().Before(end) {
+					break
+				}
+			}
+			if tc.led {
+				h.tenure.wrote(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
+			}
+			clock.Step(tc.ago)
+			if err := h.Alive(); (err == nil) != tc.alive {
+				t.Errorf("alive: got %v, want %t", err, tc.alive)
+			}
+			if err := h.Ready(); (err == nil) != tc.ready {
+				t.Errorf("ready: got %v, want %t", err, tc.ready)
+			}
+		})
+	}
+}
+
+func TestLeadThatWasGivenUpIsNotMissed(t *testing.T) {
+	t.Parallel()
+	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
+	lead := &tenure{clock: clock}
+	lead.wrote(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
+	lead.wrote(resourcelock.LeaderElectionRecord{}, "me")
+	clock.Step(time.Hour)
+	if lead.lapsed() {
+		t.Error("it counts as lost")
+	}
+}
