@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -255,7 +256,10 @@ func TestRemovedClusterHoldsNothingUp(t *testing.T) {
 	one := w.member("one", w.prod())
 	profile := w.profile(nil)
 	summary := w.wantProvisioned(profile, "one")
+	// Somebody takes the hub's finalizer off.
+	w.set(func(m *mailbox) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
 	w.must(w.Delete(t.Context(), one))
+	w.must(w.Patch(t.Context(), one, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
 	w.wantGone(profile, "one")
 	w.eventually("event", func() error {
 		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one is gone; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"

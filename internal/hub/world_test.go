@@ -211,12 +211,26 @@ func (w *world) create(obj client.Object) {
 func (w *world) member(name string, labels map[string]string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	cluster := w.unready(name, labels)
-	w.create(&coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
-		Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now()}},
-	})
+	w.beat(cluster, time.Now())
 	w.ready(cluster)
 	return cluster
+}
+
+// beat has the agent of a pull member heard of at a time, once the hub has made its Lease.
+func (w *world) beat(cluster *libv1beta1.SveltosCluster, at time.Time) {
+	w.Helper()
+	w.eventually("heartbeat of "+cluster.Name, func() error {
+		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+			return err
+		}
+		lease := &coordinationv1.Lease{}
+		name := client.ObjectKey{Namespace: fleet.FromSveltosCluster(cluster).DeliveryNamespace, Name: cluster.Name}
+		if err := w.Get(w.Context(), name, lease); err != nil {
+			return err
+		}
+		lease.Spec.RenewTime = &metav1.MicroTime{Time: at}
+		return w.Update(w.Context(), lease)
+	})
 }
 
 func (w *world) unready(name string, labels map[string]string) *libv1beta1.SveltosCluster {

@@ -1,0 +1,121 @@
+package hub_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+// manifestOf waits for the manifest that the hub keeps for a cluster.
+func (w *world) manifestOf(name string) *corev1.Secret {
+	w.Helper()
+	secret := &corev1.Secret{}
+	w.eventually("manifest of "+name, func() error {
+		if err := w.Get(w.Context(), client.ObjectKey{Namespace: w.ns, Name: join.RegistrationSecret(name)}, secret); err != nil {
+			return err
+		}
+		if len(secret.Data[join.ManifestKey]) == 0 {
+			return errors.New("it is empty")
+		}
+		return nil
+	})
+	return secret
+}
+
+func TestSveltosClusterAloneIsARegistration(t *testing.T) {
+	w := newWorld(t)
+	one, two := w.unready("one", nil), w.unready("two", nil)
+	w.manifestOf("one")
+	secret := w.manifestOf("two")
+	deliveries := map[string]bool{}
+	for _, cluster := range []*libv1beta1.SveltosCluster{one, two} {
+		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster))
+		if !controllerutil.ContainsFinalizer(cluster, kube.FinalizerCluster) {
+			t.Errorf("finalizers of %s = %v", cluster.Name, cluster.Finalizers)
+		}
+		delivery := w.ns
+		if own := cluster.Annotations[kube.AnnotationDeliveryNS]; own != "" {
+			delivery = own
+		}
+		deliveries[delivery] = true
+		w.wantAll(w.registration(cluster.Name, delivery))
+	}
+	if len(deliveries) != 2 {
+		t.Errorf("delivery namespaces: %v", deliveries)
+	}
+
+	// What somebody breaks is repaired at the next look.
+	w.must(w.Delete(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}))
+	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels = map[string]string{"env": "test"} })
+	w.eventually("the ServiceAccount is back", func() error {
+		return w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "one"}, &corev1.ServiceAccount{})
+	})
+
+	// The agent has come: a copy of the manifest is worthless.
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(two), two))
+	w.ready(two)
+	lease := &coordinationv1.Lease{}
+	key := client.ObjectKey{Namespace: w.ns, Name: "two"}
+	if own := two.Annotations[kube.AnnotationDeliveryNS]; own != "" {
+		key.Namespace = own
+	}
+	w.must(w.Get(t.Context(), key, lease))
+	update(w, lease, func(l *coordinationv1.Lease) {
+		metav1.SetMetaDataAnnotation(&l.ObjectMeta, kube.AnnotationExchanged, string(secret.UID))
+	})
+	w.eventually("the manifest goes", func() error { return w.gone(&corev1.Secret{}, w.ns, secret.Name) })
+	w.manifestOf("one")
+}
+
+func TestTakenNameIsSaid(t *testing.T) {
+	w := newWorld(t)
+	foreign := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}
+	w.create(foreign)
+	one := w.unready("one", nil)
+	w.wantMessage(one, "registering: ServiceAccount "+w.ns+"/one exists and was not made by a registration")
+	w.eventually("event", func() error {
+		all := w.events(one)
+		if !slices.ContainsFunc(all, func(e string) bool {
+			return strings.HasPrefix(e, "Warning NotRegistered ServiceAccount "+w.ns+"/one")
+		}) {
+			return fmt.Errorf("events are %q", all)
+		}
+		return nil
+	})
+	// Taking the cluster away takes nothing of others away.
+	w.must(w.Delete(t.Context(), one))
+	w.wantClusterGone("one")
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign))
+
+	again := w.unready("one", nil)
+	w.wantMessage(again, "registering: ")
+	w.must(w.Delete(t.Context(), foreign))
+	w.manifestOf("one")
+	w.wantCluster(again, func(s libv1beta1.SveltosClusterStatus) bool { return s.FailureMessage == "" })
+}
+
+func TestBadAgentOptionsAreSaid(t *testing.T) {
+	w := newWorld(t)
+	one := &libv1beta1.SveltosCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Annotations: map[string]string{kube.AnnotationAgentOptions: `{"imagee":"x"}`}},
+		Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
+	}
+	w.create(one)
+	w.wantMessage(one, "imagee")
+	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Annotations[kube.AnnotationAgentOptions] = `{"image":"x:1"}` })
+	if manifest := w.manifestOf("one"); !strings.Contains(string(manifest.Data[join.ManifestKey]), "x:1") {
+		t.Error("the manifest does not name the image")
+	}
+}
