@@ -67,11 +67,9 @@ func (l *ledger) claim(ctx context.Context, name, holder string) error {
 		default:
 			return fmt.Errorf("namespace %s %w", name, errClaimed)
 		}
-		if err := l.writeClaim(ctx, namespace, holder); err != nil {
-			return err
-		}
+		// Noted before the request, since a request that was cut off may have done its work.
 		l.undo = append(l.undo, func(ctx context.Context) error { return l.giveUp(ctx, name, holder) })
-		return nil
+		return l.writeClaim(ctx, namespace, holder)
 	})
 }
 

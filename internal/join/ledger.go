@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -280,52 +282,61 @@ func (l *ledger) rollBack(ctx context.Context) error {
 
 // makeNamespace creates the namespace if it is missing. Undoing deletes it only if no other registration has moved in.
 func (l *ledger) makeNamespace(ctx context.Context, name string, annotations map[string]string) (created bool, err error) {
-	namespace, err := l.createNamespace(ctx, name, annotations)
-	if err != nil || namespace == nil {
-		return false, err
-	}
+	// Noted before the request, since a request that was cut off may have done its work.
 	l.undo = append(l.undo, func(ctx context.Context) error {
-		if err := l.takeBackNamespace(ctx, namespace); err != nil {
+		if err := l.takeBackNamespace(ctx, name); err != nil {
 			return fmt.Errorf("take back namespace %s: %w", name, err)
 		}
 		return nil
 	})
-	return true, nil
+	return l.createNamespace(ctx, name, annotations)
 }
 
-// createNamespace creates the namespace, for good. It returns nil if it is there already.
-func (l *ledger) createNamespace(ctx context.Context, name string, annotations map[string]string) (*corev1.Namespace, error) {
+// createNamespace creates the namespace unless it is there already.
+func (l *ledger) createNamespace(ctx context.Context, name string, annotations map[string]string) (created bool, err error) {
+	err = l.hubClient.Get(ctx, client.ObjectKey{Name: name}, &corev1.Namespace{})
+	if err == nil {
+		return false, nil
+	}
+	if !apierrors.IsNotFound(err) {
+		return false, fmt.Errorf("read namespace %s: %w", name, err)
+	}
 	namespace := &corev1.Namespace{}
-	namespace.Name, namespace.Annotations = name, annotations
+	namespace.Name, namespace.Annotations = name, maps.Clone(annotations)
 	if len(annotations) > 0 {
 		namespace.Labels = map[string]string{registrationLabel: l.request.Name}
 	}
-	err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, &corev1.Namespace{})
-	if apierrors.IsNotFound(err) {
-		err = l.hubClient.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
-	} else if err == nil {
-		return nil, nil //nolint:nilnil // there is nothing to take back, and nothing is wrong
+	if l.attempt != "" {
+		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, attemptAnnotation, l.attempt)
 	}
+	err = l.hubClient.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
 	if apierrors.IsAlreadyExists(err) {
-		return nil, nil //nolint:nilnil // there is nothing to take back, and nothing is wrong
+		return false, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("create namespace %s: %w", name, err)
+		return false, fmt.Errorf("create namespace %s: %w", name, err)
 	}
-	return namespace, nil
+	return true, nil
 }
 
-// takeBackNamespace deletes a namespace unless a cluster is in it or, if it was made for deliveries, another registration of the
-// same cluster relies on it.
-func (l *ledger) takeBackNamespace(ctx context.Context, namespace *corev1.Namespace) error {
+// takeBackNamespace deletes a namespace that this registration made unless a cluster is in it or, if it was made for deliveries, another
+// registration of the same cluster relies on it.
+func (l *ledger) takeBackNamespace(ctx context.Context, name string) error {
+	namespace := &corev1.Namespace{}
+	if err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if namespace.Annotations[attemptAnnotation] != l.attempt {
+		return nil
+	}
 	clusters := &libv1beta1.SveltosClusterList{}
-	if err := l.hubClient.List(ctx, clusters, client.InNamespace(namespace.Name)); err != nil {
+	if err := l.hubClient.List(ctx, clusters, client.InNamespace(name)); err != nil {
 		return err
 	}
 	if len(clusters.Items) > 0 {
 		return nil
 	}
-	if len(namespace.Annotations) > 0 {
+	if namespace.Labels[registrationLabel] != "" {
 		if relied, err := l.reliedOn(ctx); relied || err != nil {
 			return err
 		}

@@ -28,8 +28,6 @@ type PullRequest struct {
 	Revoke bool
 	// AgentImage is the container image of the agent if the options name none. Default: DefaultAgentImage.
 	AgentImage string
-	// HubURL is Options.HubURL for those who need no other option.
-	HubURL string
 	// Version is the release of Towline that the manifest is told to be of.
 	Version string
 }
@@ -39,10 +37,8 @@ func (r PullRequest) Validate() error {
 	if err := r.Request.Validate(); err != nil {
 		return err
 	}
-	return r.options().Validate()
+	return r.Options.Validate()
 }
-
-func (r PullRequest) options() AgentOptions { return r.Options.Merge(AgentOptions{HubURL: r.HubURL}) }
 
 // RegisterPull makes the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that starts the agent.
 // Registering again repairs what is there, adds the labels and gives a new token. When it fails, or when ctx ends, what it made
@@ -70,7 +66,7 @@ func (l *ledger) registerPull(ctx context.Context, hub *rest.Config, r PullReque
 	if err != nil {
 		return err
 	}
-	options = options.Merge(r.options())
+	options = options.Merge(r.Options)
 	if err := options.Validate(); err != nil {
 		return err
 	}

@@ -81,10 +81,10 @@ func TestRegisterPullUsesTheGivenAddress(t *testing.T) {
 	t.Parallel()
 	plane, _ := hub(t)
 	r := pullRequest(plane.Namespace(t, "address"), "c")
-	r.HubURL = "https://hub.example.com:6443"
+	r.Options.HubURL = "https://hub.example.com:6443"
 	config, _ := agentConfig(t, registered(t, plane, r))
-	if config.Host != r.HubURL {
-		t.Errorf("host: got %s, want %s", config.Host, r.HubURL)
+	if config.Host != r.Options.HubURL {
+		t.Errorf("host: got %s, want %s", config.Host, r.Options.HubURL)
 	}
 	if len(config.CAData) == 0 {
 		t.Error("the hub's certificate authority is missing")
@@ -308,7 +308,7 @@ func TestEarlierErrorsAreFoundBeforeConnecting(t *testing.T) {
 		"label value":       {func(r *join.PullRequest) { r.Labels = map[string]string{"a": "-"} }, `--labels: "a=-" is not a label`},
 		"shard":             {func(r *join.PullRequest) { r.Shard = "one two" }, `--shard: "one two" is not a key`},
 		"token life":        {func(r *join.PullRequest) { r.Options.TokenLifetime = "5m" }, "--token-lifetime"},
-		"plain http":        {func(r *join.PullRequest) { r.HubURL = "http://hub" }, "--management-cluster-url"},
+		"plain http":        {func(r *join.PullRequest) { r.Options.HubURL = "http://hub" }, "--management-cluster-url"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
