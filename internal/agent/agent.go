@@ -46,6 +46,7 @@ type agent struct {
 	engine  healer
 	gate    *gate
 	self    *self
+	checks  *checks
 	metrics *metrics
 	probes  *probes
 	// inbox is that of the session that runs, if one does.
@@ -67,6 +68,7 @@ func Run(ctx context.Context, opts Options) error {
 	a := &agent{
 		opts: opts, secrets: member.Secrets(kube.AgentNamespace), self: newSelf(opts.Member, opts.Clock), metrics: newMetrics(opts),
 	}
+	a.checks = newChecks(opts.Member, opts.Clock, a.self.announceSoon)
 	a.probes = &probes{metrics: a.metrics}
 	if a.engine, err = engine.New(opts.Member, engine.Options{OnHeal: a.healed}); err != nil {
 		return fmt.Errorf("make engine for the member: %w", err)
@@ -81,6 +83,7 @@ func (a *agent) run(ctx context.Context) error {
 	defer running.Wait()
 	served := make(chan error, 1)
 	running.Go(func() { served <- a.probes.run(ctx, a.opts.HealthAddress, a.opts.DiagnosticsAddress) })
+	running.Go(func() { a.checks.run(ctx) })
 	running.Go(func() { a.self.watch(ctx, func() { a.probes.ready.Store(true) }) })
 	running.Go(func() {
 		a.gate = newGate(a.wasPaused(ctx))
@@ -146,6 +149,7 @@ func (a *agent) session(ctx context.Context) error {
 	link := &link{
 		hub: hub, cluster: cluster, lease: client.ObjectKey{Namespace: credential.DeliveryNamespace(), Name: a.opts.Name},
 		identity: a.opts.Identity, heartbeat: a.opts.Heartbeat, clock: a.opts.Clock, metrics: a.metrics, self: a.self,
+		checks: a.checks,
 	}
 	in := deliver.NewInbox(hub, credential.DeliveryNamespace(), a.opts.Name)
 	a.inbox.Store(in)
@@ -170,6 +174,7 @@ func (a *agent) session(ctx context.Context) error {
 
 // see takes the cluster object as it is now.
 func (a *agent) see(ctx context.Context, link *link, cluster *libv1beta1.SveltosCluster) {
+	a.checks.take(cluster)
 	if !link.agrees(cluster) {
 		a.self.announceSoon()
 	}

@@ -43,6 +43,11 @@ type link struct {
 	clock     clock.WithTicker
 	metrics   *metrics
 	self      *self
+	checks    *checks
+	refusal   *refusal
+	// exchanged returns what the hub is to know of the exchange of the manifest's token, and told what it was told in this session.
+	exchanged func() types.UID
+	told      types.UID
 }
 
 // newHubClient returns a client for the few kinds that an agent deals with. It asks the hub for no API list.
@@ -67,7 +72,10 @@ func (l *link) beat(ctx context.Context) {
 	for {
 		err := l.renewLease(ctx)
 		switch {
-		case err != nil && ctx.Err() == nil && !silent:
+		case err != nil && ctx.Err() != nil:
+		case err != nil && l.refusal.is(ctx, err):
+			silent = true
+		case err != nil && !silent:
 			silent = true
 			log.FromContext(ctx).Info("the hub does not take the heartbeat; what is deployed stays and is healed", "reason", err.Error())
 		case err == nil && silent:
@@ -75,6 +83,9 @@ func (l *link) beat(ctx context.Context) {
 			log.FromContext(ctx).Info("the hub takes the heartbeat again")
 			// It may have called the member Down meanwhile.
 			l.self.announceSoon()
+		}
+		if err == nil {
+			l.refusal.over()
 		}
 		l.metrics.beat(err)
 		pause := time.Duration(float64(l.heartbeat) * (1 - jitter*rand.Float64()))
@@ -87,9 +98,14 @@ func (l *link) beat(ctx context.Context) {
 func (l *link) renewLease(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
-	patch, err := json.Marshal(map[string]any{"spec": map[string]any{
+	content := map[string]any{"spec": map[string]any{
 		"holderIdentity": l.identity, "renewTime": metav1.NewMicroTime(l.clock.Now()),
-	}})
+	}}
+	exchanged := l.exchanged()
+	if exchanged != l.told {
+		content["metadata"] = map[string]any{"annotations": map[string]any{kube.AnnotationExchanged: exchanged}}
+	}
+	patch, err := json.Marshal(content)
 	if err != nil {
 		return fmt.Errorf("encode heartbeat: %w", err)
 	}
@@ -98,6 +114,7 @@ func (l *link) renewLease(ctx context.Context) error {
 	if err := l.hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, patch)); err != nil {
 		return fmt.Errorf("renew Lease %s: %w", l.lease, err)
 	}
+	l.told = exchanged
 	return nil
 }
 
@@ -110,7 +127,7 @@ func (l *link) announce(ctx context.Context) {
 		if err == nil {
 			pause = announceRetryFirst
 		} else {
-			if ctx.Err() == nil && pause == announceRetryFirst {
+			if ctx.Err() == nil && pause == announceRetryFirst && !l.refusal.is(ctx, err) {
 				log.FromContext(ctx).Info("cannot report on the cluster object yet", "reason", err.Error())
 			}
 			wait = time.Duration(float64(pause) * (1 - jitter*rand.Float64()))
@@ -131,15 +148,15 @@ func (l *link) announce(ctx context.Context) {
 func (l *link) report(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
-	facts := l.self.known()
-	if facts.Version == "" {
-		// Ready means that the member's own API has answered too.
+	facts, verdict := l.self.known(), l.checks.known()
+	if facts.Version == "" || !verdict.known {
+		// Ready means that the member's own API has answered too, and that its checks pass.
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"status": map[string]any{
-		"ready": true, "version": reportedVersion(facts), "agentLastReportTime": metav1.NewTime(l.clock.Now()),
-		"failureMessage": nil, "apiVersions": facts.APIVersions,
-	}})
+	status := verdict.status()
+	status["version"], status["apiVersions"] = reportedVersion(facts), facts.APIVersions
+	status["agentLastReportTime"] = metav1.NewTime(l.clock.Now())
+	patch, err := json.Marshal(map[string]any{"status": status})
 	if err != nil {
 		return fmt.Errorf("encode report: %w", err)
 	}
@@ -153,8 +170,8 @@ func (l *link) report(ctx context.Context) error {
 
 // agrees says whether the cluster object tells what the member is. Otherwise somebody made it anew or lost its status.
 func (l *link) agrees(cluster *libv1beta1.SveltosCluster) bool {
-	facts := l.self.known()
-	return facts.Version == "" || (cluster.Status.Ready && cluster.Status.Version == reportedVersion(facts))
+	facts, verdict := l.self.known(), l.checks.known()
+	return facts.Version == "" || !verdict.known || (verdict.agrees(cluster.Status) && cluster.Status.Version == reportedVersion(facts))
 }
 
 // sleep waits; it returns false if ctx ended first.

@@ -1,0 +1,142 @@
+package agent
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/check"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// oneConfigMap passes once there is a ConfigMap in namespace with the name of the check.
+func oneConfigMap(name, namespace string) []libv1beta1.ClusterCheck {
+	return []libv1beta1.ClusterCheck{{
+		Name:              name,
+		ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "ConfigMap", Namespace: namespace, Name: name}},
+		Condition:         `function evaluate() return {pass = #resources == 1, message = "there are " .. #resources} end`,
+	}}
+}
+
+func TestChecksFollowTheMember(t *testing.T) {
+	t.Parallel()
+	plane := localkube.Shared(t)
+	ns := plane.Namespace(t, "checks")
+	member, err := client.New(plane.Config, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock := clocktesting.NewFakeClock(time.Now())
+	changed := make(chan verdict)
+	var c *checks
+	c = newChecks(plane.Config, clock, func() {
+		select {
+		case changed <- c.known():
+		case <-t.Context().Done():
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); c.run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	want := func(what string, want verdict) {
+		t.Helper()
+		select {
+		case got := <-changed:
+			if got != want {
+				t.Fatalf("%s: verdict is %+v, want %+v", what, got, want)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s: there is no new verdict", what)
+		}
+	}
+	minute := func() {
+		for !clock.HasWaiters() {
+			if t.Context().Err() != nil {
+				t.Fatal(t.Context().Err())
+			}
+		}
+		clock.Step(checksInterval)
+	}
+	create := func(name string) *corev1.ConfigMap {
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+		if err := member.Create(t.Context(), cm); err != nil {
+			t.Fatal(err)
+		}
+		return cm
+	}
+
+	cluster := &libv1beta1.SveltosCluster{}
+	cluster.Spec.ReadinessChecks, cluster.Spec.LivenessChecks = oneConfigMap("first", ns), oneConfigMap("later", ns)
+	cluster.Spec.ConsecutiveFailureThreshold = 2
+	c.take(cluster)
+	want("at once", verdict{known: true, failures: 1, message: "readiness check first: there are 0"})
+	minute()
+	want("a minute later", verdict{known: true, failures: 2, message: "readiness check first: there are 0"})
+	first := create("first")
+	minute()
+	want("ready, and not well", verdict{known: true, ready: true, failures: 2, message: "liveness check later: there are 0"})
+	cluster.Status.Ready = true
+	create("later")
+	c.take(cluster)
+	want("well, asked by the hub's answer", verdict{known: true, ready: true})
+	if err := member.Delete(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Spec.LivenessChecks = append(cluster.Spec.LivenessChecks, oneConfigMap("more", ns)...)
+	c.take(cluster)
+	want("asked by a change", verdict{known: true, ready: true, failures: 1, message: "liveness check more: there are 0"})
+
+	anew := &libv1beta1.SveltosCluster{}
+	c.take(anew)
+	want("a cluster object without checks", verdict{known: true, ready: true})
+}
+
+func TestVerdicts(t *testing.T) {
+	t.Parallel()
+	fails, passes := check.Verdict{Ready: true, Failure: "no"}, check.Verdict{Ready: true}
+	failing := func(failures int32) verdict { return verdict{known: true, ready: true, failures: failures, message: "no"} }
+	tests := map[string]struct{ got, want verdict }{
+		"it passes":          {verdict{}.next(passes, 0), verdict{known: true, ready: true}},
+		"it fails":           {verdict{}.next(fails, 0), failing(1)},
+		"it goes on failing": {failing(2).next(fails, 0), failing(3)},
+		"the count stops":    {failing(3).next(fails, 0), failing(3)},
+		"a lower threshold":  {failing(3).next(fails, 1), failing(1)},
+		"it passes again":    {failing(3).next(passes, 0), verdict{known: true, ready: true}},
+		"it is not ready":    {verdict{}.next(check.Verdict{Failure: "no"}, 0), verdict{known: true, failures: 1, message: "no"}},
+	}
+	for name, tc := range tests {
+		if tc.got != tc.want {
+			t.Errorf("%s: got %+v, want %+v", name, tc.got, tc.want)
+		}
+	}
+}
+
+func TestVerdictIsReported(t *testing.T) {
+	t.Parallel()
+	status := libv1beta1.SveltosClusterStatus{Ready: true, AgentCheckFailures: 1, AgentCheckMessage: "no"}
+	if v := (verdict{ready: true, failures: 1, message: "no"}); !v.agrees(status) {
+		t.Error("the same does not agree")
+	}
+	if v := (verdict{failures: 1, message: "no"}); !v.agrees(status) {
+		t.Error("a cluster that was ready once does not agree")
+	}
+	if v := (verdict{ready: true}); v.agrees(status) {
+		t.Error("a check that passes again agrees")
+	}
+	want := map[string]any{"failureMessage": "no", "agentCheckFailures": int32(1), "agentCheckMessage": "no"}
+	if diff := cmp.Diff(want, verdict{failures: 1, message: "no"}.status()); diff != "" {
+		t.Errorf("status() (-want +got):\n%s", diff)
+	}
+	want = map[string]any{"ready": true, "failureMessage": nil, "agentCheckFailures": nil, "agentCheckMessage": nil}
+	if diff := cmp.Diff(want, verdict{ready: true}.status()); diff != "" {
+		t.Errorf("status() (-want +got):\n%s", diff)
+	}
+}
