@@ -1,0 +1,290 @@
+package join_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+func opened(t *testing.T, o join.CredentialOptions) *join.Credential {
+	t.Helper()
+	credential, err := join.OpenCredential(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return credential
+}
+
+func exchanged(t *testing.T, o join.CredentialOptions) *join.Credential {
+	t.Helper()
+	credential := opened(t, o)
+	if err := credential.Exchange(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return credential
+}
+
+func TestExchangeKnowsWhatTheManifestsTokenWasBoundTo(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	o, _ := credentialFixture(t, plane)
+	credential := opened(t, o)
+	if got := credential.Exchanged(); got != "" {
+		t.Errorf("before the exchange: got %q, want none", got)
+	}
+	copied := credential.Config()
+	registration := secretOf(t, hubClient, o.Namespace, join.RegistrationSecret("c"))
+	if err := credential.Exchange(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	once := stored(t, o)
+	if err := credential.Exchange(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if string(once) != string(stored(t, o)) {
+		t.Error("the second exchange did something")
+	}
+	for what, credential := range map[string]*join.Credential{"after the exchange": credential, "after a restart": opened(t, o)} {
+		if got := credential.Exchanged(); got != registration.UID {
+			t.Errorf("%s: got %q, want %s", what, got, registration.UID)
+		}
+	}
+	if err := hubClient.Delete(t.Context(), registration); err != nil {
+		t.Fatal(err)
+	}
+	if !works(t, copied, o) {
+		t.Error("the agent's own token went with the registration Secret")
+	}
+	if err := hubClient.Delete(t.Context(), secretNamed(o.Namespace, join.AnchorSecret("c"))); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agent's own token is worthless without the anchor", func() bool { return !works(t, copied, o) })
+}
+
+func TestACopiedManifestIsWorthlessOnceItsSecretIsGone(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	o, _ := credentialFixture(t, plane)
+	credential := opened(t, o)
+	if !works(t, credential.Config(), o) {
+		t.Fatal("the manifest's token does not work")
+	}
+	if err := hubClient.Delete(t.Context(), secretNamed(o.Namespace, join.RegistrationSecret("c"))); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the manifest's token is worthless", func() bool { return !works(t, credential.Config(), o) })
+	if err := credential.Exchange(t.Context()); !errors.Is(err, join.ErrRefused) {
+		t.Errorf("got error %v, want ErrRefused", err)
+	}
+	repair := join.Repair(o.Namespace, "c")
+	for _, want := range []string{
+		"sveltosctl register cluster --namespace=" + o.Namespace + " --cluster=c --pullmode > registration.yaml", "kubectl apply -f registration.yaml",
+	} {
+		if !strings.Contains(repair, want) {
+			t.Errorf("repair: got %q, want it to contain %q", repair, want)
+		}
+	}
+}
+
+func TestRenewingKeepsBindingProxyAndCertificateAuthority(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	o, _ := credentialFixture(t, plane)
+	credential := exchanged(t, o)
+	first := credential.Expires()
+	eventually(t, "the next second", func() bool { return time.Since(first.Add(-o.Life)) > time.Second })
+	if err := credential.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !credential.Expires().After(first) {
+		t.Error("the token was not renewed")
+	}
+	if string(opened(t, o).Config().CAData) != string(plane.Config.CAData) {
+		t.Error("the certificate authority is lost")
+	}
+	registration := secretOf(t, hubClient, o.Namespace, join.RegistrationSecret("c"))
+	if got := credential.Exchanged(); got != registration.UID {
+		t.Errorf("exchanged: got %s, want %s", got, registration.UID)
+	}
+	if err := hubClient.Delete(t.Context(), secretNamed(o.Namespace, join.AnchorSecret("c"))); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the renewed token is worthless without the anchor", func() bool { return !works(t, credential.Config(), o) })
+}
+
+func TestRenewingKeepsTheProxy(t *testing.T) {
+	t.Parallel()
+	plane, _ := hub(t)
+	o, _ := credentialFixture(t, plane)
+	proxy := connectProxy(t)
+	r := pullRequest(o.Namespace, "c")
+	r.Options.ProxyURL = proxy.url
+	docs := documents(t, registered(t, plane, r))
+	put(t, o, decode(t, docs[6]["data"].(document)[join.KubeconfigKey].(string)))
+	exchanged(t, o)
+	again := opened(t, o)
+	used := proxy.used.Load()
+	if used == 0 {
+		t.Error("the exchange did not go through the proxy")
+	}
+	if !works(t, again.Config(), o) || proxy.used.Load() == used {
+		t.Error("the kept way to the hub does not go through the proxy")
+	}
+}
+
+func TestAnAgentOfAHubWithoutAnchorsGetsAnUnboundToken(t *testing.T) {
+	t.Parallel()
+	plane := localkube.ForTest(t) // the guard is a whole hub's
+	hubClient, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := install(hubClient); err != nil {
+		t.Fatal(err)
+	}
+	o, _ := credentialFixture(t, plane)
+	if err := hubClient.Delete(t.Context(), secretNamed(o.Namespace, join.AnchorSecret("c"))); err != nil {
+		t.Fatal(err)
+	}
+	credential := exchanged(t, o)
+	if !works(t, credential.Config(), o) {
+		t.Error("the unbound token does not work")
+	}
+	if err := join.Guard(t.Context(), plane.Config); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "unbound tokens are refused", func() bool { err = credential.Renew(t.Context()); return err != nil })
+	wantText(t, err, "the hub has no Secret "+o.Namespace+"/c-sveltos-agent to bind a token to")
+	wantText(t, err, join.Repair(o.Namespace, "c"))
+	registered(t, plane, pullRequest(o.Namespace, "c"))
+	if err := credential.Renew(t.Context()); err != nil {
+		t.Errorf("after registering again: %v", err)
+	}
+}
+
+func TestRevokeMakesEveryEarlierTokenWorthless(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	o, _ := credentialFixture(t, plane)
+	credential := exchanged(t, o)
+	stolen, _ := agentConfig(t, registered(t, plane, pullRequest(o.Namespace, "c")))
+	if !works(t, stolen, o) {
+		t.Fatal("the manifest's token does not work")
+	}
+	r := pullRequest(o.Namespace, "c")
+	r.Revoke = true
+	fresh := registered(t, plane, r)
+	config, _ := agentConfig(t, fresh)
+	eventually(t, "the stolen manifest is worthless", func() bool { return !works(t, stolen, o) })
+	eventually(t, "the agent's own token is worthless", func() bool { return !works(t, credential.Config(), o) })
+	if err := credential.Renew(t.Context()); !errors.Is(err, join.ErrRefused) {
+		t.Errorf("got error %v, want ErrRefused", err)
+	}
+	eventually(t, "the new manifest works", func() bool { return works(t, config, o) })
+	docs := documents(t, fresh)
+	put(t, o, decode(t, docs[6]["data"].(document)[join.KubeconfigKey].(string)))
+	if !works(t, exchanged(t, o).Config(), o) {
+		t.Error("the agent does not come back with the new manifest")
+	}
+
+	err := join.RegisterPull(t.Context(), plane.Config, r, failing{errors.New("broken pipe")})
+	wantText(t, err, "broken pipe")
+	if err := hubClient.Get(t.Context(), client.ObjectKey{Namespace: o.Namespace, Name: "c"}, &corev1.ServiceAccount{}); err != nil {
+		t.Errorf("a failed revocation left no identity: %v", err)
+	}
+}
+
+func TestRunNoticesThatTheCredentialIsRefused(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	o, _ := credentialFixture(t, plane)
+	clock := clocktesting.NewFakeClock(time.Now())
+	o.Clock = clock
+	credential := exchanged(t, o)
+	finished := make(chan error, 1)
+	go func() { finished <- credential.Run(t.Context()) }()
+	if err := hubClient.Delete(t.Context(), secretNamed(o.Namespace, join.AnchorSecret("c"))); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the hub refuses the token", func() bool { return !works(t, credential.Config(), o) })
+	eventually(t, "Run waits", clock.HasWaiters)
+	clock.Step(20 * time.Second)
+	select {
+	case err := <-finished:
+		if !errors.Is(err, join.ErrRefused) {
+			t.Errorf("got %v, want ErrRefused", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("Run did not notice")
+	}
+}
+
+func TestAManifestOfTheSameSecondComesAfterTheAgentsToken(t *testing.T) {
+	t.Parallel()
+	plane, _ := hub(t)
+	o, _ := credentialFixture(t, plane)
+	r := pullRequest(o.Namespace, "c")
+	r.Revoke = true
+	// All within one second, or the test shows less.
+	exchanged(t, o)
+	docs := documents(t, registered(t, plane, r))
+	put(t, o, decode(t, docs[6]["data"].(document)[join.KubeconfigKey].(string)))
+	credential := opened(t, o)
+	if got := credential.Exchanged(); got != "" {
+		t.Errorf("the agent keeps its old token, which was exchanged for %s", got)
+	}
+	eventually(t, "the new manifest is exchanged", func() bool { return credential.Exchange(t.Context()) == nil })
+	_, err := o.Secrets.Get(t.Context(), o.Secret, metav1.GetOptions{})
+	if err != nil || credential.Exchanged() == "" {
+		t.Errorf("got error %v and nothing exchanged", err)
+	}
+}
+
+// proxy is an HTTP CONNECT proxy that counts the ways it opened.
+type proxy struct {
+	url  string
+	used atomic.Int64
+}
+
+func connectProxy(t *testing.T) *proxy {
+	t.Helper()
+	p := &proxy{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		if request.Method != http.MethodConnect {
+			http.Error(w, "only CONNECT", http.StatusMethodNotAllowed)
+			return
+		}
+		out, err := net.Dial("tcp", request.Host)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		in, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			out.Close()
+			return
+		}
+		p.used.Add(1)
+		_, _ = io.WriteString(in, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { _, _ = io.Copy(out, in); out.Close() }()
+		go func() { _, _ = io.Copy(in, out); in.Close() }()
+	}))
+	t.Cleanup(server.Close)
+	p.url = server.URL
+	return p
+}
