@@ -49,12 +49,16 @@ type agent struct {
 	checks  *checks
 	metrics *metrics
 	probes  *probes
+	// departure removes the agent from its member when the hub orders that.
+	departure *departure
+	refusal   *refusal
 	// inbox is that of the session that runs, if one does.
 	inbox atomic.Pointer[deliver.Inbox]
 }
 
-// Run works for one member until ctx ends, and then returns nil. It heals what is deployed from the member's own records first of all, and
-// whether or not the hub can be reached; it connects to the hub, and connects again, by itself. It fails only for options that cannot work.
+// Run works for one member until ctx ends, or until it has removed the agent on the hub's order, and then returns nil. It heals what is
+// deployed from the member's own records first of all, and whether or not the hub can be reached; it connects to the hub, and connects
+// again, by itself. It fails only for options that cannot work.
 // Several agents for different clusters can run in one process.
 func Run(ctx context.Context, opts Options) error {
 	opts, err := opts.withDefaults()
@@ -67,9 +71,13 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	a := &agent{
 		opts: opts, secrets: member.Secrets(kube.AgentNamespace), self: newSelf(opts.Member, opts.Clock), metrics: newMetrics(opts),
+		refusal: &refusal{clock: opts.Clock, repair: join.Repair(opts.Namespace, opts.Name)},
 	}
 	a.checks = newChecks(opts.Member, opts.Clock, a.self.announceSoon)
-	a.probes = &probes{metrics: a.metrics}
+	a.probes = &probes{metrics: a.metrics, member: opts.Member, pulse: a.metrics.pulse}
+	if a.departure, err = newDeparture(opts.Member, opts); err != nil {
+		return err
+	}
 	if a.engine, err = engine.New(opts.Member, engine.Options{OnHeal: a.healed}); err != nil {
 		return fmt.Errorf("make engine for the member: %w", err)
 	}
@@ -88,7 +96,9 @@ func (a *agent) run(ctx context.Context) error {
 	running.Go(func() {
 		a.gate = newGate(a.wasPaused(ctx))
 		running.Go(func() { a.gate.whileOpen(ctx, func(ctx context.Context) { a.persist(ctx, "heal", a.engine.Run) }) })
+		// It ends with ctx, or when the agent has left.
 		a.persist(ctx, "connect to the hub", a.connect)
+		cancel()
 	})
 	select {
 	case err := <-served:
@@ -99,19 +109,20 @@ func (a *agent) run(ctx context.Context) error {
 	}
 }
 
-// persist runs work, and runs it again when it ends, after a growing pause, until ctx ends.
+// persist runs work, and runs it again when it ends, after a growing pause, until ctx ends or the agent has left.
 func (a *agent) persist(ctx context.Context, what string, work func(context.Context) error) {
 	pause := retryFirst
 	for {
+		a.metrics.pulse.turned()
 		began := a.opts.Clock.Now()
 		err := work(ctx)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || errors.Is(err, errDeparted) {
 			return
 		}
 		if a.opts.Clock.Since(began) > retryLast {
 			pause = retryFirst
 		}
-		if err != nil {
+		if err != nil && !a.refusal.is(ctx, err) {
 			log.FromContext(ctx).Info("cannot "+what+" now; trying again", "reason", err.Error())
 		}
 		if !sleep(ctx, a.opts.Clock, time.Duration(float64(pause)*(1-jitter*rand.Float64()))) {
@@ -134,42 +145,80 @@ func (a *agent) connect(ctx context.Context) error {
 
 // session works over one way to the hub, for as long as that is the way.
 func (a *agent) session(ctx context.Context) error {
-	credential, err := join.OpenCredential(ctx, join.CredentialOptions{
-		Secrets: a.secrets, Secret: a.opts.KubeconfigSecret, Namespace: a.opts.Namespace, Name: a.opts.Name,
-		Life: a.opts.TokenLife, Clock: a.opts.Clock,
-	})
+	m, err := a.departure.marked(ctx)
 	if err != nil {
+		return err
+	}
+	if m != nil {
+		return a.leave(ctx, m)
+	}
+	credential, err := a.openCredential(ctx)
+	if err != nil {
+		return err
+	}
+	// The manifest's token is good for this alone: somebody else may have a copy of it.
+	if err := credential.Exchange(ctx); err != nil {
 		return err
 	}
 	hub, err := newHubClient(credential.Config())
 	if err != nil {
 		return err
 	}
-	cluster := client.ObjectKey{Namespace: a.opts.Namespace, Name: a.opts.Name}
+	err = a.serve(ctx, credential, hub)
+	if errors.Is(err, errOrdered) {
+		return a.depart(ctx, hub)
+	}
+	return err
+}
+
+func (a *agent) openCredential(ctx context.Context) (*join.Credential, error) {
+	return join.OpenCredential(ctx, join.CredentialOptions{
+		Secrets: a.secrets, Secret: a.opts.KubeconfigSecret, Namespace: a.opts.Namespace, Name: a.opts.Name,
+		Life: a.opts.TokenLife, Clock: a.opts.Clock,
+	})
+}
+
+// cluster is the name of the cluster object on the hub.
+func (a *agent) cluster() client.ObjectKey {
+	return client.ObjectKey{Namespace: a.opts.Namespace, Name: a.opts.Name}
+}
+
+// serve does what the hub asks for. It returns errOrdered when that is to leave.
+func (a *agent) serve(ctx context.Context, credential *join.Credential, hub client.WithWatch) error {
 	link := &link{
-		hub: hub, cluster: cluster, lease: client.ObjectKey{Namespace: credential.DeliveryNamespace(), Name: a.opts.Name},
+		hub: hub, cluster: a.cluster(), lease: client.ObjectKey{Namespace: credential.DeliveryNamespace(), Name: a.opts.Name},
 		identity: a.opts.Identity, heartbeat: a.opts.Heartbeat, clock: a.opts.Clock, metrics: a.metrics, self: a.self,
-		checks: a.checks,
+		checks: a.checks, refusal: a.refusal, exchanged: credential.Exchanged,
 	}
 	in := deliver.NewInbox(hub, credential.DeliveryNamespace(), a.opts.Name)
 	a.inbox.Store(in)
 	defer a.inbox.Store(nil)
 	work := &worker{inbox: in, engine: a.engine, gate: a.gate, changedKinds: a.self.kindsChanged, metrics: a.metrics}
 
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
-	defer cancel()
+	defer cancel(nil)
 	running.Go(func() { link.beat(ctx) })
 	running.Go(func() { link.announce(ctx) })
 	running.Go(func() {
-		own(ctx, hub, cluster, func(ctx context.Context, seen *libv1beta1.SveltosCluster) { a.see(ctx, link, seen) })
+		own(ctx, hub, a.cluster(), func(ctx context.Context, seen *libv1beta1.SveltosCluster) {
+			if ordered(seen) {
+				cancel(errOrdered)
+				return
+			}
+			a.see(ctx, link, seen)
+		})
 	})
 	running.Go(func() {
 		// It returns when ctx ends and not before.
 		_ = in.Run(ctx, a.opts.Workers, work.handle)
 	})
-	return credential.Run(ctx)
+	err := credential.Run(ctx)
+	if cause := context.Cause(ctx); errors.Is(cause, errOrdered) {
+		return cause
+	}
+	return err
 }
 
 // see takes the cluster object as it is now.
@@ -178,12 +227,14 @@ func (a *agent) see(ctx context.Context, link *link, cluster *libv1beta1.Sveltos
 	if !link.agrees(cluster) {
 		a.self.announceSoon()
 	}
-	if !a.gate.set(cluster.Spec.Paused) {
+	// What is deployed on a cluster that is being deregistered is withdrawn, paused or not.
+	paused := cluster.Spec.Paused && cluster.DeletionTimestamp == nil
+	if !a.gate.set(paused) {
 		return
 	}
-	log.FromContext(ctx).Info("the cluster was paused or unpaused", "paused", cluster.Spec.Paused)
+	log.FromContext(ctx).Info("the cluster was paused or unpaused", "paused", paused)
 	patch := `{"metadata":{"annotations":{"` + pausedAnnotation + `":null}}}`
-	if cluster.Spec.Paused {
+	if paused {
 		patch = `{"metadata":{"annotations":{"` + pausedAnnotation + `":"true"}}}`
 	}
 	_, err := a.secrets.Patch(ctx, a.opts.KubeconfigSecret, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: kube.FieldManager})
@@ -196,6 +247,7 @@ func (a *agent) see(ctx context.Context, link *link, cluster *libv1beta1.Sveltos
 // registered yet has no say.
 func (a *agent) wasPaused(ctx context.Context) bool {
 	for {
+		a.metrics.pulse.turned()
 		secret, err := a.secrets.Get(ctx, a.opts.KubeconfigSecret, metav1.GetOptions{})
 		if err == nil {
 			return secret.Annotations[pausedAnnotation] == "true"
@@ -214,6 +266,7 @@ func (a *agent) wasPaused(ctx context.Context) bool {
 
 // healed takes what the engine put back: the hub is told if that failed, or works again.
 func (a *agent) healed(id bundle.ID, changes bundle.ChangeSet) {
+	a.metrics.healed(id, changes)
 	if touchesKinds(changes) {
 		a.self.kindsChanged()
 	}

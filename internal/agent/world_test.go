@@ -3,8 +3,10 @@ package agent_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -36,6 +41,8 @@ type world struct {
 	client      client.Client // of the member
 	outbox      *deliver.Outbox
 	cluster     client.ObjectKey
+	// way changes the kubeconfig in manifests before they are applied.
+	way func(*clientcmdapi.Config)
 }
 
 func newWorld(t *testing.T) *world {
@@ -98,6 +105,14 @@ func (w *world) installCRDs() {
 // register registers the member and applies those documents of the manifest that an agent outside a pod needs.
 func (w *world) register() {
 	w.t.Helper()
+	w.apply(slices.DeleteFunc(w.manifest(), func(obj *unstructured.Unstructured) bool {
+		return obj.GetKind() != "Namespace" && obj.GetKind() != "Secret"
+	}))
+}
+
+// manifest registers the member and returns what people apply then.
+func (w *world) manifest() []*unstructured.Unstructured {
+	w.t.Helper()
 	var manifest bytes.Buffer
 	r := join.PullRequest{Request: join.Request{Namespace: w.cluster.Namespace, Name: w.cluster.Name, Labels: map[string]string{"env": "test"}}}
 	if err := join.RegisterPull(w.t.Context(), w.hub.Config, r, &manifest); err != nil {
@@ -108,9 +123,38 @@ func (w *world) register() {
 		w.t.Fatal(err)
 	}
 	for _, obj := range objects {
-		if kind := obj.GetKind(); kind != "Namespace" && kind != "Secret" {
-			continue
+		if obj.GetKind() == "Secret" && w.way != nil {
+			w.redirect(obj)
 		}
+	}
+	return objects
+}
+
+// redirect lets the kubeconfig in a manifest's Secret take the world's way.
+func (w *world) redirect(secret *unstructured.Unstructured) {
+	w.t.Helper()
+	text, _, _ := unstructured.NestedString(secret.Object, "data", join.KubeconfigKey)
+	raw, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	config, err := clientcmd.Load(raw)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.way(config)
+	if raw, err = clientcmd.Write(*config); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := unstructured.SetNestedField(secret.Object, base64.StdEncoding.EncodeToString(raw), "data", join.KubeconfigKey); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// apply does on the member what `kubectl apply --server-side` does.
+func (w *world) apply(objects []*unstructured.Unstructured) {
+	w.t.Helper()
+	for _, obj := range objects {
 		err := w.client.Apply(w.t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner("kubectl"), client.ForceOwnership)
 		if err != nil {
 			w.t.Fatal(err)
@@ -121,24 +165,32 @@ func (w *world) register() {
 // startAgent starts the member's agent; stop ends it and waits.
 func (w *world) startAgent() (stop func()) {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(w.t.Context())
-	ended := make(chan error, 1)
+	_, stop = w.runAgent(w.t.Context(), w.member.Config)
+	return stop
+}
+
+// runAgent starts the member's agent, which reaches its own cluster by member. ended is closed when it has ended; stop ends it and waits.
+func (w *world) runAgent(ctx context.Context, member *rest.Config) (ended <-chan struct{}, stop func()) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	options := agent.Options{Member: member, Namespace: w.cluster.Namespace, Name: w.cluster.Name, Heartbeat: time.Second}
 	go func() {
-		ended <- agent.Run(ctx, agent.Options{Member: w.member.Config, Namespace: w.cluster.Namespace, Name: w.cluster.Name, Heartbeat: time.Second})
+		defer close(done)
+		if err := agent.Run(ctx, options); err != nil {
+			w.t.Errorf("agent: %v", err)
+		}
 	}()
 	once := sync.OnceFunc(func() {
 		cancel()
 		select {
-		case err := <-ended:
-			if err != nil {
-				w.t.Errorf("agent: %v", err)
-			}
+		case <-done:
 		case <-time.After(20 * time.Second):
 			w.t.Error("the agent did not end")
 		}
 	})
 	w.t.Cleanup(once)
-	return once
+	return done, once
 }
 
 func (w *world) sveltosCluster() *libv1beta1.SveltosCluster {
