@@ -1,0 +1,152 @@
+package hub_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/hub"
+)
+
+// takeoverLimit is how long the fleet may be without a hub after one was killed.
+const takeoverLimit = 15 * time.Second
+
+// scissors cut a client off.
+type scissors struct {
+	cut  *atomic.Bool
+	next http.RoundTripper
+}
+
+// RoundTrip fails once the client is cut off.
+func (s scissors) RoundTrip(r *http.Request) (*http.Response, error) {
+	if s.cut.Load() {
+		return nil, errors.New("cut off")
+	}
+	return s.next.RoundTrip(r)
+}
+
+// cuttable returns a copy of config, and a switch that ends all use of it, as a kill does: nothing is released.
+func cuttable(config *rest.Config) (*rest.Config, *atomic.Bool) {
+	cut := &atomic.Bool{}
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return scissors{cut, next} })
+	return config, cut
+}
+
+// pushMember registers the test's own control plane as a member in push mode.
+func (w *world) pushMember(name string) *libv1beta1.SveltosCluster {
+	w.Helper()
+	raw, err := os.ReadFile(w.plane.Kubeconfig)
+	w.must(err)
+	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name + "-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": raw}})
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: w.prod()}}
+	w.create(cluster)
+	return cluster
+}
+
+func (w *world) leader() (string, error) {
+	lease := &coordinationv1.Lease{}
+	if err := w.Get(w.Context(), client.ObjectKey{Namespace: "projectsveltos", Name: "towline-hub"}, lease); err != nil {
+		return "", err
+	}
+	if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+		return "", errors.New("nobody leads")
+	}
+	return *lease.Spec.HolderIdentity, nil
+}
+
+// version returns the resourceVersion of a ConfigMap in namespace default.
+func (w *world) version(name string) (string, error) {
+	cm := &corev1.ConfigMap{}
+	err := w.Get(w.Context(), client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, cm)
+	return cm.ResourceVersion, err
+}
+
+func TestKilledHubIsFollowed(t *testing.T) {
+	w := realWorld(t)
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	config, cut := cuttable(w.plane.Config)
+	cache := t.TempDir()
+	end := startHub(config, hub.Options{LeaderElection: true, CacheDir: cache})
+	cm := w.configMap("manifests", manifest("a"))
+	w.pushMember("one")
+	profile := w.profile(nil)
+	w.wantProvisioned(profile, "one")
+	first, err := w.leader()
+	w.must(err)
+	before, err := w.version("a")
+	w.must(err)
+
+	health := freeAddress(t)
+	w.start(w.plane.Config, hub.Options{LeaderElection: true, CacheDir: cache, HealthAddress: health})
+	w.eventually("the second hub is ready to take over", func() error { return probe(health, "/readyz", http.StatusOK) })
+	if now, err := w.leader(); err != nil || now != first {
+		t.Fatalf("leader: got %s and %v, want %s as before", now, err, first)
+	}
+
+	cut.Store(true)
+	began := time.Now()
+	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("a") + "---\n" + manifest("b") })
+	w.eventually("the second hub delivers", func() error {
+		_, err := w.version("b")
+		return err
+	})
+	if took := time.Since(began); took > takeoverLimit {
+		t.Errorf("taken over after %s, want at most %s", took, takeoverLimit)
+	} else {
+		t.Logf("taken over after %s", took.Round(time.Millisecond))
+	}
+	if now, err := w.leader(); err != nil || now == first {
+		t.Errorf("leader: got %s and %v, want another than before", now, err)
+	}
+	w.wantProvisioned(profile, "one")
+	if after, err := w.version("a"); err != nil || after != before {
+		t.Errorf("what was there was written again: version %s, then %s and %v", before, after, err)
+	}
+	if err := end(); err == nil {
+		t.Error("the hub that lost the lead ended without an error")
+	}
+}
+
+func TestPushMemberChangesShards(t *testing.T) {
+	w := realWorld(t)
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	cache := t.TempDir()
+	w.start(w.plane.Config, hub.Options{CacheDir: cache})
+	w.start(w.plane.Config, hub.Options{ShardKey: "k", CacheDir: cache})
+	cm := w.configMap("manifests", manifest("a"))
+	one := w.pushMember("one")
+	profile := w.profile(nil)
+	w.wantProvisioned(profile, "one")
+	before, err := w.version("a")
+	w.must(err)
+
+	update(w, one, func(c *libv1beta1.SveltosCluster) { metav1.SetMetaDataAnnotation(&c.ObjectMeta, libv1beta1.ShardAnnotation, "k") })
+	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("a") + "---\n" + manifest("b") })
+	w.eventually("new content", func() error {
+		_, err := w.version("b")
+		return err
+	})
+	w.wantProvisioned(profile, "one")
+	if after, err := w.version("a"); err != nil || after != before {
+		t.Errorf("what was there was written again: version %s, then %s and %v", before, after, err)
+	}
+	w.must(w.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "a"}}))
+	w.eventually("the other shard heals", func() error {
+		if _, err := w.version("a"); err != nil {
+			return fmt.Errorf("read what was deleted: %w", err)
+		}
+		return nil
+	})
+}
