@@ -1,0 +1,366 @@
+package stories
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// asking is how many questions are asked at once.
+const asking = 32
+
+// verbs are those of all requests for resources.
+var verbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
+
+// grant is one thing that somebody may do.
+type grant struct {
+	// namespace is "" for what may be done everywhere.
+	namespace string
+	// resource is written like configurationgroups.lib.projectsveltos.io/status.
+	resource string
+	// name is "" for what may be done with any object.
+	name string
+	verb string
+}
+
+// grants are kept by what they allow.
+type grants map[grant]bool
+
+// allow says whether a request is granted.
+func (g grants) allow(want grant) bool {
+	for _, namespace := range []string{want.namespace, ""} {
+		for _, name := range []string{want.name, ""} {
+			if g[grant{namespace, want.resource, name, want.verb}] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// lines prints the grants, one line for all verbs on a thing.
+func (g grants) lines() []string {
+	byThing := map[grant][]string{}
+	for one := range g {
+		thing := one
+		thing.verb = ""
+		byThing[thing] = append(byThing[thing], one.verb)
+	}
+	var lines []string
+	for thing, verbs := range byThing {
+		slices.SortFunc(verbs, func(a, b string) int { return cmp.Compare(verbRank(a), verbRank(b)) })
+		lines = append(lines, fmt.Sprintf("%-14s %-58s %-8s %s",
+			cmp.Or(thing.namespace, "everywhere"), thing.resource, cmp.Or(thing.name, "all"), strings.Join(verbs, ", ")))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func verbRank(verb string) int { return slices.Index(verbs, verb) }
+
+// permission is a row of the table in SECURITY.md.
+type permission struct {
+	where, whose     string
+	resources, verbs []string
+}
+
+// of returns what the row allows one agent.
+func (p permission) of(a insider) (grants, error) {
+	places := map[string]string{
+		"its delivery namespace": a.delivery, "the cluster's namespace": a.namespace, "namespace `projectsveltos`": kube.AgentNamespace, "everywhere": "",
+	}
+	names := map[string]string{"all": "", "its own": a.cluster}
+	place, ok := places[p.where]
+	name, ok2 := names[p.whose]
+	if !ok || !ok2 {
+		return nil, fmt.Errorf("the row %+v does not say where and whose in the words that this test knows: %v and %v",
+			p, slices.Sorted(maps.Keys(places)), slices.Sorted(maps.Keys(names)))
+	}
+	granted := grants{}
+	for _, resource := range p.resources {
+		for _, verb := range p.verbs {
+			granted[grant{place, resource, name, verb}] = true
+		}
+	}
+	return granted, nil
+}
+
+// permissions is the table in SECURITY.md.
+type permissions []permission
+
+var (
+	quoted       = regexp.MustCompile("`([^`]+)`")
+	tableHeading = "| where | resource | whose | verbs |\n|---|---|---|---|\n"
+)
+
+// documented reads the table.
+func documented(t *testing.T) permissions {
+	t.Helper()
+	text, err := os.ReadFile("../../SECURITY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(text), tableHeading)
+	table, _, _ := strings.Cut(rest, "\n\n")
+	if !found || table == "" {
+		t.Fatalf("SECURITY.md has no table that begins with\n%s", tableHeading)
+	}
+	var rows permissions
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		if len(cells) != 4 {
+			t.Fatalf("SECURITY.md: the row %q has %d cells, want 4", line, len(cells))
+		}
+		row := permission{where: strings.TrimSpace(cells[0]), whose: strings.TrimSpace(cells[2])}
+		for _, match := range quoted.FindAllStringSubmatch(cells[1], -1) {
+			row.resources = append(row.resources, match[1])
+		}
+		for verb := range strings.SplitSeq(cells[3], ",") {
+			row.verbs = append(row.verbs, strings.TrimSpace(verb))
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// of returns what the table allows one agent.
+func (p permissions) of(t *testing.T, a insider) grants {
+	t.Helper()
+	all := grants{}
+	for _, row := range p {
+		granted, err := row.of(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(all, granted)
+	}
+	return all
+}
+
+// surface is what the hub serves, as its administrator sees it.
+type surface struct {
+	namespaces []string
+	// resources include subresources; those of namespaces are in namespaced as well.
+	resources  []string
+	namespaced map[string]bool
+	// objects are the names of all objects, by namespace and resource; subresources have none of their own.
+	objects map[[2]string][]string
+}
+
+// surface asks the hub for everything that it serves and has.
+func (w *world) surface() surface {
+	w.t.Helper()
+	_, lists, err := kubernetes.NewForConfigOrDie(w.hub.Config).Discovery().ServerGroupsAndResources()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	s := surface{namespaced: map[string]bool{}, objects: map[[2]string][]string{}}
+	seen := map[string]bool{}
+	for _, list := range lists {
+		version, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, r := range list.APIResources {
+			name := resourceName(version.Group, r.Name)
+			if seen[name] {
+				continue
+			}
+			seen[name] = true
+			s.resources = append(s.resources, name)
+			s.namespaced[name] = r.Namespaced
+			if slices.Contains(r.Verbs, "list") && !strings.Contains(r.Name, "/") {
+				w.collect(&s, version.WithResource(r.Name), name)
+			}
+		}
+	}
+	s.namespaces = s.objects[[2]string{"", "namespaces"}]
+	return s
+}
+
+// collect notes the names of all objects of a resource.
+func (w *world) collect(s *surface, resource schema.GroupVersionResource, name string) {
+	w.t.Helper()
+	config := rest.CopyConfig(w.hub.Config)
+	config.WarningHandler = rest.NoWarnings{} // old kinds are asked about too
+	list, err := metadata.NewForConfigOrDie(config).Resource(resource).List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, item := range list.Items {
+		key := [2]string{item.Namespace, name}
+		s.objects[key] = append(s.objects[key], item.Name)
+	}
+}
+
+// resourceName is resource.group/subresource.
+func resourceName(group, resource string) string {
+	if group == "" {
+		return resource
+	}
+	resource, subresource, has := strings.Cut(resource, "/")
+	if has {
+		return resource + "." + group + "/" + subresource
+	}
+	return resource + "." + group
+}
+
+// wantAllowed asks the hub about every verb on every resource: everywhere, in every namespace, and on every object by name. It prints what is
+// allowed, and compares it with what is documented.
+func (w *world) wantAllowed(a insider, s surface, documented permissions) {
+	w.t.Helper()
+	began := time.Now()
+	asker := w.asker(a)
+	got := grants{}
+	asked := 0
+	for _, questions := range []func(surface, insider) []grant{anythingAnywhere, anythingInNamespaces, namedObjects} {
+		open := slices.DeleteFunc(questions(s, a), got.allow) // a wider question has been answered with yes
+		asked += len(open)
+		for i, yes := range asker.ask(open) {
+			if yes {
+				got[open[i]] = true
+			}
+		}
+	}
+	w.t.Logf("the agent of %s/%s, with the delivery namespace %s, was refused all of %d things that it may not do (%.1f s). It may:\n%s",
+		a.namespace, a.cluster, a.delivery, asked-len(got), time.Since(began).Seconds(), strings.Join(got.lines(), "\n"))
+	if diff := gocmp.Diff(documented.of(w.t, a).lines(), got.lines()); diff != "" {
+		w.t.Errorf("what the agent of %s may do (-SECURITY.md +hub):\n%s", a.cluster, diff)
+	}
+}
+
+func anythingAnywhere(s surface, _ insider) (questions []grant) {
+	for _, resource := range s.resources {
+		questions = append(questions, everyVerb(grant{resource: resource})...)
+	}
+	return questions
+}
+
+func anythingInNamespaces(s surface, _ insider) (questions []grant) {
+	for _, resource := range s.resources {
+		for _, namespace := range s.namespaces {
+			if s.namespaced[resource] {
+				questions = append(questions, everyVerb(grant{namespace: namespace, resource: resource})...)
+			}
+		}
+	}
+	return questions
+}
+
+// namedObjects asks about every object that there is, but for those that every cluster has, and about the agent's own name in the namespaces
+// that know it.
+func namedObjects(s surface, a insider) (questions []grant) {
+	for _, resource := range s.resources {
+		whole, _, _ := strings.Cut(resource, "/")
+		for key, names := range s.objects {
+			if key[1] != whole {
+				continue
+			}
+			for _, name := range slices.DeleteFunc(slices.Clone(names), func(name string) bool { return everybodys(key[0], name) }) {
+				questions = append(questions, verbsByName(grant{key[0], resource, name, ""})...)
+			}
+		}
+		for _, namespace := range []string{a.namespace, a.delivery, kube.AgentNamespace} {
+			if s.namespaced[resource] {
+				questions = append(questions, verbsByName(grant{namespace, resource, a.cluster, ""})...)
+			}
+		}
+	}
+	return questions
+}
+
+// everybodys says whether an object is one that every cluster has.
+func everybodys(namespace, name string) bool {
+	return strings.HasPrefix(namespace, "kube-") || namespace == "" && strings.HasPrefix(name, "system:")
+}
+
+func everyVerb(g grant) []grant {
+	questions := make([]grant, 0, len(verbs))
+	for _, verb := range verbs {
+		g.verb = verb
+		questions = append(questions, g)
+	}
+	return questions
+}
+
+// verbsByName leaves out those verbs whose requests name no object.
+func verbsByName(g grant) []grant {
+	return slices.DeleteFunc(everyVerb(g), func(g grant) bool {
+		return g.verb == "deletecollection" || g.verb == "create" && !strings.Contains(g.resource, "/")
+	})
+}
+
+// asker asks the hub what an agent may do, with the agent's credential.
+type asker struct {
+	w   *world
+	hub kubernetes.Interface
+}
+
+func (w *world) asker(a insider) asker {
+	config := rest.CopyConfig(a.config)
+	config.ContentType = "application/vnd.kubernetes.protobuf" // there are many thousands of questions
+	return asker{w: w, hub: kubernetes.NewForConfigOrDie(config)}
+}
+
+// ask returns the answers, in the order of the questions.
+func (a asker) ask(questions []grant) []bool {
+	a.w.t.Helper()
+	ctx, cancel := context.WithTimeout(a.w.t.Context(), patience)
+	defer cancel()
+	answers, failures := make([]bool, len(questions)), make([]error, asking)
+	next := make(chan int)
+	var workers sync.WaitGroup
+	for worker := range asking {
+		workers.Go(func() {
+			for i := range next {
+				var err error
+				if answers[i], err = a.may(ctx, questions[i]); err != nil {
+					failures[worker] = err
+				}
+			}
+		})
+	}
+	for i := range questions {
+		next <- i
+	}
+	close(next)
+	workers.Wait()
+	for _, err := range failures {
+		if err != nil {
+			a.w.t.Fatal(err)
+		}
+	}
+	return answers
+}
+
+func (a asker) may(ctx context.Context, g grant) (bool, error) {
+	whole, subresource, _ := strings.Cut(g.resource, "/")
+	resource, group, _ := strings.Cut(whole, ".")
+	review, err := a.hub.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Namespace: g.namespace, Verb: g.verb, Group: group, Resource: resource, Subresource: subresource, Name: g.name,
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return false, fmt.Errorf("ask for %+v: %w", g, err)
+	}
+	return review.Status.Allowed, nil
+}
