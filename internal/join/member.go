@@ -121,14 +121,14 @@ func (i *identity) ours(namespace, name string) metav1.ObjectMeta {
 
 func (i *identity) makeNamespace(ctx context.Context) error {
 	namespaces, name := i.member.CoreV1().Namespaces(), i.account.Namespace
-	// Noted before the request, since a request that was cut off may have done its work.
-	i.undo = append(i.undo, i.takeBackNamespace)
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, memberWait, true, func(ctx context.Context) (bool, error) {
 		live, err := namespaces.Get(ctx, name, metav1.GetOptions{})
 		if err == nil {
 			return live.DeletionTimestamp.IsZero(), nil
 		}
 		if apierrors.IsNotFound(err) {
+			// Noted before the request, since a request that was cut off may have done its work.
+			i.undo = append(i.undo, i.takeBackNamespace)
 			_, err = namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: i.ours("", name)}, metav1.CreateOptions{FieldManager: kube.FieldManager})
 		}
 		return err == nil, err
@@ -145,13 +145,14 @@ func (i *identity) makeNamespace(ctx context.Context) error {
 // enter makes the ClusterRole, or repairs the one that is ours, and notes the user in it. One that is not ours stays as it is.
 func (i *identity) enter(ctx context.Context) error {
 	roles, before := i.member.RbacV1().ClusterRoles(), ""
-	i.undo = append(i.undo, func(ctx context.Context) error { return i.takeBackUser(ctx, before) })
+	takeBack := func(ctx context.Context) error { return i.takeBackUser(ctx, before) }
 	err := retry.OnError(retry.DefaultBackoff, changedMeanwhile, func() error {
 		live, err := roles.Get(ctx, memberIdentityName, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			live = &rbacv1.ClusterRole{ObjectMeta: i.ours("", memberIdentityName), Rules: allRules()}
 			live.Annotations[i.userKey], before = i.user, ""
+			i.undo = append(i.undo, takeBack)
 			i.role, err = roles.Create(ctx, live, metav1.CreateOptions{FieldManager: kube.FieldManager})
 			return err
 		case err != nil:
@@ -165,6 +166,7 @@ func (i *identity) enter(ctx context.Context) error {
 		}
 		before = live.Annotations[i.userKey]
 		live.Annotations[i.userKey], live.Rules = i.user, allRules()
+		i.undo = append(i.undo, takeBack)
 		i.role, err = roles.Update(ctx, live, metav1.UpdateOptions{FieldManager: kube.FieldManager})
 		return err
 	})
@@ -253,7 +255,7 @@ func (i *identity) makeBinding(ctx context.Context) error {
 // request, after which the member's garbage collector goes on. A cluster whose registration made no identity is left alone. It can be
 // run again: a member that no longer knows the identity is done.
 func RetractMember(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error {
-	if cluster.Annotations[AnnotationMemberIdentity] != "true" {
+	if !hasIdentity(cluster) {
 		return nil
 	}
 	i, err := registeredIdentity(member, hubUID, client.ObjectKeyFromObject(cluster))

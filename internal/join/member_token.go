@@ -22,6 +22,14 @@ func (i *identity) registrationSecret() string {
 	return memberIdentityName + "-" + i.userKey[len(memberUserPrefix):]
 }
 
+// registrationToken gets the token that the hub begins with.
+func (i *identity) registrationToken(ctx context.Context, r PushRequest) (string, error) {
+	if r.ServiceAccountToken {
+		return i.tokenFromSecret(ctx, i.registrationSecret())
+	}
+	return i.requestToken(ctx, MemberTokenLife)
+}
+
 // requestToken asks for a token of the account; zero leaves its life to the cluster.
 func (i *identity) requestToken(ctx context.Context, life time.Duration) (string, error) {
 	request := &authenticationv1.TokenRequest{}

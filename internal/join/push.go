@@ -5,20 +5,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
 )
 
+// The token of a registration by context, as the Sveltos surface has it.
 const (
-	// MemberTokenLife is the life of the token that a registration by context asks for, and MemberTokenInterval the time between two renewals
-	// of it, as the Sveltos surface has them.
-	MemberTokenLife     = 5 * time.Hour
+	// MemberTokenLife is the life that is asked for.
+	MemberTokenLife = 5 * time.Hour
+	// MemberTokenInterval is the time between two renewals.
 	MemberTokenInterval = time.Hour
 )
 
@@ -81,8 +86,8 @@ func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 	live, err := l.pushCluster(ctx)
 	if err == nil {
 		desired := clusterOf(r.Request, live)
-		// What a registration by context asked for holds on as far as this kubeconfig can be renewed.
-		if !readToken(member.BearerToken).expires.IsZero() {
+		// What a registration by context asked for stays if this kubeconfig can be renewed.
+		if hasIdentity(live) && !readToken(member.BearerToken).expires.IsZero() {
 			desired.Spec.TokenRequestRenewalOption = live.Spec.TokenRequestRenewalOption
 		}
 		err = l.keepPush(ctx, live, desired, r.Kubeconfig)
@@ -110,7 +115,7 @@ func (l *ledger) registerContext(ctx context.Context, r PushRequest) error {
 	if err := l.registerIdentity(ctx, r, live, member); err != nil {
 		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx), member.rollBack(ctx))
 	}
-	if r.ServiceAccountToken {
+	if r.ServiceAccountToken || live.UID == "" {
 		return nil
 	}
 	// An earlier registration may have asked for a token that does not expire, which nobody needs from now on.
@@ -120,23 +125,28 @@ func (l *ledger) registerContext(ctx context.Context, r PushRequest) error {
 	return nil
 }
 
+// hasIdentity says whether the registration of cluster made, or uses, an identity on the member.
+func hasIdentity(cluster *libv1beta1.SveltosCluster) bool {
+	return cluster.Annotations[AnnotationMemberIdentity] == "true"
+}
+
+func markIdentity(cluster *libv1beta1.SveltosCluster) {
+	if cluster.Annotations == nil {
+		cluster.Annotations = map[string]string{}
+	}
+	cluster.Annotations[AnnotationMemberIdentity] = "true"
+}
+
 func (l *ledger) registerIdentity(ctx context.Context, r PushRequest, live *libv1beta1.SveltosCluster, member *identity) error {
 	if err := member.provide(ctx); err != nil {
 		return err
 	}
 	desired := clusterOf(r.Request, live)
-	if desired.Annotations == nil {
-		desired.Annotations = map[string]string{}
-	}
-	desired.Annotations[AnnotationMemberIdentity] = "true"
-	var text string
-	var err error
-	if r.ServiceAccountToken {
-		text, err = member.tokenFromSecret(ctx, member.registrationSecret())
-	} else {
+	markIdentity(desired)
+	if !r.ServiceAccountToken {
 		desired.Spec.TokenRequestRenewalOption = cmp.Or(live.Spec.TokenRequestRenewalOption, defaultRenewal())
-		text, err = member.requestToken(ctx, MemberTokenLife)
 	}
+	text, err := member.registrationToken(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -187,6 +197,45 @@ func (l *ledger) keepPush(ctx context.Context, live, desired *libv1beta1.Sveltos
 	if _, err := l.apply(ctx, secret); err != nil {
 		return err
 	}
-	_, err := l.apply(ctx, desired)
-	return err
+	if !hasIdentity(live) {
+		_, err := l.apply(ctx, desired)
+		return err
+	}
+	// Applying undoes what it wrote, not what it left out, which therefore goes by itself.
+	kept := desired.DeepCopy()
+	markIdentity(kept)
+	kept.Spec.TokenRequestRenewalOption = cmp.Or(desired.Spec.TokenRequestRenewalOption, live.Spec.TokenRequestRenewalOption)
+	made, err := l.apply(ctx, kept)
+	if err != nil {
+		return err
+	}
+	return l.dropFormer(ctx, made, desired)
+}
+
+// dropFormer takes off the SveltosCluster what a former registration by context wrote and this one does not say.
+func (l *ledger) dropFormer(ctx context.Context, made *unstructured.Unstructured, desired *libv1beta1.SveltosCluster) error {
+	drop := &unstructured.Unstructured{Object: map[string]any{}}
+	drop.SetGroupVersionKind(made.GroupVersionKind())
+	drop.SetNamespace(made.GetNamespace())
+	drop.SetName(made.GetName())
+	none := drop.DeepCopy()
+	if _, found, _ := unstructured.NestedMap(made.Object, "spec", "tokenRequestRenewalOption"); found && desired.Spec.TokenRequestRenewalOption == nil {
+		drop.Object["spec"] = map[string]any{"tokenRequestRenewalOption": nil}
+	}
+	if _, found := made.GetAnnotations()[AnnotationMemberIdentity]; found && !hasIdentity(desired) {
+		drop.Object["metadata"].(map[string]any)["annotations"] = map[string]any{AnnotationMemberIdentity: nil}
+	}
+	if reflect.DeepEqual(drop, none) {
+		return nil
+	}
+	// Noted before the request, since a request that was cut off may have done its work.
+	l.noteWrite(drop, made.DeepCopy())
+	patch, err := drop.MarshalJSON()
+	if err != nil {
+		return fmt.Errorf("encode the change of %s: %w", describe(made), err)
+	}
+	if err := l.hubClient.Patch(ctx, made, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("write %s: %w", describe(made), err)
+	}
+	return nil
 }

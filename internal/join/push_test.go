@@ -102,7 +102,7 @@ func TestRegisterPushRefusesAKubeconfigThatIsNotSelfContained(t *testing.T) {
 		})
 	}
 	wantText(t, join.RegisterPush(t.Context(), nowhere, pushRequest("n", []byte("{"))), "--kubeconfig: it is not a kubeconfig")
-	wantText(t, join.RegisterPush(t.Context(), nowhere, pushRequest("n", nil)), `--kubeconfig: its current-context "" is not among its contexts`)
+	wantText(t, join.RegisterPush(t.Context(), nowhere, pushRequest("n", []byte("{}"))), `--kubeconfig: its current-context "" is not among its contexts`)
 }
 
 func TestRegisterPushRefusesAKubeconfigThatDoesNotWork(t *testing.T) {

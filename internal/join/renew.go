@@ -80,7 +80,8 @@ func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (n
 }
 
 // renewalDue says when the token of a cluster is to be renewed. An issuer may give a token less life than was asked for: such a
-// one is renewed earlier than the interval says.
+// one is renewed earlier than the interval says. The times in a token are by the member's clock, which may be wrong, hence
+// renewals keep a distance from each other in any case.
 func renewalDue(cluster *libv1beta1.SveltosCluster, current token) time.Time {
 	interval := cluster.Spec.TokenRequestRenewalOption.RenewTokenRequestInterval.Duration
 	if interval > renewAhead {
@@ -90,14 +91,20 @@ func renewalDue(cluster *libv1beta1.SveltosCluster, current token) time.Time {
 	if !current.issued.IsZero() {
 		since = current.issued
 	}
-	if last, err := time.Parse(time.RFC3339, cluster.Status.LastReconciledTokenRequestAt); err == nil {
+	last, err := time.Parse(time.RFC3339, cluster.Status.LastReconciledTokenRequestAt)
+	if err == nil {
 		since = last
 	}
 	due := since.Add(interval)
-	if !current.expires.IsZero() {
-		if early := current.issued.Add(current.untilDue(0)); early.Before(due) {
-			return early
-		}
+	if current.expires.IsZero() {
+		return due
+	}
+	early := current.issued.Add(current.untilDue(0))
+	if soonest := last.Add(current.expires.Sub(current.issued) / 10); early.Before(soonest) {
+		early = soonest
+	}
+	if early.Before(due) {
+		return early
 	}
 	return due
 }
