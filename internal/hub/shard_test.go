@@ -85,7 +85,9 @@ func TestShardsShareTheFleet(t *testing.T) {
 	}
 
 	// A cluster that moves changes hands, and keeps what it has.
-	update(w, one, func(c *libv1beta1.SveltosCluster) { metav1.SetMetaDataAnnotation(&c.ObjectMeta, libv1beta1.ShardAnnotation, "k") })
+	update(w, one, func(c *libv1beta1.SveltosCluster) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, libv1beta1.ShardAnnotation, "k")
+	})
 	w.eventually("the other shard takes over", func() error { return same(a, k.refs("one", "Resources")) })
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("b") })
 	w.eventually("the other shard goes on", func() error { return same([]string{"ConfigMap default/b"}, k.refs("one", "Resources")) })

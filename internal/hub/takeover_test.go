@@ -132,7 +132,9 @@ func TestPushMemberChangesShards(t *testing.T) {
 	before, err := w.version("a")
 	w.must(err)
 
-	update(w, one, func(c *libv1beta1.SveltosCluster) { metav1.SetMetaDataAnnotation(&c.ObjectMeta, libv1beta1.ShardAnnotation, "k") })
+	update(w, one, func(c *libv1beta1.SveltosCluster) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, libv1beta1.ShardAnnotation, "k")
+	})
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("a") + "---\n" + manifest("b") })
 	w.eventually("new content", func() error {
 		_, err := w.version("b")
