@@ -6,7 +6,9 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -69,8 +71,13 @@ func waitEstablished(ctx context.Context, cluster client.Client, name string) er
 			return false, err
 		}
 		for _, condition := range crd.Status.Conditions {
-			if condition.Type == apiextensionsv1.Established {
-				return condition.Status == apiextensionsv1.ConditionTrue, nil
+			if condition.Type == apiextensionsv1.Established && condition.Status == apiextensionsv1.ConditionTrue {
+				// Those who ask what is served are told a moment later.
+				_, err := cluster.RESTMapper().RESTMapping(schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind})
+				if meta.IsNoMatchError(err) {
+					return false, nil
+				}
+				return err == nil, err
 			}
 		}
 		return false, nil

@@ -277,7 +277,8 @@ func (d *departure) conclude(ctx context.Context, cluster *libv1beta1.SveltosClu
 	if d.done.Forced || d.request.KeepAddons {
 		d.done.Left = d.deployed
 	}
-	if d.done.Forced && cluster.Spec.PullMode && cluster.Status.Ready && cluster.Status.AgentRemovedAt == nil {
+	came := cluster.Status.Ready || cluster.Status.AgentLastReportTime != nil
+	if d.done.Forced && cluster.Spec.PullMode && came && cluster.Status.AgentRemovedAt == nil {
 		d.done.Left = append(d.done.Left, "the agent, in namespace "+kube.AgentNamespace)
 	}
 	return nil

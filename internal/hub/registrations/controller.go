@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -86,7 +87,9 @@ func wantedChanged() predicate.Predicate {
 			before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
 			return before.Generation != after.Generation || !maps.Equal(before.Annotations, after.Annotations) ||
 				!maps.Equal(before.Labels, after.Labels) || len(before.Finalizers) != len(after.Finalizers) ||
-				before.Status.Ready != after.Status.Ready || before.Status.ConnectionStatus != after.Status.ConnectionStatus
+				before.Status.Ready != after.Status.Ready || before.Status.ConnectionStatus != after.Status.ConnectionStatus ||
+				// A look that did not see our own message yet could not take it back.
+				before.Status.FailureMessage != after.Status.FailureMessage && strings.HasPrefix(after.Status.FailureMessage, prefix)
 		},
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	}
