@@ -206,13 +206,13 @@ func tunnel(rw http.ResponseWriter, r *http.Request, target string) {
 		http.Error(rw, err.Error(), http.StatusBadGateway)
 		return
 	}
-	defer hub.Close()
+	defer func() { _ = hub.Close() }()
 	rw.WriteHeader(http.StatusOK)
 	agent, buffered, err := http.NewResponseController(rw).Hijack()
 	if err != nil {
 		return
 	}
-	defer agent.Close()
+	defer func() { _ = agent.Close() }()
 	go func() {
 		_, _ = io.Copy(hub, buffered)
 		_ = hub.Close()

@@ -74,7 +74,10 @@ func newDeparture(member *rest.Config, opts Options) (*departure, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make client for the member: %w", err)
 	}
-	objects, err := metadata.NewForConfig(member)
+	quiet := rest.CopyConfig(member)
+	// It looks at every kind, those that are going out of use among them.
+	quiet.WarningHandler = rest.NoWarnings{}
+	objects, err := metadata.NewForConfig(quiet)
 	if err != nil {
 		return nil, fmt.Errorf("make client for the member: %w", err)
 	}
@@ -312,7 +315,7 @@ func withOwner(references []metav1.OwnerReference, owner *metav1.OwnerReference)
 func fingerprint(secret *corev1.Secret) string {
 	sum := sha256.New()
 	for _, key := range slices.Sorted(maps.Keys(secret.Data)) {
-		fmt.Fprintf(sum, "%s %d ", key, len(secret.Data[key]))
+		_, _ = fmt.Fprintf(sum, "%s %d ", key, len(secret.Data[key])) // a hash takes everything
 		sum.Write(secret.Data[key])
 	}
 	return hex.EncodeToString(sum.Sum(nil))

@@ -80,12 +80,12 @@ func (w *world) wantRemoved(manifest []*unstructured.Unstructured) {
 			live := &unstructured.Unstructured{}
 			live.SetGroupVersionKind(obj.GroupVersionKind())
 			if err := w.client.Get(ctx, client.ObjectKeyFromObject(obj), live); !apierrors.IsNotFound(err) {
-				return fmt.Errorf("%s %s: %v", obj.GetKind(), obj.GetName(), err)
+				return fmt.Errorf("%s %s is there: %w", obj.GetKind(), obj.GetName(), err)
 			}
 		}
 		pods := &corev1.PodList{}
 		if err := w.client.List(ctx, pods, client.InNamespace(kube.AgentNamespace)); err != nil || len(pods.Items) > 0 {
-			return fmt.Errorf("%d pods, %v", len(pods.Items), err)
+			return fmt.Errorf("%d pods are there: %w", len(pods.Items), err)
 		}
 		return nil
 	})
@@ -94,6 +94,11 @@ func (w *world) wantRemoved(manifest []*unstructured.Unstructured) {
 // next goes on with another cluster of that name on the same member.
 func (w *world) next(name string) []*unstructured.Unstructured {
 	w.t.Helper()
+	// The world's own registration is of no use here, and its Secret would be another cluster's.
+	first := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: join.KubeconfigSecret("c1")}}
+	if err := w.client.Delete(w.t.Context(), first); client.IgnoreNotFound(err) != nil {
+		w.t.Fatal(err)
+	}
 	w.cluster.Name = name
 	manifest := w.manifest()
 	w.apply(manifest)
@@ -160,20 +165,31 @@ func TestAgentRemovesItselfWhereverItIsInterrupted(t *testing.T) {
 	}
 }
 
-func TestLeavingAgentNeedsNoHubThatForgotIt(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	manifest := w.next("forgotten")
-	// Prepared, and cut off before the ClusterRole is deleted; the hub ends the deregistration meanwhile.
-	cut := newBreaker(6)
-	_, stop := w.runAgent(t.Context(), cut.wrap(w.member.Config))
+// cutBeforeRemoval stops an agent that has prepared everything and not removed itself yet; the hub ends the deregistration meanwhile.
+func (w *world) cutBeforeRemoval() {
+	w.t.Helper()
+	cut := newBreaker(6) // four dependents, the Namespace and the Secret
+	ended, stop := w.runAgent(w.t.Context(), cut.wrap(w.member.Config))
 	w.connected()
 	w.deleteCluster()
 	cut.arm()
 	w.order()
-	<-cut.broken
+	select {
+	case <-cut.broken:
+	case <-ended:
+		w.t.Fatal("the agent removed itself with fewer writes than it should need")
+	case <-time.After(time.Minute):
+		w.t.Fatal("the agent did nothing")
+	}
 	stop()
 	w.patchCluster(`{"metadata":{"finalizers":null}}`)
+}
+
+func TestLeavingAgentNeedsNoHubThatForgotIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	manifest := w.next("forgotten")
+	w.cutBeforeRemoval()
 	ended, _ := w.runAgent(t.Context(), w.member.Config)
 	w.wantEnd(ended)
 	w.wantRemoved(manifest)
@@ -183,15 +199,7 @@ func TestAgentStaysWhenItIsRegisteredAgainWhileLeaving(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.next("back")
-	cut := newBreaker(6)
-	_, stop := w.runAgent(t.Context(), cut.wrap(w.member.Config))
-	w.connected()
-	w.deleteCluster()
-	cut.arm()
-	w.order()
-	<-cut.broken
-	stop()
-	w.patchCluster(`{"metadata":{"finalizers":null}}`)
+	w.cutBeforeRemoval()
 	w.eventually("the cluster object is gone", func(ctx context.Context) error {
 		if err := w.hubClient.Get(ctx, w.cluster, &libv1beta1.SveltosCluster{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there: %w", err)

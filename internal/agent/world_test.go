@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/yaml"
 
 	"github.com/towline/towline/api/crds"
@@ -172,7 +175,7 @@ func (w *world) startAgent() (stop func()) {
 // runAgent starts the member's agent, which reaches its own cluster by member. ended is closed when it has ended; stop ends it and waits.
 func (w *world) runAgent(ctx context.Context, member *rest.Config) (ended <-chan struct{}, stop func()) {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(w.logging(ctx))
 	done := make(chan struct{})
 	options := agent.Options{Member: member, Namespace: w.cluster.Namespace, Name: w.cluster.Name, Heartbeat: time.Second}
 	go func() {
@@ -191,6 +194,20 @@ func (w *world) runAgent(ctx context.Context, member *rest.Config) (ended <-chan
 	})
 	w.t.Cleanup(once)
 	return done, once
+}
+
+// logging returns ctx with a log that is shown when the test fails, unless it has one.
+func (w *world) logging(ctx context.Context) context.Context {
+	if _, err := logr.FromContext(ctx); err == nil {
+		return ctx
+	}
+	j := &journal{}
+	w.t.Cleanup(func() {
+		if w.t.Failed() {
+			w.t.Logf("the agent's log:\n%s", strings.Join(j.with(""), "\n"))
+		}
+	})
+	return log.IntoContext(ctx, j.logger())
 }
 
 func (w *world) sveltosCluster() *libv1beta1.SveltosCluster {
