@@ -76,7 +76,7 @@ func TestRegisterPullTellsTheGivenCertificateAuthority(t *testing.T) {
 	r := pullRequest(plane.Namespace(t, "ca"), "c")
 	r.Options = join.AgentOptions{HubURL: "https://hub.example.com", HubCA: ca}
 	unverified := rest.CopyConfig(plane.Config)
-	unverified.TLSClientConfig.Insecure, unverified.TLSClientConfig.CAData = true, nil
+	unverified.Insecure, unverified.CAData = true, nil
 	plain := pullRequest(r.Namespace, "plain")
 	wantText(t, join.RegisterPull(t.Context(), unverified, plain, io.Discard), "insecure-skip-tls-verify")
 	config, _ := agentConfig(t, registered(t, plane, r))

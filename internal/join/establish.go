@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -121,6 +123,32 @@ func (l *ledger) makeRegistration(ctx context.Context, owner metav1.OwnerReferen
 		return nil, fmt.Errorf("decode %s: %w", describe(live), err)
 	}
 	return made, nil
+}
+
+// renewRegistration makes a registration Secret that no agent has exchanged a token of yet: the hub deletes one that an agent has, and with it
+// every token that is bound to it.
+func (l *ledger) renewRegistration(ctx context.Context, owner metav1.OwnerReference, delivery string) (*corev1.Secret, error) {
+	secret, err := l.makeRegistration(ctx, owner)
+	if err != nil {
+		return nil, err
+	}
+	spent, err := exchangedSecret(ctx, l.hubClient, client.ObjectKey{Namespace: delivery, Name: l.request.Name})
+	if err != nil || spent != secret.UID {
+		return secret, err
+	}
+	if err := l.hubClient.Delete(ctx, secret, client.Preconditions{UID: &spent}); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("delete Secret %s: %w", client.ObjectKeyFromObject(secret), err)
+	}
+	return l.makeRegistration(ctx, owner)
+}
+
+// exchangedSecret reads, off an agent's Lease, the uid of the Secret that the token was bound to which the agent exchanged last.
+func exchangedSecret(ctx context.Context, hubClient client.Client, key client.ObjectKey) (types.UID, error) {
+	lease := &coordinationv1.Lease{}
+	if err := hubClient.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("read Lease %s: %w", key, err)
+	}
+	return types.UID(lease.Annotations[kube.AnnotationExchanged]), nil
 }
 
 // revoke deletes what the tokens of a cluster are bound to, so that all of them are worthless. It is not undone.

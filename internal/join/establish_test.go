@@ -3,6 +3,7 @@ package join_test
 import (
 	"errors"
 	"maps"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -133,7 +134,7 @@ func TestEstablishRepairs(t *testing.T) {
 	for what, spoil := range map[string]func() error{
 		"a Role that says too little": func() error { role.Rules = role.Rules[:1]; return hubClient.Update(t.Context(), role) },
 		"a Role that says too much": func() error {
-			role.Rules = append(want, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}})
+			role.Rules = append(slices.Clone(want), rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}})
 			return hubClient.Update(t.Context(), role)
 		},
 		"a missing Role":   func() error { return hubClient.Delete(t.Context(), role) },

@@ -276,13 +276,13 @@ func connectProxy(t *testing.T) *proxy {
 		}
 		in, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
-			out.Close()
+			_ = out.Close()
 			return
 		}
 		p.used.Add(1)
 		_, _ = io.WriteString(in, "HTTP/1.1 200 OK\r\n\r\n")
-		go func() { _, _ = io.Copy(out, in); out.Close() }()
-		go func() { _, _ = io.Copy(in, out); in.Close() }()
+		go func() { _, _ = io.Copy(out, in); _ = out.Close() }()
+		go func() { _, _ = io.Copy(in, out); _ = in.Close() }()
 	}))
 	t.Cleanup(server.Close)
 	p.url = server.URL

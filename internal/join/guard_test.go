@@ -18,9 +18,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -102,11 +104,11 @@ func TestManifestOfTheHubHasTheGuard(t *testing.T) {
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	for part := range bytes.SplitSeq(raw, []byte("\n---\n")) {
 		into := map[string]any{"ClusterRole": rights, "ValidatingAdmissionPolicy": policy, "ValidatingAdmissionPolicyBinding": binding}
-		kind := metav1.TypeMeta{}
+		kind := metav1.PartialObjectMetadata{}
 		if err := yaml.Unmarshal(part, &kind); err != nil {
 			t.Fatal(err)
 		}
-		if into[kind.Kind] == nil {
+		if into[kind.Kind] == nil || kind.Kind == "ClusterRole" && kind.Name != "towline-hub" {
 			continue
 		}
 		if err := yaml.UnmarshalStrict(part, into[kind.Kind]); err != nil {
@@ -132,6 +134,28 @@ func TestManifestOfTheHubHasTheGuard(t *testing.T) {
 		t.Errorf("once more: %v", err)
 	}
 	checkGuard(t, clientset, policy, binding)
+	checkRegistering(t, plane, config)
+}
+
+// checkRegistering registers clusters with the hub's own rights.
+func checkRegistering(t *testing.T, plane *localkube.Plane, config *rest.Config) {
+	t.Helper()
+	administrator, errAdministrator := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	if err := errors.Join(errAdministrator, err, install(administrator)); err != nil {
+		t.Fatal(err)
+	}
+	manifests := join.Manifests{Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host}}
+	for _, name := range []string{"c", "second"} {
+		cluster := declared(t, administrator, metav1.NamespaceDefault, name)
+		established(t, hubClient, cluster)
+		if err := administrator.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := manifests.Keep(t.Context(), cluster); err != nil {
+			t.Errorf("keep the manifest of %s: %v", name, err)
+		}
+	}
 }
 
 // checkGuard compares the manifest's policy and binding with those that were applied.

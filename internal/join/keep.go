@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -70,13 +69,12 @@ func (m Manifests) retire(ctx context.Context, l *ledger, cluster *libv1beta1.Sv
 	if err != nil || secret == nil {
 		return 0, err
 	}
-	lease := &coordinationv1.Lease{}
-	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
-	if err := m.Hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("read Lease %s: %w", key, err)
+	spent, err := exchangedSecret(ctx, m.Hub, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name})
+	if err != nil {
+		return 0, err
 	}
 	left := expiry(secret).Sub(m.Clock.Now())
-	if left > 0 && lease.Annotations[kube.AnnotationExchanged] != string(secret.UID) {
+	if left > 0 && spent != secret.UID {
 		return min(left, lookForExchange), nil
 	}
 	if err := m.Hub.Delete(ctx, secret, client.Preconditions{UID: &secret.UID}); client.IgnoreNotFound(err) != nil {

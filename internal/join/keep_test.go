@@ -213,3 +213,18 @@ func TestKeepLeavesAPrintedManifestAlone(t *testing.T) {
 		t.Error("the printed manifest's token is not accepted")
 	}
 }
+
+// The hub may be away between the exchange and the next registration, and do what it has to do afterwards.
+func TestAPrintedManifestOutlivesTheOneThatWasExchangedBefore(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.keep(t)
+	copied, _ := agentConfig(t, w.manifest(t))
+	w.connect(t, secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c")).UID)
+	config, _ := agentConfig(t, registered(t, w.plane, pullRequest(w.cluster.Namespace, "c")))
+	w.keep(t)
+	eventually(t, "the exchanged manifest is worthless", func() bool { return !accepted(t, copied, w.cluster.Namespace) })
+	if !accepted(t, config, w.cluster.Namespace) {
+		t.Error("the printed manifest's token is not accepted")
+	}
+}

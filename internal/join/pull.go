@@ -90,7 +90,11 @@ func (l *ledger) registerPull(ctx context.Context, hub *rest.Config, r PullReque
 	if err != nil {
 		return err
 	}
-	token, err := l.issue(ctx, cluster, options)
+	secret, err := l.renewRegistration(ctx, ownerOf(cluster), delivery)
+	if err != nil {
+		return err
+	}
+	token, err := l.issue(ctx, secret, options)
 	if err != nil {
 		return err
 	}
@@ -161,11 +165,7 @@ func (l *ledger) revokeAndEstablish(ctx context.Context, cluster *libv1beta1.Sve
 }
 
 // issue requests a token for a manifest. It is bound to the registration Secret, on which its end is noted.
-func (l *ledger) issue(ctx context.Context, cluster *libv1beta1.SveltosCluster, options AgentOptions) (string, error) {
-	secret, err := l.makeRegistration(ctx, ownerOf(cluster))
-	if err != nil {
-		return "", err
-	}
+func (l *ledger) issue(ctx context.Context, secret *corev1.Secret, options AgentOptions) (string, error) {
 	life, err := options.manifestTokenLife()
 	if err != nil {
 		return "", err
