@@ -102,7 +102,9 @@ func TestChecksFollowTheMember(t *testing.T) {
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	fails, passes := check.Verdict{Ready: true, Failure: "no"}, check.Verdict{Ready: true}
-	failing := func(failures int32) verdict { return verdict{known: true, ready: true, failures: failures, message: "no"} }
+	failing := func(failures int32) verdict {
+		return verdict{known: true, ready: true, failures: failures, message: "no"}
+	}
 	tests := map[string]struct{ got, want verdict }{
 		"it passes":          {verdict{}.next(passes, 0), verdict{known: true, ready: true}},
 		"it fails":           {verdict{}.next(fails, 0), failing(1)},

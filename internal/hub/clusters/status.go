@@ -96,7 +96,7 @@ func refused(old libv1beta1.SveltosClusterStatus, message string) libv1beta1.Sve
 }
 
 // complete adds what does not depend on the contact: where the active window stands, and what is wrong in spite of a healthy connection.
-// Failures of the connection itself come first, and those of a cluster that is being deregistered are the departure's to tell.
+// Failures of the connection itself come first. The message of a cluster that is being deregistered is left alone: it says what that waits for.
 func complete(s *state) libv1beta1.SveltosClusterStatus {
 	now := *s.status.DeepCopy()
 	now.LastReconciledTokenRequestAt = s.cluster.Status.LastReconciledTokenRequestAt
@@ -107,7 +107,7 @@ func complete(s *state) libv1beta1.SveltosClusterStatus {
 		now.FailureMessage = ""
 	}
 	switch {
-	case !s.cluster.DeletionTimestamp.IsZero():
+	case s.member.Deleting:
 		now.FailureMessage = s.cluster.Status.FailureMessage
 	case s.remarks != "" && now.ConnectionFailures == 0 && s.member.Refused == "":
 		now.FailureMessage = s.remarks

@@ -192,10 +192,7 @@ func (c *Controller) label(ctx context.Context, s *state) error {
 // report writes the status, if it differs, and tells what changed.
 func (c *Controller) report(ctx context.Context, s *state) error {
 	before := s.cluster.Status
-	if s.member.Deleting {
-		// It says what the deregistration waits for.
-		s.status.FailureMessage = before.FailureMessage
-	}
+	s.status = complete(s)
 	if equality.Semantic.DeepEqual(before, s.status) {
 		return nil
 	}

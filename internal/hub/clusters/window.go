@@ -107,7 +107,7 @@ func last(schedule cron.Schedule, now time.Time) time.Time {
 
 // window pauses and unpauses the cluster by the clock.
 func (c *Controller) window(ctx context.Context, s *state) error {
-	if !s.cluster.DeletionTimestamp.IsZero() {
+	if s.member.Deleting {
 		return nil
 	}
 	now, err := turnOf(s.cluster, c.Clock.Now())

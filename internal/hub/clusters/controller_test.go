@@ -1,0 +1,310 @@
+package clusters_test
+
+import (
+	"context"
+	"io/fs"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/yaml"
+
+	"github.com/towline/towline/api/crds"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/clusters"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// start is a Friday at noon.
+var start = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+// world is a hub whose one member is the hub's own cluster, with a controller that runs when it is told to.
+type world struct {
+	testing.TB
+	client.Client
+	ns         string
+	clock      *clocktesting.FakeClock
+	events     *events.FakeRecorder
+	controller *clusters.Controller
+	cluster    *libv1beta1.SveltosCluster
+}
+
+func newWorld(t *testing.T, spec libv1beta1.SveltosClusterSpec) *world {
+	t.Helper()
+	plane := localkube.Shared(t)
+	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	installCRD(t, hub)
+	w := &world{
+		TB: t, Client: hub, ns: plane.Namespace(t, "clusters"), clock: clocktesting.NewFakeClock(start), events: events.NewFakeRecorder(100),
+	}
+	w.controller = &clusters.Controller{
+		Hub: hub, Dial: func(context.Context, fleet.Member) (*rest.Config, error) { return plane.Config, nil },
+		Forget: func(string) {}, Events: w.events, Clock: w.clock,
+	}
+	w.cluster = &libv1beta1.SveltosCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Finalizers: []string{"example.com/test"}}, Spec: spec,
+	}
+	w.must(hub.Create(t.Context(), w.cluster))
+	t.Cleanup(func() {
+		w.cluster.Finalizers = nil
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+		if err := hub.Patch(context.WithoutCancel(t.Context()), w.cluster, patch); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// crdOnce serves the tests of this binary, which share a control plane.
+var crdOnce sync.Mutex
+
+func installCRD(t *testing.T, hub client.Client) {
+	t.Helper()
+	crdOnce.Lock()
+	defer crdOnce.Unlock()
+	files, err := fs.Glob(crds.FS, "*_sveltosclusters.yaml")
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	text, err := fs.ReadFile(crds.FS, files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.Unmarshal(text, crd); err != nil {
+		t.Fatal(err)
+	}
+	if err := hub.Create(t.Context(), crd); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	err = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		return hub.List(ctx, &libv1beta1.SveltosClusterList{}) == nil, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// reconcile runs the controller once, and returns the status and when it wants to run again.
+func (w *world) reconcile() (libv1beta1.SveltosClusterStatus, time.Duration) {
+	w.Helper()
+	result, err := w.controller.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
+	w.must(err)
+	w.cluster = w.cluster.DeepCopy()
+	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
+	return w.cluster.Status, result.RequeueAfter
+}
+
+// want reconciles and wants the connection to be as given.
+func (w *world) want(ready bool, connection libv1beta1.ConnectionStatus, failures int32, message string) {
+	w.Helper()
+	got, _ := w.reconcile()
+	if got.Ready != ready || got.ConnectionStatus != connection || got.ConnectionFailures != failures || got.FailureMessage != message {
+		w.Errorf("ready %t, connection %q after %d failures: %q, want %t, %q, %d, %q", got.Ready, got.ConnectionStatus, got.ConnectionFailures,
+			got.FailureMessage, ready, connection, failures, message)
+	}
+}
+
+// said returns the events since it was last called.
+func (w *world) said() string {
+	var all []string
+	for {
+		select {
+		case event := <-w.events.Events:
+			all = append(all, strings.ReplaceAll(event, w.ns, "ns"))
+		default:
+			return strings.Join(all, "\n")
+		}
+	}
+}
+
+func (w *world) wantSaid(want string) {
+	w.Helper()
+	if got := w.said(); got != want {
+		w.Errorf("events are %q, want %q", got, want)
+	}
+}
+
+// change changes the spec.
+func (w *world) change(change func(*libv1beta1.SveltosClusterSpec)) {
+	w.Helper()
+	before := w.cluster.DeepCopy()
+	change(&w.cluster.Spec)
+	w.must(w.Patch(w.Context(), w.cluster, client.MergeFrom(before)))
+}
+
+func (w *world) configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
+}
+
+// exists passes once there is a ConfigMap of that name.
+func (w *world) exists(name string) []libv1beta1.ClusterCheck {
+	return []libv1beta1.ClusterCheck{{
+		Name:              name,
+		ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "ConfigMap", Namespace: w.ns, Name: name}},
+		Condition:         `function evaluate() return {pass = #resources == 1, message = "there are " .. #resources} end`,
+	}}
+}
+
+const (
+	healthy = libv1beta1.ConnectionHealthy
+	down    = libv1beta1.ConnectionDown
+)
+
+func TestChecksGateAPushMember(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 2})
+	w.change(func(s *libv1beta1.SveltosClusterSpec) {
+		s.ReadinessChecks, s.LivenessChecks = w.exists("first"), w.exists("later")
+	})
+	w.want(false, "", 1, "readiness check first: there are 0")
+	if _, next := w.reconcile(); next != 10*time.Second {
+		t.Errorf("it looks again after %s, want 10s", next)
+	}
+	if w.cluster.Status.Version == "" || w.cluster.Labels["projectsveltos.io/k8s-version"] == "" {
+		t.Errorf("nothing is known of a member that does not pass: %+v", w.cluster)
+	}
+	w.must(w.Create(t.Context(), w.configMap("first")))
+	w.must(w.Create(t.Context(), w.configMap("later")))
+	w.said()
+	w.want(true, healthy, 0, "")
+	w.wantSaid("Normal Ready cluster ns/one is ready, Kubernetes v1.36.3")
+	w.must(w.Delete(t.Context(), w.configMap("first")))
+	w.want(true, healthy, 0, "")
+	w.must(w.Delete(t.Context(), w.configMap("later")))
+	w.want(true, healthy, 1, "liveness check later: there are 0")
+	w.want(true, down, 2, "liveness check later: there are 0")
+	w.wantSaid("Warning Down cluster ns/one is down: liveness check later: there are 0")
+	w.want(true, down, 2, "liveness check later: there are 0")
+	w.must(w.Create(t.Context(), w.configMap("later")))
+	w.want(true, healthy, 0, "")
+	w.wantSaid("Normal Healthy cluster ns/one is healthy again")
+}
+
+func TestAgentsChecksCountForAPullMember(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true, ConsecutiveFailureThreshold: 2})
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: start}},
+	}
+	w.must(w.Create(t.Context(), lease))
+	report := func(status string) {
+		t.Helper()
+		w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(`{"status":`+status+`}`))))
+	}
+	w.want(false, "", 0, "")
+	report(`{"agentCheckFailures":1,"agentCheckMessage":"readiness check c: no","failureMessage":"readiness check c: no"}`)
+	w.want(false, healthy, 1, "readiness check c: no")
+	report(`{"ready":true,"agentCheckFailures":null,"agentCheckMessage":null,"failureMessage":null}`)
+	w.want(true, healthy, 0, "")
+	report(`{"agentCheckFailures":1,"agentCheckMessage":"liveness check c: no"}`)
+	w.want(true, healthy, 1, "liveness check c: no")
+	report(`{"agentCheckFailures":2,"agentCheckMessage":"liveness check c: still no"}`)
+	w.want(true, down, 2, "liveness check c: still no")
+	w.clock.Step(clusters.SilenceLimit)
+	w.want(true, down, 2, libv1beta1.AgentReportTooOld)
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: w.clock.Now()}
+	w.must(w.Update(t.Context(), lease))
+	w.want(true, down, 2, "liveness check c: still no")
+	report(`{"agentCheckFailures":null,"agentCheckMessage":null,"failureMessage":null}`)
+	w.want(true, healthy, 0, "")
+}
+
+func TestActiveWindowPausesByTheClock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true, ActiveWindow: &libv1beta1.ActiveWindow{From: "0 13 * * *", To: "30 13 * * *"}})
+	wantTurn := func(paused bool, after time.Duration, unpause, pause string) {
+		t.Helper()
+		status, next := w.reconcile()
+		if w.cluster.Spec.Paused != paused || next != after || shown(status.NextUnpause) != unpause || shown(status.NextPause) != pause {
+			t.Errorf("paused %t, looks again after %s, opens %s, closes %s, want %t, %s, %s, %s", w.cluster.Spec.Paused, next,
+				shown(status.NextUnpause), shown(status.NextPause), paused, after, unpause, pause)
+		}
+	}
+	wantTurn(true, time.Hour, "02 13:00", "02 13:30")
+	w.wantSaid("Normal Paused cluster ns/one is paused by its active window")
+	w.clock.Step(time.Hour)
+	wantTurn(false, 30*time.Minute, "03 13:00", "02 13:30")
+	w.wantSaid("Normal Unpaused cluster ns/one is unpaused by its active window")
+	w.clock.Step(10 * time.Minute)
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.Paused = true })
+	wantTurn(true, 20*time.Minute, "03 13:00", "02 13:30")
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "00 14 * * *" })
+	wantTurn(false, 50*time.Minute, "03 13:00", "02 14:00")
+
+	w.said()
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "two" })
+	wantTurn(false, 0, "03 13:00", "02 14:00")
+	wrong := w.cluster.Status.FailureMessage
+	if !strings.HasPrefix(wrong, `spec.activeWindow.to: "two" is no cron expression: `) {
+		t.Errorf("failureMessage is %q", wrong)
+	}
+	w.wantSaid("Warning Attention cluster ns/one: " + wrong)
+	wantTurn(false, 0, "03 13:00", "02 14:00")
+	w.wantSaid("")
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "15 13 * * *" })
+	w.clock.Step(10 * time.Minute)
+	wantTurn(true, 22*time.Hour+40*time.Minute+time.Hour, "03 13:00", "03 13:15")
+	if w.cluster.Status.FailureMessage != "" {
+		t.Errorf("failureMessage is %q", w.cluster.Status.FailureMessage)
+	}
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow = nil })
+	wantTurn(false, 0, "", "")
+	if w.cluster.Status.ActiveWindowHash != nil {
+		t.Error("the hash of a window that is gone stays")
+	}
+}
+
+func shown(t *metav1.Time) string {
+	if t == nil {
+		return ""
+	}
+	return t.UTC().Format("02 15:04")
+}
+
+func TestTokenThatIsNotRenewedIsToldOfOnAHealthyMember(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{TokenRequestRenewalOption: &libv1beta1.TokenRequestRenewalOption{}})
+	message := "renew the token: spec.tokenRequestRenewalOption.renewTokenRequestInterval is not positive"
+	w.want(true, healthy, 0, message)
+	w.want(true, healthy, 0, message)
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.TokenRequestRenewalOption = nil })
+	w.want(true, healthy, 0, "")
+}
+
+func TestDepartureKeepsItsMessage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 1})
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = w.exists("none") })
+	w.want(true, down, 1, "liveness check none: there are 0")
+	w.must(w.Delete(t.Context(), w.cluster))
+	patch := `{"status":{"failureMessage":"deregistering: waiting"}}`
+	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
+	w.want(true, down, 1, "deregistering: waiting")
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = nil })
+	w.want(true, healthy, 0, "deregistering: waiting")
+}
