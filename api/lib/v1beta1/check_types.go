@@ -99,7 +99,7 @@ type ClusterCheck struct {
 	// Name of the check, unique in its list.
 	Name string `json:"name"`
 
-	// ResourceSelectors pick the objects to look at.
+	// ResourceSelectors pick the objects to look at. One with evaluateCEL fails the check: use evaluate.
 	ResourceSelectors []ResourceSelector `json:"resourceSelectors"`
 
 	// Condition is a Lua script with a function "evaluate" that looks at the global "resources", a list of the objects, and

@@ -6,11 +6,11 @@ import (
 
 // ActiveWindow is the recurring time in which a cluster takes changes. Outside it the cluster is paused.
 type ActiveWindow struct {
-	// From is when the window opens, in cron format (five fields, UTC).
+	// From is when the window opens, in cron format (five fields, UTC; or a name like @daily).
 	// +kubebuilder:validation:MinLength=1
 	From string `json:"from"`
 
-	// To is when the window closes, in cron format (five fields, UTC).
+	// To is when the window closes, in cron format (five fields, UTC; or a name like @daily).
 	// +kubebuilder:validation:MinLength=1
 	To string `json:"to"`
 }
@@ -53,7 +53,8 @@ type SveltosClusterSpec struct {
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 
-	// TokenRequestRenewalOption renews the kubeconfig's token. Default: it is not renewed. Push mode only.
+	// TokenRequestRenewalOption renews the kubeconfig's token. While that fails, failureMessage says why and the connection stays
+	// Healthy, since the present token works. Default: it is not renewed. Push mode only.
 	// +optional
 	TokenRequestRenewalOption *TokenRequestRenewalOption `json:"tokenRequestRenewalOption,omitempty"`
 
@@ -61,7 +62,9 @@ type SveltosClusterSpec struct {
 	// +optional
 	Data map[string]string `json:"data,omitempty"`
 
-	// ActiveWindow pauses and unpauses the cluster by the clock. Default: paused is left to people.
+	// ActiveWindow pauses the cluster whenever the window closes and unpauses it whenever the window opens; a window that is new or
+	// changed does so at once. What people write into paused in between holds until then. Removing a window that is closed unpauses
+	// the cluster; removing an open one leaves paused as it is. Default: paused is left to people.
 	// +optional
 	ActiveWindow *ActiveWindow `json:"activeWindow,omitempty"`
 
@@ -70,11 +73,12 @@ type SveltosClusterSpec struct {
 	// +optional
 	ConsecutiveFailureThreshold int32 `json:"consecutiveFailureThreshold,omitempty"`
 
-	// ReadinessChecks must pass before the cluster becomes ready.
+	// ReadinessChecks must pass before the cluster becomes ready, which it then stays. In pull mode the agent runs them.
 	// +optional
 	ReadinessChecks []ClusterCheck `json:"readinessChecks,omitempty"`
 
-	// LivenessChecks must pass for a ready cluster to count as healthy.
+	// LivenessChecks must pass for a ready cluster to count as healthy; each round in which one fails counts as a failed contact. In
+	// pull mode the agent runs them.
 	// +optional
 	LivenessChecks []ClusterCheck `json:"livenessChecks,omitempty"`
 
