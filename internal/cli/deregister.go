@@ -83,7 +83,7 @@ func (f *deregisterFlags) run(ctx context.Context, streams Streams) error {
 	departure, err := join.Deregister(ctx, hub, r)
 	waiting.done()
 	if f.request.Wait == 0 && errors.Is(err, join.ErrGoesOn) {
-		streams.say("%s", oneLine(err))
+		streams.say("note: a running hub goes on with it; to see how far it is, run the command again with some --wait")
 		return nil
 	}
 	if err != nil {

@@ -101,7 +101,7 @@ func containerText(status corev1.ContainerStatus) string {
 	case status.LastTerminationState.Terminated != nil:
 		return fmt.Sprintf("waits (%s) and %s", status.State.Waiting.Reason, ended(status.LastTerminationState.Terminated))
 	}
-	return fmt.Sprintf("waits: %s", reason(status.State.Waiting.Reason, status.State.Waiting.Message))
+	return "waits: " + reason(status.State.Waiting.Reason, status.State.Waiting.Message)
 }
 
 // oneLine makes text fit into a line of progress.

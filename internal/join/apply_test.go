@@ -128,7 +128,7 @@ func TestRegisterAndApply(t *testing.T) {
 	r := join.ApplyRequest{PullRequest: pullRequest(plane.Namespace(t, "apply"), "c"), Member: memberPlane.Config}
 	hubBefore := inNamespace(t, hubClient, r.Namespace)
 
-	fails := func(what string, config *rest.Config, ctx context.Context, want string) { //nolint:revive // the context is what the case is about
+	fails := func(what string, config *rest.Config, ctx context.Context, want string) {
 		t.Helper()
 		before := onMember(t, memberClient)
 		failing := r

@@ -68,10 +68,11 @@ func (w *watcher) await(ctx context.Context) (version string, err error) {
 	limited, cancel := context.WithTimeout(ctx, w.request.Wait)
 	defer cancel()
 	state := "nothing is known of it"
-	err = wait.PollUntilContextCancel(limited, watchPause, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextCancel(limited, watchPause, true, func(context.Context) (bool, error) {
+		// Not limited by the wait, so that the last look shows what there is and not that time is up.
 		look := w.look(ctx)
-		if ctx.Err() != nil {
-			return false, nil
+		if err := ctx.Err(); err != nil {
+			return false, err
 		}
 		state, version = look.text, look.version
 		w.tell(state)
@@ -104,6 +105,8 @@ type sight struct {
 
 // look looks at hub and member. What cannot be read is said and looked at again, since either may be away for a moment.
 func (w *watcher) look(ctx context.Context) sight {
+	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	defer cancel()
 	agent, err := lookAtAgent(ctx, w.member)
 	if err != nil {
 		agent = agentSight{text: err.Error()}
@@ -117,17 +120,19 @@ func (w *watcher) look(ctx context.Context) sight {
 		return sight{text: "agent: " + agent.text + "; hub: " + err.Error()}
 	}
 	connected := beat != nil && !beat.Equal(w.beat)
-	s := sight{text: "agent: " + agent.text + "; hub: " + hubText(cluster, connected), version: cluster.Status.Version}
+	s := sight{text: "agent: " + agent.text + "; hub: " + w.hubText(cluster, connected), version: cluster.Status.Version}
 	s.ready = agent.rolledOut && connected && cluster.Status.Ready && cluster.Status.ConnectionStatus == libv1beta1.ConnectionHealthy
 	return s
 }
 
 // hubText says what the hub knows of a cluster, connected meaning that the agent that was applied has been heard of.
-func hubText(cluster *libv1beta1.SveltosCluster, connected bool) string {
+func (w *watcher) hubText(cluster *libv1beta1.SveltosCluster, connected bool) string {
 	status := cluster.Status
 	switch {
 	case !connected && status.FailureMessage != "":
 		return "the agent has not connected yet (" + status.FailureMessage + ")"
+	case !connected && w.beat != nil:
+		return "the agent has not connected with its new token yet"
 	case !connected:
 		return "the agent has not connected yet"
 	case status.FailureMessage != "":
