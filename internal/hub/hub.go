@@ -252,17 +252,6 @@ func newClient(mgr ctrl.Manager, reads *client.CacheOptions) (client.Client, err
 	return hub, nil
 }
 
-// contact asks a push member how it is.
-func contact(members *fleet.Clients) func(context.Context, fleet.Member) (fleet.Facts, error) {
-	return func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
-		cfg, err := members.Config(ctx, m)
-		if err != nil {
-			return fleet.Facts{}, err
-		}
-		return fleet.Probe(ctx, cfg)
-	}
-}
-
 // transport chooses how bundles get to the members of each mode.
 func (h *hub) transport(ctx context.Context) (deliver.Transport, error) {
 	if h.opts.Transports != nil {
