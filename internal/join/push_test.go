@@ -167,11 +167,13 @@ func TestDeregisterLeavesNothing(t *testing.T) {
 	for name, want := range map[string][]string{
 		"c": {"SveltosCluster/{n}/c", "Secret/{n}/c-sveltos-kubeconfig"},
 		"first": {
-			"SveltosCluster/{n}/first", "RoleBinding/projectsveltos/{n}:first", "RoleBinding/{n}/first", "Role/{n}/first", "Lease/{n}/first", "ServiceAccount/{n}/first",
+			"SveltosCluster/{n}/first", "RoleBinding/projectsveltos/{n}:first", "RoleBinding/{n}/first", "Role/{n}/first", "Lease/{n}/first",
+			"Secret/{n}/first-sveltos-registration", "Secret/{n}/first-sveltos-agent", "ServiceAccount/{n}/first",
 		},
 		"second": {
 			"SveltosCluster/{n}/second", "RoleBinding/projectsveltos/{n}:second", "RoleBinding/{n}--second/second", "Role/{n}--second/second",
-			"RoleBinding/{n}/second", "Role/{n}/second", "Lease/{n}--second/second", "ServiceAccount/{n}/second", "Namespace//{n}--second",
+			"RoleBinding/{n}/second", "Role/{n}/second", "Lease/{n}--second/second",
+			"Secret/{n}/second-sveltos-registration", "Secret/{n}/second-sveltos-agent", "ServiceAccount/{n}/second", "Namespace//{n}--second",
 		},
 	} {
 		departure, err := join.Deregister(t.Context(), plane.Config, join.DeregisterRequest{Request: join.Request{Namespace: n, Name: name}})
