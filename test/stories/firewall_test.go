@@ -67,7 +67,7 @@ func TestFirewall(t *testing.T) {
 
 	t.Run("inbound dropped", func(t *testing.T) {
 		t.Parallel()
-		m := w.behind(t, "walled", "to-walled", localkube.WithNetwork(walled, "10.231.1.2"))
+		m := w.behind(t, "walled", uplink{"to-walled", walled}, localkube.WithNetwork(walled, "10.231.1.2"))
 		if err := dial(t, hub, m.address()); err != nil {
 			t.Errorf("without a firewall the hub cannot dial the member, so this story shows nothing: %v", err)
 		}
@@ -80,7 +80,7 @@ func TestFirewall(t *testing.T) {
 	})
 	t.Run("behind a proxy", func(t *testing.T) {
 		t.Parallel()
-		m := w.behind(t, "proxied", "to-dmz", localkube.WithNetwork(proxied, "10.231.3.2"))
+		m := w.behind(t, "proxied", uplink{"to-dmz", dmz}, localkube.WithNetwork(proxied, "10.231.3.2"))
 		proxy := serveProxy(t, dmz, "10.231.3.1:3128", w.hubHost())
 		m.flags = []string{"--proxy-url=http://10.231.3.1:3128"}
 		m.livesThere(func() {
@@ -94,24 +94,30 @@ func TestFirewall(t *testing.T) {
 	})
 }
 
+// uplink is the cable that leads from the hub to a member, or to its proxy.
+type uplink struct {
+	// device is the hub's end of it, and far the network at the other end.
+	device string
+	far    localkube.Network
+}
+
 // walledMember is a member in a network that the hub cannot dial into.
 type walledMember struct {
 	*world
-	plane *localkube.Plane
-	name  string
-	// device is the hub's end of the cable that leads there.
-	device string
+	plane  *localkube.Plane
+	name   string
+	uplink uplink
 	// flags are further ones for its registration.
 	flags []string
 }
 
 // behind starts a member in a network.
-func (w *world) behind(t *testing.T, name, device string, where localkube.Option) *walledMember {
+func (w *world) behind(t *testing.T, name string, up uplink, where localkube.Option) *walledMember {
 	t.Helper()
 	inner := *w
 	inner.t = t
 	plane := localkube.ForTest(t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, w.binary("towline")), where)
-	return &walledMember{world: &inner, plane: plane, name: name, device: device}
+	return &walledMember{world: &inner, plane: plane, name: name, uplink: up}
 }
 
 // livesThere takes the member through its life. unreachable checks that it cannot be dialled; it is called before and after.
@@ -192,9 +198,12 @@ func (m *walledMember) heals() {
 // withoutLink does something while the hub's cable is unplugged.
 func (m *walledMember) withoutLink(do func()) {
 	m.t.Helper()
-	inside(m.t, m.hub.Network(), "", "ip", "link", "set", m.device, "down")
+	inside(m.t, m.hub.Network(), "", "ip", "link", "set", m.uplink.device, "down")
+	if err := dial(m.t, m.uplink.far, m.hubHost()); err == nil {
+		m.t.Errorf("the hub can be dialled from %s while its cable is unplugged", m.name)
+	}
 	do()
-	inside(m.t, m.hub.Network(), "", "ip", "link", "set", m.device, "up")
+	inside(m.t, m.hub.Network(), "", "ip", "link", "set", m.uplink.device, "up")
 }
 
 func (m *walledMember) withdrawn() {
