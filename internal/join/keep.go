@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -60,7 +61,26 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	if cluster.Status.Ready && cluster.Status.ConnectionStatus != libv1beta1.ConnectionDown {
 		return m.retire(ctx, l, cluster)
 	}
-	return m.provide(ctx, l, cluster)
+	arrived, err := m.arrived(ctx, cluster)
+	if err != nil {
+		return 0, err
+	}
+	if !arrived {
+		return m.provide(ctx, l, cluster)
+	}
+	again, err = m.retire(ctx, l, cluster)
+	return max(again, lookForExchange), err
+}
+
+// arrived says whether the cluster's agent has just been heard of. It has not reported yet, perhaps, but needs no other manifest.
+func (m Manifests) arrived(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
+	lease := &coordinationv1.Lease{}
+	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
+	if err := m.Hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("read Lease %s: %w", key, err)
+	}
+	beat := lease.Spec.RenewTime
+	return beat != nil && m.Clock.Since(beat.Time) < leaseDuration*time.Second, nil
 }
 
 // retire deletes the registration Secret of a connected cluster when nobody needs it any more.
