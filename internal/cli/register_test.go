@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// agentImage is an image that no registry has.
-const agentImage = "registry.invalid/agent:none"
+// brokenImage is an image whose program fails.
+const brokenImage = "registry.invalid/broken:v1"
 
 // world is a hub and a member, and kubeconfig files with a context for each of them.
 type world struct {
@@ -55,7 +55,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w := &world{
 		hubPlane: localkube.ForTest(t, localkube.Named("hub")), memberContext: "member-admin",
-		memberPlane: localkube.ForTest(t, localkube.Named("member"), localkube.WithExec(join.DefaultAgentImage, self)),
+		memberPlane: localkube.ForTest(t, localkube.Named("member"), localkube.WithExec(join.DefaultAgentImage, self), localkube.WithExec(brokenImage, "/bin/false")),
 	}
 	for plane, to := range map[*localkube.Plane]*client.Client{w.hubPlane: &w.hub, w.memberPlane: &w.member} {
 		if *to, err = client.New(plane.Config, client.Options{Scheme: kube.Scheme()}); err != nil {
@@ -216,12 +216,12 @@ func (w *world) takesBackWhatIsInterrupted(t *testing.T) {
 
 func (w *world) saysWhyTheClusterIsNotReady(t *testing.T) {
 	t.Helper()
-	got := run(t, strings.Fields(registerAndApply+"--wait=1s --agent-image="+agentImage)...)
+	got := run(t, strings.Fields(registerAndApply+"--wait=3s --agent-image="+brokenImage)...)
 	agents, clusters := w.traces(t)
 	if got.code != 1 || agents != 1 || clusters != 1 || !strings.Contains(got.out, "deployment.apps/sveltos-applier-manager created\n") {
 		t.Errorf("got %+v, %d agents and %d clusters", got, agents, clusters)
 	}
-	for _, want := range []string{"not ready after 1s: agent: pod sveltos-applier-manager-", "hub: the agent has not connected yet", "run the same command again"} {
+	for _, want := range []string{"not ready after 3s: agent: pod sveltos-applier-manager-", "ended with exit code 1", "hub: the agent has not connected yet", "run the same command again"} {
 		if !strings.Contains(got.err, want) || strings.Count(got.err, "\n") != 1 {
 			t.Errorf("got error output %q, want one line with %q", got.err, want)
 		}
