@@ -142,7 +142,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if outcome.Kind == phase.Waiting {
 		return reconcile.Result{RequeueAfter: c.next(s)}, reported
 	}
-	if client.IgnoreNotFound(outcome.Err) != nil {
+	if outcome.Err != nil {
 		return reconcile.Result{}, fmt.Errorf("deregister cluster %s: %w", req, outcome.Err)
 	}
 	return reconcile.Result{}, reported

@@ -2,6 +2,7 @@ package departures
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -211,7 +212,8 @@ func (c *Controller) release(ctx context.Context, s *state) error {
 
 // report says on the cluster object what is waited for, if that is new.
 func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
-	if s.gone || outcome.Kind == phase.Done || apierrors.IsConflict(outcome.Err) || apierrors.IsNotFound(outcome.Err) || ctx.Err() != nil {
+	passing := apierrors.IsConflict(outcome.Err) || errors.Is(outcome.Err, context.Canceled)
+	if s.gone || outcome.Kind == phase.Done || passing {
 		return nil
 	}
 	message := join.WaitingPrefix + oneLine(outcome.Message())

@@ -2,6 +2,7 @@ package registrations
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -24,6 +25,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/phase"
@@ -142,6 +144,10 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	done := c.Turns.Take(req.NamespacedName)
 	outcome := phase.Run(ctx, s, steps)
 	done()
+	if errors.Is(outcome.Err, join.ErrDeparting) || errors.Is(outcome.Err, join.ErrNotRegistered) {
+		// The cache does not know yet that it leaves or has left.
+		return reconcile.Result{}, nil
+	}
 	if apierrors.IsConflict(outcome.Err) {
 		// The cache is behind, and what it lacks will wake us.
 		return reconcile.Result{RequeueAfter: retryFirst}, nil
@@ -149,7 +155,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := c.report(ctx, s, outcome.Err); err != nil {
 		return reconcile.Result{}, err
 	}
-	if outcome.Kind == phase.Retriable && client.IgnoreNotFound(outcome.Err) != nil {
+	if outcome.Kind == phase.Retriable {
 		return reconcile.Result{}, fmt.Errorf("register cluster %s: %w", req, outcome.Err)
 	}
 	if !cluster.Spec.PullMode {

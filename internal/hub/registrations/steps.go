@@ -69,7 +69,7 @@ func (c *Controller) keep(ctx context.Context, s *state) error {
 
 // report says what is wrong: in an event, and on the cluster while nobody else has anything to say there.
 func (c *Controller) report(ctx context.Context, s *state, failure error) error {
-	if ctx.Err() != nil || errors.Is(failure, join.ErrDeparting) || errors.Is(failure, join.ErrNotRegistered) {
+	if errors.Is(failure, context.Canceled) {
 		return nil
 	}
 	old, message := s.cluster.Status.FailureMessage, ""
