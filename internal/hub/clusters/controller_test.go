@@ -296,7 +296,7 @@ func TestTokenThatIsNotRenewedIsToldOfOnAHealthyMember(t *testing.T) {
 	w.want(true, healthy, 0, "")
 }
 
-func TestDepartureKeepsItsMessage(t *testing.T) {
+func TestDepartureKeepsItsMessageAndIsNotHeldUpByChecks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 1})
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = w.exists("none") })
@@ -304,7 +304,5 @@ func TestDepartureKeepsItsMessage(t *testing.T) {
 	w.must(w.Delete(t.Context(), w.cluster))
 	patch := `{"status":{"failureMessage":"deregistering: waiting"}}`
 	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
-	w.want(true, down, 1, "deregistering: waiting")
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = nil })
 	w.want(true, healthy, 0, "deregistering: waiting")
 }

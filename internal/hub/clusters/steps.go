@@ -100,6 +100,10 @@ func (c *Controller) reach(ctx context.Context, m fleet.Member) (*rest.Config, f
 
 // judge runs the checks of a push member. It fails only when ctx ends.
 func judge(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Verdict, error) {
+	if !cluster.DeletionTimestamp.IsZero() {
+		// A check that fails must not keep what is deployed from being withdrawn.
+		return check.Verdict{Ready: cluster.Status.Ready}, nil
+	}
 	if len(cluster.Spec.ReadinessChecks)+len(cluster.Spec.LivenessChecks) == 0 {
 		return check.Verdict{Ready: true}, nil
 	}
@@ -143,8 +147,14 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	if reported := s.cluster.Status.AgentLastReportTime; reported != nil && reported.After(last) && !reported.After(c.Clock.Now()) {
 		last = reported.Time
 	}
-	status, next := heard(s.cluster.Status, s.cluster.Spec.ConsecutiveFailureThreshold, last, c.Clock.Now())
+	before := *s.cluster.Status.DeepCopy()
+	if s.member.Deleting {
+		// A check that fails must not keep what is deployed from being withdrawn.
+		before.AgentCheckFailures = 0
+	}
+	status, next := heard(before, s.cluster.Spec.ConsecutiveFailureThreshold, last, c.Clock.Now())
 	s.status = status
+	s.status.AgentCheckFailures = s.cluster.Status.AgentCheckFailures
 	s.look(next)
 	return nil
 }
