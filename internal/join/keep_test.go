@@ -228,3 +228,31 @@ func TestAPrintedManifestOutlivesTheOneThatWasExchangedBefore(t *testing.T) {
 		t.Error("the printed manifest's token is not accepted")
 	}
 }
+
+func TestKeepRenewsNoManifestForAnAgentThatHasJustCome(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.keep(t)
+	w.connect(t, secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c")).UID)
+	w.cluster.Status = libv1beta1.SveltosClusterStatus{} // it has not reported yet
+	lease := &coordinationv1.Lease{}
+	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), lease); err != nil {
+		t.Fatal(err)
+	}
+	now := metav1.NewMicroTime(w.clock.Now())
+	lease.Spec.RenewTime = &now
+	if err := w.hubClient.Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	if again := w.keep(t); again != 10*time.Second {
+		t.Errorf("again: got %s, want 10s", again)
+	}
+	if w.manifest(t) != nil {
+		t.Error("the exchanged manifest is still there")
+	}
+	w.clock.Step(91 * time.Second)
+	w.keep(t)
+	if w.manifest(t) == nil {
+		t.Error("an agent that fell silent before it reported has no manifest")
+	}
+}
