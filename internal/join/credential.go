@@ -32,7 +32,7 @@ const (
 	// manifest's token back there.
 	renewedKey = "renewed-kubeconfig"
 	// lookAgain is the time between two looks into the Secret for another way to the hub.
-	lookAgain = 20 * time.Second
+	lookAgain = 5 * time.Second
 	// renewRetryMin and renewRetryMax bound the time between attempts to renew.
 	renewRetryMin = time.Second
 	renewRetryMax = time.Minute

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -67,10 +68,20 @@ func (l *ledger) noteDelivery(ctx context.Context, cluster *libv1beta1.SveltosCl
 	if deliveryNamespace(cluster) == delivery {
 		return nil
 	}
-	before := cluster.DeepCopy()
-	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeliveryNS, delivery)
-	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-	if err := l.hubClient.Patch(ctx, cluster, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+	// The hub writes to the SveltosCluster too, from the moment it appears.
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		live, err := l.liveCluster(ctx)
+		if err != nil {
+			return err
+		}
+		live.DeepCopyInto(cluster)
+		if deliveryNamespace(cluster) == delivery {
+			return nil
+		}
+		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeliveryNS, delivery)
+		return l.hubClient.Patch(ctx, cluster, client.MergeFromWithOptions(live, client.MergeFromWithOptimisticLock{}), client.FieldOwner(kube.FieldManager))
+	})
+	if err != nil {
 		return fmt.Errorf("write the delivery namespace of SveltosCluster %s: %w", l.request.key(), err)
 	}
 	return nil
