@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 
 // moment is a request at which a gate holds whoever makes it.
 type moment struct {
+	// method is that of HTTP; "" stands for all that write.
 	method string
 	path   *regexp.Regexp
 	// body is a text that the request's body must contain.
@@ -30,6 +32,16 @@ type moment struct {
 	nth int
 	// answered means that the API server does what was asked, but the answer never arrives.
 	answered bool
+	// forbidden means that the request, and every later one of the same method and path, is refused rather than held.
+	forbidden bool
+}
+
+// is says whether a request is of that kind.
+func (m moment) is(r *http.Request) bool {
+	writes := r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch || r.Method == http.MethodDelete
+	// Asking who may do what is a POST that writes nothing.
+	writes = writes && !strings.HasPrefix(r.URL.Path, "/apis/authorization.k8s.io/")
+	return (r.Method == m.method || (m.method == "" && writes)) && m.path.MatchString(r.URL.Path)
 }
 
 // trap waits for a moment; sprung is closed when a request is held.
@@ -37,6 +49,7 @@ type trap struct {
 	moment
 	seen   int
 	sprung chan struct{}
+	once   *sync.Once
 }
 
 // gate is a reverse proxy in front of an API server. It can hold one request until whoever made it is gone, so that a process is
@@ -45,9 +58,18 @@ type gate struct {
 	server *httptest.Server
 	proxy  *httputil.ReverseProxy
 
-	// mu guards trap.
+	// mu guards the fields below.
 	mu   sync.Mutex
 	trap *trap
+	// answers are those of the API server since record was called; nil before.
+	answers []answer
+}
+
+// answer is what the API server said to a request.
+type answer struct {
+	method string
+	path   string
+	code   int
 }
 
 // gate opens a gate to the API server of config. Whoever comes through it acts with the credentials of config, or with his own if
@@ -65,18 +87,20 @@ func (w *world) gate(config *rest.Config) *gate {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	g := &gate{proxy: &httputil.ReverseProxy{
+	g := &gate{}
+	g.proxy = &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(upstream)
 			if len(config.CertData) > 0 {
 				r.Out.Header.Del("Authorization")
 			}
 		},
-		Transport:     transport,
-		FlushInterval: -1,
+		Transport:      transport,
+		FlushInterval:  -1,
+		ModifyResponse: g.note,
 		// A client or an API server that is killed in the middle is the point of all this.
 		ErrorHandler: func(rw http.ResponseWriter, _ *http.Request, _ error) { rw.WriteHeader(http.StatusBadGateway) },
-	}}
+	}
 	g.server = httptest.NewUnstartedServer(g)
 	g.server.EnableHTTP2 = true
 	g.server.Config.ErrorLog = log.New(io.Discard, "", 0) // the same, in the middle of a handshake
@@ -90,7 +114,7 @@ func (w *world) gate(config *rest.Config) *gate {
 
 // hold makes the gate hold the request of that moment.
 func (g *gate) hold(m moment) *trap {
-	t := &trap{moment: m, sprung: make(chan struct{})}
+	t := &trap{moment: m, sprung: make(chan struct{}), once: &sync.Once{}}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.trap = t
@@ -108,10 +132,15 @@ func (g *gate) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		g.proxy.ServeHTTP(rw, r)
 		return
 	}
+	if t.forbidden {
+		t.once.Do(func() { close(t.sprung) })
+		forbid(rw, r)
+		return
+	}
 	if t.answered {
 		g.proxy.ServeHTTP(httptest.NewRecorder(), r)
 	}
-	close(t.sprung)
+	t.once.Do(func() { close(t.sprung) })
 	<-r.Context().Done()
 }
 
@@ -120,7 +149,7 @@ func (g *gate) caught(r *http.Request) (t *trap, caught bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t = g.trap
-	if t == nil || r.Method != t.method || !t.path.MatchString(r.URL.Path) {
+	if t == nil || !t.is(r) {
 		return nil, false, nil
 	}
 	body, err := io.ReadAll(r.Body)
@@ -135,7 +164,64 @@ func (g *gate) caught(r *http.Request) (t *trap, caught bool, err error) {
 		return nil, false, nil
 	}
 	g.trap = nil
+	if t.forbidden {
+		g.trap = &trap{moment: moment{method: r.Method, path: regexp.MustCompile("^" + regexp.QuoteMeta(r.URL.Path) + "$"), forbidden: true}, sprung: t.sprung, once: t.once}
+	}
 	return t, true, nil
+}
+
+// release forgets the trap.
+func (g *gate) release() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.trap = nil
+}
+
+// forbid answers as an API server does whose authorizer says no.
+func forbid(rw http.ResponseWriter, r *http.Request) {
+	rw.Header().Set("Content-Type", "application/json")
+	rw.WriteHeader(http.StatusForbidden)
+	_, _ = fmt.Fprintf(rw, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"%s %s is forbidden"}`, r.Method, r.URL.Path)
+}
+
+// record makes the gate remember answers, from now on.
+func (g *gate) record() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.answers = []answer{}
+}
+
+func (g *gate) note(r *http.Response) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.answers != nil {
+		g.answers = append(g.answers, answer{method: r.Request.Method, path: r.Request.URL.Path, code: r.StatusCode})
+	}
+	return nil
+}
+
+// failures lists the recorded requests that the API server did not fulfil.
+func (g *gate) failures() []string {
+	return g.recorded(func(a answer) bool { return a.code >= http.StatusBadRequest })
+}
+
+// fetches lists the recorded reads of bundles.
+func (g *gate) fetches() []string {
+	return g.recorded(func(a answer) bool {
+		return a.method == http.MethodGet && strings.Contains(a.path, "/configurationbundles/")
+	})
+}
+
+func (g *gate) recorded(which func(answer) bool) []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var found []string
+	for _, a := range g.answers {
+		if which(a) {
+			found = append(found, fmt.Sprintf("%s %s: %d", a.method, a.path, a.code))
+		}
+	}
+	return found
 }
 
 // wait waits until a request is held.
