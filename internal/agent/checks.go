@@ -167,13 +167,14 @@ func (c *checks) known() verdict {
 }
 
 // status is what the report on the cluster object says of the verdict. It never says that a cluster is not ready any more.
+// failureMessage is the hub's, which makes it from this and from what it knows itself.
 func (v verdict) status() map[string]any {
-	status := map[string]any{"failureMessage": nil, "agentCheckFailures": nil, "agentCheckMessage": nil}
+	status := map[string]any{"agentCheckFailures": nil, "agentCheckMessage": nil}
 	if v.ready {
 		status["ready"] = true
 	}
 	if v.message != "" {
-		status["failureMessage"], status["agentCheckFailures"], status["agentCheckMessage"] = v.message, v.failures, v.message
+		status["agentCheckFailures"], status["agentCheckMessage"] = v.failures, v.message
 	}
 	return status
 }

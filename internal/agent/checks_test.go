@@ -133,11 +133,11 @@ func TestVerdictIsReported(t *testing.T) {
 	if v := (verdict{ready: true}); v.agrees(status) {
 		t.Error("a check that passes again agrees")
 	}
-	want := map[string]any{"failureMessage": "no", "agentCheckFailures": int32(1), "agentCheckMessage": "no"}
+	want := map[string]any{"agentCheckFailures": int32(1), "agentCheckMessage": "no"}
 	if diff := cmp.Diff(want, verdict{failures: 1, message: "no"}.status()); diff != "" {
 		t.Errorf("status() (-want +got):\n%s", diff)
 	}
-	want = map[string]any{"ready": true, "failureMessage": nil, "agentCheckFailures": nil, "agentCheckMessage": nil}
+	want = map[string]any{"ready": true, "agentCheckFailures": nil, "agentCheckMessage": nil}
 	if diff := cmp.Diff(want, verdict{ready: true}.status()); diff != "" {
 		t.Errorf("status() (-want +got):\n%s", diff)
 	}

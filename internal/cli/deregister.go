@@ -33,7 +33,8 @@ The hub withdraws what it deployed on the cluster, or with --keep-addons leaves 
 itself; then identity, credentials and objects of the cluster go from the hub. What is waited for is shown.
 
 When --wait is over, the command fails and the hub goes on by itself: run it again to wait on. What cannot be reached is only left
-behind with --force, which says what that is: at once, if the cluster is known to be away, else when --wait is over. Deleting the
+behind with --force, which says what that is: at once, if the cluster is known to be away, else when --wait is over; a cluster that
+answers gets up to a minute more to let go. Deleting the
 SveltosCluster with kubectl does the same, without --force. After a failure or an interruption the command can be run again.`,
 		Example: `  sveltosctl deregister cluster --namespace=monitoring --cluster=prod-cluster
 
@@ -108,10 +109,10 @@ func farewell(streams Streams, r join.DeregisterRequest, departure join.Departur
 	}
 	switch {
 	case departure.Forced && len(departure.Left) == 0:
-		streams.say("note: cluster %s/%s was not reached; nothing is known to be left behind there.", r.Namespace, r.Name)
+		streams.say("note: cluster %s/%s left by force; nothing is known to be left behind there.", r.Namespace, r.Name)
 		return nil
 	case departure.Forced:
-		streams.say("note: cluster %s/%s was not reached; left behind there, as far as is known:", r.Namespace, r.Name)
+		streams.say("note: cluster %s/%s left by force; left behind there, as far as is known:", r.Namespace, r.Name)
 	case len(departure.Left) > 0:
 		streams.say("note: these stay on cluster %s/%s; nobody updates, repairs or withdraws them any more:", r.Namespace, r.Name)
 	}

@@ -11,9 +11,11 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/wait"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
@@ -22,10 +24,12 @@ import (
 const (
 	// DeregisterWait is how long a deregistration is followed unless the request says otherwise.
 	DeregisterWait = time.Minute
-	// forcedWait is how long the hub may take, at least, to let go of a cluster by force: it has to find out that the member is away, which
-	// takes it 90 s with an agent.
+	// forcedWait is how long the hub may take, at least, to let go of a cluster by force: it waits 30 s for withdrawals and 30 s for the agent
+	// of a member that answers, and for requests to one that does not.
 	forcedWait = 2 * time.Minute
-	// departurePoll is the time between two looks at a cluster that is leaving.
+	// takenUpWait is how long a hub may take to begin with that: another one takes over within 15 s, and asks the member for 10 s first.
+	takenUpWait = 30 * time.Second
+	// departurePoll is the time between two looks at a cluster that is leaving and cannot be watched.
 	departurePoll = 300 * time.Millisecond
 	// WaitingPrefix begins the failureMessage of a cluster that is being deregistered; what it waits for follows.
 	WaitingPrefix = "deregistering: waiting for "
@@ -42,7 +46,8 @@ type DeregisterRequest struct {
 	Request
 	// KeepAddons leaves what is deployed on the cluster, as it is and without our marks.
 	KeepAddons bool
-	// Force leaves behind what cannot be reached when Wait is over; at once, if the cluster is known to be out of reach.
+	// Force leaves behind what cannot be reached, or does not go within 30 s more, when Wait is over; at once, if the cluster is known to be
+	// out of reach.
 	Force bool
 	// Wait is how long the hub may take. Zero means DeregisterWait; less than zero, not to wait at all.
 	Wait time.Duration
@@ -54,9 +59,10 @@ type DeregisterRequest struct {
 type Departure struct {
 	// Deleted are the objects that are gone from the hub, in the order in which they go.
 	Deleted []kube.Ref
-	// Left are, for people, the things that stay on the member, one each: because it was asked to keep them, or was not reached.
+	// Left are, for people, the things that stay on the member, one each: because it was asked to keep them, or was not reached, or did not
+	// let go in time. Of the last two it is what was last known to be there.
 	Left []string
-	// Forced says that the member was not reached, so that Left is what was last known to be there.
+	// Forced says that it was done by force.
 	Forced bool
 }
 
@@ -84,11 +90,13 @@ func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Dep
 
 // departure is one deregistration.
 type departure struct {
-	hubClient client.Client
+	hubClient client.WithWatch
 	request   DeregisterRequest
 	done      Departure
-	// deployed is what the member was last known to have.
+	// deployed is what the member was known to have at first.
 	deployed []string
+	// held says that a hub looked after the cluster, which tells what it leaves behind.
+	held bool
 	// told is what progress was told last.
 	told string
 }
@@ -108,6 +116,7 @@ func (d *departure) run(ctx context.Context) error {
 	if d.deployed, err = deployedOn(ctx, d.hubClient, d.request.Request); err != nil {
 		return err
 	}
+	d.held = controllerutil.ContainsFinalizer(cluster, kube.FinalizerCluster)
 	if err := d.ask(ctx, cluster); err != nil {
 		return err
 	}
@@ -196,18 +205,25 @@ func (d *departure) follow(ctx context.Context, cluster *libv1beta1.SveltosClust
 	if !d.request.Force {
 		return d.overdue(cluster)
 	}
-	if d.deployed, err = deployedOn(ctx, d.hubClient, d.request.Request); err != nil {
-		return err
-	}
 	d.done.Forced = true
 	if err := AnnotateDeparture(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	gone, err = d.await(ctx, cluster, max(limit, forcedWait))
-	if err == nil && !gone {
-		return d.overdue(cluster)
+	for _, limit := range []time.Duration{takenUpWait, max(limit, forcedWait)} {
+		gone, err = d.await(ctx, cluster, limit)
+		if err != nil || gone {
+			return err
+		}
+		if d.ignored(cluster) {
+			break
+		}
 	}
-	return err
+	return d.overdue(cluster)
+}
+
+// ignored says whether no hub has taken up that the cluster is to go by force: one that runs sets itself a deadline at once.
+func (d *departure) ignored(cluster *libv1beta1.SveltosCluster) bool {
+	return d.done.Forced && cluster.Annotations[kube.AnnotationDeadline] == ""
 }
 
 // await looks until the SveltosCluster is gone, or another one, for no longer than limit. cluster is kept as it was seen last.
@@ -215,24 +231,50 @@ func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluste
 	uid := cluster.UID
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err = wait.PollUntilContextCancel(limited, departurePoll, true, func(context.Context) (bool, error) {
+	for {
 		// Not limited, so that there is always one look.
 		now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 		if err != nil {
 			return false, err
 		}
 		if !found || now.UID != uid {
-			gone = true
 			return true, nil
 		}
 		now.DeepCopyInto(cluster)
 		d.tell(cluster)
-		return false, nil
-	})
-	if limited.Err() != nil && ctx.Err() == nil {
-		return gone, nil
+		if limited.Err() == nil && d.watch(limited, cluster) {
+			return true, nil
+		}
+		select {
+		case <-limited.Done():
+			return false, ctx.Err()
+		case <-time.After(departurePoll):
+		}
 	}
-	return gone, err
+}
+
+// watch sees every change of cluster, so that what is written last is not missed. It returns true when cluster is gone, and false if it cannot
+// be watched any longer, or ctx ended.
+func (d *departure) watch(ctx context.Context, cluster *libv1beta1.SveltosCluster) (gone bool) {
+	from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: cluster.ResourceVersion}}
+	changes, err := d.hubClient.Watch(ctx, &libv1beta1.SveltosClusterList{}, from,
+		client.InNamespace(cluster.Namespace), client.MatchingFields{metav1.ObjectNameField: cluster.Name})
+	if err != nil {
+		return false
+	}
+	defer changes.Stop()
+	for change := range changes.ResultChan() {
+		now, ok := change.Object.(*libv1beta1.SveltosCluster)
+		if !ok || now.UID != cluster.UID {
+			return false
+		}
+		now.DeepCopyInto(cluster)
+		if change.Type == watch.Deleted {
+			return true
+		}
+		d.tell(cluster)
+	}
+	return false
 }
 
 func (d *departure) tell(cluster *libv1beta1.SveltosCluster) {
@@ -246,7 +288,7 @@ func (d *departure) tell(cluster *libv1beta1.SveltosCluster) {
 // overdue says why the cluster is still there.
 func (d *departure) overdue(cluster *libv1beta1.SveltosCluster) error {
 	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
-	if !waiting {
+	if !waiting || d.ignored(cluster) {
 		return fmt.Errorf("no hub has taken it up: is the hub running? %w when it is", ErrGoesOn)
 	}
 	if d.done.Forced {
@@ -274,14 +316,23 @@ func (d *departure) conclude(ctx context.Context, cluster *libv1beta1.SveltosClu
 			d.done.Deleted = append(d.done.Deleted, ref)
 		}
 	}
-	if d.done.Forced || d.request.KeepAddons {
-		d.done.Left = d.deployed
-	}
-	came := cluster.Status.Ready || cluster.Status.AgentLastReportTime != nil
-	if d.done.Forced && cluster.Spec.PullMode && came && cluster.Status.AgentRemovedAt == nil {
-		d.done.Left = append(d.done.Left, "the agent, in namespace "+kube.AgentNamespace)
-	}
+	d.done.Left = d.left(cluster)
 	return nil
+}
+
+// left lists what stays on the member: what the hub says that it left, and what was to be kept. Where no hub looked after the cluster,
+// nobody took anything away.
+func (d *departure) left(cluster *libv1beta1.SveltosCluster) []string {
+	var kept []string
+	if d.request.KeepAddons || !d.held {
+		kept = d.deployed
+	}
+	left := union(kept, LeftBehind(cluster))
+	came := cluster.Status.Ready || cluster.Status.AgentLastReportTime != nil
+	if !d.held && cluster.Spec.PullMode && came && cluster.Status.AgentRemovedAt == nil {
+		left = union(left, []string{AgentLeft})
+	}
+	return left
 }
 
 // noteNamespace adds the namespace that was made for the deliveries of the cluster, if it went too.

@@ -2,13 +2,26 @@ package join
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// AgentLeft is what people are told of an agent that stays on its member.
+	AgentLeft = "the agent, in namespace " + kube.AgentNamespace
+	// maxLeft is how many bytes the list of what is left behind may take: a quarter of what the annotations of an object may.
+	maxLeft = 64 << 10
+	// moreLeft ends a list that was cut.
+	moreLeft = "more than can be listed here"
 )
 
 // deployedOn lists what is deployed on a cluster, for people: its releases and objects.
@@ -18,28 +31,91 @@ func deployedOn(ctx context.Context, hub client.Client, r Request) ([]string, er
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read what is deployed on cluster %s: %w", r.key(), err)
 	}
-	var all []string
-	for _, profile := range inventory.Status.ClusterProfileResources {
-		all = append(all, deployedBy(profile.Features)...)
-	}
-	for _, profile := range inventory.Status.ProfileResources {
-		all = append(all, deployedBy(profile.Features)...)
-	}
-	return all, nil
+	return Deployed(inventory.Status, func(string, string, libv1beta1.FeatureID) bool { return true }), nil
 }
 
-func deployedBy(features []configv1beta1.DeployedFeature) []string {
+// Deployed lists for people, of what inventory has, the releases and objects of those features that wanted accepts by the kind and the name
+// of their profile and by themselves.
+func Deployed(inventory configv1beta1.ClusterConfigurationStatus, wanted func(kind, profile string, feature libv1beta1.FeatureID) bool) []string {
 	var all []string
-	for _, feature := range features {
-		for _, chart := range feature.Charts {
-			all = append(all, fmt.Sprintf("Helm release %s/%s", chart.Namespace, chart.ReleaseName))
-		}
-		for _, resource := range feature.Resources {
-			// The objects of a release go without saying.
-			if feature.FeatureID == libv1beta1.FeatureHelm && len(feature.Charts) > 0 {
-				break
+	add := func(kind, profile string, features []configv1beta1.DeployedFeature) {
+		for _, feature := range features {
+			if wanted(kind, profile, feature.FeatureID) {
+				all = append(all, deployedBy(feature)...)
 			}
-			all = append(all, kube.Ref{Group: resource.Group, Kind: resource.Kind, Namespace: resource.Namespace, Name: resource.Name}.String())
+		}
+	}
+	for _, profile := range inventory.ClusterProfileResources {
+		add(configv1beta1.ClusterProfileKind, profile.ClusterProfileName, profile.Features)
+	}
+	for _, profile := range inventory.ProfileResources {
+		add(configv1beta1.ProfileKind, profile.ProfileName, profile.Features)
+	}
+	return all
+}
+
+func deployedBy(feature configv1beta1.DeployedFeature) []string {
+	var all []string
+	for _, chart := range feature.Charts {
+		all = append(all, fmt.Sprintf("Helm release %s/%s", chart.Namespace, chart.ReleaseName))
+	}
+	for _, resource := range feature.Resources {
+		// The objects of a release go without saying.
+		if feature.FeatureID == libv1beta1.FeatureHelm && len(feature.Charts) > 0 {
+			break
+		}
+		all = append(all, kube.Ref{Group: resource.Group, Kind: resource.Kind, Namespace: resource.Namespace, Name: resource.Name}.String())
+	}
+	return all
+}
+
+// Abandoned says whether the time of cluster's deregistration by force is over, so that what is not withdrawn stays.
+func Abandoned(cluster *libv1beta1.SveltosCluster) bool {
+	return !cluster.DeletionTimestamp.IsZero() &&
+		slices.Contains(strings.Split(cluster.Annotations[kube.AnnotationDeregister], ","), kube.DeregisterAbandon)
+}
+
+// LeftBehind lists, for people, what the hub has left on the member of a cluster that is deregistered by force.
+func LeftBehind(cluster *libv1beta1.SveltosCluster) []string {
+	var left []string
+	// What somebody else wrote there is no list of ours.
+	if err := json.Unmarshal([]byte(cluster.Annotations[kube.AnnotationLeftBehind]), &left); err != nil {
+		return nil
+	}
+	return left
+}
+
+// LeaveBehind adds to what LeftBehind lists, before the cluster object goes, and returns it as it is then. It fails with a conflict if cluster
+// is not as it was read. A list that is too long is cut, and says so.
+func LeaveBehind(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster, left ...string) (*libv1beta1.SveltosCluster, error) {
+	all := union(LeftBehind(cluster), left)
+	text, err := json.Marshal(all)
+	for err == nil && len(text) > maxLeft {
+		all = append(all[:len(all)/2], moreLeft)
+		text, err = json.Marshal(all)
+	}
+	if err != nil {
+		return cluster, fmt.Errorf("encode what is left behind: %w", err)
+	}
+	if len(all) == 0 || string(text) == cluster.Annotations[kube.AnnotationLeftBehind] {
+		return cluster, nil
+	}
+	noted := cluster.DeepCopy()
+	metav1.SetMetaDataAnnotation(&noted.ObjectMeta, kube.AnnotationLeftBehind, string(text))
+	// The lock keeps what is left of other profiles.
+	patch := client.MergeFromWithOptions(cluster, client.MergeFromWithOptimisticLock{})
+	if err := hub.Patch(ctx, noted, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return cluster, fmt.Errorf("note what is left behind on SveltosCluster %s: %w", client.ObjectKeyFromObject(cluster), err)
+	}
+	return noted, nil
+}
+
+// union returns what is in a or in b, once each, in that order.
+func union(a, b []string) []string {
+	var all []string
+	for _, text := range slices.Concat(a, b) {
+		if !slices.Contains(all, text) {
+			all = append(all, text)
 		}
 	}
 	return all

@@ -44,10 +44,10 @@ var ErrNotInstalled = errors.New("the hub does not know SveltosClusters; install
 // ErrForeign says that an object which a registration would make exists and belongs to someone else.
 var ErrForeign = errors.New("exists and was not made by a registration: choose another cluster name")
 
-func newHubClient(hub *rest.Config) (client.Client, error) {
+func newHubClient(hub *rest.Config) (client.WithWatch, error) {
 	config := rest.CopyConfig(hub)
 	config.QPS, config.Burst = registrationQPS, registrationQPS
-	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	hubClient, err := client.NewWithWatch(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return nil, fmt.Errorf("connect to the hub: %w", err)
 	}

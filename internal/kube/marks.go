@@ -37,6 +37,10 @@ const (
 	AnnotationDeregister = "towline.dev/deregister"
 	// AnnotationAgentOrder on a SveltosCluster that is being deleted is the hub's order to its agent; AgentOrderRemove is the only one.
 	AnnotationAgentOrder = "towline.dev/agent-order"
+	// AnnotationDeadline on a SveltosCluster that is deregistered by force is until when (RFC 3339) the hub waits for what it waits for now.
+	AnnotationDeadline = "towline.dev/deregister-deadline"
+	// AnnotationLeftBehind on a SveltosCluster that is deregistered by force lists, in JSON and for people, what the hub left on the member.
+	AnnotationLeftBehind = "towline.dev/left-behind"
 	// AnnotationExchanged on an agent's Lease is the uid of the Secret that the manifest's token was bound to which the agent exchanged last.
 	AnnotationExchanged = "towline.dev/exchanged"
 )
@@ -44,8 +48,10 @@ const (
 // Values of AnnotationDeregister and AnnotationAgentOrder.
 const (
 	DeregisterKeep   = "keep-addons" // leave what is deployed on the member
-	DeregisterForce  = "force"       // leave behind what cannot be reached
+	DeregisterForce  = "force"       // leave behind what cannot be reached, or does not go in time
 	AgentOrderRemove = "remove"      // remove yourself from the member
+	// DeregisterAbandon is added by the hub when the time of a deregistration by force is over: what is not withdrawn stays.
+	DeregisterAbandon = "abandon"
 )
 
 // FinalizerCluster on a SveltosCluster lets the hub withdraw what is deployed, and take identity and credentials back, before it goes. Only a

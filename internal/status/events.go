@@ -103,17 +103,13 @@ func clip(note string) string {
 	return strings.ToValidUTF8(note[:maxNote-len(mark)], "") + mark
 }
 
-// Abandoned is the event about what a cluster keeps of a profile because the cluster is gone from the hub, or leaves it unreached.
-func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member) Event {
+// Abandoned is the event about what a cluster keeps of a profile because nobody withdraws it any more; why is said of the cluster.
+func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string) Event {
 	var kept []string
 	for _, info := range s.DeployedGVKs {
 		kept = append(kept, fmt.Sprintf("%s (%s)", info.FeatureID, strings.Join(info.DeployedGroupVersionKind, ", ")))
 	}
-	why := "is gone"
-	if m.Forced {
-		why = "is not reached and leaves by force"
-	}
-	note := fmt.Sprintf("cluster %s %s %s; nothing was withdrawn from it", m.Type, m.Key(), why)
+	note := fmt.Sprintf("cluster %s %s %s", m.Type, m.Key(), why)
 	if len(kept) > 0 {
 		note += ", left there: " + strings.Join(kept, "; ")
 	}

@@ -150,11 +150,16 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 
 // next says when to look again if no watch tells of anything until then; zero means never.
 func (c *Controller) next(s *state) time.Duration {
-	if s.away == "" {
-		return 0
-	}
 	grace := s.cluster.Spec.CleanupGracePeriod
-	if s.member.Forced || grace == nil {
+	switch {
+	case s.member.Forced:
+		if left := c.remaining(s); left > 0 {
+			return left
+		}
+		return recheck
+	case s.away == "":
+		return 0
+	case grace == nil:
 		return recheck
 	}
 	left := grace.Duration - c.Clock.Since(s.cluster.DeletionTimestamp.Time)

@@ -49,6 +49,8 @@ func (r *Reach) Away(ctx context.Context, cluster *libv1beta1.SveltosCluster) (s
 		return "its agent has never come", nil
 	case last.IsZero() && m.Down:
 		return "its agent is silent", nil
+	case m.Down && cluster.Status.AgentCheckFailures > 0 && r.Clock.Since(last) < clusters.SilenceLimit:
+		return "", nil // a check fails, and the agent is at work
 	case m.Down, !m.Ready && r.Clock.Since(last) >= clusters.SilenceLimit:
 		return "its agent is silent since " + last.UTC().Format(time.RFC3339), nil
 	}

@@ -33,30 +33,6 @@ type state struct {
 	gone bool
 }
 
-// force finds out whether the member can be reached, and stops waiting for one that cannot be when its time is up, or when the namespace goes
-// that its identity is in.
-func (c *Controller) force(ctx context.Context, s *state) error {
-	var err error
-	if s.away, err = c.Reach.Away(ctx, s.cluster); err != nil || s.member.Forced {
-		return err
-	}
-	doomed, err := c.Reach.doomed(ctx, s.member)
-	if err != nil {
-		return err
-	}
-	grace := s.cluster.Spec.CleanupGracePeriod
-	expired := s.away != "" && grace != nil && c.Clock.Since(s.cluster.DeletionTimestamp.Time) >= grace.Duration
-	if doomed == "" && !expired {
-		return nil
-	}
-	forced := s.cluster.DeepCopy()
-	if err := join.AnnotateDeparture(ctx, c.Live, forced, kube.DeregisterForce); err != nil {
-		return err
-	}
-	s.cluster, s.member = forced, fleet.FromSveltosCluster(forced)
-	return nil
-}
-
 // withdraw has the summaries of the cluster withdrawn, and waits for that.
 func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	summaries, err := c.summaries(ctx, s.member)
@@ -74,6 +50,11 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	}
 	if len(summaries) == 0 {
 		return nil
+	}
+	if s.member.Forced && c.remaining(s) <= 0 {
+		if err := c.option(ctx, s, kube.DeregisterAbandon); err != nil {
+			return err
+		}
 	}
 	return s.wait(waitingFor(summaries))
 }
@@ -117,7 +98,8 @@ func (s *state) wait(what string) error {
 	return phase.Wait{Reason: oneLine(what)}
 }
 
-// dismiss has that removed from the member which its registration put there, each mode in its own way. By force, nobody is waited for.
+// dismiss has that removed from the member which its registration put there, each mode in its own way. By force, nobody is waited for who cannot be reached, or
+// does not do it in time.
 func (c *Controller) dismiss(ctx context.Context, s *state) error {
 	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.dismissHub, fleet.Pull: c.dismissAgent}[s.member.Mode](ctx, s)
 }
@@ -134,13 +116,16 @@ func (c *Controller) dismissAgent(ctx context.Context, s *state) error {
 	if last.IsZero() && !s.member.Ready {
 		return nil // there is no agent
 	}
-	if s.member.Forced {
-		c.tell(s, corev1.EventTypeWarning, "LeftBehind", "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
-		return nil
+	told := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	if s.member.Forced && (s.away != "" || told && c.remaining(s) <= 0) {
+		return c.leave(ctx, s, join.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
 	}
-	if s.cluster.Annotations[kube.AnnotationAgentOrder] != kube.AgentOrderRemove {
+	if !told {
 		ordered := s.cluster.DeepCopy()
 		metav1.SetMetaDataAnnotation(&ordered.ObjectMeta, kube.AnnotationAgentOrder, kube.AgentOrderRemove)
+		if s.member.Forced {
+			c.setDeadline(ordered)
+		}
 		if err := c.Live.Patch(ctx, ordered, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
 			return fmt.Errorf("order the agent to remove itself: %w", err)
 		}
@@ -160,9 +145,8 @@ func (c *Controller) dismissHub(ctx context.Context, s *state) error {
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case s.member.Forced:
-		c.tell(s, corev1.EventTypeWarning, "LeftBehind", "the identity of the hub on cluster "+s.member.Key()+" stays there: "+err.Error())
-		return nil
+	case s.member.Forced && (s.away != "" || c.remaining(s) <= 0):
+		return c.leave(ctx, s, "the hub's identity", "the identity of the hub on cluster "+s.member.Key()+" stays there: "+err.Error())
 	case s.away != "":
 		return s.wait("the hub's identity on it to be removed")
 	}

@@ -48,10 +48,15 @@ func (c *Controller) record(ctx context.Context, s *state) error {
 	return err
 }
 
+// inventoryName names the cluster's inventory.
+func (s *state) inventoryName() client.ObjectKey {
+	return client.ObjectKey{Namespace: s.member.Namespace, Name: strings.ToLower(string(s.member.Type)) + "--" + s.member.Name}
+}
+
 // updateInventory writes changes for the profile that owns the summary. Other profiles on the cluster write to the same object.
 func (c *Controller) updateInventory(ctx context.Context, s *state, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) error {
 	var reader client.Reader = c.Hub
-	name := client.ObjectKey{Namespace: s.member.Namespace, Name: strings.ToLower(string(s.member.Type)) + "--" + s.member.Name}
+	name := s.inventoryName()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		have := &configv1beta1.ClusterConfiguration{}
 		err := reader.Get(ctx, name, have)

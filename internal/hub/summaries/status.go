@@ -38,9 +38,10 @@ func unreachable(m fleet.Member) string {
 		return agentNotHealthy
 	case m.Down && m.Deleting:
 		// The message says what the deregistration waits for.
-		return "cluster is not reached"
+		return "cluster is down"
 	case m.Down:
-		return "cluster is not reached: " + m.DownMessage
+		// It may be reached, and one of its liveness checks fails.
+		return "cluster is down: " + m.DownMessage
 	default:
 		return ""
 	}

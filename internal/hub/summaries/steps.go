@@ -28,6 +28,8 @@ import (
 const (
 	// longestRecheck is the longest pause between two looks at a withdrawal that is not done.
 	longestRecheck = 30 * time.Second
+	// forcedLimit is how long one withdrawal from a member that leaves by force may take.
+	forcedLimit = 20 * time.Second
 	// oneTimeAnnotation on a summary lists the features that were delivered once and for all (syncMode OneTime).
 	oneTimeAnnotation = "towline.dev/one-time"
 )
@@ -343,19 +345,19 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 
 // retire withdraws what is wanted no more; everything, if the summary is deleted.
 func (c *Controller) retire(ctx context.Context, s *state) error {
-	lost, err := c.lost(ctx, s)
+	why, err := c.lost(ctx, s)
 	if err != nil {
 		return err
 	}
-	if lost {
-		return c.abandon(ctx, s)
+	if why != "" {
+		return c.abandon(ctx, s, why)
 	}
 	s.free = true
 	for _, feature := range s.leaving() {
 		w := bundle.Withdrawal{ID: s.id(feature), Leave: s.leave()}
 		done, err := true, error(nil)
 		if len(s.old(feature).Hash) > 0 {
-			done, err = c.Transport.Withdraw(ctx, s.member, w)
+			done, err = c.withdraw(ctx, s.member, w)
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())
@@ -375,6 +377,16 @@ func (c *Controller) retire(ctx context.Context, s *state) error {
 		s.find(finding)
 	}
 	return nil
+}
+
+// withdraw asks the member to withdraw. One that takes the request and does not answer holds no deregistration by force up.
+func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	if m.Forced {
+		limited, cancel := context.WithTimeout(ctx, forcedLimit)
+		defer cancel()
+		ctx = limited
+	}
+	return c.Transport.Withdraw(ctx, m, w)
 }
 
 // recheck says when to look at a withdrawal again: a quarter of the time that it has taken already, within limits.

@@ -1,0 +1,135 @@
+package hub_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+// wantDeadline waits until the hub has said, after the time not, until when it waits for a cluster that leaves by force, and returns that.
+func (w *world) wantDeadline(cluster *libv1beta1.SveltosCluster, not string) (deadline string) {
+	w.Helper()
+	w.eventually("deadline of "+cluster.Name, func() error {
+		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+			return err
+		}
+		if deadline = cluster.Annotations[kube.AnnotationDeadline]; deadline == not {
+			return fmt.Errorf("annotations are %v", cluster.Annotations)
+		}
+		return nil
+	})
+	until, err := time.Parse(time.RFC3339, deadline)
+	w.must(err)
+	if left := time.Until(until); left < 20*time.Second || left > 30*time.Second {
+		w.Errorf("the hub waits for %s, want 30s", left)
+	}
+	return deadline
+}
+
+// timeUp lets the time pass until when the hub waits.
+func (w *world) timeUp(cluster *libv1beta1.SveltosCluster) (deadline string) {
+	w.Helper()
+	deadline = time.Now().Add(-time.Second).UTC().Format(time.RFC3339)
+	update(w, cluster, func(c *libv1beta1.SveltosCluster) { c.Annotations[kube.AnnotationDeadline] = deadline })
+	return deadline
+}
+
+func (w *world) forced(name string) *departing {
+	return w.deregister(join.DeregisterRequest{Request: join.Request{Name: name}, Force: true, Wait: -1})
+}
+
+func TestForceGivesAMemberThatAnswersTime(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	one := w.member("one", w.prod())
+	w.wantProvisioned(w.profile(nil), "one")
+	d := w.forced("one")
+	w.agentLeaves(one)
+	departure := d.wait(w)
+	if departure.Left != nil || !departure.Forced || len(w.withdrawals()) != 1 {
+		t.Errorf("departure = %+v, withdrawn %v", departure, w.withdrawals())
+	}
+}
+
+func TestForceLeavesBehindWhatIsNotWithdrawnInTime(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	one := w.member("one", w.prod())
+	profile := w.profile(nil)
+	summary := w.wantProvisioned(profile, "one")
+	w.set(func(m *mailbox) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
+	d := w.forced("one")
+	w.wantDeadline(one, "")
+	w.wantMessage(one, "to be withdrawn")
+	passed := w.timeUp(one)
+	// The agent gets its own time.
+	w.wantDeadline(one, passed)
+	w.agentLeaves(one)
+	if err := same([]string{"ConfigMap default/a"}, d.wait(w).Left); err != nil {
+		t.Errorf("left %v", err)
+	}
+	w.eventually("event", func() error {
+		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one leaves by force before everything is withdrawn from it, left there: Resources (ConfigMap.v1.)"
+		if all := w.events(summary); !slices.Contains(all, want) {
+			return fmt.Errorf("events are %q", all)
+		}
+		return nil
+	})
+	w.wantNone(w.registration("one", w.ns))
+}
+
+func TestForceLeavesBehindAnAgentThatDoesNotGoInTime(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	one := w.member("one", w.prod())
+	w.wantProvisioned(w.profile(nil), "one")
+	d := w.forced("one")
+	w.wantMessage(one, "its agent to remove itself")
+	w.timeUp(one)
+	if err := same([]string{join.AgentLeft}, d.wait(w).Left); err != nil {
+		t.Errorf("left %v", err)
+	}
+	w.wantNone(w.registration("one", w.ns))
+}
+
+func TestForceTellsWhatAPushMemberKeeps(t *testing.T) {
+	w := realWorld(t)
+	w.start(w.plane.Config, hub.Options{InstallCRDs: true, CacheDir: t.TempDir()})
+	w.eventually("CRDs are served", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
+	held := "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: held\n  namespace: default\n  finalizers: [example.com/nobody]\n"
+	w.configMap("manifests", manifest("free"))
+	one := w.pushed("one")
+	w.wantProvisioned(w.profile(nil), "one")
+	w.configMap("stuck", held)
+	w.wantProvisioned(w.profile(func(spec *configv1beta1.ProfileSpec) { spec.PolicyRefs[0].Name = "stuck" }), "one")
+
+	d := w.forced("one")
+	w.wantDeadline(one, "")
+	w.eventually("the other object goes", func() error { return w.gone(&corev1.ConfigMap{}, "default", "free") })
+	w.eventually("one summary is left", func() error {
+		var summaries configv1beta1.ClusterSummaryList
+		if err := w.List(t.Context(), &summaries, client.InNamespace(w.ns)); err != nil || len(summaries.Items) != 1 {
+			return fmt.Errorf("%d summaries, %w", len(summaries.Items), err)
+		}
+		return nil
+	})
+	w.timeUp(one)
+	departure := d.wait(w)
+	if err := same([]string{"ConfigMap default/held"}, departure.Left); err != nil || !departure.Forced {
+		t.Errorf("left %v", err)
+	}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "held"}}
+	update(w, object, func(cm *corev1.ConfigMap) { cm.Finalizers = nil })
+}

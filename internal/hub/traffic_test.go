@@ -1,0 +1,96 @@
+package hub_test
+
+import (
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// traffic lists the requests of a hub.
+type traffic struct {
+	mu   sync.Mutex // guards seen
+	seen []string
+}
+
+// on returns config with its requests listed.
+func (r *traffic) on(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			r.mu.Lock()
+			r.seen = append(r.seen, request.Method+" "+request.URL.RequestURI())
+			r.mu.Unlock()
+			return next.RoundTrip(request)
+		})
+	})
+	return config
+}
+
+// take returns what was seen since it was called last.
+func (r *traffic) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	seen := r.seen
+	r.seen = nil
+	return seen
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+
+func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
+	t.Parallel()
+	w := worldOn(t, localkube.ForTest(t, localkube.Named("beats")))
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
+	requests := &traffic{}
+	w.start(requests.on(w.plane.Config), hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
+	w.configMap("manifests", manifest("a"))
+	one := w.member("one", w.prod())
+	w.wantProvisioned(w.profile(nil), "one")
+	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool { return s.ConnectionStatus == libv1beta1.ConnectionHealthy })
+
+	const quiet, beats = 2 * time.Second, 20
+	w.eventually("the hub has nothing to do", func() error {
+		requests.take()
+		return w.silent(requests, quiet)
+	})
+	for range beats {
+		lease := &coordinationv1.Lease{}
+		lease.Namespace, lease.Name = w.ns, one.Name
+		update(w, lease, func(l *coordinationv1.Lease) { l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()} })
+	}
+	// Agents report on the cluster object, too, every few minutes.
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(one), one))
+	before := one.DeepCopy()
+	one.Status.AgentLastReportTime = &metav1.Time{Time: time.Now()}
+	w.must(w.Status().Patch(t.Context(), one, client.MergeFrom(before)))
+	if err := w.silent(requests, quiet); err != nil {
+		t.Errorf("%d heartbeats made the hub ask: %v", beats, err)
+	}
+}
+
+// silent fails if the hub has made requests, or makes some within a while.
+func (w *world) silent(requests *traffic, within time.Duration) error {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-w.Context().Done():
+		return w.Context().Err()
+	}
+	return same([]string(nil), requests.take())
+}
