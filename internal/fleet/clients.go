@@ -13,6 +13,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
 // ErrPull is the error of asking for a client of a member that only dials out.
@@ -28,11 +30,13 @@ type Clients struct {
 	cache map[string]cachedConfig
 }
 
-// cachedConfig is the config made from one version of one key of one Secret.
+// cachedConfig is the config made from one version of one key of one Secret, or from one identity and certificate authority.
 type cachedConfig struct {
 	secretUID       types.UID
 	resourceVersion string
 	key             string
+	identity        *libv1beta1.WorkloadIdentity
+	authority       []byte
 	config          *rest.Config
 }
 
@@ -42,11 +46,16 @@ func NewClients(hubReader client.Reader, hub *rest.Config) *Clients {
 	return &Clients{hubReader: hubReader, hub: hub, cache: map[string]cachedConfig{}}
 }
 
-// Config returns how to connect to m. It is the same pointer until the kubeconfig changes; copy it before changing it. It fails with
-// ErrPull for pull members, and if the kubeconfig is missing, cannot be parsed, or would run a program or read a file of the hub.
+// Config returns how to connect to m. It is the same pointer until the kubeconfig changes, or the identity or its certificate authority;
+// copy it before changing it. It fails with ErrPull for pull members, and if the kubeconfig is missing, cannot be parsed, or would run a
+// program or read a file of the hub; or if something that a token for the identity needs is missing. Tokens are asked for when the config
+// is used: requests fail while there is none.
 func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 	if m.Mode == Pull {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), ErrPull)
+	}
+	if m.Identity != nil {
+		return c.identified(ctx, m)
 	}
 	if m.KubeconfigSecret == "" {
 		return c.hub, nil
@@ -59,7 +68,7 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	have, ok := c.cache[m.Key()]
-	if ok && have.secretUID == secret.UID && have.resourceVersion == secret.ResourceVersion && have.key == m.KubeconfigKey {
+	if ok && have.identity == nil && have.secretUID == secret.UID && have.resourceVersion == secret.ResourceVersion && have.key == m.KubeconfigKey {
 		return have.config, nil
 	}
 	config, err := fromSecret(secret, m.KubeconfigKey)

@@ -41,9 +41,20 @@ func TestFromSveltosCluster(t *testing.T) {
 				Ready: true, Down: true, DownMessage: "silent", KubernetesVersion: "v1.2.3",
 			},
 		},
-		"a field that is not acted on is named": {
+		"an identity instead of a kubeconfig": {
+			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{WorkloadIdentity: &libv1beta1.WorkloadIdentity{Provider: "GCP"}}},
+			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Push, Identity: &libv1beta1.WorkloadIdentity{Provider: "GCP"}},
+		},
+		"an identity in pull mode is refused": {
 			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{PullMode: true, WorkloadIdentity: &libv1beta1.WorkloadIdentity{}}},
-			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu", Refused: "spec.workloadIdentity is not supported yet"},
+			want:    fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu", Refused: "spec.workloadIdentity in pull mode is not supported yet"},
+		},
+		"an identity that is not acted on is named": {
+			cluster: libv1beta1.SveltosCluster{ObjectMeta: meta, Spec: libv1beta1.SveltosClusterSpec{WorkloadIdentity: &libv1beta1.WorkloadIdentity{Provider: "OIDC"}}},
+			want: fleet.Member{
+				Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Push, Identity: &libv1beta1.WorkloadIdentity{Provider: "OIDC"},
+				Refused: "spec.workloadIdentity.provider OIDC is not supported yet",
+			},
 		},
 		"a shard": {
 			cluster: libv1beta1.SveltosCluster{

@@ -1,5 +1,7 @@
 package fleet
 
+import libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+
 // Mode says who dials whom.
 type Mode string
 
@@ -46,9 +48,23 @@ type Member struct {
 	// KubeconfigSecret and KubeconfigKey say where a push member's kubeconfig is, in Namespace; an empty key means the first one.
 	KubeconfigSecret string
 	KubeconfigKey    string
+	// Identity says how a push member without a kubeconfig is reached with the hub's own cloud identity; nil if it has a kubeconfig.
+	Identity *libv1beta1.WorkloadIdentity
 	// UID is the cluster object's uid: a cluster registered again under its old name is another member.
 	UID string
 }
 
 // Key returns "namespace/name".
 func (m Member) Key() string { return m.Namespace + "/" + m.Name }
+
+// CredentialsSecret returns "namespace/name" of the Secret that a push member is reached with, "" if there is none: that of its kubeconfig,
+// or of the certificate authority beside its identity.
+func (m Member) CredentialsSecret() string {
+	switch {
+	case m.KubeconfigSecret != "":
+		return m.Namespace + "/" + m.KubeconfigSecret
+	case m.Identity != nil && m.Identity.CASecretRef != nil:
+		return authorityAt(m).String()
+	}
+	return ""
+}

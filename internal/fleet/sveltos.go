@@ -48,6 +48,10 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		}
 		return m
 	}
+	if c.Spec.WorkloadIdentity != nil {
+		m.Identity = c.Spec.WorkloadIdentity
+		return m
+	}
 	if m.IsHub() && c.Spec.KubeconfigName == "" {
 		return m
 	}
@@ -96,8 +100,12 @@ func refused(c *libv1beta1.SveltosCluster) string {
 			return "annotation " + key + RefusedSuffix
 		}
 	}
-	if c.Spec.WorkloadIdentity != nil {
-		return "spec.workloadIdentity" + RefusedSuffix
+	switch w := c.Spec.WorkloadIdentity; {
+	case w == nil:
+	case c.Spec.PullMode:
+		return "spec.workloadIdentity in pull mode" + RefusedSuffix
+	case w.Provider == libv1beta1.WorkloadIdentityOIDC:
+		return "spec.workloadIdentity.provider OIDC" + RefusedSuffix
 	}
 	return ""
 }

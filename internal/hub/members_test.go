@@ -81,12 +81,12 @@ func TestClusterFieldThatIsNotActedOnIsNamed(t *testing.T) {
 	one := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"},
 		Spec: libv1beta1.SveltosClusterSpec{WorkloadIdentity: &libv1beta1.WorkloadIdentity{
-			Provider: "AWS", Endpoint: "https://127.0.0.1:1", AWS: &libv1beta1.AWSIdentity{},
+			Provider: "OIDC", Endpoint: "https://127.0.0.1:1", OIDC: &libv1beta1.OIDCIdentity{},
 		}},
 	}
 	w.create(one)
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
-		return !s.Ready && s.FailureMessage == "spec.workloadIdentity is not supported yet"
+		return !s.Ready && s.FailureMessage == "spec.workloadIdentity.provider OIDC is not supported yet"
 	})
 }
 

@@ -101,12 +101,9 @@ func deliveryKey(cluster *libv1beta1.SveltosCluster) string {
 	return ""
 }
 
-// kubeconfigKey is namespace/name of the Secret of a push member.
+// kubeconfigKey is namespace/name of the Secret that a push member is reached with.
 func kubeconfigKey(cluster *libv1beta1.SveltosCluster) string {
-	if m := fleet.FromSveltosCluster(cluster); m.KubeconfigSecret != "" {
-		return m.Namespace + "/" + m.KubeconfigSecret
-	}
-	return ""
+	return fleet.FromSveltosCluster(cluster).CredentialsSecret()
 }
 
 // lookup maps an object to the clusters that an index lists under its name.

@@ -121,7 +121,8 @@ func judge(ctx context.Context, config *rest.Config, cluster *libv1beta1.Sveltos
 // renew keeps the token of a push member fresh. While that fails the present token works, so that the connection stays healthy: people
 // see an event, and failureMessage until it succeeds.
 func (c *Controller) renew(ctx context.Context, s *state) {
-	if s.cluster.Spec.TokenRequestRenewalOption == nil {
+	// The tokens of an identity renew themselves.
+	if s.cluster.Spec.TokenRequestRenewalOption == nil || s.member.Identity != nil {
 		return
 	}
 	renewal := join.Renewal{Hub: c.Hub, Clock: c.Clock, Member: func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error) {

@@ -1,0 +1,119 @@
+package identity
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/credentials/stscreds"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
+
+// What an EKS cluster takes for a token: a signed request to ask STS who signed it. The numbers are those of EKS.
+const (
+	eksPrefix = "k8s-aws-v1."
+	eksHeader = "x-k8s-aws-id"
+	// eksSigned is how long the request may wait to be sent, in the words of the signature; EKS wants it to be there.
+	eksSigned = time.Minute
+	// eksLife is how long EKS takes a token, less a minute for clocks that differ.
+	eksLife = 14 * time.Minute
+	// emptyHash is the SHA-256 of nothing, in hex: the request has no body.
+	emptyHash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+)
+
+// roleSession names the hub in the logs of AWS when it takes on a role.
+const roleSession = "towline"
+
+// awsIssuer makes tokens of one EKS cluster.
+type awsIssuer struct {
+	cluster libv1beta1.AWSIdentity
+	Options
+}
+
+func newAWS(w *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
+	if w.AWS == nil || w.AWS.ClusterName == "" {
+		return nil, errors.New("spec.workloadIdentity.aws.clusterName is missing")
+	}
+	// The region becomes a part of the name of the server that is asked for credentials.
+	if region := w.AWS.Region; region != "" && !regexp.MustCompile(`^[a-z0-9-]{1,63}$`).MatchString(region) {
+		return nil, fmt.Errorf("spec.workloadIdentity.aws.region: %q is not a region", region)
+	}
+	return (&awsIssuer{cluster: *w.AWS, Options: o}).issue, nil
+}
+
+func (a *awsIssuer) issue(ctx context.Context) (Token, error) {
+	environment, err := a.environment(ctx)
+	if err != nil {
+		return Token{}, err
+	}
+	credentials, err := environment.Credentials.Retrieve(ctx)
+	if err != nil {
+		return Token{}, fmt.Errorf("read the hub's credentials: %w", err)
+	}
+	if a.cluster.RoleARN != "" {
+		role := stscreds.NewAssumeRoleProvider(sts.NewFromConfig(environment), a.cluster.RoleARN, func(o *stscreds.AssumeRoleOptions) {
+			o.RoleSessionName = roleSession
+		})
+		if credentials, err = role.Retrieve(ctx); err != nil {
+			return Token{}, fmt.Errorf("assume role %s: %w", a.cluster.RoleARN, err)
+		}
+	}
+	return a.sign(ctx, credentials, environment.Region)
+}
+
+// environment reads what the hub was given by whoever runs it.
+func (a *awsIssuer) environment(ctx context.Context) (aws.Config, error) {
+	var options []func(*config.LoadOptions) error
+	if a.cluster.Region != "" {
+		options = append(options, config.WithRegion(a.cluster.Region))
+	}
+	if a.Client != nil {
+		options = append(options, config.WithHTTPClient(a.Client))
+	}
+	environment, err := config.LoadDefaultConfig(ctx, options...)
+	if err != nil {
+		return environment, fmt.Errorf("read the hub's environment: %w", err)
+	}
+	if environment.Region == "" {
+		return environment, errors.New("no region is known: set spec.workloadIdentity.aws.region, or AWS_REGION in the hub's environment")
+	}
+	return environment, nil
+}
+
+// sign makes a token of credentials.
+func (a *awsIssuer) sign(ctx context.Context, credentials aws.Credentials, region string) (Token, error) {
+	server, err := sts.NewDefaultEndpointResolverV2().ResolveEndpoint(ctx, sts.EndpointParameters{Region: aws.String(region)})
+	if err != nil {
+		return Token{}, fmt.Errorf("find STS of region %s: %w", region, err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URI.JoinPath("/").String(), nil)
+	if err != nil {
+		return Token{}, fmt.Errorf("find STS of region %s: %w", region, err)
+	}
+	query := request.URL.Query()
+	query.Set("Action", "GetCallerIdentity")
+	query.Set("Version", "2011-06-15")
+	query.Set("X-Amz-Expires", strconv.Itoa(int(eksSigned/time.Second)))
+	request.URL.RawQuery = query.Encode()
+	request.Header.Set(eksHeader, a.cluster.ClusterName)
+	now := a.Clock.Now()
+	signed, _, err := v4.NewSigner().PresignHTTP(ctx, credentials, request, emptyHash, "sts", region, now)
+	if err != nil {
+		return Token{}, fmt.Errorf("sign the token: %w", err)
+	}
+	expires := now.Add(eksLife)
+	if credentials.CanExpire && credentials.Expires.Before(expires) {
+		expires = credentials.Expires
+	}
+	return Token{Text: eksPrefix + base64.RawURLEncoding.EncodeToString([]byte(signed)), Expires: expires}, nil
+}

@@ -1,0 +1,300 @@
+package identity_test
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	testclock "k8s.io/utils/clock/testing"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/identity"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// wantLine wants one line with all of texts, and nothing in it that is secret.
+func wantLine(t *testing.T, err error, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("got no error, want one with %q", texts)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("got error %q, want one with %q", err, text)
+		}
+	}
+	if strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), secret) {
+		t.Errorf("error %q is not one line without secrets", err)
+	}
+}
+
+// tokens answers like the token endpoint of a provider.
+type tokens struct {
+	mu     sync.Mutex
+	status int
+	body   string
+	asked  atomic.Int64
+}
+
+func (s *tokens) say(status int, body string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status, s.body = status, body
+}
+
+func (s *tokens) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	if strings.HasSuffix(r.URL.Path, "/.well-known/openid-configuration") {
+		self := "https://" + r.Host + "/tenant"
+		_, _ = fmt.Fprintf(w, `{"issuer":"%[1]s/v2.0","authorization_endpoint":"%[1]s/authorize","token_endpoint":"%[1]s/token"}`, self)
+		return
+	}
+	s.asked.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.WriteHeader(s.status)
+	_, _ = fmt.Fprint(w, s.body)
+}
+
+func issued(token string) string {
+	return fmt.Sprintf(`{"access_token":%q,"token_type":"Bearer","expires_in":3600}`, token)
+}
+
+// gcpHub makes the environment of the test that of a hub with a Google service account, and returns who answers for Google.
+func gcpHub(t *testing.T) *tokens {
+	t.Helper()
+	google := &tokens{status: http.StatusInternalServerError}
+	server := httptest.NewServer(google)
+	t.Cleanup(server.Close)
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	credentials, err := json.Marshal(map[string]string{
+		"type": "service_account", "client_email": "hub@example.iam.gserviceaccount.com", "private_key_id": "1", "token_uri": server.URL,
+		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "credentials.json")
+	if err := os.WriteFile(file, credentials, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", file)
+	return google
+}
+
+func gke() *libv1beta1.WorkloadIdentity {
+	return &libv1beta1.WorkloadIdentity{Provider: libv1beta1.WorkloadIdentityGCP, Endpoint: "https://127.0.0.1:1", GCP: &libv1beta1.GCPIdentity{}}
+}
+
+// accountToken returns a token that the plane accepts.
+func accountToken(t *testing.T, plane *localkube.Plane) string {
+	t.Helper()
+	admin, err := kubernetes.NewForConfig(plane.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	accounts := admin.CoreV1().ServiceAccounts(plane.Namespace(t, "identity"))
+	account, err := accounts.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "hub"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := accounts.CreateToken(t.Context(), account.Name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return request.Status.Token
+}
+
+// reach asks the plane for its version with the tokens of source.
+func reach(t *testing.T, plane *localkube.Plane, source *identity.Source) error {
+	t.Helper()
+	endpoint, err := url.Parse(plane.Config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := &rest.Config{Host: plane.Config.Host, TLSClientConfig: rest.TLSClientConfig{CAData: plane.Config.CAData}}
+	config.Wrap(source.Wrap(endpoint))
+	_, err = fleet.Probe(t.Context(), config)
+	return err
+}
+
+func TestGKETokenReachesAMember(t *testing.T) {
+	plane, google := localkube.Shared(t), gcpHub(t)
+	google.say(http.StatusOK, issued(accountToken(t, plane)))
+	source, err := identity.New(gke(), identity.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := reach(t, plane, source); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if asked := google.asked.Load(); asked != 1 {
+		t.Errorf("asked for %d tokens, want one", asked)
+	}
+}
+
+func TestAKSTokenReachesAMember(t *testing.T) {
+	plane, entra := localkube.Shared(t), &tokens{}
+	server := httptest.NewTLSServer(entra)
+	t.Cleanup(server.Close)
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("assertion"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AZURE_AUTHORITY_HOST", server.URL)
+	t.Setenv("AZURE_FEDERATED_TOKEN_FILE", file)
+	spec := &libv1beta1.WorkloadIdentity{
+		Provider: libv1beta1.WorkloadIdentityAzure, Endpoint: "https://127.0.0.1:1", Azure: &libv1beta1.AzureIdentity{TenantID: "tenant", ClientID: "client"},
+	}
+	clock := testclock.NewFakeClock(time.Now())
+	source, err := identity.New(spec, identity.Options{Client: server.Client(), Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entra.say(http.StatusUnauthorized, `{"error":"invalid_client","error_description":"AADSTS700213: No matching\r\nfederated identity record found"}`)
+	wantLine(t, reach(t, plane, source), "workload identity: get a token from Azure: 127.0.0.1:", "answered 401 Unauthorized: invalid_client: AADSTS700213: No matching federated identity record found")
+	clock.Step(time.Minute)
+	entra.say(http.StatusOK, issued(accountToken(t, plane)))
+	if err := reach(t, plane, source); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("AZURE_FEDERATED_TOKEN_FILE", filepath.Join(t.TempDir(), "missing"))
+	if source, err = identity.New(spec, identity.Options{Client: server.Client()}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = source.Token(t.Context())
+	wantLine(t, err, "workload identity: get a token from Azure: ", "no such file")
+	for field, lacking := range map[string]libv1beta1.AzureIdentity{"tenantID": {ClientID: "c"}, "clientID": {TenantID: "t"}} {
+		spec.Azure = &lacking
+		_, err := identity.New(spec, identity.Options{})
+		wantLine(t, err, "spec.workloadIdentity.azure."+field+" is missing")
+	}
+}
+
+func TestTokenThatCannotBeRenewedIsUsedToItsEnd(t *testing.T) {
+	google, clock := gcpHub(t), testclock.NewFakeClock(time.Now())
+	source, err := identity.New(gke(), identity.Options{Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	google.say(http.StatusBadRequest, `{"error":"invalid_grant","error_description":"Invalid JWT"}`)
+	for range 3 {
+		_, err := source.Token(t.Context())
+		wantLine(t, err, "workload identity: get a token from GCP: 127.0.0.1:", "answered 400 Bad Request: invalid_grant: Invalid JWT")
+	}
+	if asked := google.asked.Load(); asked != 1 {
+		t.Errorf("asked for %d tokens within a moment, want one", asked)
+	}
+	clock.Step(10 * time.Second)
+	for _, step := range []struct {
+		after time.Duration
+		says  int
+		body  string
+		want  string
+	}{
+		{0, http.StatusOK, issued("first"), "first"},
+		{50 * time.Minute, http.StatusInternalServerError, "", "first"},
+		{8 * time.Minute, http.StatusInternalServerError, "", "first"},
+		{5 * time.Minute, http.StatusInternalServerError, "", ""},
+		{time.Minute, http.StatusOK, `{"access_token":"second","expires_in":7200}`, "second"},
+	} {
+		google.say(step.says, step.body)
+		clock.Step(step.after)
+		if got, err := source.Token(t.Context()); got != step.want || (err != nil) != (step.want == "") {
+			t.Errorf("%s later: got token %q and error %v, want %q", step.after, got, err, step.want)
+		}
+	}
+}
+
+func TestNobodyWaitsForAProviderThatDoesNotAnswer(t *testing.T) {
+	silent := gcpHub(t)
+	silent.mu.Lock()
+	defer silent.mu.Unlock()
+	source, err := identity.New(gke(), identity.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = source.Token(ctx)
+	wantLine(t, err, "workload identity: get a token from GCP: no token was issued")
+	if t.Context().Err() != nil {
+		t.Error("the request was held up")
+	}
+}
+
+func TestTokenGoesToItsMemberOnly(t *testing.T) {
+	google, clock := gcpHub(t), testclock.NewFakeClock(time.Now())
+	source, err := identity.New(gke(), identity.Options{Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	google.say(http.StatusOK, issued("secret-token"))
+	var elsewhere, here atomic.Value
+	other := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { elsewhere.Store(r.Header.Get("Authorization")) }))
+	t.Cleanup(other.Close)
+	member := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		here.Store(r.Header.Get("Authorization"))
+		if r.URL.Path == "/refused" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		http.Redirect(w, r, other.URL, http.StatusFound)
+	}))
+	t.Cleanup(member.Close)
+	endpoint, err := url.Parse(member.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	visitor := member.Client()
+	visitor.Transport = source.Wrap(endpoint)(visitor.Transport)
+	get := func(path string) {
+		response, err := visitor.Get(member.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+	}
+	get("/")
+	if here.Load() != "Bearer secret-token" || elsewhere.Load() != "" {
+		t.Errorf("the member got %q, the one it redirects to %q", here.Load(), elsewhere.Load())
+	}
+	// A refused token is given up, unless it is brand-new.
+	google.say(http.StatusOK, issued("next-token"))
+	get("/refused")
+	get("/refused")
+	if here.Load() != "Bearer secret-token" {
+		t.Errorf("got %q at once after a refusal", here.Load())
+	}
+	clock.Step(2 * time.Minute)
+	get("/refused")
+	get("/refused")
+	if here.Load() != "Bearer next-token" {
+		t.Errorf("got %q after a refusal", here.Load())
+	}
+}

@@ -1,0 +1,44 @@
+package identity
+
+import (
+	"net/http"
+	"net/url"
+)
+
+// Wrap returns what makes a transport send the Source's token with every request to endpoint, and with no other: a redirect takes it
+// nowhere. Requests fail when there is no token.
+func (s *Source) Wrap(endpoint *url.URL) func(http.RoundTripper) http.RoundTripper {
+	return func(next http.RoundTripper) http.RoundTripper {
+		return &transport{source: s, host: endpoint.Host, next: next}
+	}
+}
+
+type transport struct {
+	source *Source
+	host   string
+	next   http.RoundTripper
+}
+
+// RoundTrip sends the request with a token.
+func (t *transport) RoundTrip(request *http.Request) (*http.Response, error) {
+	if request.URL.Scheme != "https" || request.URL.Host != t.host {
+		return t.next.RoundTrip(request)
+	}
+	token, err := t.source.Token(request.Context())
+	if err != nil {
+		if request.Body != nil {
+			request.Body.Close()
+		}
+		return nil, err
+	}
+	request = request.Clone(request.Context())
+	request.Header.Set("Authorization", "Bearer "+token)
+	response, err := t.next.RoundTrip(request)
+	if err == nil && response.StatusCode == http.StatusUnauthorized {
+		t.source.refused(token)
+	}
+	return response, err
+}
+
+// WrappedRoundTripper returns the transport beneath, for what client-go asks of it.
+func (t *transport) WrappedRoundTripper() http.RoundTripper { return t.next }
