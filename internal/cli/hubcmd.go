@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
 )
@@ -43,7 +44,7 @@ one after the other, replicas as well as shards, share it.`,
 			if err != nil {
 				return err
 			}
-			if err := f.readAddress(); err != nil {
+			if err := f.readAgents(); err != nil {
 				return err
 			}
 			config, err := hubConfig(f.kubeconfig)
@@ -74,12 +75,19 @@ one after the other, replicas as well as shards, share it.`,
 	flags.StringVar(&f.options.ManagementClusterURL, "management-cluster-url", "", "https `address` under which agents reach the hub (default: what ConfigMap kube-public/cluster-info says, else the hub's own kubeconfig)")
 	flags.StringVar(&f.agentsCA, "management-cluster-ca", "", "`file` with the certificate authority of that address, in PEM")
 	flags.StringVar(&f.options.AgentImage, "agent-image", join.DefaultAgentImage, "container `image` of agents")
+	flags.StringVar(&f.options.AgentPatchConfigMap, "agent-patch-config-map", "",
+		"`namespace/name` of a ConfigMap with patches for the manifests of agents whose clusters name none with annotation "+libv1beta1.AgentConfigAnnotation+"; not with --shard-key")
 	f.log.add(flags)
 	return cmd
 }
 
-// readAddress reads and checks how agents reach the hub.
-func (f *hubFlags) readAddress() error {
+// readAgents reads and checks what is said of agents: how they reach the hub, and how their manifests are patched.
+func (f *hubFlags) readAgents() error {
+	if f.options.AgentPatchConfigMap != "" {
+		if _, err := join.ParsePatchesReference(f.options.AgentPatchConfigMap); err != nil {
+			return fmt.Errorf("--agent-patch-config-map: %w", err)
+		}
+	}
 	if f.agentsCA != "" {
 		ca, err := os.ReadFile(f.agentsCA)
 		if err != nil {

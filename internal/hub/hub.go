@@ -28,6 +28,7 @@ import (
 	"github.com/towline/towline/internal/hub/clusters"
 	"github.com/towline/towline/internal/hub/profiles"
 	"github.com/towline/towline/internal/hub/summaries"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/source"
@@ -68,6 +69,9 @@ type Options struct {
 	ManagementClusterCA []byte
 	// AgentImage is the container image of agents. Default: join.DefaultAgentImage.
 	AgentImage string
+	// AgentPatchConfigMap is <namespace>/<name> of a ConfigMap with patches for the manifests of agents whose clusters name none. The hub of
+	// the default shard makes it known to everyone who makes manifests. Empty: none.
+	AgentPatchConfigMap string
 	// Version is the release of Towline that agents' manifests are told to be of.
 	Version string
 }
@@ -208,6 +212,9 @@ func (h *hub) wire(ctx context.Context) error {
 
 // wireFleet adds what is for the fleet as a whole, which the hub of the default shard looks after.
 func (h *hub) wireFleet(ctx context.Context) error {
+	if err := join.PublishPatches(ctx, h.live, h.opts.AgentPatchConfigMap); err != nil {
+		return err
+	}
 	if h.opts.RegisterSelf {
 		if err := h.Add(registration{hub: h.live}); err != nil {
 			return fmt.Errorf("add the registration of the hub: %w", err)

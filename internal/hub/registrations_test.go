@@ -106,6 +106,29 @@ func TestTakenNameIsSaid(t *testing.T) {
 	w.wantCluster(again, func(s libv1beta1.SveltosClusterStatus) bool { return s.FailureMessage == "" })
 }
 
+func TestPatchesThatCannotBeUsedAreSaid(t *testing.T) {
+	w := newWorld(t)
+	one := &libv1beta1.SveltosCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Annotations: map[string]string{libv1beta1.AgentConfigAnnotation: w.ns + "/patches"}},
+		Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
+	}
+	w.create(one)
+	w.wantMessage(one, "registering: patches of the agent's manifest: ConfigMap "+w.ns+"/patches, which annotation ")
+	w.eventually("event", func() error {
+		if all := w.events(one); !slices.ContainsFunc(all, func(e string) bool { return strings.Contains(e, "ConfigMap "+w.ns+"/patches") }) {
+			return fmt.Errorf("events are %q", all)
+		}
+		return nil
+	})
+	w.create(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "patches"}, Data: map[string]string{"labels": "{kind: Namespace, metadata: {labels: {team: platform}}}"},
+	})
+	if manifest := w.manifestOf("one"); !strings.Contains(string(manifest.Data[join.ManifestKey]), "team: platform") {
+		t.Error("the manifest is not patched")
+	}
+	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool { return s.FailureMessage == "" })
+}
+
 func TestBadAgentOptionsAreSaid(t *testing.T) {
 	w := newWorld(t)
 	one := &libv1beta1.SveltosCluster{

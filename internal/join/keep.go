@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"time"
 
@@ -49,7 +50,8 @@ type Manifests struct {
 // Keep sees to the registration Secret of an established cluster (see Establish). While the cluster waits for its agent, because that has never
 // connected or is Down, the Secret holds a manifest whose token has at least a fifth of its life left. Once the agent is
 // connected the Secret, and with it every copy of the manifest, goes as soon as its token has been exchanged or has expired.
-// Keep wants to be called again after the returned time, if that is not zero. ErrNoHubAddress says that no address for the agent is known.
+// Keep wants to be called again after the returned time, if that is not zero. ErrNoHubAddress says that no address for the agent is known, and
+// ErrPatch that the manifest cannot be patched as it should be; none is kept then.
 func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
 	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
 		return 0, nil
@@ -66,7 +68,11 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 		return 0, err
 	}
 	if !arrived {
-		return m.provide(ctx, l, cluster)
+		again, err = m.provide(ctx, l, cluster)
+		if errors.Is(err, ErrPatch) {
+			err = errors.Join(err, m.withdraw(ctx, l))
+		}
+		return again, err
 	}
 	again, err = m.retire(ctx, l, cluster)
 	return max(again, lookForExchange), err
@@ -113,8 +119,13 @@ func (m Manifests) provide(ctx context.Context, l *ledger, cluster *libv1beta1.S
 	if address.Server == "" {
 		return 0, ErrNoHubAddress
 	}
+	patches, err := patchesFor(ctx, m.Hub, cluster)
+	if err != nil {
+		return 0, err
+	}
 	agent := agentManifest{
-		request: l.request, options: options, image: m.Image, version: m.Version, kubeconfig: address.kubeconfig("", deliveryNamespace(cluster)),
+		request: l.request, options: options, image: m.Image, version: m.Version, patches: patches,
+		kubeconfig: address.kubeconfig("", deliveryNamespace(cluster)),
 	}
 	inputs, err := agent.encode()
 	if err != nil {

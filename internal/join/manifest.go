@@ -43,9 +43,12 @@ type agentManifest struct {
 	image      string
 	version    string
 	kubeconfig *clientcmdapi.Config
+	// patches are applied to the documents, in order.
+	patches []patch
 }
 
-// encode returns the documents that start the agent on the member, in the order in which they are applied.
+// encode returns the documents that start the agent on the member, in the order in which they are applied. It fails with ErrPatch if a patch
+// cannot be applied.
 func (m agentManifest) encode() ([]byte, error) {
 	credentials, err := clientcmd.Write(*m.kubeconfig)
 	if err != nil {
@@ -76,6 +79,9 @@ func (m agentManifest) encode() ([]byte, error) {
 			"data": map[string]any{KubeconfigKey: base64.StdEncoding.EncodeToString(credentials)},
 			"type": "Opaque",
 		}),
+	}
+	if documents, err = patched(documents, m.patches); err != nil {
+		return nil, err
 	}
 	var out bytes.Buffer
 	for i, document := range documents {
@@ -139,7 +145,7 @@ func (m agentManifest) deploymentSpec() (map[string]any, error) {
 
 func (m agentManifest) container() map[string]any {
 	return map[string]any{
-		"name":    "controller",
+		"name":    agentContainer,
 		"image":   cmp.Or(m.options.Image, m.image, DefaultAgentImage),
 		"command": []any{"/manager"},
 		"args": []any{

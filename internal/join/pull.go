@@ -42,7 +42,8 @@ func (r PullRequest) Validate() error {
 
 // RegisterPull makes the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that starts the agent.
 // Registering again repairs what is there, adds the labels and gives a new token. When it fails, or when ctx ends, what it made
-// and changed is taken back. The token is in the manifest and nowhere else.
+// and changed is taken back. The token is in the manifest and nowhere else. It fails with ErrPatch if the manifest cannot be patched as it
+// should be.
 func RegisterPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.Writer) error {
 	if err := r.Validate(); err != nil {
 		return err
@@ -74,6 +75,10 @@ func (l *ledger) registerPull(ctx context.Context, hub *rest.Config, r PullReque
 	if err != nil {
 		return err
 	}
+	agent := agentManifest{request: l.request, options: options, image: r.AgentImage, version: r.Version}
+	if agent.patches, err = patchesFor(ctx, l.hubClient, live); err != nil {
+		return err
+	}
 	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
 		return err
 	}
@@ -98,10 +103,13 @@ func (l *ledger) registerPull(ctx context.Context, hub *rest.Config, r PullReque
 	if err != nil {
 		return err
 	}
-	agent := agentManifest{
-		request: l.request, options: options, image: r.AgentImage, version: r.Version, kubeconfig: address.kubeconfig(token, delivery),
-	}
-	manifest, err := agent.encode()
+	agent.kubeconfig = address.kubeconfig(token, delivery)
+	return agent.print(ctx, out)
+}
+
+// print writes the manifest to out, unless ctx has ended.
+func (m agentManifest) print(ctx context.Context, out io.Writer) error {
+	manifest, err := m.encode()
 	if err != nil {
 		return err
 	}
