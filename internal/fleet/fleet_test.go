@@ -66,7 +66,7 @@ func TestFromSveltosCluster(t *testing.T) {
 				Shard: "s1",
 			},
 		},
-		"patches for an agent are refused": {
+		"patches for an agent that we do not have are refused": {
 			cluster: libv1beta1.SveltosCluster{
 				ObjectMeta: metav1.ObjectMeta{
 					Namespace: "eu", Name: "one", Annotations: map[string]string{"driftdetection.projectsveltos.io/config-override-ref": "eu/patches", "other": "x"},
@@ -77,6 +77,15 @@ func TestFromSveltosCluster(t *testing.T) {
 				Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu",
 				Refused: "annotation driftdetection.projectsveltos.io/config-override-ref is not supported yet",
 			},
+		},
+		"patches for our agent are not": {
+			cluster: libv1beta1.SveltosCluster{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "eu", Name: "one", Annotations: map[string]string{"sveltosapplier.projectsveltos.io/config-override-ref": "eu/patches"},
+				},
+				Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
+			},
+			want: fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu"},
 		},
 		"the hub needs no Secret": {
 			cluster: libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "mgmt", Name: "mgmt"}},

@@ -90,13 +90,14 @@ func PlainVersion(gitVersion string) string {
 // RefusedSuffix ends what a Member says of the field that it is refused for.
 const RefusedSuffix = " is not supported yet"
 
-// overrideSuffix ends the annotations that name a ConfigMap with patches for an agent of the Sveltos surface.
+// overrideSuffix ends the annotations that name a ConfigMap with patches for an agent of the Sveltos surface. Of these agents, Towline has
+// the one that is patched by libv1beta1.AgentConfigAnnotation.
 const overrideSuffix = "/config-override-ref"
 
 // refused names the first field or annotation that would change what Towline does, if Towline acted on it.
 func refused(c *libv1beta1.SveltosCluster) string {
 	for _, key := range slices.Sorted(maps.Keys(c.Annotations)) {
-		if strings.HasSuffix(key, overrideSuffix) {
+		if strings.HasSuffix(key, overrideSuffix) && key != libv1beta1.AgentConfigAnnotation {
 			return "annotation " + key + RefusedSuffix
 		}
 	}
