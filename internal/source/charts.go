@@ -52,8 +52,10 @@ func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 	return &Charts{dir: dir, clock: clock, known: map[string]Chart{}, indexes: map[string]*index{}}, nil
 }
 
-// repository is one place that charts come from. Both methods may take as long as ctx lets them.
+// repository is one place that charts come from. All methods may take as long as ctx lets them.
 type repository interface {
+	// versions returns all versions of a chart, in any order and spelling. It fails with ErrNotFound if there is no such chart.
+	versions(ctx context.Context, name string) ([]string, error)
 	// locate finds the newest chart that version, exact or a range, allows. It fails with ErrNotFound if there is none.
 	locate(ctx context.Context, name, version string) (location, error)
 	// download returns the archive at a location that locate returned.
@@ -81,7 +83,7 @@ type order struct {
 func (c *Charts) Fetch(ctx context.Context, chart configv1beta1.HelmChart, login Login) (Chart, error) {
 	wanted := order{
 		repositoryURL: chart.RepositoryURL,
-		name:          strings.TrimPrefix(chart.ChartName, chart.RepositoryName+"/"),
+		name:          chartIn(chart),
 		version:       chart.ChartVersion,
 		login:         login,
 	}

@@ -14,6 +14,7 @@ import (
 	"oras.land/oras-go/v2/errdef"
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
+	"oras.land/oras-go/v2/registry/remote/errcode"
 )
 
 // maxManifest is what registries themselves accept as a manifest.
@@ -58,9 +59,15 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 	}
 	candidates := spellings(version)
 	if !isExact(version) {
-		if candidates, err = r.candidates(ctx, opened, version); err != nil {
+		versions, err := tagged(ctx, opened)
+		if err != nil {
 			return location{}, err
 		}
+		chosen, err := choose(versions, version)
+		if err != nil {
+			return location{}, err
+		}
+		candidates = []string{chosen}
 	}
 	for _, candidate := range candidates {
 		descriptor, err := opened.Resolve(ctx, tagOf(candidate))
@@ -75,7 +82,8 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 	return location{}, ErrNotFound
 }
 
-func (r *ociRegistry) candidates(ctx context.Context, opened *remote.Repository, version string) ([]string, error) {
+// tagged returns the tags of a chart as versions.
+func tagged(ctx context.Context, opened *remote.Repository) ([]string, error) {
 	var versions []string
 	err := opened.Tags(ctx, "", func(tags []string) error {
 		for _, tag := range tags {
@@ -84,17 +92,13 @@ func (r *ociRegistry) candidates(ctx context.Context, opened *remote.Repository,
 		}
 		return nil
 	})
-	if errors.Is(err, errdef.ErrNotFound) {
+	if answer, ok := errors.AsType[*errcode.ErrorResponse](err); ok && answer.StatusCode == http.StatusNotFound {
 		return nil, ErrNotFound
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list the tags of %s: %w", opened.Reference.Repository, plain(err))
 	}
-	chosen, err := choose(versions, version)
-	if err != nil {
-		return nil, err
-	}
-	return []string{chosen}, nil
+	return versions, nil
 }
 
 func (r *ociRegistry) download(ctx context.Context, at location) ([]byte, error) {
