@@ -7,14 +7,23 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// vacantLimit is how long a registration waits for an earlier namespace of the same name to go: deleting what agents have in it takes
+	// Kubernetes some seconds.
+	vacantLimit = 30 * time.Second
+	vacantPoll  = time.Second / 4
 )
 
 // errClaimed says that a namespace already carries the deliveries of another cluster.
@@ -45,12 +54,38 @@ func (l *ledger) claimDelivery(ctx context.Context, r Request, cluster *libv1bet
 	if has == "" || has == r.Namespace {
 		has = derivedNamespace(r)
 	}
+	if err := l.awaitVacant(ctx, has); err != nil {
+		return "", err
+	}
 	holder := r.key()
 	created, err := l.makeNamespace(ctx, has, map[string]string{kube.AnnotationDeliveryHolder: holder})
 	if err != nil || created {
 		return has, err
 	}
 	return has, l.claim(ctx, has, holder)
+}
+
+// awaitVacant waits while the namespace is going away, as that of a cluster does which has just been deregistered.
+func (l *ledger) awaitVacant(ctx context.Context, name string) error {
+	limited, cancel := context.WithTimeout(ctx, vacantLimit)
+	defer cancel()
+	going := false
+	err := wait.PollUntilContextCancel(limited, vacantPoll, true, func(ctx context.Context) (bool, error) {
+		namespace := &corev1.Namespace{}
+		err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace)
+		if apierrors.IsNotFound(err) {
+			return true, nil
+		}
+		going = err == nil && namespace.DeletionTimestamp != nil
+		return !going, err
+	})
+	if err != nil && going && ctx.Err() == nil {
+		return fmt.Errorf("namespace %s has been going away for longer than %s; something in it cannot be deleted", name, vacantLimit)
+	}
+	if err != nil {
+		return fmt.Errorf("read namespace %s: %w", name, err)
+	}
+	return nil
 }
 
 // claim writes holder into the namespace's claim unless another one is there, which is errClaimed.
