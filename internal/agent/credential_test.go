@@ -119,6 +119,7 @@ func TestRefusedAgentSaysWhatToRunAndIsRepairedInPlace(t *testing.T) {
 		return nil
 	})
 
+	before := w.sveltosCluster().Status.AgentLastReportTime
 	w.register()
 	w.eventually("the agent is back", func(ctx context.Context) error {
 		lease, err := w.lease(ctx)
@@ -127,7 +128,6 @@ func TestRefusedAgentSaysWhatToRunAndIsRepairedInPlace(t *testing.T) {
 		}
 		return errors.Join(err, again.missing("the cluster was registered again"))
 	})
-	before := w.sveltosCluster().Status.AgentLastReportTime
 	w.eventually("the agent reports", func(context.Context) error {
 		if now := w.sveltosCluster().Status.AgentLastReportTime; now == nil || now.Equal(before) {
 			w.patchCluster(`{"metadata":{"labels":{"touched":"yes"}}}`)

@@ -61,7 +61,9 @@ func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
 	w.configMap("manifests", manifest("a"))
 	one := w.member("one", w.prod())
 	w.wantProvisioned(w.profile(nil), "one")
-	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool { return s.ConnectionStatus == libv1beta1.ConnectionHealthy })
+	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
+		return s.ConnectionStatus == libv1beta1.ConnectionHealthy
+	})
 
 	const quiet, beats = 2 * time.Second, 20
 	w.eventually("the hub has nothing to do", func() error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -98,5 +99,37 @@ func TestDeregisterSaysWhatItWaitsFor(t *testing.T) {
 		"to leave behind what cannot be reached run again with --force")
 	if !errors.Is(err, join.ErrGoesOn) || strings.Join(told, "|") != "waiting for its agent to remove itself" {
 		t.Errorf("told %q, err %v", told, err)
+	}
+}
+
+func TestDeregisterByForceDoesNotWaitForAHubThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	n := plane.Namespace(t, "nohub")
+	registered(t, plane, pullRequest(n, "c"))
+	cluster := clusterNamed(t, hubClient, n, "c")
+	hold := []byte(`{"metadata":{"finalizers":["` + kube.FinalizerCluster + `"]}}`)
+	// This is what a hub that stopped said last.
+	said := []byte(`{"status":{"failureMessage":"` + join.WaitingPrefix + `its agent to remove itself"}}`)
+	for _, err := range []error{
+		hubClient.Patch(t.Context(), cluster, client.RawPatch(types.MergePatchType, hold)),
+		hubClient.Status().Patch(t.Context(), cluster, client.RawPatch(types.MergePatchType, said)),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	begun := time.Now()
+	r := join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "c"}, Force: true, Wait: -1}
+	_, err := join.Deregister(t.Context(), plane.Config, r)
+	wantText(t, err, "no hub has taken it up: is the hub running? the deregistration goes on by itself when it is")
+	if !errors.Is(err, join.ErrGoesOn) {
+		t.Errorf("err = %v", err)
+	}
+	if took := time.Since(begun); took > time.Minute {
+		t.Errorf("it took %s", took)
+	}
+	if cluster = clusterNamed(t, hubClient, n, "c"); cluster.Annotations[kube.AnnotationDeregister] != kube.DeregisterForce || cluster.DeletionTimestamp.IsZero() {
+		t.Errorf("the hub is not told to go on: %v", cluster.Annotations)
 	}
 }

@@ -142,7 +142,7 @@ func (c *Controller) dismissHub(ctx context.Context, s *state) error {
 	err := c.retractMember(ctx, s)
 	switch {
 	case err == nil:
-		return nil
+		return c.dismissed(ctx, s)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case s.member.Forced && (s.away != "" || c.remaining(s) <= 0):
@@ -151,6 +151,18 @@ func (c *Controller) dismissHub(ctx context.Context, s *state) error {
 		return s.wait("the hub's identity on it to be removed")
 	}
 	return fmt.Errorf("remove the hub's identity on it: %w", err)
+}
+
+// dismissed notes that there is no identity on the member any more. The next step deletes the credentials, with which nobody could find out
+// any more in another run.
+func (c *Controller) dismissed(ctx context.Context, s *state) error {
+	noted := s.cluster.DeepCopy()
+	delete(noted.Annotations, join.AnnotationMemberIdentity)
+	if err := c.Live.Patch(ctx, noted, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("note that the hub's identity on it is removed: %w", err)
+	}
+	s.cluster = noted
+	return nil
 }
 
 func (c *Controller) retractMember(ctx context.Context, s *state) error {
