@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +28,9 @@ type hubFlags struct {
 	log        logFlags
 }
 
+// outdatedChartInterval is how often repositories are asked for newer charts: they are other people's servers, and nobody is in a hurry.
+const outdatedChartInterval = time.Hour
+
 func newHub(streams Streams) *cobra.Command {
 	f := &hubFlags{}
 	cmd := &cobra.Command{
@@ -44,7 +48,7 @@ one after the other, replicas as well as shards, share it.`,
 			if err != nil {
 				return err
 			}
-			if err := f.readAgents(); err != nil {
+			if err := f.validate(); err != nil {
 				return err
 			}
 			config, err := hubConfig(f.kubeconfig)
@@ -77,8 +81,18 @@ one after the other, replicas as well as shards, share it.`,
 	flags.StringVar(&f.options.AgentImage, "agent-image", join.DefaultAgentImage, "container `image` of agents")
 	flags.StringVar(&f.options.AgentPatchConfigMap, "agent-patch-config-map", "",
 		"`namespace/name` of a ConfigMap with patches for the manifests of agents whose clusters name none with annotation "+libv1beta1.AgentConfigAnnotation+"; not with --shard-key")
+	flags.DurationVar(&f.options.OutdatedChartInterval, "outdated-chart-interval", outdatedChartInterval,
+		"`time` between two looks which deployed charts have a newer version in their repository, for the metrics; 0 for none")
 	f.log.add(flags)
 	return cmd
+}
+
+// validate says what is wrong with the flags.
+func (f *hubFlags) validate() error {
+	if f.options.OutdatedChartInterval < 0 {
+		return fmt.Errorf("--outdated-chart-interval: %s is less than nothing", f.options.OutdatedChartInterval)
+	}
+	return f.readAgents()
 }
 
 // readAgents reads and checks what is said of agents: how they reach the hub, and how their manifests are patched.

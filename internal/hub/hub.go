@@ -26,6 +26,7 @@ import (
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/clusters"
+	"github.com/towline/towline/internal/hub/outdated"
 	"github.com/towline/towline/internal/hub/profiles"
 	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/join"
@@ -72,6 +73,8 @@ type Options struct {
 	// AgentPatchConfigMap is <namespace>/<name> of a ConfigMap with patches for the manifests of agents whose clusters name none. The hub of
 	// the default shard makes it known to everyone who makes manifests. Empty: none.
 	AgentPatchConfigMap string
+	// OutdatedChartInterval is the time between two looks which deployed charts have a newer version in their repository. 0: do not look.
+	OutdatedChartInterval time.Duration
 	// Version is the release of Towline that agents' manifests are told to be of.
 	Version string
 }
@@ -197,6 +200,7 @@ func (h *hub) wire(ctx context.Context) error {
 		}
 	}
 	return errors.Join(
+		h.watchCharts(composer),
 		h.lifecycle(ctx),
 		(&clusters.Controller{
 			Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget,
@@ -233,6 +237,24 @@ func (h *hub) observe(ctx context.Context) error {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	return errors.Join(h.tally.register(h.registry), h.tally.follow(ctx, h.GetCache()))
+}
+
+// watchCharts makes the metrics tell which charts are outdated.
+func (h *hub) watchCharts(composer *summaries.Composer) error {
+	if h.opts.OutdatedChartInterval <= 0 {
+		return nil
+	}
+	watch := outdated.New(outdated.Options{
+		Hub: h.GetCache(), Secrets: composer.Contents, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Leads: h.Elected(),
+		Interval: h.opts.OutdatedChartInterval, Clock: clock.RealClock{},
+	})
+	if err := h.registry.Register(watch); err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	if err := h.Add(watch); err != nil {
+		return fmt.Errorf("add the look for newer charts: %w", err)
+	}
+	return nil
 }
 
 // serves says whether m is still looked after by this shard, as far as is known.

@@ -26,15 +26,26 @@ func request(s *state) (Request, error) {
 	if err != nil {
 		return Request{}, err
 	}
-	subject, err := subjectOf(s.cluster)
+	subject, err := SubjectFor(s.summary, s.cluster)
 	if err != nil {
 		return Request{}, err
 	}
-	if owner.Kind == configv1beta1.ProfileKind {
-		// Who may write profiles in one namespace must not learn what is in another.
-		subject.Confined = s.summary.Namespace
-	}
 	return Request{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, Audience: match.Audience(s.summary)}, nil
+}
+
+// SubjectFor returns what the templates of a summary see of its cluster, and what they may read. It fails with phase.Invalid for a summary
+// that belongs to no profile.
+func SubjectFor(summary *configv1beta1.ClusterSummary, cluster *libv1beta1.SveltosCluster) (source.Subject, error) {
+	owner, err := ownerOf(summary)
+	if err != nil {
+		return source.Subject{}, err
+	}
+	subject, err := subjectOf(cluster)
+	if err == nil && owner.Kind == configv1beta1.ProfileKind {
+		// Who may write profiles in one namespace must not learn what is in another.
+		subject.Confined = summary.Namespace
+	}
+	return subject, err
 }
 
 // subjectOf returns the cluster as templates see it, without what changes all the time.

@@ -1,0 +1,56 @@
+package hub_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/hub"
+)
+
+func TestOutdatedChartsAndFleetWidePatches(t *testing.T) {
+	w := realWorld(t)
+	opts := hub.Options{
+		InstallCRDs: true, RegisterSelf: true, CacheDir: t.TempDir(), DiagnosticsAddress: freeAddress(t),
+		OutdatedChartInterval: 200 * time.Millisecond, AgentPatchConfigMap: w.ns + "/patches",
+	}
+	w.start(w.plane.Config, opts)
+	reader := w.token("reader", "cluster-admin")
+	address := w.charts(examples.Chart{Version: "0.1.0"}, examples.Chart{Version: "0.2.0"})
+	w.eventually("profile", func() error {
+		var clusters libv1beta1.SveltosClusterList
+		return w.List(t.Context(), &clusters)
+	})
+	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
+		hello(address, nil)(s)
+		s.ClusterSelector.MatchLabels = map[string]string{"sveltos-agent": "present"}
+	})
+	told := func(want string) func() error {
+		return func() error {
+			_, body, err := fetch("https://"+opts.DiagnosticsAddress+"/metrics", reader)
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(body, "\nprojectsveltos_outdated_helm_chart_check_last_run_timestamp_seconds ") {
+				return errors.New("nobody has looked")
+			}
+			series := `projectsveltos_outdated_helm_chart{chart="hello",cluster_name="mgmt",cluster_namespace="mgmt",cluster_type="Sveltos",` + want
+			if !strings.Contains(body, "\n"+series+"\n") {
+				return fmt.Errorf("no series %s in:\n%s", series, body)
+			}
+			return nil
+		}
+	}
+	w.eventually("outdated", told(`latest="0.2.0",release_name="hello",release_namespace="hello",version="0.1.0"} 1`))
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.HelmCharts[0].ChartVersion = "0.2.0" })
+	w.eventually("up to date", told(`latest="0.2.0",release_name="hello",release_namespace="hello",version="0.2.0"} 0`))
+
+	// Clusters that name no patches for their agent get the fleet's.
+	one := w.unready("one", nil)
+	w.wantMessage(one, "ConfigMap "+w.ns+"/patches, which --agent-patch-config-map of the hub names, does not exist")
+}
