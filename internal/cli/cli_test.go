@@ -42,7 +42,8 @@ func run(t *testing.T, args ...string) result {
 func TestHelpNeedsNoCluster(t *testing.T) {
 	t.Setenv("KUBECONFIG", "/does/not/exist")
 	for _, args := range []string{
-		"towline", "towline help", "towline --help", "towline register", "towline register cluster --help", "towline show addons --help",
+		"towline", "towline help", "towline --help", "towline register", "towline register cluster --help",
+		"towline register cluster-eks --help", "towline register cluster-gke --help", "towline register cluster-aks --help", "towline show addons --help",
 		"towline hub --help", "towline generate kubeconfig --help", "towline deregister cluster --help", "towline agent --help", "towline demo --help", "towline version", "towline version -o json",
 		"towline completion bash", "sveltosctl", "sveltosctl version",
 	} {

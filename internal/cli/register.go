@@ -14,12 +14,48 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// registerFlags are the flags of `register cluster`.
-type registerFlags struct {
+// joiningFlags are the flags of every `register` command.
+type joiningFlags struct {
 	cluster join.Request
 	labels  string
-	pull    bool
 	verbose bool
+}
+
+func (f *joiningFlags) add(flags *pflag.FlagSet) {
+	clusterFlags(flags, &f.cluster)
+	flags.StringVar(&f.labels, "labels", "", "labels of the cluster, as `k=v,k2=v2`")
+	flags.StringVar(&f.cluster.Shard, "shard", "", "`key` of the shard of hubs that looks after the cluster: those started with the same --shard-key")
+	flags.BoolVar(&f.verbose, "verbose", false, "say what is being done")
+}
+
+// parse reads the labels and says what is wrong with the flags.
+func (f *joiningFlags) parse() error {
+	labels, err := join.ParseLabels(f.labels)
+	if err != nil {
+		return fmt.Errorf("--labels: %w", err)
+	}
+	f.cluster.Labels = labels
+	return f.cluster.Validate()
+}
+
+func (f *joiningFlags) talk(streams Streams, mode, hub string) *talk {
+	what := fmt.Sprintf("registering cluster %s/%s in %s mode on %s", f.cluster.Namespace, f.cluster.Name, mode, hub)
+	if f.verbose {
+		streams.say("%s", what)
+	}
+	return startTalk(streams, what)
+}
+
+// pushed tells of a cluster that is registered in push mode.
+func (f *joiningFlags) pushed(streams Streams) error {
+	_, err := fmt.Fprintf(streams.Out, "cluster %s successfully registered/updated in namespace %s.\n", f.cluster.Name, f.cluster.Namespace)
+	return err
+}
+
+// registerFlags are the flags of `register cluster`.
+type registerFlags struct {
+	joiningFlags
+	pull bool
 	// Of push mode.
 	kubeconfig, context string
 	accountToken        bool
@@ -29,7 +65,8 @@ type registerFlags struct {
 }
 
 func newRegister(streams Streams) *cobra.Command {
-	return parent("register", "Bring a cluster into the fleet", newRegisterCluster(streams))
+	return parent("register", "Bring a cluster into the fleet",
+		newRegisterCluster(streams), newRegisterEKS(streams), newRegisterGKE(streams), newRegisterAKS(streams))
 }
 
 func newRegisterCluster(streams Streams) *cobra.Command {
@@ -44,7 +81,8 @@ have that done with --apply-to-context or --apply-to-kubeconfig, which also wait
 lives one hour, or --token-lifetime; the agent exchanges it as soon as it starts, and it is worthless from then on.
 
 With --kubeconfig, the hub dials the cluster with that kubeconfig, which must hold everything it needs. With --fleet-cluster-context, the
-hub gets an identity of its own on the cluster of that context, and renews its token. No kubeconfig file is changed.
+hub gets an identity of its own on the cluster of that context, and renews its token. No kubeconfig file is changed. The hub dials clusters of
+EKS, GKE and AKS without a kubeconfig, with its own cloud identity: see register cluster-eks, cluster-gke and cluster-aks.
 
 Registering a cluster again repairs what is there, adds the labels, and in pull mode gives a new token; with --revoke, every older one is
 worthless. A registration that fails or is interrupted leaves everything as it was.`,
@@ -70,10 +108,7 @@ worthless. A registration that fails or is interrupted leaves everything as it w
 		},
 	}
 	flags := cmd.Flags()
-	clusterFlags(flags, &f.cluster)
-	flags.StringVar(&f.labels, "labels", "", "labels of the cluster, as `k=v,k2=v2`")
-	flags.StringVar(&f.cluster.Shard, "shard", "", "`key` of the shard of hubs that looks after the cluster: those started with the same --shard-key")
-	flags.BoolVar(&f.verbose, "verbose", false, "say what is being done")
+	f.add(flags)
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "push: `file` with the kubeconfig of the cluster; it must hold everything it needs")
 	flags.StringVar(&f.context, "fleet-cluster-context", "", "push: `context` of the cluster in KUBECONFIG, where the hub gets an identity of its own")
 	flags.BoolVar(&f.accountToken, "service-account-token", false, "push, by context: give the hub a token that does not expire, instead of one that it renews")
@@ -91,12 +126,7 @@ func clusterFlags(flags *pflag.FlagSet, r *join.Request) {
 
 // validate says what is wrong with the flags before anything is read or connects.
 func (f *registerFlags) validate(flags *pflag.FlagSet) error {
-	labels, err := join.ParseLabels(f.labels)
-	if err != nil {
-		return fmt.Errorf("--labels: %w", err)
-	}
-	f.cluster.Labels = labels
-	if err := f.cluster.Validate(); err != nil {
+	if err := f.parse(); err != nil {
 		return err
 	}
 	pullFlags := slices.Concat(agentOptionNames(), applyNames())
@@ -156,8 +186,7 @@ func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(streams.Out, "cluster %s successfully registered/updated in namespace %s.\n", f.cluster.Name, f.cluster.Namespace)
-	return err
+	return f.pushed(streams)
 }
 
 func (f *registerFlags) runPull(ctx context.Context, streams Streams) error {
@@ -202,12 +231,4 @@ func (f *registerFlags) runApply(ctx context.Context, streams Streams, request j
 	}
 	_, err = fmt.Fprintf(streams.Out, "cluster %s/%s is ready, Kubernetes %s\n", f.cluster.Namespace, f.cluster.Name, cmp.Or(version, "of unknown version"))
 	return err
-}
-
-func (f *registerFlags) talk(streams Streams, mode, hub string) *talk {
-	what := fmt.Sprintf("registering cluster %s/%s in %s mode on %s", f.cluster.Namespace, f.cluster.Name, mode, hub)
-	if f.verbose {
-		streams.say("%s", what)
-	}
-	return startTalk(streams, what)
 }

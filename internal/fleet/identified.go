@@ -82,6 +82,12 @@ func fromIdentity(w *libv1beta1.WorkloadIdentity, authority []byte) (*rest.Confi
 	return config, nil
 }
 
+// CheckIdentity says what w lacks, or has wrong, so that nobody could be reached with it. The error names the field.
+func CheckIdentity(w *libv1beta1.WorkloadIdentity) error {
+	_, err := fromIdentity(w, nil)
+	return err
+}
+
 // ParseEndpoint reads the address of an API server: an https URL, or a host with or without a port, as clouds show it.
 func ParseEndpoint(text string) (*url.URL, error) {
 	if !strings.Contains(text, "://") {

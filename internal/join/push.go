@@ -83,7 +83,7 @@ func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 	if err := checkReach(ctx, member); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	live, err := l.pushCluster(ctx)
+	live, err := l.kubeconfigCluster(ctx)
 	if err == nil {
 		desired := clusterOf(r.Request, live)
 		// What a registration by context asked for stays if this kubeconfig can be renewed.
@@ -100,7 +100,7 @@ func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 
 // registerContext makes the hub's identity on the member before anything on the hub refers to it.
 func (l *ledger) registerContext(ctx context.Context, r PushRequest) error {
-	live, err := l.pushCluster(ctx)
+	live, err := l.kubeconfigCluster(ctx)
 	if err != nil {
 		return fmt.Errorf("register cluster %s: %w", r.key(), err)
 	}
@@ -177,6 +177,15 @@ func (l *ledger) pushCluster(ctx context.Context) (*libv1beta1.SveltosCluster, e
 		return nil, errors.New("it is registered in pull mode already; deregister it first")
 	}
 	return live, nil
+}
+
+// kubeconfigCluster reads the SveltosCluster that is to be reached with a kubeconfig; it is empty if there is none.
+func (l *ledger) kubeconfigCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
+	live, err := l.pushCluster(ctx)
+	if err == nil && live.Spec.WorkloadIdentity != nil {
+		return nil, errors.New("it is registered with a workload identity already; deregister it first")
+	}
+	return live, err
 }
 
 // keepPush writes the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which a renewal of the token

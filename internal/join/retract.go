@@ -63,6 +63,7 @@ func (r *retraction) objects() []client.Object {
 	}
 	objects := []client.Object{
 		&corev1.Secret{ObjectMeta: named(q.Namespace, secret)},
+		&corev1.Secret{ObjectMeta: named(q.Namespace, AuthoritySecret(q.Name))},
 		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, sharedBinding(q))},
 	}
 	if delivery != q.Namespace {
