@@ -70,7 +70,7 @@ type AWSIdentity struct {
 	Region string `json:"region,omitempty"`
 }
 
-// GCPIdentity identifies a GKE cluster; all of it is needed to get a token.
+// GCPIdentity identifies a GKE cluster, for people: the hub's token is good for every cluster that lets the hub in.
 type GCPIdentity struct {
 	// ProjectID of the cluster.
 	// +optional
