@@ -29,9 +29,12 @@ func (r *traffic) on(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			r.mu.Lock()
-			r.seen = append(r.seen, request.Method+" "+request.URL.RequestURI())
-			r.mu.Unlock()
+			// A hub asks for the version now and then to know whether it is healthy.
+			if request.URL.Path != "/version" {
+				r.mu.Lock()
+				r.seen = append(r.seen, request.Method+" "+request.URL.RequestURI())
+				r.mu.Unlock()
+			}
 			return next.RoundTrip(request)
 		})
 	})
