@@ -138,6 +138,8 @@ func TestWrongArgumentsAreFoundBeforeConnecting(t *testing.T) {
 		"towline agent --cluster-name=c":                                           "--cluster-namespace and --cluster-name are required",
 		"towline agent --cluster-name=c --cluster-namespace=n --cluster-type=capi": `--cluster-type: "capi" is not supported`,
 		"towline hub --log-format=xml":                                             `--log-format: "xml" is not supported`,
+		"towline hub --agent-patch-config-map=patches":                             `--agent-patch-config-map: "patches" is not <namespace>/<name> of a ConfigMap`,
+		"towline hub --outdated-chart-interval=-1h":                                "--outdated-chart-interval: -1h0m0s is less than nothing",
 		register + "--pullmode":                                                    `no way to the hub: KUBECONFIG is "/does/not/exist", where no kubeconfig is`,
 	} {
 		got := run(t, strings.Fields(args)...)
