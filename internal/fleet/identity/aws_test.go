@@ -5,19 +5,24 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/pem"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
 	testclock "k8s.io/utils/clock/testing"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet/identity"
+	"github.com/towline/towline/internal/localkube"
 )
 
 const (
@@ -115,6 +120,48 @@ func TestEKSTokenIsASignedRequest(t *testing.T) {
 	}
 }
 
+// eksFront is an API server behind what EKS puts before one: it lets in who signed for this cluster with the key, as an account of the plane.
+func eksFront(t *testing.T, plane *localkube.Plane) *httptest.Server {
+	t.Helper()
+	host, err := url.Parse(plane.Config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	onPlane, err := rest.TransportFor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: plane.Config.CAData}, BearerToken: accountToken(t, plane)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{Transport: onPlane, Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(host)
+		r.Out.Header.Del("Authorization")
+	}}
+	front := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		signed := opened(t, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
+		if signed.Query().Get("X-Amz-Signature") != signature(signed, "prod", "eu-central-1", secret) {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	return front
+}
+
+func TestEKSTokenReachesItsMemberOnly(t *testing.T) {
+	awsHub(t)
+	front := eksFront(t, localkube.Shared(t))
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: front.Certificate().Raw})
+	for cluster, allowed := range map[string]bool{"prod": true, "other": false} {
+		source, err := identity.New(eks(libv1beta1.AWSIdentity{ClusterName: cluster}), identity.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := reach(t, front.URL, authority, source); (err == nil) != allowed || !allowed && !apierrors.IsUnauthorized(err) {
+			t.Errorf("cluster %s: got error %v, want it to be let in: %t", cluster, err, allowed)
+		}
+	}
+}
+
 func TestEKSTokenIsRenewedBeforeItExpires(t *testing.T) {
 	clock := awsHub(t)
 	source, err := identity.New(eks(libv1beta1.AWSIdentity{ClusterName: "prod"}), identity.Options{Clock: clock})
@@ -179,8 +226,8 @@ func TestEKSWithoutWhatItNeeds(t *testing.T) {
 		cluster libv1beta1.AWSIdentity
 		want    string
 	}{
-		"no cluster":       {libv1beta1.AWSIdentity{}, "spec.workloadIdentity.aws.clusterName is missing"},
-		"no region at all": {libv1beta1.AWSIdentity{ClusterName: "c", Region: "evil.example/#"}, `spec.workloadIdentity.aws.region: "evil.example/#" is not a region`},
+		"no cluster":     {libv1beta1.AWSIdentity{}, "spec.workloadIdentity.aws.clusterName is missing"},
+		"no such region": {libv1beta1.AWSIdentity{ClusterName: "c", Region: "evil.example/#"}, `spec.workloadIdentity.aws.region: "evil.example/#" is not a region`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := identity.New(eks(test.cluster), identity.Options{})

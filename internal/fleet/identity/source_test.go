@@ -128,14 +128,14 @@ func accountToken(t *testing.T, plane *localkube.Plane) string {
 	return request.Status.Token
 }
 
-// reach asks the plane for its version with the tokens of source.
-func reach(t *testing.T, plane *localkube.Plane, source *identity.Source) error {
+// reach asks the API server at host for its version with the tokens of source.
+func reach(t *testing.T, host string, authority []byte, source *identity.Source) error {
 	t.Helper()
-	endpoint, err := url.Parse(plane.Config.Host)
+	endpoint, err := url.Parse(host)
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := &rest.Config{Host: plane.Config.Host, TLSClientConfig: rest.TLSClientConfig{CAData: plane.Config.CAData}}
+	config := &rest.Config{Host: host, TLSClientConfig: rest.TLSClientConfig{CAData: authority}}
 	config.Wrap(source.Wrap(endpoint))
 	_, err = fleet.Probe(t.Context(), config)
 	return err
@@ -149,7 +149,7 @@ func TestGKETokenReachesAMember(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := reach(t, plane, source); err != nil {
+		if err := reach(t, plane.Config.Host, plane.Config.CAData, source); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -177,10 +177,10 @@ func TestAKSTokenReachesAMember(t *testing.T) {
 		t.Fatal(err)
 	}
 	entra.say(http.StatusUnauthorized, `{"error":"invalid_client","error_description":"AADSTS700213: No matching\r\nfederated identity record found"}`)
-	wantLine(t, reach(t, plane, source), "workload identity: get a token from Azure: 127.0.0.1:", "answered 401 Unauthorized: invalid_client: AADSTS700213: No matching federated identity record found")
+	wantLine(t, reach(t, plane.Config.Host, plane.Config.CAData, source), "workload identity: get a token from Azure: 127.0.0.1:", "answered 401 Unauthorized: invalid_client: AADSTS700213: No matching federated identity record found")
 	clock.Step(time.Minute)
 	entra.say(http.StatusOK, issued(accountToken(t, plane)))
-	if err := reach(t, plane, source); err != nil {
+	if err := reach(t, plane.Config.Host, plane.Config.CAData, source); err != nil {
 		t.Error(err)
 	}
 	t.Setenv("AZURE_FEDERATED_TOKEN_FILE", filepath.Join(t.TempDir(), "missing"))
