@@ -43,6 +43,9 @@ const (
 	AnnotationLeftBehind = "towline.dev/left-behind"
 	// AnnotationExchanged on an agent's Lease is the uid of the Secret that the manifest's token was bound to which the agent exchanged last.
 	AnnotationExchanged = "towline.dev/exchanged"
+	// AnnotationMember is the uid of the member's namespace kube-system, which tells one cluster from another: on an agent's Lease that of the
+	// cluster where the agent runs, on the SveltosCluster of a push-mode cluster that of the cluster that was registered.
+	AnnotationMember = "towline.dev/member"
 )
 
 // Values of AnnotationDeregister and AnnotationAgentOrder.
