@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
@@ -39,6 +40,16 @@ func TestFromSveltosCluster(t *testing.T) {
 			want: fleet.Member{
 				Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu--one",
 				Ready: true, Down: true, DownMessage: "silent", KubernetesVersion: "v1.2.3",
+			},
+		},
+		"pull is refused where the annotation names the namespace of others": {
+			cluster: libv1beta1.SveltosCluster{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "prod", Annotations: map[string]string{"towline.dev/delivery-namespace": "b--prod"}},
+				Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
+			},
+			want: fleet.Member{
+				Type: fleet.TypeSveltos, Namespace: "a", Name: "prod", Mode: fleet.Pull, DeliveryNamespace: "a",
+				Refused: "annotation towline.dev/delivery-namespace names a namespace that is not the cluster's",
 			},
 		},
 		"an identity instead of a kubeconfig": {
@@ -99,6 +110,34 @@ func TestFromSveltosCluster(t *testing.T) {
 				t.Errorf("FromSveltosCluster() (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestPullNameIsBounded(t *testing.T) {
+	t.Parallel()
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "eu", Name: strings.Repeat("a", 64)}}
+	if got := fleet.FromSveltosCluster(cluster).Refused; got != "" {
+		t.Errorf("in push mode: refused for %q", got)
+	}
+	cluster.Spec.PullMode = true
+	if got := fleet.FromSveltosCluster(cluster).Refused; got != "metadata.name: the name of a cluster in pull mode may have 63 characters at most" {
+		t.Errorf("in pull mode: refused for %q", got)
+	}
+}
+
+func TestDerivedNamespaceBelongsToOnePair(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 63)
+	seen := map[string]string{}
+	for _, pair := range [][2]string{{"a", "b"}, {"a", "b--c"}, {"a--b", "c"}, {"a", long}, {long, "a"}, {"a", "b.c"}, {"a", "b-c"}} {
+		got := fleet.DerivedNamespace(pair[0], pair[1])
+		if problems := validation.IsDNS1123Label(got); len(problems) > 0 {
+			t.Errorf("DerivedNamespace(%q): %q: %v", pair, got, problems)
+		}
+		if other, taken := seen[got]; taken {
+			t.Errorf("DerivedNamespace(%q) = %q, as for %s", pair, got, other)
+		}
+		seen[got] = pair[0] + "/" + pair[1]
 	}
 }
 

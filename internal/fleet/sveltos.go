@@ -42,10 +42,7 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 	}
 	if c.Spec.PullMode {
 		m.Mode = Pull
-		m.DeliveryNamespace = c.Namespace
-		if ns := c.Annotations[kube.AnnotationDeliveryNS]; ns != "" {
-			m.DeliveryNamespace = ns
-		}
+		m.DeliveryNamespace, _ = DeliveryNamespace(c)
 		return m
 	}
 	if c.Spec.WorkloadIdentity != nil {
@@ -94,8 +91,21 @@ const RefusedSuffix = " is not supported yet"
 // the one that is patched by libv1beta1.AgentConfigAnnotation.
 const overrideSuffix = "/config-override-ref"
 
+// IsRefusal says whether message is what a Member is refused for.
+func IsRefusal(message string) bool {
+	return message == longPullName || message == foreignDelivery || strings.HasSuffix(message, RefusedSuffix)
+}
+
 // refused names the first field or annotation that would change what Towline does, if Towline acted on it.
 func refused(c *libv1beta1.SveltosCluster) string {
+	if c.Spec.PullMode {
+		if long := LongName(c); long != "" {
+			return long
+		}
+		if _, foreign := DeliveryNamespace(c); foreign {
+			return foreignDelivery
+		}
+	}
 	for _, key := range slices.Sorted(maps.Keys(c.Annotations)) {
 		if strings.HasSuffix(key, overrideSuffix) && key != libv1beta1.AgentConfigAnnotation {
 			return "annotation " + key + RefusedSuffix

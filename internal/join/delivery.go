@@ -2,11 +2,8 @@ package join
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base32"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -31,19 +29,41 @@ var errClaimed = errors.New("carries the deliveries of another cluster")
 
 // deliveryNamespace returns the hub namespace in which the groups and bundles of a pull-mode cluster live, and its own namespace in push mode.
 func deliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
-	if namespace := cluster.Annotations[kube.AnnotationDeliveryNS]; namespace != "" {
-		return namespace
+	namespace, _ := fleet.DeliveryNamespace(cluster)
+	return namespace
+}
+
+// derivedNamespace returns the name of the namespace that is made for the deliveries of a cluster which cannot have its own one for them.
+func derivedNamespace(r Request) string { return fleet.DerivedNamespace(r.Namespace, r.Name) }
+
+// holderOf returns what the claim of a cluster to a namespace says: its name in its own one, and both names elsewhere.
+func holderOf(r Request, namespace string) string {
+	if namespace == r.Namespace {
+		return r.Name
 	}
-	return cluster.Namespace
+	return r.key()
+}
+
+// checkPlace refuses a cluster whose name does not fit into labels, or whose annotation names the namespace of others.
+func checkPlace(cluster *libv1beta1.SveltosCluster) error {
+	if long := fleet.LongName(cluster); long != "" {
+		return errors.New(long)
+	}
+	if _, foreign := fleet.DeliveryNamespace(cluster); foreign {
+		return fmt.Errorf("annotation %s names namespace %s, which is not the cluster's", kube.AnnotationDeliveryNS, cluster.Annotations[kube.AnnotationDeliveryNS])
+	}
+	return nil
 }
 
 // claimDelivery finds the namespace for the deliveries of a cluster, and makes it that cluster's alone: the cluster's own namespace if
 // no other pull-mode cluster has it, else one derived from both names. A cluster keeps what it has; that of a new one is empty.
 func (l *ledger) claimDelivery(ctx context.Context, r Request, cluster *libv1beta1.SveltosCluster) (string, error) {
-	has := cluster.Annotations[kube.AnnotationDeliveryNS]
+	if err := checkPlace(cluster); err != nil {
+		return "", err
+	}
 	// Bundles for several members live in kube.AgentNamespace, so that no single cluster may claim it.
-	if (has == "" || has == r.Namespace) && r.Namespace != kube.AgentNamespace {
-		err := l.claim(ctx, r.Namespace, r.Name)
+	if deliveryNamespace(cluster) == r.Namespace && r.Namespace != kube.AgentNamespace {
+		err := l.claim(ctx, r.Namespace, holderOf(r, r.Namespace))
 		if err == nil {
 			return r.Namespace, nil
 		}
@@ -51,18 +71,16 @@ func (l *ledger) claimDelivery(ctx context.Context, r Request, cluster *libv1bet
 			return "", err
 		}
 	}
-	if has == "" || has == r.Namespace {
-		has = derivedNamespace(r)
-	}
-	if err := l.awaitVacant(ctx, has); err != nil {
+	derived := derivedNamespace(r)
+	if err := l.awaitVacant(ctx, derived); err != nil {
 		return "", err
 	}
-	holder := r.key()
-	created, err := l.makeNamespace(ctx, has, map[string]string{kube.AnnotationDeliveryHolder: holder})
+	holder := holderOf(r, derived)
+	created, err := l.makeNamespace(ctx, derived, map[string]string{kube.AnnotationDeliveryHolder: holder})
 	if err != nil || created {
-		return has, err
+		return derived, err
 	}
-	return has, l.claim(ctx, has, holder)
+	return derived, l.claim(ctx, derived, holder)
 }
 
 // awaitVacant waits while the namespace is going away, as that of a cluster does which has just been deregistered.
@@ -88,12 +106,17 @@ func (l *ledger) awaitVacant(ctx context.Context, name string) error {
 	return nil
 }
 
-// claim writes holder into the namespace's claim unless another one is there, which is errClaimed.
+// claim writes holder into the namespace's claim unless another one is there, which is errClaimed. A namespace that is not the cluster's own
+// must have been made for it, or else this fails with ErrForeign.
 func (l *ledger) claim(ctx context.Context, name, holder string) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		namespace := &corev1.Namespace{}
 		if err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
 			return fmt.Errorf("read namespace %s: %w", name, err)
+		}
+		// What is delivered can be read by whoever may read in the namespace, so that it must not be somebody else's.
+		if name != l.request.Namespace && namespace.Labels[registrationLabel] != l.request.Name {
+			return fmt.Errorf("namespace %s, which the deliveries of the cluster need, %w", name, ErrForeign)
 		}
 		switch namespace.Annotations[kube.AnnotationDeliveryHolder] {
 		case holder:
@@ -159,16 +182,4 @@ func releaseClaim(ctx context.Context, hubClient client.Client, name, holder str
 		return fmt.Errorf("release namespace %s: %w", name, err)
 	}
 	return nil
-}
-
-// derivedNamespace returns <namespace>--<cluster>, with a hash in place of the end where that is too long or could mean another pair.
-func derivedNamespace(r Request) string {
-	const limit, hashed = 63, 12
-	plain := r.Namespace + "--" + r.Name
-	if len(plain) <= limit && strings.Count(plain, "--") == 1 {
-		return plain
-	}
-	sum := sha256.Sum256([]byte(r.key()))
-	suffix := strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:hashed]
-	return strings.Trim(plain[:min(len(plain), limit-hashed-1)], "-") + "-" + suffix
 }

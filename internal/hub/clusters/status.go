@@ -117,7 +117,7 @@ func complete(s *state) libv1beta1.SveltosClusterStatus {
 
 // ours says whether message is of the kind that holds as long as something in the spec is wrong, and is said anew each time.
 func ours(message string) bool {
-	return strings.HasPrefix(message, windowField) || strings.HasSuffix(message, fleet.RefusedSuffix)
+	return strings.HasPrefix(message, windowField) || fleet.IsRefusal(message)
 }
 
 // labelled returns the labels of a push member of the given version, and whether they differ from what it has.
