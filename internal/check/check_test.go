@@ -127,10 +127,38 @@ func TestRunTakesNothingElseForAPass(t *testing.T) {
 			`function evaluate() return string.find(("a"):rep(1000), "a*a*a*a*b") end`,
 			"condition: the script is wrong: 1: the pattern \"a*a*a*a*b\" may take too long over a text of 1000 bytes",
 		},
+		"a pattern of few signs": {
+			`function evaluate() return string.find(string.rep("a", 2100), ".-.-b") end`,
+			"condition: the script is wrong: 1: the pattern \".-.-b\" may take too long over a text of 2100 bytes",
+		},
+		"a runaway set": {
+			`function evaluate() return string.match(string.rep("a-]", 700), "[]%a-]*[^b]+[%]a-]-b") end`,
+			"condition: the script is wrong: 1: the pattern \"[]%a-]*[^b]+[%]a-]-b\" may take too long over a text of 2100 bytes",
+		},
+		"a long pattern":   {`function evaluate() return ("a"):match(("a?"):rep(1000)) end`, "condition: the script is wrong: 1: the pattern is longer than 1024 bytes"},
+		"doubled choices":  {`function evaluate() return ("a"):rep(30):match(("a?"):rep(30) .. "b") end`, "condition: the script is wrong: 1: the pattern "},
+		"repeated scans":   {`function evaluate() return ("("):rep(9000):match("%b()") end`, "condition: the script is wrong: 1: the pattern \"%b()\" may take too long"},
+		"too many matches": {`function evaluate() return ("a"):rep(4e5):gmatch("a") end`, "condition: the script is wrong: 1: the pattern \"a\" may match too often in a text of 400000 bytes"},
+		"long replacements": {
+			`function evaluate() return ("a"):rep(10000):gsub("a", ("b"):rep(1000)) end`,
+			"condition: the script is wrong: 1: replacing \"a\" may take too long in a text of 10000 bytes",
+		},
+		"a sort without end": {
+			`function evaluate()
+			  local t, s = {}, ("x"):rep(10000000)
+			  for i = 1, 5 do local own = s .. i for j = 1, 20000 do t[#t+1] = own end end
+			  table.sort(t)
+			end`, "condition: the script took longer than 5s",
+		},
 		"tables without end": {"function evaluate() local t = {} for i = 1, 1e6 do t[i] = {} t[i][1000000] = 1 end end", "condition: the script took "},
 	}
 	for name, tc := range tests {
+		before := time.Now()
 		got, err := check.Run(t.Context(), nil, []libv1beta1.ClusterCheck{{Name: "c", Condition: tc.script}})
+		// Twice the limit of one script: the machine may be busy.
+		if took := time.Since(before); took > 10*time.Second {
+			t.Errorf("%s: Run() took %s", name, took)
+		}
 		if want := "check c: " + tc.want; err != nil || !strings.HasPrefix(got, want) {
 			t.Errorf("%s: Run() = %q, %v, want %q", name, got, err, want)
 		}
@@ -144,6 +172,11 @@ func TestRunGivesScriptsTheirLibraries(t *testing.T) {
 		`string.format("%s %5.2f %d", "x", 1.5, 3) == "x  1.50 3"`,
 		`("v1.36.3"):match("^v(%d+)%.(%d+)") == "1"`,
 		`string.find("a.b", ".", 1, true) == 2`,
+		`("x "):rep(5000):match("(%d+)%.(%d+)%.(%d+)") == nil`,
+		`(("k=v, "):rep(500) .. "version=1.2"):match("version=([%w.-]+)$") == "1.2"`,
+		`(("a "):rep(500)):gsub("%s+", "_"):len() == 1000`,
+		`(function() local t = {3, 1, 2} table.sort(t) return t[1] == 1 and t[3] == 3 end)()`,
+		`(function() local t = {3, 1, 2} table.sort(t, function(a, b) return a > b end) return t[1] == 3 end)()`,
 		`string.rep("ab", 3) == "ababab" and ("x"):upper() == "X"`,
 		`table.concat({1, 2, 3}, ",", 2, 3) == "2,3" and 1 .. "" == "1"`,
 		`math.max(1, 2) == 2 and tonumber("3") == 3 and tostring(nil) == "nil"`,

@@ -4,15 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"runtime/metrics"
 )
 
 const (
 	// stepLimit is how many instructions a script may take: one over 10,000 objects takes some hundred thousand.
 	stepLimit = 5_000_000
-	// memoryLimit is by how much the memory of our process may grow, in bytes, while a script runs, and stepsPerLook how often to look.
-	memoryLimit  = 512 << 20
-	stepsPerLook = 128
+	// memoryLimit is by how much the memory of our process may grow, in bytes, while a script runs: a quarter of what an agent may have.
+	// stepsPerLook is how often to look.
+	memoryLimit  = 128 << 20
+	stepsPerLook = 32
 	// heapMetric is the memory that objects take.
 	heapMetric = "/memory/classes/heap/objects:bytes"
 )
@@ -53,12 +55,21 @@ func (m *meter) Done() <-chan struct{} {
 	case m.steps > stepLimit:
 		m.err = errSteps
 		return m.over
-	case m.steps%stepsPerLook == 0 && heap() > m.start+memoryLimit:
+	case m.steps%stepsPerLook == 0 && m.grown():
 		m.err = errMemory
 		return m.over
 	default:
 		return m.Context.Done()
 	}
+}
+
+// grown says whether the script took too much memory. What is garbage, others' too, does not count.
+func (m *meter) grown() bool {
+	if heap() <= m.start+memoryLimit {
+		return false
+	}
+	runtime.GC()
+	return heap() > m.start+memoryLimit
 }
 
 // Err says which limit was met.

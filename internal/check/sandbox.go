@@ -19,7 +19,7 @@ const (
 	registryLimit = 64 * 1024
 	depthLimit    = 200
 	// arrayLimit is the highest index of a table's array part: below it, gaps in an array take memory.
-	arrayLimit = 1 << 20
+	arrayLimit = 1 << 18
 )
 
 // limitArrays sets the interpreter's own limit, once, before its first use: by default one assignment may take a gigabyte.
@@ -84,6 +84,28 @@ func (b *sandbox) open() {
 		b.state.SetGlobal(name, lua.LNil)
 	}
 	b.limitStrings()
+	b.limitSorting()
+}
+
+// limitSorting has the meter asked at every comparison of a sort.
+func (b *sandbox) limitSorting() {
+	library := b.state.GetGlobal(lua.TabLibName).(*lua.LTable)
+	sort := library.RawGetString("sort").(*lua.LFunction)
+	less := b.state.NewFunction(func(state *lua.LState) int {
+		select {
+		case <-b.meter.Done():
+			state.RaiseError("%s", b.meter.Err())
+		default:
+		}
+		state.Push(lua.LBool(state.LessThan(state.Get(1), state.Get(2))))
+		return 1
+	})
+	library.RawSetString("sort", b.state.NewFunction(func(state *lua.LState) int {
+		if state.GetTop() == 1 {
+			state.Push(less)
+		}
+		return call(state, sort)
+	}))
 }
 
 // evaluate calls the script's function of that name with the global set, and returns the table that it answers with.

@@ -1,7 +1,6 @@
 package check
 
 import (
-	"math"
 	"reflect"
 	"regexp"
 	"strings"
@@ -13,8 +12,6 @@ import (
 const (
 	// textLimit is how many bytes of text a script may make.
 	textLimit = 64 << 20
-	// matchLimit bounds the steps of one pattern match, which the interpreter cannot be stopped in.
-	matchLimit = 1e10
 	// concatenate is the name of the function that takes the place of the operator "..": no script can spell it.
 	concatenate = "\x00concatenate"
 )
@@ -97,11 +94,11 @@ func (b *sandbox) limitStrings() {
 			}
 		},
 		"match":  func(state *lua.LState) { limitMatch(state) },
-		"gmatch": func(state *lua.LState) { limitMatch(state) },
+		"gmatch": func(state *lua.LState) { limitMatches(state) },
 		"gsub": func(state *lua.LState) {
 			// A table or a function could make every match as long as it likes.
 			subject, replacement := len(state.CheckString(1)), len(state.CheckString(3))
-			limitMatch(state)
+			limitReplacing(state)
 			spend(state, subject+product(replacement, 2*subject+1))
 		},
 	} {
@@ -144,24 +141,6 @@ func join(state *lua.LState, spend func(*lua.LState, int), separator string, par
 	}
 	state.Push(lua.LString(strings.Join(texts, separator)))
 	return 1
-}
-
-// limitMatch refuses a pattern that might take for ever over its text: each repetition multiplies the ways to try by the text's length, and
-// so do the places to start at.
-func limitMatch(state *lua.LState) {
-	subject, pattern := state.CheckString(1), state.CheckString(2)
-	factors := 0
-	for _, repetition := range []string{"*", "+", "-", "?"} {
-		factors += strings.Count(pattern, repetition)
-	}
-	if !strings.HasPrefix(pattern, "^") {
-		factors++
-	}
-	// Replacing copies the text once per match.
-	factors = max(factors, 2)
-	if math.Pow(float64(len(subject)), float64(factors)) > matchLimit {
-		state.RaiseError("the pattern %q may take too long over a text of %d bytes", pattern, len(subject))
-	}
 }
 
 // product multiplies; what is more than a script may have comes back as that and one more.
