@@ -41,19 +41,22 @@ type healer interface {
 
 // agent is one running agent.
 type agent struct {
-	opts    Options
-	secrets corev1client.SecretInterface
-	engine  healer
-	gate    *gate
-	self    *self
-	checks  *checks
-	metrics *metrics
-	probes  *probes
+	opts       Options
+	secrets    corev1client.SecretInterface
+	namespaces corev1client.NamespaceInterface
+	engine     healer
+	gate       *gate
+	self       *self
+	checks     *checks
+	metrics    *metrics
+	probes     *probes
 	// departure removes the agent from its member when the hub orders that.
 	departure *departure
 	refusal   *refusal
 	// inbox is that of the session that runs, if one does.
 	inbox atomic.Pointer[deliver.Inbox]
+	// others are what lookForOthers told of last.
+	others []string
 }
 
 // Run works for one member until ctx ends, or until it has removed the agent on the hub's order, and then returns nil. It heals what is
@@ -70,7 +73,8 @@ func Run(ctx context.Context, opts Options) error {
 		return fmt.Errorf("make client for the member: %w", err)
 	}
 	a := &agent{
-		opts: opts, secrets: member.Secrets(kube.AgentNamespace), self: newSelf(opts.Member, opts.Clock), metrics: newMetrics(opts),
+		opts: opts, secrets: member.Secrets(kube.AgentNamespace), namespaces: member.Namespaces(),
+		self: newSelf(opts.Member, opts.Clock), metrics: newMetrics(opts),
 		refusal: &refusal{clock: opts.Clock, repair: join.Repair(opts.Namespace, opts.Name)},
 	}
 	a.checks = newChecks(opts.Member, opts.Clock, a.self.announceSoon)
@@ -136,10 +140,14 @@ func (a *agent) persist(ctx context.Context, what string, work func(context.Cont
 func (a *agent) connect(ctx context.Context) error {
 	for {
 		err := a.session(ctx)
-		if !errors.Is(err, join.ErrSuperseded) {
+		switch {
+		case errors.Is(err, join.ErrSuperseded):
+			log.FromContext(ctx).Info("the cluster was registered again: connecting anew")
+		case errors.Is(err, errDisplaced):
+			log.FromContext(ctx).Info("another cluster took the registration over while this one was silent")
+		default:
 			return err
 		}
-		log.FromContext(ctx).Info("the cluster was registered again: connecting anew")
 	}
 }
 
@@ -151,6 +159,9 @@ func (a *agent) session(ctx context.Context) error {
 	}
 	if m != nil {
 		return a.leave(ctx, m)
+	}
+	if err := a.lookForOthers(ctx); err != nil {
+		return err
 	}
 	credential, err := a.openCredential(ctx)
 	if err != nil {
@@ -164,7 +175,15 @@ func (a *agent) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = a.serve(ctx, credential, hub)
+	member, err := a.memberUID(ctx)
+	if err != nil {
+		return err
+	}
+	link := a.newLink(credential, hub, member)
+	if err := a.enter(ctx, credential, link); err != nil {
+		return err
+	}
+	err = a.serve(a.refusal.hush(ctx), credential, hub, link)
 	if errors.Is(err, errOrdered) {
 		return a.depart(ctx, hub)
 	}
@@ -183,13 +202,16 @@ func (a *agent) cluster() client.ObjectKey {
 	return client.ObjectKey{Namespace: a.opts.Namespace, Name: a.opts.Name}
 }
 
-// serve does what the hub asks for. It returns errOrdered when that is to leave.
-func (a *agent) serve(ctx context.Context, credential *join.Credential, hub client.WithWatch) error {
-	link := &link{
-		hub: hub, cluster: a.cluster(), lease: client.ObjectKey{Namespace: credential.DeliveryNamespace(), Name: a.opts.Name},
+func (a *agent) newLink(credential *join.Credential, hub client.Client, member types.UID) *link {
+	return &link{
+		hub: hub, cluster: a.cluster(), lease: client.ObjectKey{Namespace: credential.DeliveryNamespace(), Name: a.opts.Name}, member: member,
 		identity: a.opts.Identity, heartbeat: a.opts.Heartbeat, clock: a.opts.Clock, metrics: a.metrics, self: a.self,
 		checks: a.checks, refusal: a.refusal, exchanged: credential.Exchanged,
 	}
+}
+
+// serve does what the hub asks for. It returns errOrdered when that is to leave, and errDisplaced when another cluster does it now.
+func (a *agent) serve(ctx context.Context, credential *join.Credential, hub client.WithWatch, link *link) error {
 	in := deliver.NewInbox(hub, credential.DeliveryNamespace(), a.opts.Name)
 	a.inbox.Store(in)
 	defer a.inbox.Store(nil)
@@ -199,7 +221,11 @@ func (a *agent) serve(ctx context.Context, credential *join.Credential, hub clie
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel(nil)
-	running.Go(func() { link.beat(ctx) })
+	running.Go(func() {
+		if err := link.beat(ctx); err != nil {
+			cancel(err)
+		}
+	})
 	running.Go(func() { link.announce(ctx) })
 	running.Go(func() {
 		own(ctx, hub, a.cluster(), func(ctx context.Context, seen *libv1beta1.SveltosCluster) {
@@ -215,7 +241,7 @@ func (a *agent) serve(ctx context.Context, credential *join.Credential, hub clie
 		_ = in.Run(ctx, a.opts.Workers, work.handle)
 	})
 	err := credential.Run(ctx)
-	if cause := context.Cause(ctx); errors.Is(cause, errOrdered) {
+	if cause := context.Cause(ctx); errors.Is(cause, errOrdered) || errors.Is(cause, errDisplaced) {
 		return cause
 	}
 	return err

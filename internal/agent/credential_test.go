@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -144,6 +145,42 @@ func TestRefusedAgentSaysWhatToRunAndIsRepairedInPlace(t *testing.T) {
 		}
 	}
 	w.deliver(bundleOf("two", "edited"), bundle.StateApplied)
+}
+
+func TestRefusedAgentIsQuiet(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	front := w.stand()
+	w.register()
+	logged := &journal{}
+	_, stop := w.runAgent(logged.context(t), w.member.Config)
+	w.deliver(bundleOf("one", "a"), bundle.StateApplied)
+	front.losing(func(*http.Request) fate { return refused })
+	front.server.CloseClientConnections()
+	w.eventually("the agent knows", func(context.Context) error { return logged.missing("the hub refuses the agent's credential") })
+	quiet := func(log *journal) {
+		t.Helper()
+		// Nothing can be waited for when nothing is to be said.
+		while, cancel := context.WithTimeout(t.Context(), 12*time.Second)
+		defer cancel()
+		<-while.Done()
+		said := log.errors()
+		other := slices.DeleteFunc(slices.Clone(said), func(line string) bool { return strings.Contains(line, join.Repair("edge", "c1")) })
+		if len(said)-len(other) != 1 || len(other) > 1 {
+			t.Errorf("errors logged: got %d, want that with the repair and no more than another one:\n%s", len(said), strings.Join(said, "\n"))
+		}
+	}
+	quiet(logged)
+	stop()
+	again := &journal{}
+	w.runAgent(again.context(t), w.member.Config)
+	before := front.count("")
+	quiet(again)
+	if asked := front.count("") - before; asked > 5 {
+		t.Errorf("requests of a refused agent within seconds: got %d", asked)
+	}
+	front.losing(nil)
+	w.deliver(bundleOf("two", "a"), bundle.StateApplied)
 }
 
 // missing returns an error unless some line holds text.

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -35,9 +36,11 @@ const (
 
 // link tells the hub that the member is alive and what it is. It never stops trying.
 type link struct {
-	hub       client.Client
-	cluster   client.ObjectKey
-	lease     client.ObjectKey
+	hub     client.Client
+	cluster client.ObjectKey
+	lease   client.ObjectKey
+	// member tells this cluster from others, whose agents may have the same credential.
+	member    types.UID
 	identity  string
 	heartbeat time.Duration
 	clock     clock.WithTicker
@@ -66,12 +69,15 @@ func newHubClient(config *rest.Config) (client.WithWatch, error) {
 	return hub, nil
 }
 
-// beat renews the Lease until ctx ends.
-func (l *link) beat(ctx context.Context) {
+// beat renews the Lease until ctx ends, or until the Lease is another member's: then it returns errDisplaced.
+func (l *link) beat(ctx context.Context) error {
 	silent := false
 	for {
 		err := l.renewLease(ctx)
 		switch {
+		case errors.Is(err, errDisplaced):
+			l.metrics.beat(err)
+			return err
 		case err != nil && ctx.Err() != nil:
 		case err != nil && l.refusal.is(ctx, err):
 			silent = true
@@ -90,32 +96,56 @@ func (l *link) beat(ctx context.Context) {
 		l.metrics.beat(err)
 		pause := time.Duration(float64(l.heartbeat) * (1 - jitter*rand.Float64()))
 		if !sleep(ctx, l.clock, pause) {
-			return
+			return nil
 		}
 	}
 }
 
+// renewLease renews the Lease, which belongs to this member, or to none.
 func (l *link) renewLease(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
+	lease, err := l.writeLease(ctx, "")
+	if err != nil {
+		return err
+	}
+	switch lease.Annotations[kube.AnnotationMember] {
+	case string(l.member):
+		return nil
+	case "":
+		_, err := l.writeLease(ctx, lease.ResourceVersion)
+		return err
+	default:
+		return errDisplaced
+	}
+}
+
+// writeLease renews the Lease and returns it. Given a version, it makes that version this member's.
+func (l *link) writeLease(ctx context.Context, version string) (*coordinationv1.Lease, error) {
 	content := map[string]any{"spec": map[string]any{
 		"holderIdentity": l.identity, "renewTime": metav1.NewMicroTime(l.clock.Now()),
 	}}
+	annotations := map[string]any{}
 	exchanged := l.exchanged()
 	if exchanged != l.told {
-		content["metadata"] = map[string]any{"annotations": map[string]any{kube.AnnotationExchanged: exchanged}}
+		annotations[kube.AnnotationExchanged] = exchanged
 	}
+	changes := map[string]any{"annotations": annotations}
+	if version != "" {
+		changes["resourceVersion"], annotations[kube.AnnotationMember] = version, l.member
+	}
+	content["metadata"] = changes
 	patch, err := json.Marshal(content)
 	if err != nil {
-		return fmt.Errorf("encode heartbeat: %w", err)
+		return nil, fmt.Errorf("encode heartbeat: %w", err)
 	}
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = l.lease.Namespace, l.lease.Name
 	if err := l.hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, patch)); err != nil {
-		return fmt.Errorf("renew Lease %s: %w", l.lease, err)
+		return nil, fmt.Errorf("renew Lease %s: %w", l.lease, err)
 	}
 	l.told = exchanged
-	return nil
+	return lease, nil
 }
 
 // announce reports on the cluster object: at once, when something changed, and every five minutes, until ctx ends.

@@ -37,6 +37,7 @@ const (
 	arrives fate = iota
 	lostBefore
 	lostAfter
+	refused // by an API server that does not know the credential
 )
 
 // stand puts a front before the hub; manifests from now on lead there.
@@ -61,6 +62,8 @@ func (w *world) stand() *front {
 		case lostAfter:
 			proxy.ServeHTTP(httptest.NewRecorder(), r)
 			panic(http.ErrAbortHandler)
+		case refused:
+			unauthorized(rw)
 		default:
 			proxy.ServeHTTP(rw, r)
 		}
@@ -78,6 +81,13 @@ func (w *world) stand() *front {
 		}
 	}
 	return f
+}
+
+// unauthorized answers as an API server does.
+func unauthorized(rw http.ResponseWriter) {
+	rw.Header().Set("Content-Type", "application/json")
+	rw.WriteHeader(http.StatusUnauthorized)
+	_, _ = rw.Write([]byte(`{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Unauthorized","reason":"Unauthorized","code":401}`))
 }
 
 func (f *front) note(r *http.Request) fate {
@@ -189,4 +199,9 @@ func (j *journal) with(text string) []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(j.lines), func(line string) bool { return !strings.Contains(line, text) })
+}
+
+// errors returns the lines at error level.
+func (j *journal) errors() []string {
+	return slices.DeleteFunc(j.with(""), func(line string) bool { return strings.Contains(line, `"level"=`) })
 }

@@ -108,7 +108,12 @@ func (w *world) installCRDs() {
 // register registers the member and applies those documents of the manifest that an agent outside a pod needs.
 func (w *world) register() {
 	w.t.Helper()
-	w.apply(slices.DeleteFunc(w.manifest(), func(obj *unstructured.Unstructured) bool {
+	w.applyAgent(w.manifest())
+}
+
+func (w *world) applyAgent(manifest []*unstructured.Unstructured) {
+	w.t.Helper()
+	w.apply(slices.DeleteFunc(manifest, func(obj *unstructured.Unstructured) bool {
 		return obj.GetKind() != "Namespace" && obj.GetKind() != "Secret"
 	}))
 }
@@ -175,9 +180,15 @@ func (w *world) startAgent() (stop func()) {
 // runAgent starts the member's agent, which reaches its own cluster by member. ended is closed when it has ended; stop ends it and waits.
 func (w *world) runAgent(ctx context.Context, member *rest.Config) (ended <-chan struct{}, stop func()) {
 	w.t.Helper()
+	return w.runAgentWith(ctx, agent.Options{Member: member})
+}
+
+// runAgentWith starts an agent for the world's cluster.
+func (w *world) runAgentWith(ctx context.Context, options agent.Options) (ended <-chan struct{}, stop func()) {
+	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.logging(ctx))
 	done := make(chan struct{})
-	options := agent.Options{Member: member, Namespace: w.cluster.Namespace, Name: w.cluster.Name, Heartbeat: time.Second}
+	options.Namespace, options.Name, options.Heartbeat = w.cluster.Namespace, w.cluster.Name, time.Second
 	go func() {
 		defer close(done)
 		if err := agent.Run(ctx, options); err != nil {

@@ -21,32 +21,48 @@ import (
 const (
 	// reviewLimit is how long the API may take for one review.
 	reviewLimit = 10 * time.Second
-	// reviewsAtOnce bounds what strangers can make the API do through us.
+	// reviewsAtOnce bounds what strangers can make the API do through us, and, apart from that, what those can who were let in lately.
 	reviewsAtOnce = 4
-	// admittedFor is how long somebody who was let in is let in again without a review; admittedMost is how many are remembered.
-	admittedFor  = time.Minute
+	// admittedFor is how long somebody who was let in is let in again without a review, and refusedFor how long somebody who was not is
+	// not, without one. knownFor is how long somebody who was let in need not wait behind strangers.
+	admittedFor = time.Minute
+	refusedFor  = 10 * time.Second
+	knownFor    = time.Hour
+	// admittedMost and refusedMost are how many are remembered.
 	admittedMost = 64
+	refusedMost  = 1024
 )
 
 // guard lets those in that an API lets.
 type guard struct {
 	tokens   authenticationclient.TokenReviewInterface
 	rights   authorizationclient.SubjectAccessReviewInterface
+	// admitted, refused (with the HTTP status) and known remember each ask by its sum.
 	admitted *cache.LRUExpireCache
-	reviews  chan struct{}
-	handler  http.Handler
+	refused  *cache.LRUExpireCache
+	known    *cache.LRUExpireCache
+	// reviews and again hold those who are being reviewed: strangers, and those who were let in lately.
+	reviews chan struct{}
+	again   chan struct{}
+	handler http.Handler
 }
 
 // ask is a request as far as it matters to whether it is let in.
 type ask struct {
-	token  [sha256.Size]byte
+	token  string
 	method string
 	path   string
 }
 
+// sum tells asks apart in the space of a hash, however long they are.
+func (a ask) sum() [sha256.Size]byte {
+	token := sha256.Sum256([]byte(a.token))
+	return sha256.Sum256([]byte(string(token[:]) + a.method + " " + a.path))
+}
+
 // Guard lets requests through to handler that carry a bearer token which the API of config knows (TokenReview), of somebody who may do
 // there with the request's path what its method says (SubjectAccessReview of a non-resource URL). Others are answered with 401 and 403; 503
-// if the API does not answer. What was allowed is allowed for another minute.
+// if the API does not answer. What was allowed is allowed for another minute, and what was not is not for another ten seconds.
 func Guard(config *rest.Config, handler http.Handler) (http.Handler, error) {
 	config = rest.CopyConfig(config)
 	config.Timeout = reviewLimit
@@ -60,7 +76,8 @@ func Guard(config *rest.Config, handler http.Handler) (http.Handler, error) {
 	}
 	return &guard{
 		tokens: tokens.TokenReviews(), rights: rights.SubjectAccessReviews(),
-		admitted: cache.NewLRUExpireCache(admittedMost), reviews: make(chan struct{}, reviewsAtOnce), handler: handler,
+		admitted: cache.NewLRUExpireCache(admittedMost), refused: cache.NewLRUExpireCache(refusedMost), known: cache.NewLRUExpireCache(admittedMost),
+		reviews: make(chan struct{}, reviewsAtOnce), again: make(chan struct{}, reviewsAtOnce), handler: handler,
 	}, nil
 }
 
@@ -71,35 +88,49 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
 		return
 	}
-	who := ask{sha256.Sum256([]byte(token)), strings.ToLower(r.Method), r.URL.Path}
-	if _, ok := g.admitted.Get(who); ok {
+	who := ask{token, strings.ToLower(r.Method), r.URL.Path}
+	sum := who.sum()
+	if _, ok := g.admitted.Get(sum); ok {
 		g.handler.ServeHTTP(w, r)
 		return
 	}
-	status, err := g.review(r.Context(), token, who)
+	if status, ok := g.refused.Get(sum); ok {
+		refuse(w, status.(int)) //nolint:forcetypeassert // nothing else is put there
+		return
+	}
+	turns := g.reviews
+	if _, ok := g.known.Get(sum); ok {
+		turns = g.again
+	}
+	status, err := g.review(r.Context(), who, turns)
 	switch {
 	case err != nil:
 		log.FromContext(r.Context()).Info("cannot find out who may read the metrics", "reason", err.Error())
 		http.Error(w, "the API server cannot be asked", http.StatusServiceUnavailable)
 	case status != http.StatusOK:
-		http.Error(w, http.StatusText(status), status)
+		g.known.Remove(sum)
+		g.refused.Add(sum, status, refusedFor)
+		refuse(w, status)
 	default:
-		g.admitted.Add(who, struct{}{}, admittedFor)
+		g.admitted.Add(sum, struct{}{}, admittedFor)
+		g.known.Add(sum, struct{}{}, knownFor)
 		g.handler.ServeHTTP(w, r)
 	}
 }
 
-// review asks the API and returns the HTTP status to answer with.
-func (g *guard) review(ctx context.Context, token string, who ask) (int, error) {
+func refuse(w http.ResponseWriter, status int) { http.Error(w, http.StatusText(status), status) }
+
+// review asks the API, when it is its turn, and returns the HTTP status to answer with.
+func (g *guard) review(ctx context.Context, who ask, turns chan struct{}) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, reviewLimit)
 	defer cancel()
 	select {
-	case g.reviews <- struct{}{}:
-		defer func() { <-g.reviews }()
+	case turns <- struct{}{}:
+		defer func() { <-turns }()
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	known, err := g.tokens.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
+	known, err := g.tokens.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: who.token}}, metav1.CreateOptions{})
 	if err != nil {
 		return 0, fmt.Errorf("review token: %w", err)
 	}

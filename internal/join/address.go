@@ -56,6 +56,8 @@ func FindHubAddress(ctx context.Context, hub *rest.Config, given HubAddress) (Hu
 
 // publishedAddress reads kube-public/cluster-info; empty if it is not there.
 func publishedAddress(ctx context.Context, hub *rest.Config) (HubAddress, error) {
+	hub = rest.CopyConfig(hub)
+	hub.Timeout = requestLimit
 	clientset, err := kubernetes.NewForConfig(hub)
 	if err != nil {
 		return HubAddress{}, fmt.Errorf("connect to the hub: %w", err)

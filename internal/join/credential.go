@@ -36,6 +36,8 @@ const (
 	// renewRetryMin and renewRetryMax bound the time between attempts to renew.
 	renewRetryMin = time.Second
 	renewRetryMax = time.Minute
+	// requestLimit is how long the hub, or the member, may take for one request.
+	requestLimit = 15 * time.Second
 )
 
 // ErrSuperseded says that the Secret now holds a later way to the hub than the one in use: the cluster was registered again.
@@ -124,6 +126,8 @@ func OpenCredential(ctx context.Context, opts CredentialOptions) (*Credential, e
 
 // readCandidate returns the kubeconfig of the Secret whose token was issued last.
 func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
 	secret, err := opts.Secrets.Get(ctx, opts.Secret, metav1.GetOptions{})
 	if err != nil {
 		return candidate{}, fmt.Errorf("read Secret %s/%s with the way to the hub: %w", kube.AgentNamespace, opts.Secret, err)
@@ -228,6 +232,8 @@ func (c *Credential) Renew(ctx context.Context) error {
 // request requests a token that is bound to the anchor Secret. A hub on which the cluster was registered by a release without anchors has no
 // such Secret: an unbound token has to do there.
 func (c *Credential) request(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*requestLimit)
+	defer cancel()
 	hub, err := corev1client.NewForConfig(c.config)
 	if err != nil {
 		return "", err
@@ -259,6 +265,8 @@ func isMissingSecret(err error) bool {
 
 // keep writes the token into the Secret, and what the manifest's token was bound to.
 func (c *Credential) keep(ctx context.Context, text string, exchanged types.UID) error {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
 	kubeconfig, err := clientcmd.Write(*c.address.kubeconfig(text, c.namespace))
 	if err != nil {
 		return fmt.Errorf("encode renewed kubeconfig: %w", err)
@@ -292,7 +300,7 @@ func (c *Credential) Run(ctx context.Context) error {
 		if !c.sleepUntil(ctx, wake) {
 			return nil
 		}
-		if c.superseded(ctx) {
+		if c.Superseded(ctx) {
 			return ErrSuperseded
 		}
 		// A token that the hub refuses is tried once more before it is given up.
@@ -325,8 +333,8 @@ func (c *Credential) firstRenewal() time.Time {
 	return current.issued.Add(current.untilDue(c.opts.Life))
 }
 
-// superseded says whether the Secret holds a kubeconfig that is later than the one in use. What cannot be read is not.
-func (c *Credential) superseded(ctx context.Context) bool {
+// Superseded says whether the Secret holds a kubeconfig that is later than the one in use. What cannot be read is not.
+func (c *Credential) Superseded(ctx context.Context) bool {
 	latest, err := readCandidate(ctx, c.opts)
 	current := c.current.Load()
 	if err != nil || latest.token.text == current.text {
