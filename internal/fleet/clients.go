@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"sync"
 
@@ -152,6 +153,18 @@ func checkCluster(cluster *clientcmdapi.Cluster) error {
 		return errors.New("it refers to a file; embed the data (kubectl config view --flatten)")
 	case cluster.InsecureSkipTLSVerify:
 		return errors.New("insecure-skip-tls-verify is not accepted; embed the certificate authority")
+	}
+	return CheckProxyURL(cluster.ProxyURL)
+}
+
+// CheckProxyURL says what is wrong with the proxy-url of a kubeconfig; "" is none. The error does not quote it, since a password may be in it.
+func CheckProxyURL(address string) error {
+	if address == "" {
+		return nil
+	}
+	proxy, err := url.Parse(address)
+	if err != nil || proxy.Host == "" || !slices.Contains([]string{"http", "https", "socks5"}, proxy.Scheme) {
+		return errors.New("its proxy-url is not an http://, https:// or socks5:// address")
 	}
 	return nil
 }

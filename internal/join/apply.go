@@ -39,11 +39,17 @@ func RegisterAndApply(ctx context.Context, hub *rest.Config, r ApplyRequest, out
 	if err != nil {
 		return "", err
 	}
-	if err := a.checkOwner(ctx); err != nil {
-		return "", err
-	}
 	w, err := newWatcher(hub, a.member, r)
 	if err != nil {
+		return "", err
+	}
+	if err := a.checkName(ctx, w.hub); err != nil {
+		return "", err
+	}
+	if err := w.awaitLeaving(ctx, a); err != nil {
+		return "", err
+	}
+	if err := a.checkOwner(ctx, hub, w.hub); err != nil {
 		return "", err
 	}
 	start := writerFunc(func(manifest []byte) error {
@@ -54,7 +60,7 @@ func RegisterAndApply(ctx context.Context, hub *rest.Config, r ApplyRequest, out
 		return a.start(ctx, manifest, out)
 	})
 	if err := RegisterPull(ctx, hub, r.PullRequest, start); err != nil {
-		return "", errors.Join(err, a.takeBack(ctx))
+		return "", alsoUndone(err, a.takeBack(ctx))
 	}
 	if r.Wait <= 0 {
 		return "", nil
@@ -76,6 +82,11 @@ func (a *application) start(ctx context.Context, manifest []byte, out io.Writer)
 		}
 		fmt.Fprintf(&lines, "%s %s\n", kubectlName(obj), did)
 	}
+	did, err := a.dropFormer(ctx)
+	if err != nil {
+		return err
+	}
+	lines.WriteString(did)
 	if _, err := out.Write(lines.Bytes()); err != nil {
 		return fmt.Errorf("print what was applied: %w", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,7 +29,9 @@ const (
 type application struct {
 	member  client.Client
 	request Request
-	undo    []func(context.Context) error
+	// former is the name of the Secret of an agent that is replaced, "" if there is none.
+	former string
+	undo   []func(context.Context) error
 }
 
 func newApplication(member *rest.Config, r Request) (*application, error) {
@@ -41,40 +42,6 @@ func newApplication(member *rest.Config, r Request) (*application, error) {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	return &application{member: memberClient, request: r}, nil
-}
-
-// checkOwner refuses a member whose agent works for another registration: applying would take it away from there.
-func (a *application) checkOwner(ctx context.Context) error {
-	deployment := &appsv1.Deployment{}
-	err := a.member.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment}, deployment)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look for an agent on the cluster: %w", err)
-	}
-	if owner := clusterOfAgent(deployment); owner != "" && owner != a.request.key() {
-		return fmt.Errorf("the agent of %s runs on this cluster already: deregister %s first", owner, owner)
-	}
-	return nil
-}
-
-// clusterOfAgent returns the cluster, as namespace/name, that an agent works for; "" if it does not say.
-func clusterOfAgent(deployment *appsv1.Deployment) string {
-	for _, container := range deployment.Spec.Template.Spec.Containers {
-		namespace, name := argument(container.Args, "--cluster-namespace="), argument(container.Args, "--cluster-name=")
-		if namespace != "" && name != "" {
-			return namespace + "/" + name
-		}
-	}
-	return ""
-}
-
-func argument(args []string, flag string) string {
-	if i := slices.IndexFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) }); i >= 0 {
-		return strings.TrimPrefix(args[i], flag)
-	}
-	return ""
 }
 
 // apply makes obj what the manifest says and returns what that was, in the words of kubectl.

@@ -89,6 +89,26 @@ func (w *watcher) await(ctx context.Context) (version string, err error) {
 	return "", err
 }
 
+// awaitLeaving waits until nothing is left of an agent that is being removed from the member. That takes from the time to wait.
+func (w *watcher) awaitLeaving(ctx context.Context, a *application) error {
+	limited, cancel := context.WithTimeout(ctx, w.request.Wait)
+	defer cancel()
+	begun, what := time.Now(), ""
+	err := wait.PollUntilContextCancel(limited, watchPause, true, func(context.Context) (gone bool, err error) {
+		// Not limited by the wait, so that there is always one look.
+		if what, err = a.leaving(ctx); err != nil || what == "" {
+			return err == nil, err
+		}
+		w.tell("a former agent is still being removed from it: " + what)
+		return false, nil
+	})
+	w.request.Wait = max(w.request.Wait-time.Since(begun), 0)
+	if wait.Interrupted(err) && ctx.Err() == nil {
+		return fmt.Errorf("%w: %s; try again when it is gone", errStillLeaving, what)
+	}
+	return err
+}
+
 func (w *watcher) tell(what string) {
 	if w.request.Progress != nil && what != w.said {
 		w.request.Progress(what)

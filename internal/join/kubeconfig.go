@@ -20,6 +20,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -57,9 +58,37 @@ func selfContained(kubeconfig []byte) (*rest.Config, error) {
 	return config, nil
 }
 
+// minified returns a kubeconfig with nothing in it but what its current context needs: the credentials of other clusters are nobody's business.
+func minified(kubeconfig []byte) ([]byte, error) {
+	loaded, err := clientcmd.Load(kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("it is not a kubeconfig: %w", err)
+	}
+	if err := clientcmdapi.MinifyConfig(loaded); err != nil {
+		return nil, fmt.Errorf("take its current context: %w", err)
+	}
+	out, err := clientcmd.Write(*loaded)
+	if err != nil {
+		return nil, fmt.Errorf("encode its current context: %w", err)
+	}
+	return out, nil
+}
+
+// Server returns the address of the cluster that a kubeconfig leads to, "" if it cannot be used.
+func Server(kubeconfig []byte) string {
+	config, err := selfContained(kubeconfig)
+	if err != nil {
+		return ""
+	}
+	return config.Host
+}
+
 func checkCluster(cluster *clientcmdapi.Cluster) error {
 	if cluster.InsecureSkipTLSVerify {
 		return errors.New("it does not verify the server's certificate (insecure-skip-tls-verify)")
+	}
+	if err := fleet.CheckProxyURL(cluster.ProxyURL); err != nil {
+		return err
 	}
 	return noFile("certificate-authority", cluster.CertificateAuthority)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -262,20 +263,41 @@ func RetractMember(ctx context.Context, member *rest.Config, hubUID string, clus
 	if err != nil {
 		return err
 	}
-	if err := i.retract(ctx); err != nil && !identityGone(err, member) {
-		return fmt.Errorf("take back the identity on the cluster: %w", err)
+	err = i.retract(ctx)
+	if err == nil {
+		return nil
 	}
-	return nil
+	gone, asked := i.gone(ctx, err, member)
+	if gone {
+		return nil
+	}
+	return fmt.Errorf("take back the identity on the cluster: %w", errors.Join(err, asked))
 }
 
-// identityGone says whether err means that an earlier run took the identity back, by which member itself is known: its
-// token is refused though it has not expired, or it has lost its rights.
-func identityGone(err error, member *rest.Config) bool {
-	if apierrors.IsUnauthorized(err) {
+// gone says whether failure means that an earlier run took the identity back, by which member itself is known: its token is refused though it
+// has not expired, or it has lost its rights. Whoever has them and is refused is refused for another reason.
+func (i *identity) gone(ctx context.Context, failure error, member *rest.Config) (bool, error) {
+	refused := func(err error) bool {
 		own := readToken(member.BearerToken)
-		return member.BearerToken != "" && (own.expires.IsZero() || time.Now().Before(own.expires))
+		return apierrors.IsUnauthorized(err) && member.BearerToken != "" && (own.expires.IsZero() || time.Now().Before(own.expires))
 	}
-	return apierrors.IsForbidden(err)
+	if !apierrors.IsForbidden(failure) {
+		return refused(failure), nil
+	}
+	for _, verb := range []string{"get", "update", "delete"} {
+		review, err := i.member.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Verb: verb, Group: rbacv1.GroupName, Resource: "clusterroles", Name: memberIdentityName,
+			}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return refused(err), fmt.Errorf("ask the cluster for the identity's rights: %w", err)
+		}
+		if review.Status.Allowed {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 func (i *identity) retract(ctx context.Context) error {

@@ -53,7 +53,12 @@ func RegisterPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.W
 		return err
 	}
 	if err := l.registerPull(ctx, hub, r, out); err != nil {
-		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx))
+		undone := l.rollBack(ctx)
+		if r.Revoke && undone == nil {
+			// That is for good, so that not everything is as it was.
+			return fmt.Errorf("register cluster %s: %w", r.key(), err)
+		}
+		return failed(ctx, r.Request, err, undone)
 	}
 	return nil
 }

@@ -36,6 +36,8 @@ type PushRequest struct {
 	Member *rest.Config
 	// ServiceAccountToken gives the identity a token that does not expire, instead of one that the hub renews.
 	ServiceAccountToken bool
+	// Note is told, in one line, what people should know though the cluster is registered; it may be nil.
+	Note func(string)
 }
 
 // Validate says what is wrong with r before anything connects. The error names the command-line flag and its value.
@@ -83,24 +85,76 @@ func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 	if err := checkReach(ctx, member); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	live, err := l.kubeconfigCluster(ctx)
-	if err == nil {
-		desired := clusterOf(r.Request, live)
-		// What a registration by context asked for stays if this kubeconfig can be renewed.
-		if hasIdentity(live) && !readToken(member.BearerToken).expires.IsZero() {
-			desired.Spec.TokenRequestRenewalOption = live.Spec.TokenRequestRenewalOption
-		}
-		err = l.keepPush(ctx, live, desired, r.Kubeconfig)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx))
+	if err := l.registerKubeconfig(ctx, r, member); err != nil {
+		return failed(ctx, r.Request, err, l.rollBack(ctx))
 	}
 	return nil
+}
+
+func (l *ledger) registerKubeconfig(ctx context.Context, r PushRequest, member *rest.Config) error {
+	live, err := l.kubeconfigCluster(ctx)
+	if err != nil {
+		return err
+	}
+	uid, err := l.identify(ctx, r, member, live)
+	if err != nil {
+		return err
+	}
+	kubeconfig, err := minified(r.Kubeconfig)
+	if err != nil {
+		return fmt.Errorf("--kubeconfig: %w", err)
+	}
+	desired := clusterOf(r.Request, live)
+	markMember(desired, uid)
+	// What a registration by context asked for stays if this kubeconfig can be renewed.
+	if hasIdentity(live) && !readToken(member.BearerToken).expires.IsZero() {
+		desired.Spec.TokenRequestRenewalOption = live.Spec.TokenRequestRenewalOption
+	}
+	return l.keepPush(ctx, live, desired, kubeconfig)
+}
+
+// identify returns what tells the member from others, "" if that is not known. It refuses another cluster than the one that has the name.
+func (l *ledger) identify(ctx context.Context, r PushRequest, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
+	config := rest.CopyConfig(member)
+	config.Timeout = reachLimit
+	memberClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return "", fmt.Errorf("connect to the cluster: %w", err)
+	}
+	if uid, err = memberUID(ctx, memberClient); err != nil {
+		return "", err
+	}
+	registered := live.Annotations[kube.AnnotationMember]
+	if err := sameMember(r.Request, uid, registered); err != nil {
+		return "", err
+	}
+	if uid == "" {
+		return registered, nil
+	}
+	own, err := memberUID(ctx, l.hubClient)
+	if err != nil {
+		return "", err
+	}
+	if own == uid && r.Note != nil {
+		r.Note(fmt.Sprintf("the cluster at %s is the hub itself", member.Host))
+	}
+	return uid, nil
+}
+
+// markMember notes which cluster it is that was registered, if that is known.
+func markMember(cluster *libv1beta1.SveltosCluster, uid string) {
+	if uid != "" {
+		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationMember, uid)
+	}
 }
 
 // registerContext makes the hub's identity on the member before anything on the hub refers to it.
 func (l *ledger) registerContext(ctx context.Context, r PushRequest) error {
 	live, err := l.kubeconfigCluster(ctx)
+	if err != nil {
+		return fmt.Errorf("register cluster %s: %w", r.key(), err)
+	}
+	uid, err := l.identify(ctx, r, r.Member, live)
 	if err != nil {
 		return fmt.Errorf("register cluster %s: %w", r.key(), err)
 	}
@@ -112,8 +166,11 @@ func (l *ledger) registerContext(ctx context.Context, r PushRequest) error {
 	if err != nil {
 		return fmt.Errorf("register cluster %s: %w", r.key(), err)
 	}
-	if err := l.registerIdentity(ctx, r, live, member); err != nil {
-		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx), member.rollBack(ctx))
+	desired := clusterOf(r.Request, live)
+	markIdentity(desired)
+	markMember(desired, uid)
+	if err := l.registerIdentity(ctx, r, pushStates{live, desired}, member); err != nil {
+		return failed(ctx, r.Request, err, errors.Join(l.rollBack(ctx), member.rollBack(ctx)))
 	}
 	if r.ServiceAccountToken || live.UID == "" {
 		return nil
@@ -137,12 +194,14 @@ func markIdentity(cluster *libv1beta1.SveltosCluster) {
 	cluster.Annotations[AnnotationMemberIdentity] = "true"
 }
 
-func (l *ledger) registerIdentity(ctx context.Context, r PushRequest, live *libv1beta1.SveltosCluster, member *identity) error {
+// pushStates are a SveltosCluster as it is and as it is to become.
+type pushStates struct{ live, desired *libv1beta1.SveltosCluster }
+
+func (l *ledger) registerIdentity(ctx context.Context, r PushRequest, states pushStates, member *identity) error {
 	if err := member.provide(ctx); err != nil {
 		return err
 	}
-	desired := clusterOf(r.Request, live)
-	markIdentity(desired)
+	live, desired := states.live, states.desired
 	if !r.ServiceAccountToken {
 		desired.Spec.TokenRequestRenewalOption = cmp.Or(live.Spec.TokenRequestRenewalOption, defaultRenewal())
 	}

@@ -83,7 +83,7 @@ func RegisterWorkload(ctx context.Context, hub *rest.Config, r WorkloadRequest) 
 		return err
 	}
 	if err := l.registerWorkload(ctx, r); err != nil {
-		return errors.Join(fmt.Errorf("register cluster %s: %w", r.key(), err), l.rollBack(ctx))
+		return failed(ctx, r.Request, err, l.rollBack(ctx))
 	}
 	return nil
 }
