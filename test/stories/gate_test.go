@@ -26,6 +26,8 @@ type moment struct {
 	// method is that of HTTP; "" stands for all that write.
 	method string
 	path   *regexp.Regexp
+	// program is what the request's User-Agent must start with.
+	program string
 	// body is a text that the request's body must contain.
 	body string
 	// nth is which of the matching requests is meant; 0 and 1 mean the first.
@@ -41,7 +43,8 @@ func (m moment) is(r *http.Request) bool {
 	writes := r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch || r.Method == http.MethodDelete
 	// Asking who may do what is a POST that writes nothing.
 	writes = writes && !strings.HasPrefix(r.URL.Path, "/apis/authorization.k8s.io/")
-	return (r.Method == m.method || (m.method == "" && writes)) && m.path.MatchString(r.URL.Path)
+	asked := r.Method == m.method || (m.method == "" && writes)
+	return asked && strings.HasPrefix(r.UserAgent(), m.program) && m.path.MatchString(r.URL.Path)
 }
 
 // trap waits for a moment; sprung is closed when a request is held.
@@ -165,7 +168,7 @@ func (g *gate) caught(r *http.Request) (t *trap, caught bool, err error) {
 	}
 	g.trap = nil
 	if t.forbidden {
-		g.trap = &trap{moment: moment{method: r.Method, path: regexp.MustCompile("^" + regexp.QuoteMeta(r.URL.Path) + "$"), forbidden: true}, sprung: t.sprung, once: t.once}
+		g.trap = &trap{moment: moment{method: r.Method, program: t.program, path: regexp.MustCompile("^" + regexp.QuoteMeta(r.URL.Path) + "$"), forbidden: true}, sprung: t.sprung, once: t.once}
 	}
 	return t, true, nil
 }
