@@ -11,8 +11,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -24,13 +23,6 @@ import (
 const (
 	// DeregisterWait is how long a deregistration is followed unless the request says otherwise.
 	DeregisterWait = time.Minute
-	// forcedWait is how long the hub may take, at least, to let go of a cluster by force: it waits 30 s for withdrawals and 30 s for the agent
-	// of a member that answers, and for requests to one that does not.
-	forcedWait = 2 * time.Minute
-	// takenUpWait is how long a hub may take to begin with that: another one takes over within 15 s, and asks the member for 10 s first.
-	takenUpWait = 30 * time.Second
-	// departurePoll is the time between two looks at a cluster that is leaving and cannot be watched.
-	departurePoll = 300 * time.Millisecond
 	// WaitingPrefix begins the failureMessage of a cluster that is being deregistered; what it waits for follows.
 	WaitingPrefix = "deregistering: waiting for "
 )
@@ -78,7 +70,11 @@ func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Dep
 	if err != nil {
 		return Departure{}, err
 	}
-	d := &departure{hubClient: hubClient, request: r}
+	kinds, err := discovery.NewDiscoveryClientForConfig(hub)
+	if err != nil {
+		return Departure{}, fmt.Errorf("connect to the hub: %w", err)
+	}
+	d := &departure{hubClient: hubClient, kinds: kinds, request: r}
 	if err := d.run(ctx); err != nil {
 		return d.done, fmt.Errorf("deregister cluster %s: %w", r.key(), err)
 	}
@@ -91,6 +87,7 @@ func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Dep
 // departure is one deregistration.
 type departure struct {
 	hubClient client.WithWatch
+	kinds     Kinds
 	request   DeregisterRequest
 	done      Departure
 	// deployed is what the member was known to have at first.
@@ -99,6 +96,8 @@ type departure struct {
 	held bool
 	// told is what progress was told last.
 	told string
+	// moved says that a hub has done something to the cluster since.
+	moved bool
 }
 
 func (d *departure) run(ctx context.Context) error {
@@ -140,14 +139,52 @@ func (d *departure) ask(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 		options = append(options, kube.DeregisterForce)
 		d.done.Forced = true
 	}
-	if err := AnnotateDeparture(ctx, d.hubClient, cluster, options...); err != nil {
+	if !cluster.DeletionTimestamp.IsZero() {
+		return AnnotateDeparture(ctx, d.hubClient, cluster, options...)
+	}
+	// The hub must know how before it knows that. Whoever may not delete must not leave behind how, for others who delete it later.
+	if err := d.remove(ctx, cluster, client.DryRunAll); err != nil {
 		return err
 	}
-	if !cluster.DeletionTimestamp.IsZero() {
+	before := cluster.DeepCopy()
+	err = AnnotateDeparture(ctx, d.hubClient, cluster, options...)
+	if err == nil {
+		err = d.remove(ctx, cluster)
+	}
+	if err != nil {
+		return errors.Join(err, d.unannotate(ctx, before))
+	}
+	return nil
+}
+
+// remove deletes the SveltosCluster, if it is still the same.
+func (d *departure) remove(ctx context.Context, cluster *libv1beta1.SveltosCluster, options ...client.DeleteOption) error {
+	options = append(options, client.Preconditions{UID: &cluster.UID})
+	if err := d.hubClient.Delete(ctx, cluster.DeepCopy(), options...); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete SveltosCluster %s: %w", d.request.key(), err)
+	}
+	return nil
+}
+
+// unannotate makes what a cluster that is not deleted says of its deregistration what it was before. It also works after ctx was cancelled.
+func (d *departure) unannotate(ctx context.Context, before *libv1beta1.SveltosCluster) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reachLimit)
+	defer cancel()
+	now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
+	if err != nil || !found || now.UID != before.UID || !now.DeletionTimestamp.IsZero() {
+		return err
+	}
+	former, had := before.Annotations[kube.AnnotationDeregister]
+	if now.Annotations[kube.AnnotationDeregister] == former {
 		return nil
 	}
-	if err := d.hubClient.Delete(ctx, cluster, client.Preconditions{UID: &cluster.UID}); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete SveltosCluster %s: %w", d.request.key(), err)
+	changed := now.DeepCopy()
+	changed.Annotations[kube.AnnotationDeregister] = former
+	if !had {
+		delete(changed.Annotations, kube.AnnotationDeregister)
+	}
+	if err := d.hubClient.Patch(ctx, changed, client.MergeFrom(now), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("take back the annotation of SveltosCluster %s: %w", d.request.key(), err)
 	}
 	return nil
 }
@@ -187,115 +224,6 @@ func (d *departure) outOfReach(ctx context.Context, cluster *libv1beta1.SveltosC
 	}
 	beat := lease.Spec.RenewTime
 	return beat == nil || time.Since(beat.Time) > leaseDuration*time.Second, nil
-}
-
-// follow waits until the SveltosCluster is gone. When time is up it uses force, if that is asked for.
-func (d *departure) follow(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
-	limit := d.request.Wait
-	switch {
-	case limit == 0:
-		limit = DeregisterWait
-	case limit < 0:
-		limit = 0
-	}
-	gone, err := d.await(ctx, cluster, limit)
-	if err != nil || gone {
-		return err
-	}
-	if !d.request.Force {
-		return d.overdue(cluster)
-	}
-	d.done.Forced = true
-	if err := AnnotateDeparture(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
-		return err
-	}
-	for _, limit := range []time.Duration{takenUpWait, max(limit, forcedWait)} {
-		gone, err = d.await(ctx, cluster, limit)
-		if err != nil || gone {
-			return err
-		}
-		if d.ignored(cluster) {
-			break
-		}
-	}
-	return d.overdue(cluster)
-}
-
-// ignored says whether no hub has taken up that the cluster is to go by force: one that runs sets itself a deadline at once.
-func (d *departure) ignored(cluster *libv1beta1.SveltosCluster) bool {
-	return d.done.Forced && cluster.Annotations[kube.AnnotationDeadline] == ""
-}
-
-// await looks until the SveltosCluster is gone, or another one, for no longer than limit. cluster is kept as it was seen last.
-func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (gone bool, err error) {
-	uid := cluster.UID
-	limited, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for {
-		// Not limited, so that there is always one look.
-		now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
-		if err != nil {
-			return false, err
-		}
-		if !found || now.UID != uid {
-			return true, nil
-		}
-		now.DeepCopyInto(cluster)
-		d.tell(cluster)
-		if limited.Err() == nil && d.watch(limited, cluster) {
-			return true, nil
-		}
-		select {
-		case <-limited.Done():
-			return false, ctx.Err()
-		case <-time.After(departurePoll):
-		}
-	}
-}
-
-// watch sees every change of cluster, so that what is written last is not missed. It returns true when cluster is gone, and false if it cannot
-// be watched any longer, or ctx ended.
-func (d *departure) watch(ctx context.Context, cluster *libv1beta1.SveltosCluster) (gone bool) {
-	from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: cluster.ResourceVersion}}
-	changes, err := d.hubClient.Watch(ctx, &libv1beta1.SveltosClusterList{}, from,
-		client.InNamespace(cluster.Namespace), client.MatchingFields{metav1.ObjectNameField: cluster.Name})
-	if err != nil {
-		return false
-	}
-	defer changes.Stop()
-	for change := range changes.ResultChan() {
-		now, ok := change.Object.(*libv1beta1.SveltosCluster)
-		if !ok || now.UID != cluster.UID {
-			return false
-		}
-		now.DeepCopyInto(cluster)
-		if change.Type == watch.Deleted {
-			return true
-		}
-		d.tell(cluster)
-	}
-	return false
-}
-
-func (d *departure) tell(cluster *libv1beta1.SveltosCluster) {
-	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
-	if waiting && message != d.told && d.request.Progress != nil {
-		d.told = message
-		d.request.Progress("waiting for " + message)
-	}
-}
-
-// overdue says why the cluster is still there.
-func (d *departure) overdue(cluster *libv1beta1.SveltosCluster) error {
-	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
-	if !waiting || d.ignored(cluster) {
-		return fmt.Errorf("no hub has taken it up: is the hub running? %w when it is", ErrGoesOn)
-	}
-	if d.done.Forced {
-		return fmt.Errorf("still waiting for %s; %w", message, ErrGoesOn)
-	}
-	return fmt.Errorf("still waiting for %s; %w when the cluster answers; "+
-		"to leave behind what cannot be reached run again with --force", message, ErrGoesOn)
 }
 
 // conclude takes back what no hub did, and says what is gone: the SveltosCluster, what the hub deleted, and what this deleted.
@@ -357,7 +285,7 @@ func (d *departure) retract(ctx context.Context, cluster *libv1beta1.SveltosClus
 	if err != nil || found {
 		return nil, err
 	}
-	return Retract(ctx, d.hubClient, cluster)
+	return Retract(ctx, d.hubClient, d.kinds, cluster)
 }
 
 // cleanUp takes back what is left of a cluster whose SveltosCluster is gone.
@@ -369,7 +297,7 @@ func (d *departure) cleanUp(ctx context.Context) error {
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(d.request.Namespace, d.request.Name)}
 	cluster.Annotations = map[string]string{kube.AnnotationDeliveryNS: delivery}
 	cluster.Spec.PullMode = true
-	d.done.Deleted, err = Retract(ctx, d.hubClient, cluster)
+	d.done.Deleted, err = Retract(ctx, d.hubClient, d.kinds, cluster)
 	return err
 }
 

@@ -1,0 +1,196 @@
+package join
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// forcedWait is how long the hub may take to let go of a cluster by force: it waits 20 s for withdrawals and 10 s for the agent, and looks first
+	// for 10 s whether the member answers.
+	forcedWait = 45 * time.Second
+	// takenUpWait is how long a hub may take to begin with that: another one takes over within 15 s, and asks the member for 10 s first.
+	takenUpWait = 30 * time.Second
+	// leadGrace is how long after its end a leader's Lease may still be about to be taken over.
+	leadGrace = 4 * time.Second
+	// agentLook is the time between two looks at the agent of a cluster that is leaving.
+	agentLook = 10 * time.Second
+	// silentAfter is how long an agent may be silent before that is told: two heartbeats.
+	silentAfter = time.Minute
+	// departurePoll is the time between two looks at a cluster that is leaving and cannot be watched.
+	departurePoll = 300 * time.Millisecond
+)
+
+// follow waits until the SveltosCluster is gone. When time is up it uses force, if that is asked for.
+func (d *departure) follow(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	limit := d.request.Wait
+	switch {
+	case limit == 0:
+		limit = DeregisterWait
+	case limit < 0:
+		limit = 0
+	}
+	gone, err := d.await(ctx, cluster, limit)
+	if err != nil || gone {
+		return err
+	}
+	if !d.request.Force {
+		return d.overdue(ctx, cluster)
+	}
+	d.done.Forced = true
+	if err := AnnotateDeparture(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if d.noHub(ctx, cluster) {
+		return d.overdue(ctx, cluster)
+	}
+	for _, limit := range []time.Duration{takenUpWait, forcedWait - takenUpWait} {
+		gone, err = d.await(ctx, cluster, limit)
+		if err != nil || gone {
+			return err
+		}
+		if !d.moved {
+			break
+		}
+	}
+	return d.overdue(ctx, cluster)
+}
+
+// noHub says whether it is known that no hub looks after the cluster: nothing has happened to it, and the Lease of its shard's hubs has ended.
+func (d *departure) noHub(ctx context.Context, cluster *libv1beta1.SveltosCluster) bool {
+	if d.moved {
+		return false
+	}
+	name := "towline-hub"
+	if key := fleet.FromSveltosCluster(cluster).Shard; key != "" {
+		name += "-" + key
+	}
+	lease := &coordinationv1.Lease{}
+	// Hubs without leader election have none.
+	if err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: name}, lease); err != nil || lease.Spec.RenewTime == nil {
+		return false
+	}
+	life := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second
+	return time.Since(lease.Spec.RenewTime.Time) > life+leadGrace
+}
+
+// see notes what cluster is now, and whether a hub has changed it.
+func (d *departure) see(cluster, now *libv1beta1.SveltosCluster) {
+	done := func(c *libv1beta1.SveltosCluster) []string {
+		a := c.Annotations
+		return []string{a[kube.AnnotationDeregister], a[kube.AnnotationDeadline], a[kube.AnnotationAgentOrder], a[kube.AnnotationLeftBehind], strings.Join(c.Finalizers, ","), c.Status.FailureMessage}
+	}
+	d.moved = d.moved || !slices.Equal(done(cluster), done(now))
+	now.DeepCopyInto(cluster)
+}
+
+// await looks until the SveltosCluster is gone, or another one, for no longer than limit. cluster is kept as it was seen last.
+func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (gone bool, err error) {
+	uid := cluster.UID
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		// Not limited, so that there is always one look.
+		now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
+		if err != nil {
+			return false, err
+		}
+		if !found || now.UID != uid {
+			return true, nil
+		}
+		d.see(cluster, now)
+		d.tell(ctx, cluster)
+		if limited.Err() == nil && d.watch(limited, cluster) {
+			return true, nil
+		}
+		select {
+		case <-limited.Done():
+			return false, ctx.Err()
+		case <-time.After(departurePoll):
+		}
+	}
+}
+
+// watch sees every change of cluster, so that what is written last is not missed. It returns true when cluster is gone, and false if it cannot
+// be watched any longer, or ctx ended, or it is time to look at the agent again.
+func (d *departure) watch(ctx context.Context, cluster *libv1beta1.SveltosCluster) (gone bool) {
+	ctx, cancel := context.WithTimeout(ctx, agentLook)
+	defer cancel()
+	from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: cluster.ResourceVersion}}
+	changes, err := d.hubClient.Watch(ctx, &libv1beta1.SveltosClusterList{}, from,
+		client.InNamespace(cluster.Namespace), client.MatchingFields{metav1.ObjectNameField: cluster.Name})
+	if err != nil {
+		return false
+	}
+	defer changes.Stop()
+	for change := range changes.ResultChan() {
+		now, ok := change.Object.(*libv1beta1.SveltosCluster)
+		if !ok || now.UID != cluster.UID {
+			return false
+		}
+		if change.Type == watch.Deleted {
+			now.DeepCopyInto(cluster)
+			return true
+		}
+		d.see(cluster, now)
+		d.tell(ctx, cluster)
+	}
+	return false
+}
+
+func (d *departure) tell(ctx context.Context, cluster *libv1beta1.SveltosCluster) {
+	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
+	if !waiting || d.request.Progress == nil {
+		return
+	}
+	if !strings.Contains(message, "silent") && !strings.Contains(message, "never come") {
+		message += d.silence(ctx, cluster)
+	}
+	if message != d.told {
+		d.told = message
+		d.request.Progress("waiting for " + message)
+	}
+}
+
+// silence says since when the agent of a cluster in pull mode is silent, "" if it is not.
+func (d *departure) silence(ctx context.Context, cluster *libv1beta1.SveltosCluster) string {
+	if !cluster.Spec.PullMode || cluster.Status.AgentRemovedAt != nil {
+		return ""
+	}
+	lease := &coordinationv1.Lease{}
+	err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}, lease)
+	if err != nil || lease.Spec.RenewTime == nil || time.Since(lease.Spec.RenewTime.Time) < silentAfter {
+		return ""
+	}
+	return "; its agent is silent since " + lease.Spec.RenewTime.UTC().Format(time.RFC3339)
+}
+
+// overdue says why the cluster is still there.
+func (d *departure) overdue(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
+	if !waiting || d.done.Forced && !d.moved || d.noHub(ctx, cluster) {
+		shard := "the default shard"
+		if key := fleet.FromSveltosCluster(cluster).Shard; key != "" {
+			shard = "shard " + key
+		}
+		return fmt.Errorf("no hub has taken it up: is the hub of %s running? %w when it is", shard, ErrGoesOn)
+	}
+	if d.done.Forced {
+		return fmt.Errorf("still waiting for %s; %w", message, ErrGoesOn)
+	}
+	return fmt.Errorf("still waiting for %s; %w when the cluster answers; "+
+		"to leave behind what cannot be reached run again with --force", message, ErrGoesOn)
+}
