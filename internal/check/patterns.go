@@ -63,30 +63,43 @@ func effort(subject, pattern string) float64 {
 	}
 	scans, previous := false, "" // what the next sign of repetition would repeat
 	for rest != "" {
-		sign := rest[0]
-		switch {
-		case previous != "" && sign == '?':
-			steps, previous, rest = steps*2, "", rest[1:]
-		case previous != "" && strings.IndexByte("*+-", sign) >= 0:
-			steps, previous, rest = steps*float64(longestRun(subject, previous)+1), "", rest[1:]
-		case sign == '(' || sign == ')':
+		if previous != "" && strings.IndexByte("*+-?", rest[0]) >= 0 {
+			steps *= ways(subject, previous, rest[0])
 			previous, rest = "", rest[1:]
-		case sign == '%' && len(rest) > 1 && (rest[1] == 'b' || '0' <= rest[1] && rest[1] <= '9'):
-			// Balanced text, or a capture once more: looks at any part of the text.
-			length := 2
-			if rest[1] == 'b' {
-				length = min(4, len(rest))
-			}
-			scans, previous, rest = true, "", rest[length:]
-		default:
-			length := itemLength(rest)
-			previous, rest = rest[:length], rest[length:]
+			continue
 		}
+		length, scan := partLength(rest)
+		if previous = rest[:length]; scan || previous == "(" || previous == ")" {
+			previous = ""
+		}
+		scans, rest = scans || scan, rest[length:]
 	}
 	if scans {
 		steps *= float64(len(subject) + 1)
 	}
 	return steps
+}
+
+// ways is how many ends the repetition of item by sign can have.
+func ways(subject, item string, sign byte) float64 {
+	if sign == '?' {
+		return 2
+	}
+	return float64(longestRun(subject, item) + 1)
+}
+
+// partLength is the length of what pattern begins with. A scan is no item: it looks at any part of the text, for balanced text, or for a
+// capture once more.
+func partLength(pattern string) (length int, scan bool) {
+	if pattern[0] == '%' && len(pattern) > 1 {
+		switch next := pattern[1]; {
+		case next == 'b':
+			return min(4, len(pattern)), true
+		case '0' <= next && next <= '9':
+			return 2, true
+		}
+	}
+	return itemLength(pattern), false
 }
 
 // itemLength is the length of what pattern begins with and what matches one byte.

@@ -2,6 +2,7 @@ package clusters
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -27,8 +28,13 @@ import (
 )
 
 const (
-	// workers is how many members are contacted at once. One that does not answer keeps its worker for contactLimit.
-	workers = 20
+	// pushWorkers is how many push members are contacted at once. One that does not answer keeps its worker for contactLimit at each contact, so
+	// that 600 such members are needed for the others to be late.
+	pushWorkers = 100
+	// pullWorkers is how many pull members are judged at once. That takes requests of the hub only, and waits for no member.
+	pullWorkers = 10
+	// checksAtOnce is of how many members the checks run at once: each may take memory, and a processor.
+	checksAtOnce = 4
 	// contactLimit is how long a member may take to answer.
 	contactLimit = 10 * time.Second
 	// checksLimit is how long all checks of one member may take.
@@ -56,11 +62,15 @@ type Controller struct {
 	Events events.EventRecorder
 	Clock  clock.PassiveClock
 
-	// mu guards beats.
+	// mu guards beats, awaited and turns.
 	mu sync.Mutex
 	// beats remembers when heartbeats were seen by our own clock, since that of the member may be wrong. After a restart the times in
 	// the Leases are believed until the next heartbeat.
 	beats map[types.NamespacedName]beat
+	// awaited are the pull members that we saw not ready: an event tells when one is. A restart loses no more than that.
+	awaited map[types.NamespacedName]struct{}
+	// turns holds one entry for each member whose checks run.
+	turns chan struct{}
 }
 
 // beat is one heartbeat: the version of the Lease that carried it, and when we saw it.
@@ -84,13 +94,34 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	// Members that do not answer must not delay that silence of others is noticed: each mode has its own queue.
+	push := c.controller(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, c.lookup(kubeconfigIndex))
+	pull := c.controller(mgr, "clusters-pull", fleet.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.lookup(deliveryIndex))
+	return errors.Join(push.Complete(c.of(fleet.Push)), pull.Complete(c.of(fleet.Pull)))
+}
+
+// controller begins the controller of the members of one mode.
+func (c *Controller) controller(mgr ctrl.Manager, name string, mode fleet.Mode, workers int) *builder.Builder {
+	ours := predicate.NewPredicateFuncs(func(obj client.Object) bool { return modeOf(obj.(*libv1beta1.SveltosCluster)) == mode })
 	return ctrl.NewControllerManagedBy(mgr).
-		Named("clusters").
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Concerned(), othersChanged())).
-		Watches(&coordinationv1.Lease{}, c.lookup(deliveryIndex)).
-		WatchesMetadata(secrets, c.lookup(kubeconfigIndex)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
-		Complete(c)
+		Named(name).
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Concerned(), ours, othersChanged())).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+}
+
+// of reconciles the members of one mode: one may have changed its mode while it was queued.
+func (c *Controller) of(mode fleet.Mode) reconcile.Reconciler {
+	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+		cluster := &libv1beta1.SveltosCluster{}
+		if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err == nil && modeOf(cluster) != mode {
+			return reconcile.Result{}, nil
+		}
+		return c.Reconcile(ctx, req)
+	})
+}
+
+func modeOf(cluster *libv1beta1.SveltosCluster) fleet.Mode {
+	return fleet.FromSveltosCluster(cluster).Mode
 }
 
 // deliveryKey is namespace/name of the Lease of a pull member.
@@ -180,4 +211,15 @@ func (c *Controller) forget(name types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.beats, name)
+	delete(c.awaited, name)
+}
+
+// checkTurns returns what is filled while checks run.
+func (c *Controller) checkTurns() chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.turns == nil {
+		c.turns = make(chan struct{}, checksAtOnce)
+	}
+	return c.turns
 }

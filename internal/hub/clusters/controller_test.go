@@ -2,7 +2,9 @@ package clusters_test
 
 import (
 	"context"
+	"errors"
 	"io/fs"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +27,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/clusters"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -258,13 +261,13 @@ func TestActiveWindowPausesByTheClock(t *testing.T) {
 
 	w.said()
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "two" })
-	wantTurn(false, 0, "03 13:00", "02 14:00")
+	wantTurn(false, 0, "", "")
 	wrong := w.cluster.Status.FailureMessage
 	if !strings.HasPrefix(wrong, `spec.activeWindow.to: "two" is no cron expression: `) {
 		t.Errorf("failureMessage is %q", wrong)
 	}
 	w.wantSaid("Warning Attention cluster ns/one: " + wrong)
-	wantTurn(false, 0, "03 13:00", "02 14:00")
+	wantTurn(false, 0, "", "")
 	w.wantSaid("")
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "15 13 * * *" })
 	w.clock.Step(10 * time.Minute)
@@ -284,6 +287,120 @@ func shown(t *metav1.Time) string {
 		return ""
 	}
 	return t.UTC().Format("02 15:04")
+}
+
+func TestAgentCannotMoveTheTurnsOfItsWindow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true, ActiveWindow: &libv1beta1.ActiveWindow{From: "0 13 * * *", To: "30 13 * * *"}})
+	_, err := join.Establish(t.Context(), w, w.cluster)
+	w.must(err)
+	w.reconcile()
+	if !w.cluster.Spec.Paused {
+		t.Fatal("the window is closed, and the cluster is not paused")
+	}
+	config := rest.CopyConfig(localkube.Shared(t).Config)
+	config.Impersonate.UserName = "system:serviceaccount:" + w.ns + ":one"
+	config.Impersonate.Groups = []string{"system:serviceaccounts", "system:authenticated"}
+	agent, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	w.must(err)
+	memory := w.cluster.Annotations[clusters.AnnotationWindow]
+	for _, forged := range []string{
+		`{"status":{"nextUnpause":"2026-01-02T11:00:00Z","nextPause":"2026-01-02T23:00:00Z","activeWindowHash":"AAAA"}}`,
+		`{"status":{"nextUnpause":null,"nextPause":null,"activeWindowHash":null}}`,
+		`{"metadata":{"annotations":{"` + clusters.AnnotationWindow + `":null}},"status":{"ready":true}}`,
+	} {
+		w.must(agent.Status().Patch(t.Context(), w.cluster.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(forged))))
+		w.change(func(s *libv1beta1.SveltosClusterSpec) { s.Paused = false })
+		status, _ := w.reconcile()
+		if w.cluster.Spec.Paused || shown(status.NextUnpause) != "02 13:00" || shown(status.NextPause) != "02 13:30" || w.cluster.Annotations[clusters.AnnotationWindow] != memory {
+			t.Errorf("%s: paused %t, status %+v, memory %q, want %q", forged, w.cluster.Spec.Paused, status, w.cluster.Annotations[clusters.AnnotationWindow], memory)
+		}
+	}
+	memoryless := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+clusters.AnnotationWindow+`":null}}}`))
+	if err := agent.Patch(t.Context(), w.cluster.DeepCopy(), memoryless); !apierrors.IsForbidden(err) {
+		t.Errorf("the agent patches its cluster: %v, want it to be forbidden", err)
+	}
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow = nil })
+	w.reconcile()
+	if w.cluster.Annotations[clusters.AnnotationWindow] != "" {
+		t.Error("the memory of a window that is gone stays")
+	}
+}
+
+func TestWrongWindowIsShownBesideWhatElseIsWrong(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{ActiveWindow: &libv1beta1.ActiveWindow{From: "one", To: "0 17 * * *"}})
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = w.exists("none") })
+	status, _ := w.reconcile()
+	both := "liveness check none: there are 0; spec.activeWindow.from: \"one\" is no cron expression: "
+	if !strings.HasPrefix(status.FailureMessage, both) {
+		t.Errorf("failureMessage is %q, want %q", status.FailureMessage, both)
+	}
+	if said := w.said(); !strings.Contains(said, "Warning Attention cluster ns/one: spec.activeWindow.from: ") {
+		t.Errorf("events are %q", said)
+	}
+	w.want(true, "", 2, status.FailureMessage)
+	w.want(true, down, 3, status.FailureMessage)
+	w.wantSaid("Warning Down cluster ns/one is down: " + status.FailureMessage)
+	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow = nil })
+	w.want(true, down, 3, "liveness check none: there are 0")
+}
+
+func TestPullMemberIsToldOfOnceItIsReady(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]string{
+		"at once":                       `{}`,
+		"after a check kept it from it": `{"agentCheckFailures":1,"agentCheckMessage":"readiness check c: no"}`,
+	} {
+		w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true})
+		lease := &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: start}},
+		}
+		w.must(w.Create(t.Context(), lease))
+		report := func(status string) {
+			t.Helper()
+			w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(`{"status":`+status+`}`))))
+			w.reconcile()
+		}
+		report(first)
+		w.said()
+		report(`{"ready":true,"version":"v1.36.3","agentCheckFailures":null,"agentCheckMessage":null}`)
+		if got := w.said(); got != "Normal Ready cluster ns/one is ready, Kubernetes v1.36.3" {
+			t.Errorf("%s: events are %q", name, got)
+		}
+		report(`{"agentCheckFailures":1,"agentCheckMessage":"liveness check c: no"}`)
+		report(`{"agentCheckFailures":null,"agentCheckMessage":null}`)
+		w.wantSaid("")
+	}
+}
+
+func TestDepartureIsNotToldOfAsAnOutage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 1})
+	w.want(true, healthy, 0, "")
+	w.must(w.Delete(t.Context(), w.cluster))
+	patch := `{"status":{"failureMessage":"deregistering: waiting"}}`
+	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
+	w.said()
+	w.controller.Dial = func(context.Context, fleet.Member) (*rest.Config, error) {
+		return nil, errors.New("its credentials are gone")
+	}
+	w.want(true, down, 1, "deregistering: waiting")
+	w.wantSaid("")
+}
+
+func TestMemberThatDoesNotAnswerIsToldOfInTheSameWords(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{})
+	dialled := func(err error) func(context.Context, fleet.Member) (*rest.Config, error) {
+		return func(context.Context, fleet.Member) (*rest.Config, error) { return nil, err }
+	}
+	w.controller.Dial = dialled(&url.Error{Op: "Get", URL: "https://10.0.0.1:6443/version?timeout=9.99s", Err: context.DeadlineExceeded})
+	w.want(false, "", 1, "does not answer within 10s")
+	w.controller.Dial = dialled(errors.New(`Get "https://10.0.0.1/version?timeout=9.98s": read tcp 10.0.0.9:51312->10.0.0.1:443: connection reset by peer`))
+	w.want(false, "", 2, `Get "https://10.0.0.1/version": read tcp 10.0.0.1:443: connection reset by peer`)
+	w.controller.Dial = dialled(errors.New(`Get "https://[::1]/version?timeout=9.97s": read tcp [::1]:51312->[::1]:443: connection reset by peer`))
+	w.want(false, down, 3, `Get "https://[::1]/version": read tcp [::1]:443: connection reset by peer`)
 }
 
 func TestTokenThatIsNotRenewedIsToldOfOnAHealthyMember(t *testing.T) {

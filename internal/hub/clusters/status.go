@@ -17,6 +17,9 @@ const SilenceLimit = 90 * time.Second
 // defaultThreshold is the number of failed contacts that make a member Down unless its spec says otherwise: that of the Sveltos surface.
 const defaultThreshold = 3
 
+// alsoWrong separates the parts of a message.
+const alsoWrong = "; "
+
 // learned returns the status of a member that answered with facts, whatever else is to be said of it.
 func learned(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.SveltosClusterStatus {
 	now := *old.DeepCopy()
@@ -96,20 +99,25 @@ func refused(old libv1beta1.SveltosClusterStatus, message string) libv1beta1.Sve
 }
 
 // complete adds what does not depend on the contact: where the active window stands, and what is wrong in spite of a healthy connection.
-// Failures of the connection itself come first. The message of a cluster that is being deregistered is left alone: it says what that waits for.
+// Failures of the connection itself come first; the message of a silent agent is compared literally by others, and stays alone. The message
+// of a cluster that is being deregistered is left alone: it says what that waits for.
 func complete(s *state) libv1beta1.SveltosClusterStatus {
 	now := *s.status.DeepCopy()
 	now.LastReconciledTokenRequestAt = s.cluster.Status.LastReconciledTokenRequestAt
 	if s.window != nil {
 		now.NextUnpause, now.NextPause, now.ActiveWindowHash = s.window.unpause, s.window.pause, s.window.hash
 	}
+	now.FailureMessage, _, _ = strings.Cut(now.FailureMessage, alsoWrong+windowField)
 	if ours(now.FailureMessage) && s.member.Refused == "" {
 		now.FailureMessage = ""
 	}
 	switch {
 	case s.member.Deleting:
 		now.FailureMessage = s.cluster.Status.FailureMessage
-	case s.remarks != "" && now.ConnectionFailures == 0 && s.member.Refused == "":
+	case s.remarks == "" || now.FailureMessage == libv1beta1.AgentReportTooOld:
+	case now.FailureMessage != "" && (now.ConnectionFailures > 0 || s.member.Refused != ""):
+		now.FailureMessage += alsoWrong + s.remarks
+	default:
 		now.FailureMessage = s.remarks
 	}
 	return now

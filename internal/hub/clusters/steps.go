@@ -2,7 +2,11 @@ package clusters
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"regexp"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -47,7 +51,7 @@ func (s *state) look(after time.Duration) {
 // remark adds to what is wrong though the member is reached.
 func (s *state) remark(what string) {
 	if s.remarks != "" {
-		s.remarks += "; "
+		s.remarks += alsoWrong
 	}
 	s.remarks += what
 }
@@ -70,10 +74,10 @@ func (c *Controller) dial(ctx context.Context, s *state) error {
 		return fmt.Errorf("contact %s: %w", s.member.Key(), ctx.Err())
 	}
 	if err != nil {
-		s.status = missed(s.cluster.Status, threshold, err.Error())
+		s.status = missed(s.cluster.Status, threshold, steadily(err))
 		return nil
 	}
-	verdict, err := judge(ctx, config, s.cluster)
+	verdict, err := c.judge(ctx, config, s.cluster)
 	if err != nil {
 		return fmt.Errorf("check %s: %w", s.member.Key(), err)
 	}
@@ -98,14 +102,36 @@ func (c *Controller) reach(ctx context.Context, m fleet.Member) (*rest.Config, f
 	return config, facts, err
 }
 
+// passing finds what of a failed contact is another one each time: the port that it was made from, and the time that was left for it.
+var passing = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->|\?timeout=[^"&\s]*`)
+
+// steadily says why a member is not reached, in the same words for the same reason.
+func steadily(err error) string {
+	var lookup *net.DNSError
+	var slow net.Error
+	named := errors.As(err, &lookup)
+	if !named && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &slow) && slow.Timeout()) {
+		return fmt.Sprintf("does not answer within %s", contactLimit)
+	}
+	return passing.ReplaceAllString(err.Error(), "")
+}
+
 // judge runs the checks of a push member. It fails only when ctx ends.
-func judge(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Verdict, error) {
+func (c *Controller) judge(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Verdict, error) {
 	if !cluster.DeletionTimestamp.IsZero() {
 		// A check that fails must not keep what is deployed from being withdrawn.
 		return check.Verdict{Ready: cluster.Status.Ready}, nil
 	}
 	if len(cluster.Spec.ReadinessChecks)+len(cluster.Spec.LivenessChecks) == 0 {
 		return check.Verdict{Ready: true}, nil
+	}
+	// Its turn comes, whatever the checks of others take: waiting for it says nothing of this member.
+	turns := c.checkTurns()
+	select {
+	case turns <- struct{}{}:
+		defer func() { <-turns }()
+	case <-ctx.Done():
+		return check.Verdict{}, ctx.Err()
 	}
 	limited, cancel := context.WithTimeout(ctx, checksLimit)
 	defer cancel()
@@ -147,6 +173,9 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	last := c.lastBeat(client.ObjectKeyFromObject(s.cluster), lease)
 	if reported := s.cluster.Status.AgentLastReportTime; reported != nil && reported.After(last) && !reported.After(c.Clock.Now()) {
 		last = reported.Time
+	}
+	if !s.cluster.Status.Ready {
+		c.await(client.ObjectKeyFromObject(s.cluster))
 	}
 	before := *s.cluster.Status.DeepCopy()
 	if s.member.Deleting {
@@ -221,21 +250,60 @@ func (c *Controller) report(ctx context.Context, s *state) error {
 	return nil
 }
 
-// tell records one event per change that people care about.
+// tell records what changed and people care about. Of a cluster that is being deregistered, which stops answering sooner or later, the
+// departure tells.
 func (c *Controller) tell(s *state, before libv1beta1.SveltosClusterStatus) {
-	now := s.status
-	switch {
-	case now.Ready && !before.Ready:
-		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "Ready", "SveltosCluster", "cluster %s is ready, Kubernetes %s", s.member.Key(), now.Version)
-	case now.ConnectionStatus == libv1beta1.ConnectionDown && before.ConnectionStatus != now.ConnectionStatus:
-		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "Down", "SveltosCluster", "cluster %s is down: %s", s.member.Key(), now.FailureMessage)
-	case now.ConnectionStatus == libv1beta1.ConnectionHealthy && before.ConnectionStatus == libv1beta1.ConnectionDown:
-		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "Healthy", "SveltosCluster", "cluster %s is healthy again", s.member.Key())
-	case s.remarks != "" && now.FailureMessage == s.remarks && before.FailureMessage != s.remarks:
-		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "Attention", "SveltosCluster", "cluster %s: %s", s.member.Key(), s.remarks)
-	case now.FailureMessage != "" && now.FailureMessage != before.FailureMessage && !now.Ready:
-		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "NotReady", "SveltosCluster", "cluster %s: %s", s.member.Key(), now.FailureMessage)
+	if s.member.Deleting {
+		return
 	}
+	now, became := s.status, c.becameReady(s, before)
+	switch {
+	case became && now.Version != "":
+		c.event(s, corev1.EventTypeNormal, "Ready", " is ready, Kubernetes "+now.Version)
+	case became:
+		c.event(s, corev1.EventTypeNormal, "Ready", " is ready")
+	case now.ConnectionStatus == libv1beta1.ConnectionDown && before.ConnectionStatus != now.ConnectionStatus:
+		c.event(s, corev1.EventTypeWarning, "Down", " is down: "+now.FailureMessage)
+	case now.ConnectionStatus == libv1beta1.ConnectionHealthy && before.ConnectionStatus == libv1beta1.ConnectionDown:
+		c.event(s, corev1.EventTypeNormal, "Healthy", " is healthy again")
+	case now.FailureMessage != "" && now.FailureMessage != s.remarks && now.FailureMessage != before.FailureMessage && !now.Ready:
+		c.event(s, corev1.EventTypeWarning, "NotReady", ": "+now.FailureMessage)
+	}
+	if s.remarks != "" && !strings.Contains(before.FailureMessage, s.remarks) {
+		c.event(s, corev1.EventTypeWarning, "Attention", ": "+s.remarks)
+	}
+}
+
+// becameReady says whether a member is ready that was not. The agent of a pull member says so itself, so we compare with what we saw last.
+func (c *Controller) becameReady(s *state, before libv1beta1.SveltosClusterStatus) bool {
+	if s.member.Mode == fleet.Push || !s.status.Ready || s.status.ConnectionStatus != libv1beta1.ConnectionHealthy {
+		return s.status.Ready && !before.Ready
+	}
+	return c.arrived(client.ObjectKeyFromObject(s.cluster)) || before.ConnectionStatus == ""
+}
+
+// await remembers that a pull member is not ready.
+func (c *Controller) await(name types.NamespacedName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.awaited == nil {
+		c.awaited = map[types.NamespacedName]struct{}{}
+	}
+	c.awaited[name] = struct{}{}
+}
+
+// arrived says, once, whether a pull member that is ready was awaited.
+func (c *Controller) arrived(name types.NamespacedName) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, awaited := c.awaited[name]
+	delete(c.awaited, name)
+	return awaited
+}
+
+// event records an event on the cluster.
+func (c *Controller) event(s *state, kind, reason, what string) {
+	c.Events.Eventf(s.cluster, nil, kind, reason, libv1beta1.SveltosClusterKind, "cluster %s%s", s.member.Key(), what)
 }
 
 // tellTurn says that the active window paused or unpaused the cluster.

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sort"
 	"time"
 
 	"github.com/robfig/cron/v3"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -19,6 +21,10 @@ import (
 
 // windowReach is how far back a window may have opened or closed last: cron finds nothing that is further ahead either.
 const windowReach = 5 * 366 * 24 * time.Hour
+
+// AnnotationWindow on a SveltosCluster holds, in JSON, the turn of its active window that was carried out last. It is not kept in the status,
+// which the agent of a pull-mode cluster may write: what is told there is a copy.
+const AnnotationWindow = "towline.dev/active-window"
 
 // windowField begins what is wrong with an active window.
 const windowField = "spec.activeWindow."
@@ -34,13 +40,50 @@ type turn struct {
 	wait time.Duration
 }
 
+// memory is what AnnotationWindow holds.
+type memory struct {
+	// Unpause and Pause are the turns that were to come next.
+	Unpause metav1.Time `json:"unpause"`
+	Pause   metav1.Time `json:"pause"`
+	// Hash is that of the window which they are of.
+	Hash []byte `json:"hash"`
+}
+
+// remembered reads the memory of a cluster; nil if there is none, or none that can be read.
+func remembered(cluster *libv1beta1.SveltosCluster) *memory {
+	text, ok := cluster.Annotations[AnnotationWindow]
+	if !ok {
+		return nil
+	}
+	m := &memory{}
+	if err := json.Unmarshal([]byte(text), m); err != nil {
+		return nil
+	}
+	return m
+}
+
+// remember has the cluster remember t.
+func remember(cluster *libv1beta1.SveltosCluster, t turn) error {
+	if t.hash == nil {
+		delete(cluster.Annotations, AnnotationWindow)
+		return nil
+	}
+	text, err := json.Marshal(memory{Unpause: *t.unpause, Pause: *t.pause, Hash: t.hash})
+	if err != nil {
+		return fmt.Errorf("encode the turns of the active window: %w", err)
+	}
+	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, AnnotationWindow, string(text))
+	return nil
+}
+
 // turnOf says what the active window of a cluster makes of it now. Between two turns of the window, people may pause and unpause the
-// cluster; what is in status tells which turn was carried out last.
+// cluster; its memory tells which turn was carried out last.
 func turnOf(cluster *libv1beta1.SveltosCluster, now time.Time) (turn, error) {
 	t := turn{paused: cluster.Spec.Paused}
-	window, status := cluster.Spec.ActiveWindow, cluster.Status
+	window, known := cluster.Spec.ActiveWindow, remembered(cluster)
 	if window == nil {
-		if pausedByWindow(status) {
+		if known != nil && known.Unpause.Before(&known.Pause) {
+			// The window that is gone is closed: whoever removes it wants the cluster to go on.
 			t.paused = false
 		}
 		return t, nil
@@ -64,20 +107,12 @@ func turnOf(cluster *libv1beta1.SveltosCluster, now time.Time) (turn, error) {
 	hash := sha256.Sum256([]byte(window.From + window.To))
 	t.hash, t.wait = hash[:], min(opens.Sub(now), closes.Sub(now))
 	t.unpause, t.pause = &metav1.Time{Time: opens}, &metav1.Time{Time: closes}
-	if !bytes.Equal(status.ActiveWindowHash, t.hash) || passed(status.NextUnpause, now) || passed(status.NextPause, now) {
+	if known == nil || !bytes.Equal(known.Hash, t.hash) || !known.Unpause.After(now) || !known.Pause.After(now) {
 		// A window that opens and closes at the same moment is closed.
 		t.paused = !last(from, now).After(last(to, now))
 	}
 	return t, nil
 }
-
-// pausedByWindow says whether the window that status tells of is closed: whoever removes it wants the cluster to go on.
-func pausedByWindow(status libv1beta1.SveltosClusterStatus) bool {
-	return status.NextUnpause != nil && status.NextPause != nil && status.NextUnpause.Before(status.NextPause)
-}
-
-// passed says whether a turn that was to come is due or over; one that is not known is.
-func passed(turn *metav1.Time, now time.Time) bool { return turn == nil || !turn.After(now) }
 
 // parseCron reads an expression as the Sveltos surface does: five fields, or a name like @daily.
 func parseCron(expression string) (cron.Schedule, error) {
@@ -112,22 +147,28 @@ func (c *Controller) window(ctx context.Context, s *state) error {
 	}
 	now, err := turnOf(s.cluster, c.Clock.Now())
 	if err != nil {
-		// Only people can cure it; everything stays as it is until then.
+		// Only people can cure it. The cluster and its memory stay as they are until then, but no turn is to come.
 		s.remark(err.Error())
+		s.window = &turn{}
 		return nil
 	}
 	s.look(now.wait)
-	if now.paused != s.cluster.Spec.Paused {
-		paused := s.cluster.DeepCopy()
-		paused.Spec.Paused = now.paused
+	turned := s.cluster.DeepCopy()
+	turned.Spec.Paused = now.paused
+	if err := remember(turned, now); err != nil {
+		return err
+	}
+	if !equality.Semantic.DeepEqual(s.cluster, turned) {
 		// With a lock: people who change the window or the pause at this moment are asked again.
 		patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-		if err := c.Hub.Patch(ctx, paused, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		if err := c.Hub.Patch(ctx, turned, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 			return fmt.Errorf("pause or unpause cluster %s: %w", s.member.Key(), err)
 		}
-		paused.Status = s.cluster.Status
-		s.cluster = paused
-		c.tellTurn(s)
+		turned.Status = s.cluster.Status
+		if turned.Spec.Paused != s.cluster.Spec.Paused {
+			defer c.tellTurn(s)
+		}
+		s.cluster = turned
 	}
 	s.window = &now
 	return nil

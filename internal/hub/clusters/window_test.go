@@ -66,15 +66,13 @@ func TestWindowLeavesPauseToPeopleBetweenTurns(t *testing.T) {
 	t.Parallel()
 	window := &libv1beta1.ActiveWindow{From: "0 8 * * *", To: "0 17 * * *"}
 	hash := sha256.Sum256([]byte(window.From + window.To))
-	status := func(unpause, pause string) libv1beta1.SveltosClusterStatus {
-		return libv1beta1.SveltosClusterStatus{
-			NextUnpause: &metav1.Time{Time: at(t, unpause)}, NextPause: &metav1.Time{Time: at(t, pause)}, ActiveWindowHash: hash[:],
-		}
+	memory := func(unpause, pause string) turn {
+		return turn{unpause: &metav1.Time{Time: at(t, unpause)}, pause: &metav1.Time{Time: at(t, pause)}, hash: hash[:]}
 	}
-	open, closed := status("03 08:00:00", "02 17:00:00"), status("03 08:00:00", "03 17:00:00")
+	open, closed := memory("03 08:00:00", "02 17:00:00"), memory("03 08:00:00", "03 17:00:00")
 	tests := map[string]struct {
 		window *libv1beta1.ActiveWindow
-		status libv1beta1.SveltosClusterStatus
+		memory turn
 		now    string
 		paused bool
 		want   bool
@@ -88,13 +86,16 @@ func TestWindowLeavesPauseToPeopleBetweenTurns(t *testing.T) {
 		"removed while it is closed":              {nil, closed, "02 20:00:00", true, false},
 		"removed while it is open":                {nil, open, "02 12:00:00", false, false},
 		"removed while it is open, but by hand":   {nil, open, "02 12:00:00", true, true},
-		"paused by hand, and never had a window":  {nil, libv1beta1.SveltosClusterStatus{}, "02 12:00:00", true, true},
-		"a window for a cluster paused by people": {window, libv1beta1.SveltosClusterStatus{}, "02 12:00:00", true, false},
+		"paused by hand, and never had a window":  {nil, turn{}, "02 12:00:00", true, true},
+		"a window for a cluster paused by people": {window, turn{}, "02 12:00:00", true, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cluster := &libv1beta1.SveltosCluster{Status: tc.status}
+			cluster := &libv1beta1.SveltosCluster{}
+			if err := remember(cluster, tc.memory); err != nil {
+				t.Fatal(err)
+			}
 			cluster.Spec.ActiveWindow, cluster.Spec.Paused = tc.window, tc.paused
 			if got, err := turnOf(cluster, at(t, tc.now)); err != nil || got.paused != tc.want {
 				t.Errorf("turnOf() paused = %t, %v, want %t", got.paused, err, tc.want)
