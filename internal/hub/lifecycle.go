@@ -3,8 +3,10 @@ package hub
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,13 +21,19 @@ import (
 // lifecycle adds the controllers of how clusters come and go.
 func (h *hub) lifecycle(ctx context.Context) error {
 	turns := &registrations.Turns{}
+	bounded := rest.CopyConfig(h.GetConfig())
+	bounded.Timeout = requestLimit
+	kinds, err := discovery.NewDiscoveryClientForConfig(bounded)
+	if err != nil {
+		return fmt.Errorf("make a client of the hub: %w", err)
+	}
 	return errors.Join(
 		(&registrations.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), Keep: keeper(h.GetConfig(), h.live, h.opts), Turns: turns,
 			Events: h.GetEventRecorder(recorder),
 		}).Setup(ctx, h),
 		(&departures.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), Reach: h.reach(), Config: h.members.Config, RetractMember: join.RetractMember,
+			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reach: h.reach(), Config: h.members.Config, RetractMember: join.RetractMember,
 			Turns: turns, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)

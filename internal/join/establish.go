@@ -7,6 +7,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -60,7 +61,7 @@ func (l *ledger) establish(ctx context.Context, cluster *libv1beta1.SveltosClust
 	if err := l.noteDelivery(ctx, cluster, delivery); err != nil {
 		return "", err
 	}
-	return delivery, l.makeIdentity(ctx, ownerOf(cluster), delivery)
+	return delivery, l.makeIdentity(ctx, cluster, delivery)
 }
 
 // noteDelivery writes the delivery namespace onto the SveltosCluster if it is not its own.
@@ -95,7 +96,7 @@ func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 }
 
 // makeIdentity makes what the agent needs on the hub. What lives beside the SveltosCluster belongs to it, and goes with it.
-func (l *ledger) makeIdentity(ctx context.Context, owner metav1.OwnerReference, delivery string) error {
+func (l *ledger) makeIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	// It is everybody's, as the Role in it is: both stay when a registration is taken back.
 	if _, err := l.createNamespace(ctx, kube.AgentNamespace, nil); err != nil {
 		return err
@@ -105,13 +106,53 @@ func (l *ledger) makeIdentity(ctx context.Context, owner metav1.OwnerReference, 
 	}
 	for _, obj := range identityObjects(l.request, delivery) {
 		if obj.GetNamespace() == l.request.Namespace {
-			obj.SetOwnerReferences([]metav1.OwnerReference{owner})
+			obj.SetOwnerReferences([]metav1.OwnerReference{ownerOf(cluster)})
 		}
-		if _, err := l.own(ctx, obj); err != nil {
+		write := l.own
+		if lease, ok := obj.(*coordinationv1.Lease); ok {
+			if err := l.checkLease(ctx, cluster, lease); err != nil {
+				return err
+			}
+			write = l.apply
+		}
+		if _, err := write(ctx, obj); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// checkLease refuses a Lease that no registration of the cluster made, and deletes one of an earlier cluster of its name, which says nothing of
+// this one's agent. desired gets our label: what the agent did to it is repaired.
+func (l *ledger) checkLease(ctx context.Context, cluster *libv1beta1.SveltosCluster, desired *coordinationv1.Lease) error {
+	desired.Labels = map[string]string{registrationLabel: l.request.Name}
+	live, found, err := l.live(ctx, desired)
+	if err != nil || !found {
+		return err
+	}
+	if foreign := l.checkOwn(live); foreign != nil {
+		if ours, err := agentMayWrite(ctx, l.hubClient, desired); err != nil || !ours {
+			return errors.Join(err, foreign)
+		}
+	}
+	made, uid := live.GetCreationTimestamp(), live.GetUID()
+	if !made.Before(&cluster.CreationTimestamp) {
+		return nil
+	}
+	if err := l.hubClient.Delete(ctx, live, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete %s: %w", describe(live), err)
+	}
+	return nil
+}
+
+// agentMayWrite says whether lease is the one in its place that the cluster's agent may write: no matter what it says of itself then.
+func agentMayWrite(ctx context.Context, hub client.Client, lease *coordinationv1.Lease) (bool, error) {
+	binding := &rbacv1.RoleBinding{}
+	err := hub.Get(ctx, client.ObjectKeyFromObject(lease), binding)
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("read RoleBinding %s: %w", client.ObjectKeyFromObject(lease), err)
+	}
+	return err == nil && binding.Labels[registrationLabel] == lease.Name, nil
 }
 
 // makeSharedRole makes the Role that is the same for all agents.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -59,9 +60,11 @@ func newHubClient(hub *rest.Config) (client.WithWatch, error) {
 // objects has no attempt and undoes nothing.
 type ledger struct {
 	hubClient client.Client
-	request   Request
-	attempt   string
-	undo      []func(context.Context) error
+	// kinds tells, when a namespace is taken back, what can be in it.
+	kinds   Kinds
+	request Request
+	attempt string
+	undo    []func(context.Context) error
 	// undoCluster takes back the SveltosCluster, if the registration made it.
 	undoCluster func(context.Context) error
 }
@@ -71,7 +74,11 @@ func newLedger(hub *rest.Config, r Request) (*ledger, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ledger{hubClient: hubClient, request: r, attempt: string(uuid.NewUUID())}, nil
+	kinds, err := discovery.NewDiscoveryClientForConfig(hub)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the hub: %w", err)
+	}
+	return &ledger{hubClient: hubClient, kinds: kinds, request: r, attempt: string(uuid.NewUUID())}, nil
 }
 
 // findCluster reads the SveltosCluster that r names; it is empty if there is none.
@@ -319,8 +326,8 @@ func (l *ledger) createNamespace(ctx context.Context, name string, annotations m
 	return true, nil
 }
 
-// takeBackNamespace deletes a namespace that this registration made unless a cluster is in it or, if it was made for deliveries, another
-// registration of the same cluster relies on it.
+// takeBackNamespace deletes a namespace that this registration made unless somebody else has put anything into it or, if it was made for
+// deliveries, another registration of the same cluster relies on it. A namespace for deliveries that stays is given back.
 func (l *ledger) takeBackNamespace(ctx context.Context, name string) error {
 	namespace := &corev1.Namespace{}
 	if err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
@@ -329,17 +336,17 @@ func (l *ledger) takeBackNamespace(ctx context.Context, name string) error {
 	if namespace.Annotations[attemptAnnotation] != l.attempt {
 		return nil
 	}
-	clusters := &libv1beta1.SveltosClusterList{}
-	if err := l.hubClient.List(ctx, clusters, client.InNamespace(name)); err != nil {
-		return err
-	}
-	if len(clusters.Items) > 0 {
-		return nil
-	}
 	if namespace.Labels[registrationLabel] != "" {
 		if relied, err := l.reliedOn(ctx); relied || err != nil {
 			return err
 		}
+	}
+	stranger, err := tenants{hub: l.hubClient, kinds: l.kinds, request: l.request}.stranger(ctx, name)
+	if err != nil {
+		return err
+	}
+	if stranger != "" {
+		return releaseClaim(ctx, l.hubClient, name, l.request.key())
 	}
 	return client.IgnoreNotFound(l.hubClient.Delete(ctx, namespace, client.Preconditions{UID: &namespace.UID}))
 }

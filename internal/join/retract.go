@@ -9,7 +9,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
@@ -20,9 +20,10 @@ import (
 
 // Retract deletes what the registration of cluster made on the hub, in either mode, and what waits there for its agent, and returns what it
 // deleted, in that order. Its credentials go last but for the namespace of its deliveries. It leaves alone the SveltosCluster itself, what
-// others made, and what belongs to another cluster. hub must read from the API server. It can be interrupted and run again.
-func Retract(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) ([]kube.Ref, error) {
-	r := &retraction{hub: hub, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
+// others made, and what belongs to another cluster. A namespace that was made for the deliveries goes only if kinds can tell that nobody has
+// anything in it; kinds may be nil. hub must read from the API server. It can be interrupted and run again.
+func Retract(ctx context.Context, hub client.Client, kinds Kinds, cluster *libv1beta1.SveltosCluster) ([]kube.Ref, error) {
+	r := &retraction{hub: hub, kinds: kinds, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 	if err := r.run(ctx); err != nil {
 		return r.deleted, fmt.Errorf("take back the registration of cluster %s: %w", r.request.key(), err)
 	}
@@ -32,15 +33,21 @@ func Retract(ctx context.Context, hub client.Client, cluster *libv1beta1.Sveltos
 // retraction takes one registration back.
 type retraction struct {
 	hub     client.Client
+	kinds   Kinds
 	cluster *libv1beta1.SveltosCluster
 	request Request
 	deleted []kube.Ref
 }
 
 func (r *retraction) run(ctx context.Context) error {
-	delivery := deliveryNamespace(r.cluster)
-	if err := r.dropDeliveries(ctx, delivery); err != nil {
+	held, err := r.held(ctx)
+	if err != nil {
 		return err
+	}
+	for _, namespace := range held {
+		if err := r.dropDeliveries(ctx, namespace.Name); err != nil {
+			return err
+		}
 	}
 	objects, err := r.present(ctx)
 	if err != nil {
@@ -51,12 +58,34 @@ func (r *retraction) run(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.leaveDelivery(ctx, delivery)
+	// The claims go last: what is in a namespace is this cluster's as long as it has one.
+	for _, namespace := range held {
+		if err := r.leave(ctx, namespace); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// objects are all that a registration may have made. The ServiceAccount is last: it remembers the delivery namespace.
-func (r *retraction) objects() []client.Object {
-	q, delivery := r.request, deliveryNamespace(r.cluster)
+// held are the namespaces that carry the deliveries of this cluster: only its own one and the derived one can, whatever its annotation says.
+func (r *retraction) held(ctx context.Context) ([]*corev1.Namespace, error) {
+	var held []*corev1.Namespace
+	for _, name := range []string{r.request.Namespace, derivedNamespace(r.request)} {
+		namespace := &corev1.Namespace{}
+		err := r.hub.Get(ctx, client.ObjectKey{Name: name}, namespace)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("read namespace %s: %w", name, err)
+		}
+		if err == nil && namespace.Annotations[kube.AnnotationDeliveryHolder] == holderOf(r.request, name) {
+			held = append(held, namespace)
+		}
+	}
+	return held, nil
+}
+
+// objects are all that a registration may have made. The ServiceAccount is last: without it no credential is worth anything.
+func (r *retraction) objects(held []*corev1.Namespace) []client.Object {
+	q := r.request
 	secret := fleet.FromSveltosCluster(r.cluster).KubeconfigSecret
 	if secret == "" {
 		secret = KubeconfigSecret(q.Name)
@@ -66,15 +95,18 @@ func (r *retraction) objects() []client.Object {
 		&corev1.Secret{ObjectMeta: named(q.Namespace, AuthoritySecret(q.Name))},
 		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, sharedBinding(q))},
 	}
-	if delivery != q.Namespace {
-		objects = append(objects,
-			&rbacv1.RoleBinding{ObjectMeta: named(delivery, q.Name)},
-			&rbacv1.Role{ObjectMeta: named(delivery, q.Name)})
+	for _, namespace := range held {
+		// Before the binding, which tells whose it is.
+		objects = append(objects, &coordinationv1.Lease{ObjectMeta: named(namespace.Name, q.Name)})
+		if namespace.Name != q.Namespace {
+			objects = append(objects,
+				&rbacv1.RoleBinding{ObjectMeta: named(namespace.Name, q.Name)},
+				&rbacv1.Role{ObjectMeta: named(namespace.Name, q.Name)})
+		}
 	}
 	return append(objects,
 		&rbacv1.RoleBinding{ObjectMeta: named(q.Namespace, q.Name)},
 		&rbacv1.Role{ObjectMeta: named(q.Namespace, q.Name)},
-		&coordinationv1.Lease{ObjectMeta: named(delivery, q.Name)},
 		&corev1.Secret{ObjectMeta: named(q.Namespace, RegistrationSecret(q.Name))},
 		&corev1.Secret{ObjectMeta: named(q.Namespace, AnchorSecret(q.Name))},
 		&corev1.ServiceAccount{ObjectMeta: named(q.Namespace, q.Name)})
@@ -82,13 +114,26 @@ func (r *retraction) objects() []client.Object {
 
 // present reads those of the objects that exist and are this cluster's.
 func (r *retraction) present(ctx context.Context) ([]client.Object, error) {
+	held, err := r.held(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var present []client.Object
-	for _, obj := range r.objects() {
+	for _, obj := range r.objects(held) {
 		err := r.hub.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 		if client.IgnoreNotFound(err) != nil {
 			return nil, fmt.Errorf("read %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
 		}
-		if err == nil && r.owns(obj) {
+		if err != nil {
+			continue
+		}
+		owned := r.owns(obj)
+		if lease, ok := obj.(*coordinationv1.Lease); ok && !owned {
+			if owned, err = agentMayWrite(ctx, r.hub, lease); err != nil {
+				return nil, err
+			}
+		}
+		if owned {
 			present = append(present, obj)
 		}
 	}
@@ -114,8 +159,8 @@ func (r *retraction) owns(obj client.Object) bool {
 
 // dropDeliveries deletes what was left on the hub for the agent. No agent takes that for a withdrawal.
 func (r *retraction) dropDeliveries(ctx context.Context, delivery string) error {
-	if !r.cluster.Spec.PullMode {
-		return nil
+	if len(r.request.Name) > fleet.MaxPullName {
+		return nil // nothing was ever made for it, and no label can have its name
 	}
 	for _, kind := range []string{libv1beta1.ConfigurationGroupKind, libv1beta1.ConfigurationBundleKind} {
 		list := &metav1.PartialObjectMetadataList{}
@@ -147,57 +192,35 @@ func (r *retraction) remove(ctx context.Context, obj client.Object) error {
 		return fmt.Errorf("delete %s: %w", refOf(r.hub, obj), err)
 	}
 	r.deleted = append(r.deleted, refOf(r.hub, obj))
+	if lease, ok := obj.(*coordinationv1.Lease); ok && len(lease.Finalizers) > 0 {
+		return r.free(ctx, lease)
+	}
 	return nil
 }
 
-// leaveDelivery gives a shared namespace back and deletes one that was made for this cluster alone and holds nothing else.
-func (r *retraction) leaveDelivery(ctx context.Context, delivery string) error {
-	q := r.request
-	if !r.cluster.Spec.PullMode {
-		return nil
+// free takes the finalizers off a Lease that is being deleted: its agent, which may write it, must not hold a namespace up. Nobody can add one
+// from now on.
+func (r *retraction) free(ctx context.Context, lease *coordinationv1.Lease) error {
+	err := r.hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("take the finalizers off %s: %w", refOf(r.hub, lease), err)
 	}
-	if delivery == q.Namespace {
-		return releaseClaim(ctx, r.hub, delivery, q.Name)
-	}
-	namespace := &corev1.Namespace{}
-	if err := r.hub.Get(ctx, client.ObjectKey{Name: delivery}, namespace); err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	if namespace.Annotations[kube.AnnotationDeliveryHolder] != q.key() {
-		return nil
-	}
-	used, err := r.used(ctx, delivery)
-	if err != nil {
-		return err
-	}
-	if used || namespace.Labels[registrationLabel] != q.Name {
-		return releaseClaim(ctx, r.hub, delivery, q.key())
-	}
-	return r.remove(ctx, namespace)
+	return nil
 }
 
-// used says whether somebody else put something into the namespace that was made for the deliveries of the cluster.
-func (r *retraction) used(ctx context.Context, namespace string) (bool, error) {
-	for _, gvk := range []schema.GroupVersionKind{
-		libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind),
-		libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationGroupKind),
-		corev1.SchemeGroupVersion.WithKind("Secret"),
-		corev1.SchemeGroupVersion.WithKind("ConfigMap"),
-		corev1.SchemeGroupVersion.WithKind("ServiceAccount"),
-	} {
-		list := &metav1.PartialObjectMetadataList{}
-		list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
-		if err := r.hub.List(ctx, list, client.InNamespace(namespace)); err != nil {
-			return false, fmt.Errorf("list %ss in namespace %s: %w", gvk.Kind, namespace, err)
+// leave gives a namespace back, and deletes one that was made for this cluster alone and holds nothing else.
+func (r *retraction) leave(ctx context.Context, namespace *corev1.Namespace) error {
+	q := r.request
+	if namespace.Name != q.Namespace && namespace.Labels[registrationLabel] == q.Name {
+		stranger, err := tenants{hub: r.hub, kinds: r.kinds, request: q}.stranger(ctx, namespace.Name)
+		if err != nil {
+			return err
 		}
-		for i := range list.Items {
-			// Kubernetes puts these two into every namespace.
-			if name := list.Items[i].Name; name != "kube-root-ca.crt" && name != "default" {
-				return true, nil
-			}
+		if stranger == "" {
+			return r.remove(ctx, namespace)
 		}
 	}
-	return false, nil
+	return releaseClaim(ctx, r.hub, namespace.Name, holderOf(q, namespace.Name))
 }
 
 // refOf names obj, also where only its metadata was read.

@@ -27,15 +27,17 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/registrations"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/phase"
 )
 
 const (
-	// workers is how many clusters leave at once. One that does not answer keeps its worker for the limit of one contact.
-	workers = 10
-	// recheck is the time between two looks at a member that is not reached. News of the hub, its namespaces apart, wake us.
+	// workers is how many clusters leave at once. One that does not answer keeps its worker for the limit of one contact, at each look: those of
+	// 150 clusters are needed for them to be late.
+	workers = 50
+	// recheck is the time between two looks at what is waited for: no watch tells that an agent falls silent, or that a namespace goes.
 	recheck = 30 * time.Second
 	// dismissLimit is how long a push member may take to remove our identity: about five requests.
 	dismissLimit = 30 * time.Second
@@ -51,6 +53,8 @@ type Controller struct {
 	// Hub reads SveltosClusters and ClusterSummaries from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Client
+	// Kinds lists what can be in a namespace that is to go.
+	Kinds join.Kinds
 	// Reach knows whether members can be reached.
 	Reach *Reach
 	// Config says how to connect to a push member.
@@ -148,20 +152,22 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{}, reported
 }
 
-// next says when to look again if no watch tells of anything until then; zero means never.
+// next says when to look again if no watch tells of anything until then.
 func (c *Controller) next(s *state) time.Duration {
-	grace := s.cluster.Spec.CleanupGracePeriod
-	switch {
-	case s.member.Forced:
+	if s.member.Forced {
 		if left := c.remaining(s); left > 0 {
 			return left
 		}
 		return recheck
-	case s.away == "":
-		return 0
-	case grace == nil:
+	}
+	grace := s.cluster.Spec.CleanupGracePeriod
+	if grace == nil {
 		return recheck
 	}
 	left := grace.Duration - c.Clock.Since(s.cluster.DeletionTimestamp.Time)
+	if left <= 0 {
+		// It is over, and counts once the member is away.
+		return recheck
+	}
 	return min(recheck, max(left, retryFirst))
 }

@@ -183,7 +183,7 @@ func (c *Controller) retractMember(ctx context.Context, s *state) error {
 // retract takes back what the registration made on the hub.
 func (c *Controller) retract(ctx context.Context, s *state) error {
 	defer c.Turns.Take(client.ObjectKeyFromObject(s.cluster))()
-	deleted, err := join.Retract(ctx, c.Live, s.cluster)
+	deleted, err := join.Retract(ctx, c.Live, c.Kinds, s.cluster)
 	if len(deleted) > 0 {
 		log.FromContext(ctx).Info("took back the registration of a cluster", logkeys.Count, len(deleted))
 	}
