@@ -85,11 +85,11 @@ func TestOneOfTwoMembersWithOneRegistrationWorks(t *testing.T) {
 	}
 
 	stop()
-	pass(t.Context(), clock, 80*time.Second)
+	pass(t.Context(), clock, 60*time.Second)
 	if err := first.holds(t.Context()); err != nil {
 		t.Errorf("before the first was silent for long: %v", err)
 	}
-	pass(t.Context(), clock, 20*time.Second)
+	pass(t.Context(), clock, 40*time.Second)
 	second.eventually("the second takes over", second.holds)
 	second.deliver(bundleOf("two", "a"), bundle.StateApplied)
 	second.wantValue("a", "two")

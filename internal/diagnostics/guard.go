@@ -35,8 +35,8 @@ const (
 
 // guard lets those in that an API lets.
 type guard struct {
-	tokens   authenticationclient.TokenReviewInterface
-	rights   authorizationclient.SubjectAccessReviewInterface
+	tokens authenticationclient.TokenReviewInterface
+	rights authorizationclient.SubjectAccessReviewInterface
 	// admitted, refused (with the HTTP status) and known remember each ask by its sum.
 	admitted *cache.LRUExpireCache
 	refused  *cache.LRUExpireCache
