@@ -63,13 +63,14 @@ func (m *meter) Done() <-chan struct{} {
 	}
 }
 
-// grown says whether the script took too much memory. What is garbage, others' too, does not count.
+// grown says whether the script took too much memory. What is garbage, others' too, does not count; that is found out only as often as half
+// of the limit is taken.
 func (m *meter) grown() bool {
 	if heap() <= m.start+memoryLimit {
 		return false
 	}
 	runtime.GC()
-	return heap() > m.start+memoryLimit
+	return heap() > m.start+memoryLimit/2
 }
 
 // Err says which limit was met.
