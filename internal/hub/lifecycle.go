@@ -52,6 +52,7 @@ func (h *hub) reach() *departures.Reach {
 
 // keeper keeps manifests ready with the address under which agents reach the hub now.
 func keeper(hub *rest.Config, live client.Client, opts Options) func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
+	beats := &join.Beats{}
 	given := join.HubAddress{Server: opts.ManagementClusterURL, CA: opts.ManagementClusterCA}
 	return func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
 		address, err := join.FindHubAddress(ctx, hub, given)
@@ -59,7 +60,7 @@ func keeper(hub *rest.Config, live client.Client, opts Options) func(context.Con
 			return 0, err
 		}
 		// A cluster may have an address of its own for the hub.
-		manifests := join.Manifests{Hub: live, Address: address, Image: opts.AgentImage, Version: opts.Version, Clock: clock.RealClock{}}
+		manifests := join.Manifests{Hub: live, Address: address, Image: opts.AgentImage, Version: opts.Version, Beats: beats, Clock: clock.RealClock{}}
 		return manifests.Keep(ctx, cluster)
 	}
 }

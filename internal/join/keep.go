@@ -30,6 +30,8 @@ const (
 	renewAnnotation = "towline.dev/manifest-renewal"
 	// inputsAnnotation on a registration Secret is a digest of the manifest in it, but for its token.
 	inputsAnnotation = "towline.dev/manifest-inputs"
+	// printedAnnotation on a registration Secret is when the last of those tokens expires that a registration bound to it and printed.
+	printedAnnotation = "towline.dev/printed-token-expires"
 	// lookForExchange is the time between two looks whether a connected agent has exchanged the manifest's token.
 	lookForExchange = 10 * time.Second
 )
@@ -43,6 +45,8 @@ type Manifests struct {
 	Image string
 	// Version is the release of Towline that the manifests are told to be of.
 	Version string
+	// Beats remembers when agents were heard of. Without it, what their Leases say is believed.
+	Beats *Beats
 	// Clock tells the time. Default: the real one.
 	Clock clock.Clock
 }
@@ -58,6 +62,9 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	}
 	if m.Clock == nil {
 		m.Clock = clock.RealClock{}
+	}
+	if m.Beats == nil {
+		m.Beats = &Beats{}
 	}
 	l := &ledger{hubClient: m.Hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 	if cluster.Status.Ready && cluster.Status.ConnectionStatus != libv1beta1.ConnectionDown {
@@ -85,8 +92,9 @@ func (m Manifests) arrived(ctx context.Context, cluster *libv1beta1.SveltosClust
 	if err := m.Hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("read Lease %s: %w", key, err)
 	}
-	beat := lease.Spec.RenewTime
-	return beat != nil && m.Clock.Since(beat.Time) < leaseDuration*time.Second, nil
+	now := m.Clock.Now()
+	last := m.Beats.Last(cluster, lease, now)
+	return !last.IsZero() && now.Sub(last) < leaseDuration*time.Second, nil
 }
 
 // retire deletes the registration Secret of a connected cluster when nobody needs it any more.
@@ -99,7 +107,7 @@ func (m Manifests) retire(ctx context.Context, l *ledger, cluster *libv1beta1.Sv
 	if err != nil {
 		return 0, err
 	}
-	left := expiry(secret).Sub(m.Clock.Now())
+	left := printed(secret).Sub(m.Clock.Now())
 	if left > 0 && spent != secret.UID {
 		return min(left, lookForExchange), nil
 	}
@@ -203,10 +211,27 @@ func expiry(secret *corev1.Secret) time.Time {
 	return secret.CreationTimestamp.Add(MinManifestTokenLife)
 }
 
-// noteExpiry writes onto the registration Secret that a token bound to it lives until then.
+// printed returns when the last token expires that a registration printed. A Secret without any note was made a moment ago by one that is about
+// to print, or by someone who stopped half-way.
+func printed(secret *corev1.Secret) time.Time {
+	if at, err := time.Parse(time.RFC3339, secret.Annotations[printedAnnotation]); err == nil {
+		return at
+	}
+	if _, err := time.Parse(time.RFC3339, secret.Annotations[expiresAnnotation]); err != nil {
+		return expiry(secret)
+	}
+	return time.Time{}
+}
+
+// noteExpiry writes onto the registration Secret that a token bound to it, which is about to be printed, lives until then.
 func noteExpiry(ctx context.Context, hubClient client.Client, secret *corev1.Secret, until time.Time) error {
 	before := secret.DeepCopy()
+	last := until
+	if before, err := time.Parse(time.RFC3339, secret.Annotations[printedAnnotation]); err == nil {
+		last = later(before, until)
+	}
 	metav1.SetMetaDataAnnotation(&secret.ObjectMeta, expiresAnnotation, later(expiry(secret), until).UTC().Format(time.RFC3339))
+	metav1.SetMetaDataAnnotation(&secret.ObjectMeta, printedAnnotation, last.UTC().Format(time.RFC3339))
 	if err := hubClient.Patch(ctx, secret, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("note the end of the token on Secret %s: %w", client.ObjectKeyFromObject(secret), err)
 	}

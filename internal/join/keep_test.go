@@ -157,6 +157,8 @@ func TestKeepRemovesWhatTheAgentHasExchanged(t *testing.T) {
 	if !accepted(t, copied, w.cluster.Namespace) {
 		t.Fatal("the manifest's token is not accepted")
 	}
+	// A printed one is another matter than the hub's own.
+	registered(t, w.plane, pullRequest(w.cluster.Namespace, "c"))
 	uid := secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c")).UID
 	w.connect(t, "another")
 	if again := w.keep(t); again != 10*time.Second {
@@ -188,6 +190,7 @@ func TestKeepRemovesWhatHasExpired(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.keep(t)
+	registered(t, w.plane, pullRequest(w.cluster.Namespace, "c"))
 	w.connect(t, "")
 	w.clock.Step(59 * time.Minute)
 	w.keep(t)
@@ -199,6 +202,24 @@ func TestKeepRemovesWhatHasExpired(t *testing.T) {
 	if w.manifest(t) != nil {
 		t.Error("the expired manifest is still there")
 	}
+}
+
+// An agent that was silent comes back with its own token, and never had the manifest's.
+func TestKeepRemovesTheHubsOwnManifestWhenTheAgentIsBack(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.connect(t, "long-ago")
+	w.cluster.Status.ConnectionStatus = libv1beta1.ConnectionDown
+	w.keep(t)
+	kept, _ := agentConfig(t, w.manifest(t))
+	w.connect(t, "long-ago")
+	if again := w.keep(t); again != 0 {
+		t.Errorf("again: got %s, want none", again)
+	}
+	if w.manifest(t) != nil {
+		t.Error("the manifest is still there")
+	}
+	eventually(t, "its token is worthless", func() bool { return !accepted(t, kept, w.cluster.Namespace) })
 }
 
 func TestKeepLeavesAPrintedManifestAlone(t *testing.T) {
@@ -254,5 +275,29 @@ func TestKeepRenewsNoManifestForAnAgentThatHasJustCome(t *testing.T) {
 	w.keep(t)
 	if w.manifest(t) == nil {
 		t.Error("an agent that fell silent before it reported has no manifest")
+	}
+}
+
+func TestKeepDoesNotBelieveABeatFromTheFuture(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.manifests.Beats = &join.Beats{}
+	lease := &coordinationv1.Lease{}
+	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), lease); err != nil {
+		t.Fatal(err)
+	}
+	future := metav1.NewMicroTime(w.clock.Now().AddDate(10, 0, 0))
+	lease.Spec.RenewTime = &future
+	if err := w.hubClient.Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	w.keep(t)
+	if w.manifest(t) != nil {
+		t.Error("an agent that has just come has a manifest")
+	}
+	w.clock.Step(91 * time.Second)
+	w.keep(t)
+	if w.manifest(t) == nil {
+		t.Error("an agent that is silent has no manifest")
 	}
 }

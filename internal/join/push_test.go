@@ -3,6 +3,7 @@ package join_test
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,11 +28,25 @@ func pushRequest(namespace string, kubeconfig []byte) join.PushRequest {
 func TestRegisterPushKeepsTheKubeconfig(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	kubeconfig, err := os.ReadFile(plane.Kubeconfig)
+	loaded, err := clientcmd.LoadFromFile(plane.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := clientcmd.Write(*loaded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What else the file knows stays where it is.
+	loaded.Clusters["other"] = &clientcmdapi.Cluster{Server: "https://other"}
+	loaded.AuthInfos["other"] = &clientcmdapi.AuthInfo{Token: "secret"}
+	loaded.Contexts["other"] = &clientcmdapi.Context{Cluster: "other", AuthInfo: "other"}
+	kubeconfig, err := clientcmd.Write(*loaded)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := pushRequest(plane.Namespace(t, "push"), kubeconfig)
+	var notes []string
+	r.Note = func(note string) { notes = append(notes, note) }
 	for _, labels := range []map[string]string{{"env": "test"}, {"tier": "two"}} {
 		r.Labels = labels
 		if err := join.RegisterPush(t.Context(), plane.Config, r); err != nil {
@@ -51,9 +66,24 @@ func TestRegisterPushKeepsTheKubeconfig(t *testing.T) {
 	if cluster.Spec.PullMode || cluster.Spec.KubeconfigKeyName != "kubeconfig" {
 		t.Errorf("spec: got %+v", cluster.Spec)
 	}
-	if diff := cmp.Diff(map[string][]byte{"kubeconfig": kubeconfig}, secret.Data); diff != "" {
+	if diff := cmp.Diff(map[string][]byte{"kubeconfig": own}, secret.Data); diff != "" {
 		t.Errorf("secret (-want +got):\n%s", diff)
 	}
+	if want := uidOf(t, hubClient); cluster.Annotations[kube.AnnotationMember] != want {
+		t.Errorf("annotations are %v, want the member %s", cluster.Annotations, want)
+	}
+	if want := []string{"the cluster at " + plane.Config.Host + " is the hub itself"}; !slices.Equal(notes[:1], want) {
+		t.Errorf("got notes %q, want %q", notes, want)
+	}
+}
+
+func uidOf(t *testing.T, reader client.Reader) string {
+	t.Helper()
+	uid, err := join.HubUID(t.Context(), reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uid
 }
 
 // kubeconfigOf returns the plane's kubeconfig after change.
@@ -93,6 +123,9 @@ func TestRegisterPushRefusesAKubeconfigThatIsNotSelfContained(t *testing.T) {
 		"insecure": {func(cluster *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
 			cluster.InsecureSkipTLSVerify = true
 		}, "does not verify the server's certificate"},
+		"proxy": {func(cluster *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
+			cluster.ProxyURL = "http://me:se cret@proxy:3128"
+		}, "its proxy-url is not an http://, https:// or socks5:// address"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -167,12 +200,12 @@ func TestDeregisterLeavesNothing(t *testing.T) {
 	for name, want := range map[string][]string{
 		"c": {"SveltosCluster/{n}/c", "Secret/{n}/c-sveltos-kubeconfig"},
 		"first": {
-			"SveltosCluster/{n}/first", "RoleBinding/projectsveltos/{n}:first", "RoleBinding/{n}/first", "Role/{n}/first", "Lease/{n}/first",
+			"SveltosCluster/{n}/first", "RoleBinding/projectsveltos/{n}:first", "Lease/{n}/first", "RoleBinding/{n}/first", "Role/{n}/first",
 			"Secret/{n}/first-sveltos-registration", "Secret/{n}/first-sveltos-agent", "ServiceAccount/{n}/first",
 		},
 		"second": {
-			"SveltosCluster/{n}/second", "RoleBinding/projectsveltos/{n}:second", "RoleBinding/{n}--second/second", "Role/{n}--second/second",
-			"RoleBinding/{n}/second", "Role/{n}/second", "Lease/{n}--second/second",
+			"SveltosCluster/{n}/second", "RoleBinding/projectsveltos/{n}:second", "Lease/{n}--second/second",
+			"RoleBinding/{n}--second/second", "Role/{n}--second/second", "RoleBinding/{n}/second", "Role/{n}/second",
 			"Secret/{n}/second-sveltos-registration", "Secret/{n}/second-sveltos-agent", "ServiceAccount/{n}/second", "Namespace//{n}--second",
 		},
 	} {

@@ -13,6 +13,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/clusters"
+	"github.com/towline/towline/internal/join"
 )
 
 // contactLimit is how long a push member may take to answer.
@@ -25,6 +26,7 @@ type Reach struct {
 	// Contact asks a push member how it is.
 	Contact func(ctx context.Context, m fleet.Member) (fleet.Facts, error)
 	Clock   clock.PassiveClock
+	beats   join.Beats
 }
 
 // Away says, for people, why nothing can be done on a member, "" if something can. It contacts a push member; of a pull member, it says what
@@ -98,11 +100,9 @@ func (r *Reach) lastBeat(ctx context.Context, cluster *libv1beta1.SveltosCluster
 	if client.IgnoreNotFound(err) != nil {
 		return time.Time{}, fmt.Errorf("read lease of %s: %w", m.Key(), err)
 	}
-	var last time.Time
-	if lease.Spec.RenewTime != nil {
-		last = lease.Spec.RenewTime.Time
-	}
-	if reported := cluster.Status.AgentLastReportTime; reported != nil && reported.After(last) {
+	now := r.Clock.Now()
+	last := r.beats.Last(cluster, lease, now)
+	if reported := cluster.Status.AgentLastReportTime; reported != nil && reported.After(last) && !reported.After(now) {
 		last = reported.Time
 	}
 	return last, nil

@@ -132,6 +132,10 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !cluster.DeletionTimestamp.IsZero() || !c.Shard.Serves(cluster) {
 		return reconcile.Result{}, nil
 	}
+	if fleet.LongName(cluster) != "" {
+		// Nothing can be made for it, so that there is nothing to hold it for; the clusters controller says why.
+		return reconcile.Result{}, nil
+	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, req.String()))
 	s := &state{cluster: cluster}
 	steps := []phase.Step[*state]{{Name: "hold", Run: c.hold}}

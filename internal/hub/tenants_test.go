@@ -1,0 +1,109 @@
+package hub_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// A tenant who may write everything in his namespace points a cluster at the deliveries of somebody else's.
+func TestDeliveriesOfOthersAreOutOfReach(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	theirs := w.plane.Namespace(t, "theirs")
+	group := &libv1beta1.ConfigurationGroup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: theirs, Name: "g", Labels: map[string]string{libv1beta1.PullClusterNameLabel: "prod"}},
+		Spec:       libv1beta1.ConfigurationGroupSpec{Action: libv1beta1.ActionDeploy},
+	}
+	w.create(group)
+	prod := &libv1beta1.SveltosCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "prod", Labels: w.prod(), Annotations: map[string]string{kube.AnnotationDeliveryNS: theirs}},
+		Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
+	}
+	w.create(prod)
+	w.wantMessage(prod, "annotation towline.dev/delivery-namespace names a namespace that is not the cluster's")
+	w.ready(prod)
+	profile := w.profile(nil)
+	w.eventually("summary", func() error { _, err := w.summary(profile, "prod"); return err })
+	w.must(w.Delete(t.Context(), profile))
+	w.wantGone(profile, "prod")
+	if refs := w.refs("prod", "Resources"); len(refs) > 0 {
+		t.Errorf("delivered: %v", refs)
+	}
+	for _, obj := range []client.Object{&coordinationv1.Lease{}, &corev1.ServiceAccount{}} {
+		if err := w.Get(t.Context(), client.ObjectKey{Namespace: theirs, Name: "prod"}, obj); !apierrors.IsNotFound(err) {
+			t.Errorf("%T in the namespace of others: %v", obj, err)
+		}
+	}
+	w.must(w.Status().Patch(t.Context(), prod, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"ready":false}}`))))
+	w.must(w.Delete(t.Context(), prod))
+	w.wantClusterGone("prod")
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(group), group))
+	if !group.DeletionTimestamp.IsZero() {
+		t.Error("the delivery for somebody else goes")
+	}
+}
+
+func TestALongNameIsSaidAndHoldsNothingUp(t *testing.T) {
+	w := newWorld(t)
+	long := w.unready(strings.Repeat("a", 64), nil)
+	w.wantMessage(long, "metadata.name: the name of a cluster in pull mode may have 63 characters at most")
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(long), long))
+	if len(long.Finalizers) > 0 {
+		t.Errorf("finalizers = %v", long.Finalizers)
+	}
+	// One that an earlier hub held.
+	update(w, long, func(c *libv1beta1.SveltosCluster) { c.Finalizers = []string{kube.FinalizerCluster} })
+	w.must(w.Delete(t.Context(), long))
+	w.wantClusterGone(long.Name)
+}
+
+// An agent that may do nothing but write its own Lease holds nothing up with it.
+func TestALeaseDoesNotHoldADepartureUp(t *testing.T) {
+	w := newWorld(t)
+	w.unready("one", nil)
+	w.manifestOf("one")
+	two := w.unready("two", nil)
+	w.manifestOf("two")
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(two), two))
+	delivery := two.Annotations[kube.AnnotationDeliveryNS]
+	if delivery == "" {
+		t.Skip("the other cluster has the derived namespace")
+	}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: delivery, Name: "two"}}
+	update(w, lease, func(l *coordinationv1.Lease) { l.Finalizers, l.Labels = []string{"example.com/mine"}, nil })
+	w.must(w.Delete(t.Context(), two))
+	w.wantClusterGone("two")
+	w.eventually("namespace goes", func() error {
+		namespace := &corev1.Namespace{}
+		err := w.Get(t.Context(), client.ObjectKey{Name: delivery}, namespace)
+		if apierrors.IsNotFound(err) || err == nil && !namespace.DeletionTimestamp.IsZero() {
+			return nil
+		}
+		return errors.Join(err, errors.New("it is there"))
+	})
+	if err := w.Get(t.Context(), client.ObjectKeyFromObject(lease), lease); !apierrors.IsNotFound(err) {
+		t.Errorf("the Lease is there: %v", err)
+	}
+}
+
+// A heartbeat from the future does not make an agent live for ever.
+func TestABeatFromTheFutureIsOneFromNow(t *testing.T) {
+	w := newWorld(t)
+	one := w.unready("one", nil)
+	w.beat(one, time.Now().AddDate(10, 0, 0))
+	w.must(w.Delete(t.Context(), one))
+	w.wantMessage(one, "its agent to remove itself")
+	w.agentLeaves(one)
+	w.wantClusterGone("one")
+}
