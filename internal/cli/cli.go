@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/towline/towline/internal/join"
 )
 
 // The names that the program answers to, besides towline.
@@ -29,6 +31,19 @@ const (
 type Streams struct {
 	Out io.Writer // data
 	Err io.Writer // talk: progress and errors
+	// Closed says that Out leads nowhere since the program was started with a closed standard output.
+	Closed bool
+}
+
+// errClosed says that what a command prints would be lost.
+var errClosed = errors.New("standard output is closed, and what is printed there would be lost; send it into a file")
+
+// open refuses a closed standard output: for commands whose output cannot be had again.
+func (s Streams) open() error {
+	if s.Closed {
+		return errClosed
+	}
+	return nil
 }
 
 // say prints a line of talk. There is nobody to tell that it cannot be printed.
@@ -48,13 +63,21 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	root.SetArgs(rest)
 	if err := root.ExecuteContext(ctx); err != nil {
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-			streams.say("error: interrupted: %s", oneLine(err))
+			streams.say("error: %s", interruption(err))
 			return exitInterrupted
 		}
 		streams.say("error: %s", oneLine(err))
 		return exitFailed
 	}
 	return 0
+}
+
+// interruption says what was interrupted.
+func interruption(err error) string {
+	if text := oneLine(err); strings.HasPrefix(text, "interrupted while ") {
+		return text
+	}
+	return "interrupted: " + join.Step(err)
 }
 
 func oneLine(err error) string {

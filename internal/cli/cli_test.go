@@ -74,6 +74,10 @@ func TestWrongArgumentsAreFoundBeforeConnecting(t *testing.T) {
 	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	empty := filepath.Join(directory, "empty.yaml")
+	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	register := "sveltosctl register cluster --namespace=n --cluster=c "
 	for args, want := range map[string]string{
 		"towline nonsense":                                                 `unknown command "nonsense"`,
@@ -137,6 +141,9 @@ func TestWrongArgumentsAreFoundBeforeConnecting(t *testing.T) {
 		"sveltosctl show addons --profile=x":                                       `--profile: "x" is not ClusterProfile/<name> or Profile/<name>`,
 		"towline agent --cluster-name=c":                                           "--cluster-namespace and --cluster-name are required",
 		"towline agent --cluster-name=c --cluster-namespace=n --cluster-type=capi": `--cluster-type: "capi" is not supported`,
+		register + "--kubeconfig=" + empty:                                         "--kubeconfig: " + empty + " is empty",
+		register + "--pullmode --apply-to-kubeconfig=" + empty:                     "--apply-to-kubeconfig: " + empty + " is empty",
+		"towline hub --shard-key=blue --install-crds":                              "--install-crds is for the hub without --shard-key",
 		"towline hub --log-format=xml":                                             `--log-format: "xml" is not supported`,
 		"towline hub --agent-patch-config-map=patches":                             `--agent-patch-config-map: "patches" is not <namespace>/<name> of a ConfigMap`,
 		"towline hub --outdated-chart-interval=-1h":                                "--outdated-chart-interval: -1h0m0s is less than nothing",
@@ -148,6 +155,41 @@ func TestWrongArgumentsAreFoundBeforeConnecting(t *testing.T) {
 		}
 		if !strings.HasPrefix(got.err, "error: ") || !strings.Contains(got.err, want) || strings.Count(got.err, "\n") != 1 {
 			t.Errorf("%s: got error output %q, want one line with %q", args, got.err, want)
+		}
+	}
+}
+
+func TestHelpShowsTheDefaultsOfTheAgent(t *testing.T) {
+	t.Parallel()
+	got := run(t, "sveltosctl", "register", "cluster", "--help")
+	for _, want := range []string{"cpu=200m,memory=512Mi", "cpu=500m,memory=512Mi"} {
+		if !strings.Contains(got.out, want) {
+			t.Errorf("help does not say %q", want)
+		}
+	}
+	if strings.Contains(got.out, "default []") {
+		t.Errorf("help shows an empty default:\n%s", got.out)
+	}
+}
+
+func TestClosedOutputIsRefusedBeforeAnythingIsDone(t *testing.T) {
+	t.Setenv("KUBECONFIG", "/does/not/exist")
+	for _, args := range []string{"sveltosctl register cluster --namespace=n --cluster=c --pullmode", "sveltosctl generate kubeconfig"} {
+		var out, errs bytes.Buffer
+		code := cli.Run(t.Context(), strings.Fields(args), cli.Streams{Out: &out, Err: &errs, Closed: true})
+		if code != 1 || !strings.HasPrefix(errs.String(), "error: standard output is closed") {
+			t.Errorf("%s: got code %d and error output %q", args, code, errs.String())
+		}
+	}
+}
+
+func TestHubWithoutTheKindsSaysHowToInstallThem(t *testing.T) {
+	plane := localkube.ForTest(t, localkube.Named("bare"))
+	t.Setenv("KUBECONFIG", plane.Kubeconfig)
+	for _, args := range []string{"sveltosctl show addons", "towline hub --health-address= --diagnostics-address= --cache-dir=" + t.TempDir()} {
+		got := run(t, strings.Fields(args)...)
+		if got.code != 1 || !strings.Contains(got.err, "error: the hub does not know SveltosClusters; install Towline there first: towline hub --install-crds") {
+			t.Errorf("%s: got %+v", args, got)
 		}
 	}
 }
@@ -209,7 +251,8 @@ func TestHubCommands(t *testing.T) {
 	}
 
 	got = run(t, "sveltosctl", "register", "cluster", "--namespace=aks", "--cluster=cluster02", "--kubeconfig="+plane.Kubeconfig)
-	if want := (result{out: "cluster cluster02 successfully registered/updated in namespace aks.\n"}); got != want {
+	itself := "warning: the cluster at " + plane.Config.Host + " is the hub itself\n"
+	if want := (result{out: "cluster cluster02 successfully registered/updated in namespace aks.\n", err: itself}); got != want {
 		t.Errorf("register in push mode: got %+v, want %+v", got, want)
 	}
 

@@ -75,6 +75,9 @@ func fileConfig(path string) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(loaded.Contexts) == 0 && len(loaded.Clusters) == 0 {
+		return nil, fmt.Errorf("%s is empty", path)
+	}
 	config, err := clientcmd.NewNonInteractiveClientConfig(*loaded, "", &clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("use %s: %w", path, err)

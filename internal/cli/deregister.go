@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -34,7 +35,7 @@ itself; then identity, credentials and objects of the cluster go from the hub. W
 
 When --wait is over, the command fails and the hub goes on by itself: run it again to wait on. What cannot be reached is only left
 behind with --force, which says what that is: at once, if the cluster is known to be away, else when --wait is over; a cluster that
-answers gets up to a minute more to let go. Deleting the
+answers gets up to 30 seconds more to let go. Deleting the
 SveltosCluster with kubectl does the same, without --force. After a failure or an interruption the command can be run again.`,
 		Example: `  sveltosctl deregister cluster --namespace=monitoring --cluster=prod-cluster
 
@@ -118,6 +119,12 @@ func farewell(streams Streams, r join.DeregisterRequest, departure join.Departur
 	}
 	for _, left := range departure.Left {
 		streams.say("  - %s", left)
+	}
+	if slices.Contains(departure.Left, join.AgentLeft) {
+		streams.say("note: to remove the agent, run on that cluster, with its kubeconfig:")
+		for _, command := range join.RemoveAgent() {
+			streams.say("  %s", command)
+		}
 	}
 	return nil
 }

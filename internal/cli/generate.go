@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -28,7 +29,7 @@ command that fails takes it back.`,
   sveltosctl generate kubeconfig --context=aks-admin --create --expirationSeconds=86400 > aks.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := r.Validate(); err != nil {
+			if err := errors.Join(r.Validate(), streams.open()); err != nil {
 				return err
 			}
 			config, err := generateConfig(member)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,13 +12,16 @@ import (
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
 )
 
 // hubFlags are the flags of `hub`.
@@ -92,6 +96,9 @@ func (f *hubFlags) validate() error {
 	if f.options.OutdatedChartInterval < 0 {
 		return fmt.Errorf("--outdated-chart-interval: %s is less than nothing", f.options.OutdatedChartInterval)
 	}
+	if f.options.ShardKey != "" && f.options.InstallCRDs {
+		return errors.New("--install-crds is for the hub without --shard-key: the two exclude each other")
+	}
 	return f.readAgents()
 }
 
@@ -164,6 +171,23 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 			return err
 		}
 	}
+	if !options.InstallCRDs {
+		if err := checkInstalled(ctx, config); err != nil {
+			return err
+		}
+	}
 	options.Version = Version()
 	return hub.Run(ctx, config, options)
+}
+
+// checkInstalled says clearly that a hub does not know the kinds of Towline. Whatever else is wrong, the hub finds out when it works.
+func checkInstalled(ctx context.Context, config *rest.Config) error {
+	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return fmt.Errorf("connect to the hub: %w", err)
+	}
+	if err := hubClient.List(ctx, &libv1beta1.SveltosClusterList{}, client.Limit(1)); meta.IsNoMatchError(err) {
+		return join.ErrNotInstalled
+	}
+	return nil
 }

@@ -5,8 +5,12 @@ import (
 	"time"
 )
 
-// quiet is how long a command may say nothing.
-const quiet = 2 * time.Second
+const (
+	// quiet is how long a command may say nothing at first.
+	quiet = 2 * time.Second
+	// steady is how long it may say nothing when it has said what it is at.
+	steady = 10 * time.Second
+)
 
 // talk says what a command is doing or waiting for: at once when that changes, and again and again when it takes longer than a person waits
 // without wondering.
@@ -30,6 +34,7 @@ func startTalk(streams Streams, what string) *talk {
 			select {
 			case <-t.ticker.C:
 				t.say()
+				t.ticker.Reset(steady)
 			case <-t.finished:
 				return
 			}
@@ -45,7 +50,7 @@ func (t *talk) now(what string) {
 	t.what = what
 	t.mu.Unlock()
 	if changed {
-		t.ticker.Reset(quiet)
+		t.ticker.Reset(steady)
 		t.say()
 	}
 }

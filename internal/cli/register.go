@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -39,7 +40,7 @@ func (f *joiningFlags) parse() error {
 }
 
 func (f *joiningFlags) talk(streams Streams, mode, hub string) *talk {
-	what := fmt.Sprintf("registering cluster %s/%s in %s mode on %s", f.cluster.Namespace, f.cluster.Name, mode, hub)
+	what := fmt.Sprintf("registering cluster %s/%s in %s on %s", f.cluster.Namespace, f.cluster.Name, mode, hub)
 	if f.verbose {
 		streams.say("%s", what)
 	}
@@ -170,7 +171,7 @@ func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
 		if request.Member, err = contextConfig(f.context); err != nil {
 			return fmt.Errorf("--fleet-cluster-context: %w", err)
 		}
-	} else if request.Kubeconfig, err = os.ReadFile(f.kubeconfig); err != nil {
+	} else if request.Kubeconfig, err = readKubeconfig(f.kubeconfig); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
 	if err := request.Validate(); err != nil {
@@ -180,13 +181,34 @@ func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
 	if err != nil {
 		return err
 	}
-	doing := f.talk(streams, "push", hub.Host)
+	server := join.Server(request.Kubeconfig)
+	if request.Member != nil {
+		server = request.Member.Host
+	}
+	var notes []string
+	request.Note = func(note string) { notes = append(notes, note) }
+	doing := f.talk(streams, "push mode, at "+server+",", hub.Host)
 	err = join.RegisterPush(ctx, hub, request)
 	doing.done()
+	for _, note := range notes {
+		streams.say("warning: %s", note)
+	}
 	if err != nil {
 		return err
 	}
 	return f.pushed(streams)
+}
+
+// readKubeconfig reads a file that must not be empty.
+func readKubeconfig(path string) ([]byte, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if len(bytes.TrimSpace(text)) == 0 {
+		return nil, fmt.Errorf("%s is empty", path)
+	}
+	return text, nil
 }
 
 func (f *registerFlags) runPull(ctx context.Context, streams Streams) error {
@@ -201,11 +223,14 @@ func (f *registerFlags) runPull(ctx context.Context, streams Streams) error {
 	if f.apply.given() {
 		return f.runApply(ctx, streams, request)
 	}
+	if err := streams.open(); err != nil {
+		return err
+	}
 	hub, err := hubConfig("")
 	if err != nil {
 		return err
 	}
-	defer f.talk(streams, "pull", hub.Host).done()
+	defer f.talk(streams, "pull mode", hub.Host).done()
 	return join.RegisterPull(ctx, hub, request, streams.Out)
 }
 
@@ -218,7 +243,7 @@ func (f *registerFlags) runApply(ctx context.Context, streams Streams, request j
 	if err != nil {
 		return err
 	}
-	doing := f.talk(streams, "pull", hub.Host)
+	doing := f.talk(streams, "pull mode", hub.Host)
 	version, err := join.RegisterAndApply(ctx, hub, join.ApplyRequest{
 		PullRequest: request, Member: member, Wait: f.apply.wait,
 		Progress: func(what string) {

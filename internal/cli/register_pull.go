@@ -30,8 +30,12 @@ func (a *agentOptionFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&a.proxyURL, "proxy-url", "", "pull: `address` of the proxy on the agent's way to the hub, http, https or socks5, without a password")
 	flags.StringVar(&a.image, "agent-image", "", "pull: container `image` of the agent (default: "+join.DefaultAgentImage+")")
 	flags.StringSliceVar(&a.pullSecrets, "image-pull-secret", nil, "pull: `name` of a Secret of namespace projectsveltos on the cluster that the image is pulled with; repeatable")
-	flags.StringToStringVar(&a.requests, "agent-requests", nil, "pull: what the agent requests, as `cpu=200m,memory=512Mi`")
-	flags.StringToStringVar(&a.limits, "agent-limits", nil, "pull: what the agent is limited to, as `cpu=500m,memory=512Mi`")
+	flags.StringToStringVar(&a.requests, "agent-requests", nil, "pull: what the agent requests, as `cpu=200m,memory=512Mi` (default: that)")
+	flags.StringToStringVar(&a.limits, "agent-limits", nil, "pull: what the agent is limited to, as `cpu=500m,memory=512Mi` (default: that)")
+	for _, name := range []string{"agent-requests", "agent-limits"} {
+		// Else the help would show an empty map as the default.
+		flags.Lookup(name).DefValue = ""
+	}
 	flags.StringVar(&a.lifetime, "token-lifetime", "", "pull: life of the manifest's token, a `duration` from 10m to 24h (default: 1h)")
 	flags.BoolVar(&a.revoke, "revoke", false, "pull: make every token worthless that was issued for the cluster before")
 }

@@ -202,7 +202,7 @@ func (w *world) takesBackWhatIsInterrupted(t *testing.T) {
 	var errs bytes.Buffer
 	code := cli.Run(ctx, strings.Fields(registerAndApply), cli.Streams{Out: cutting{cancel}, Err: &errs})
 	agents, clusters := w.traces(t)
-	if code != 130 || !strings.Contains(errs.String(), "error: interrupted: ") || agents != 0 || clusters != 0 {
+	if code != 130 || !strings.Contains(errs.String(), "error: interrupted while registering cluster edge/c") || !strings.Contains(errs.String(), "; everything was taken back\n") || agents != 0 || clusters != 0 {
 		t.Errorf("got code %d, error output %q, %d agents and %d clusters", code, errs.String(), agents, clusters)
 	}
 	// The namespace was made by the registration; it goes with it, and that takes a while.

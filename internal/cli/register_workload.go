@@ -123,7 +123,7 @@ func (f *workloadFlags) run(ctx context.Context, streams Streams, flags *pflag.F
 	if err != nil {
 		return err
 	}
-	doing := f.talk(streams, "push", hub.Host)
+	doing := f.talk(streams, "push mode", hub.Host)
 	err = join.RegisterWorkload(ctx, hub, request)
 	doing.done()
 	if err != nil {

@@ -7,9 +7,11 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -76,7 +78,11 @@ func findAddons(ctx context.Context, streams Streams, filter addonFilter) ([]add
 		return nil, fmt.Errorf("connect to the hub: %w", err)
 	}
 	configurations := &configv1beta1.ClusterConfigurationList{}
-	if err := hub.List(ctx, configurations, client.InNamespace(filter.namespace)); err != nil {
+	err = hub.List(ctx, configurations, client.InNamespace(filter.namespace))
+	if meta.IsNoMatchError(err) {
+		return nil, join.ErrNotInstalled
+	}
+	if err != nil {
 		return nil, fmt.Errorf("read what is deployed: %w", err)
 	}
 	return filter.of(addonsOf(configurations.Items)), nil
