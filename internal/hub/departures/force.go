@@ -15,9 +15,14 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// forcedLimit is how long a member that can be reached and leaves by force may take to withdraw everything, and its agent then to remove
-// itself: what does not go is left behind.
-const forcedLimit = 30 * time.Second
+// How long a member that can be reached and leaves by force may take; what does not go is left behind. Together they are the half minute that
+// people are told of.
+const (
+	// forcedLimit is for withdrawing everything.
+	forcedLimit = 20 * time.Second
+	// orderLimit is for its agent then to remove itself.
+	orderLimit = 10 * time.Second
+)
 
 // force finds out whether the member can be reached, and stops waiting for one that cannot be when its time is up, or when the namespace goes
 // that its identity is in. The time of one that leaves by force begins here.
@@ -70,7 +75,11 @@ func deadline(cluster *libv1beta1.SveltosCluster) (until time.Time, set bool) {
 
 // setDeadline lets the time begin of what is waited for next.
 func (c *Controller) setDeadline(cluster *libv1beta1.SveltosCluster) {
-	until := c.Clock.Now().Add(forcedLimit).UTC().Format(time.RFC3339)
+	limit := forcedLimit
+	if cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove {
+		limit = orderLimit
+	}
+	until := c.Clock.Now().Add(limit).UTC().Format(time.RFC3339)
 	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeadline, until)
 }
 
