@@ -77,3 +77,19 @@ func TestClientsWithoutASecret(t *testing.T) {
 		t.Errorf("Config() of a pull member: error = %v, want ErrPull", err)
 	}
 }
+
+func TestProxyURLIsCheckedWithoutQuotingIt(t *testing.T) {
+	t.Parallel()
+	for address, valid := range map[string]bool{
+		"": true, "http://proxy:3128": true, "https://me:secret@proxy": true, "socks5://proxy:1080": true,
+		"http://me:se cret@proxy:3128": false, "ftp://me:secret@proxy": false, "me:secret@proxy:3128": false, "http://": false,
+	} {
+		err := fleet.CheckProxyURL(address)
+		if (err == nil) != valid {
+			t.Errorf("%q: got error %v", address, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q is quoted: %v", address, err)
+		}
+	}
+}

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -160,7 +161,7 @@ func TestRegisterAndApply(t *testing.T) {
 	fails("interrupted", meddling(memberPlane.Config, "/secrets", func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
 		cancel()
 		return next.RoundTrip(request)
-	}), ctx, context.Canceled.Error())
+	}), ctx, "interrupted while registering cluster "+r.Namespace+"/c: write the manifest: apply Secret projectsveltos/c-sveltos-kubeconfig to the cluster; everything was taken back")
 	gone()
 
 	succeeds(t, plane, r, allCreated)
@@ -170,6 +171,78 @@ func TestRegisterAndApply(t *testing.T) {
 	succeeds(t, plane, r, strings.ReplaceAll(strings.TrimSuffix(allCreated, "secret/c-sveltos-kubeconfig created\n"), "created", "unchanged")+againConfigured)
 	refusesAnothersAgent(t, plane, r)
 	waitsUntilReady(t, plane, hubClient, r)
+	refusesAnotherMember(t, plane, hubClient, r)
+	replacesAnAgentThatNobodyKnows(t, plane, hubClient, r)
+	waitsForAFormerAgent(t, plane, memberClient, r)
+}
+
+// refusesAnotherMember lets an agent be at work on another member.
+func refusesAnotherMember(t *testing.T, plane *localkube.Plane, hubClient client.Client, r join.ApplyRequest) {
+	t.Helper()
+	beats := func(at time.Time) {
+		t.Helper()
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name}}
+		lease.Annotations = map[string]string{kube.AnnotationMember: "another"}
+		lease.Spec.RenewTime = &metav1.MicroTime{Time: at}
+		if err := hubClient.Patch(t.Context(), lease, client.MergeFrom(&coordinationv1.Lease{})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beats(time.Now())
+	_, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
+	wantText(t, err, "cluster "+r.Namespace+"/c is another cluster")
+	wantText(t, err, "deregister it first or choose another name")
+	beats(time.Now().Add(-2 * time.Minute))
+	if _, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard); err != nil {
+		t.Errorf("the other member is silent: %v", err)
+	}
+}
+
+// replacesAnAgentThatNobodyKnows lets a deregistration leave the agent behind.
+func replacesAnAgentThatNobodyKnows(t *testing.T, plane *localkube.Plane, hubClient client.Client, r join.ApplyRequest) {
+	t.Helper()
+	if err := hubClient.Delete(t.Context(), clusterNamed(t, hubClient, r.Namespace, "c")); err != nil {
+		t.Fatal(err)
+	}
+	next := r
+	next.Name = "next"
+	var out bytes.Buffer
+	if _, err := join.RegisterAndApply(t.Context(), plane.Config, next, &out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"deployment.apps/sveltos-applier-manager configured\n", "secret/next-sveltos-kubeconfig created\n", "secret/c-sveltos-kubeconfig deleted\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("printed %q, want %q in it", out.String(), want)
+		}
+	}
+}
+
+// waitsForAFormerAgent lets the namespace of the former agent hang.
+func waitsForAFormerAgent(t *testing.T, plane *localkube.Plane, memberClient client.Client, r join.ApplyRequest) {
+	t.Helper()
+	holder := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: "holder", Finalizers: []string{"example.com/hold"}}}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}
+	if err := errors.Join(memberClient.Create(t.Context(), holder), memberClient.Delete(t.Context(), namespace)); err != nil {
+		t.Fatal(err)
+	}
+	r.Name, r.Wait = "late", time.Second
+	_, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
+	wantText(t, err, "a former agent is still being removed from the cluster")
+	var said []string
+	r.Wait = 20 * time.Second
+	r.Progress = func(what string) {
+		if said = append(said, what); len(said) == 1 {
+			if err := memberClient.Patch(t.Context(), holder, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if _, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard); !errors.Is(err, join.ErrNotReady) {
+		t.Errorf("got error %v, want %v", err, join.ErrNotReady)
+	}
+	if len(said) == 0 || !strings.Contains(said[0], "a former agent is still being removed") {
+		t.Errorf("progress was %q", said)
+	}
 }
 
 func succeeds(t *testing.T, plane *localkube.Plane, r join.ApplyRequest, want string) {

@@ -102,7 +102,9 @@ func (w *watcher) awaitLeaving(ctx context.Context, a *application) error {
 		w.tell("a former agent is still being removed from it: " + what)
 		return false, nil
 	})
-	w.request.Wait = max(w.request.Wait-time.Since(begun), 0)
+	if w.said != "" {
+		w.request.Wait = max(w.request.Wait-time.Since(begun), 0).Round(time.Second)
+	}
 	if wait.Interrupted(err) && ctx.Err() == nil {
 		return fmt.Errorf("%w: %s; try again when it is gone", errStillLeaving, what)
 	}

@@ -58,6 +58,8 @@ func TestPushMembers(t *testing.T) {
 		{"register again by kubeconfig", registerAgainByKubeconfig},
 		{"generate", generate},
 		{"generate is undone", generateIsUndone},
+		{"another cluster under the name", anotherUnderTheName},
+		{"a refusal that is no lost right", refusalIsNoLostRight},
 		{"renew", renew},
 		{"renew again", renewAgain},
 		{"renewal cut off", renewalCutOff},
@@ -196,7 +198,7 @@ func namespaceIsTakenBack(t *testing.T, p push) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.Member = rest.CopyConfig(p.member.Config)
 	r.Member.Wrap(cancelOn(cancel, "/token"))
-	wantText(t, join.RegisterPush(ctx, p.hub.Config, r), "context canceled")
+	wantText(t, join.RegisterPush(ctx, p.hub.Config, r), "request a token for ServiceAccount projectsveltos/projectsveltos; everything was taken back")
 	namespace, err := p.memberClient(t).CoreV1().Namespaces().Get(t.Context(), kube.AgentNamespace, metav1.GetOptions{})
 	if err == nil && namespace.DeletionTimestamp == nil {
 		t.Error("the namespace is still there")
