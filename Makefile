@@ -7,6 +7,9 @@ LDFLAGS        := -s -w -X github.com/towline/towline/internal/cli.version=$(VER
 GOLANGCI       := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.14.0
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
 
+# Tests wait for control planes and clocks more than they compute.
+TEST_FLAGS ?= -p 3 -parallel 4
+
 # The control planes for tests are built for build time, not for speed: see localkube/README.md.
 LOCALKUBE_ENV   := CGO_ENABLED=0 GOGC=800
 LOCALKUBE_FLAGS := -gcflags=all='-l -dwarf=false' -ldflags='-s -w'
@@ -45,11 +48,11 @@ lint: ## Run all linters
 
 .PHONY: test
 test: build ## Build everything and run every test, the stories included
-	@go test -timeout 25m ./...
+	@go test -timeout 25m $(TEST_FLAGS) ./...
 
 .PHONY: stories
 stories: build ## Run only the user stories, with their output
-	@go test -timeout 25m -count=1 -v ./test/stories/...
+	@go test -timeout 25m -parallel 4 -count=1 -v ./test/stories/...
 
 .PHONY: demo
 demo: build ## Start a hub and two members and show the main job; stays until Ctrl-C

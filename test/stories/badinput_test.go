@@ -308,7 +308,7 @@ func TestBadInputOnTheCommandLine(t *testing.T) {
 		},
 		"neither pull mode nor a kubeconfig": {
 			args:  []string{"--namespace=cloud", "--cluster=mistaken"},
-			names: []string{"--pullmode", "--kubeconfig", "must be specified"},
+			names: []string{"either kubeconfig or fleet-cluster-context must be specified", "--pullmode"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
