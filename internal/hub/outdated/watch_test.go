@@ -82,9 +82,12 @@ func (w *world) deploy(cluster string, chart configv1beta1.HelmChart, status lib
 	w.Helper()
 	member := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: cluster}}
 	w.must(w.Create(w.Context(), member))
+	// One without an owner that exists is garbage, and collected.
+	profile := &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-" + cluster}}
+	w.must(w.Create(w.Context(), profile))
 	summary := &configv1beta1.ClusterSummary{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "p-" + cluster, OwnerReferences: []metav1.OwnerReference{{
-			APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterProfileKind, Name: "p", UID: "1", Controller: new(true),
+			APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterProfileKind, Name: profile.Name, UID: profile.UID, Controller: new(true),
 		}}},
 		Spec: configv1beta1.ClusterSummarySpec{
 			ClusterNamespace: w.ns, ClusterName: cluster, ClusterType: libv1beta1.ClusterTypeSveltos,
