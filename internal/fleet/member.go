@@ -1,6 +1,10 @@
 package fleet
 
-import libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
 
 // Mode says who dials whom.
 type Mode string
@@ -14,8 +18,11 @@ const (
 // Type is the dialect of a member, in the words of ClusterSummary's clusterType.
 type Type string
 
-// TypeSveltos is the type of members that are SveltosClusters.
-const TypeSveltos Type = "Sveltos"
+// The types of members.
+const (
+	TypeSveltos Type = "Sveltos" // SveltosClusters
+	TypeKarmada Type = "Karmada" // Clusters of cluster.karmada.io
+)
 
 // Member is one cluster of the fleet, whatever kind of object declares it.
 type Member struct {
@@ -50,8 +57,28 @@ type Member struct {
 	KubeconfigKey    string
 	// Identity says how a push member without a kubeconfig is reached with the hub's own cloud identity; nil if it has a kubeconfig.
 	Identity *libv1beta1.WorkloadIdentity
+	// Access says how a push member of TypeKarmada is dialled; nil for every other member.
+	Access *Access
+	// Home is the namespace on the member in which Towline keeps what it knows of it.
+	Home string
+	// Scope and Hub tell what is deployed for this member from what other hubs, or earlier registrations, deployed on the same cluster: the uid
+	// of the cluster object, and that of the hub. Both are empty for members of TypeSveltos.
+	Scope string
+	Hub   string
 	// UID is the cluster object's uid: a cluster registered again under its old name is another member.
 	UID string
+}
+
+// Access says how a Cluster is dialled.
+type Access struct {
+	// Server is the URL of its API server, ProxyURL that of the proxy on the way there, with ProxyHeader for it; empty for none.
+	Server      string
+	ProxyURL    string
+	ProxyHeader map[string]string
+	// Insecure turns the check of the server's certificate off.
+	Insecure bool
+	// Secret has the keys token and caBundle.
+	Secret types.NamespacedName
 }
 
 // Key returns "namespace/name".

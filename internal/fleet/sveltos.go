@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -38,6 +39,7 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
 		KubernetesVersion: c.Status.Version,
 		APIVersions:       c.Status.APIVersions,
+		Home:              kube.AgentNamespace,
 		UID:               string(c.UID),
 	}
 	if c.Spec.PullMode {
@@ -61,9 +63,9 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 }
 
 // deregistration says whether c is being deleted and option is among what it says of that.
-func deregistration(c *libv1beta1.SveltosCluster, option string) bool {
-	options := strings.Split(c.Annotations[kube.AnnotationDeregister], ",")
-	return !c.DeletionTimestamp.IsZero() && slices.Contains(options, option)
+func deregistration(c metav1.Object, option string) bool {
+	options := strings.Split(c.GetAnnotations()[kube.AnnotationDeregister], ",")
+	return c.GetDeletionTimestamp() != nil && slices.Contains(options, option)
 }
 
 // KubeconfigSecretName returns the name of the Secret that holds the kubeconfig of cluster, unless its spec says otherwise.

@@ -33,7 +33,7 @@ const (
 const (
 	// AnnotationAgentOptions on a SveltosCluster holds, as JSON, what join.AgentOptions says of a pull-mode cluster's agent.
 	AnnotationAgentOptions = "towline.dev/agent-options"
-	// AnnotationDeregister on a SveltosCluster says how it is to be deregistered: any of DeregisterKeep and DeregisterForce, separated by a comma.
+	// AnnotationDeregister on a SveltosCluster or Cluster says how it is to be deregistered: any of DeregisterKeep and DeregisterForce, separated by a comma.
 	AnnotationDeregister = "towline.dev/deregister"
 	// AnnotationAgentOrder on a SveltosCluster that is being deleted is the hub's order to its agent; AgentOrderRemove is the only one.
 	AnnotationAgentOrder = "towline.dev/agent-order"
@@ -46,6 +46,25 @@ const (
 	// AnnotationMember is the uid of the member's namespace kube-system, which tells one cluster from another: on an agent's Lease that of the
 	// cluster where the agent runs, on the SveltosCluster of a push-mode cluster that of the cluster that was registered.
 	AnnotationMember = "towline.dev/member"
+)
+
+// Marks of the Karmada surface that are Towline's own.
+const (
+	// AnnotationHub is the uid of the namespace kube-system of the hub that a Cluster, or an object on one, belongs to.
+	AnnotationHub = "towline.dev/hub"
+	// AnnotationScope on an object of a member is the uid of the Cluster that it was deployed for, so that several hubs, or a later
+	// registration, do not take each other's objects for their own.
+	AnnotationScope = "towline.dev/scope"
+	// AnnotationClusterID on a CertificateSigningRequest is the id of the cluster that asks to be registered: the uid of its kube-system namespace.
+	AnnotationClusterID = "towline.dev/cluster-id"
+	// AnnotationUntil on a CertificateSigningRequest is until when (RFC 3339) the one who asks waits for the answer.
+	AnnotationUntil = "towline.dev/until"
+	// AnnotationBootstrapToken on a Cluster is the id (the public part) of the bootstrap token that it was registered with.
+	AnnotationBootstrapToken = "towline.dev/bootstrap-token"
+	// AnnotationRegistered on the Secret of a bootstrap token says which cluster the token registered: <name>/<id>.
+	AnnotationRegistered = "towline.dev/registered"
+	// AnnotationApproved on a Cluster is when (RFC 3339) a certificate was last approved for its registration.
+	AnnotationApproved = "towline.dev/approved"
 )
 
 // Values of AnnotationDeregister and AnnotationAgentOrder.

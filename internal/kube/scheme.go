@@ -3,6 +3,8 @@ package kube
 import (
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -11,12 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 )
 
 // Scheme returns a new scheme with every kind that Towline reads or writes as a typed object: core, apps, rbac, coordination,
-// events, authentication, apiextensions and our own two groups. Two types for one kind are a programmer's error, at which it panics.
+// events, authentication, authorization, certificates, apiextensions and the groups of both surfaces. Two types for one kind are a programmer's error, at which it panics.
 func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
@@ -29,6 +33,10 @@ func Scheme() *runtime.Scheme {
 		apiextensionsv1.AddToScheme,
 		libv1beta1.AddToScheme,
 		configv1beta1.AddToScheme,
+		clusterv1alpha1.AddToScheme,
+		workv1alpha1.AddToScheme,
+		certificatesv1.AddToScheme,
+		authorizationv1.AddToScheme,
 	} {
 		utilruntime.Must(add(s))
 	}

@@ -51,7 +51,7 @@ type FeatureDeploymentInfo struct {
 
 // ClusterType tells the cluster kinds of the hub apart.
 //
-// +kubebuilder:validation:Enum:=Capi;Sveltos
+// +kubebuilder:validation:Enum:=Capi;Sveltos;Karmada
 type ClusterType string
 
 // The cluster types.
@@ -60,4 +60,6 @@ const (
 	ClusterTypeCapi ClusterType = "Capi"
 	// ClusterTypeSveltos is a SveltosCluster.
 	ClusterTypeSveltos ClusterType = "Sveltos"
+	// ClusterTypeKarmada is a Cluster of cluster.karmada.io. Towline's own value.
+	ClusterTypeKarmada ClusterType = "Karmada"
 )

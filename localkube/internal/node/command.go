@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// command returns the process to run for the container: the program in place of command[0], the rest of command, and args.
+// command returns the process to run for the container: the program, under the name command[0], with the rest of command and with args.
 func (c *container) command() (*exec.Cmd, error) {
 	if err := os.MkdirAll(c.pod.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of pod: %w", err)
@@ -44,10 +44,11 @@ func (c *container) command() (*exec.Cmd, error) {
 	}
 	expand := expansion.MappingFuncFor(variables)
 	args := []string{c.program}
-	for i, word := range slices.Concat(c.spec.Command, c.spec.Args) {
-		if i > 0 || len(c.spec.Command) == 0 {
-			args = append(args, expansion.Expand(word, expand))
-		}
+	if len(c.spec.Command) > 0 {
+		args = nil
+	}
+	for _, word := range slices.Concat(c.spec.Command, c.spec.Args) {
+		args = append(args, expansion.Expand(word, expand))
 	}
 	cmd := &exec.Cmd{Path: c.program, Args: args, Dir: c.pod.dir}
 	for _, name := range slices.Sorted(maps.Keys(variables)) {

@@ -1,0 +1,26 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupName is the API group of every kind in this package.
+const GroupName = "cluster.karmada.io"
+
+// ClusterKind is the kind as written in manifests.
+const ClusterKind = "Cluster"
+
+// GroupVersion is the group and version every kind in this package is served under.
+var GroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1alpha1"}
+
+// AddToScheme registers the kinds of this package with s. It returns an error only if s holds a different type for one of them.
+func AddToScheme(s *runtime.Scheme) error {
+	builder := runtime.NewSchemeBuilder(func(s *runtime.Scheme) error {
+		s.AddKnownTypes(GroupVersion, &Cluster{}, &ClusterList{})
+		metav1.AddToGroupVersion(s, GroupVersion)
+		return nil
+	})
+	return builder.AddToScheme(s)
+}
