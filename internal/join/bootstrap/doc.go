@@ -1,0 +1,2 @@
+// Package bootstrap gives a cluster that has a token an identity on the hub.
+package bootstrap

@@ -1,0 +1,205 @@
+package bootstrap
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	requestType = "CERTIFICATE REQUEST"
+	// leastRSA is the shortest RSA key, in bits, that is good enough.
+	leastRSA = 2048
+	// maxID is how long the id of a cluster may be: a uid has 36 characters.
+	maxID = 253
+)
+
+// Petition is what somebody asks for with a CertificateSigningRequest.
+type Petition struct {
+	// Cluster is the name of the Cluster whose agent the certificate is to be for.
+	Cluster string
+	// ID is the uid of that cluster's kube-system namespace; empty if Renewal.
+	ID string
+	// Renewal: the agent itself asks for its next certificate.
+	Renewal bool
+	// TokenID is the id of the bootstrap token that came with the request; empty if Renewal.
+	TokenID string
+	// Until is how long the one who asks waits for the answer; zero: nobody knows.
+	Until time.Time
+}
+
+// Judge reads what a CertificateSigningRequest asks for. ours is false if it is not about agents: it is none of our business then. Otherwise err
+// says what is wrong with it by itself; whether the requester may have what the petition says is for the hub to find out. Who the
+// requester is, the API server has written into the request.
+func Judge(csr *certificatesv1.CertificateSigningRequest) (p Petition, ours bool, err error) {
+	if csr.Spec.SignerName != Signer {
+		return Petition{}, false, nil
+	}
+	if !mentionsAgents(csr.Spec.Request) {
+		return Petition{}, false, nil
+	}
+	request, err := parseRequest(csr.Spec.Request)
+	if err != nil {
+		return Petition{}, true, err
+	}
+	if err := errors.Join(checkSubject(request), checkExtensions(request), checkKey(request), checkUsages(csr.Spec.Usages)); err != nil {
+		return Petition{}, true, oneLine(err)
+	}
+	p.Cluster = strings.TrimPrefix(request.Subject.CommonName, AgentUserPrefix)
+	if err := checkName(p.Cluster); err != nil {
+		return Petition{}, true, err
+	}
+	if err := p.readRequester(csr); err != nil {
+		return Petition{}, true, err
+	}
+	if until := csr.Annotations[kube.AnnotationUntil]; until != "" {
+		if p.Until, err = time.Parse(time.RFC3339, until); err != nil {
+			return Petition{}, true, fmt.Errorf("annotation %s is no time", kube.AnnotationUntil)
+		}
+	}
+	return p, true, nil
+}
+
+func oneLine(err error) error { return errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")) }
+
+// mentionsAgents says whether anything in text asks for a certificate that looks like an agent's, in whatever wrapping.
+func mentionsAgents(text []byte) bool {
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		request, err := x509.ParseCertificateRequest(block.Bytes)
+		if err != nil {
+			continue
+		}
+		if slices.Contains(request.Subject.Organization, AgentsGroup) {
+			return true
+		}
+		for _, name := range request.Subject.Names {
+			if value, ok := name.Value.(string); ok && strings.HasPrefix(value, AgentUserPrefix) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// parseRequest reads text, which must be one request in PEM and nothing else: whoever signs it must not read anything else in it than we do.
+func parseRequest(text []byte) (*x509.CertificateRequest, error) {
+	block, rest := pem.Decode(text)
+	if block == nil || !bytes.HasPrefix(bytes.TrimSpace(text), []byte("-----BEGIN ")) {
+		return nil, errors.New("the request is not in PEM")
+	}
+	if block.Type != requestType {
+		return nil, fmt.Errorf("the PEM block of the request is of type %q and must be of type %q", block.Type, requestType)
+	}
+	if len(block.Headers) > 0 {
+		return nil, errors.New("the PEM block of the request has headers")
+	}
+	if len(bytes.TrimSpace(rest)) > 0 {
+		return nil, errors.New("something follows the PEM block of the request")
+	}
+	request, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("parse the request: %w", err)
+	}
+	if err := request.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("check the signature of the request: %w", err)
+	}
+	return request, nil
+}
+
+// checkSubject holds the subject to one organisation and one common name. An attribute more, even one that we do not know, might be read by others.
+func checkSubject(request *x509.CertificateRequest) error {
+	subject := request.Subject
+	if !slices.Equal(subject.Organization, []string{AgentsGroup}) {
+		return fmt.Errorf("the organization must be exactly [%s], and is %q", AgentsGroup, subject.Organization)
+	}
+	if !strings.HasPrefix(subject.CommonName, AgentUserPrefix) {
+		return fmt.Errorf("the common name must begin with %s", AgentUserPrefix)
+	}
+	organization, commonName := asn1.ObjectIdentifier{2, 5, 4, 10}, asn1.ObjectIdentifier{2, 5, 4, 3}
+	for _, name := range subject.Names {
+		if !name.Type.Equal(organization) && !name.Type.Equal(commonName) {
+			return fmt.Errorf("the subject has an attribute %s beside organization and common name", name.Type)
+		}
+	}
+	if len(subject.Names) != 2 {
+		return errors.New("the subject has more than one common name")
+	}
+	return nil
+}
+
+// checkExtensions refuses every extension: an agent needs none.
+func checkExtensions(request *x509.CertificateRequest) error {
+	alternative := asn1.ObjectIdentifier{2, 5, 29, 17}
+	for _, extension := range request.Extensions {
+		if extension.Id.Equal(alternative) {
+			return errors.New("subject alternative names (DNS, e-mail, IP, URI or others) are not allowed")
+		}
+	}
+	if len(request.Extensions) > 0 {
+		return fmt.Errorf("extension %s is not allowed", request.Extensions[0].Id)
+	}
+	return nil
+}
+
+func checkKey(request *x509.CertificateRequest) error {
+	switch key := request.PublicKey.(type) {
+	case *rsa.PublicKey:
+		if key.N.BitLen() < leastRSA {
+			return fmt.Errorf("the RSA key has %d bits and must have at least %d", key.N.BitLen(), leastRSA)
+		}
+	case *ecdsa.PublicKey, ed25519.PublicKey:
+	default:
+		return errors.New("the key is of an unknown kind")
+	}
+	return nil
+}
+
+// checkUsages wants each of the usages of a client once. Key encipherment, which means something for RSA only, may be missing.
+func checkUsages(given []certificatesv1.KeyUsage) error {
+	usages := slices.Clone(given)
+	slices.Sort(usages)
+	client := []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth, certificatesv1.UsageDigitalSignature}
+	withRSA := []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth, certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment}
+	if !slices.Equal(usages, client) && !slices.Equal(usages, withRSA) {
+		return fmt.Errorf("the usages must be digital signature, client auth and perhaps key encipherment, and are %q", given)
+	}
+	return nil
+}
+
+// readRequester tells the two who may ask apart: who has a bootstrap token, and the agent whose certificate it is already.
+func (p *Petition) readRequester(csr *certificatesv1.CertificateSigningRequest) error {
+	user, groups := csr.Spec.Username, csr.Spec.Groups
+	if user == AgentUser(p.Cluster) && slices.Contains(groups, AgentsGroup) {
+		p.Renewal = true
+		return nil
+	}
+	if strings.HasPrefix(user, AgentUserPrefix) {
+		return fmt.Errorf("%s may not have the certificate of the agent of cluster %s", user, p.Cluster)
+	}
+	id, ok := strings.CutPrefix(user, tokenUserPrefix)
+	if !ok || !slices.Contains(groups, tokensGroup) || !regexp.MustCompile(`^`+tokenIDPattern+`$`).MatchString(id) {
+		return fmt.Errorf("%s came with no bootstrap token and is not the agent of cluster %s", user, p.Cluster)
+	}
+	if only, bound := OnlyFor(groups); bound && only != p.Cluster {
+		return fmt.Errorf("the bootstrap token is for cluster %q alone", only)
+	}
+	p.TokenID, p.ID = id, csr.Annotations[kube.AnnotationClusterID]
+	if p.ID == "" || len(p.ID) > maxID || strings.ContainsFunc(p.ID, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return fmt.Errorf("annotation %s must be the uid of the cluster's namespace kube-system", kube.AnnotationClusterID)
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+package bootstrap
+
+import (
+	"context"
+	"fmt"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+// Names of the Karmada surface on the hub.
+const (
+	infoName       = "cluster-info"
+	infoReader     = "system:karmada:bootstrap-signer-clusterinfo"
+	petitioners    = "system:karmada:agent-bootstrap"
+	approveFirst   = "system:karmada:certificatesigningrequest:autoapprover"
+	approveNext    = "system:karmada:certificatesigningrequest:selfautoapprover"
+	approvedFirst  = "system:karmada:agent-autoapprove-bootstrap"
+	approvedNext   = "system:karmada:agent-autoapprove-certificate-rotation"
+	anonymous      = "system:anonymous"
+	petitionObject = "certificatesigningrequests"
+)
+
+// Subresources of CertificateSigningRequests that do not exist: who may create one may have a certificate of that kind.
+const (
+	// PetitionFirst is for the certificate of a cluster that is registered.
+	PetitionFirst = "clusteragent"
+	// PetitionNext is for an agent's next certificate.
+	PetitionNext = "selfclusteragent"
+)
+
+// Prepare makes the hub ready for clusters that register with a token: what everybody may read of it (only where there is none yet, and only if
+// address is known, with its certificate authority), who may ask for a certificate, and what agents may not write (see the policy). It can be run again.
+func Prepare(ctx context.Context, hub *rest.Config, address join.HubAddress) error {
+	clientset, err := kubernetes.NewForConfig(hub)
+	if err != nil {
+		return fmt.Errorf("connect to the hub: %w", err)
+	}
+	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return fmt.Errorf("connect to the hub: %w", err)
+	}
+	if err := publish(ctx, hubClient, address); err != nil {
+		return err
+	}
+	for _, obj := range rights() {
+		if err := ensure(ctx, hubClient, obj); err != nil {
+			return err
+		}
+	}
+	return guard(ctx, clientset)
+}
+
+// publish makes kube-public/cluster-info unless the platform has one.
+func publish(ctx context.Context, hub client.Client, address join.HubAddress) error {
+	if address.Server == "" || len(address.CA) == 0 {
+		return nil
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters[""] = &clientcmdapi.Cluster{Server: address.Server, TLSServerName: address.ServerName, CertificateAuthorityData: address.CA}
+	kubeconfig, err := clientcmd.Write(*config)
+	if err != nil {
+		return fmt.Errorf("encode the hub's address: %w", err)
+	}
+	info := &corev1.ConfigMap{ObjectMeta: named(metav1.NamespacePublic, infoName), Data: map[string]string{infoKey: string(kubeconfig)}}
+	// Read first: a hub that may not create it does not have to where there is one.
+	if err := hub.Get(ctx, client.ObjectKeyFromObject(info), &corev1.ConfigMap{}); !apierrors.IsNotFound(err) {
+		if err != nil {
+			return fmt.Errorf("read ConfigMap %s: %w", client.ObjectKeyFromObject(info), err)
+		}
+		return nil
+	}
+	if err := hub.Create(ctx, info, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create ConfigMap %s: %w", client.ObjectKeyFromObject(info), err)
+	}
+	return nil
+}
+
+// rights are who may read the hub's address, ask for a certificate, and have one.
+func rights() []client.Object {
+	petition := func(resource string) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{{APIGroups: []string{certificatesv1.GroupName}, Resources: []string{resource}, Verbs: []string{"create"}}}
+	}
+	group := func(name string) []rbacv1.Subject {
+		return []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: name}}
+	}
+	return []client.Object{
+		&rbacv1.Role{ObjectMeta: named(metav1.NamespacePublic, infoReader), Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{infoName}, Verbs: []string{"get"}},
+		}},
+		&rbacv1.RoleBinding{ObjectMeta: named(metav1.NamespacePublic, infoReader), RoleRef: roleRef("Role", infoReader), Subjects: []rbacv1.Subject{
+			{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: anonymous},
+		}},
+		&rbacv1.ClusterRole{ObjectMeta: named("", petitioners), Rules: petition(petitionObject)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", petitioners), RoleRef: roleRef("ClusterRole", petitioners), Subjects: group(DefaultGroup)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", approveFirst), Rules: petition(petitionObject + "/" + PetitionFirst)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", approvedFirst), RoleRef: roleRef("ClusterRole", approveFirst), Subjects: group(DefaultGroup)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", approveNext), Rules: petition(petitionObject + "/" + PetitionNext)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", approvedNext), RoleRef: roleRef("ClusterRole", approveNext), Subjects: group(AgentsGroup)},
+	}
+}
