@@ -31,11 +31,13 @@ type Clients struct {
 	cache map[string]cachedConfig
 }
 
-// cachedConfig is the config made from one version of one key of one Secret, or from one identity and certificate authority.
+// cachedConfig is the config made from one version of one key of one Secret, with an Access if there is one, or from one identity and
+// certificate authority.
 type cachedConfig struct {
 	secretUID       types.UID
 	resourceVersion string
 	key             string
+	access          *Access
 	identity        *libv1beta1.WorkloadIdentity
 	authority       []byte
 	config          *rest.Config
@@ -47,13 +49,16 @@ func NewClients(hubReader client.Reader, hub *rest.Config) *Clients {
 	return &Clients{hubReader: hubReader, hub: hub, cache: map[string]cachedConfig{}}
 }
 
-// Config returns how to connect to m. It is the same pointer until the kubeconfig changes, or the identity or its certificate authority;
-// copy it before changing it. It fails with ErrPull for pull members, and if the kubeconfig is missing, cannot be parsed, or would run a
-// program or read a file of the hub; or if something that a token for the identity needs is missing. Tokens are asked for when the config
-// is used: requests fail while there is none.
+// Config returns how to connect to m. It is the same pointer until the kubeconfig changes, or the identity or its certificate authority, or the
+// access or its Secret; copy it before changing it. It fails with ErrPull for pull members, and if the kubeconfig is missing, cannot be parsed,
+// or would run a program or read a file of the hub; if something that a token for the identity needs is missing; or if the access is not
+// complete. Tokens for an identity are asked for when the config is used: requests fail while there is none.
 func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 	if m.Mode == Pull {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), ErrPull)
+	}
+	if m.Access != nil {
+		return c.accessed(ctx, m)
 	}
 	if m.Identity != nil {
 		return c.identified(ctx, m)
@@ -69,7 +74,7 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	have, ok := c.cache[m.Key()]
-	if ok && have.identity == nil && have.secretUID == secret.UID && have.resourceVersion == secret.ResourceVersion && have.key == m.KubeconfigKey {
+	if ok && have.identity == nil && have.access == nil && have.secretUID == secret.UID && have.resourceVersion == secret.ResourceVersion && have.key == m.KubeconfigKey {
 		return have.config, nil
 	}
 	config, err := fromSecret(secret, m.KubeconfigKey)

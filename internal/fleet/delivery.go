@@ -5,6 +5,7 @@ import (
 	"encoding/base32"
 	"strings"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
 )
@@ -53,6 +54,7 @@ func LongName(c *libv1beta1.SveltosCluster) string {
 
 // What a Member says that is refused for its name, or because what is meant for it would go to somebody else.
 const (
-	longPullName    = "metadata.name: the name of a cluster in pull mode may have 63 characters at most"
-	foreignDelivery = "annotation " + kube.AnnotationDeliveryNS + " names a namespace that is not the cluster's"
+	reservedNamespace = "metadata.namespace: namespaces that begin with " + clusterv1alpha1.ExecutionSpacePrefix + " are for Clusters of cluster.karmada.io"
+	longPullName      = "metadata.name: the name of a cluster in pull mode may have 63 characters at most"
+	foreignDelivery   = "annotation " + kube.AnnotationDeliveryNS + " names a namespace that is not the cluster's"
 )

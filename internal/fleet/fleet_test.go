@@ -106,6 +106,7 @@ func TestFromSveltosCluster(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			tc.want.Home = "projectsveltos"
 			if diff := cmp.Diff(tc.want, fleet.FromSveltosCluster(&tc.cluster)); diff != "" {
 				t.Errorf("FromSveltosCluster() (-want +got):\n%s", diff)
 			}

@@ -2,9 +2,11 @@ package fleet
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -40,11 +42,14 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 		Labels:    c.Labels,
 		Mode:      Push,
 		// Whoever reached the cluster has asked for its version.
-		Ready:             c.Status.KubernetesVersion != "",
-		Refused:           refusedCluster(c),
-		Deleting:          !c.DeletionTimestamp.IsZero(),
-		KeepAddons:        deregistration(c, kube.DeregisterKeep),
-		Forced:            deregistration(c, kube.DeregisterForce),
+		Ready:      c.Status.KubernetesVersion != "",
+		Refused:    refusedCluster(c),
+		Deleting:   !c.DeletionTimestamp.IsZero(),
+		KeepAddons: deregistration(c, kube.DeregisterKeep),
+		Forced:     deregistration(c, kube.DeregisterForce),
+		Abandoned:  deregistration(c, kube.DeregisterAbandon),
+		// What bears no mark of this hub could not be told from what other hubs deploy.
+		Held:              slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
 		KubernetesVersion: c.Status.KubernetesVersion,
 		APIVersions:       enabled(c.Status.APIEnablements),
@@ -96,4 +101,23 @@ func enabled(apis []clusterv1alpha1.APIEnablement) []string {
 	}
 	slices.Sort(served)
 	return slices.Compact(served)
+}
+
+// settledCluster returns c without its nodes and pods, the times of its conditions, the taints that follow from these, and what only its
+// registration looks at.
+func settledCluster(c *clusterv1alpha1.Cluster) *clusterv1alpha1.Cluster {
+	settled := *c
+	settled.SetGroupVersionKind(clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind))
+	settled.ManagedFields, settled.ResourceVersion, settled.Generation = nil, "", 0
+	settled.Annotations = maps.Clone(c.Annotations)
+	delete(settled.Annotations, kube.AnnotationApproved)
+	settled.Spec.Taints = slices.DeleteFunc(slices.Clone(c.Spec.Taints), func(taint corev1.Taint) bool {
+		return taint.Key == clusterv1alpha1.TaintNotReady || taint.Key == clusterv1alpha1.TaintUnreachable
+	})
+	settled.Status.NodeSummary, settled.Status.ResourceSummary = nil, nil
+	settled.Status.Conditions = slices.Clone(c.Status.Conditions)
+	for i := range settled.Status.Conditions {
+		settled.Status.Conditions[i].LastTransitionTime = metav1.Time{}
+	}
+	return &settled
 }

@@ -39,11 +39,14 @@ type Member struct {
 	Paused      bool
 	// Refused says which field of the cluster object is not acted on yet, so that nothing may be done to the cluster; "" if there is none.
 	Refused string
+	// Held says that a running hub looks after the cluster, so that what is deployed can be withdrawn before the cluster object goes.
+	Held bool
 	// Deleting says that the cluster is being deregistered. KeepAddons says that what is deployed stays on it then, Forced that what cannot
-	// be reached is left behind.
+	// be reached is left behind, and Abandoned that the time of that is over: what is not withdrawn stays.
 	Deleting   bool
 	KeepAddons bool
 	Forced     bool
+	Abandoned  bool
 	// Shard names the shard of hubs that looks after the cluster, "" being the default one.
 	Shard string
 	// KubernetesVersion is the member's raw gitVersion, "" until known.
@@ -81,13 +84,28 @@ type Access struct {
 	Secret types.NamespacedName
 }
 
-// Key returns "namespace/name".
+// ID tells one member from all others, for as long as it is registered.
+type ID struct {
+	Type      Type
+	Namespace string
+	Name      string
+}
+
+// ID returns the ID of m.
+func (m Member) ID() ID { return ID{Type: m.Type, Namespace: m.Namespace, Name: m.Name} }
+
+// Key returns "namespace/name", which no two members that are not refused share.
 func (m Member) Key() string { return m.Namespace + "/" + m.Name }
 
+// String returns "type namespace/name".
+func (i ID) String() string { return string(i.Type) + " " + i.Namespace + "/" + i.Name }
+
 // CredentialsSecret returns "namespace/name" of the Secret that a push member is reached with, "" if there is none: that of its kubeconfig,
-// or of the certificate authority beside its identity.
+// of its token, or of the certificate authority beside its identity.
 func (m Member) CredentialsSecret() string {
 	switch {
+	case m.Access != nil && m.Access.Secret.Name != "":
+		return m.Access.Secret.String()
 	case m.KubeconfigSecret != "":
 		return m.Namespace + "/" + m.KubeconfigSecret
 	case m.Identity != nil && m.Identity.CASecretRef != nil:

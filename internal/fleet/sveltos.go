@@ -36,6 +36,8 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		Deleting:          !c.DeletionTimestamp.IsZero(),
 		KeepAddons:        deregistration(c, kube.DeregisterKeep),
 		Forced:            deregistration(c, kube.DeregisterForce),
+		Abandoned:         deregistration(c, kube.DeregisterAbandon),
+		Held:              slices.Contains(c.Finalizers, kube.FinalizerCluster),
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
 		KubernetesVersion: c.Status.Version,
 		APIVersions:       c.Status.APIVersions,
@@ -95,11 +97,14 @@ const overrideSuffix = "/config-override-ref"
 
 // IsRefusal says whether message is what a Member is refused for.
 func IsRefusal(message string) bool {
-	return message == longPullName || message == foreignDelivery || strings.HasSuffix(message, RefusedSuffix)
+	return message == longPullName || message == foreignDelivery || message == reservedNamespace || strings.HasSuffix(message, RefusedSuffix)
 }
 
 // refused names the first field or annotation that would change what Towline does, if Towline acted on it.
 func refused(c *libv1beta1.SveltosCluster) string {
+	if _, reserved := OfExecutionSpace(c.Namespace); reserved {
+		return reservedNamespace
+	}
 	if c.Spec.PullMode {
 		if long := LongName(c); long != "" {
 			return long
@@ -121,4 +126,13 @@ func refused(c *libv1beta1.SveltosCluster) string {
 		return "spec.workloadIdentity.provider OIDC" + RefusedSuffix
 	}
 	return ""
+}
+
+// settledSveltosCluster returns c without heartbeats and what counts them.
+func settledSveltosCluster(c *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
+	settled := *c
+	settled.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind))
+	settled.ManagedFields, settled.ResourceVersion = nil, ""
+	settled.Status.AgentLastReportTime, settled.Status.ConnectionFailures = nil, 0
+	return &settled
 }

@@ -26,6 +26,15 @@ func TestMembers(t *testing.T) {
 		{Namespace: "eu", Name: "test", Labels: map[string]string{"env": "test"}, Ready: true},
 		{Namespace: "eu", Name: "down", Labels: prod, Ready: true, Down: true},
 	}
+	for i := range members {
+		members[i].Type = fleet.TypeSveltos
+	}
+	members = append(members,
+		fleet.Member{Type: fleet.TypeKarmada, Namespace: "karmada-es-a", Name: "a", Labels: map[string]string{"env": "both"}, Ready: true},
+		fleet.Member{Type: fleet.TypeKarmada, Namespace: "karmada-es-new", Name: "new"},
+		fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "both", Labels: map[string]string{"env": "both"}, Ready: true},
+	)
+	both := metav1.LabelSelector{MatchLabels: map[string]string{"env": "both"}}
 	selector := metav1.LabelSelector{MatchLabels: prod}
 	tests := map[string]struct {
 		spec      configv1beta1.ProfileSpec
@@ -49,6 +58,22 @@ func TestMembers(t *testing.T) {
 			want: []string{"eu/a", "eu/down", "eu/test", "us/b"},
 		},
 		"a ref to another kind is no member": {spec: configv1beta1.ProfileSpec{ClusterRefs: []corev1.ObjectReference{{Kind: "Cluster", Namespace: "eu", Name: "a"}}}},
+		"a ref to a Cluster of Cluster API is no member": {
+			spec: configv1beta1.ProfileSpec{ClusterRefs: []corev1.ObjectReference{{APIVersion: "cluster.x-k8s.io/v1beta1", Kind: "Cluster", Namespace: "eu", Name: "a"}}},
+		},
+		"a ref to a Cluster has no namespace": {
+			spec: configv1beta1.ProfileSpec{ClusterRefs: []corev1.ObjectReference{{APIVersion: "cluster.karmada.io/v1alpha1", Kind: "Cluster", Name: "new"}}},
+			want: []string{"karmada-es-new/new"},
+		},
+		"a SveltosCluster is of no other group": {
+			spec: configv1beta1.ProfileSpec{ClusterRefs: []corev1.ObjectReference{{APIVersion: "cluster.karmada.io/v1alpha1", Kind: "SveltosCluster", Namespace: "eu", Name: "a"}}},
+		},
+		"a selector matches both kinds":           {spec: configv1beta1.ProfileSpec{ClusterSelector: both}, want: []string{"eu/both", "karmada-es-a/a"}},
+		"a Profile sees the Cluster of its space": {spec: configv1beta1.ProfileSpec{ClusterSelector: both}, namespace: "karmada-es-a", want: []string{"karmada-es-a/a"}},
+		"a Profile sees no other Cluster": {
+			spec:      configv1beta1.ProfileSpec{ClusterRefs: []corev1.ObjectReference{{APIVersion: "cluster.karmada.io/v1alpha1", Kind: "Cluster", Name: "new"}}},
+			namespace: "eu",
+		},
 		"a broken selector is an error": {
 			spec:    configv1beta1.ProfileSpec{ClusterSelector: metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "env", Operator: "Near"}}}},
 			wantErr: "spec.clusterSelector",
@@ -75,6 +100,26 @@ func TestMembers(t *testing.T) {
 				t.Errorf("Members() (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestRefs(t *testing.T) {
+	t.Parallel()
+	got := match.Refs([]fleet.Member{
+		{Type: fleet.TypeSveltos, Namespace: "eu", Name: "a"}, {Type: fleet.TypeKarmada, Namespace: "karmada-es-a", Name: "a"},
+	})
+	want := []corev1.ObjectReference{
+		{APIVersion: "lib.projectsveltos.io/v1beta1", Kind: "SveltosCluster", Namespace: "eu", Name: "a"},
+		{APIVersion: "cluster.karmada.io/v1alpha1", Kind: "Cluster", Name: "a"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Refs() (-want +got):\n%s", diff)
+	}
+	got = append(got, []corev1.ObjectReference{
+		{Name: "a"}, {Kind: "Cluster", Name: "a"}, {Kind: "Cluster", APIVersion: "cluster.x-k8s.io/v1beta1", Name: "a"}, {Kind: "SveltosCluster", Name: "a"}, {Kind: "Other", Name: "a"},
+	}...)
+	if diff := cmp.Diff([]string{"spec.clusterRefs[3].kind", "spec.clusterRefs[4].kind", "spec.clusterRefs[6].kind"}, match.UnsupportedRefs(configv1beta1.ProfileSpec{ClusterRefs: got})); diff != "" {
+		t.Errorf("UnsupportedRefs() (-want +got):\n%s", diff)
 	}
 }
 
@@ -105,6 +150,9 @@ func TestSummaryNames(t *testing.T) {
 		if len(got) > 253 {
 			t.Errorf("name of %d bytes: %s", len(got), got)
 		}
+	}
+	if got, want := match.SummaryName("ClusterProfile", "p", fleet.Member{Type: fleet.TypeKarmada, Namespace: "karmada-es-c", Name: "c"}), "p-karmada-c"; got != want {
+		t.Errorf("SummaryName() of a Cluster = %q, want %q", got, want)
 	}
 	if a, b := match.LabelValue(long), match.LabelValue(long+"y"); len(a) > 63 || a == b || match.LabelValue("short") != "short" {
 		t.Errorf("LabelValue() = %q and %q", a, b)

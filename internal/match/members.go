@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 )
 
@@ -22,10 +21,11 @@ func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.
 	if err != nil {
 		return nil, err
 	}
-	named := map[string]bool{}
+	named := map[fleet.ID]bool{}
 	for _, ref := range spec.ClusterRefs {
-		if ref.Kind == "" || ref.Kind == libv1beta1.SveltosClusterKind {
-			named[cmp.Or(ref.Namespace, namespace)+"/"+ref.Name] = true
+		ref.Namespace = cmp.Or(ref.Namespace, namespace)
+		if id, ok := fleet.Named(ref); ok {
+			named[id] = true
 		}
 	}
 	var matching []fleet.Member
@@ -33,12 +33,12 @@ func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.
 		if m.Deleting || (namespace != "" && m.Namespace != namespace) {
 			continue
 		}
-		if named[m.Key()] || (m.Ready && selector.Matches(labels.Set(m.Labels))) {
+		if named[m.ID()] || (m.Ready && selector.Matches(labels.Set(m.Labels))) {
 			matching = append(matching, m)
 		}
 	}
 	slices.SortFunc(matching, func(a, b fleet.Member) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Type, b.Type))
 	})
 	return matching, nil
 }
@@ -59,9 +59,7 @@ func selectorOf(selector metav1.LabelSelector) (labels.Selector, error) {
 func Refs(members []fleet.Member) []corev1.ObjectReference {
 	refs := make([]corev1.ObjectReference, 0, len(members))
 	for _, m := range members {
-		refs = append(refs, corev1.ObjectReference{
-			APIVersion: libv1beta1.GroupVersion.String(), Kind: libv1beta1.SveltosClusterKind, Namespace: m.Namespace, Name: m.Name,
-		})
+		refs = append(refs, fleet.Reference(m))
 	}
 	return refs
 }
@@ -70,9 +68,15 @@ func Refs(members []fleet.Member) []corev1.ObjectReference {
 func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	var fields []string
 	for i, ref := range spec.ClusterRefs {
-		if ref.Kind != "" && ref.Kind != libv1beta1.SveltosClusterKind {
+		if _, ok := fleet.Named(ref); !ok {
 			fields = append(fields, fmt.Sprintf("spec.clusterRefs[%d].kind", i))
 		}
 	}
 	return fields
+}
+
+// Target names the member that summary is about.
+func Target(summary *configv1beta1.ClusterSummary) fleet.ID {
+	spec := summary.Spec
+	return fleet.ID{Type: fleet.Type(spec.ClusterType), Namespace: spec.ClusterNamespace, Name: spec.ClusterName}
 }

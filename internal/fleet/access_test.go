@@ -1,0 +1,267 @@
+package fleet_test
+
+import (
+	"crypto/tls"
+	"encoding/pem"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// access is a member by the name of the test, whose Secret is on a hub that is shared.
+type access struct {
+	testing.TB
+	hub     client.Client
+	clients *fleet.Clients
+	secret  *corev1.Secret
+	member  fleet.Member
+}
+
+func newAccess(t *testing.T, server string) *access {
+	t.Helper()
+	plane := localkube.Shared(t)
+	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &access{TB: t, hub: hub, clients: fleet.NewClients(hub, plane.Config), secret: &corev1.Secret{}}
+	a.secret.Namespace, a.secret.Name = plane.Namespace(t, "access"), "one"
+	a.member = fleet.Member{
+		Type: fleet.TypeKarmada, Namespace: "karmada-es-one", Name: "one", Mode: fleet.Push,
+		Access: &fleet.Access{Server: server, Secret: client.ObjectKeyFromObject(a.secret)},
+	}
+	return a
+}
+
+// has writes the Secret with these keys and values.
+func (a *access) has(pairs ...string) {
+	a.Helper()
+	a.secret.Data = map[string][]byte{}
+	for i := 0; i < len(pairs); i += 2 {
+		a.secret.Data[pairs[i]] = []byte(pairs[i+1])
+	}
+	write := a.hub.Update
+	if a.secret.UID == "" {
+		if err := a.hub.Create(a.Context(), a.secret); err != nil {
+			a.Fatal(err)
+		}
+		return
+	}
+	if err := write(a.Context(), a.secret); err != nil {
+		a.Fatal(err)
+	}
+}
+
+func (a *access) wantError(text string) {
+	a.Helper()
+	config, err := a.clients.Config(a.Context(), a.member)
+	if config != nil || err == nil || !strings.Contains(err.Error(), text) {
+		a.Errorf("Config() = %v, %v, want an error with %q", config, err, text)
+	}
+}
+
+func (a *access) config() *rest.Config {
+	a.Helper()
+	config, err := a.clients.Config(a.Context(), a.member)
+	if err != nil {
+		a.Fatal(err)
+	}
+	return config
+}
+
+// ask asks the member for anything and returns the answer.
+func (a *access) ask() (string, error) {
+	a.Helper()
+	config := a.config()
+	dialled, err := rest.HTTPClientFor(config)
+	if err != nil {
+		a.Fatal(err)
+	}
+	request, err := http.NewRequestWithContext(a.Context(), http.MethodGet, config.Host+"/version", nil)
+	if err != nil {
+		a.Fatal(err)
+	}
+	response, err := dialled.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return string(body), err
+}
+
+func TestAccessNamesTheFieldThatIsWrong(t *testing.T) {
+	t.Parallel()
+	a := newAccess(t, "https://127.0.0.1:1")
+	of := a.member.Access
+	a.wantError(`connect to karmada-es-one/one: read spec.secretRef: secrets "one" not found`)
+	a.has("other", "x")
+	a.wantError(`spec.secretRef: secret ` + of.Secret.String() + ` has no key "token"`)
+	a.has("token", "t")
+	a.wantError(`has no key "caBundle"`)
+	a.has("token", "t", "caBundle", "nonsense")
+	a.wantError(`key "caBundle" of secret ` + of.Secret.String() + `: `)
+	a.member.Access = &fleet.Access{Server: of.Server, Secret: of.Secret, Insecure: true, ProxyURL: "ftp://user:secret@h"}
+	a.wantError("spec.proxyURL: it is not an http://, https:// or socks5:// address")
+	for server, text := range map[string]string{"": "names no host", "http://h": "over TLS only", "https://user:secret@h": "nothing else"} {
+		a.member.Access = &fleet.Access{Server: server, Secret: of.Secret, Insecure: true}
+		a.wantError("spec.apiEndpoint: ")
+		a.wantError(text)
+	}
+	a.member.Access = &fleet.Access{Server: of.Server}
+	a.wantError("spec.secretRef is missing")
+}
+
+func TestReplacedTokenIsUsedAtOnce(t *testing.T) {
+	t.Parallel()
+	server := newMember(t)
+	a := newAccess(t, server.URL)
+	if got, want := a.member.CredentialsSecret(), a.member.Access.Secret.String(); got != want {
+		t.Errorf("CredentialsSecret() = %q, want %q", got, want)
+	}
+	a.has("token", "old\n", "caBundle", authorityOf(server))
+	first := a.config()
+	if again := a.config(); again != first {
+		t.Errorf("Config() again = %p, want the same config %p", again, first)
+	}
+	if got, err := a.ask(); got != "Bearer old" || err != nil {
+		t.Errorf("the member saw %q, %v", got, err)
+	}
+	a.has("token", "new", "caBundle", authorityOf(server))
+	if got, err := a.ask(); got != "Bearer new" || err != nil {
+		t.Errorf("the member saw %q, %v", got, err)
+	}
+	second := a.config()
+	moved := *a.member.Access
+	moved.ProxyURL = "http://127.0.0.1:1"
+	a.member.Access = &moved
+	if third := a.config(); third == second {
+		t.Error("Config() is the same with another proxy")
+	}
+	a.clients.Forget(a.member.Key())
+	if fourth := a.config(); fourth == second {
+		t.Error("Config() is the same after it was forgotten")
+	}
+}
+
+func TestTrustIsWhatTheClusterSays(t *testing.T) {
+	t.Parallel()
+	server, other := newMember(t), localkube.Shared(t)
+	a := newAccess(t, server.URL)
+	a.has("token", "t", "caBundle", string(other.Config.CAData))
+	if _, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a server of another authority: error = %v", err)
+	}
+	insecure := *a.member.Access
+	insecure.Insecure = true
+	a.member.Access = &insecure
+	if got, err := a.ask(); got != "Bearer t" || err != nil {
+		t.Errorf("unchecked, the member saw %q, %v", got, err)
+	}
+}
+
+func TestProxyGetsItsHeaders(t *testing.T) {
+	t.Parallel()
+	server, proxy := newMember(t), newProxy(t)
+	a := newAccess(t, server.URL)
+	a.has("token", "t", "caBundle", authorityOf(server))
+	a.member.Access = &fleet.Access{
+		Server: server.URL, Secret: a.member.Access.Secret, ProxyURL: strings.Replace(proxy.URL, "http://", "http://user:secret@", 1),
+		ProxyHeader: map[string]string{"X-Route": "a, b", "X-Other": "c"},
+	}
+	if got, err := a.ask(); got != "Bearer t" || err != nil {
+		t.Fatalf("the member saw %q, %v", got, err)
+	}
+	seen := proxy.last()
+	if strings.Join(seen.Values("X-Route"), "|") != "a|b" || seen.Get("X-Other") != "c" || seen.Get("Proxy-Authorization") == "" || seen.Get("Authorization") != "" {
+		t.Errorf("the proxy saw %v", seen)
+	}
+	// A copy, as every client makes one, goes the same way.
+	limited := rest.CopyConfig(a.config())
+	limited.UserAgent = "another"
+	if _, err := rest.HTTPClientFor(limited); err != nil {
+		t.Error(err)
+	}
+	// The certificate is checked behind a proxy, too.
+	a.has("token", "t", "caBundle", string(localkube.Shared(t).Config.CAData))
+	if _, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a server of another authority: error = %v", err)
+	}
+}
+
+// newMember is an API server that answers with the authorization it was given.
+func newMember(t *testing.T) *httptest.Server {
+	t.Helper()
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Header.Get("Authorization"))
+	}))
+	server.EnableHTTP2 = true
+	server.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server
+}
+
+func authorityOf(server *httptest.Server) string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+}
+
+// proxy carries connections, and remembers what it was asked with last.
+type proxy struct {
+	*httptest.Server
+	mu     sync.Mutex // guards header
+	header http.Header
+}
+
+func newProxy(t *testing.T) *proxy {
+	t.Helper()
+	p := &proxy{}
+	p.Server = httptest.NewServer(http.HandlerFunc(p.carry))
+	t.Cleanup(p.Close)
+	return p
+}
+
+func (p *proxy) last() http.Header {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.header
+}
+
+func (p *proxy) carry(w http.ResponseWriter, r *http.Request) {
+	p.mu.Lock()
+	p.header = r.Header.Clone()
+	p.mu.Unlock()
+	if r.Method != http.MethodConnect {
+		http.Error(w, "only CONNECT", http.StatusMethodNotAllowed)
+		return
+	}
+	far, err := (&net.Dialer{}).DialContext(r.Context(), "tcp", r.Host)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer far.Close()
+	near, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer near.Close()
+	_, _ = near.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n"))
+	go func() {
+		_, _ = io.Copy(far, buffered)
+		_ = far.Close()
+	}()
+	_, _ = io.Copy(near, far)
+}
