@@ -1,0 +1,83 @@
+package karmada
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+)
+
+// ReleaseSpace lets go of what holds the execution space of a cluster up, without any of it being withdrawn from the cluster: it takes the
+// finalizers off its Works and ClusterSummaries, and deletes the Works. hub must read from the API server. It can be repeated.
+func ReleaseSpace(ctx context.Context, hub client.Client, cluster string) error {
+	space := fleet.ExecutionSpace(cluster)
+	works := &workv1alpha1.WorkList{}
+	if err := hub.List(ctx, works, client.InNamespace(space)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("list the Works of cluster %s: %w", cluster, err)
+	}
+	var errs []error
+	for i := range works.Items {
+		errs = append(errs, release(ctx, hub, &works.Items[i], workv1alpha1.ExecutionFinalizer))
+	}
+	summaries := &configv1beta1.ClusterSummaryList{}
+	if err := hub.List(ctx, summaries, client.InNamespace(space)); client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err) {
+		return errors.Join(append(errs, fmt.Errorf("list the ClusterSummaries of cluster %s: %w", cluster, err))...)
+	}
+	for i := range summaries.Items {
+		errs = append(errs, release(ctx, hub, &summaries.Items[i], configv1beta1.ClusterSummaryFinalizer))
+	}
+	return errors.Join(errs...)
+}
+
+// release deletes obj and takes a finalizer off it.
+func release(ctx context.Context, hub client.Client, obj client.Object, finalizer string) error {
+	uid := obj.GetUID()
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := hub.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetUID() != uid {
+			return client.IgnoreNotFound(err)
+		}
+		if obj.GetDeletionTimestamp().IsZero() {
+			if err := hub.Delete(ctx, obj, client.Preconditions{UID: &uid}); err != nil {
+				return client.IgnoreNotFound(err)
+			}
+			if err := hub.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+				return client.IgnoreNotFound(err)
+			}
+		}
+		before := obj.DeepCopyObject().(client.Object)
+		if !controllerutil.RemoveFinalizer(obj, finalizer) {
+			return nil
+		}
+		patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+		return client.IgnoreNotFound(hub.Patch(ctx, obj, patch, client.FieldOwner(kube.FieldManager)))
+	})
+	if err != nil {
+		return fmt.Errorf("let go of %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
+	}
+	return nil
+}
+
+// free ends a removal that no hub ends.
+func (d *deletion) free(ctx context.Context) error {
+	name := d.cluster.Name
+	if err := ReleaseSpace(ctx, d.hub, name); err != nil {
+		return err
+	}
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(name)}}
+	if err := d.hub.Delete(ctx, space); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete namespace %s: %w", space.Name, err)
+	}
+	return release(ctx, d.hub, d.cluster, clusterv1alpha1.ClusterFinalizer)
+}

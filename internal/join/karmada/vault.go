@@ -1,0 +1,138 @@
+package karmada
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// vault keeps the credentials of one registration on the hub.
+type vault struct {
+	hub                         client.Client
+	namespace, cluster, attempt string
+	undo                        []func(context.Context) error
+}
+
+// contents are what one Secret is to hold.
+type contents struct {
+	name string
+	data map[string][]byte
+}
+
+// errForeignSecret says that a Secret which a registration would make exists and belongs to someone else.
+var errForeignSecret = errors.New("exists and was not made by a registration; choose another cluster name or --cluster-namespace")
+
+// keep writes a Secret before the Cluster exists. One of a Cluster that exists is refused, one that a former registration left is refreshed.
+func (v *vault) keep(ctx context.Context, want contents) error {
+	return v.write(ctx, want, nil)
+}
+
+// own writes a Secret that goes with cluster.
+func (v *vault) own(ctx context.Context, want contents, cluster *clusterv1alpha1.Cluster) error {
+	return v.write(ctx, want, cluster)
+}
+
+func (v *vault) write(ctx context.Context, want contents, owner *clusterv1alpha1.Cluster) error {
+	err := retry.OnError(retry.DefaultBackoff, changedMeanwhile, func() error {
+		secret := systemSecret(v.namespace, want.name)
+		err := v.hub.Get(ctx, client.ObjectKeyFromObject(secret), secret)
+		if client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		found := err == nil
+		if found {
+			if err := v.check(ctx, secret, owner); err != nil {
+				return err
+			}
+		}
+		before := secret.DeepCopy()
+		secret.Data = maps.Clone(want.data)
+		metav1.SetMetaDataAnnotation(&secret.ObjectMeta, attemptAnnotation, v.attempt)
+		secret.OwnerReferences = nil
+		if owner != nil {
+			secret.OwnerReferences = []metav1.OwnerReference{*ownerOf(owner)}
+		}
+		// Noted before the request, since a request that was cut off may have done its work.
+		v.undo = append(v.undo, func(ctx context.Context) error { return v.takeBack(ctx, before, found) })
+		if !found {
+			return v.hub.Create(ctx, secret, client.FieldOwner(kube.FieldManager))
+		}
+		return v.hub.Update(ctx, secret, client.FieldOwner(kube.FieldManager))
+	})
+	if err != nil && !errors.Is(err, ErrTaken) {
+		return fmt.Errorf("write Secret %s/%s on the control plane: %w", v.namespace, want.name, err)
+	}
+	return err
+}
+
+// changedMeanwhile says whether someone else was faster, so that looking again helps.
+func changedMeanwhile(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}
+
+// check refuses a Secret that somebody else made, and one of another Cluster than owner.
+func (v *vault) check(ctx context.Context, live *corev1.Secret, owner *clusterv1alpha1.Cluster) error {
+	if live.Labels[clusterv1alpha1.SystemLabel] != "true" {
+		return fmt.Errorf("it %w", errForeignSecret)
+	}
+	holder := metav1.GetControllerOf(live)
+	if holder == nil || owner != nil && holder.UID == owner.UID {
+		return nil
+	}
+	cluster := &clusterv1alpha1.Cluster{}
+	err := v.hub.Get(ctx, client.ObjectKey{Name: holder.Name}, cluster)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if err == nil && cluster.UID == holder.UID {
+		return Taken{ID: cluster.Spec.ID, Name: v.cluster}
+	}
+	// The garbage collector may be at it already, and must not get ours.
+	err = v.hub.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	return apierrors.NewConflict(corev1.Resource("secrets"), live.Name, errors.New("it was one of a cluster that is gone"))
+}
+
+// takeBack makes a Secret what it was before this run wrote it, or deletes it if there was none. It leaves alone one that another run has
+// written since.
+func (v *vault) takeBack(ctx context.Context, before *corev1.Secret, existed bool) error {
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		live := &corev1.Secret{}
+		if err := v.hub.Get(ctx, client.ObjectKeyFromObject(before), live); err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		if live.Annotations[attemptAnnotation] != v.attempt {
+			return nil
+		}
+		if !existed {
+			return client.IgnoreNotFound(v.hub.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}))
+		}
+		live.Data, live.Annotations, live.OwnerReferences = before.Data, before.Annotations, before.OwnerReferences
+		return client.IgnoreNotFound(v.hub.Update(ctx, live, client.FieldOwner(kube.FieldManager)))
+	})
+	if err != nil {
+		return fmt.Errorf("take back Secret %s/%s on the control plane: %w", before.Namespace, before.Name, err)
+	}
+	return nil
+}
+
+// rollBack takes everything back, the newest first.
+func (v *vault) rollBack(ctx context.Context) error {
+	var errs []error
+	for i := len(v.undo) - 1; i >= 0; i-- {
+		errs = append(errs, v.undo[i](ctx))
+	}
+	return errors.Join(errs...)
+}
