@@ -50,6 +50,8 @@ type Item struct {
 	Sensitive             bool `json:"sensitive,omitempty"`
 	SkipNamespaceCreation bool `json:"skipNamespaceCreation,omitempty"`
 	Force                 bool `json:"force,omitempty"` // delete and create again when an immutable field changed
+	// Overwrite takes over, in a guarded bundle, what is there and is not managed.
+	Overwrite bool `json:"overwrite,omitempty"`
 }
 
 // Reference is the hub object that an item was read from.
@@ -77,6 +79,9 @@ type Options struct {
 	ContinueOnError    bool `json:"continueOnError,omitempty"`
 	// Heal puts back what others changed or deleted, without a new delivery.
 	Heal bool `json:"heal,omitempty"`
+	// Guarded leaves alone what is on the member and was not made from this bundle: such an object is an error, unless its item says
+	// Overwrite. The content carries the marks of the Work it comes from; they say what is managed, too.
+	Guarded bool `json:"guarded,omitempty"`
 }
 
 // Withdrawal asks to take everything that ID put on a member away again.

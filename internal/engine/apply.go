@@ -83,6 +83,9 @@ func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 		uid = v.seen.uid
 	}
 	now, err := p.request(ctx, v, uid)
+	if apierrors.IsConflict(err) && uid != "" && v.guarded && !v.overwrite {
+		return nil, errReplaced
+	}
 	if apierrors.IsConflict(err) && uid != "" {
 		// Somebody deleted or replaced it since we looked. What we make now has another UID than the record says.
 		if err := p.blank(ctx, v); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
 )
@@ -20,10 +21,15 @@ type conflictError struct {
 	owner string
 	// rival is the requestor that deploys the object for the same profile, "" if another profile does.
 	rival string
+	// text says it otherwise than the Sveltos surface does.
+	text string
 }
 
-// Error is the sentence that the Sveltos surface promises.
+// Error is the sentence that the Sveltos surface promises, or the conflict's own.
 func (e *conflictError) Error() string {
+	if e.text != "" {
+		return e.text
+	}
 	where := e.ref.Name
 	if e.ref.Namespace != "" {
 		where = e.ref.Namespace + "/" + e.ref.Name
@@ -58,9 +64,13 @@ type verdict struct {
 // asker is who wants a target, and why now.
 type asker struct {
 	id     bundle.ID
+	domain domain
 	owner  bundle.Owner
 	motive motive
 }
+
+// sign is in the marks of what the asker has.
+func (a asker) sign() string { return a.domain.sign(a.id) }
 
 // motive is why a pass runs.
 type motive int
@@ -83,20 +93,17 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 	}
 	v.adopt = seen.adopted()
 	switch {
-	case seen.requestor() == who.id.String():
+	case seen.signature() == who.sign():
 		if t.marks.on(seen) && undrifted(seen, had) {
 			v.verb = keep
 		}
+	case t.guarded:
+		return guard(v, had, who)
 	case !seen.marked():
 		// What is in our record under this UID is ours, even if somebody took the marks off.
 		v.adopt = had.UID != seen.uid
-	case rivals(t, seen, who):
-		// A pass that was cut off may go on, but not take back what was delivered to the rival since.
-		if who.motive != delivered && (had.Claim == "" || had.Claim != seen.version) {
-			v.verb, v.err = refuse, contested(t, who.owner, seen.requestor())
-			return v
-		}
-		v.claim = seen.version
+	case rivals(t, seen, who), elsewhere(seen, who):
+		return takeOver(v, had, who)
 	default:
 		if owner, ok := incumbent(t, seen, who.owner); ok {
 			v.verb, v.err = refuse, &conflictError{ref: t.ref, owner: owner}
@@ -110,7 +117,9 @@ func hindrance(t *target, seen *live, had held, who asker) error {
 	switch {
 	case t.resource == (kube.Resource{}):
 		return errUnknownKind
-	case had.Rival != "" && who.motive == healing && (seen == nil || seen.requestor() != who.id.String()):
+	case seen != nil && seen.domain().hub != "" && seen.domain().hub != who.domain.hub:
+		return foreign(t, seen)
+	case had.Rival != "" && who.motive == healing && (seen == nil || seen.signature() != who.sign()):
 		// It was taken over, whatever became of it then: only who delivers for this requestor can know that it is wanted again.
 		return contested(t, who.owner, had.Rival)
 	case seen != nil && seen.deleting:
@@ -150,7 +159,11 @@ func rivals(t *target, seen *live, who asker) bool {
 
 // contested is the conflict with rival over t.
 func contested(t *target, owner bundle.Owner, rival string) error {
-	return &conflictError{ref: t.ref, owner: fmt.Sprintf("%s %s (for %s)", owner.Kind, owner.Name, rival), rival: rival}
+	err := &conflictError{ref: t.ref, owner: fmt.Sprintf("%s %s (for %s)", owner.Kind, owner.Name, rival), rival: rival}
+	if t.guarded {
+		err.text = fmt.Sprintf("%s was taken over for %s", t.ref, rival)
+	}
+	return err
 }
 
 // incumbent says who keeps an object that is marked as deployed by another bundle: its owner, unless ours goes first. The lower tier
@@ -182,16 +195,18 @@ const (
 )
 
 // condemn decides what happens to an object of the record that is no longer wanted. The reason says why it is left alone.
-func condemn(had held, seen *live, id bundle.ID) (fate, string) {
+func condemn(had held, seen *live, id bundle.ID, of domain) (fate, string) {
 	switch {
 	case seen == nil:
 		return forget, ""
 	case had.UID != "" && had.UID != seen.uid:
 		return forget, "somebody replaced it"
-	case seen.requestor() != id.String():
+	case seen.signature() != of.sign(id):
 		return forget, "it is no longer marked as deployed for " + id.String()
 	case seen.adopted():
 		return strip, "it existed before"
+	case seen.letGo():
+		return strip, "its label " + workv1alpha1.ManagedLabel + " was taken off"
 	case seen.annotations[kube.AnnotationKeep] == "keep":
 		return strip, "its " + kube.AnnotationKeep + " annotation says keep"
 	case seen.deleting:

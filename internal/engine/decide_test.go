@@ -208,7 +208,7 @@ func TestCondemn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got, reason := condemn(test.had, test.seen, id); got != test.want {
+			if got, reason := condemn(test.had, test.seen, id, domain{}); got != test.want {
 				t.Errorf("fate: got %d (%s), want %d", got, reason, test.want)
 			}
 		})

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -25,6 +26,14 @@ type Options struct {
 	// OnHeal is called after Run has put something back, or tried to, with what it did; and without changes when it finds that a record
 	// was lost, so that the bundle has to be delivered again. It must not block for long.
 	OnHeal func(bundle.ID, bundle.ChangeSet)
+	// Scope and Hub tell what is deployed with this Engine from what others deploy on the same cluster: the uid of the object that declares the
+	// cluster, and that of its hub. Engines of different scope do not see each other's records, and objects of another hub are never touched;
+	// those of another scope of the same hub are taken over by what is delivered. Both are empty on the Sveltos surface.
+	Scope string
+	Hub   string
+	// OnChange is called with each piece of news of an object of a bundle with the option Heal, its status included, while Run runs; often
+	// several times for one change, and for the Engine's own. It must not block.
+	OnChange func(bundle.ID)
 	// Clock stamps reports and paces healing. Default: the real clock.
 	Clock clock.WithTicker
 }
@@ -36,6 +45,9 @@ type Engine struct {
 	store  *store
 	clock  clock.WithTicker
 	onHeal func(bundle.ID, bundle.ChangeSet)
+	// onChange is that of the Options.
+	onChange func(bundle.ID)
+	domain   domain
 
 	// ids is held, one ID at a time, for a whole pass or withdrawal; objects after it, for the same time: bundles that want the
 	// same object see each other's marks.
@@ -57,6 +69,9 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	if opts.OnHeal == nil {
 		opts.OnHeal = func(bundle.ID, bundle.ChangeSet) {}
 	}
+	if opts.OnChange == nil {
+		opts.OnChange = func(bundle.ID) {}
+	}
 	cfg = rest.CopyConfig(cfg)
 	if cfg.RateLimiter == nil && cfg.QPS > 0 {
 		cfg.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(cfg.QPS, max(cfg.Burst, 1))
@@ -64,36 +79,50 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	if cfg.UserAgent == "" {
 		cfg.UserAgent = "towline-engine"
 	}
+	member, core, err := connect(cfg)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		member: member, clock: opts.Clock, onHeal: opts.OnHeal, onChange: opts.OnChange, domain: domain{hub: opts.Hub, scope: opts.Scope},
+		ids: newGate[bundle.ID](), objects: newGate[kube.Ref](), changed: make(chan struct{}, 1),
+	}
+	e.store = &store{
+		domain: e.domain, namespace: opts.Namespace, secrets: core.Secrets(opts.Namespace), namespaces: core.Namespaces(),
+		metadata: member.objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(opts.Namespace),
+		changed:  e.wake, cache: map[bundle.ID]*record{},
+	}
+	return e, nil
+}
+
+// connect makes the clients of the cluster of cfg, over one connection.
+func connect(cfg *rest.Config) (*member, corev1client.CoreV1Interface, error) {
 	client, err := rest.HTTPClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the member: %w", err)
+		return nil, nil, fmt.Errorf("make a client of the member: %w", err)
 	}
 	objects, err := metadata.NewForConfigAndClient(cfg, client)
 	if err != nil {
-		return nil, fmt.Errorf("make a metadata client of the member: %w", err)
+		return nil, nil, fmt.Errorf("make a metadata client of the member: %w", err)
+	}
+	wholes, err := dynamic.NewForConfigAndClient(cfg, client)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a dynamic client of the member: %w", err)
 	}
 	found, err := discovery.NewDiscoveryClientForConfigAndClient(cfg, client)
 	if err != nil {
-		return nil, fmt.Errorf("make a discovery client of the member: %w", err)
+		return nil, nil, fmt.Errorf("make a discovery client of the member: %w", err)
 	}
 	binary := rest.CopyConfig(cfg)
 	binary.ContentType = "application/vnd.kubernetes.protobuf"
 	binary.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	core, err := corev1client.NewForConfigAndClient(binary, client)
 	if err != nil {
-		return nil, fmt.Errorf("make a core client of the member: %w", err)
+		return nil, nil, fmt.Errorf("make a core client of the member: %w", err)
 	}
-	e := &Engine{
-		member: &member{objects: objects, namespaces: core.Namespaces(), raw: found.RESTClient(), served: found, mapper: kube.NewMapper(found)},
-		clock:  opts.Clock, onHeal: opts.OnHeal,
-		ids: newGate[bundle.ID](), objects: newGate[kube.Ref](), changed: make(chan struct{}, 1),
-	}
-	e.store = &store{
-		namespace: opts.Namespace, secrets: core.Secrets(opts.Namespace), namespaces: core.Namespaces(),
-		metadata: objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(opts.Namespace),
-		changed:  e.wake, cache: map[bundle.ID]*record{},
-	}
-	return e, nil
+	return &member{
+		objects: objects, wholes: wholes, namespaces: core.Namespaces(), raw: found.RESTClient(), served: found, mapper: kube.NewMapper(found),
+	}, core, nil
 }
 
 // wake tells Run that the records have changed.

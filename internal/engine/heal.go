@@ -32,12 +32,12 @@ type sighting struct {
 	gone      bool
 	uid       types.UID // empty when gone means "not in the list"
 	state     string
-	requestor string
+	signature string
 	ignored   bool // its drift is not our business, or it is on its way out
 }
 
-// moved says whether an object is no longer as the record of id says it was left.
-func moved(had held, s sighting, id bundle.ID) bool {
+// moved says whether an object is no longer as the record of a bundle says it was left; sign is in the marks of what the bundle has.
+func moved(had held, s sighting, sign string) bool {
 	switch {
 	case had.Rival != "":
 		return false
@@ -45,10 +45,10 @@ func moved(had held, s sighting, id bundle.ID) bool {
 		return s.uid == "" || had.UID == "" || had.UID == s.uid
 	case s.ignored:
 		return false
-	case had.UID != s.uid && s.requestor != id.String():
+	case had.UID != s.uid && s.signature != sign:
 		return false // somebody else's, and it was not ours before
 	}
-	return had.UID != s.uid || had.Fields != s.state || (s.requestor != "" && s.requestor != id.String())
+	return had.UID != s.uid || had.Fields != s.state || (s.signature != "" && s.signature != sign)
 }
 
 // task is why a bundle waits in the queue.
@@ -192,11 +192,15 @@ func (h *healer) taskOf(id bundle.ID) *task {
 	return h.tasks[id]
 }
 
-// see queues the bundles that hold an object, if what a watch saw of it is not how they left it.
+// see tells of the bundles that hold an object, and queues those that left it otherwise than a watch saw it.
 func (h *healer) see(key kube.Ref, s sighting) {
 	for _, rec := range h.engine.store.known() {
 		had, ok := rec.inventory[key]
-		if !ok || !heals(rec) || !moved(had, s, rec.ID) {
+		if !ok {
+			continue
+		}
+		h.engine.onChange(rec.ID)
+		if !heals(rec) || !moved(had, s, h.engine.domain.sign(rec.ID)) {
 			continue
 		}
 		h.mu.Lock()
@@ -321,7 +325,7 @@ func (h *healer) due(rec *record, job *task) (only map[kube.Ref]bool, busy bool)
 	only = map[kube.Ref]bool{}
 	for key, s := range job.moved {
 		had, ok := rec.inventory[key]
-		if !ok || !moved(had, s, rec.ID) {
+		if !ok || !moved(had, s, h.engine.domain.sign(rec.ID)) {
 			continue
 		}
 		if pause := h.pause(fightKey{rec.ID, key}); pause > 0 {

@@ -39,7 +39,7 @@ func marksOf(b bundle.Bundle, item bundle.Item, hash string) marks {
 // markNames lists every annotation that can be a mark, for taking them all off.
 func markNames() []string {
 	return []string{
-		kube.AnnotationHash, kube.AnnotationRequestor, kube.AnnotationAdopted,
+		kube.AnnotationHash, kube.AnnotationRequestor, kube.AnnotationAdopted, kube.AnnotationHub, kube.AnnotationScope,
 		kube.AnnotationOwnerKind, kube.AnnotationOwnerName, kube.AnnotationOwnerTier,
 		kube.AnnotationReferenceKind, kube.AnnotationReferenceNS, kube.AnnotationReferenceName, kube.AnnotationReferenceTier,
 	}

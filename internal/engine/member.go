@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,10 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -39,9 +42,10 @@ const (
 	pollInterval = 50 * time.Millisecond
 )
 
-// member is the API server of one cluster. It moves metadata only, even when it writes: the engine needs no more.
+// member is the API server of one cluster. It moves metadata only, even when it writes: making objects right needs no more.
 type member struct {
 	objects    metadata.Interface
+	wholes     dynamic.Interface // only to report how objects are
 	namespaces corev1client.NamespaceInterface
 	raw        rest.Interface
 	served     discovery.DiscoveryInterface
@@ -156,14 +160,27 @@ func (m *member) delete(ctx context.Context, s spot, uid types.UID) error {
 	return err
 }
 
-// unmark takes our marks off exactly the object with this UID.
-func (m *member) unmark(ctx context.Context, s spot, uid types.UID) error {
-	annotations := map[string]any{}
+// unmark takes our marks, and those of the Work that it came from, off exactly the object that was seen.
+func (m *member) unmark(ctx context.Context, s spot, seen *live) error {
+	labels, annotations := map[string]any{kube.LabelReason: nil}, map[string]any{}
 	for _, name := range markNames() {
 		annotations[name] = nil
 	}
+	if seen.annotations[workv1alpha1.WorkNameAnnotation] != "" {
+		labels[workv1alpha1.ManagedLabel] = nil
+		for name := range seen.labels {
+			if strings.HasPrefix(name, workv1alpha1.GroupName+"/") {
+				labels[name] = nil
+			}
+		}
+		for name := range seen.annotations {
+			if strings.HasPrefix(name, workv1alpha1.GroupName+"/") {
+				annotations[name] = nil
+			}
+		}
+	}
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": uid, "labels": map[string]any{kube.LabelReason: nil}, "annotations": annotations,
+		"uid": seen.uid, "labels": labels, "annotations": annotations,
 	}})
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)

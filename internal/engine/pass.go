@@ -81,6 +81,7 @@ func (p *pass) plan() error {
 	}
 	p.wanted = make(map[kube.Ref]bool, len(targets))
 	for _, t := range targets {
+		p.engine.domain.mark(t.marks.annotations)
 		p.wanted[t.key()] = true
 		if p.only == nil || p.only[t.key()] {
 			p.targets = append(p.targets, t)
@@ -117,7 +118,7 @@ func (p *pass) survey(ctx context.Context) (verdicts []verdict, release func(), 
 // metBefore says whether any target was applied for the bundle's ID already.
 func (p *pass) metBefore(verdicts []verdict) bool {
 	return slices.ContainsFunc(verdicts, func(v verdict) bool {
-		return v.seen != nil && v.seen.requestor() == p.bundle.ID.String() && v.seen.fields != ""
+		return v.seen != nil && v.seen.signature() == p.engine.domain.sign(p.bundle.ID) && v.seen.fields != ""
 	})
 }
 
@@ -151,7 +152,7 @@ func (p *pass) look(ctx context.Context) ([]verdict, error) {
 	if err != nil {
 		return nil, err
 	}
-	who := asker{id: p.bundle.ID, owner: p.bundle.Owner, motive: p.motive}
+	who := asker{id: p.bundle.ID, domain: p.engine.domain, owner: p.bundle.Owner, motive: p.motive}
 	verdicts := make([]verdict, len(p.targets))
 	for i, t := range p.targets {
 		verdicts[i] = decide(t, found[t.key()], p.prior.inventory[t.key()], who)
@@ -177,7 +178,7 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 		if errors.As(v.err, &conflict) {
 			item.Rival = conflict.rival
 		}
-		if v.seen != nil && v.verb != refuse && (v.seen.requestor() == p.bundle.ID.String() || had.UID == v.seen.uid) {
+		if v.seen != nil && v.verb != refuse && (v.seen.signature() == p.engine.domain.sign(p.bundle.ID) || had.UID == v.seen.uid) {
 			item.UID, item.Fields = v.seen.uid, had.Fields
 		}
 		if v.verb == keep {

@@ -36,6 +36,8 @@ type target struct {
 
 	skipNamespaceCreation bool
 	force                 bool
+	guarded               bool // leave alone what is not managed
+	overwrite             bool // but for this object
 }
 
 func (t *target) key() kube.Ref { return t.ref.Key() }
@@ -112,6 +114,7 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 	return &target{
 		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content,
 		skipNamespaceCreation: item.SkipNamespaceCreation, force: force,
+		guarded: b.Options.Guarded, overwrite: item.Overwrite,
 	}, nil
 }
 

@@ -41,7 +41,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, lea
 	var mu sync.Mutex // guards removals
 	for i, item := range items {
 		seen := found[item.Ref.Key()]
-		what, reason := condemn(item, seen, id)
+		what, reason := condemn(item, seen, id, e.domain)
 		if instead, ok := leave[what]; ok {
 			what, reason = instead, ""
 		}
@@ -51,7 +51,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, lea
 			case remove:
 				err = e.member.delete(ctx, spots[i], seen.uid)
 			case strip:
-				err = e.member.unmark(ctx, spots[i], seen.uid)
+				err = e.member.unmark(ctx, spots[i], seen)
 			case forget, await:
 			}
 			mu.Lock()

@@ -19,6 +19,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
 )
@@ -28,6 +29,9 @@ const (
 	labelRecord = "towline.dev/record"
 	// labelRecordOf names the head that a chunk belongs to.
 	labelRecordOf = "towline.dev/record-of"
+
+	// labelRecordScope tells records of different scopes and hubs apart; those of the zero domain have none.
+	labelRecordScope = "towline.dev/record-scope"
 
 	keyHead      = "head"
 	keyContent   = "content"
@@ -46,6 +50,7 @@ var errIncomplete = errors.New("the record is incomplete")
 
 // store keeps the records in Secrets of one namespace. At most one caller per ID saves or deletes at a time.
 type store struct {
+	domain     domain
 	namespace  string
 	secrets    corev1client.SecretInterface
 	metadata   metadata.ResourceInterface // of the same Secrets
@@ -59,7 +64,26 @@ type store struct {
 }
 
 // nameOf returns the name of the head Secret of id.
-func nameOf(id bundle.ID) string { return "towline-record-" + shortHash([]byte(id.String())) }
+func (s *store) nameOf(id bundle.ID) string {
+	return "towline-record-" + shortHash([]byte(s.domain.sign(id)))
+}
+
+// labels returns the labels of a Secret of a record.
+func (s *store) labels(part string) map[string]string {
+	labels := map[string]string{labelRecord: part}
+	if key := s.domain.key(); key != "" {
+		labels[labelRecordScope] = key
+	}
+	return labels
+}
+
+// selector narrows a label selector to the records of the store's domain.
+func (s *store) selector(what string) string {
+	if key := s.domain.key(); key != "" {
+		return what + "," + labelRecordScope + "=" + key
+	}
+	return what + ",!" + labelRecordScope
+}
 
 // shortHash returns 20 lower-case base32 characters: 100 bits.
 func shortHash(raw []byte) string {
@@ -70,7 +94,7 @@ func shortHash(raw []byte) string {
 // load returns the record of id as it is on the member: an empty one without version if there is none. With errIncomplete the record
 // is empty too, but can be saved over what is left.
 func (s *store) load(ctx context.Context, id bundle.ID) (*record, error) {
-	secret, err := s.secrets.Get(ctx, nameOf(id), metav1.GetOptions{})
+	secret, err := s.secrets.Get(ctx, s.nameOf(id), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		s.drop(id)
 		return &record{head: head{ID: id}}, nil
@@ -88,7 +112,7 @@ func (s *store) load(ctx context.Context, id bundle.ID) (*record, error) {
 
 // all returns every record on the member, sorted by ID. Incomplete ones are left out.
 func (s *store) all(ctx context.Context) ([]*record, error) {
-	list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: labelRecord + "=" + keyHead})
+	list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + keyHead)})
 	if err != nil {
 		return nil, fmt.Errorf("list records: %w", err)
 	}
@@ -109,7 +133,7 @@ func (s *store) all(ctx context.Context) ([]*record, error) {
 
 func (s *store) decode(ctx context.Context, secret *corev1.Secret) (*record, error) {
 	rec := &record{version: secret.ResourceVersion, cold: true, inventory: map[kube.Ref]held{}}
-	if err := json.Unmarshal(secret.Data[keyHead], &rec.head); err != nil || nameOf(rec.ID) != secret.Name {
+	if err := json.Unmarshal(secret.Data[keyHead], &rec.head); err != nil || s.nameOf(rec.ID) != secret.Name {
 		return nil, fmt.Errorf("read %s: %w", secret.Name, errIncomplete)
 	}
 	if known := s.cached(rec.ID); known != nil && known.version == rec.version {
@@ -177,7 +201,7 @@ func (s *store) intact(ctx context.Context, rec *record) (bool, error) {
 
 // parts lists the chunks of id that exist, by metadata alone.
 func (s *store) parts(ctx context.Context, id bundle.ID) ([]string, error) {
-	list, err := s.metadata.List(ctx, metav1.ListOptions{LabelSelector: labelRecordOf + "=" + nameOf(id)})
+	list, err := s.metadata.List(ctx, metav1.ListOptions{LabelSelector: labelRecordOf + "=" + s.nameOf(id)})
 	if err != nil {
 		return nil, fmt.Errorf("list parts of the record of %s: %w", id, err)
 	}
@@ -250,10 +274,12 @@ func (s *store) stow(ctx context.Context, id bundle.ID, packed []byte, limit int
 	var out stored
 	immutable := true
 	for chunk := range slices.Chunk(packed, chunkSize) {
+		labels := s.labels(keyChunk)
+		labels[labelRecordOf] = s.nameOf(id)
 		secret := &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{
-				Name:   nameOf(id) + "-" + shortHash(chunk),
-				Labels: map[string]string{labelRecord: keyChunk, labelRecordOf: nameOf(id)},
+				Name:   s.nameOf(id) + "-" + shortHash(chunk),
+				Labels: labels,
 			},
 			Immutable: &immutable,
 			Data:      map[string][]byte{keyChunk: chunk},
@@ -272,13 +298,15 @@ func (s *store) flip(ctx context.Context, rec *record, version string) (string, 
 	if err != nil {
 		return "", fmt.Errorf("encode the record of %s: %w", rec.ID, err)
 	}
+	annotations := map[string]string{kube.AnnotationRequestor: rec.ID.String()}
+	s.domain.mark(annotations)
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:            nameOf(rec.ID),
+			Name:            s.nameOf(rec.ID),
 			Namespace:       s.namespace,
 			ResourceVersion: version,
-			Labels:          map[string]string{labelRecord: keyHead},
-			Annotations:     map[string]string{kube.AnnotationRequestor: rec.ID.String()},
+			Labels:          s.labels(keyHead),
+			Annotations:     annotations,
 		},
 		Data: map[string][]byte{keyHead: raw, keyContent: rec.content.inline, keyInventory: rec.rest.inline},
 	}
@@ -302,6 +330,9 @@ func (s *store) create(ctx context.Context, secret *corev1.Secret) (*corev1.Secr
 		return created, err
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}
+	if s.namespace != kube.AgentNamespace {
+		namespace.Labels = map[string]string{clusterv1alpha1.SystemLabel: "true"}
+	}
 	if _, err := s.namespaces.Create(ctx, namespace, opts); err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("create namespace %s: %w", s.namespace, err)
 	}
@@ -339,7 +370,7 @@ func (s *store) delete(ctx context.Context, rec *record) error {
 		rec = saved
 	}
 	precondition := metav1.Preconditions{ResourceVersion: &rec.version}
-	err := s.secrets.Delete(ctx, nameOf(rec.ID), metav1.DeleteOptions{Preconditions: &precondition})
+	err := s.secrets.Delete(ctx, s.nameOf(rec.ID), metav1.DeleteOptions{Preconditions: &precondition})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the record of %s: %w", rec.ID, err)
 	}

@@ -22,7 +22,7 @@ import (
 // trace returns rec, which has lost its inventory, with everything that was applied for its ID, as its marks say. It costs a list of
 // every kind. With an error it returns what it found until then.
 func (e *Engine) trace(ctx context.Context, rec *record) (*record, error) {
-	found, err := e.member.traces(ctx, rec.ID)
+	found, err := e.member.traces(ctx, rec.ID, e.domain)
 	traced := rec.edit()
 	for _, item := range found {
 		traced.inventory[item.Ref.Key()] = item
@@ -35,7 +35,7 @@ func (e *Engine) trace(ctx context.Context, rec *record) (*record, error) {
 
 // traces lists what was applied for id, in all kinds that the server can list now. Kinds that it cannot are logged and left out: one
 // that is broken for good must not keep everything else from being found.
-func (m *member) traces(ctx context.Context, id bundle.ID) ([]held, error) {
+func (m *member) traces(ctx context.Context, id bundle.ID, of domain) ([]held, error) {
 	served, err := discovery.ServerPreferredResources(m.served)
 	if err != nil {
 		if !discovery.IsGroupDiscoveryFailedError(err) {
@@ -58,7 +58,7 @@ func (m *member) traces(ctx context.Context, id bundle.ID) ([]held, error) {
 				continue
 			}
 			work.Go(func() error {
-				items, err := m.tracesIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), id)
+				items, err := m.tracesIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), mine{id, of})
 				mu.Lock()
 				defer mu.Unlock()
 				found = append(found, items...)
@@ -70,21 +70,21 @@ func (m *member) traces(ctx context.Context, id bundle.ID) ([]held, error) {
 	return found, err
 }
 
-func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, id bundle.ID) ([]held, error) {
+func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, who mine) ([]held, error) {
 	var found []held
-	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + id.Feature, Limit: pageSize}
+	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + who.id.Feature, Limit: pageSize}
 	for {
 		page, err := m.objects.Resource(gvr).List(ctx, opts)
 		if unlistable(err) {
 			log.FromContext(ctx).Info("without a record, not looking at a kind that cannot be listed",
-				logkeys.Bundle, id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
+				logkeys.Bundle, who.id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
 			return found, nil
 		}
 		if err != nil {
 			return found, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
 		}
 		for i := range page.Items {
-			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, id) {
+			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, who) {
 				ref := kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name}
 				found = append(found, held{Ref: ref, UID: obj.UID})
 			}
@@ -96,16 +96,22 @@ func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, 
 	}
 }
 
+// mine is a bundle of one domain.
+type mine struct {
+	id bundle.ID
+	of domain
+}
+
 // unlistable says whether a list failed because of its kind: it may not be listed, or who serves or converts it does not work.
 func unlistable(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err) ||
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
 }
 
-// appliedFor says whether our own apply, of an object of this API group, made obj what it is for id. Marks alone say too little: restores,
+// appliedFor says whether our own apply, of an object of this API group, made obj what it is for a bundle. Marks alone say too little: restores,
 // operators and people copy them. And one object can be served in several groups: it is traced in the one where it was applied.
-func appliedFor(obj *metav1.PartialObjectMetadata, group string, id bundle.ID) bool {
-	if liveOf(obj).requestor() != id.String() || metav1.GetControllerOf(obj) != nil {
+func appliedFor(obj *metav1.PartialObjectMetadata, group string, who mine) bool {
+	if liveOf(obj).signature() != who.of.sign(who.id) || metav1.GetControllerOf(obj) != nil {
 		return false
 	}
 	return slices.ContainsFunc(obj.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {

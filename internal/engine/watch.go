@@ -32,7 +32,7 @@ func (w *watches) follow(ctx context.Context, records []*record) {
 	wanted := map[watched]bool{}
 	seen := map[schema.GroupVersionKind]bool{}
 	for _, rec := range records {
-		if !heals(rec) {
+		if !rec.Options.Heal {
 			continue
 		}
 		for _, item := range rec.inventory {
@@ -102,7 +102,7 @@ func (s *sink) Add(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		seen := liveOf(meta)
 		s.healer.see(s.key(meta), sighting{
-			uid: seen.uid, state: seen.state(), requestor: seen.requestor(), ignored: seen.deleting || ignoresDrift(seen.annotations),
+			uid: seen.uid, state: seen.state(), signature: seen.signature(), ignored: seen.deleting || ignoresDrift(seen.annotations),
 		})
 	}
 	return nil
@@ -131,7 +131,7 @@ func (s *sink) Replace(objects []any, _ string) error {
 		}
 	}
 	for _, rec := range s.healer.engine.store.known() {
-		if !heals(rec) {
+		if !rec.Options.Heal {
 			continue
 		}
 		for key := range rec.inventory {
@@ -151,11 +151,11 @@ func (w *watches) records(ctx context.Context) {
 	api := w.healer.engine.store.metadata
 	lister := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			opts.LabelSelector = labelRecord
+			opts.LabelSelector = w.healer.engine.store.selector(labelRecord)
 			return api.List(ctx, opts)
 		},
 		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-			opts.LabelSelector = labelRecord
+			opts.LabelSelector = w.healer.engine.store.selector(labelRecord)
 			return api.Watch(ctx, opts)
 		},
 	}
@@ -198,7 +198,7 @@ func (s *recordSink) Replace(objects []any, _ string) error {
 // look has the records looked at that need a Secret which is not there.
 func (s *recordSink) look(there func(name string) bool) {
 	for _, rec := range s.healer.engine.store.known() {
-		for _, name := range append(chunksOf(rec), nameOf(rec.ID)) {
+		for _, name := range append(chunksOf(rec), s.healer.engine.store.nameOf(rec.ID)) {
 			if !there(name) {
 				s.healer.miss(rec.ID, settleTime)
 				break

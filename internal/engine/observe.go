@@ -1,0 +1,130 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	kstatus "github.com/fluxcd/cli-utils/pkg/kstatus/status"
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// Health says how an object is.
+type Health string
+
+// The healths of an object. One whose kind has no idea of health is Healthy while it exists.
+const (
+	Healthy   Health = "Healthy"
+	Unhealthy Health = "Unhealthy" // it failed, is not there yet, or is on its way out
+	Unknown   Health = "Unknown"   // it does not exist, or is not the bundle's
+)
+
+// Observation is how one object of a bundle is now.
+type Observation struct {
+	Ref kube.Ref
+	// Resource is the plural name of the kind, "" if the cluster does not know the kind.
+	Resource string
+	// Status is the object's status in JSON; nil if it has none.
+	Status []byte
+	Health Health
+}
+
+// Observe reads how the objects are that the record of id holds, in a fixed order; there are none without a record. It reads them whole,
+// and changes nothing.
+func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, error) {
+	rec, err := e.recorded(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("observe %s: %w", id, err)
+	}
+	items := rec.listed()
+	seen := make([]Observation, len(items))
+	work, ctx := errgroup.WithContext(ctx)
+	work.SetLimit(parallel)
+	for i, item := range items {
+		work.Go(func() error {
+			var err error
+			seen[i], err = e.member.whole(ctx, item)
+			return err
+		})
+	}
+	if err := work.Wait(); err != nil {
+		return nil, fmt.Errorf("observe %s: %w", id, err)
+	}
+	return seen, nil
+}
+
+// recorded returns the record of id as this engine knows it; an empty one if there is none.
+func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*record, error) {
+	if rec := e.store.cached(id); rec != nil {
+		return rec, nil
+	}
+	release, err := e.ids.acquire(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	rec, err := e.store.load(ctx, id)
+	if errors.Is(err, errIncomplete) {
+		return rec, nil
+	}
+	return rec, err
+}
+
+// whole reads one object of a record.
+func (m *member) whole(ctx context.Context, item held) (Observation, error) {
+	seen := Observation{Ref: item.Ref, Health: Unknown}
+	resource, err := m.mapper.AnyVersion(item.Ref.GVK())
+	if meta.IsNoMatchError(err) {
+		return seen, nil
+	}
+	if err != nil {
+		return seen, err
+	}
+	seen.Resource = resource.GVR.Resource
+	if item.UID == "" {
+		return seen, nil
+	}
+	var api dynamic.ResourceInterface = m.wholes.Resource(resource.GVR)
+	if resource.Namespaced {
+		api = m.wholes.Resource(resource.GVR).Namespace(item.Ref.Namespace)
+	}
+	obj, err := api.Get(ctx, item.Ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || (err == nil && obj.GetUID() != item.UID) {
+		return seen, nil
+	}
+	if err != nil {
+		return seen, fmt.Errorf("read %s: %w", item.Ref, err)
+	}
+	seen.Health = healthOf(obj)
+	if status, ok := obj.Object["status"]; ok {
+		if seen.Status, err = json.Marshal(status); err != nil {
+			return seen, fmt.Errorf("encode the status of %s: %w", item.Ref, err)
+		}
+	}
+	return seen, nil
+}
+
+// healthOf judges an object by the rules of its kind, as they are in kstatus.
+func healthOf(obj *unstructured.Unstructured) Health {
+	result, err := kstatus.Compute(obj)
+	if err != nil {
+		return Unknown
+	}
+	switch result.Status {
+	case kstatus.CurrentStatus:
+		return Healthy
+	case kstatus.InProgressStatus, kstatus.FailedStatus, kstatus.TerminatingStatus:
+		return Unhealthy
+	case kstatus.NotFoundStatus, kstatus.UnknownStatus:
+	}
+	return Unknown
+}

@@ -1,0 +1,2 @@
+// Package works has the Works of push Clusters carried out.
+package works

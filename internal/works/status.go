@@ -1,0 +1,158 @@
+package works
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"reflect"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/kube"
+)
+
+// maxStatuses is how many bytes the statuses of a Work's objects may have together, so that the Work stays far below what the API server
+// stores (1.5 MB). What is beyond is left out; the health is always there.
+const maxStatuses = 256 << 10
+
+func applied() metav1.Condition {
+	return metav1.Condition{
+		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionTrue, Reason: workv1alpha1.ReasonAppliedSuccessful,
+		Message: "Manifest has been successfully applied",
+	}
+}
+
+func notApplied(done, all int, err error) metav1.Condition {
+	return metav1.Condition{
+		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonAppliedFailed,
+		Message: fmt.Sprintf("Failed to apply all manifests (%d/%d): %s", done, all, steady(err)),
+	}
+}
+
+func notRemoved(err error) metav1.Condition {
+	return metav1.Condition{
+		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonAppliedFailed,
+		Message: "Failed to remove what was applied: " + steady(err),
+	}
+}
+
+func dispatching() metav1.Condition {
+	return metav1.Condition{
+		Type: workv1alpha1.WorkDispatching, Status: metav1.ConditionTrue, Reason: workv1alpha1.ReasonDispatching,
+		Message: "Work is being dispatched to member clusters.",
+	}
+}
+
+func suspended() metav1.Condition {
+	return metav1.Condition{
+		Type: workv1alpha1.WorkDispatching, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonSuspendDispatching,
+		Message: "Work dispatching is in a suspended state.",
+	}
+}
+
+// steady returns the text of err, the same for the same problem: errors of connections name ports that differ each time.
+func steady(err error) string {
+	if _, ok := errors.AsType[*url.Error](err); ok {
+		return "the cluster does not answer"
+	}
+	return err.Error()
+}
+
+// set puts a condition into a status.
+func (e *Executor) set(status *workv1alpha1.WorkStatus, work *workv1alpha1.Work, condition metav1.Condition) {
+	condition.ObservedGeneration = work.Generation
+	condition.LastTransitionTime = metav1.NewTime(e.Clock.Now())
+	meta.SetStatusCondition(&status.Conditions, condition)
+}
+
+// report writes next as the status of work, if it says anything else.
+func (e *Executor) report(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) error {
+	if sameStatus(&work.Status, next) {
+		return nil
+	}
+	changed := work.DeepCopy()
+	changed.Status = *next
+	patch := client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{})
+	if err := e.Hub.Status().Patch(ctx, changed, patch); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("write the status: %w", err)
+	}
+	return nil
+}
+
+// sameStatus compares two statuses, whatever the JSON of the objects' own looks like.
+func sameStatus(a, b *workv1alpha1.WorkStatus) bool {
+	if !equality.Semantic.DeepEqual(a.Conditions, b.Conditions) || len(a.ManifestStatuses) != len(b.ManifestStatuses) {
+		return false
+	}
+	for i := range a.ManifestStatuses {
+		one, other := a.ManifestStatuses[i], b.ManifestStatuses[i]
+		if one.Identifier != other.Identifier || one.Health != other.Health || !sameJSON(one.Status, other.Status) {
+			return false
+		}
+	}
+	return true
+}
+
+func sameJSON(a, b *runtime.RawExtension) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	var one, other map[string]any
+	if utiljson.Unmarshal(a.Raw, &one) != nil || utiljson.Unmarshal(b.Raw, &other) != nil {
+		return false
+	}
+	return reflect.DeepEqual(one, other)
+}
+
+// manifestStatuses says of each manifest how its object is.
+func manifestStatuses(work *workv1alpha1.Work, seen []engine.Observation) []workv1alpha1.ManifestStatus {
+	byKey := make(map[kube.Ref]engine.Observation, len(seen))
+	for _, one := range seen {
+		byKey[one.Ref.Key()] = one
+	}
+	size := 0
+	var statuses []workv1alpha1.ManifestStatus
+	for i, manifest := range work.Spec.Workload.Manifests {
+		status := workv1alpha1.ManifestStatus{Health: workv1alpha1.ResourceUnknown}
+		status.Identifier.Ordinal = i
+		if obj, err := read(manifest); err == nil {
+			one := observed(kube.RefOf(obj), byKey)
+			status.Identifier = identifier(i, one)
+			status.Health = workv1alpha1.ResourceHealth(one.Health)
+			// A status that is no object cannot be stored.
+			if size += len(one.Status); len(one.Status) > 0 && one.Status[0] == '{' && size <= maxStatuses {
+				status.Status = &runtime.RawExtension{Raw: one.Status}
+			}
+		}
+		statuses = append(statuses, status)
+	}
+	return statuses
+}
+
+// observed finds what was seen of the object of a manifest. The engine has put it into the namespace that its kind wants.
+func observed(ref kube.Ref, byKey map[kube.Ref]engine.Observation) engine.Observation {
+	for _, namespace := range []string{ref.Namespace, metav1.NamespaceDefault, ""} {
+		placed := ref.Key()
+		placed.Namespace = namespace
+		if one, ok := byKey[placed]; ok && (namespace == ref.Namespace || ref.Namespace == "" || namespace == "") {
+			return one
+		}
+	}
+	resource, _ := meta.UnsafeGuessKindToResource(ref.GVK())
+	return engine.Observation{Ref: ref, Resource: resource.Resource, Health: engine.Unknown}
+}
+
+func identifier(ordinal int, one engine.Observation) workv1alpha1.ResourceIdentifier {
+	return workv1alpha1.ResourceIdentifier{
+		Ordinal: ordinal, Group: one.Ref.Group, Version: one.Ref.Version, Kind: one.Ref.Kind, Resource: one.Resource,
+		Namespace: one.Ref.Namespace, Name: one.Ref.Name,
+	}
+}
