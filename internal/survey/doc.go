@@ -1,0 +1,2 @@
+// Package survey asks a cluster how it is: its health, version and APIs, its nodes, and what its pods ask for.
+package survey

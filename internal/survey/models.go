@@ -1,0 +1,63 @@
+package survey
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+)
+
+// DefaultResourceModels returns the grades of a Cluster whose spec names none, which are those of the Karmada surface: grade 0 has less than
+// one CPU and 4 GiB of memory, each further one up to twice as much as the one before it, grade 8 from 128 CPUs and 1024 GiB on.
+func DefaultResourceModels() []clusterv1alpha1.ResourceModel {
+	const gib = 1 << 30
+	cpus := []int64{0, 1, 2, 4, 8, 16, 32, 64, 128, math.MaxInt64}
+	memory := []int64{0, 4 * gib, 16 * gib, 32 * gib, 64 * gib, 128 * gib, 256 * gib, 512 * gib, 1024 * gib, math.MaxInt64}
+	models := make([]clusterv1alpha1.ResourceModel, 0, len(cpus)-1)
+	for grade := range len(cpus) - 1 {
+		models = append(models, clusterv1alpha1.ResourceModel{Grade: uint(grade), Ranges: []clusterv1alpha1.ResourceModelRange{
+			{Name: corev1.ResourceCPU, Min: *resource.NewQuantity(cpus[grade], resource.DecimalSI), Max: *resource.NewQuantity(cpus[grade+1], resource.DecimalSI)},
+			{Name: corev1.ResourceMemory, Min: *resource.NewQuantity(memory[grade], resource.BinarySI), Max: *resource.NewQuantity(memory[grade+1], resource.BinarySI)},
+		}})
+	}
+	return models
+}
+
+// grades is a list of models, sorted by grade.
+type grades []clusterv1alpha1.ResourceModel
+
+// gradesOf sorts models; none means the default ones.
+func gradesOf(models []clusterv1alpha1.ResourceModel) grades {
+	if len(models) == 0 {
+		return DefaultResourceModels()
+	}
+	sorted := slices.Clone(models)
+	slices.SortStableFunc(sorted, func(a, b clusterv1alpha1.ResourceModel) int { return cmp.Compare(a.Grade, b.Grade) })
+	return sorted
+}
+
+// of returns the index of the grade of a node that has so much to offer: of the grades that its resources reach, each for itself, the
+// lowest. It is -1 for a node that does not reach the first one.
+func (g grades) of(offer amounts) int {
+	lowest := len(g) - 1
+	reached := map[corev1.ResourceName]int{}
+	for i, model := range g {
+		for _, within := range model.Ranges {
+			if _, ok := reached[within.Name]; !ok {
+				reached[within.Name] = -1
+			}
+			has := offer.quantity(within.Name)
+			if has.Cmp(within.Min) >= 0 {
+				reached[within.Name] = i
+			}
+		}
+	}
+	for _, i := range reached {
+		lowest = min(lowest, i)
+	}
+	return lowest
+}
