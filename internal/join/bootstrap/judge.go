@@ -17,6 +17,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -60,7 +61,7 @@ func Judge(csr *certificatesv1.CertificateSigningRequest) (p Petition, ours bool
 		return Petition{}, true, oneLine(err)
 	}
 	p.Cluster = strings.TrimPrefix(request.Subject.CommonName, AgentUserPrefix)
-	if err := checkName(p.Cluster); err != nil {
+	if err := karmada.ValidateName(p.Cluster); err != nil {
 		return Petition{}, true, err
 	}
 	if err := p.readRequester(csr); err != nil {
@@ -190,7 +191,7 @@ func (p *Petition) readRequester(csr *certificatesv1.CertificateSigningRequest) 
 	if strings.HasPrefix(user, AgentUserPrefix) {
 		return fmt.Errorf("%s may not have the certificate of the agent of cluster %s", user, p.Cluster)
 	}
-	id, ok := strings.CutPrefix(user, tokenUserPrefix)
+	id, ok := strings.CutPrefix(user, TokenUserPrefix)
 	if !ok || !slices.Contains(groups, tokensGroup) || !regexp.MustCompile(`^`+tokenIDPattern+`$`).MatchString(id) {
 		return fmt.Errorf("%s came with no bootstrap token and is not the agent of cluster %s", user, p.Cluster)
 	}

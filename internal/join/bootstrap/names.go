@@ -1,14 +1,9 @@
 package bootstrap
 
 import (
-	"fmt"
-	"slices"
 	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
-
-	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
 // Names of the Karmada surface.
@@ -19,8 +14,8 @@ const (
 	AgentUserPrefix = "system:karmada:agent:"
 	// DefaultGroup is the group of bootstrap tokens that may ask for a registration.
 	DefaultGroup = "system:bootstrappers:karmada:default-cluster-token"
-	// ReservedName is no name for a Cluster: on other hubs its agent would be the one that may do everything.
-	ReservedName = "rbac-generator"
+	// TokenUserPrefix and the id of a bootstrap token make the user that the API server takes its holder for.
+	TokenUserPrefix = "system:bootstrap:"
 	// Signer is who signs the certificates of agents.
 	Signer = certificatesv1.KubeAPIServerClientSignerName
 )
@@ -28,8 +23,6 @@ const (
 const (
 	// clusterGroupPrefix and the name of a Cluster make the group of the tokens that are for that Cluster only.
 	clusterGroupPrefix = "system:bootstrappers:karmada:cluster:"
-	// tokenUserPrefix and the id of a bootstrap token make the user that the API server takes its holder for.
-	tokenUserPrefix = "system:bootstrap:"
 	// tokensGroup is the group of everybody who comes with a bootstrap token.
 	tokensGroup = "system:bootstrappers"
 )
@@ -51,20 +44,4 @@ func OnlyFor(groups []string) (cluster string, ok bool) {
 		cluster, ok = name, true
 	}
 	return cluster, ok
-}
-
-// checkName says what is wrong with the name of a Cluster.
-func checkName(name string) error {
-	if name == ReservedName {
-		return fmt.Errorf("the name %q is reserved", name)
-	}
-	reasons := validation.IsDNS1123Label(name)
-	if len(name) > clusterv1alpha1.MaxClusterName {
-		reasons = append(reasons, validation.MaxLenError(clusterv1alpha1.MaxClusterName))
-	}
-	if len(reasons) > 0 {
-		slices.Sort(reasons)
-		return fmt.Errorf("the cluster name %q is invalid: %s", name, strings.Join(reasons, "; "))
-	}
-	return nil
 }

@@ -7,68 +7,16 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
-
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // pinPrefix names the one kind of pin there is: the SHA-256 of the public key as its certificate has it.
 const pinPrefix = "sha256:"
 
-// ErrNoCA says that a kubeconfig names no certificate authority that could be pinned.
-var ErrNoCA = errors.New("no CA certificates found in kubeconfig")
-
-// Pins returns "sha256:<hex>" of the public key of every certificate authority that the kubeconfig's current context trusts, inline or in a file.
-func Pins(kubeconfig *clientcmdapi.Config) ([]string, error) {
-	cluster, err := currentCluster(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	ca := cluster.CertificateAuthorityData
-	if len(ca) == 0 && cluster.CertificateAuthority != "" {
-		if ca, err = os.ReadFile(cluster.CertificateAuthority); err != nil {
-			return nil, fmt.Errorf("read certificate authority: %w", err)
-		}
-	}
-	if len(ca) == 0 {
-		return nil, ErrNoCA
-	}
-	return PinsOf(ca)
-}
-
-// RegisterLine returns the command that registers a cluster with t at the hub that the kubeconfig's current context leads to, as people type it.
-// program is how they call us, such as "karmadactl". A token for one Cluster alone makes it a command that gives that Cluster a new identity.
-func RegisterLine(program string, kubeconfig *clientcmdapi.Config, t Token) (string, error) {
-	cluster, err := currentCluster(kubeconfig)
-	if err != nil {
-		return "", err
-	}
-	pins, err := Pins(kubeconfig)
-	if err != nil {
-		return "", err
-	}
-	endpoint := strings.TrimSuffix(strings.TrimPrefix(cluster.Server, "https://"), "/")
-	line := fmt.Sprintf("%s register %s --token %s --discovery-token-ca-cert-hash %s", program, endpoint, t, strings.Join(pins, ","))
-	if name, ok := OnlyFor(t.Groups); ok {
-		line += " --cluster-name " + name + " --renew"
-	}
-	return line, nil
-}
-
-func currentCluster(kubeconfig *clientcmdapi.Config) (*clientcmdapi.Cluster, error) {
-	if context := kubeconfig.Contexts[kubeconfig.CurrentContext]; context != nil {
-		if cluster := kubeconfig.Clusters[context.Cluster]; cluster != nil {
-			return cluster, nil
-		}
-	}
-	return nil, errors.New("failed to get default cluster config")
-}
-
-// PinsOf returns "sha256:<hex>" of the public key of every certificate in ca, which is PEM.
-func PinsOf(ca []byte) ([]string, error) {
+// Pins returns "sha256:<hex>" of the public key of every certificate in ca, which is PEM.
+func Pins(ca []byte) ([]string, error) {
 	authorities, err := parseCertificates(ca)
 	if err != nil {
 		return nil, err

@@ -45,7 +45,7 @@ func agentsPolicy() *admission.ValidatingAdmissionPolicyApplyConfiguration {
 				rule(works.Group, works.Version, "works"),
 				rule("coordination.k8s.io", "v1", "leases"))).
 			WithMatchConditions(admission.MatchCondition().WithName("by-an-agent").
-				WithExpression("'" + AgentsGroup + "' in request.userInfo.groups")).
+				WithExpression("'"+AgentsGroup+"' in request.userInfo.groups")).
 			WithValidations(
 				held("clusters", unchanged("object.metadata", "labels", "annotations", "finalizers", "ownerReferences"),
 					"an agent may not change the metadata of its Cluster"),

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -103,7 +104,7 @@ func (o *TokenOptions) complete() error {
 		}
 	}
 	if o.Cluster != "" {
-		if err := checkName(o.Cluster); err != nil {
+		if err := karmada.ValidateName(o.Cluster); err != nil {
 			return err
 		}
 		o.Groups = append(slices.Clone(o.Groups), clusterGroupPrefix+o.Cluster)
