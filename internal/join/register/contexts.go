@@ -1,0 +1,52 @@
+package register
+
+import (
+	"errors"
+	"fmt"
+
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/towline/towline/internal/join/karmada"
+)
+
+// MemberContext returns which context of a kubeconfig leads to a cluster: the explicit one, else the one that is named like the cluster, else
+// the current one. It is "" without an error only if the kubeconfig has no contexts at all and none is asked for. It fails if the context is
+// not there.
+func MemberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, error) {
+	if explicit != "" {
+		if cfg.Contexts[explicit] == nil {
+			return "", fmt.Errorf("the kubeconfig of the cluster has no context %q", explicit)
+		}
+		return explicit, nil
+	}
+	if cluster != "" && cfg.Contexts[cluster] != nil {
+		return cluster, nil
+	}
+	if len(cfg.Contexts) == 0 {
+		return "", nil
+	}
+	if cfg.CurrentContext == "" {
+		return "", fmt.Errorf("the kubeconfig of the cluster has neither a context %q nor a current-context: name the context", cluster)
+	}
+	if cfg.Contexts[cfg.CurrentContext] == nil {
+		return "", fmt.Errorf("the current-context %q of the cluster's kubeconfig is not among its contexts", cfg.CurrentContext)
+	}
+	return cfg.CurrentContext, nil
+}
+
+// DefaultClusterName returns the name that a cluster is registered under if no other is given: that of the cluster entry of the kubeconfig's
+// current-context. It fails if there is none, or if a Cluster cannot have that name.
+func DefaultClusterName(cfg *clientcmdapi.Config) (string, error) {
+	if cfg.CurrentContext == "" {
+		return "", errors.New("the kubeconfig has no current-context to take the cluster's name from: give one with --cluster-name")
+	}
+	current := cfg.Contexts[cfg.CurrentContext]
+	if current == nil {
+		return "", fmt.Errorf("the kubeconfig's current-context %q is not among its contexts: give the cluster's name with --cluster-name", cfg.CurrentContext)
+	}
+	if err := karmada.ValidateName(current.Cluster); err != nil {
+		return "", fmt.Errorf("the cluster entry of the current-context %q cannot be the cluster's name: %w; give another one with --cluster-name",
+			cfg.CurrentContext, err)
+	}
+	return current.Cluster, nil
+}

@@ -1,0 +1,247 @@
+package register
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// The names of what a registration makes on the cluster. They are fixed by the Karmada surface.
+const (
+	// KubeconfigSecret is the Secret with the agent's way to the control plane, under the key KubeconfigKey.
+	KubeconfigSecret = "karmada-kubeconfig"
+	// KubeconfigKey is the key of the kubeconfig in it.
+	KubeconfigKey = "karmada-kubeconfig"
+	// AgentAccount is the agent's ServiceAccount.
+	AgentAccount = "karmada-agent-sa"
+	// AgentRole is the agent's ClusterRole, and the ClusterRoleBinding. All agents of one cluster, each in a namespace of its own, share both.
+	AgentRole = "karmada-agent"
+)
+
+const (
+	// RegistrationLabel on an object of the cluster names the Cluster that a registration made it for.
+	RegistrationLabel = "towline.dev/registration"
+	// attemptAnnotation says which run made an object, so that a run takes back nothing but its own.
+	attemptAnnotation = "towline.dev/registration-attempt"
+	// unfinishedAnnotation on the Secret says that the registration is not through. The next run goes on with what such a one left.
+	unfinishedAnnotation = "towline.dev/registration-unfinished"
+	// certificateAnnotation on the Secret and on the pods names the request that the certificate came from, so that a new one starts them again.
+	certificateAnnotation = "towline.dev/certificate"
+
+	agentLabel     = "app"
+	agentValue     = "karmada-agent"
+	agentContainer = "karmada-agent"
+	secretFlag     = "--karmada-kubeconfig-secret="
+	clusterFlag    = "--cluster-name="
+	hubEntry       = "karmada-apiserver"
+)
+
+// manifest is what the objects of one registration are made from.
+type manifest struct {
+	request Request
+	attempt string
+	// server is the address of the cluster's own API.
+	server string
+	// certificate names the request that the kubeconfig's certificate came from.
+	certificate string
+	kubeconfig  []byte
+}
+
+// kubeconfig returns the agent's way to the control plane.
+func kubeconfig(cluster, endpoint string, ca, cert, key []byte) ([]byte, error) {
+	made := clientcmdapi.NewConfig()
+	name := cluster + "@" + hubEntry
+	made.Clusters[hubEntry] = &clientcmdapi.Cluster{Server: "https://" + endpoint, CertificateAuthorityData: ca}
+	made.AuthInfos[cluster] = &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
+	made.Contexts[name] = &clientcmdapi.Context{Cluster: hubEntry, AuthInfo: cluster}
+	made.CurrentContext = name
+	out, err := clientcmd.Write(*made)
+	if err != nil {
+		return nil, fmt.Errorf("encode the agent's kubeconfig: %w", err)
+	}
+	return out, nil
+}
+
+// namespace is the agent's namespace, as it is made if it is missing.
+func (m manifest) namespace() client.Object {
+	return &corev1.Namespace{ObjectMeta: m.meta("", m.request.Namespace)}
+}
+
+// secret is the Secret with the way to the control plane. It is the first object of a registration, and says that there is one under way.
+func (m manifest) secret() client.Object {
+	secret := &corev1.Secret{
+		ObjectMeta: m.meta(m.request.Namespace, KubeconfigSecret),
+		Type:       corev1.SecretTypeOpaque,
+		Data:       map[string][]byte{KubeconfigKey: m.kubeconfig},
+	}
+	secret.Annotations[certificateAnnotation] = m.certificate
+	// The agent that a new certificate is for works on if this one does not get through.
+	if !m.request.Renew {
+		secret.Annotations[unfinishedAnnotation] = "true"
+	}
+	return secret
+}
+
+func (m manifest) account() client.Object {
+	return &corev1.ServiceAccount{ObjectMeta: m.meta(m.request.Namespace, AgentAccount)}
+}
+
+// role lets the agent do what it is told to do on the cluster, which may be anything.
+func (m manifest) role() client.Object {
+	return &rbacv1.ClusterRole{
+		ObjectMeta: m.shared(AgentRole),
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}},
+			{NonResourceURLs: []string{"*"}, Verbs: []string{"get"}},
+		},
+	}
+}
+
+func (m manifest) binding() *rbacv1.ClusterRoleBinding {
+	return &rbacv1.ClusterRoleBinding{
+		ObjectMeta: m.shared(AgentRole),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: AgentRole},
+		Subjects:   []rbacv1.Subject{subject(m.request.Namespace)},
+	}
+}
+
+func subject(namespace string) rbacv1.Subject {
+	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: AgentAccount}
+}
+
+func (m manifest) deployment() client.Object {
+	labels := map[string]string{agentLabel: agentValue}
+	return &appsv1.Deployment{
+		ObjectMeta: m.meta(m.request.Namespace, DefaultAgentName),
+		Spec: appsv1.DeploymentSpec{
+			Replicas: ptr.To(m.request.Replicas),
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{certificateAnnotation: m.certificate}},
+				Spec: corev1.PodSpec{
+					ServiceAccountName:            AgentAccount,
+					TerminationGracePeriodSeconds: ptr.To(int64(10)),
+					Containers:                    []corev1.Container{m.container()},
+					SecurityContext: &corev1.PodSecurityContext{
+						RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+					},
+					Tolerations: []corev1.Toleration{
+						{Key: "node-role.kubernetes.io/master", Operator: corev1.TolerationOpExists},
+						{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists},
+					},
+				},
+			},
+		},
+	}
+}
+
+func (m manifest) container() corev1.Container {
+	return corev1.Container{
+		Name:    agentContainer,
+		Image:   m.request.Image,
+		Command: append([]string{"/bin/karmada-agent"}, m.arguments()...),
+		Ports: []corev1.ContainerPort{
+			{Name: "metrics", ContainerPort: 8080, Protocol: corev1.ProtocolTCP},
+			{Name: "healthz", ContainerPort: 10357, Protocol: corev1.ProtocolTCP},
+		},
+		LivenessProbe:  probe("/healthz", 15, 20),
+		ReadinessProbe: probe("/readyz", 2, 5),
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
+		},
+		SecurityContext: &corev1.SecurityContext{
+			AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true),
+			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		},
+		// What the agent last said is then the reason that is shown if it ends.
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+	}
+}
+
+func probe(path string, delay, period int32) *corev1.Probe {
+	return &corev1.Probe{
+		ProbeHandler:        corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromString("healthz")}},
+		InitialDelaySeconds: delay, PeriodSeconds: period,
+	}
+}
+
+// arguments are those of the agent; what the request leaves open is left out.
+func (m manifest) arguments() []string {
+	r := m.request
+	controllers := "*"
+	if !r.EnableCertRotation {
+		controllers = "*,-certRotation"
+	}
+	args := []string{secretFlag + r.Namespace + "/" + KubeconfigSecret, clusterFlag + r.ClusterName}
+	for _, given := range []struct{ flag, value string }{
+		{"--cluster-api-endpoint=", m.server},
+		{"--cluster-provider=", r.Provider},
+		{"--cluster-region=", r.Region},
+		{"--cluster-zones=", strings.Join(r.Zones, ",")},
+		{"--proxy-server-address=", r.ProxyServerAddress},
+		{"--controllers=", controllers},
+		{"--leader-elect=", strconv.FormatBool(r.Replicas > 1)},
+		{"--leader-elect-resource-namespace=", r.Namespace},
+		{"--cluster-namespace=", r.ClusterNamespace},
+		{"--cluster-status-update-frequency=", "10s"},
+		{"--metrics-bind-address=", ":8080"},
+		{"--health-probe-bind-address=", "0.0.0.0:10357"},
+		{"--v=", "2"},
+	} {
+		if given.value != "" {
+			args = append(args, given.flag+given.value)
+		}
+	}
+	return args
+}
+
+// meta is the metadata of an object that belongs to this registration alone.
+func (m manifest) meta(namespace, name string) metav1.ObjectMeta {
+	meta := m.shared(name)
+	meta.Namespace = namespace
+	meta.Labels[RegistrationLabel] = m.request.ClusterName
+	return meta
+}
+
+// shared is the metadata of an object that the registrations of other clusters may use, too.
+func (m manifest) shared(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{attemptAnnotation: m.attempt},
+	}
+}
+
+// untyped returns obj as it is written: without a status.
+func untyped(obj client.Object) (*unstructured.Unstructured, error) {
+	gvk, err := apiutil.GVKForObject(obj, kube.Scheme())
+	if err != nil {
+		return nil, fmt.Errorf("prepare the registration: %w", err)
+	}
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		return nil, fmt.Errorf("prepare %s %s: %w", gvk.Kind, obj.GetName(), err)
+	}
+	out := &unstructured.Unstructured{Object: fields}
+	out.SetGroupVersionKind(gvk)
+	unstructured.RemoveNestedField(out.Object, "status")
+	for _, path := range [][]string{{"metadata"}, {"spec", "template", "metadata"}} {
+		unstructured.RemoveNestedField(out.Object, append(path, "creationTimestamp")...)
+	}
+	return out, nil
+}

@@ -1,0 +1,228 @@
+package register
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// DefaultWait is how long an unregistration may take.
+	DefaultWait = time.Minute
+	// cleanShare is the part of that time, and cleanLimit the most of it, which is kept for the cluster when the control plane takes its time.
+	cleanShare = 4
+	cleanLimit = 15 * time.Second
+	// podsLimit is how long an agent may take to end.
+	podsLimit = 12 * time.Second
+	// leavingAnnotation on the Secret names the Cluster, by its uid, that somebody has asked to unregister. The agent has no rights any more when
+	// that is done, so that a later run could not ask what became of it.
+	leavingAnnotation = "towline.dev/unregistering"
+)
+
+// UnregisterRequest asks to take a cluster out of the fleet that is in it in pull mode.
+type UnregisterRequest struct {
+	// Member is the way to the cluster. Hub is the way to the control plane; nil takes that of the agent, and its identity.
+	Member, Hub *rest.Config
+	// ClusterName is the name of the Cluster.
+	ClusterName string
+	// Namespace is that of the agent on the cluster, AgentName the name of its Deployment there. Defaults: DefaultNamespace, DefaultAgentName.
+	Namespace, AgentName string
+	// ClusterNamespace is the namespace on the cluster that the agent keeps its records in. Default: fleet.DefaultClusterNamespace.
+	ClusterNamespace string
+	// Wait bounds the whole. Default: DefaultWait.
+	Wait time.Duration
+	// DryRun only looks. Orphan leaves on the cluster what was propagated to it; only an administrator of the control plane may ask for that.
+	DryRun, Orphan bool
+	// Progress is told what is done and waited for.
+	Progress func(line string)
+}
+
+func (r UnregisterRequest) withDefaults() (UnregisterRequest, error) {
+	if r.Wait < 0 {
+		return r, fmt.Errorf(" --wait %v  must be a positive duration, e.g. 1m0s ", r.Wait)
+	}
+	r.Wait = cmp.Or(r.Wait, DefaultWait)
+	r.Namespace = cmp.Or(r.Namespace, DefaultNamespace)
+	r.AgentName = cmp.Or(r.AgentName, DefaultAgentName)
+	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
+	if r.Progress == nil {
+		r.Progress = func(string) {}
+	}
+	if r.Member == nil {
+		return r, errors.New("the way to the cluster is not given")
+	}
+	return r, errors.Join(karmada.ValidateName(r.ClusterName), checkNamespace("--namespace", r.Namespace), checkNamespace("--cluster-namespace", r.ClusterNamespace))
+}
+
+// Unregister takes a cluster out of the fleet: it has the control plane withdraw what was propagated and delete the Cluster, and then removes
+// from the cluster what its registration made there. It can be repeated, also after it was interrupted. A Cluster that the control plane does
+// not have is an error, unless there was something left to remove. Nothing is removed from the cluster as long as the control plane may still
+// have the Cluster.
+func Unregister(ctx context.Context, request UnregisterRequest) error {
+	request, err := request.withDefaults()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, request.Wait, fmt.Errorf("it took longer than %s", request.Wait))
+	defer cancel()
+	m, err := newMember(request.Member)
+	if err != nil {
+		return err
+	}
+	u := &unregistration{request: request, member: m}
+	if err := u.run(ctx); err != nil {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			return fmt.Errorf("%w: %w", cause, err)
+		}
+		return err
+	}
+	return nil
+}
+
+// unregistration is one run of Unregister.
+type unregistration struct {
+	request UnregisterRequest
+	member  member
+	// there is what the cluster holds of the agent.
+	there resident
+}
+
+// errUnsure says that the control plane may still have the Cluster.
+var errUnsure = errors.New("give the way to the control plane with --karmada-config")
+
+func (u *unregistration) run(ctx context.Context) error {
+	r := u.request
+	there, err := u.member.resident(ctx, r.Namespace, r.AgentName)
+	if err != nil {
+		return err
+	}
+	if name := there.cluster(); name != "" && name != r.ClusterName {
+		if r.Hub == nil {
+			return fmt.Errorf("the agent in namespace %s of the cluster is that of Cluster %s, and not of %s", r.Namespace, name, r.ClusterName)
+		}
+		// What is there is somebody else's.
+		there = resident{namespace: r.Namespace}
+	}
+	u.there = there
+	hub, err := u.hub()
+	if err != nil {
+		return err
+	}
+	cluster, err := u.look(ctx, hub)
+	if err != nil || r.DryRun {
+		return err
+	}
+	if cluster == nil {
+		return u.cleanAfter(ctx)
+	}
+	if err := u.check(ctx, cluster); err != nil {
+		return err
+	}
+	if err := u.noteLeaving(ctx, cluster); err != nil {
+		return err
+	}
+	left := r.Wait
+	if deadline, ok := ctx.Deadline(); ok {
+		left = time.Until(deadline)
+	}
+	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{
+		Orphan: r.Orphan, Wait: left - min(left/cleanShare, cleanLimit), Progress: r.Progress,
+	})
+	if err != nil {
+		return err
+	}
+	r.Progress(fmt.Sprintf("Successfully delete cluster object (%s) from control plane.", r.ClusterName))
+	return u.clean(ctx)
+}
+
+// hub connects to the control plane: as who called, or else as the agent.
+func (u *unregistration) hub() (client.Client, error) {
+	config := u.request.Hub
+	if config == nil {
+		secret := u.there.secret
+		if secret == nil {
+			return nil, fmt.Errorf("there is no Secret %s on the cluster that leads to the control plane: %w", u.there.secretKey(), errUnsure)
+		}
+		if u.request.Orphan {
+			return nil, fmt.Errorf("the agent itself may not ask for --orphan: %w", errUnsure)
+		}
+		var err error
+		if config, err = clientcmd.RESTConfigFromKubeConfig(secret.Data[KubeconfigKey]); err != nil {
+			return nil, fmt.Errorf("the kubeconfig in Secret %s on the cluster cannot be used (%w): %w", u.there.secretKey(), err, errUnsure)
+		}
+	}
+	hub, err := connect(config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the control plane: %w", err)
+	}
+	return hub, nil
+}
+
+// look reads the Cluster; nil means that the control plane does not have it, for sure.
+func (u *unregistration) look(ctx context.Context, hub client.Client) (*clusterv1alpha1.Cluster, error) {
+	name := u.request.ClusterName
+	cluster := &clusterv1alpha1.Cluster{}
+	err := hub.Get(ctx, client.ObjectKey{Name: name}, cluster)
+	own := u.request.Hub == nil
+	switch {
+	case err == nil && cluster.Spec.SyncMode == clusterv1alpha1.Push:
+		return nil, fmt.Errorf("cluster %s is a Push mode member cluster, please use command `unjoin` if you want to continue unjoining the cluster", name)
+	case err == nil:
+		return cluster, nil
+	case apierrors.IsNotFound(err):
+		return nil, nil //nolint:nilnil // none is an answer
+	case own && apierrors.IsForbidden(err) && u.there.secret.Annotations[leavingAnnotation] != "":
+		// The agent's rights go with its Cluster, which somebody has asked to delete.
+		return nil, nil //nolint:nilnil // as above
+	case own && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)):
+		return nil, fmt.Errorf("the control plane does not let the agent of cluster %s in any more (%w): %w", name, err, errUnsure)
+	}
+	return nil, fmt.Errorf("read Cluster %s on the control plane: %w", name, err)
+}
+
+// check refuses a Cluster that is another one than the cluster here.
+func (u *unregistration) check(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
+	id, err := u.member.id(ctx)
+	if err != nil {
+		return err
+	}
+	if cluster.Spec.ID != "" && cluster.Spec.ID != id {
+		return fmt.Errorf("Cluster %s is another cluster than that of --cluster-kubeconfig: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, id)
+	}
+	return nil
+}
+
+// noteLeaving notes on the cluster what is about to be deleted.
+func (u *unregistration) noteLeaving(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
+	if u.there.secret == nil || u.there.secret.Annotations[leavingAnnotation] == string(cluster.UID) {
+		return nil
+	}
+	patch := client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, leavingAnnotation, cluster.UID))
+	err := u.member.Patch(ctx, u.there.secret.DeepCopy(), patch, client.FieldOwner(kube.FieldManager))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("note on the cluster that it is being unregistered: %w", err)
+	}
+	return nil
+}
+
+// cleanAfter removes what is left on the cluster of a registration that the control plane does not know any more.
+func (u *unregistration) cleanAfter(ctx context.Context) error {
+	missing := fmt.Errorf("no cluster object %s found in karmada control Plane", u.request.ClusterName)
+	if u.there.empty() {
+		return missing
+	}
+	u.request.Progress(missing.Error() + "; removing what is left of its registration on the cluster")
+	return u.clean(ctx)
+}
