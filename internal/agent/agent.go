@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,24 +16,25 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
 const (
-	// retryFirst and retryLast bound the growing time between attempts of what runs for the agent's whole life.
-	retryFirst = time.Second
-	retryLast  = 30 * time.Second
+	// memberRetry is the time between two attempts to read what the agent must know before it starts.
+	memberRetry = time.Second
 	// pausedAnnotation on the kubeconfig Secret remembers that the cluster is paused, for a start while the hub is away.
 	pausedAnnotation = "towline.dev/paused"
 )
 
 // healer is the engine as the agent uses it.
 type healer interface {
-	memory
+	session.Memory
 	// Run puts back what others change in what was applied, from the records on the member, until ctx ends.
 	Run(ctx context.Context) error
 }
@@ -45,14 +45,14 @@ type agent struct {
 	secrets    corev1client.SecretInterface
 	namespaces corev1client.NamespaceInterface
 	engine     healer
-	gate       *gate
+	gate       *session.Gate
 	self       *self
 	checks     *checks
-	metrics    *metrics
-	probes     *probes
+	metrics    *session.Metrics
+	probes     *session.Probes
 	// departure removes the agent from its member when the hub orders that.
 	departure *departure
-	refusal   *refusal
+	refusal   *session.Refusal
 	// inbox is that of the session that runs, if one does.
 	inbox atomic.Pointer[deliver.Inbox]
 	// others are what lookForOthers told of last.
@@ -74,11 +74,12 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	a := &agent{
 		opts: opts, secrets: member.Secrets(kube.AgentNamespace), namespaces: member.Namespaces(),
-		self: newSelf(opts.Member, opts.Clock), metrics: newMetrics(opts),
-		refusal: &refusal{clock: opts.Clock, repair: join.Repair(opts.Namespace, opts.Name)},
+		self:    newSelf(opts.Member, opts.Clock),
+		metrics: session.NewMetrics(fleet.TypeSveltos, types.NamespacedName{Namespace: opts.Namespace, Name: opts.Name}, session.NewPulse(opts.Clock, opts.Heartbeat)),
+		refusal: &session.Refusal{Clock: opts.Clock, Repair: join.Repair(opts.Namespace, opts.Name), Refused: refused},
 	}
 	a.checks = newChecks(opts.Member, opts.Clock, a.self.announceSoon)
-	a.probes = &probes{metrics: a.metrics, member: opts.Member, pulse: a.metrics.pulse}
+	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Pulse: a.metrics.Pulse}
 	if a.departure, err = newDeparture(opts.Member, opts); err != nil {
 		return err
 	}
@@ -94,12 +95,12 @@ func (a *agent) run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	served := make(chan error, 1)
-	running.Go(func() { served <- a.probes.run(ctx, a.opts.HealthAddress, a.opts.DiagnosticsAddress) })
+	running.Go(func() { served <- a.probes.Run(ctx, a.opts.HealthAddress, a.opts.DiagnosticsAddress) })
 	running.Go(func() { a.checks.run(ctx) })
-	running.Go(func() { a.self.watch(ctx, func() { a.probes.ready.Store(true) }) })
+	running.Go(func() { a.self.watch(ctx, func() { a.probes.Ready.Store(true) }) })
 	running.Go(func() {
-		a.gate = newGate(a.wasPaused(ctx))
-		running.Go(func() { a.gate.whileOpen(ctx, func(ctx context.Context) { a.persist(ctx, "heal", a.engine.Run) }) })
+		a.gate = session.NewGate(a.wasPaused(ctx))
+		running.Go(func() { a.gate.WhileOpen(ctx, func(ctx context.Context) { a.persist(ctx, "heal", a.engine.Run) }) })
 		// It ends with ctx, or when the agent has left.
 		a.persist(ctx, "connect to the hub", a.connect)
 		cancel()
@@ -115,26 +116,16 @@ func (a *agent) run(ctx context.Context) error {
 
 // persist runs work, and runs it again when it ends, after a growing pause, until ctx ends or the agent has left.
 func (a *agent) persist(ctx context.Context, what string, work func(context.Context) error) {
-	pause := retryFirst
-	for {
-		a.metrics.pulse.turned()
-		began := a.opts.Clock.Now()
-		err := work(ctx)
-		if ctx.Err() != nil || errors.Is(err, errDeparted) {
-			return
-		}
-		if a.opts.Clock.Since(began) > retryLast {
-			pause = retryFirst
-		}
-		if err != nil && !a.refusal.is(ctx, err) {
-			log.FromContext(ctx).Info("cannot "+what+" now; trying again", "reason", err.Error())
-		}
-		if !sleep(ctx, a.opts.Clock, time.Duration(float64(pause)*(1-jitter*rand.Float64()))) {
-			return
-		}
-		pause = min(pause*2, retryLast)
+	p := session.Persistence{
+		Clock: a.opts.Clock, Turned: a.metrics.Pulse.Turned, Told: a.refusal.Is,
+		Ends: func(err error) bool { return errors.Is(err, errDeparted) },
 	}
+	// The only error that ends it has been dealt with by who returned it.
+	_ = p.Run(ctx, what, work)
 }
+
+// refused says whether err means that the hub refuses the agent's credential.
+func refused(err error) bool { return errors.Is(err, join.ErrRefused) || apierrors.IsUnauthorized(err) }
 
 // connect works over the latest way to the hub.
 func (a *agent) connect(ctx context.Context) error {
@@ -183,7 +174,7 @@ func (a *agent) session(ctx context.Context) error {
 	if err := a.enter(ctx, credential, link); err != nil {
 		return err
 	}
-	err = a.serve(a.refusal.hush(ctx), credential, hub, link)
+	err = a.serve(a.refusal.Hush(ctx), credential, hub, link)
 	if errors.Is(err, errOrdered) {
 		return a.depart(ctx, hub)
 	}
@@ -215,7 +206,7 @@ func (a *agent) serve(ctx context.Context, credential *join.Credential, hub clie
 	in := deliver.NewInbox(hub, credential.DeliveryNamespace(), a.opts.Name)
 	a.inbox.Store(in)
 	defer a.inbox.Store(nil)
-	work := &worker{inbox: in, engine: a.engine, gate: a.gate, changedKinds: a.self.kindsChanged, metrics: a.metrics}
+	work := &session.Worker{Inbox: in, Engine: a.engine, Gate: a.gate, ChangedKinds: a.self.kindsChanged, Converged: a.metrics.Converged}
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var running sync.WaitGroup
@@ -228,17 +219,20 @@ func (a *agent) serve(ctx context.Context, credential *join.Credential, hub clie
 	})
 	running.Go(func() { link.announce(ctx) })
 	running.Go(func() {
-		own(ctx, hub, a.cluster(), func(ctx context.Context, seen *libv1beta1.SveltosCluster) {
-			if ordered(seen) {
-				cancel(errOrdered)
-				return
-			}
-			a.see(ctx, link, seen)
-		})
+		session.Own[*libv1beta1.SveltosCluster]{
+			Key: a.cluster(), Empty: &libv1beta1.SveltosCluster{}, List: func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
+			Tell: func(ctx context.Context, seen *libv1beta1.SveltosCluster) {
+				if ordered(seen) {
+					cancel(errOrdered)
+					return
+				}
+				a.see(ctx, link, seen)
+			},
+		}.Run(ctx, hub)
 	})
 	running.Go(func() {
 		// It returns when ctx ends and not before.
-		_ = in.Run(ctx, a.opts.Workers, work.handle)
+		_ = in.Run(ctx, a.opts.Workers, work.Handle)
 	})
 	err := credential.Run(ctx)
 	if cause := context.Cause(ctx); errors.Is(cause, errOrdered) || errors.Is(cause, errDisplaced) {
@@ -255,7 +249,7 @@ func (a *agent) see(ctx context.Context, link *link, cluster *libv1beta1.Sveltos
 	}
 	// What is deployed on a cluster that is being deregistered is withdrawn, paused or not.
 	paused := cluster.Spec.Paused && cluster.DeletionTimestamp == nil
-	if !a.gate.set(paused) {
+	if !a.gate.Set(paused) {
 		return
 	}
 	log.FromContext(ctx).Info("the cluster was paused or unpaused", "paused", paused)
@@ -273,7 +267,7 @@ func (a *agent) see(ctx context.Context, link *link, cluster *libv1beta1.Sveltos
 // registered yet has no say.
 func (a *agent) wasPaused(ctx context.Context) bool {
 	for {
-		a.metrics.pulse.turned()
+		a.metrics.Pulse.Turned()
 		secret, err := a.secrets.Get(ctx, a.opts.KubeconfigSecret, metav1.GetOptions{})
 		if err == nil {
 			return secret.Annotations[pausedAnnotation] == "true"
@@ -284,7 +278,7 @@ func (a *agent) wasPaused(ctx context.Context) bool {
 		if ctx.Err() == nil {
 			log.FromContext(ctx).Info("cannot read the cluster's own API yet", "reason", err.Error())
 		}
-		if !sleep(ctx, a.opts.Clock, retryFirst) {
+		if !session.Sleep(ctx, a.opts.Clock, memberRetry) {
 			return true
 		}
 	}
@@ -292,8 +286,8 @@ func (a *agent) wasPaused(ctx context.Context) bool {
 
 // healed takes what the engine put back: the hub is told if that failed, or works again.
 func (a *agent) healed(id bundle.ID, changes bundle.ChangeSet) {
-	a.metrics.healed(id, changes)
-	if touchesKinds(changes) {
+	a.metrics.Healed(id, changes)
+	if session.TouchesKinds(changes) {
 		a.self.kindsChanged()
 	}
 	if in := a.inbox.Load(); in != nil {

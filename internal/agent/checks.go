@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/check"
 )
 
@@ -78,7 +79,7 @@ func (c *checks) take(cluster *libv1beta1.SveltosCluster) {
 	}
 	c.mu.Unlock()
 	if news {
-		request(c.asked)
+		session.Request(c.asked)
 	}
 }
 

@@ -2,13 +2,9 @@ package agent
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,13 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -60,13 +56,13 @@ type mark struct {
 	Since time.Time `json:"since"`
 }
 
-// departure removes the agent from its member. The agent's objects are handed to the garbage collector first, as dependents of the
-// ClusterRole; deleting that one object then removes them all, although it takes the agent's permissions and even if the agent ends.
+// departure removes the agent from its member. The agent's objects are handed over first, as dependents of the ClusterRole, which is then
+// deleted.
 type departure struct {
-	member  kubernetes.Interface
-	objects metadata.Interface
-	secret  string
-	clock   clock.PassiveClock
+	*session.Handover
+	member kubernetes.Interface
+	secret string
+	clock  clock.PassiveClock
 }
 
 func newDeparture(member *rest.Config, opts Options) (*departure, error) {
@@ -74,43 +70,29 @@ func newDeparture(member *rest.Config, opts Options) (*departure, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make client for the member: %w", err)
 	}
-	quiet := rest.CopyConfig(member)
-	// It looks at every kind, those that are going out of use among them.
-	quiet.WarningHandler = rest.NoWarnings{}
-	objects, err := metadata.NewForConfig(quiet)
+	handover, err := session.NewHandover(member, "ClusterRole", agentRole)
 	if err != nil {
-		return nil, fmt.Errorf("make client for the member: %w", err)
+		return nil, err
 	}
-	return &departure{member: clientset, objects: objects, secret: opts.KubeconfigSecret, clock: opts.Clock}, nil
-}
-
-// object is one of the manifest's objects.
-type object struct {
-	resource  schema.GroupVersionResource
-	namespace string
-	name      string
-}
-
-func (o object) String() string {
-	return strings.Trim(o.resource.Resource+"/"+o.namespace+"/"+o.name, "/")
+	return &departure{Handover: handover, member: clientset, secret: opts.KubeconfigSecret, clock: opts.Clock}, nil
 }
 
 // dependents are the manifest's objects that go with the ClusterRole; Namespace and Secret are treated apart.
-func dependents() []object {
-	return []object{
-		{rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", agentRoleBinding},
-		{corev1.SchemeGroupVersion.WithResource("serviceaccounts"), kube.AgentNamespace, agentAccount},
-		{corev1.SchemeGroupVersion.WithResource("services"), kube.AgentNamespace, agentService},
-		{schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, kube.AgentNamespace, agentAccount},
+func dependents() []session.Object {
+	return []session.Object{
+		session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", agentRoleBinding),
+		session.NewObject(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), kube.AgentNamespace, agentAccount),
+		session.NewObject(corev1.SchemeGroupVersion.WithResource("services"), kube.AgentNamespace, agentService),
+		session.NewObject(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, kube.AgentNamespace, agentAccount),
 	}
 }
 
-func agentNamespace() object {
-	return object{corev1.SchemeGroupVersion.WithResource("namespaces"), "", kube.AgentNamespace}
+func agentNamespace() session.Object {
+	return session.NewObject(corev1.SchemeGroupVersion.WithResource("namespaces"), "", kube.AgentNamespace)
 }
 
-func (d *departure) secretObject() object {
-	return object{corev1.SchemeGroupVersion.WithResource("secrets"), kube.AgentNamespace, d.secret}
+func (d *departure) secretObject() session.Object {
+	return session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), kube.AgentNamespace, d.secret)
 }
 
 // marked returns the mark of a departure that was begun, nil if there is none.
@@ -127,7 +109,7 @@ func (d *departure) marked(ctx context.Context) (*mark, error) {
 		return nil, nil //nolint:nilnil // none is an answer
 	}
 	m := &mark{}
-	if json.Unmarshal([]byte(text), m) == nil && m.Credential == fingerprint(secret) {
+	if json.Unmarshal([]byte(text), m) == nil && m.Credential == session.Fingerprint(secret) {
 		return m, nil
 	}
 	log.FromContext(ctx).Info("the cluster was registered again while its agent was leaving: the agent stays")
@@ -153,13 +135,13 @@ func (d *departure) prepare(ctx context.Context, cluster types.UID) (*mark, erro
 		if err != nil {
 			return err
 		}
-		m.Credential = fingerprint(secret)
+		m.Credential = session.Fingerprint(secret)
 		value, err := json.Marshal(m)
 		if err != nil {
 			return err
 		}
-		return d.patch(ctx, d.secretObject(), map[string]any{
-			"resourceVersion": secret.ResourceVersion, "ownerReferences": withOwner(secret.OwnerReferences, owner),
+		return d.Patch(ctx, d.secretObject(), map[string]any{
+			"resourceVersion": secret.ResourceVersion, "ownerReferences": d.WithOwner(secret.OwnerReferences, owner),
 			"annotations": map[string]any{departingAnnotation: string(value)},
 		})
 	})
@@ -176,7 +158,7 @@ func (d *departure) handOver(ctx context.Context) (*metav1.OwnerReference, error
 		return nil, err
 	}
 	for _, o := range dependents() {
-		if err := d.setOwner(ctx, o, owner); err != nil {
+		if err := d.SetOwner(ctx, o, owner); err != nil {
 			return nil, err
 		}
 	}
@@ -224,7 +206,7 @@ func (d *departure) remove(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.setOwner(ctx, d.secretObject(), owner); err != nil {
+	if err := d.SetOwner(ctx, d.secretObject(), owner); err != nil {
 		return err
 	}
 	background.Preconditions = metav1.NewUIDPreconditions(string(owner.UID))
@@ -238,11 +220,11 @@ func (d *departure) remove(ctx context.Context) error {
 // stay takes back what prepare did.
 func (d *departure) stay(ctx context.Context) error {
 	for _, o := range append(dependents(), agentNamespace(), d.secretObject()) {
-		if err := d.setOwner(ctx, o, nil); err != nil {
+		if err := d.SetOwner(ctx, o, nil); err != nil {
 			return err
 		}
 	}
-	return d.patch(ctx, d.secretObject(), map[string]any{"annotations": map[string]any{departingAnnotation: nil}})
+	return d.Patch(ctx, d.secretObject(), map[string]any{"annotations": map[string]any{departingAnnotation: nil}})
 }
 
 // servesAnother says whether the agent that runs in the cluster is that of another one, whose manifest was applied over this one's: then
@@ -263,60 +245,4 @@ func (d *departure) servesAnother(ctx context.Context) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// setOwner makes o belong to owner and to no other ClusterRole of the agent; nil means to none. An object that is not there needs no owner.
-func (d *departure) setOwner(ctx context.Context, o object, owner *metav1.OwnerReference) error {
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		live, err := d.at(o).Get(ctx, o.name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		wanted := withOwner(live.OwnerReferences, owner)
-		if slices.EqualFunc(live.OwnerReferences, wanted, func(a, b metav1.OwnerReference) bool { return a.UID == b.UID }) {
-			return nil
-		}
-		return d.patch(ctx, o, map[string]any{"resourceVersion": live.ResourceVersion, "ownerReferences": wanted})
-	})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("set the owner of %s: %w", o, err)
-	}
-	return nil
-}
-
-func (d *departure) patch(ctx context.Context, o object, fields map[string]any) error {
-	body, err := json.Marshal(map[string]any{"metadata": fields})
-	if err != nil {
-		return fmt.Errorf("encode patch of %s: %w", o, err)
-	}
-	_, err = d.at(o).Patch(ctx, o.name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: kube.FieldManager})
-	return err
-}
-
-func (d *departure) at(o object) metadata.ResourceInterface {
-	if o.namespace == "" {
-		return d.objects.Resource(o.resource)
-	}
-	return d.objects.Resource(o.resource).Namespace(o.namespace)
-}
-
-// withOwner returns references with owner, if any, in the place of every reference to the agent's ClusterRole.
-func withOwner(references []metav1.OwnerReference, owner *metav1.OwnerReference) []metav1.OwnerReference {
-	wanted := slices.DeleteFunc(slices.Clone(references), func(r metav1.OwnerReference) bool {
-		return r.Kind == "ClusterRole" && r.Name == agentRole
-	})
-	if owner != nil {
-		wanted = append(wanted, *owner)
-	}
-	return wanted
-}
-
-// fingerprint tells the content of the kubeconfig Secret apart from any other.
-func fingerprint(secret *corev1.Secret) string {
-	sum := sha256.New()
-	for _, key := range slices.Sorted(maps.Keys(secret.Data)) {
-		_, _ = fmt.Fprintf(sum, "%s %d ", key, len(secret.Data[key])) // a hash takes everything
-		sum.Write(secret.Data[key])
-	}
-	return hex.EncodeToString(sum.Sum(nil))
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/kube"
 )
@@ -44,10 +45,10 @@ type link struct {
 	identity  string
 	heartbeat time.Duration
 	clock     clock.WithTicker
-	metrics   *metrics
+	metrics   *session.Metrics
 	self      *self
 	checks    *checks
-	refusal   *refusal
+	refusal   *session.Refusal
 	// exchanged returns what the hub is to know of the exchange of the manifest's token, and told what it was told in this session.
 	exchanged func() types.UID
 	told      types.UID
@@ -76,10 +77,10 @@ func (l *link) beat(ctx context.Context) error {
 		err := l.renewLease(ctx)
 		switch {
 		case errors.Is(err, errDisplaced):
-			l.metrics.beat(err)
+			l.metrics.Beat(err)
 			return err
 		case err != nil && ctx.Err() != nil:
-		case err != nil && l.refusal.is(ctx, err):
+		case err != nil && l.refusal.Is(ctx, err):
 			silent = true
 		case err != nil && !silent:
 			silent = true
@@ -91,11 +92,11 @@ func (l *link) beat(ctx context.Context) error {
 			l.self.announceSoon()
 		}
 		if err == nil {
-			l.refusal.over()
+			l.refusal.Over()
 		}
-		l.metrics.beat(err)
+		l.metrics.Beat(err)
 		pause := time.Duration(float64(l.heartbeat) * (1 - jitter*rand.Float64()))
-		if !sleep(ctx, l.clock, pause) {
+		if !session.Sleep(ctx, l.clock, pause) {
 			return nil
 		}
 	}
@@ -157,7 +158,7 @@ func (l *link) announce(ctx context.Context) {
 		if err == nil {
 			pause = announceRetryFirst
 		} else {
-			if ctx.Err() == nil && pause == announceRetryFirst && !l.refusal.is(ctx, err) {
+			if ctx.Err() == nil && pause == announceRetryFirst && !l.refusal.Is(ctx, err) {
 				log.FromContext(ctx).Info("cannot report on the cluster object yet", "reason", err.Error())
 			}
 			wait = time.Duration(float64(pause) * (1 - jitter*rand.Float64()))
@@ -202,16 +203,4 @@ func (l *link) report(ctx context.Context) error {
 func (l *link) agrees(cluster *libv1beta1.SveltosCluster) bool {
 	facts, verdict := l.self.known(), l.checks.known()
 	return facts.Version == "" || !verdict.known || (verdict.agrees(cluster.Status) && cluster.Status.Version == reportedVersion(facts))
-}
-
-// sleep waits; it returns false if ctx ended first.
-func sleep(ctx context.Context, clock clock.Clock, pause time.Duration) bool {
-	timer := clock.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C():
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
@@ -68,7 +69,7 @@ func (r *rival) silent(lease *coordinationv1.Lease) bool {
 // tell says what is wrong, now and then.
 func (r *rival) tell(ctx context.Context, cluster types.NamespacedName) {
 	now := r.clock.Now()
-	if !r.said.IsZero() && now.Sub(r.said) < refusalInterval {
+	if !r.said.IsZero() && now.Sub(r.said) < session.TellInterval {
 		return
 	}
 	r.said = now
@@ -86,16 +87,16 @@ func (a *agent) enter(ctx context.Context, credential *join.Credential, link *li
 	for {
 		err := link.claim(ctx, other)
 		if err == nil {
-			a.refusal.over()
+			a.refusal.Over()
 			return nil
 		}
-		a.metrics.beat(err)
+		a.metrics.Beat(err)
 		pause := refusedRetry
 		if errors.Is(err, errRival) {
-			a.refusal.over()
+			a.refusal.Over()
 			other.tell(ctx, a.cluster())
 			pause = enterLook
-		} else if !a.refusal.is(ctx, err) {
+		} else if !a.refusal.Is(ctx, err) {
 			return err
 		}
 		if err := a.rest(ctx, credential, pause); err != nil {
@@ -107,8 +108,8 @@ func (a *agent) enter(ctx context.Context, credential *join.Credential, link *li
 // rest waits, and returns an error when there is nothing more to wait for.
 func (a *agent) rest(ctx context.Context, credential *join.Credential, pause time.Duration) error {
 	for end := a.opts.Clock.Now().Add(pause); a.opts.Clock.Now().Before(end); {
-		a.metrics.pulse.turned()
-		if !sleep(ctx, a.opts.Clock, enterLook) {
+		a.metrics.Pulse.Turned()
+		if !session.Sleep(ctx, a.opts.Clock, enterLook) {
 			return ctx.Err()
 		}
 		if credential.Superseded(ctx) {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/fleet"
 )
 
@@ -56,7 +57,7 @@ func (s *self) watch(ctx context.Context, answered func()) {
 		case <-timer.C():
 		case <-s.kinds:
 			timer.Stop()
-			if !sleep(ctx, s.clock, settleTime) {
+			if !session.Sleep(ctx, s.clock, settleTime) {
 				return
 			}
 		case <-ctx.Done():
@@ -100,16 +101,9 @@ func (s *self) known() fleet.Facts {
 	return s.facts
 }
 
-func (s *self) announceSoon() { request(s.news) }
+func (s *self) announceSoon() { session.Request(s.news) }
 
-func (s *self) kindsChanged() { request(s.kinds) }
-
-func request(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+func (s *self) kindsChanged() { session.Request(s.kinds) }
 
 // reportedVersion is the version in status: seeds show it without build metadata.
 func reportedVersion(facts fleet.Facts) string {

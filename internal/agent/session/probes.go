@@ -1,4 +1,4 @@
-package agent
+package session
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -25,43 +26,47 @@ const (
 	missedTurns = 5
 )
 
-// probes serves health and metrics until ctx ends.
-type probes struct {
-	ready   atomic.Bool
-	metrics *metrics
-	// member is whom to ask who may read the metrics.
-	member *rest.Config
-	pulse  *pulse
+// Probes serves health and metrics until ctx ends.
+type Probes struct {
+	// Ready is set once the member's own API has answered.
+	Ready atomic.Bool
+	// Metrics are what is served.
+	Metrics *prometheus.Registry
+	// Member is whom to ask who may read the metrics.
+	Member *rest.Config
+	Pulse  *Pulse
 }
 
-// pulse notes that the loop which keeps in touch with the hub turns.
-type pulse struct {
+// Pulse notes that the loop which keeps in touch with the hub turns.
+type Pulse struct {
 	clock clock.PassiveClock
 	limit time.Duration
 	// last is when it turned last, in Unix nanoseconds.
 	last atomic.Int64
 }
 
-func newPulse(clock clock.PassiveClock, heartbeat time.Duration) *pulse {
-	p := &pulse{clock: clock, limit: max(stillLimit, missedTurns*heartbeat)}
-	p.turned()
+// NewPulse returns a Pulse that turned just now, of an agent that beats in this interval.
+func NewPulse(clock clock.PassiveClock, heartbeat time.Duration) *Pulse {
+	p := &Pulse{clock: clock, limit: max(stillLimit, missedTurns*heartbeat)}
+	p.Turned()
 	return p
 }
 
-func (p *pulse) turned() { p.last.Store(p.clock.Now().UnixNano()) }
+// Turned says that the loop turned.
+func (p *Pulse) Turned() { p.last.Store(p.clock.Now().UnixNano()) }
 
-// check fails if the loop stands still.
-func (p *pulse) check() error {
+// Check fails if the loop stands still.
+func (p *Pulse) Check() error {
 	if p.clock.Since(time.Unix(0, p.last.Load())) > p.limit {
 		return errors.New("the loop that keeps in touch with the hub stands still")
 	}
 	return nil
 }
 
-// run serves at the two addresses; an empty one serves nothing. An address that another process on this machine has is left out with a
+// Run serves at the two addresses; an empty one serves nothing. An address that another process on this machine has is left out with a
 // message: agents of several clusters may share a machine, and their work does not depend on it.
-func (p *probes) run(ctx context.Context, health, metrics string) error {
-	guarded, err := diagnostics.Guard(p.member, promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{}))
+func (p *Probes) Run(ctx context.Context, health, metrics string) error {
+	guarded, err := diagnostics.Guard(p.Member, promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{}))
 	if err != nil {
 		return err
 	}
@@ -76,7 +81,7 @@ func (p *probes) run(ctx context.Context, health, metrics string) error {
 		handler http.Handler
 		secure  func(net.Listener) net.Listener
 	}{
-		{health, diagnostics.Health(p.pulse.check, p.answered), func(l net.Listener) net.Listener { return l }},
+		{health, diagnostics.Health(p.Pulse.Check, p.answered), func(l net.Listener) net.Listener { return l }},
 		{metrics, protected, diagnostics.Secure},
 	} {
 		if endpoint.address == "" {
@@ -101,8 +106,8 @@ func (p *probes) run(ctx context.Context, health, metrics string) error {
 }
 
 // answered fails until the member's own API has answered.
-func (p *probes) answered() error {
-	if !p.ready.Load() {
+func (p *Probes) answered() error {
+	if !p.Ready.Load() {
 		return errors.New("the cluster's own API has not answered yet")
 	}
 	return nil

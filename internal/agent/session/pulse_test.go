@@ -1,4 +1,4 @@
-package agent
+package session
 
 import (
 	"testing"
@@ -10,20 +10,20 @@ import (
 func TestLoopThatStandsStillIsNoticed(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
-	p := newPulse(clock, time.Second)
+	p := NewPulse(clock, time.Second)
 	clock.Step(stillLimit)
-	if err := p.check(); err != nil {
+	if err := p.Check(); err != nil {
 		t.Errorf("a long turn: %v", err)
 	}
 	clock.Step(time.Second)
-	if p.check() == nil {
+	if p.Check() == nil {
 		t.Error("standing still: got no error")
 	}
-	p.turned()
-	if err := p.check(); err != nil {
+	p.Turned()
+	if err := p.Check(); err != nil {
 		t.Errorf("turning again: %v", err)
 	}
-	if p := newPulse(clock, time.Hour); p.limit != missedTurns*time.Hour {
+	if p := NewPulse(clock, time.Hour); p.limit != missedTurns*time.Hour {
 		t.Errorf("limit of slow heartbeats: got %s", p.limit)
 	}
 }

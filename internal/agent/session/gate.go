@@ -1,12 +1,12 @@
-package agent
+package session
 
 import (
 	"context"
 	"sync"
 )
 
-// gate stops work while the cluster is paused.
-type gate struct {
+// Gate stops work while the cluster is paused.
+type Gate struct {
 	// mu guards the fields below.
 	mu     sync.Mutex
 	closed bool
@@ -14,10 +14,11 @@ type gate struct {
 	changed chan struct{}
 }
 
-func newGate(closed bool) *gate { return &gate{closed: closed, changed: make(chan struct{})} }
+// NewGate returns a Gate that is closed or open.
+func NewGate(closed bool) *Gate { return &Gate{closed: closed, changed: make(chan struct{})} }
 
-// set closes or opens the gate; it says whether that was a change.
-func (g *gate) set(closed bool) bool {
+// Set closes or opens the gate; it says whether that was a change.
+func (g *Gate) Set(closed bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed == closed {
@@ -29,14 +30,14 @@ func (g *gate) set(closed bool) bool {
 	return true
 }
 
-func (g *gate) state() (closed bool, changed <-chan struct{}) {
+func (g *Gate) state() (closed bool, changed <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.closed, g.changed
 }
 
-// wait returns when the gate is open, or with false when ctx ends. held says whether it had to wait.
-func (g *gate) wait(ctx context.Context) (held, ok bool) {
+// Wait returns when the gate is open, or with false when ctx ends. held says whether it had to wait.
+func (g *Gate) Wait(ctx context.Context) (held, ok bool) {
 	for {
 		closed, changed := g.state()
 		if !closed {
@@ -51,10 +52,10 @@ func (g *gate) wait(ctx context.Context) (held, ok bool) {
 	}
 }
 
-// whileOpen runs work whenever the gate is open, with a context that ends when it closes, until ctx ends.
-func (g *gate) whileOpen(ctx context.Context, work func(context.Context)) {
+// WhileOpen runs work whenever the gate is open, with a context that ends when it closes, until ctx ends.
+func (g *Gate) WhileOpen(ctx context.Context, work func(context.Context)) {
 	for {
-		if _, ok := g.wait(ctx); !ok {
+		if _, ok := g.Wait(ctx); !ok {
 			return
 		}
 		opened, cancel := context.WithCancel(ctx)

@@ -1,31 +1,34 @@
-package agent
+package session
 
 import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 )
 
-// metrics of one agent, in a registry of its own: several agents may live in one process.
-type metrics struct {
-	registry  *prometheus.Registry
+// Metrics of one agent, in a registry of its own: several agents may live in one process.
+type Metrics struct {
+	// Registry holds them.
+	Registry  *prometheus.Registry
 	connected prometheus.Gauge
 	lastBeat  prometheus.Gauge
 	passes    *prometheus.CounterVec
 	drifts    *prometheus.CounterVec
-	// pulse turns with every heartbeat, taken or not.
-	pulse *pulse
+	// Pulse turns with every heartbeat, taken or not.
+	Pulse *Pulse
 }
 
-func newMetrics(o Options) *metrics {
-	labels := prometheus.Labels{"cluster_namespace": o.Namespace, "cluster_name": o.Name}
-	m := &metrics{
-		registry: prometheus.NewRegistry(),
-		pulse:    newPulse(o.Clock, o.Heartbeat),
+// NewMetrics returns the metrics of the agent of a cluster, which has that name on the hub.
+func NewMetrics(kind fleet.Type, cluster types.NamespacedName, pulse *Pulse) *Metrics {
+	labels := prometheus.Labels{"cluster_namespace": cluster.Namespace, "cluster_name": cluster.Name}
+	m := &Metrics{
+		Registry: prometheus.NewRegistry(),
+		Pulse:    pulse,
 		connected: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "towline_agent_hub_connected", Help: "1 if the hub took the last heartbeat, else 0.", ConstLabels: labels,
 		}),
@@ -38,15 +41,16 @@ func newMetrics(o Options) *metrics {
 		drifts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			// The name and the labels of the Sveltos surface.
 			Name: "projectsveltos_total_drifts", Help: "Times that objects of a feature were put back.",
-			ConstLabels: prometheus.Labels{"cluster_type": string(fleet.TypeSveltos), "cluster_namespace": o.Namespace, "cluster_name": o.Name},
+			ConstLabels: prometheus.Labels{"cluster_type": string(kind), "cluster_namespace": cluster.Namespace, "cluster_name": cluster.Name},
 		}, []string{"feature"}),
 	}
-	m.registry.MustRegister(m.connected, m.lastBeat, m.passes, m.drifts, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.Registry.MustRegister(m.connected, m.lastBeat, m.passes, m.drifts, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-func (m *metrics) beat(err error) {
-	m.pulse.turned()
+// Beat says how the hub took a heartbeat.
+func (m *Metrics) Beat(err error) {
+	m.Pulse.Turned()
 	if err != nil {
 		m.connected.Set(0)
 		return
@@ -55,7 +59,8 @@ func (m *metrics) beat(err error) {
 	m.lastBeat.Set(float64(time.Now().UnixMilli()) / float64(time.Second/time.Millisecond))
 }
 
-func (m *metrics) converged(err error) {
+// Converged counts a pass by how it ended.
+func (m *Metrics) Converged(err error) {
 	result := "applied"
 	if err != nil {
 		result = "failed"
@@ -63,8 +68,8 @@ func (m *metrics) converged(err error) {
 	m.passes.WithLabelValues(result).Inc()
 }
 
-// healed counts what the engine put back.
-func (m *metrics) healed(id bundle.ID, changes bundle.ChangeSet) {
+// Healed counts what the engine put back.
+func (m *Metrics) Healed(id bundle.ID, changes bundle.ChangeSet) {
 	if changes.Count(bundle.Created)+changes.Count(bundle.Configured)+changes.Count(bundle.Deleted) > 0 {
 		m.drifts.WithLabelValues(id.Feature).Inc()
 	}

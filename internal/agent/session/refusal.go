@@ -1,26 +1,29 @@
-package agent
+package session
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-
-	"github.com/towline/towline/internal/join"
 )
 
-// refusalInterval is the least time between two messages about one outage.
-const refusalInterval = 5 * time.Minute
+// TellInterval is the least time between two messages about one outage.
+const TellInterval = 5 * time.Minute
 
-// refusal tells people what to do about a hub that refuses the agent's credential: when that begins, and now and then while it lasts.
-type refusal struct {
-	clock  clock.PassiveClock
-	repair string
+// Refusal tells people what to do about a hub that refuses the agent's credential: when that begins, and now and then while it lasts.
+type Refusal struct {
+	// Clock tells the time.
+	Clock clock.PassiveClock
+	// Message says what is wrong. Default: that the hub refuses the agent's credential.
+	Message string
+	// Repair is what to run.
+	Repair string
+	// Refused says whether an error means that the hub refuses the credential.
+	Refused func(error) bool
 
 	// mu guards said.
 	mu sync.Mutex
@@ -28,34 +31,35 @@ type refusal struct {
 	said time.Time
 }
 
-// is says whether err means that the hub refuses the credential, and then tells people.
-func (r *refusal) is(ctx context.Context, err error) bool {
+// Is says whether err means that the hub refuses the credential, and then tells people.
+func (r *Refusal) Is(ctx context.Context, err error) bool {
 	return r.takes(log.FromContext(ctx), err)
 }
 
-func (r *refusal) takes(logger logr.Logger, err error) bool {
-	if !errors.Is(err, join.ErrRefused) && !apierrors.IsUnauthorized(err) {
+func (r *Refusal) takes(logger logr.Logger, err error) bool {
+	if err == nil || !r.Refused(err) {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if now := r.clock.Now(); r.said.IsZero() || now.Sub(r.said) >= refusalInterval {
+	if now := r.Clock.Now(); r.said.IsZero() || now.Sub(r.said) >= TellInterval {
 		r.said = now
 		// The error is told as a fact: errors of this kind are what a hushed log leaves out.
-		logger.Error(nil, "the hub refuses the agent's credential; what is deployed stays and is healed", "repair", r.repair, "reason", err.Error())
+		message := cmp.Or(r.Message, "the hub refuses the agent's credential; what is deployed stays and is healed")
+		logger.Error(nil, message, "repair", r.Repair, "reason", err.Error())
 	}
 	return true
 }
 
-// over says that the hub accepts the credential.
-func (r *refusal) over() {
+// Over says that the hub accepts the credential.
+func (r *Refusal) Over() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.said = time.Time{}
 }
 
-// hush returns ctx with a log that tells of refused requests as r does, and not of each: a watch tries again several times a second at first.
-func (r *refusal) hush(ctx context.Context) context.Context {
+// Hush returns ctx with a log that tells of refused requests as r does, and not of each: a watch tries again several times a second at first.
+func (r *Refusal) Hush(ctx context.Context) context.Context {
 	logger := log.FromContext(ctx)
 	return log.IntoContext(ctx, logger.WithSink(hushed{logger.GetSink(), r, logger}))
 }
@@ -63,7 +67,7 @@ func (r *refusal) hush(ctx context.Context) context.Context {
 // hushed is a log without the errors of requests that the hub refuses.
 type hushed struct {
 	logr.LogSink
-	refusal *refusal
+	refusal *Refusal
 	// whole is the log with everything.
 	whole logr.Logger
 }
