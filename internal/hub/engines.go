@@ -7,10 +7,12 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/engine"
@@ -18,8 +20,8 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// healedBacklog is how many healings may wait to be looked at. More are dropped: the retries of the summaries find out, too.
-const healedBacklog = 1024
+// newsBacklog is how many pieces of news of one kind may wait to be looked at. More are dropped: the retries of summaries and Works find out, too.
+const newsBacklog = 1024
 
 // engines runs one engine per push member, from the first delivery until the member goes.
 type engines struct {
@@ -30,6 +32,8 @@ type engines struct {
 	drifted func(fleet.Member, bundle.ID, bundle.ChangeSet)
 	// healed names the summaries whose objects an engine has put back, or tried to.
 	healed chan event.GenericEvent
+	// worked names the Works whose objects have news on their member, or were put back by an engine.
+	worked chan event.GenericEvent
 	// launch hands engines to Start, which runs them.
 	launch chan *running
 
@@ -41,7 +45,7 @@ type engines struct {
 // running is the engine of one member.
 type running struct {
 	member string
-	uid    string
+	domain domain
 	config *rest.Config
 	engine *engine.Engine
 	// previous is closed when the engine that this one replaces has ended; nil if there was none.
@@ -52,11 +56,19 @@ type running struct {
 	ceded chan struct{}
 }
 
+// domain is what an engine does its work in the name of, and where on the member it keeps its records.
+type domain struct{ uid, home, scope, hub string }
+
+func domainOf(m fleet.Member) domain {
+	return domain{uid: m.UID, home: m.Home, scope: m.Scope, hub: m.Hub}
+}
+
 func newEngines(members *fleet.Clients, serves func(context.Context, fleet.Member) (bool, error),
 	drifted func(fleet.Member, bundle.ID, bundle.ChangeSet),
 ) *engines {
 	return &engines{
-		members: members, serves: serves, drifted: drifted, healed: make(chan event.GenericEvent, healedBacklog), launch: make(chan *running), byMember: map[string]*running{},
+		members: members, serves: serves, drifted: drifted, healed: make(chan event.GenericEvent, newsBacklog), worked: make(chan event.GenericEvent, newsBacklog),
+		launch: make(chan *running), byMember: map[string]*running{},
 	}
 }
 
@@ -98,8 +110,17 @@ func (r *running) run(ctx context.Context) {
 	}
 }
 
-// of returns the engine of a push member. A member whose kubeconfig changed, or that was registered anew, gets another one.
+// of returns the engine of a push member, as the transport wants it.
 func (e *engines) of(ctx context.Context, m fleet.Member) (deliver.Engine, error) {
+	started, err := e.started(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return started, nil
+}
+
+// started returns the engine of a push member. A member whose credentials changed, or that was registered anew, gets another one.
+func (e *engines) started(ctx context.Context, m fleet.Member) (*running, error) {
 	config, err := e.members.Config(ctx, m)
 	if err != nil {
 		return nil, err
@@ -143,6 +164,13 @@ func (r *running) Withdraw(ctx context.Context, w bundle.Withdrawal) (bool, erro
 	return r.engine.Withdraw(ctx, w)
 }
 
+// Observe is that of the engine, until the member is ceded.
+func (r *running) Observe(ctx context.Context, id bundle.ID) ([]engine.Observation, error) {
+	ctx, cancel := r.whileOurs(ctx)
+	defer cancel()
+	return r.engine.Observe(ctx, id)
+}
+
 func (r *running) whileOurs(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -160,15 +188,15 @@ func (e *engines) get(m fleet.Member, config *rest.Config) (*running, bool, erro
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	have := e.byMember[m.Key()]
-	if have != nil && have.uid == m.UID && have.config == config {
+	if have != nil && have.domain == domainOf(m) && have.config == config {
 		return have, false, nil
 	}
-	made, err := engine.New(config, engine.Options{OnHeal: e.onHeal(m)})
+	made, err := engine.New(config, engine.Options{Namespace: m.Home, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onHeal(m), OnChange: e.onChange(m)})
 	if err != nil {
 		return nil, false, fmt.Errorf("make engine of %s: %w", m.Key(), err)
 	}
 	started := &running{
-		member: m.Key(), uid: m.UID, config: config, engine: made,
+		member: m.Key(), domain: domainOf(m), config: config, engine: made,
 		stop: make(chan struct{}), done: make(chan struct{}), ceded: make(chan struct{}),
 	}
 	if have != nil {
@@ -202,17 +230,32 @@ func (e *engines) drop(member string, r *running) bool {
 	return true
 }
 
-// onHeal wakes the summary that an engine healed for.
+// onHeal wakes whom an engine healed for.
 func (e *engines) onHeal(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
 	return func(id bundle.ID, changes bundle.ChangeSet) {
-		if id.RequestorKind != configv1beta1.ClusterSummaryKind {
-			return
+		switch id.RequestorKind {
+		case configv1beta1.ClusterSummaryKind:
+			e.drifted(m, id, changes)
+			tell(e.healed, &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
+		case workv1alpha1.WorkKind:
+			tell(e.worked, &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
 		}
-		e.drifted(m, id, changes)
-		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}}
-		select {
-		case e.healed <- event.GenericEvent{Object: summary}:
-		default:
+	}
+}
+
+// onChange wakes the Work whose objects have news: it shows their status. Summaries do not.
+func (e *engines) onChange(m fleet.Member) func(bundle.ID) {
+	return func(id bundle.ID) {
+		if id.RequestorKind == workv1alpha1.WorkKind {
+			tell(e.worked, &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
 		}
+	}
+}
+
+// tell sends obj, or drops it where too much waits already.
+func tell(to chan<- event.GenericEvent, obj client.Object) {
+	select {
+	case to <- event.GenericEvent{Object: obj}:
+	default:
 	}
 }

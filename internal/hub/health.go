@@ -12,10 +12,10 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 )
 
 const (
@@ -147,9 +147,7 @@ func (h *health) Ready() error {
 
 // allFull asks whether informers has everything that the controllers look at.
 func allFull(informers cache.Informers) func(context.Context) (bool, error) {
-	kinds := []client.Object{
-		&libv1beta1.SveltosCluster{}, &libv1beta1.ConfigurationGroup{}, &configv1beta1.ClusterSummary{}, &coordinationv1.Lease{},
-	}
+	kinds := append(fleet.Kinds(), &libv1beta1.ConfigurationGroup{}, &configv1beta1.ClusterSummary{}, &coordinationv1.Lease{})
 	return func(ctx context.Context) (bool, error) {
 		for _, kind := range kinds {
 			informer, err := informers.GetInformer(ctx, kind, cache.BlockUntilSynced(false))

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -22,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/clusters"
@@ -208,7 +206,7 @@ func (h *hub) wire(ctx context.Context) error {
 		}).Setup(ctx, h),
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport,
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: h.engines.healed, Away: h.reach().Away,
+			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: h.engines.healed, Away: h.away(),
 			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
@@ -259,13 +257,12 @@ func (h *hub) watchCharts(composer *summaries.Composer) error {
 
 // serves says whether m is still looked after by this shard, as far as is known.
 func (h *hub) serves(ctx context.Context, m fleet.Member) (bool, error) {
-	cluster := &libv1beta1.SveltosCluster{}
-	err := h.GetClient().Get(ctx, types.NamespacedName{Namespace: m.Namespace, Name: m.Name}, cluster)
+	_, cluster, err := fleet.Get(ctx, h.GetClient(), m.Type, m.Namespace, m.Name)
 	if apierrors.IsNotFound(err) {
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read cluster %s: %w", m.Key(), err)
+		return false, err
 	}
 	return h.opts.shard().Serves(cluster), nil
 }

@@ -11,6 +11,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/match"
 )
 
 // metricsNamespace begins the names of the metrics of the Sveltos surface.
@@ -74,16 +75,15 @@ func (c *census) Collect(to chan<- prometheus.Metric) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
 	defer cancel()
-	var clusters libv1beta1.SveltosClusterList
-	if err := c.hub.List(ctx, &clusters, client.UnsafeDisableDeepCopy); err != nil {
+	clusters, err := fleet.Objects(ctx, c.hub)
+	if err != nil {
 		to <- prometheus.NewInvalidMetric(c.connectivity, err)
 		return
 	}
-	known := make(map[string]bool, len(clusters.Items))
-	for i := range clusters.Items {
-		cluster := &clusters.Items[i]
-		if known[cluster.Namespace+"/"+cluster.Name] = c.shard.Serves(cluster); c.shard.Serves(cluster) {
-			c.cluster(to, cluster)
+	known := make(map[fleet.ID]bool, len(clusters))
+	for _, cluster := range clusters {
+		if c.shard.Serves(cluster) {
+			known[c.cluster(to, cluster)] = true
 		}
 	}
 	var summaries configv1beta1.ClusterSummaryList
@@ -92,7 +92,7 @@ func (c *census) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	for i := range summaries.Items {
-		if spec := summaries.Items[i].Spec; known[spec.ClusterNamespace+"/"+spec.ClusterName] {
+		if known[match.Target(&summaries.Items[i])] {
 			c.summary(to, &summaries.Items[i])
 		}
 	}
@@ -105,18 +105,30 @@ func gauge(to chan<- prometheus.Metric, d *prometheus.Desc, value float64, label
 	to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 }
 
-func (c *census) cluster(to chan<- prometheus.Metric, cluster *libv1beta1.SveltosCluster) {
-	of := []string{string(fleet.TypeSveltos), cluster.Namespace, cluster.Name}
+// cluster tells how one cluster is, and returns which one that is.
+func (c *census) cluster(to chan<- prometheus.Metric, cluster client.Object) fleet.ID {
+	member := fleet.Of(cluster)
+	of := []string{string(member.Type), member.Namespace, member.Name}
+	if version := fleet.PlainVersion(member.KubernetesVersion); version != "" {
+		gauge(to, c.version, 1, append(of, version)...)
+	}
+	connected := member.Ready && !member.Down
+	if sveltos, ok := cluster.(*libv1beta1.SveltosCluster); ok {
+		connected = sveltos.Status.ConnectionStatus == libv1beta1.ConnectionHealthy
+		c.contacts(to, sveltos.Status, of)
+	}
 	disconnected := 1.0
-	if cluster.Status.ConnectionStatus == libv1beta1.ConnectionHealthy {
+	if connected {
 		disconnected = 0
 	}
 	gauge(to, c.connectivity, disconnected, of...)
-	gauge(to, c.failures, float64(cluster.Status.ConnectionFailures), of...)
-	if version := fleet.PlainVersion(cluster.Status.Version); version != "" {
-		gauge(to, c.version, 1, append(of, version)...)
-	}
-	if last := cluster.Status.AgentLastReportTime; last != nil {
+	return member.ID()
+}
+
+// contacts tells what only the status of SveltosClusters counts.
+func (c *census) contacts(to chan<- prometheus.Metric, status libv1beta1.SveltosClusterStatus, of []string) {
+	gauge(to, c.failures, float64(status.ConnectionFailures), of...)
+	if last := status.AgentLastReportTime; last != nil {
 		gauge(to, c.heartbeat, float64(last.Unix()), of...)
 	}
 }

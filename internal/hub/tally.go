@@ -19,6 +19,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/status"
 )
 
@@ -81,10 +82,13 @@ func (t *tally) register(registry *prometheus.Registry) error {
 
 // follow makes the tally listen to summaries and clusters.
 func (t *tally) follow(ctx context.Context, informers cache.Informers) error {
-	for obj, handler := range map[client.Object]toolscache.ResourceEventHandler{
+	handlers := map[client.Object]toolscache.ResourceEventHandler{
 		&configv1beta1.ClusterSummary{}: toolscache.ResourceEventHandlerFuncs{UpdateFunc: t.summaryChanged, DeleteFunc: t.summaryGone},
-		&libv1beta1.SveltosCluster{}:    toolscache.ResourceEventHandlerFuncs{UpdateFunc: t.clusterChanged, DeleteFunc: t.clusterGone},
-	} {
+	}
+	for _, cluster := range fleet.Kinds() {
+		handlers[cluster] = toolscache.ResourceEventHandlerFuncs{UpdateFunc: t.clusterChanged, DeleteFunc: t.clusterGone}
+	}
+	for obj, handler := range handlers {
 		informer, err := informers.GetInformer(ctx, obj, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("count what happens to %T: %w", obj, err)
@@ -103,8 +107,8 @@ func (t *tally) counts(summary *configv1beta1.ClusterSummary) bool {
 	default:
 		return false
 	}
-	cluster := &libv1beta1.SveltosCluster{}
-	err := t.hub.Get(context.Background(), types.NamespacedName{Namespace: summary.Spec.ClusterNamespace, Name: summary.Spec.ClusterName}, cluster)
+	of := match.Target(summary)
+	_, cluster, err := fleet.Get(context.Background(), t.hub, of.Type, of.Namespace, of.Name)
 	return err == nil && t.shard.Serves(cluster)
 }
 
@@ -174,7 +178,7 @@ func (t *tally) summaryGone(obj any) {
 }
 
 func (t *tally) clusterChanged(_, after any) {
-	if cluster, ok := after.(*libv1beta1.SveltosCluster); ok && !t.shard.Serves(cluster) {
+	if cluster, ok := after.(client.Object); ok && !t.shard.Serves(cluster) {
 		t.forget(cluster)
 	}
 }
@@ -183,14 +187,15 @@ func (t *tally) clusterGone(obj any) {
 	if last, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
 		obj = last.Obj
 	}
-	if cluster, ok := obj.(*libv1beta1.SveltosCluster); ok {
+	if cluster, ok := obj.(client.Object); ok {
 		t.forget(cluster)
 	}
 }
 
 // forget drops the counts of a cluster that is gone or another shard's.
-func (t *tally) forget(cluster *libv1beta1.SveltosCluster) {
-	of := prometheus.Labels{"cluster_namespace": cluster.Namespace, "cluster_name": cluster.Name}
+func (t *tally) forget(cluster client.Object) {
+	member := fleet.Of(cluster)
+	of := prometheus.Labels{"cluster_type": string(member.Type), "cluster_namespace": member.Namespace, "cluster_name": member.Name}
 	t.durations.DeletePartialMatch(of)
 	t.operations.DeletePartialMatch(of)
 	t.outcomes.DeletePartialMatch(of)

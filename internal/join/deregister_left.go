@@ -4,10 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -69,17 +68,11 @@ func deployedBy(feature configv1beta1.DeployedFeature) []string {
 	return all
 }
 
-// Abandoned says whether the time of cluster's deregistration by force is over, so that what is not withdrawn stays.
-func Abandoned(cluster *libv1beta1.SveltosCluster) bool {
-	return !cluster.DeletionTimestamp.IsZero() &&
-		slices.Contains(strings.Split(cluster.Annotations[kube.AnnotationDeregister], ","), kube.DeregisterAbandon)
-}
-
 // LeftBehind lists, for people, what the hub has left on the member of a cluster that is deregistered by force.
-func LeftBehind(cluster *libv1beta1.SveltosCluster) []string {
+func LeftBehind(cluster client.Object) []string {
 	var left []string
 	// What somebody else wrote there is no list of ours.
-	if err := json.Unmarshal([]byte(cluster.Annotations[kube.AnnotationLeftBehind]), &left); err != nil {
+	if err := json.Unmarshal([]byte(cluster.GetAnnotations()[kube.AnnotationLeftBehind]), &left); err != nil {
 		return nil
 	}
 	return left
@@ -87,7 +80,7 @@ func LeftBehind(cluster *libv1beta1.SveltosCluster) []string {
 
 // LeaveBehind adds to what LeftBehind lists, before the cluster object goes, and returns it as it is then. It fails with a conflict if cluster
 // is not as it was read. A list that is too long is cut, and says so.
-func LeaveBehind(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster, left ...string) (*libv1beta1.SveltosCluster, error) {
+func LeaveBehind[T client.Object](ctx context.Context, hub client.Client, cluster T, left ...string) (T, error) {
 	all := union(LeftBehind(cluster), left)
 	text, err := json.Marshal(all)
 	for err == nil && len(text) > maxLeft {
@@ -97,15 +90,20 @@ func LeaveBehind(ctx context.Context, hub client.Client, cluster *libv1beta1.Sve
 	if err != nil {
 		return cluster, fmt.Errorf("encode what is left behind: %w", err)
 	}
-	if len(all) == 0 || string(text) == cluster.Annotations[kube.AnnotationLeftBehind] {
+	if len(all) == 0 || string(text) == cluster.GetAnnotations()[kube.AnnotationLeftBehind] {
 		return cluster, nil
 	}
-	noted := cluster.DeepCopy()
-	metav1.SetMetaDataAnnotation(&noted.ObjectMeta, kube.AnnotationLeftBehind, string(text))
+	noted := cluster.DeepCopyObject().(T)
+	annotations := maps.Clone(cluster.GetAnnotations())
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[kube.AnnotationLeftBehind] = string(text)
+	noted.SetAnnotations(annotations)
 	// The lock keeps what is left of other profiles.
 	patch := client.MergeFromWithOptions(cluster, client.MergeFromWithOptimisticLock{})
 	if err := hub.Patch(ctx, noted, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return cluster, fmt.Errorf("note what is left behind on SveltosCluster %s: %w", client.ObjectKeyFromObject(cluster), err)
+		return cluster, fmt.Errorf("note what is left behind on cluster %s: %w", client.ObjectKeyFromObject(cluster), err)
 	}
 	return noted, nil
 }

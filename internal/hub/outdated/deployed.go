@@ -7,12 +7,13 @@ import (
 	"net/url"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/summaries"
+	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/source"
 	"github.com/towline/towline/internal/status"
 )
@@ -40,7 +41,7 @@ func (w *Watch) questions(ctx context.Context) (map[string]*question, error) {
 	}
 	questions := map[string]*question{}
 	for _, summary := range deployed {
-		subject, err := summaries.SubjectFor(summary, clusters[clusterOf(summary)])
+		subject, err := summaries.SubjectFor(summary, clusters[match.Target(summary)])
 		if err != nil {
 			continue // its profile is on its way out
 		}
@@ -69,15 +70,15 @@ func (w *Watch) questions(ctx context.Context) (map[string]*question, error) {
 }
 
 // deployed returns the clusters of the shard, and their summaries whose charts are provisioned, in one order.
-func (w *Watch) deployed(ctx context.Context) (map[types.NamespacedName]*libv1beta1.SveltosCluster, []*configv1beta1.ClusterSummary, error) {
-	var members libv1beta1.SveltosClusterList
-	if err := w.Hub.List(ctx, &members, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, nil, fmt.Errorf("list clusters: %w", err)
+func (w *Watch) deployed(ctx context.Context) (map[fleet.ID]client.Object, []*configv1beta1.ClusterSummary, error) {
+	members, err := fleet.Objects(ctx, w.Hub)
+	if err != nil {
+		return nil, nil, err
 	}
-	clusters := map[types.NamespacedName]*libv1beta1.SveltosCluster{}
-	for i := range members.Items {
-		if cluster := &members.Items[i]; w.Shard.Serves(cluster) {
-			clusters[client.ObjectKeyFromObject(cluster)] = cluster
+	clusters := map[fleet.ID]client.Object{}
+	for _, cluster := range members {
+		if w.Shard.Serves(cluster) {
+			clusters[fleet.Of(cluster).ID()] = cluster
 		}
 	}
 	var list configv1beta1.ClusterSummaryList
@@ -88,15 +89,11 @@ func (w *Watch) deployed(ctx context.Context) (map[types.NamespacedName]*libv1be
 	for i := range list.Items {
 		summary := &list.Items[i]
 		provisioned := status.FeatureOf(summary.Status, libv1beta1.FeatureHelm).Status == libv1beta1.FeatureStatusProvisioned
-		if provisioned && clusters[clusterOf(summary)] != nil {
+		if provisioned && clusters[match.Target(summary)] != nil {
 			deployed = append(deployed, summary)
 		}
 	}
 	return clusters, deployed, nil
-}
-
-func clusterOf(summary *configv1beta1.ClusterSummary) types.NamespacedName {
-	return types.NamespacedName{Namespace: summary.Spec.ClusterNamespace, Name: summary.Spec.ClusterName}
 }
 
 // releasesOf returns the releases that a summary has deployed, with their versions.
@@ -107,7 +104,7 @@ func releasesOf(summary *configv1beta1.ClusterSummary) map[release]string {
 			continue
 		}
 		versions[release{
-			cluster: clusterOf(summary), namespace: r.ReleaseNamespace, name: r.ReleaseName, repository: r.RepoURL, chart: r.ChartName,
+			cluster: match.Target(summary), namespace: r.ReleaseNamespace, name: r.ReleaseName, repository: r.RepoURL, chart: r.ChartName,
 		}] = r.ChartVersion
 	}
 	return versions

@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/source"
 )
 
@@ -70,7 +69,7 @@ func (w *Watch) Collect(to chan<- prometheus.Metric) {
 				outdated = 1
 			}
 			to <- prometheus.MustNewConstMetric(chartDesc(), prometheus.GaugeValue, outdated,
-				string(fleet.TypeSveltos), of.cluster.Namespace, of.cluster.Name, of.namespace, of.name, of.chart, version, cmp.Or(latest, version))
+				string(of.cluster.Type), of.cluster.Namespace, of.cluster.Name, of.namespace, of.name, of.chart, version, cmp.Or(latest, version))
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,7 +33,7 @@ const (
 
 // Options say what a Watch looks at.
 type Options struct {
-	// Hub reads SveltosClusters and ClusterSummaries from a cache; Secrets reads those with the logins of repositories.
+	// Hub reads the objects of clusters and ClusterSummaries from a cache; Secrets reads those with the logins of repositories.
 	Hub     client.Reader
 	Secrets client.Reader
 	// Newest asks a repository for the newest versions of charts, as source.Charts.Newest does.
@@ -69,7 +68,7 @@ var (
 
 // release is one release on one cluster, as its summary tells of it.
 type release struct {
-	cluster         types.NamespacedName
+	cluster         fleet.ID
 	namespace, name string
 	repository      string
 	chart           string

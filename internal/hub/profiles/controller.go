@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -21,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/phase"
 )
@@ -29,6 +31,9 @@ import (
 const (
 	// workers is how many profiles of one kind are looked at at once.
 	workers = 5
+	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
+	retryFirst = 5 * time.Millisecond
+	retryMost  = time.Minute
 	// writers is how many summaries of one profile are written at once.
 	writers = 20
 	// OwnerIndex finds the ClusterSummaries of a profile by the profile's uid.
@@ -64,15 +69,19 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	for _, kind := range kinds() {
 		r := &reconciler{Controller: c, kind: kind}
-		err := ctrl.NewControllerManagedBy(mgr).
+		made := ctrl.NewControllerManagedBy(mgr).
 			Named("profiles-"+kind.name).
 			For(kind.blank(), builder.WithPredicates(specChanged())).
-			Watches(&libv1beta1.SveltosCluster{}, handler.EnqueueRequestsFromMapFunc(r.all), builder.WithPredicates(matchingChanged())).
 			Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), kind.blank()),
 				builder.WithPredicates(existing(), specChanged())).
-			WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
-			Complete(r)
-		if err != nil {
+			WithOptions(controller.Options{
+				MaxConcurrentReconciles: workers,
+				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+			})
+		for _, cluster := range fleet.Kinds() {
+			made = made.Watches(cluster, handler.EnqueueRequestsFromMapFunc(r.all), builder.WithPredicates(matchingChanged()))
+		}
+		if err := made.Complete(r); err != nil {
 			return err
 		}
 	}
@@ -95,11 +104,11 @@ func deletionBegan() predicate.Predicate {
 	}}
 }
 
-// matchingChanged passes what can make a cluster match or stop matching.
+// matchingChanged passes what can make a cluster match or stop matching, or let it have a summary.
 func matchingChanged() predicate.Predicate {
 	return predicate.Or(deletionBegan(), predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
-		return before.Status.Ready != after.Status.Ready || !maps.Equal(before.Labels, after.Labels)
+		before, after := fleet.Of(e.ObjectOld), fleet.Of(e.ObjectNew)
+		return before.Ready != after.Ready || before.Held != after.Held || before.Refused != after.Refused || !maps.Equal(before.Labels, after.Labels)
 	}})
 }
 
@@ -108,7 +117,7 @@ func (r *reconciler) all(ctx context.Context, cluster client.Object) []reconcile
 	list := r.kind.list()
 	var options []client.ListOption
 	if r.kind.name == configv1beta1.ProfileKind {
-		options = append(options, client.InNamespace(cluster.GetNamespace()))
+		options = append(options, client.InNamespace(fleet.Of(cluster).Namespace))
 	}
 	if err := r.Hub.List(ctx, list, options...); err != nil {
 		log.FromContext(ctx).Error(err, "list profiles")
@@ -139,6 +148,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "announce", Run: r.announce},
 		{Name: "write", Run: r.write},
 		{Name: "withdraw", Run: r.withdraw},
+		{Name: "settle", Run: r.settle},
 	}
 	if !profile.GetDeletionTimestamp().IsZero() {
 		steps = []phase.Step[*state]{{Name: "load", Run: r.load}, {Name: "withdraw", Run: r.withdraw}, {Name: "release", Run: r.release}}

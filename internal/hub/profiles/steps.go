@@ -7,12 +7,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -35,11 +37,13 @@ type state struct {
 	profile client.Object
 	spec    *configv1beta1.ProfileSpec
 	status  *configv1beta1.ProfileStatus
-	// summaries are those of the profile, by cluster.
-	summaries map[types.NamespacedName]*configv1beta1.ClusterSummary
+	// summaries are those of the profile, by member.
+	summaries map[fleet.ID]*configv1beta1.ClusterSummary
 	members   []fleet.Member
 	// matched says that members is known.
 	matched bool
+	// unhoused counts the members whose namespace for summaries is not there, or is on its way out.
+	unhoused atomic.Int32
 	// refusal says why the profile is not acted on, "" if it is.
 	refusal  string
 	released bool
@@ -59,10 +63,9 @@ func (r *reconciler) load(ctx context.Context, s *state) error {
 	if err := r.Hub.List(ctx, &list, client.MatchingFields{OwnerIndex: string(s.profile.GetUID())}); err != nil {
 		return fmt.Errorf("list summaries: %w", err)
 	}
-	s.summaries = make(map[types.NamespacedName]*configv1beta1.ClusterSummary, len(list.Items))
+	s.summaries = make(map[fleet.ID]*configv1beta1.ClusterSummary, len(list.Items))
 	for i := range list.Items {
-		spec := list.Items[i].Spec
-		s.summaries[types.NamespacedName{Namespace: spec.ClusterNamespace, Name: spec.ClusterName}] = &list.Items[i]
+		s.summaries[match.Target(&list.Items[i])] = &list.Items[i]
 	}
 	return nil
 }
@@ -100,14 +103,9 @@ func (r *reconciler) pause(ctx context.Context, s *state) error {
 // match finds out for which members there should be a summary.
 func (r *reconciler) match(ctx context.Context, s *state) error {
 	s.refusal = status.Unsupported(r.Unsupported(*s.spec, s.profile.GetLabels()))
-	// The members are read only, and there may be many.
-	var clusters libv1beta1.SveltosClusterList
-	if err := r.Hub.List(ctx, &clusters, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("list clusters: %w", err)
-	}
-	members := make([]fleet.Member, 0, len(clusters.Items))
-	for i := range clusters.Items {
-		members = append(members, fleet.FromSveltosCluster(&clusters.Items[i]))
+	members, err := fleet.List(ctx, r.Hub)
+	if err != nil {
+		return err
 	}
 	matching, err := match.Members(s.spec, s.profile.GetNamespace(), members)
 	if err != nil {
@@ -124,7 +122,7 @@ func (r *reconciler) write(ctx context.Context, s *state) error {
 	writes.SetLimit(writers)
 	for _, m := range s.members {
 		writes.Go(func() error {
-			have := s.summaries[types.NamespacedName{Namespace: m.Namespace, Name: m.Name}]
+			have := s.summaries[m.ID()]
 			if have == nil {
 				return r.create(ctx, s, m)
 			}
@@ -155,7 +153,15 @@ func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error
 		}
 		summary.Name = match.DistinctSummaryName(r.kind.name, s.profile.GetName(), m)
 	}
-	if err := r.Hub.Create(ctx, summary, client.FieldOwner(kube.FieldManager)); err != nil {
+	err = r.Hub.Create(ctx, summary, client.FieldOwner(kube.FieldManager))
+	if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		// The namespace comes with the registration, unless that is refused. The other members do not wait for it.
+		if m.Refused == "" {
+			s.unhoused.Add(1)
+		}
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("create summary %s: %w", client.ObjectKeyFromObject(summary), err)
 	}
 	log.FromContext(ctx).Info("cluster matches", logkeys.Member, m.Key(), logkeys.Summary, summary.Name)
@@ -266,9 +272,9 @@ func (r *reconciler) update(ctx context.Context, have, want *configv1beta1.Clust
 // withdraw deletes the summaries of clusters that match no more; all of them if the profile goes. While the profile is refused nothing
 // is known of what it should match, and nothing goes.
 func (r *reconciler) withdraw(ctx context.Context, s *state) error {
-	matching := map[types.NamespacedName]bool{}
+	matching := map[fleet.ID]bool{}
 	for _, m := range s.members {
-		matching[types.NamespacedName{Namespace: m.Namespace, Name: m.Name}] = true
+		matching[m.ID()] = true
 	}
 	var withdrawals errgroup.Group
 	withdrawals.SetLimit(writers)
@@ -286,6 +292,14 @@ func (r *reconciler) withdraw(ctx context.Context, s *state) error {
 		})
 	}
 	return withdrawals.Wait()
+}
+
+// settle tries again, later each time, while a namespace is missing: nobody tells when it comes.
+func (r *reconciler) settle(_ context.Context, s *state) error {
+	if missing := s.unhoused.Load(); missing > 0 {
+		return fmt.Errorf("%d of the clusters that match have no namespace for their summary yet", missing)
+	}
+	return nil
 }
 
 // remove deletes a summary, which must know first what is to become of what it deployed.

@@ -46,7 +46,7 @@ const (
 	reconcileLimit = 10 * time.Minute
 	// staleDelay is how long a reconcile that saw an old state waits for the cache to catch up.
 	staleDelay = 100 * time.Millisecond
-	// ClusterIndex finds the summaries of a cluster by "namespace/name".
+	// ClusterIndex finds the summaries of a cluster by its fleet.ID, as text.
 	ClusterIndex = "cluster"
 )
 
@@ -62,7 +62,7 @@ type Controller struct {
 	// Recheck is how soon to look again at a withdrawal that a member has not finished; zero for a mode in which a watch tells.
 	Recheck map[fleet.Mode]time.Duration
 	// Away says why nothing can be done on a member, "" if something can; only members that leave by force are asked about.
-	Away func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error)
+	Away func(ctx context.Context, cluster client.Object) (string, error)
 	// Woken tells of summaries whose member has news that no watch on the hub shows.
 	Woken  <-chan event.GenericEvent
 	Events events.EventRecorder
@@ -75,8 +75,7 @@ type Controller struct {
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.reading = newWatchlist()
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
-		spec := obj.(*configv1beta1.ClusterSummary).Spec
-		return []string{spec.ClusterNamespace + "/" + spec.ClusterName}
+		return []string{match.Target(obj.(*configv1beta1.ClusterSummary)).String()}
 	})
 	if err != nil {
 		return err
@@ -84,11 +83,10 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	configMaps, secrets := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}
 	configMaps.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
-	return ctrl.NewControllerManagedBy(mgr).
+	made := ctrl.NewControllerManagedBy(mgr).
 		Named("summaries").
 		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(wantedChanged())).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.rivals), builder.WithPredicates(wantedChanged())).
-		Watches(&libv1beta1.SveltosCluster{}, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Concerned(), memberChanged())).
 		Watches(&libv1beta1.ConfigurationGroup{}, handler.EnqueueRequestsFromMapFunc(ofGroup), builder.WithPredicates(reportChanged())).
 		WatchesMetadata(configMaps, c.readersOf("ConfigMap")).
 		WatchesMetadata(secrets, c.readersOf("Secret")).
@@ -97,8 +95,11 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 			MaxConcurrentReconciles: workers,
 			ReconciliationTimeout:   reconcileLimit,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
-		}).
-		Complete(c)
+		})
+	for _, cluster := range fleet.Kinds() {
+		made = made.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Concerned(), memberChanged()))
+	}
+	return made.Complete(c)
 }
 
 // wantedChanged drops the echo of what this controller writes itself.
@@ -110,19 +111,11 @@ func wantedChanged() predicate.Predicate {
 	})
 }
 
-// memberChanged drops heartbeats.
+// memberChanged drops heartbeats, and what nodes and pods do.
 func memberChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return !equality.Semantic.DeepEqual(steady(e.ObjectOld), steady(e.ObjectNew))
+		return !equality.Semantic.DeepEqual(fleet.Settled(e.ObjectOld), fleet.Settled(e.ObjectNew))
 	}}
-}
-
-// steady returns what of a cluster object can matter to what is delivered.
-func steady(obj client.Object) any {
-	cluster := obj.(*libv1beta1.SveltosCluster)
-	status := cluster.Status
-	status.AgentLastReportTime, status.ConnectionFailures = nil, 0
-	return []any{cluster.Labels, cluster.Annotations, cluster.Finalizers, cluster.DeletionTimestamp, cluster.Spec, status}
 }
 
 // reportChanged passes what an agent says, and that a group is gone.
@@ -145,9 +138,10 @@ func ofGroup(_ context.Context, obj client.Object) []reconcile.Request {
 
 // ofCluster lists the summaries of a cluster.
 func (c *Controller) ofCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
-	summaries, err := c.siblings(ctx, client.ObjectKeyFromObject(cluster))
+	member := fleet.Of(cluster)
+	summaries, err := c.siblings(ctx, member.ID())
 	if err != nil {
-		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Member, client.ObjectKeyFromObject(cluster))
+		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Member, member.Key())
 	}
 	return requests(summaries)
 }
@@ -171,20 +165,19 @@ func (c *Controller) rivals(ctx context.Context, obj client.Object) []reconcile.
 
 // ours says whether summary is of a cluster of this shard. One whose cluster is gone is the default shard's: somebody must let go of it.
 func (c *Controller) ours(ctx context.Context, summary *configv1beta1.ClusterSummary) (bool, error) {
-	name := types.NamespacedName{Namespace: summary.Spec.ClusterNamespace, Name: summary.Spec.ClusterName}
-	cluster := &libv1beta1.SveltosCluster{}
-	err := c.Hub.Get(ctx, name, cluster)
+	of := match.Target(summary)
+	_, cluster, err := fleet.Get(ctx, c.Hub, of.Type, of.Namespace, of.Name)
 	if apierrors.IsNotFound(err) {
 		return c.Shard.Default(), nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read cluster %s: %w", name, err)
+		return false, err
 	}
 	return c.Shard.Serves(cluster), nil
 }
 
 // siblings lists the summaries of a cluster. They must not be changed.
-func (c *Controller) siblings(ctx context.Context, cluster types.NamespacedName) ([]configv1beta1.ClusterSummary, error) {
+func (c *Controller) siblings(ctx context.Context, cluster fleet.ID) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
 	if err := c.Hub.List(ctx, &list, client.MatchingFields{ClusterIndex: cluster.String()}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list summaries of cluster %s: %w", cluster, err)

@@ -30,7 +30,7 @@ func (c *Controller) lost(ctx context.Context, s *state) (string, error) {
 	if !s.deleting() || !s.member.Forced || !s.deployed() {
 		return "", nil
 	}
-	if join.Abandoned(s.cluster) {
+	if s.member.Abandoned {
 		return "leaves by force before everything is withdrawn from it", nil
 	}
 	away, err := c.Away(ctx, s.cluster)

@@ -7,17 +7,16 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/source"
 )
 
 // contenders returns summary and all summaries of its cluster, with their releases named as they are there.
 func (c *Controller) contenders(ctx context.Context, summary *configv1beta1.ClusterSummary) (*configv1beta1.ClusterSummary, []configv1beta1.ClusterSummary, error) {
-	cluster := types.NamespacedName{Namespace: summary.Spec.ClusterNamespace, Name: summary.Spec.ClusterName}
+	cluster := match.Target(summary)
 	all, err := c.siblings(ctx, cluster)
 	if err != nil {
 		return nil, nil, err
@@ -30,14 +29,15 @@ func (c *Controller) contenders(ctx context.Context, summary *configv1beta1.Clus
 }
 
 // named returns summaries of one cluster with their releases named as they are on it, without templates.
-func (c *Controller) named(ctx context.Context, cluster types.NamespacedName, summaries []configv1beta1.ClusterSummary) ([]configv1beta1.ClusterSummary, error) {
+func (c *Controller) named(ctx context.Context, cluster fleet.ID, summaries []configv1beta1.ClusterSummary) ([]configv1beta1.ClusterSummary, error) {
 	if !slices.ContainsFunc(summaries, namedByTemplate) {
 		return summaries, nil
 	}
-	found := &libv1beta1.SveltosCluster{}
-	if err := c.Hub.Get(ctx, cluster, found); apierrors.IsNotFound(err) {
+	_, found, err := fleet.Get(ctx, c.Hub, cluster.Type, cluster.Namespace, cluster.Name)
+	if apierrors.IsNotFound(err) {
 		return summaries, nil // nothing is deployed to a cluster that is not there
-	} else if err != nil {
+	}
+	if err != nil {
 		return nil, err
 	}
 	subject, err := subjectOf(found)

@@ -3,12 +3,11 @@ package summaries
 import (
 	"fmt"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/source"
@@ -35,7 +34,7 @@ func request(s *state) (Request, error) {
 
 // SubjectFor returns what the templates of a summary see of its cluster, and what they may read. It fails with phase.Invalid for a summary
 // that belongs to no profile.
-func SubjectFor(summary *configv1beta1.ClusterSummary, cluster *libv1beta1.SveltosCluster) (source.Subject, error) {
+func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (source.Subject, error) {
 	owner, err := ownerOf(summary)
 	if err != nil {
 		return source.Subject{}, err
@@ -49,15 +48,11 @@ func SubjectFor(summary *configv1beta1.ClusterSummary, cluster *libv1beta1.Svelt
 }
 
 // subjectOf returns the cluster as templates see it, without what changes all the time.
-func subjectOf(cluster *libv1beta1.SveltosCluster) (source.Subject, error) {
-	seen := cluster.DeepCopy()
-	seen.ManagedFields = nil
-	seen.ResourceVersion = ""
-	seen.Status.AgentLastReportTime = nil
-	seen.TypeMeta = metav1.TypeMeta{APIVersion: libv1beta1.GroupVersion.String(), Kind: libv1beta1.SveltosClusterKind}
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(seen)
+func subjectOf(cluster client.Object) (source.Subject, error) {
+	member := fleet.Of(cluster)
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.Settled(cluster))
 	if err != nil {
-		return source.Subject{}, fmt.Errorf("convert cluster %s: %w", client.ObjectKeyFromObject(cluster), err)
+		return source.Subject{}, fmt.Errorf("convert cluster %s: %w", member.Key(), err)
 	}
-	return source.Subject{Cluster: fields, Namespace: cluster.Namespace, Name: cluster.Name}, nil
+	return source.Subject{Cluster: fields, Namespace: member.Namespace, Name: member.Name}, nil
 }

@@ -11,7 +11,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -38,7 +37,7 @@ const (
 type state struct {
 	summary *configv1beta1.ClusterSummary
 	// cluster is nil if the cluster object is gone; member then only has a name.
-	cluster *libv1beta1.SveltosCluster
+	cluster client.Object
 	member  fleet.Member
 	// compositions are what the features want, as far as that could be made.
 	compositions []Composition
@@ -104,11 +103,10 @@ func (s *state) leaving() []libv1beta1.FeatureID {
 
 // load reads the cluster that the summary is about.
 func (c *Controller) load(ctx context.Context, s *state) error {
-	spec := s.summary.Spec
-	s.member = fleet.Member{Type: fleet.Type(spec.ClusterType), Namespace: spec.ClusterNamespace, Name: spec.ClusterName}
-	cluster := &libv1beta1.SveltosCluster{}
-	err := c.Hub.Get(ctx, types.NamespacedName{Namespace: spec.ClusterNamespace, Name: spec.ClusterName}, cluster)
+	of := match.Target(s.summary)
+	member, cluster, err := fleet.Get(ctx, c.Hub, of.Type, of.Namespace, of.Name)
 	if apierrors.IsNotFound(err) {
+		s.member = fleet.Member{Type: of.Type, Namespace: of.Namespace, Name: of.Name}
 		if s.deleting() {
 			return nil
 		}
@@ -117,9 +115,9 @@ func (c *Controller) load(ctx context.Context, s *state) error {
 		return phase.Wait{Reason: s.pass.Message}
 	}
 	if err != nil {
-		return fmt.Errorf("read cluster %s: %w", s.member.Key(), err)
+		return err
 	}
-	s.cluster, s.member = cluster, fleet.FromSveltosCluster(cluster)
+	s.cluster, s.member = cluster, member
 	return nil
 }
 
@@ -157,7 +155,7 @@ func (c *Controller) gate(_ context.Context, s *state) error {
 		s.hold(why)
 		return phase.Wait{Reason: why}
 	}
-	if !s.deleting() && !controllerutil.ContainsFinalizer(s.cluster, kube.FinalizerCluster) {
+	if !s.deleting() && !s.member.Held {
 		// It could not be withdrawn in order. The hub is about to change that.
 		return phase.Wait{Reason: "the cluster is not held yet"}
 	}
