@@ -24,16 +24,16 @@ type healing struct {
 
 func (h *healing) count() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.heals) }
 
-func (c *cluster) heal(t *testing.T, m *meter) *healing {
+func (c *cluster) heal(t *testing.T, m *meter, change ...func(*engine.Options)) *healing {
 	t.Helper()
 	h := &healing{}
-	h.Engine = c.engine(m, func(o *engine.Options) {
+	h.Engine = c.engine(m, append(change, func(o *engine.Options) {
 		o.OnHeal = func(_ bundle.ID, changes bundle.ChangeSet) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.heals = append(h.heals, changes)
 		}
-	})
+	})...)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx) }()

@@ -1,0 +1,302 @@
+package engine_test
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/kube"
+)
+
+// of returns an engine of a hub and a scope, over records that all engines of the test have in one namespace.
+func (c *cluster) of(hub, scope string) *engine.Engine {
+	c.t.Helper()
+	return c.engine(nil, func(o *engine.Options) { o.Hub, o.Scope = hub, scope })
+}
+
+// work returns the bundle that a Work of these objects becomes.
+func (c *cluster) work(name string, objects ...*unstructured.Unstructured) bundle.Bundle {
+	b := c.bundle(name, objects...)
+	b.ID = bundle.ID{RequestorKind: "Work", RequestorName: c.ns + "-" + name, Feature: "Work"}
+	b.Owner = bundle.Owner{Kind: "Work", Name: "karmada-es-one/" + name, Tier: bundle.DefaultTier}
+	b.Items[0].Reference = bundle.Reference{}
+	b.Options = bundle.Options{ContinueOnConflict: true, ContinueOnError: true, Heal: true, Guarded: true}
+	for _, obj := range objects {
+		obj.SetLabels(map[string]string{"karmada.io/managed": "true"})
+		obj.SetAnnotations(map[string]string{"work.karmada.io/name": name, "work.karmada.io/namespace": "karmada-es-one"})
+	}
+	return b
+}
+
+func TestGuardedBundleLeavesAloneWhatIsNotManaged(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.create(configMaps, c.configMap("theirs", "1"))
+	theirs := c.configMap("same-work", "1")
+	theirs.SetLabels(map[string]string{"karmada.io/managed": "true"})
+	theirs.SetAnnotations(map[string]string{"work.karmada.io/name": "one", "work.karmada.io/namespace": "karmada-es-one"})
+	c.create(configMaps, theirs)
+	e := c.of("hub", "scope")
+	b := c.work("one", c.configMap("theirs", "2"), c.configMap("same-work", "2"), c.configMap("new", "2"))
+	for range 2 {
+		report := convergeFails(t, e, b)
+		want := "ConfigMap " + c.ns + "/theirs already exists in the cluster and is not managed; " +
+			"annotation work.karmada.io/conflict-resolution: overwrite takes it over"
+		if report.Message != want {
+			t.Errorf("message: got %q, want %q", report.Message, want)
+		}
+		if got := []string{c.value("theirs"), c.value("same-work"), c.value("new")}; !cmp.Equal(got, []string{"1", "2", "2"}) {
+			t.Errorf("values: got %v", got)
+		}
+	}
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+	if c.value("theirs") != "1" || c.value("same-work") != "" || c.value("new") != "" {
+		t.Errorf("left behind: %q, %q, %q", c.value("theirs"), c.value("same-work"), c.value("new"))
+	}
+	c.wantRecords(0)
+
+	b.Items[0].Overwrite = true
+	converge(t, e, b)
+	if got := c.value("theirs"); got != "2" {
+		t.Errorf("overwritten: got %q", got)
+	}
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+	if got := c.value("theirs"); got != "" {
+		t.Errorf("what was taken over stays: %q", got)
+	}
+}
+
+func TestGuardedBundleLeavesAloneWhatAnotherDeploys(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.of("hub", "scope")
+	first, second := c.work("first", c.configMap("a", "1")), c.work("second", c.configMap("a", "2"))
+	converge(t, e, first)
+	report := convergeFails(t, e, second)
+	if want := "is deployed by Work karmada-es-one/first"; !strings.Contains(report.Message, want) {
+		t.Errorf("message: got %q, want %q in it", report.Message, want)
+	}
+	second.Items[0].Overwrite = true
+	converge(t, e, second)
+	// The first one says so, and does not fight.
+	first.Items[0].Overwrite = true
+	converge(t, e, first)
+	convergeFails(t, e, second)
+	convergeFails(t, e, second)
+	if got := c.value("a"); got != "1" {
+		t.Errorf("got %q, want what was delivered last", got)
+	}
+}
+
+func TestAnotherHubsObjectsAreNotTouched(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	ours, theirs, sveltos := c.of("hub-1", "scope-1"), c.of("hub-2", "scope-2"), c.of("", "")
+	guarded := c.work("one", c.configMap("a", "1"))
+	converge(t, ours, guarded)
+	for name, e := range map[string]*engine.Engine{"another hub": theirs, "a Sveltos member": sveltos} {
+		for what, b := range map[string]bundle.Bundle{"guarded": c.work("one", c.configMap("a", "2")), "profile": c.bundle("one", c.configMap("a", "2"))} {
+			b.Items[0].Overwrite, b.Owner.Tier = true, 1
+			report := convergeFails(t, e, b)
+			if !strings.Contains(report.Message, "belongs to another hub (hub-1)") {
+				t.Errorf("%s, %s: got message %q", name, what, report.Message)
+			}
+			withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+		}
+	}
+	wantChanges(t, converge(t, ours, guarded).Changes, counts{bundle.Unchanged: 1})
+
+	// Another hub that has lost its records, or never had any, removes nothing of ours.
+	withdraw(t, theirs, bundle.Withdrawal{ID: guarded.ID})
+	withdraw(t, sveltos, bundle.Withdrawal{ID: guarded.ID})
+	if got := c.value("a"); got != "1" {
+		t.Errorf("value: got %q", got)
+	}
+	withdraw(t, c.of("hub-1", "scope-1"), bundle.Withdrawal{ID: guarded.ID})
+	c.wantNames(configMaps)
+	c.wantRecords(0)
+}
+
+func TestHealingHubsDoNotFight(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var beats [2]*healing
+	for i, hub := range []string{"hub-1", "hub-2"} {
+		beats[i] = c.healOf(t, hub)
+	}
+	first, second := c.work("one", c.configMap("a", "1"), c.configMap("b", "1")), c.work("one", c.configMap("a", "2"), c.configMap("c", "2"))
+	converge(t, beats[0].Engine, first)
+	convergeFails(t, beats[1].Engine, second)
+	c.patch(configMaps, "a", `{"data":{"key":"3"}}`)
+	c.delete(configMaps, "b")
+	c.delete(configMaps, "c")
+	eventually(t, "healed", func() bool { return c.value("a") == "1" && c.value("b") == "1" && c.value("c") == "2" })
+	withdraw(t, beats[1].Engine, bundle.Withdrawal{ID: second.ID})
+	if got := []string{c.value("a"), c.value("b"), c.value("c")}; !cmp.Equal(got, []string{"1", "1", ""}) {
+		t.Errorf("after one hub has gone: got %v", got)
+	}
+}
+
+func TestOlderScopeIsTakenOver(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	before, after := c.of("hub", "before"), c.of("hub", "after")
+	b := c.work("one", c.configMap("a", "1"))
+	converge(t, before, b)
+	wantChanges(t, converge(t, after, b).Changes, counts{bundle.Configured: 1})
+	if got := c.get(configMaps, c.ns, "a").GetAnnotations()[kube.AnnotationScope]; got != "after" {
+		t.Errorf("scope: got %q", got)
+	}
+	// Whoever is left over from the registration before does not get it back, nor removes it.
+	convergeFails(t, before, b)
+	withdraw(t, before, bundle.Withdrawal{ID: b.ID})
+	wantChanges(t, converge(t, after, b).Changes, counts{bundle.Unchanged: 1})
+	withdraw(t, after, bundle.Withdrawal{ID: b.ID})
+	c.wantNames(configMaps)
+	c.wantRecords(0)
+}
+
+func TestScopesDoNotSeeEachOthersRecords(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	engines := map[string]*engine.Engine{"": c.of("", ""), "1": c.of("hub", "1"), "2": c.of("hub", "2")}
+	for scope, e := range engines {
+		converge(t, e, c.bundle("one"+scope, c.configMap("a"+scope, "1")))
+	}
+	for scope := range engines {
+		reports, err := map[string]func() *engine.Engine{
+			"": func() *engine.Engine { return c.of("", "") }, "1": func() *engine.Engine { return c.of("hub", "1") },
+			"2": func() *engine.Engine { return c.of("hub", "2") },
+		}[scope]().Reports(t.Context())
+		if err != nil || len(reports) != 1 || reports[0].ID.RequestorName != c.ns+"-one"+scope {
+			t.Errorf("reports of scope %q: got %v, %v", scope, reports, err)
+		}
+	}
+}
+
+func TestWithdrawalOfGuardedBundle(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.of("hub", "scope")
+	b := c.work("one", c.configMap("managed", "1"), c.configMap("let-go", "1"))
+	converge(t, e, b)
+	c.patch(configMaps, "let-go", `{"metadata":{"labels":{"karmada.io/managed":null}}}`)
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+	if c.value("managed") != "" || c.value("let-go") != "1" {
+		t.Errorf("left: managed %q, let go %q", c.value("managed"), c.value("let-go"))
+	}
+
+	b = c.work("two", c.configMap("left", "1"))
+	obj := b.Items[0].Objects[0]
+	obj.SetLabels(map[string]string{"karmada.io/managed": "true", "work.karmada.io/permanent-id": "id", "app": "left"})
+	obj.SetAnnotations(map[string]string{
+		"work.karmada.io/name": "two", "work.karmada.io/namespace": "karmada-es-one", "work.karmada.io/conflict-resolution": "abort", "note": "kept",
+	})
+	converge(t, e, b)
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID, Leave: true})
+	left := c.get(configMaps, c.ns, "left")
+	if diff := cmp.Diff(left.GetLabels(), map[string]string{"app": "left"}); diff != "" {
+		t.Errorf("labels (-got +want):\n%s", diff)
+	}
+	if diff := cmp.Diff(left.GetAnnotations(), map[string]string{"note": "kept"}); diff != "" {
+		t.Errorf("annotations (-got +want):\n%s", diff)
+	}
+	c.wantRecords(0)
+}
+
+// healOf runs an engine of a hub.
+func (c *cluster) healOf(t *testing.T, hub string, change ...func(*engine.Options)) *healing {
+	t.Helper()
+	return c.heal(t, nil, append(change, func(o *engine.Options) { o.Hub, o.Scope = hub, "of-"+hub })...)
+}
+
+func TestNewsAndHealthOfObjects(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var mu sync.Mutex // guards news
+	news := map[bundle.ID]int{}
+	h := c.healOf(t, "hub", func(o *engine.Options) {
+		o.OnChange = func(id bundle.ID) { mu.Lock(); defer mu.Unlock(); news[id]++ }
+	})
+	told := func(id bundle.ID) int { mu.Lock(); defer mu.Unlock(); return news[id] }
+	objects := decode(t, strings.ReplaceAll(`
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: NS}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {containers: [{name: web, image: example.com/web:v1}]}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: nowhere, namespace: NS}
+spec: {accessModes: [ReadWriteOnce], storageClassName: none, resources: {requests: {storage: 1Gi}}}
+`, "NS", c.ns))
+	b := c.work("one", append(objects, c.configMap("plain", "1"))...)
+	converge(t, h.Engine, b)
+	seen := map[string]engine.Observation{}
+	look := func() bool {
+		all, err := h.Observe(t.Context(), b.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, one := range all {
+			seen[one.Resource] = one
+		}
+		return seen["deployments"].Health == engine.Healthy
+	}
+	eventually(t, "the Deployment is healthy", look)
+	if got := string(seen["deployments"].Status); !strings.Contains(got, `"availableReplicas":1`) {
+		t.Errorf("status of the Deployment: got %s", got)
+	}
+	if got := seen["persistentvolumeclaims"]; got.Health != engine.Unhealthy || !strings.Contains(string(got.Status), "Pending") {
+		t.Errorf("claim: got %s %s", got.Health, got.Status)
+	}
+	if got := seen["configmaps"]; got.Health != engine.Healthy || got.Status != nil || got.Ref.Name != "plain" {
+		t.Errorf("ConfigMap: got %v", got)
+	}
+	before := told(b.ID)
+	_, err := c.objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumeclaims"}).Namespace(c.ns).Patch(t.Context(), "nowhere", types.MergePatchType,
+		[]byte(`{"status":{"capacity":{"storage":"1Gi"}}}`), metav1.PatchOptions{}, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "news of a status", func() bool { return told(b.ID) > before })
+	if all, err := h.Observe(t.Context(), c.work("none").ID); err != nil || len(all) > 0 {
+		t.Errorf("without a record: got %v, %v", all, err)
+	}
+}
+
+func TestCutGuardedPassGoesOn(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for n := 1; ; n++ {
+		c.create(configMaps, c.configMap("theirs", "1"))
+		b := c.work("one", c.configMap("theirs", "2"), c.configMap("new", "2"))
+		b.Items[0].Overwrite = true
+		line := &meter{}
+		line.cutAfter(n)
+		_, err := c.engine(line, func(o *engine.Options) { o.Hub, o.Scope = "hub", "scope" }).Converge(t.Context(), b)
+		// What was applied before the cut is known for the Work's own, whatever the record says.
+		b.Items[0].Overwrite = c.get(configMaps, c.ns, "theirs").GetLabels()["karmada.io/managed"] == ""
+		converge(t, c.of("hub", "scope"), b)
+		withdraw(t, c.of("hub", "scope"), bundle.Withdrawal{ID: b.ID})
+		if c.value("theirs") != "" || c.value("new") != "" {
+			t.Fatalf("cut after %d requests: left %q and %q", n, c.value("theirs"), c.value("new"))
+		}
+		c.wantRecords(0)
+		if err == nil || t.Failed() {
+			return
+		}
+	}
+}
