@@ -19,21 +19,26 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ReleaseSpace lets go of what holds the execution space of a cluster up, without any of it being withdrawn from the cluster: it takes the
-// finalizers off its Works and ClusterSummaries, and deletes the Works. hub must read from the API server. It can be repeated.
-func ReleaseSpace(ctx context.Context, hub client.Client, cluster string) error {
-	space := fleet.ExecutionSpace(cluster)
+// ReleaseWorks deletes the Works of a cluster and takes their finalizer off, without anything being withdrawn from the cluster. hub must read from
+// the API server. It can be repeated.
+func ReleaseWorks(ctx context.Context, hub client.Client, cluster string) error {
 	works := &workv1alpha1.WorkList{}
-	if err := hub.List(ctx, works, client.InNamespace(space)); client.IgnoreNotFound(err) != nil {
+	if err := hub.List(ctx, works, client.InNamespace(fleet.ExecutionSpace(cluster))); err != nil {
 		return fmt.Errorf("list the Works of cluster %s: %w", cluster, err)
 	}
 	var errs []error
 	for i := range works.Items {
 		errs = append(errs, release(ctx, hub, &works.Items[i], workv1alpha1.ExecutionFinalizer))
 	}
+	return errors.Join(errs...)
+}
+
+// ReleaseSpace is ReleaseWorks for all that holds the execution space of a cluster up: its ClusterSummaries, too.
+func ReleaseSpace(ctx context.Context, hub client.Client, cluster string) error {
+	errs := []error{ReleaseWorks(ctx, hub, cluster)}
 	summaries := &configv1beta1.ClusterSummaryList{}
-	if err := hub.List(ctx, summaries, client.InNamespace(space)); client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err) {
-		return errors.Join(append(errs, fmt.Errorf("list the ClusterSummaries of cluster %s: %w", cluster, err))...)
+	if err := hub.List(ctx, summaries, client.InNamespace(fleet.ExecutionSpace(cluster))); err != nil && !meta.IsNoMatchError(err) {
+		errs = append(errs, fmt.Errorf("list the ClusterSummaries of cluster %s: %w", cluster, err))
 	}
 	for i := range summaries.Items {
 		errs = append(errs, release(ctx, hub, &summaries.Items[i], configv1beta1.ClusterSummaryFinalizer))

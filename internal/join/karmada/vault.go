@@ -136,3 +136,29 @@ func (v *vault) rollBack(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
+
+// AdoptSecrets lets the Secrets go with cluster that its own registration wrote, and was cut off before it could do that. hub must read from the
+// API server.
+func AdoptSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
+	for _, ref := range []*clusterv1alpha1.LocalSecretReference{cluster.Spec.SecretRef, cluster.Spec.ImpersonatorSecretRef} {
+		if ref == nil || cluster.Annotations[attemptAnnotation] == "" {
+			continue
+		}
+		secret := &corev1.Secret{}
+		err := hub.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret)
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("read Secret %s/%s: %w", ref.Namespace, ref.Name, err)
+		}
+		made := err == nil && secret.Labels[clusterv1alpha1.SystemLabel] == "true" &&
+			secret.Annotations[attemptAnnotation] == cluster.Annotations[attemptAnnotation]
+		if !made || len(secret.OwnerReferences) > 0 {
+			continue
+		}
+		secret.OwnerReferences = []metav1.OwnerReference{*ownerOf(cluster)}
+		// Whoever changed it since, or the registration itself, makes this a conflict.
+		if err := hub.Update(ctx, secret, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("write Secret %s/%s: %w", ref.Namespace, ref.Name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,64 @@
+package spaces
+
+import (
+	"context"
+	"fmt"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+)
+
+// holder puts the finalizer on Works that lets whoever executes them withdraw them before they go.
+type holder struct {
+	hub, live client.Client
+	shard     fleet.Shard
+}
+
+// unheld passes Works that lack it and stay.
+func unheld() predicate.Predicate {
+	lacks := func(obj client.Object) bool {
+		return obj.GetDeletionTimestamp().IsZero() && !controllerutil.ContainsFinalizer(obj, workv1alpha1.ExecutionFinalizer)
+	}
+	return predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool { return lacks(e.Object) },
+		UpdateFunc: func(e event.UpdateEvent) bool { return lacks(e.ObjectNew) },
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+	}
+}
+
+// Reconcile holds one Work of a Cluster that stays.
+func (h *holder) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	name, ok := fleet.OfExecutionSpace(req.Namespace)
+	if !ok {
+		return reconcile.Result{}, nil
+	}
+	cluster := &clusterv1alpha1.Cluster{}
+	if err := h.hub.Get(ctx, client.ObjectKey{Name: name}, cluster); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if !cluster.DeletionTimestamp.IsZero() || !h.shard.Serves(cluster) || fleet.FromCluster(cluster).Refused != "" {
+		return reconcile.Result{}, nil
+	}
+	work := &workv1alpha1.Work{}
+	if err := h.hub.Get(ctx, req.NamespacedName, work); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	held := work.DeepCopy()
+	if !work.DeletionTimestamp.IsZero() || !controllerutil.AddFinalizer(held, workv1alpha1.ExecutionFinalizer) {
+		return reconcile.Result{}, nil
+	}
+	// The lock keeps finalizers of others.
+	patch := client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{})
+	if err := h.live.Patch(ctx, held, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("hold Work %s: %w", req, err)
+	}
+	return reconcile.Result{}, nil
+}
