@@ -1,0 +1,226 @@
+package members
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// dialLimit is how long it may take to find out how a member is dialled.
+	dialLimit = 5 * time.Second
+	// leaseLimit is how long the API server may take to show a Lease.
+	leaseLimit = 5 * time.Second
+)
+
+// state is what the steps of one reconcile know.
+type state struct {
+	cluster *clusterv1alpha1.Cluster
+	member  fleet.Member
+	// status is what the Cluster shall have.
+	status clusterv1alpha1.ClusterStatus
+	// next is when to look again if nothing happens until then; zero means never.
+	next time.Duration
+}
+
+// ask finds out how the member is, each mode in its own way.
+func (c *Controller) ask(ctx context.Context, s *state) error {
+	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.observe, fleet.Pull: c.listen}[s.member.Mode](ctx, s)
+}
+
+// observe asks a push member. That it does not answer is a finding, not an error.
+func (c *Controller) observe(ctx context.Context, s *state) error {
+	s.next = wait.Jitter(observeInterval, observeJitter)
+	observer, err := c.observer(ctx, s)
+	if err != nil {
+		if ctx.Err() != nil || passes(err) {
+			return err
+		}
+		s.status = unasked(s.cluster.Status, err, c.Clock.Now())
+		return nil
+	}
+	found := observer.Observe(ctx, s.cluster.Status, s.cluster.Spec.ResourceModels)
+	if ctx.Err() != nil {
+		return fmt.Errorf("ask %s how it is: %w", s.member.Name, ctx.Err())
+	}
+	// That may have taken seconds. Whoever took the Cluster out of our hands meanwhile has its word, and nobody else's is overwritten.
+	latest := &clusterv1alpha1.Cluster{}
+	if err := c.Hub.Get(ctx, client.ObjectKeyFromObject(s.cluster), latest); err != nil {
+		return fmt.Errorf("read cluster %s: %w", s.member.Name, err)
+	}
+	if latest.UID != s.cluster.UID || latest.Spec.SyncMode != s.cluster.Spec.SyncMode || fleet.FromCluster(latest).Refused != "" {
+		return phase.Wait{After: conflictPause, Reason: "the cluster is another one now"}
+	}
+	s.cluster, s.member, s.status = latest, fleet.FromCluster(latest), found
+	return nil
+}
+
+// passes says whether it is the hub that kept us from dialling a member, which says nothing of the member.
+func passes(err error) bool {
+	var network net.Error
+	return errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsTooManyRequests(err) || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err)
+}
+
+// listen looks at the heartbeats of a pull member's agent. It takes no request of the API server unless one is missing.
+func (c *Controller) listen(ctx context.Context, s *state) error {
+	c.observers.drop(s.member.Name)
+	lease := &coordinationv1.Lease{}
+	at := types.NamespacedName{Namespace: s.member.DeliveryNamespace, Name: s.member.Name}
+	if err := c.Hub.Get(ctx, at, lease); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read lease of %s: %w", s.member.Name, err)
+	}
+	left, awaited := patience(s.cluster.Status, c.heard(s.cluster, lease), c.Clock.Now())
+	if awaited && left <= 0 {
+		var err error
+		if left, err = c.confirm(ctx, s.cluster, at); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !awaited:
+	case left > 0:
+		s.next = left
+	default:
+		s.status = silent(s.cluster.Status, c.Clock.Now())
+	}
+	return nil
+}
+
+// confirm asks the API server itself for the Lease of an agent that seems to be silent, and returns how much longer to wait for it. If the
+// API server does not answer, the agent could not reach it either, and gets time to come back.
+func (c *Controller) confirm(ctx context.Context, cluster *clusterv1alpha1.Cluster, at types.NamespacedName) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, leaseLimit)
+	defer cancel()
+	lease := &coordinationv1.Lease{}
+	if err := c.Live.Get(ctx, at, lease); client.IgnoreNotFound(err) != nil {
+		c.bearWith(cluster.Name)
+		return 0, fmt.Errorf("read lease of %s: %w", cluster.Name, err)
+	}
+	left, _ := patience(cluster.Status, c.heard(cluster, lease), c.Clock.Now())
+	return left, nil
+}
+
+// heard returns when the agent of a Cluster was last heard of, by our clock where we saw it happen.
+func (c *Controller) heard(cluster *clusterv1alpha1.Cluster, lease *coordinationv1.Lease) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.beats == nil {
+		c.beats = map[string]beat{}
+	}
+	seen := c.beats[cluster.Name].heard(cluster, lease, c.Clock.Now())
+	c.beats[cluster.Name] = seen
+	return seen.at
+}
+
+// bearWith waits for the agent of a Cluster a little longer.
+func (c *Controller) bearWith(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := c.beats[name]
+	seen.at = c.Clock.Now().Add(comeback - SilenceLimit)
+	c.beats[name] = seen
+}
+
+// report writes the status, if it differs, and tells what changed.
+func (c *Controller) report(ctx context.Context, s *state) error {
+	before := s.cluster.Status
+	if equality.Semantic.DeepEqual(before, s.status) {
+		c.tell(s, before)
+		return nil
+	}
+	written := s.cluster.DeepCopy()
+	written.Status = s.status
+	// With a lock: the list of conditions is written as a whole, and an agent, or whoever refuses the Cluster, may be writing its own.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Status().Patch(ctx, written, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return retried(fmt.Errorf("report on cluster %s: %w", s.member.Name, err))
+	}
+	s.cluster = written
+	c.tell(s, before)
+	return nil
+}
+
+// mark writes the taints that follow from the status, and what else of the spec is for the hub to write.
+func (c *Controller) mark(ctx context.Context, s *state) error {
+	if s.member.Deleting {
+		return nil
+	}
+	marked := s.cluster.DeepCopy()
+	marked.Spec.Taints = tainted(s.cluster.Spec.Taints, readyOf(s.cluster.Status), c.Clock.Now())
+	if marked.Spec.Zone != "" {
+		marked.Spec.Zones, marked.Spec.Zone = []string{marked.Spec.Zone}, ""
+	}
+	if equality.Semantic.DeepEqual(s.cluster.Spec, marked.Spec) {
+		return nil
+	}
+	// With a lock: people write taints, too, and the list is written as a whole.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Patch(ctx, marked, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return retried(fmt.Errorf("taint cluster %s: %w", s.member.Name, err))
+	}
+	s.cluster = marked
+	return nil
+}
+
+// retried makes a conflict end in another try.
+func retried(err error) error {
+	if apierrors.IsConflict(err) {
+		return phase.Wait{After: conflictPause, Reason: err.Error()}
+	}
+	return err
+}
+
+// tell records what became of the condition Ready. Of a Cluster that is being removed, which stops answering sooner or later, the removal tells.
+func (c *Controller) tell(s *state, before clusterv1alpha1.ClusterStatus) {
+	ready := readyOf(s.status)
+	was, known := c.retell(s.cluster.Name, wordOf(ready))
+	if !known {
+		was = wordOf(readyOf(before))
+	}
+	if ready == nil || was == wordOf(ready) || s.member.Deleting {
+		return
+	}
+	if ready.Status == metav1.ConditionTrue {
+		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, ready.Reason, clusterv1alpha1.ClusterKind, "cluster %s is ready, Kubernetes %s",
+			s.cluster.Name, s.status.KubernetesVersion)
+		return
+	}
+	c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, ready.Reason, clusterv1alpha1.ClusterKind, "cluster %s: %s", s.cluster.Name, ready.Message)
+}
+
+// retell remembers what is told of a Cluster now, and returns what was told last.
+func (c *Controller) retell(name, word string) (was string, known bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.told == nil {
+		c.told = map[string]string{}
+	}
+	was, known = c.told[name]
+	c.told[name] = word
+	return was, known
+}
+
+// wordOf is what events tell of a condition.
+func wordOf(ready *metav1.Condition) string {
+	if ready == nil {
+		return ""
+	}
+	return string(ready.Status) + "/" + ready.Reason
+}
