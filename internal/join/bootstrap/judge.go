@@ -62,7 +62,7 @@ func Judge(csr *certificatesv1.CertificateSigningRequest) (p Petition, ours bool
 	}
 	p.Cluster = strings.TrimPrefix(request.Subject.CommonName, AgentUserPrefix)
 	if err := karmada.ValidateName(p.Cluster); err != nil {
-		return Petition{}, true, err
+		return Petition{}, true, oneLine(err)
 	}
 	if err := p.readRequester(csr); err != nil {
 		return Petition{}, true, err

@@ -1,0 +1,131 @@
+package bootstrap_test
+
+import (
+	"context"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/api/crds"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// setUp makes the control plane that the tests share a hub, once.
+type setUp struct {
+	once sync.Once
+	err  error
+}
+
+var shared setUp
+
+// hub is a prepared hub, and an administrator's client for it.
+func hub(t *testing.T) (*localkube.Plane, client.Client) {
+	t.Helper()
+	plane := localkube.Shared(t)
+	hubClient, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared.once.Do(func() { shared.err = prepare(plane.Config, hubClient) })
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	return plane, hubClient
+}
+
+func prepare(config *rest.Config, hubClient client.Client) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
+		return err
+	}
+	if err := install(ctx, hubClient); err != nil {
+		return err
+	}
+	for range 2 {
+		if err := bootstrap.Prepare(ctx, config, join.HubAddress{Server: config.Host, CA: config.CAData}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func install(ctx context.Context, hubClient client.Client) error {
+	files, err := fs.Glob(crds.FS, "*.yaml")
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		text, err := fs.ReadFile(crds.FS, file)
+		if err != nil {
+			return err
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.Unmarshal(text, crd); err != nil {
+			return err
+		}
+		if err := hubClient.Create(ctx, crd); err != nil {
+			return err
+		}
+	}
+	lists := []client.ObjectList{&clusterv1alpha1.ClusterList{}, &workv1alpha1.WorkList{}, &libv1beta1.ConfigurationGroupList{}}
+	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		return !slices.ContainsFunc(lists, func(list client.ObjectList) bool { return hubClient.List(ctx, list) != nil }), nil
+	})
+}
+
+// eventually waits until look returns "", and fails with what it says otherwise.
+func eventually(t *testing.T, look func() (wrong string)) {
+	t.Helper()
+	last := ""
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		last = look()
+		return last == "", nil
+	})
+	if err != nil {
+		t.Fatalf("%v: %s", err, last)
+	}
+}
+
+// tokenConfig is the configuration of whoever has the token.
+func tokenConfig(config *rest.Config, token bootstrap.Token) *rest.Config {
+	config = rest.AnonymousClientConfig(config)
+	config.BearerToken = token.String()
+	return config
+}
+
+// agentConfig is the configuration of the agent of cluster.
+func agentConfig(config *rest.Config, cluster string) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: bootstrap.AgentUser(cluster), Groups: []string{bootstrap.AgentsGroup, "system:authenticated"}}
+	return config
+}
+
+func clientOf(t *testing.T, config *rest.Config) client.WithWatch {
+	t.Helper()
+	made, err := client.NewWithWatch(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func endpoint(config *rest.Config) string { return strings.TrimPrefix(config.Host, "https://") }
