@@ -21,6 +21,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -176,8 +177,27 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 			return err
 		}
 	}
+	if options.ShardKey == "" {
+		if err := prepare(ctx, config, options); err != nil {
+			return err
+		}
+	}
 	options.Version = Version()
 	return hub.Run(ctx, config, options)
+}
+
+// prepare makes the hub ready for clusters that register with a token.
+func prepare(ctx context.Context, config *rest.Config, options hub.Options) error {
+	address, err := join.FindHubAddress(ctx, config, join.HubAddress{Server: options.ManagementClusterURL, CA: options.ManagementClusterCA})
+	if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
+		return err
+	}
+	err = bootstrap.Prepare(ctx, config, address)
+	if apierrors.IsNotFound(err) {
+		// Kubernetes has had ValidatingAdmissionPolicies since 1.30; a hub without them lets no agent in by token.
+		return nil
+	}
+	return err
 }
 
 // checkInstalled says clearly that a hub does not know the kinds of Towline. Whatever else is wrong, the hub finds out when it works.

@@ -12,6 +12,8 @@ import (
 	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/hub/approvals"
 )
 
 // maxContents is how many ConfigMaps and Secrets are remembered: those that profiles point at, which few do at a time.
@@ -24,10 +26,11 @@ func cacheOptions() cache.Options {
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-node-lease"),
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-system"),
 	)
+	petitions, signed := approvals.Cached()
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		NewInformer:      newInformer,
-		ByObject:         map[client.Object]cache.ByObject{&coordinationv1.Lease{}: {Field: others}},
+		ByObject:         map[client.Object]cache.ByObject{&coordinationv1.Lease{}: {Field: others}, petitions: signed},
 	}
 }
 

@@ -200,6 +200,7 @@ func (h *hub) wire(ctx context.Context) error {
 	return errors.Join(
 		h.watchCharts(composer),
 		h.lifecycle(ctx),
+		h.karmada(ctx),
 		(&clusters.Controller{
 			Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget,
 			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
