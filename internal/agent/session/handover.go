@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
+	"k8s.io/utils/ptr"
 
 	"github.com/towline/towline/internal/kube"
 )
@@ -75,6 +76,22 @@ func (h *Handover) SetOwner(ctx context.Context, o Object, owner *metav1.OwnerRe
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("set the owner of %s: %w", o, err)
+	}
+	return nil
+}
+
+// Get reads the metadata of o.
+func (h *Handover) Get(ctx context.Context, o Object) (*metav1.PartialObjectMetadata, error) {
+	return h.at(o).Get(ctx, o.Name, metav1.GetOptions{})
+}
+
+// Delete deletes o if it has that uid, and what belongs to it after it. One that is not there is no error.
+func (h *Handover) Delete(ctx context.Context, o Object, uid types.UID) error {
+	err := h.at(o).Delete(ctx, o.Name, metav1.DeleteOptions{
+		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), Preconditions: metav1.NewUIDPreconditions(string(uid)),
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete %s: %w", o, err)
 	}
 	return nil
 }

@@ -1,0 +1,128 @@
+package karmada
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join/register"
+)
+
+// term is the time for which one of several agents of a Cluster works.
+type term struct {
+	agent *agent
+	// ended has what lead returned when that is the end of the agent.
+	ended chan error
+
+	// mu guards what follows.
+	mu sync.Mutex
+	// stop ends the work and waits; nil while this agent does not work.
+	stop func()
+}
+
+// elect works whenever no other agent of the Cluster does, until ctx ends or the work is over for good. The agents elect one by a Lease on
+// the member. One that cannot renew it, because the member does not answer, goes on telling the hub so: no other one can take over then. But it
+// changes nothing on the member before it has renewed it.
+func (a *agent) elect(ctx context.Context) error {
+	if !a.opts.LeaderElect {
+		a.gate.Set(false)
+		return a.lead(ctx)
+	}
+	t := &term{agent: a, ended: make(chan error, 1)}
+	// The Lease is given back after the work has ended, for the next one not to meet it.
+	electing, resign := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	running.Go(func() {
+		_ = a.persistence().Run(electing, "elect one of the cluster's agents", func(electing context.Context) error { return t.campaign(ctx, electing) })
+	})
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-t.ended:
+	}
+	t.leave()
+	resign()
+	running.Wait()
+	return err
+}
+
+// campaign takes part in one election, and works if it wins. electing ends after ctx.
+func (t *term) campaign(ctx, electing context.Context) error {
+	a := t.agent
+	if err := makeNamespace(electing, a.member, a.opts.ElectNamespace); err != nil {
+		return err
+	}
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: a.opts.ElectNamespace, Name: electionName(a.opts.Cluster)},
+			Client:     a.member.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: a.opts.Identity},
+			Labels:     map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: a.opts.Cluster},
+		},
+		LeaseDuration: a.opts.ElectDuration, RenewDeadline: a.opts.ElectDeadline, RetryPeriod: a.opts.ElectRetry,
+		ReleaseOnCancel: true, Name: register.DefaultAgentName,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(leading context.Context) { t.enter(ctx, leading) },
+			OnStoppedLeading: func() { t.pause() },
+			OnNewLeader: func(identity string) {
+				if identity != a.opts.Identity {
+					log.FromContext(ctx).Info("another agent of this cluster works", "agent", identity)
+					t.leave()
+				}
+			},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("take part in the election of the cluster's agent: %w", err)
+	}
+	elector.Run(electing)
+	return nil
+}
+
+// enter begins to work, or goes on. leading ends when the agent is not the elected one any more.
+func (t *term) enter(ctx, leading context.Context) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if leading.Err() != nil || ctx.Err() != nil {
+		return
+	}
+	t.agent.gate.Set(false)
+	if t.stop != nil {
+		return
+	}
+	working, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := t.agent.lead(working); err != nil {
+			t.ended <- err
+		}
+	})
+	t.stop = func() { cancel(); running.Wait() }
+}
+
+// pause keeps the agent from changing the member.
+func (t *term) pause() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.agent.gate.Set(true)
+}
+
+// leave ends the work.
+func (t *term) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.agent.gate.Set(true)
+	if t.stop != nil {
+		t.stop()
+		t.stop = nil
+	}
+}
+
+// electionName is the name of the Lease on the member.
+func electionName(cluster string) string { return register.DefaultAgentName + "-" + cluster }

@@ -1,0 +1,194 @@
+package karmada
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/agent/session"
+)
+
+// beatJitter spreads the heartbeats of a fleet: each comes up to this part of the interval early or late.
+const beatJitter = 0.04
+
+// reportAlways looks at the member and reports, at once, after each interval, and when asked to, until ctx ends.
+func (l *link) reportAlways(ctx context.Context) {
+	said := false
+	for {
+		err := l.report(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			said = false
+		case !l.refusal.Is(ctx, err) && !said:
+			said = true
+			log.FromContext(ctx).Info("cannot report on the Cluster yet", "reason", err.Error())
+		}
+		if !l.awaitLook(ctx) {
+			return
+		}
+	}
+}
+
+// awaitLook returns when it is time for another look at the member; it returns false if ctx ended first. Looks that are asked for come no more
+// often than twice in an interval: if the hub insists on another status the two do not end up writing against each other.
+func (l *link) awaitLook(ctx context.Context) bool {
+	timer := l.opts.Clock.NewTimer(l.opts.StatusInterval)
+	defer timer.Stop()
+	look := l.look
+	if early := l.opts.StatusInterval/2 - l.opts.Clock.Since(l.toldAt); early > 0 {
+		look = nil
+		soon := l.opts.Clock.NewTimer(early)
+		defer soon.Stop()
+		select {
+		case <-soon.C():
+			look = l.look
+		case <-ctx.Done():
+			return false
+		}
+	}
+	select {
+	case <-timer.C():
+		return true
+	case <-look:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// report looks at the member, and writes the status of the Cluster if it is another one.
+func (l *link) report(ctx context.Context) error {
+	cluster := l.seen.Load()
+	status := l.observer.Observe(ctx, cluster.Status, cluster.Spec.ResourceModels)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if !l.opts.ResourceModeling && status.ResourceSummary != nil {
+		status.ResourceSummary = status.ResourceSummary.DeepCopy()
+		status.ResourceSummary.AllocatableModelings = nil
+	}
+	ready := meta.IsStatusConditionTrue(status.Conditions, clusterv1alpha1.ClusterConditionReady)
+	if ready {
+		l.healthy.Store(true)
+	}
+	if l.healthy.Load() {
+		// The hub must hear the heartbeat before it is told that the cluster is ready: without one it would not believe it.
+		l.startBeating(ctx)
+	}
+	if equality.Semantic.DeepEqual(cluster.Status, status) {
+		return nil
+	}
+	changed := cluster.DeepCopy()
+	changed.Status = status
+	limited, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	if err := l.hub.Status().Patch(limited, changed, client.MergeFrom(cluster)); err != nil {
+		return fmt.Errorf("report on Cluster %s: %w", cluster.Name, err)
+	}
+	l.toldAt = l.opts.Clock.Now()
+	// Unless the watch was faster.
+	l.seen.CompareAndSwap(cluster, changed)
+	return nil
+}
+
+// readiness is the status of the condition Ready, "" without one.
+func readiness(status *clusterv1alpha1.ClusterStatus) string {
+	if ready := meta.FindStatusCondition(status.Conditions, clusterv1alpha1.ClusterConditionReady); ready != nil {
+		return string(ready.Status)
+	}
+	return ""
+}
+
+// disagrees says whether the hub has called the state of the cluster unknown.
+func (l *link) disagrees(cluster *clusterv1alpha1.Cluster) bool {
+	return readiness(&cluster.Status) == string(metav1.ConditionUnknown)
+}
+
+// startBeating gives the first heartbeat, and has others follow.
+func (l *link) startBeating(ctx context.Context) {
+	select {
+	case <-l.beating:
+		return
+	default:
+	}
+	l.beat(ctx)
+	close(l.beating)
+}
+
+// beatAlways renews the Lease from the first heartbeat on until ctx ends.
+func (l *link) beatAlways(ctx context.Context) {
+	select {
+	case <-l.beating:
+	case <-ctx.Done():
+		return
+	}
+	for {
+		pause := time.Duration(float64(l.opts.heartbeat()) * (1 + beatJitter*(2*rand.Float64()-1)))
+		if !session.Sleep(ctx, l.opts.Clock, pause) {
+			return
+		}
+		l.beat(ctx)
+	}
+}
+
+// beat renews the Lease once.
+func (l *link) beat(ctx context.Context) {
+	err := l.renewLease(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	silent := l.silent
+	l.silent = err != nil
+	switch {
+	case err == nil:
+		l.refusal.Over()
+		if silent {
+			log.FromContext(ctx).Info("the hub takes the heartbeat again")
+			// It may have called the cluster unknown meanwhile.
+			session.Request(l.look)
+		}
+	case l.refusal.Is(ctx, err):
+	case !silent:
+		log.FromContext(ctx).Info("the hub does not take the heartbeat; what is deployed stays and is healed", "reason", err.Error())
+	}
+	l.metrics.Beat(err)
+}
+
+func (l *link) renewLease(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, min(requestLimit, l.opts.heartbeat()))
+	defer cancel()
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{
+		"holderIdentity": l.opts.Identity, "leaseDurationSeconds": int32(l.opts.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(l.opts.Clock.Now()),
+	}})
+	if err != nil {
+		return fmt.Errorf("encode heartbeat: %w", err)
+	}
+	return l.patchLease(ctx, l.hub, patch)
+}
+
+func (a *agent) patchLease(ctx context.Context, hub client.Client, patch []byte) error {
+	lease := &coordinationv1.Lease{}
+	lease.Namespace, lease.Name = a.lease().Namespace, a.lease().Name
+	err := hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, patch))
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errors.New("the hub does not answer")
+	}
+	if err != nil {
+		return fmt.Errorf("renew Lease %s: %w", a.lease(), err)
+	}
+	return nil
+}
