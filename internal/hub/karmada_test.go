@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -24,29 +24,25 @@ import (
 // joined registers the control plane of member by hand, as a Cluster in push mode that answers.
 func (w *world) joined(name string, member *world) *clusterv1alpha1.Cluster {
 	w.Helper()
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "hub"}}
-	member.create(account)
-	member.create(&rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "hub"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "default", Name: "hub"}},
-	})
-	token := &authenticationv1.TokenRequest{}
-	w.must(member.SubResource("token").Create(w.Context(), account, token))
-	secret := &corev1.Secret{
+	w.create(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
-		Data:       map[string][]byte{"token": []byte(token.Status.Token), "caBundle": member.plane.Config.CAData},
-	}
-	w.create(secret)
+		Data:       map[string][]byte{"token": []byte(member.token("hub", "cluster-admin")), "caBundle": member.plane.Config.CAData},
+	})
+	return w.declared(name, clusterv1alpha1.ClusterSpec{
+		ID: member.uid(), SyncMode: clusterv1alpha1.Push, APIEndpoint: member.plane.Config.Host,
+		SecretRef: &clusterv1alpha1.LocalSecretReference{Namespace: w.ns, Name: name},
+	})
+}
+
+// declared makes a Cluster that matches the profiles of the test, is ready and has all that the hub gives it.
+func (w *world) declared(name string, spec clusterv1alpha1.ClusterSpec) *clusterv1alpha1.Cluster {
+	w.Helper()
 	w.must(client.IgnoreAlreadyExists(w.Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(name)}})))
 	cluster := &clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Labels: w.prod(), Finalizers: []string{clusterv1alpha1.ClusterFinalizer}, Annotations: map[string]string{kube.AnnotationHub: w.uid()},
 		},
-		Spec: clusterv1alpha1.ClusterSpec{
-			ID: member.uid(), SyncMode: clusterv1alpha1.Push, APIEndpoint: member.plane.Config.Host,
-			SecretRef: &clusterv1alpha1.LocalSecretReference{Namespace: secret.Namespace, Name: secret.Name},
-		},
+		Spec: spec,
 	}
 	w.create(cluster)
 	w.eventually("status of "+name, func() error { return w.answers(cluster, metav1.ConditionTrue) })
@@ -95,7 +91,8 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 	planes := localkube.SeveralForTest(t, []string{"hub", "member"})
 	w, member := worldOn(t, planes[0]), worldOn(t, planes[1])
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	w.start(w.plane.Config, hub.Options{CacheDir: t.TempDir()})
+	opts := hub.Options{CacheDir: t.TempDir(), DiagnosticsAddress: freeAddress(t)}
+	w.start(w.plane.Config, opts)
 	cm := w.configMap("manifests", "")
 	update(w, cm, func(cm *corev1.ConfigMap) {
 		cm.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
@@ -114,10 +111,10 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 		t.Errorf("it is marked %v", deployed.Annotations)
 	}
 	w.wantListed(profile, "one")
+	w.wantSeries(opts, profile)
 	w.must(member.Delete(t.Context(), deployed))
 	member.eventually("it is healed", func() error { return member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed) })
 
-	// What nodes and pods do is no news for summaries; what a template sees is.
 	update(w, one, func(c *clusterv1alpha1.Cluster) { delete(c.Labels, "env") })
 	w.eventually("it is withdrawn", func() error {
 		return errors.Join(member.gone(deployed, deployed.Namespace, deployed.Name), w.gone(summary, summary.Namespace, summary.Name))
@@ -138,6 +135,67 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 		})
 		w.must(member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed))
 	})
+}
+
+// wantSeries waits until the metrics tell of the Cluster one, as what it is.
+func (w *world) wantSeries(opts hub.Options, profile *configv1beta1.ClusterProfile) {
+	w.Helper()
+	reader := w.token("reader", "cluster-admin")
+	cluster := `cluster_name="one",cluster_namespace="karmada-es-one",cluster_type="Karmada"`
+	of := `profile_kind="ClusterProfile",profile_name="` + profile.Name + `",profile_namespace=""`
+	w.eventually("series", func() error {
+		_, body, err := fetch("https://"+opts.DiagnosticsAddress+"/metrics", reader)
+		for _, want := range []string{
+			"cluster_connectivity_status{" + cluster + "} 0", "kubernetes_version_info{" + cluster + `,kubernetes_version="v1.`,
+			"reconcile_outcome_total{" + cluster + `,feature="Resources",` + of + `,status="success"} 1`, "matching_clusters{" + of + "} 1",
+			"reconcile_consecutive_failures{" + cluster + `,feature="Resources",` + of + "} 0",
+		} {
+			if !strings.Contains(body, "\nprojectsveltos_"+want) {
+				return fmt.Errorf("no series %s and %w in:\n%s", want, err, body)
+			}
+		}
+		return nil
+	})
+}
+
+func TestProfileIsLeftForAPullClusterInItsSpace(t *testing.T) {
+	w := realWorld(t)
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	w.start(w.plane.Config, hub.Options{CacheDir: t.TempDir()})
+	w.configMap("manifests", manifest("a"))
+	// One of the other kind with the same name, and one that is where only Clusters may be.
+	w.member("two", w.prod())
+	two := w.declared("two", clusterv1alpha1.ClusterSpec{ID: "another", SyncMode: clusterv1alpha1.Pull})
+	now := metav1.NowMicro()
+	w.create(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two"}, Spec: coordinationv1.LeaseSpec{RenewTime: &now}})
+	stranger := &libv1beta1.SveltosCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two", Labels: w.prod()}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
+	}
+	w.create(stranger)
+	profile := w.profile(nil)
+	w.wantState(profile, "two", libv1beta1.FeatureStatusProvisioning)
+	var groups libv1beta1.ConfigurationGroupList
+	w.eventually("group", func() error {
+		return errors.Join(w.List(t.Context(), &groups, client.InNamespace("karmada-es-two")), same(1, len(groups.Items)))
+	})
+	group := &groups.Items[0]
+	if group.Labels[libv1beta1.PullClusterNameLabel] != "two" || group.Spec.SourceRef.Namespace != "karmada-es-two" {
+		t.Errorf("the group is %+v", group)
+	}
+	w.wantCluster(stranger, func(s libv1beta1.SveltosClusterStatus) bool {
+		return !s.Ready && strings.Contains(s.FailureMessage, "karmada-es-")
+	})
+
+	update(w, two, func(c *clusterv1alpha1.Cluster) { delete(c.Labels, "env") })
+	w.eventually("its agent is told to remove it", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(group), group); err != nil {
+			return err
+		}
+		return same(libv1beta1.ActionRemove, group.Spec.Action)
+	})
+	if _, err := w.summary(profile, "two"); err != nil {
+		t.Errorf("the SveltosCluster of the same name: %v", err)
+	}
 }
 
 // wantListed waits until the profile says that it matches a Cluster, and the inventory of that says what it has.
