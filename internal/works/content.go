@@ -58,6 +58,11 @@ func read(manifest workv1alpha1.Manifest) (*unstructured.Unstructured, error) {
 	case ref.Name == "":
 		return nil, errors.New("it has no name")
 	}
+	for _, field := range []string{"labels", "annotations"} {
+		if _, _, err := unstructured.NestedStringMap(obj.Object, "metadata", field); err != nil {
+			return nil, fmt.Errorf("metadata.%s: they are not all strings", field)
+		}
+	}
 	return obj, nil
 }
 

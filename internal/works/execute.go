@@ -124,7 +124,7 @@ func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work, next *wor
 		return nil
 	}
 	done := report.Changes.Count(bundle.Created) + report.Changes.Count(bundle.Configured) + report.Changes.Count(bundle.Unchanged)
-	e.set(next, work, notApplied(done, len(work.Spec.Workload.Manifests), err))
+	e.set(next, work, notApplied(done, len(work.Spec.Workload.Manifests), steady(err, report.Message)))
 	return err
 }
 
@@ -140,7 +140,7 @@ func (e *Executor) remove(ctx context.Context, work *workv1alpha1.Work, at Circu
 	done, err := e.Engine.Withdraw(ctx, bundle.Withdrawal{ID: Requestor(work), Leave: leave})
 	if err != nil {
 		next := work.Status.DeepCopy()
-		e.set(next, work, notRemoved(err))
+		e.set(next, work, notRemoved(steady(err, "")))
 		if ctx.Err() == nil {
 			err = errors.Join(err, ignoreConflict(e.report(ctx, work, next)))
 		}

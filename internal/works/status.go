@@ -1,11 +1,13 @@
 package works
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/url"
 	"reflect"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -19,6 +21,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
+// maxMessage is how many bytes of a reason a condition holds; the API server takes 32768 characters.
+const maxMessage = 8 << 10
+
 // maxStatuses is how many bytes the statuses of a Work's objects may have together, so that the Work stays far below what the API server
 // stores (1.5 MB). What is beyond is left out; the health is always there.
 const maxStatuses = 256 << 10
@@ -30,17 +35,17 @@ func applied() metav1.Condition {
 	}
 }
 
-func notApplied(done, all int, err error) metav1.Condition {
+func notApplied(done, all int, why string) metav1.Condition {
 	return metav1.Condition{
 		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonAppliedFailed,
-		Message: fmt.Sprintf("Failed to apply all manifests (%d/%d): %s", done, all, steady(err)),
+		Message: fmt.Sprintf("Failed to apply all manifests (%d/%d): %s", done, all, why),
 	}
 }
 
-func notRemoved(err error) metav1.Condition {
+func notRemoved(why string) metav1.Condition {
 	return metav1.Condition{
 		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonAppliedFailed,
-		Message: "Failed to remove what was applied: " + steady(err),
+		Message: "Failed to remove what was applied: " + why,
 	}
 }
 
@@ -58,12 +63,17 @@ func suspended() metav1.Condition {
 	}
 }
 
-// steady returns the text of err, the same for the same problem: errors of connections name ports that differ each time.
-func steady(err error) string {
+// steady returns a text for err, or what the engine says instead: the same for the same problem. Errors of connections name ports that
+// differ each time.
+func steady(err error, message string) string {
 	if _, ok := errors.AsType[*url.Error](err); ok {
 		return "the cluster does not answer"
 	}
-	return err.Error()
+	text := cmp.Or(message, err.Error())
+	if len(text) > maxMessage {
+		text = strings.ToValidUTF8(text[:maxMessage], "") + "..."
+	}
+	return text
 }
 
 // set puts a condition into a status.

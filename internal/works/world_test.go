@@ -1,0 +1,213 @@
+package works_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/towline/towline/api/crds"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/works"
+)
+
+// world is an execution space, and namespaces of a member for objects and for records, all on the shared API server.
+type world struct {
+	testing.TB
+	client.Client
+	plane   *localkube.Plane
+	space   string
+	objects string
+	records string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	plane := localkube.Shared(t)
+	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	installCRD(t, hub)
+	w := &world{
+		TB: t, Client: hub, plane: plane,
+		space: plane.Namespace(t, "karmada-es"), objects: plane.Namespace(t, "objects"), records: plane.Namespace(t, "records"),
+	}
+	t.Cleanup(func() {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+		var list workv1alpha1.WorkList
+		w.must(hub.List(context.WithoutCancel(t.Context()), &list, client.InNamespace(w.space)))
+		for i := range list.Items {
+			w.must(client.IgnoreNotFound(hub.Patch(context.WithoutCancel(t.Context()), &list.Items[i], patch)))
+		}
+	})
+	return w
+}
+
+// crdOnce serves the tests of this binary, which share a control plane.
+var crdOnce sync.Mutex
+
+func installCRD(t *testing.T, hub client.Client) {
+	t.Helper()
+	crdOnce.Lock()
+	defer crdOnce.Unlock()
+	raw, err := crds.FS.ReadFile("work.karmada.io_works.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.Unmarshal(raw, crd); err != nil {
+		t.Fatal(err)
+	}
+	if err := hub.Create(t.Context(), crd); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	err = wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		return hub.List(ctx, &workv1alpha1.WorkList{}) == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("wait for the CRD: %v", err)
+	}
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// engine returns a new Engine, as a process that was just started would have it.
+func (w *world) engine() *engine.Engine {
+	w.Helper()
+	e, err := engine.New(w.plane.Config, engine.Options{Namespace: w.records, Hub: "hub", Scope: w.space})
+	w.must(err)
+	return e
+}
+
+// executor returns an Executor of a process that was just started.
+func (w *world) executor() *works.Executor {
+	return &works.Executor{Hub: w.Client, Engine: w.engine(), Clock: clock.RealClock{}}
+}
+
+// heal runs an engine until the test ends.
+func (w *world) heal(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	e := w.engine()
+	go func() { done <- e.Run(ctx) }()
+	t.Cleanup(func() { cancel(); w.must(<-done) })
+}
+
+// work creates a Work of these manifests; OBJECTS in them is the namespace for objects.
+func (w *world) work(name string, manifests ...string) *workv1alpha1.Work {
+	w.Helper()
+	work := &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{
+		Namespace: w.space, Name: name, Finalizers: []string{workv1alpha1.ExecutionFinalizer},
+	}}
+	for _, manifest := range manifests {
+		work.Spec.Workload.Manifests = append(work.Spec.Workload.Manifests, w.manifest(manifest))
+	}
+	w.must(w.Create(w.Context(), work))
+	return work
+}
+
+func (w *world) manifest(text string) workv1alpha1.Manifest {
+	w.Helper()
+	raw, err := yaml.YAMLToJSON([]byte(strings.ReplaceAll(text, "OBJECTS", w.objects)))
+	w.must(err)
+	return workv1alpha1.Manifest{RawExtension: runtime.RawExtension{Raw: raw}}
+}
+
+func configMap(name, value string) string {
+	return "{apiVersion: v1, kind: ConfigMap, metadata: {name: " + name + ", namespace: OBJECTS}, data: {key: '" + value + "'}}"
+}
+
+// get reads a Work, which must exist.
+func (w *world) get(name string) *workv1alpha1.Work {
+	w.Helper()
+	work := &workv1alpha1.Work{}
+	w.must(w.Get(w.Context(), client.ObjectKey{Namespace: w.space, Name: name}, work))
+	return work
+}
+
+// change changes a Work as a user does.
+func (w *world) change(name string, how func(*workv1alpha1.Work)) {
+	w.Helper()
+	work := w.get(name)
+	how(work)
+	w.must(w.Update(w.Context(), work))
+}
+
+func (w *world) gone(name string) bool {
+	w.Helper()
+	err := w.Get(w.Context(), client.ObjectKey{Namespace: w.space, Name: name}, &workv1alpha1.Work{})
+	w.must(client.IgnoreNotFound(err))
+	return err != nil
+}
+
+// execute executes a Work as it is now, in a process of its own.
+func (w *world) execute(name string, at works.Circumstances) error {
+	w.Helper()
+	_, err := w.executor().Execute(w.Context(), w.get(name), at)
+	return err
+}
+
+// value returns what a ConfigMap of the member has; "" if there is none.
+func (w *world) value(name string) string {
+	w.Helper()
+	var cm corev1.ConfigMap
+	err := w.Get(w.Context(), client.ObjectKey{Namespace: w.objects, Name: name}, &cm)
+	w.must(client.IgnoreNotFound(err))
+	return cm.Data["key"]
+}
+
+// set makes or changes a ConfigMap of the member as somebody else does.
+func (w *world) set(name, value string) {
+	w.Helper()
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.objects, Name: name}}
+	if err := w.Get(w.Context(), client.ObjectKeyFromObject(cm), cm); err != nil {
+		w.must(client.IgnoreNotFound(err))
+		cm.Data = map[string]string{"key": value}
+		w.must(w.Create(w.Context(), cm))
+		return
+	}
+	cm.Data = map[string]string{"key": value}
+	w.must(w.Update(w.Context(), cm))
+}
+
+// wantCondition checks a condition, with its message if that is not "".
+func (w *world) wantCondition(name, kind string, status metav1.ConditionStatus, reason, message string) {
+	w.Helper()
+	got := meta.FindStatusCondition(w.get(name).Status.Conditions, kind)
+	if got == nil || got.Status != status || got.Reason != reason || (message != "" && got.Message != message) {
+		raw, err := json.Marshal(got)
+		w.must(err)
+		w.Errorf("condition %s of %s: got %s, want %s %s %q", kind, name, raw, status, reason, message)
+	}
+}
+
+func (w *world) eventually(what string, check func() bool) {
+	w.Helper()
+	err := wait.PollUntilContextTimeout(w.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return check(), nil })
+	if err != nil {
+		w.Fatalf("%s: %v", what, err)
+	}
+}
