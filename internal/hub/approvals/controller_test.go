@@ -1,0 +1,303 @@
+package approvals_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/kube"
+)
+
+func takenText(id, name string) string {
+	return fmt.Sprintf("the cluster ID %s or the cluster name %s has been registered", id, name)
+}
+
+func (w *world) agent(cfg *rest.Config) client.Client {
+	w.Helper()
+	agent, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
+	w.must(err)
+	return agent
+}
+
+func TestTokenRegistersACluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	token, certificate := w.registered("first")
+	c := w.cluster("first")
+	if diff := cmp.Diff(c.Spec, clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull, ID: "id-first"}); diff != "" {
+		t.Errorf("spec (-got +want):\n%s", diff)
+	}
+	if c.Annotations[kube.AnnotationBootstrapToken] != token.ID || c.Annotations[kube.AnnotationApproved] == "" || c.Annotations[kube.AnnotationHub] == "" {
+		t.Errorf("annotations %v", c.Annotations)
+	}
+	csr := &certificatesv1.CertificateSigningRequest{}
+	w.must(w.Get(t.Context(), client.ObjectKey{Name: certificate.CSR}, csr))
+	if len(csr.Status.Conditions) != 1 || csr.Status.Conditions[0].Type != "Approved" || csr.Status.Conditions[0].Reason != "AutoApproved" || csr.Labels["karmada.io/system"] != "true" {
+		t.Errorf("conditions %v, labels %v", csr.Status.Conditions, csr.Labels)
+	}
+	if life := certificate.NotAfter.Sub(certificate.NotBefore); life < 55*time.Minute || life > 70*time.Minute {
+		t.Errorf("it lives %s", life)
+	}
+	agent := w.agent(w.by(certificate))
+	w.eventually(func() string {
+		if err := agent.Get(t.Context(), client.ObjectKey{Name: "first"}, &clusterv1alpha1.Cluster{}); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	if err := agent.Get(t.Context(), client.ObjectKey{Name: "second"}, &clusterv1alpha1.Cluster{}); !apierrors.IsForbidden(err) {
+		t.Errorf("read another Cluster: %v", err)
+	}
+	if err := agent.Get(t.Context(), client.ObjectKey{Name: certificate.CSR}, csr); !apierrors.IsForbidden(err) {
+		t.Errorf("read the request of the token: %v", err)
+	}
+}
+
+func TestAgentRenewsItsCertificate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, certificate := w.registered("renewer")
+	w.registered("bystander")
+	before := w.cluster("bystander")
+	for range 2 {
+		next, err := w.request(w.by(certificate), "renewer", "")
+		w.must(err)
+		if string(next.KeyPEM) == string(certificate.KeyPEM) {
+			t.Error("the key is the old one")
+		}
+		certificate = next
+	}
+	_, err := w.request(w.by(certificate), "bystander", "")
+	w.wantDenied(err, bootstrap.ReasonMalformed, "system:karmada:agent:renewer may not have the certificate of the agent of cluster bystander")
+	if diff := cmp.Diff(w.cluster("bystander"), before); diff != "" {
+		t.Errorf("the bystander changed:\n%s", diff)
+	}
+	w.must(w.Delete(t.Context(), w.cluster("renewer")))
+	w.wantNone("renewer")
+	// Its right to ask goes with the Cluster; while the garbage collector is on its way, the answer is no.
+	if _, err := w.request(w.by(certificate), "renewer", ""); err == nil {
+		t.Error("a cluster that is gone got a certificate")
+	}
+}
+
+func TestTokenIsWorthOneRegistration(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	token, _ := w.registered("once")
+	_, err := w.request(w.as(token), "twice", "id-twice")
+	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantNone("twice")
+	_, err = w.request(w.as(token), "once", "another-id")
+	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	// A second try of the same, before the agent has come.
+	_, err = w.request(w.as(token), "once", "id-once")
+	w.must(err)
+	w.report("once")
+	before := w.cluster("once")
+	_, err = w.request(w.as(token), "once", "id-once")
+	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-once", "once"))
+	if diff := cmp.Diff(w.cluster("once"), before); diff != "" {
+		t.Errorf("the Cluster changed:\n%s", diff)
+	}
+	_, err = w.request(w.as(token), "twice", "id-twice")
+	w.wantDenied(err, bootstrap.ReasonSpent, "")
+}
+
+func TestNamesAndIDsOfOthersAreTaken(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.registered("winner")
+	before := w.cluster("winner")
+	token := w.token("")
+	_, err := w.request(w.as(token), "winner", "id-loser")
+	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-loser", "winner"))
+	// A token that got nothing is worth as much as before.
+	_, err = w.request(w.as(token), "loser", "id-winner")
+	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-winner", "loser"))
+	w.wantNone("loser")
+	if diff := cmp.Diff(w.cluster("winner"), before); diff != "" {
+		t.Errorf("the winner changed:\n%s", diff)
+	}
+	_, err = w.request(w.as(token), "loser", "id-loser")
+	w.must(err)
+}
+
+func TestTokenForOneClusterRenewsThatOne(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.registered("expired")
+	w.report("expired")
+	uid := w.cluster("expired").UID
+	token := w.token("expired")
+	_, err := w.request(w.as(token), "somebody", "id-somebody")
+	w.wantDenied(err, bootstrap.ReasonMalformed, `the bootstrap token is for cluster "expired" alone`)
+	_, err = w.request(w.as(token), "expired", "id-another")
+	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-another", "expired"))
+	certificate, err := w.request(w.as(token), "expired", "id-expired")
+	w.must(err)
+	if w.cluster("expired").UID != uid {
+		t.Error("the Cluster was made anew")
+	}
+	_, err = w.request(w.by(certificate), "expired", "")
+	w.must(err)
+}
+
+func TestRacingRegistrationsHaveOneWinner(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for round := range 5 {
+		const racers = 3
+		var (
+			running sync.WaitGroup
+			errs    [racers]error
+			id      = fmt.Sprintf("id-race-%d", round)
+			tokens  [racers]bootstrap.Token
+		)
+		for i := range racers {
+			tokens[i] = w.token("")
+		}
+		for i := range racers {
+			running.Go(func() { _, errs[i] = w.request(w.as(tokens[i]), fmt.Sprintf("race-%d-%d", round, i), id) })
+		}
+		running.Wait()
+		won := 0
+		for i, err := range errs {
+			name := fmt.Sprintf("race-%d-%d", round, i)
+			if err == nil {
+				won++
+				w.cluster(name)
+				continue
+			}
+			w.wantDenied(err, bootstrap.ReasonTaken, takenText(id, name))
+			w.wantNone(name)
+		}
+		if won != 1 {
+			t.Errorf("%d winners of %d", won, racers)
+		}
+	}
+}
+
+func TestWorthlessTokensAreRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	// The API server goes on taking a deleted token for a moment, so the controller must look itself.
+	token := w.token("")
+	_, err := bootstrap.DeleteToken(t.Context(), w, token.ID)
+	w.must(err)
+	if _, err := w.request(w.as(token), "deleted", "id-deleted"); err == nil {
+		t.Error("a deleted token registered a cluster")
+	}
+	forged := w.token("")
+	forged.Secret = "0123456789abcdef"
+	if _, err := w.request(w.as(forged), "forged", "id-forged"); !apierrors.IsUnauthorized(err) {
+		t.Errorf("a forged token: %v", err)
+	}
+	stranger, err := bootstrap.CreateToken(t.Context(), w, bootstrap.TokenOptions{TTL: time.Hour, Groups: []string{"system:bootstrappers:others"}})
+	w.must(err)
+	if _, err := w.request(w.as(stranger), "strange", "id-strange"); !apierrors.IsForbidden(err) {
+		t.Errorf("a token of others: %v", err)
+	}
+	for _, name := range []string{"deleted", "forged", "strange"} {
+		w.wantNone(name)
+	}
+}
+
+func TestReservedNameIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, err := w.request(w.as(w.token("")), "rbac-generator", "id-reserved")
+	w.wantDenied(err, bootstrap.ReasonMalformed, "")
+	w.wantNone("rbac-generator")
+}
+
+// petition makes a CertificateSigningRequest by hand.
+func petition(t *testing.T, name string, subject pkix.Name) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{kube.AnnotationClusterID: "id-" + name}},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			SignerName: bootstrap.Signer, Usages: []certificatesv1.KeyUsage{"digital signature", "client auth"},
+		},
+	}
+}
+
+// answer waits for the answer to a request.
+func (w *world) answer(name string) certificatesv1.CertificateSigningRequestCondition {
+	w.Helper()
+	csr := &certificatesv1.CertificateSigningRequest{}
+	w.eventually(func() string {
+		w.must(w.Get(w.Context(), client.ObjectKey{Name: name}, csr))
+		if len(csr.Status.Conditions) == 0 {
+			return "no answer"
+		}
+		return ""
+	})
+	return csr.Status.Conditions[0]
+}
+
+func TestRequestsOfOthersAreLeftAloneAndTheirAgentsDenied(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	foreign := petition(t, "foreign", pkix.Name{CommonName: "jane", Organization: []string{"developers"}})
+	w.must(w.Create(t.Context(), foreign))
+	admin := petition(t, "by-admin", pkix.Name{CommonName: bootstrap.AgentUser("by-admin"), Organization: []string{bootstrap.AgentsGroup}})
+	w.must(w.Create(t.Context(), admin))
+	if got := w.answer("by-admin"); got.Type != certificatesv1.CertificateDenied || got.Reason != bootstrap.ReasonMalformed {
+		t.Errorf("an administrator's request for an agent: %+v", got)
+	}
+	w.wantNone("by-admin")
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign))
+	if len(foreign.Status.Conditions) > 0 {
+		t.Errorf("the request of another: %+v", foreign.Status.Conditions)
+	}
+}
+
+func TestAnswerThatNobodyWaitsForIsNo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	late := petition(t, "late", pkix.Name{CommonName: bootstrap.AgentUser("late"), Organization: []string{bootstrap.AgentsGroup}})
+	late.Annotations[kube.AnnotationUntil] = time.Now().Add(-time.Minute).Format(time.RFC3339)
+	token := w.token("")
+	w.must(w.agent(w.as(token)).Create(t.Context(), late))
+	if got := w.answer("late"); got.Type != certificatesv1.CertificateDenied || got.Reason != bootstrap.ReasonTooLate {
+		t.Errorf("answer %+v", got)
+	}
+	w.wantNone("late")
+	_, err := w.request(w.as(token), "late", "id-late")
+	w.must(err)
+}
+
+// marksOf returns what is written on a token's Secret.
+func (w *world) marksOf(ctx context.Context, token bootstrap.Token) map[string]string {
+	w.Helper()
+	secret := &corev1.Secret{}
+	w.must(w.Get(ctx, bootstrap.TokenSecret(token.ID), secret))
+	return secret.Annotations
+}

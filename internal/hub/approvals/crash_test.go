@@ -1,0 +1,179 @@
+package approvals_test
+
+import (
+	"context"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/towline/towline/internal/hub/approvals"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+var errKilled = errors.New("the hub is dead")
+
+// mortal returns a client that makes this many writes and then none, nor anything else, as if its process had been killed.
+func (w *world) mortal(writes int) client.Client {
+	w.Helper()
+	live, err := client.NewWithWatch(w.config, client.Options{Scheme: kube.Scheme()})
+	w.must(err)
+	spend := func() error {
+		if writes--; writes < 0 {
+			return errKilled
+		}
+		return nil
+	}
+	return interceptor.NewClient(live, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if writes < 0 {
+				return errKilled
+			}
+			return c.Get(ctx, key, obj, opts...)
+		},
+		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			if err := spend(); err != nil {
+				return err
+			}
+			return c.Create(ctx, obj, opts...)
+		},
+		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			if err := spend(); err != nil {
+				return err
+			}
+			return c.Update(ctx, obj, opts...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			if err := spend(); err != nil {
+				return err
+			}
+			return c.Delete(ctx, obj, opts...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if err := spend(); err != nil {
+				return err
+			}
+			return c.Patch(ctx, obj, patch, opts...)
+		},
+		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			if err := spend(); err != nil {
+				return err
+			}
+			return c.Apply(ctx, obj, opts...)
+		},
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+			if err := spend(); err != nil {
+				return err
+			}
+			return c.SubResource(sub).Update(ctx, obj, opts...)
+		},
+	})
+}
+
+// run has the request answered by a controller that makes this many writes at most, at the moment now.
+func (w *world) run(name string, writes int, now time.Time) error {
+	w.Helper()
+	c := &approvals.Controller{Hub: w, Live: w.mortal(writes), Events: events.NewFakeRecorder(100), Clock: clocktesting.NewFakeClock(now)}
+	_, err := c.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}})
+	return err
+}
+
+// asked has a token's holder ask for a registration, who waits a minute.
+func (w *world) asked(t *testing.T, token bootstrap.Token, name string) {
+	t.Helper()
+	csr := petition(t, name, pkix.Name{CommonName: bootstrap.AgentUser(name), Organization: []string{bootstrap.AgentsGroup}})
+	csr.Annotations[kube.AnnotationUntil] = time.Now().Add(time.Minute).Format(time.RFC3339)
+	w.must(w.agent(w.as(token)).Create(t.Context(), csr))
+}
+
+// manyWrites is more than an answer takes.
+const manyWrites = 100
+
+func TestHubMayDieAtAnyMoment(t *testing.T) {
+	t.Parallel()
+	plane := localkube.ForTest(t, localkube.Named("mortal"))
+	if err := prepared(t.Context(), plane.Config); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("one request", func(t *testing.T) { t.Parallel(); hubMayDieAtAnyMoment(t, worldOf(t, plane)) })
+	t.Run("two requests", func(t *testing.T) { t.Parallel(); secondRequestOutlivesTheDenialOfTheFirst(t, worldOf(t, plane)) })
+}
+
+func hubMayDieAtAnyMoment(t *testing.T, w *world) {
+	t.Helper()
+	died := 0
+	for writes := range manyWrites {
+		name := fmt.Sprintf("dies-%d", writes)
+		token, other := w.token(""), w.token("")
+		w.asked(t, token, name+"-a")
+		w.asked(t, other, name+"-b")
+		first := w.run(name+"-a", writes, time.Now())
+		if first != nil && !errors.Is(first, errKilled) {
+			t.Fatalf("after %d writes: %v", writes, first)
+		}
+		// One is answered by the hub's next process, in time; the other one when nobody waits any more.
+		w.must(w.run(name+"-a", manyWrites, time.Now()))
+		if got := w.answer(name + "-a"); got.Type != certificatesv1.CertificateApproved {
+			t.Errorf("killed after %d writes: %+v", writes, got)
+		}
+		w.cluster(name + "-a")
+		if err := w.run(name+"-b", writes, time.Now()); err == nil {
+			break
+		}
+		died++
+		w.must(w.run(name+"-b", manyWrites, time.Now().Add(time.Hour)))
+		if got := w.answer(name + "-b"); got.Type != certificatesv1.CertificateDenied || got.Reason != bootstrap.ReasonTooLate {
+			t.Errorf("killed after %d writes, then late: %+v", writes, got)
+		}
+		w.wantNone(name + "-b")
+		if marks := w.marksOf(t.Context(), other); len(marks) > 0 {
+			t.Errorf("killed after %d writes, then late: the token is marked %v", writes, marks)
+		}
+	}
+	if died < 10 {
+		t.Errorf("the hub died only %d times", died)
+	}
+}
+
+func secondRequestOutlivesTheDenialOfTheFirst(t *testing.T, w *world) {
+	t.Helper()
+	token := w.token("")
+	w.asked(t, token, "again")
+	// It dies before it approves.
+	for writes := range manyWrites {
+		err := w.run("again", writes, time.Now())
+		if err == nil {
+			t.Fatal("it was approved")
+		}
+		if w.Get(t.Context(), client.ObjectKey{Name: bootstrap.RoleName("again")}, &rbacv1.ClusterRoleBinding{}) == nil {
+			break
+		}
+	}
+	second := petition(t, "again-2", pkix.Name{CommonName: bootstrap.AgentUser("again"), Organization: []string{bootstrap.AgentsGroup}})
+	second.Annotations[kube.AnnotationClusterID] = "id-again"
+	w.must(w.agent(w.as(token)).Create(t.Context(), second))
+	w.must(w.run("again-2", manyWrites, time.Now()))
+	if got := w.answer("again-2"); got.Type != certificatesv1.CertificateApproved {
+		t.Fatalf("the second: %+v", got)
+	}
+	w.must(w.run("again", manyWrites, time.Now().Add(time.Hour)))
+	if got := w.answer("again"); got.Type != certificatesv1.CertificateDenied {
+		t.Errorf("the first: %+v", got)
+	}
+	w.cluster("again")
+	if marks := w.marksOf(t.Context(), token); marks[kube.AnnotationRegistered] != "again/id-again" {
+		t.Errorf("the token is marked %v", marks)
+	}
+}

@@ -1,0 +1,201 @@
+package approvals_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/hub/approvals"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// answered is the shared control plane, on which the controller runs as in a hub; started on first use and running until the binary ends.
+type answered struct {
+	once sync.Once
+	err  error
+}
+
+var running answered
+
+// prepared makes a control plane a hub without controllers.
+func prepared(ctx context.Context, cfg *rest.Config) error {
+	hubClient, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}
+	if err := hubClient.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	return errors.Join(hub.InstallCRDs(ctx, cfg), bootstrap.Prepare(ctx, cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData}))
+}
+
+func (a *answered) start(cfg *rest.Config) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := prepared(ctx, cfg); err != nil {
+		return err
+	}
+	object, only := approvals.Cached()
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+		Scheme: kube.Scheme(), Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{object: only}},
+		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+	})
+	if err != nil {
+		return err
+	}
+	live, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return err
+	}
+	c := &approvals.Controller{Hub: mgr.GetClient(), Live: live, Events: mgr.GetEventRecorder("towline-hub"), Clock: clock.RealClock{}}
+	if err := c.Setup(ctx, mgr); err != nil {
+		return err
+	}
+	go func() { _ = mgr.Start(context.Background()) }()
+	return nil
+}
+
+// world is a hub and what a test does to it.
+type world struct {
+	testing.TB
+	client.Client
+	config *rest.Config
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	plane := localkube.Shared(t)
+	running.once.Do(func() { running.err = running.start(plane.Config) })
+	if running.err != nil {
+		t.Fatal(running.err)
+	}
+	return worldOf(t, plane)
+}
+
+func worldOf(t *testing.T, plane *localkube.Plane) *world {
+	t.Helper()
+	w := &world{TB: t, config: plane.Config}
+	var err error
+	w.Client, err = client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	w.must(err)
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// token makes a bootstrap token, for cluster alone unless that is "".
+func (w *world) token(cluster string) bootstrap.Token {
+	w.Helper()
+	token, err := bootstrap.CreateToken(w.Context(), w, bootstrap.TokenOptions{TTL: time.Hour, Cluster: cluster})
+	w.must(err)
+	return token
+}
+
+// as is the configuration of whoever has the token.
+func (w *world) as(token bootstrap.Token) *rest.Config {
+	cfg := rest.AnonymousClientConfig(w.config)
+	cfg.BearerToken = token.String()
+	return cfg
+}
+
+// by is the configuration of whoever has the certificate.
+func (w *world) by(certificate bootstrap.Certificate) *rest.Config {
+	w.Helper()
+	_, err := tls.X509KeyPair(certificate.CertPEM, certificate.KeyPEM)
+	w.must(err)
+	cfg := rest.AnonymousClientConfig(w.config)
+	cfg.CertData, cfg.KeyData = certificate.CertPEM, certificate.KeyPEM
+	return cfg
+}
+
+// request asks for a certificate and waits for the answer.
+func (w *world) request(cfg *rest.Config, cluster, id string) (bootstrap.Certificate, error) {
+	ctx, cancel := context.WithTimeout(w.Context(), 30*time.Second)
+	defer cancel()
+	return bootstrap.RequestCertificate(ctx, cfg, bootstrap.CertificateRequest{Cluster: cluster, ID: id, Life: time.Hour})
+}
+
+// registered registers a cluster with a token of its own.
+func (w *world) registered(cluster string) (bootstrap.Token, bootstrap.Certificate) {
+	w.Helper()
+	token := w.token("")
+	certificate, err := w.request(w.as(token), cluster, "id-"+cluster)
+	w.must(err)
+	return token, certificate
+}
+
+// report makes a Cluster one that its agent has reported on.
+func (w *world) report(cluster string) {
+	w.Helper()
+	c := w.cluster(cluster)
+	c.Status.KubernetesVersion = "v1.36.3"
+	w.must(w.Status().Update(w.Context(), c))
+}
+
+func (w *world) cluster(name string) *clusterv1alpha1.Cluster {
+	w.Helper()
+	c := &clusterv1alpha1.Cluster{}
+	w.must(w.Get(w.Context(), client.ObjectKey{Name: name}, c))
+	return c
+}
+
+// wantNone fails if there is a Cluster of that name.
+func (w *world) wantNone(name string) {
+	w.Helper()
+	if err := w.Get(w.Context(), client.ObjectKey{Name: name}, &clusterv1alpha1.Cluster{}); !apierrors.IsNotFound(err) {
+		w.Errorf("Cluster %s is there: %v", name, err)
+	}
+}
+
+// wantDenied fails unless err is a denial with that reason and message, if any.
+func (w *world) wantDenied(err error, reason, message string) {
+	w.Helper()
+	var denied *bootstrap.Denied
+	if !errors.As(err, &denied) {
+		w.Errorf("got %v, want it denied for %s", err, reason)
+		return
+	}
+	if denied.Reason != reason || message != "" && denied.Message != message {
+		w.Errorf("denied for %s: %q, want %s: %q", denied.Reason, denied.Message, reason, message)
+	}
+}
+
+// eventually waits until look returns "", and fails with what it says otherwise.
+func (w *world) eventually(look func() (wrong string)) {
+	w.Helper()
+	last := ""
+	err := wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		last = look()
+		return last == "", nil
+	})
+	if err != nil {
+		w.Fatalf("%v: %s", err, last)
+	}
+}
