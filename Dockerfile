@@ -5,10 +5,11 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=unknown
-RUN CGO_ENABLED=0 go build -trimpath -ldflags="-s -w -X github.com/towline/towline/internal/cli.version=${VERSION}" -o /out/manager ./cmd/towline
+RUN CGO_ENABLED=0 go build -trimpath -ldflags="-s -w -X github.com/towline/towline/internal/cli.version=${VERSION}" -o /out/manager ./cmd/towline && \
+    mkdir /out/bin && ln -s /manager /out/bin/karmada-agent
 
 FROM scratch
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
-COPY --from=build /out/manager /manager
+COPY --from=build /out/ /
 USER 65532:65532
 ENTRYPOINT ["/manager"]

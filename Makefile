@@ -28,7 +28,7 @@ towline:
 	@mkdir -p $(BIN)
 	@echo "building towline" >&2
 	@CGO_ENABLED=0 go build -trimpath -ldflags='$(LDFLAGS)' -o $(BIN)/towline ./cmd/towline
-	@for name in sveltosctl karmadactl karmada-agent; do ln -sf towline $(BIN)/$$name; done
+	@for name in sveltosctl karmadactl kubectl-karmada karmada-agent; do ln -sf towline $(BIN)/$$name; done
 
 .PHONY: localkube
 localkube:

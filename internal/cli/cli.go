@@ -17,8 +17,13 @@ import (
 const (
 	nameTowline    = "towline"
 	nameSveltosctl = "sveltosctl"
+	nameKarmadactl = "karmadactl"
+	// nameKarmadaPlugin is karmadactl as a plugin of kubectl: people type "kubectl karmada".
+	nameKarmadaPlugin = "kubectl-karmada"
 	// nameManager is the command in the agent's container, and means the agent.
 	nameManager = "manager"
+	// nameKarmadaAgent is the command in the container of the agent of a Cluster, and means that agent.
+	nameKarmadaAgent = "karmada-agent"
 )
 
 // Exit codes of failures.
@@ -56,8 +61,8 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	if len(args) > 0 {
 		name, rest = filepath.Base(args[0]), args[1:]
 	}
-	if name == nameManager && (len(rest) == 0 || strings.HasPrefix(rest[0], "-")) {
-		rest = append([]string{"agent"}, rest...)
+	if command, ok := agents()[name]; ok && (len(rest) == 0 || strings.HasPrefix(rest[0], "-")) {
+		rest = append([]string{command}, rest...)
 	}
 	root := New(name, streams) //nolint:contextcheck // commands get theirs from ExecuteContext
 	root.SetArgs(rest)
@@ -84,28 +89,65 @@ func oneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// New returns the whole command line under a name. It prints neither errors nor usage by itself.
+// agents are the names that mean one command, and that command.
+func agents() map[string]string {
+	return map[string]string{nameManager: "agent", nameKarmadaAgent: nameKarmadaAgent}
+}
+
+// New returns the command line under a name: the whole one, or under a name of karmadactl its part. It prints neither errors nor usage by itself.
 func New(name string, streams Streams) *cobra.Command {
+	root := newRoot(name, streams)
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetOut(streams.Out)
+	root.SetErr(streams.Err)
+	return root
+}
+
+func newRoot(name string, streams Streams) *cobra.Command {
+	if name == nameKarmadactl || name == nameKarmadaPlugin {
+		return newKarmadactl(name, streams)
+	}
 	if name != nameSveltosctl {
 		name = nameTowline
 	}
 	root := parent(name, "Manage a fleet of Kubernetes clusters from one hub, by push and by pull",
 		newRegister(streams),
 		newDeregister(streams),
+		newJoin(streams),
+		newUnjoin(streams),
+		newToken(streams),
+		newUnregister(streams),
 		newGenerate(streams),
 		newShow(streams),
 		newHub(streams),
 		newAgent(streams),
+		newKarmadaAgent(streams),
 		newDemo(streams),
 		newVersion(streams),
 	)
 	root.Long = `Towline manages a fleet of Kubernetes clusters from one hub, each in the mode that fits it: push (the hub dials the cluster) or pull (an
 agent in the cluster dials the hub).
 
-The hub is the cluster that KUBECONFIG points at; without it, the cluster that this runs in, or that of ~/.kube/config.`
-	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SetOut(streams.Out)
-	root.SetErr(streams.Err)
+The hub is the cluster that KUBECONFIG points at; without it, the cluster that this runs in, or that of ~/.kube/config. The commands of
+Karmada (join, unjoin, token, register <host:port> and unregister) have flags for that, and say how they find it.`
+	return root
+}
+
+// newKarmadactl returns the command line of karmadactl, or of the plugin of kubectl.
+func newKarmadactl(name string, streams Streams) *cobra.Command {
+	root := parent(name, "Bring clusters into the fleet of a control plane, by push and by pull, and out of it",
+		newJoin(streams),
+		newUnjoin(streams),
+		newToken(streams),
+		newRegisterEndpoint(streams),
+		newUnregister(streams),
+		newVersion(streams),
+	)
+	if name == nameKarmadaPlugin {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl karmada"}
+	}
+	root.Long = `Bring clusters into the fleet of a control plane, which Towline calls the hub, and out of it: in push mode with join and unjoin, where the
+control plane dials the cluster, and in pull mode with token, register and unregister, where an agent in the cluster dials the control plane.`
 	return root
 }
 

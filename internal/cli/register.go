@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -65,9 +66,22 @@ type registerFlags struct {
 	apply applyFlags
 }
 
+// newRegister is `register <host:port>`, as karmadactl has it, and groups the commands of sveltosctl.
 func newRegister(streams Streams) *cobra.Command {
-	return parent("register", "Bring a cluster into the fleet",
-		newRegisterCluster(streams), newRegisterEKS(streams), newRegisterGKE(streams), newRegisterAKS(streams))
+	cmd := newRegisterEndpoint(streams)
+	cmd.Short = "Bring a cluster into the fleet: as a SveltosCluster with register cluster, as a Cluster of Karmada with register <host:port>"
+	endpoint := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) == 0 && cmd.Flags().NFlag() == 0:
+			return cmd.Help()
+		case len(args) == 1 && !strings.ContainsAny(args[0], ":."):
+			return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+		}
+		return endpoint(cmd, args)
+	}
+	cmd.AddCommand(newRegisterCluster(streams), newRegisterEKS(streams), newRegisterGKE(streams), newRegisterAKS(streams))
+	return cmd
 }
 
 func newRegisterCluster(streams Streams) *cobra.Command {
