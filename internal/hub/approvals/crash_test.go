@@ -1,23 +1,30 @@
 package approvals_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/yaml"
 
 	"github.com/towline/towline/internal/hub/approvals"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -28,7 +35,10 @@ var errKilled = errors.New("the hub is dead")
 // mortal returns a client that makes this many writes and then none, nor anything else, as if its process had been killed.
 func (w *world) mortal(writes int) client.Client {
 	w.Helper()
-	live, err := client.NewWithWatch(w.config, client.Options{Scheme: kube.Scheme()})
+	// With the rights of config/hub.yaml.
+	cfg := rest.CopyConfig(w.config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: hubUser}
+	live, err := client.NewWithWatch(cfg, client.Options{Scheme: kube.Scheme()})
 	w.must(err)
 	spend := func() error {
 		if writes--; writes < 0 {
@@ -82,6 +92,40 @@ func (w *world) mortal(writes int) client.Client {
 	})
 }
 
+// hubUser has the rights of config/hub.yaml.
+const hubUser = "towline-hub"
+
+// entitle gives hubUser the rights that the hub's manifest gives the hub, and prepares the hub with no more than those.
+func (w *world) entitle() error {
+	raw, err := os.ReadFile(filepath.Join("..", "..", "..", "config", "hub.yaml"))
+	if err != nil {
+		return err
+	}
+	for part := range bytes.SplitSeq(raw, []byte("\n---\n")) {
+		rights := &rbacv1.ClusterRole{}
+		if err := yaml.Unmarshal(part, rights); err != nil {
+			return err
+		}
+		if rights.Kind == "ClusterRole" && rights.Name == "towline-hub" {
+			err = errors.Join(err, w.Create(w.Context(), rights))
+		}
+	}
+	err = errors.Join(err, w.Create(w.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: hubUser},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "towline-hub"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: hubUser}},
+	}))
+	cfg := rest.CopyConfig(w.config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: hubUser}
+	w.eventually(func() string {
+		if err := bootstrap.Prepare(w.Context(), cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData}); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	return err
+}
+
 // run has the request answered by a controller that makes this many writes at most, at the moment now.
 func (w *world) run(name string, writes int, now time.Time) error {
 	w.Helper()
@@ -104,7 +148,7 @@ const manyWrites = 100
 func TestHubMayDieAtAnyMoment(t *testing.T) {
 	t.Parallel()
 	plane := localkube.ForTest(t, localkube.Named("mortal"))
-	if err := prepared(t.Context(), plane.Config); err != nil {
+	if err := errors.Join(installed(t.Context(), plane.Config), worldOf(t, plane).entitle()); err != nil {
 		t.Fatal(err)
 	}
 	t.Run("one request", func(t *testing.T) { t.Parallel(); hubMayDieAtAnyMoment(t, worldOf(t, plane)) })

@@ -38,8 +38,8 @@ type answered struct {
 
 var running answered
 
-// prepared makes a control plane a hub without controllers.
-func prepared(ctx context.Context, cfg *rest.Config) error {
+// installed makes a control plane know our kinds.
+func installed(ctx context.Context, cfg *rest.Config) error {
 	hubClient, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return err
@@ -48,13 +48,13 @@ func prepared(ctx context.Context, cfg *rest.Config) error {
 	if err := hubClient.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	return errors.Join(hub.InstallCRDs(ctx, cfg), bootstrap.Prepare(ctx, cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData}))
+	return hub.InstallCRDs(ctx, cfg)
 }
 
 func (a *answered) start(cfg *rest.Config) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := prepared(ctx, cfg); err != nil {
+	if err := errors.Join(installed(ctx, cfg), bootstrap.Prepare(ctx, cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData})); err != nil {
 		return err
 	}
 	object, only := approvals.Cached()
