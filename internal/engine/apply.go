@@ -83,15 +83,8 @@ func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 		uid = v.seen.uid
 	}
 	now, err := p.request(ctx, v, uid)
-	if apierrors.IsConflict(err) && uid != "" && v.guarded && !v.overwrite {
-		return nil, errReplaced
-	}
 	if apierrors.IsConflict(err) && uid != "" {
-		// Somebody deleted or replaced it since we looked. What we make now has another UID than the record says.
-		if err := p.blank(ctx, v); err != nil {
-			return nil, err
-		}
-		now, err = p.request(ctx, v, "")
+		now, err = p.applyAnew(ctx, v)
 	}
 	if apierrors.IsInvalid(err) && v.force && v.seen != nil && v.rank != rankCRD && v.rank != rankNamespace {
 		return p.recreate(ctx, v, err)
@@ -105,6 +98,17 @@ func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 		return p.request(ctx, v, now.uid)
 	}
 	return now, nil
+}
+
+// applyAnew applies an object that somebody deleted or replaced since we looked. What we make now has another UID than the record says.
+func (p *pass) applyAnew(ctx context.Context, v verdict) (*live, error) {
+	if v.guarded && !v.overwrite {
+		return nil, errReplaced
+	}
+	if err := p.blank(ctx, v); err != nil {
+		return nil, err
+	}
+	return p.request(ctx, v, "")
 }
 
 // request sends the apply request, again and again for a while if the object's kind was defined only now.

@@ -37,6 +37,14 @@ func (d domain) key() string {
 	return shortHash([]byte(d.scope + " of " + d.hub))
 }
 
+// hubKey names the hub of d in the labels of records, "" if there is none.
+func (d domain) hubKey() string {
+	if d.hub == "" {
+		return ""
+	}
+	return shortHash([]byte(d.hub))
+}
+
 // domain returns whose engine has marked the object.
 func (l *live) domain() domain {
 	return domain{hub: l.annotations[kube.AnnotationHub], scope: l.annotations[kube.AnnotationScope]}

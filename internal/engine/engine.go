@@ -31,8 +31,8 @@ type Options struct {
 	// those of another scope of the same hub are taken over by what is delivered. Both are empty on the Sveltos surface.
 	Scope string
 	Hub   string
-	// OnChange is called with each piece of news of an object of a bundle with the option Heal, its status included, while Run runs; often
-	// several times for one change, and for the Engine's own. It must not block.
+	// OnChange is told, while Run runs, of which bundles with the option Heal there is news of objects: their status included, and what this
+	// Engine did. News of one bundle that comes together is told once. It may wait, but not beyond the end of Run's context.
 	OnChange func(bundle.ID)
 	// Clock stamps reports and paces healing. Default: the real clock.
 	Clock clock.WithTicker

@@ -159,9 +159,32 @@ func TestOlderScopeIsTakenOver(t *testing.T) {
 	convergeFails(t, before, b)
 	withdraw(t, before, bundle.Withdrawal{ID: b.ID})
 	wantChanges(t, converge(t, after, b).Changes, counts{bundle.Unchanged: 1})
+
+	// A running engine deletes the records of the registrations before, and no others.
+	other, sveltos := c.work("other", c.configMap("b", "1")), c.bundle("sveltos", c.configMap("c", "1"))
+	converge(t, c.of("another-hub", "before"), other)
+	converge(t, c.of("", ""), sveltos)
+	converge(t, before, c.work("left", c.configMap("left", "1")))
+	c.healOf(t, "hub")
+	eventually(t, "the older records are gone", func() bool { return len(c.recorded()) == 2 })
+	if got := c.value("left"); got != "1" {
+		t.Errorf("what they name: got %q", got)
+	}
+	withdraw(t, c.of("another-hub", "before"), bundle.Withdrawal{ID: other.ID})
+	withdraw(t, c.of("", ""), bundle.Withdrawal{ID: sveltos.ID})
 	withdraw(t, after, bundle.Withdrawal{ID: b.ID})
-	c.wantNames(configMaps)
+	c.wantNames(configMaps, "left")
 	c.wantRecords(0)
+}
+
+// recorded lists the Secrets of records.
+func (c *cluster) recorded() []unstructured.Unstructured {
+	c.t.Helper()
+	list, err := c.objects.Resource(secrets).Namespace(c.records).List(c.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return list.Items
 }
 
 func TestScopesDoNotSeeEachOthersRecords(t *testing.T) {

@@ -74,6 +74,7 @@ type fightKey struct {
 type healer struct {
 	engine *Engine
 	queue  workqueue.TypedDelayingInterface[bundle.ID]
+	news   *news
 
 	// mu guards what follows.
 	mu       sync.Mutex
@@ -93,9 +94,10 @@ func (e *Engine) Run(ctx context.Context) error {
 			Name: "engine-heal", Clock: e.clock,
 		}),
 		tasks: map[bundle.ID]*task{}, failures: map[bundle.ID]int{}, unread: map[bundle.ID]int{}, retrying: map[bundle.ID]bool{},
-		fights: map[fightKey]fight{},
+		fights: map[fightKey]fight{}, news: newNews(),
 	}
 	var running sync.WaitGroup
+	running.Go(func() { h.news.run(ctx, e.clock, e.onChange) })
 	for range healers {
 		running.Go(func() {
 			for h.next(ctx) {
@@ -117,6 +119,7 @@ func (h *healer) follow(ctx context.Context) {
 	resync := h.engine.clock.NewTicker(resyncInterval)
 	defer resync.Stop()
 	h.read(ctx)
+	h.engine.store.outlive(ctx)
 	watches.records(ctx)
 	for {
 		watches.follow(ctx, h.engine.store.known())
@@ -199,7 +202,7 @@ func (h *healer) see(key kube.Ref, s sighting) {
 		if !ok {
 			continue
 		}
-		h.engine.onChange(rec.ID)
+		h.news.add(rec.ID)
 		if !heals(rec) || !moved(had, s, h.engine.domain.sign(rec.ID)) {
 			continue
 		}

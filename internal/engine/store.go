@@ -30,8 +30,10 @@ const (
 	// labelRecordOf names the head that a chunk belongs to.
 	labelRecordOf = "towline.dev/record-of"
 
-	// labelRecordScope tells records of different scopes and hubs apart; those of the zero domain have none.
+	// labelRecordScope tells records of different scopes and hubs apart, and labelRecordHub those of different hubs; records of the zero
+	// domain have neither.
 	labelRecordScope = "towline.dev/record-scope"
+	labelRecordHub   = "towline.dev/record-hub"
 
 	keyHead      = "head"
 	keyContent   = "content"
@@ -73,6 +75,9 @@ func (s *store) labels(part string) map[string]string {
 	labels := map[string]string{labelRecord: part}
 	if key := s.domain.key(); key != "" {
 		labels[labelRecordScope] = key
+	}
+	if key := s.domain.hubKey(); key != "" {
+		labels[labelRecordHub] = key
 	}
 	return labels
 }

@@ -102,14 +102,11 @@ func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, at Circ
 	if err == nil {
 		next.ManifestStatuses = manifestStatuses(work, seen)
 	}
-	reported := e.report(ctx, work, next)
-	if err := errors.Join(failure, err, ignoreConflict(reported)); err != nil {
+	again, unreported := e.report(ctx, work, next)
+	if err := errors.Join(failure, err, unreported); err != nil {
 		return 0, fmt.Errorf("execute Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
-	if reported != nil {
-		return staleDelay, nil
-	}
-	return 0, nil
+	return again, nil
 }
 
 // apply makes the cluster equal the Work and sets the condition that says how that went.
@@ -142,7 +139,8 @@ func (e *Executor) remove(ctx context.Context, work *workv1alpha1.Work, at Circu
 		next := work.Status.DeepCopy()
 		e.set(next, work, notRemoved(steady(err, "")))
 		if ctx.Err() == nil {
-			err = errors.Join(err, ignoreConflict(e.report(ctx, work, next)))
+			_, unreported := e.report(ctx, work, next)
+			err = errors.Join(err, unreported)
 		}
 		return 0, fmt.Errorf("withdraw Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
@@ -165,11 +163,4 @@ func (e *Executor) release(ctx context.Context, work *workv1alpha1.Work) (time.D
 		return 0, fmt.Errorf("let go of Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
 	return 0, nil
-}
-
-func ignoreConflict(err error) error {
-	if apierrors.IsConflict(err) {
-		return nil
-	}
-	return err
 }

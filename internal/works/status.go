@@ -8,8 +8,10 @@ import (
 	"net/url"
 	"reflect"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -83,18 +85,22 @@ func (e *Executor) set(status *workv1alpha1.WorkStatus, work *workv1alpha1.Work,
 	meta.SetStatusCondition(&status.Conditions, condition)
 }
 
-// report writes next as the status of work, if it says anything else.
-func (e *Executor) report(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) error {
+// report writes next as the status of work, if it says anything else. If work is not the newest, it says when to come again instead.
+func (e *Executor) report(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) (again time.Duration, err error) {
 	if sameStatus(&work.Status, next) {
-		return nil
+		return 0, nil
 	}
 	changed := work.DeepCopy()
 	changed.Status = *next
 	patch := client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{})
-	if err := e.Hub.Status().Patch(ctx, changed, patch); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("write the status: %w", err)
+	err = e.Hub.Status().Patch(ctx, changed, patch)
+	if apierrors.IsConflict(err) {
+		return staleDelay, nil
 	}
-	return nil
+	if client.IgnoreNotFound(err) != nil {
+		return 0, fmt.Errorf("write the status: %w", err)
+	}
+	return 0, nil
 }
 
 // sameStatus compares two statuses, whatever the JSON of the objects' own looks like.
