@@ -252,12 +252,12 @@ func (p *proxy) carry(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
 	}
-	defer far.Close()
+	defer func() { _ = far.Close() }()
 	near, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return
 	}
-	defer near.Close()
+	defer func() { _ = near.Close() }()
 	_, _ = near.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n"))
 	go func() {
 		_, _ = io.Copy(far, buffered)

@@ -179,7 +179,7 @@ func TestSettledLeavesOutWhatChangesAllTheTime(t *testing.T) {
 			changed := base.DeepCopy()
 			tc.change(changed)
 			whole := changed.DeepCopy()
-			if got := cmp.Equal(settled(&base), settled(changed), cmp.Comparer(func(a, b map[string]string) bool { return maps.Equal(a, b) })); got != tc.same {
+			if got := cmp.Equal(settled(&base), settled(changed), cmp.Comparer(maps.Equal[map[string]string, map[string]string])); got != tc.same {
 				t.Errorf("Settled() is the same: %t, want %t", got, tc.same)
 			}
 			if diff := cmp.Diff(whole, changed); diff != "" {

@@ -3,8 +3,11 @@ package hub_test
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -22,14 +25,14 @@ import (
 )
 
 // joined registers the control plane of member by hand, as a Cluster in push mode that answers.
-func (w *world) joined(name string, member *world) *clusterv1alpha1.Cluster {
+func (w *world) joined(name string, member *world, endpoint string) *clusterv1alpha1.Cluster {
 	w.Helper()
 	w.create(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
 		Data:       map[string][]byte{"token": []byte(member.token("hub", "cluster-admin")), "caBundle": member.plane.Config.CAData},
 	})
 	return w.declared(name, clusterv1alpha1.ClusterSpec{
-		ID: member.uid(), SyncMode: clusterv1alpha1.Push, APIEndpoint: member.plane.Config.Host,
+		ID: member.uid(), SyncMode: clusterv1alpha1.Push, APIEndpoint: endpoint,
 		SecretRef: &clusterv1alpha1.LocalSecretReference{Namespace: w.ns, Name: name},
 	})
 }
@@ -99,7 +102,8 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 		cm.Data["content"] = manifest(`{{ printf "a-%s-%s-%s" .Cluster.metadata.name .Cluster.spec.syncMode .Cluster.kind | lower }}`)
 	})
 	profile := w.profile(nil)
-	one := w.joined("one", member)
+	line := newLine(w, strings.TrimPrefix(member.plane.Config.Host, "https://"))
+	one := w.joined("one", member, "https://"+line.Addr().String())
 
 	summary := w.wantState(profile, "one", libv1beta1.FeatureStatusProvisioned)
 	if summary.Spec.ClusterType != libv1beta1.ClusterTypeKarmada || summary.Spec.ClusterNamespace != "karmada-es-one" || summary.Labels[libv1beta1.ClusterTypeLabel] != "Karmada" {
@@ -122,6 +126,15 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 	update(w, one, func(c *clusterv1alpha1.Cluster) { c.Labels["env"] = "prod" })
 	w.wantState(profile, "one", libv1beta1.FeatureStatusProvisioned)
 
+	t.Run("and is healed with a new token", func(t *testing.T) {
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}
+		update(w, secret, func(s *corev1.Secret) { s.Data["token"] = []byte(member.token("new", "cluster-admin")) })
+		w.must(member.Delete(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: member.ns, Name: "hub"}}))
+		// What the old token opened would go on.
+		line.cut()
+		w.must(member.Delete(t.Context(), deployed))
+		w.eventually("it is healed", func() error { return member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed) })
+	})
 	t.Run("and is left behind by force", func(t *testing.T) {
 		update(w, one, func(c *clusterv1alpha1.Cluster) {
 			c.Spec.APIEndpoint = "https://127.0.0.1:1"
@@ -135,6 +148,53 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 		})
 		w.must(member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed))
 	})
+}
+
+// line carries connections to an address until they are cut.
+type line struct {
+	net.Listener
+	mu   sync.Mutex // guards open
+	open []net.Conn
+}
+
+func newLine(w *world, to string) *line {
+	w.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(w.Context(), "tcp", "127.0.0.1:0")
+	w.must(err)
+	l := &line{Listener: listener}
+	w.Cleanup(func() {
+		_ = l.Close()
+		l.cut()
+	})
+	go func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", to)
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			l.mu.Lock()
+			l.open = append(l.open, near, far)
+			l.mu.Unlock()
+			go func() { _, _ = io.Copy(far, near) }()
+			go func() { _, _ = io.Copy(near, far) }()
+		}
+	}()
+	return l
+}
+
+// cut ends all connections; new ones can be made.
+func (l *line) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, end := range l.open {
+		_ = end.Close()
+	}
+	l.open = nil
 }
 
 // wantSeries waits until the metrics tell of the Cluster one, as what it is.
