@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
 	"k8s.io/utils/clock"
 
 	"github.com/towline/towline/internal/fleet"
@@ -85,6 +86,9 @@ type Options struct {
 	Identity string
 	// Clock tells the time. Default: the real one.
 	Clock clock.WithTicker
+
+	// wrapHub sees all requests to the hub; nil for nobody.
+	wrapHub transport.WrapperFunc
 }
 
 // Defaults returns the defaults of the Karmada surface.

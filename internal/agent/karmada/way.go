@@ -52,6 +52,7 @@ func openWay(kubeconfig []byte, o Options) (*way, error) {
 	}
 	w.config = &rest.Config{
 		Host: config.Host, APIPath: config.APIPath, Transport: w, UserAgent: "towline-agent", QPS: o.HubQPS, Burst: o.HubBurst,
+		WrapTransport: o.wrapHub,
 	}
 	return w, nil
 }

@@ -1,0 +1,190 @@
+package karmada
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
+	joinkarmada "github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/kube"
+)
+
+func TestAgentReportsAndDescribes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "report", time.Hour)
+	_, _, _ = w.start(func(o *Options) {
+		o.APIEndpoint, o.ProxyURL, o.Provider, o.Region, o.Zones = "https://member.example:6443", "http://proxy.example:3128", "acme", "north", []string{"a", "b"}
+	})
+	w.ready()
+	cluster := w.cluster()
+	if cluster.Status.KubernetesVersion == "" || len(cluster.Status.APIEnablements) == 0 || cluster.Status.NodeSummary == nil {
+		t.Errorf("status: got %+v", cluster.Status)
+	}
+	spec := cluster.Spec
+	if spec.APIEndpoint != "https://member.example:6443" || spec.ProxyURL != "http://proxy.example:3128" || spec.Provider != "acme" || spec.Region != "north" ||
+		strings.Join(spec.Zones, ",") != "a,b" {
+		t.Errorf("spec: got %+v", spec)
+	}
+	lease, err := w.lease(t.Context())
+	if err != nil || lease.Spec.RenewTime == nil || *lease.Spec.LeaseDurationSeconds != 40 {
+		t.Errorf("Lease: got %+v and error %v", lease.Spec, err)
+	}
+	// What it needs for a start without the hub.
+	if got := w.secret().Annotations; got[kube.AnnotationScope] != string(cluster.UID) || got[kube.AnnotationHub] != w.hubID {
+		t.Errorf("annotations of the Secret: got %v", got)
+	}
+
+	// A hub that called the state unknown is told otherwise before the next look is due.
+	w.settle(6 * time.Second)
+	changed := cluster.DeepCopy()
+	meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
+		Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionUnknown, Reason: clusterv1alpha1.ReasonClusterStatusUnknown, Message: "nobody reports",
+	})
+	if err := w.hubClient.Status().Patch(t.Context(), changed, client.MergeFrom(cluster)); err != nil {
+		t.Fatal(err)
+	}
+	w.ready()
+}
+
+func TestAgentExecutesWorks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "works", time.Hour)
+	_, stop, _ := w.start()
+	w.work("one", "first")
+	w.work("kept", "kept")
+	w.wantValue("one", "first")
+	w.wantValue("kept", "kept")
+	w.eventually("the Work says so", func(context.Context) error {
+		work, err := w.getWork("one")
+		if err == nil && (!meta.IsStatusConditionTrue(work.Status.Conditions, workv1alpha1.WorkApplied) || len(work.Status.ManifestStatuses) != 1) {
+			err = fmt.Errorf("its status is %+v", work.Status)
+		}
+		return err
+	})
+
+	// Drift is put back, with the hub away and after a restart.
+	w.setAway(true)
+	stop()
+	_, stop, _ = w.start()
+	if err := w.memberClient.Delete(t.Context(), w.configMap("one")); err != nil {
+		t.Fatal(err)
+	}
+	w.wantValue("one", "first")
+	stop()
+
+	// While the agent is away one Work is deleted, and one vanishes.
+	work, err := w.getWork("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.hubClient.Delete(t.Context(), work); err != nil {
+		t.Fatal(err)
+	}
+	vanished, err := w.getWork("kept")
+	if err != nil {
+		t.Fatal(err)
+	}
+	vanished.Finalizers = nil
+	if err := w.hubClient.Update(t.Context(), vanished); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.hubClient.Delete(t.Context(), vanished); err != nil {
+		t.Fatal(err)
+	}
+	w.setAway(false)
+	w.start()
+	w.gone(w.hubClient, work)
+	w.gone(w.memberClient, w.configMap("one"))
+	w.wantValue("kept", "kept")
+}
+
+func TestAgentDeploysBundles(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "bundles", time.Hour)
+	key, err := deliver.LoadOrCreateKey(t.Context(), w.hubClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outbox, err := deliver.NewOutbox(w.hubClient, w.hubClient, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "profile-karmada-bundles", Feature: "Resources"}
+	b := bundle.Bundle{ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "profile", Tier: bundle.DefaultTier}, Options: bundle.Options{Heal: true}, Items: []bundle.Item{{
+		Objects: []*unstructured.Unstructured{{Object: map[string]any{
+			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "default", "name": "bundles-one"}, "data": map[string]any{"key": "first"},
+		}}},
+	}}}
+	m := fleet.FromCluster(w.cluster())
+	w.eventually("the bundle is applied", func(ctx context.Context) error {
+		report, err := outbox.Deliver(ctx, m, b)
+		if err == nil && report.State != bundle.StateApplied {
+			err = fmt.Errorf("it is %s: %s", report.State, report.Message)
+		}
+		return err
+	})
+	w.wantValue("one", "first")
+	w.eventually("the bundle is withdrawn", func(ctx context.Context) error {
+		done, err := outbox.Withdraw(ctx, m, bundle.Withdrawal{ID: id})
+		if err == nil && !done {
+			err = errors.New("not done")
+		}
+		return err
+	})
+	w.gone(w.memberClient, w.configMap("one"))
+}
+
+// An idle agent makes six requests a minute: its heartbeats. Watches are opened again every few minutes.
+func TestIdleAgentAsksLittle(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "idle", time.Hour)
+	w.start()
+	w.work("one", "first")
+	w.wantValue("one", "first")
+	w.ready()
+	w.settle(5 * time.Second)
+	w.take()
+	w.settle(31 * time.Second)
+	seen, failed := w.take()
+	beats := 0
+	for _, request := range seen {
+		if request == "PATCH /apis/coordination.k8s.io/v1/namespaces/karmada-es-idle/leases/idle" {
+			beats++
+		}
+	}
+	// A pod or a node may change a sum once.
+	if beats < 2 || beats > 4 || len(seen)-beats > 1 || len(failed) > 0 {
+		t.Errorf("requests in 31 s: got %v, failed %v, want three heartbeats", seen, failed)
+	}
+	t.Logf("requests of an idle agent in 31 s: %d", len(seen))
+}
+
+func TestAgentOfAnotherClusterEnds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "taken", time.Hour)
+	w.patchCluster(`{"spec":{"id":"another"}}`)
+	ended, _, _ := w.start()
+	select {
+	case err := <-ended:
+		want := "the cluster ID " + w.memberID + " or the cluster name taken has been registered"
+		if !errors.Is(err, joinkarmada.ErrTaken) || err.Error() != want {
+			t.Errorf("error: got %v, want %s", err, want)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the agent did not end")
+	}
+}

@@ -1,0 +1,506 @@
+package karmada
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/yaml"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/api/crds"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/join/register"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// planes are a hub and a member that all tests share, each with Clusters and namespaces of its own.
+type planes struct {
+	hub, member             *localkube.Plane
+	hubClient, memberClient client.Client
+	hubID, memberID         string
+}
+
+var shared = sync.OnceValues(func() (*planes, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	p := &planes{}
+	var starting sync.WaitGroup
+	var errs [2]error
+	for i, plane := range []**localkube.Plane{&p.hub, &p.member} {
+		starting.Go(func() { *plane, errs[i] = localkube.Start(ctx, localkube.Options{Name: []string{"hub", "member"}[i]}) })
+	}
+	starting.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.hubClient, p.hubID, err = clientOf(ctx, p.hub); err != nil {
+		return nil, err
+	}
+	if p.memberClient, p.memberID, err = clientOf(ctx, p.member); err != nil {
+		return nil, err
+	}
+	return p, p.install(ctx)
+})
+
+func clientOf(ctx context.Context, plane *localkube.Plane) (client.Client, string, error) {
+	c, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return nil, "", err
+	}
+	system := &corev1.Namespace{}
+	err = c.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, system)
+	return c, string(system.UID), err
+}
+
+// install makes the hub one.
+func (p *planes) install(ctx context.Context) error {
+	files, err := fs.Glob(crds.FS, "*.yaml")
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		text, err := fs.ReadFile(crds.FS, file)
+		if err != nil {
+			return err
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.Unmarshal(text, crd); err != nil {
+			return err
+		}
+		if err := p.hubClient.Create(ctx, crd); err != nil {
+			return err
+		}
+	}
+	if err := p.hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
+		return err
+	}
+	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		return p.hubClient.List(ctx, &clusterv1alpha1.ClusterList{}) == nil && p.hubClient.List(ctx, &workv1alpha1.WorkList{}) == nil, nil
+	})
+}
+
+// world is one registration of the member: a Cluster, and the Secret with its agent's way to the hub.
+type world struct {
+	*planes
+	t       *testing.T
+	name    string
+	place   string // the agent's namespace
+	options Options
+	requests
+}
+
+// newWorld registers the member under a name, with a certificate of that life.
+func newWorld(t *testing.T, name string, life time.Duration) *world {
+	t.Helper()
+	p, err := shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{planes: p, t: t, name: name, place: "agent-" + name}
+	w.options = Defaults()
+	w.options.Member, w.options.Cluster, w.options.HubSecret = p.member.Config, name, w.place+"/"+register.KubeconfigSecret
+	w.options.ClusterNamespace, w.options.ElectNamespace = "records-"+name, w.place
+	w.options.HealthAddress, w.options.MetricsAddress, w.options.LeaderElect = "", "", false
+	w.options.wrapHub = w.wrap
+	w.options.Identity = "test"
+	w.enroll(w.memberID)
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: w.place, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: name},
+	}}
+	if err := p.memberClient.Create(t.Context(), namespace); err != nil {
+		t.Fatal(err)
+	}
+	w.keep(w.kubeconfig(w.certify(life)))
+	return w
+}
+
+// enroll makes the Cluster, and grants its agent what it needs.
+func (w *world) enroll(id string) {
+	w.t.Helper()
+	cluster := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: w.name, Annotations: map[string]string{kube.AnnotationHub: w.hubID}}}
+	cluster.Spec.ID, cluster.Spec.SyncMode = id, clusterv1alpha1.Pull
+	if err := w.hubClient.Create(w.t.Context(), cluster); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := bootstrap.Grant(w.t.Context(), w.hubClient, cluster); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// certify gets a certificate for the agent from the hub.
+func (w *world) certify(life time.Duration) bootstrap.Certificate {
+	w.t.Helper()
+	stop := w.approve()
+	defer stop()
+	made, err := bootstrap.RequestCertificate(w.t.Context(), w.hub.Config, bootstrap.CertificateRequest{
+		Cluster: w.name, ID: w.memberID, Life: life, Until: time.Now().Add(time.Minute),
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return made
+}
+
+// approve stands in for the hub: it approves the requests of the world's agent until stop is called.
+func (w *world) approve() (stop func()) {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			w.approveOpen(ctx)
+			return false, nil
+		})
+	}()
+	return func() { cancel(); <-done }
+}
+
+func (w *world) approveOpen(ctx context.Context) {
+	csrs := &certificatesv1.CertificateSigningRequestList{}
+	if err := w.hubClient.List(ctx, csrs); err != nil {
+		return
+	}
+	for i := range csrs.Items {
+		csr := &csrs.Items[i]
+		if len(csr.Status.Conditions) > 0 || !strings.HasPrefix(csr.Name, w.name+"-") {
+			continue
+		}
+		if err := bootstrap.LetRead(ctx, w.hubClient, csr); err != nil && ctx.Err() == nil {
+			w.t.Error(err)
+		}
+		csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{
+			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Test",
+		}}
+		if err := w.hubClient.SubResource("approval").Update(ctx, csr); err != nil && ctx.Err() == nil {
+			w.t.Error(err)
+		}
+	}
+}
+
+// kubeconfig is the agent's way to the hub.
+func (w *world) kubeconfig(made bootstrap.Certificate) []byte {
+	w.t.Helper()
+	config := clientcmdapi.NewConfig()
+	config.Clusters["hub"] = &clientcmdapi.Cluster{Server: w.hub.Config.Host, CertificateAuthorityData: w.hub.Config.CAData}
+	config.AuthInfos[w.name] = &clientcmdapi.AuthInfo{ClientCertificateData: made.CertPEM, ClientKeyData: made.KeyPEM}
+	config.Contexts["hub"] = &clientcmdapi.Context{Cluster: "hub", AuthInfo: w.name}
+	config.CurrentContext = "hub"
+	text, err := clientcmd.Write(*config)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return text
+}
+
+// keep puts a kubeconfig into the Secret.
+func (w *world) keep(kubeconfig []byte) {
+	w.t.Helper()
+	secret := w.secret()
+	labels := map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: w.name}
+	if secret.UID == "" {
+		secret = &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.place, Name: register.KubeconfigSecret, Labels: labels},
+			Data:       map[string][]byte{register.KubeconfigKey: kubeconfig},
+		}
+		if err := w.memberClient.Create(w.t.Context(), secret); err != nil {
+			w.t.Fatal(err)
+		}
+		return
+	}
+	secret.Data[register.KubeconfigKey] = kubeconfig
+	if err := w.memberClient.Update(w.t.Context(), secret); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// secret is the Secret with the way to the hub, an empty one if there is none.
+func (w *world) secret() *corev1.Secret {
+	w.t.Helper()
+	secret := &corev1.Secret{}
+	err := w.memberClient.Get(w.t.Context(), client.ObjectKey{Namespace: w.place, Name: register.KubeconfigSecret}, secret)
+	if client.IgnoreNotFound(err) != nil {
+		w.t.Fatal(err)
+	}
+	return secret
+}
+
+// start starts the agent; ended yields what it returned, and stop ends it and waits.
+func (w *world) start(change ...func(*Options)) (ended <-chan error, stop func(), j *journal) {
+	w.t.Helper()
+	options := w.options
+	for _, f := range change {
+		f(&options)
+	}
+	j = &journal{}
+	ctx, cancel := context.WithCancel(log.IntoContext(w.t.Context(), j.logger()))
+	result, done := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		result <- Run(ctx, options)
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(20 * time.Second):
+			w.t.Error("the agent did not end")
+		}
+		if w.t.Failed() {
+			w.t.Logf("the agent's log:\n%s", strings.Join(j.with(""), "\n"))
+		}
+	})
+	w.t.Cleanup(stop)
+	return result, stop, j
+}
+
+func (w *world) cluster() *clusterv1alpha1.Cluster {
+	w.t.Helper()
+	cluster := &clusterv1alpha1.Cluster{}
+	if err := w.hubClient.Get(w.t.Context(), client.ObjectKey{Name: w.name}, cluster); err != nil {
+		w.t.Fatal(err)
+	}
+	return cluster
+}
+
+func (w *world) patchCluster(patch string) {
+	w.t.Helper()
+	if err := w.hubClient.Patch(w.t.Context(), w.cluster(), client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) lease(ctx context.Context) (*coordinationv1.Lease, error) {
+	lease := &coordinationv1.Lease{}
+	return lease, w.hubClient.Get(ctx, client.ObjectKey{Namespace: fleet.ExecutionSpace(w.name), Name: w.name}, lease)
+}
+
+// ready waits until the Cluster is Ready.
+func (w *world) ready() {
+	w.t.Helper()
+	w.eventually("the Cluster is Ready", func(context.Context) error {
+		if got := readiness(&w.cluster().Status); got != "True" {
+			return fmt.Errorf("Ready is %q", got)
+		}
+		return nil
+	})
+}
+
+// work makes a Work of one ConfigMap in namespace default of the member.
+func (w *world) work(name, value string) {
+	w.t.Helper()
+	manifest, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "default", "name": w.name + "-" + name}, "data": map[string]any{"key": value},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	work := &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{
+		Namespace: fleet.ExecutionSpace(w.name), Name: name, Finalizers: []string{workv1alpha1.ExecutionFinalizer},
+	}}
+	work.Spec.Workload.Manifests = []workv1alpha1.Manifest{{RawExtension: runtime.RawExtension{Raw: manifest}}}
+	if err := w.hubClient.Create(w.t.Context(), work); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) getWork(name string) (*workv1alpha1.Work, error) {
+	work := &workv1alpha1.Work{}
+	return work, w.hubClient.Get(w.t.Context(), client.ObjectKey{Namespace: fleet.ExecutionSpace(w.name), Name: name}, work)
+}
+
+func (w *world) configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: w.name + "-" + name}}
+}
+
+// wantValue waits until the ConfigMap on the member holds value.
+func (w *world) wantValue(name, value string) {
+	w.t.Helper()
+	w.eventually("ConfigMap "+name+" holds "+value, func(ctx context.Context) error {
+		got := w.configMap(name)
+		if err := w.memberClient.Get(ctx, client.ObjectKeyFromObject(got), got); err != nil {
+			return err
+		}
+		if got.Data["key"] != value {
+			return fmt.Errorf("it holds %q", got.Data["key"])
+		}
+		return nil
+	})
+}
+
+// gone waits until an object is.
+func (w *world) gone(c client.Client, obj client.Object) {
+	w.t.Helper()
+	w.eventually(fmt.Sprintf("%T %s is gone", obj, obj.GetName()), func(ctx context.Context) error {
+		err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+		if err == nil {
+			return errors.New("it is there")
+		}
+		return client.IgnoreNotFound(err)
+	})
+}
+
+// eventually fails the test unless check succeeds within a minute.
+func (w *world) eventually(what string, check func(context.Context) error) {
+	w.t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(w.t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		last = check(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		w.t.Fatalf("wait until %s: %v; last seen: %v", what, err, last)
+	}
+}
+
+// settle gives the agent the time to do what it must not do.
+func (w *world) settle(pause time.Duration) {
+	never, cancel := context.WithTimeout(w.t.Context(), pause)
+	defer cancel()
+	<-never.Done()
+}
+
+// requests sees the agent's requests to the hub.
+type requests struct {
+	// mu guards what follows.
+	mu   sync.Mutex
+	seen []string
+	// failed are those that were not answered as they should be.
+	failed []string
+	// away lets all requests fail.
+	away bool
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func (q *requests) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		q.mu.Lock()
+		away := q.away
+		q.seen = append(q.seen, r.Method+" "+r.URL.Path)
+		q.mu.Unlock()
+		if away {
+			return nil, errors.New("the hub is away")
+		}
+		response, err := next.RoundTrip(r)
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		switch {
+		case err != nil && r.Context().Err() == nil:
+			q.failed = append(q.failed, r.Method+" "+r.URL.Path+": "+err.Error())
+		case err == nil && response.StatusCode >= http.StatusBadRequest:
+			q.failed = append(q.failed, r.Method+" "+r.URL.Path+": "+response.Status)
+		}
+		return response, err
+	})
+}
+
+func (q *requests) setAway(away bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.away = away
+}
+
+// take returns what was seen since it was called last.
+func (q *requests) take() (seen, failed []string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	seen, failed = q.seen, q.failed
+	q.seen, q.failed = nil, nil
+	return seen, failed
+}
+
+// breaker lets some writes to the member through, and then nothing.
+type breaker struct {
+	// mu guards the fields below.
+	mu    sync.Mutex
+	armed bool
+	left  int
+	// broken is closed when the first request is refused.
+	broken chan struct{}
+}
+
+func newBreaker(writes int) *breaker { return &breaker{left: writes, broken: make(chan struct{})} }
+
+func (b *breaker) arm() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.armed = true
+}
+
+func (b *breaker) allow(method string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.armed || method == http.MethodGet && b.left >= 0 {
+		return true
+	}
+	if b.left == 0 {
+		close(b.broken)
+	}
+	b.left--
+	return b.left >= 0
+}
+
+func (b *breaker) wrap(member *rest.Config) *rest.Config {
+	config := rest.CopyConfig(member)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if !b.allow(r.Method) {
+				return nil, errors.New("cut off")
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	return config
+}
+
+// journal keeps a log.
+type journal struct {
+	// mu guards lines.
+	mu    sync.Mutex
+	lines []string
+}
+
+func (j *journal) logger() logr.Logger {
+	return funcr.New(func(_, line string) {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.lines = append(j.lines, time.Now().Format("05.000 ")+line)
+	}, funcr.Options{})
+}
+
+// with returns the lines that hold text.
+func (j *journal) with(text string) []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(j.lines), func(line string) bool { return !strings.Contains(line, text) })
+}
