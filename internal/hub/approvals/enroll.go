@@ -27,11 +27,11 @@ const (
 
 // enroll makes the Cluster, unless there is one already that this token may have a certificate for.
 func (c *Controller) enroll(ctx context.Context, s *state) error {
-	live, err := c.cluster(ctx, s.petition.Cluster)
+	live, found, err := c.cluster(ctx, s.petition.Cluster)
 	if err != nil {
 		return err
 	}
-	if live != nil {
+	if found {
 		return c.adopt(ctx, s, live)
 	}
 	made := &clusterv1alpha1.Cluster{
@@ -51,10 +51,10 @@ func (c *Controller) enroll(ctx context.Context, s *state) error {
 		return fmt.Errorf("make Cluster %s: %w", s.petition.Cluster, err)
 	}
 	// It may be another request of the same cluster that was faster.
-	if live, err = c.cluster(ctx, s.petition.Cluster); err != nil {
+	if live, found, err = c.cluster(ctx, s.petition.Cluster); err != nil {
 		return err
 	}
-	if live == nil {
+	if !found {
 		return s.taken()
 	}
 	return c.adopt(ctx, s, live)
@@ -67,17 +67,14 @@ func (s *state) taken() error {
 
 func (c *Controller) now() string { return c.Clock.Now().UTC().Format(time.RFC3339) }
 
-// cluster reads a Cluster; nil if there is none.
-func (c *Controller) cluster(ctx context.Context, name string) (*clusterv1alpha1.Cluster, error) {
-	live := &clusterv1alpha1.Cluster{}
-	err := c.Live.Get(ctx, client.ObjectKey{Name: name}, live)
+// cluster reads a Cluster.
+func (c *Controller) cluster(ctx context.Context, name string) (live *clusterv1alpha1.Cluster, found bool, err error) {
+	live = &clusterv1alpha1.Cluster{}
+	err = c.Live.Get(ctx, client.ObjectKey{Name: name}, live)
 	if client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("read Cluster %s: %w", name, err)
+		return nil, false, fmt.Errorf("read Cluster %s: %w", name, err)
 	}
-	if err != nil {
-		return nil, nil //nolint:nilnil // no Cluster is an answer
-	}
-	return live, nil
+	return live, err == nil, nil
 }
 
 // adopt takes a Cluster that is there for the one that is asked for: one that an earlier try with the same token made and that has never reported,
@@ -127,18 +124,18 @@ func (c *Controller) takeBack(ctx context.Context, s *state) error {
 	if s.petition.TokenID == "" {
 		return nil
 	}
-	live, err := c.cluster(ctx, s.petition.Cluster)
+	live, found, err := c.cluster(ctx, s.petition.Cluster)
 	if err != nil {
 		return err
 	}
-	if live != nil && live.Annotations[requestAnnotation] == string(s.csr.UID) {
+	if found && live.Annotations[requestAnnotation] == string(s.csr.UID) {
 		err := c.Live.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("take back Cluster %s: %w", live.Name, err)
 		}
 	}
-	secret, err := c.tokenSecret(ctx, s)
-	if err != nil || secret == nil || secret.Annotations[requestAnnotation] != string(s.csr.UID) {
+	secret, found, err := c.tokenSecret(ctx, s)
+	if err != nil || !found || secret.Annotations[requestAnnotation] != string(s.csr.UID) {
 		return err
 	}
 	unmarked := secret.DeepCopy()

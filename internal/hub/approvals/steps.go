@@ -81,12 +81,11 @@ func (c *Controller) authorize(ctx context.Context, s *state) error {
 
 // find reads the Cluster whose agent asks for its next certificate.
 func (c *Controller) find(ctx context.Context, s *state) error {
-	cluster := &clusterv1alpha1.Cluster{}
-	err := c.Live.Get(ctx, client.ObjectKey{Name: s.petition.Cluster}, cluster)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read Cluster %s: %w", s.petition.Cluster, err)
+	cluster, found, err := c.cluster(ctx, s.petition.Cluster)
+	if err != nil {
+		return err
 	}
-	if err != nil || cluster.Spec.SyncMode != clusterv1alpha1.Pull || !cluster.DeletionTimestamp.IsZero() {
+	if !found || cluster.Spec.SyncMode != clusterv1alpha1.Pull || !cluster.DeletionTimestamp.IsZero() {
 		return deniedf(bootstrap.ReasonUnknown, "there is no cluster %s with an agent", s.petition.Cluster)
 	}
 	s.cluster = cluster
@@ -95,11 +94,11 @@ func (c *Controller) find(ctx context.Context, s *state) error {
 
 // bind makes the token one for this cluster: it is worth one registration.
 func (c *Controller) bind(ctx context.Context, s *state) error {
-	secret, err := c.tokenSecret(ctx, s)
+	secret, found, err := c.tokenSecret(ctx, s)
 	if err != nil {
 		return err
 	}
-	if secret == nil {
+	if !found {
 		return deniedf(bootstrap.ReasonToken, "the bootstrap token %s does not exist any more", s.petition.TokenID)
 	}
 	token, err := bootstrap.ReadToken(secret)
@@ -127,17 +126,14 @@ func (c *Controller) bind(ctx context.Context, s *state) error {
 // registered is what a token bears that was used for this.
 func (s *state) registered() string { return s.petition.Cluster + "/" + s.petition.ID }
 
-// tokenSecret reads the Secret of the token that came with the request; nil if it is gone.
-func (c *Controller) tokenSecret(ctx context.Context, s *state) (*corev1.Secret, error) {
-	secret := &corev1.Secret{}
-	err := c.Live.Get(ctx, bootstrap.TokenSecret(s.petition.TokenID), secret)
+// tokenSecret reads the Secret of the token that came with the request.
+func (c *Controller) tokenSecret(ctx context.Context, s *state) (secret *corev1.Secret, found bool, err error) {
+	secret = &corev1.Secret{}
+	err = c.Live.Get(ctx, bootstrap.TokenSecret(s.petition.TokenID), secret)
 	if client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("read bootstrap token %s: %w", s.petition.TokenID, err)
+		return nil, false, fmt.Errorf("read bootstrap token %s: %w", s.petition.TokenID, err)
 	}
-	if err != nil || !secret.DeletionTimestamp.IsZero() {
-		return nil, nil //nolint:nilnil // a token that is gone is an answer
-	}
-	return secret, nil
+	return secret, err == nil && secret.DeletionTimestamp.IsZero(), nil
 }
 
 // mark writes onto the token what it was used for, and fails if somebody else has written since it was read.

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilrand "k8s.io/apimachinery/pkg/util/rand"
@@ -90,6 +89,8 @@ const (
 //
 // The key is an elliptic one (P-256), for registration and renewal alike: as strong as RSA-3072, and made in no time on the smallest of machines.
 func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequest) (Certificate, error) {
+	cfg = rest.CopyConfig(cfg)
+	cfg.Timeout = askLimit
 	clientset, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return Certificate{}, fmt.Errorf("connect to the hub: %w", err)
@@ -165,28 +166,20 @@ func (r CertificateRequest) await(ctx context.Context, csrs certificatesclient.C
 			r.Progress(fmt.Sprintf("waiting for the hub to approve CertificateSigningRequest %s; see it with: kubectl get csr %s", name, name))
 		}
 		csr, err := csrs.Get(ctx, name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err):
+		if apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err) {
 			return false, err
-		case err != nil:
+		}
+		if err != nil {
 			if !apierrors.IsForbidden(err) && ctx.Err() == nil {
 				last = err
 			}
 			return false, nil
 		}
-		last = errors.New("it is not approved yet")
-		for _, condition := range csr.Status.Conditions {
-			switch {
-			case condition.Type == certificatesv1.CertificateDenied && condition.Status == corev1.ConditionTrue:
-				return false, &Denied{Reason: condition.Reason, Message: condition.Message}
-			case condition.Type == certificatesv1.CertificateFailed && condition.Status == corev1.ConditionTrue:
-				return false, fmt.Errorf("the signer failed: %s", condition.Message)
-			case condition.Type == certificatesv1.CertificateApproved:
-				last = errors.New("it is approved and not signed yet")
-			}
+		certificate, last = csr.Status.Certificate, errors.New("it is approved and not signed yet")
+		if len(csr.Status.Conditions) == 0 {
+			last = errors.New("it is not approved yet")
 		}
-		certificate = csr.Status.Certificate
-		return len(certificate) > 0, nil
+		return len(certificate) > 0, refused(csr)
 	})
 	var denied *Denied
 	switch {
@@ -198,6 +191,19 @@ func (r CertificateRequest) await(ctx context.Context, csrs certificatesclient.C
 		return nil, fmt.Errorf("wait for the certificate of CertificateSigningRequest %s: %w: %w", name, ctx.Err(), last)
 	}
 	return nil, fmt.Errorf("wait for the certificate of CertificateSigningRequest %s: %w", name, err)
+}
+
+// refused says why there will be no certificate, if there will be none.
+func refused(csr *certificatesv1.CertificateSigningRequest) error {
+	for _, condition := range csr.Status.Conditions {
+		switch condition.Type {
+		case certificatesv1.CertificateDenied:
+			return &Denied{Reason: condition.Reason, Message: condition.Message}
+		case certificatesv1.CertificateFailed:
+			return fmt.Errorf("the signer failed: %s", condition.Message)
+		}
+	}
+	return nil
 }
 
 // check makes an identity of what was issued, if it is what was asked for.
