@@ -220,7 +220,7 @@ func ownerOf(cluster *clusterv1alpha1.Cluster) *metav1.OwnerReference {
 
 // makeSystemNamespace makes a namespace of the hub unless it is there. It waits for one to go that is on its way.
 func makeSystemNamespace(ctx context.Context, hub client.Client, name string) error {
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, namespaceWait, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, namespaceWait, true, func(context.Context) (bool, error) {
 		live := &corev1.Namespace{}
 		err := hub.Get(ctx, client.ObjectKey{Name: name}, live)
 		if err == nil {

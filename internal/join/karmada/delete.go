@@ -21,8 +21,8 @@ import (
 const (
 	// DeleteWait is how long a removal is waited for unless a request says otherwise: the default of the Karmada surface.
 	DeleteWait = time.Minute
-	// forceWait is how long the hub may then take to end it by force. Its own limits are 20 s a step.
-	forceWait = 30 * time.Second
+	// forceWait is how long the hub may then take to end it by force. Nothing is withdrawn any more then.
+	forceWait = 15 * time.Second
 	// deletePoll is the time between two looks at a Cluster that goes.
 	deletePoll = 200 * time.Millisecond
 )
@@ -133,7 +133,9 @@ func (d *deletion) run(ctx context.Context) error {
 // await waits until the Cluster is gone, and says whether it is.
 func (d *deletion) await(ctx context.Context, limit time.Duration) (gone bool, err error) {
 	told := false
-	err = wait.PollUntilContextTimeout(ctx, deletePoll, limit, true, func(ctx context.Context) (bool, error) {
+	var failure error
+	// The requests have the whole of ctx: one that would be cut off by the limit fails in other words.
+	err = wait.PollUntilContextTimeout(ctx, deletePoll, limit, true, func(context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := d.hub.Get(ctx, client.ObjectKeyFromObject(d.cluster), live)
 		// Whoever could read it and no longer can is its agent, whose rights go right after it.
@@ -142,8 +144,11 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (gone bool, e
 			return true, nil
 		}
 		if err != nil {
-			return false, err
+			// A hub that does not answer for a moment is waited for, too.
+			failure = fmt.Errorf("read it: %w", err)
+			return false, nil
 		}
+		failure = nil
 		if !told {
 			tell(d.options.Progress, fmt.Sprintf("Waiting for the cluster object %s to be deleted", d.cluster.Name))
 			told = true
@@ -156,7 +161,7 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (gone bool, e
 	if wait.Interrupted(err) {
 		err = nil
 	}
-	return gone, err
+	return gone, errors.Join(err, failure)
 }
 
 // AnnotateDeparture adds to how cluster is removed, which the hub follows once it is being deleted. cluster becomes what it is then.

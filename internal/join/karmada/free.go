@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -49,7 +48,7 @@ func ReleaseSpace(ctx context.Context, hub client.Client, cluster string) error 
 // release deletes obj and takes a finalizer off it.
 func release(ctx context.Context, hub client.Client, obj client.Object, finalizer string) error {
 	uid := obj.GetUID()
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := insist(ctx, func() error {
 		if err := hub.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetUID() != uid {
 			return client.IgnoreNotFound(err)
 		}

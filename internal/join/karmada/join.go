@@ -250,7 +250,7 @@ func (j *joining) rollBack(ctx context.Context) error {
 
 // awaitGone waits until the Cluster that this run made is gone.
 func (j *joining) awaitGone(ctx context.Context) error {
-	err := wait.PollUntilContextTimeout(ctx, deletePoll, hubWait, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, deletePoll, hubWait, true, func(context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := j.hub.Get(ctx, client.ObjectKey{Name: j.request.Name}, live)
 		return apierrors.IsNotFound(err) || err == nil && live.Annotations[attemptAnnotation] != j.vault.attempt, client.IgnoreNotFound(err)

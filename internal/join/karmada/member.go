@@ -21,8 +21,6 @@ const (
 	tokenWait = 30 * time.Second
 	// tokenPoll is the time between two looks for a token.
 	tokenPoll = 100 * time.Millisecond
-	// writeTries bounds how often an object is written again that others change at the same time.
-	writeTries = 20
 )
 
 // settlement makes the objects of one registration on the member, and remembers how to take them back. They carry its attempt, which no other
@@ -66,7 +64,7 @@ func (s *settlement) token(ctx context.Context, secret *corev1.Secret, provide f
 		return credential{}, err
 	}
 	var got credential
-	err := wait.PollUntilContextTimeout(ctx, tokenPoll, tokenWait, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, tokenPoll, tokenWait, true, func(context.Context) (bool, error) {
 		live, found, err := s.find(ctx, secret)
 		if err != nil {
 			return false, err
@@ -118,22 +116,12 @@ func (s *settlement) share(ctx context.Context, obj client.Object) error {
 
 // write creates desired, or has the one changed that is there. change returns how to undo what it did; nil: it did nothing.
 func (s *settlement) write(ctx context.Context, desired client.Object, change func(live client.Object) (func(context.Context) error, error)) error {
-	var last error
-	for range writeTries {
-		last = s.try(ctx, desired, change)
-		again := apierrors.IsConflict(last) || apierrors.IsAlreadyExists(last) || apierrors.IsNotFound(last) || errors.Is(last, errGoing)
-		if last == nil || !again || ctx.Err() != nil {
-			break
-		}
-	}
-	if last != nil {
-		return fmt.Errorf("write %s on the cluster: %w", s.ref(desired), last)
+	err := insist(ctx, func() error { return s.try(ctx, desired, change) })
+	if err != nil {
+		return fmt.Errorf("write %s on the cluster: %w", s.ref(desired), err)
 	}
 	return nil
 }
-
-// errGoing says that an object of the same name was on its way.
-var errGoing = errors.New("it is still being deleted")
 
 // try is one try of write. How to undo is noted before each request, since a request that was cut off may have done its work.
 func (s *settlement) try(ctx context.Context, desired client.Object, change func(live client.Object) (func(context.Context) error, error)) error {
@@ -156,16 +144,16 @@ func (s *settlement) try(ctx context.Context, desired client.Object, change func
 	return s.member.Update(ctx, live, client.FieldOwner(kube.FieldManager))
 }
 
-// awaitGone waits for an object that is being deleted. It always returns an error, so that the writing is tried again.
+// awaitGone waits for an object that is being deleted. It always returns an error: that it is not there any more, if it is not.
 func (s *settlement) awaitGone(ctx context.Context, going client.Object) error {
-	err := wait.PollUntilContextTimeout(ctx, tokenPoll, namespaceWait, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, tokenPoll, namespaceWait, true, func(context.Context) (bool, error) {
 		live, found, err := s.find(ctx, going)
 		return !found || err == nil && live.GetUID() != going.GetUID(), err
 	})
 	if err != nil {
 		return fmt.Errorf("it is being deleted: %w", err)
 	}
-	return errGoing
+	return apierrors.NewNotFound(corev1.Resource("objects"), going.GetName())
 }
 
 // unmake deletes an object that this run created, if no other run has used it since.

@@ -9,7 +9,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
@@ -173,7 +172,7 @@ func dropUser(live client.Object, user string) bool {
 
 // update changes an object that exists, unless change says that there is nothing to do. It looks again if others were faster.
 func (f footprint) update(ctx context.Context, obj client.Object, change func(live client.Object) bool) error {
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	return insist(ctx, func() error {
 		live, found, err := f.find(ctx, obj)
 		if err != nil || !found || !change(live) {
 			return err
@@ -188,7 +187,7 @@ func (f footprint) update(ctx context.Context, obj client.Object, change func(li
 // drop takes this registration out of the users of a shared object if what it noted there is wanted, and deletes the object if nobody uses it
 // any more. It returns the one that it deleted, or nil.
 func (f footprint) drop(ctx context.Context, obj client.Object, wanted func(note string) bool) (gone client.Object, err error) {
-	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err = insist(ctx, func() error {
 		live, found, err := f.find(ctx, obj)
 		if err != nil || !found || !isShared(live) || !live.GetDeletionTimestamp().IsZero() || !wanted(live.GetAnnotations()[f.user()]) {
 			return err

@@ -88,7 +88,7 @@ func (r UnjoinRequest) clean(ctx context.Context, hub client.Client) (removed in
 	}
 	f := footprint{member: member, cluster: r.Name, namespace: r.ClusterNamespace, hubID: hubID}
 	// What goes later goes by itself.
-	err = wait.PollUntilContextTimeout(ctx, tokenPoll, goneWait, true, f.left)
+	err = wait.PollUntilContextTimeout(ctx, tokenPoll, goneWait, true, func(context.Context) (bool, error) { return f.left(ctx) })
 	if err != nil && (ctx.Err() != nil || !wait.Interrupted(err)) {
 		return len(refs), fmt.Errorf("wait for the registration to be gone from cluster %s: %w", r.Name, err)
 	}

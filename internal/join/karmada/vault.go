@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -43,7 +42,7 @@ func (v *vault) own(ctx context.Context, want contents, cluster *clusterv1alpha1
 }
 
 func (v *vault) write(ctx context.Context, want contents, owner *clusterv1alpha1.Cluster) error {
-	err := retry.OnError(retry.DefaultBackoff, changedMeanwhile, func() error {
+	err := insist(ctx, func() error {
 		secret := systemSecret(v.namespace, want.name)
 		err := v.hub.Get(ctx, client.ObjectKeyFromObject(secret), secret)
 		if client.IgnoreNotFound(err) != nil {
@@ -75,11 +74,6 @@ func (v *vault) write(ctx context.Context, want contents, owner *clusterv1alpha1
 	return err
 }
 
-// changedMeanwhile says whether someone else was faster, so that looking again helps.
-func changedMeanwhile(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
-}
-
 // check refuses a Secret that somebody else made, and one of another Cluster than owner.
 func (v *vault) check(ctx context.Context, live *corev1.Secret, owner *clusterv1alpha1.Cluster) error {
 	if live.Labels[clusterv1alpha1.SystemLabel] != "true" {
@@ -108,7 +102,7 @@ func (v *vault) check(ctx context.Context, live *corev1.Secret, owner *clusterv1
 // takeBack makes a Secret what it was before this run wrote it, or deletes it if there was none. It leaves alone one that another run has
 // written since.
 func (v *vault) takeBack(ctx context.Context, before *corev1.Secret, existed bool) error {
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := insist(ctx, func() error {
 		live := &corev1.Secret{}
 		if err := v.hub.Get(ctx, client.ObjectKeyFromObject(before), live); err != nil {
 			return client.IgnoreNotFound(err)

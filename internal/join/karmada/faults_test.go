@@ -1,0 +1,133 @@
+package karmada_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/join/karmada"
+)
+
+// fault makes one writing request go wrong.
+type fault struct {
+	// at counts writing requests from one.
+	at     int64
+	strike func(request *http.Request, next http.RoundTripper) (*http.Response, error)
+	seen   atomic.Int64
+}
+
+func (f *fault) on(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if request.Method != http.MethodGet && f.seen.Add(1) == f.at {
+				return f.strike(request, next)
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	return config
+}
+
+var errFault = errors.New("the line is cut")
+
+// faults are the ways in which a request goes wrong. Each takes the cancel function of the command.
+//
+//nolint:gochecknoglobals // a table
+var faults = map[string]func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error){
+	"refused": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
+		return func(*http.Request, http.RoundTripper) (*http.Response, error) { return nil, errFault }
+	},
+	"answer-lost": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
+		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+			if answer, err := next.RoundTrip(request); err == nil {
+				answer.Body.Close()
+			}
+			return nil, errFault
+		}
+	},
+	"interrupted": func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
+		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+			answer, err := next.RoundTrip(request)
+			cancel()
+			if err == nil {
+				answer.Body.Close()
+			}
+			return nil, context.Canceled
+		}
+	},
+}
+
+func TestAFailureAtAnyStepOfJoinLeavesBothSidesAsTheyWere(t *testing.T) {
+	w := alone(t)
+	const name = "faulty"
+	// A namespace that is there is not waited for, which makes this fast; others make their own.
+	for _, hub := range []*world{w, {hubClient: w.memberClient}} {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "faulty-credentials"}}
+		if err := hub.hubClient.Create(t.Context(), namespace); err != nil {
+			t.Fatal(err)
+		}
+		if err := hub.hubClient.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: "theirs"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(hub, member *fault, ctx context.Context) error {
+		r := w.joinRequest(name)
+		r.ClusterNamespace = "faulty-credentials"
+		r.Hub, r.Member = hub.on(w.hub.Config), member.on(w.member.Config)
+		return karmada.Join(ctx, r)
+	}
+	hubBefore, memberBefore := ownOn(t, w.hubClient, name), everything(t, w.memberClient)
+	for kind, strike := range faults {
+		for side := range 2 {
+			for at := int64(1); ; at++ {
+				ctx, cancel := context.WithCancel(t.Context())
+				struck, sound := &fault{at: at, strike: strike(cancel)}, &fault{}
+				sides := [2]*fault{struck, sound}
+				err := run(sides[side], sides[1-side], ctx)
+				cancel()
+				if err == nil {
+					if at < 6 {
+						t.Errorf("%s: joined after %d requests, want more", kind, at)
+					}
+					if err := karmada.Unjoin(t.Context(), unjoinFrom(w, name)); err != nil {
+						t.Fatal(err)
+					}
+					break
+				}
+				wantSame(t, kind+" on the member: "+err.Error(), w.memberClient, memberBefore)
+				wantOwn(t, w.hubClient, name, hubBefore)
+			}
+		}
+	}
+	wantSame(t, "the member in the end", w.memberClient, memberBefore)
+}
+
+// wantOwn waits until the hub has of the cluster name what it had.
+func wantOwn(t *testing.T, hub client.Client, name string, before []string) {
+	t.Helper()
+	diff := ""
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
+		diff = cmp.Diff(before, ownOn(t, hub, name))
+		return diff == "", nil
+	})
+	if err != nil {
+		t.Errorf("the hub (-before +after):\n%s", diff)
+	}
+}
+
+func unjoinFrom(w *world, name string) karmada.UnjoinRequest {
+	r := w.unjoinRequest(name)
+	r.ClusterNamespace = "faulty-credentials"
+	return r
+}
