@@ -17,6 +17,7 @@ import (
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/engine"
 	"github.com/towline/towline/internal/fleet"
+	hubworks "github.com/towline/towline/internal/hub/works"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
@@ -34,6 +35,8 @@ type engines struct {
 	healed chan event.GenericEvent
 	// worked names the Works whose objects have news on their member, or were put back by an engine.
 	worked chan event.GenericEvent
+	// ended is closed when the hub ends.
+	ended chan struct{}
 	// launch hands engines to Start, which runs them.
 	launch chan *running
 
@@ -67,7 +70,7 @@ func newEngines(members *fleet.Clients, serves func(context.Context, fleet.Membe
 	drifted func(fleet.Member, bundle.ID, bundle.ChangeSet),
 ) *engines {
 	return &engines{
-		members: members, serves: serves, drifted: drifted, healed: make(chan event.GenericEvent, newsBacklog), worked: make(chan event.GenericEvent, newsBacklog),
+		members: members, serves: serves, drifted: drifted, healed: make(chan event.GenericEvent, newsBacklog), worked: make(chan event.GenericEvent, newsBacklog), ended: make(chan struct{}),
 		launch: make(chan *running), byMember: map[string]*running{},
 	}
 }
@@ -76,6 +79,7 @@ func newEngines(members *fleet.Clients, serves func(context.Context, fleet.Membe
 func (e *engines) Start(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
+	defer close(e.ended)
 	for {
 		select {
 		case <-ctx.Done():
@@ -191,13 +195,14 @@ func (e *engines) get(m fleet.Member, config *rest.Config) (*running, bool, erro
 	if have != nil && have.domain == domainOf(m) && have.config == config {
 		return have, false, nil
 	}
-	made, err := engine.New(config, engine.Options{Namespace: m.Home, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onHeal(m), OnChange: e.onChange(m)})
+	stop := make(chan struct{})
+	made, err := engine.New(config, engine.Options{Namespace: m.Home, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onHeal(m), OnChange: e.onChange(m, stop)})
 	if err != nil {
 		return nil, false, fmt.Errorf("make engine of %s: %w", m.Key(), err)
 	}
 	started := &running{
 		member: m.Key(), domain: domainOf(m), config: config, engine: made,
-		stop: make(chan struct{}), done: make(chan struct{}), ceded: make(chan struct{}),
+		stop: stop, done: make(chan struct{}), ceded: make(chan struct{}),
 	}
 	if have != nil {
 		close(have.stop)
@@ -238,16 +243,23 @@ func (e *engines) onHeal(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
 			e.drifted(m, id, changes)
 			tell(e.healed, &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
 		case workv1alpha1.WorkKind:
-			tell(e.worked, &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
+			e.onChange(m, nil)(id)
 		}
 	}
 }
 
-// onChange wakes the Work whose objects have news: it shows their status. Summaries do not.
-func (e *engines) onChange(m fleet.Member) func(bundle.ID) {
+// onChange wakes the Work whose objects have news: it shows their status, and nobody else would find out. It waits where too much waits already,
+// until the engine is stopped. Summaries show no status.
+func (e *engines) onChange(m fleet.Member, stopped <-chan struct{}) func(bundle.ID) {
 	return func(id bundle.ID) {
-		if id.RequestorKind == workv1alpha1.WorkKind {
-			tell(e.worked, &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
+		news, ok := hubworks.News(m, id)
+		if !ok {
+			return
+		}
+		select {
+		case e.worked <- news:
+		case <-stopped:
+		case <-e.ended:
 		}
 	}
 }
