@@ -131,7 +131,8 @@ func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 	}
 	made := &coordinationv1.Lease{ObjectMeta: named(lease.Namespace, lease.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}}
 	made.Labels, made.OwnerReferences = systemLabels(), []metav1.OwnerReference{ownerOf(c)}
-	if err := hub.Create(ctx, made, client.FieldOwner(kube.FieldManager)); err != nil {
+	// Another Grant of the same Cluster may have been faster.
+	if err := hub.Create(ctx, made, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(made), err)
 	}
 	return nil

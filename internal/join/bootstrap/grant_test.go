@@ -278,6 +278,40 @@ func TestAgentFinishesAWork(t *testing.T) {
 	}
 }
 
+func TestStatusIsNoWayRoundThePolicy(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	granted(t, hubClient, "detour")
+	newWork(t, hubClient, "detour")
+	agent := clientOf(t, agentConfig(plane.Config, "detour"))
+	const metadata = `{"metadata":{"labels":{"env":"stage"},"annotations":{"a":"b"},"finalizers":["example.com/x"],"ownerReferences":[]},"spec":{"id":"x","suspendDispatching":true}}`
+	for _, obj := range []client.Object{
+		&clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "detour"}},
+		&workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-detour", Name: "w"}},
+	} {
+		if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
+			t.Fatal(err)
+		}
+		after := obj.DeepCopyObject().(client.Object)
+		eventually(t, func() string {
+			if err := agent.Status().Patch(t.Context(), after, client.RawPatch("application/merge-patch+json", []byte(metadata))); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+		if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(obj), after); err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range []client.Object{obj, after} {
+			o.SetManagedFields(nil)
+			o.SetResourceVersion("")
+		}
+		if diff := cmp.Diff(after, obj); diff != "" {
+			t.Errorf("%T changed (-got +want):\n%s", obj, diff)
+		}
+	}
+}
+
 func TestGrantReplacesTheLeaseOfAnEarlierCluster(t *testing.T) {
 	t.Parallel()
 	_, hubClient := hub(t)

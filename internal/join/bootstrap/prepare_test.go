@@ -150,7 +150,8 @@ func rulesOf(t *testing.T, config *rest.Config, namespace string) []string {
 func TestBootstrapTokenMayOnlyAskForACertificate(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	config := tokenConfig(plane.Config, newToken(t, hubClient))
+	token := newToken(t, hubClient)
+	config := tokenConfig(plane.Config, token)
 	want := []string{"certificatesigningrequests/clusteragent[][create]", "certificatesigningrequests[][create]"}
 	for _, namespace := range []string{"default", "kube-system", "kube-public", "projectsveltos", "karmada-cluster"} {
 		if diff := cmp.Diff(rulesOf(t, config, namespace), want); diff != "" {
@@ -170,8 +171,9 @@ func TestBootstrapTokenMayOnlyAskForACertificate(t *testing.T) {
 	if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(csr), csr); err != nil {
 		t.Fatal(err)
 	}
-	if _, ours, err := bootstrap.Judge(csr); !ours || err != nil {
-		t.Errorf("ours %v, error %v", ours, err)
+	// It said that it came with another token.
+	if p, ours, err := bootstrap.Judge(csr); !ours || err != nil || p.TokenID != token.ID {
+		t.Errorf("petition %+v, ours %v, error %v", p, ours, err)
 	}
 	other := newAsk(t).done(t)
 	other.Name = "bootstrap-others"
