@@ -1,0 +1,400 @@
+package members_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/yaml"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/api/crds"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/members"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// noon is when the tests begin.
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+// world is a hub whose one member is the hub's own cluster, with a controller that runs when it is told to.
+type world struct {
+	testing.TB
+	client.Client
+	clock      *clocktesting.FakeClock
+	events     *events.FakeRecorder
+	controller *members.Controller
+	cluster    *clusterv1alpha1.Cluster
+}
+
+func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *world {
+	t.Helper()
+	plane := localkube.Shared(t)
+	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	installCRD(t, hub)
+	w := &world{TB: t, Client: hub, clock: clocktesting.NewFakeClock(noon), events: events.NewFakeRecorder(100)}
+	w.controller = &members.Controller{
+		Hub: hub, Live: hub, Dial: dialling(plane.Config, nil), Events: w.events, Clock: w.clock,
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.controller.Start(ctx) }()
+	w.cluster = &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"example.com/test"}}, Spec: spec}
+	w.must(hub.Create(t.Context(), w.cluster))
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		free := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+		if err := hub.Patch(context.WithoutCancel(t.Context()), w.cluster, free); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+func dialling(config *rest.Config, err error) func(context.Context, fleet.Member) (*rest.Config, error) {
+	return func(context.Context, fleet.Member) (*rest.Config, error) { return config, err }
+}
+
+// crdOnce serves the tests of this binary, which share a control plane.
+var crdOnce sync.Mutex
+
+func installCRD(t *testing.T, hub client.Client) {
+	t.Helper()
+	crdOnce.Lock()
+	defer crdOnce.Unlock()
+	files, err := fs.Glob(crds.FS, "cluster.karmada.io_clusters.yaml")
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	text, err := fs.ReadFile(crds.FS, files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.Unmarshal(text, crd); err != nil {
+		t.Fatal(err)
+	}
+	if err := hub.Create(t.Context(), crd); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	err = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		return hub.List(ctx, &clusterv1alpha1.ClusterList{}) == nil, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// reconcile runs the controller once, and returns when it wants to run again.
+func (w *world) reconcile() time.Duration {
+	w.Helper()
+	result, err := w.controller.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
+	w.must(err)
+	w.read()
+	return result.RequeueAfter
+}
+
+func (w *world) read() {
+	w.Helper()
+	w.cluster = &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: w.cluster.Name}}
+	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
+}
+
+// want reconciles and wants Ready to begin as given, and the taints to be these.
+func (w *world) want(ready string, taints ...string) {
+	w.Helper()
+	w.reconcile()
+	if got := w.ready(); !strings.HasPrefix(got, ready) {
+		w.Errorf("Ready is %q, want %q", got, ready)
+	}
+	var have []string
+	for _, taint := range w.cluster.Spec.Taints {
+		have = append(have, strings.TrimPrefix(taint.ToString(), "cluster.karmada.io/"))
+	}
+	if got, want := strings.Join(have, " "), strings.Join(taints, " "); got != want {
+		w.Errorf("the taints are %q, want %q", got, want)
+	}
+}
+
+// ready returns the condition Ready as status/reason: message.
+func (w *world) ready() string {
+	c := meta.FindStatusCondition(w.cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
+	if c == nil {
+		return ""
+	}
+	return string(c.Status) + "/" + c.Reason + ": " + c.Message
+}
+
+// wantSaid wants these events since it was last called.
+func (w *world) wantSaid(want ...string) {
+	w.Helper()
+	var got []string
+	for len(w.events.Events) > 0 {
+		got = append(got, <-w.events.Events)
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		w.Errorf("events are %q, want %q", got, want)
+	}
+}
+
+// change changes the spec as people do.
+func (w *world) change(change func(*clusterv1alpha1.ClusterSpec)) {
+	w.Helper()
+	before := w.cluster.DeepCopy()
+	change(&w.cluster.Spec)
+	w.must(w.Patch(w.Context(), w.cluster, client.MergeFrom(before)))
+}
+
+// report writes the condition Ready as an agent does.
+func (w *world) report(status metav1.ConditionStatus, reason, message string) {
+	w.Helper()
+	w.read()
+	before := w.cluster.DeepCopy()
+	meta.SetStatusCondition(&w.cluster.Status.Conditions, metav1.Condition{
+		Type: clusterv1alpha1.ClusterConditionReady, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(w.clock.Now()),
+	})
+	w.must(w.Status().Patch(w.Context(), w.cluster, client.MergeFrom(before)))
+}
+
+const (
+	notReady    = "not-ready:NoSchedule"
+	unreachable = "unreachable:NoSchedule"
+)
+
+func TestPushMemberIsAsked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "push", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push, Zone: "z1"})
+	w.want("True/ClusterReady: ")
+	w.wantSaid("Normal ClusterReady cluster push is ready, Kubernetes v1.36.3")
+	status := w.cluster.Status
+	if status.KubernetesVersion != "v1.36.3" || len(status.APIEnablements) == 0 || status.NodeSummary == nil || status.NodeSummary.ReadyNum != 1 {
+		t.Errorf("the status is %+v", status)
+	}
+	if len(w.cluster.Spec.Zones) != 1 || w.cluster.Spec.Zones[0] != "z1" || w.cluster.Spec.Zone != "" {
+		t.Errorf("zone is %q, zones are %q", w.cluster.Spec.Zone, w.cluster.Spec.Zones)
+	}
+	version := w.cluster.ResourceVersion
+	if next := w.reconcile(); next < 10*time.Second || next > 11*time.Second {
+		t.Errorf("it looks again after %s, want 10s", next)
+	}
+	if w.cluster.ResourceVersion != version {
+		t.Error("a second look wrote something")
+	}
+	w.wantSaid()
+}
+
+func TestPushMemberFailsAndComesBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "comes-back", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	var code atomic.Int32
+	code.Store(http.StatusOK)
+	api := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			out.WriteHeader(int(code.Load()))
+			return
+		}
+		http.NotFound(out, r)
+	}))
+	t.Cleanup(api.Close)
+	config := &rest.Config{Host: api.URL}
+	w.controller.Dial = dialling(config, nil)
+	people := corev1.Taint{Key: "example.com/theirs", Effect: corev1.TaintEffectNoExecute}
+	w.change(func(s *clusterv1alpha1.ClusterSpec) { s.Taints = []corev1.Taint{people} })
+	theirs := people.ToString()
+	w.want("True/ClusterReady: ", theirs)
+	if w.cluster.Spec.Taints[0].TimeAdded == nil {
+		t.Error("a NoExecute taint has no time")
+	}
+	w.wantSaid("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
+	code.Store(http.StatusServiceUnavailable)
+	w.want("True/ClusterReady: ", theirs)
+	w.clock.Step(29 * time.Second)
+	w.want("True/ClusterReady: ", theirs)
+	w.clock.Step(time.Second)
+	w.want("False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 503 Service Unavailable", theirs, notReady)
+	w.wantSaid("Warning ClusterNotReady cluster comes-back: cluster is reachable, and not ready: /readyz answers 503 Service Unavailable")
+	code.Store(http.StatusOK)
+	w.want("False/ClusterNotReady: ", theirs, notReady)
+	w.clock.Step(30 * time.Second)
+	w.want("True/ClusterReady: ", theirs)
+	w.wantSaid("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
+	api.Close()
+	w.want("True/ClusterReady: ", theirs)
+	w.clock.Step(30 * time.Second)
+	w.want("False/ClusterNotReachable: cluster is not reachable: dial tcp", theirs, notReady)
+}
+
+func TestPushMemberThatCannotBeDialled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "no-dial", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	config := localkube.Shared(t).Config
+	w.controller.Dial = dialling(nil, errors.New("spec.secretRef is not set"))
+	w.want("False/StatusCollectionFailed: cluster cannot be dialled: spec.secretRef is not set", notReady)
+	w.wantSaid("Warning StatusCollectionFailed cluster no-dial: cluster cannot be dialled: spec.secretRef is not set")
+	w.controller.Dial = dialling(config, nil)
+	w.want("True/ClusterReady: ")
+	w.wantSaid("Normal ClusterReady cluster no-dial is ready, Kubernetes v1.36.3")
+	w.clock.Step(time.Hour)
+	w.controller.Dial = dialling(nil, apierrors.NewTimeoutError("the hub is busy", 1))
+	w.want("True/ClusterReady: ")
+	w.clock.Step(time.Hour)
+	w.controller.Dial = dialling(nil, apierrors.NewNotFound(corev1.Resource("secrets"), "creds"))
+	w.want(`False/StatusCollectionFailed: cluster cannot be dialled: secrets "creds" not found`, notReady)
+}
+
+func TestMemberThatIsRefusedIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "taken", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	w.report(metav1.ConditionFalse, fleet.ReasonTaken, "somebody else's")
+	version := w.cluster.ResourceVersion
+	w.want("False/" + fleet.ReasonTaken)
+	if w.cluster.ResourceVersion != version {
+		t.Error("something was written")
+	}
+}
+
+func TestMemberThatIsRefusedWhileItIsAskedIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "taken-meanwhile", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	config := localkube.Shared(t).Config
+	w.controller.Dial = func(context.Context, fleet.Member) (*rest.Config, error) {
+		w.report(metav1.ConditionFalse, fleet.ReasonTaken, "somebody else's")
+		return config, nil
+	}
+	w.want("False/" + fleet.ReasonTaken)
+	w.want("False/" + fleet.ReasonTaken)
+}
+
+func TestMemberThatIsBeingRemovedGetsNoTaints(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "leaves", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push, Zone: "z1"})
+	w.must(w.Delete(t.Context(), w.cluster))
+	w.controller.Dial = dialling(nil, errors.New("its credentials are gone"))
+	w.want("False/StatusCollectionFailed: ")
+	w.wantSaid()
+	if w.cluster.Spec.Zone != "z1" {
+		t.Error("the spec was changed")
+	}
+}
+
+// space makes the execution space of a pull member, with the Lease of its agent.
+func (w *world) space() *coordinationv1.Lease {
+	w.Helper()
+	namespace := fleet.ExecutionSpace(w.cluster.Name)
+	w.must(w.Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: w.cluster.Name}}
+	w.must(w.Create(w.Context(), lease))
+	return lease
+}
+
+func (w *world) beat(lease *coordinationv1.Lease, at time.Time) {
+	w.Helper()
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: at}
+	w.must(w.Update(w.Context(), lease))
+}
+
+func TestPullMemberIsJudgedByItsHeartbeats(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pull", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
+	lease := w.space()
+	w.want("Unknown/ClusterStatusNeverUpdated: ", unreachable)
+	w.clock.Step(time.Hour)
+	w.want("Unknown/ClusterStatusNeverUpdated: ", unreachable)
+	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
+	w.want("True/ClusterReady: well")
+	w.wantSaid("Normal ClusterReady cluster pull is ready, Kubernetes ")
+	// The member's clock is an hour behind.
+	w.beat(lease, w.clock.Now().Add(-time.Hour))
+	if next := w.reconcile(); next != 38*time.Second {
+		t.Errorf("it looks again after %s, want 38s", next)
+	}
+	w.clock.Step(37 * time.Second)
+	if next := w.reconcile(); next != time.Second {
+		t.Errorf("it looks again after %s, want 1s", next)
+	}
+	w.want("True/ClusterReady: well")
+	w.clock.Step(time.Second)
+	w.want("Unknown/ClusterStatusUnknown: the agent of the cluster does not report any more", unreachable)
+	w.wantSaid("Warning ClusterStatusUnknown cluster pull: the agent of the cluster does not report any more")
+	w.beat(lease, w.clock.Now())
+	if next := w.reconcile(); next != 0 || !strings.HasPrefix(w.ready(), "Unknown/") {
+		t.Errorf("Ready is %q, and it looks again after %s", w.ready(), next)
+	}
+	w.report(metav1.ConditionFalse, clusterv1alpha1.ReasonClusterNotReady, "ill")
+	w.want("False/ClusterNotReady: ill", notReady)
+	w.wantSaid("Warning ClusterNotReady cluster pull: ill")
+}
+
+func TestNewHubGivesAgentsTimeToBeHeard(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "new-hub", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
+	w.beat(w.space(), noon.Add(-time.Hour))
+	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
+	if next := w.reconcile(); next != 15*time.Second {
+		t.Errorf("it looks again after %s, want 15s", next)
+	}
+	w.clock.Step(15 * time.Second)
+	w.want("Unknown/ClusterStatusUnknown: ", unreachable)
+	w.wantSaid("Warning ClusterStatusUnknown cluster new-hub: the agent of the cluster does not report any more")
+}
+
+// deaf is an API server that does not answer.
+type deaf struct{ client.Reader }
+
+func (deaf) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return errors.New("it does not answer")
+}
+
+func TestAgentIsNotGivenUpWhileTheHubItselfIsAway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "hub-away", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
+	lease := w.space()
+	w.beat(lease, noon)
+	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
+	w.reconcile()
+	w.clock.Step(time.Minute)
+	w.controller.Live = deaf{}
+	if _, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)}); err == nil {
+		t.Error("a Lease that cannot be read is no error")
+	}
+	w.controller.Live = w.Client
+	w.want("True/ClusterReady: well")
+	w.clock.Step(14 * time.Second)
+	w.want("True/ClusterReady: well")
+	w.beat(lease, w.clock.Now())
+	w.clock.Step(2 * time.Second)
+	w.want("True/ClusterReady: well")
+}

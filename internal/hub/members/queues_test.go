@@ -1,0 +1,203 @@
+package members_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/members"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// unanswered is how many push members do not answer in a test.
+const unanswered = 600
+
+// runHub runs a controller of a shard of its own until the test ends. It returns a client beside it, and how many requests but watches the
+// controller has made.
+func runHub(t *testing.T, shard string, dial func(context.Context, fleet.Member) (*rest.Config, error)) (client.Client, *atomic.Int32) {
+	t.Helper()
+	plane := localkube.Shared(t)
+	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	installCRD(t, hub)
+	requests := &atomic.Int32{}
+	counted := rest.CopyConfig(plane.Config)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(r *http.Request) (*http.Response, error) {
+			if !r.URL.Query().Has("watch") {
+				requests.Add(1)
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	mgr, err := ctrl.NewManager(counted, ctrl.Options{
+		Scheme: kube.Scheme(), Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	controller := &members.Controller{
+		Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Shard: fleet.Shard(shard), Dial: dial, Events: events.NewFakeRecorder(10 * unanswered), Clock: clock.RealClock{},
+	}
+	if err := controller.Setup(t.Context(), mgr); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := hub.DeleteAllOf(context.WithoutCancel(ctx), &clusterv1alpha1.Cluster{}, client.MatchingLabels{"shard": shard}); err != nil {
+			t.Error(err)
+		}
+	})
+	return hub, requests
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// member makes a Cluster of a shard.
+func member(t *testing.T, hub client.Client, shard string, name string, mode clusterv1alpha1.ClusterSyncMode) *clusterv1alpha1.Cluster {
+	t.Helper()
+	cluster := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Labels: map[string]string{"shard": shard}, Annotations: map[string]string{libv1beta1.ShardAnnotation: shard},
+	}}
+	cluster.Spec.SyncMode = mode
+	if err := hub.Create(t.Context(), cluster); err != nil {
+		t.Fatal(err)
+	}
+	return cluster
+}
+
+// visits remembers when each of some members was asked how it is.
+type visits struct {
+	mu    sync.Mutex
+	times []time.Time
+}
+
+func (v *visits) add() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.times = append(v.times, time.Now())
+}
+
+// longest returns the longest time between two visits, and how many there were.
+func (v *visits) longest() (gap time.Duration, count int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for i := 1; i < len(v.times); i++ {
+		gap = max(gap, v.times[i].Sub(v.times[i-1]))
+	}
+	return gap, len(v.times)
+}
+
+func TestMembersThatDoNotAnswerDoNotDelayTheOthers(t *testing.T) {
+	t.Parallel()
+	asked := &visits{}
+	api := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			asked.add()
+			return
+		}
+		http.NotFound(out, r)
+	}))
+	t.Cleanup(api.Close)
+	alive := &rest.Config{Host: api.URL}
+	var dead sync.Map
+	hub, _ := runHub(t, "crowd", func(_ context.Context, m fleet.Member) (*rest.Config, error) {
+		if m.Name == "crowd-alive" {
+			return alive, nil
+		}
+		config, _ := dead.LoadOrStore(m.Name, &rest.Config{Host: "https://192.0.2.1", Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}})
+		return config.(*rest.Config), nil
+	})
+	member(t, hub, "crowd", "crowd-alive", clusterv1alpha1.Push)
+	for i := range unanswered {
+		member(t, hub, "crowd", fmt.Sprint("crowd-", i), clusterv1alpha1.Push)
+	}
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		_, count := asked.longest()
+		return count >= 3, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It is 10 s and some jitter, on a machine that does nothing else.
+	if gap, _ := asked.longest(); gap > 14*time.Second {
+		t.Errorf("a member that answers was not asked for %s", gap)
+	}
+	var all clusterv1alpha1.ClusterList
+	if err := hub.List(t.Context(), &all, client.MatchingLabels{"shard": "crowd"}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range all.Items {
+		if w := (&world{cluster: &all.Items[i]}); all.Items[i].Name != "crowd-alive" && w.ready() != "False/ClusterNotReachable: cluster is not reachable: it does not answer within 5s" {
+			t.Errorf("Ready of %s is %q", all.Items[i].Name, w.ready())
+		}
+	}
+}
+
+func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
+	t.Parallel()
+	hub, requests := runHub(t, "beats", nil)
+	w := &world{TB: t, Client: hub, cluster: member(t, hub, "beats", "beats", clusterv1alpha1.Pull)}
+	lease := w.space()
+	w.beat(lease, time.Now())
+	tainted := func(want int) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+			w.read()
+			return len(w.cluster.Spec.Taints) == want, nil
+		})
+		if err != nil {
+			t.Fatalf("%v: %+v", err, w.cluster)
+		}
+	}
+	tainted(1)
+	ready := `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"ClusterReady","message":"","lastTransitionTime":"2026-01-02T12:00:00Z"}]}}`
+	w.must(hub.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(ready))))
+	tainted(0)
+	before := requests.Load()
+	for range 50 {
+		w.beat(lease, time.Now())
+	}
+	w.read()
+	version := w.cluster.ResourceVersion
+	if made := requests.Load() - before; made != 0 {
+		t.Errorf("50 heartbeats cost %d requests", made)
+	}
+	if w.read(); w.cluster.ResourceVersion != version {
+		t.Error("something was written")
+	}
+}

@@ -1,0 +1,192 @@
+package survey_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+)
+
+// oldCluster is an API server of long ago: without /readyz, aggregated discovery and streamed lists, and with an API that may not answer.
+type oldCluster struct {
+	*httptest.Server
+	// ill and broken say that it is not healthy, and that the API metrics/v1 does not answer.
+	ill, broken atomic.Bool
+	// listed counts how often its APIs were asked for, paged how many pages of pods.
+	listed, paged atomic.Int32
+	// gone ends its watches: a server that stops waits for them.
+	gone context.CancelFunc
+	end  <-chan struct{}
+}
+
+func newOldCluster(t *testing.T) *oldCluster {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	c := &oldCluster{gone: cancel, end: ctx.Done()}
+	c.Server = httptest.NewServer(http.HandlerFunc(c.answer))
+	t.Cleanup(c.stop)
+	return c
+}
+
+// stop makes the cluster answer no more.
+func (c *oldCluster) stop() {
+	c.gone()
+	c.Close()
+}
+
+func (c *oldCluster) answer(out http.ResponseWriter, r *http.Request) {
+	list := func(version string, resources ...metav1.APIResource) any {
+		return metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: version, APIResources: resources}
+	}
+	group := func(name string) metav1.APIGroup {
+		version := metav1.GroupVersionForDiscovery{GroupVersion: name + "/v1", Version: "v1"}
+		return metav1.APIGroup{Name: name, Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version}
+	}
+	code, answer := http.StatusOK, any(nil)
+	switch r.URL.Path {
+	case "/healthz":
+		if c.ill.Load() {
+			code = http.StatusInternalServerError
+		}
+	case "/version":
+		answer = map[string]string{"gitVersion": "v1.20.0"}
+	case "/api":
+		c.listed.Add(1)
+		answer = metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}}
+	case "/apis":
+		answer = metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group("metrics"), group("apps")}}
+	case "/api/v1":
+		answer = list("v1", metav1.APIResource{Name: "pods", Kind: "Pod"}, metav1.APIResource{Name: "pods/log", Kind: "Pod"})
+	case "/apis/apps/v1":
+		answer = list("apps/v1", metav1.APIResource{Name: "deployments", Kind: "Deployment"})
+	case "/apis/metrics/v1":
+		code, answer = http.StatusServiceUnavailable, list("")
+		if !c.broken.Load() {
+			code, answer = http.StatusOK, list("metrics/v1", metav1.APIResource{Name: "loads", Kind: "Load"})
+		}
+	case "/api/v1/nodes", "/api/v1/pods":
+		code, answer = c.objects(r)
+	default:
+		code = http.StatusNotFound
+	}
+	out.Header().Set("Content-Type", "application/json")
+	out.WriteHeader(code)
+	if answer != nil {
+		_ = json.NewEncoder(out).Encode(answer)
+	}
+}
+
+// objects lists one node, and the 600 pods on it in two pages. Watches end with the test.
+func (c *oldCluster) objects(r *http.Request) (int, any) {
+	query := r.URL.Query()
+	switch {
+	case query.Has("sendInitialEvents"):
+		return http.StatusUnprocessableEntity, metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity,
+		}
+	case query.Has("watch"):
+		select {
+		case <-r.Context().Done():
+		case <-c.end:
+		}
+		return http.StatusOK, nil
+	case strings.HasSuffix(r.URL.Path, "/nodes"):
+		return http.StatusOK, corev1.NodeList{
+			TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"},
+			Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "n"}}},
+		}
+	}
+	c.paged.Add(1)
+	list := corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
+	from, to := 0, 500
+	if query.Get("continue") != "" {
+		from, to = 500, 600
+	} else {
+		list.Continue = "more"
+	}
+	for i := from; i < to; i++ {
+		pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("p", i)}, Spec: corev1.PodSpec{NodeName: "n"}}
+		pod.UID = types.UID(pod.Name)
+		pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse("10m")}}}}
+		list.Items = append(list.Items, pod)
+	}
+	return http.StatusOK, list
+}
+
+func TestOldClusterIsObserved(t *testing.T) {
+	t.Parallel()
+	old := newOldCluster(t)
+	clock := clocktesting.NewFakePassiveClock(noon)
+	o := observe(t, &rest.Config{Host: old.URL}, clock)
+	status := o.Observe(t.Context(), clusterv1alpha1.ClusterStatus{}, nil)
+	wantReady(t, status, "True/ClusterReady cluster is healthy @ 0s")
+	if status.KubernetesVersion != "v1.20.0" {
+		t.Errorf("the version is %q", status.KubernetesVersion)
+	}
+	if status.NodeSummary == nil || status.NodeSummary.TotalNum != 1 {
+		t.Fatalf("node summary is %+v", status.NodeSummary)
+	}
+	wantSums(t, status.ResourceSummary.Allocated, map[corev1.ResourceName]string{"cpu": "6", "pods": "600"})
+	if pages := old.paged.Load(); pages != 2 {
+		t.Errorf("%d pages were read, want 2", pages)
+	}
+}
+
+func TestHealthAndAPIsFollowTheCluster(t *testing.T) {
+	t.Parallel()
+	old := newOldCluster(t)
+	clock := clocktesting.NewFakePassiveClock(noon)
+	o := observe(t, &rest.Config{Host: old.URL}, clock)
+	first := o.Observe(t.Context(), clusterv1alpha1.ClusterStatus{}, nil)
+	look := func(after time.Duration, status clusterv1alpha1.ClusterStatus) clusterv1alpha1.ClusterStatus {
+		clock.SetTime(noon.Add(after))
+		return o.Observe(t.Context(), status, nil)
+	}
+	old.broken.Store(true)
+	status := look(59*time.Second, first)
+	if diff := cmp.Diff(first, status); diff != "" {
+		t.Errorf("it changed within the minute: first -, now +\n%s", diff)
+	}
+	if listed := old.listed.Load(); listed != 1 {
+		t.Errorf("its APIs were asked for %d times within a minute", listed)
+	}
+	status = look(time.Minute, status)
+	if got := condition(status, clusterv1alpha1.ClusterConditionCompleteAPIEnablements); got != "False/Partial these APIs do not answer: metrics/v1 @ 1m0s" {
+		t.Errorf("CompleteAPIEnablements is %q", got)
+	}
+	if diff := cmp.Diff(first.APIEnablements, status.APIEnablements); diff != "" {
+		t.Errorf("an API that does not answer has gone: first -, now +\n%s", diff)
+	}
+	old.broken.Store(false)
+	status = look(2*time.Minute, status)
+	if got := condition(status, clusterv1alpha1.ClusterConditionCompleteAPIEnablements); got != "True/Complete all APIs are known @ 2m0s" {
+		t.Errorf("CompleteAPIEnablements is %q", got)
+	}
+	old.ill.Store(true)
+	status = look(130*time.Second, status)
+	wantReady(t, status, "True/ClusterReady cluster is healthy @ 0s")
+	status = look(160*time.Second, status)
+	wantReady(t, status, "False/ClusterNotReady cluster is reachable, and not ready: /healthz answers 500 Internal Server Error @ 2m40s")
+	old.stop()
+	status = look(170*time.Second, status)
+	want := "False/ClusterNotReachable cluster is not reachable: dial tcp " + strings.TrimPrefix(old.URL, "http://") + ": connect: connection refused @ 2m40s"
+	wantReady(t, status, want)
+	if diff := cmp.Diff(first.ResourceSummary, status.ResourceSummary); diff != "" || status.KubernetesVersion == "" {
+		t.Errorf("what was known is lost: first -, now +\n%s", diff)
+	}
+}

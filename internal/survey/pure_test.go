@@ -1,0 +1,300 @@
+package survey
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/utils/ptr"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+)
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+// observation is one observation, so many seconds after noon.
+type observation struct {
+	after   int
+	healthy bool
+}
+
+func TestHealthSettles(t *testing.T) {
+	t.Parallel()
+	limits := thresholds{success: 30 * time.Second, failure: 30 * time.Second}
+	const yes, no, unknown = metav1.ConditionTrue, metav1.ConditionFalse, metav1.ConditionUnknown
+	for name, c := range map[string]struct {
+		old    metav1.ConditionStatus
+		looks  []observation
+		settle []metav1.ConditionStatus
+	}{
+		"nothing known, well":          {"", []observation{{0, true}}, []metav1.ConditionStatus{yes}},
+		"nothing known, ill":           {"", []observation{{0, false}}, []metav1.ConditionStatus{no}},
+		"unknown, well":                {unknown, []observation{{0, true}}, []metav1.ConditionStatus{yes}},
+		"unknown, ill":                 {unknown, []observation{{0, false}}, []metav1.ConditionStatus{no}},
+		"first look, well":             {no, []observation{{0, true}}, []metav1.ConditionStatus{yes}},
+		"first look does not give up":  {yes, []observation{{0, false}, {29, false}, {30, false}}, []metav1.ConditionStatus{yes, yes, no}},
+		"a failure that passes":        {yes, []observation{{0, true}, {10, false}, {30, false}, {35, true}, {45, false}}, []metav1.ConditionStatus{yes, yes, yes, yes, yes}},
+		"a failure that lasts":         {yes, []observation{{0, true}, {10, false}, {20, false}, {39, false}, {40, false}}, []metav1.ConditionStatus{yes, yes, yes, yes, no}},
+		"a success that passes":        {no, []observation{{0, false}, {10, true}, {35, true}, {36, false}, {45, true}}, []metav1.ConditionStatus{no, no, no, no, no}},
+		"a success that lasts":         {no, []observation{{0, false}, {10, true}, {39, true}, {40, true}}, []metav1.ConditionStatus{no, no, no, yes}},
+		"two failures far apart, once": {yes, []observation{{0, true}, {100, false}, {110, true}, {200, false}}, []metav1.ConditionStatus{yes, yes, yes, yes}},
+	} {
+		var old *metav1.Condition
+		if c.old != "" {
+			old = &metav1.Condition{Status: c.old}
+		}
+		var run streak
+		var got []metav1.ConditionStatus
+		for _, look := range c.looks {
+			at := noon.Add(time.Duration(look.after) * time.Second)
+			found := metav1.Condition{Status: map[bool]metav1.ConditionStatus{true: yes, false: no}[look.healthy]}
+			run = run.extend(look.healthy, at)
+			settled := settle(old, found, run, at, limits)
+			got, old = append(got, settled.Status), &settled
+		}
+		if diff := cmp.Diff(got, c.settle); diff != "" {
+			t.Errorf("%s: got -, want +\n%s", name, diff)
+		}
+	}
+}
+
+func TestAnswersAreJudged(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		code int
+		body string
+		err  error
+		want string
+	}{
+		"well":     {200, "ok", nil, "True/ClusterReady: cluster is healthy"},
+		"ill":      {500, "", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 500 Internal Server Error"},
+		"failing":  {500, "[+]ping ok\n[-]etcd failed: reason withheld\n[-]poststarthook/x failed: reason withheld\nreadyz check failed\n", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 500 Internal Server Error, failing: etcd, poststarthook/x"},
+		"moved":    {302, "", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 302 Found"},
+		"unknown":  {599, "", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 599"},
+		"not let":  {401, "", nil, "False/ClusterNotReady: cluster is reachable, and does not let us ask how it is: /readyz answers 401 Unauthorized"},
+		"no reply": {0, "", errors.New("connection refused"), "False/ClusterNotReachable: cluster is not reachable: connection refused"},
+	} {
+		got := judge("readyz", c.code, c.body, c.err)
+		if text := fmt.Sprintf("%s/%s: %s", got.Status, got.Reason, got.Message); text != c.want {
+			t.Errorf("%s: got %q, want %q", name, text, c.want)
+		}
+	}
+}
+
+func TestFailuresAreToldInTheSameWords(t *testing.T) {
+	t.Parallel()
+	expired := x509.CertificateInvalidError{Cert: &x509.Certificate{NotBefore: noon, NotAfter: noon.Add(time.Hour)}, Reason: x509.Expired, Detail: "current time is another one each time"}
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"slow":    {&url.Error{Op: "Get", URL: "https://x/readyz", Err: context.DeadlineExceeded}, "it does not answer within 5s"},
+		"reset":   {&url.Error{Op: "Get", URL: "https://x/readyz", Err: errors.New("read tcp 10.0.0.9:51312->10.0.0.1:443: connection reset by peer")}, "read tcp 10.0.0.1:443: connection reset by peer"},
+		"reset 6": {errors.New("read tcp [::1]:51312->[::1]:443: connection reset by peer"), "read tcp [::1]:443: connection reset by peer"},
+		"unknown": {&url.Error{Err: &net.DNSError{Err: "no such host", Name: "x", Server: "10.0.0.2:53"}}, "lookup x: no such host"},
+		"expired": {fmt.Errorf("tls: %w", expired), "its certificate is valid from 2026-01-02T12:00:00Z to 2026-01-02T13:00:00Z only"},
+	} {
+		if got := Steadily(c.err); got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestAPIsThatDoNotAnswerStay(t *testing.T) {
+	t.Parallel()
+	api := func(names ...string) []clusterv1alpha1.APIEnablement {
+		var all []clusterv1alpha1.APIEnablement
+		for _, name := range names {
+			all = append(all, clusterv1alpha1.APIEnablement{GroupVersion: name})
+		}
+		return all
+	}
+	partial := &discovery.ErrGroupDiscoveryFailed{Groups: map[schema.GroupVersion]error{
+		{Group: "metrics", Version: "v1"}: errors.New("stale"), {Group: "custom", Version: "v2"}: errors.New("stale"),
+	}}
+	for name, c := range map[string]struct {
+		old, found, want []clusterv1alpha1.APIEnablement
+		err              error
+		condition        string
+	}{
+		"all":        {api("a/v1", "gone/v1"), api("a/v1", "b/v1"), api("a/v1", "b/v1"), nil, "True/Complete: all APIs are known"},
+		"some":       {api("a/v1", "gone/v1", "metrics/v1"), api("a/v1", "new/v1"), api("a/v1", "metrics/v1", "new/v1"), partial, "False/Partial: these APIs do not answer: custom/v2, metrics/v1"},
+		"some first": {nil, api("a/v1"), api("a/v1"), partial, "False/Partial: these APIs do not answer: custom/v2, metrics/v1"},
+		"none":       {api("a/v1"), nil, api("a/v1"), errors.New("no"), "False/Empty: no API is known: no"},
+		"no list":    {api("a/v1"), nil, api("a/v1"), nil, "False/Empty: no API is known: the cluster lists none"},
+	} {
+		if diff := cmp.Diff(merge(c.old, c.found, c.err), c.want); diff != "" {
+			t.Errorf("%s: got -, want +\n%s", name, diff)
+		}
+		got := completeness(c.found, c.err)
+		if text := fmt.Sprintf("%s/%s: %s", got.Status, got.Reason, got.Message); text != c.condition {
+			t.Errorf("%s: got %q, want %q", name, text, c.condition)
+		}
+	}
+}
+
+func TestAPIsAreSortedAndWithoutSubresources(t *testing.T) {
+	t.Parallel()
+	got := enablements([]*metav1.APIResourceList{
+		{GroupVersion: "b/v1", APIResources: []metav1.APIResource{{Name: "y", Kind: "Y"}, {Name: "x/status", Kind: "X"}, {Name: "x", Kind: "X"}}},
+		{GroupVersion: "a/v1"},
+	})
+	want := []clusterv1alpha1.APIEnablement{{GroupVersion: "a/v1"}, {GroupVersion: "b/v1", Resources: []clusterv1alpha1.APIResource{{Name: "x", Kind: "X"}, {Name: "y", Kind: "Y"}}}}
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("got -, want +\n%s", diff)
+	}
+}
+
+func requests(pairs ...string) corev1.ResourceList {
+	list := corev1.ResourceList{}
+	for i := 0; i < len(pairs); i += 2 {
+		list[corev1.ResourceName(pairs[i])] = resource.MustParse(pairs[i+1])
+	}
+	return list
+}
+
+func container(pairs ...string) corev1.Container {
+	return corev1.Container{Resources: corev1.ResourceRequirements{Requests: requests(pairs...)}}
+}
+
+func TestPodsAskForTheMostThatTheyNeedAtOnce(t *testing.T) {
+	t.Parallel()
+	helper := container("cpu", "100m")
+	helper.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+	for name, c := range map[string]struct {
+		spec corev1.PodSpec
+		want corev1.ResourceList
+	}{
+		"nothing":    {corev1.PodSpec{Containers: []corev1.Container{{}}}, requests()},
+		"containers": {corev1.PodSpec{Containers: []corev1.Container{container("cpu", "1", "memory", "1Gi"), container("cpu", "500m", "ephemeral-storage", "2Gi")}}, requests("cpu", "1500m", "memory", "1Gi", "ephemeral-storage", "2Gi")},
+		"a hungry start": {
+			corev1.PodSpec{InitContainers: []corev1.Container{container("cpu", "3"), container("memory", "1Gi")}, Containers: []corev1.Container{container("cpu", "1", "memory", "2Gi")}},
+			requests("cpu", "3", "memory", "2Gi"),
+		},
+		"helpers stay": {
+			corev1.PodSpec{InitContainers: []corev1.Container{container("cpu", "1"), helper, container("cpu", "1")}, Containers: []corev1.Container{container("cpu", "1")}},
+			requests("cpu", "1100m"),
+		},
+		"overhead": {corev1.PodSpec{Overhead: requests("memory", "10Mi"), Containers: []corev1.Container{container("cpu", "1")}}, requests("cpu", "1", "memory", "10Mi")},
+		"others":   {corev1.PodSpec{Containers: []corev1.Container{container("example.com/gpu", "1"), container("example.com/gpu", "2", "hugepages-2Mi", "4Mi")}}, requests("example.com/gpu", "3", "hugepages-2Mi", "4Mi")},
+		"as a whole": {
+			corev1.PodSpec{Resources: &corev1.ResourceRequirements{Requests: requests("cpu", "4")}, Containers: []corev1.Container{container("cpu", "1", "memory", "1Gi")}},
+			requests("cpu", "4", "memory", "1Gi"),
+		},
+	} {
+		if diff := cmp.Diff(asked(&c.spec).list(0), c.want); diff != "" {
+			t.Errorf("%s: got -, want +\n%s", name, diff)
+		}
+	}
+}
+
+func testPod(uid, node string, phase corev1.PodPhase, pairs ...string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid), Name: uid}, Status: corev1.PodStatus{Phase: phase},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{container(pairs...)}},
+	}
+}
+
+func testNode(name string, ready corev1.ConditionStatus, pairs ...string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: types.UID(name), Name: name}, Status: corev1.NodeStatus{
+		Allocatable: requests(pairs...), Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}},
+	}}
+}
+
+// shelves returns what reflectors would tell of.
+func shelves(t *tally) (*shelf[*corev1.Node, node], *shelf[*corev1.Pod, pod]) {
+	return &shelf[*corev1.Node, node]{take: nodeOf, put: t.setNode, replace: t.setNodes}, &shelf[*corev1.Pod, pod]{take: podOf, put: t.setPod, replace: t.setPods}
+}
+
+func TestSumsFollowNodesAndPods(t *testing.T) {
+	t.Parallel()
+	sums := newTally()
+	nodes, pods := shelves(sums)
+	do := func(errs ...error) {
+		t.Helper()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(nodes string, allocatable, allocated, allocating corev1.ResourceList, grades string) {
+		t.Helper()
+		counted, resources, ok := sums.summarize(nil)
+		if !ok {
+			t.Fatal("nothing is known")
+		}
+		got := ""
+		for _, modeling := range resources.AllocatableModelings {
+			got += fmt.Sprint(modeling.Count)
+		}
+		if text := fmt.Sprintf("%d of %d", counted.ReadyNum, counted.TotalNum); text != nodes || got != grades {
+			t.Errorf("%s nodes are ready, grades %s, want %s, %s", text, got, nodes, grades)
+		}
+		if diff := cmp.Diff([]corev1.ResourceList{resources.Allocatable, resources.Allocated, resources.Allocating}, []corev1.ResourceList{allocatable, allocated, allocating}); diff != "" {
+			t.Errorf("got -, want +\n%s", diff)
+		}
+	}
+	if _, _, ok := sums.summarize(nil); ok {
+		t.Error("something is known before anything is listed")
+	}
+	gpus := []string{"cpu", "8", "memory", "32Gi", "pods", "10", "example.com/gpu", "2", "hugepages-1Gi", "0"}
+	do(nodes.Replace([]any{testNode("n1", "True", gpus...), testNode("n2", "Unknown", "cpu", "2", "memory", "4Gi", "pods", "1")}, "1"))
+	do(pods.Replace([]any{
+		testPod("a", "n1", corev1.PodRunning, "cpu", "1", "example.com/gpu", "1"), testPod("b", "", corev1.PodPending, "memory", "1Gi"), testPod("c", "n1", corev1.PodSucceeded, "cpu", "9"),
+	}, "1"))
+	offered := requests("cpu", "10", "memory", "36Gi", "pods", "11", "example.com/gpu", "2")
+	// n1 has 7 CPUs (grade 3) and 32 GiB (grade 3) left, n2 has 2 CPUs (grade 2) and 4 GiB (grade 1).
+	want("1 of 2", offered, requests("cpu", "1", "example.com/gpu", "1", "pods", "1"), requests("memory", "1Gi", "pods", "1"), "010100000")
+	// b gets a node, which has no room for another one then.
+	do(pods.Update(testPod("b", "n2", corev1.PodRunning, "memory", "1Gi")), pods.Add(testPod("d", "", corev1.PodPending)))
+	want("1 of 2", offered, requests("cpu", "1", "memory", "1Gi", "example.com/gpu", "1", "pods", "2"), requests("pods", "1"), "000100000")
+	do(pods.Update(testPod("b", "n2", corev1.PodFailed, "memory", "1Gi")), pods.Delete(testPod("a", "n1", corev1.PodRunning)), pods.Delete(testPod("d", "", "")))
+	do(nodes.Update(testNode("n2", "True", "cpu", "2", "memory", "4Gi", "pods", "1")))
+	want("2 of 2", offered, requests(), requests(), "010100000")
+	do(nodes.Delete(testNode("n1", "True")), pods.Replace(nil, "2"))
+	want("1 of 1", requests("cpu", "2", "memory", "4Gi", "pods", "1"), requests(), requests(), "010000000")
+	if len(sums.pods) != 0 || len(sums.byNode) != 0 {
+		t.Errorf("%d pods and %d nodes with pods are left", len(sums.pods), len(sums.byNode))
+	}
+}
+
+func TestNodesAreGradedByTheScarcestResource(t *testing.T) {
+	t.Parallel()
+	within := func(name corev1.ResourceName, low, high string) clusterv1alpha1.ResourceModelRange {
+		return clusterv1alpha1.ResourceModelRange{Name: name, Min: resource.MustParse(low), Max: resource.MustParse(high)}
+	}
+	own := []clusterv1alpha1.ResourceModel{
+		{Grade: 2, Ranges: []clusterv1alpha1.ResourceModelRange{within("cpu", "10", "100"), within("example.com/gpu", "4", "8")}},
+		{Grade: 1, Ranges: []clusterv1alpha1.ResourceModelRange{within("cpu", "1", "10"), within("example.com/gpu", "1", "4")}},
+	}
+	for name, c := range map[string]struct {
+		models []clusterv1alpha1.ResourceModel
+		offer  corev1.ResourceList
+		want   int
+	}{
+		"empty":           {nil, requests(), 0},
+		"below the first": {nil, requests("cpu", "999m", "memory", "1Ti"), 0},
+		"on the border":   {nil, requests("cpu", "1", "memory", "4Gi"), 1},
+		"the scarcest":    {nil, requests("cpu", "128", "memory", "15Gi"), 1},
+		"the largest":     {nil, requests("cpu", "128", "memory", "1Ti"), 8},
+		"own":             {own, requests("cpu", "10", "example.com/gpu", "4"), 1},
+		"own, scarcest":   {own, requests("cpu", "10", "example.com/gpu", "1"), 0},
+		"own, none":       {own, requests("cpu", "10"), -1},
+		"overcommitted":   {nil, requests("cpu", "-1", "memory", "1Gi"), -1},
+	} {
+		if got := gradesOf(c.models).of(amountsOf(c.offer)); got != c.want {
+			t.Errorf("%s: grade at %d, want %d", name, got, c.want)
+		}
+	}
+}
