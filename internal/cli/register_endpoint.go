@@ -140,5 +140,12 @@ func (f *endpointFlags) run(ctx context.Context, streams Streams) error {
 			lost = err
 		}
 	}
-	return errors.Join(register.Register(ctx, r), lost)
+	err = register.Register(ctx, r)
+	var refused *register.PreflightError
+	if errors.As(err, &refused) {
+		// People know these lines.
+		streams.say("%s", refused)
+		return errors.New("the pre-flight checks were not passed, and nothing was changed")
+	}
+	return errors.Join(err, lost)
 }

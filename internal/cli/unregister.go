@@ -28,7 +28,7 @@ What was propagated to the cluster is removed from it, or with --orphan left the
 and what belongs to it from the cluster. A cluster whose agent is dead is not waited for: what was propagated stays there then.
 
 The cluster is the one of --cluster-kubeconfig and --cluster-context; without a context, that of the context with the cluster's name, else of the current one. The
-control plane is the one of --karmada-config and --karmada-context; without them, the agent's own way to it is used.`,
+control plane is the one of --karmada-config and --karmada-context; without them, the agent's own way to it is used, which may not ask for --orphan.`,
 		Example: `  karmadactl unregister member3 --cluster-kubeconfig=member3.config
 
   # with the control plane's administrator, where the agent's own credential does not work any more
@@ -36,7 +36,7 @@ control plane is the one of --karmada-config and --karmada-context; without them
       --karmada-config=karmada.config --karmada-context=karmada
 
   # leave on the cluster what is deployed there
-  karmadactl unregister member3 --cluster-kubeconfig=member3.config --orphan`,
+  karmadactl unregister member3 --cluster-kubeconfig=member3.config --karmada-config=karmada.config --orphan`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.validate(args); err != nil {
@@ -52,7 +52,7 @@ control plane is the one of --karmada-config and --karmada-context; without them
 	flags.StringVarP(&f.request.Namespace, "namespace", "n", register.DefaultNamespace, "`namespace` of the agent, on the cluster")
 	flags.StringVar(&f.request.AgentName, "agent-name", register.DefaultAgentName, "`name` of the agent's Deployment, on the cluster")
 	addWait(flags, &f.request.Wait)
-	flags.BoolVar(&f.request.Orphan, "orphan", false, "leave on the cluster what is deployed there")
+	flags.BoolVar(&f.request.Orphan, "orphan", false, "leave on the cluster what is deployed there; needs --karmada-config")
 	flags.BoolVar(&f.request.DryRun, "dry-run", false, "check what can be checked, and change nothing")
 	return cmd
 }

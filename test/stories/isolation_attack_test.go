@@ -38,7 +38,7 @@ var loot = []schema.GroupVersionResource{
 }
 
 // withStatus are those of them that have a status of their own.
-var withStatus = []string{"configurationgroups", "sveltosclusters", "clustersummaries"}
+var withStatus = []string{"configurationgroups", "sveltosclusters", "clustersummaries", "clusters", "works"}
 
 // possession is an object of a cluster.
 type possession struct {

@@ -85,7 +85,7 @@ type permission struct {
 // of returns what the row allows one agent.
 func (p permission) of(a insider) (grants, error) {
 	places := map[string]string{
-		"its delivery namespace": a.delivery, "the cluster's namespace": a.namespace, "namespace `projectsveltos`": kube.AgentNamespace, "everywhere": "",
+		"its delivery namespace": a.delivery, "its execution space": a.delivery, "the cluster's namespace": a.namespace, "namespace `projectsveltos`": kube.AgentNamespace, "everywhere": "",
 	}
 	names := map[string]string{"all": "", "its own": a.cluster}
 	place, ok := places[p.where]
@@ -118,7 +118,13 @@ func documented(t *testing.T) permissions {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, found := strings.Cut(string(text), tableHeading)
+	return parsePermissions(t, string(text))
+}
+
+// parsePermissions reads the first table of permissions in a text.
+func parsePermissions(t *testing.T, text string) permissions {
+	t.Helper()
+	_, rest, found := strings.Cut(text, tableHeading)
 	table, _, _ := strings.Cut(rest, "\n\n")
 	if !found || table == "" {
 		t.Fatalf("SECURITY.md has no table that begins with\n%s", tableHeading)

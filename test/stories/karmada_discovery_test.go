@@ -1,0 +1,113 @@
+package stories
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/towline/towline/internal/localkube"
+)
+
+// untrustworthyHubs tries to register with what cannot be trusted: a hub that is not the one of the hash, what it says about itself being tampered
+// with or passed on by somebody in between, and tokens that are not, or not any more, the hub's. plane is registered already; under any other name
+// it would be refused for that, but it does not come so far.
+func (w *world) untrustworthyHubs(plane *localkube.Plane) {
+	w.t.Helper()
+	hub, member := w.settled(w.hub), w.settled(plane)
+	line := w.token()
+	fields := strings.Fields(line)
+	address, token, pin := fields[2], fields[4], fields[6]
+	id, _, _ := strings.Cut(token, ".")
+	deleted := strings.Fields(w.token())[4]
+	w.typed(w.hub, "karmadactl token delete "+deleted)
+	expired := strings.Fields(w.token("--ttl=1s"))[4]
+	w.eventually("the token expires", func() error {
+		if out := w.typed(w.hub, "karmadactl token list"); strings.Contains(out, expired) && !strings.Contains(w.row(out, expired), "<invalid>") {
+			return fmt.Errorf("it is in the list:\n%s", out)
+		}
+		return nil
+	})
+	in := w.between(nil)
+	for _, attempt := range []struct{ what, address, token, pin, want string }{
+		{"a wrong hash", address, token, "--discovery-token-ca-cert-hash=sha256:" + strings.Repeat("0", 64), "pinned"},
+		{"a deleted token", address, deleted, "--discovery-token-ca-cert-hash=" + pin, "is invalid for this cluster or it has expired"},
+		{"an expired token", address, expired, "--discovery-token-ca-cert-hash=" + pin, "is invalid for this cluster or it has expired"},
+		{"a forged token", address, id + ".0123456789abcdef", "--discovery-token-ca-cert-hash=" + pin, "JWS signature"},
+		{"a made-up token", address, "aaaaaa.0123456789abcdef", "--discovery-token-ca-cert-hash=" + pin, "is invalid for this cluster or it has expired"},
+		{"a forged token and no hash", address, id + ".0123456789abcdef", "--discovery-token-unsafe-skip-ca-verification=true", "JWS signature"},
+		{"cluster-info tampered with", w.between(w.tampered), token, "--discovery-token-ca-cert-hash=" + pin, "JWS signature"},
+		{"cluster-info tampered with and no hash", w.between(w.tampered), token, "--discovery-token-unsafe-skip-ca-verification=true", "JWS signature"},
+		{"somebody in between", in, token, "--discovery-token-ca-cert-hash=" + pin, "couldn't validate the identity of the API Server"},
+	} {
+		// The namespace is another one than that of the agent that is there.
+		_, err := output(w.types(plane, fmt.Sprintf("karmadactl register %s --token %s %s --cluster-name=attacked --namespace=attacked --discovery-timeout=3s",
+			attempt.address, attempt.token, attempt.pin)))
+		if err == nil || !strings.Contains(err.Error(), "error: ") || !strings.Contains(err.Error(), attempt.want) {
+			w.t.Errorf("%s: register ended with %v, want an error with %q", attempt.what, err, attempt.want)
+		}
+	}
+	w.wantUnchanged("an untrustworthy hub", w.hub, hub)
+	w.wantUnchanged("an untrustworthy hub", plane, member)
+}
+
+// impostor stands between a cluster and the hub, with a certificate of its own.
+type impostor struct {
+	hub    *rest.Config
+	ca     []byte
+	change func(info *corev1.ConfigMap, ca []byte) error
+}
+
+// between starts an impostor that passes cluster-info on, after a change, and returns its address.
+func (w *world) between(change func(info *corev1.ConfigMap, ca []byte) error) string {
+	w.t.Helper()
+	i := &impostor{hub: rest.AnonymousClientConfig(w.hub.Config), change: change}
+	server := httptest.NewUnstartedServer(i)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // that nobody believes it is the point
+	server.StartTLS()
+	w.t.Cleanup(server.Close)
+	i.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	return strings.TrimPrefix(server.URL, "https://")
+}
+
+func (i *impostor) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	if !strings.HasSuffix(r.URL.Path, "/configmaps/cluster-info") {
+		http.Error(rw, "this is none of the hub's", http.StatusTeapot)
+		return
+	}
+	info, err := kubernetes.NewForConfigOrDie(i.hub).CoreV1().ConfigMaps("kube-public").Get(r.Context(), "cluster-info", metav1.GetOptions{})
+	if err == nil && i.change != nil {
+		err = i.change(info, i.ca)
+	}
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusBadGateway)
+		return
+	}
+	info.APIVersion, info.Kind = "v1", "ConfigMap"
+	rw.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(rw).Encode(info) // whoever asked may have gone
+}
+
+// tampered puts the impostor's authority in place of the hub's. It cannot sign that.
+func (w *world) tampered(info *corev1.ConfigMap, ca []byte) error {
+	config, err := clientcmd.Load([]byte(info.Data["kubeconfig"]))
+	if err != nil {
+		return err
+	}
+	for _, cluster := range config.Clusters {
+		cluster.CertificateAuthorityData = ca
+	}
+	raw, err := clientcmd.Write(*config)
+	info.Data["kubeconfig"] = string(raw)
+	return err
+}

@@ -1,0 +1,224 @@
+package stories
+
+import (
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/towline/towline/internal/localkube"
+)
+
+// hubLink stands between an agent and the hub, checks its certificate as the hub does, and remembers what it asks and what it is answered.
+type hubLink struct {
+	server *httptest.Server
+
+	// mu guards the fields below.
+	mu sync.Mutex
+	// answers are those since forget was called, and serials the certificates that they were asked with, in the order in which they appeared.
+	answers []answer
+	serials []string
+}
+
+// link opens a link to the hub.
+func (w *world) link() *hubLink {
+	w.t.Helper()
+	upstream, err := url.Parse(w.hub.Config.Host)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	config := rest.CopyConfig(w.hub.Config)
+	config.NextProtos = []string{"http/1.1"} // as for a gate
+	transport, err := rest.TransportFor(config)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	l := &hubLink{}
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(upstream)
+			// The link acts for whoever the certificate says.
+			l.seen(r.In.TLS.PeerCertificates[0].SerialNumber.String())
+			subject := r.In.TLS.PeerCertificates[0].Subject
+			r.Out.Header.Set("Impersonate-User", subject.CommonName)
+			r.Out.Header["Impersonate-Group"] = subject.Organization
+		},
+		Transport:      transport,
+		FlushInterval:  -1,
+		ModifyResponse: l.note,
+		ErrorHandler:   func(rw http.ResponseWriter, _ *http.Request, _ error) { rw.WriteHeader(http.StatusBadGateway) },
+	}
+	authorities := x509.NewCertPool()
+	authorities.AppendCertsFromPEM(w.hub.Config.CAData)
+	l.server = httptest.NewUnstartedServer(proxy)
+	l.server.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authorities}
+	l.server.EnableHTTP2 = true
+	l.server.Config.ErrorLog = log.New(io.Discard, "", 0) // an agent that is killed in the middle is the point
+	l.server.StartTLS()
+	w.t.Cleanup(func() {
+		l.server.CloseClientConnections()
+		l.server.Close()
+	})
+	return l
+}
+
+func (l *hubLink) note(r *http.Response) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.answers = append(l.answers, answer{method: r.Request.Method, path: r.Request.URL.Path, code: r.StatusCode})
+	return nil
+}
+
+// seen notes the certificate of a request.
+func (l *hubLink) seen(serial string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !slices.Contains(l.serials, serial) {
+		l.serials = append(l.serials, serial)
+	}
+}
+
+// forget begins to remember anew.
+func (l *hubLink) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.answers, l.serials = nil, nil
+}
+
+// certificates is how many there have been.
+func (l *hubLink) certificates() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.serials)
+}
+
+// asked counts the requests, by what they are for.
+func (l *hubLink) asked() map[string]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	counts := map[string]int{}
+	for _, a := range l.answers {
+		counts[a.method+" "+a.path]++
+	}
+	return counts
+}
+
+// failures lists the requests that the hub did not fulfil. An agent that asks what became of its request for a certificate is told that it may not
+// know until there is something to know.
+func (l *hubLink) failures() (failed []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range l.answers {
+		waits := a.method == http.MethodGet && strings.Contains(a.path, "/certificatesigningrequests/")
+		if a.code >= http.StatusBadRequest && !waits {
+			failed = append(failed, fmt.Sprintf("%s %s: %d", a.method, a.path, a.code))
+		}
+	}
+	return failed
+}
+
+// freeAgent is the agent of a registered member that runs beside it, as a process of the story, and reaches the hub through a link.
+type freeAgent struct {
+	*process
+	link *hubLink
+	// kubeconfig is the file with its way to the hub.
+	kubeconfig string
+}
+
+// freeAgent stops the agent of a member and starts one outside of it.
+func (w *world) freeAgent(plane *localkube.Plane, flags ...string) *freeAgent {
+	w.t.Helper()
+	_, raw := w.agentConfig(plane)
+	w.stopAgent(plane)
+	a := &freeAgent{link: w.link()}
+	config, err := clientcmd.Load(raw)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, cluster := range config.Clusters {
+		cluster.Server = a.link.server.URL
+		cluster.CertificateAuthorityData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.link.server.Certificate().Raw})
+	}
+	if raw, err = clientcmd.Write(*config); err != nil {
+		w.t.Fatal(err)
+	}
+	a.kubeconfig = w.save(plane.Name+"-agent.config", string(raw))
+	a.process = w.start("agent of "+plane.Name, plane, "karmada-agent", append([]string{
+		"--cluster-name=" + plane.Name, "--karmada-kubeconfig=" + a.kubeconfig, "--kubeconfig=" + plane.Kubeconfig,
+		"--leader-elect=false", "--metrics-bind-address=", "--health-probe-bind-address=",
+	}, flags...)...)
+	return a
+}
+
+// expire puts an expired certificate in the place of the one in a kubeconfig: signed by the hub, with the same key and subject, but for yesterday.
+func (w *world) expire(kubeconfig []byte) []byte {
+	w.t.Helper()
+	config, err := clientcmd.Load(kubeconfig)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	authority, key := w.authority()
+	for _, user := range config.AuthInfos {
+		block, _ := pem.Decode(user.ClientCertificateData)
+		template, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		template.NotBefore, template.NotAfter = time.Now().Add(-48*time.Hour), time.Now().Add(-24*time.Hour)
+		template.SerialNumber = big.NewInt(time.Now().UnixNano())
+		signed, err := x509.CreateCertificate(rand.Reader, template, authority, template.PublicKey, key)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		user.ClientCertificateData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})
+	}
+	raw, err := clientcmd.Write(*config)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return raw
+}
+
+// authority reads the hub's certificate authority off its disk.
+func (w *world) authority() (*x509.Certificate, *ecdsa.PrivateKey) {
+	w.t.Helper()
+	read := func(name string) []byte {
+		found, err := filepath.Glob(filepath.Join(w.hub.Dir, "*", name))
+		if err != nil || len(found) != 1 {
+			w.t.Fatalf("%s of the hub: %q, %v", name, found, err)
+		}
+		text, err := os.ReadFile(found[0])
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		block, _ := pem.Decode(text)
+		return block.Bytes
+	}
+	certificate, err := x509.ParseCertificate(read("ca.crt"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	key, err := x509.ParseECPrivateKey(read("ca.key"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return certificate, key
+}

@@ -1,0 +1,223 @@
+package stories
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/kube"
+)
+
+// petition is a request for a certificate, as anybody may word it.
+type petition struct {
+	request x509.CertificateRequest
+	usages  []certificatesv1.KeyUsage
+	signer  string
+	// id is what the request says is the cluster's.
+	id string
+}
+
+// honest is the request of a cluster that registers.
+func honest(cluster, id string) petition {
+	return petition{
+		request: x509.CertificateRequest{Subject: pkix.Name{CommonName: bootstrap.AgentUser(cluster), Organization: []string{bootstrap.AgentsGroup}}},
+		usages:  []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		signer:  bootstrap.Signer,
+		id:      id,
+	}
+}
+
+// but returns p with a change.
+func (p petition) but(change func(p *petition)) petition {
+	change(&p)
+	return p
+}
+
+// bearer connects to the hub with a token and nothing else.
+func (w *world) bearer(token string) *rest.Config {
+	config := rest.AnonymousClientConfig(w.hub.Config)
+	config.BearerToken, config.QPS = token, -1
+	return config
+}
+
+// bootstrapToken makes a token, as an administrator of the hub.
+func (w *world) bootstrapToken() bootstrap.Token {
+	w.t.Helper()
+	token, err := w.makeToken()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return token
+}
+
+func (w *world) makeToken() (bootstrap.Token, error) {
+	hub, err := client.New(w.hub.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return bootstrap.Token{}, err
+	}
+	return bootstrap.CreateToken(w.t.Context(), hub, bootstrap.TokenOptions{TTL: time.Hour})
+}
+
+// files hands a petition in, with the credential of config, and returns the name of the request.
+func (w *world) files(config *rest.Config, p petition) (string, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return "", err
+	}
+	raw, err := x509.CreateCertificateRequest(rand.Reader, &p.request, key)
+	if err != nil {
+		return "", err
+	}
+	csr := &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "petition-", Labels: map[string]string{"karmada.io/system": "true"}},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: raw}), SignerName: p.signer, Usages: p.usages,
+		},
+	}
+	if p.id != "" {
+		csr.Annotations = map[string]string{
+			kube.AnnotationClusterID: p.id, kube.AnnotationUntil: time.Now().Add(time.Minute).Format(time.RFC3339),
+		}
+	}
+	requests := kubernetes.NewForConfigOrDie(config).CertificatesV1().CertificateSigningRequests()
+	var last error
+	err = wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		var made *certificatesv1.CertificateSigningRequest
+		if made, last = requests.Create(ctx, csr, metav1.CreateOptions{}); last == nil {
+			csr.Name = made.Name
+		}
+		// An API server takes a moment to know a new token.
+		return !apierrors.IsUnauthorized(last), nil
+	})
+	return csr.Name, errors.Join(err, last)
+}
+
+// verdict is what became of a request.
+type verdict struct {
+	approved, denied bool
+	message          string
+	certificate      []byte
+}
+
+// verdict reads what became of a request so far.
+func (w *world) verdict(ctx context.Context, name string) (verdict, error) {
+	csr, err := kubernetes.NewForConfigOrDie(w.hub.Config).CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return verdict{}, err
+	}
+	v := verdict{certificate: csr.Status.Certificate}
+	for _, condition := range csr.Status.Conditions {
+		if condition.Status != corev1.ConditionTrue {
+			continue
+		}
+		v.approved = v.approved || condition.Type == certificatesv1.CertificateApproved
+		v.denied = v.denied || condition.Type == certificatesv1.CertificateDenied
+		v.message += condition.Message
+	}
+	return v, nil
+}
+
+// decided waits until a request is approved or denied.
+func (w *world) decided(name string) (verdict, error) {
+	var v verdict
+	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		var err error
+		v, err = w.verdict(ctx, name)
+		return v.approved || v.denied, err
+	})
+	return v, err
+}
+
+// wantDenied checks that a petition is denied, for a reason.
+func (w *world) wantDenied(what string, config *rest.Config, p petition, reason string) {
+	w.t.Helper()
+	name, err := w.files(config, p)
+	if apierrors.IsForbidden(err) {
+		return // not even heard
+	}
+	if err != nil {
+		w.t.Errorf("%s: %v", what, err)
+		return
+	}
+	v, err := w.decided(name)
+	switch {
+	case err != nil:
+		w.t.Errorf("%s: no decision: %v", what, err)
+	case v.approved || len(v.certificate) > 0:
+		w.t.Errorf("%s was approved: %+v", what, v)
+	case !strings.Contains(v.message, reason):
+		w.t.Errorf("%s was denied with %q, want %q", what, v.message, reason)
+	}
+}
+
+// wantIgnored checks that requests which are none of our business have been left to others.
+func (w *world) wantIgnored(names map[string]string) {
+	w.t.Helper()
+	for what, name := range names {
+		if v, err := w.verdict(w.t.Context(), name); err != nil || v.approved || v.denied || len(v.certificate) > 0 {
+			w.t.Errorf("%s: got %+v and %v, want it undecided", what, v, err)
+		}
+	}
+}
+
+// forgeries are petitions that nobody may have, by what is wrong with each, and what is said about them.
+func forgeries(id string) map[string]struct {
+	petition
+	reason string
+} {
+	type forgery = struct {
+		petition
+		reason string
+	}
+	fresh := honest("fresh", id)
+	server, _ := url.Parse("https://hub") // it is one
+	return map[string]forgery{
+		"the reserved name":        {honest("rbac-generator", id), "rbac-generator"},
+		"no name":                  {honest("", id), "name"},
+		"a path for a name":        {honest("../fresh", id), "name"},
+		"an organisation more":     {fresh.but(func(p *petition) { p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "system:masters"} }), "organization"},
+		"no organisation":          {fresh.but(func(p *petition) { p.request.Subject.Organization = nil }), "organization"},
+		"another organisation":     {fresh.but(func(p *petition) { p.request.Subject.Organization = []string{"system:masters"} }), "organization"},
+		"an organisational unit":   {fresh.but(func(p *petition) { p.request.Subject.OrganizationalUnit = []string{"x"} }), "attribute"},
+		"a DNS name":               {fresh.but(func(p *petition) { p.request.DNSNames = []string{"hub"} }), "alternative names"},
+		"an e-mail address":        {fresh.but(func(p *petition) { p.request.EmailAddresses = []string{"a@hub"} }), "alternative names"},
+		"an IP address":            {fresh.but(func(p *petition) { p.request.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} }), "alternative names"},
+		"a URI":                    {fresh.but(func(p *petition) { p.request.URIs = []*url.URL{server} }), "alternative names"},
+		"a usage more":             {fresh.but(func(p *petition) { p.usages = append(p.usages[:2:2], certificatesv1.UsageCertSign) }), "usages"},
+		"a usage less":             {fresh.but(func(p *petition) { p.usages = p.usages[1:] }), "usages"},
+		"no id":                    {honest("fresh", ""), "kube-system"},
+		"the name of nobody in O=": {petition{request: x509.CertificateRequest{Subject: pkix.Name{CommonName: "admin", Organization: []string{bootstrap.AgentsGroup}}}, usages: fresh.usages, signer: fresh.signer, id: id}, "common name"},
+	}
+}
+
+// wantUnspent checks that a token has registered nothing.
+func (w *world) wantUnspent(token bootstrap.Token) {
+	w.t.Helper()
+	secret := &corev1.Secret{}
+	err := w.client(w.hub).Get(w.t.Context(), bootstrap.TokenSecret(token.ID), secret)
+	if err == nil && secret.Annotations[kube.AnnotationRegistered] != "" {
+		err = errors.New("it says that it registered " + secret.Annotations[kube.AnnotationRegistered])
+	}
+	if err != nil {
+		w.t.Errorf("the token of all the attacks: %v", err)
+	}
+}

@@ -1,0 +1,101 @@
+package stories
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// idleFor is how long an idle agent is watched: three heartbeats.
+const idleFor = 30 * time.Second
+
+// TestKarmadaTimes prints how long it takes to come, to be missed and to go, and what an idle agent asks of the hub.
+func TestKarmadaTimes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	plane := w.karmadaMembers("timed")[0]
+	const rounds = 3
+	times := map[string][]time.Duration{}
+	measure := func(what string, do func()) {
+		began := time.Now()
+		do()
+		times[what] = append(times[what], time.Since(began).Round(10*time.Millisecond))
+	}
+	for range rounds {
+		measure("join, until it says so", func() {
+			w.typed(w.hub, fmt.Sprintf("karmadactl join timed --kubeconfig=%s --cluster-kubeconfig=%s", w.hub.Kubeconfig, plane.Kubeconfig))
+		})
+		measure("join, from then until Ready", func() { w.clusterBecomes("timed", "True") })
+		measure("unjoin, nothing deployed", func() {
+			w.typed(w.hub, fmt.Sprintf("karmadactl unjoin timed --kubeconfig=%s --cluster-kubeconfig=%s", w.hub.Kubeconfig, plane.Kubeconfig))
+		})
+	}
+	unregister := fmt.Sprintf("karmadactl unregister timed --cluster-kubeconfig=%s --karmada-config=%s", plane.Kubeconfig, w.hub.Kubeconfig)
+	for range rounds {
+		line := w.token()
+		measure("register, until Ready", func() { w.typed(plane, line) })
+		measure("unregister, nothing deployed", func() { w.typed(plane, unregister) })
+	}
+	w.registers(plane)
+	agent := w.freeAgent(plane)
+	w.eventually("the agent works", func() error {
+		if agent.link.asked()["PUT /apis/coordination.k8s.io/v1/namespaces/karmada-es-timed/leases/timed"]+
+			agent.link.asked()["PATCH /apis/coordination.k8s.io/v1/namespaces/karmada-es-timed/leases/timed"] < 2 {
+			return fmt.Errorf("it has asked %v", agent.link.asked())
+		}
+		return nil
+	})
+	w.clusterBecomes("timed", "True")
+	agent.link.forget()
+	select {
+	case <-time.After(idleFor):
+	case <-agent.exited:
+		t.Fatal("the agent ended")
+	}
+	asked := agent.link.asked()
+	requests := 0
+	for _, count := range asked {
+		requests += count
+	}
+	agent.kill()
+	measure("agent killed, until Ready is Unknown", func() { w.clusterBecomes("timed", "Unknown") })
+	w.wantTaint("timed", "cluster.karmada.io/unreachable")
+
+	perMinute := float64(requests) * float64(time.Minute) / float64(idleFor)
+	var text strings.Builder
+	for _, what := range []string{
+		"register, until Ready", "join, until it says so", "join, from then until Ready", "agent killed, until Ready is Unknown", "unjoin, nothing deployed", "unregister, nothing deployed",
+	} {
+		slices.Sort(times[what])
+		fmt.Fprintf(&text, "%-42s %s\n", what, strings.Trim(fmt.Sprint(times[what]), "[]"))
+	}
+	fmt.Fprintf(&text, "%-42s %.0f %v\n", "hub requests per minute of an idle agent", perMinute, asked)
+	t.Logf("Clusters of Karmada, each of the rounds\n%s", text.String())
+
+	// Generous, for a machine that does much else. What is promised is that it is not missed for longer than this, and does not ask all the time.
+	if missed := times["agent killed, until Ready is Unknown"][0]; missed > 60*time.Second {
+		t.Errorf("a dead agent was missed after %s", missed)
+	}
+	if perMinute > 30 {
+		t.Errorf("an idle agent makes %.0f requests a minute: %v", perMinute, asked)
+	}
+}
+
+// wantTaint waits until a Cluster has a taint.
+func (w *world) wantTaint(name, taint string) {
+	w.t.Helper()
+	w.eventually(name+" has taint "+taint, func() error {
+		cluster, err := w.cluster(name)
+		if err != nil {
+			return err
+		}
+		for _, found := range cluster.Spec.Taints {
+			if found.Key == taint {
+				return nil
+			}
+		}
+		return fmt.Errorf("it has %v", cluster.Spec.Taints)
+	})
+}
