@@ -355,11 +355,14 @@ func (w *world) wantValue(name, value string) {
 	})
 }
 
-// gone waits until an object is.
+// gone waits until an object is; a namespace may be about to, which takes Kubernetes more than five seconds.
 func (w *world) gone(c client.Client, obj client.Object) {
 	w.t.Helper()
 	w.eventually(fmt.Sprintf("%T %s is gone", obj, obj.GetName()), func(ctx context.Context) error {
 		err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+		if _, namespace := obj.(*corev1.Namespace); namespace && err == nil && obj.GetDeletionTimestamp() != nil {
+			return nil
+		}
 		if err == nil {
 			return errors.New("it is there")
 		}

@@ -53,6 +53,8 @@ func NewHandover(member *rest.Config, kind, name string) (*Handover, error) {
 	quiet := rest.CopyConfig(member)
 	// It looks at every kind, those that are going out of use among them.
 	quiet.WarningHandler = rest.NoWarnings{}
+	// Each kind takes a request, and the hub waits meanwhile.
+	quiet.QPS = -1
 	objects, err := metadata.NewForConfig(quiet)
 	if err != nil {
 		return nil, fmt.Errorf("make client for the member: %w", err)
