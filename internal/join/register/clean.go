@@ -33,7 +33,7 @@ func (u *unregistration) clean(ctx context.Context) error {
 			}
 			return u.remove(ctx, "Secret", u.there.secret)
 		},
-		u.cleanNamespace,
+		u.cleanNamespaces,
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -93,12 +93,17 @@ func (u *unregistration) cleanRole(ctx context.Context) error {
 	return u.remove(ctx, "ClusterRole", role)
 }
 
-// cleanNamespace deletes the agent's namespace if the registration made it and nothing else is in it.
-func (u *unregistration) cleanNamespace(ctx context.Context) error {
+// cleanNamespaces deletes the agent's namespace if the registration made it, and that of its records if an agent did, unless anything else is there.
+func (u *unregistration) cleanNamespaces(ctx context.Context) error {
 	namespace := &corev1.Namespace{}
 	found, err := u.member.find(ctx, client.ObjectKey{Name: u.request.Namespace}, namespace)
-	if err != nil || !found || !ownNamespace(namespace, u.request.ClusterName) {
+	if err != nil {
 		return err
 	}
-	return u.member.removeNamespace(ctx, namespace)
+	if found && ownNamespace(namespace, u.request.ClusterName) {
+		if err := u.member.removeNamespace(ctx, namespace); err != nil {
+			return err
+		}
+	}
+	return u.member.removeRecords(ctx, u.request.ClusterNamespace)
 }

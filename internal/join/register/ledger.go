@@ -172,26 +172,33 @@ func (l *ledger) restore(ctx context.Context, before *unstructured.Unstructured)
 	return nil
 }
 
-// ensureNamespace makes the namespace unless it is there.
-func (l *ledger) ensureNamespace(ctx context.Context, obj client.Object) error {
-	err := l.member.Get(ctx, client.ObjectKeyFromObject(obj), &corev1.Namespace{})
-	if err == nil {
-		return nil
+// ensureNamespace makes the namespace unless it is there. One that was made for this cluster goes if the registration fails, also if it was an
+// earlier run that made it, unless its agent is there to stay.
+func (l *ledger) ensureNamespace(ctx context.Context, obj client.Object, over replaces) error {
+	cluster := obj.GetLabels()[RegistrationLabel]
+	undo := func(ctx context.Context) error {
+		now := &corev1.Namespace{}
+		found, err := l.member.find(ctx, client.ObjectKeyFromObject(obj), now)
+		if err != nil || !found || !ownNamespace(now, cluster) {
+			return err
+		}
+		return l.member.removeNamespace(ctx, now)
 	}
-	if !apierrors.IsNotFound(err) {
-		return fmt.Errorf("read namespace %s on the cluster: %w", obj.GetName(), err)
+	live := &corev1.Namespace{}
+	found, err := l.member.find(ctx, client.ObjectKeyFromObject(obj), live)
+	if err != nil {
+		return err
+	}
+	if over != agent {
+		l.note(undo)
+	}
+	if found {
+		return nil
 	}
 	desired, err := untyped(obj)
 	if err != nil {
 		return err
 	}
-	l.note(func(ctx context.Context) error {
-		now := &corev1.Namespace{}
-		if err := l.member.Get(ctx, client.ObjectKey{Name: obj.GetName()}, now); err != nil || !ownNamespace(now, obj.GetLabels()[RegistrationLabel]) {
-			return client.IgnoreNotFound(err)
-		}
-		return l.member.removeNamespace(ctx, now)
-	})
 	err = l.member.Create(ctx, desired, client.FieldOwner(kube.FieldManager))
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create namespace %s on the cluster: %w", obj.GetName(), err)

@@ -2,7 +2,6 @@ package register
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -133,6 +132,8 @@ func (m manifest) deployment() client.Object {
 		Spec: appsv1.DeploymentSpec{
 			Replicas: ptr.To(m.request.Replicas),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			// Two agents would have to wait for one another.
+			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{certificateAnnotation: m.certificate}},
 				Spec: corev1.PodSpec{
@@ -197,7 +198,6 @@ func (m manifest) arguments() []string {
 		{"--cluster-zones=", strings.Join(r.Zones, ",")},
 		{"--proxy-server-address=", r.ProxyServerAddress},
 		{"--controllers=", controllers},
-		{"--leader-elect=", strconv.FormatBool(r.Replicas > 1)},
 		{"--leader-elect-resource-namespace=", r.Namespace},
 		{"--cluster-namespace=", r.ClusterNamespace},
 		{"--cluster-status-update-frequency=", "10s"},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +24,9 @@ const (
 	// tenantsPage is how many objects of one kind one look into a namespace asks for.
 	tenantsPage = 100
 )
+
+// hubUserPrefix begins the annotations by which the registrations of push mode note that they use a namespace of the cluster.
+const hubUserPrefix = "hub.towline.dev/"
 
 // madeHere says whether a registration made obj, or Karmada itself.
 func madeHere(obj client.Object) bool { return obj.GetLabels()[clusterv1alpha1.SystemLabel] == "true" }
@@ -46,6 +50,21 @@ func (m member) removeNamespace(ctx context.Context, namespace *corev1.Namespace
 		return fmt.Errorf("delete namespace %s on the cluster: %w", namespace.Name, err)
 	}
 	return nil
+}
+
+// removeRecords deletes the namespace of the agent's records if an agent made it, no hub that dials the cluster uses it, and nothing is in it.
+func (m member) removeRecords(ctx context.Context, name string) error {
+	namespace := &corev1.Namespace{}
+	found, err := m.find(ctx, client.ObjectKey{Name: name}, namespace)
+	if err != nil || !found || !madeHere(namespace) {
+		return err
+	}
+	for key := range namespace.Annotations {
+		if strings.HasPrefix(key, hubUserPrefix) {
+			return nil
+		}
+	}
+	return m.removeNamespace(ctx, namespace)
 }
 
 // stranger says whether a namespace holds something that neither a registration nor Kubernetes put there. What cannot be seen may be somebody's.

@@ -147,7 +147,7 @@ func (g *registration) run(ctx context.Context) error {
 		return err
 	}
 	out(lineDeployment)
-	if err := g.ledger.write(ctx, m.deployment(), g.over); err != nil {
+	if err := g.start(ctx, m); err != nil {
 		return err
 	}
 	if err := g.awaitReady(ctx); err != nil {
@@ -291,7 +291,7 @@ func trimSlash(path string) string {
 
 // prepare makes everything but the Deployment.
 func (g *registration) prepare(ctx context.Context, m manifest) error {
-	if err := g.ledger.ensureNamespace(ctx, m.namespace()); err != nil {
+	if err := g.ledger.ensureNamespace(ctx, m.namespace(), g.over); err != nil {
 		return err
 	}
 	if err := g.ledger.write(ctx, m.secret(), g.over); err != nil {
@@ -304,6 +304,19 @@ func (g *registration) prepare(ctx context.Context, m manifest) error {
 		return err
 	}
 	return g.ledger.ensureBinding(ctx, m.binding(), g.over)
+}
+
+// start makes the Deployment. The namespace that the agent then makes for its records goes with it if the registration fails.
+func (g *registration) start(ctx context.Context, m manifest) error {
+	records := g.request.ClusterNamespace
+	found, err := g.member.find(ctx, client.ObjectKey{Name: records}, &corev1.Namespace{})
+	if err != nil {
+		return err
+	}
+	if !found || g.over == remains {
+		g.ledger.note(func(ctx context.Context) error { return g.member.removeRecords(ctx, records) })
+	}
+	return g.ledger.write(ctx, m.deployment(), g.over)
 }
 
 // finish says that the registration is through: from now on nothing is taken back or over.

@@ -108,6 +108,9 @@ func (r Request) validate() error {
 	if err := errors.Join(checkNamespace("--namespace", r.Namespace), checkNamespace("--cluster-namespace", r.ClusterNamespace)); err != nil {
 		return err
 	}
+	if err := r.validatePlace(); err != nil {
+		return err
+	}
 	switch {
 	case r.Member == nil:
 		return errors.New("the way to the cluster is not given")
@@ -117,6 +120,23 @@ func (r Request) validate() error {
 		return fmt.Errorf("--cert-expiration-seconds must be at least %d, since Kubernetes issues no shorter certificates", int(minCertLife.Seconds()))
 	case r.Replicas < 0:
 		return errors.New("--karmada-agent-replicas must be at least 1")
+	}
+	return nil
+}
+
+// validatePlace checks what the agent writes into the Cluster, which would not take it.
+func (r Request) validatePlace() error {
+	if err := fleet.CheckProxyURL(r.ProxyServerAddress); err != nil {
+		return fmt.Errorf("--proxy-server-address: %w", err)
+	}
+	given := []struct{ flag, value string }{{"--cluster-provider", r.Provider}, {"--cluster-region", r.Region}}
+	for _, zone := range r.Zones {
+		given = append(given, struct{ flag, value string }{"--cluster-zones", zone})
+	}
+	for _, g := range given {
+		if problems := validation.IsValidLabelValue(g.value); len(problems) > 0 {
+			return fmt.Errorf("%s: %q cannot be the value of a label: %s", g.flag, g.value, problems[0])
+		}
 	}
 	return nil
 }

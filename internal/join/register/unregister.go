@@ -140,7 +140,8 @@ func (u *unregistration) run(ctx context.Context) error {
 	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{
 		Orphan: r.Orphan, Wait: left - min(left/cleanShare, cleanLimit), Progress: r.Progress,
 	})
-	if err != nil {
+	// Somebody else may have been faster.
+	if err != nil && !errors.Is(err, karmada.ErrNoCluster) {
 		return err
 	}
 	r.Progress(fmt.Sprintf("Successfully delete cluster object (%s) from control plane.", r.ClusterName))

@@ -1,0 +1,67 @@
+package register //nolint:testpackage // what a registration writes is judged as text, without a control plane
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+)
+
+var update = flag.Bool("update", false, "write the golden files") //nolint:gochecknoglobals // a flag of the test
+
+func TestManifestsAreTheGoldenOnes(t *testing.T) {
+	t.Parallel()
+	cases := map[string]Request{
+		"plain": {ClusterName: "member3", Namespace: DefaultNamespace, ClusterNamespace: "karmada-cluster", Image: "towline:latest", Replicas: 1, EnableCertRotation: true},
+		"full": {
+			ClusterName: "member3", Namespace: "agents", ClusterNamespace: "elsewhere", Image: "registry.example.com/towline:v1", Replicas: 2,
+			Provider: "aws", Region: "eu-central-1", Zones: []string{"a", "b"}, ProxyServerAddress: "http://proxy.example.com:3128",
+		},
+	}
+	for name, request := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			way, err := kubeconfig(request.ClusterName, "10.10.0.1:32443", []byte("ca"), []byte("certificate"), []byte("key"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := manifest{request: request, attempt: "attempt", server: "https://10.20.0.1:6443", certificate: "member3-abcde", kubeconfig: way}
+			got := append(way, encode(t, m.namespace(), m.secret(), m.role(), m.account(), m.binding(), m.deployment())...)
+			file := "testdata/" + name + ".yaml"
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("manifest (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func encode(t *testing.T, objects ...client.Object) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	for _, obj := range objects {
+		desired, err := untyped(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := yaml.Marshal(desired.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.WriteString("---\n")
+		out.Write(text)
+	}
+	return out.Bytes()
+}

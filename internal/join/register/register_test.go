@@ -1,0 +1,421 @@
+package register_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/join/register"
+)
+
+// stages are the lines of a registration that works.
+func stages(name string) []string {
+	return []string{
+		"[preflight] Running pre-flight checks",
+		"[preflight] All pre-flight checks were passed",
+		"[karmada-agent-start] Waiting to perform the TLS Bootstrap",
+		"[karmada-agent-start] Waiting to check cluster exists",
+		"[karmada-agent-start] Assign the necessary RBAC permissions to the agent",
+		"[karmada-agent-start] Waiting to construct karmada-agent kubeconfig",
+		"[karmada-agent-start] Waiting the necessary secret and RBAC",
+		"[karmada-agent-start] Waiting karmada-agent Deployment",
+		"",
+		"cluster(" + name + ") is joined successfully",
+	}
+}
+
+func TestAClusterRegistersOnceAndIsUnregistered(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, out, talk := w.request(t, "once")
+	w.agent(t, "once")
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(stages("once"), out.get()); diff != "" {
+		t.Errorf("lines (-want +got):\n%s", diff)
+	}
+	if !talk.said("is ready. status: Running") {
+		t.Errorf("talk: got %q, want that the pod is ready", talk.get())
+	}
+	secret := &corev1.Secret{}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Namespace: "once", Name: register.KubeconfigSecret}, secret); err != nil {
+		t.Fatal(err)
+	}
+	if _, unfinished := secret.Annotations["towline.dev/registration-unfinished"]; unfinished {
+		t.Error("the registration is through and does not say so")
+	}
+
+	again, _, _ := w.request(t, "once")
+	again.Member, again.DryRun = r.Member, true
+	err := register.Register(t.Context(), again)
+	var preflight *register.PreflightError
+	if !errors.As(err, &preflight) {
+		t.Fatalf("second registration: got %v, want a PreflightError", err)
+	}
+	want := []string{"once/karmada-kubeconfig Secret already exists", "once/karmada-agent-sa ServiceAccount already exists", "once/karmada-agent Deployment already exists"}
+	if diff := cmp.Diff(want, preflight.Problems); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+
+	// With the agent's own identity, and nothing but the cluster's kubeconfig.
+	u := register.UnregisterRequest{Member: r.Member, ClusterName: "once", Namespace: "once", ClusterNamespace: r.ClusterNamespace, Progress: talk.add}
+	if err := register.Unregister(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	w.awaitNothing(t, "once")
+	u.Hub = w.plane.Config
+	wantText(t, register.Unregister(t.Context(), u), "no cluster object once found in karmada control Plane")
+}
+
+func TestDryRunChangesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, out, _ := w.request(t, "dry")
+	r.DryRun = true
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(stages("dry")[:2], out.get()); diff != "" {
+		t.Errorf("lines (-want +got):\n%s", diff)
+	}
+	if left := w.left(t, "dry"); len(left) > 0 {
+		t.Errorf("made: %v", left)
+	}
+}
+
+// fault makes one writing request go wrong.
+type fault struct {
+	// at counts writing requests from one.
+	at     int64
+	strike func(request *http.Request, next http.RoundTripper) (*http.Response, error)
+	seen   atomic.Int64
+}
+
+func (f *fault) on(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if request.Method != http.MethodGet && f.seen.Add(1) == f.at {
+				return f.strike(request, next)
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	return config
+}
+
+var errFault = errors.New("the line is cut")
+
+// faults are the ways in which a request goes wrong. Each takes the registration's cancel function.
+var faults = map[string]func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error){
+	"lost": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
+		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+			if answer, err := next.RoundTrip(request); err == nil {
+				answer.Body.Close()
+			}
+			return nil, errFault
+		}
+	},
+	"interrupted": func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
+		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+			cancel()
+			return next.RoundTrip(request)
+		}
+	},
+	"forbidden": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
+		return func(request *http.Request, _ http.RoundTripper) (*http.Response, error) {
+			body := `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"not you","reason":"Forbidden","code":403}`
+			return &http.Response{
+				StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)),
+				Request: request, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+			}, nil
+		}
+	},
+}
+
+// leastWrites is how many requests of a registration change the cluster at least: Namespace, Secret, ServiceAccount, ClusterRoleBinding,
+// Deployment, and the note that it is through; and the ClusterRole, if it is the first one.
+const leastWrites = 6
+
+func TestAFailureAtAnyWriteLeavesNothingAndTheSecondTryWorks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for kind, strike := range faults {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			name := "fault-" + kind
+			w.agent(t, name)
+			r, _, talk := w.request(t, name)
+			member := r.Member
+			for at := int64(1); ; at++ {
+				ctx, cancel := context.WithCancel(t.Context())
+				f := &fault{at: at, strike: strike(cancel)}
+				r.Member = f.on(member)
+				err := register.Register(ctx, r)
+				cancel()
+				if f.seen.Load() < at && at > leastWrites {
+					if err != nil {
+						t.Errorf("the try after %d failures: %v", at-1, err)
+					}
+					break
+				}
+				if err == nil {
+					t.Fatalf("write %d: got no error", at)
+				}
+				if left := w.left(t, name); len(left) > 0 {
+					t.Errorf("write %d: left: %v, after: %v", at, left, err)
+				}
+			}
+			if !talk.said("karmadactl register failed and started deleting the created resources") {
+				t.Errorf("talk: got %q, want that it is taken back", talk.get())
+			}
+		})
+	}
+}
+
+func TestATakenNameIsRefusedAndItsOwnerUntouched(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	owner, _, _ := w.request(t, "taken")
+	w.agent(t, "taken")
+	if err := register.Register(t.Context(), owner); err != nil {
+		t.Fatal(err)
+	}
+	before := &clusterv1alpha1.Cluster{}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "taken"}, before); err != nil {
+		t.Fatal(err)
+	}
+	thief, _, talk := w.request(t, "taken")
+	thief.Namespace = "thief"
+	err := register.Register(t.Context(), thief)
+	wantText(t, err, "or the cluster name taken has been registered")
+	var denied *bootstrap.Denied
+	if !errors.As(err, &denied) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("error: got %q, want one line of a denial", err)
+	}
+	after := &clusterv1alpha1.Cluster{}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "taken"}, after); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("cluster (-before +after):\n%s", diff)
+	}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "thief"}, &corev1.Namespace{}); err == nil {
+		t.Error("the refused registration made its namespace")
+	}
+	if !talk.said("started deleting") {
+		t.Errorf("talk: %q", talk.get())
+	}
+}
+
+func TestAnAgentThatCrashesEndsTheRegistration(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, _, _ := w.request(t, "crash")
+	ctx, cancel := context.WithCancel(t.Context())
+	crashed := make(chan struct{})
+	go func() {
+		defer close(crashed)
+		for ctx.Err() == nil {
+			w.crash(ctx, "crash")
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}()
+	err := register.Register(t.Context(), r)
+	cancel()
+	<-crashed
+	wantText(t, err, "the agent does not start: pod karmada-agent-")
+	wantText(t, err, "ended with exit code 1: Error: no way to the hub")
+	w.awaitNothing(t, "crash")
+}
+
+// crash lets the pods in a namespace look as if their containers had ended time and again.
+func (w world) crash(ctx context.Context, namespace string) {
+	pods := &corev1.PodList{}
+	if w.admin.List(ctx, pods, client.InNamespace(namespace)) != nil {
+		return
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if len(pod.Status.ContainerStatuses) == 0 {
+			continue
+		}
+		status := &pod.Status.ContainerStatuses[0]
+		status.Ready, status.RestartCount = false, 7
+		status.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+		status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: "no way to the hub"}
+		_ = w.admin.Status().Update(ctx, pod)
+	}
+}
+
+func TestARunThatWasKilledIsTakenOver(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		// reports says that the agent has reported before the run is killed.
+		reports bool
+		// spoil changes what the run left.
+		spoil func(t *testing.T, w world, name string)
+	}{
+		"before-it-was-through": {true, func(*testing.T, world, string) {}},
+		"before-the-deployment": {true, func(t *testing.T, w world, name string) { w.delete(t, name, &appsv1.Deployment{}, "karmada-agent") }},
+		"without-an-identity": {false, func(t *testing.T, w world, name string) {
+			w.annotate(t, name, map[string]string{"towline.dev/test": "x"}, []byte("no kubeconfig"))
+		}},
+	}
+	for kind, c := range cases {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			name := "killed-" + kind
+			r, _, _ := w.request(t, name)
+			if c.reports {
+				w.agent(t, name)
+			} else {
+				w.unreported(t, name)
+			}
+			if err := register.Register(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			w.annotate(t, name, map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
+			c.spoil(t, w, name)
+			second, out, _ := w.request(t, name)
+			second.Member, second.Token = r.Member, r.Token
+			if err := register.Register(t.Context(), second); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(stages(name), out.get()); diff != "" {
+				t.Errorf("lines (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAFailureAfterATakeOverTakesEverythingBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, _, _ := w.request(t, "over")
+	w.agent(t, "over")
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	w.annotate(t, "over", map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
+	member := r.Member
+	// The last but one of its writes is the one that says that it is through.
+	f := &fault{at: 4, strike: faults["forbidden"](func() {})}
+	r.Member = f.on(member)
+	wantText(t, register.Register(t.Context(), r), "not you")
+	w.awaitNothing(t, "over")
+	r.Member = member
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRenewingGivesTheAgentANewCertificate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, _, _ := w.request(t, "renewed")
+	w.agent(t, "renewed")
+	r.Renew = true
+	wantText(t, register.Register(t.Context(), r), "there is no agent in namespace renewed")
+	r.Renew = false
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	before := w.kubeconfig(t, "renewed")
+
+	r.Renew, r.Token = true, w.token(t, bootstrap.TokenOptions{TTL: time.Hour, Cluster: "renewed"})
+	member := r.Member
+	for at := int64(1); at <= 3; at++ {
+		f := &fault{at: at, strike: faults["forbidden"](func() {})}
+		r.Member = f.on(member)
+		wantText(t, register.Register(t.Context(), r), "not you")
+		if diff := cmp.Diff(before, w.kubeconfig(t, "renewed")); diff != "" {
+			t.Fatalf("kubeconfig after a failure at write %d (-before +after):\n%s", at, diff)
+		}
+	}
+	r.Member = member
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if w.kubeconfig(t, "renewed") == before {
+		t.Error("the agent has the certificate that it had")
+	}
+	other := r
+	other.ClusterName = "another"
+	wantText(t, register.Register(t.Context(), other), `is that of Cluster "renewed", and not of another`)
+}
+
+// kubeconfig returns the one of the agent in a namespace.
+func (w world) kubeconfig(t *testing.T, namespace string) string {
+	t.Helper()
+	secret := &corev1.Secret{}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: register.KubeconfigSecret}, secret); err != nil {
+		t.Fatal(err)
+	}
+	return string(secret.Data[register.KubeconfigKey])
+}
+
+// annotate changes the Secret of the agent in a namespace; a kubeconfig of nil stays.
+func (w world) annotate(t *testing.T, namespace string, annotations map[string]string, kubeconfig []byte) {
+	t.Helper()
+	secret := &corev1.Secret{}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: register.KubeconfigSecret}, secret); err != nil {
+		t.Fatal(err)
+	}
+	for key, value := range annotations {
+		secret.Annotations[key] = value
+	}
+	if kubeconfig != nil {
+		secret.Data[register.KubeconfigKey] = kubeconfig
+	}
+	if err := w.admin.Update(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w world) delete(t *testing.T, namespace string, obj client.Object, name string) {
+	t.Helper()
+	obj.SetNamespace(namespace)
+	obj.SetName(name)
+	if err := w.admin.Delete(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unreported lets the Cluster be ready without having been seen: a registration gets through, and the Cluster counts as one that never reported.
+func (w world) unreported(t *testing.T, name string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			cluster := &clusterv1alpha1.Cluster{}
+			if w.admin.Get(ctx, client.ObjectKey{Name: name}, cluster) == nil {
+				cluster.Status.Conditions = ready()
+				return w.admin.Status().Update(ctx, cluster) == nil, nil
+			}
+			return false, nil
+		})
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+}

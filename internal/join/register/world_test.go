@@ -1,0 +1,312 @@
+package register_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/api/crds"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/approvals"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/join/register"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// settleLimit is how long something may take that happens by itself.
+const settleLimit = 30 * time.Second
+
+// setUp makes the control plane that the tests share a hub, once.
+type setUp struct {
+	once sync.Once
+	err  error
+}
+
+var shared setUp
+
+// world is one control plane that is a hub, and also every cluster that registers with it: each has a uid and a namespace of its own.
+type world struct {
+	plane *localkube.Plane
+	admin client.Client
+}
+
+func newWorld(t *testing.T) world {
+	t.Helper()
+	plane := localkube.Shared(t)
+	admin, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared.once.Do(func() { shared.err = startHub(plane.Config, admin) })
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	return world{plane: plane, admin: admin}
+}
+
+func startHub(config *rest.Config, admin client.Client) error {
+	ctx := context.Background()
+	ctrllog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	if err := install(ctx, admin); err != nil {
+		return err
+	}
+	for _, name := range []string{fleet.DefaultClusterNamespace, kube.AgentNamespace} {
+		if err := admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+			return err
+		}
+	}
+	if err := bootstrap.Prepare(ctx, config, join.HubAddress{Server: config.Host, CA: config.CAData}); err != nil {
+		return err
+	}
+	kind, cached := approvals.Cached()
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{kind: cached}},
+	})
+	if err != nil {
+		return err
+	}
+	c := &approvals.Controller{Hub: mgr.GetClient(), Live: admin, Events: mgr.GetEventRecorder("towline"), Clock: clock.RealClock{}}
+	if err := c.Setup(ctx, mgr); err != nil {
+		return err
+	}
+	go func() { _ = mgr.Start(ctx) }()
+	return nil
+}
+
+func install(ctx context.Context, admin client.Client) error {
+	files, err := fs.Glob(crds.FS, "*.yaml")
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		text, err := fs.ReadFile(crds.FS, file)
+		if err != nil {
+			return err
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.Unmarshal(text, crd); err != nil {
+			return err
+		}
+		if err := admin.Create(ctx, crd); err != nil {
+			return err
+		}
+	}
+	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		return admin.List(ctx, &clusterv1alpha1.ClusterList{}) == nil, nil
+	})
+}
+
+// token makes a bootstrap token.
+func (w world) token(t *testing.T, o bootstrap.TokenOptions) string {
+	t.Helper()
+	token, err := bootstrap.CreateToken(t.Context(), w.admin, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token.String()
+}
+
+// roundTripper is a function that answers requests.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+
+// as returns a way to the control plane on which it says that its id is another one.
+func (w world) as(id string) *rest.Config {
+	config := rest.CopyConfig(w.plane.Config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if request.Method != http.MethodGet || request.URL.Path != "/api/v1/namespaces/kube-system" {
+				return next.RoundTrip(request)
+			}
+			request = request.Clone(request.Context())
+			request.Header.Set("Accept", "application/json")
+			answer, err := next.RoundTrip(request)
+			if err != nil {
+				return nil, err
+			}
+			defer answer.Body.Close()
+			namespace := map[string]any{}
+			if err := json.NewDecoder(answer.Body).Decode(&namespace); err != nil {
+				return nil, err
+			}
+			namespace["metadata"].(map[string]any)["uid"] = id
+			body, err := json.Marshal(namespace)
+			if err != nil {
+				return nil, err
+			}
+			answer.Header.Del("Content-Length")
+			answer.Header.Set("Content-Type", "application/json")
+			answer.ContentLength, answer.Body = int64(len(body)), io.NopCloser(bytes.NewReader(body))
+			return answer, nil
+		})
+	})
+	return config
+}
+
+// lines collects what a run says.
+type lines struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (l *lines) add(line string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, line)
+}
+
+func (l *lines) get() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.all)
+}
+
+// said says whether a line has text in it.
+func (l *lines) said(text string) bool {
+	return slices.ContainsFunc(l.get(), func(line string) bool { return strings.Contains(line, text) })
+}
+
+// request asks to register a cluster of that name, whose agent is in a namespace of that name. The Cluster is deleted when the test ends.
+func (w world) request(t *testing.T, name string) (request register.Request, out, talk *lines) {
+	t.Helper()
+	pins, err := bootstrap.Pins(w.plane.Config.CAData)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, talk = &lines{}, &lines{}
+	t.Cleanup(func() {
+		cluster := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		_ = w.admin.Delete(context.Background(), cluster)
+	})
+	return register.Request{
+		Endpoint: strings.TrimPrefix(w.plane.Config.Host, "https://"), Token: w.token(t, bootstrap.TokenOptions{TTL: time.Hour}), Pins: pins,
+		DiscoveryTimeout: settleLimit, Member: w.as(string(uuid.NewUUID())), Namespace: name, ClusterName: name, ClusterNamespace: name + "-records",
+		EnableCertRotation: true, Image: "agent:test", Out: out.add, Progress: talk.add,
+	}, out, talk
+}
+
+// agent reports for the cluster, as an agent would, as soon as its Deployment is available, until the test ends.
+func (w world) agent(t *testing.T, name string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			w.report(ctx, name)
+			return false, nil
+		})
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+}
+
+func (w world) report(ctx context.Context, name string) {
+	deployment, cluster := &appsv1.Deployment{}, &clusterv1alpha1.Cluster{}
+	if w.admin.Get(ctx, client.ObjectKey{Namespace: name, Name: "karmada-agent"}, deployment) != nil || deployment.Status.AvailableReplicas == 0 {
+		return
+	}
+	if w.admin.Get(ctx, client.ObjectKey{Name: name}, cluster) != nil || cluster.Status.KubernetesVersion != "" {
+		return
+	}
+	cluster.Status.KubernetesVersion = "v1.36.3"
+	cluster.Status.Conditions = ready()
+	_ = w.admin.Status().Update(ctx, cluster)
+}
+
+func ready() []metav1.Condition {
+	return []metav1.Condition{{
+		Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionTrue, Reason: clusterv1alpha1.ReasonClusterReady, LastTransitionTime: metav1.Now(),
+	}}
+}
+
+// left names what there is of a cluster on either side, but for its namespace as it goes.
+func (w world) left(t *testing.T, name string) []string {
+	t.Helper()
+	var left []string
+	for what, obj := range map[string]client.Object{
+		"Cluster": &clusterv1alpha1.Cluster{}, "Namespace": &corev1.Namespace{}, "Namespace-records": &corev1.Namespace{},
+	} {
+		_, suffix, _ := strings.Cut(what, "Namespace")
+		err := w.admin.Get(t.Context(), client.ObjectKey{Name: name + suffix}, obj)
+		if client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
+		if err == nil && obj.GetDeletionTimestamp() == nil {
+			left = append(left, what)
+		}
+	}
+	if w.bound(t, name) {
+		left = append(left, "subject")
+	}
+	slices.Sort(left)
+	return left
+}
+
+// bound says whether the agent in a namespace has its rights.
+func (w world) bound(t *testing.T, namespace string) bool {
+	t.Helper()
+	binding := &rbacv1.ClusterRoleBinding{}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "karmada-agent"}, binding); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(binding.Subjects, func(s rbacv1.Subject) bool { return s.Namespace == namespace })
+}
+
+// awaitNothing waits until nothing is left of a cluster.
+func (w world) awaitNothing(t *testing.T, name string) {
+	t.Helper()
+	eventually(t, func() string {
+		if left := w.left(t, name); len(left) > 0 {
+			return fmt.Sprintf("left: %v", left)
+		}
+		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: name}, &corev1.Namespace{}); !apierrors.IsNotFound(err) {
+			return "the namespace is still going"
+		}
+		return ""
+	})
+}
+
+// eventually waits until look finds nothing wrong.
+func eventually(t *testing.T, look func() string) {
+	t.Helper()
+	var wrong string
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, settleLimit, true, func(context.Context) (bool, error) {
+		wrong = look()
+		return wrong == "", nil
+	})
+	if err != nil {
+		t.Fatalf("%s after %s", wrong, settleLimit)
+	}
+}
