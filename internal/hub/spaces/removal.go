@@ -150,7 +150,8 @@ func wait(err error, what string) error {
 	return phase.Wait{After: look, Reason: what}
 }
 
-// clearSpace deletes the execution space, and waits until it is gone.
+// clearSpace deletes the execution space. Nobody waits until it is gone, for which Kubernetes takes some seconds: what comes into it at the last
+// moment is let go of by whoever looks after it, since its Cluster is gone.
 func (c *Controller) clearSpace(ctx context.Context, s *state) error {
 	space := &corev1.Namespace{}
 	err := c.Live.Get(ctx, client.ObjectKey{Name: s.member.Namespace}, space)
@@ -163,19 +164,7 @@ func (c *Controller) clearSpace(ctx context.Context, s *state) error {
 	if owner := metav1.GetControllerOf(space); owner == nil || owner.UID != s.cluster.UID {
 		return nil // it was never this Cluster's
 	}
-	if err := c.deleteOnce(ctx, space); err != nil {
-		return err
-	}
-	what := "namespace " + space.Name + " to be gone"
-	still := c.patience.still(s.cluster.UID, what, c.Clock.Now())
-	if still < answerLimit {
-		return wait(nil, what)
-	}
-	// Something came in at the last moment, or has a finalizer that is not ours, which is for its owner to take off.
-	if err := karmada.ReleaseSpace(ctx, c.Live, s.cluster.Name); err != nil || still >= 2*answerLimit {
-		return err
-	}
-	return wait(nil, what)
+	return c.deleteOnce(ctx, space)
 }
 
 // dropSecrets deletes the credentials that go with the Cluster.

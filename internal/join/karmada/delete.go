@@ -141,6 +141,7 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (gone bool, e
 		// Whoever could read it and no longer can is its agent, whose rights go right after it.
 		gone = apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || err == nil && live.UID != d.cluster.UID
 		if gone {
+			failure = nil
 			return true, nil
 		}
 		if err != nil {

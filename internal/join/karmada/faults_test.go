@@ -42,8 +42,6 @@ func (f *fault) on(config *rest.Config) *rest.Config {
 var errFault = errors.New("the line is cut")
 
 // faults are the ways in which a request goes wrong. Each takes the cancel function of the command.
-//
-//nolint:gochecknoglobals // a table
 var faults = map[string]func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error){
 	"refused": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
 		return func(*http.Request, http.RoundTripper) (*http.Response, error) { return nil, errFault }

@@ -32,7 +32,6 @@ type world struct {
 	hubClient, memberClient client.Client
 }
 
-//nolint:gochecknoglobals // one per test binary is the point, and it never changes
 var theWorld = sync.OnceValues(func() (*world, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
@@ -89,8 +88,6 @@ func install(ctx context.Context, config *rest.Config) (client.Client, error) {
 }
 
 // turn lets one test at a time join the member, which can be in the fleet once.
-//
-//nolint:gochecknoglobals // a lock that all tests share
 var turn sync.Mutex
 
 // alone gives the member to a test until it ends.

@@ -104,7 +104,7 @@ func (s *settlement) share(ctx context.Context, obj client.Object) error {
 	annotate(desired, s.user(), s.attempt)
 	return s.write(ctx, desired, func(live client.Object) (func(context.Context) error, error) {
 		if !isShared(live) {
-			return nil, nil //nolint:nilnil // there is nothing to change, hence nothing to undo
+			return nil, nil
 		}
 		before := live.GetAnnotations()[s.user()]
 		annotate(live, s.user(), s.attempt)

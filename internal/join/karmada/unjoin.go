@@ -102,11 +102,11 @@ func (f footprint) left(ctx context.Context) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		users := []string{}
-		if found {
-			users = usersOf(live)
+		// A namespace that is being deleted takes Kubernetes some seconds.
+		if !found || !live.GetDeletionTimestamp().IsZero() {
+			continue
 		}
-		if found && (f.isOurs(live) || len(users) == 1 && users[0] == f.user()) {
+		if users := usersOf(live); f.isOurs(live) || len(users) == 1 && users[0] == f.user() {
 			return false, nil
 		}
 	}

@@ -1,0 +1,145 @@
+package spaces_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// world is a hub whose controller runs as long as the tests, and a member.
+type world struct {
+	hub, member             *localkube.Plane
+	hubClient, memberClient client.Client
+}
+
+var theWorld = sync.OnceValues(func() (*world, error) {
+	log.SetLogger(logr.Discard())
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	w := &world{}
+	var err error
+	if w.member, err = localkube.Start(ctx, localkube.Options{Name: "member"}); err != nil {
+		return nil, err
+	}
+	if w.hub, err = localkube.Start(ctx, localkube.Options{Name: "hub"}); err != nil {
+		return nil, err
+	}
+	if err := hub.InstallCRDs(ctx, w.hub.Config); err != nil {
+		return nil, err
+	}
+	if w.memberClient, err = client.New(w.member.Config, client.Options{Scheme: kube.Scheme()}); err != nil {
+		return nil, err
+	}
+	if w.hubClient, err = client.New(w.hub.Config, client.Options{Scheme: kube.Scheme()}); err != nil {
+		return nil, err
+	}
+	// The hub makes it when it starts.
+	if err := w.hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
+		return nil, err
+	}
+	return w, w.run()
+})
+
+// planes returns what the tests share. The lifelines stop the planes with the binary.
+func planes(t *testing.T) *world {
+	t.Helper()
+	w, err := theWorld()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// run runs the controller, on a line that is cut now and then.
+func (w *world) run() error {
+	mgr, err := ctrl.NewManager(w.hub.Config, ctrl.Options{
+		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+	})
+	if err != nil {
+		return err
+	}
+	live, err := client.New(unreliable(w.hub.Config), client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return err
+	}
+	members := fleet.NewClients(w.hubClient, w.hub.Config)
+	c := &spaces.Controller{
+		Hub: mgr.GetClient(), Live: live, Config: members.Config, Forget: members.Forget, Events: mgr.GetEventRecorder("test"), Clock: fast{time.Now()},
+	}
+	if err := c.Setup(context.Background(), mgr); err != nil {
+		return err
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- mgr.Start(context.Background()) }()
+	if !mgr.GetCache().WaitForCacheSync(context.Background()) {
+		return <-failed
+	}
+	return nil
+}
+
+// fast is a clock that runs ten times as fast as others.
+type fast struct{ start time.Time }
+
+var _ clock.PassiveClock = fast{}
+
+func (f fast) Now() time.Time                  { return f.start.Add(10 * time.Since(f.start)) }
+func (f fast) Since(t time.Time) time.Duration { return f.Now().Sub(t) }
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
+
+// unreliable loses the answers to the first writing requests to every third path.
+func unreliable(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	var (
+		seen  sync.Map
+		paths atomic.Int64
+	)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			answer, err := next.RoundTrip(request)
+			if err != nil || request.Method == http.MethodGet {
+				return answer, err
+			}
+			if _, again := seen.LoadOrStore(request.Method+request.URL.Path, true); !again && paths.Add(1)%3 == 0 {
+				answer.Body.Close()
+				return nil, errors.New("the line is cut")
+			}
+			return answer, nil
+		})
+	})
+	return config
+}
+
+// eventually waits until check says so.
+func eventually(t *testing.T, what string, check func() bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) { return check(), nil })
+	if err != nil {
+		t.Fatalf("%s: not within 30 s", what)
+	}
+}

@@ -1,0 +1,324 @@
+package spaces_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/kube"
+)
+
+// turn lets one test at a time join the member, which can be in the fleet once.
+var turn sync.Mutex
+
+func (w *world) has(t *testing.T, reader client.Client, obj client.Object) bool {
+	t.Helper()
+	err := reader.Get(t.Context(), client.ObjectKeyFromObject(obj), obj)
+	if client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
+
+// settled waits until the Cluster is held and has its space, and returns it.
+func (w *world) settled(t *testing.T, name string) *clusterv1alpha1.Cluster {
+	t.Helper()
+	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
+	eventually(t, "cluster "+name+" is held and has its execution space", func() bool {
+		space := &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}
+		return w.has(t, w.hubClient, c) && controllerutil.ContainsFinalizer(c, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "" &&
+			w.has(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && metav1.IsControlledBy(space, c)
+	})
+	return c
+}
+
+// report makes the Cluster say how it is.
+func (w *world) report(t *testing.T, name string, ready metav1.ConditionStatus) {
+	t.Helper()
+	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
+			return err
+		}
+		c.Status.KubernetesVersion = "v1.36.3"
+		meta.SetStatusCondition(&c.Status.Conditions, metav1.Condition{Type: clusterv1alpha1.ClusterConditionReady, Status: ready, Reason: "Test"})
+		return w.hubClient.Status().Update(t.Context(), c)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// work makes a Work and waits until it is held.
+func (w *world) work(t *testing.T, cluster string) *workv1alpha1.Work {
+	t.Helper()
+	work := &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + cluster, Name: "w"}}
+	if err := w.hubClient.Create(t.Context(), work); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the Work is held", func() bool {
+		return w.has(t, w.hubClient, work) && controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
+	})
+	return work
+}
+
+// execute withdraws a Work once it is deleted, as whoever executes it does, and says what its cluster was then.
+func (w *world) execute(ctx context.Context, work *workv1alpha1.Work) (*clusterv1alpha1.Cluster, error) {
+	name, _ := fleet.OfExecutionSpace(work.Namespace)
+	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
+	for {
+		if err := w.hubClient.Get(ctx, client.ObjectKeyFromObject(work), work); err != nil {
+			return nil, err
+		}
+		if !work.DeletionTimestamp.IsZero() {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	if err := w.hubClient.Get(ctx, client.ObjectKeyFromObject(c), c); err != nil {
+		return nil, err
+	}
+	controllerutil.RemoveFinalizer(work, workv1alpha1.ExecutionFinalizer)
+	return c, w.hubClient.Update(ctx, work)
+}
+
+// wantGone waits until nothing of the cluster is on the hub.
+func (w *world) wantGone(t *testing.T, name string) {
+	t.Helper()
+	eventually(t, "everything of "+name+" is gone", func() bool {
+		return !w.has(t, w.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named(name)}) &&
+			!w.has(t, w.hubClient, &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}) &&
+			!w.has(t, w.hubClient, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name}}) &&
+			!w.has(t, w.hubClient, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name + "-impersonator"}})
+	})
+}
+
+// left lists what a push registration left on the member.
+func (w *world) left(t *testing.T, name string) []string {
+	t.Helper()
+	var left []string
+	for _, obj := range []client.Object{
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "karmada-" + name}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "karmada-" + name}},
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "karmada-impersonator"}},
+		&rbacv1.ClusterRole{ObjectMeta: named("karmada-controller-manager:karmada-" + name)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("karmada-controller-manager:karmada-" + name)},
+		&corev1.Namespace{ObjectMeta: named("karmada-cluster")},
+	} {
+		if w.has(t, w.memberClient, obj) {
+			left = append(left, fmt.Sprintf("%T %s", obj, obj.GetName()))
+		}
+	}
+	return left
+}
+
+func TestARemovalTakesThePushRegistrationBack(t *testing.T) {
+	t.Parallel()
+	w := planes(t)
+	tests := map[string]karmada.UnjoinRequest{"plain": {}, "orphan": {Orphan: true}}
+	for _, kind := range []string{"plain", "orphan"} {
+		t.Run(kind, func(t *testing.T) {
+			turn.Lock()
+			defer turn.Unlock()
+			name := "push-" + kind
+			if err := karmada.Join(t.Context(), karmada.JoinRequest{Hub: w.hub.Config, Member: w.member.Config, Name: name}); err != nil {
+				t.Fatal(err)
+			}
+			w.settled(t, name)
+			w.report(t, name, metav1.ConditionTrue)
+			work := w.work(t, name)
+			seen, failed := make(chan *clusterv1alpha1.Cluster, 1), make(chan error, 1)
+			go func() {
+				c, err := w.execute(t.Context(), work)
+				seen <- c
+				failed <- err
+			}()
+			request := tests[kind]
+			request.Hub, request.Name, request.Wait = w.hub.Config, name, 20*time.Second
+			start := time.Now()
+			// Without a way to the member: the hub has one.
+			if err := karmada.Unjoin(t.Context(), request); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("unjoined in %s", time.Since(start))
+			c, err := <-seen, <-failed
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := fleet.FromCluster(c); got.KeepAddons != request.Orphan || got.Forced || got.Abandoned {
+				t.Errorf("while the Work was withdrawn: got %+v, want KeepAddons %t and no force", got, request.Orphan)
+			}
+			w.wantGone(t, name)
+			eventually(t, "the member is as it was", func() bool { return len(w.left(t, name)) == 0 })
+		})
+	}
+}
+
+func TestNobodyWaitsForAMemberThatIsGone(t *testing.T) {
+	t.Parallel()
+	w := planes(t)
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "theirs"}, Data: map[string][]byte{"token": []byte("x"), "caBundle": []byte("x")}}
+	if err := w.hubClient.Create(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]clusterv1alpha1.ClusterSpec{
+		"gone-push": {ID: "gone-push", SyncMode: clusterv1alpha1.Push, APIEndpoint: "https://127.0.0.1:1", SecretRef: &clusterv1alpha1.LocalSecretReference{Namespace: "default", Name: "theirs"}},
+		"gone-pull": {ID: "gone-pull", SyncMode: clusterv1alpha1.Pull},
+	}
+	for name, spec := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if err := w.hubClient.Create(t.Context(), &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: spec}); err != nil {
+				t.Fatal(err)
+			}
+			c := w.settled(t, name)
+			w.report(t, name, metav1.ConditionUnknown)
+			w.work(t, name)
+			// Nobody looks after this one, either.
+			summary := &configv1beta1.ClusterSummary{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: "s", Finalizers: []string{configv1beta1.ClusterSummaryFinalizer}},
+				Spec:       configv1beta1.ClusterSummarySpec{ClusterNamespace: "karmada-es-" + name, ClusterName: name, ClusterType: "Karmada"},
+			}
+			if err := w.hubClient.Create(t.Context(), summary); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.hubClient.Delete(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			w.wantGone(t, name)
+		})
+	}
+	t.Cleanup(func() {
+		if err := w.hubClient.Get(context.WithoutCancel(t.Context()), client.ObjectKeyFromObject(secret), secret); err != nil {
+			t.Errorf("a Secret that no registration made: %v", err)
+		}
+	})
+}
+
+func TestAnAgentIsToldToRemoveItself(t *testing.T) {
+	t.Parallel()
+	w := planes(t)
+	c := &clusterv1alpha1.Cluster{ObjectMeta: named("told"), Spec: clusterv1alpha1.ClusterSpec{ID: "told", SyncMode: clusterv1alpha1.Pull}}
+	if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
+		t.Fatal(err)
+	}
+	w.settled(t, "told")
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-told", Name: "told"}}
+	eventually(t, "the agent has its Lease", func() bool { return w.has(t, w.hubClient, lease) })
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+	if err := w.hubClient.Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	w.report(t, "told", metav1.ConditionTrue)
+	if err := w.hubClient.Delete(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agent is told", func() bool {
+		return w.has(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	})
+	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationAgentOrder, "removed")
+	if err := w.hubClient.Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	w.wantGone(t, "told")
+	claim := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "cluster-id-told"}}
+	eventually(t, "the claim is gone", func() bool { return !w.has(t, w.hubClient, claim) })
+}
+
+func TestTheSecondClusterOfAnIDWaitsForTheFirst(t *testing.T) {
+	t.Parallel()
+	w := planes(t)
+	first := &clusterv1alpha1.Cluster{ObjectMeta: named("rival-1"), Spec: clusterv1alpha1.ClusterSpec{ID: "rival", SyncMode: clusterv1alpha1.Pull}}
+	if err := w.hubClient.Create(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	w.settled(t, "rival-1")
+	second := &clusterv1alpha1.Cluster{ObjectMeta: named("rival-2"), Spec: first.Spec}
+	if err := w.hubClient.Create(t.Context(), second); err != nil {
+		t.Fatal(err)
+	}
+	want := "the cluster ID rival or the cluster name rival-2 has been registered"
+	eventually(t, "the second is refused", func() bool {
+		return w.has(t, w.hubClient, second) && fleet.FromCluster(second).Refused == want
+	})
+	if len(second.Finalizers) > 0 || w.has(t, w.hubClient, &corev1.Namespace{ObjectMeta: named("karmada-es-rival-2")}) {
+		t.Error("something was done to the second")
+	}
+	if err := w.hubClient.Delete(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	w.wantGone(t, "rival-1")
+	if got := fleet.FromCluster(w.settled(t, "rival-2")).Refused; got != "" {
+		t.Errorf("the second, when the first is gone: refused for %q", got)
+	}
+}
+
+func TestAnAbandonedRegistrationGoes(t *testing.T) {
+	t.Parallel()
+	w := planes(t)
+	approved := map[string]time.Time{"waits": time.Now().Add(time.Hour), "waited": time.Now().Add(-16 * time.Minute)}
+	for name, at := range approved {
+		c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
+		c.Annotations = map[string]string{kube.AnnotationBootstrapToken: "abcdef", kube.AnnotationApproved: at.UTC().Format(time.RFC3339)}
+		if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.wantGone(t, "waited")
+	if c := w.settled(t, "waits"); !c.DeletionTimestamp.IsZero() {
+		t.Error("a registration that is under way was deleted")
+	}
+}
+
+func TestAnExecutionSpaceThatIsDeletedIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	w := planes(t)
+	c := &clusterv1alpha1.Cluster{ObjectMeta: named("anew"), Spec: clusterv1alpha1.ClusterSpec{ID: "anew", SyncMode: clusterv1alpha1.Pull}}
+	if err := w.hubClient.Create(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	w.settled(t, "anew")
+	space := &corev1.Namespace{ObjectMeta: named("karmada-es-anew")}
+	if !w.has(t, w.hubClient, space) {
+		t.Fatal("no space")
+	}
+	uid := space.UID
+	if err := w.hubClient.Delete(t.Context(), space); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "there is another one, with the agent's Role", func() bool {
+		roles := &rbacv1.RoleList{}
+		err := errors.Join(client.IgnoreNotFound(w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(space), space)),
+			w.hubClient.List(t.Context(), roles, client.InNamespace(space.Name)))
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+		has := slices.ContainsFunc(roles.Items, func(r rbacv1.Role) bool { return r.Name == "system:karmada:anew:agent" })
+		return space.UID != uid && space.DeletionTimestamp.IsZero() && has
+	})
+}
