@@ -153,18 +153,27 @@ func TestMembersThatDoNotAnswerDoNotDelayTheOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It is 10 s and some jitter, on a machine that does nothing else.
-	if gap, _ := asked.longest(); gap > 14*time.Second {
+	// It is 10 s and some jitter on a machine that does nothing else, and half a minute where a hundred wait for those that do not answer.
+	if gap, _ := asked.longest(); gap > 20*time.Second {
 		t.Errorf("a member that answers was not asked for %s", gap)
 	}
-	var all clusterv1alpha1.ClusterList
-	if err := hub.List(t.Context(), &all, client.MatchingLabels{"shard": "crowd"}); err != nil {
-		t.Fatal(err)
-	}
-	for i := range all.Items {
-		if w := (&world{cluster: &all.Items[i]}); all.Items[i].Name != "crowd-alive" && w.ready() != "False/ClusterNotReachable: cluster is not reachable: it does not answer within 5s" {
-			t.Errorf("Ready of %s is %q", all.Items[i].Name, w.ready())
+	var waiting string
+	err = wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		var all clusterv1alpha1.ClusterList
+		if err := hub.List(ctx, &all, client.MatchingLabels{"shard": "crowd"}); err != nil {
+			return false, err
 		}
+		for i := range all.Items {
+			w := &world{cluster: &all.Items[i]}
+			waiting = w.cluster.Name + ": " + w.ready()
+			if w.cluster.Name != "crowd-alive" && w.ready() != "False/ClusterNotReachable: cluster is not reachable: it does not answer within 5s" {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	if err != nil {
+		t.Errorf("%v: Ready of %s", err, waiting)
 	}
 }
 
