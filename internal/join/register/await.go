@@ -161,8 +161,9 @@ func rollout(d *appsv1.Deployment) (done bool, missing string) {
 	if status.ObservedGeneration < d.Generation {
 		return false, "the cluster has not looked at it yet"
 	}
-	done = status.UpdatedReplicas >= want && status.Replicas == status.UpdatedReplicas && status.AvailableReplicas >= want
-	return done, fmt.Sprintf("%d of %d pods are available", status.AvailableReplicas, want)
+	// Of several agents the one is ready that works; the others wait for it to end.
+	done = status.UpdatedReplicas >= want && status.Replicas == status.UpdatedReplicas && status.AvailableReplicas > 0
+	return done, fmt.Sprintf("of %d pods, %d are up to date and %d are available", want, status.UpdatedReplicas, status.AvailableReplicas)
 }
 
 // podState says whether a pod is ready, and in one or two words how it is.

@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -19,6 +18,9 @@ func (u *unregistration) clean(ctx context.Context) error {
 	}
 	steps := []func(context.Context) error{
 		u.cleanDeployment,
+		func(ctx context.Context) error {
+			return u.member.removeLease(ctx, u.request.Namespace, u.request.ClusterName)
+		},
 		func(ctx context.Context) error { return u.member.unbind(ctx, subject(u.request.Namespace)) },
 		u.cleanRole,
 		func(ctx context.Context) error {
@@ -27,13 +29,13 @@ func (u *unregistration) clean(ctx context.Context) error {
 			}
 			return u.remove(ctx, "ServiceAccount", u.there.account)
 		},
+		u.cleanNamespaces,
 		func(ctx context.Context) error {
 			if u.there.secret == nil {
 				return nil
 			}
 			return u.remove(ctx, "Secret", u.there.secret)
 		},
-		u.cleanNamespaces,
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -67,14 +69,7 @@ func (u *unregistration) cleanDeployment(ctx context.Context) error {
 	if err := u.remove(ctx, "Deployment", u.there.deployment); err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, podsLimit)
-	defer cancel()
-	err := wait.PollUntilContextCancel(limited, pollPause, true, func(ctx context.Context) (bool, error) {
-		pods := &corev1.PodList{}
-		err := u.member.List(ctx, pods, client.InNamespace(u.request.Namespace), client.MatchingLabels{agentLabel: agentValue})
-		return err == nil && len(pods.Items) == 0, nil
-	})
-	if err != nil && ctx.Err() == nil {
+	if !u.member.awaitPods(ctx, u.request.Namespace) && ctx.Err() == nil {
 		u.request.Progress("the agent's pods are still there; the cluster removes them")
 	}
 	return nil

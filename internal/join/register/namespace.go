@@ -5,25 +5,19 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
-const (
-	// pollPause is the time between two looks at something that is to change.
-	pollPause = 250 * time.Millisecond
-	// tenantsPage is how many objects of one kind one look into a namespace asks for.
-	tenantsPage = 100
-)
+// tenantsPage is how many objects of one kind one look into a namespace asks for.
+const tenantsPage = 100
 
 // hubUserPrefix begins the annotations by which the registrations of push mode note that they use a namespace of the cluster.
 const hubUserPrefix = "hub.towline.dev/"
@@ -118,36 +112,10 @@ func expected(kind string, item *metav1.PartialObjectMetadata) bool {
 	case "ServiceAccount/default", "ConfigMap/kube-root-ca.crt", "ServiceAccount/builder", "ServiceAccount/deployer", "ConfigMap/openshift-service-ca.crt":
 		return true
 	}
+	// The agents elect one by a Lease.
+	if kind == "Lease" && strings.HasPrefix(item.Name, DefaultAgentName+"-") {
+		return true
+	}
 	// What the Deployment made, and what of a registration is on its way out.
 	return item.Labels[agentLabel] == agentValue || item.Labels[RegistrationLabel] != "" && madeHere(item)
-}
-
-// awaitNamespace waits until the namespace is not being deleted any more.
-func (m member) awaitNamespace(ctx context.Context, name string, limit time.Duration, progress func(string)) error {
-	limited, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	told := false
-	err := wait.PollUntilContextCancel(limited, pollPause, true, func(context.Context) (bool, error) {
-		namespace := &corev1.Namespace{}
-		if err := m.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
-			return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
-		}
-		if namespace.DeletionTimestamp.IsZero() {
-			return true, nil
-		}
-		if !told {
-			progress("namespace " + name + " is still being deleted on the cluster")
-		}
-		told = true
-		return false, nil
-	})
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case wait.Interrupted(err):
-		return fmt.Errorf("namespace %s is still being deleted on the cluster: try again when it is gone", name)
-	}
-	return fmt.Errorf("read namespace %s on the cluster: %w", name, err)
 }

@@ -33,7 +33,7 @@ func (e *PreflightError) Error() string {
 // preflight looks at the cluster and returns what it may write over.
 func (g *registration) preflight(ctx context.Context) (replaces, error) {
 	r := g.request
-	if err := g.member.awaitNamespace(ctx, r.Namespace, r.DiscoveryTimeout, r.Progress); err != nil {
+	if err := g.member.awaitGone(ctx, r.Namespace, r.DiscoveryTimeout, r.Progress); err != nil {
 		return nothing, fmt.Errorf("check the cluster: %w", err)
 	}
 	there, err := g.member.resident(ctx, r.Namespace, DefaultAgentName)

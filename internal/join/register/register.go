@@ -306,15 +306,21 @@ func (g *registration) prepare(ctx context.Context, m manifest) error {
 	return g.ledger.ensureBinding(ctx, m.binding(), g.over)
 }
 
-// start makes the Deployment. The namespace that the agent then makes for its records goes with it if the registration fails.
+// start makes the Deployment. What the agent makes then goes with it if the registration fails.
 func (g *registration) start(ctx context.Context, m manifest) error {
-	records := g.request.ClusterNamespace
-	found, err := g.member.find(ctx, client.ObjectKey{Name: records}, &corev1.Namespace{})
+	r := g.request
+	found, err := g.member.find(ctx, client.ObjectKey{Name: r.ClusterNamespace}, &corev1.Namespace{})
 	if err != nil {
 		return err
 	}
-	if !found || g.over == remains {
-		g.ledger.note(func(ctx context.Context) error { return g.member.removeRecords(ctx, records) })
+	if g.over != agent {
+		g.ledger.note(func(ctx context.Context) error {
+			g.member.awaitPods(ctx, r.Namespace)
+			if err := g.member.removeLease(ctx, r.Namespace, r.ClusterName); err != nil || found && g.over == nothing {
+				return err
+			}
+			return g.member.removeRecords(ctx, r.ClusterNamespace)
+		})
 	}
 	return g.ledger.write(ctx, m.deployment(), g.over)
 }

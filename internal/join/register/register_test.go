@@ -13,7 +13,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -73,6 +75,11 @@ func TestAClusterRegistersOnceAndIsUnregistered(t *testing.T) {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
 
+	// As the agents that elect one.
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "once", Name: "karmada-agent-once"}}
+	if err := w.admin.Create(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
 	// With the agent's own identity, and nothing but the cluster's kubeconfig.
 	u := register.UnregisterRequest{Member: r.Member, ClusterName: "once", Namespace: "once", ClusterNamespace: r.ClusterNamespace, Progress: talk.add}
 	if err := register.Unregister(t.Context(), u); err != nil {

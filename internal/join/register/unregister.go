@@ -24,11 +24,11 @@ const (
 	// cleanShare is the part of that time, and cleanLimit the most of it, which is kept for the cluster when the control plane takes its time.
 	cleanShare = 4
 	cleanLimit = 15 * time.Second
-	// podsLimit is how long an agent may take to end.
-	podsLimit = 12 * time.Second
 	// leavingAnnotation on the Secret names the Cluster, by its uid, that somebody has asked to unregister. The agent has no rights any more when
 	// that is done, so that a later run could not ask what became of it.
 	leavingAnnotation = "towline.dev/unregistering"
+	// departingAnnotation is what an agent writes there that the control plane has ordered to go.
+	departingAnnotation = "towline.dev/departing"
 )
 
 // UnregisterRequest asks to take a cluster out of the fleet that is in it in pull mode.
@@ -184,13 +184,19 @@ func (u *unregistration) look(ctx context.Context, hub client.Client) (*clusterv
 		return cluster, nil
 	case apierrors.IsNotFound(err):
 		return nil, nil //nolint:nilnil // none is an answer
-	case own && apierrors.IsForbidden(err) && u.there.secret.Annotations[leavingAnnotation] != "":
+	case own && apierrors.IsForbidden(err) && u.leaving():
 		// The agent's rights go with its Cluster, which somebody has asked to delete.
 		return nil, nil //nolint:nilnil // as above
 	case own && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)):
 		return nil, fmt.Errorf("the control plane does not let the agent of cluster %s in any more (%w): %w", name, err, errUnsure)
 	}
 	return nil, fmt.Errorf("read Cluster %s on the control plane: %w", name, err)
+}
+
+// leaving says that the Cluster was about to be deleted.
+func (u *unregistration) leaving() bool {
+	annotations := u.there.secret.Annotations
+	return annotations[leavingAnnotation] != "" || annotations[departingAnnotation] != ""
 }
 
 // check refuses a Cluster that is another one than the cluster here.

@@ -1,0 +1,143 @@
+package register_test
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join/register"
+)
+
+// registered registers a cluster of that name and returns how to unregister it.
+func (w world) registered(t *testing.T, name string) register.UnregisterRequest {
+	t.Helper()
+	r, _, _ := w.request(t, name)
+	w.agent(t, name)
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	return register.UnregisterRequest{Member: r.Member, ClusterName: name, Namespace: name, ClusterNamespace: r.ClusterNamespace}
+}
+
+func TestUnregisteringWhatIsNotThisCluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.registered(t, "mine")
+	cases := map[string]struct {
+		change func(*register.UnregisterRequest)
+		want   string
+	}{
+		"other name":         {func(u *register.UnregisterRequest) { u.ClusterName = "other" }, "is that of Cluster mine, and not of other"},
+		"other name, by hub": {func(u *register.UnregisterRequest) { u.ClusterName, u.Hub = "other", w.plane.Config }, "no cluster object other found in karmada control Plane"},
+		"other cluster":      {func(u *register.UnregisterRequest) { u.Member = w.as(string(uuid.NewUUID())) }, "is another cluster than that of --cluster-kubeconfig"},
+		"other namespace":    {func(u *register.UnregisterRequest) { u.Namespace = "nowhere" }, "--karmada-config"},
+		"orphan":             {func(u *register.UnregisterRequest) { u.Orphan = true }, "--karmada-config"},
+		"no time":            {func(u *register.UnregisterRequest) { u.Wait = -time.Second }, " --wait -1s  must be a positive duration, e.g. 1m0s "},
+		"push": {
+			func(u *register.UnregisterRequest) {
+				u.ClusterName, u.Hub = "pushed", w.plane.Config
+				pushed := &clusterv1alpha1.Cluster{Spec: clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push}}
+				pushed.Name = "pushed"
+				if err := w.admin.Create(t.Context(), pushed); err != nil {
+					t.Error(err)
+				}
+			},
+			"cluster pushed is a Push mode member cluster, please use command `unjoin`",
+		},
+	}
+	for name, c := range cases {
+		r := u
+		c.change(&r)
+		if err := register.Unregister(t.Context(), r); err == nil {
+			t.Errorf("%s: got no error", name)
+		} else {
+			wantText(t, err, c.want)
+		}
+	}
+	u.DryRun = true
+	if err := register.Unregister(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "mine"}, &clusterv1alpha1.Cluster{}); err != nil {
+		t.Errorf("the Cluster: %v", err)
+	}
+	if !w.bound(t, "mine") {
+		t.Error("the agent has lost its rights")
+	}
+}
+
+func TestUnregisteringWhatTheHubForgotCleansTheCluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.registered(t, "forgotten")
+	w.delete(t, "", &clusterv1alpha1.Cluster{}, "forgotten")
+	role := client.ObjectKey{Name: "system:karmada:forgotten:agent"}
+	eventually(t, func() string {
+		if w.admin.Get(t.Context(), role, &rbacv1.ClusterRole{}) == nil {
+			return "the agent has its rights"
+		}
+		return ""
+	})
+	// The agent cannot know what became of its Cluster.
+	wantText(t, register.Unregister(t.Context(), u), "does not let the agent of cluster forgotten in any more")
+	if left := w.left(t, "forgotten"); len(left) != 2 {
+		t.Errorf("left: got %v, want what there was", left)
+	}
+	u.Hub = w.plane.Config
+	if err := register.Unregister(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	w.awaitNothing(t, "forgotten")
+}
+
+func TestUnregisteringThatWasInterruptedGoesOn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.registered(t, "halfway")
+	member := u.Member
+	// The note on the Secret, and the first of what is removed.
+	for at := int64(1); at <= 5; at++ {
+		f := &fault{at: at, strike: faults["forbidden"](func() {})}
+		if at%2 == 0 {
+			f.strike = faults["lost"](func() {})
+		}
+		u.Member = f.on(member)
+		if err := register.Unregister(t.Context(), u); err == nil {
+			break
+		}
+	}
+	u.Member = member
+	// Nothing but the cluster's kubeconfig is needed as long as the way to the hub is there, which goes last.
+	if err := register.Unregister(t.Context(), u); err != nil {
+		wantText(t, err, "there is no Secret halfway/karmada-kubeconfig")
+	}
+	w.awaitNothing(t, "halfway")
+}
+
+func TestUnregisteringEndsWhenTheHubDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.registered(t, "mute")
+	// It takes connections, and says nothing.
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	u.Hub = &rest.Config{Host: "https://" + listener.Addr().String(), TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	u.Wait = 2 * time.Second
+	began := time.Now()
+	wantText(t, register.Unregister(t.Context(), u), "it took longer than 2s")
+	if took := time.Since(began); took > 12*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	if left := w.left(t, "mute"); len(left) != 3 {
+		t.Errorf("left: got %v, want everything", left)
+	}
+}
