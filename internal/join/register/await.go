@@ -77,7 +77,7 @@ func (v *vigil) lookAtPods(ctx context.Context) error {
 	deployment := &appsv1.Deployment{}
 	if err := v.g.member.Get(ctx, client.ObjectKey{Namespace: namespace, Name: DefaultAgentName}, deployment); err != nil {
 		if apierrors.IsNotFound(err) {
-			return fmt.Errorf("Deployment %s/%s has been deleted on the cluster meanwhile", namespace, DefaultAgentName)
+			return fmt.Errorf("the Deployment %s/%s has been deleted on the cluster meanwhile", namespace, DefaultAgentName)
 		}
 		v.miss("cluster", err.Error())
 		return nil
@@ -111,16 +111,16 @@ func (v *vigil) lookAtPods(ctx context.Context) error {
 func (v *vigil) lookAtCluster(ctx context.Context) (bool, error) {
 	cluster, err := v.g.cluster(ctx)
 	if apierrors.IsNotFound(err) {
-		return false, fmt.Errorf("Cluster %s has been deleted on the control plane meanwhile", v.g.request.ClusterName)
+		return false, fmt.Errorf("the Cluster %s has been deleted on the control plane meanwhile", v.g.request.ClusterName)
 	}
 	if err != nil {
 		v.miss("hub", "the agent runs; the control plane: "+err.Error())
-		return false, nil
+		return false, nil //nolint:nilerr // it may answer later
 	}
 	ready := meta.FindStatusCondition(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	switch {
 	case !cluster.DeletionTimestamp.IsZero():
-		return false, fmt.Errorf("Cluster %s is being deleted on the control plane", cluster.Name)
+		return false, fmt.Errorf("the Cluster %s is being deleted on the control plane", cluster.Name)
 	case ready == nil:
 		v.miss("hub", "the agent runs, and has not reported to the control plane yet")
 		return false, nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"flag"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write the golden files") //nolint:gochecknoglobals // a flag of the test
+var update = flag.Bool("update", false, "write the golden files")
 
 func TestManifestsAreTheGoldenOnes(t *testing.T) {
 	t.Parallel()
@@ -30,7 +31,7 @@ func TestManifestsAreTheGoldenOnes(t *testing.T) {
 				t.Fatal(err)
 			}
 			m := manifest{request: request, attempt: "attempt", server: "https://10.20.0.1:6443", certificate: "member3-abcde", kubeconfig: way}
-			got := append(way, encode(t, m.namespace(), m.secret(), m.role(), m.account(), m.binding(), m.deployment())...)
+			got := slices.Concat(way, encode(t, m.namespace(), m.secret(), m.role(), m.account(), m.binding(), m.deployment()))
 			file := "testdata/" + name + ".yaml"
 			if *update {
 				if err := os.WriteFile(file, got, 0o644); err != nil {

@@ -243,7 +243,7 @@ func (g *registration) awaitAccess(ctx context.Context) error {
 		cluster, err := g.cluster(ctx)
 		if err != nil {
 			last = err
-			return false, nil
+			return false, nil //nolint:nilerr // it may be let in later
 		}
 		if cluster.Spec.ID != g.id {
 			return false, fmt.Errorf("the control plane has another cluster under the name %s: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, g.id)

@@ -206,7 +206,7 @@ func (u *unregistration) check(ctx context.Context, cluster *clusterv1alpha1.Clu
 		return err
 	}
 	if cluster.Spec.ID != "" && cluster.Spec.ID != id {
-		return fmt.Errorf("Cluster %s is another cluster than that of --cluster-kubeconfig: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, id)
+		return fmt.Errorf("the Cluster %s is another cluster than that of --cluster-kubeconfig: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, id)
 	}
 	return nil
 }

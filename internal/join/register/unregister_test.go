@@ -129,7 +129,7 @@ func TestUnregisteringEndsWhenTheHubDoesNotAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
+	defer func() { _ = listener.Close() }()
 	u.Hub = &rest.Config{Host: "https://" + listener.Addr().String(), TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 	u.Wait = 2 * time.Second
 	began := time.Now()
