@@ -58,7 +58,7 @@ func (a *agent) depart(ctx context.Context, hub client.Client) error {
 		return fmt.Errorf("read Cluster %s: %w", a.opts.Cluster, err)
 	}
 	if !ordered(cluster) {
-		return fmt.Errorf("Cluster %s was replaced while its agent was to leave", a.opts.Cluster)
+		return fmt.Errorf("the Cluster %s was replaced while its agent was to leave", a.opts.Cluster)
 	}
 	log.FromContext(ctx).Info("the cluster is being unregistered: the agent removes itself", "cluster", a.opts.Cluster)
 	m, err := a.departure.prepare(ctx, cluster.UID)

@@ -31,6 +31,8 @@ func (h *healing) while(ctx context.Context) {
 }
 
 // start runs the engine for the Cluster of this uid, of the hub of that uid, unless it runs. Another one is stopped first.
+//
+//nolint:contextcheck // the engine outlives the session that starts it
 func (h *healing) start(ctx context.Context, scope, hub string) (*engine.Engine, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

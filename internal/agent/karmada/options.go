@@ -200,12 +200,6 @@ func (o Options) validate() error {
 		return errors.New("one of --karmada-kubeconfig-secret and --karmada-kubeconfig is required")
 	case o.Member == nil && o.MemberKubeconfig == "":
 		return errors.New("--kubeconfig is required outside a pod")
-	case o.RotationThreshold <= 0 || o.RotationThreshold >= 1:
-		return fmt.Errorf("--cert-rotation-remaining-time-threshold: %v is not between 0 and 1", o.RotationThreshold)
-	case o.LeaseRenewFraction <= 0 || o.LeaseRenewFraction >= 1:
-		return fmt.Errorf("--cluster-lease-renew-interval-fraction: %v is not between 0 and 1", o.LeaseRenewFraction)
-	case o.StatusInterval <= 0 || o.LeaseDuration < time.Second || o.RotationInterval <= 0 || o.WorkSyncs < 1:
-		return errors.New("--cluster-status-update-frequency, --cluster-lease-duration, --cert-rotation-checking-interval and --concurrent-work-syncs must be above zero")
 	}
 	if o.HubSecret != "" {
 		if namespace, name, ok := strings.Cut(o.HubSecret, "/"); !ok || namespace == "" || name == "" {
@@ -216,6 +210,20 @@ func (o Options) validate() error {
 		if name := strings.TrimPrefix(part, "-"); part != "*" && !slices.Contains(controllers(), name) {
 			return fmt.Errorf("--controllers: there is no %q, only %s", name, strings.Join(controllers(), ", "))
 		}
+	}
+	return o.validatePace()
+}
+
+func (o Options) validatePace() error {
+	for flag, part := range map[string]float64{
+		"--cert-rotation-remaining-time-threshold": o.RotationThreshold, "--cluster-lease-renew-interval-fraction": o.LeaseRenewFraction,
+	} {
+		if part <= 0 || part >= 1 {
+			return fmt.Errorf("%s: %v is not between 0 and 1", flag, part)
+		}
+	}
+	if o.StatusInterval <= 0 || o.LeaseDuration < time.Second || o.RotationInterval <= 0 || o.WorkSyncs < 1 {
+		return errors.New("--cluster-status-update-frequency, --cluster-lease-duration, --cert-rotation-checking-interval and --concurrent-work-syncs must be above zero")
 	}
 	return nil
 }

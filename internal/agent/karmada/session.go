@@ -47,8 +47,9 @@ type link struct {
 	hub client.WithWatch
 	// kept is the memory as it is kept.
 	kept memory
-	// scope is the uid of the Cluster.
+	// scope is the uid of the Cluster, and hubID that of the hub.
 	scope  types.UID
+	hubID  string
 	engine *engine.Engine
 	// seen is the Cluster as the hub last told of it.
 	seen atomic.Pointer[clusterv1alpha1.Cluster]
@@ -56,6 +57,8 @@ type link struct {
 	look chan struct{}
 	// beating is closed once there is a heartbeat to keep up.
 	beating chan struct{}
+	// end ends the session, for that reason.
+	end context.CancelCauseFunc
 	// silent says that the hub did not take the last heartbeat.
 	silent bool
 	// toldAt is when the hub was told last of the cluster's status.
@@ -127,7 +130,7 @@ func (l *link) enter(ctx context.Context) error {
 		return fmt.Errorf("the hub has not taken Cluster %s up yet", cluster.Name)
 	}
 	l.seen.Store(cluster)
-	l.scope = cluster.UID
+	l.scope, l.hubID = cluster.UID, hub
 	if known := (memory{scope: string(cluster.UID), hub: hub, life: l.kept.life}); known != l.kept {
 		if err := l.home.remember(ctx, known); err != nil {
 			return err
@@ -235,6 +238,7 @@ func (l *link) describe(ctx context.Context, cluster *clusterv1alpha1.Cluster) e
 // serve does what the hub asks for, until ctx ends, or the way is replaced, or there is something else to be done first.
 func (l *link) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
+	l.end = cancel
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel(nil)
@@ -301,7 +305,7 @@ func (l *link) see(ctx context.Context, cluster *clusterv1alpha1.Cluster) error 
 		return err
 	}
 	before := l.circumstances()
-	if cluster.Annotations[kube.AnnotationHub] != l.kept.hub {
+	if cluster.Annotations[kube.AnnotationHub] != l.hubID {
 		return errAnew
 	}
 	l.seen.Store(cluster)

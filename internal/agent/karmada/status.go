@@ -20,22 +20,36 @@ import (
 	"github.com/towline/towline/internal/agent/session"
 )
 
+// reportRetry is the time until the second attempt at a report. It doubles with each, up to the interval between two looks at the member.
+const reportRetry = time.Second
+
+// beatLimit is the least time that the hub gets for one heartbeat: a late one is better than none.
+const beatLimit = 5 * time.Second
+
 // beatJitter spreads the heartbeats of a fleet: each comes up to this part of the interval early or late.
 const beatJitter = 0.04
 
 // reportAlways looks at the member and reports, at once, after each interval, and when asked to, until ctx ends.
 func (l *link) reportAlways(ctx context.Context) {
-	said := false
+	said, retry := false, reportRetry
 	for {
 		err := l.report(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
-			said = false
+			said, retry = false, reportRetry
 		case !l.refusal.Is(ctx, err) && !said:
 			said = true
 			log.FromContext(ctx).Info("cannot report on the Cluster yet", "reason", err.Error())
+		}
+		if err != nil && retry < l.opts.StatusInterval {
+			// The hub's API servers learn of new rights one after the other.
+			if !session.Sleep(ctx, l.opts.Clock, retry) {
+				return
+			}
+			retry *= 2
+			continue
 		}
 		if !l.awaitLook(ctx) {
 			return
@@ -48,22 +62,13 @@ func (l *link) reportAlways(ctx context.Context) {
 func (l *link) awaitLook(ctx context.Context) bool {
 	timer := l.opts.Clock.NewTimer(l.opts.StatusInterval)
 	defer timer.Stop()
-	look := l.look
-	if early := l.opts.StatusInterval/2 - l.opts.Clock.Since(l.toldAt); early > 0 {
-		look = nil
-		soon := l.opts.Clock.NewTimer(early)
-		defer soon.Stop()
-		select {
-		case <-soon.C():
-			look = l.look
-		case <-ctx.Done():
-			return false
-		}
+	if early := l.opts.StatusInterval/2 - l.opts.Clock.Since(l.toldAt); early > 0 && !session.Sleep(ctx, l.opts.Clock, early) {
+		return false
 	}
 	select {
 	case <-timer.C():
 		return true
-	case <-look:
+	case <-l.look:
 		return true
 	case <-ctx.Done():
 		return false
@@ -162,14 +167,22 @@ func (l *link) beat(ctx context.Context) {
 			session.Request(l.look)
 		}
 	case l.refusal.Is(ctx, err):
+	case unknown(err) && l.forgotten(ctx):
+		l.end(errLost)
 	case !silent:
 		log.FromContext(ctx).Info("the hub does not take the heartbeat; what is deployed stays and is healed", "reason", err.Error())
 	}
 	l.metrics.Beat(err)
 }
 
+// forgotten says whether the hub does not let the agent see its Cluster any more, and then tells people.
+func (l *link) forgotten(ctx context.Context) bool {
+	_, err := l.readCluster(ctx)
+	return l.lost.Is(ctx, err)
+}
+
 func (l *link) renewLease(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, min(requestLimit, l.opts.heartbeat()))
+	ctx, cancel := context.WithTimeout(ctx, min(requestLimit, max(beatLimit, l.opts.heartbeat())))
 	defer cancel()
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{
 		"holderIdentity": l.opts.Identity, "leaseDurationSeconds": int32(l.opts.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(l.opts.Clock.Now()),

@@ -36,10 +36,10 @@ func (p Persistence) Run(ctx context.Context, what string, work func(context.Con
 		p.Turned()
 		began := p.Clock.Now()
 		err := work(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && p.Ends(err):
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // ctx has ended, and with it whatever work did
+		}
+		if err != nil && p.Ends(err) {
 			return err
 		}
 		if p.Clock.Since(began) > retryLast {
