@@ -236,10 +236,11 @@ func (w *world) agentsCertificate(alpha, beta *localkube.Plane) {
 
 	id := w.kubectl(w.hub, "get", "cluster", beta.Name, "-o", "jsonpath={.spec.id}")
 	before := w.settled(w.hub)
-	w.wantDenied("a renewal for another cluster", a.config, honest(beta.Name, ""), beta.Name)
-	w.wantDenied("a registration by an agent", a.config, honest("fresh", id), "fresh")
 	allowed := documentedFor(w.t, "agent of a Cluster")
 	w.wantAllowed(a, w.surface(), allowed)
+	// Whoever asks for a certificate may read the answer: these come after the question what the agent may do.
+	w.wantDenied("a renewal for another cluster", a.config, honest(beta.Name, ""), beta.Name)
+	w.wantDenied("a registration by an agent", a.config, honest("fresh", id), "fresh")
 	for _, pair := range [][2]insider{{a, b}, {b, a}} {
 		w.attackCluster(pair[0], pair[1], allowed)
 		w.wantSharedByNameOnly(pair[0])

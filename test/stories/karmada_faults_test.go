@@ -210,7 +210,9 @@ func (w *world) deadAgent(plane *localkube.Plane) {
 	w.t.Logf("unregistering a member whose agent is dead took %s", time.Since(began).Round(time.Millisecond))
 	w.wantNoCluster(plane.Name)
 	w.has(plane)
+	// It stays, and so does the agent's record of it, which nobody but the agent may judge.
 	w.kubectl(plane, "delete", "configmap", "delivered")
+	w.kubectl(plane, "delete", "namespace", "karmada-cluster")
 	w.wantBare(plane)
 }
 

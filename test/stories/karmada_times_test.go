@@ -6,10 +6,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/towline/towline/internal/localkube"
 )
 
-// idleFor is how long an idle agent is watched: three heartbeats.
-const idleFor = 30 * time.Second
+// idleFor is how long an idle agent is watched: six heartbeats.
+const idleFor = time.Minute
 
 // TestKarmadaTimes prints how long it takes to come, to be missed and to go, and what an idle agent asks of the hub.
 func TestKarmadaTimes(t *testing.T) {
@@ -24,6 +26,7 @@ func TestKarmadaTimes(t *testing.T) {
 		times[what] = append(times[what], time.Since(began).Round(10*time.Millisecond))
 	}
 	for range rounds {
+		w.wantNoNamespaces(plane)
 		measure("join, until it says so", func() {
 			w.typed(w.hub, fmt.Sprintf("karmadactl join timed --kubeconfig=%s --cluster-kubeconfig=%s", w.hub.Kubeconfig, plane.Kubeconfig))
 		})
@@ -35,6 +38,7 @@ func TestKarmadaTimes(t *testing.T) {
 	unregister := fmt.Sprintf("karmadactl unregister timed --cluster-kubeconfig=%s --karmada-config=%s", plane.Kubeconfig, w.hub.Kubeconfig)
 	for range rounds {
 		line := w.token()
+		w.wantNoNamespaces(plane)
 		measure("register, until Ready", func() { w.typed(plane, line) })
 		measure("unregister, nothing deployed", func() { w.typed(plane, unregister) })
 	}
@@ -81,6 +85,18 @@ func TestKarmadaTimes(t *testing.T) {
 	if perMinute > 30 {
 		t.Errorf("an idle agent makes %.0f requests a minute: %v", perMinute, asked)
 	}
+}
+
+// wantNoNamespaces waits until the namespaces of an earlier registration are gone, which takes Kubernetes some seconds.
+func (w *world) wantNoNamespaces(plane *localkube.Plane) {
+	w.t.Helper()
+	w.eventually("the namespaces of "+plane.Name+" are gone", func() error {
+		out, err := w.try(plane, "kubectl", "get", "namespaces", "-o", "name")
+		if err == nil && strings.Contains(out, "karmada-") {
+			err = fmt.Errorf("there are %q", out)
+		}
+		return err
+	})
 }
 
 // wantTaint waits until a Cluster has a taint.
