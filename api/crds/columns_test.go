@@ -9,8 +9,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 )
 
 // age is how kubectl prints the age of something new.
@@ -55,6 +57,7 @@ func TestColumns(t *testing.T) {
 			"metadata": map[string]any{"name": "config-0gdr5cqfqeb2ch6vnd9i"}, "spec": map[string]any{},
 		}})
 	}
+	h.createKarmada(t)
 	short := []string{"NAME AGE", "config-0gdr5cqfqeb2ch6vnd9i AGE"}
 	cases := map[string][]string{
 		"sveltoscluster":          {"NAME READY VERSION AGE", "cluster01 true v1.32.5 AGE", "cluster02 AGE"},
@@ -66,6 +69,13 @@ func TestColumns(t *testing.T) {
 		"configurationbundle":         short,
 		"configurationbundles -owide": short,
 		"configurationgroup":          short,
+		"clusters column-1 column-2":  {"NAME VERSION MODE READY AGE", "column-1 v1.32.5 Push True AGE", "column-2 Pull Unknown AGE"},
+		"cluster column-1 -o wide": {
+			"NAME VERSION MODE READY AGE ZONES REGION PROVIDER API-ENDPOINT PROXY-URL",
+			`column-1 v1.32.5 Push True AGE ["a","b"] north own https://10.0.0.1:6443 socks5://10.0.0.2:1080`,
+		},
+		"works": {"NAME WORKLOAD-KIND APPLIED AGE", "nginx Deployment True AGE"},
+		"wk":    {"NAME WORKLOAD-KIND APPLIED AGE", "nginx Deployment True AGE"},
 	}
 	for args, want := range cases {
 		t.Run(args, func(t *testing.T) {
@@ -76,6 +86,37 @@ func TestColumns(t *testing.T) {
 			}
 		})
 	}
+}
+
+// createKarmada creates two Clusters and a Work. Clusters have no namespace: their names are not those of other tests.
+func (h hub) createKarmada(t *testing.T) {
+	t.Helper()
+	condition := func(kind, reason string) map[string]any {
+		return map[string]any{
+			"type": kind, "status": "True", "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+		}
+	}
+	h.createWithStatus(t, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": clusterv1alpha1.GroupVersion.String(), "kind": "Cluster",
+		"metadata": map[string]any{"name": "column-1"},
+		"spec": map[string]any{
+			"syncMode": "Push", "zones": []any{"a", "b"}, "region": "north", "provider": "own",
+			"apiEndpoint": "https://10.0.0.1:6443", "proxyURL": "socks5://10.0.0.2:1080",
+		},
+		"status": map[string]any{"kubernetesVersion": "v1.32.5", "conditions": []any{condition("Ready", "ClusterReady")}},
+	}})
+	h.createWithStatus(t, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": clusterv1alpha1.GroupVersion.String(), "kind": "Cluster",
+		"metadata": map[string]any{"name": "column-2"}, "spec": map[string]any{"syncMode": "Pull"},
+	}})
+	h.createWithStatus(t, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": workv1alpha1.GroupVersion.String(), "kind": "Work",
+		"metadata": map[string]any{"name": "nginx"},
+		"spec": map[string]any{"workload": map[string]any{"manifests": []any{
+			map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "nginx"}},
+		}}},
+		"status": map[string]any{"conditions": []any{condition("Applied", "AppliedSuccessful")}},
+	}})
 }
 
 // createWithStatus creates obj and then writes its status, if it has one.

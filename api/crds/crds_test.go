@@ -11,8 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 )
 
 func TestNamesAndScopes(t *testing.T) {
@@ -20,21 +22,23 @@ func TestNamesAndScopes(t *testing.T) {
 	got := map[string]string{}
 	for _, d := range definitions(t) {
 		names := d.typed.Spec.Names
-		got[d.typed.Name] = strings.Join([]string{names.Kind, names.Singular, string(d.typed.Spec.Scope)}, " ")
 		version := d.typed.Spec.Versions[0]
+		got[d.typed.Name] = strings.Join([]string{version.Name, names.Kind, names.Singular, string(d.typed.Spec.Scope)}, " ")
 		hasStatus := version.Subresources != nil && version.Subresources.Status != nil
-		if len(d.typed.Spec.Versions) != 1 || version.Name != "v1beta1" || !hasStatus {
-			t.Errorf("%s: want the one version v1beta1 with a status subresource", d.file)
+		if len(d.typed.Spec.Versions) != 1 || !hasStatus {
+			t.Errorf("%s: want one version with a status subresource", d.file)
 		}
 	}
 	want := map[string]string{
-		"clusterprofiles.config.projectsveltos.io":       "ClusterProfile clusterprofile Cluster",
-		"profiles.config.projectsveltos.io":              "Profile profile Namespaced",
-		"clustersummaries.config.projectsveltos.io":      "ClusterSummary clustersummary Namespaced",
-		"clusterconfigurations.config.projectsveltos.io": "ClusterConfiguration clusterconfiguration Namespaced",
-		"sveltosclusters.lib.projectsveltos.io":          "SveltosCluster sveltoscluster Namespaced",
-		"configurationgroups.lib.projectsveltos.io":      "ConfigurationGroup configurationgroup Namespaced",
-		"configurationbundles.lib.projectsveltos.io":     "ConfigurationBundle configurationbundle Namespaced",
+		"clusterprofiles.config.projectsveltos.io":       "v1beta1 ClusterProfile clusterprofile Cluster",
+		"profiles.config.projectsveltos.io":              "v1beta1 Profile profile Namespaced",
+		"clustersummaries.config.projectsveltos.io":      "v1beta1 ClusterSummary clustersummary Namespaced",
+		"clusterconfigurations.config.projectsveltos.io": "v1beta1 ClusterConfiguration clusterconfiguration Namespaced",
+		"sveltosclusters.lib.projectsveltos.io":          "v1beta1 SveltosCluster sveltoscluster Namespaced",
+		"configurationgroups.lib.projectsveltos.io":      "v1beta1 ConfigurationGroup configurationgroup Namespaced",
+		"configurationbundles.lib.projectsveltos.io":     "v1beta1 ConfigurationBundle configurationbundle Namespaced",
+		"clusters.cluster.karmada.io":                    "v1alpha1 Cluster cluster Cluster",
+		"works.work.karmada.io":                          "v1alpha1 Work work Namespaced",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("definitions (-want +got):\n%s", diff)
@@ -47,12 +51,8 @@ func TestEveryKindHasAType(t *testing.T) {
 	s := scheme(t)
 	for _, d := range definitions(t) {
 		for _, kind := range []string{d.typed.Spec.Names.Kind, d.typed.Spec.Names.ListKind} {
-			gv := libv1beta1.GroupVersion
-			if d.typed.Spec.Group == configv1beta1.GroupName {
-				gv = configv1beta1.GroupVersion
-			}
-			if !s.Recognizes(gv.WithKind(kind)) {
-				t.Errorf("%s has no Go type", gv.WithKind(kind))
+			if gvk := d.groupVersion().WithKind(kind); !s.Recognizes(gvk) {
+				t.Errorf("%s has no Go type", gvk)
 			}
 		}
 	}
@@ -121,7 +121,7 @@ func checkStatus(t *testing.T, h hub, doc, stored *unstructured.Unstructured) {
 	if !found {
 		return
 	}
-	if status, found := stored.Object["status"]; found {
+	if status, found := stored.Object["status"]; found && doc.GetKind() != clusterv1alpha1.ClusterKind {
 		t.Errorf("creating %s set its status to %v", doc.GetName(), status)
 	}
 	stored.Object["status"] = want
@@ -236,6 +236,26 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// TestUnreportedCluster checks that a Cluster of which nobody has reported is not known to be ready, as the Cluster's table shows.
+func TestUnreportedCluster(t *testing.T) {
+	t.Parallel()
+	h := newHub(t)
+	stored, err := h.create(t, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": clusterv1alpha1.GroupVersion.String(), "kind": "Cluster",
+		"metadata": map[string]any{"name": "unreported"}, "spec": map[string]any{"syncMode": "Pull"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"conditions": []any{map[string]any{
+		"type": "Ready", "status": "Unknown", "reason": "ClusterStatusNeverUpdated",
+		"message": "nobody has reported on the cluster yet", "lastTransitionTime": "1970-01-01T00:00:00Z",
+	}}}
+	if diff := cmp.Diff(any(want), stored.Object["status"]); diff != "" {
+		t.Errorf("status (-want +got):\n%s", diff)
+	}
+}
+
 func TestPullModeIsImmutable(t *testing.T) {
 	t.Parallel()
 	h := newHub(t)
@@ -278,11 +298,12 @@ func throughGo(t *testing.T, s *runtime.Scheme, obj *unstructured.Unstructured) 
 func scheme(t *testing.T) *runtime.Scheme {
 	t.Helper()
 	s := runtime.NewScheme()
-	if err := libv1beta1.AddToScheme(s); err != nil {
-		t.Fatal(err)
-	}
-	if err := configv1beta1.AddToScheme(s); err != nil {
-		t.Fatal(err)
+	for _, add := range []func(*runtime.Scheme) error{
+		libv1beta1.AddToScheme, configv1beta1.AddToScheme, clusterv1alpha1.AddToScheme, workv1alpha1.AddToScheme,
+	} {
+		if err := add(s); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return s
 }

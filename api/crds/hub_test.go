@@ -38,6 +38,11 @@ type definition struct {
 	typed  apiextensionsv1.CustomResourceDefinition
 }
 
+// groupVersion is the only version that is served.
+func (d definition) groupVersion() schema.GroupVersion {
+	return schema.GroupVersion{Group: d.typed.Spec.Group, Version: d.typed.Spec.Versions[0].Name}
+}
+
 // definitions parses what the package embeds.
 func definitions(t testing.TB) []definition {
 	t.Helper()
@@ -100,7 +105,7 @@ func installAll(t *testing.T, client dynamic.Interface) {
 		return
 	}
 	for _, d := range all {
-		probe := client.Resource(schema.GroupVersionResource{Group: d.typed.Spec.Group, Version: "v1beta1", Resource: d.typed.Spec.Names.Plural})
+		probe := client.Resource(d.groupVersion().WithResource(d.typed.Spec.Names.Plural))
 		var last error
 		ready := func(ctx context.Context) (bool, error) {
 			_, last = probe.List(ctx, metav1.ListOptions{})

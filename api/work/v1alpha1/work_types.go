@@ -23,6 +23,7 @@ type WorkSpec struct {
 // WorkloadTemplate holds manifests.
 type WorkloadTemplate struct {
 	// Manifests of the objects, in the order in which they are written.
+	// +kubebuilder:validation:items:EmbeddedResource
 	// +listType=atomic
 	// +optional
 	Manifests []Manifest `json:"manifests,omitempty"`
@@ -31,7 +32,6 @@ type WorkloadTemplate struct {
 // Manifest is one object of any kind.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
-// +kubebuilder:validation:EmbeddedResource
 // +kubebuilder:validation:Type=object
 type Manifest struct {
 	runtime.RawExtension `json:",inline"`
