@@ -23,7 +23,7 @@ type WorkSpec struct {
 // WorkloadTemplate holds manifests.
 type WorkloadTemplate struct {
 	// Manifests of the objects, in the order in which they are written.
-	// +kubebuilder:validation:items:EmbeddedResource
+	// +kubebuilder:validation:items:XEmbeddedResource
 	// +listType=atomic
 	// +optional
 	Manifests []Manifest `json:"manifests,omitempty"`
