@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -130,7 +129,7 @@ func (d *departure) prepare(ctx context.Context, cluster types.UID) (*mark, erro
 	}
 	secrets := d.member.CoreV1().Secrets(kube.AgentNamespace)
 	m := &mark{Cluster: cluster, Since: d.clock.Now().UTC()}
-	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	err = kube.OnConflict(ctx, func() error {
 		secret, err := secrets.Get(ctx, d.secret, metav1.GetOptions{})
 		if err != nil {
 			return err

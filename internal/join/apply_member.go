@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
@@ -137,7 +136,7 @@ func (a *application) remove(ctx context.Context, made *unstructured.Unstructure
 
 // restore gives an object the fields that it had before. Its status stays what it is.
 func (a *application) restore(ctx context.Context, before *unstructured.Unstructured) error {
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := kube.OnConflict(ctx, func() error {
 		now, found, err := a.live(ctx, before)
 		if err != nil || !found || now.GetUID() != before.GetUID() || now.GetResourceVersion() == before.GetResourceVersion() {
 			return err

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -109,7 +108,7 @@ func (l *ledger) awaitVacant(ctx context.Context, name string) error {
 // claim writes holder into the namespace's claim unless another one is there, which is errClaimed. A namespace that is not the cluster's own
 // must have been made for it, or else this fails with ErrForeign.
 func (l *ledger) claim(ctx context.Context, name, holder string) error {
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	return kube.OnConflict(ctx, func() error {
 		namespace := &corev1.Namespace{}
 		if err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
 			return fmt.Errorf("read namespace %s: %w", name, err)
@@ -165,7 +164,7 @@ func (l *ledger) writeClaim(ctx context.Context, namespace *corev1.Namespace, ho
 
 // releaseClaim takes the claim of holder off a namespace; any other claim stays.
 func releaseClaim(ctx context.Context, hubClient client.Client, name, holder string) error {
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := kube.OnConflict(ctx, func() error {
 		namespace := &corev1.Namespace{}
 		if err := hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
 			return client.IgnoreNotFound(err)

@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -70,7 +69,7 @@ func (l *ledger) noteDelivery(ctx context.Context, cluster *libv1beta1.SveltosCl
 		return nil
 	}
 	// The hub writes to the SveltosCluster too, from the moment it appears.
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := kube.OnConflict(ctx, func() error {
 		live, err := l.liveCluster(ctx)
 		if err != nil {
 			return err

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
@@ -241,7 +240,7 @@ func (l *ledger) awaitGone(ctx context.Context, obj *unstructured.Unstructured) 
 // takeBack makes an object what it was before this registration wrote it, nil being nothing. It leaves alone one that another
 // registration has written since.
 func (l *ledger) takeBack(ctx context.Context, obj, before *unstructured.Unstructured) error {
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := kube.OnConflict(ctx, func() error {
 		now := &unstructured.Unstructured{}
 		now.SetGroupVersionKind(obj.GroupVersionKind())
 		if err := l.hubClient.Get(ctx, client.ObjectKeyFromObject(obj), now); err != nil {

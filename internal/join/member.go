@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -147,7 +146,7 @@ func (i *identity) makeNamespace(ctx context.Context) error {
 func (i *identity) enter(ctx context.Context) error {
 	roles, before := i.member.RbacV1().ClusterRoles(), ""
 	takeBack := func(ctx context.Context) error { return i.takeBackUser(ctx, before) }
-	err := retry.OnError(retry.DefaultBackoff, changedMeanwhile, func() error {
+	err := kube.Insist(ctx, kube.ChangedMeanwhile, func() error {
 		live, err := roles.Get(ctx, memberIdentityName, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
@@ -182,18 +181,13 @@ func allRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{{APIGroups: all, Resources: all, Verbs: all}, {NonResourceURLs: all, Verbs: all}}
 }
 
-// changedMeanwhile says whether someone else was faster, so that looking again helps.
-func changedMeanwhile(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
-}
-
 // errForeignIdentity says that making a part of the identity would mix it with someone else's.
 var errForeignIdentity = errors.New("does not exist, while ClusterRole " + memberIdentityName +
 	" on the cluster does and was not made by a registration: delete that one, or register with --kubeconfig")
 
 func (i *identity) makeAccount(ctx context.Context) error {
 	accounts := i.member.CoreV1().ServiceAccounts(i.account.Namespace)
-	err := retry.OnError(retry.DefaultBackoff, changedMeanwhile, func() error {
+	err := kube.Insist(ctx, kube.ChangedMeanwhile, func() error {
 		desired := &corev1.ServiceAccount{ObjectMeta: i.ours(i.account.Namespace, i.account.Name)}
 		live, err := accounts.Get(ctx, i.account.Name, metav1.GetOptions{})
 		switch {
@@ -225,7 +219,7 @@ func (i *identity) bindingName() string {
 
 func (i *identity) makeBinding(ctx context.Context) error {
 	bindings, name := i.member.RbacV1().ClusterRoleBindings(), i.bindingName()
-	err := retry.OnError(retry.DefaultBackoff, changedMeanwhile, func() error {
+	err := kube.Insist(ctx, kube.ChangedMeanwhile, func() error {
 		desired := &rbacv1.ClusterRoleBinding{
 			ObjectMeta: i.ours("", name),
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: memberIdentityName},
@@ -316,7 +310,7 @@ func (i *identity) retract(ctx context.Context) error {
 // returns the one that it deleted, or nil.
 func (i *identity) leave(ctx context.Context, change func(annotations map[string]string) bool) (last *rbacv1.ClusterRole, err error) {
 	roles := i.member.RbacV1().ClusterRoles()
-	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err = kube.OnConflict(ctx, func() error {
 		live, err := roles.Get(ctx, memberIdentityName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil

@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/retry"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/agent/session"
@@ -244,7 +243,7 @@ func (d *departure) handOverToAccount(ctx context.Context, owner *metav1.OwnerRe
 // unbind takes the agent out of the ClusterRoleBinding that it shares. Without rights to look it is out already.
 func (d *departure) unbind(ctx context.Context) error {
 	bindings := d.member.RbacV1().ClusterRoleBindings()
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	err := kube.OnConflict(ctx, func() error {
 		binding, err := bindings.Get(ctx, register.AgentRole, metav1.GetOptions{})
 		if err != nil {
 			return err

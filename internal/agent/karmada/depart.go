@@ -11,7 +11,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -165,7 +164,7 @@ func (d *departure) prepare(ctx context.Context, cluster types.UID) (*mark, erro
 	if err != nil {
 		return nil, fmt.Errorf("encode mark: %w", err)
 	}
-	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	err = kube.OnConflict(ctx, func() error {
 		keeper, err := d.role.Get(ctx, d.keeper)
 		if err != nil {
 			return err

@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"sync"
 
-	"k8s.io/client-go/util/retry"
-
 	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/kube"
 )
 
 // healing is the engine that runs, for the Cluster that the agent knows of.
@@ -42,7 +41,7 @@ func (h *healing) start(ctx context.Context, scope, hub string) (*engine.Engine,
 	h.halt()
 	a := h.agent
 	// It would make the namespace too, but without the label by which it is known to be a registration's.
-	err := retry.OnError(retry.DefaultRetry, func(error) bool { return ctx.Err() == nil }, func() error {
+	err := kube.Insist(ctx, func(error) bool { return ctx.Err() == nil }, func() error {
 		return makeNamespace(ctx, a.member, a.opts.ClusterNamespace)
 	})
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
 	"github.com/towline/towline/internal/kube"
@@ -65,7 +64,7 @@ func NewHandover(member *rest.Config, kind, name string) (*Handover, error) {
 // SetOwner makes o belong to owner and to no other object of the Handover's kind and name; nil means to none. An object that is not there
 // needs no owner.
 func (h *Handover) SetOwner(ctx context.Context, o Object, owner *metav1.OwnerReference) error {
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	err := kube.OnConflict(ctx, func() error {
 		live, err := h.at(o).Get(ctx, o.Name, metav1.GetOptions{})
 		if err != nil {
 			return err

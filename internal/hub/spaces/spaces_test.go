@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -57,7 +56,7 @@ func (w *world) settled(t *testing.T, name string) *clusterv1alpha1.Cluster {
 func (w *world) report(t *testing.T, name string, ready metav1.ConditionStatus) {
 	t.Helper()
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := kube.OnConflict(t.Context(), func() error {
 		if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
 			return err
 		}

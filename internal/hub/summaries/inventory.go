@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -57,7 +56,7 @@ func (s *state) inventoryName() client.ObjectKey {
 func (c *Controller) updateInventory(ctx context.Context, s *state, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) error {
 	var reader client.Reader = c.Hub
 	name := s.inventoryName()
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := kube.OnConflict(ctx, func() error {
 		have := &configv1beta1.ClusterConfiguration{}
 		err := reader.Get(ctx, name, have)
 		reader = c.Live

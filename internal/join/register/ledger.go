@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
@@ -152,7 +151,7 @@ func (l *ledger) remove(ctx context.Context, obj *unstructured.Unstructured, att
 
 // restore gives an object the fields that it had before. Its status stays what it is.
 func (l *ledger) restore(ctx context.Context, before *unstructured.Unstructured) error {
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := kube.OnConflict(ctx, func() error {
 		now, found, err := l.live(ctx, before)
 		if err != nil || !found || now.GetUID() != before.GetUID() || now.GetResourceVersion() == before.GetResourceVersion() {
 			return err
@@ -267,7 +266,7 @@ func (l *ledger) ensureBinding(ctx context.Context, desired *rbacv1.ClusterRoleB
 	if over == remains {
 		note()
 	}
-	err := retry.OnError(retry.DefaultBackoff, raced, func() error {
+	err := kube.Insist(ctx, raced, func() error {
 		live := &rbacv1.ClusterRoleBinding{}
 		err := l.member.Get(ctx, client.ObjectKeyFromObject(desired), live)
 		if client.IgnoreNotFound(err) != nil {
@@ -304,7 +303,7 @@ func raced(err error) bool {
 
 // unbind takes the agent of one namespace out of the ClusterRoleBinding, which goes with the last one.
 func (m member) unbind(ctx context.Context, subject rbacv1.Subject) error {
-	err := retry.OnError(retry.DefaultBackoff, raced, func() error {
+	err := kube.Insist(ctx, raced, func() error {
 		live := &rbacv1.ClusterRoleBinding{}
 		if err := m.Get(ctx, client.ObjectKey{Name: AgentRole}, live); err != nil {
 			return client.IgnoreNotFound(err)
