@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,10 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/component-base/version"
 )
 
@@ -60,27 +61,40 @@ func (n *Node) Register(ctx context.Context) error {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("register node %s: %w", n.Name, err)
 	}
-	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		have, err := nodes.Get(ctx, n.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		have.Labels = map[string]string{
-			corev1.LabelHostname: n.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: runtime.GOARCH,
-		}
-		have.Spec.Taints = nil
-		have, err = nodes.Update(ctx, have, metav1.UpdateOptions{})
-		if err != nil {
-			return err
-		}
-		have.Status = n.status()
-		_, err = nodes.UpdateStatus(ctx, have, metav1.UpdateOptions{})
-		return err
+	var last error
+	pace := wait.Backoff{Steps: 5, Duration: 10 * time.Millisecond, Jitter: 0.1}
+	// The package retry of client-go would take a request that was cut off for one that succeeded.
+	err = wait.ExponentialBackoffWithContext(ctx, pace, func(ctx context.Context) (bool, error) {
+		last = n.report(ctx)
+		return !apierrors.IsConflict(last), nil
 	})
+	if last != nil {
+		err = last
+	}
 	if err != nil {
 		return fmt.Errorf("report node %s ready: %w", n.Name, err)
 	}
 	return nil
+}
+
+// report writes what Register says of the node that exists.
+func (n *Node) report(ctx context.Context) error {
+	nodes := n.Client.CoreV1().Nodes()
+	have, err := nodes.Get(ctx, n.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	have.Labels = map[string]string{
+		corev1.LabelHostname: n.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: runtime.GOARCH,
+	}
+	have.Spec.Taints = nil
+	have, err = nodes.Update(ctx, have, metav1.UpdateOptions{})
+	if err != nil {
+		return err
+	}
+	have.Status = n.status()
+	_, err = nodes.UpdateStatus(ctx, have, metav1.UpdateOptions{})
+	return err
 }
 
 func (n *Node) status() corev1.NodeStatus {
