@@ -173,8 +173,8 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	return p.run(ctx)
 }
 
-// Resume converges id again from the content in its record. ok is false if there is no complete record, or one that is being
-// withdrawn: then the content has to be delivered again.
+// Resume converges id again from the content in its record; one that is suspended is left as it is. ok is false if there is no complete
+// record, or one that is being withdrawn: then the content has to be delivered again.
 func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error) {
 	release, err := e.ids.acquire(ctx, id)
 	if err != nil {
@@ -198,6 +198,9 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, s scope) (bundle.Repo
 	}
 	if err != nil {
 		return bundle.Report{ID: id}, false, err
+	}
+	if prior.Suspended {
+		return prior.report(), true, nil
 	}
 	b, err := e.store.bundle(ctx, prior)
 	if errors.Is(err, errIncomplete) {

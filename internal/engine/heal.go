@@ -150,7 +150,7 @@ func (h *healer) read(ctx context.Context) {
 // retryFailed sees to it that each bundle whose last pass did not end well is tried again.
 func (h *healer) retryFailed() {
 	for _, rec := range h.engine.store.known() {
-		if rec.State != bundle.StateFailed && rec.State != bundle.StateApplying {
+		if rec.Suspended || (rec.State != bundle.StateFailed && rec.State != bundle.StateApplying) {
 			continue
 		}
 		h.mu.Lock()
@@ -178,7 +178,7 @@ func backoff(failures int) time.Duration {
 
 func (h *healer) resync() {
 	for _, rec := range h.engine.store.known() {
-		if rec.Options.Heal {
+		if heals(rec) {
 			h.mu.Lock()
 			h.taskOf(rec.ID).all = true
 			h.mu.Unlock()
@@ -256,7 +256,9 @@ func (h *healer) putBack(id bundle.ID, job *task) {
 	}
 }
 
-func heals(rec *record) bool { return rec.Options.Heal && rec.State != bundle.StateRemoving }
+func heals(rec *record) bool {
+	return rec.Options.Heal && rec.State != bundle.StateRemoving && !rec.Suspended
+}
 
 // next works on one bundle from the queue. It returns false when the queue is shut down.
 func (h *healer) next(ctx context.Context) bool {
@@ -317,6 +319,9 @@ func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bun
 
 // due lists the objects to look at now; nil means all. What has been healed too often lately is put off.
 func (h *healer) due(rec *record, job *task) (only map[kube.Ref]bool, busy bool) {
+	if rec.Suspended {
+		return nil, false
+	}
 	if (job.all && heals(rec)) || (job.retry && rec.State != bundle.StateApplied) {
 		return nil, rec.State != bundle.StateRemoving
 	}

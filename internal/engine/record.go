@@ -51,6 +51,8 @@ type head struct {
 	LastApplied time.Time      `json:"lastApplied,omitzero"`
 	// Leave says, while State is Removing, that the objects stay.
 	Leave bool `json:"leave,omitempty"`
+	// Suspended says that nothing is healed or tried again until the bundle is converged.
+	Suspended bool `json:"suspended,omitempty"`
 	// ContentChunks and InventoryChunks name the Secrets that hold what is too big for the head Secret.
 	ContentChunks   []string `json:"contentChunks,omitempty"`
 	InventoryChunks []string `json:"inventoryChunks,omitempty"`
@@ -79,12 +81,12 @@ func (r *record) digest() bundle.Digest { return bundle.DigestFromBytes(r.Digest
 // equal says whether saving next would change nothing but the clock.
 func (r *record) equal(next *record) bool {
 	return r.version != "" && r.digest() == next.digest() && r.State == next.State && r.Message == next.Message &&
-		r.Leave == next.Leave && maps.Equal(r.inventory, next.inventory)
+		r.Leave == next.Leave && r.Suspended == next.Suspended && maps.Equal(r.inventory, next.inventory)
 }
 
 // covers says whether r already promises everything that next does, so that next need not be saved before the first write.
 func (r *record) covers(next *record) bool {
-	if r.version == "" || r.digest() != next.digest() || r.State == bundle.StateRemoving {
+	if r.version == "" || r.digest() != next.digest() || r.State == bundle.StateRemoving || r.Suspended {
 		return false
 	}
 	for key, item := range next.inventory {

@@ -30,6 +30,9 @@ type Engine interface {
 	Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
 	// Withdraw removes what w.ID put there; done is false while something that was deleted still exists.
 	Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error)
+	// Suspend leaves what id put there as it is from now on, until it is converged or withdrawn, and returns what became of it so far; there is
+	// no State if nothing did.
+	Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error)
 	// Observe reads how the objects are that were applied for id, and those that were to be.
 	Observe(ctx context.Context, id bundle.ID) ([]engine.Observation, error)
 }
@@ -75,8 +78,8 @@ func Hold(ctx context.Context, hub client.Client, work *workv1alpha1.Work) error
 // circumstances are for the caller to notice. With an error the same has to be tried again.
 //
 // A Work without the finalizer (see Hold) is not applied: its deletion would be missed. One that has vanished without a deletion is none
-// of the Executor's business, so what it left stays. While a Work is suspended nothing of it reaches the cluster; what was applied before
-// stays there, is healed by the engine as it was applied, and is reported.
+// of the Executor's business, so what it left stays. While a Work is suspended nothing of it reaches the cluster: what was applied before
+// stays there as it is, is not healed, and is reported.
 func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, at Circumstances) (again time.Duration, err error) {
 	held := controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	switch {
@@ -91,6 +94,7 @@ func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, at Circ
 	var failure error
 	if ptr.Deref(work.Spec.SuspendDispatching, false) {
 		e.set(next, work, suspended())
+		failure = e.suspend(ctx, work, next)
 	} else {
 		e.set(next, work, dispatching())
 		failure = e.apply(ctx, work, next)
@@ -123,6 +127,28 @@ func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work, next *wor
 	done := report.Changes.Count(bundle.Created) + report.Changes.Count(bundle.Configured) + report.Changes.Count(bundle.Unchanged)
 	e.set(next, work, notApplied(done, len(work.Spec.Workload.Manifests), steady(err, report.Message)))
 	return err
+}
+
+// suspend has the cluster left as it is, and sets the condition that says how far the Work had come.
+func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) error {
+	report, err := e.Engine.Suspend(ctx, Requestor(work))
+	if err != nil {
+		return err
+	}
+	b, err := Bundle(work)
+	var digest bundle.Digest
+	if err == nil {
+		digest, err = b.Digest()
+	}
+	switch {
+	case err != nil || report.Digest != digest:
+		e.set(next, work, notAppliedYet())
+	case report.State == bundle.StateApplied:
+		e.set(next, work, applied())
+	default:
+		e.set(next, work, cutOff(report.Message))
+	}
+	return nil
 }
 
 // remove withdraws a deleted Work and lets it go.

@@ -44,6 +44,21 @@ func notApplied(done, all int, why string) metav1.Condition {
 	}
 }
 
+func notAppliedYet() metav1.Condition {
+	return metav1.Condition{
+		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonSuspendDispatching,
+		Message: "The manifests as they are now were not applied before the Work was suspended",
+	}
+}
+
+// cutOff is about manifests that were tried and are not to be tried again while the Work is suspended.
+func cutOff(why string) metav1.Condition {
+	return metav1.Condition{
+		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonAppliedFailed,
+		Message: "Not all manifests were applied before the Work was suspended: " + short(cmp.Or(why, "it was interrupted")),
+	}
+}
+
 func notRemoved(why string) metav1.Condition {
 	return metav1.Condition{
 		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonAppliedFailed,
@@ -71,7 +86,11 @@ func steady(err error, message string) string {
 	if _, ok := errors.AsType[*url.Error](err); ok {
 		return "the cluster does not answer"
 	}
-	text := cmp.Or(message, err.Error())
+	return short(cmp.Or(message, err.Error()))
+}
+
+// short cuts a text that is longer than a condition should hold.
+func short(text string) string {
 	if len(text) > maxMessage {
 		text = strings.ToValidUTF8(text[:maxMessage], "") + "..."
 	}

@@ -106,14 +106,15 @@ func (w *world) executor() *works.Executor {
 	return &works.Executor{Hub: w.Client, Engine: w.engine(), Clock: clock.RealClock{}}
 }
 
-// heal runs an engine until the test ends.
-func (w *world) heal(t *testing.T) {
+// heal runs an engine until the test ends, and returns it.
+func (w *world) heal(t *testing.T) *engine.Engine {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	e := w.engine()
 	go func() { done <- e.Run(ctx) }()
 	t.Cleanup(func() { cancel(); w.must(<-done) })
+	return e
 }
 
 // work creates a Work of these manifests; OBJECTS in them is the namespace for objects.

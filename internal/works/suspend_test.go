@@ -1,0 +1,105 @@
+package works_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/works"
+)
+
+// define makes a kind Thing of the test's own group, and returns the group.
+func (w *world) define(t *testing.T) string {
+	t.Helper()
+	group := w.objects + ".example.com"
+	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "things." + group}}
+	crd.Spec.Group, crd.Spec.Scope = group, apiextensionsv1.NamespaceScoped
+	crd.Spec.Names = apiextensionsv1.CustomResourceDefinitionNames{Plural: "things", Singular: "thing", Kind: "Thing", ListKind: "ThingList"}
+	crd.Spec.Versions = []apiextensionsv1.CustomResourceDefinitionVersion{{
+		Name: "v1", Served: true, Storage: true,
+		Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
+			Type: "object", XPreserveUnknownFields: ptr.To(true),
+		}},
+	}}
+	w.must(w.Create(t.Context(), crd))
+	t.Cleanup(func() { w.must(w.Delete(context.WithoutCancel(t.Context()), crd)) })
+	return group
+}
+
+// thing reads a Thing; nil if there is none.
+func (w *world) thing(group, name string) *unstructured.Unstructured {
+	w.Helper()
+	obj := &unstructured.Unstructured{}
+	obj.SetAPIVersion(group + "/v1")
+	obj.SetKind("Thing")
+	if w.Get(w.Context(), client.ObjectKey{Namespace: w.objects, Name: name}, obj) != nil {
+		return nil
+	}
+	return obj
+}
+
+// keeps checks for a while that something stays so.
+func (w *world) keeps(what string, pause time.Duration, check func() bool) {
+	w.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(pause); time.Now().Before(end); <-tick.C {
+		if !check() {
+			w.Fatalf("%s: not so any more", what)
+		}
+	}
+}
+
+func suspend(yes bool) func(*workv1alpha1.Work) {
+	return func(work *workv1alpha1.Work) { work.Spec.SuspendDispatching = ptr.To(yes) }
+}
+
+func TestNothingReachesTheClusterWhileSuspended(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	executor := &works.Executor{Hub: w.Client, Engine: w.heal(t), Clock: clock.RealClock{}}
+	execute := func() error { _, err := executor.Execute(t.Context(), w.get("one"), there); return err }
+	thing := "{apiVersion: OBJECTS.example.com/v1, kind: Thing, metadata: {name: b, namespace: OBJECTS}}"
+	w.work("one", configMap("a", "1"), thing)
+	if execute() == nil {
+		t.Fatal("applied what the cluster does not know")
+	}
+	w.change("one", suspend(true))
+	w.must(execute())
+	group := w.define(t)
+	w.set("a", "2")
+	// Failed passes are tried again after 1, 2 and 4 s, and drift is healed at once.
+	w.keeps("nothing is applied", 4*time.Second, func() bool { return w.thing(group, "b") == nil && w.value("a") == "2" })
+	w.must(execute())
+	w.wantCondition("one", "Dispatching", metav1.ConditionFalse, "SuspendDispatching", "")
+	w.wantCondition("one", "Applied", metav1.ConditionFalse, "AppliedFailed", "Not all manifests were applied before the Work was suspended: Thing "+
+		group+" "+w.objects+"/b: the cluster does not know this kind, and no CustomResourceDefinition of the bundle defines it")
+
+	w.change("one", suspend(false))
+	w.eventually("applied", func() bool { return execute() == nil })
+	w.wantCondition("one", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "")
+	if w.thing(group, "b") == nil || w.value("a") != "1" {
+		t.Errorf("not applied after all: a=%q", w.value("a"))
+	}
+	w.change("one", suspend(true))
+	w.must(execute())
+	w.wantCondition("one", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "")
+	w.change("one", func(work *workv1alpha1.Work) {
+		work.Spec.Workload.Manifests = append(work.Spec.Workload.Manifests, w.manifest(configMap("c", "1")))
+	})
+	w.must(execute())
+	w.wantCondition("one", "Applied", metav1.ConditionFalse, "SuspendDispatching", "The manifests as they are now were not applied before the Work was suspended")
+	// Healing goes on where the Work does.
+	w.change("one", suspend(false))
+	w.must(execute())
+	w.set("a", "3")
+	w.eventually("healed", func() bool { return w.value("a") == "1" })
+}
