@@ -31,6 +31,7 @@ type agent struct {
 	observer *survey.Observer
 	metrics  *session.Metrics
 	probes   *session.Probes
+	pulses   *pulses
 	// id tells the member from every other cluster.
 	id string
 	// gate is closed while another agent of this Cluster may be at work.
@@ -70,7 +71,11 @@ func Run(ctx context.Context, opts Options) error {
 		Repair: "if the cluster was unregistered while its agent was away, run: karmadactl unregister " + opts.Cluster + " --cluster-kubeconfig=FILE",
 	}
 	a.metrics = session.NewMetrics(fleet.TypeKarmada, types.NamespacedName{Name: opts.Cluster}, session.NewPulse(opts.Clock, opts.heartbeat()))
-	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Pulse: a.metrics.Pulse}
+	a.pulses = &pulses{hub: a.metrics.Pulse}
+	if opts.LeaderElect {
+		a.pulses.election = session.NewPulse(opts.Clock, opts.ElectRetry)
+	}
+	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Pulse: a.pulses}
 	a.healing = &healing{agent: a}
 	if a.departure, err = newDeparture(opts, a.member, a.home); err != nil {
 		return err
@@ -115,6 +120,9 @@ func (a *agent) run(ctx context.Context) error {
 
 // lead does the agent's work until ctx ends. It returns an error only when that is the end of the agent.
 func (a *agent) lead(ctx context.Context) error {
+	a.pulses.hub.Turned()
+	a.pulses.working.Store(true)
+	defer a.pulses.working.Store(false)
 	defer a.healing.stop()
 	a.healing.while(ctx)
 	return a.persistence().Run(ctx, "connect to the hub", a.connect)

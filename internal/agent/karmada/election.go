@@ -2,8 +2,10 @@ package karmada
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection"
@@ -11,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/join/register"
 )
 
@@ -39,7 +42,9 @@ func (a *agent) elect(ctx context.Context) error {
 	electing, resign := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	running.Go(func() {
-		_ = a.persistence().Run(electing, "elect one of the cluster's agents", func(electing context.Context) error { return t.campaign(ctx, electing) })
+		taking := a.persistence()
+		taking.Turned = a.pulses.election.Turned
+		_ = taking.Run(electing, "elect one of the cluster's agents", func(electing context.Context) error { return t.campaign(ctx, electing) })
 	})
 	var err error
 	select {
@@ -55,16 +60,16 @@ func (a *agent) elect(ctx context.Context) error {
 // campaign takes part in one election, and works if it wins. electing ends after ctx.
 func (t *term) campaign(ctx, electing context.Context) error {
 	a := t.agent
-	if err := makeNamespace(electing, a.member, a.opts.ElectNamespace); err != nil {
+	if err := a.makeElectNamespace(electing); err != nil {
 		return err
 	}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{
+		Lock: turning{pulse: a.pulses.election, Interface: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: a.opts.ElectNamespace, Name: electionName(a.opts.Cluster)},
 			Client:     a.member.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: a.opts.Identity},
 			Labels:     map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: a.opts.Cluster},
-		},
+		}},
 		LeaseDuration: a.opts.ElectDuration, RenewDeadline: a.opts.ElectDeadline, RetryPeriod: a.opts.ElectRetry,
 		ReleaseOnCancel: true, Name: register.DefaultAgentName,
 		Callbacks: leaderelection.LeaderCallbacks{
@@ -73,6 +78,8 @@ func (t *term) campaign(ctx, electing context.Context) error {
 			OnNewLeader: func(identity string) {
 				if identity != a.opts.Identity {
 					log.FromContext(ctx).Info("another agent of this cluster works", "agent", identity)
+					// One that waits is ready: it has seen on the member whom it waits for, and works when that one ends.
+					a.probes.Ready.Store(true)
 					t.leave()
 				}
 			},
@@ -83,6 +90,13 @@ func (t *term) campaign(ctx, electing context.Context) error {
 	}
 	elector.Run(electing)
 	return nil
+}
+
+// makeElectNamespace makes the namespace of the Lease unless it is there.
+func (a *agent) makeElectNamespace(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	return makeNamespace(ctx, a.member, a.opts.ElectNamespace)
 }
 
 // enter begins to work, or goes on. leading ends when the agent is not the elected one any more.
@@ -126,3 +140,53 @@ func (t *term) leave() {
 
 // electionName is the name of the Lease on the member.
 func electionName(cluster string) string { return register.DefaultAgentName + "-" + cluster }
+
+// turning is a lock that notes each look at it, which is a turn of the election, and waits for none longer than requestLimit.
+type turning struct {
+	resourcelock.Interface
+	pulse *session.Pulse
+}
+
+// Get reads the record.
+func (l turning) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	l.pulse.Turned()
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	return l.Interface.Get(ctx)
+}
+
+// Create makes the record.
+func (l turning) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	l.pulse.Turned()
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	return l.Interface.Create(ctx, record)
+}
+
+// Update writes the record.
+func (l turning) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	l.pulse.Turned()
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	return l.Interface.Update(ctx, record)
+}
+
+// pulses tell whether an agent is alive. One that waits for its turn takes part in the election; one that works also keeps in touch with
+// the hub.
+type pulses struct {
+	// election is nil for an agent that takes part in none.
+	election *session.Pulse
+	hub      *session.Pulse
+	working  atomic.Bool
+}
+
+// Check fails if a loop that should turn stands still.
+func (p *pulses) Check() error {
+	if p.election != nil && p.election.Check() != nil {
+		return errors.New("the loop that takes part in the election stands still")
+	}
+	if p.working.Load() {
+		return p.hub.Check()
+	}
+	return nil
+}

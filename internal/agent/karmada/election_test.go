@@ -1,14 +1,16 @@
 package karmada
 
 import (
-	"context"
-	"errors"
-	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/towline/towline/internal/agent/session"
 )
 
 func TestOneOfSeveralAgentsWorks(t *testing.T) {
@@ -17,38 +19,126 @@ func TestOneOfSeveralAgentsWorks(t *testing.T) {
 	elect := func(identity string) func(*Options) {
 		return func(o *Options) { o.LeaderElect, o.Identity = true, identity }
 	}
-	holder := func(want string) {
-		t.Helper()
-		w.eventually(want+" works", func(ctx context.Context) error {
-			lease := &coordinationv1.Lease{}
-			err := w.memberClient.Get(ctx, client.ObjectKey{Namespace: w.place, Name: electionName(w.name)}, lease)
-			if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != want) {
-				err = errors.New("it does not")
-			}
-			return err
-		})
-		w.eventually("the hub hears "+want, func(ctx context.Context) error {
-			lease, err := w.lease(ctx)
-			if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != want) {
-				err = fmt.Errorf("it hears %v", lease.Spec.HolderIdentity)
-			}
-			return err
-		})
-	}
 	_, stop, _ := w.start(elect("first"))
-	holder("first")
+	w.holder("first")
 	_, _, _ = w.start(elect("second"))
 	w.work("one", "first")
 	w.wantValue("one", "first")
 	w.settle(3 * time.Second)
-	holder("first")
+	w.holder("first")
 	stop()
 	// It gave the election back: nobody waits for it.
 	began := time.Now()
-	holder("second")
+	w.holder("second")
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("taking over took %s", took)
 	}
 	w.work("two", "second")
 	w.wantValue("two", "second")
+}
+
+// skipping is a clock that can be put forward.
+type skipping struct {
+	clock.RealClock
+	ahead atomic.Int64
+}
+
+func (c *skipping) Now() time.Time { return c.RealClock.Now().Add(time.Duration(c.ahead.Load())) }
+
+func (c *skipping) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+func (c *skipping) skip(d time.Duration) { c.ahead.Add(int64(d)) }
+
+// The kubelet of a Deployment with several replicas finds those that wait ready and alive, however long they wait, and one that hangs not.
+func TestAgentThatWaitsIsReadyAndAlive(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "standby", time.Hour)
+	w.options.ElectDuration, w.options.ElectDeadline, w.options.ElectRetry = 10*time.Second, 7*time.Second, time.Second
+	wire := &requests{}
+	_, stop, _ := w.start(func(o *Options) {
+		o.LeaderElect, o.Identity, o.wrapHub = true, "first", wire.wrap
+		o.Member = rest.CopyConfig(o.Member)
+		o.Member.WrapTransport = wire.wrap
+	})
+	w.holder("first")
+
+	// The second one's requests for Leases do not come back while hang is closed, whatever their contexts say.
+	hang, forward, health := session.NewGate(false), &skipping{}, freeAddress(t)
+	_, _, _ = w.start(func(o *Options) {
+		o.LeaderElect, o.Identity, o.Clock, o.HealthAddress = true, "second", forward, health
+		o.Member = rest.CopyConfig(o.Member)
+		o.Member.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				if strings.Contains(r.URL.Path, "/leases/") {
+					_, _ = hang.Wait(t.Context())
+				}
+				return next.RoundTrip(r)
+			})
+		}
+	})
+	began := time.Now()
+	w.probed(health, "/readyz", http.StatusOK)
+	w.probed(health, "/healthz", http.StatusOK)
+	t.Logf("a second replica is ready after %s", time.Since(began))
+	forward.skip(10 * time.Minute)
+	w.probed(health, "/healthz", http.StatusOK)
+	w.probed(health, "/readyz", http.StatusOK)
+	w.holder("first")
+
+	hang.Set(true)
+	w.settle(3 * w.options.ElectRetry)
+	forward.skip(10 * time.Minute)
+	w.probed(health, "/healthz", http.StatusServiceUnavailable)
+	w.settle(3 * w.options.ElectRetry)
+	w.probed(health, "/healthz", http.StatusServiceUnavailable)
+	hang.Set(false)
+	w.probed(health, "/healthz", http.StatusOK)
+
+	// The first one dies, so that it cannot give the election back.
+	wire.setAway(true)
+	stop()
+	began = time.Now()
+	w.holder("second")
+	took := time.Since(began)
+	t.Logf("taking over from a dead replica took %s", took)
+	// A look comes up to 2.2 periods after the one before; the rest is for a busy machine.
+	if most := w.options.ElectDuration + 3*w.options.ElectRetry + 10*time.Second; took > most {
+		t.Errorf("taking over took %s, want %s at most", took, most)
+	}
+	w.work("one", "second")
+	w.wantValue("one", "second")
+	w.probed(health, "/healthz", http.StatusOK)
+	w.probed(health, "/readyz", http.StatusOK)
+}
+
+func TestLoopsThatShouldTurn(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		elects, works bool
+		turned        func(*pulses)
+		want          string
+	}{
+		"waits":                    {elects: true, turned: func(p *pulses) { p.election.Turned() }},
+		"waits and hangs":          {elects: true, turned: func(p *pulses) { p.hub.Turned() }, want: "election"},
+		"works":                    {elects: true, works: true, turned: func(p *pulses) { p.election.Turned(); p.hub.Turned() }},
+		"works and does not renew": {elects: true, works: true, turned: func(p *pulses) { p.hub.Turned() }, want: "election"},
+		"works without the hub":    {elects: true, works: true, turned: func(p *pulses) { p.election.Turned() }, want: "hub"},
+		"works alone":              {works: true, turned: func(p *pulses) { p.hub.Turned() }},
+		"works alone, without it":  {works: true, turned: func(*pulses) {}, want: "hub"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			forward := &skipping{}
+			p := &pulses{hub: session.NewPulse(forward, time.Second)}
+			if tc.elects {
+				p.election = session.NewPulse(forward, time.Second)
+			}
+			p.working.Store(tc.works)
+			forward.skip(10 * time.Minute)
+			tc.turned(p)
+			if err := p.Check(); (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
 }

@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/yaml"
@@ -295,6 +299,56 @@ func (w *world) patchCluster(patch string) {
 func (w *world) lease(ctx context.Context) (*coordinationv1.Lease, error) {
 	lease := &coordinationv1.Lease{}
 	return lease, w.hubClient.Get(ctx, client.ObjectKey{Namespace: fleet.ExecutionSpace(w.name), Name: w.name}, lease)
+}
+
+// holder waits until the agent of that identity is the elected one, and the hub hears it.
+func (w *world) holder(want string) {
+	w.t.Helper()
+	is := func(lease *coordinationv1.Lease, err error) error {
+		if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != want) {
+			err = fmt.Errorf("the holder is %q", ptr.Deref(lease.Spec.HolderIdentity, ""))
+		}
+		return err
+	}
+	w.eventually(want+" works", func(ctx context.Context) error {
+		lease := &coordinationv1.Lease{}
+		return is(lease, w.memberClient.Get(ctx, client.ObjectKey{Namespace: w.place, Name: electionName(w.name)}, lease))
+	})
+	w.eventually("the hub hears "+want, func(ctx context.Context) error { return is(w.lease(ctx)) })
+}
+
+// freeAddress returns an address that nobody listens on now.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	return listener.Addr().String()
+}
+
+// probed waits until a probe, as a kubelet makes it, of an agent that serves at address yields that code.
+func (w *world) probed(address, path string, want int) {
+	w.t.Helper()
+	// A probe's default timeoutSeconds.
+	kubelet := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	w.eventually(fmt.Sprintf("%s answers %d", path, want), func(ctx context.Context) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+		if err != nil {
+			return err
+		}
+		response, err := kubelet.Do(request)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = response.Body.Close() }()
+		body, err := io.ReadAll(response.Body)
+		if err == nil && response.StatusCode != want {
+			err = fmt.Errorf("it answers %d: %s", response.StatusCode, body)
+		}
+		return err
+	})
 }
 
 // ready waits until the Cluster is Ready.

@@ -28,13 +28,14 @@ const (
 
 // Probes serves health and metrics until ctx ends.
 type Probes struct {
-	// Ready is set once the member's own API has answered.
+	// Ready is set once the member's own API has answered, also in an agent that only waits for its turn to work.
 	Ready atomic.Bool
 	// Metrics are what is served.
 	Metrics *prometheus.Registry
 	// Member is whom to ask who may read the metrics.
 	Member *rest.Config
-	Pulse  *Pulse
+	// Pulse fails when the agent is to be started anew.
+	Pulse interface{ Check() error }
 }
 
 // Pulse notes that the loop which keeps in touch with the hub turns.
