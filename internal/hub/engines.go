@@ -168,6 +168,13 @@ func (r *running) Withdraw(ctx context.Context, w bundle.Withdrawal) (bool, erro
 	return r.engine.Withdraw(ctx, w)
 }
 
+// Suspend is that of the engine, until the member is ceded.
+func (r *running) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error) {
+	ctx, cancel := r.whileOurs(ctx)
+	defer cancel()
+	return r.engine.Suspend(ctx, id)
+}
+
 // Observe is that of the engine, until the member is ceded.
 func (r *running) Observe(ctx context.Context, id bundle.ID) ([]engine.Observation, error) {
 	ctx, cancel := r.whileOurs(ctx)
