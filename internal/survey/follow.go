@@ -28,7 +28,7 @@ const (
 // Run keeps the sums of nodes and pods until ctx ends. A cluster that does not answer, or does not let us watch, is tried again from time
 // to time: Observe says what is known.
 func (o *Observer) Run(ctx context.Context) error {
-	// The conditions tell of a cluster that does not answer. A log line for each attempt tells no more.
+	// The conditions tell of a cluster that does not answer, or does not let us watch. A log line for each attempt tells no more.
 	ctx = klog.NewContext(ctx, logr.Discard())
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -50,7 +50,7 @@ func follow(ctx context.Context, kind runtime.Object, source cache.ListerWatcher
 
 // nodes lists and watches the nodes.
 func (o *Observer) nodes() cache.ListerWatcher {
-	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+	return cache.ToListWatcherWithWatchListSemantics(o.reported(&o.tally.nodeFeed, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 			all := &corev1.NodeList{}
 			err := paged(func(options metav1.ListOptions) (*metav1.ListMeta, error) {
@@ -69,7 +69,7 @@ func (o *Observer) nodes() cache.ListerWatcher {
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			return o.core.Nodes().Watch(ctx, options)
 		},
-	}, o.core)
+	}), o.core)
 }
 
 // unfinishedPods lists and watches the pods that have not finished.
@@ -79,7 +79,7 @@ func (o *Observer) unfinishedPods() cache.ListerWatcher {
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
 	).String()
 	pods := o.core.Pods(metav1.NamespaceAll)
-	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+	return cache.ToListWatcherWithWatchListSemantics(o.reported(&o.tally.podFeed, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 			all := &corev1.PodList{}
 			err := paged(func(options metav1.ListOptions) (*metav1.ListMeta, error) {
@@ -100,7 +100,7 @@ func (o *Observer) unfinishedPods() cache.ListerWatcher {
 			options.FieldSelector = unfinished
 			return pods.Watch(ctx, options)
 		},
-	}, o.core)
+	}), o.core)
 }
 
 // paged calls list for one page after the other. It is for clusters that cannot stream what they have.

@@ -6,10 +6,10 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -104,7 +104,7 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 }
 
 // Observe returns what old becomes by what the cluster says now, with models as spec.resourceModels. What cannot be asked is in the
-// conditions, or stays as it was. It takes a few seconds if the cluster does not answer, and returns old when ctx ends.
+// conditions, or stays as it was; sums that could not be kept for a minute go. It takes a few seconds if the cluster does not answer, and returns old when ctx ends.
 func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) clusterv1alpha1.ClusterStatus {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -119,14 +119,19 @@ func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatu
 	ready := settle(before, found, o.health, at, thresholds{o.opts.Success, o.opts.Failure})
 	note(&now.Conditions, ready, at)
 	if found.Status != metav1.ConditionTrue {
+		o.tally.excuse()
 		return now
 	}
 	if before == nil || before.Status != metav1.ConditionTrue || len(old.APIEnablements) == 0 || old.KubernetesVersion == "" || at.Sub(o.learned) >= discoveryInterval {
 		o.learn(ctx, &now)
 	}
-	o.count(ctx, &now, models)
+	reasons := o.count(ctx, &now, models)
 	if ctx.Err() != nil {
 		return old
+	}
+	if len(reasons) > 0 && ready.Status == metav1.ConditionTrue {
+		ready.Message += "; " + strings.Join(reasons, "; ")
+		note(&now.Conditions, ready, at)
 	}
 	return now
 }
@@ -143,21 +148,13 @@ func (o *Observer) learn(ctx context.Context, now *clusterv1alpha1.ClusterStatus
 	o.learned = at
 }
 
-// count adds the sums of nodes and pods, once they are known.
-func (o *Observer) count(ctx context.Context, now *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) {
+// count adds the sums of nodes and pods, once they are known, and returns why some are not known any more.
+func (o *Observer) count(ctx context.Context, now *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) (reasons []string) {
 	if !o.awaited {
 		o.awaited = true
 		o.tally.wait(ctx, tallyLimit)
 	}
-	nodes, resources, ok := o.tally.summarize(models)
-	if !ok {
-		return
-	}
-	now.NodeSummary = nodes
-	// An equal sum may be written in another way.
-	if !equality.Semantic.DeepEqual(now.ResourceSummary, resources) {
-		now.ResourceSummary = resources
-	}
+	return o.tally.sum(now, models, o.opts.Clock.Now())
 }
 
 // note puts condition into conditions. The time of its transition is at if its status differs, and what it was if not.

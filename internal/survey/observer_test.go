@@ -61,7 +61,7 @@ func wantReady(t *testing.T, status clusterv1alpha1.ClusterStatus, want string) 
 
 func TestClusterIsObserved(t *testing.T) {
 	t.Parallel()
-	plane := localkube.ForTest(t)
+	plane := localkube.Shared(t)
 	clock := clocktesting.NewFakePassiveClock(noon)
 	o := observe(t, plane.Config, clock)
 	first := o.Observe(t.Context(), clusterv1alpha1.ClusterStatus{}, nil)

@@ -27,6 +27,8 @@ type oldCluster struct {
 	*httptest.Server
 	// ill and broken say that it is not healthy, and that the API metrics/v1 does not answer.
 	ill, broken atomic.Bool
+	// forbidden is what may not be read: "nodes", "pods", "all" or nothing.
+	forbidden atomic.Value
 	// listed counts how often its APIs were asked for, paged how many pages of pods.
 	listed, paged atomic.Int32
 	// gone ends its watches: a server that stops waits for them.
@@ -94,7 +96,14 @@ func (c *oldCluster) answer(out http.ResponseWriter, r *http.Request) {
 // objects lists one node, and the 600 pods on it in two pages. Watches end with the test.
 func (c *oldCluster) objects(r *http.Request) (int, any) {
 	query := r.URL.Query()
-	switch {
+	what := strings.TrimPrefix(r.URL.Path, "/api/v1/")
+	switch forbidden := c.forbidden.Load(); {
+	case forbidden == what, forbidden == "all":
+		verb := map[bool]string{true: "watch", false: "list"}[query.Has("watch")]
+		return http.StatusForbidden, metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden,
+			Message: what + ` is forbidden: User "towline" cannot ` + verb + ` resource "` + what + `"`,
+		}
 	case query.Has("sendInitialEvents"):
 		return http.StatusUnprocessableEntity, metav1.Status{
 			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity,
@@ -105,7 +114,7 @@ func (c *oldCluster) objects(r *http.Request) (int, any) {
 		case <-c.end:
 		}
 		return http.StatusOK, nil
-	case strings.HasSuffix(r.URL.Path, "/nodes"):
+	case what == "nodes":
 		return http.StatusOK, corev1.NodeList{
 			TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"},
 			Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "n"}}},

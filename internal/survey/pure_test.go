@@ -230,10 +230,11 @@ func TestSumsFollowNodesAndPods(t *testing.T) {
 	}
 	want := func(nodes string, allocatable, allocated, allocating corev1.ResourceList, grades string) {
 		t.Helper()
-		counted, resources, ok := sums.summarize(nil)
-		if !ok {
-			t.Fatal("nothing is known")
+		status := clusterv1alpha1.ClusterStatus{}
+		if reasons := sums.sum(&status, nil, noon); reasons != nil || status.NodeSummary == nil || status.ResourceSummary == nil {
+			t.Fatalf("%+v, %q", status, reasons)
 		}
+		counted, resources := status.NodeSummary, status.ResourceSummary
 		got := ""
 		for _, modeling := range resources.AllocatableModelings {
 			got += fmt.Sprint(modeling.Count)
@@ -245,8 +246,10 @@ func TestSumsFollowNodesAndPods(t *testing.T) {
 			t.Errorf("got -, want +\n%s", diff)
 		}
 	}
-	if _, _, ok := sums.summarize(nil); ok {
-		t.Error("something is known before anything is listed")
+	known := clusterv1alpha1.ClusterStatus{NodeSummary: &clusterv1alpha1.NodeSummary{TotalNum: 9}, ResourceSummary: &clusterv1alpha1.ResourceSummary{}}
+	before := *known.DeepCopy()
+	if reasons := sums.sum(&known, nil, noon); reasons != nil || cmp.Diff(before, known) != "" {
+		t.Errorf("before anything is listed, what was known becomes %+v: %q", known, reasons)
 	}
 	gpus := []string{"cpu", "8", "memory", "32Gi", "pods", "10", "example.com/gpu", "2", "hugepages-1Gi", "0"}
 	do(nodes.Replace([]any{testNode("n1", "True", gpus...), testNode("n2", "Unknown", "cpu", "2", "memory", "4Gi", "pods", "1")}, "1"))
@@ -296,5 +299,30 @@ func TestNodesAreGradedByTheScarcestResource(t *testing.T) {
 		if got := gradesOf(c.models).of(amountsOf(c.offer)); got != c.want {
 			t.Errorf("%s: grade at %d, want %d", name, got, c.want)
 		}
+	}
+}
+
+func TestFeedIsLostAfterAMinute(t *testing.T) {
+	t.Parallel()
+	f := &feed{known: true}
+	want := func(after time.Duration, why string) {
+		t.Helper()
+		if got, pending := f.look(noon.Add(after)); got != why || pending {
+			t.Errorf("after %s: %q, pending %t, want %q", after, got, pending, why)
+		}
+	}
+	want(0, "")
+	f.fails(verbWatch, errors.New("no watch"), noon)
+	f.fails(verbList, errors.New("no list"), noon.Add(30*time.Second))
+	f.fails(verbWatch, errors.New("no watch"), noon.Add(50*time.Second))
+	want(59*time.Second, "")
+	want(time.Minute, "no list")
+	f.flows()
+	want(time.Hour, "")
+	f.fails(verbWatch, errors.New("no watch"), noon.Add(time.Hour))
+	want(time.Hour+59*time.Second, "")
+	want(time.Hour+time.Minute, "no watch")
+	if _, pending := (&feed{}).look(noon); !pending {
+		t.Error("what was never asked for is not pending")
 	}
 }

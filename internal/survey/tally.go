@@ -8,6 +8,7 @@ import (
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -55,9 +56,9 @@ type tally struct {
 	// unbound is what pods without a node ask for, bound what the others do, on what node by byNode.
 	unbound, bound load
 	byNode         map[unique.Handle[string]]*load
-	// knowsPods and knowsNodes say that all of them were listed once; known is closed then.
-	knowsPods, knowsNodes bool
-	known                 chan struct{}
+	// podFeed and nodeFeed say how well the pods and nodes can be followed; known is closed when both were listed once.
+	podFeed, nodeFeed feed
+	known             chan struct{}
 }
 
 func newTally() *tally {
@@ -140,8 +141,7 @@ func (t *tally) setPods(all []seen[pod]) {
 	for _, s := range all {
 		t.putPod(s)
 	}
-	t.knowsPods = true
-	t.tellKnown()
+	t.listed(&t.podFeed)
 }
 
 // setNode counts a node as it is now.
@@ -168,17 +168,43 @@ func (t *tally) setNodes(all []seen[node]) {
 	for _, s := range all {
 		t.putNode(s)
 	}
-	t.knowsNodes = true
-	t.tellKnown()
+	t.listed(&t.nodeFeed)
 }
 
-// tellKnown ends wait once everything was listed.
-func (t *tally) tellKnown() {
+// listed notes that all objects of a feed are known, for whoever holds the lock, and ends wait once everything was listed.
+func (t *tally) listed(f *feed) {
+	f.flows()
+	f.known = true
 	select {
 	case <-t.known:
 	default:
-		if t.knowsPods && t.knowsNodes {
+		if t.podFeed.known && t.nodeFeed.known {
 			close(t.known)
+		}
+	}
+}
+
+// flows notes that the objects of a feed are followed again.
+func (t *tally) flows(f *feed) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f.flows()
+}
+
+// fails notes that a request with this verb for the objects of a feed has failed.
+func (t *tally) fails(f *feed, verb string, err error, at time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f.fails(verb, err, at)
+}
+
+// excuse begins anew to wait for what cannot be followed: the cluster is not healthy, which says enough.
+func (t *tally) excuse() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range []*feed{&t.podFeed, &t.nodeFeed} {
+		if !f.lost {
+			f.since, f.why = time.Time{}, ""
 		}
 	}
 }
@@ -193,17 +219,44 @@ func (t *tally) wait(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// summarize returns the sums; ok is false until everything was listed.
-func (t *tally) summarize(models []clusterv1alpha1.ResourceModel) (*clusterv1alpha1.NodeSummary, *clusterv1alpha1.ResourceSummary, bool) {
+// sum writes the sums into status, with models as spec.resourceModels, and takes out of it what cannot be counted any more. It returns
+// why that is so. What has not been listed yet stays as it was.
+func (t *tally) sum(status *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel, at time.Time) (reasons []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.knowsNodes || !t.knowsPods {
-		return nil, nil, false
+	noNodes, nodesPend := t.nodeFeed.look(at)
+	noPods, podsPend := t.podFeed.look(at)
+	var summary *clusterv1alpha1.NodeSummary
+	resources := &clusterv1alpha1.ResourceSummary{}
+	if noNodes == "" {
+		summary, resources.Allocatable = t.offered()
+	} else {
+		reasons = append(reasons, "nodes cannot be counted: "+noNodes)
 	}
-	steps := gradesOf(models)
-	counts := make([]int, len(steps))
-	nodes := &clusterv1alpha1.NodeSummary{}
-	var offered load
+	if noPods == "" {
+		resources.Allocating, resources.Allocated = t.unbound.asks.list(t.unbound.pods), t.bound.asks.list(t.bound.pods)
+	} else {
+		reasons = append(reasons, "pods cannot be counted: "+noPods)
+	}
+	switch {
+	case noNodes != "" && noPods != "":
+		resources = nil
+	case noNodes == "" && noPods == "":
+		resources.AllocatableModelings = t.graded(models)
+	}
+	if !nodesPend {
+		status.NodeSummary = summary
+	}
+	// An equal sum may be written in another way.
+	if !nodesPend && !podsPend && !equality.Semantic.DeepEqual(status.ResourceSummary, resources) {
+		status.ResourceSummary = resources
+	}
+	return reasons
+}
+
+// offered counts the nodes, and adds up what they offer.
+func (t *tally) offered() (*clusterv1alpha1.NodeSummary, corev1.ResourceList) {
+	nodes, offered := &clusterv1alpha1.NodeSummary{}, load{}
 	for _, n := range t.nodes {
 		nodes.TotalNum++
 		if n.ready {
@@ -211,21 +264,25 @@ func (t *tally) summarize(models []clusterv1alpha1.ResourceModel) (*clusterv1alp
 		}
 		offered.pods += n.pods
 		offered.asks.add(n.offers, 1)
+	}
+	return nodes, offered.asks.list(offered.pods)
+}
+
+// graded counts the nodes of each grade by what their pods leave of them.
+func (t *tally) graded(models []clusterv1alpha1.ResourceModel) []clusterv1alpha1.AllocatableModeling {
+	steps := gradesOf(models)
+	var counts []clusterv1alpha1.AllocatableModeling
+	for _, step := range steps {
+		counts = append(counts, clusterv1alpha1.AllocatableModeling{Grade: step.Grade})
+	}
+	for _, n := range t.nodes {
 		if left, room := t.left(n); room {
 			if grade := steps.of(left); grade >= 0 {
-				counts[grade]++
+				counts[grade].Count++
 			}
 		}
 	}
-	resources := &clusterv1alpha1.ResourceSummary{
-		Allocatable: offered.asks.list(offered.pods),
-		Allocating:  t.unbound.asks.list(t.unbound.pods),
-		Allocated:   t.bound.asks.list(t.bound.pods),
-	}
-	for i, step := range steps {
-		resources.AllocatableModelings = append(resources.AllocatableModelings, clusterv1alpha1.AllocatableModeling{Grade: step.Grade, Count: counts[i]})
-	}
-	return nodes, resources, true
+	return counts
 }
 
 // left returns what a node has to offer beside its pods, and whether it has room for one more pod.
