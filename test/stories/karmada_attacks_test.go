@@ -22,6 +22,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -91,11 +92,15 @@ func (w *world) tokenIsForOneRequest() {
 		if !refused(err) {
 			w.t.Errorf("a token lists %s: %v", resource.Resource, err)
 		}
-		_, err = client.Resource(resource).Namespace("karmada-es-beta").Get(ctx, "beta", metav1.GetOptions{})
-		if !refused(err) {
+		one := dynamic.ResourceInterface(client.Resource(resource).Namespace("karmada-es-beta"))
+		if resource.Resource == "clusters" {
+			one = client.Resource(resource)
+		}
+		if _, err = one.Get(ctx, "beta", metav1.GetOptions{}); !refused(err) {
 			w.t.Errorf("a token reads %s: %v", resource.Resource, err)
 		}
 	}
+	w.readsOwnRequestsOnly(config)
 	anonymous := kubernetes.NewForConfigOrDie(rest.AnonymousClientConfig(w.hub.Config)).CoreV1().ConfigMaps("kube-public")
 	if _, err := anonymous.Get(ctx, "cluster-info", metav1.GetOptions{}); err != nil {
 		w.t.Errorf("cluster-info is not readable without a credential: %v", err)
@@ -104,6 +109,28 @@ func (w *world) tokenIsForOneRequest() {
 		w.t.Errorf("everybody may list ConfigMaps: %v", err)
 	}
 	w.wantUnchanged("a bootstrap token", w.hub, before)
+}
+
+// readsOwnRequestsOnly asks for a certificate with another token than that of config, and tries to read the request.
+func (w *world) readsOwnRequestsOnly(config *rest.Config) {
+	w.t.Helper()
+	other := w.bootstrapToken()
+	owner := w.bearer(other.String())
+	name, err := w.files(owner, honest("rbac-generator", "00000000-0000-4000-8000-000000000002"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if v, err := w.decided(name); err != nil || !v.denied {
+		w.t.Errorf("a request for the reserved name: %+v, %v", v, err)
+	}
+	requests := func(c *rest.Config) error {
+		_, err := kubernetes.NewForConfigOrDie(c).CertificatesV1().CertificateSigningRequests().Get(w.t.Context(), name, metav1.GetOptions{})
+		return err
+	}
+	if err := requests(config); !refused(err) {
+		w.t.Errorf("a token reads another one's request: %v", err)
+	}
+	w.eventually("whoever asked reads the answer", func() error { return requests(owner) })
 }
 
 // rules asks the hub what the holder of a credential may do in a namespace, and everywhere.
@@ -154,6 +181,9 @@ func (w *world) forgedRequests(spent string) {
 	ignored := map[string]string{}
 	for what, p := range map[string]petition{
 		"a kubelet": honest("fresh", id).but(func(p *petition) { p.signer = certificatesv1.KubeletServingSignerName }),
+		"an agent who is a master": honest("fresh", id).but(func(p *petition) {
+			p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "system:masters"}
+		}),
 		"a master": honest("fresh", id).but(func(p *petition) {
 			p.request.Subject.CommonName, p.request.Subject.Organization = "admin", []string{"system:masters"}
 		}),
@@ -233,6 +263,9 @@ func (w *world) agentsCertificate(alpha, beta *localkube.Plane) {
 	}
 	w.apply(w.hub, isolationProfile)
 	w.eventually("there is something to steal", func() error { return w.staged([]insider{a, b}) })
+	for _, plane := range []*localkube.Plane{alpha, beta} {
+		w.wantTaint(plane.Name, "cluster.karmada.io/unreachable") // the last thing that the hub does by itself
+	}
 
 	id := w.kubectl(w.hub, "get", "cluster", beta.Name, "-o", "jsonpath={.spec.id}")
 	before := w.settled(w.hub)

@@ -38,14 +38,18 @@ func (w *world) untrustworthyHubs(plane *localkube.Plane) {
 		}
 		return nil
 	})
+	forged := id + ".0123456789abcdef"
+	for what, worthless := range map[string]string{"a deleted token": deleted, "an expired token": expired, "a forged token": forged, "a made-up token": "aaaaaa.0123456789abcdef"} {
+		w.wantUnheard(what, worthless)
+	}
 	in := w.between(nil)
 	for _, attempt := range []struct{ what, address, token, pin, want string }{
 		{"a wrong hash", address, token, "--discovery-token-ca-cert-hash=sha256:" + strings.Repeat("0", 64), "pinned"},
 		{"a deleted token", address, deleted, "--discovery-token-ca-cert-hash=" + pin, "is invalid for this cluster or it has expired"},
 		{"an expired token", address, expired, "--discovery-token-ca-cert-hash=" + pin, "is invalid for this cluster or it has expired"},
-		{"a forged token", address, id + ".0123456789abcdef", "--discovery-token-ca-cert-hash=" + pin, "JWS signature"},
+		{"a forged token", address, forged, "--discovery-token-ca-cert-hash=" + pin, "JWS signature"},
 		{"a made-up token", address, "aaaaaa.0123456789abcdef", "--discovery-token-ca-cert-hash=" + pin, "is invalid for this cluster or it has expired"},
-		{"a forged token and no hash", address, id + ".0123456789abcdef", "--discovery-token-unsafe-skip-ca-verification=true", "JWS signature"},
+		{"a forged token and no hash", address, forged, "--discovery-token-unsafe-skip-ca-verification=true", "JWS signature"},
 		{"cluster-info tampered with", w.between(w.tampered), token, "--discovery-token-ca-cert-hash=" + pin, "JWS signature"},
 		{"cluster-info tampered with and no hash", w.between(w.tampered), token, "--discovery-token-unsafe-skip-ca-verification=true", "JWS signature"},
 		{"somebody in between", in, token, "--discovery-token-ca-cert-hash=" + pin, "couldn't validate the identity of the API Server"},

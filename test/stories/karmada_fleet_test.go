@@ -3,6 +3,7 @@ package stories
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,6 +42,10 @@ func TestKarmadaFleet(t *testing.T) {
 		w.hasSummary(m.namespace, m.plane.Name)
 	}
 	w.bundlesGone()
+	w.wantGroupsIn("fleet", "karmada-es-karmada-pull")
+	for _, plane := range planes[2:] {
+		t.Run("Works on "+plane.Name, func(t *testing.T) { w.in(t).works(plane) })
+	}
 	for i, m := range members {
 		w.kubectl(w.hub, append(append([]string{"label"}, m.object...), "env-")...)
 		w.eventually("the profile leaves "+m.plane.Name, func() error {
@@ -51,6 +56,16 @@ func TestKarmadaFleet(t *testing.T) {
 		}
 	}
 	w.wantClusters([]string{"karmada-pull", "v1.36.3", "Pull", "True", "*"}, []string{"karmada-push", "v1.36.3", "Push", "True", "*"})
+}
+
+// wantGroupsIn checks that what pull members are to have is kept in those namespaces.
+func (w *world) wantGroupsIn(want ...string) {
+	w.t.Helper()
+	out := w.kubectl(w.hub, "get", "configurationgroups", "-A", "--no-headers", "-o", "custom-columns=NAMESPACE:.metadata.namespace")
+	got := slices.Compact(slices.Sorted(strings.FieldsSeq(out)))
+	if !slices.Equal(got, want) {
+		w.t.Errorf("there are groups in the namespaces %q, want %q", got, want)
+	}
 }
 
 // hasSummary waits until the one summary of a cluster says that its features are provisioned.

@@ -1,13 +1,14 @@
 package stories
 
 import (
+	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
-	"io"
 	"log"
 	"math/big"
 	"net/http"
@@ -27,7 +28,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// hubLink stands between an agent and the hub, checks its certificate as the hub does, and remembers what it asks and what it is answered.
+// hubLink stands between an agent and the hub, checks its certificate as the hub does, and remembers what it asks and what it is answered. For it a
+// certificate has expired as soon as a newer one has been in use for a while.
 type hubLink struct {
 	server *httptest.Server
 
@@ -36,7 +38,18 @@ type hubLink struct {
 	// answers are those since forget was called, and serials the certificates that they were asked with, in the order in which they appeared.
 	answers []answer
 	serials []string
+	// watches are the paths of the watches that were opened since then.
+	watches []string
+	// open ends the requests that are under way, by the certificate that each was made with.
+	open map[*http.Request]context.CancelFunc
+	// expired is how many of the serials are not valid any more.
+	expired int
+	// lost are the requests and connections that failed before the hub could answer.
+	lost []string
 }
+
+// overlap is how long an agent may take to leave its old certificate behind.
+const overlap = 15 * time.Second
 
 // link opens a link to the hub.
 func (w *world) link() *hubLink {
@@ -51,12 +64,11 @@ func (w *world) link() *hubLink {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	l := &hubLink{}
+	l := &hubLink{open: map[*http.Request]context.CancelFunc{}}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(upstream)
 			// The link acts for whoever the certificate says.
-			l.seen(r.In.TLS.PeerCertificates[0].SerialNumber.String())
 			subject := r.In.TLS.PeerCertificates[0].Subject
 			r.Out.Header.Set("Impersonate-User", subject.CommonName)
 			r.Out.Header["Impersonate-Group"] = subject.Organization
@@ -64,14 +76,19 @@ func (w *world) link() *hubLink {
 		Transport:      transport,
 		FlushInterval:  -1,
 		ModifyResponse: l.note,
-		ErrorHandler:   func(rw http.ResponseWriter, _ *http.Request, _ error) { rw.WriteHeader(http.StatusBadGateway) },
+		ErrorHandler: func(rw http.ResponseWriter, r *http.Request, err error) {
+			if r.Context().Err() == nil { // otherwise nobody waits for the answer any more
+				l.loses(fmt.Sprintf("%s %s: %v", r.Method, r.URL.Path, err))
+			}
+			rw.WriteHeader(http.StatusBadGateway)
+		},
 	}
 	authorities := x509.NewCertPool()
 	authorities.AppendCertsFromPEM(w.hub.Config.CAData)
-	l.server = httptest.NewUnstartedServer(proxy)
+	l.server = httptest.NewUnstartedServer(l.admits(proxy))
 	l.server.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authorities}
 	l.server.EnableHTTP2 = true
-	l.server.Config.ErrorLog = log.New(io.Discard, "", 0) // an agent that is killed in the middle is the point
+	l.server.Config.ErrorLog = log.New(handshakes{l}, "", 0)
 	l.server.StartTLS()
 	w.t.Cleanup(func() {
 		l.server.CloseClientConnections()
@@ -87,27 +104,97 @@ func (l *hubLink) note(r *http.Response) error {
 	return nil
 }
 
-// seen notes the certificate of a request.
-func (l *hubLink) seen(serial string) {
+// admits lets the requests through whose certificate has not expired.
+func (l *hubLink) admits(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		if !l.enters(r, cancel) {
+			http.Error(rw, "the certificate has expired", http.StatusUnauthorized)
+			return
+		}
+		defer l.leaves(r)
+		next.ServeHTTP(rw, r.WithContext(ctx))
+	})
+}
+
+// enters notes a request and its certificate, and says whether that is still good.
+func (l *hubLink) enters(r *http.Request, cancel context.CancelFunc) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	serial := serialOf(r)
 	if !slices.Contains(l.serials, serial) {
 		l.serials = append(l.serials, serial)
+		newest := len(l.serials) - 1
+		time.AfterFunc(overlap, func() { l.expires(newest) })
 	}
+	if slices.Index(l.serials, serial) < l.expired {
+		l.lost = append(l.lost, fmt.Sprintf("%s %s: made with a certificate that has expired", r.Method, r.URL.Path))
+		return false
+	}
+	if r.URL.Query().Has("watch") {
+		l.watches = append(l.watches, r.URL.Path+"?"+r.URL.Query().Get("fieldSelector"))
+	}
+	l.open[r] = cancel
+	return true
+}
+
+func (l *hubLink) leaves(r *http.Request) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, r)
+}
+
+// expires makes the first n certificates worthless, and ends the requests that are still open with them.
+func (l *hubLink) expires(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.expired = max(l.expired, n)
+	for r, cancel := range l.open {
+		if slices.Index(l.serials, serialOf(r)) < l.expired {
+			l.lost = append(l.lost, fmt.Sprintf("%s %s: open when its certificate expired", r.Method, r.URL.Path))
+			cancel()
+		}
+	}
+}
+
+func serialOf(r *http.Request) string { return r.TLS.PeerCertificates[0].SerialNumber.String() }
+
+func (l *hubLink) loses(what string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost = append(l.lost, what)
+}
+
+// handshakes is where a server says what went wrong with connections.
+type handshakes struct{ link *hubLink }
+
+func (h handshakes) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("TLS handshake error")) {
+		h.link.loses(strings.TrimSpace(string(line)))
+	}
+	return len(line), nil
+}
+
+// watched are the paths and field selectors of the watches that were opened, each once.
+func (l *hubLink) watched() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Compact(slices.Sorted(slices.Values(l.watches)))
 }
 
 // forget begins to remember anew.
 func (l *hubLink) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.answers, l.serials = nil, nil
+	l.answers, l.watches, l.lost = nil, nil, nil
 }
 
-// certificates is how many there have been.
-func (l *hubLink) certificates() int {
+// certificates is how many there have been, and how many of them have expired.
+func (l *hubLink) certificates() (used, expired int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.serials)
+	return len(l.serials), l.expired
 }
 
 // asked counts the requests, by what they are for.
@@ -121,11 +208,12 @@ func (l *hubLink) asked() map[string]int {
 	return counts
 }
 
-// failures lists the requests that the hub did not fulfil. An agent that asks what became of its request for a certificate is told that it may not
+// failures lists the requests and connections that failed, and those that the hub did not fulfil. An agent that asks what became of its request for a certificate is told that it may not
 // know until there is something to know.
 func (l *hubLink) failures() (failed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	failed = slices.Clone(l.lost)
 	for _, a := range l.answers {
 		waits := a.method == http.MethodGet && strings.Contains(a.path, "/certificatesigningrequests/")
 		if a.code >= http.StatusBadRequest && !waits {
@@ -163,7 +251,7 @@ func (w *world) freeAgent(plane *localkube.Plane, flags ...string) *freeAgent {
 	a.kubeconfig = w.save(plane.Name+"-agent.config", string(raw))
 	a.process = w.start("agent of "+plane.Name, plane, "karmada-agent", append([]string{
 		"--cluster-name=" + plane.Name, "--karmada-kubeconfig=" + a.kubeconfig, "--kubeconfig=" + plane.Kubeconfig,
-		"--leader-elect=false", "--metrics-bind-address=", "--health-probe-bind-address=",
+		"--metrics-bind-address=", "--health-probe-bind-address=",
 	}, flags...)...)
 	return a
 }

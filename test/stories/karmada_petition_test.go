@@ -79,24 +79,9 @@ func (w *world) makeToken() (bootstrap.Token, error) {
 
 // files hands a petition in, with the credential of config, and returns the name of the request.
 func (w *world) files(config *rest.Config, p petition) (string, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	csr, err := p.csr()
 	if err != nil {
 		return "", err
-	}
-	raw, err := x509.CreateCertificateRequest(rand.Reader, &p.request, key)
-	if err != nil {
-		return "", err
-	}
-	csr := &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "petition-", Labels: map[string]string{"karmada.io/system": "true"}},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: raw}), SignerName: p.signer, Usages: p.usages,
-		},
-	}
-	if p.id != "" {
-		csr.Annotations = map[string]string{
-			kube.AnnotationClusterID: p.id, kube.AnnotationUntil: time.Now().Add(time.Minute).Format(time.RFC3339),
-		}
 	}
 	requests := kubernetes.NewForConfigOrDie(config).CertificatesV1().CertificateSigningRequests()
 	var last error
@@ -109,6 +94,30 @@ func (w *world) files(config *rest.Config, p petition) (string, error) {
 		return !apierrors.IsUnauthorized(last), nil
 	})
 	return csr.Name, errors.Join(err, last)
+}
+
+// csr is the object that a petition is handed in as.
+func (p petition) csr() (*certificatesv1.CertificateSigningRequest, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := x509.CreateCertificateRequest(rand.Reader, &p.request, key)
+	if err != nil {
+		return nil, err
+	}
+	csr := &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "petition-", Labels: map[string]string{"karmada.io/system": "true"}},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: raw}), SignerName: p.signer, Usages: p.usages,
+		},
+	}
+	if p.id != "" {
+		csr.Annotations = map[string]string{
+			kube.AnnotationClusterID: p.id, kube.AnnotationUntil: time.Now().Add(time.Minute).Format(time.RFC3339),
+		}
+	}
+	return csr, nil
 }
 
 // verdict is what became of a request.
@@ -151,9 +160,6 @@ func (w *world) decided(name string) (verdict, error) {
 func (w *world) wantDenied(what string, config *rest.Config, p petition, reason string) {
 	w.t.Helper()
 	name, err := w.files(config, p)
-	if apierrors.IsForbidden(err) {
-		return // not even heard
-	}
 	if err != nil {
 		w.t.Errorf("%s: %v", what, err)
 		return
@@ -166,6 +172,24 @@ func (w *world) wantDenied(what string, config *rest.Config, p petition, reason 
 		w.t.Errorf("%s was approved: %+v", what, v)
 	case !strings.Contains(v.message, reason):
 		w.t.Errorf("%s was denied with %q, want %q", what, v.message, reason)
+	}
+}
+
+// wantUnheard checks that a token opens nothing, not even for a request.
+func (w *world) wantUnheard(what, token string) {
+	w.t.Helper()
+	config := w.bearer(token)
+	_, err := kubernetes.NewForConfigOrDie(config).Discovery().ServerVersion()
+	if !apierrors.IsUnauthorized(err) {
+		w.t.Errorf("%s: the hub answers %v, want Unauthorized", what, err)
+	}
+	csr, err := honest("attacked", "00000000-0000-4000-8000-000000000003").csr()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	_, err = kubernetes.NewForConfigOrDie(config).CertificatesV1().CertificateSigningRequests().Create(w.t.Context(), csr, metav1.CreateOptions{})
+	if !apierrors.IsUnauthorized(err) {
+		w.t.Errorf("%s: a request is answered with %v, want Unauthorized", what, err)
 	}
 }
 
@@ -194,9 +218,9 @@ func forgeries(id string) map[string]struct {
 		"the reserved name":        {honest("rbac-generator", id), "rbac-generator"},
 		"no name":                  {honest("", id), "name"},
 		"a path for a name":        {honest("../fresh", id), "name"},
-		"an organisation more":     {fresh.but(func(p *petition) { p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "system:masters"} }), "organization"},
+		"an organisation more":     {fresh.but(func(p *petition) { p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "developers"} }), "organization"},
 		"no organisation":          {fresh.but(func(p *petition) { p.request.Subject.Organization = nil }), "organization"},
-		"another organisation":     {fresh.but(func(p *petition) { p.request.Subject.Organization = []string{"system:masters"} }), "organization"},
+		"another organisation":     {fresh.but(func(p *petition) { p.request.Subject.Organization = []string{"developers"} }), "organization"},
 		"an organisational unit":   {fresh.but(func(p *petition) { p.request.Subject.OrganizationalUnit = []string{"x"} }), "attribute"},
 		"a DNS name":               {fresh.but(func(p *petition) { p.request.DNSNames = []string{"hub"} }), "alternative names"},
 		"an e-mail address":        {fresh.but(func(p *petition) { p.request.EmailAddresses = []string{"a@hub"} }), "alternative names"},

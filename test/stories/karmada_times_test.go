@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -52,6 +54,14 @@ func TestKarmadaTimes(t *testing.T) {
 		return nil
 	})
 	w.clusterBecomes("timed", "True")
+	space := "/namespaces/karmada-es-timed/"
+	want := []string{
+		"/apis/cluster.karmada.io/v1alpha1/clusters?metadata.name=timed", "/apis/lib.projectsveltos.io/v1beta1" + space + "configurationgroups?",
+		"/apis/work.karmada.io/v1alpha1" + space + "works?",
+	}
+	if diff := cmp.Diff(want, agent.link.watched()); diff != "" {
+		t.Errorf("the agent's watches on the hub (-want +got):\n%s", diff)
+	}
 	agent.link.forget()
 	select {
 	case <-time.After(idleFor):
