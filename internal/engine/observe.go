@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	kstatus "github.com/fluxcd/cli-utils/pkg/kstatus/status"
 	"golang.org/x/sync/errgroup"
@@ -39,7 +40,7 @@ type Observation struct {
 }
 
 // Observe reads how the objects are that the record of id holds, in a fixed order; there are none without a record. It reads them whole,
-// and changes nothing.
+// and changes nothing. With an error the health of what could not be read is Unknown; there are no observations if the record could not be.
 func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, error) {
 	rec, err := e.recorded(ctx, id)
 	if err != nil {
@@ -47,17 +48,19 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	}
 	items := rec.listed()
 	seen := make([]Observation, len(items))
-	work, ctx := errgroup.WithContext(ctx)
+	unread := make(passError, len(items))
+	var work errgroup.Group
 	work.SetLimit(parallel)
 	for i, item := range items {
 		work.Go(func() error {
-			var err error
-			seen[i], err = e.member.whole(ctx, item)
-			return err
+			seen[i], unread[i] = e.member.whole(ctx, item)
+			return nil
 		})
 	}
-	if err := work.Wait(); err != nil {
-		return nil, fmt.Errorf("observe %s: %w", id, err)
+	// What could not be read is in unread, no error of the group.
+	_ = work.Wait()
+	if unread = slices.DeleteFunc(unread, func(err error) bool { return err == nil }); len(unread) > 0 {
+		return seen, fmt.Errorf("observe %s: %w", id, unread)
 	}
 	return seen, nil
 }
@@ -107,6 +110,7 @@ func (m *member) whole(ctx context.Context, item held) (Observation, error) {
 	seen.Health = healthOf(obj)
 	if status, ok := obj.Object["status"]; ok {
 		if seen.Status, err = json.Marshal(status); err != nil {
+			seen.Health = Unknown
 			return seen, fmt.Errorf("encode the status of %s: %w", item.Ref, err)
 		}
 	}

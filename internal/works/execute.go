@@ -1,12 +1,14 @@
 package works
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -17,11 +19,18 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-const (
-	// removalRecheck is how soon to look again at objects that were deleted and still exist. News of them usually comes earlier.
-	removalRecheck = 2 * time.Second
-	// staleDelay is how long to wait for a Work that changed while it was executed.
-	staleDelay = 100 * time.Millisecond
+// removalRecheck is how soon to look again at objects that were deleted and still exist. News of them usually comes earlier.
+const removalRecheck = 2 * time.Second
+
+// Limit bounds what is done on a cluster for one Work at a time: clusters that take requests and never answer are not waited for longer. What was
+// not finished goes on with the next attempt.
+const Limit = time.Minute
+
+var (
+	// ErrSilent is in the error about a cluster that used up the limit.
+	ErrSilent = errors.New("the cluster does not answer")
+	// ErrStale is in the error about a Work that changed while it was executed. The caller should wait until it has the newer one.
+	ErrStale = errors.New("the Work has changed")
 )
 
 // Engine makes one cluster equal one bundle. *engine.Engine is the implementation.
@@ -41,8 +50,10 @@ var _ Engine = (*engine.Engine)(nil)
 
 // Circumstances say how the cluster stands that a Work is for.
 type Circumstances struct {
-	// Reachable says that something can be done on the cluster now. Until it is, Works are left as they are.
+	// Reachable says that something can be done on the cluster now. Until it is, Works only say so.
 	Reachable bool
+	// Hindrance says why the cluster is not reachable, if it is not for want of an answer.
+	Hindrance string
 	// Leaving says that the cluster is being removed from the fleet: nothing new is applied.
 	Leaving bool
 	// Orphan leaves the objects of deleted Works on the cluster, without our marks.
@@ -57,6 +68,21 @@ type Executor struct {
 	Hub    client.Client
 	Engine Engine
 	Clock  clock.PassiveClock
+	// Limit bounds what is done on the cluster for one Work at a time. Default: Limit.
+	Limit time.Duration
+}
+
+// limited returns the context for what is done on the cluster, whose cause is ErrSilent when its time is up.
+func (e *Executor) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, cmp.Or(e.Limit, Limit), ErrSilent)
+}
+
+// silence returns err, with ErrSilent if it comes from the cluster having used up its time.
+func silence(cluster context.Context, err error) error {
+	if err != nil && errors.Is(context.Cause(cluster), ErrSilent) && !errors.Is(err, ErrSilent) {
+		return fmt.Errorf("%w: %w", ErrSilent, err)
+	}
+	return err
 }
 
 // Hold gives a Work the finalizer that lets it be withdrawn before it goes, if it has none, and updates work. It does nothing to a Work that
@@ -75,11 +101,11 @@ func Hold(ctx context.Context, hub client.Client, work *workv1alpha1.Work) error
 
 // Execute does for one Work what has to be done now, and says in its status what became of it: apply it, or withdraw it and let it go if it
 // was deleted. The zero duration means that there is nothing to come back for; news of the objects, a change of the Work or of the
-// circumstances are for the caller to notice. With an error the same has to be tried again.
+// circumstances are for the caller to notice. With an error the same has to be tried again; it satisfies ErrStale if work is not the newest.
 //
 // A Work without the finalizer (see Hold) is not applied: its deletion would be missed. One that has vanished without a deletion is none
 // of the Executor's business, so what it left stays. While a Work is suspended nothing of it reaches the cluster: what was applied before
-// stays there as it is, is not healed, and is reported.
+// stays there as it is, is not healed, and is reported. While the cluster is not reached, nothing is known of the objects' health.
 func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, at Circumstances) (again time.Duration, err error) {
 	held := controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	switch {
@@ -87,53 +113,78 @@ func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, at Circ
 		return 0, nil
 	case !work.DeletionTimestamp.IsZero():
 		return e.remove(ctx, work, at)
-	case !at.Reachable || at.Leaving:
+	case at.Leaving:
 		return 0, nil
 	}
 	next := work.Status.DeepCopy()
-	var failure error
-	if ptr.Deref(work.Spec.SuspendDispatching, false) {
-		e.set(next, work, suspended())
-		failure = e.suspend(ctx, work, next)
+	var verdict metav1.Condition
+	if at.Reachable {
+		verdict, err = e.carryOut(ctx, work, next)
 	} else {
-		e.set(next, work, dispatching())
-		failure = e.apply(ctx, work, next)
+		verdict = unreached(work, cmp.Or(at.Hindrance, ErrSilent.Error()))
+		next.ManifestStatuses, _ = manifestStatuses(work, unseen(work))
 	}
 	if ctx.Err() != nil {
 		return 0, fmt.Errorf("execute Work %s: %w", client.ObjectKeyFromObject(work), context.Cause(ctx))
 	}
-	seen, err := e.Engine.Observe(ctx, Requestor(work))
-	if err == nil {
-		next.ManifestStatuses = manifestStatuses(work, seen)
+	e.set(next, work, verdict)
+	if ptr.Deref(work.Spec.SuspendDispatching, false) {
+		e.set(next, work, suspended())
+	} else {
+		e.set(next, work, dispatching())
 	}
-	again, unreported := e.report(ctx, work, next)
-	if err := errors.Join(failure, err, unreported); err != nil {
+	if err := errors.Join(err, e.report(ctx, work, next)); err != nil {
 		return 0, fmt.Errorf("execute Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
-	return again, nil
+	return 0, nil
 }
 
-// apply makes the cluster equal the Work and sets the condition that says how that went.
-func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) error {
+// carryOut does what has to be done on the cluster, and looks how the objects are. It returns the condition that says how that went, even with
+// an error.
+func (e *Executor) carryOut(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) (metav1.Condition, error) {
+	ctx, cancel := e.limited(ctx)
+	defer cancel()
+	do := e.apply
+	if ptr.Deref(work.Spec.SuspendDispatching, false) {
+		do = e.suspend
+	}
+	verdict, failure := do(ctx, work)
+	seen, blind := e.Engine.Observe(ctx, Requestor(work))
+	if blind != nil && seen == nil {
+		seen = unseen(work)
+	}
+	var omitted int
+	next.ManifestStatuses, omitted = manifestStatuses(work, seen)
+	if omitted > 0 {
+		verdict.Message += fmt.Sprintf("; %d of the objects' statuses are left out, they would make the Work too big", omitted)
+	}
+	return verdict, silence(ctx, errors.Join(failure, blind))
+}
+
+// apply makes the cluster equal the Work.
+func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
 	b, err := Bundle(work)
 	var report bundle.Report
 	if err == nil {
 		report, err = e.Engine.Converge(ctx, b)
 	}
-	if err == nil {
-		e.set(next, work, applied())
-		return nil
-	}
+	err = silence(ctx, err)
 	done := report.Changes.Count(bundle.Created) + report.Changes.Count(bundle.Configured) + report.Changes.Count(bundle.Unchanged)
-	e.set(next, work, notApplied(done, len(work.Spec.Workload.Manifests), steady(err, report.Message)))
-	return err
+	switch {
+	case err == nil:
+		return applied(), nil
+	case unanswered(err) && done == 0:
+		return unreached(work, ErrSilent.Error()), err
+	}
+	return notApplied(done, len(work.Spec.Workload.Manifests), steady(err, report.Message)), err
 }
 
-// suspend has the cluster left as it is, and sets the condition that says how far the Work had come.
-func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) error {
+// suspend has the cluster left as it is, and says how far the Work had come.
+func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
 	report, err := e.Engine.Suspend(ctx, Requestor(work))
 	if err != nil {
-		return err
+		err = silence(ctx, err)
+		return unreached(work, steady(err, "")), err
 	}
 	b, err := Bundle(work)
 	var digest bundle.Digest
@@ -142,51 +193,55 @@ func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work, next *w
 	}
 	switch {
 	case err != nil || report.Digest != digest:
-		e.set(next, work, notAppliedYet())
+		return notAppliedYet(), nil
 	case report.State == bundle.StateApplied:
-		e.set(next, work, applied())
-	default:
-		e.set(next, work, cutOff(report.Message))
+		return applied(), nil
 	}
-	return nil
+	return cutOff(report.Message), nil
 }
 
 // remove withdraws a deleted Work and lets it go.
 func (e *Executor) remove(ctx context.Context, work *workv1alpha1.Work, at Circumstances) (time.Duration, error) {
 	if at.Abandon {
-		return e.release(ctx, work)
+		return 0, e.release(ctx, work)
 	}
 	if !at.Reachable {
 		return 0, nil
 	}
 	leave := at.Orphan || ptr.Deref(work.Spec.PreserveResourcesOnDeletion, false)
-	done, err := e.Engine.Withdraw(ctx, bundle.Withdrawal{ID: Requestor(work), Leave: leave})
+	cluster, cancel := e.limited(ctx)
+	defer cancel()
+	done, err := e.Engine.Withdraw(cluster, bundle.Withdrawal{ID: Requestor(work), Leave: leave})
 	if err != nil {
+		err = silence(cluster, err)
 		next := work.Status.DeepCopy()
 		e.set(next, work, notRemoved(steady(err, "")))
 		if ctx.Err() == nil {
-			_, unreported := e.report(ctx, work, next)
-			err = errors.Join(err, unreported)
+			err = errors.Join(err, e.report(ctx, work, next))
 		}
 		return 0, fmt.Errorf("withdraw Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
 	if !done {
 		return removalRecheck, nil
 	}
-	return e.release(ctx, work)
+	return 0, e.release(ctx, work)
 }
 
 // release takes the finalizer off, which is the last thing that is done for a Work.
-func (e *Executor) release(ctx context.Context, work *workv1alpha1.Work) (time.Duration, error) {
+func (e *Executor) release(ctx context.Context, work *workv1alpha1.Work) error {
 	freed := work.DeepCopy()
 	controllerutil.RemoveFinalizer(freed, workv1alpha1.ExecutionFinalizer)
-	patch := client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{})
-	err := e.Hub.Patch(ctx, freed, patch)
-	if apierrors.IsConflict(err) {
-		return staleDelay, nil
-	}
+	err := e.Hub.Patch(ctx, freed, client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{}))
 	if client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("let go of Work %s: %w", client.ObjectKeyFromObject(work), err)
+		return fmt.Errorf("let go of Work %s: %w", client.ObjectKeyFromObject(work), stale(err))
 	}
-	return 0, nil
+	return nil
+}
+
+// stale adds ErrStale to err if the Work was not the newest.
+func stale(err error) error {
+	if apierrors.IsConflict(err) {
+		return fmt.Errorf("%w: %w", ErrStale, err)
+	}
+	return err
 }

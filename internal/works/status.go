@@ -8,10 +8,8 @@ import (
 	"net/url"
 	"reflect"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -27,7 +25,7 @@ import (
 const maxMessage = 8 << 10
 
 // maxStatuses is how many bytes the statuses of a Work's objects may have together, so that the Work stays far below what the API server
-// stores (1.5 MB). What is beyond is left out; the health is always there.
+// stores (1.5 MB). What does not fit is left out, and counted in the condition Applied; the health is always there.
 const maxStatuses = 256 << 10
 
 func applied() metav1.Condition {
@@ -80,11 +78,32 @@ func suspended() metav1.Condition {
 	}
 }
 
+// unreached is about a Work whose cluster is not reached: what was applied stays applied, as far as anybody knows.
+func unreached(work *workv1alpha1.Work, why string) metav1.Condition {
+	verdict := notApplied(0, len(work.Spec.Workload.Manifests), why)
+	before := meta.FindStatusCondition(work.Status.Conditions, workv1alpha1.WorkApplied)
+	switch {
+	case before == nil || before.Status == metav1.ConditionFalse:
+	case before.Status == metav1.ConditionTrue && before.ObservedGeneration == work.Generation:
+		return applied()
+	default:
+		// An earlier generation was applied.
+		verdict.Status = metav1.ConditionUnknown
+	}
+	return verdict
+}
+
+// unanswered says whether err comes from a cluster that is not reached.
+func unanswered(err error) bool {
+	_, ok := errors.AsType[*url.Error](err)
+	return ok || errors.Is(err, ErrSilent)
+}
+
 // steady returns a text for err, or what the engine says instead: the same for the same problem. Errors of connections name ports that
 // differ each time.
 func steady(err error, message string) string {
-	if _, ok := errors.AsType[*url.Error](err); ok {
-		return "the cluster does not answer"
+	if unanswered(err) {
+		return ErrSilent.Error()
 	}
 	return short(cmp.Or(message, err.Error()))
 }
@@ -104,22 +123,18 @@ func (e *Executor) set(status *workv1alpha1.WorkStatus, work *workv1alpha1.Work,
 	meta.SetStatusCondition(&status.Conditions, condition)
 }
 
-// report writes next as the status of work, if it says anything else. If work is not the newest, it says when to come again instead.
-func (e *Executor) report(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) (again time.Duration, err error) {
+// report writes next as the status of work, if it says anything else. The error satisfies ErrStale if work is not the newest.
+func (e *Executor) report(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) error {
 	if sameStatus(&work.Status, next) {
-		return 0, nil
+		return nil
 	}
 	changed := work.DeepCopy()
 	changed.Status = *next
-	patch := client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{})
-	err = e.Hub.Status().Patch(ctx, changed, patch)
-	if apierrors.IsConflict(err) {
-		return staleDelay, nil
-	}
+	err := e.Hub.Status().Patch(ctx, changed, client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{}))
 	if client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("write the status: %w", err)
+		return fmt.Errorf("write the status: %w", stale(err))
 	}
-	return 0, nil
+	return nil
 }
 
 // sameStatus compares two statuses, whatever the JSON of the objects' own looks like.
@@ -147,14 +162,13 @@ func sameJSON(a, b *runtime.RawExtension) bool {
 	return reflect.DeepEqual(one, other)
 }
 
-// manifestStatuses says of each manifest how its object is.
-func manifestStatuses(work *workv1alpha1.Work, seen []engine.Observation) []workv1alpha1.ManifestStatus {
+// manifestStatuses says of each manifest how its object is. omitted is how many statuses are left out because all would be too big together.
+func manifestStatuses(work *workv1alpha1.Work, seen []engine.Observation) (statuses []workv1alpha1.ManifestStatus, omitted int) {
 	byKey := make(map[kube.Ref]engine.Observation, len(seen))
 	for _, one := range seen {
 		byKey[one.Ref.Key()] = one
 	}
 	size := 0
-	var statuses []workv1alpha1.ManifestStatus
 	for i, manifest := range work.Spec.Workload.Manifests {
 		status := workv1alpha1.ManifestStatus{Health: workv1alpha1.ResourceUnknown}
 		status.Identifier.Ordinal = i
@@ -162,14 +176,30 @@ func manifestStatuses(work *workv1alpha1.Work, seen []engine.Observation) []work
 			one := observed(kube.RefOf(obj), byKey)
 			status.Identifier = identifier(i, one)
 			status.Health = workv1alpha1.ResourceHealth(one.Health)
-			// A status that is no object cannot be stored.
-			if size += len(one.Status); len(one.Status) > 0 && one.Status[0] == '{' && size <= maxStatuses {
+			switch {
+			case len(one.Status) == 0 || one.Status[0] != '{':
+				// A status that is no object cannot be stored.
+			case size+len(one.Status) > maxStatuses:
+				omitted++
+			default:
+				size += len(one.Status)
 				status.Status = &runtime.RawExtension{Raw: one.Status}
 			}
 		}
 		statuses = append(statuses, status)
 	}
-	return statuses
+	return statuses, omitted
+}
+
+// unseen returns the objects of a Work as they were reported last, with nothing known of how they are now.
+func unseen(work *workv1alpha1.Work) []engine.Observation {
+	var all []engine.Observation
+	for _, status := range work.Status.ManifestStatuses {
+		id := status.Identifier
+		ref := kube.Ref{Group: id.Group, Version: id.Version, Kind: id.Kind, Namespace: id.Namespace, Name: id.Name}
+		all = append(all, engine.Observation{Ref: ref, Resource: id.Resource, Health: engine.Unknown})
+	}
+	return all
 }
 
 // observed finds what was seen of the object of a manifest. The engine has put it into the namespace that its kind wants.

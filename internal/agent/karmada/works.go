@@ -2,6 +2,7 @@ package karmada
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -118,7 +119,7 @@ func (w *workload) next(ctx context.Context) bool {
 	again, err := w.executor.Execute(ctx, work, w.circumstances())
 	switch {
 	case err != nil:
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && !errors.Is(err, works.ErrStale) {
 			log.FromContext(ctx).Error(err, "execute Work; trying again", "work", name)
 		}
 		w.queue.AddRateLimited(name)

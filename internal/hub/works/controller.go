@@ -2,6 +2,7 @@ package works
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -35,16 +36,17 @@ import (
 )
 
 const (
-	// workers is how many Works are worked on at once.
-	workers = 20
+	// workers is how many Works are worked on at once, and clusterWorkers how many of one cluster.
+	workers        = 50
+	clusterWorkers = 4
 	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
 	retryFirst = 500 * time.Millisecond
 	retryMost  = 5 * time.Minute
-	// reconcileLimit bounds one reconcile, so that clusters that take requests and never answer do not keep all workers. What was not
-	// finished goes on with the next attempt.
-	reconcileLimit = 2 * time.Minute
-	// staleDelay is how long a reconcile that saw an old state waits for the cache to catch up.
-	staleDelay = 100 * time.Millisecond
+	// reconcileLimit bounds one reconcile, with what is written on the hub after the cluster has had its time.
+	reconcileLimit = works.Limit + 30*time.Second
+	// staleFirst and staleMost are how long a reconcile that saw an old state waits for the cache to catch up; each is twice the one before.
+	staleFirst = 100 * time.Millisecond
+	staleMost  = 10 * time.Second
 )
 
 // Controller carries the Works of push Clusters out, one at a time for each Work. Those of pull Clusters are their agents'.
@@ -59,6 +61,12 @@ type Controller struct {
 	// Woken tells of Works whose objects have news; see News.
 	Woken <-chan event.GenericEvent
 	Clock clock.PassiveClock
+	// Limit bounds what is done on a cluster for one Work at a time. Default: works.Limit.
+	Limit time.Duration
+
+	slots *slots
+	// stale paces the reconciles that see an old state.
+	stale workqueue.TypedRateLimiter[reconcile.Request]
 }
 
 // News returns the event for Woken when an engine has news of id on m. ok is false if that is nothing about a Work.
@@ -71,11 +79,17 @@ func News(m fleet.Member, id bundle.ID) (news event.GenericEvent, ok bool) {
 
 // Setup makes mgr run the controller.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
+	c.slots = newSlots()
+	c.stale = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](staleFirst, staleMost)
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("works").
 		For(&workv1alpha1.Work{}, builder.WithPredicates(wantedChanged())).
 		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Concerned(), memberChanged())).
 		WatchesRawSource(ctrlsource.Channel(c.Woken, &handler.EnqueueRequestForObject{})).
+		WatchesRawSource(ctrlsource.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+			c.slots.queue = queue
+			return nil
+		})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
 			ReconciliationTimeout:   reconcileLimit,
@@ -133,6 +147,22 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !ok {
 		return reconcile.Result{}, nil
 	}
+	if !c.slots.take(name, req) {
+		return reconcile.Result{}, nil
+	}
+	silent := false
+	defer func() { c.slots.give(name, silent) }()
+	result, err := c.look(ctx, req, name)
+	silent = errors.Is(err, works.ErrSilent)
+	if errors.Is(err, works.ErrStale) {
+		return reconcile.Result{RequeueAfter: c.stale.When(req)}, nil
+	}
+	c.stale.Forget(req)
+	return result, err
+}
+
+// look carries out a Work of the cluster with this name.
+func (c *Controller) look(ctx context.Context, req reconcile.Request, name string) (reconcile.Result, error) {
 	work := &workv1alpha1.Work{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, work); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -159,6 +189,7 @@ func circumstances(cluster *clusterv1alpha1.Cluster, m fleet.Member) works.Circu
 	abandoned := slices.Contains(strings.Split(cluster.Annotations[kube.AnnotationDeregister], ","), kube.DeregisterAbandon)
 	return works.Circumstances{
 		Reachable: reachable,
+		Hindrance: m.Refused,
 		// What is not held goes without a word: what was applied could not be withdrawn in order.
 		Leaving: m.Deleting || !held,
 		Orphan:  m.Deleting && m.KeepAddons,
@@ -168,25 +199,26 @@ func circumstances(cluster *clusterv1alpha1.Cluster, m fleet.Member) works.Circu
 
 // execute carries out a Work of a push member.
 func (c *Controller) execute(ctx context.Context, work *workv1alpha1.Work, m fleet.Member, at works.Circumstances) (reconcile.Result, error) {
-	executor := &works.Executor{Hub: c.Hub, Clock: c.Clock}
+	executor := &works.Executor{Hub: c.Hub, Clock: c.Clock, Limit: c.Limit}
 	deleted := !work.DeletionTimestamp.IsZero()
 	switch {
 	case deleted && at.Abandon:
-	case !at.Reachable, !deleted && at.Leaving:
+	case deleted && !at.Reachable, !deleted && at.Leaving:
 		// News of the cluster or of the Work wakes this controller.
 		return reconcile.Result{}, nil
 	default:
-		engine, err := c.Engines(ctx, m)
-		if err != nil {
-			return reconcile.Result{}, fmt.Errorf("reach member %s: %w", m.Key(), err)
-		}
-		executor.Engine = engine
-		err = works.Hold(ctx, c.Hub, work)
+		err := works.Hold(ctx, c.Hub, work)
 		if apierrors.IsConflict(err) {
-			return reconcile.Result{RequeueAfter: staleDelay}, nil
+			return reconcile.Result{}, fmt.Errorf("%w: %w", works.ErrStale, err)
 		}
 		if err != nil {
 			return reconcile.Result{}, err
+		}
+		if !at.Reachable {
+			break
+		}
+		if executor.Engine, err = c.Engines(ctx, m); err != nil {
+			return reconcile.Result{}, fmt.Errorf("reach member %s: %w", m.Key(), err)
 		}
 	}
 	after, err := executor.Execute(ctx, work, at)
@@ -200,7 +232,7 @@ func (c *Controller) stray(ctx context.Context, work *workv1alpha1.Work, name st
 	}
 	err := c.Live.Get(ctx, types.NamespacedName{Name: name}, &clusterv1alpha1.Cluster{})
 	if err == nil {
-		return reconcile.Result{RequeueAfter: staleDelay}, nil
+		return reconcile.Result{}, works.ErrStale
 	}
 	if !apierrors.IsNotFound(err) {
 		return reconcile.Result{}, fmt.Errorf("read cluster %s: %w", name, err)

@@ -26,6 +26,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/api/crds"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/engine"
@@ -46,7 +47,7 @@ type world struct {
 	records string
 }
 
-func newWorld(t *testing.T, mode clusterv1alpha1.ClusterSyncMode) *world {
+func newWorld(t *testing.T, mode clusterv1alpha1.ClusterSyncMode, change ...func(*hubworks.Controller)) *world {
 	t.Helper()
 	plane := localkube.Shared(t)
 	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
@@ -55,18 +56,33 @@ func newWorld(t *testing.T, mode clusterv1alpha1.ClusterSyncMode) *world {
 	}
 	installCRDs(t, hub)
 	w := &world{TB: t, Client: hub, plane: plane, objects: plane.Namespace(t, "objects"), records: plane.Namespace(t, "records")}
+	w.enroll(t, w.objects, mode, "")
+	w.run(t, change)
+	return w
+}
+
+// enroll makes the Cluster.
+func (w *world) enroll(t *testing.T, name string, mode clusterv1alpha1.ClusterSyncMode, shard string) {
+	t.Helper()
 	w.cluster = &clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: w.objects, Finalizers: []string{clusterv1alpha1.ClusterFinalizer}, Annotations: map[string]string{kube.AnnotationHub: "hub"},
+			Name: name, Finalizers: []string{clusterv1alpha1.ClusterFinalizer},
+			Annotations: map[string]string{kube.AnnotationHub: "hub", libv1beta1.ShardAnnotation: shard},
 		},
-		Spec: clusterv1alpha1.ClusterSpec{SyncMode: mode, APIEndpoint: plane.Config.Host},
+		Spec: clusterv1alpha1.ClusterSpec{SyncMode: mode, APIEndpoint: w.plane.Config.Host},
 	}
-	w.must(hub.Create(t.Context(), w.cluster))
+	w.must(w.Create(t.Context(), w.cluster))
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(w.cluster.Name)}}
-	w.must(hub.Create(t.Context(), space))
+	w.must(w.Create(t.Context(), space))
 	t.Cleanup(func() { w.clean(space) })
-	w.run(t)
-	return w
+}
+
+// sibling returns the same hub with another Cluster of a shard.
+func (w *world) sibling(t *testing.T, name, shard string) *world {
+	t.Helper()
+	other := *w
+	other.enroll(t, name, clusterv1alpha1.Push, shard)
+	return &other
 }
 
 // clean takes away what the test made.
@@ -84,7 +100,7 @@ func (w *world) clean(space *corev1.Namespace) {
 }
 
 // run starts the controller, and an engine for each member that it asks for.
-func (w *world) run(t *testing.T) {
+func (w *world) run(t *testing.T, change []func(*hubworks.Controller)) {
 	t.Helper()
 	mgr, err := ctrl.NewManager(w.plane.Config, ctrl.Options{
 		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
@@ -112,6 +128,9 @@ func (w *world) run(t *testing.T) {
 			running.Go(func() { _ = e.Run(ctx) })
 		}
 		return e, err
+	}
+	for _, f := range change {
+		f(controller)
 	}
 	w.must(controller.Setup(ctx, mgr))
 	running.Go(func() {

@@ -1,0 +1,100 @@
+package works_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	hubworks "github.com/towline/towline/internal/hub/works"
+	"github.com/towline/towline/internal/works"
+)
+
+// silent is an engine of a cluster that takes requests and does not answer.
+type silent struct {
+	works.Engine
+	waiting, most *atomic.Int32
+}
+
+func (s silent) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
+	now := s.waiting.Add(1)
+	defer s.waiting.Add(-1)
+	for most := s.most.Load(); now > most && !s.most.CompareAndSwap(most, now); most = s.most.Load() {
+	}
+	<-ctx.Done()
+	return bundle.Report{ID: b.ID}, context.Cause(ctx)
+}
+
+func TestSilentClusterKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	var waiting, most atomic.Int32
+	// Controllers of other tests leave another shard alone.
+	const shard = "with-a-silent-cluster"
+	w := newWorld(t, clusterv1alpha1.Push, func(c *hubworks.Controller) {
+		c.Shard = shard
+		engines := c.Engines
+		c.Engines = func(ctx context.Context, m fleet.Member) (works.Engine, error) {
+			e, err := engines(ctx, m)
+			if m.Name == "silent" {
+				e = silent{e, &waiting, &most}
+			}
+			return e, err
+		}
+	})
+	quiet := w.sibling(t, "silent", shard)
+	quiet.ready(metav1.ConditionTrue)
+	for i := range 60 {
+		quiet.work(fmt.Sprintf("one-%d", i), configMap)
+	}
+	quiet.eventually("the cluster is asked", func() bool { return waiting.Load() > 0 })
+	other := w.sibling(t, "answers", shard)
+	other.ready(metav1.ConditionTrue)
+	other.work("one", configMap)
+	other.eventually("applied meanwhile", func() bool { return other.applied("one") })
+	if waiting.Load() == 0 || most.Load() > 4 {
+		t.Errorf("waiting for the silent cluster: %d, at most %d", waiting.Load(), most.Load())
+	}
+}
+
+func TestAllWorksOfAClusterHaveTheirTurn(t *testing.T) {
+	t.Parallel()
+	const shard = "with-many-works"
+	w := newWorld(t, clusterv1alpha1.Push, func(c *hubworks.Controller) { c.Shard = shard })
+	many := w.sibling(t, "many", shard)
+	for i := range 40 {
+		many.work(fmt.Sprintf("one-%d", i), fmt.Sprintf(
+			"{apiVersion: v1, kind: ConfigMap, metadata: {name: many-%d, namespace: OBJECTS}, data: {key: one}}", i))
+	}
+	many.ready(metav1.ConditionTrue)
+	for i := range 40 {
+		many.eventually("applied", func() bool { return many.applied(fmt.Sprintf("one-%d", i)) })
+	}
+}
+
+func TestWorkOfUnreachedPushCluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, clusterv1alpha1.Push)
+	w.ready(metav1.ConditionTrue)
+	w.work("old", configMap)
+	w.eventually("applied", func() bool { return w.applied("old") })
+	w.ready(metav1.ConditionFalse)
+	w.work("new", "{apiVersion: v1, kind: ConfigMap, metadata: {name: b, namespace: OBJECTS}}")
+	w.eventually("reported", func() bool {
+		fresh, old := w.get("new").Status, w.get("old").Status
+		applied := meta.FindStatusCondition(fresh.Conditions, workv1alpha1.WorkApplied)
+		return meta.IsStatusConditionTrue(fresh.Conditions, workv1alpha1.WorkDispatching) &&
+			applied != nil && applied.Status == metav1.ConditionFalse && applied.Message == "Failed to apply all manifests (0/1): the cluster does not answer" &&
+			w.applied("old") && old.ManifestStatuses[0].Health == workv1alpha1.ResourceUnknown
+	})
+	w.ready(metav1.ConditionTrue)
+	w.eventually("applied again", func() bool {
+		return w.applied("new") && w.get("old").Status.ManifestStatuses[0].Health == workv1alpha1.ResourceHealthy
+	})
+}
