@@ -39,6 +39,9 @@ const (
 	accessLimit = 30 * time.Second
 	// goneLimit is how long the control plane may take to let go of a Cluster that is taken back.
 	goneLimit = 25 * time.Second
+	// certificateGrace is how long a registration that was interrupted waits for the certificate that it has asked for, and then for the rights that
+	// come with it. Without them it could not take back the Cluster which the control plane makes for the one who asks.
+	certificateGrace = 10 * time.Second
 )
 
 // Register registers the cluster and starts its agent there, and returns when the control plane says that the cluster is ready. The rights of
@@ -183,7 +186,12 @@ func (g *registration) identify(ctx context.Context) error {
 		Host: "https://" + r.Endpoint, BearerToken: g.token.String(), TLSClientConfig: rest.TLSClientConfig{CAData: ca},
 		Timeout: requestLimit, QPS: requestQPS, Burst: requestQPS,
 	}
-	certificate, err := bootstrap.RequestCertificate(ctx, requester, bootstrap.CertificateRequest{
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	asking, cancel := g.outlasting(ctx)
+	defer cancel()
+	certificate, err := bootstrap.RequestCertificate(asking, requester, bootstrap.CertificateRequest{
 		Cluster: r.ClusterName, ID: g.id, Life: r.CertLife, Until: time.Now().Add(r.DiscoveryTimeout), Progress: r.Progress,
 	})
 	var denied *bootstrap.Denied
@@ -197,7 +205,20 @@ func (g *registration) identify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return g.assume(identity{kubeconfig: made, request: certificate.CSR})
+	if err := g.assume(identity{kubeconfig: made, request: certificate.CSR}); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// outlasting returns a context that ends certificateGrace after ctx. A renewal makes nothing that would have to be taken back, and ends with ctx.
+func (g *registration) outlasting(ctx context.Context) (context.Context, context.CancelFunc) {
+	if g.request.Renew {
+		return context.WithCancel(ctx)
+	}
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(certificateGrace, cancel) })
+	return longer, func() { stop(); cancel() }
 }
 
 // recover assumes the identity that an earlier run left, and says whether it is still good.
@@ -354,8 +375,10 @@ func (g *registration) takeBackCluster(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goneLimit)
 	defer cancel()
-	cluster, err := g.cluster(ctx)
+	cluster, err := g.admitted(ctx)
 	switch {
+	case g.age == unknown && !g.recovered && apierrors.IsForbidden(err):
+		return fmt.Errorf("the agent was not let in, and Cluster %s may be left on the control plane: %w", g.request.ClusterName, err)
 	case refused(err):
 		return nil
 	case err != nil:
@@ -375,6 +398,17 @@ func (g *registration) takeBackCluster(ctx context.Context) error {
 		return fmt.Errorf("delete Cluster %s on the control plane: it is not through with it yet", cluster.Name)
 	}
 	return nil
+}
+
+// admitted reads the Cluster. An agent whose rights were never seen to work may get them yet.
+func (g *registration) admitted(ctx context.Context) (cluster *clusterv1alpha1.Cluster, err error) {
+	limited, cancel := context.WithTimeout(ctx, certificateGrace)
+	defer cancel()
+	_ = wait.PollUntilContextCancel(limited, pollPause, true, func(context.Context) (bool, error) {
+		cluster, err = g.cluster(ctx)
+		return g.age != unknown || g.recovered || !apierrors.IsForbidden(err), nil
+	})
+	return cluster, err
 }
 
 // refused says that the agent has no Cluster any more: its rights go with it, and its name may be somebody else's by then.

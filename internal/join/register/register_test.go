@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -193,6 +195,40 @@ func TestAFailureAtAnyWriteLeavesNothingAndTheSecondTryWorks(t *testing.T) {
 				t.Errorf("talk: got %q, want that it is taken back", talk.get())
 			}
 		})
+	}
+}
+
+func TestAnInterruptionWhileTheCertificateIsAwaitedLeavesNoCluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, out, _ := w.request(t, "awaiting")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		defer cancel()
+		_ = wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, settleLimit, true, func(ctx context.Context) (bool, error) {
+			csrs := &certificatesv1.CertificateSigningRequestList{}
+			err := w.admin.List(ctx, csrs)
+			return slices.ContainsFunc(csrs.Items, func(csr certificatesv1.CertificateSigningRequest) bool { return strings.HasPrefix(csr.Name, "awaiting-") }), err
+		})
+	})
+	err := register.Register(ctx, r)
+	watching.Wait()
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v, want that of the interruption", err)
+	}
+	if diff := cmp.Diff(stages("awaiting")[:3], out.get()); diff != "" {
+		t.Errorf("lines (-want +got):\n%s", diff)
+	}
+	if left := w.left(t, "awaiting"); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	// Also with another token.
+	w.agent(t, "awaiting")
+	r.Token = w.token(t, bootstrap.TokenOptions{TTL: time.Hour})
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Errorf("second try: %v", err)
 	}
 }
 
