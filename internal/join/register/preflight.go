@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 // PreflightError says what on the cluster is in the way of a registration.
@@ -49,12 +51,22 @@ func (g *registration) preflight(ctx context.Context) (replaces, error) {
 	case r.Renew:
 		return agent, nil
 	case there.unfinished() && there.cluster() == r.ClusterName:
-		return remains, nil
+		return remains, r.checkHub(there)
 	}
 	if problems := there.problems(); len(problems) > 0 {
 		return nothing, &PreflightError{Problems: problems, Cluster: there.cluster()}
 	}
 	return nothing, nil
+}
+
+// checkHub refuses to write over a registration with another control plane, which would go on counting on an agent.
+func (r Request) checkHub(there resident) error {
+	config, err := clientcmd.RESTConfigFromKubeConfig(there.secret.Data[KubeconfigKey])
+	if err != nil || config.Host == "https://"+r.Endpoint {
+		return nil //nolint:nilerr // what cannot be used leads nowhere
+	}
+	return fmt.Errorf("the cluster has an unfinished registration as %s with another control plane, %s, and not with https://%s: remove that with `karmadactl unregister %s`, or choose another --namespace",
+		r.ClusterName, config.Host, r.Endpoint, r.ClusterName)
 }
 
 // problems names what is in the way of another agent.

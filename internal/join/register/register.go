@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -221,10 +223,11 @@ func (g *registration) outlasting(ctx context.Context) (context.Context, context
 	return longer, func() { stop(); cancel() }
 }
 
-// recover assumes the identity that an earlier run left, and says whether it is still good.
+// recover assumes the identity that an earlier run left, and says whether it is still good: one of the control plane that the pins name, which
+// lets it in.
 func (g *registration) recover(ctx context.Context) bool {
 	left := g.there.secret
-	if g.assume(identity{kubeconfig: left.Data[KubeconfigKey], request: left.Annotations[certificateAnnotation]}) == nil {
+	if g.pinned(left.Data[KubeconfigKey]) && g.assume(identity{kubeconfig: left.Data[KubeconfigKey], request: left.Annotations[certificateAnnotation]}) == nil {
 		if cluster, err := g.cluster(ctx); err == nil && cluster.Spec.ID == g.id && cluster.DeletionTimestamp.IsZero() {
 			g.recovered = true
 			return true
@@ -232,6 +235,21 @@ func (g *registration) recover(ctx context.Context) bool {
 	}
 	g.identity, g.hub = identity{}, nil
 	return false
+}
+
+// pinned says whether a kubeconfig trusts a certificate authority that the request allows.
+func (g *registration) pinned(kubeconfig []byte) bool {
+	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return false
+	}
+	if len(g.request.Pins) == 0 {
+		return true
+	}
+	known, err := bootstrap.Pins(config.CAData)
+	return err == nil && slices.ContainsFunc(known, func(pin string) bool {
+		return slices.ContainsFunc(g.request.Pins, func(wanted string) bool { return strings.EqualFold(pin, strings.TrimSpace(wanted)) })
+	})
 }
 
 func (g *registration) assume(i identity) error {

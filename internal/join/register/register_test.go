@@ -352,6 +352,46 @@ func TestARunThatWasKilledIsTakenOver(t *testing.T) {
 	}
 }
 
+func TestAnUnfinishedRegistrationIsOnlyTakenOverForItsOwnControlPlane(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, _, _ := w.request(t, "strayed")
+	w.agent(t, "strayed")
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	w.annotate(t, "strayed", map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
+	before := w.kubeconfig(t, "strayed")
+	for name, c := range map[string]struct {
+		change func(*register.Request)
+		want   string
+	}{
+		"other control plane": {
+			func(r *register.Request) { r.Endpoint = "127.0.0.1:1" },
+			"an unfinished registration as strayed with another control plane, " + w.plane.Config.Host + ", and not with https://127.0.0.1:1: remove that with `karmadactl unregister strayed`",
+		},
+		"other authority": {
+			func(r *register.Request) { r.Pins = []string{"sha256:" + strings.Repeat("0", 64)} },
+			"none of the public keys",
+		},
+	} {
+		other := r
+		c.change(&other)
+		if err := register.Register(t.Context(), other); err == nil {
+			t.Errorf("%s: got no error", name)
+		} else {
+			wantText(t, err, c.want)
+		}
+		if diff := cmp.Diff(before, w.kubeconfig(t, "strayed")); diff != "" {
+			t.Errorf("%s: kubeconfig (-before +after):\n%s", name, diff)
+		}
+	}
+	r.Pins[0] = strings.ToUpper(r.Pins[0])
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAFailureAfterATakeOverTakesEverythingBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
