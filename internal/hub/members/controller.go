@@ -44,7 +44,7 @@ const (
 	secretIndex = "dialled-with"
 )
 
-// Controller keeps the status of Clusters true, and the taints that follow from it.
+// Controller keeps the status of Clusters true, and the taints that follow from it, and their specs complete.
 type Controller struct {
 	// Hub reads Clusters and Leases from a cache.
 	Hub client.Client
@@ -181,6 +181,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{
+		{Name: "complete", Run: c.complete},
 		{Name: "ask", Run: c.ask},
 		{Name: "report", Run: c.report},
 		{Name: "mark", Run: c.mark},

@@ -3,6 +3,7 @@ package members_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -12,12 +13,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -216,6 +220,58 @@ func TestPushMemberIsAsked(t *testing.T) {
 	w.wantSaid()
 }
 
+// grades returns the grades in the spec as text: resource min..max of each.
+func (w *world) grades() []string {
+	var all []string
+	for _, model := range w.cluster.Spec.ResourceModels {
+		text := fmt.Sprint(model.Grade)
+		for _, within := range model.Ranges {
+			text += fmt.Sprintf(" %s %s..%s", within.Name, within.Min.String(), within.Max.String())
+		}
+		all = append(all, text)
+	}
+	return all
+}
+
+func TestClusterWithoutGradesGetsTheDefaultOnes(t *testing.T) {
+	t.Parallel()
+	defaults := []string{
+		"0 cpu 0..1 memory 0..4Gi", "1 cpu 1..2 memory 4Gi..16Gi", "2 cpu 2..4 memory 16Gi..32Gi", "3 cpu 4..8 memory 32Gi..64Gi", "4 cpu 8..16 memory 64Gi..128Gi",
+		"5 cpu 16..32 memory 128Gi..256Gi", "6 cpu 32..64 memory 256Gi..512Gi", "7 cpu 64..128 memory 512Gi..1Ti",
+		"8 cpu 128..9223372036854775807 memory 1Ti..9223372036854775807",
+	}
+	for name, mode := range map[string]clusterv1alpha1.ClusterSyncMode{"graded-push": clusterv1alpha1.Push, "graded-pull": clusterv1alpha1.Pull} {
+		w := newWorld(t, name, clusterv1alpha1.ClusterSpec{SyncMode: mode})
+		w.reconcile()
+		if diff := cmp.Diff(w.grades(), defaults); diff != "" {
+			t.Errorf("%s: got -, want +\n%s", name, diff)
+		}
+		version := w.cluster.ResourceVersion
+		if w.reconcile(); w.cluster.ResourceVersion != version {
+			t.Errorf("%s: a second look wrote something", name)
+		}
+		// Whoever applies a Cluster without grades does not take them away, so that nobody writes against anybody.
+		applied := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": name}, "spec": map[string]any{"syncMode": string(mode), "region": "north"}}}
+		applied.SetGroupVersionKind(clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind))
+		w.must(w.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(applied), client.FieldOwner("kubectl"), client.ForceOwnership))
+		w.read()
+		if diff := cmp.Diff(w.grades(), defaults); diff != "" || w.cluster.Spec.Region != "north" {
+			t.Errorf("%s: it was applied: got -, want +\n%s", name, diff)
+		}
+		own := []clusterv1alpha1.ResourceModel{{Grade: 0, Ranges: []clusterv1alpha1.ResourceModelRange{{Name: "cpu", Max: resource.MustParse("7")}}}}
+		w.change(func(s *clusterv1alpha1.ClusterSpec) { s.ResourceModels = own })
+		w.reconcile()
+		if diff := cmp.Diff(w.grades(), []string{"0 cpu 0..7"}); diff != "" {
+			t.Errorf("%s: people's own: got -, want +\n%s", name, diff)
+		}
+		w.change(func(s *clusterv1alpha1.ClusterSpec) { s.ResourceModels = nil })
+		w.reconcile()
+		if diff := cmp.Diff(w.grades(), defaults); diff != "" {
+			t.Errorf("%s: without people's own: got -, want +\n%s", name, diff)
+		}
+	}
+}
+
 func TestPushMemberFailsAndComesBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "comes-back", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
@@ -305,7 +361,7 @@ func TestMemberThatIsBeingRemovedGetsNoTaints(t *testing.T) {
 	w.controller.Dial = dialling(nil, errors.New("its credentials are gone"))
 	w.want("False/StatusCollectionFailed: ")
 	w.wantSaid()
-	if w.cluster.Spec.Zone != "z1" {
+	if w.cluster.Spec.Zone != "z1" || w.cluster.Spec.ResourceModels != nil {
 		t.Error("the spec was changed")
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/survey"
 )
 
 const (
@@ -157,25 +158,42 @@ func (c *Controller) report(ctx context.Context, s *state) error {
 	return nil
 }
 
-// mark writes the taints that follow from the status, and what else of the spec is for the hub to write.
+// complete writes what people leave out of the spec, or say in an old way. It comes before the first word on the cluster, so that nobody
+// renders for a spec that is another one a moment later.
+func (c *Controller) complete(ctx context.Context, s *state) error {
+	return c.write(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
+		if len(spec.ResourceModels) == 0 {
+			spec.ResourceModels = survey.DefaultResourceModels()
+		}
+		if spec.Zone != "" {
+			spec.Zones, spec.Zone = []string{spec.Zone}, ""
+		}
+	})
+}
+
+// mark writes the taints that follow from the status.
 func (c *Controller) mark(ctx context.Context, s *state) error {
+	return c.write(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
+		spec.Taints = tainted(spec.Taints, readyOf(s.cluster.Status), c.Clock.Now())
+	})
+}
+
+// write changes the spec of a Cluster that is to stay.
+func (c *Controller) write(ctx context.Context, s *state, change func(*clusterv1alpha1.ClusterSpec)) error {
 	if s.member.Deleting {
 		return nil
 	}
-	marked := s.cluster.DeepCopy()
-	marked.Spec.Taints = tainted(s.cluster.Spec.Taints, readyOf(s.cluster.Status), c.Clock.Now())
-	if marked.Spec.Zone != "" {
-		marked.Spec.Zones, marked.Spec.Zone = []string{marked.Spec.Zone}, ""
-	}
-	if equality.Semantic.DeepEqual(s.cluster.Spec, marked.Spec) {
+	changed := s.cluster.DeepCopy()
+	change(&changed.Spec)
+	if equality.Semantic.DeepEqual(s.cluster.Spec, changed.Spec) {
 		return nil
 	}
-	// With a lock: people write taints, too, and the list is written as a whole.
+	// With a lock: people write taints, too, and each list is written as a whole.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-	if err := c.Hub.Patch(ctx, marked, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return retried(fmt.Errorf("taint cluster %s: %w", s.member.Name, err))
+	if err := c.Hub.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return retried(fmt.Errorf("write the spec of cluster %s: %w", s.member.Name, err))
 	}
-	s.cluster = marked
+	s.cluster = changed
 	return nil
 }
 
