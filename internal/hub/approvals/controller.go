@@ -52,6 +52,9 @@ func Cached() (client.Object, cache.ByObject) {
 
 // Setup makes mgr run the controller.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
+	if err := c.settling(mgr); err != nil {
+		return err
+	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("approvals").
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(unanswered())).

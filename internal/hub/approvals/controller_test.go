@@ -301,3 +301,144 @@ func (w *world) marksOf(ctx context.Context, token bootstrap.Token) map[string]s
 	w.must(w.Get(ctx, bootstrap.TokenSecret(token.ID), secret))
 	return secret.Annotations
 }
+
+// readied makes a Cluster one whose agent has said that it is ready.
+func (w *world) readied(cluster string) {
+	w.Helper()
+	c := w.cluster(cluster)
+	c.Status.KubernetesVersion = "v1.36.3"
+	c.Status.Conditions = []metav1.Condition{{
+		Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionTrue, Reason: "Test", Message: "said by a test", LastTransitionTime: metav1.Now(),
+	}}
+	w.must(w.Status().Update(w.Context(), c))
+}
+
+// evicted takes a Cluster out of the fleet.
+func (w *world) evicted(cluster string) {
+	w.Helper()
+	w.must(w.Delete(w.Context(), w.cluster(cluster)))
+	w.wantNone(cluster)
+}
+
+// aged makes the first use of a token one that was as long ago.
+func (w *world) aged(token bootstrap.Token, ago time.Duration) {
+	w.Helper()
+	secret := &corev1.Secret{}
+	w.must(w.Get(w.Context(), bootstrap.TokenSecret(token.ID), secret))
+	before := client.MergeFrom(secret.DeepCopy())
+	secret.Annotations["towline.dev/registered-since"] = time.Now().Add(-ago).UTC().Format(time.RFC3339)
+	w.must(w.Patch(w.Context(), secret, before))
+}
+
+func TestTokenDoesNotUndoAnEviction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	token, _ := w.registered("evicted")
+	w.readied("evicted")
+	w.eventually(func() string {
+		if w.marksOf(t.Context(), token)["towline.dev/registered-uid"] == "" {
+			return "the registration does not count as through"
+		}
+		return ""
+	})
+	w.evicted("evicted")
+	_, err := w.request(w.as(token), "evicted", "id-evicted")
+	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantNone("evicted")
+}
+
+func TestRegistrationThatFailedCanBeTriedAgainForAWhile(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	token, _ := w.registered("retried")
+	for _, report := range []func(string){func(string) {}, w.report} {
+		report("retried")
+		w.evicted("retried") // as a registration that fails does
+		_, err := w.request(w.as(token), "retried", "id-retried")
+		w.must(err)
+	}
+	w.aged(token, 16*time.Minute)
+	_, err := w.request(w.as(token), "retried", "id-retried")
+	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.cluster("retried")
+	w.evicted("retried")
+	_, err = w.request(w.as(token), "retried", "id-retried")
+	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantNone("retried")
+}
+
+func TestTokenForOneClusterIsWorthOneRenewal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.registered("lapsed")
+	w.report("lapsed")
+	token, late := w.token("lapsed"), w.token("lapsed")
+	for range 2 { // a second try
+		_, err := w.request(w.as(token), "lapsed", "id-lapsed")
+		w.must(err)
+	}
+	_, err := w.request(w.as(late), "lapsed", "id-lapsed")
+	w.must(err)
+	w.aged(late, 16*time.Minute)
+	_, err = w.request(w.as(late), "lapsed", "id-lapsed")
+	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.evicted("lapsed")
+	_, err = w.request(w.as(token), "lapsed", "id-lapsed")
+	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantNone("lapsed")
+}
+
+func TestOneTokenRacedRegistersOneOfTwoNames(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for round := range 5 {
+		var (
+			running sync.WaitGroup
+			errs    [2]error
+			token   = w.token("")
+		)
+		name := func(i int) string { return fmt.Sprintf("shared-%d-%d", round, i) }
+		for i := range errs {
+			running.Go(func() { _, errs[i] = w.request(w.as(token), name(i), "id-"+name(i)) })
+		}
+		running.Wait()
+		won := 0
+		for i, err := range errs {
+			if err == nil {
+				won++
+				w.cluster(name(i))
+				continue
+			}
+			w.wantDenied(err, bootstrap.ReasonSpent, "")
+			w.wantNone(name(i))
+		}
+		if won != 1 {
+			t.Errorf("%d winners with one token", won)
+		}
+	}
+}
+
+func TestAnswersAreReadByWhoAskedOnly(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, certificate := w.registered("asker")
+	_, neighbour := w.registered("reader")
+	request := &certificatesv1.CertificateSigningRequest{}
+	next, err := w.request(w.by(certificate), "asker", "")
+	w.must(err)
+	w.must(w.agent(w.by(certificate)).Get(t.Context(), client.ObjectKey{Name: next.CSR}, request))
+	for who, cfg := range map[string]*rest.Config{"another agent": w.by(neighbour), "another token": w.as(w.token(""))} {
+		for _, name := range []string{certificate.CSR, next.CSR} {
+			w.eventually(func() string {
+				err := w.agent(cfg).Get(t.Context(), client.ObjectKey{Name: name}, request)
+				if apierrors.IsUnauthorized(err) {
+					return err.Error() // the API server does not know the token yet
+				}
+				if !apierrors.IsForbidden(err) {
+					t.Errorf("%s reads %s: %v", who, name, err)
+				}
+				return ""
+			})
+		}
+	}
+}

@@ -2,12 +2,14 @@ package approvals_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,7 +132,7 @@ func (w *world) entitle() error {
 // run has the request answered by a controller that makes this many writes at most, at the moment now.
 func (w *world) run(name string, writes int, now time.Time) error {
 	w.Helper()
-	c := &approvals.Controller{Hub: w, Live: w.mortal(writes), Events: events.NewFakeRecorder(100), Clock: clocktesting.NewFakeClock(now)}
+	c := &approvals.Controller{Hub: cmp.Or[client.Client](w.cached, w), Live: w.mortal(writes), Events: events.NewFakeRecorder(100), Clock: clocktesting.NewFakeClock(now)}
 	_, err := c.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}})
 	return err
 }
@@ -167,7 +169,12 @@ func TestHubMayDieAtAnyMoment(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("one request", func(t *testing.T) { t.Parallel(); hubMayDieAtAnyMoment(t, worldOf(t, plane)) })
-	t.Run("two requests", func(t *testing.T) { t.Parallel(); secondRequestOutlivesTheDenialOfTheFirst(t, worldOf(t, plane)) })
+	for name, test := range map[string]func(*testing.T, *world){
+		"two requests": secondRequestOutlivesTheDenialOfTheFirst, "two requests denied": deniedTogetherLeaveNothing, "an answer that was lost": approvedIsNotTakenBack,
+		"an earlier Cluster": nothingIsTriedForEver, "a token expires": tokenThatExpiresWhileItWaitsIsWorthNothing,
+	} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, worldOf(t, plane)) })
+	}
 }
 
 func hubMayDieAtAnyMoment(t *testing.T, w *world) {
@@ -210,16 +217,7 @@ func secondRequestOutlivesTheDenialOfTheFirst(t *testing.T, w *world) {
 	t.Helper()
 	token := w.token("")
 	w.asked(t, token, "again")
-	// It dies before it approves.
-	for writes := range manyWrites {
-		err := w.run("again", writes, time.Now())
-		if err == nil {
-			t.Fatal("it was approved")
-		}
-		if w.Get(t.Context(), client.ObjectKey{Name: bootstrap.RoleName("again")}, &rbacv1.ClusterRoleBinding{}) == nil {
-			break
-		}
-	}
+	w.granting("again", "again")
 	second := petition(t, "again-2", pkix.Name{CommonName: bootstrap.AgentUser("again"), Organization: []string{bootstrap.AgentsGroup}})
 	second.Annotations[kube.AnnotationClusterID] = "id-again"
 	w.createAs(token, second)
@@ -235,4 +233,125 @@ func secondRequestOutlivesTheDenialOfTheFirst(t *testing.T, w *world) {
 	if marks := w.marksOf(t.Context(), token); marks[kube.AnnotationRegistered] != "again/id-again" {
 		t.Errorf("the token is marked %v", marks)
 	}
+}
+
+// files creates the request of a token's holder to have a cluster registered, as the request of that name and changed as said.
+func (w *world) files(t *testing.T, token bootstrap.Token, request, cluster string, change func(*certificatesv1.CertificateSigningRequest)) {
+	t.Helper()
+	csr := petition(t, request, pkix.Name{CommonName: bootstrap.AgentUser(cluster), Organization: []string{bootstrap.AgentsGroup}})
+	csr.Annotations[kube.AnnotationClusterID] = "id-" + cluster
+	change(csr)
+	w.createAs(token, csr)
+}
+
+func asIs(*certificatesv1.CertificateSigningRequest) {}
+
+// wantAnswer fails unless the request was answered so.
+func (w *world) wantAnswer(request string, kind certificatesv1.RequestConditionType, reason string) {
+	w.Helper()
+	if got := w.answer(request); got.Type != kind || got.Reason != reason {
+		w.Errorf("%s was answered with %+v, want %s for %s", request, got, kind, reason)
+	}
+}
+
+// granting runs the request until there are rights for the agent, and no further.
+func (w *world) granting(request, cluster string) {
+	w.Helper()
+	for writes := range manyWrites {
+		if err := w.run(request, writes, time.Now()); err == nil {
+			w.Fatal("it was approved")
+		}
+		if w.Get(w.Context(), client.ObjectKey{Name: bootstrap.RoleName(cluster)}, &rbacv1.ClusterRoleBinding{}) == nil {
+			return
+		}
+	}
+}
+
+func deniedTogetherLeaveNothing(t *testing.T, w *world) {
+	t.Helper()
+	token := w.token("")
+	for _, request := range []string{"both-1", "both-2"} {
+		w.files(t, token, request, "both", asIs)
+	}
+	w.granting("both-1", "both")
+	for writes := 0; len(strings.Fields(w.cluster("both").Annotations["towline.dev/certificate-requests"])) < 2; writes++ {
+		if err := w.run("both-2", writes, time.Now()); err == nil {
+			t.Fatal("it was approved")
+		}
+	}
+	late := time.Now().Add(time.Hour)
+	w.must(w.run("both-1", manyWrites, late))
+	w.cluster("both")
+	w.must(w.run("both-2", manyWrites, late))
+	w.wantAnswer("both-1", certificatesv1.CertificateDenied, bootstrap.ReasonTooLate)
+	w.wantAnswer("both-2", certificatesv1.CertificateDenied, bootstrap.ReasonTooLate)
+	w.wantNone("both")
+	if marks := w.marksOf(t.Context(), token); len(marks) > 0 {
+		t.Errorf("the token is marked %v", marks)
+	}
+}
+
+// behind is a cache that has not heard of any answer.
+type behind struct{ client.Client }
+
+func (b behind) Get(ctx context.Context, key client.ObjectKey, obj client.Object, o ...client.GetOption) error {
+	err := b.Client.Get(ctx, key, obj, o...)
+	if csr, ok := obj.(*certificatesv1.CertificateSigningRequest); ok {
+		csr.Status = certificatesv1.CertificateSigningRequestStatus{}
+	}
+	return err
+}
+
+func approvedIsNotTakenBack(t *testing.T, w *world) {
+	t.Helper()
+	token := w.token("")
+	w.files(t, token, "lost", "lost", asIs)
+	w.must(w.run("lost", manyWrites, time.Now()))
+	// The hub does not know that it has approved it, and finds it too late now.
+	w.must((&world{TB: t, Client: w.Client, config: w.config, cached: behind{w.Client}}).run("lost", manyWrites, time.Now().Add(time.Hour)))
+	w.wantAnswer("lost", certificatesv1.CertificateApproved, bootstrap.ReasonApproved)
+	w.cluster("lost")
+	if marks := w.marksOf(t.Context(), token); marks[kube.AnnotationRegistered] != "lost/id-lost" {
+		t.Errorf("the token is marked %v", marks)
+	}
+}
+
+func nothingIsTriedForEver(t *testing.T, w *world) {
+	t.Helper()
+	token := w.token("")
+	w.files(t, token, "stuck", "stuck", asIs)
+	w.must(w.run("stuck", manyWrites, time.Now()))
+	held := w.cluster("stuck")
+	held.Finalizers = append(held.Finalizers, "example.com/stuck")
+	w.must(w.Update(t.Context(), held))
+	w.must(w.Delete(t.Context(), held))
+	for request, change := range map[string]func(*certificatesv1.CertificateSigningRequest){
+		"stuck-endless": func(csr *certificatesv1.CertificateSigningRequest) { delete(csr.Annotations, kube.AnnotationUntil) },
+		"stuck-for-long": func(csr *certificatesv1.CertificateSigningRequest) {
+			csr.Annotations[kube.AnnotationUntil] = "2999-01-01T00:00:00Z"
+		},
+	} {
+		w.files(t, token, request, "stuck", change)
+		w.must(w.run(request, manyWrites, time.Now()))
+		csr := &certificatesv1.CertificateSigningRequest{}
+		w.must(w.Get(t.Context(), client.ObjectKey{Name: request}, csr))
+		if len(csr.Status.Conditions) > 0 {
+			t.Errorf("%s was answered with %+v while the earlier Cluster is still going", request, csr.Status.Conditions)
+		}
+		w.must(w.run(request, manyWrites, time.Now().Add(16*time.Minute)))
+		w.wantAnswer(request, certificatesv1.CertificateDenied, bootstrap.ReasonTooLate)
+	}
+	held = w.cluster("stuck")
+	held.Finalizers = nil
+	w.must(w.Update(t.Context(), held))
+}
+
+func tokenThatExpiresWhileItWaitsIsWorthNothing(t *testing.T, w *world) {
+	t.Helper()
+	token, err := bootstrap.CreateToken(t.Context(), w, bootstrap.TokenOptions{TTL: 10 * time.Minute})
+	w.must(err)
+	w.files(t, token, "expires", "expires", asIs)
+	w.must(w.run("expires", manyWrites, time.Now().Add(11*time.Minute)))
+	w.wantAnswer("expires", certificatesv1.CertificateDenied, bootstrap.ReasonToken)
+	w.wantNone("expires")
 }

@@ -17,18 +17,16 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-const (
-	// requestAnnotation on a Cluster, and on the Secret of a bootstrap token, is the uid of the one CertificateSigningRequest that made, or used,
-	// it. It is taken off when a second one does with it what the first one did, for the denial of one must not spoil it for the other.
-	requestAnnotation = "towline.dev/certificate-request"
-	// leavePause is the time between two looks whether an earlier Cluster of the name is gone.
-	leavePause = 500 * time.Millisecond
-)
+// leavePause is the time between two looks whether an earlier Cluster of the name is gone.
+const leavePause = 500 * time.Millisecond
 
 // enroll makes the Cluster, unless there is one already that this token may have a certificate for.
 func (c *Controller) enroll(ctx context.Context, s *state) error {
 	live, found, err := c.cluster(ctx, s.petition.Cluster)
 	if err != nil {
+		return err
+	}
+	if err := s.spent(live, found); err != nil {
 		return err
 	}
 	if found {
@@ -38,7 +36,7 @@ func (c *Controller) enroll(ctx context.Context, s *state) error {
 		ObjectMeta: metav1.ObjectMeta{Name: s.petition.Cluster, Annotations: map[string]string{
 			kube.AnnotationBootstrapToken: s.petition.TokenID,
 			kube.AnnotationApproved:       c.now(),
-			requestAnnotation:             string(s.csr.UID),
+			requestsAnnotation:            string(s.csr.UID),
 		}},
 		Spec: clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull, ID: s.petition.ID},
 	}
@@ -100,16 +98,23 @@ func (c *Controller) adopt(ctx context.Context, s *state, live *clusterv1alpha1.
 		return err
 	}
 	s.cluster = live
-	if live.Annotations[requestAnnotation] == string(s.csr.UID) || !again {
+	if !again {
+		// It was there before. The token is not one for what may come after it.
+		return c.restrict(ctx, s.petition.TokenID, live)
+	}
+	if requested(live, s.csr.UID) {
 		return nil
 	}
 	return c.note(ctx, s)
 }
 
-// note writes onto the Cluster that a certificate is approved for it now, and that it is not one request's alone.
+// note writes onto the Cluster that a certificate is approved for it now, and that this request is one of those that it is for. One that bears no
+// request is nobody's to take back.
 func (c *Controller) note(ctx context.Context, s *state) error {
 	noted := s.cluster.DeepCopy()
-	delete(noted.Annotations, requestAnnotation)
+	if len(requests(noted)) > 0 {
+		request(noted, s.csr.UID)
+	}
 	metav1.SetMetaDataAnnotation(&noted.ObjectMeta, kube.AnnotationApproved, c.now())
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Live.Patch(ctx, noted, patch, client.FieldOwner(kube.FieldManager)); err != nil {
@@ -119,27 +124,41 @@ func (c *Controller) note(ctx context.Context, s *state) error {
 	return nil
 }
 
-// takeBack deletes the Cluster that was made for this request alone, and makes the token that this request alone has used worth a registration again.
+// takeBack deletes the Cluster that was made for this request, and makes the token that it used worth a registration again, unless there is another
+// request that has done with them what this one did.
 func (c *Controller) takeBack(ctx context.Context, s *state) error {
 	if s.petition.TokenID == "" {
 		return nil
 	}
-	live, found, err := c.cluster(ctx, s.petition.Cluster)
-	if err != nil {
+	if err := c.takeBackCluster(ctx, s); err != nil {
 		return err
 	}
-	if found && live.Annotations[requestAnnotation] == string(s.csr.UID) {
-		err := c.Live.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
-		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("take back Cluster %s: %w", live.Name, err)
-		}
-	}
-	secret, found, err := c.tokenSecret(ctx, s)
-	if err != nil || !found || secret.Annotations[requestAnnotation] != string(s.csr.UID) {
+	secret, found, err := c.tokenSecret(ctx, s.petition.TokenID)
+	if err != nil || !found || !requested(secret, s.csr.UID) {
 		return err
 	}
 	unmarked := secret.DeepCopy()
-	delete(unmarked.Annotations, requestAnnotation)
-	delete(unmarked.Annotations, kube.AnnotationRegistered)
+	if forget(unmarked, s.csr.UID) {
+		for _, mark := range []string{kube.AnnotationRegistered, requestsAnnotation, sinceAnnotation, onlyAnnotation} {
+			delete(unmarked.Annotations, mark)
+		}
+	}
 	return c.mark(ctx, secret, unmarked)
+}
+
+func (c *Controller) takeBackCluster(ctx context.Context, s *state) error {
+	live, found, err := c.cluster(ctx, s.petition.Cluster)
+	if err != nil || !found || !requested(live, s.csr.UID) {
+		return err
+	}
+	kept := live.DeepCopy()
+	if forget(kept, s.csr.UID) {
+		err = c.Live.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
+	} else {
+		err = c.Live.Patch(ctx, kept, client.MergeFromWithOptions(live, client.MergeFromWithOptimisticLock{}), client.FieldOwner(kube.FieldManager))
+	}
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("take back Cluster %s: %w", live.Name, err)
+	}
+	return nil
 }

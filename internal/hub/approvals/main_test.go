@@ -82,6 +82,8 @@ type world struct {
 	testing.TB
 	client.Client
 	config *rest.Config
+	// cached is what a controller reads the requests from that a test runs itself. Default: the API server.
+	cached client.Client
 }
 
 func newWorld(t *testing.T) *world {

@@ -10,9 +10,11 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/hub/spaces"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 )
@@ -23,6 +25,8 @@ type state struct {
 	petition bootstrap.Petition
 	// cluster is the Cluster that the certificate is for.
 	cluster *clusterv1alpha1.Cluster
+	// only is the uid of the one Cluster that the token is worth anything for; empty if it has brought none into the fleet yet.
+	only types.UID
 }
 
 // denied returns a denial with the text of err; nil if there is none.
@@ -45,11 +49,16 @@ func (c *Controller) letRead(ctx context.Context, s *state) error {
 	return bootstrap.LetRead(ctx, c.Live, s.csr)
 }
 
-// inTime denies what nobody waits for any more: a certificate that is approved now would be nobody's, and so would the Cluster.
+// inTime denies what nobody waits for any more: a certificate that is approved now would be nobody's, and so would the Cluster. However long
+// somebody says that he waits, the hub tries for no longer than a registration may take.
 func (c *Controller) inTime(_ context.Context, s *state) error {
-	if until := s.petition.Until; !until.IsZero() && c.Clock.Now().After(until) {
+	until := s.csr.CreationTimestamp.Add(spaces.RegistrationLimit)
+	if named := s.petition.Until; !named.IsZero() && named.Before(until) {
+		until = named
+	}
+	if c.Clock.Now().After(until) {
 		return deniedf(bootstrap.ReasonTooLate, "whoever asked has waited for an answer until %s: ask again, and see that the clocks of cluster and hub agree",
-			until.Format(time.RFC3339))
+			until.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
@@ -92,59 +101,6 @@ func (c *Controller) find(ctx context.Context, s *state) error {
 	return nil
 }
 
-// bind makes the token one for this cluster: it is worth one registration.
-func (c *Controller) bind(ctx context.Context, s *state) error {
-	secret, found, err := c.tokenSecret(ctx, s)
-	if err != nil {
-		return err
-	}
-	if !found {
-		return deniedf(bootstrap.ReasonToken, "the bootstrap token %s does not exist any more", s.petition.TokenID)
-	}
-	token, err := bootstrap.ReadToken(secret)
-	if err != nil {
-		return denied(bootstrap.ReasonToken, err)
-	}
-	if err := token.Useless(c.Clock.Now()); err != nil {
-		return denied(bootstrap.ReasonToken, err)
-	}
-	marked := secret.DeepCopy()
-	metav1.SetMetaDataAnnotation(&marked.ObjectMeta, kube.AnnotationRegistered, s.registered())
-	switch registered, request := secret.Annotations[kube.AnnotationRegistered], secret.Annotations[requestAnnotation]; {
-	case registered == "":
-		metav1.SetMetaDataAnnotation(&marked.ObjectMeta, requestAnnotation, string(s.csr.UID))
-	case registered != s.registered():
-		return deniedf(bootstrap.ReasonSpent, "the bootstrap token %s has registered another cluster; use a new one", token.ID)
-	case request == "" || request == string(s.csr.UID):
-		return nil
-	default:
-		delete(marked.Annotations, requestAnnotation)
-	}
-	return c.mark(ctx, secret, marked)
-}
-
-// registered is what a token bears that was used for this.
-func (s *state) registered() string { return s.petition.Cluster + "/" + s.petition.ID }
-
-// tokenSecret reads the Secret of the token that came with the request.
-func (c *Controller) tokenSecret(ctx context.Context, s *state) (secret *corev1.Secret, found bool, err error) {
-	secret = &corev1.Secret{}
-	err = c.Live.Get(ctx, bootstrap.TokenSecret(s.petition.TokenID), secret)
-	if client.IgnoreNotFound(err) != nil {
-		return nil, false, fmt.Errorf("read bootstrap token %s: %w", s.petition.TokenID, err)
-	}
-	return secret, err == nil && secret.DeletionTimestamp.IsZero(), nil
-}
-
-// mark writes onto the token what it was used for, and fails if somebody else has written since it was read.
-func (c *Controller) mark(ctx context.Context, secret, marked *corev1.Secret) error {
-	patch := client.MergeFromWithOptions(secret, client.MergeFromWithOptimisticLock{})
-	if err := c.Live.Patch(ctx, marked, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("write on Secret %s what its token is for: %w", client.ObjectKeyFromObject(secret), err)
-	}
-	return nil
-}
-
 // grant makes what the agent needs on the hub.
 func (c *Controller) grant(ctx context.Context, s *state) error {
 	return bootstrap.Grant(ctx, c.Live, s.cluster)
@@ -163,8 +119,17 @@ func (c *Controller) approve(ctx context.Context, s *state) error {
 	return nil
 }
 
-// deny takes back what was made for this request and says why.
+// deny takes back what was made for this request and says why. The cache may not know yet that the request has been answered: what was made for
+// one that is approved is not taken back.
 func (c *Controller) deny(ctx context.Context, s *state, denial *bootstrap.Denied) error {
+	live := &certificatesv1.CertificateSigningRequest{}
+	err := c.Live.Get(ctx, client.ObjectKeyFromObject(s.csr), live)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("look whether it has been answered: %w", err)
+	}
+	if err != nil || live.UID != s.csr.UID || !open(live) {
+		return nil
+	}
 	if err := c.takeBack(ctx, s); err != nil {
 		return err
 	}
