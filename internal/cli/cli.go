@@ -55,7 +55,7 @@ func (s Streams) open() error {
 func (s Streams) say(format string, args ...any) { _, _ = fmt.Fprintf(s.Err, format+"\n", args...) }
 
 // Run does what args ask for, args[0] being the name that the program was called by, and returns the exit code: 0 only if everything was
-// done, 130 if ctx ended it, else 1.
+// done, 130 if it was not when ctx ended, else 1.
 func Run(ctx context.Context, args []string, streams Streams) int {
 	name, rest := nameTowline, []string(nil)
 	if len(args) > 0 {
@@ -67,7 +67,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	root := New(name, streams) //nolint:contextcheck // commands get theirs from ExecuteContext
 	root.SetArgs(rest)
 	if err := root.ExecuteContext(ctx); err != nil {
-		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		if ctx.Err() != nil {
 			streams.say("error: %s", interruption(err))
 			return exitInterrupted
 		}
@@ -81,6 +81,10 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 func interruption(err error) string {
 	if text := oneLine(err); strings.HasPrefix(text, "interrupted while ") {
 		return text
+	}
+	if !errors.Is(err, context.Canceled) {
+		// Something else went wrong as it ended.
+		return "interrupted: " + oneLine(err)
 	}
 	return "interrupted: " + join.Step(err)
 }

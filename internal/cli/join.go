@@ -28,16 +28,20 @@ func (m *memberFlags) add(flags *pflag.FlagSet, usage string) {
 }
 
 // find finds the way to the cluster that is called name.
-func (m *memberFlags) find(name string) (*rest.Config, error) {
+func (m *memberFlags) find(ctx context.Context, name string) (*rest.Config, error) {
 	loaded, err := m.load()
 	if err != nil {
 		return nil, err
 	}
-	context, err := register.MemberContext(&loaded, m.context, name)
+	chosen, err := register.MemberContext(&loaded, m.context, name)
 	if err != nil {
 		return nil, err
 	}
-	return m.config(loaded, context)
+	config, err := m.config(loaded, chosen)
+	if err != nil {
+		return nil, err
+	}
+	return register.Interruptible(ctx, config), nil
 }
 
 // clusterName reads the one argument of a command.
@@ -107,10 +111,10 @@ func addPlacement(flags *pflag.FlagSet, provider, region *string, zones *[]strin
 
 func (f *joinFlags) run(ctx context.Context, streams Streams) error {
 	var err error
-	if f.request.Hub, err = f.hub.hub(); err != nil {
+	if f.request.Hub, err = f.hub.hub(ctx); err != nil {
 		return err
 	}
-	if f.request.Member, err = f.member.find(f.request.Name); err != nil {
+	if f.request.Member, err = f.member.find(ctx, f.request.Name); err != nil {
 		return fmt.Errorf("failed to get joining cluster config. error: %w", err)
 	}
 	f.request.ClusterNamespace = f.member.clusterNamespace

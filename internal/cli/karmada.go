@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -107,21 +108,21 @@ func (c *controlPlane) validate() error {
 }
 
 // hub finds the way to the control plane.
-func (c *controlPlane) hub() (*rest.Config, error) {
+func (c *controlPlane) hub(ctx context.Context) (*rest.Config, error) {
 	loaded, err := c.load()
 	if err == nil {
 		var config *rest.Config
 		if config, err = c.config(loaded, c.context); err == nil {
 			config.Impersonate = c.impersonate
-			return config, nil
+			return register.Interruptible(ctx, config), nil
 		}
 	}
 	return nil, fmt.Errorf("failed to get control plane rest config. context: %s, kubeconfig: %s, error: %w", c.context, c.file, err)
 }
 
 // client connects to the control plane.
-func (c *controlPlane) client() (client.Client, error) {
-	config, err := c.hub()
+func (c *controlPlane) client(ctx context.Context) (client.Client, error) {
+	config, err := c.hub(ctx)
 	if err != nil {
 		return nil, err
 	}

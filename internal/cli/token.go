@@ -95,7 +95,7 @@ func (f *tokenCreateFlags) run(ctx context.Context, streams Streams, program str
 			return fmt.Errorf("failed to get register command, err: %w", err)
 		}
 	}
-	hub, err := f.hub.client()
+	hub, err := f.hub.client(ctx)
 	if err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func newTokenList(streams Streams) *cobra.Command {
 				return err
 			}
 			ctx := withVerbosity(cmd.Context(), hub.verbosity, streams)
-			hubClient, err := hub.client()
+			hubClient, err := hub.client(ctx)
 			if err != nil {
 				return err
 			}
@@ -251,7 +251,7 @@ func newTokenDelete(streams Streams) *cobra.Command {
 				return errors.New(`missing subcommand; 'token delete' is missing token of form "[a-z0-9]{6}" or "[a-z0-9]{6}.[a-z0-9]{16}"`)
 			}
 			ctx := withVerbosity(cmd.Context(), hub.verbosity, streams)
-			hubClient, err := hub.client()
+			hubClient, err := hub.client(ctx)
 			if err != nil {
 				return err
 			}

@@ -74,11 +74,11 @@ with --force it is then let go as it is. kubectl delete cluster does the same, w
 
 func (f *unjoinFlags) run(ctx context.Context, streams Streams) error {
 	var err error
-	if f.request.Hub, err = f.hub.hub(); err != nil {
+	if f.request.Hub, err = f.hub.hub(ctx); err != nil {
 		return err
 	}
 	if f.member.file != "" || f.member.context != "" {
-		if f.request.Member, err = f.member.find(f.request.Name); err != nil {
+		if f.request.Member, err = f.member.find(ctx, f.request.Name); err != nil {
 			return fmt.Errorf("failed to get unjoining cluster config. error: %w", err)
 		}
 	}

@@ -70,11 +70,11 @@ func (f *unregisterFlags) validate(args []string) (err error) {
 func (f *unregisterFlags) run(ctx context.Context, streams Streams) error {
 	r := f.request
 	var err error
-	if r.Member, err = f.member.find(r.ClusterName); err != nil {
+	if r.Member, err = f.member.find(ctx, r.ClusterName); err != nil {
 		return fmt.Errorf("failed to get unregistering cluster config. error: %w", err)
 	}
 	if f.hub.file != "" {
-		if r.Hub, err = f.hub.hub(); err != nil {
+		if r.Hub, err = f.hub.hub(ctx); err != nil {
 			return err
 		}
 	}

@@ -27,13 +27,13 @@ const (
 	requestQPS = 100
 )
 
-// connect returns a client that waits for no answer longer than requestLimit.
-func connect(config *rest.Config) (client.Client, error) {
-	return client.New(bounded(config), client.Options{Scheme: kube.Scheme()})
+// connect returns a client that waits for no answer longer than requestLimit, or for one to a read longer than ctx.
+func connect(ctx context.Context, config *rest.Config) (client.Client, error) {
+	return client.New(bounded(ctx, config), client.Options{Scheme: kube.Scheme()})
 }
 
-func bounded(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
+func bounded(ctx context.Context, config *rest.Config) *rest.Config {
+	config = Interruptible(ctx, config)
 	config.QPS, config.Burst, config.Timeout = requestQPS, requestQPS, requestLimit
 	return config
 }
@@ -45,12 +45,12 @@ type member struct {
 	kinds discovery.ServerResourcesInterface
 }
 
-func newMember(config *rest.Config) (member, error) {
-	memberClient, err := connect(config)
+func newMember(ctx context.Context, config *rest.Config) (member, error) {
+	memberClient, err := connect(ctx, config)
 	if err != nil {
 		return member{}, fmt.Errorf("connect to the cluster: %w", err)
 	}
-	quiet := bounded(config)
+	quiet := bounded(ctx, config)
 	quiet.WarningHandler, quiet.WarningHandlerWithContext = rest.NoWarnings{}, nil
 	kinds, err := discovery.NewDiscoveryClientForConfig(quiet)
 	if err != nil {

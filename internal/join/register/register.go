@@ -54,7 +54,7 @@ func Register(ctx context.Context, request Request) error {
 	if err != nil {
 		return err
 	}
-	g, err := newRegistration(request)
+	g, err := newRegistration(ctx, request)
 	if err != nil {
 		return err
 	}
@@ -112,12 +112,12 @@ type identity struct {
 	request string
 }
 
-func newRegistration(request Request) (*registration, error) {
+func newRegistration(ctx context.Context, request Request) (*registration, error) {
 	token, err := bootstrap.ParseToken(request.Token)
 	if err != nil {
 		return nil, err
 	}
-	m, err := newMember(request.Member)
+	m, err := newMember(ctx, request.Member)
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +207,7 @@ func (g *registration) identify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := g.assume(identity{kubeconfig: made, request: certificate.CSR}); err != nil {
+	if err := g.assume(ctx, identity{kubeconfig: made, request: certificate.CSR}); err != nil {
 		return err
 	}
 	return ctx.Err()
@@ -227,7 +227,7 @@ func (g *registration) outlasting(ctx context.Context) (context.Context, context
 // lets it in.
 func (g *registration) recover(ctx context.Context) bool {
 	left := g.there.secret
-	if g.pinned(left.Data[KubeconfigKey]) && g.assume(identity{kubeconfig: left.Data[KubeconfigKey], request: left.Annotations[certificateAnnotation]}) == nil {
+	if g.pinned(left.Data[KubeconfigKey]) && g.assume(ctx, identity{kubeconfig: left.Data[KubeconfigKey], request: left.Annotations[certificateAnnotation]}) == nil {
 		if cluster, err := g.cluster(ctx); err == nil && cluster.Spec.ID == g.id && cluster.DeletionTimestamp.IsZero() {
 			g.recovered = true
 			return true
@@ -252,12 +252,12 @@ func (g *registration) pinned(kubeconfig []byte) bool {
 	})
 }
 
-func (g *registration) assume(i identity) error {
+func (g *registration) assume(ctx context.Context, i identity) error {
 	config, err := clientcmd.RESTConfigFromKubeConfig(i.kubeconfig)
 	if err != nil {
 		return fmt.Errorf("use the agent's kubeconfig: %w", err)
 	}
-	hub, err := connect(config)
+	hub, err := connect(ctx, config)
 	if err != nil {
 		return fmt.Errorf("connect to the control plane: %w", err)
 	}

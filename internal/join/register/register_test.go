@@ -210,7 +210,9 @@ func TestAnInterruptionWhileTheCertificateIsAwaitedLeavesNoCluster(t *testing.T)
 		_ = wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, settleLimit, true, func(ctx context.Context) (bool, error) {
 			csrs := &certificatesv1.CertificateSigningRequestList{}
 			err := w.admin.List(ctx, csrs)
-			return slices.ContainsFunc(csrs.Items, func(csr certificatesv1.CertificateSigningRequest) bool { return strings.HasPrefix(csr.Name, "awaiting-") }), err
+			return slices.ContainsFunc(csrs.Items, func(csr certificatesv1.CertificateSigningRequest) bool {
+				return strings.HasPrefix(csr.Name, "awaiting-")
+			}), err
 		})
 	})
 	err := register.Register(ctx, r)

@@ -75,12 +75,12 @@ func Unregister(ctx context.Context, request UnregisterRequest) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, request.Wait, fmt.Errorf("it took longer than %s", request.Wait))
-	defer cancel()
-	m, err := newMember(request.Member)
+	m, err := newMember(ctx, request.Member)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, request.Wait, fmt.Errorf("it took longer than %s", request.Wait))
+	defer cancel()
 	u := &unregistration{request: request, member: m}
 	if err := u.run(ctx); err != nil {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
@@ -116,7 +116,7 @@ func (u *unregistration) run(ctx context.Context) error {
 		there = resident{namespace: r.Namespace}
 	}
 	u.there = there
-	hub, err := u.hub()
+	hub, err := u.hub(ctx)
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (u *unregistration) run(ctx context.Context) error {
 }
 
 // hub connects to the control plane: as who called, or else as the agent.
-func (u *unregistration) hub() (client.Client, error) {
+func (u *unregistration) hub(ctx context.Context) (client.Client, error) {
 	config := u.request.Hub
 	if config == nil {
 		secret := u.there.secret
@@ -164,7 +164,7 @@ func (u *unregistration) hub() (client.Client, error) {
 			return nil, fmt.Errorf("the kubeconfig in Secret %s on the cluster cannot be used (%w): %w", u.there.secretKey(), err, errUnsure)
 		}
 	}
-	hub, err := connect(config)
+	hub, err := connect(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the control plane: %w", err)
 	}
