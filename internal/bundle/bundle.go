@@ -50,6 +50,8 @@ type Item struct {
 	Sensitive             bool `json:"sensitive,omitempty"`
 	SkipNamespaceCreation bool `json:"skipNamespaceCreation,omitempty"`
 	Force                 bool `json:"force,omitempty"` // delete and create again when an immutable field changed
+	// Problem says why objects of this item could not be made out, "" if all are there. It counts as a failure, so that nothing is pruned.
+	Problem string `json:"problem,omitempty"`
 	// Overwrite takes over, in a guarded bundle, what is there and is not managed.
 	Overwrite bool `json:"overwrite,omitempty"`
 }
@@ -80,7 +82,7 @@ type Options struct {
 	// Heal puts back what others changed or deleted, without a new delivery.
 	Heal bool `json:"heal,omitempty"`
 	// Guarded leaves alone what is on the member and was not made from this bundle: such an object is an error, unless its item says
-	// Overwrite. The content carries the marks of the Work it comes from; they say what is managed, too.
+	// Overwrite. What is there twice is applied once. The content carries the marks of the Work it comes from; they say what is managed, too.
 	Guarded bool `json:"guarded,omitempty"`
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,11 +20,50 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ensureNamespaces creates the namespaces that objects are about to be created in and that the bundle does not hold itself.
+// ensureNamespaces creates the namespaces that objects are about to be created in and that the bundle does not hold itself. If the bundle goes
+// on after errors, a namespace that cannot be created is the failure of those objects alone.
 func (p *pass) ensureNamespaces(ctx context.Context, verdicts []verdict) error {
+	var mu sync.Mutex // guards failed
+	failed := map[string]error{}
+	work, limited := errgroup.WithContext(ctx)
+	work.SetLimit(parallel)
+	for _, name := range p.missingNamespaces(verdicts) {
+		work.Go(func() error {
+			err := p.engine.member.ensureNamespace(limited, name)
+			if err == nil {
+				return nil
+			}
+			err = fmt.Errorf("create namespace %s: %w", name, err)
+			if !p.bundle.Options.ContinueOnError {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			failed[name] = err
+			return nil
+		})
+	}
+	if err := work.Wait(); err != nil {
+		return err
+	}
+	for i, v := range verdicts {
+		if err := failed[v.ref.Namespace]; err != nil && v.needsNamespace() {
+			verdicts[i].verb, verdicts[i].err = refuse, err
+		}
+	}
+	return nil
+}
+
+// needsNamespace says whether an object is about to be created in a namespace that may have to be created first.
+func (v verdict) needsNamespace() bool {
+	return v.verb == write && v.seen == nil && v.resource.Namespaced && !v.skipNamespaceCreation
+}
+
+// missingNamespaces lists the namespaces that may have to be created, sorted.
+func (p *pass) missingNamespaces(verdicts []verdict) []string {
 	missing := map[string]bool{}
 	for _, v := range verdicts {
-		if v.verb == write && v.seen == nil && v.resource.Namespaced && !v.skipNamespaceCreation {
+		if v.needsNamespace() && !p.wanted[kube.Ref{Kind: "Namespace", Name: v.ref.Namespace}] {
 			missing[v.ref.Namespace] = true
 		}
 	}
@@ -32,20 +72,7 @@ func (p *pass) ensureNamespaces(ctx context.Context, verdicts []verdict) error {
 			delete(missing, v.ref.Namespace)
 		}
 	}
-	work, ctx := errgroup.WithContext(ctx)
-	work.SetLimit(parallel)
-	for _, name := range slices.Sorted(maps.Keys(missing)) {
-		if p.wanted[kube.Ref{Kind: "Namespace", Name: name}] {
-			continue
-		}
-		work.Go(func() error {
-			if err := p.engine.member.ensureNamespace(ctx, name); err != nil {
-				return fmt.Errorf("create namespace %s: %w", name, err)
-			}
-			return nil
-		})
-	}
-	return work.Wait()
+	return slices.Sorted(maps.Keys(missing))
 }
 
 // writeOne makes one object right.

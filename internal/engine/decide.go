@@ -58,7 +58,9 @@ type verdict struct {
 	seen  *live // nil if it does not exist
 	// claim is the version of seen that is taken over from the same profile's delivery to this cluster under another name, "" if it is not.
 	claim string
-	err   error
+	// unread says that the server did not tell whether the object exists.
+	unread bool
+	err    error
 }
 
 // asker is who wants a target, and why now.

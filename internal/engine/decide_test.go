@@ -59,7 +59,7 @@ func TestPlanOrdersAndPlaces(t *testing.T) {
 			object("v1", "ConfigMap", "", "c1"), definition("Namespaced"), object("v1", "Namespace", "nonsense", "n"),
 		}},
 	}}
-	targets, err := plan(b, served())
+	targets, _, err := plan(b, served())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestPlanRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			item := bundle.Item{Objects: test.objects, Reference: bundle.Reference{Kind: "Secret", Namespace: "eu", Name: "s"}}
-			_, err := plan(bundle.Bundle{Items: []bundle.Item{item}}, served())
+			_, _, err := plan(bundle.Bundle{Items: []bundle.Item{item}}, served())
 			if err == nil || err.Error() != test.want {
 				t.Errorf("error: got %v, want %s", err, test.want)
 			}
@@ -119,7 +119,7 @@ func TestDecide(t *testing.T) {
 		Owner: bundle.Owner{Kind: "ClusterProfile", Name: "mine", Tier: 100},
 		Items: []bundle.Item{{Objects: []*unstructured.Unstructured{object("v1", "ConfigMap", "eu", "a")}}},
 	}
-	targets, err := plan(b, served())
+	targets, _, err := plan(b, served())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,6 +67,17 @@ func (m *member) at(resource kube.Resource, namespace string) metadata.ResourceI
 
 // observe reads the metadata of the objects at spots; those that do not exist are not in the result.
 func (m *member) observe(ctx context.Context, spots []spot) (map[kube.Ref]*live, error) {
+	found, unread := m.observeEach(ctx, spots)
+	for _, s := range spots {
+		if err := unread[s.key]; err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// observeEach does what observe does, and says of each object that it could not read why.
+func (m *member) observeEach(ctx context.Context, spots []spot) (found map[kube.Ref]*live, unread map[kube.Ref]error) {
 	type corner struct {
 		resource  kube.Resource
 		namespace string
@@ -78,26 +89,40 @@ func (m *member) observe(ctx context.Context, spots []spot) (map[kube.Ref]*live,
 			groups[c] = append(groups[c], s.key)
 		}
 	}
-	var mu sync.Mutex // guards found
-	found := make(map[kube.Ref]*live, len(spots))
+	var mu sync.Mutex // guards found and unread
+	found, unread = make(map[kube.Ref]*live, len(spots)), map[kube.Ref]error{}
 	add := func(key kube.Ref, obj *metav1.PartialObjectMetadata) {
 		mu.Lock()
 		defer mu.Unlock()
 		found[key] = liveOf(obj)
 	}
-	work, ctx := errgroup.WithContext(ctx)
+	var work errgroup.Group
 	work.SetLimit(parallel)
+	read := func(keys []kube.Ref, how func() error) {
+		work.Go(func() error {
+			if err := how(); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, key := range keys {
+					unread[key] = err
+				}
+			}
+			return nil
+		})
+	}
 	for c, keys := range groups {
 		api := m.at(c.resource, c.namespace)
 		if len(keys) > getLimit {
-			work.Go(func() error { return list(ctx, api, keys, add) })
+			read(keys, func() error { return list(ctx, api, keys, add) })
 			continue
 		}
 		for _, key := range keys {
-			work.Go(func() error { return get(ctx, api, key, add) })
+			read([]kube.Ref{key}, func() error { return get(ctx, api, key, add) })
 		}
 	}
-	return found, work.Wait()
+	// What could not be read is in unread, no error of the group.
+	_ = work.Wait()
+	return found, unread
 }
 
 func get(ctx context.Context, api metadata.ResourceInterface, key kube.Ref, add func(kube.Ref, *metav1.PartialObjectMetadata)) error {

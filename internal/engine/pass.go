@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -75,10 +76,11 @@ func (p *pass) plan() error {
 	if err != nil {
 		return err
 	}
-	targets, err := plan(p.bundle, known)
+	targets, problems, err := plan(p.bundle, known)
 	if err != nil {
 		return err
 	}
+	p.failures = problems
 	p.wanted = make(map[kube.Ref]bool, len(targets))
 	for _, t := range targets {
 		p.engine.domain.mark(t.marks.annotations)
@@ -142,19 +144,26 @@ func (p *pass) touched() []kube.Ref {
 	return keys
 }
 
-// look reads the metadata of every target and decides what to do with each.
+// look reads the metadata of every target and decides what to do with each. If the bundle goes on after errors, what the server does not show
+// keeps nobody from the rest.
 func (p *pass) look(ctx context.Context) ([]verdict, error) {
 	spots := make([]spot, len(p.targets))
 	for i, t := range p.targets {
 		spots[i] = spot{key: t.key(), resource: t.served}
 	}
-	found, err := p.engine.member.observe(ctx, spots)
-	if err != nil {
-		return nil, err
+	found, unread := p.engine.member.observeEach(ctx, spots)
+	for _, err := range unread {
+		if status := apierrors.APIStatus(nil); !p.bundle.Options.ContinueOnError || !errors.As(err, &status) {
+			return nil, err
+		}
 	}
 	who := asker{id: p.bundle.ID, domain: p.engine.domain, owner: p.bundle.Owner, motive: p.motive}
 	verdicts := make([]verdict, len(p.targets))
 	for i, t := range p.targets {
+		if err := unread[t.key()]; err != nil {
+			verdicts[i] = verdict{target: t, verb: refuse, unread: true, err: err}
+			continue
+		}
 		verdicts[i] = decide(t, found[t.key()], p.prior.inventory[t.key()], who)
 	}
 	return verdicts, nil
@@ -172,7 +181,10 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 	p.defined = map[schema.GroupKind]bool{}
 	busy := p.only == nil && len(p.prior.doomed(p.wanted)) > 0
 	for _, v := range verdicts {
-		had := p.next.inventory[v.key()]
+		had, ok := p.next.inventory[v.key()]
+		if v.unread && ok {
+			continue
+		}
 		item := held{Ref: v.ref, Claim: v.claim}
 		var conflict *conflictError
 		if errors.As(v.err, &conflict) {
@@ -214,6 +226,9 @@ func (p *pass) write(ctx context.Context, verdicts []verdict) error {
 	if err := p.ensureNamespaces(ctx, verdicts); err != nil {
 		p.failures = append(p.failures, err)
 		p.skipRest(verdicts)
+		return context.Cause(ctx)
+	}
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	for start := 0; start < len(verdicts); {

@@ -50,16 +50,19 @@ type kinds struct {
 	any   map[schema.GroupVersionKind]kube.Resource
 }
 
-// plan lists the targets of b in the order in which they are applied. It fails, naming what is wrong, if b cannot be meant.
-func plan(b bundle.Bundle, known kinds) ([]*target, error) {
+// plan lists the targets of b in the order in which they are applied, and what is wrong with the rest. It fails, naming what is wrong, if b
+// cannot be meant.
+func plan(b bundle.Bundle, known kinds) (targets []*target, problems passError, err error) {
 	defined := definedKinds(b)
-	var targets []*target
 	origin := map[kube.Ref]bundle.Item{}
 	for _, item := range b.Items {
+		if item.Problem != "" {
+			problems = append(problems, errors.New(item.Problem))
+		}
 		for _, obj := range item.Objects {
 			t, err := newTarget(obj, item, b)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			gvk := t.ref.GVK()
 			t.served = known.any[gvk]
@@ -69,17 +72,22 @@ func plan(b bundle.Bundle, known kinds) ([]*target, error) {
 			}
 			place(t, item)
 			if first, ok := origin[t.key()]; ok {
-				return nil, fmt.Errorf("%s is there twice: in %s and in %s", t.ref, describe(first), describe(item))
+				err := fmt.Errorf("%s is there twice: in %s and in %s", t.ref, describe(first), describe(item))
+				if !b.Options.Guarded {
+					return nil, nil, err
+				}
+				problems = append(problems, err)
+				continue
 			}
 			origin[t.key()] = item
 			if err := seal(t, item, b); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			targets = append(targets, t)
 		}
 	}
 	slices.SortStableFunc(targets, func(a, b *target) int { return cmp.Compare(a.rank, b.rank) })
-	return targets, nil
+	return targets, problems, nil
 }
 
 // newTarget copies what it changes: a bundle is a value that others hold too.

@@ -22,18 +22,28 @@ func Requestor(work *workv1alpha1.Work) bundle.ID {
 }
 
 // Bundle returns what a Work wants on its cluster: its manifests, without what only a server sets, with the marks of the Work on them. What is
-// there already and is not managed is left alone, unless the manifest, or the Work for all of them, says overwrite. It fails if a manifest
-// cannot be read.
-func Bundle(work *workv1alpha1.Work) (bundle.Bundle, error) {
+// there already and is not managed is left alone, unless the manifest, or the Work for all of them, says overwrite. A manifest that cannot be
+// read is a problem of the bundle, which keeps no other from the cluster.
+func Bundle(work *workv1alpha1.Work) bundle.Bundle {
 	b := bundle.Bundle{
 		ID:      Requestor(work),
 		Owner:   bundle.Owner{Kind: workv1alpha1.WorkKind, Name: work.Namespace + "/" + work.Name, Tier: bundle.DefaultTier},
 		Options: bundle.Options{ContinueOnConflict: true, ContinueOnError: true, Heal: true, Guarded: true},
 	}
+	ordinals := map[kube.Ref]int{}
 	for i, manifest := range work.Spec.Workload.Manifests {
 		obj, err := read(manifest)
+		if err == nil {
+			key := kube.RefOf(obj).Key()
+			if first, ok := ordinals[key]; ok {
+				err = fmt.Errorf("%s is there already, as manifest %d", kube.RefOf(obj), first)
+			} else {
+				ordinals[key] = i
+			}
+		}
 		if err != nil {
-			return b, fmt.Errorf("manifest %d: %w", i, err)
+			b.Items = append(b.Items, bundle.Item{Problem: fmt.Sprintf("manifest %d: %v", i, err)})
+			continue
 		}
 		prune(obj)
 		policy := cmp.Or(obj.GetAnnotations()[workv1alpha1.ConflictResolutionAnnotation], work.Annotations[workv1alpha1.ConflictResolutionAnnotation])
@@ -43,7 +53,7 @@ func Bundle(work *workv1alpha1.Work) (bundle.Bundle, error) {
 			Sensitive: obj.GetKind() == "Secret" && obj.GroupVersionKind().Group == "",
 		})
 	}
-	return b, nil
+	return b
 }
 
 // read decodes one manifest.

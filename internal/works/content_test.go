@@ -15,14 +15,21 @@ func TestManifestThatCannotBeMeant(t *testing.T) {
 		"no name":             {"{apiVersion: v1, kind: ConfigMap, metadata: {namespace: a}}", "manifest 1: it has no name"},
 		"no kind":             {"{apiVersion: v1, metadata: {name: a}}", "manifest 1: it has no kind or no apiVersion"},
 		"label is a number":   {"{apiVersion: v1, kind: ConfigMap, metadata: {name: a, labels: {a: 1}}}", "manifest 1: metadata.labels: "},
+		"there already":       {configMap("fine", "2"), "manifest 1: ConfigMap ns/fine is there already, as manifest 0"},
 		"it is not an object": {"[]", "manifest 1: decode it: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			work := &workv1alpha1.Work{}
-			work.Spec.Workload.Manifests = []workv1alpha1.Manifest{w.manifest(configMap("fine", "1")), w.manifest(test.manifest)}
-			if _, err := works.Bundle(work); err == nil || !strings.HasPrefix(err.Error(), test.want) {
-				t.Errorf("got %v, want %s", err, test.want)
+			work.Spec.Workload.Manifests = []workv1alpha1.Manifest{
+				w.manifest(configMap("fine", "1")), w.manifest(test.manifest), w.manifest(configMap("too", "1")),
+			}
+			items := works.Bundle(work).Items
+			if len(items) != 3 || len(items[0].Objects) != 1 || len(items[1].Objects) != 0 || len(items[2].Objects) != 1 {
+				t.Fatalf("got %v", items)
+			}
+			if !strings.HasPrefix(items[1].Problem, test.want) {
+				t.Errorf("got %q, want %s", items[1].Problem, test.want)
 			}
 		})
 	}

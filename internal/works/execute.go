@@ -163,11 +163,7 @@ func (e *Executor) carryOut(ctx context.Context, work *workv1alpha1.Work, next *
 
 // apply makes the cluster equal the Work.
 func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
-	b, err := Bundle(work)
-	var report bundle.Report
-	if err == nil {
-		report, err = e.Engine.Converge(ctx, b)
-	}
+	report, err := e.Engine.Converge(ctx, Bundle(work))
 	err = silence(ctx, err)
 	done := report.Changes.Count(bundle.Created) + report.Changes.Count(bundle.Configured) + report.Changes.Count(bundle.Unchanged)
 	switch {
@@ -186,11 +182,7 @@ func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work) (metav1
 		err = silence(ctx, err)
 		return unreached(work, steady(err, "")), err
 	}
-	b, err := Bundle(work)
-	var digest bundle.Digest
-	if err == nil {
-		digest, err = b.Digest()
-	}
+	digest, err := Bundle(work).Digest()
 	switch {
 	case err != nil || report.Digest != digest:
 		return notAppliedYet(), nil

@@ -144,10 +144,7 @@ func TestBundleIsPruned(t *testing.T) {
 			t.Parallel()
 			work := &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-a", Name: "one"}}
 			work.Spec.Workload.Manifests = []workv1alpha1.Manifest{w.manifest(test.manifest)}
-			b, err := works.Bundle(work)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := works.Bundle(work)
 			fields := b.Items[0].Objects[0].Object
 			for _, name := range test.path[:len(test.path)-1] {
 				fields, _ = fields[name].(map[string]any)
@@ -178,10 +175,7 @@ func TestConflictResolution(t *testing.T) {
 			work.Spec.Workload.Manifests = []workv1alpha1.Manifest{
 				w.manifest("{apiVersion: v1, kind: ConfigMap, metadata: {name: a, annotations: {work.karmada.io/conflict-resolution: '" + test.manifest + "'}}}"),
 			}
-			b, err := works.Bundle(work)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := works.Bundle(work)
 			if diff := cmp.Diff(b.Items[0].Overwrite, test.want); diff != "" {
 				t.Error(diff)
 			}
