@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -86,7 +87,10 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		Named("work-holder").
 		For(&workv1alpha1.Work{}, builder.WithPredicates(unheld())).
 		Complete(&holder{hub: c.Hub, live: c.Live, shard: c.Shard})
-	return errors.Join(clusters, works)
+	if !c.Shard.Default() {
+		return errors.Join(clusters, works)
+	}
+	return errors.Join(clusters, works, mgr.Add(manager.RunnableFunc(c.sweepAll)))
 }
 
 // wantedChanged passes what can matter here: not what the members report again and again.
@@ -96,7 +100,6 @@ func wantedChanged() predicate.Predicate {
 			before, after := e.ObjectOld.(*clusterv1alpha1.Cluster), e.ObjectNew.(*clusterv1alpha1.Cluster)
 			return !equality.Semantic.DeepEqual(steady(before), steady(after))
 		},
-		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	}
 }
 
@@ -177,11 +180,12 @@ type state struct {
 // Reconcile gives one Cluster what it needs, or takes it a step nearer to its end.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	cluster := &clusterv1alpha1.Cluster{}
-	if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+	err := c.Hub.Get(ctx, req.NamespacedName, cluster)
+	if apierrors.IsNotFound(err) {
+		err = c.sweep(ctx, req.Name)
 	}
-	if !c.Shard.Serves(cluster) {
-		return reconcile.Result{}, nil
+	if err != nil || cluster.UID == "" || !c.Shard.Serves(cluster) {
+		return reconcile.Result{}, err
 	}
 	s := &state{cluster: cluster.DeepCopy(), member: fleet.FromCluster(cluster)}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, s.member.Key()))
@@ -201,8 +205,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			{Name: "judge", Run: c.judge},
 			{Name: "withdraw", Run: c.withdraw},
 			{Name: "dismiss", Run: c.dismiss},
-			{Name: "clear", Run: c.clearSpace},
-			{Name: "forget", Run: c.dropSecrets},
+			{Name: "clear", Run: c.clear},
 			{Name: "release", Run: c.release},
 		}
 	}

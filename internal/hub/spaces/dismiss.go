@@ -89,7 +89,7 @@ func (c *Controller) dismissHub(ctx context.Context, s *state) error {
 	// An account that is not accepted any more was removed in an earlier run, by its last request.
 	if err != nil && !apierrors.IsUnauthorized(err) && !apierrors.IsForbidden(err) {
 		if alive, failure := c.alive(ctx, s); failure != nil || alive && c.patience.still(s.cluster.UID, "account", c.Clock.Now()) < answerLimit {
-			return wait(failure, "the hub's account on it to be removed ("+err.Error()+")")
+			return waiting(failure, "the hub's account on it to be removed ("+err.Error()+")")
 		}
 		log.FromContext(ctx).Info("the hub's account on the cluster is left there", logkeys.Reason, err.Error())
 		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "LeftBehind", "Delete",
@@ -143,7 +143,7 @@ func (c *Controller) dismissAgent(ctx context.Context, s *state) error {
 		}
 	}
 	if c.patience.still(s.cluster.UID, what, c.Clock.Now()) < limit {
-		return wait(nil, what)
+		return waiting(nil, what)
 	}
 	log.FromContext(ctx).Info("the agent of the cluster is left there")
 	c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "LeftBehind", "Delete", "the agent of cluster %s has not removed itself", s.cluster.Name)

@@ -22,9 +22,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -58,6 +60,11 @@ var theWorld = sync.OnceValues(func() (*world, error) {
 	}
 	// The hub makes it when it starts.
 	if err := w.hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
+		return nil, err
+	}
+	forgotten := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}}
+	karmada.Mark(forgotten, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "forgotten", UID: "gone"}})
+	if err := w.hubClient.Create(ctx, forgotten); err != nil {
 		return nil, err
 	}
 	return w, w.run()

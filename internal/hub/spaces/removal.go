@@ -6,11 +6,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -87,7 +88,7 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	what := fmt.Sprintf("%d ClusterSummaries and %d Works to be withdrawn", len(summaries.Items), len(works.Items))
 	if !s.member.Abandoned {
 		if hopeless, err := c.hopeless(ctx, s, what); err != nil || !hopeless {
-			return wait(err, what)
+			return waiting(err, what)
 		}
 		if err := c.abandon(ctx, s); err != nil {
 			return err
@@ -99,7 +100,7 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 // letGo has what is abandoned let go of. Those who look after it do so themselves, and tell what they leave behind; nobody waits long for them.
 func (c *Controller) letGo(ctx context.Context, s *state, what string) error {
 	if s.member.Mode == fleet.Push && c.patience.still(s.cluster.UID, "abandoned: "+what, c.Clock.Now()) < answerLimit {
-		return wait(nil, what)
+		return waiting(nil, what)
 	}
 	if s.member.Mode == fleet.Pull {
 		// Nobody but the agent looks after its Works.
@@ -107,13 +108,13 @@ func (c *Controller) letGo(ctx context.Context, s *state, what string) error {
 			return err
 		}
 		if c.patience.still(s.cluster.UID, "abandoned: "+what, c.Clock.Now()) < answerLimit {
-			return wait(nil, what)
+			return waiting(nil, what)
 		}
 	}
 	if err := karmada.ReleaseSpace(ctx, c.Live, s.cluster.Name); err != nil {
 		return err
 	}
-	return wait(nil, what)
+	return waiting(nil, what)
 }
 
 // deleteOnce deletes obj unless that was done already.
@@ -142,50 +143,41 @@ func (c *Controller) hopeless(ctx context.Context, s *state, left string) (bool,
 	return !alive, err
 }
 
-// wait says what is waited for, unless err does.
-func wait(err error, what string) error {
+// waiting says what is waited for, unless err does.
+func waiting(err error, what string) error {
 	if err != nil {
 		return err
 	}
 	return phase.Wait{After: look, Reason: what}
 }
 
-// clearSpace deletes the execution space. Nobody waits until it is gone, for which Kubernetes takes some seconds: what comes into it at the last
-// moment is let go of by whoever looks after it, since its Cluster is gone.
-func (c *Controller) clearSpace(ctx context.Context, s *state) error {
-	space := &corev1.Namespace{}
-	err := c.Live.Get(ctx, client.ObjectKey{Name: s.member.Namespace}, space)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read the execution space: %w", err)
-	}
-	if owner := metav1.GetControllerOf(space); owner == nil || owner.UID != s.cluster.UID {
-		return nil // it was never this Cluster's
-	}
-	return c.deleteOnce(ctx, space)
+// clear deletes what the hub has of the Cluster, with the rights that its agent needed until now. Nobody waits until the execution space is gone,
+// for which Kubernetes takes some seconds: what comes into it at the last moment is let go of by whoever looks after it, since its Cluster is gone.
+func (c *Controller) clear(ctx context.Context, s *state) error {
+	return karmada.RemoveTraces(ctx, c.Live, s.cluster)
 }
 
-// dropSecrets deletes the credentials that go with the Cluster.
-func (c *Controller) dropSecrets(ctx context.Context, s *state) error {
-	for _, ref := range []*clusterv1alpha1.LocalSecretReference{s.cluster.Spec.SecretRef, s.cluster.Spec.ImpersonatorSecretRef} {
-		if ref == nil {
-			continue
-		}
-		secret := &corev1.Secret{}
-		err := c.Live.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret)
-		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("read Secret %s/%s: %w", ref.Namespace, ref.Name, err)
-		}
-		if err != nil || secret.Labels[clusterv1alpha1.SystemLabel] != "true" || !metav1.IsControlledBy(secret, s.cluster) {
-			continue
-		}
-		if err := c.deleteOnce(ctx, secret); err != nil {
-			return err
-		}
+// sweep deletes what the hub has of a Cluster that went without us, of which the hub of the default shard knows as well as any.
+func (c *Controller) sweep(ctx context.Context, name string) error {
+	if !c.Shard.Default() {
+		return nil
 	}
-	return nil
+	return karmada.Sweep(ctx, c.Live, name)
+}
+
+// sweepAll is sweep for all Clusters that went while no hub was there.
+func (c *Controller) sweepAll(ctx context.Context) error {
+	err := wait.PollUntilContextCancel(ctx, retryMost, true, func(ctx context.Context) (bool, error) {
+		err := karmada.SweepAll(ctx, c.Live)
+		if err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "sweep what is left of clusters that are gone")
+		}
+		return err == nil, nil
+	})
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // release lets the Cluster go.

@@ -132,9 +132,8 @@ func (c *Controller) makeSpace(ctx context.Context, s *state) error {
 }
 
 func (c *Controller) createSpace(ctx context.Context, s *state) error {
-	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-		Name: s.member.Namespace, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, OwnerReferences: []metav1.OwnerReference{*ownerOf(s.cluster)},
-	}}
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.member.Namespace}}
+	karmada.Mark(space, s.cluster)
 	if err := c.Live.Create(ctx, space, client.FieldOwner(kube.FieldManager)); err != nil {
 		return client.IgnoreAlreadyExists(err)
 	}
@@ -145,27 +144,20 @@ func (c *Controller) createSpace(ctx context.Context, s *state) error {
 
 // repairSpace lets the execution space go with the Cluster. One that goes with an earlier Cluster is about to be deleted, with all that is in it.
 func (c *Controller) repairSpace(ctx context.Context, s *state, space *corev1.Namespace) error {
-	owner := metav1.GetControllerOf(space)
-	if owner != nil && owner.UID != s.cluster.UID {
+	marked := karmada.Marked(space)
+	if marked != "" && marked != s.cluster.UID {
 		if err := c.Live.Delete(ctx, space, client.Preconditions{UID: &space.UID}); client.IgnoreNotFound(err) != nil {
 			return err
 		}
 		return phase.Wait{After: spaceAgain, Reason: "namespace " + space.Name + " of an earlier cluster to be gone"}
 	}
-	if owner != nil && space.Labels[clusterv1alpha1.SystemLabel] == "true" {
+	if marked != "" && space.Labels[clusterv1alpha1.SystemLabel] == "true" {
 		return nil
 	}
 	repaired := space.DeepCopy()
-	metav1.SetMetaDataLabel(&repaired.ObjectMeta, clusterv1alpha1.SystemLabel, "true")
-	if owner == nil {
-		repaired.OwnerReferences = append(repaired.OwnerReferences, *ownerOf(s.cluster))
-	}
+	karmada.Mark(repaired, s.cluster)
 	patch := client.MergeFromWithOptions(space, client.MergeFromWithOptimisticLock{})
 	return c.Live.Patch(ctx, repaired, patch, client.FieldOwner(kube.FieldManager))
-}
-
-func ownerOf(cluster *clusterv1alpha1.Cluster) *metav1.OwnerReference {
-	return metav1.NewControllerRef(cluster, clusterv1alpha1.GroupVersion.WithKind("Cluster"))
 }
 
 // adopt lets the credentials go with the Cluster that a registration made which was cut off in between.

@@ -47,7 +47,7 @@ func (w *world) settled(t *testing.T, name string) *clusterv1alpha1.Cluster {
 	eventually(t, "cluster "+name+" is held and has its execution space", func() bool {
 		space := &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}
 		return w.has(t, w.hubClient, c) && controllerutil.ContainsFinalizer(c, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "" &&
-			w.has(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && metav1.IsControlledBy(space, c)
+			w.has(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && karmada.Marked(space) == c.UID
 	})
 	return c
 }

@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -19,7 +20,9 @@ func ensure(ctx context.Context, hub client.Client, obj client.Object) error {
 	if err != nil {
 		return fmt.Errorf("prepare %T: %w", obj, err)
 	}
-	obj.SetLabels(systemLabels())
+	labels := systemLabels()
+	maps.Copy(labels, obj.GetLabels())
+	obj.SetLabels(labels)
 	if err := replaceOther(ctx, hub, obj); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -10,7 +11,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -19,6 +19,7 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -32,7 +33,7 @@ func RoleName(cluster string) string { return "system:karmada:" + cluster + ":ag
 // hub must read from the API server. It fails while the execution space of an earlier Cluster of that name is still going.
 func Grant(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
 	space := fleet.ExecutionSpace(c.Name)
-	if err := ensureSpace(ctx, hub, space); err != nil {
+	if err := ensureSpace(ctx, hub, c); err != nil {
 		return err
 	}
 	if err := ensureLease(ctx, hub, c); err != nil {
@@ -50,12 +51,25 @@ func Grant(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) e
 		&rbacv1.RoleBinding{ObjectMeta: named(space, name), RoleRef: roleRef("Role", name), Subjects: []rbacv1.Subject{user}},
 		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, name), RoleRef: roleRef("Role", shared), Subjects: []rbacv1.Subject{user}},
 	} {
-		obj.SetOwnerReferences([]metav1.OwnerReference{ownerOf(c)})
+		karmada.Mark(obj, c)
 		if err := ensure(ctx, hub, obj); err != nil {
 			return err
 		}
 	}
-	return nil
+	return stillThere(ctx, hub, c)
+}
+
+// stillThere takes everything back that was made for a Cluster which went meanwhile: whoever removed it may have looked before it was there.
+func stillThere(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
+	live := &clusterv1alpha1.Cluster{}
+	err := hub.Get(ctx, client.ObjectKeyFromObject(c), live)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read Cluster %s: %w", c.Name, err)
+	}
+	if err == nil && live.UID == c.UID {
+		return nil
+	}
+	return errors.Join(fmt.Errorf("the Cluster %s is gone", c.Name), karmada.RemoveTraces(ctx, hub, c))
 }
 
 // LetRead lets whoever made csr read it, and nothing else, as long as it exists.
@@ -104,9 +118,10 @@ func spaceRules(cluster string) []rbacv1.PolicyRule {
 }
 
 // ensureSpace makes the execution space if it is not there. What else is written on it is for whoever looks after execution spaces.
-func ensureSpace(ctx context.Context, hub client.Client, name string) error {
+func ensureSpace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
+	name := fleet.ExecutionSpace(c.Name)
 	space := &corev1.Namespace{ObjectMeta: named("", name)}
-	space.Labels = systemLabels()
+	karmada.Mark(space, c)
 	if err := hub.Create(ctx, space, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create namespace %s: %w", name, err)
 	}
@@ -121,7 +136,7 @@ func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 		return fmt.Errorf("read Lease %s: %w", client.ObjectKeyFromObject(lease), err)
 	}
 	if err == nil {
-		if metav1.IsControlledBy(lease, c) || ownedBy(lease, c.UID) {
+		if karmada.Marked(lease) == c.UID {
 			return nil
 		}
 		uid := lease.UID
@@ -130,26 +145,12 @@ func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 		}
 	}
 	made := &coordinationv1.Lease{ObjectMeta: named(lease.Namespace, lease.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}}
-	made.Labels, made.OwnerReferences = systemLabels(), []metav1.OwnerReference{ownerOf(c)}
+	karmada.Mark(made, c)
 	// Another Grant of the same Cluster may have been faster.
 	if err := hub.Create(ctx, made, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(made), err)
 	}
 	return nil
-}
-
-func ownedBy(obj client.Object, uid types.UID) bool {
-	for _, owner := range obj.GetOwnerReferences() {
-		if owner.UID == uid {
-			return true
-		}
-	}
-	return false
-}
-
-// ownerOf is the reference by which objects belong to a Cluster, and go with it.
-func ownerOf(c *clusterv1alpha1.Cluster) metav1.OwnerReference {
-	return metav1.OwnerReference{APIVersion: clusterv1alpha1.GroupVersion.String(), Kind: "Cluster", Name: c.Name, UID: c.UID}
 }
 
 func roleRef(kind, name string) rbacv1.RoleRef {

@@ -21,6 +21,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/join/karmada"
 )
 
 // granted makes a Cluster in pull mode with what its agent needs.
@@ -321,8 +322,8 @@ func TestGrantReplacesTheLeaseOfAnEarlierCluster(t *testing.T) {
 	if err := hubClient.Get(t.Context(), key, lease); err != nil {
 		t.Fatal(err)
 	}
-	if got := ptr.Deref(lease.Spec.LeaseDurationSeconds, 0); got != 40 || lease.OwnerReferences[0].UID != c.UID {
-		t.Errorf("duration %d, owners %v", got, lease.OwnerReferences)
+	if got := ptr.Deref(lease.Spec.LeaseDurationSeconds, 0); got != 40 || karmada.Marked(lease) != c.UID {
+		t.Errorf("duration %d, labels %v", got, lease.Labels)
 	}
 	before := lease.UID
 	if err := bootstrap.Grant(t.Context(), hubClient, c); err != nil {
@@ -331,8 +332,8 @@ func TestGrantReplacesTheLeaseOfAnEarlierCluster(t *testing.T) {
 	if err := hubClient.Get(t.Context(), key, lease); err != nil || lease.UID != before {
 		t.Errorf("a second Grant made the Lease anew: %v", err)
 	}
-	// As if the garbage collector had not come by yet.
-	lease.OwnerReferences = nil
+	// As if that of an earlier Cluster had not gone yet.
+	lease.Labels = nil
 	if err := hubClient.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}

@@ -106,39 +106,31 @@ func (c claimant) try(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	owner := metav1.GetControllerOf(live)
-	if c.owner != nil && owner != nil && owner.UID == c.owner.UID {
+	if c.owner != nil && Marked(live) == c.owner.UID {
 		return nil
 	}
-	held, err := c.held(ctx, live, owner)
+	held, err := c.held(ctx, live)
 	if err != nil {
 		return err
 	}
-	switch {
-	case held:
+	if held {
 		return c.taken()
-	case owner != nil:
-		// The garbage collector may be at it already, and must not get ours.
-		if err := deleteClaim(ctx, c.hub, live); err != nil {
-			return err
-		}
-		return c.make(ctx)
 	}
 	c.fill(live)
 	return c.hub.Update(ctx, live, client.FieldOwner(kube.FieldManager))
 }
 
 // held says whether another one has a right to the id by live: a Cluster of that id, or a registration that is still at work.
-func (c claimant) held(ctx context.Context, live *corev1.ConfigMap, owner *metav1.OwnerReference) (bool, error) {
-	holder := &clusterv1alpha1.Cluster{}
+func (c claimant) held(ctx context.Context, live *corev1.ConfigMap) (bool, error) {
+	owner, holder := Marked(live), &clusterv1alpha1.Cluster{}
 	err := c.hub.Get(ctx, client.ObjectKey{Name: live.Data[claimClusterKey]}, holder)
 	if client.IgnoreNotFound(err) != nil {
 		return false, err
 	}
-	if err == nil && holder.Spec.ID == c.id && (owner == nil || owner.UID == holder.UID) {
+	if err == nil && holder.Spec.ID == c.id && (owner == "" || owner == holder.UID) {
 		return c.owner == nil || c.owner.UID != holder.UID, nil
 	}
-	if owner != nil || live.Data[claimClusterKey] == c.name {
+	if owner != "" || live.Data[claimClusterKey] == c.name {
 		return false, nil
 	}
 	now, err := serverTime(ctx, c.hub)
@@ -173,13 +165,12 @@ func (c claimant) make(ctx context.Context) error {
 // fill writes into claim whose it is.
 func (c claimant) fill(claim *corev1.ConfigMap) {
 	claim.Data = map[string]string{claimClusterKey: c.name, claimIDKey: c.id}
-	metav1.SetMetaDataLabel(&claim.ObjectMeta, clusterv1alpha1.SystemLabel, "true")
+	unmark(claim)
+	if c.owner != nil {
+		Mark(claim, c.owner)
+	}
 	if c.attempt != "" {
 		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, attemptAnnotation, c.attempt)
-	}
-	claim.OwnerReferences = nil
-	if c.owner != nil {
-		claim.OwnerReferences = []metav1.OwnerReference{*ownerOf(c.owner)}
 	}
 }
 
@@ -211,11 +202,6 @@ func (c claimant) giveBack(ctx context.Context) error {
 // deleteClaim deletes a claim as it was read.
 func deleteClaim(ctx context.Context, hub client.Client, live *corev1.ConfigMap) error {
 	return client.IgnoreNotFound(hub.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}))
-}
-
-// ownerOf returns the reference that lets an object go with cluster.
-func ownerOf(cluster *clusterv1alpha1.Cluster) *metav1.OwnerReference {
-	return metav1.NewControllerRef(cluster, clusterv1alpha1.GroupVersion.WithKind("Cluster"))
 }
 
 // makeSystemNamespace makes a namespace of the hub unless it is there. It waits for one to go that is on its way.

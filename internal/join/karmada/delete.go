@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/kube"
@@ -107,8 +108,11 @@ func (d *deletion) run(ctx context.Context) error {
 		return err
 	}
 	gone, err := d.await(ctx, d.options.Wait)
-	if gone || err != nil {
+	if err != nil {
 		return err
+	}
+	if gone {
+		return d.clear(ctx)
 	}
 	if !d.options.Force {
 		return fmt.Errorf("wait %s for it to be gone: %w; the hub goes on with it", d.options.Wait, context.DeadlineExceeded)
@@ -126,6 +130,18 @@ func (d *deletion) run(ctx context.Context) error {
 	gone, err = d.await(ctx, forceWait)
 	if err == nil && !gone {
 		return fmt.Errorf("wait %s for it to be gone: %w", forceWait, context.DeadlineExceeded)
+	}
+	return err
+}
+
+// clear deletes what the control plane has of a Cluster that no hub has looked after. For who may not, a hub does it when it starts.
+func (d *deletion) clear(ctx context.Context) error {
+	if controllerutil.ContainsFinalizer(d.cluster, clusterv1alpha1.ClusterFinalizer) {
+		return nil
+	}
+	err := insist(ctx, func() error { return RemoveTraces(ctx, d.hub, d.cluster) })
+	if apierrors.IsForbidden(err) {
+		return nil
 	}
 	return err
 }

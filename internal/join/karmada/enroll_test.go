@@ -83,7 +83,7 @@ func TestOfAHundredWhoEnrollAtOnceOneWins(t *testing.T) {
 			if len(clusters) != 1 || clusters[0].Name != name || clusters[0].Spec.ID != id {
 				t.Errorf("clusters: got %v, want %s alone", clusters, name)
 			}
-			if len(claims) != 1 || !metav1.IsControlledBy(&claims[0], &clusters[0]) {
+			if len(claims) != 1 || karmada.Marked(&claims[0]) != clusters[0].UID {
 				t.Errorf("claims: got %v, want one of the winner", claims)
 			}
 		})
@@ -112,7 +112,7 @@ func TestAnEnrolmentThatWasCutOffIsInNobodysWay(t *testing.T) {
 		t.Errorf("the same name: got %v, want it to go on", err)
 	}
 	clusters, claims := startingWith(t, w.hubClient, "cut")
-	if len(clusters) != 1 || len(claims) != 1 || !metav1.IsControlledBy(&claims[0], &clusters[0]) {
+	if len(clusters) != 1 || len(claims) != 1 || karmada.Marked(&claims[0]) != clusters[0].UID {
 		t.Errorf("got clusters %v and claims %v, want one each", clusters, claims)
 	}
 }

@@ -83,5 +83,8 @@ func (d *deletion) free(ctx context.Context) error {
 	if err := d.hub.Delete(ctx, space); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete namespace %s: %w", space.Name, err)
 	}
+	if err := insist(ctx, func() error { return RemoveTraces(ctx, d.hub, d.cluster) }); err != nil {
+		return err
+	}
 	return release(ctx, d.hub, d.cluster, clusterv1alpha1.ClusterFinalizer)
 }

@@ -245,7 +245,15 @@ func (j *joining) rollBack(ctx context.Context) error {
 	if err == nil {
 		err = j.awaitGone(ctx)
 	}
-	return errors.Join(err, j.vault.rollBack(ctx), j.member.rollBack(ctx))
+	return errors.Join(err, j.vault.rollBack(ctx), j.clear(ctx), j.member.rollBack(ctx))
+}
+
+// clear deletes what else the control plane has of the Cluster that this run made, if no hub has done that.
+func (j *joining) clear(ctx context.Context) error {
+	if j.cluster == nil || j.cluster.UID == "" {
+		return nil
+	}
+	return insist(ctx, func() error { return RemoveTraces(ctx, j.hub, j.cluster) })
 }
 
 // awaitGone waits until the Cluster that this run made is gone.

@@ -98,7 +98,7 @@ func wantJoined(t *testing.T, w *world, r karmada.JoinRequest) {
 		if err := w.hubClient.Get(t.Context(), client.ObjectKey{Namespace: "karmada-cluster", Name: name}, secret); err != nil {
 			t.Fatal(err)
 		}
-		if !metav1.IsControlledBy(secret, got) || len(secret.Data["token"]) == 0 {
+		if karmada.Marked(secret) != got.UID || len(secret.Data["token"]) == 0 {
 			t.Errorf("Secret %s: got %v, want a token that goes with the Cluster", name, secret.ObjectMeta)
 		}
 		if name != r.Name {

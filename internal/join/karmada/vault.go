@@ -7,7 +7,6 @@ import (
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -57,9 +56,9 @@ func (v *vault) write(ctx context.Context, want contents, owner *clusterv1alpha1
 		before := secret.DeepCopy()
 		secret.Data = maps.Clone(want.data)
 		metav1.SetMetaDataAnnotation(&secret.ObjectMeta, attemptAnnotation, v.attempt)
-		secret.OwnerReferences = nil
+		unmark(secret)
 		if owner != nil {
-			secret.OwnerReferences = []metav1.OwnerReference{*ownerOf(owner)}
+			Mark(secret, owner)
 		}
 		// Noted before the request, since a request that was cut off may have done its work.
 		v.undo = append(v.undo, func(ctx context.Context) error { return v.takeBack(ctx, before, found) })
@@ -79,24 +78,19 @@ func (v *vault) check(ctx context.Context, live *corev1.Secret, owner *clusterv1
 	if live.Labels[clusterv1alpha1.SystemLabel] != "true" {
 		return fmt.Errorf("it %w", errForeignSecret)
 	}
-	holder := metav1.GetControllerOf(live)
-	if holder == nil || owner != nil && holder.UID == owner.UID {
+	holder := Marked(live)
+	if holder == "" || owner != nil && holder == owner.UID {
 		return nil
 	}
 	cluster := &clusterv1alpha1.Cluster{}
-	err := v.hub.Get(ctx, client.ObjectKey{Name: holder.Name}, cluster)
+	err := v.hub.Get(ctx, client.ObjectKey{Name: live.Labels[clusterLabel]}, cluster)
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	if err == nil && cluster.UID == holder.UID {
+	if err == nil && cluster.UID == holder {
 		return Taken{ID: cluster.Spec.ID, Name: v.cluster}
 	}
-	// The garbage collector may be at it already, and must not get ours.
-	err = v.hub.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
-	if client.IgnoreNotFound(err) != nil {
-		return err
-	}
-	return apierrors.NewConflict(corev1.Resource("secrets"), live.Name, errors.New("it was one of a cluster that is gone"))
+	return nil
 }
 
 // takeBack makes a Secret what it was before this run wrote it, or deletes it if there was none. It leaves alone one that another run has
@@ -113,7 +107,7 @@ func (v *vault) takeBack(ctx context.Context, before *corev1.Secret, existed boo
 		if !existed {
 			return client.IgnoreNotFound(v.hub.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}))
 		}
-		live.Data, live.Annotations, live.OwnerReferences = before.Data, before.Annotations, before.OwnerReferences
+		live.Data, live.Annotations, live.Labels = before.Data, before.Annotations, before.Labels
 		return client.IgnoreNotFound(v.hub.Update(ctx, live, client.FieldOwner(kube.FieldManager)))
 	})
 	if err != nil {
@@ -145,10 +139,10 @@ func AdoptSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alph
 		}
 		made := err == nil && secret.Labels[clusterv1alpha1.SystemLabel] == "true" &&
 			secret.Annotations[attemptAnnotation] == cluster.Annotations[attemptAnnotation]
-		if !made || len(secret.OwnerReferences) > 0 {
+		if !made || Marked(secret) != "" {
 			continue
 		}
-		secret.OwnerReferences = []metav1.OwnerReference{*ownerOf(cluster)}
+		Mark(secret, cluster)
 		// Whoever changed it since, or the registration itself, makes this a conflict.
 		if err := hub.Update(ctx, secret, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("write Secret %s/%s: %w", ref.Namespace, ref.Name, err)
