@@ -140,6 +140,9 @@ func (p *pass) applyAnew(ctx context.Context, v verdict) (*live, error) {
 
 // request sends the apply request, again and again for a while if the object's kind was defined only now.
 func (p *pass) request(ctx context.Context, v verdict, uid types.UID) (*live, error) {
+	if uid != "" && v.retains() {
+		return p.applyRetaining(ctx, v, uid)
+	}
 	body, err := v.stamped(v.adopt, uid)
 	if err != nil {
 		return nil, err

@@ -32,7 +32,8 @@ type Options struct {
 	Scope string
 	Hub   string
 	// OnChange is told, while Run runs, of which bundles with the option Heal there is news of objects: their status included, and what this
-	// Engine did. News of one bundle that comes together is told once. It may wait, but not beyond the end of Run's context.
+	// Engine did. News of one bundle that comes together is told once, and what comes soon after that is told some seconds later, unless an
+	// object went. It may wait, but not beyond the end of Run's context.
 	OnChange func(bundle.ID)
 	// Clock stamps reports and paces healing. Default: the real clock.
 	Clock clock.WithTicker

@@ -11,6 +11,9 @@ import (
 // errReplaced says that what is there now has to be judged anew.
 var errReplaced = errors.New("somebody deleted or replaced it just now; it is looked at again")
 
+// errBusy says that an object changes faster than it can be read and applied.
+var errBusy = errors.New("it changes all the time; it is looked at again")
+
 // guard decides, for a guarded bundle, about an object that is there and is not marked for it. What such a bundle takes over is the
 // bundle's from then on, and goes with it.
 func guard(v verdict, had held, who asker) verdict {

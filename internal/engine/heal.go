@@ -202,7 +202,7 @@ func (h *healer) see(key kube.Ref, s sighting) {
 		if !ok {
 			continue
 		}
-		h.news.add(rec.ID)
+		h.news.add(rec.ID, s)
 		if !heals(rec) || !moved(had, s, h.engine.domain.sign(rec.ID)) {
 			continue
 		}

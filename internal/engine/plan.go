@@ -177,9 +177,9 @@ func seal(t *target, item bundle.Item, b bundle.Bundle) error {
 	return nil
 }
 
-// stamped returns the target as the body of an apply request: its content and its marks. A uid makes the request fail unless
-// it meets the object that was seen.
-func (t *target) stamped(adopt bool, uid types.UID) ([]byte, error) {
+// body returns the target as an apply request says it: its content and its marks. A uid makes the request fail unless it meets the object
+// that was seen.
+func (t *target) body(adopt bool, uid types.UID) map[string]any {
 	body := maps.Clone(t.content)
 	metadata := maps.Clone(body["metadata"].(map[string]any))
 	labels := maps.Clone(mapOf(metadata["labels"]))
@@ -197,9 +197,18 @@ func (t *target) stamped(adopt bool, uid types.UID) ([]byte, error) {
 		metadata["uid"] = string(uid)
 	}
 	body["metadata"] = metadata
+	return body
+}
+
+// stamped returns the body of an apply request in JSON.
+func (t *target) stamped(adopt bool, uid types.UID) ([]byte, error) {
+	return encode(t.ref, t.body(adopt, uid))
+}
+
+func encode(ref kube.Ref, body map[string]any) ([]byte, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", t.ref, err)
+		return nil, fmt.Errorf("encode %s: %w", ref, err)
 	}
 	return raw, nil
 }

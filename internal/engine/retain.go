@@ -1,0 +1,77 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// labelRetainReplicas on an object of a guarded bundle, "true", leaves the number of its replicas to its cluster, once it is there.
+	labelRetainReplicas = "resourcetemplate.karmada.io/retain-replicas"
+	// retainTries is how often an object that changes all the time is read again before it is applied.
+	retainTries = 5
+)
+
+// retains says whether the replicas of a target are its cluster's to say.
+func (t *target) retains() bool {
+	_, scales := mapOf(t.content["spec"])["replicas"]
+	return scales && t.guarded && mapOf(mapOf(t.content["metadata"])["labels"])[labelRetainReplicas] == "true"
+}
+
+// applyRetaining applies an object that exists without saying how many replicas it has. While nobody else has set them, leaving them out would
+// set them to one: then they are sent as they are.
+func (p *pass) applyRetaining(ctx context.Context, v verdict, uid types.UID) (now *live, err error) {
+	for range retainTries {
+		whole, err := p.engine.member.wholes.Resource(v.resource.GVR).Namespace(v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, err
+		}
+		body := v.body(v.adopt, uid)
+		spec := maps.Clone(mapOf(body["spec"]))
+		delete(spec, "replicas")
+		body["spec"] = spec
+		alone := err == nil && replicasOursAlone(whole)
+		if alone {
+			spec["replicas"] = mapOf(whole.Object["spec"])["replicas"]
+			mapOf(body["metadata"])["resourceVersion"] = whole.GetResourceVersion()
+		}
+		raw, err := encode(v.ref, body)
+		if err != nil {
+			return nil, err
+		}
+		now, err = p.engine.member.apply(ctx, v.target, raw)
+		if !alone || !apierrors.IsConflict(err) || whole.GetUID() != uid {
+			return now, err
+		}
+	}
+	return nil, errBusy
+}
+
+// replicasOursAlone says whether we have set the replicas of an object, and nobody else has.
+func replicasOursAlone(obj *unstructured.Unstructured) bool {
+	ours := false
+	for _, entry := range obj.GetManagedFields() {
+		var fields struct {
+			Spec map[string]json.RawMessage `json:"f:spec"`
+		}
+		if entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+			continue
+		}
+		if _, sets := fields.Spec["f:replicas"]; !sets {
+			continue
+		}
+		if entry.Manager != kube.FieldManager || !ownApply(entry) {
+			return false
+		}
+		ours = true
+	}
+	return ours
+}
