@@ -42,8 +42,6 @@ type agent struct {
 	refusal   *session.Refusal
 	// lost tells people of a hub that does not know the Cluster.
 	lost *session.Refusal
-	// healthy says that the member was seen healthy once.
-	healthy atomic.Bool
 	// pending is a renewed certificate that could not be kept yet.
 	pending *renewal
 	// inbox and works are those of the session that runs, if one does.
@@ -70,7 +68,7 @@ func Run(ctx context.Context, opts Options) error {
 		Clock: opts.Clock, Refused: unknown, Message: "the hub does not let the agent see its Cluster; what is deployed stays and is healed",
 		Repair: "if the cluster was unregistered while its agent was away, run: karmadactl unregister " + opts.Cluster + " --cluster-kubeconfig=FILE",
 	}
-	a.metrics = session.NewMetrics(fleet.TypeKarmada, types.NamespacedName{Name: opts.Cluster}, session.NewPulse(opts.Clock, opts.heartbeat()))
+	a.metrics = session.NewMetrics(fleet.TypeKarmada, types.NamespacedName{Name: opts.Cluster}, session.NewPulse(opts.Clock, opts.turn()))
 	a.pulses = &pulses{hub: a.metrics.Pulse}
 	if opts.LeaderElect {
 		a.pulses.election = session.NewPulse(opts.Clock, opts.ElectRetry)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -186,5 +187,48 @@ func TestAgentOfAnotherClusterEnds(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Error("the agent did not end")
+	}
+}
+
+// A member may be unhealthy when its agent starts, and may stay that: the hub hears it all the same, and does not have to guess.
+func TestAgentOfAnUnhealthyMemberIsHeard(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "ill", time.Hour)
+	ill, forward, health := &ailment{}, &skipping{}, freeAddress(t)
+	ill.lasts.Store(true)
+	_, _, _ = w.start(func(o *Options) {
+		o.Member, o.Clock, o.HealthAddress = ill.wrap(o.Member), forward, health
+		o.StatusInterval, o.LeaseDuration, o.SuccessThreshold = time.Second, 4*time.Second, time.Second
+	})
+	w.eventually("the Cluster is not Ready", w.is(metav1.ConditionFalse))
+	since := meta.FindStatusCondition(w.cluster().Status.Conditions, clusterv1alpha1.ClusterConditionReady).LastTransitionTime
+	heard := w.heartbeat()
+	w.settle(5 * time.Second)
+	if got := w.heartbeat(); !got.After(heard.Add(3 * time.Second)) {
+		t.Errorf("last heartbeat: got %s, five seconds after it was %s", got, heard)
+	}
+	if got := meta.FindStatusCondition(w.cluster().Status.Conditions, clusterv1alpha1.ClusterConditionReady); !got.LastTransitionTime.Equal(&since) {
+		t.Errorf("Ready: got %+v, want it unchanged since %s", got, since)
+	}
+	forward.skip(10 * time.Minute)
+	w.probed(health, "/healthz", http.StatusOK)
+	ill.lasts.Store(false)
+	w.ready()
+}
+
+// What the agent may leave to others is no reason to start it anew.
+func TestAgentThatDoesNotReportIsAlive(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "mute", 10*time.Hour)
+	forward, health := &skipping{}, freeAddress(t)
+	_, _, _ = w.start(func(o *Options) {
+		o.Clock, o.HealthAddress, o.Controllers = forward, health, []string{"*", "-" + clusterStatus}
+	})
+	w.work("one", "first")
+	w.wantValue("one", "first")
+	forward.skip(time.Hour)
+	w.probed(health, "/healthz", http.StatusOK)
+	if lease, err := w.lease(t.Context()); err != nil || lease.Spec.RenewTime != nil {
+		t.Errorf("Lease: got %+v and error %v, want no heartbeat", lease.Spec, err)
 	}
 }

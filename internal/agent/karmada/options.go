@@ -228,6 +228,15 @@ func (o Options) validatePace() error {
 	return nil
 }
 
+// turn is how long the loop that keeps in touch with the hub may take for one turn: that of the heartbeats, or where there are none that which
+// renews the certificate.
+func (o Options) turn() time.Duration {
+	if o.runs(clusterStatus) {
+		return o.heartbeat()
+	}
+	return rotationLimit
+}
+
 // heartbeat is the time between two heartbeats.
 func (o Options) heartbeat() time.Duration {
 	return time.Duration(float64(o.LeaseDuration) * o.LeaseRenewFraction)

@@ -45,6 +45,9 @@ func (l *link) watchWay(ctx context.Context) error {
 		if !l.sleepUntil(ctx, wake) {
 			return nil
 		}
+		if !l.opts.runs(clusterStatus) {
+			l.metrics.Pulse.Turned()
+		}
 		if l.replaced(ctx) {
 			return errReplaced
 		}

@@ -86,14 +86,8 @@ func (l *link) report(ctx context.Context) error {
 		status.ResourceSummary = status.ResourceSummary.DeepCopy()
 		status.ResourceSummary.AllocatableModelings = nil
 	}
-	ready := meta.IsStatusConditionTrue(status.Conditions, clusterv1alpha1.ClusterConditionReady)
-	if ready {
-		l.healthy.Store(true)
-	}
-	if l.healthy.Load() {
-		// The hub must hear the heartbeat before it is told that the cluster is ready: without one it would not believe it.
-		l.startBeating(ctx)
-	}
+	// The hub must hear the heartbeat before it is told how the cluster is: without one it would not believe it for long, ready or not.
+	l.startBeating(ctx)
 	if equality.Semantic.DeepEqual(cluster.Status, status) {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -129,4 +130,20 @@ func (j *journal) with(text string) []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(j.lines), func(line string) bool { return !strings.Contains(line, text) })
+}
+
+// ailment makes a member say of itself that it is not well, while it lasts.
+type ailment struct{ lasts atomic.Bool }
+
+func (a *ailment) wrap(member *rest.Config) *rest.Config {
+	config := rest.CopyConfig(member)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if a.lasts.Load() && strings.HasSuffix(r.URL.Path, "z") {
+				return &http.Response{StatusCode: http.StatusInternalServerError, Body: http.NoBody, Request: r}, nil
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	return config
 }

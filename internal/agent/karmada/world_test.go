@@ -354,12 +354,30 @@ func (w *world) probed(address, path string, want int) {
 // ready waits until the Cluster is Ready.
 func (w *world) ready() {
 	w.t.Helper()
-	w.eventually("the Cluster is Ready", func(context.Context) error {
-		if got := readiness(&w.cluster().Status); got != "True" {
+	w.eventually("the Cluster is Ready", w.is(metav1.ConditionTrue))
+}
+
+// is checks the condition Ready.
+func (w *world) is(want metav1.ConditionStatus) func(context.Context) error {
+	return func(context.Context) error {
+		if got := readiness(&w.cluster().Status); got != string(want) {
 			return fmt.Errorf("Ready is %q", got)
 		}
 		return nil
-	})
+	}
+}
+
+// heartbeat returns when the agent gave its last one, by its own clock.
+func (w *world) heartbeat() time.Time {
+	w.t.Helper()
+	lease, err := w.lease(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if lease.Spec.RenewTime == nil {
+		return time.Time{}
+	}
+	return lease.Spec.RenewTime.Time
 }
 
 // work makes a Work of one ConfigMap in namespace default of the member.
