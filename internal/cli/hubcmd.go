@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -192,13 +194,26 @@ func prepare(ctx context.Context, config *rest.Config, options hub.Options) erro
 	if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
 		return err
 	}
-	err = bootstrap.Prepare(ctx, config, address)
-	if apierrors.IsNotFound(err) {
-		// Kubernetes has had ValidatingAdmissionPolicies since 1.30; a hub without them lets no agent in by token.
+	var last error
+	err = wait.PollUntilContextTimeout(ctx, preparePause, prepareLimit, true, func(ctx context.Context) (bool, error) {
+		last = bootstrap.Prepare(ctx, config, address)
+		if apierrors.IsNotFound(last) {
+			return false, nil // such as the namespaces of an API server that has just started
+		}
+		return true, last
+	})
+	if errors.Is(last, bootstrap.ErrUnguardable) {
+		log.FromContext(ctx).Info("clusters cannot be registered in pull mode as in Karmada", "reason", last.Error())
 		return nil
 	}
-	return err
+	return cmp.Or(last, err)
 }
+
+// prepareLimit and preparePause bound and space the attempts to make the hub ready for clusters that register.
+const (
+	prepareLimit = time.Minute
+	preparePause = time.Second
+)
 
 // checkInstalled says clearly that a hub does not know the kinds of Towline. Whatever else is wrong, the hub finds out when it works.
 func checkInstalled(ctx context.Context, config *rest.Config) error {

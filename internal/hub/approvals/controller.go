@@ -96,6 +96,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "judge", Run: func(context.Context, *state) error { return denied(bootstrap.ReasonMalformed, malformed) }},
 		{Name: "in time", Run: c.inTime},
 		{Name: "authorize", Run: c.authorize},
+		{Name: "guard", Run: c.guard},
 	}
 	if petition.Renewal {
 		steps = append(steps, phase.Step[*state]{Name: "find", Run: c.find})

@@ -17,7 +17,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -168,6 +170,7 @@ func TestHubMayDieAtAnyMoment(t *testing.T) {
 	if err := errors.Join(installed(t.Context(), plane.Config), worldOf(t, plane).entitle()); err != nil {
 		t.Fatal(err)
 	}
+	t.Run("no guard", func(t *testing.T) { nobodyIsLetInUnguarded(t, worldOf(t, plane)) })
 	t.Run("one request", func(t *testing.T) { t.Parallel(); hubMayDieAtAnyMoment(t, worldOf(t, plane)) })
 	for name, test := range map[string]func(*testing.T, *world){
 		"two requests": secondRequestOutlivesTheDenialOfTheFirst, "two requests denied": deniedTogetherLeaveNothing, "an answer that was lost": approvedIsNotTakenBack,
@@ -354,4 +357,27 @@ func tokenThatExpiresWhileItWaitsIsWorthNothing(t *testing.T, w *world) {
 	w.must(w.run("expires", manyWrites, time.Now().Add(11*time.Minute)))
 	w.wantAnswer("expires", certificatesv1.CertificateDenied, bootstrap.ReasonToken)
 	w.wantNone("expires")
+}
+
+func nobodyIsLetInUnguarded(t *testing.T, w *world) {
+	t.Helper()
+	token := w.token("")
+	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+		guard := &unstructured.Unstructured{}
+		guard.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
+		guard.SetName("towline-karmada-agents")
+		w.must(w.Delete(t.Context(), guard))
+		name := strings.ToLower("without-" + kind)
+		w.files(t, token, name, "unguarded", asIs)
+		w.must(w.run(name, manyWrites, time.Now()))
+		csr := &certificatesv1.CertificateSigningRequest{}
+		w.must(w.Get(t.Context(), client.ObjectKey{Name: name}, csr))
+		if len(csr.Status.Conditions) > 0 {
+			t.Errorf("without %s: %+v", kind, csr.Status.Conditions)
+		}
+		// The hub has written it again.
+		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(guard), guard))
+		w.must(w.run(name, manyWrites, time.Now()))
+		w.wantAnswer(name, certificatesv1.CertificateApproved, bootstrap.ReasonApproved)
+	}
 }

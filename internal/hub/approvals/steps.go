@@ -17,7 +17,11 @@ import (
 	"github.com/towline/towline/internal/hub/spaces"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/phase"
 )
+
+// guardPause is the time that the API server gets to put into force what bounds the agents, once that is written.
+const guardPause = 2 * time.Second
 
 // state is what the steps of one reconcile know.
 type state struct {
@@ -86,6 +90,18 @@ func (c *Controller) authorize(ctx context.Context, s *state) error {
 		return deniedf(bootstrap.ReasonForbidden, "%s may not create certificatesigningrequests/%s", s.csr.Spec.Username, kind)
 	}
 	return nil
+}
+
+// guard makes sure that the hub keeps agents from what they must not write, without which none gets a certificate.
+func (c *Controller) guard(ctx context.Context, _ *state) error {
+	guarded, err := bootstrap.Guarded(ctx, c.Live)
+	if err != nil || guarded {
+		return err
+	}
+	if err := bootstrap.Guard(ctx, c.Live); err != nil {
+		return err
+	}
+	return phase.Wait{After: guardPause, Reason: "what agents may write was not bounded, and is from now on"}
 }
 
 // find reads the Cluster whose agent asks for its next certificate.

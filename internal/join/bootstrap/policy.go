@@ -2,51 +2,124 @@ package bootstrap
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	admission "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/kube"
 )
 
-// policyName names the policy and its binding.
-const policyName = "towline-karmada-agents"
+const (
+	// policyName names the policy and its binding.
+	policyName  = "towline-karmada-agents"
+	policyKind  = "ValidatingAdmissionPolicy"
+	bindingKind = "ValidatingAdmissionPolicyBinding"
+)
 
-// guard makes the hub refuse what agents may write by the rules of RBAC, which know objects and not their fields, and must not: labels, by which
-// profiles find a Cluster, its id, credentials and finalizers, and everything of a Work but its status and the finalizer of who executes it.
-func guard(ctx context.Context, clientset kubernetes.Interface) error {
-	options := metav1.ApplyOptions{FieldManager: kube.FieldManager, Force: true}
-	if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicies().Apply(ctx, agentsPolicy(), options); err != nil {
-		return fmt.Errorf("write ValidatingAdmissionPolicy %s: %w", policyName, err)
+// ErrUnguardable says that the hub has no ValidatingAdmissionPolicies, which Kubernetes has had since 1.30.
+var ErrUnguardable = errors.New("the hub has no ValidatingAdmissionPolicies")
+
+// Guard makes the hub refuse what agents may write by the rules of RBAC, which know objects and not their fields, and must not: labels, by which
+// profiles find a Cluster, its id, credentials and finalizers, and everything of a Work but its status and the finalizer of who executes it. It can
+// be repeated. An error that is ErrUnguardable says that the hub cannot.
+func Guard(ctx context.Context, hub client.Client) error {
+	err := errors.Join(replace(ctx, hub, policyKind, agentsPolicy()), replace(ctx, hub, bindingKind, agentsBinding()))
+	if meta.IsNoMatchError(err) {
+		return fmt.Errorf("%w: %w", ErrUnguardable, err)
 	}
-	if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Apply(ctx, agentsBinding(), options); err != nil {
-		return fmt.Errorf("write ValidatingAdmissionPolicyBinding %s: %w", policyName, err)
+	return err
+}
+
+// replace makes obj what is there under its name, whatever else that says now.
+func replace(ctx context.Context, hub client.Client, kind string, obj client.Object) error {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		return fmt.Errorf("encode %s %s: %w", kind, policyName, err)
+	}
+	live := guardOf(kind)
+	err = hub.Get(ctx, client.ObjectKey{Name: policyName}, live)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read %s %s: %w", kind, policyName, err)
+	}
+	found := err == nil
+	before := live.DeepCopy()
+	live.SetName(policyName)
+	live.SetLabels(map[string]string{"app.kubernetes.io/name": "towline"})
+	live.Object["spec"] = content["spec"]
+	switch {
+	case !found:
+		err = hub.Create(ctx, live, client.FieldOwner(kube.FieldManager))
+	case !equality.Semantic.DeepEqual(before, live):
+		err = hub.Update(ctx, live, client.FieldOwner(kube.FieldManager))
+	}
+	if err != nil {
+		return fmt.Errorf("write %s %s: %w", kind, policyName, err)
 	}
 	return nil
 }
 
-func agentsPolicy() *admission.ValidatingAdmissionPolicyApplyConfiguration {
-	rule := func(group, version, resource string) *admission.NamedRuleWithOperationsApplyConfiguration {
-		return admission.NamedRuleWithOperations().WithAPIGroups(group).WithAPIVersions(version).WithOperations(admissionv1.Update).WithResources(resource)
+// Guarded says whether the hub has, exactly as Guard writes them, the policy and the binding that puts it into force. hub must read from the API server.
+func Guarded(ctx context.Context, hub client.Reader) (bool, error) {
+	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
+	for kind, typed := range map[string]client.Object{policyKind: policy, bindingKind: binding} {
+		live := guardOf(kind)
+		err := hub.Get(ctx, client.ObjectKey{Name: policyName}, live)
+		if apierrors.IsNotFound(err) || err == nil && live.GetDeletionTimestamp() != nil {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("read %s %s: %w", kind, policyName, err)
+		}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, typed); err != nil {
+			return false, fmt.Errorf("decode %s %s: %w", kind, policyName, err)
+		}
+	}
+	return equality.Semantic.DeepEqual(policy.Spec, agentsPolicy().Spec) && equality.Semantic.DeepEqual(binding.Spec, agentsBinding().Spec), nil
+}
+
+func guardOf(kind string) *unstructured.Unstructured {
+	obj := &unstructured.Unstructured{}
+	obj.SetGroupVersionKind(admissionv1.SchemeGroupVersion.WithKind(kind))
+	return obj
+}
+
+// agentsPolicy says all that the API server would fill in, so that what is read can be compared with it.
+func agentsPolicy() *admissionv1.ValidatingAdmissionPolicy {
+	rule := func(group, version, resource string) admissionv1.NamedRuleWithOperations {
+		return admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Update},
+			Rule: admissionv1.Rule{
+				APIGroups: []string{group}, APIVersions: []string{version}, Resources: []string{resource}, Scope: ptr.To(admissionv1.AllScopes),
+			},
+		}}
 	}
 	clusters, works := clusterv1alpha1.GroupVersion, workv1alpha1.GroupVersion
-	return admission.ValidatingAdmissionPolicy(policyName).
-		WithLabels(map[string]string{"app.kubernetes.io/name": "towline"}).
-		WithSpec(admission.ValidatingAdmissionPolicySpec().
-			WithFailurePolicy(admissionv1.Fail).
-			WithMatchConstraints(admission.MatchResources().WithResourceRules(
-				rule(clusters.Group, clusters.Version, "clusters"),
-				rule(works.Group, works.Version, "works"),
-				rule("coordination.k8s.io", "v1", "leases"))).
-			WithMatchConditions(admission.MatchCondition().WithName("by-an-agent").
-				WithExpression("'"+AgentsGroup+"' in request.userInfo.groups")).
-			WithValidations(
+	return &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: named("", policyName),
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			FailurePolicy: ptr.To(admissionv1.Fail),
+			MatchConstraints: &admissionv1.MatchResources{
+				NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{}, MatchPolicy: ptr.To(admissionv1.Equivalent),
+				ResourceRules: []admissionv1.NamedRuleWithOperations{
+					rule(clusters.Group, clusters.Version, "clusters"),
+					rule(works.Group, works.Version, "works"),
+					rule("coordination.k8s.io", "v1", "leases"),
+				},
+			},
+			MatchConditions: []admissionv1.MatchCondition{{Name: "by-an-agent", Expression: "'" + AgentsGroup + "' in request.userInfo.groups"}},
+			Validations: []admissionv1.Validation{
 				held("clusters", unchanged("object.metadata", "labels", "annotations", "finalizers", "ownerReferences"),
 					"an agent may not change the metadata of its Cluster"),
 				held("clusters", unchanged("object.spec", "id", "syncMode", "secretRef", "impersonatorSecretRef", "insecureSkipTLSVerification",
@@ -55,14 +128,18 @@ func agentsPolicy() *admission.ValidatingAdmissionPolicyApplyConfiguration {
 				held("works", unchanged("object.metadata", "labels", "annotations", "ownerReferences")+" && "+onlyFinalizer(workv1alpha1.ExecutionFinalizer)+
 					" && object.spec == oldObject.spec", "an agent may change nothing of a Work but its status and take its finalizer "+workv1alpha1.ExecutionFinalizer+" off"),
 				held("leases", unchanged("object.metadata", "labels", "finalizers", "ownerReferences"),
-					"an agent may not change labels, finalizers and owners of its Lease")))
+					"an agent may not change labels, finalizers and owners of its Lease"),
+			},
+		},
+	}
 }
 
-func held(resource, expression, message string) *admission.ValidationApplyConfiguration {
-	return admission.Validation().
-		WithExpression("request.resource.resource != '" + resource + "' || (" + expression + ")").
-		WithMessage(message).
-		WithReason(metav1.StatusReasonForbidden)
+func held(resource, expression, message string) admissionv1.Validation {
+	return admissionv1.Validation{
+		Expression: "request.resource.resource != '" + resource + "' || (" + expression + ")",
+		Message:    message,
+		Reason:     ptr.To(metav1.StatusReasonForbidden),
+	}
 }
 
 // unchanged is true if none of the fields of parent has changed.
@@ -80,8 +157,9 @@ func onlyFinalizer(finalizer string) string {
 		"object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]).filter(f, f != '%s'))", finalizer)
 }
 
-func agentsBinding() *admission.ValidatingAdmissionPolicyBindingApplyConfiguration {
-	return admission.ValidatingAdmissionPolicyBinding(policyName).
-		WithLabels(map[string]string{"app.kubernetes.io/name": "towline"}).
-		WithSpec(admission.ValidatingAdmissionPolicyBindingSpec().WithPolicyName(policyName).WithValidationActions(admissionv1.Deny))
+func agentsBinding() *admissionv1.ValidatingAdmissionPolicyBinding {
+	return &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: named("", policyName),
+		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policyName, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+	}
 }

@@ -9,7 +9,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -41,12 +40,9 @@ const (
 )
 
 // Prepare makes the hub ready for clusters that register with a token: what everybody may read of it (only where there is none yet, and only if
-// address is known, with its certificate authority), who may ask for a certificate, and what agents may not write (see the policy). It can be run again.
+// address is known, with its certificate authority), who may ask for a certificate, and what agents may not write (see Guard). It can be run again.
+// An error that is ErrUnguardable says that only the last is not done.
 func Prepare(ctx context.Context, hub *rest.Config, address join.HubAddress) error {
-	clientset, err := kubernetes.NewForConfig(hub)
-	if err != nil {
-		return fmt.Errorf("connect to the hub: %w", err)
-	}
 	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return fmt.Errorf("connect to the hub: %w", err)
@@ -59,7 +55,7 @@ func Prepare(ctx context.Context, hub *rest.Config, address join.HubAddress) err
 			return err
 		}
 	}
-	return guard(ctx, clientset)
+	return Guard(ctx, hubClient)
 }
 
 // publish makes kube-public/cluster-info unless the platform has one.
