@@ -65,8 +65,12 @@ func takeOver(v verdict, had held, who asker) verdict {
 // unmanaged is the conflict of a guarded bundle with what was there before it.
 func unmanaged(t *target, seen *live) error {
 	state := "is not managed"
-	if kind := seen.annotations[kube.AnnotationOwnerKind]; kind != "" {
+	switch kind := seen.annotations[kube.AnnotationOwnerKind]; {
+	case kind != "":
 		state = fmt.Sprintf("is deployed by %s %s", kind, seen.annotations[kube.AnnotationOwnerName])
+	case seen.labels[workv1alpha1.ManagedLabel] == "true":
+		state = fmt.Sprintf("has label %s, but not the annotations %s and %s of this Work", workv1alpha1.ManagedLabel,
+			workv1alpha1.WorkNameAnnotation, workv1alpha1.WorkNamespaceAnnotation)
 	}
 	return &conflictError{ref: t.ref, text: fmt.Sprintf("%s already exists in the cluster and %s; annotation %s: %s takes it over",
 		t.ref, state, workv1alpha1.ConflictResolutionAnnotation, workv1alpha1.ConflictOverwrite)}

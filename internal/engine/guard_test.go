@@ -74,6 +74,34 @@ func TestGuardedBundleLeavesAloneWhatIsNotManaged(t *testing.T) {
 	}
 }
 
+func TestManagedLabelAloneIsNotEnough(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.of("hub", "scope")
+	for name, annotations := range map[string]map[string]string{
+		"label-only":       nil,
+		"another-work":     {"work.karmada.io/name": "two", "work.karmada.io/namespace": "karmada-es-one"},
+		"another-space":    {"work.karmada.io/name": "one", "work.karmada.io/namespace": "karmada-es-two"},
+		"without-its-name": {"work.karmada.io/namespace": "karmada-es-one"},
+	} {
+		theirs := c.configMap(name, "1")
+		theirs.SetLabels(map[string]string{"karmada.io/managed": "true"})
+		theirs.SetAnnotations(annotations)
+		c.create(configMaps, theirs)
+		b := c.work("one", c.configMap(name, "2"))
+		report := convergeFails(t, e, b)
+		want := "ConfigMap " + c.ns + "/" + name + " already exists in the cluster and has label karmada.io/managed, but not the annotations " +
+			"work.karmada.io/name and work.karmada.io/namespace of this Work; annotation work.karmada.io/conflict-resolution: overwrite takes it over"
+		if report.Message != want {
+			t.Errorf("%s: got %q, want %q", name, report.Message, want)
+		}
+		withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+		if got := c.value(name); got != "1" {
+			t.Errorf("%s: got %q", name, got)
+		}
+	}
+}
+
 func TestGuardedBundleLeavesAloneWhatAnotherDeploys(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
