@@ -49,6 +49,7 @@ const (
 	agentContainer = "karmada-agent"
 	secretFlag     = "--karmada-kubeconfig-secret="
 	clusterFlag    = "--cluster-name="
+	recordsFlag    = "--cluster-namespace="
 	hubEntry       = "karmada-apiserver"
 )
 
@@ -199,7 +200,7 @@ func (m manifest) arguments() []string {
 		{"--proxy-server-address=", r.ProxyServerAddress},
 		{"--controllers=", controllers},
 		{"--leader-elect-resource-namespace=", r.Namespace},
-		{"--cluster-namespace=", r.ClusterNamespace},
+		{recordsFlag, r.ClusterNamespace},
 		{"--cluster-status-update-frequency=", "10s"},
 		{"--metrics-bind-address=", ":8080"},
 		{"--health-probe-bind-address=", "0.0.0.0:10357"},

@@ -19,11 +19,10 @@ import (
 )
 
 const (
-	// DefaultWait is how long an unregistration may take.
+	// DefaultWait is how long the control plane may take to let a cluster go.
 	DefaultWait = time.Minute
-	// cleanShare is the part of that time, and cleanLimit the most of it, which is kept for the cluster when the control plane takes its time.
-	cleanShare = 4
-	cleanLimit = 15 * time.Second
+	// cleanLimit is how long it may take after that to remove from the cluster what the registration made: an agent that hangs, and about ten requests.
+	cleanLimit = podsLimit + 20*time.Second
 	// leavingAnnotation on the Secret names the Cluster, by its uid, that somebody has asked to unregister. The agent has no rights any more when
 	// that is done, so that a later run could not ask what became of it.
 	leavingAnnotation = "towline.dev/unregistering"
@@ -39,9 +38,10 @@ type UnregisterRequest struct {
 	ClusterName string
 	// Namespace is that of the agent on the cluster, AgentName the name of its Deployment there. Defaults: DefaultNamespace, DefaultAgentName.
 	Namespace, AgentName string
-	// ClusterNamespace is the namespace on the cluster that the agent keeps its records in. Default: fleet.DefaultClusterNamespace.
+	// ClusterNamespace is the namespace on the cluster that the agent keeps its records in, if the agent is not there to say so itself. Default:
+	// fleet.DefaultClusterNamespace.
 	ClusterNamespace string
-	// Wait bounds the whole. Default: DefaultWait.
+	// Wait is how long it may take until the Cluster is gone from the control plane. Default: DefaultWait.
 	Wait time.Duration
 	// DryRun only looks. Orphan leaves on the cluster what was propagated to it; only an administrator of the control plane may ask for that.
 	DryRun, Orphan bool
@@ -79,16 +79,21 @@ func Unregister(ctx context.Context, request UnregisterRequest) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, request.Wait, fmt.Errorf("it took longer than %s", request.Wait))
-	defer cancel()
 	u := &unregistration{request: request, member: m}
-	if err := u.run(ctx); err != nil {
-		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-			return fmt.Errorf("%w: %w", cause, err)
-		}
+	if err := u.leave(ctx); err != nil || request.DryRun {
 		return err
 	}
-	return nil
+	ctx, cancel := context.WithTimeoutCause(ctx, cleanLimit, fmt.Errorf("it took longer than %s to clean the cluster", cleanLimit))
+	defer cancel()
+	return because(ctx, u.clean(ctx))
+}
+
+// because returns err with the reason why ctx ended, if it did.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
 }
 
 // unregistration is one run of Unregister.
@@ -102,7 +107,14 @@ type unregistration struct {
 // errUnsure says that the control plane may still have the Cluster.
 var errUnsure = errors.New("give the way to the control plane with --karmada-config")
 
-func (u *unregistration) run(ctx context.Context) error {
+// leave has the control plane delete the Cluster, and waits until it is gone. Without an error the cluster is to be cleaned then.
+func (u *unregistration) leave(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, u.request.Wait, fmt.Errorf("it took longer than %s", u.request.Wait))
+	defer cancel()
+	return because(ctx, u.delete(ctx))
+}
+
+func (u *unregistration) delete(ctx context.Context) error {
 	r := u.request
 	there, err := u.member.resident(ctx, r.Namespace, r.AgentName)
 	if err != nil {
@@ -116,36 +128,34 @@ func (u *unregistration) run(ctx context.Context) error {
 		there = resident{namespace: r.Namespace}
 	}
 	u.there = there
+	u.request.ClusterNamespace = cmp.Or(there.argument(recordsFlag), r.ClusterNamespace)
 	hub, err := u.hub(ctx)
 	if err != nil {
 		return err
 	}
 	cluster, err := u.look(ctx, hub)
-	if err != nil || r.DryRun {
+	if err != nil {
 		return err
 	}
 	if cluster == nil {
-		return u.cleanAfter(ctx)
+		return u.missing()
 	}
-	if err := u.check(ctx, cluster); err != nil {
+	if err := u.check(ctx, cluster); err != nil || r.DryRun {
 		return err
 	}
 	if err := u.noteLeaving(ctx, cluster); err != nil {
 		return err
 	}
-	left := r.Wait
-	if deadline, ok := ctx.Deadline(); ok {
-		left = time.Until(deadline)
-	}
-	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{
-		Orphan: r.Orphan, Wait: left - min(left/cleanShare, cleanLimit), Progress: r.Progress,
-	})
-	// Somebody else may have been faster.
-	if err != nil && !errors.Is(err, karmada.ErrNoCluster) {
+	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{Orphan: r.Orphan, Wait: r.Wait, Progress: r.Progress})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w; the control plane goes on with it, and the command can be run again", err)
+	case err != nil && !errors.Is(err, karmada.ErrNoCluster):
 		return err
 	}
+	// Or somebody else was faster.
 	r.Progress(fmt.Sprintf("Successfully delete cluster object (%s) from control plane.", r.ClusterName))
-	return u.clean(ctx)
+	return nil
 }
 
 // hub connects to the control plane: as who called, or else as the agent.
@@ -224,12 +234,12 @@ func (u *unregistration) noteLeaving(ctx context.Context, cluster *clusterv1alph
 	return nil
 }
 
-// cleanAfter removes what is left on the cluster of a registration that the control plane does not know any more.
-func (u *unregistration) cleanAfter(ctx context.Context) error {
+// missing is the error that the control plane does not know the Cluster, unless something is left of its registration on the cluster.
+func (u *unregistration) missing() error {
 	missing := fmt.Errorf("no cluster object %s found in karmada control Plane", u.request.ClusterName)
 	if u.there.empty() {
 		return missing
 	}
-	u.request.Progress(missing.Error() + "; removing what is left of its registration on the cluster")
-	return u.clean(ctx)
+	u.request.Progress(missing.Error() + "; what is left of its registration on the cluster is to be removed")
+	return nil
 }

@@ -2,9 +2,11 @@ package register_test
 
 import (
 	"net"
+	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
@@ -94,6 +96,85 @@ func TestUnregisteringWhatTheHubForgotCleansTheCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.awaitNothing(t, "forgotten")
+}
+
+func TestUnregisteringInADryRunFindsWhatWouldBeRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.registered(t, "rehearsed")
+	u.DryRun, u.Hub = true, w.plane.Config
+	if err := register.Unregister(t.Context(), u); err != nil {
+		t.Error(err)
+	}
+	other := u
+	other.Member = w.as(string(uuid.NewUUID()))
+	wantText(t, register.Unregister(t.Context(), other), "is another cluster than that of --cluster-kubeconfig")
+	other = u
+	other.ClusterName = "nosuch"
+	wantText(t, register.Unregister(t.Context(), other), "no cluster object nosuch found in karmada control Plane")
+	w.delete(t, "", &clusterv1alpha1.Cluster{}, "rehearsed")
+	if err := register.Unregister(t.Context(), u); err != nil {
+		t.Errorf("what the control plane forgot: %v", err)
+	}
+	if left := w.left(t, "rehearsed"); len(left) != 2 {
+		t.Errorf("left: got %v, want what there was", left)
+	}
+}
+
+func TestUnregisteringRemovesTheRecordsWhereTheAgentHasThem(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.registered(t, "elsewhere")
+	records := &corev1.Namespace{}
+	records.Name, records.Labels = u.ClusterNamespace, map[string]string{clusterv1alpha1.SystemLabel: "true"}
+	if err := w.admin.Create(t.Context(), records); err != nil {
+		t.Fatal(err)
+	}
+	// As the command has it that was not told.
+	u.ClusterNamespace = ""
+	if err := register.Unregister(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	w.awaitNothing(t, "elsewhere")
+}
+
+func TestUnregisteringTellsHowLongItWaited(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.registered(t, "slow")
+	cluster := &clusterv1alpha1.Cluster{}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "slow"}, cluster); err != nil {
+		t.Fatal(err)
+	}
+	held := cluster.DeepCopy()
+	held.Finalizers = append(held.Finalizers, "towline.dev/test")
+	if err := w.admin.Patch(t.Context(), held, client.MergeFrom(cluster)); err != nil {
+		t.Fatal(err)
+	}
+	u.Wait = 3 * time.Second
+	began := time.Now()
+	err := register.Unregister(t.Context(), u)
+	took := time.Since(began)
+	if err == nil || !strings.HasPrefix(err.Error(), "it took longer than 3s: delete the cluster object slow: ") || !strings.HasSuffix(err.Error(), "; the control plane goes on with it, and the command can be run again") {
+		t.Errorf("got error %v", err)
+	}
+	if took < u.Wait {
+		t.Errorf("it waited %s, want %s", took, u.Wait)
+	}
+	if left := w.left(t, "slow"); len(left) != 2 {
+		t.Errorf("left: got %v, want what there was, but for the Cluster, which goes", left)
+	}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "slow"}, held); err != nil {
+		t.Fatal(err)
+	}
+	held.Finalizers = nil
+	if err := w.admin.Update(t.Context(), held); err != nil {
+		t.Fatal(err)
+	}
+	if err := register.Unregister(t.Context(), u); err != nil {
+		t.Error(err)
+	}
+	w.awaitNothing(t, "slow")
 }
 
 func TestUnregisteringThatWasInterruptedGoesOn(t *testing.T) {
