@@ -34,7 +34,7 @@ type agent struct {
 	pulses   *pulses
 	// id tells the member from every other cluster.
 	id string
-	// gate is closed while another agent of this Cluster may be at work.
+	// gate is closed while this agent is not the elected one, so that another one of this Cluster may be at work.
 	gate    *session.Gate
 	healing *healing
 	// departure removes the agent from its member when the hub orders that.
@@ -145,7 +145,9 @@ func (a *agent) meet(ctx context.Context) error {
 func (a *agent) persistence() session.Persistence {
 	return session.Persistence{
 		Clock: a.opts.Clock, Turned: a.metrics.Pulse.Turned,
-		Ends: func(err error) bool { return errors.Is(err, errDeparted) || errors.Is(err, joinkarmada.ErrTaken) },
+		Ends: func(err error) bool {
+			return errors.Is(err, errDeparted) || errors.Is(err, errYielded) || errors.Is(err, joinkarmada.ErrTaken)
+		},
 		Told: func(ctx context.Context, err error) bool { return a.refusal.Is(ctx, err) || errors.Is(err, errLost) },
 	}
 }

@@ -17,11 +17,16 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
+// errYielded says that another agent of the Cluster has the say on the hub, and that this one holds no election.
+var errYielded = errors.New("another agent of the Cluster reports")
+
 // term is the time for which one of several agents of a Cluster works.
 type term struct {
 	agent *agent
 	// ended has what lead returned when that is the end of the agent.
 	ended chan error
+	// yielded has a request when lead has left the hub to another agent.
+	yielded chan struct{}
 
 	// mu guards what follows.
 	mu sync.Mutex
@@ -30,14 +35,14 @@ type term struct {
 }
 
 // elect works whenever no other agent of the Cluster does, until ctx ends or the work is over for good. The agents elect one by a Lease on
-// the member. One that cannot renew it, because the member does not answer, goes on telling the hub so: no other one can take over then. But it
-// changes nothing on the member before it has renewed it.
+// the member. One that cannot renew it, because the member does not answer, changes nothing on the member any more. It goes on telling the hub so,
+// until it sees there that another one, whom the member may well answer, has taken over.
 func (a *agent) elect(ctx context.Context) error {
 	if !a.opts.LeaderElect {
 		a.gate.Set(false)
 		return a.lead(ctx)
 	}
-	t := &term{agent: a, ended: make(chan error, 1)}
+	t := &term{agent: a, ended: make(chan error, 1), yielded: make(chan struct{}, 1)}
 	// The Lease is given back after the work has ended, for the next one not to meet it.
 	electing, resign := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
@@ -46,15 +51,25 @@ func (a *agent) elect(ctx context.Context) error {
 		taking.Turned = a.pulses.election.Turned
 		_ = taking.Run(electing, "elect one of the cluster's agents", func(electing context.Context) error { return t.campaign(ctx, electing) })
 	})
-	var err error
-	select {
-	case <-ctx.Done():
-	case err = <-t.ended:
-	}
+	err := t.wait(ctx)
 	t.leave()
 	resign()
 	running.Wait()
 	return err
+}
+
+// wait returns when ctx ends, or the work is over for good.
+func (t *term) wait(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-t.ended:
+			return err
+		case <-t.yielded:
+			t.yield(ctx)
+		}
+	}
 }
 
 // campaign takes part in one election, and works if it wins. electing ends after ctx.
@@ -107,13 +122,22 @@ func (t *term) enter(ctx, leading context.Context) {
 		return
 	}
 	t.agent.gate.Set(false)
+	t.begin(ctx)
+}
+
+// begin begins to work, unless it has begun. The caller holds mu.
+func (t *term) begin(ctx context.Context) {
 	if t.stop != nil {
 		return
 	}
 	working, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := t.agent.lead(working); err != nil {
+		switch err := t.agent.lead(working); {
+		case errors.Is(err, errYielded):
+			log.FromContext(ctx).Info("this agent stops reporting until it is elected again", "reason", err.Error())
+			session.Request(t.yielded)
+		case err != nil:
 			t.ended <- err
 		}
 	})
@@ -132,6 +156,21 @@ func (t *term) leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.agent.gate.Set(true)
+	t.end()
+}
+
+// yield takes note that the work has ended in favour of another agent, and begins again if this one was elected meanwhile.
+func (t *term) yield(ctx context.Context) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.end()
+	if t.agent.gate.Open() {
+		t.begin(ctx)
+	}
+}
+
+// end ends the work and waits. The caller holds mu.
+func (t *term) end() {
 	if t.stop != nil {
 		t.stop()
 		t.stop = nil

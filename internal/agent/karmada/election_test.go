@@ -1,12 +1,16 @@
 package karmada
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
@@ -35,6 +39,66 @@ func TestOneOfSeveralAgentsWorks(t *testing.T) {
 	}
 	w.work("two", "second")
 	w.wantValue("two", "second")
+}
+
+// An agent that loses its member keeps the hub, and tells it so; one that takes over has the say.
+func TestOneOfSeveralAgentsReports(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "rivals", time.Hour)
+	w.options.StatusInterval, w.options.LeaseDuration = time.Second, 4*time.Second
+	w.options.SuccessThreshold, w.options.FailureThreshold = time.Second, 2*time.Second
+	w.options.ElectDuration, w.options.ElectDeadline, w.options.ElectRetry = 5*time.Second, 3*time.Second, time.Second
+	wire, health := &requests{}, freeAddress(t)
+	elect := func(identity string) func(*Options) {
+		return func(o *Options) { o.LeaderElect, o.Identity = true, identity }
+	}
+	_, _, j := w.start(elect("first"), func(o *Options) {
+		o.HealthAddress = health
+		o.Member = rest.CopyConfig(o.Member)
+		o.Member.Wrap(wire.wrap)
+	})
+	w.holder("first")
+	w.ready()
+
+	// Alone it goes on saying how the member is, although it has lost its election.
+	wire.setAway(true)
+	w.eventually("the Cluster is not Ready", w.is(metav1.ConditionFalse))
+	w.settle(w.options.ElectDuration)
+	heard := w.heartbeat()
+	w.settle(3 * time.Second)
+	if got := w.heartbeat(); !got.After(heard) {
+		t.Errorf("last heartbeat of an agent without its member: got %s, three seconds after it was %s", got, heard)
+	}
+	w.holder("first")
+
+	_, stop, _ := w.start(elect("second"))
+	w.holder("second")
+	w.ready()
+	w.eventually("the first one leaves", func(context.Context) error {
+		if len(j.with("this agent stops reporting")) != 1 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	before := w.cluster()
+	w.settle(6 * time.Second)
+	if after := w.cluster(); readiness(&after.Status) != "True" || after.Generation != before.Generation ||
+		!equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions) {
+		t.Errorf("Cluster: got %+v, want %+v", after, before)
+	}
+	w.holder("second")
+	w.probed(health, "/healthz", http.StatusOK)
+	if told := j.with("this agent stops reporting"); len(told) != 1 {
+		t.Errorf("leaving: got %v, want it once", told)
+	}
+
+	// It takes part in the election as before.
+	wire.setAway(false)
+	stop()
+	w.holder("first")
+	w.ready()
+	w.work("one", "first")
+	w.wantValue("one", "first")
 }
 
 // skipping is a clock that can be put forward.

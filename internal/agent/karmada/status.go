@@ -13,11 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/agent/session"
+	"github.com/towline/towline/internal/kube"
 )
 
 // reportRetry is the time until the second attempt at a report. It doubles with each, up to the interval between two looks at the member.
@@ -95,6 +97,11 @@ func (l *link) report(ctx context.Context) error {
 	changed.Status = status
 	limited, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
+	if !l.gate.Open() {
+		if _, err := l.alone(limited); err != nil {
+			return err
+		}
+	}
 	if err := l.hub.Status().Patch(limited, changed, client.MergeFrom(cluster)); err != nil {
 		return fmt.Errorf("report on Cluster %s: %w", cluster.Name, err)
 	}
@@ -175,10 +182,38 @@ func (l *link) forgotten(ctx context.Context) bool {
 	return l.lost.Is(ctx, err)
 }
 
+// renewLease gives a heartbeat, unless that would hide the one of another agent that has been elected.
 func (l *link) renewLease(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, min(requestLimit, max(beatLimit, l.opts.heartbeat())))
 	defer cancel()
-	patch, err := json.Marshal(map[string]any{"spec": map[string]any{
+	if l.gate.Open() {
+		return l.writeLease(ctx, map[string]any{})
+	}
+	return kube.OnConflict(ctx, func() error {
+		version, err := l.alone(ctx)
+		if err != nil {
+			return err
+		}
+		return l.writeLease(ctx, map[string]any{"resourceVersion": version})
+	})
+}
+
+// alone makes sure that the last heartbeat was this agent's, and returns the version of the Lease that says so. Otherwise it ends the session.
+func (l *link) alone(ctx context.Context) (version string, err error) {
+	lease := &coordinationv1.Lease{}
+	if err := l.hub.Get(ctx, l.lease(), lease); err != nil {
+		return "", fmt.Errorf("read Lease %s: %w", l.lease(), err)
+	}
+	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != "" && holder != l.opts.Identity {
+		err := fmt.Errorf("%w: %s", errYielded, holder)
+		l.end(err)
+		return "", err
+	}
+	return lease.ResourceVersion, nil
+}
+
+func (l *link) writeLease(ctx context.Context, metadata map[string]any) error {
+	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": map[string]any{
 		"holderIdentity": l.opts.Identity, "leaseDurationSeconds": int32(l.opts.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(l.opts.Clock.Now()),
 	}})
 	if err != nil {

@@ -30,6 +30,12 @@ func (g *Gate) Set(closed bool) bool {
 	return true
 }
 
+// Open says whether the gate is open.
+func (g *Gate) Open() bool {
+	closed, _ := g.state()
+	return !closed
+}
+
 func (g *Gate) state() (closed bool, changed <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -60,7 +66,7 @@ func (g *Gate) WhileOpen(ctx context.Context, work func(context.Context)) {
 		}
 		opened, cancel := context.WithCancel(ctx)
 		_, changed := g.state()
-		if closed, _ := g.state(); closed {
+		if !g.Open() {
 			cancel()
 			continue
 		}
