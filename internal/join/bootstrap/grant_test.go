@@ -255,6 +255,35 @@ func TestPolicyHoldsAgentsToTheirFields(t *testing.T) {
 	}
 }
 
+func TestAgentReplacesTheZoneByZones(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	c := granted(t, hubClient, "zoned")
+	c.Spec.Zone = "a"
+	if err := hubClient.Update(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	agent := clientOf(t, agentConfig(plane.Config, "zoned"))
+	send := func(patch string, o ...client.PatchOption) error {
+		return agent.Patch(t.Context(), c.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(patch)), o...)
+	}
+	eventually(t, func() string {
+		if err := send(`{"spec":{"zone":"b"}}`, client.DryRunAll); !apierrors.IsForbidden(err) {
+			return fmt.Sprint("another zone: ", err)
+		}
+		if err := send(`{"spec":{"provider":"p"}}`); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	if err := send(`{"spec":{"zone":null,"zones":["a"]}}`); err != nil {
+		t.Error(err)
+	}
+	if err := send(`{"spec":{"zone":"a","zones":null}}`); !apierrors.IsForbidden(err) {
+		t.Errorf("a zone again: %v", err)
+	}
+}
+
 func TestAgentFinishesAWork(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)

@@ -123,8 +123,8 @@ func agentsPolicy() *admissionv1.ValidatingAdmissionPolicy {
 				held("clusters", unchanged("object.metadata", "labels", "annotations", "finalizers", "ownerReferences"),
 					"an agent may not change the metadata of its Cluster"),
 				held("clusters", unchanged("object.spec", "id", "syncMode", "secretRef", "impersonatorSecretRef", "insecureSkipTLSVerification",
-					"proxyHeader", "zone", "taints", "resourceModels"),
-					"an agent may change only apiEndpoint, proxyURL, provider, region and zones of its Cluster"),
+					"proxyHeader", "taints", "resourceModels")+" && (!has(object.spec.zone) || object.spec.?zone == oldObject.spec.?zone)",
+					"an agent may change only apiEndpoint, proxyURL, provider, region and zones of its Cluster, and take zone off, which zones replaces"),
 				held("works", unchanged("object.metadata", "labels", "annotations", "ownerReferences")+" && "+onlyFinalizer(workv1alpha1.ExecutionFinalizer)+
 					" && object.spec == oldObject.spec", "an agent may change nothing of a Work but its status and take its finalizer "+workv1alpha1.ExecutionFinalizer+" off"),
 				held("leases", unchanged("object.metadata", "labels", "finalizers", "ownerReferences"),
