@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +24,10 @@ import (
 const (
 	// maxRestarts is how often an agent may end before it counts as one that does not start.
 	maxRestarts = 4
+	// imagePatience is the most, and imageShare the part of the time to wait, for which an image that cannot be pulled is waited for: the kubelet has
+	// tried twice then, 10 s apart.
+	imagePatience = 30 * time.Second
+	imageShare    = 10
 	// longestReason is how many bytes of a reason are shown: the end of a log may fill screens.
 	longestReason = 500
 )
@@ -32,6 +37,8 @@ type vigil struct {
 	g *registration
 	// told is what was last said of each thing.
 	told map[string]string
+	// imageless is since when each pod has had no image.
+	imageless map[string]time.Time
 	// rolledOut says that the Deployment is; last is what is missing.
 	rolledOut bool
 	last      string
@@ -42,7 +49,7 @@ type vigil struct {
 func (g *registration) awaitReady(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, g.request.DiscoveryTimeout)
 	defer cancel()
-	v := &vigil{g: g, told: map[string]string{}, last: "nothing is known of it yet"}
+	v := &vigil{g: g, told: map[string]string{}, imageless: map[string]time.Time{}, last: "nothing is known of it yet"}
 	err := wait.PollUntilContextCancel(limited, pollPause, true, func(context.Context) (bool, error) {
 		// Not limited by the wait, so that the last look shows what there is and not that time is up.
 		ready, err := v.look(ctx)
@@ -101,7 +108,7 @@ func (v *vigil) lookAtPods(ctx context.Context) error {
 			continue
 		}
 		v.miss(pod.Name, fmt.Sprintf("pod: %s not ready. status: %s", pod.Name, status))
-		if reason := hopeless(pod); reason != "" {
+		if reason := cmp.Or(hopeless(pod), v.pulling(pod)); reason != "" {
 			return fmt.Errorf("the agent does not start: pod %s: %s", pod.Name, reason)
 		}
 	}
@@ -145,6 +152,36 @@ func (v *vigil) tell(about, text string) {
 		v.g.request.Progress(text)
 	}
 	v.told[about] = text
+}
+
+// pulling says why a pod does not get its image, when that has been so for a while; "" if it may still.
+func (v *vigil) pulling(pod *corev1.Pod) string {
+	for _, container := range pod.Status.ContainerStatuses {
+		waiting := container.State.Waiting
+		if waiting == nil || !slices.Contains(unpullable(), waiting.Reason) {
+			continue
+		}
+		since, known := v.imageless[pod.Name]
+		if !known {
+			since = time.Now()
+			v.imageless[pod.Name] = since
+		}
+		if waiting.Reason != invalidImage && time.Since(since) < min(imagePatience, v.g.request.DiscoveryTimeout/imageShare) {
+			return ""
+		}
+		return fmt.Sprintf("the image %s cannot be had (%s); name one that the cluster can pull with --karmada-agent-image",
+			v.g.request.Image, oneLine(strings.Join(nonEmpty(waiting.Reason, waiting.Message), ": ")))
+	}
+	delete(v.imageless, pod.Name)
+	return ""
+}
+
+// invalidImage is the reason of a container whose image has a name that no image can have.
+const invalidImage = "InvalidImageName"
+
+// unpullable are the reasons of the kubelet for which a container has no image.
+func unpullable() []string {
+	return []string{"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", invalidImage}
 }
 
 // rollout says whether the Deployment runs as it was written, or what keeps it.

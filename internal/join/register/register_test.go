@@ -273,43 +273,55 @@ func TestAnAgentThatCrashesEndsTheRegistration(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	r, _, _ := w.request(t, "crash")
-	ctx, cancel := context.WithCancel(t.Context())
-	crashed := make(chan struct{})
-	go func() {
-		defer close(crashed)
-		for ctx.Err() == nil {
-			w.crash(ctx, "crash")
-			select {
-			case <-ctx.Done():
-			case <-time.After(100 * time.Millisecond):
-			}
-		}
-	}()
+	w.spoilPods(t, "crash", func(status *corev1.ContainerStatus) {
+		status.Ready, status.RestartCount = false, 7
+		status.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+		status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: "no way to the hub"}
+	})
 	err := register.Register(t.Context(), r)
-	cancel()
-	<-crashed
 	wantText(t, err, "the agent does not start: pod karmada-agent-")
 	wantText(t, err, "ended with exit code 1: Error: no way to the hub")
 	w.awaitNothing(t, "crash")
 }
 
-// crash lets the pods in a namespace look as if their containers had ended time and again.
-func (w world) crash(ctx context.Context, namespace string) {
-	pods := &corev1.PodList{}
-	if w.admin.List(ctx, pods, client.InNamespace(namespace)) != nil {
-		return
+func TestAnImageThatCannotBePulledEndsTheRegistration(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, _, _ := w.request(t, "imageless")
+	r.Image = "registry.example/agent:none"
+	w.spoilPods(t, "imageless", func(status *corev1.ContainerStatus) {
+		status.Ready = false
+		status.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "Back-off pulling image: no such host"}}
+	})
+	began := time.Now()
+	err := register.Register(t.Context(), r)
+	wantText(t, err, "the agent does not start: pod karmada-agent-")
+	wantText(t, err, ": the image registry.example/agent:none cannot be had (ImagePullBackOff: Back-off pulling image: no such host); name one that the cluster can pull with --karmada-agent-image")
+	if took := time.Since(began); took < r.DiscoveryTimeout/10 {
+		t.Errorf("it took %s, want that it is waited for a moment", took)
 	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if len(pod.Status.ContainerStatuses) == 0 {
-			continue
-		}
-		status := &pod.Status.ContainerStatuses[0]
-		status.Ready, status.RestartCount = false, 7
-		status.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
-		status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: "no way to the hub"}
-		_ = w.admin.Status().Update(ctx, pod)
-	}
+	w.awaitNothing(t, "imageless")
+}
+
+// spoilPods lets the containers in a namespace look as spoil makes them, until the test ends.
+func (w world) spoilPods(t *testing.T, namespace string, spoil func(*corev1.ContainerStatus)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			pods := &corev1.PodList{}
+			_ = w.admin.List(ctx, pods, client.InNamespace(namespace))
+			for i := range pods.Items {
+				if pod := &pods.Items[i]; len(pod.Status.ContainerStatuses) > 0 {
+					spoil(&pod.Status.ContainerStatuses[0])
+					_ = w.admin.Status().Update(ctx, pod)
+				}
+			}
+			return false, nil
+		})
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
 }
 
 func TestARunThatWasKilledIsTakenOver(t *testing.T) {

@@ -11,6 +11,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // resident is what there is of an agent in a namespace of the cluster; nil is what is not there.
@@ -50,9 +53,18 @@ func (m member) resident(ctx context.Context, namespace, agentName string) (resi
 func (m member) find(ctx context.Context, key client.ObjectKey, obj client.Object) (bool, error) {
 	err := m.Get(ctx, key, obj)
 	if client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("read %s on the cluster: %w", key, err)
+		return false, fmt.Errorf("read %s on the cluster: %w", named(key, obj), err)
 	}
 	return !apierrors.IsNotFound(err), nil
+}
+
+// named names the object of a key for people.
+func named(key client.ObjectKey, obj client.Object) kube.Ref {
+	ref := kube.Ref{Namespace: key.Namespace, Name: key.Name}
+	if kind, err := apiutil.GVKForObject(obj, kube.Scheme()); err == nil {
+		ref.Group, ref.Version, ref.Kind = kind.Group, kind.Version, kind.Kind
+	}
+	return ref
 }
 
 // argument returns the value of a flag on the agent's command line.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -117,6 +118,9 @@ func (u *unregistration) leave(ctx context.Context) error {
 func (u *unregistration) delete(ctx context.Context) error {
 	r := u.request
 	there, err := u.member.resident(ctx, r.Namespace, r.AgentName)
+	if silent(err) {
+		return fmt.Errorf("%w; a cluster that is gone for good is taken out on the control plane, by `kubectl delete cluster %s`", err, r.ClusterName)
+	}
 	if err != nil {
 		return err
 	}
@@ -156,6 +160,11 @@ func (u *unregistration) delete(ctx context.Context) error {
 	// Or somebody else was faster.
 	r.Progress(fmt.Sprintf("Successfully delete cluster object (%s) from control plane.", r.ClusterName))
 	return nil
+}
+
+// silent says that a cluster gave no answer, and nobody has given up on it.
+func silent(err error) bool {
+	return err != nil && apierrors.ReasonForError(err) == metav1.StatusReasonUnknown && !errors.Is(err, context.Canceled)
 }
 
 // hub connects to the control plane: as who called, or else as the agent.

@@ -98,6 +98,14 @@ func TestUnregisteringWhatTheHubForgotCleansTheCluster(t *testing.T) {
 	w.awaitNothing(t, "forgotten")
 }
 
+func TestUnregisteringWhereNobodyAnswersSaysWhatElseWorks(t *testing.T) {
+	t.Parallel()
+	u := register.UnregisterRequest{Member: &rest.Config{Host: "https://127.0.0.1:1"}, ClusterName: "dead"}
+	err := register.Unregister(t.Context(), u)
+	wantText(t, err, "read Deployment apps karmada-system/karmada-agent on the cluster: ")
+	wantText(t, err, "; a cluster that is gone for good is taken out on the control plane, by `kubectl delete cluster dead`")
+}
+
 func TestUnregisteringInADryRunFindsWhatWouldBeRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
