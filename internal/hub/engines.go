@@ -219,7 +219,7 @@ func (e *engines) get(m fleet.Member, config *rest.Config) (*running, bool, erro
 	return started, true, nil
 }
 
-// forget stops the engine of the member "namespace/name", which is gone or another shard's.
+// forget stops the engine of the member "namespace/name", which is gone, given up or another shard's, and cuts off what it does.
 func (e *engines) forget(member string) {
 	e.members.Forget(member)
 	e.mu.Lock()

@@ -61,6 +61,8 @@ type Controller struct {
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// RetractMember removes from a push member the identity that its registration made there for this hub.
 	RetractMember func(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error
+	// Forget drops what is kept of a member "namespace/name" that is given up, and cuts off what is being done to it; it may be nil.
+	Forget func(member string)
 	// Turns keeps a registration from making again what a departure takes back.
 	Turns *registrations.Turns
 	// Shard is the one whose clusters are looked after.

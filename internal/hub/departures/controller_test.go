@@ -2,6 +2,7 @@ package departures_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/hub/departures"
@@ -129,4 +131,38 @@ func TestNamespaceThatGoesLaterEndsTheWaiting(t *testing.T) {
 	w.want("its agent to remove itself", 30*time.Second, false)
 	w.must(hubClient.Delete(t.Context(), namespace))
 	w.wantGone()
+}
+
+func TestWhatIsBeingDoneToAClusterThatIsGivenUpIsCutOff(t *testing.T) {
+	t.Parallel()
+	hubClient, plane := installed(t)
+	namespace := plane.Namespace(t, "departures")
+	summary := &configv1beta1.ClusterSummary{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: "s", Finalizers: []string{configv1beta1.ClusterSummaryFinalizer},
+			Labels: map[string]string{libv1beta1.ClusterNameLabel: "one", libv1beta1.ClusterTypeLabel: string(libv1beta1.ClusterTypeSveltos)},
+		},
+		Spec: configv1beta1.ClusterSummarySpec{ClusterNamespace: namespace, ClusterName: "one", ClusterType: libv1beta1.ClusterTypeSveltos},
+	}
+	if err := hubClient.Create(t.Context(), summary); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
+	var forgotten []string
+	w.controller.Forget = func(member string) { forgotten = append(forgotten, member) }
+	force := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+kube.AnnotationDeregister+`":"force"}}}`))
+	w.must(hubClient.Patch(t.Context(), w.cluster, force))
+	reconcileOnce := func() {
+		_, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
+		w.must(err)
+	}
+	reconcileOnce()
+	if len(forgotten) > 0 {
+		t.Errorf("it is cut off while it is waited for: %v", forgotten)
+	}
+	w.clock.Step(21 * time.Second)
+	reconcileOnce()
+	if want := namespace + "/one"; !slices.Contains(forgotten, want) {
+		t.Errorf("forgotten: %v, want %s", forgotten, want)
+	}
 }

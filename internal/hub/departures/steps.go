@@ -55,6 +55,10 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 		if err := c.option(ctx, s, kube.DeregisterAbandon); err != nil {
 			return err
 		}
+		if c.Forget != nil {
+			// Who is at work on the member would wait for its answers until their time is up.
+			c.Forget(s.member.Key())
+		}
 	}
 	return s.wait(waitingFor(summaries))
 }

@@ -56,7 +56,7 @@ type Controller struct {
 	Shard fleet.Shard
 	// Config says how to connect to a push member.
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// Forget drops what is kept of a member "namespace/name" that is gone; it may be nil.
+	// Forget drops what is kept of a member "namespace/name" that is gone or given up, and cuts off what is being done to it; it may be nil.
 	Forget func(member string)
 	Events events.EventRecorder
 	Clock  clock.PassiveClock

@@ -32,12 +32,7 @@ const (
 // alive says whether the member gives a sign of life: it answers, or its agent renews its Lease.
 func (c *Controller) alive(ctx context.Context, s *state) (bool, error) {
 	if s.member.Mode == fleet.Pull {
-		lease, err := c.lease(ctx, s)
-		if err != nil || lease == nil || lease.Spec.RenewTime == nil {
-			return false, err
-		}
-		beat := lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano)
-		return c.patience.silent(s.cluster.UID, beat, c.Clock.Now()) < beatLimit, nil
+		return c.heard(ctx, s)
 	}
 	contact, cancel := context.WithTimeout(ctx, contactLimit)
 	defer cancel()
@@ -50,6 +45,26 @@ func (c *Controller) alive(ctx context.Context, s *state) (bool, error) {
 	}
 	// That it is not reached is a finding, not an error.
 	return err == nil, nil
+}
+
+// heard says whether the agent of a pull member is heard of. The first time that it is asked, it is for any agent that ever came.
+func (c *Controller) heard(ctx context.Context, s *state) (bool, error) {
+	lease, err := c.lease(ctx, s)
+	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
+		return false, err
+	}
+	beat := lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano)
+	return c.patience.silent(s.cluster.UID, beat, c.Clock.Now()) < beatLimit, nil
+}
+
+// listen lets the silence of an agent count from now on, and not only from when somebody asks whether it is alive: one that has just died would
+// be waited for twice.
+func (c *Controller) listen(ctx context.Context, s *state) error {
+	if s.member.Mode != fleet.Pull {
+		return nil
+	}
+	_, err := c.heard(ctx, s)
+	return err
 }
 
 func (c *Controller) memberClient(ctx context.Context, m fleet.Member) (client.Client, error) {

@@ -38,7 +38,7 @@ func (c *Controller) judge(ctx context.Context, s *state) error {
 	}
 	ready := meta.FindStatusCondition(s.cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	if ready != nil && ready.Status == metav1.ConditionTrue {
-		return nil
+		return c.listen(ctx, s)
 	}
 	if ready == nil || ready.Reason == clusterv1alpha1.ReasonClusterStatusNeverUpdated {
 		// It leaves before anybody has asked it how it is.
@@ -99,6 +99,10 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 
 // letGo has what is abandoned let go of. Those who look after it do so themselves, and tell what they leave behind; nobody waits long for them.
 func (c *Controller) letGo(ctx context.Context, s *state, what string) error {
+	if c.Forget != nil {
+		// Who is at work on the member would wait for its answers until their time is up.
+		c.Forget(s.member.Key())
+	}
 	if s.member.Mode == fleet.Push && c.patience.still(s.cluster.UID, "abandoned: "+what, c.Clock.Now()) < answerLimit {
 		return waiting(nil, what)
 	}

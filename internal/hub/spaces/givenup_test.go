@@ -1,0 +1,148 @@
+package spaces_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/kube"
+)
+
+// stepped is a controller that runs when it is told to, for the Clusters of a shard of its own.
+type stepped struct {
+	*world
+	clock      *clocktesting.FakeClock
+	controller *spaces.Controller
+	forgotten  []string
+}
+
+func newStepped(t *testing.T, w *world) *stepped {
+	t.Helper()
+	s := &stepped{world: w, clock: clocktesting.NewFakeClock(time.Now())}
+	s.controller = &spaces.Controller{
+		Hub: w.hubClient, Live: w.hubClient, Shard: "stepped", Events: events.NewFakeRecorder(100), Clock: s.clock,
+		Config: func(context.Context, fleet.Member) (*rest.Config, error) { return nil, errors.New("nobody gets there") },
+		Forget: func(member string) { s.forgotten = append(s.forgotten, member) },
+	}
+	return s
+}
+
+// leaves makes a ready Cluster in this mode that has a Work, and is being deleted.
+func (s *stepped) leaves(t *testing.T, name string, mode clusterv1alpha1.ClusterSyncMode) *workv1alpha1.Work {
+	t.Helper()
+	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: mode}}
+	c.Annotations = map[string]string{libv1beta1.ShardAnnotation: "stepped"}
+	if err := s.hubClient.Create(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	s.step(t, name)
+	if mode == clusterv1alpha1.Pull {
+		s.beat(t, name)
+	}
+	s.report(t, name, metav1.ConditionTrue)
+	work := &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: "w", Finalizers: []string{workv1alpha1.ExecutionFinalizer}}}
+	if err := errors.Join(s.hubClient.Create(t.Context(), work), s.hubClient.Delete(t.Context(), c)); err != nil {
+		t.Fatal(err)
+	}
+	s.step(t, name)
+	return work
+}
+
+// step reconciles once.
+func (s *stepped) step(t *testing.T, name string) {
+	t.Helper()
+	if _, err := s.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnAgentThatHasJustDiedIsWaitedForOnce(t *testing.T) {
+	t.Parallel()
+	s := newStepped(t, planes(t))
+	work := s.leaves(t, "just-died", clusterv1alpha1.Pull)
+	s.clock.Step(19 * time.Second)
+	s.step(t, "just-died")
+	if !s.has(t, s.hubClient, work) {
+		t.Fatal("an agent that was silent for 19 s is not waited for")
+	}
+	s.clock.Step(2 * time.Second)
+	for range 3 {
+		s.step(t, "just-died")
+	}
+	if c := (&clusterv1alpha1.Cluster{ObjectMeta: named("just-died")}); s.has(t, s.hubClient, c) {
+		t.Errorf("the Cluster is waited for after 21 s: %v", c.Annotations)
+	}
+}
+
+func TestAnAgentThatIsAliveIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := newStepped(t, planes(t))
+	work := s.leaves(t, "busy", clusterv1alpha1.Pull)
+	for range 10 {
+		s.clock.Step(11 * time.Second)
+		s.beat(t, "busy")
+		s.step(t, "busy")
+	}
+	if !s.has(t, s.hubClient, work) {
+		t.Error("an agent that renews its Lease is not waited for")
+	}
+	for range 3 {
+		s.clock.Step(11 * time.Second)
+		s.step(t, "busy")
+	}
+	if s.has(t, s.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named("busy")}) {
+		t.Error("one is waited for without end that does nothing but that")
+	}
+}
+
+func TestWhatIsBeingDoneToAClusterThatIsGivenUpIsCutOff(t *testing.T) {
+	t.Parallel()
+	tests := map[string]func(*stepped, *testing.T, *clusterv1alpha1.Cluster){
+		"by-time": func(s *stepped, _ *testing.T, _ *clusterv1alpha1.Cluster) { s.clock.Step(21 * time.Second) },
+		"by-force": func(s *stepped, t *testing.T, c *clusterv1alpha1.Cluster) {
+			forced := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+kube.AnnotationDeregister+`":"abandon,force"}}}`))
+			if err := s.hubClient.Patch(t.Context(), c, forced); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"not-ready": func(s *stepped, t *testing.T, c *clusterv1alpha1.Cluster) { s.report(t, c.Name, metav1.ConditionFalse) },
+	}
+	for name, giveUp := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStepped(t, planes(t))
+			work := s.leaves(t, name, clusterv1alpha1.Push)
+			if len(s.forgotten) > 0 {
+				t.Error("it is cut off at once")
+			}
+			giveUp(s, t, &clusterv1alpha1.Cluster{ObjectMeta: named(name)})
+			s.step(t, name)
+			member := fleet.FromCluster(&clusterv1alpha1.Cluster{ObjectMeta: named(name)}).Key()
+			if !slices.Contains(s.forgotten, member) || !s.has(t, s.hubClient, work) {
+				t.Errorf("forgotten: %v, want %s while the Work waits to be let go of", s.forgotten, member)
+			}
+			// Nobody lets go of it.
+			s.clock.Step(21 * time.Second)
+			for range 3 {
+				s.step(t, name)
+			}
+			if s.has(t, s.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named(name)}) {
+				t.Error("the Cluster stays")
+			}
+		})
+	}
+}
