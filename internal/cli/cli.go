@@ -139,14 +139,13 @@ Karmada (join, unjoin, token, register <host:port> and unregister) have flags fo
 
 // newKarmadactl returns the command line of karmadactl, or of the plugin of kubectl.
 func newKarmadactl(name string, streams Streams) *cobra.Command {
-	root := parent(name, "Bring clusters into the fleet of a control plane, by push and by pull, and out of it",
-		newJoin(streams),
-		newUnjoin(streams),
-		newToken(streams),
-		newRegisterEndpoint(streams),
-		newUnregister(streams),
-		newVersion(streams),
-	)
+	root := parent(name, "Bring clusters into the fleet of a control plane, by push and by pull, and out of it", newVersion(streams))
+	registration := &cobra.Group{ID: "registration", Title: "Cluster Registration Commands:"}
+	root.AddGroup(registration)
+	for _, command := range []*cobra.Command{newJoin(streams), newUnjoin(streams), newToken(streams), newRegisterEndpoint(streams), newUnregister(streams)} {
+		command.GroupID = registration.ID
+		root.AddCommand(command)
+	}
 	if name == nameKarmadaPlugin {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl karmada"}
 	}

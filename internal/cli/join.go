@@ -119,7 +119,7 @@ func (f *joinFlags) run(ctx context.Context, streams Streams) error {
 	}
 	f.request.ClusterNamespace = f.member.clusterNamespace
 	doing := startTalk(streams, fmt.Sprintf("joining cluster %s, at %s, to %s", f.request.Name, f.request.Member.Host, f.request.Hub.Host))
-	f.request.Progress = doing.now
+	f.request.Progress = doing.line
 	err = karmada.Join(ctx, f.request)
 	doing.done()
 	if err != nil {

@@ -21,12 +21,15 @@ func TestKarmadactlHasItsCommandsOnly(t *testing.T) {
 	t.Parallel()
 	for name, called := range map[string]string{"bin/karmadactl": "karmadactl", "/usr/local/bin/kubectl-karmada": "kubectl karmada"} {
 		got := run(t, name)
+		if !strings.Contains(got.out, "\nCluster Registration Commands:\n  join ") {
+			t.Errorf("%s: got help\n%s\nwant the commands under their title", name, got.out)
+		}
 		commands := regexp.MustCompile(`(?m)^  ([a-z]+)  `).FindAllStringSubmatch(got.out, -1)
 		var names []string
 		for _, command := range commands {
 			names = append(names, command[1])
 		}
-		if want := "completion help join register token unjoin unregister version"; strings.Join(names, " ") != want {
+		if want := "join register token unjoin unregister completion help version"; strings.Join(names, " ") != want {
 			t.Errorf("%s: got commands %q, want %q", name, names, want)
 		}
 		if got := run(t, name, "register", "--help"); !strings.Contains(got.out, "Usage:\n  "+called+" register <host:port>") || strings.Contains(got.out, "Available Commands") {

@@ -55,6 +55,14 @@ func (t *talk) now(what string) {
 	}
 }
 
+// line prints a line as it is, once: what people know from elsewhere, and what is over when it is said.
+func (t *talk) line(text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ticker.Reset(steady)
+	t.streams.say("%s", text)
+}
+
 func (t *talk) say() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -133,7 +133,7 @@ func (f *endpointFlags) run(ctx context.Context, streams Streams) error {
 	}
 	doing := startTalk(streams, "registering cluster "+r.ClusterName)
 	defer doing.done()
-	r.Progress = doing.now
+	r.Progress = doing.line
 	var lost error
 	r.Out = func(line string) {
 		if _, err := fmt.Fprintln(streams.Out, line); err != nil {

@@ -99,7 +99,7 @@ func (f *tokenCreateFlags) run(ctx context.Context, streams Streams, program str
 	if err != nil {
 		return err
 	}
-	token, err := bootstrap.CreateToken(ctx, hub, f.options)
+	token, err := f.make(ctx, streams, hub)
 	if err != nil {
 		return err
 	}
@@ -113,6 +113,11 @@ func (f *tokenCreateFlags) run(ctx context.Context, streams Streams, program str
 		return errors.Join(fmt.Errorf("print the token: %w", err), undone)
 	}
 	return nil
+}
+
+func (f *tokenCreateFlags) make(ctx context.Context, streams Streams, hub client.Client) (bootstrap.Token, error) {
+	defer progress(streams, "making a token on the control plane")()
+	return bootstrap.CreateToken(ctx, hub, f.options)
 }
 
 // tokenMark stands for the token in a register command.
@@ -175,7 +180,9 @@ func newTokenList(streams Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			tokens, err := bootstrap.ListTokens(ctx, hubClient, func(warning string) { streams.say("warning: %s", warning) })
+			doing := startTalk(streams, "listing the tokens of the control plane")
+			tokens, err := bootstrap.ListTokens(ctx, hubClient, func(warning string) { doing.line("warning: " + warning) })
+			doing.done()
 			if err != nil {
 				return err
 			}
@@ -255,6 +262,7 @@ func newTokenDelete(streams Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			defer progress(streams, "deleting tokens on the control plane")()
 			return deleteTokens(ctx, hubClient, args, streams.Out)
 		},
 	}

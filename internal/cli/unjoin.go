@@ -84,7 +84,7 @@ func (f *unjoinFlags) run(ctx context.Context, streams Streams) error {
 	}
 	f.request.ClusterNamespace = f.member.clusterNamespace
 	doing := startTalk(streams, fmt.Sprintf("waiting for the control plane to let cluster %s go", f.request.Name))
-	f.request.Progress = doing.now
+	f.request.Progress = doing.line
 	err = karmada.Unjoin(ctx, f.request)
 	doing.done()
 	return err

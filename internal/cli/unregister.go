@@ -28,7 +28,8 @@ What was propagated to the cluster is removed from it, or with --orphan left the
 and what belongs to it from the cluster. A cluster whose agent is dead is not waited for: what was propagated stays there then.
 
 The cluster is the one of --cluster-kubeconfig and --cluster-context; without a context, that of the context with the cluster's name, else of the current one. The
-control plane is the one of --karmada-config and --karmada-context; without them, the agent's own way to it is used, which may not ask for --orphan.`,
+control plane is the one of --karmada-config and --karmada-context, of which one is enough; without both, the agent's own way to it is used, which may not ask for
+--orphan.`,
 		Example: `  karmadactl unregister member3 --cluster-kubeconfig=member3.config
 
   # with the control plane's administrator, where the agent's own credential does not work any more
@@ -48,11 +49,12 @@ control plane is the one of --karmada-config and --karmada-context; without them
 	flags := cmd.Flags()
 	f.member.add(flags, "`file` with the kubeconfig of the cluster (required)")
 	f.hub.add(flags, "karmada-config")
-	flags.Lookup("karmada-config").Usage = "`file` with the kubeconfig of the control plane (default: the agent's own way to it)"
+	flags.Lookup("karmada-config").Usage = "`file` with the kubeconfig of the control plane (default: with --karmada-context KUBECONFIG, then ~/.kube/config; else the agent's own way to it)"
+	flags.Lookup("karmada-context").Usage = "`context` of the control plane in that kubeconfig (default: the current one of --karmada-config)"
 	flags.StringVarP(&f.request.Namespace, "namespace", "n", register.DefaultNamespace, "`namespace` of the agent, on the cluster")
 	flags.StringVar(&f.request.AgentName, "agent-name", register.DefaultAgentName, "`name` of the agent's Deployment, on the cluster")
 	addWait(flags, &f.request.Wait)
-	flags.BoolVar(&f.request.Orphan, "orphan", false, "leave on the cluster what is deployed there; needs --karmada-config")
+	flags.BoolVar(&f.request.Orphan, "orphan", false, "leave on the cluster what is deployed there; needs --karmada-config or --karmada-context")
 	flags.BoolVar(&f.request.DryRun, "dry-run", false, "check what can be checked, and change nothing")
 	return cmd
 }
@@ -73,14 +75,14 @@ func (f *unregisterFlags) run(ctx context.Context, streams Streams) error {
 	if r.Member, err = f.member.find(ctx, r.ClusterName); err != nil {
 		return fmt.Errorf("failed to get unregistering cluster config. error: %w", err)
 	}
-	if f.hub.file != "" {
+	if f.hub.file != "" || f.hub.context != "" {
 		if r.Hub, err = f.hub.hub(ctx); err != nil {
 			return err
 		}
 	}
 	r.ClusterNamespace = f.member.clusterNamespace
 	doing := startTalk(streams, fmt.Sprintf("waiting for the control plane to let cluster %s go", r.ClusterName))
-	r.Progress = doing.now
+	r.Progress = doing.line
 	err = register.Unregister(ctx, r)
 	doing.done()
 	return err

@@ -1,0 +1,216 @@
+package cli_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+)
+
+// deadEnd is a context in which nobody answers.
+const deadEnd = "dead-end"
+
+// several writes one kubeconfig with the contexts of hub and member, whose current context is a dead end, and returns its path.
+func (w *world) several(t *testing.T) string {
+	t.Helper()
+	merged := clientcmdapi.NewConfig()
+	for _, file := range w.files {
+		config, err := clientcmd.LoadFromFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range config.Contexts {
+			merged.Contexts[name], merged.Clusters[name], merged.AuthInfos[name] = config.Contexts[name], config.Clusters[name], config.AuthInfos[name]
+		}
+	}
+	merged.Clusters[deadEnd] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}
+	merged.Contexts[deadEnd] = &clientcmdapi.Context{Cluster: deadEnd, AuthInfo: "hub-admin"}
+	merged.CurrentContext = deadEnd
+	path := filepath.Join(t.TempDir(), "several")
+	if err := clientcmd.WriteToFile(*merged, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// typed runs what people type after karmadactl.
+func typed(t *testing.T, line string) result {
+	t.Helper()
+	return run(t, append([]string{"karmadactl"}, strings.Fields(line)...)...)
+}
+
+// TestContextsOfKarmadactl tells one story, of a hub and a member that share the environment variable pointing at them.
+func TestContextsOfKarmadactl(t *testing.T) {
+	w := newWorld(t)
+	several := w.several(t)
+	t.Setenv("KUBECONFIG", several)
+	t.Run("join", func(t *testing.T) { w.joinsByContext(t) })
+	t.Run("impersonation", func(t *testing.T) { w.joinsAsSomebodyElse(t) })
+	t.Run("unjoin", func(t *testing.T) { w.unjoinsByContext(t) })
+	t.Run("printed line", func(t *testing.T) { w.registersByThePrintedLine(t) })
+	t.Run("register", func(t *testing.T) { w.checksByContext(t) })
+	t.Run("preflight", func(t *testing.T) { w.failsPreflight(t) })
+	t.Run("unregister", func(t *testing.T) { w.unchecksByContext(t) })
+}
+
+// endsDead wants a command to have gone where nobody answers.
+func endsDead(t *testing.T, line string) {
+	t.Helper()
+	if got := typed(t, line); got.code != 1 || !strings.Contains(got.err, "127.0.0.1:1") {
+		t.Errorf("%s: got %+v, want that it meets nobody at 127.0.0.1:1", line, got)
+	}
+}
+
+func (w *world) joinsByContext(t *testing.T) {
+	t.Helper()
+	endsDead(t, "join shop --dry-run")
+	endsDead(t, "join shop --dry-run --karmada-context=hub-admin")
+	endsDead(t, "join shop --dry-run --cluster-context=member-admin")
+	note := result{err: "note: nothing was changed; cluster shop could join\n"}
+	if got := typed(t, "join shop --dry-run --karmada-context=hub-admin --cluster-context=member-admin"); got != note {
+		t.Errorf("join in a dry run: got %+v, want %+v", got, note)
+	}
+	// A context of the cluster's own name goes before the current one.
+	want := result{out: "cluster(member-admin) is joined successfully\n"}
+	if got := typed(t, "join member-admin --karmada-context=hub-admin"); got != want {
+		t.Fatalf("join: got %+v, want %+v", got, want)
+	}
+	cluster := &clusterv1alpha1.Cluster{}
+	if err := w.hub.Get(t.Context(), client.ObjectKey{Name: "member-admin"}, cluster); err != nil {
+		t.Fatal(err)
+	}
+	if cluster.Spec.APIEndpoint != w.memberPlane.Config.Host {
+		t.Errorf("cluster: got the endpoint %s, want %s", cluster.Spec.APIEndpoint, w.memberPlane.Config.Host)
+	}
+}
+
+func (w *world) joinsAsSomebodyElse(t *testing.T) {
+	t.Helper()
+	const join = "join other --dry-run --karmada-context=hub-admin --cluster-context=hub-admin --karmada-as=mara"
+	if got := typed(t, join); got.code != 1 || !strings.Contains(got.err, `User "mara" cannot`) {
+		t.Errorf("join as nobody in particular: got %+v, want what mara cannot do", got)
+	}
+	if got := typed(t, join+" --karmada-as-group=viewers --karmada-as-group=system:masters --karmada-as-uid=7"); got.code != 0 {
+		t.Errorf("join as one of system:masters: got %+v", got)
+	}
+}
+
+func (w *world) unjoinsByContext(t *testing.T) {
+	t.Helper()
+	account := client.ObjectKey{Namespace: "karmada-cluster", Name: "karmada-member-admin"}
+	if err := w.member.Get(t.Context(), account, &corev1.ServiceAccount{}); err != nil {
+		t.Fatalf("the account of the hub: %v", err)
+	}
+	endsDead(t, "unjoin member-admin")
+	endsDead(t, "unjoin member-admin --karmada-context="+deadEnd)
+	if got := typed(t, "unjoin member-admin --karmada-context=hub-admin --cluster-kubeconfig="+os.Getenv("KUBECONFIG")); got.code != 0 || got.out != "" {
+		t.Errorf("unjoin: got %+v", got)
+	}
+	if err := w.member.Get(t.Context(), account, &corev1.ServiceAccount{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the account of the hub: got error %v, want that it is gone", err)
+	}
+	if err := w.hub.Get(t.Context(), client.ObjectKey{Name: "member-admin"}, &clusterv1alpha1.Cluster{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the Cluster: got error %v, want that it is gone", err)
+	}
+}
+
+// passed is what a registration prints that only checks.
+const passed = "[preflight] Running pre-flight checks\n[preflight] All pre-flight checks were passed\n"
+
+func (w *world) registersByThePrintedLine(t *testing.T) {
+	t.Helper()
+	for name, program := range map[string]string{"karmadactl": "karmadactl", "kubectl-karmada": "kubectl karmada", "towline": "towline"} {
+		printed := run(t, name, "token", "create", "--print-register-command", "--karmada-context=hub-admin")
+		line := regexp.MustCompile(`^` + program + ` (register \S+ --token \S+ --discovery-token-ca-cert-hash \S+)\n$`).FindStringSubmatch(printed.out)
+		if line == nil {
+			t.Fatalf("%s: got %+v, want one register line", name, printed)
+		}
+		// On the side of the cluster.
+		t.Setenv("KUBECONFIG", w.files[1])
+		got := run(t, append([]string{name}, append(strings.Fields(line[1]), "--dry-run")...)...)
+		if want := (result{out: passed}); got != want {
+			t.Errorf("%s %s: got %+v, want %+v", name, line[1], got, want)
+		}
+		t.Setenv("KUBECONFIG", w.files[0])
+	}
+}
+
+const registration = "register 127.0.0.1:1 --dry-run --token=abcdef.0123456789abcdef --discovery-token-unsafe-skip-ca-verification=true"
+
+func (w *world) checksByContext(t *testing.T) {
+	t.Helper()
+	endsDead(t, registration+" --discovery-timeout=1s")
+	if got, want := typed(t, registration+" --context=member-admin"), (result{out: passed}); got != want {
+		t.Errorf("register: got %+v, want %+v", got, want)
+	}
+}
+
+func (w *world) failsPreflight(t *testing.T) {
+	t.Helper()
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "karmada-system"}}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: "karmada-agent-sa"}}
+	for _, obj := range []client.Object{namespace, account} {
+		if err := w.member.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := result{
+		code: 1, out: "[preflight] Running pre-flight checks\n",
+		err: "error execution phase preflight: [preflight] Some fatal errors occurred:\n" +
+			"\t[ERROR]: karmada-system/karmada-agent-sa ServiceAccount already exists\n" +
+			"[preflight] Remove these from the cluster, or choose another --namespace\n" +
+			"error: the pre-flight checks were not passed, and nothing was changed\n",
+	}
+	for _, line := range []string{registration, strings.Replace(registration, "--dry-run ", "", 1)} {
+		if got := typed(t, line+" --context=member-admin"); got != want {
+			t.Errorf("%s: got %+v, want %+v", line, got, want)
+		}
+	}
+	if got := typed(t, registration+" --context=member-admin --namespace=elsewhere"); got.code != 0 || got.out != passed {
+		t.Errorf("in another namespace: got %+v", got)
+	}
+}
+
+func (w *world) unchecksByContext(t *testing.T) {
+	t.Helper()
+	system := &corev1.Namespace{}
+	if err := w.member.Get(t.Context(), client.ObjectKey{Name: metav1.NamespaceSystem}, system); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"member-admin", "eu-1"} {
+		cluster := &clusterv1alpha1.Cluster{Spec: clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull, ID: string(system.UID)}}
+		cluster.Name = name
+		if err := w.hub.Create(t.Context(), cluster); err != nil {
+			t.Fatal(err)
+		}
+	}
+	several := os.Getenv("KUBECONFIG")
+	endsDead(t, "unregister eu-1 --karmada-context=hub-admin --cluster-kubeconfig="+several)
+	endsDead(t, "unregister member-admin --karmada-config="+several+" --cluster-kubeconfig="+several)
+	for name, line := range map[string]string{
+		// The kubeconfig of the environment is the one that a context alone means.
+		"member-admin": "unregister member-admin --karmada-context=hub-admin --cluster-kubeconfig=" + several,
+		"eu-1":         "unregister eu-1 --karmada-config=" + several + " --karmada-context=hub-admin --cluster-kubeconfig=" + several + " --cluster-context=member-admin",
+	} {
+		if got := typed(t, line+" --dry-run"); got.code != 0 || got.out != "" {
+			t.Errorf("%s --dry-run: got %+v", line, got)
+		}
+		got := typed(t, line)
+		if got.code != 0 || !strings.Contains(got.err, "Successfully delete cluster object ("+name+") from control plane.\n") {
+			t.Errorf("%s: got %+v", line, got)
+		}
+		if again := typed(t, line+" --dry-run"); again.code != 1 || again.err != "error: no cluster object "+name+" found in karmada control Plane\n" {
+			t.Errorf("%s --dry-run, once it is gone: got %+v", line, again)
+		}
+	}
+}
