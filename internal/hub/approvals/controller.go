@@ -92,9 +92,9 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues("csr", csr.Name, "requester", csr.Spec.Username))
 	s := &state{csr: csr, petition: petition}
 	steps := []phase.Step[*state]{
-		{Name: "let read", Run: c.letRead},
 		{Name: "judge", Run: func(context.Context, *state) error { return denied(bootstrap.ReasonMalformed, malformed) }},
 		{Name: "in time", Run: c.inTime},
+		{Name: "few", Run: c.few},
 		{Name: "authorize", Run: c.authorize},
 		{Name: "guard", Run: c.guard},
 	}
@@ -107,7 +107,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			phase.Step[*state]{Name: "grant", Run: c.grant},
 			phase.Step[*state]{Name: "in time", Run: c.inTime})
 	}
-	outcome := phase.Run(ctx, s, append(steps, phase.Step[*state]{Name: "approve", Run: c.approve}))
+	outcome := phase.Run(ctx, s, append(steps, phase.Step[*state]{Name: "let read", Run: c.letRead}, phase.Step[*state]{Name: "approve", Run: c.approve}))
 	return c.end(ctx, s, outcome)
 }
 

@@ -15,7 +15,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -144,21 +143,7 @@ func (w *world) asked(t *testing.T, token bootstrap.Token, name string) {
 	t.Helper()
 	csr := petition(t, name, pkix.Name{CommonName: bootstrap.AgentUser(name), Organization: []string{bootstrap.AgentsGroup}})
 	csr.Annotations[kube.AnnotationUntil] = time.Now().Add(time.Minute).Format(time.RFC3339)
-	w.createAs(token, csr)
-}
-
-// createAs creates csr with the token. The API server watches the tokens: one that was just made is unknown to it for a moment.
-func (w *world) createAs(token bootstrap.Token, csr *certificatesv1.CertificateSigningRequest) {
-	w.Helper()
-	var last error
-	w.eventually(func() string {
-		last = w.agent(w.as(token)).Create(w.Context(), csr.DeepCopy())
-		if apierrors.IsUnauthorized(last) {
-			return last.Error()
-		}
-		return ""
-	})
-	w.must(last)
+	w.must(w.agent(w.as(token)).Create(t.Context(), csr))
 }
 
 // manyWrites is more than an answer takes.
@@ -174,6 +159,7 @@ func TestHubMayDieAtAnyMoment(t *testing.T) {
 	t.Run("one request", func(t *testing.T) { t.Parallel(); hubMayDieAtAnyMoment(t, worldOf(t, plane)) })
 	for name, test := range map[string]func(*testing.T, *world){
 		"two requests": secondRequestOutlivesTheDenialOfTheFirst, "two requests denied": deniedTogetherLeaveNothing, "an answer that was lost": approvedIsNotTakenBack,
+		"too many requests": tooManyAreDenied, "many malformed requests": anyNumberOfDenialsCostsTheHubLittle,
 		"an earlier Cluster": nothingIsTriedForEver, "a token expires": tokenThatExpiresWhileItWaitsIsWorthNothing,
 	} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, worldOf(t, plane)) })
@@ -223,7 +209,7 @@ func secondRequestOutlivesTheDenialOfTheFirst(t *testing.T, w *world) {
 	w.granting("again", "again")
 	second := petition(t, "again-2", pkix.Name{CommonName: bootstrap.AgentUser("again"), Organization: []string{bootstrap.AgentsGroup}})
 	second.Annotations[kube.AnnotationClusterID] = "id-again"
-	w.createAs(token, second)
+	w.must(w.agent(w.as(token)).Create(t.Context(), second))
 	w.must(w.run("again-2", manyWrites, time.Now()))
 	if got := w.answer("again-2"); got.Type != certificatesv1.CertificateApproved {
 		t.Fatalf("the second: %+v", got)
@@ -244,7 +230,7 @@ func (w *world) files(t *testing.T, token bootstrap.Token, request, cluster stri
 	csr := petition(t, request, pkix.Name{CommonName: bootstrap.AgentUser(cluster), Organization: []string{bootstrap.AgentsGroup}})
 	csr.Annotations[kube.AnnotationClusterID] = "id-" + cluster
 	change(csr)
-	w.createAs(token, csr)
+	w.must(w.agent(w.as(token)).Create(t.Context(), csr))
 }
 
 func asIs(*certificatesv1.CertificateSigningRequest) {}
@@ -351,8 +337,7 @@ func nothingIsTriedForEver(t *testing.T, w *world) {
 
 func tokenThatExpiresWhileItWaitsIsWorthNothing(t *testing.T, w *world) {
 	t.Helper()
-	token, err := bootstrap.CreateToken(t.Context(), w, bootstrap.TokenOptions{TTL: 10 * time.Minute})
-	w.must(err)
+	token := w.tokenWith(bootstrap.TokenOptions{TTL: 10 * time.Minute})
 	w.files(t, token, "expires", "expires", asIs)
 	w.must(w.run("expires", manyWrites, time.Now().Add(11*time.Minute)))
 	w.wantAnswer("expires", certificatesv1.CertificateDenied, bootstrap.ReasonToken)
@@ -379,5 +364,66 @@ func nobodyIsLetInUnguarded(t *testing.T, w *world) {
 		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(guard), guard))
 		w.must(w.run(name, manyWrites, time.Now()))
 		w.wantAnswer(name, certificatesv1.CertificateApproved, bootstrap.ReasonApproved)
+	}
+}
+
+func tooManyAreDenied(t *testing.T, w *world) {
+	t.Helper()
+	const most, more = 20, 3
+	token := w.token("")
+	for i := range most + more {
+		w.files(t, token, fmt.Sprintf("many-%d", i), "many", asIs)
+	}
+	denied := 0
+	for i := range most + more {
+		name := fmt.Sprintf("many-%d", i)
+		w.must(w.run(name, manyWrites, time.Now()))
+		switch got := w.answer(name); {
+		case got.Reason == bootstrap.ReasonTooMany:
+			denied++
+		case got.Type != certificatesv1.CertificateApproved:
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	if denied != more {
+		t.Errorf("%d of %d were too many", denied, most+more)
+	}
+}
+
+func anyNumberOfDenialsCostsTheHubLittle(t *testing.T, w *world) {
+	t.Helper()
+	const requests = 24
+	token := w.token("")
+	reader := w.agent(w.as(token))
+	bound := func() (count int) {
+		bindings := &rbacv1.ClusterRoleBindingList{}
+		w.must(w.List(t.Context(), bindings))
+		for _, binding := range bindings.Items {
+			if len(binding.Subjects) > 0 && binding.Subjects[0].Name == "system:bootstrap:"+token.ID {
+				count++
+			}
+		}
+		return count
+	}
+	for i := range requests {
+		name := fmt.Sprintf("malformed-%d", i)
+		w.files(t, token, name, "rbac-generator", asIs)
+		if got := bound(); i == 0 && got != 0 {
+			t.Errorf("%d bindings for requests without an answer", got)
+		}
+		w.must(w.run(name, manyWrites, time.Now()))
+		csr := &certificatesv1.CertificateSigningRequest{}
+		w.eventually(func() string {
+			if err := reader.Get(t.Context(), client.ObjectKey{Name: name}, csr); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+		if len(csr.Status.Conditions) != 1 || csr.Status.Conditions[0].Reason != bootstrap.ReasonMalformed {
+			t.Errorf("the one who asked reads %+v", csr.Status.Conditions)
+		}
+	}
+	if got := bound(); got != 20 {
+		t.Errorf("%d bindings for %d requests, want 20", got, requests)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -115,8 +116,21 @@ func (w *world) must(err error) {
 // token makes a bootstrap token, for cluster alone unless that is "".
 func (w *world) token(cluster string) bootstrap.Token {
 	w.Helper()
-	token, err := bootstrap.CreateToken(w.Context(), w, bootstrap.TokenOptions{TTL: time.Hour, Cluster: cluster})
+	return w.tokenWith(bootstrap.TokenOptions{TTL: time.Hour, Cluster: cluster})
+}
+
+// tokenWith makes a bootstrap token that the API server knows: it watches them, and one that was just made is unknown to it for a moment.
+func (w *world) tokenWith(o bootstrap.TokenOptions) bootstrap.Token {
+	w.Helper()
+	token, err := bootstrap.CreateToken(w.Context(), w, o)
 	w.must(err)
+	holder := w.agent(w.as(token))
+	w.eventually(func() string {
+		if err := holder.Create(w.Context(), &authenticationv1.SelfSubjectReview{}); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	return token
 }
 

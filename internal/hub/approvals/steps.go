@@ -1,8 +1,10 @@
 package approvals
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +20,14 @@ import (
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// mostByToken and mostByAgent are how many requests of one requester may wait or be approved at a time; the API server keeps those that it has
+	// signed for an hour. A registration needs one, and one more for each time that it is tried again; an agent whose certificates live ten
+	// minutes, which is the least, needs about eight in an hour.
+	mostByToken = 20
+	mostByAgent = 100
 )
 
 // guardPause is the time that the API server gets to put into force what bounds the agents, once that is written.
@@ -45,7 +55,7 @@ func deniedf(reason, format string, args ...any) error {
 	return denied(reason, fmt.Errorf(format, args...))
 }
 
-// letRead lets the requester read the answer, whatever it will be.
+// letRead lets the requester read the answer, whatever it will be. It comes right before that: what waits costs the hub nothing.
 func (c *Controller) letRead(ctx context.Context, s *state) error {
 	if !strings.HasPrefix(s.csr.Spec.Username, bootstrap.TokenUserPrefix) && !strings.HasPrefix(s.csr.Spec.Username, bootstrap.AgentUserPrefix) {
 		return nil // others have rights of their own, or none
@@ -65,6 +75,40 @@ func (c *Controller) inTime(_ context.Context, s *state) error {
 			until.UTC().Format(time.RFC3339))
 	}
 	return nil
+}
+
+// few denies a requester who asks faster than anybody has a reason to. Requests that are denied do not count, so that nobody can lock himself out.
+func (c *Controller) few(ctx context.Context, s *state) error {
+	most := mostByToken
+	if s.petition.Renewal {
+		most = mostByAgent
+	}
+	var all certificatesv1.CertificateSigningRequestList
+	if err := c.Hub.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list CertificateSigningRequests: %w", err)
+	}
+	earlier := 0
+	for i := range all.Items {
+		if other := &all.Items[i]; other.Spec.Username == s.csr.Spec.Username && before(other, s.csr) && !refused(other) {
+			earlier++
+		}
+	}
+	if earlier >= most {
+		return deniedf(bootstrap.ReasonTooMany, "%s has %d other requests that wait or were approved within the last hour; ask again later", s.csr.Spec.Username, earlier)
+	}
+	return nil
+}
+
+// before says which of two requests was made first.
+func before(a, b *certificatesv1.CertificateSigningRequest) bool {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(string(a.UID), string(b.UID))) < 0
+}
+
+// refused says whether a request was denied, or signing it failed.
+func refused(csr *certificatesv1.CertificateSigningRequest) bool {
+	return slices.ContainsFunc(csr.Status.Conditions, func(condition certificatesv1.CertificateSigningRequestCondition) bool {
+		return condition.Type != certificatesv1.CertificateApproved
+	})
 }
 
 // authorize asks the API server whether the requester may have such a certificate at all.
@@ -147,6 +191,9 @@ func (c *Controller) deny(ctx context.Context, s *state, denial *bootstrap.Denie
 		return nil
 	}
 	if err := c.takeBack(ctx, s); err != nil {
+		return err
+	}
+	if err := c.letRead(ctx, s); err != nil {
 		return err
 	}
 	if err := c.answer(ctx, s, certificatesv1.CertificateDenied, denial); err != nil {

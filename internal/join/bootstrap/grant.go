@@ -1,16 +1,23 @@
 package bootstrap
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -72,10 +79,21 @@ func stillThere(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clust
 	return errors.Join(fmt.Errorf("the Cluster %s is gone", c.Name), karmada.RemoveTraces(ctx, hub, c))
 }
 
-// LetRead lets whoever made csr read it, and nothing else, as long as it exists.
+const (
+	// readable is how many answers one requester can read at a time, whatever number of requests he makes.
+	readable = 20
+	// requesterLabel on what lets somebody read a request is a hash of his name.
+	requesterLabel = "towline.dev/requester"
+	// requesterLength is how many hexadecimal digits of the hash there are: a label has room for 63.
+	requesterLength = 40
+)
+
+// LetRead lets whoever made csr read it, and nothing else, as long as it exists, and is among the last that he was let read. hub must read from the API server.
 func LetRead(ctx context.Context, hub client.Client, csr *certificatesv1.CertificateSigningRequest) error {
 	// The uid keeps a later request of that name out of it.
 	name := "system:karmada:csr:" + string(csr.UID)
+	sum := sha256.Sum256([]byte(csr.Spec.Username))
+	requester := client.MatchingLabels{requesterLabel: hex.EncodeToString(sum[:])[:requesterLength]}
 	owner := metav1.OwnerReference{
 		APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest", Name: csr.Name, UID: csr.UID,
 	}
@@ -88,8 +106,37 @@ func LetRead(ctx context.Context, hub client.Client, csr *certificatesv1.Certifi
 		}},
 	} {
 		obj.SetOwnerReferences([]metav1.OwnerReference{owner})
+		obj.SetLabels(requester)
 		if err := ensure(ctx, hub, obj); err != nil {
 			return err
+		}
+	}
+	return errors.Join(
+		keepReadable(ctx, hub, &rbacv1.ClusterRoleBindingList{}, requester, name),
+		keepReadable(ctx, hub, &rbacv1.ClusterRoleList{}, requester, name))
+}
+
+// keepReadable deletes the oldest of what lets a requester read, beyond what he may have, and in any case not the one with the name latest.
+func keepReadable(ctx context.Context, hub client.Client, list client.ObjectList, requester client.MatchingLabels, latest string) error {
+	if err := hub.List(ctx, list, requester); err != nil {
+		return fmt.Errorf("list what the requester may read: %w", err)
+	}
+	var earlier []client.Object
+	err := meta.EachListItem(list, func(item runtime.Object) error {
+		if obj, ok := item.(client.Object); ok && obj.GetName() != latest {
+			earlier = append(earlier, obj)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list what the requester may read: %w", err)
+	}
+	slices.SortFunc(earlier, func(a, b client.Object) int {
+		return cmp.Or(b.GetCreationTimestamp().Compare(a.GetCreationTimestamp().Time), strings.Compare(a.GetName(), b.GetName()))
+	})
+	for _, obj := range earlier[min(len(earlier), readable-1):] {
+		if err := hub.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete %s, which lets an old answer be read: %w", obj.GetName(), err)
 		}
 	}
 	return nil

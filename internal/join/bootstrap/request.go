@@ -82,6 +82,7 @@ const (
 	ReasonTaken     = "ClusterTaken"    // the name or the id is another cluster's
 	ReasonUnknown   = "ClusterNotFound" // there is no such cluster to renew the certificate of
 	ReasonTooLate   = "TooLate"         // nobody waits for the answer any more
+	ReasonTooMany   = "TooManyRequests" // the requester has too many others that wait or are approved
 )
 
 // RequestCertificate makes a key, asks the hub of cfg for a certificate for it, and waits for that. It returns *Denied if the hub refuses, and
