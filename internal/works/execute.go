@@ -184,7 +184,9 @@ func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work) (metav1
 	}
 	digest, err := Bundle(work).Digest()
 	switch {
-	case err != nil || report.Digest != digest:
+	case err != nil:
+		return notAppliedYet(), err
+	case report.Digest != digest:
 		return notAppliedYet(), nil
 	case report.State == bundle.StateApplied:
 		return applied(), nil
