@@ -42,8 +42,10 @@ func TestCertificateIsRenewedWithoutARestart(t *testing.T) {
 	// The signer gives no less than ten minutes, and dates the certificate back by five.
 	w := newWorld(t, "rotate", 10*time.Minute)
 	t.Cleanup(w.approve())
+	door := w.inlet()
 	_, _, j := w.start(func(o *Options) { o.RotationThreshold = 0.66; o.LeaseDuration = time.Second })
 	w.work("one", "first")
+	w.wantValue("one", "first")
 	serials := []string{serial(w.certificate())}
 	for len(serials) < 4 {
 		w.eventually("the certificate is renewed", func(context.Context) error {
@@ -54,6 +56,13 @@ func TestCertificateIsRenewedWithoutARestart(t *testing.T) {
 			serials = append(serials, now)
 			return nil
 		})
+		// Its watches leave the old one behind before the next renewal.
+		began := time.Now()
+		w.eventually("all watches use the certificate", door.only(serials[len(serials)-1]))
+		t.Logf("all watches use the new certificate %s after it was kept", time.Since(began))
+		if lists := door.listed(); len(serials) > 2 && len(lists) > 0 {
+			t.Errorf("watches that did not go on where they were: %v", lists)
+		}
 	}
 	made := w.certificate()
 	if got := made.NotAfter.Sub(made.NotBefore); got != 15*time.Minute {
@@ -65,7 +74,7 @@ func TestCertificateIsRenewedWithoutARestart(t *testing.T) {
 		}
 		return nil
 	})
-	// A watch that was opened before goes on, and a Work that comes now is executed.
+	// Nothing is missed: a Work that comes now is executed.
 	w.work("two", "second")
 	w.wantValue("two", "second")
 	_, failed := w.take()

@@ -2,12 +2,14 @@ package karmada
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -15,6 +17,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -42,6 +45,10 @@ type identity struct {
 	transport http.RoundTripper
 	// certificate is nil if the kubeconfig identifies the agent by something else.
 	certificate *x509.Certificate
+	// left ends when there is a later identity.
+	left context.Context //nolint:containedctx // watches outlive the call that opens them
+	// leave ends left.
+	leave context.CancelFunc
 }
 
 func openWay(kubeconfig []byte, o Options) (*way, error) {
@@ -57,7 +64,8 @@ func openWay(kubeconfig []byte, o Options) (*way, error) {
 	return w, nil
 }
 
-// take makes the identity in a kubeconfig the one that is used from now on. Requests on their way end as they began.
+// take makes the identity in a kubeconfig the one that is used from now on. Requests on their way end as they began. Watches would go on for
+// minutes with an identity that may not be valid so long: they end, as if the hub had ended them, and whoever watches opens another.
 func (w *way) take(kubeconfig []byte) (*rest.Config, error) {
 	raw, err := clientcmd.Load(kubeconfig)
 	if err != nil {
@@ -71,6 +79,7 @@ func (w *way) take(kubeconfig []byte) (*rest.Config, error) {
 		return nil, fmt.Errorf("read the files of the kubeconfig: %w", err)
 	}
 	next := &identity{}
+	next.left, next.leave = context.WithCancel(context.Background())
 	if len(config.CertData) > 0 {
 		chain, err := cert.ParseCertsPEM(config.CertData)
 		if err != nil {
@@ -82,13 +91,61 @@ func (w *way) take(kubeconfig []byte) (*rest.Config, error) {
 		return nil, fmt.Errorf("use kubeconfig: %w", err)
 	}
 	w.kubeconfig = bytes.Clone(kubeconfig)
-	w.current.Store(next)
+	if last := w.current.Swap(next); last != nil {
+		last.leave()
+		utilnet.CloseIdleConnectionsFor(last.transport)
+	}
 	return config, nil
 }
 
 // RoundTrip sends the request with the latest certificate.
 func (w *way) RoundTrip(request *http.Request) (*http.Response, error) {
-	return w.current.Load().transport.RoundTrip(request)
+	if !request.URL.Query().Has("watch") {
+		return w.current.Load().transport.RoundTrip(request)
+	}
+	for {
+		used := w.current.Load()
+		response, err := used.watch(request)
+		if err == nil || used.left.Err() == nil || request.Context().Err() != nil {
+			return response, err
+		}
+	}
+}
+
+// watch opens a watch, which ends when there is a later identity.
+func (i *identity) watch(request *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(request.Context())
+	forget := context.AfterFunc(i.left, cancel)
+	end := func() { forget(); cancel() }
+	response, err := i.transport.RoundTrip(request.WithContext(ctx))
+	if err != nil {
+		end()
+		return nil, err
+	}
+	response.Body = &watchBody{ReadCloser: response.Body, left: i.left, end: end}
+	return response, nil
+}
+
+// watchBody is the body of a watch.
+type watchBody struct {
+	io.ReadCloser
+	left context.Context //nolint:containedctx // as in identity
+	end  func()
+}
+
+// Read returns io.EOF when the watch was ended for a later identity.
+func (b *watchBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && b.left.Err() != nil {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// Close closes the body.
+func (b *watchBody) Close() error {
+	b.end()
+	return b.ReadCloser.Close()
 }
 
 // WrappedRoundTripper returns the transport below, for those who need to see it.

@@ -31,6 +31,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/api/crds"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join/bootstrap"
@@ -102,7 +103,13 @@ func (p *planes) install(ctx context.Context) error {
 		return err
 	}
 	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		return p.hubClient.List(ctx, &clusterv1alpha1.ClusterList{}) == nil && p.hubClient.List(ctx, &workv1alpha1.WorkList{}) == nil, nil
+		for _, list := range []client.ObjectList{&clusterv1alpha1.ClusterList{}, &workv1alpha1.WorkList{}, &libv1beta1.ConfigurationGroupList{}} {
+			// From the API server's cache, which sends those away who come before it is filled.
+			if p.hubClient.List(ctx, list, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}) != nil {
+				return false, nil
+			}
+		}
+		return true, nil
 	})
 }
 
