@@ -163,6 +163,7 @@ type hub struct {
 	live    client.Client
 	members *fleet.Clients
 	tally   *tally
+	census  *census
 	engines *engines
 }
 
@@ -232,7 +233,8 @@ func (h *hub) wireFleet(ctx context.Context) error {
 func (h *hub) observe(ctx context.Context) error {
 	h.health.expect(allFull(h.GetCache()))
 	h.tally = newTally(h.GetCache(), h.opts.shard(), h.Elected(), clock.RealClock{})
-	if err := h.registry.Register(newCensus(h.GetCache(), h.opts.shard(), h.Elected())); err != nil {
+	h.census = newCensus(h.GetCache(), h.opts.shard(), h.Elected())
+	if err := h.registry.Register(h.census); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	return errors.Join(h.tally.register(h.registry), h.tally.follow(ctx, h.GetCache()))

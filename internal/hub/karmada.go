@@ -30,10 +30,12 @@ func (h *hub) karmada(ctx context.Context) error {
 			return err
 		}
 	}
+	asking := &members.Controller{
+		Hub: h.GetClient(), Live: h.live, Shard: shard, Dial: h.members.Config, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+	}
+	h.census.contacts = asking.Failures
 	return errors.Join(
-		(&members.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: shard, Dial: h.members.Config, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
-		}).Setup(ctx, h),
+		asking.Setup(ctx, h),
 		(&spaces.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Config: h.members.Config, Forget: h.engines.forget,
 			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},

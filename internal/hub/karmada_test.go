@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -208,7 +209,7 @@ func (w *world) wantSeries(opts hub.Options, profile *configv1beta1.ClusterProfi
 		for _, want := range []string{
 			"cluster_connectivity_status{" + cluster + "} 0", "kubernetes_version_info{" + cluster + `,kubernetes_version="v1.`,
 			"reconcile_outcome_total{" + cluster + `,feature="Resources",` + of + `,status="success"} 1`, "matching_clusters{" + of + "} 1",
-			"reconcile_consecutive_failures{" + cluster + `,feature="Resources",` + of + "} 0",
+			"reconcile_consecutive_failures{" + cluster + `,feature="Resources",` + of + "} 0", "connection_failures{" + cluster + "} 0",
 		} {
 			if !strings.Contains(body, "\nprojectsveltos_"+want) {
 				return fmt.Errorf("no series %s and %w in:\n%s", want, err, body)
@@ -221,7 +222,8 @@ func (w *world) wantSeries(opts hub.Options, profile *configv1beta1.ClusterProfi
 func TestProfileIsLeftForAPullClusterInItsSpace(t *testing.T) {
 	w := realWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	w.start(w.plane.Config, hub.Options{CacheDir: t.TempDir()})
+	opts := hub.Options{CacheDir: t.TempDir(), DiagnosticsAddress: freeAddress(t)}
+	w.start(w.plane.Config, opts)
 	w.configMap("manifests", manifest("a"))
 	// One of the other kind with the same name, and one that is where only Clusters may be.
 	w.member("two", w.prod())
@@ -232,6 +234,7 @@ func TestProfileIsLeftForAPullClusterInItsSpace(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two", Labels: w.prod()}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
 	}
 	w.create(stranger)
+	w.wantHeartbeat(opts, "two", now.Time)
 	profile := w.profile(nil)
 	w.wantState(profile, "two", libv1beta1.FeatureStatusProvisioning)
 	var groups libv1beta1.ConfigurationGroupList
@@ -256,6 +259,30 @@ func TestProfileIsLeftForAPullClusterInItsSpace(t *testing.T) {
 	if _, err := w.summary(profile, "two"); err != nil {
 		t.Errorf("the SveltosCluster of the same name: %v", err)
 	}
+}
+
+// wantHeartbeat waits until the metrics tell of a heartbeat of the agent of a Cluster, which it gives.
+func (w *world) wantHeartbeat(opts hub.Options, cluster string, at time.Time) {
+	w.Helper()
+	reader := w.token("reader", "cluster-admin")
+	series := fmt.Sprintf(`projectsveltos_agent_last_heartbeat_timestamp_seconds{cluster_name=%q,cluster_namespace="karmada-es-%s",cluster_type="Karmada"} %g`,
+		cluster, cluster, float64(at.Unix()))
+	w.eventually("heartbeat of "+cluster, func() error {
+		// The hub makes its own Lease of one that it does not know.
+		lease := &coordinationv1.Lease{}
+		if err := w.Get(w.Context(), client.ObjectKey{Namespace: fleet.ExecutionSpace(cluster), Name: cluster}, lease); err != nil {
+			return err
+		}
+		lease.Spec.RenewTime = &metav1.MicroTime{Time: at}
+		if err := w.Update(w.Context(), lease); err != nil {
+			return err
+		}
+		_, body, err := fetch("https://"+opts.DiagnosticsAddress+"/metrics", reader)
+		if err == nil && !strings.Contains(body, "\n"+series+"\n") {
+			err = fmt.Errorf("no series %s in:\n%s", series, body)
+		}
+		return err
+	})
 }
 
 // wantListed waits until the profile says that it matches a Cluster, and the inventory of that says what it has.

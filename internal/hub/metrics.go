@@ -5,9 +5,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
@@ -38,6 +40,9 @@ type census struct {
 	shard fleet.Shard
 	// leads is closed while this hub has the lead; one that waits for it tells nothing, or everything would be counted twice.
 	leads <-chan struct{}
+	// contacts returns how many looks at a Cluster in push mode have failed in a row; ok is false if nobody has looked. It is set before the
+	// hub leads.
+	contacts func(cluster string) (failed int, ok bool)
 
 	connectivity, version, failures, heartbeat *prometheus.Desc
 	matching, consecutive, success             *prometheus.Desc
@@ -83,7 +88,7 @@ func (c *census) Collect(to chan<- prometheus.Metric) {
 	known := make(map[fleet.ID]bool, len(clusters))
 	for _, cluster := range clusters {
 		if c.shard.Serves(cluster) {
-			known[c.cluster(to, cluster)] = true
+			known[c.cluster(ctx, to, cluster)] = true
 		}
 	}
 	var summaries configv1beta1.ClusterSummaryList
@@ -106,16 +111,19 @@ func gauge(to chan<- prometheus.Metric, d *prometheus.Desc, value float64, label
 }
 
 // cluster tells how one cluster is, and returns which one that is.
-func (c *census) cluster(to chan<- prometheus.Metric, cluster client.Object) fleet.ID {
+func (c *census) cluster(ctx context.Context, to chan<- prometheus.Metric, cluster client.Object) fleet.ID {
 	member := fleet.Of(cluster)
 	of := []string{string(member.Type), member.Namespace, member.Name}
 	if version := fleet.PlainVersion(member.KubernetesVersion); version != "" {
 		gauge(to, c.version, 1, append(of, version)...)
 	}
 	connected := member.Ready && !member.Down
-	if sveltos, ok := cluster.(*libv1beta1.SveltosCluster); ok {
-		connected = sveltos.Status.ConnectionStatus == libv1beta1.ConnectionHealthy
-		c.contacts(to, sveltos.Status, of)
+	switch cluster := cluster.(type) {
+	case *libv1beta1.SveltosCluster:
+		connected = cluster.Status.ConnectionStatus == libv1beta1.ConnectionHealthy
+		c.sveltos(to, cluster.Status, of)
+	case *clusterv1alpha1.Cluster:
+		c.karmada(ctx, to, member, of)
 	}
 	disconnected := 1.0
 	if connected {
@@ -125,11 +133,29 @@ func (c *census) cluster(to chan<- prometheus.Metric, cluster client.Object) fle
 	return member.ID()
 }
 
-// contacts tells what only the status of SveltosClusters counts.
-func (c *census) contacts(to chan<- prometheus.Metric, status libv1beta1.SveltosClusterStatus, of []string) {
+// sveltos tells what the status of a SveltosCluster counts.
+func (c *census) sveltos(to chan<- prometheus.Metric, status libv1beta1.SveltosClusterStatus, of []string) {
 	gauge(to, c.failures, float64(status.ConnectionFailures), of...)
 	if last := status.AgentLastReportTime; last != nil {
 		gauge(to, c.heartbeat, float64(last.Unix()), of...)
+	}
+}
+
+// karmada tells the same of a Cluster, whose status does not: the hub counts its own contacts, and an agent renews its Lease.
+func (c *census) karmada(ctx context.Context, to chan<- prometheus.Metric, member fleet.Member, of []string) {
+	if member.Mode == fleet.Push {
+		if failed, ok := c.contacts(member.Name); ok {
+			gauge(to, c.failures, float64(failed), of...)
+		}
+		return
+	}
+	lease := &coordinationv1.Lease{}
+	if err := c.hub.Get(ctx, client.ObjectKey{Namespace: member.DeliveryNamespace, Name: member.Name}, lease); client.IgnoreNotFound(err) != nil {
+		to <- prometheus.NewInvalidMetric(c.heartbeat, err)
+		return
+	}
+	if renewed := lease.Spec.RenewTime; renewed != nil {
+		gauge(to, c.heartbeat, float64(renewed.Unix()), of...)
 	}
 }
 

@@ -136,6 +136,16 @@ func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatu
 	return now
 }
 
+// Failures returns how often in a row the cluster was found not healthy, 0 if it was healthy when it was observed last.
+func (o *Observer) Failures() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.health.healthy {
+		return 0
+	}
+	return o.health.times
+}
+
 // learn asks for the version and the APIs.
 func (o *Observer) learn(ctx context.Context, now *clusterv1alpha1.ClusterStatus) {
 	at := o.opts.Clock.Now()

@@ -59,12 +59,14 @@ type Controller struct {
 
 	observers observers
 
-	// mu guards beats and told.
+	// mu guards what follows.
 	mu sync.Mutex
 	// beats remembers when agents were heard of by our own clock, since that of a member may be wrong.
 	beats map[string]beat
 	// told is what the condition Ready said when we looked last, so that events tell of what agents write, too. A restart loses no more than that.
 	told map[string]string
+	// failures counts the looks at each push member that failed in a row.
+	failures map[string]int
 }
 
 // Setup makes mgr run the controller.
@@ -196,6 +198,25 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 }
 
+// Failures returns how often in a row a push member, by the name of its Cluster, could not be asked or was not healthy; ok is false for one
+// that has not been asked.
+func (c *Controller) Failures(name string) (times int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	times, ok = c.failures[name]
+	return times, ok
+}
+
+// count notes how many looks at a push member have failed in a row by what that was before.
+func (c *Controller) count(name string, next func(before int) int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failures == nil {
+		c.failures = map[string]int{}
+	}
+	c.failures[name] = next(c.failures[name])
+}
+
 // forget drops what is kept of a Cluster that is gone, or not ours to look after.
 func (c *Controller) forget(name string) {
 	c.observers.drop(name)
@@ -203,4 +224,5 @@ func (c *Controller) forget(name string) {
 	defer c.mu.Unlock()
 	delete(c.beats, name)
 	delete(c.told, name)
+	delete(c.failures, name)
 }

@@ -162,6 +162,14 @@ func (w *world) ready() string {
 	return string(c.Status) + "/" + c.Reason + ": " + c.Message
 }
 
+// wantFailures wants so many looks to have failed in a row.
+func (w *world) wantFailures(want int) {
+	w.Helper()
+	if got, ok := w.controller.Failures(w.cluster.Name); got != want || !ok {
+		w.Errorf("%d failures, known: %t, want %d", got, ok, want)
+	}
+}
+
 // wantSaid wants these events since it was last called.
 func (w *world) wantSaid(want ...string) {
 	w.Helper()
@@ -295,6 +303,7 @@ func TestPushMemberFailsAndComesBack(t *testing.T) {
 		t.Error("a NoExecute taint has no time")
 	}
 	w.wantSaid("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
+	w.wantFailures(0)
 	code.Store(http.StatusServiceUnavailable)
 	w.want("True/ClusterReady: ", theirs)
 	w.clock.Step(29 * time.Second)
@@ -302,8 +311,10 @@ func TestPushMemberFailsAndComesBack(t *testing.T) {
 	w.clock.Step(time.Second)
 	w.want("False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 503 Service Unavailable", theirs, notReady)
 	w.wantSaid("Warning ClusterNotReady cluster comes-back: cluster is reachable, and not ready: /readyz answers 503 Service Unavailable")
+	w.wantFailures(3)
 	code.Store(http.StatusOK)
 	w.want("False/ClusterNotReady: ", theirs, notReady)
+	w.wantFailures(0)
 	w.clock.Step(30 * time.Second)
 	w.want("True/ClusterReady: ", theirs)
 	w.wantSaid("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
@@ -320,6 +331,7 @@ func TestPushMemberThatCannotBeDialled(t *testing.T) {
 	w.controller.Dial = dialling(nil, errors.New("spec.secretRef is not set"))
 	w.want("False/StatusCollectionFailed: cluster cannot be dialled: spec.secretRef is not set", notReady)
 	w.wantSaid("Warning StatusCollectionFailed cluster no-dial: cluster cannot be dialled: spec.secretRef is not set")
+	w.wantFailures(1)
 	w.controller.Dial = dialling(config, nil)
 	w.want("True/ClusterReady: ")
 	w.wantSaid("Normal ClusterReady cluster no-dial is ready, Kubernetes v1.36.3")
@@ -387,6 +399,9 @@ func TestPullMemberIsJudgedByItsHeartbeats(t *testing.T) {
 	w := newWorld(t, "pull", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
 	lease := w.space()
 	w.want("Unknown/ClusterStatusNeverUpdated: ", unreachable)
+	if _, ok := w.controller.Failures("pull"); ok {
+		t.Error("a member that nobody dials has failures")
+	}
 	w.clock.Step(time.Hour)
 	w.want("Unknown/ClusterStatusNeverUpdated: ", unreachable)
 	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")

@@ -53,6 +53,7 @@ func (c *Controller) observe(ctx context.Context, s *state) error {
 		if ctx.Err() != nil || passes(err) {
 			return err
 		}
+		c.count(s.cluster.Name, func(before int) int { return before + 1 })
 		s.status = unasked(s.cluster.Status, err, c.Clock.Now())
 		return nil
 	}
@@ -60,6 +61,12 @@ func (c *Controller) observe(ctx context.Context, s *state) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("ask %s how it is: %w", s.member.Name, ctx.Err())
 	}
+	c.count(s.cluster.Name, func(before int) int {
+		if observer.Failures() == 0 {
+			return 0
+		}
+		return before + 1
+	})
 	// That may have taken seconds. Whoever took the Cluster out of our hands meanwhile has its word, and nobody else's is overwritten.
 	latest := &clusterv1alpha1.Cluster{}
 	if err := c.Hub.Get(ctx, client.ObjectKeyFromObject(s.cluster), latest); err != nil {
