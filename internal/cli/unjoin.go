@@ -41,7 +41,7 @@ func newUnjoin(streams Streams) *cobra.Command {
 What was propagated to the cluster is removed from it, or with --orphan left there; then what join made on it, as far as nobody else uses it; then
 its credentials and its Cluster on the control plane. The control plane does that by itself; --cluster-kubeconfig is for a cluster that does not let it in any more.
 
-A cluster that is not ready is not waited for: what cannot be removed stays there. When --wait is over the command fails, and the control plane goes on;
+A cluster that does not answer is waited for some 20 s at most: what cannot be removed stays there. When --wait is over the command fails, and the control plane goes on;
 with --force it is then let go as it is. kubectl delete cluster does the same, without --force.`,
 		Example: `  karmadactl unjoin member1 --kubeconfig=karmada.config --cluster-kubeconfig=member1.config
 

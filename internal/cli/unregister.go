@@ -25,7 +25,8 @@ func newUnregister(streams Streams) *cobra.Command {
 		Long: `Take a cluster out of the fleet that registered in pull mode.
 
 What was propagated to the cluster is removed from it, or with --orphan left there; then its Cluster, identity and credentials go from the control plane, and the agent
-and what belongs to it from the cluster. A cluster whose agent is dead is not waited for: what was propagated stays there then.
+and what belongs to it from the cluster. An agent that is dead is waited for until that is certain, some 20 s a step: what was propagated stays there then. A cluster
+that is gone for good is taken out by kubectl delete cluster, on the control plane.
 
 The cluster is the one of --cluster-kubeconfig and --cluster-context; without a context, that of the context with the cluster's name, else of the current one. The
 control plane is the one of --karmada-config and --karmada-context, of which one is enough; without both, the agent's own way to it is used, which may not ask for
