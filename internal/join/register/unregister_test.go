@@ -2,6 +2,7 @@ package register_test
 
 import (
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/join/register"
 )
 
@@ -144,6 +146,54 @@ func TestUnregisteringRemovesTheRecordsWhereTheAgentHasThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.awaitNothing(t, "elsewhere")
+}
+
+func TestUnregisteringLeavesWhatAnotherHubHasOnTheCluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.registered(t, "ours")
+	// Another hub joins the same cluster in push mode, and has its things where our agent has its records.
+	other := karmada.JoinRequest{
+		Hub: w.as(string(uuid.NewUUID())), Member: w.as(string(uuid.NewUUID())), Name: "theirs", ClusterNamespace: u.ClusterNamespace,
+	}
+	if err := karmada.Join(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	if err := register.Unregister(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	left := []client.Object{&corev1.ServiceAccount{}, &corev1.ServiceAccount{}, &corev1.Secret{}, &corev1.Namespace{}, &rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}}
+	for i, name := range []string{"karmada-theirs", "karmada-impersonator", "karmada-theirs", u.ClusterNamespace, "karmada-controller-manager:karmada-theirs", "karmada-controller-manager:karmada-theirs"} {
+		key := client.ObjectKey{Name: name}
+		if i < 3 {
+			key.Namespace = u.ClusterNamespace
+		}
+		if err := w.admin.Get(t.Context(), key, left[i]); err != nil || left[i].GetDeletionTimestamp() != nil {
+			t.Errorf("%T %s: got error %v and deletion at %v, want that it stays", left[i], key, err, left[i].GetDeletionTimestamp())
+		}
+	}
+	if left := w.left(t, "ours"); !slices.Equal(left, []string{"Namespace-records"}) {
+		t.Errorf("left of ours: %v", left)
+	}
+}
+
+func TestUnregisteringLeavesTheNamespaceThatAnotherHubHasNoted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, users := range map[string]map[string]string{"noted": {"hub.towline.dev/6ba7b810.theirs": "x"}, "unnoted": nil} {
+		u := w.registered(t, name)
+		records := &corev1.Namespace{}
+		records.Name, records.Labels, records.Annotations = u.ClusterNamespace, map[string]string{clusterv1alpha1.SystemLabel: "true"}, users
+		if err := w.admin.Create(t.Context(), records); err != nil {
+			t.Fatal(err)
+		}
+		if err := register.Unregister(t.Context(), u); err != nil {
+			t.Fatal(err)
+		}
+		if left := w.left(t, name); len(left) != len(users) {
+			t.Errorf("%s: left: %v, want the namespace only where it is noted", name, left)
+		}
+	}
 }
 
 func TestUnregisteringTellsHowLongItWaited(t *testing.T) {
