@@ -381,6 +381,10 @@ func (g *registration) takeBack(ctx context.Context, failure error) error {
 		failure = fmt.Errorf("%w: %w", ctx.Err(), failure)
 	}
 	if err := errors.Join(g.takeBackCluster(ctx), g.ledger.takeBack(ctx)); err != nil {
+		if ctx.Err() != nil {
+			// Of an interruption, people are only told what it interrupted.
+			g.request.Progress("warning: not everything could be taken back: " + oneLine(err.Error()))
+		}
 		return fmt.Errorf("%w; and not everything could be taken back: %w", failure, err)
 	}
 	return failure

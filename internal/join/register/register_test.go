@@ -234,6 +234,35 @@ func TestAnInterruptionWhileTheCertificateIsAwaitedLeavesNoCluster(t *testing.T)
 	}
 }
 
+func TestAnInterruptionThatCannotBeTakenBackSaysSo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, _, talk := w.request(t, "stuck")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	member := r.Member
+	r.Member = (&fault{at: 2, strike: faults["interrupted"](cancel)}).on(member)
+	r.Member.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if request.Method == http.MethodDelete {
+				return faults["forbidden"](cancel)(request, next)
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	if err := register.Register(ctx, r); !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v, want that of the interruption", err)
+	}
+	if !talk.said("warning: not everything could be taken back: ") {
+		t.Errorf("talk: got %q", talk.get())
+	}
+	r.Member = member
+	w.agent(t, "stuck")
+	if err := register.Register(t.Context(), r); err != nil {
+		t.Errorf("second try: %v", err)
+	}
+}
+
 func TestATakenNameIsRefusedAndItsOwnerUntouched(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
