@@ -182,13 +182,9 @@ func (c *Controller) approve(ctx context.Context, s *state) error {
 // deny takes back what was made for this request and says why. The cache may not know yet that the request has been answered: what was made for
 // one that is approved is not taken back.
 func (c *Controller) deny(ctx context.Context, s *state, denial *bootstrap.Denied) error {
-	live := &certificatesv1.CertificateSigningRequest{}
-	err := c.Live.Get(ctx, client.ObjectKeyFromObject(s.csr), live)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("look whether it has been answered: %w", err)
-	}
-	if err != nil || live.UID != s.csr.UID || !open(live) {
-		return nil
+	waits, err := c.waits(ctx, s.csr)
+	if err != nil || !waits {
+		return err
 	}
 	if err := c.takeBack(ctx, s); err != nil {
 		return err
@@ -201,6 +197,16 @@ func (c *Controller) deny(ctx context.Context, s *state, denial *bootstrap.Denie
 	}
 	c.Events.Eventf(s.csr, nil, corev1.EventTypeWarning, denial.Reason, "Deny", "%s", denial.Message)
 	return nil
+}
+
+// waits asks the API server whether a request still has no answer.
+func (c *Controller) waits(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) (bool, error) {
+	live := &certificatesv1.CertificateSigningRequest{}
+	err := c.Live.Get(ctx, client.ObjectKeyFromObject(csr), live)
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("look whether it has been answered: %w", err)
+	}
+	return err == nil && live.UID == csr.UID && open(live), nil
 }
 
 // answer writes the one condition that ends the matter. A request that is gone needs none.
