@@ -1,0 +1,194 @@
+package fleet_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/binary"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// socks is a proxy that speaks SOCKS5 to those who name themselves (RFC 1928 and 1929).
+type socks struct {
+	net.Listener
+	user, password string
+	// carried counts the connections that were carried.
+	carried atomic.Int32
+}
+
+func newSocks(t *testing.T, user, password string) *socks {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &socks{Listener: listener, user: user, password: password}
+	ctx, cancel := context.WithCancel(t.Context())
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			near, err := s.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer context.AfterFunc(ctx, func() { _ = near.Close() })()
+				defer func() { _ = near.Close() }()
+				if far, err := s.greet(ctx, near); err == nil {
+					s.carry(ctx, near, far)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		_ = s.Close()
+		serving.Wait()
+	})
+	return s
+}
+
+// greet lets a client in and dials whom it asks for.
+func (s *socks) greet(ctx context.Context, near net.Conn) (net.Conn, error) {
+	// The client says nothing of its own accord before it is told that it may: the reader cannot run ahead.
+	in := bufio.NewReader(near)
+	text := func() string {
+		length, _ := in.ReadByte()
+		said := make([]byte, length)
+		_, _ = io.ReadFull(in, said)
+		return string(said)
+	}
+	version, _ := in.ReadByte()
+	if methods := text(); version != 5 || !strings.Contains(methods, "\x02") {
+		return nil, fmt.Errorf("version %d with methods %q", version, methods)
+	}
+	_, _ = near.Write([]byte{5, 2})
+	_, _ = in.ReadByte()
+	if user, password := text(), text(); user != s.user || password != s.password {
+		_, _ = near.Write([]byte{1, 1})
+		return nil, fmt.Errorf("not for %q", user)
+	}
+	_, _ = near.Write([]byte{1, 0})
+	head := make([]byte, 4)
+	if _, err := io.ReadFull(in, head); err != nil || head[1] != 1 {
+		return nil, fmt.Errorf("command %d: %w", head[1], err)
+	}
+	var host string
+	if head[3] == 3 {
+		host = text()
+	} else {
+		address := make(net.IP, map[byte]int{1: net.IPv4len, 4: net.IPv6len}[head[3]])
+		_, _ = io.ReadFull(in, address)
+		host = address.String()
+	}
+	port := make([]byte, 2)
+	if _, err := io.ReadFull(in, port); err != nil {
+		return nil, err
+	}
+	far, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(binary.BigEndian.Uint16(port)))))
+	if err != nil {
+		return nil, err
+	}
+	s.carried.Add(1)
+	_, err = near.Write([]byte{5, 0, 0, 1, 0, 0, 0, 0, 0, 0})
+	return far, err
+}
+
+// carry carries what both sides say until one of them ends.
+func (*socks) carry(ctx context.Context, near, far net.Conn) {
+	defer context.AfterFunc(ctx, func() { _ = far.Close() })()
+	go func() {
+		_, _ = io.Copy(far, near)
+		_ = far.Close()
+	}()
+	_, _ = io.Copy(near, far)
+}
+
+func TestMemberIsReachedThroughSOCKS(t *testing.T) {
+	t.Parallel()
+	server, proxy := newMember(t), newSocks(t, "user", "secret")
+	a := newAccess(t, server.URL)
+	a.has("token", "t", "caBundle", authorityOf(server))
+	through := func(login string) {
+		a.member.Access = &fleet.Access{Server: server.URL, Secret: a.member.Access.Secret, ProxyURL: "socks5://" + login + "@" + proxy.Addr().String()}
+	}
+	through("user:secret")
+	if got, err := a.ask(); got != "Bearer t" || err != nil || proxy.carried.Load() != 1 {
+		t.Errorf("the member saw %q, %v, and the proxy carried %d connections", got, err, proxy.carried.Load())
+	}
+	through("user:wrong")
+	if got, err := a.ask(); err == nil || proxy.carried.Load() != 1 {
+		t.Errorf("with a wrong password the member saw %q", got)
+	}
+	through("user:secret")
+	// The certificate is checked behind it, too.
+	a.has("token", "t", "caBundle", string(localkube.Shared(t).Config.CAData))
+	if _, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a server of another authority: error = %v", err)
+	}
+	if proxy.carried.Load() != 2 {
+		t.Errorf("the proxy carried %d connections, want 2", proxy.carried.Load())
+	}
+}
+
+// newSecuredProxy is a proxy behind TLS, with a certificate that no member has.
+func newSecuredProxy(t *testing.T) (server *httptest.Server, authority string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	itself := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "proxy"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, itself, itself, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server = httptest.NewUnstartedServer(http.HandlerFunc((&proxy{}).carry))
+	server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+func TestSecuredProxyIsCheckedAgainstTheBundleOfTheCluster(t *testing.T) {
+	t.Parallel()
+	server := newMember(t)
+	proxy, authority := newSecuredProxy(t)
+	a := newAccess(t, server.URL)
+	a.member.Access = &fleet.Access{Server: server.URL, Secret: a.member.Access.Secret, ProxyURL: proxy.URL}
+	a.has("token", "t", "caBundle", authorityOf(server))
+	if got, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("by a proxy of another authority, the member saw %q: %v", got, err)
+	}
+	a.has("token", "t", "caBundle", authorityOf(server)+authority)
+	if got, err := a.ask(); got != "Bearer t" || err != nil {
+		t.Errorf("with both authorities in the bundle, the member saw %q, %v", got, err)
+	}
+	a.has("token", "t", "caBundle", authority)
+	if got, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a server that only the proxy's authority could speak for saw %q: %v", got, err)
+	}
+}
