@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -156,7 +155,7 @@ func (c claimant) make(ctx context.Context) error {
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
-	if err := makeSystemNamespace(ctx, c.hub, fleet.DefaultClusterNamespace); err != nil {
+	if err := makeSystemNamespace(ctx, c.hub, fleet.DefaultClusterNamespace, c.attempt); err != nil {
 		return err
 	}
 	return c.hub.Create(ctx, claim, client.FieldOwner(kube.FieldManager))
@@ -203,30 +202,3 @@ func (c claimant) giveBack(ctx context.Context) error {
 func deleteClaim(ctx context.Context, hub client.Client, live *corev1.ConfigMap) error {
 	return client.IgnoreNotFound(hub.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}))
 }
-
-// makeSystemNamespace makes a namespace of the hub unless it is there. It waits for one to go that is on its way.
-func makeSystemNamespace(ctx context.Context, hub client.Client, name string) error {
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, namespaceWait, true, func(context.Context) (bool, error) {
-		live := &corev1.Namespace{}
-		err := hub.Get(ctx, client.ObjectKey{Name: name}, live)
-		if err == nil {
-			return live.DeletionTimestamp.IsZero(), nil
-		}
-		if !apierrors.IsNotFound(err) {
-			return false, err
-		}
-		live.Name, live.Labels = name, map[string]string{clusterv1alpha1.SystemLabel: "true"}
-		err = hub.Create(ctx, live, client.FieldOwner(kube.FieldManager))
-		if apierrors.IsAlreadyExists(err) {
-			return true, nil
-		}
-		return err == nil, err
-	})
-	if err != nil {
-		return fmt.Errorf("create namespace %s: %w", name, err)
-	}
-	return nil
-}
-
-// namespaceWait is how long a namespace that is being deleted may take to go.
-const namespaceWait = 20 * time.Second

@@ -139,7 +139,7 @@ func (d *deletion) clear(ctx context.Context) error {
 	if controllerutil.ContainsFinalizer(d.cluster, clusterv1alpha1.ClusterFinalizer) {
 		return nil
 	}
-	err := insist(ctx, func() error { return RemoveTraces(ctx, d.hub, d.cluster) })
+	err := removeRemains(ctx, d.hub, d.cluster)
 	if apierrors.IsForbidden(err) {
 		return nil
 	}

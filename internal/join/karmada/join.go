@@ -2,6 +2,7 @@ package karmada
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,6 +86,8 @@ type joining struct {
 	vault   *vault
 	member  *settlement
 	cluster *clusterv1alpha1.Cluster
+	// former is the Cluster of a run that was killed, which this one goes on with; nil if there is none.
+	former *clusterv1alpha1.Cluster
 }
 
 func newJoining(r JoinRequest) (*joining, error) {
@@ -137,8 +140,17 @@ func (j *joining) look(ctx context.Context) error {
 		return fmt.Errorf("list the clusters of the control plane: %w", err)
 	}
 	for i := range clusters.Items {
-		if clusters.Items[i].Name == j.request.Name || clusters.Items[i].Spec.ID == id {
+		if clusters.Items[i].Name != j.request.Name && clusters.Items[i].Spec.ID != id {
+			continue
+		}
+		if !j.resumable(&clusters.Items[i], id) {
 			return Taken{ID: id, Name: j.request.Name}
+		}
+		j.former = &clusters.Items[i]
+	}
+	if j.former != nil {
+		if abandoned, err := j.abandoned(ctx, j.former); err != nil || !abandoned {
+			return cmp.Or[error](err, Taken{ID: id, Name: j.request.Name})
 		}
 	}
 	if j.cluster, err = j.desired(id); err != nil {
@@ -159,7 +171,9 @@ func (j *joining) desired(id string) (*clusterv1alpha1.Cluster, error) {
 		return nil, err
 	}
 	return &clusterv1alpha1.Cluster{
-		ObjectMeta: metav1.ObjectMeta{Name: r.Name, Annotations: map[string]string{attemptAnnotation: j.vault.attempt}},
+		ObjectMeta: metav1.ObjectMeta{Name: r.Name, Annotations: map[string]string{
+			attemptAnnotation: j.vault.attempt, unfinishedAnnotation: "true",
+		}},
 		Spec: clusterv1alpha1.ClusterSpec{
 			ID: id, SyncMode: clusterv1alpha1.Push, APIEndpoint: endpoint, ProxyURL: proxy,
 			InsecureSkipTLSVerification: r.Member.Insecure,
@@ -204,15 +218,10 @@ func (j *joining) run(ctx context.Context) error {
 		{impersonatorSecret(j.request.Name), map[string][]byte{clusterv1alpha1.SecretTokenKey: impersonation.token}},
 		{j.request.Name, map[string][]byte{clusterv1alpha1.SecretTokenKey: account.token, clusterv1alpha1.SecretCABundleKey: authority}},
 	}
-	if err := makeSystemNamespace(ctx, j.hub, j.request.ClusterNamespace); err != nil {
+	if err := makeSystemNamespace(ctx, j.hub, j.request.ClusterNamespace, j.vault.attempt); err != nil {
 		return err
 	}
-	for _, secret := range secrets {
-		if err := j.vault.keep(ctx, secret); err != nil {
-			return err
-		}
-	}
-	if err := Enroll(ctx, j.hub, j.cluster); err != nil {
+	if err := j.enroll(ctx, secrets); err != nil {
 		return err
 	}
 	for _, secret := range secrets {
@@ -220,7 +229,20 @@ func (j *joining) run(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return j.finish(ctx)
+}
+
+// enroll makes the Cluster, or goes on with that of a run that was killed, whose credentials are there, or come as soon as it is ours.
+func (j *joining) enroll(ctx context.Context, secrets []contents) error {
+	if j.former != nil {
+		return j.resume(ctx)
+	}
+	for _, secret := range secrets {
+		if err := j.vault.keep(ctx, secret); err != nil {
+			return err
+		}
+	}
+	return Enroll(ctx, j.hub, j.cluster)
 }
 
 // authority returns the certificates that may vouch for the cluster: its own, and those by which the operator knows it, which may be those of
@@ -245,15 +267,38 @@ func (j *joining) rollBack(ctx context.Context) error {
 	if err == nil {
 		err = j.awaitGone(ctx)
 	}
-	return errors.Join(err, j.vault.rollBack(ctx), j.clear(ctx), j.member.rollBack(ctx))
+	err = errors.Join(err, j.vault.rollBack(ctx), j.clear(ctx), j.unsettle(ctx), j.dropNamespace(ctx, j.request.ClusterNamespace))
+	if j.request.ClusterNamespace != fleet.DefaultClusterNamespace {
+		// The claim is there.
+		err = errors.Join(err, j.dropNamespace(ctx, fleet.DefaultClusterNamespace))
+	}
+	return err
 }
 
-// clear deletes what else the control plane has of the Cluster that this run made, if no hub has done that.
+// unsettle takes back what this run made on the cluster. With the Cluster of a run that was killed also goes what that had made, on both sides.
+func (j *joining) unsettle(ctx context.Context) error {
+	err := j.member.rollBack(ctx)
+	if j.former == nil {
+		return err
+	}
+	if found := j.hub.Get(ctx, client.ObjectKeyFromObject(j.former), &clusterv1alpha1.Cluster{}); !apierrors.IsNotFound(found) {
+		return errors.Join(err, found)
+	}
+	remains := removeRemains(ctx, j.hub, j.former)
+	if apierrors.IsForbidden(remains) {
+		remains = nil // a hub does it
+	}
+	_, removed := RemoveMember(ctx, j.member.member, j.request.Name, j.request.ClusterNamespace, j.member.hubID)
+	return errors.Join(err, remains, removed)
+}
+
+// clear deletes what else the control plane has of the Cluster that this run took back, if no hub has done that. For who may not, a hub does it.
 func (j *joining) clear(ctx context.Context) error {
-	if j.cluster == nil || j.cluster.UID == "" {
+	err := insist(ctx, func() error { return Sweep(ctx, j.hub, j.request.Name) })
+	if apierrors.IsForbidden(err) {
 		return nil
 	}
-	return insist(ctx, func() error { return RemoveTraces(ctx, j.hub, j.cluster) })
+	return err
 }
 
 // awaitGone waits until the Cluster that this run made is gone.

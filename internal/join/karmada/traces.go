@@ -72,6 +72,21 @@ func RemoveTraces(ctx context.Context, hub client.Client, cluster *clusterv1alph
 	return deleteTraces(ctx, hub, traces)
 }
 
+// removeRemains is RemoveTraces for a Cluster that is gone and that no hub has looked after: what its registration had not marked yet when it was
+// cut off goes, too.
+func removeRemains(ctx context.Context, hub client.Client, gone *clusterv1alpha1.Cluster) error {
+	return insist(ctx, func() error {
+		if err := AdoptSecrets(ctx, hub, gone); err != nil {
+			return err
+		}
+		claim := claimant{hub: hub, id: gone.Spec.ID, name: gone.Name, attempt: gone.Annotations[attemptAnnotation]}
+		if err := claim.giveBack(ctx); err != nil {
+			return fmt.Errorf("take back the claim of the cluster ID %s: %w", gone.Spec.ID, err)
+		}
+		return RemoveTraces(ctx, hub, gone)
+	})
+}
+
 // Sweep deletes what the hub has of Clusters of that name which are gone, though nobody has carried out their removal. hub must read from the
 // API server.
 func Sweep(ctx context.Context, hub client.Client, name string) error {

@@ -1,0 +1,184 @@
+package karmada_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join/karmada"
+)
+
+// lifeline ends both ways of a command at once, as its death does: after the writing request at to the hub, nothing gets anywhere any more.
+type lifeline struct {
+	at   int64
+	seen atomic.Int64
+	dead atomic.Bool
+}
+
+func (l *lifeline) on(config *rest.Config, counts bool) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if l.dead.Load() {
+				return nil, errFault
+			}
+			answer, err := next.RoundTrip(request)
+			if counts && request.Method != http.MethodGet && l.seen.Add(1) == l.at {
+				l.dead.Store(true)
+			}
+			return answer, err
+		})
+	})
+	return config
+}
+
+// killed runs a join that dies after the writing request at to the hub, and says whether it came to its end before.
+func (w *world) killed(t *testing.T, r karmada.JoinRequest, at int64) (ended bool) {
+	t.Helper()
+	line := &lifeline{at: at}
+	r.Hub, r.Member = line.on(w.hub.Config, true), line.on(w.member.Config, false)
+	err := karmada.Join(t.Context(), r)
+	if err == nil && line.dead.Load() {
+		return false // it died when everything was done
+	}
+	return err == nil
+}
+
+func TestASecondTryAfterAKilledJoinJustWorks(t *testing.T) {
+	w := alone(t)
+	before := everything(t, w.memberClient)
+	r := w.joinRequest("killed")
+	for at := int64(1); ; at++ {
+		ended := w.killed(t, r, at)
+		err := karmada.Join(t.Context(), r)
+		done := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "killed"}}
+		switch {
+		case errors.Is(err, karmada.ErrTaken) && at > 5:
+			// The first one was through.
+		case err != nil || ended:
+			t.Fatalf("after a join that was killed at request %d (ended %t): %v", at, ended, err)
+		}
+		wantJoined(t, w, r)
+		if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(done), done); err != nil || done.Annotations["towline.dev/registration-unfinished"] != "" {
+			t.Errorf("after request %d: error %v, annotations %v", at, err, done.Annotations)
+		}
+		if err := karmada.Unjoin(t.Context(), w.unjoinRequest("killed")); err != nil {
+			t.Fatal(err)
+		}
+		if err != nil {
+			break
+		}
+	}
+	wantSame(t, "the member", w.memberClient, before)
+}
+
+// unfinished leaves a Cluster behind whose join was killed.
+func (w *world) unfinished(t *testing.T, r karmada.JoinRequest) {
+	t.Helper()
+	c := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: r.Name}}
+	for at := int64(1); w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(c), c) != nil; at++ {
+		w.killed(t, r, at)
+	}
+}
+
+func TestOfSeveralWhoGoOnWithAKilledJoinOneDoes(t *testing.T) {
+	w := alone(t)
+	before := everything(t, w.memberClient)
+	r := w.joinRequest("resumed")
+	w.unfinished(t, r)
+	if err := karmada.Join(t.Context(), w.joinRequest("resumed-not")); !errors.Is(err, karmada.ErrTaken) {
+		t.Errorf("another name: got %v, want ErrTaken", err)
+	}
+	var racing sync.WaitGroup
+	errs := make([]error, 5)
+	for i := range errs {
+		racing.Go(func() { errs[i] = karmada.Join(t.Context(), r) })
+	}
+	racing.Wait()
+	won := 0
+	for _, err := range errs {
+		if err == nil {
+			won++
+		} else if !errors.Is(err, karmada.ErrTaken) {
+			t.Errorf("got %v, want ErrTaken", err)
+		}
+	}
+	if won != 1 {
+		t.Errorf("%d won, want one", won)
+	}
+	wantJoined(t, w, r)
+	if err := karmada.Unjoin(t.Context(), w.unjoinRequest(r.Name)); err != nil {
+		t.Fatal(err)
+	}
+	wantSame(t, "the member", w.memberClient, before)
+}
+
+func TestAFailureOfASecondTryTakesBothBack(t *testing.T) {
+	w := alone(t)
+	before, hubBefore := everything(t, w.memberClient), ownOn(t, w.hubClient, "twice")
+	for kind, strike := range faults {
+		r := w.joinRequest("twice")
+		w.unfinished(t, r)
+		ctx, cancel := context.WithCancel(t.Context())
+		// The first writing request makes the Cluster its own.
+		r.Hub = (&fault{at: 1, strike: strike(cancel)}).on(w.hub.Config)
+		err := karmada.Join(ctx, r)
+		cancel()
+		if err == nil {
+			t.Fatalf("%s: joined", kind)
+		}
+		if kind == "refused" {
+			// The Cluster is still that of the first.
+			if err := karmada.Unjoin(t.Context(), w.unjoinRequest("twice")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantSame(t, kind+" on the member: "+err.Error(), w.memberClient, before)
+		wantOwn(t, w.hubClient, "twice", hubBefore)
+	}
+}
+
+func TestAFailureTakesTheNamespaceBackThatItMade(t *testing.T) {
+	w := alone(t)
+	tests := map[string]struct {
+		before, meanwhile client.Object
+		want              bool
+	}{
+		"fresh-1": {},
+		"fresh-2": {before: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "fresh-2"}}, want: true},
+		"fresh-3": {meanwhile: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "fresh-3", Name: "theirs"}}, want: true},
+	}
+	for name, test := range tests {
+		if test.before != nil {
+			if err := w.hubClient.Create(t.Context(), test.before); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r := w.joinRequest("homeless")
+		r.ClusterNamespace = name
+		strikes := &fault{at: 3, strike: func(*http.Request, http.RoundTripper) (*http.Response, error) {
+			if test.meanwhile == nil {
+				return nil, errFault
+			}
+			return nil, errors.Join(errFault, w.hubClient.Create(context.WithoutCancel(t.Context()), test.meanwhile))
+		}}
+		r.Hub = strikes.on(w.hub.Config)
+		if err := karmada.Join(t.Context(), r); err == nil {
+			t.Fatal("joined")
+		}
+		live := &corev1.Namespace{}
+		err := w.hubClient.Get(t.Context(), client.ObjectKey{Name: name}, live)
+		if stays := err == nil && live.DeletionTimestamp.IsZero(); stays != test.want {
+			t.Errorf("%s: stays %t (%v), want %t", name, stays, err, test.want)
+		}
+	}
+}
