@@ -14,6 +14,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
@@ -40,7 +41,8 @@ const (
 )
 
 // Prepare makes the hub ready for clusters that register with a token: what everybody may read of it (only where there is none yet, and only if
-// address is known, with its certificate authority), who may ask for a certificate, and what agents may not write (see Guard). It can be run again.
+// address is known, with its certificate authority), the namespace in which the ids of clusters are claimed, who may ask for a certificate, and what
+// agents may not write (see Guard). It can be run again.
 // An error that is ErrUnguardable says that only the last is not done.
 func Prepare(ctx context.Context, hub *rest.Config, address join.HubAddress) error {
 	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
@@ -50,7 +52,8 @@ func Prepare(ctx context.Context, hub *rest.Config, address join.HubAddress) err
 	if err := publish(ctx, hubClient, address); err != nil {
 		return err
 	}
-	for _, obj := range rights() {
+	claims := &corev1.Namespace{ObjectMeta: named("", fleet.DefaultClusterNamespace)}
+	for _, obj := range append([]client.Object{claims}, rights()...) {
 		if err := ensure(ctx, hubClient, obj); err != nil {
 			return err
 		}

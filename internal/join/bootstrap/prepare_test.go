@@ -114,6 +114,19 @@ func TestPreparedHubCanBeDiscovered(t *testing.T) {
 	}
 }
 
+// A registration that is taken back leaves the namespace of the claims, which is the hub's, so that it must not have made it.
+func TestPrepareMakesTheNamespaceOfClaims(t *testing.T) {
+	t.Parallel()
+	_, hubClient := hub(t)
+	namespace := &corev1.Namespace{}
+	if err := hubClient.Get(t.Context(), client.ObjectKey{Name: "karmada-cluster"}, namespace); err != nil {
+		t.Fatal(err)
+	}
+	if namespace.Labels["karmada.io/system"] != "true" {
+		t.Errorf("its labels are %v", namespace.Labels)
+	}
+}
+
 func TestPrepareLeavesAnAddressThatIsThere(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
