@@ -6,6 +6,8 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"io"
+	"log"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +15,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -60,6 +63,7 @@ func (w *world) inlet() *inlet {
 	i.server = httptest.NewUnstartedServer(i.count(proxy))
 	i.server.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authorities}
 	i.server.EnableHTTP2 = true
+	i.server.Config.ErrorLog = log.New(io.Discard, "", 0) // it tells of each connection that it refuses
 	i.server.StartTLS()
 	w.t.Cleanup(func() {
 		i.server.CloseClientConnections()
@@ -84,6 +88,12 @@ func (w *world) inlet() *inlet {
 func (i *inlet) count(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		query, resource := r.URL.Query(), r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+		if end := r.TLS.PeerCertificates[0].NotAfter; time.Now().After(end) {
+			// The next connection does not come about.
+			rw.Header().Set("Connection", "close")
+			rw.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
 		if query.Has("sendInitialEvents") || query.Has("limit") {
 			i.mu.Lock()
 			i.lists = append(i.lists, resource)

@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/cert"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/join/bootstrap"
 )
 
@@ -59,6 +62,9 @@ func (l *link) watchWay(ctx context.Context) error {
 			continue
 		}
 		if err := l.rotate(ctx); err != nil {
+			if errors.Is(err, errReplaced) {
+				return errReplaced
+			}
 			next = l.opts.Clock.Now().Add(retry.Step())
 			if ctx.Err() == nil && !l.refusal.Is(ctx, err) {
 				log.FromContext(ctx).Info("cannot renew the certificate for the hub yet", "reason", err.Error(), "expires", l.way.certificate().NotAfter)
@@ -129,12 +135,27 @@ func (l *link) rotate(ctx context.Context) error {
 	return nil
 }
 
+// request asks the hub for the next certificate. It returns errReplaced when nobody needs that any more.
 func (l *link) request(ctx context.Context) (*renewal, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	defer cancel(nil)
+	looking.Go(func() {
+		for session.Sleep(ctx, l.opts.Clock, lookAgain) {
+			if l.replaced(ctx) {
+				cancel(errReplaced)
+			}
+		}
+	})
 	life := lifeOf(l.way.certificate(), l.kept.life)
 	issued, err := bootstrap.RequestCertificate(ctx, l.way.config, bootstrap.CertificateRequest{
 		Cluster: l.opts.Cluster, Life: life, Until: l.opts.Clock.Now().Add(rotationLimit),
 		Progress: func(line string) { log.FromContext(ctx).Info(line) },
 	})
+	if errors.Is(context.Cause(ctx), errReplaced) {
+		return nil, errReplaced
+	}
 	if err != nil {
 		return nil, fmt.Errorf("renew the certificate: %w", err)
 	}

@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -88,19 +90,62 @@ func TestCertificateIsRenewedWithoutARestart(t *testing.T) {
 	}
 }
 
+// authority reads the hub's certificate authority off its disk.
+func (w *world) authority() (*x509.Certificate, *ecdsa.PrivateKey) {
+	w.t.Helper()
+	read := func(name string) []byte {
+		found, err := filepath.Glob(filepath.Join(w.hub.Dir, "*", name))
+		if err != nil || len(found) != 1 {
+			w.t.Fatalf("%s of the hub: %q, %v", name, found, err)
+		}
+		text, err := os.ReadFile(found[0])
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		block, _ := pem.Decode(text)
+		return block.Bytes
+	}
+	certificate, err := x509.ParseCertificate(read("ca.crt"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	key, err := x509.ParseECPrivateKey(read("ca.key"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return certificate, key
+}
+
+// lasting makes a certificate of any life, however short, that the hub accepts.
+func (w *world) lasting(life time.Duration) bootstrap.Certificate {
+	w.t.Helper()
+	return w.sign(time.Now().Add(life), func(template *x509.Certificate, key *ecdsa.PrivateKey) ([]byte, error) {
+		authority, private := w.authority()
+		return x509.CreateCertificate(rand.Reader, template, authority, key.Public(), private)
+	})
+}
+
 // forge makes a certificate that the hub does not accept.
 func (w *world) forge() bootstrap.Certificate {
+	w.t.Helper()
+	return w.sign(time.Now().Add(time.Hour), func(template *x509.Certificate, key *ecdsa.PrivateKey) ([]byte, error) {
+		return x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	})
+}
+
+// sign makes a certificate for the agent.
+func (w *world) sign(end time.Time, create func(*x509.Certificate, *ecdsa.PrivateKey) ([]byte, error)) bootstrap.Certificate {
 	w.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: end,
 		Subject:     pkix.Name{CommonName: bootstrap.AgentUser(w.name), Organization: []string{bootstrap.AgentsGroup}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	der, err := create(template, key)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -142,6 +187,53 @@ func TestRefusedAgentSaysWhatToRunAndIsRepairedInPlace(t *testing.T) {
 	w.keep(good)
 	w.work("two", "second")
 	w.wantValue("two", "second")
+}
+
+// A certificate may end while the agent runs, because nobody answers its requests for the next one. Connections that are open then may stay
+// open: that the hub refuses shows in what is asked over them. A gate that checks certificates itself refuses in its own way.
+func TestAgentWhoseCertificateEndsSaysWhatToRun(t *testing.T) {
+	t.Parallel()
+	for name, gated := range map[string]bool{"ends": false, "gated": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, name, time.Hour)
+			good := w.secret().Data[register.KubeconfigKey]
+			w.keep(w.kubeconfig(w.lasting(15 * time.Second)))
+			if gated {
+				w.inlet()
+			}
+			_, _, j := w.start(func(o *Options) { o.LeaseDuration = 4 * time.Second })
+			w.work("one", "first")
+			w.wantValue("one", "first")
+			w.ready()
+			said := func(context.Context) error {
+				lines := j.with(`karmadactl token create --cluster-name=` + name + ` --print-register-command`)
+				if len(lines) != 1 {
+					return fmt.Errorf("it is said in %d lines", len(lines))
+				}
+				return nil
+			}
+			w.eventually("the agent says what to run", said)
+			if err := w.memberClient.Delete(t.Context(), w.configMap("one")); err != nil {
+				t.Fatal(err)
+			}
+			w.wantValue("one", "first")
+			w.settle(5 * time.Second)
+			if err := said(t.Context()); err != nil {
+				t.Error(err)
+			}
+			repaired := time.Now()
+			w.keep(good)
+			w.eventually("the agent is heard", func(context.Context) error {
+				if last := w.heartbeat(); last.Before(repaired) {
+					return fmt.Errorf("it is silent since %s", last)
+				}
+				return nil
+			})
+			w.work("two", "second")
+			w.wantValue("two", "second")
+		})
+	}
 }
 
 func TestDueAndLifeOfCertificates(t *testing.T) {

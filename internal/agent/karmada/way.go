@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -191,11 +192,26 @@ func newHubClient(config *rest.Config) (client.WithWatch, error) {
 	return hub, nil
 }
 
-// refused says whether err means that the hub does not accept the certificate.
+// refused says whether err means that the hub does not accept the certificate, or what stands before it and checks that while it connects.
 func refused(err error) bool {
-	var alert tls.AlertError
-	return apierrors.IsUnauthorized(err) || errors.As(err, &alert)
+	if apierrors.IsUnauthorized(err) {
+		return true
+	}
+	var remote *net.OpError
+	if !errors.As(err, &remote) || remote.Op != "remote error" {
+		return false
+	}
+	for _, alert := range alerts() {
+		if remote.Err.Error() == alert.Error() {
+			return true
+		}
+	}
+	return false
 }
+
+// alerts are those of RFC 8446, section 6, by which a server refuses a certificate: a bad one, an unsupported, a revoked, an expired, one that is
+// unknown, or made by somebody who is, one that is not let in, and none.
+func alerts() []tls.AlertError { return []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 116} }
 
 // unknown says whether err means that the hub has no such Cluster, or has taken its agent's rights away.
 func unknown(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }
