@@ -29,7 +29,7 @@ func (i interruptible) RoundTrip(request *http.Request) (*http.Response, error) 
 	}
 	bound, cancel := context.WithCancelCause(request.Context())
 	// Until the answer is read, which is when the context of the request ends.
-	stop := context.AfterFunc(i.ctx, func() { cancel(i.ctx.Err()) })
+	stop := context.AfterFunc(i.ctx, func() { cancel(context.Cause(i.ctx)) }) //nolint:contextcheck // there are two, and one is done
 	context.AfterFunc(request.Context(), func() { stop() })
 	answer, err := i.next.RoundTrip(request.WithContext(bound))
 	if err != nil && context.Cause(bound) != nil {

@@ -397,16 +397,9 @@ func (g *registration) takeBackCluster(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goneLimit)
 	defer cancel()
-	cluster, err := g.admitted(ctx)
-	switch {
-	case g.age == unknown && !g.recovered && apierrors.IsForbidden(err):
-		return fmt.Errorf("the agent was not let in, and Cluster %s may be left on the control plane: %w", g.request.ClusterName, err)
-	case refused(err):
-		return nil
-	case err != nil:
+	cluster, err := g.left(ctx)
+	if err != nil || cluster == nil || g.age == unknown && g.ageOf(cluster) != fresh || cluster.Spec.ID != g.id {
 		return err
-	case g.age == unknown && g.ageOf(cluster) != fresh, cluster.Spec.ID != g.id:
-		return nil
 	}
 	uid := cluster.UID
 	if err := g.hub.Delete(ctx, cluster, client.Preconditions{UID: &uid}); err != nil && !refused(err) && !apierrors.IsConflict(err) {
@@ -422,15 +415,24 @@ func (g *registration) takeBackCluster(ctx context.Context) error {
 	return nil
 }
 
-// admitted reads the Cluster. An agent whose rights were never seen to work may get them yet.
-func (g *registration) admitted(ctx context.Context) (cluster *clusterv1alpha1.Cluster, err error) {
+// left reads the Cluster that is to be taken back; nil: there is none. An agent whose rights were never seen to work may get them yet.
+func (g *registration) left(ctx context.Context) (*clusterv1alpha1.Cluster, error) {
+	admitted := g.age != unknown || g.recovered
 	limited, cancel := context.WithTimeout(ctx, certificateGrace)
 	defer cancel()
+	var cluster *clusterv1alpha1.Cluster
+	var failure error
 	_ = wait.PollUntilContextCancel(limited, pollPause, true, func(context.Context) (bool, error) {
-		cluster, err = g.cluster(ctx)
-		return g.age != unknown || g.recovered || !apierrors.IsForbidden(err), nil
+		cluster, failure = g.cluster(ctx)
+		return admitted || !apierrors.IsForbidden(failure), nil
 	})
-	return cluster, err
+	switch {
+	case !admitted && apierrors.IsForbidden(failure):
+		return nil, fmt.Errorf("the agent was not let in, and Cluster %s may be left on the control plane: %w", g.request.ClusterName, failure)
+	case refused(failure):
+		return nil, nil //nolint:nilnil // none is an answer
+	}
+	return cluster, failure
 }
 
 // refused says that the agent has no Cluster any more: its rights go with it, and its name may be somebody else's by then.
