@@ -171,17 +171,15 @@ func (c *Controller) sweep(ctx context.Context, name string) error {
 
 // sweepAll is sweep for all Clusters that went while no hub was there.
 func (c *Controller) sweepAll(ctx context.Context) error {
-	err := wait.PollUntilContextCancel(ctx, retryMost, true, func(ctx context.Context) (bool, error) {
+	// It ends when it has succeeded, or with the hub.
+	_ = wait.PollUntilContextCancel(ctx, retryMost, true, func(ctx context.Context) (bool, error) {
 		err := karmada.SweepAll(ctx, c.Live)
 		if err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "sweep what is left of clusters that are gone")
 		}
 		return err == nil, nil
 	})
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return nil
 }
 
 // release lets the Cluster go.

@@ -168,7 +168,7 @@ func TestAnInterruptedEnrolmentLeavesNothing(t *testing.T) {
 			cancel()
 			if err == nil {
 				c := cluster("torn", "torn")
-				if err := w.hubClient.Delete(t.Context(), c); err != nil {
+				if err := errors.Join(w.hubClient.Delete(t.Context(), c), karmada.Sweep(t.Context(), w.hubClient, "torn")); err != nil {
 					t.Fatal(err)
 				}
 				break
