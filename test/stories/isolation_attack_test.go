@@ -66,7 +66,16 @@ func (w *world) attack(a, b insider, documented permissions) {
 			w.t.Fatalf("%s has no %s to attack", b.cluster, kind)
 		}
 	}
-	attempts := slices.Concat(w.onObjects(a, before), w.onKinds(a, b), w.onTokens(a, b))
+	w.attackObjects(a, b, before, documented)
+	if diff := gocmp.Diff(essence(before), essence(w.possessions(b, a))); diff != "" {
+		w.t.Errorf("%s changed what belongs to %s (-before +after):\n%s", a.cluster, b.cluster, diff)
+	}
+}
+
+// attackObjects makes every kind of request for targets, which are b's, with a's credential. All that is not documented must be refused.
+func (w *world) attackObjects(a, b insider, targets []possession, documented permissions) {
+	w.t.Helper()
+	attempts := slices.Concat(w.onObjects(a, targets), w.onKinds(a, b), w.onTokens(a, b))
 	allowed := documented.of(w.t, a)
 	attempts = slices.DeleteFunc(attempts, func(x attempt) bool { return allowed.allow(x.grant) })
 	answers := make([]error, len(attempts))
@@ -85,10 +94,7 @@ func (w *world) attack(a, b insider, documented permissions) {
 			w.t.Errorf("%s against %s: %+v was answered with %v, want Forbidden", a.cluster, b.cluster, attempts[i].grant, err)
 		}
 	}
-	if diff := gocmp.Diff(essence(before), essence(w.possessions(b, a))); diff != "" {
-		w.t.Errorf("%s changed what belongs to %s (-before +after):\n%s", a.cluster, b.cluster, diff)
-	}
-	w.t.Logf("%s against %s: %d requests for %d objects refused", a.cluster, b.cluster, len(attempts), len(before))
+	w.t.Logf("%s against %s: %d requests for %d objects refused", a.cluster, b.cluster, len(attempts), len(targets))
 }
 
 // possessions reads b's objects as an administrator: what is in its delivery namespace or beside its SveltosCluster, and is not a's.

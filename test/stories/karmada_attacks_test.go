@@ -6,7 +6,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -303,26 +302,7 @@ func (w *world) attackCluster(a, b insider, documented permissions) {
 			w.t.Fatalf("%s has no %s to attack", b.cluster, kind)
 		}
 	}
-	attempts := slices.Concat(w.onObjects(a, targets), w.onKinds(a, b), w.onTokens(a, b))
-	allowed := documented.of(w.t, a)
-	attempts = slices.DeleteFunc(attempts, func(x attempt) bool { return allowed.allow(x.grant) })
-	answers := make([]error, len(attempts))
-	var pending sync.WaitGroup
-	gate := make(chan struct{}, asking)
-	for i, x := range attempts {
-		pending.Go(func() {
-			gate <- struct{}{}
-			defer func() { <-gate }()
-			answers[i] = x.try()
-		})
-	}
-	pending.Wait()
-	for i, err := range answers {
-		if !refused(err) {
-			w.t.Errorf("%s against %s: %+v was answered with %v, want Forbidden", a.cluster, b.cluster, attempts[i].grant, err)
-		}
-	}
-	w.t.Logf("%s against %s: %d requests for %d objects refused", a.cluster, b.cluster, len(attempts), len(targets))
+	w.attackObjects(a, b, targets, documented)
 }
 
 // documentedFor reads the table of SECURITY.md under a heading that has a text.

@@ -26,22 +26,35 @@ import (
 func TestKarmadaFaults(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	planes := w.karmadaMembers("shaky", "gone")
-	shaky, gone := planes[0], planes[1]
-	w.registers(gone)
+	planes := w.karmadaMembers("shaky", "dead", "gone")
+	shaky, dead, gone := planes[0], planes[1], planes[2]
+	w.registers(gone) // and with it what all clusters share on the hub
 
 	t.Run("register interrupted at each of its lines", func(t *testing.T) { w.in(t).interruptedRegister(shaky) })
-	t.Run("register killed at each of its lines", func(t *testing.T) { w.in(t).killedRegister(shaky) })
-	t.Run("the agent killed while it is waited for", func(t *testing.T) { w.in(t).killedAgent(shaky) })
 	t.Run("the hub killed between request and approval", func(t *testing.T) {
 		inner := w.in(t)
 		inner.killedHub(w, shaky)
 	})
-	t.Run("unregister with the agent dead", func(t *testing.T) { w.in(t).deadAgent(shaky) })
-	t.Run("unregister interrupted half-way", func(t *testing.T) { w.in(t).interruptedUnregister(shaky) })
-	t.Run("three rotations of the certificate", func(t *testing.T) { w.in(t).rotations(shaky) })
-	t.Run("a certificate that has expired", func(t *testing.T) { w.in(t).expiredCertificate(shaky) })
-	t.Run("the member gone", func(t *testing.T) { w.in(t).memberGone(gone) })
+	// The others mind neither each other nor the hub; two of them mostly wait.
+	for name, part := range map[string]func(*world){
+		"the life of a member": func(w *world) {
+			w.t.Run("register killed at each of its lines", func(t *testing.T) { w.in(t).killedRegister(shaky) })
+			w.t.Run("the agent killed while it is waited for", func(t *testing.T) { w.in(t).killedAgent(shaky) })
+			w.t.Run("unregister interrupted half-way", func(t *testing.T) { w.in(t).interruptedUnregister(shaky) })
+			w.t.Run("a certificate that has expired", func(t *testing.T) { w.in(t).expiredCertificate(shaky) })
+		},
+		"the agent dead": func(w *world) {
+			w.t.Run("unregister", func(t *testing.T) { w.in(t).deadAgent(dead) })
+			w.t.Run("three rotations of the certificate", func(t *testing.T) { w.in(t).rotations(dead) })
+			w.t.Run("unjoin with the member gone", func(t *testing.T) { w.in(t).joinedMemberGone(dead) })
+		},
+		"the member gone": func(w *world) { w.memberGone(gone) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			part(w.in(t))
+		})
+	}
 }
 
 // forever is when a command hangs that nothing but a member or an agent keeps waiting.
@@ -314,6 +327,24 @@ func (w *world) expiredCertificate(plane *localkube.Plane) {
 	w.unregisters(plane)
 }
 
+// joinedMemberGone takes out a cluster that the hub dials, when nobody answers there any more.
+func (w *world) joinedMemberGone(plane *localkube.Plane) {
+	w.t.Helper()
+	w.joins(plane)
+	w.sends(plane, "lost")
+	if err := plane.Kill(); err != nil {
+		w.t.Fatal(err)
+	}
+	began := time.Now()
+	w.typed(w.hub, "karmadactl unjoin "+plane.Name)
+	took := time.Since(began)
+	w.t.Logf("unjoining a member that is gone took %s", took.Round(time.Millisecond))
+	if took > forever {
+		w.t.Errorf("unjoin took %s", took)
+	}
+	w.wantNoCluster(plane.Name)
+}
+
 // memberGone deletes a Cluster whose member is gone. The command that needs the member says so, and does not hang.
 func (w *world) memberGone(plane *localkube.Plane) {
 	w.t.Helper()
@@ -326,7 +357,7 @@ func (w *world) memberGone(plane *localkube.Plane) {
 	if took := time.Since(began); took > forever {
 		w.t.Errorf("unregister took %s", took)
 	}
-	exits(w.t, err, 1, plane.Config.Host)
+	exits(w.t, err, 1, plane.Config.Host, "kubectl delete cluster "+plane.Name)
 	w.t.Logf("unregistering a member that is gone: %v after %s", err, time.Since(began).Round(time.Millisecond))
 	w.kubectl(w.hub, "delete", "cluster", plane.Name, "--ignore-not-found", "--timeout=90s")
 	w.wantNoCluster(plane.Name)

@@ -56,6 +56,14 @@ func TestKarmadaFleet(t *testing.T) {
 		}
 	}
 	w.wantClusters([]string{"karmada-pull", "v1.36.3", "Pull", "True", "*"}, []string{"karmada-push", "v1.36.3", "Push", "True", "*"})
+	for _, plane := range planes[2:] {
+		w.sends(plane, "until it is deleted")
+		w.kubectl(w.hub, "delete", "cluster", plane.Name, "--timeout=60s")
+		if err := w.absent(plane, "configmap", "delivered", "default"); err != nil {
+			t.Error(err)
+		}
+		w.wantLeft(plane)
+	}
 }
 
 // wantGroupsIn checks that what pull members are to have is kept in those namespaces.

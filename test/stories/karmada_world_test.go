@@ -188,7 +188,7 @@ func (w *world) karmadaTraces(name string) []string {
 func (w *world) wantBare(plane *localkube.Plane) {
 	w.t.Helper()
 	w.eventually(plane.Name+" is as it was", func() error {
-		kinds := "serviceaccounts,secrets,clusterroles,clusterrolebindings,roles,rolebindings,deployments,pods,configmaps,leases"
+		kinds := "namespaces,serviceaccounts,secrets,clusterroles,clusterrolebindings,roles,rolebindings,deployments,pods,configmaps,leases"
 		out, err := w.try(plane, "kubectl", "get", kinds, "-A", "--no-headers", "-o", "custom-columns=KIND:.kind,NS:.metadata.namespace,NAME:.metadata.name")
 		if err != nil {
 			return err
