@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	"github.com/towline/towline/internal/join/bootstrap"
+	joinkarmada "github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/join/register"
 )
 
@@ -268,8 +269,12 @@ func TestForgottenAgentSaysSo(t *testing.T) {
 	w.work("one", "first")
 	w.wantValue("one", "first")
 	w.ready()
-	// With the Cluster go the rights of its agent. What it deployed stays, and is healed.
-	if err := w.hubClient.Delete(t.Context(), w.cluster()); err != nil {
+	// With the Cluster the hub takes the rights of its agent. What it deployed stays, and is healed.
+	gone := w.cluster()
+	if err := w.hubClient.Delete(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
+	if err := joinkarmada.RemoveTraces(t.Context(), w.hubClient, gone); err != nil {
 		t.Fatal(err)
 	}
 	w.eventually("the agent says so", func(context.Context) error {

@@ -116,7 +116,7 @@ func (w *way) RoundTrip(request *http.Request) (*http.Response, error) {
 // watch opens a watch, which ends when there is a later identity.
 func (i *identity) watch(request *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(request.Context())
-	forget := context.AfterFunc(i.left, cancel)
+	forget := context.AfterFunc(i.left, cancel) //nolint:contextcheck // the request has its own, which ends when this one does
 	end := func() { forget(); cancel() }
 	response, err := i.transport.RoundTrip(request.WithContext(ctx))
 	if err != nil {

@@ -105,8 +105,8 @@ func (p *planes) install(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		for _, list := range []client.ObjectList{&clusterv1alpha1.ClusterList{}, &workv1alpha1.WorkList{}, &libv1beta1.ConfigurationGroupList{}} {
 			// From the API server's cache, which sends those away who come before it is filled.
-			if p.hubClient.List(ctx, list, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}) != nil {
-				return false, nil
+			if err := p.hubClient.List(ctx, list, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
+				return false, nil //nolint:nilerr // it is asked again
 			}
 		}
 		return true, nil
