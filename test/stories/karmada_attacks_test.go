@@ -91,7 +91,7 @@ func (w *world) tokenIsForOneRequest() {
 		if !refused(err) {
 			w.t.Errorf("a token lists %s: %v", resource.Resource, err)
 		}
-		one := dynamic.ResourceInterface(client.Resource(resource).Namespace("karmada-es-beta"))
+		one := client.Resource(resource).Namespace("karmada-es-beta")
 		if resource.Resource == "clusters" {
 			one = client.Resource(resource)
 		}
