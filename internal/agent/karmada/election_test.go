@@ -3,18 +3,23 @@ package karmada
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/agent/session"
+	"github.com/towline/towline/internal/fleet"
 )
 
 func TestOneOfSeveralAgentsWorks(t *testing.T) {
@@ -68,6 +73,15 @@ func TestOneOfSeveralAgentsReports(t *testing.T) {
 	w.settle(3 * time.Second)
 	if got := w.heartbeat(); !got.After(heard) {
 		t.Errorf("last heartbeat of an agent without its member: got %s, three seconds after it was %s", got, heard)
+	}
+	w.holder("first")
+	// What a dead agent has left does not keep it from that.
+	died := metav1.NewMicroTime(time.Now().Add(-w.options.LeaseDuration))
+	lease := &coordinationv1.Lease{}
+	lease.Namespace, lease.Name = fleet.ExecutionSpace(w.name), w.name
+	beat := fmt.Appendf(nil, `{"spec":{"holderIdentity":"dead","renewTime":%q}}`, died.UTC().Format(metav1.RFC3339Micro))
+	if err := w.hubClient.Patch(t.Context(), lease, client.RawPatch(types.MergePatchType, beat)); err != nil {
+		t.Fatal(err)
 	}
 	w.holder("first")
 

@@ -198,13 +198,15 @@ func (l *link) renewLease(ctx context.Context) error {
 	})
 }
 
-// alone makes sure that the last heartbeat was this agent's, and returns the version of the Lease that says so. Otherwise it ends the session.
+// alone makes sure that no other agent gives heartbeats, and returns the version of the Lease that says so. Otherwise it ends the session.
 func (l *link) alone(ctx context.Context) (version string, err error) {
 	lease := &coordinationv1.Lease{}
 	if err := l.hub.Get(ctx, l.lease(), lease); err != nil {
 		return "", fmt.Errorf("read Lease %s: %w", l.lease(), err)
 	}
-	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != "" && holder != l.opts.Identity {
+	// One that has been silent for as long as that counts as dead: it cannot be waited for.
+	heard := ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{})
+	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != "" && holder != l.opts.Identity && l.opts.Clock.Since(heard.Time) < l.opts.LeaseDuration {
 		err := fmt.Errorf("%w: %s", errYielded, holder)
 		l.end(err)
 		return "", err
