@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -26,6 +27,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -62,10 +64,15 @@ var theWorld = sync.OnceValues(func() (*world, error) {
 	if err := w.hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
 		return nil, err
 	}
-	forgotten := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}}
-	karmada.Mark(forgotten, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "forgotten", UID: "gone"}})
-	if err := w.hubClient.Create(ctx, forgotten); err != nil {
-		return nil, err
+	// A Cluster that went while no hub was there has left these.
+	for _, forgotten := range []client.Object{
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}},
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: bootstrap.RoleName("forgotten")}},
+	} {
+		karmada.Mark(forgotten, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "forgotten", UID: "gone"}})
+		if err := w.hubClient.Create(ctx, forgotten); err != nil {
+			return nil, err
+		}
 	}
 	return w, w.run()
 })

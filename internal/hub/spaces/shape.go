@@ -132,8 +132,7 @@ func (c *Controller) makeSpace(ctx context.Context, s *state) error {
 }
 
 func (c *Controller) createSpace(ctx context.Context, s *state) error {
-	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.member.Namespace}}
-	karmada.Mark(space, s.cluster)
+	space := karmada.NewSpace(s.cluster)
 	if err := c.Live.Create(ctx, space, client.FieldOwner(kube.FieldManager)); err != nil {
 		return client.IgnoreAlreadyExists(err)
 	}
@@ -142,25 +141,20 @@ func (c *Controller) createSpace(ctx context.Context, s *state) error {
 	return nil
 }
 
-// repairSpace lets the execution space go with the Cluster. One that goes with an earlier Cluster is about to be deleted, with all that is in it.
+// repairSpace lets the execution space go with the Cluster. One that was that of another cluster of the name is about to be deleted, with all that
+// is in it.
 func (c *Controller) repairSpace(ctx context.Context, s *state, space *corev1.Namespace) error {
-	marked := karmada.Marked(space)
-	if marked != "" && marked != s.cluster.UID {
-		if err := c.Live.Delete(ctx, space, client.Preconditions{UID: &space.UID}); client.IgnoreNotFound(err) != nil {
-			return err
-		}
-		return phase.Wait{After: spaceAgain, Reason: "namespace " + space.Name + " of an earlier cluster to be gone"}
+	if !karmada.OfOther(space, s.cluster) {
+		return karmada.AdoptSpace(ctx, c.Live, s.cluster, space)
 	}
-	if marked != "" && space.Labels[clusterv1alpha1.SystemLabel] == "true" {
-		return nil
+	exact := client.Preconditions{UID: &space.UID, ResourceVersion: &space.ResourceVersion}
+	if err := c.Live.Delete(ctx, space, exact); client.IgnoreNotFound(err) != nil {
+		return err
 	}
-	repaired := space.DeepCopy()
-	karmada.Mark(repaired, s.cluster)
-	patch := client.MergeFromWithOptions(space, client.MergeFromWithOptimisticLock{})
-	return c.Live.Patch(ctx, repaired, patch, client.FieldOwner(kube.FieldManager))
+	return phase.Wait{After: spaceAgain, Reason: "namespace " + space.Name + " of an earlier cluster to be gone"}
 }
 
-// adopt lets the credentials go with the Cluster that a registration made which was cut off in between.
+// adopt lets the credentials go with the Cluster that went with none, or an earlier one: a registration was cut off in between, or the hub restored.
 func (c *Controller) adopt(ctx context.Context, s *state) error {
 	if err := karmada.AdoptSecrets(ctx, c.Live, s.cluster); err != nil {
 		return fmt.Errorf("adopt the credentials: %w", err)

@@ -34,13 +34,14 @@ import (
 const leaseSeconds = 40
 
 // RoleName returns the name of the roles and bindings of a Cluster's agent on the hub.
-func RoleName(cluster string) string { return "system:karmada:" + cluster + ":agent" }
+func RoleName(cluster string) string { return karmada.AgentRole(cluster) }
 
 // Grant makes or repairs what the agent of a Cluster needs on the hub: its execution space, its Lease and its rights, which all go with the Cluster.
 // hub must read from the API server. It fails while the execution space of an earlier Cluster of that name is still going.
 func Grant(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
 	space := fleet.ExecutionSpace(c.Name)
-	if err := ensureSpace(ctx, hub, c); err != nil {
+	made, err := ensureSpace(ctx, hub, c)
+	if err != nil {
 		return err
 	}
 	if err := ensureLease(ctx, hub, c); err != nil {
@@ -63,11 +64,12 @@ func Grant(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) e
 			return err
 		}
 	}
-	return stillThere(ctx, hub, c)
+	return stillThere(ctx, hub, c, made)
 }
 
-// stillThere takes everything back that was made for a Cluster which went meanwhile: whoever removed it may have looked before it was there.
-func stillThere(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
+// stillThere takes everything back that was made for a Cluster which went meanwhile, and nothing else: whoever removed it may have looked before it
+// was there. made is the execution space, nil if it was there before.
+func stillThere(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster, made *corev1.Namespace) error {
 	live := &clusterv1alpha1.Cluster{}
 	err := hub.Get(ctx, client.ObjectKeyFromObject(c), live)
 	if client.IgnoreNotFound(err) != nil {
@@ -76,7 +78,13 @@ func stillThere(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clust
 	if err == nil && live.UID == c.UID {
 		return nil
 	}
-	return errors.Join(fmt.Errorf("the Cluster %s is gone", c.Name), karmada.RemoveTraces(ctx, hub, c))
+	errs := []error{fmt.Errorf("the Cluster %s is gone", c.Name), karmada.RemoveRights(ctx, hub, c)}
+	if made != nil {
+		// One that a later Cluster has adopted makes this a conflict.
+		exact := client.Preconditions{UID: &made.UID, ResourceVersion: &made.ResourceVersion}
+		errs = append(errs, client.IgnoreNotFound(hub.Delete(ctx, made, exact)))
+	}
+	return errors.Join(errs...)
 }
 
 const (
@@ -164,15 +172,18 @@ func spaceRules(cluster string) []rbacv1.PolicyRule {
 	}
 }
 
-// ensureSpace makes the execution space if it is not there. What else is written on it is for whoever looks after execution spaces.
-func ensureSpace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
-	name := fleet.ExecutionSpace(c.Name)
-	space := &corev1.Namespace{ObjectMeta: named("", name)}
-	karmada.Mark(space, c)
-	if err := hub.Create(ctx, space, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create namespace %s: %w", name, err)
+// ensureSpace makes the execution space if it is not there, and returns it then. What else is written on it is for whoever looks after execution
+// spaces.
+func ensureSpace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) (*corev1.Namespace, error) {
+	space := karmada.NewSpace(c)
+	err := hub.Create(ctx, space, client.FieldOwner(kube.FieldManager))
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return nil, nil //nolint:nilnil // nothing was made
+	case err != nil:
+		return nil, fmt.Errorf("create namespace %s: %w", space.Name, err)
 	}
-	return nil
+	return space, nil
 }
 
 // ensureLease makes the Lease of the agent if it is not there, and makes that of an earlier Cluster of its name anew: it says nothing of this one.

@@ -126,7 +126,8 @@ func (c claimant) held(ctx context.Context, live *corev1.ConfigMap) (bool, error
 	if client.IgnoreNotFound(err) != nil {
 		return false, err
 	}
-	if err == nil && holder.Spec.ID == c.id && (owner == "" || owner == holder.UID) {
+	// Whatever uid the claim says: a Cluster that was restored has another one than it had.
+	if err == nil && holder.Spec.ID == c.id {
 		return c.owner == nil || c.owner.UID != holder.UID, nil
 	}
 	if owner != "" || live.Data[claimClusterKey] == c.name {

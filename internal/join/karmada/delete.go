@@ -134,16 +134,12 @@ func (d *deletion) run(ctx context.Context) error {
 	return err
 }
 
-// clear deletes what the control plane has of a Cluster that no hub has looked after. For who may not, a hub does it when it starts.
+// clear deletes what the control plane has of a Cluster that no hub has looked after, as far as this one may.
 func (d *deletion) clear(ctx context.Context) error {
 	if controllerutil.ContainsFinalizer(d.cluster, clusterv1alpha1.ClusterFinalizer) {
 		return nil
 	}
-	err := removeRemains(ctx, d.hub, d.cluster)
-	if apierrors.IsForbidden(err) {
-		return nil
-	}
-	return err
+	return allowed(removeRemains(ctx, d.hub, d.cluster))
 }
 
 // await waits until the Cluster is gone, and says whether it is.

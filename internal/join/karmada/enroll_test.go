@@ -164,11 +164,11 @@ func TestAnInterruptedEnrolmentLeavesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = karmada.Enroll(ctx, hub, cluster("torn", "torn"))
+			c := cluster("torn", "torn")
+			err = karmada.Enroll(ctx, hub, c)
 			cancel()
 			if err == nil {
-				c := cluster("torn", "torn")
-				if err := errors.Join(w.hubClient.Delete(t.Context(), c), karmada.Sweep(t.Context(), w.hubClient, "torn")); err != nil {
+				if err := errors.Join(w.hubClient.Delete(t.Context(), c), karmada.RemoveTraces(t.Context(), w.hubClient, c)); err != nil {
 					t.Fatal(err)
 				}
 				break

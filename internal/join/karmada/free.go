@@ -73,17 +73,17 @@ func release(ctx context.Context, hub client.Client, obj client.Object, finalize
 	return nil
 }
 
-// free ends a removal that no hub ends.
+// free ends a removal that no hub ends. What somebody may not delete who may let go of the Cluster is left.
 func (d *deletion) free(ctx context.Context) error {
 	name := d.cluster.Name
 	if err := ReleaseSpace(ctx, d.hub, name); err != nil {
 		return err
 	}
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(name)}}
-	if err := d.hub.Delete(ctx, space); client.IgnoreNotFound(err) != nil {
+	if err := d.hub.Delete(ctx, space); allowed(client.IgnoreNotFound(err)) != nil {
 		return fmt.Errorf("delete namespace %s: %w", space.Name, err)
 	}
-	if err := insist(ctx, func() error { return RemoveTraces(ctx, d.hub, d.cluster) }); err != nil {
+	if err := insist(ctx, func() error { return allowed(RemoveTraces(ctx, d.hub, d.cluster)) }); err != nil {
 		return err
 	}
 	return release(ctx, d.hub, d.cluster, clusterv1alpha1.ClusterFinalizer)

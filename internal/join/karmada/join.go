@@ -284,21 +284,22 @@ func (j *joining) unsettle(ctx context.Context) error {
 	if found := j.hub.Get(ctx, client.ObjectKeyFromObject(j.former), &clusterv1alpha1.Cluster{}); !apierrors.IsNotFound(found) {
 		return errors.Join(err, found)
 	}
-	remains := removeRemains(ctx, j.hub, j.former)
-	if apierrors.IsForbidden(remains) {
-		remains = nil // a hub does it
-	}
+	remains := allowed(removeRemains(ctx, j.hub, j.former))
 	_, removed := RemoveMember(ctx, j.member.member, j.request.Name, j.request.ClusterNamespace, j.member.hubID)
 	return errors.Join(err, remains, removed)
 }
 
-// clear deletes what else the control plane has of the Cluster that this run took back, if no hub has done that. For who may not, a hub does it.
+// clear deletes what else the control plane has of the Cluster that this run took back, if no hub has done that, and this one may.
 func (j *joining) clear(ctx context.Context) error {
-	err := insist(ctx, func() error { return Sweep(ctx, j.hub, j.request.Name) })
-	if apierrors.IsForbidden(err) {
-		return nil
+	live := &clusterv1alpha1.Cluster{}
+	err := j.hub.Get(ctx, client.ObjectKeyFromObject(j.cluster), live)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read cluster(%s): %w", j.cluster.Name, err)
 	}
-	return err
+	if err == nil && live.UID == j.cluster.UID {
+		return nil // another run goes on with it
+	}
+	return allowed(removeRemains(ctx, j.hub, j.cluster))
 }
 
 // awaitGone waits until the Cluster that this run made is gone.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -87,7 +88,8 @@ func (v *vault) check(ctx context.Context, live *corev1.Secret, owner *clusterv1
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	if err == nil && cluster.UID == holder {
+	// One that was restored has another uid than it had, and refers to the Secret.
+	if err == nil && (cluster.UID == holder || slices.Contains(secretsOf(cluster), clusterv1alpha1.LocalSecretReference{Namespace: live.Namespace, Name: live.Name})) {
 		return Taken{ID: cluster.Spec.ID, Name: v.cluster}
 	}
 	return nil
@@ -125,11 +127,26 @@ func (v *vault) rollBack(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// AdoptSecrets lets the Secrets go with cluster that its own registration wrote, and was cut off before it could do that. hub must read from the
-// API server.
+// AdoptSecrets lets the Secrets that cluster refers to go with it: those that its own registration wrote, and was cut off before it could do that,
+// and those that went with an earlier Cluster of its name, as after the hub was restored. hub must read from the API server.
 func AdoptSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
+	return eachSecret(ctx, hub, cluster, func(secret *corev1.Secret) error {
+		if isTrace(secret, cluster.Name) && Marked(secret) != cluster.UID {
+			return Adopt(ctx, hub, cluster, secret)
+		}
+		return markWritten(ctx, hub, cluster, secret)
+	})
+}
+
+// markOwn is AdoptSecrets for a Cluster that may be gone: only what its own registration wrote is its own.
+func markOwn(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
+	return eachSecret(ctx, hub, cluster, func(secret *corev1.Secret) error { return markWritten(ctx, hub, cluster, secret) })
+}
+
+// eachSecret does something to those of the Secrets that cluster refers to which registrations made.
+func eachSecret(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, do func(*corev1.Secret) error) error {
 	for _, ref := range []*clusterv1alpha1.LocalSecretReference{cluster.Spec.SecretRef, cluster.Spec.ImpersonatorSecretRef} {
-		if ref == nil || cluster.Annotations[attemptAnnotation] == "" {
+		if ref == nil {
 			continue
 		}
 		secret := &corev1.Secret{}
@@ -137,16 +154,23 @@ func AdoptSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alph
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("read Secret %s/%s: %w", ref.Namespace, ref.Name, err)
 		}
-		made := err == nil && secret.Labels[clusterv1alpha1.SystemLabel] == "true" &&
-			secret.Annotations[attemptAnnotation] == cluster.Annotations[attemptAnnotation]
-		if !made || Marked(secret) != "" {
+		if err != nil || secret.Labels[clusterv1alpha1.SystemLabel] != "true" {
 			continue
 		}
-		Mark(secret, cluster)
-		// Whoever changed it since, or the registration itself, makes this a conflict.
-		if err := hub.Update(ctx, secret, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+		if err := do(secret); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("write Secret %s/%s: %w", ref.Namespace, ref.Name, err)
 		}
 	}
 	return nil
+}
+
+// markWritten lets a Secret go with cluster that the same run of a registration wrote.
+func markWritten(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, secret *corev1.Secret) error {
+	attempt := cluster.Annotations[attemptAnnotation]
+	if attempt == "" || secret.Annotations[attemptAnnotation] != attempt || Marked(secret) != "" || cluster.UID == "" {
+		return nil
+	}
+	Mark(secret, cluster)
+	// Whoever changed it since, or the registration itself, makes this a conflict.
+	return hub.Update(ctx, secret, client.FieldOwner(kube.FieldManager))
 }

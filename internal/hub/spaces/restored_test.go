@@ -1,0 +1,73 @@
+package spaces_test
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/kube"
+)
+
+func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
+	t.Parallel()
+	w := planes(t)
+	// What the execution space says whose it is.
+	tests := map[string]struct {
+		noted map[string]string
+		stays bool
+	}{
+		"restored-same":    {map[string]string{kube.AnnotationClusterID: "restored-same"}, true},
+		"restored-unnoted": {nil, true},
+		"restored-other":   {map[string]string{kube.AnnotationClusterID: "somebody-else"}, false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "before"}}
+			space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "karmada-es-" + name, Annotations: test.noted}}
+			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+			claim := &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "cluster-id-" + name}, Data: map[string]string{"cluster": name, "id": name},
+			}
+			home := &corev1.Namespace{ObjectMeta: named("karmada-cluster")}
+			if err := client.IgnoreAlreadyExists(w.hubClient.Create(t.Context(), home)); err != nil {
+				t.Fatal(err)
+			}
+			for _, obj := range []client.Object{space, secret, claim} {
+				karmada.Mark(obj, before)
+				if err := w.hubClient.Create(t.Context(), obj); err != nil {
+					t.Fatal(err)
+				}
+			}
+			work := &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: space.Name, Name: "w"}}
+			c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{
+				ID: name, SyncMode: clusterv1alpha1.Push, SecretRef: &clusterv1alpha1.LocalSecretReference{Namespace: "default", Name: name},
+			}}
+			for _, obj := range []client.Object{work, c} {
+				if err := w.hubClient.Create(t.Context(), obj); err != nil {
+					t.Fatal(err)
+				}
+			}
+			former, kept := space.UID, []client.Object{secret, claim}
+			w.settled(t, name)
+			for _, obj := range kept {
+				uid := obj.GetUID()
+				eventually(t, "adopted "+obj.GetName(), func() bool { return w.has(t, w.hubClient, obj) && karmada.Marked(obj) == c.UID })
+				if obj.GetUID() != uid {
+					t.Errorf("%T was made anew", obj)
+				}
+			}
+			if !w.has(t, w.hubClient, space) || (space.UID == former) != test.stays || space.Annotations[kube.AnnotationClusterID] != name {
+				t.Errorf("execution space: kept %t, want %t; annotations %v", space.UID == former, test.stays, space.Annotations)
+			}
+			if got := w.has(t, w.hubClient, work); got != test.stays {
+				t.Errorf("the Work is there: %t, want %t", got, test.stays)
+			}
+		})
+	}
+}

@@ -1,0 +1,287 @@
+package karmada_test
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/kube"
+)
+
+func in(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name}
+}
+
+// rightsOf are the objects that give the agent of a Cluster its rights.
+func rightsOf(name string) []client.Object {
+	role, space := "system:karmada:"+name+":agent", "karmada-es-"+name
+	of := func(kind string) rbacv1.RoleRef {
+		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: role}
+	}
+	return []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: in("", role)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: in("", role), RoleRef: of("ClusterRole")},
+		&rbacv1.Role{ObjectMeta: in(space, role)},
+		&rbacv1.RoleBinding{ObjectMeta: in(space, role), RoleRef: of("Role")},
+		&rbacv1.RoleBinding{ObjectMeta: in(kube.AgentNamespace, role), RoleRef: of("Role")},
+	}
+}
+
+// belongingsOf are what else the hub has of a Cluster whose id is its name, its execution space first.
+func belongingsOf(name string) []client.Object {
+	return []client.Object{
+		&corev1.Namespace{ObjectMeta: in("", "karmada-es-"+name)},
+		&coordinationv1.Lease{ObjectMeta: in("karmada-es-"+name, name)},
+		&workv1alpha1.Work{ObjectMeta: in("karmada-es-"+name, "w")},
+		&corev1.ConfigMap{ObjectMeta: in("karmada-cluster", "cluster-id-"+name), Data: map[string]string{"cluster": name, "id": name}},
+		&corev1.Secret{ObjectMeta: in("karmada-cluster", name)},
+		&corev1.Secret{ObjectMeta: in("karmada-cluster", name+"-impersonator")},
+	}
+}
+
+// strangersOf are what others have made that bear the labels of a Cluster, for whatever reason.
+func strangersOf(name string) []client.Object {
+	role := "system:karmada:" + name + ":agent"
+	return []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: in("", name+"-reader")},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: in("", name+"-reader"), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}},
+		&rbacv1.Role{ObjectMeta: in("default", role)},
+		&rbacv1.Role{ObjectMeta: in(kube.AgentNamespace, role)},
+		&rbacv1.RoleBinding{ObjectMeta: in("default", role), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role}},
+		&corev1.Secret{ObjectMeta: in("default", name)},
+		&corev1.ConfigMap{ObjectMeta: in("default", name)},
+		&corev1.Namespace{ObjectMeta: in("", name+"-theirs")},
+	}
+}
+
+// put creates objects that bear the labels of a Cluster.
+func (w *world) put(t *testing.T, of *clusterv1alpha1.Cluster, objects ...client.Object) {
+	t.Helper()
+	for _, obj := range objects {
+		karmada.Mark(obj, of)
+		if err := w.hubClient.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// namespaces makes those that every hub has.
+func (w *world) namespaces(t *testing.T) {
+	t.Helper()
+	for _, name := range []string{kube.AgentNamespace, "karmada-cluster"} {
+		if err := client.IgnoreAlreadyExists(w.hubClient.Create(t.Context(), &corev1.Namespace{ObjectMeta: in("", name)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// want wants objects to be there, or not to be there.
+func (w *world) want(t *testing.T, when string, there bool, objects []client.Object) {
+	t.Helper()
+	for _, obj := range objects {
+		live := obj.DeepCopyObject().(client.Object)
+		err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(obj), live)
+		if client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
+		if got := err == nil && live.GetUID() == obj.GetUID() && live.GetDeletionTimestamp().IsZero(); got != there {
+			t.Errorf("%s: %T %s is there: %t, want %t", when, obj, client.ObjectKeyFromObject(obj), got, there)
+		}
+	}
+}
+
+// created makes a Cluster whose id is its name.
+func (w *world) created(t *testing.T, name string) *clusterv1alpha1.Cluster {
+	t.Helper()
+	c := cluster(name, name)
+	if err := w.hubClient.Create(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestASweepTakesNothingButTheRightsOfWhoIsGone(t *testing.T) {
+	w := alone(t)
+	w.namespaces(t)
+	gone := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "swept-gone", UID: "gone"}}
+	living, again := w.created(t, "swept-living"), w.created(t, "swept-again")
+	before := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "swept-again", UID: "before"}}
+	var kept []client.Object
+	for _, of := range []*clusterv1alpha1.Cluster{gone, living, again} {
+		kept = append(kept, belongingsOf(of.Name)...)
+		w.put(t, of, belongingsOf(of.Name)...)
+	}
+	for _, of := range []*clusterv1alpha1.Cluster{gone, living, before} {
+		theirs := strangersOf(of.Name)
+		w.put(t, of, theirs...)
+		kept = append(kept, theirs...)
+	}
+	own := rightsOf("swept-living")
+	w.put(t, living, own...)
+	// Somebody else's under the name that a right would have.
+	unmarked := rightsOf("swept-unmarked")[:2]
+	for _, obj := range unmarked {
+		if err := w.hubClient.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept = append(kept, own...)
+	kept = append(kept, unmarked...)
+	for i, obj := range kept {
+		if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(obj), kept[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tests := map[string]func() error{
+		"Sweep": func() error {
+			var errs []error
+			for _, name := range []string{"swept-gone", "swept-living", "swept-again", "swept-unmarked"} {
+				errs = append(errs, karmada.Sweep(t.Context(), w.hubClient, name))
+			}
+			return errors.Join(errs...)
+		},
+		"SweepAll": func() error { return karmada.SweepAll(t.Context(), w.hubClient) },
+	}
+	for when, sweep := range tests {
+		stale := rightsOf("swept-gone")
+		w.put(t, gone, stale...)
+		earlier := rightsOf("swept-again")
+		w.put(t, before, earlier...)
+		if err := sweep(); err != nil {
+			t.Fatal(err)
+		}
+		w.want(t, when, false, append(stale, earlier...))
+		w.want(t, when, true, kept)
+	}
+	renewed := rightsOf("swept-again")
+	w.put(t, again, renewed...)
+	for when, sweep := range tests {
+		if err := sweep(); err != nil {
+			t.Fatal(err)
+		}
+		w.want(t, when, true, append(renewed, kept...))
+	}
+	if err := karmada.Sweep(t.Context(), w.hubClient, strings.Repeat("a", 100)); err != nil {
+		t.Errorf("a name that no Cluster of ours has: %v", err)
+	}
+}
+
+func TestARemovalTakesWhatIsTheClustersByItsName(t *testing.T) {
+	w := alone(t)
+	w.namespaces(t)
+	c := cluster("taken-off", "taken-off")
+	c.Spec.SecretRef = &clusterv1alpha1.LocalSecretReference{Namespace: "default", Name: "token-of-taken-off"}
+	if err := w.hubClient.Create(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	own := append(belongingsOf("taken-off"), &corev1.Secret{ObjectMeta: in("default", "token-of-taken-off")})
+	w.put(t, c, own...)
+	rights := rightsOf("taken-off")
+	w.put(t, c, rights...)
+	theirs := strangersOf("taken-off")
+	w.put(t, c, theirs...)
+	if err := karmada.RemoveTraces(t.Context(), w.hubClient, c); err != nil {
+		t.Fatal(err)
+	}
+	// The Work goes with its namespace.
+	w.want(t, "removed", false, append(rights, own[0], own[1], own[3], own[4], own[5], own[6]))
+	w.want(t, "removed", true, theirs)
+}
+
+func TestTheClaimOfARestoredClusterStaysItsOwn(t *testing.T) {
+	w := alone(t)
+	w.namespaces(t)
+	c := w.created(t, "claim-restored")
+	before := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: c.Name, UID: "before"}}
+	claim := &corev1.ConfigMap{ObjectMeta: in("karmada-cluster", "cluster-id-"+c.Name), Data: map[string]string{"cluster": c.Name, "id": c.Name}}
+	w.put(t, before, claim)
+	rival := cluster("claim-rival", c.Name)
+	if err := w.hubClient.Create(t.Context(), rival); err != nil {
+		t.Fatal(err)
+	}
+	if err := karmada.Claim(t.Context(), w.hubClient, rival); !errors.Is(err, karmada.ErrTaken) {
+		t.Errorf("another Cluster of that id: got %v, want ErrTaken", err)
+	}
+	if err := karmada.Claim(t.Context(), w.hubClient, c); err != nil {
+		t.Error(err)
+	}
+	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil || karmada.Marked(claim) != c.UID {
+		t.Errorf("the claim: %v, labels %v", err, claim.Labels)
+	}
+	// A claim of a Cluster that is gone is in nobody's way.
+	if err := w.hubClient.Delete(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if err := karmada.Claim(t.Context(), w.hubClient, rival); err != nil {
+		t.Errorf("when the Cluster is gone: %v", err)
+	}
+}
+
+func TestWhatIsAdoptedIsNotTheGarbageCollectors(t *testing.T) {
+	t.Parallel()
+	ref := func(version, kind string, uid types.UID) metav1.OwnerReference {
+		return metav1.OwnerReference{APIVersion: version, Kind: kind, Name: "x", UID: uid}
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{
+		ref("cluster.karmada.io/v1alpha1", "Cluster", "before"), ref("cluster.karmada.io/v1alpha1", "Cluster", "now"), ref("v1", "Cluster", "theirs"),
+	}}}
+	karmada.Mark(secret, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "now"}})
+	var got []types.UID
+	for _, owner := range secret.OwnerReferences {
+		got = append(got, owner.UID)
+	}
+	if want := []types.UID{"now", "theirs"}; !slices.Equal(got, want) {
+		t.Errorf("owners: got %v, want %v", got, want)
+	}
+}
+
+func TestUnjoinByForceLetsGoOfWhatItMayNotDelete(t *testing.T) {
+	w := alone(t)
+	w.namespaces(t)
+	c := cluster("barred", "barred")
+	c.Spec.SyncMode, c.Finalizers = clusterv1alpha1.Push, []string{clusterv1alpha1.ClusterFinalizer}
+	if err := w.hubClient.Create(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	w.put(t, c, belongingsOf("barred")...)
+	w.put(t, c, rightsOf("barred")...)
+	hub := rest.CopyConfig(w.hub.Config)
+	hub.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			path := request.URL.Path
+			if strings.Contains(path, "clusters/barred") || strings.HasSuffix(path, "/works") || strings.Contains(path, "/works/") ||
+				strings.HasSuffix(path, "clustersummaries") || strings.HasSuffix(path, "/apis") || strings.HasSuffix(path, "/api") {
+				return next.RoundTrip(request)
+			}
+			if _, resource, _ := strings.Cut(path, "/v1"); !strings.Contains(strings.TrimPrefix(resource, "/"), "/") {
+				return next.RoundTrip(request) // the kinds of the hub
+			}
+			text := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"forbidden","code":403}`
+			return &http.Response{
+				StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(text)), Request: request,
+			}, nil
+		})
+	})
+	if err := karmada.Unjoin(t.Context(), karmada.UnjoinRequest{Hub: hub, Name: "barred", Force: true, Wait: time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(c), c); !apierrors.IsNotFound(err) {
+		t.Errorf("the Cluster: got %v, want not found", err)
+	}
+}
