@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -40,6 +41,8 @@ const (
 	observeJitter   = 0.1
 	// conflictPause is the time until the next try when somebody else wrote at the same moment.
 	conflictPause = 100 * time.Millisecond
+	// retryFirst is the first pause after an error; each is twice the one before, and none longer than that between two looks.
+	retryFirst = 200 * time.Millisecond
 	// secretIndex finds the Clusters that are dialled with a Secret.
 	secretIndex = "dialled-with"
 )
@@ -100,7 +103,10 @@ func (c *Controller) controller(mgr ctrl.Manager, mode clusterv1alpha1.ClusterSy
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(names[mode]).
 		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Concerned(), concerns(mode), othersChanged())).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: workers,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, observeInterval),
+		})
 }
 
 // concerns passes news of the Clusters of a mode, that one has left it included.
@@ -187,6 +193,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "ask", Run: c.ask},
 		{Name: "report", Run: c.report},
 		{Name: "mark", Run: c.mark},
+		{Name: "complain", Run: func(_ context.Context, s *state) error { return s.incomplete }},
 	})
 	switch outcome.Kind {
 	case phase.Done:

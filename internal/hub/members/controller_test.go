@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/yaml"
 
@@ -54,7 +55,7 @@ type world struct {
 func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *world {
 	t.Helper()
 	plane := localkube.Shared(t)
-	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	hub, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,6 +279,28 @@ func TestClusterWithoutGradesGetsTheDefaultOnes(t *testing.T) {
 			t.Errorf("%s: without people's own: got -, want +\n%s", name, diff)
 		}
 	}
+}
+
+func TestMemberWhoseSpecMayNotBeWrittenIsAsked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "read-only", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	denied := errors.New("denied by a policy")
+	w.controller.Hub = interceptor.NewClient(w.Client.(client.WithWatch), interceptor.Funcs{
+		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+			return denied
+		},
+	})
+	for range 2 {
+		_, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
+		if !errors.Is(err, denied) {
+			t.Errorf("got %v, want that the spec may not be written", err)
+		}
+		w.read()
+		if got := w.ready(); !strings.HasPrefix(got, "True/ClusterReady: ") {
+			t.Errorf("Ready is %q", got)
+		}
+	}
+	w.wantFailures(0)
 }
 
 func TestPushMemberFailsAndComesBack(t *testing.T) {

@@ -36,6 +36,8 @@ type state struct {
 	member  fleet.Member
 	// status is what the Cluster shall have.
 	status clusterv1alpha1.ClusterStatus
+	// incomplete is why the spec could not be completed, nil if it could.
+	incomplete error
 	// next is when to look again if nothing happens until then; zero means never.
 	next time.Duration
 }
@@ -166,9 +168,9 @@ func (c *Controller) report(ctx context.Context, s *state) error {
 }
 
 // complete writes what people leave out of the spec, or say in an old way. It comes before the first word on the cluster, so that nobody
-// renders for a spec that is another one a moment later.
+// renders for a spec that is another one a moment later. That it is refused keeps nobody from asking the cluster.
 func (c *Controller) complete(ctx context.Context, s *state) error {
-	return c.write(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
+	err := c.write(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
 		if len(spec.ResourceModels) == 0 {
 			spec.ResourceModels = survey.DefaultResourceModels()
 		}
@@ -176,6 +178,12 @@ func (c *Controller) complete(ctx context.Context, s *state) error {
 			spec.Zones, spec.Zone = []string{spec.Zone}, ""
 		}
 	})
+	var conflict phase.Wait
+	if errors.As(err, &conflict) || apierrors.IsNotFound(err) {
+		return err
+	}
+	s.incomplete = err
+	return nil
 }
 
 // mark writes the taints that follow from the status.
