@@ -55,6 +55,13 @@ type kinds struct {
 func plan(b bundle.Bundle, known kinds) (targets []*target, problems passError, err error) {
 	defined := definedKinds(b)
 	origin := map[kube.Ref]bundle.Item{}
+	tolerate := func(err error) error {
+		if !b.Options.Guarded {
+			return err
+		}
+		problems = append(problems, err)
+		return nil
+	}
 	for _, item := range b.Items {
 		if item.Problem != "" {
 			problems = append(problems, errors.New(item.Problem))
@@ -62,7 +69,10 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems passError, 
 		for _, obj := range item.Objects {
 			t, err := newTarget(obj, item, b)
 			if err != nil {
-				return nil, nil, err
+				if err := tolerate(err); err != nil {
+					return nil, nil, err
+				}
+				continue
 			}
 			gvk := t.ref.GVK()
 			t.served = known.any[gvk]
@@ -73,15 +83,17 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems passError, 
 			place(t, item)
 			if first, ok := origin[t.key()]; ok {
 				err := fmt.Errorf("%s is there twice: in %s and in %s", t.ref, describe(first), describe(item))
-				if !b.Options.Guarded {
+				if err := tolerate(err); err != nil {
 					return nil, nil, err
 				}
-				problems = append(problems, err)
 				continue
 			}
 			origin[t.key()] = item
 			if err := seal(t, item, b); err != nil {
-				return nil, nil, err
+				if err := tolerate(err); err != nil {
+					return nil, nil, err
+				}
+				continue
 			}
 			targets = append(targets, t)
 		}

@@ -28,6 +28,10 @@ func TestBadManifestKeepsNoOther(t *testing.T) {
 		"without a name": {
 			"{apiVersion: v1, kind: ConfigMap, metadata: {generateName: b-, namespace: OBJECTS}}", "manifest 0: it has no name",
 		},
+		"of a Secret that makes no sense": {
+			"{apiVersion: v1, kind: Secret, metadata: {name: s, namespace: OBJECTS}, stringData: {port: 8080}}",
+			fmt.Sprintf("Secret %s/s: .stringData accessor error: contains non-string value in the map under key \"port\": 8080 is of the type int64, expected string", w.objects),
+		},
 		"there twice": {
 			"{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: OBJECTS, namespace: other}}",
 			fmt.Sprintf("ClusterRole rbac.authorization.k8s.io %[1]s is there twice: in the bundle and in the bundle", w.objects),
