@@ -36,14 +36,16 @@ import (
 )
 
 const (
-	// workers is how many Works are worked on at once, and clusterWorkers how many of one cluster.
+	// workers is how many Works are worked on at once, and clusterWorkers how many of one cluster. Once sharedWorkers are at work, the rest are
+	// for clusters that nobody works on: several that fall silent together leave them free.
 	workers        = 50
-	clusterWorkers = 4
+	clusterWorkers = 20
+	sharedWorkers  = 30
 	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
 	retryFirst = 500 * time.Millisecond
 	retryMost  = 5 * time.Minute
-	// reconcileLimit bounds one reconcile, with what is written on the hub after the cluster has had its time.
-	reconcileLimit = works.Limit + 30*time.Second
+	// reconcileLimit bounds one reconcile: the cluster has its time twice, to do and to show, and others may be waited for before.
+	reconcileLimit = 3 * works.Limit
 	// staleFirst and staleMost are how long a reconcile that saw an old state waits for the cache to catch up; each is twice the one before.
 	staleFirst = 100 * time.Millisecond
 	staleMost  = 10 * time.Second

@@ -3,8 +3,10 @@ package works_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,28 +40,30 @@ func TestSilentClusterKeepsNoOther(t *testing.T) {
 	// Controllers of other tests leave another shard alone.
 	const shard = "with-a-silent-cluster"
 	w := newWorld(t, clusterv1alpha1.Push, func(c *hubworks.Controller) {
-		c.Shard = shard
+		c.Shard, c.Limit = shard, time.Hour
 		engines := c.Engines
 		c.Engines = func(ctx context.Context, m fleet.Member) (works.Engine, error) {
 			e, err := engines(ctx, m)
-			if m.Name == "silent" {
+			if strings.HasPrefix(m.Name, "silent") {
 				e = silent{e, &waiting, &most}
 			}
 			return e, err
 		}
 	})
-	quiet := w.sibling(t, "silent", shard)
-	quiet.ready(metav1.ConditionTrue)
-	for i := range 60 {
-		quiet.work(fmt.Sprintf("one-%d", i), configMap)
+	for n, all := range []int32{20, 30, 31, 32} {
+		quiet := w.sibling(t, fmt.Sprintf("silent-%d", n), shard)
+		quiet.ready(metav1.ConditionTrue)
+		for i := range 22 {
+			quiet.work(fmt.Sprintf("one-%d", i), configMap)
+		}
+		quiet.eventually("the cluster is asked", func() bool { return waiting.Load() == all })
 	}
-	quiet.eventually("the cluster is asked", func() bool { return waiting.Load() > 0 })
 	other := w.sibling(t, "answers", shard)
 	other.ready(metav1.ConditionTrue)
 	other.work("one", configMap)
 	other.eventually("applied meanwhile", func() bool { return other.applied("one") })
-	if waiting.Load() == 0 || most.Load() > 4 {
-		t.Errorf("waiting for the silent cluster: %d, at most %d", waiting.Load(), most.Load())
+	if waiting.Load() == 0 || most.Load() > 32 {
+		t.Errorf("waiting for the silent clusters: %d, at most %d", waiting.Load(), most.Load())
 	}
 }
 

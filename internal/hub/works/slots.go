@@ -16,6 +16,7 @@ type slots struct {
 	// mu guards what follows.
 	mu    sync.Mutex
 	taken map[string]int
+	total int // taken by all
 	// silent are the clusters that did not answer the last time. They have one slot each.
 	silent  map[string]bool
 	waiting map[string][]reconcile.Request
@@ -28,10 +29,11 @@ func newSlots() *slots {
 
 // free says how many slots a cluster has left. Its caller holds mu.
 func (s *slots) free(cluster string) int {
-	if s.silent[cluster] {
-		return 1 - s.taken[cluster]
+	most := 1
+	if !s.silent[cluster] {
+		most = max(1, min(clusterWorkers, s.taken[cluster]+sharedWorkers-s.total))
 	}
-	return clusterWorkers - s.taken[cluster]
+	return most - s.taken[cluster]
 }
 
 // take takes a slot of a cluster, or has req queued again when one is free.
@@ -40,6 +42,7 @@ func (s *slots) take(cluster string, req reconcile.Request) bool {
 	defer s.mu.Unlock()
 	if s.free(cluster) > 0 {
 		s.taken[cluster]++
+		s.total++
 		return true
 	}
 	if !s.waits[req] {
@@ -54,6 +57,7 @@ func (s *slots) take(cluster string, req reconcile.Request) bool {
 func (s *slots) give(cluster string, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.total--
 	if s.taken[cluster]--; s.taken[cluster] == 0 {
 		delete(s.taken, cluster)
 	}
