@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 
 	"github.com/towline/towline/internal/kube"
@@ -46,3 +47,9 @@ func (e passError) Error() string {
 
 // Unwrap returns all of them.
 func (e passError) Unwrap() []error { return e }
+
+// unanswered says whether err is that of a request that got no answer: neither will others.
+func unanswered(err error) bool {
+	_, ok := errors.AsType[*url.Error](err)
+	return ok
+}

@@ -76,7 +76,8 @@ func (m *member) observe(ctx context.Context, spots []spot) (map[kube.Ref]*live,
 	return found, nil
 }
 
-// observeEach does what observe does, and says of each object that it could not read why.
+// observeEach does what observe does, and says of each object that it could not read why. It asks nothing more after a request that got no
+// answer.
 func (m *member) observeEach(ctx context.Context, spots []spot) (found map[kube.Ref]*live, unread map[kube.Ref]error) {
 	type corner struct {
 		resource  kube.Resource
@@ -96,11 +97,13 @@ func (m *member) observeEach(ctx context.Context, spots []spot) (found map[kube.
 		defer mu.Unlock()
 		found[key] = liveOf(obj)
 	}
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
 	var work errgroup.Group
 	work.SetLimit(parallel)
 	read := func(keys []kube.Ref, how func() error) {
 		work.Go(func() error {
-			if err := how(); err != nil {
+			if err := unlessGivenUp(ctx, giveUp, how); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, key := range keys {
@@ -123,6 +126,20 @@ func (m *member) observeEach(ctx context.Context, spots []spot) (found map[kube.
 	// What could not be read is in unread, no error of the group.
 	_ = work.Wait()
 	return found, unread
+}
+
+// unlessGivenUp makes a request, and gives all of ctx up if it gets no answer. Requests that were given up have the error of the one that was
+// not answered.
+func unlessGivenUp(ctx context.Context, giveUp context.CancelCauseFunc, request func() error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	err := request()
+	if unanswered(err) {
+		giveUp(err)
+		return context.Cause(ctx)
+	}
+	return err
 }
 
 func get(ctx context.Context, api metadata.ResourceInterface, key kube.Ref, add func(kube.Ref, *metav1.PartialObjectMetadata)) error {

@@ -40,7 +40,7 @@ type Observation struct {
 }
 
 // Observe reads how the objects are that the record of id holds, in a fixed order; there are none without a record. It reads them whole,
-// and changes nothing. With an error the health of what could not be read is Unknown; there are no observations if the record could not be.
+// and changes nothing. With an error the health of what could not be read is Unknown: of all the rest after a request without an answer. There are no observations if the record could not be.
 func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, error) {
 	rec, err := e.recorded(ctx, id)
 	if err != nil {
@@ -49,11 +49,17 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	items := rec.listed()
 	seen := make([]Observation, len(items))
 	unread := make(passError, len(items))
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
 	var work errgroup.Group
 	work.SetLimit(parallel)
 	for i, item := range items {
+		seen[i] = Observation{Ref: item.Ref, Health: Unknown}
 		work.Go(func() error {
-			seen[i], unread[i] = e.member.whole(ctx, item)
+			unread[i] = unlessGivenUp(ctx, giveUp, func() (err error) {
+				seen[i], err = e.member.whole(ctx, item)
+				return err
+			})
 			return nil
 		})
 	}

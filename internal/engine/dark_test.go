@@ -1,0 +1,59 @@
+package engine_test
+
+import (
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+
+	"github.com/towline/towline/internal/engine"
+)
+
+func TestNothingMoreIsAskedWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	const parallel = 8
+	c := newCluster(t)
+	var dark atomic.Bool
+	var asked atomic.Int32
+	var objects []*unstructured.Unstructured
+	for _, kind := range []string{"ConfigMap", "Secret", "ServiceAccount", "LimitRange", "ResourceQuota"} {
+		for _, name := range []string{"a", "b", "c"} {
+			obj := c.configMap(name, "")
+			obj.SetKind(kind)
+			unstructured.RemoveNestedField(obj.Object, "data")
+			objects = append(objects, obj)
+		}
+	}
+	c.cfg = rest.CopyConfig(c.cfg)
+	c.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			// The cluster goes dark when the record was read.
+			if dark.Load() && strings.Contains(r.URL.Path, "/namespaces/"+c.ns+"/") {
+				asked.Add(1)
+				return nil, errCut
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	e := c.engine(nil)
+	b := c.bundle("one", objects...)
+	b.Options.ContinueOnError = true
+	converge(t, e, b)
+	dark.Store(true)
+	convergeFails(t, e, b)
+	if got := asked.Swap(0); got == 0 || got > parallel {
+		t.Errorf("converging: %d requests without an answer, want at most %d", got, parallel)
+	}
+	seen, err := e.Observe(t.Context(), b.ID)
+	if got := asked.Load(); err == nil || got == 0 || got > parallel || len(seen) != len(objects) {
+		t.Errorf("observing: %d requests without an answer, %d observations, error %v", got, len(seen), err)
+	}
+	for _, one := range seen {
+		if one.Health != engine.Unknown || one.Ref.Name == "" {
+			t.Errorf("got %v", one)
+		}
+	}
+}
