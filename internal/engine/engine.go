@@ -80,6 +80,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	if cfg.UserAgent == "" {
 		cfg.UserAgent = "towline-engine"
 	}
+	cfg.Wrap(notingAnswers)
 	member, core, err := connect(cfg)
 	if err != nil {
 		return nil, err

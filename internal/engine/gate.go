@@ -25,11 +25,20 @@ func (g *gate[K]) acquire(ctx context.Context, keys ...K) (release func(), err e
 		if ok {
 			return func() { g.release(keys) }, nil
 		}
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		if err := awaitFreed(ctx, freed); err != nil {
+			return nil, err
 		}
+	}
+}
+
+// awaitFreed waits, which is no time that the caller gives the cluster.
+func awaitFreed(ctx context.Context, freed <-chan struct{}) error {
+	defer pause(ctx)()
+	select {
+	case <-freed:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

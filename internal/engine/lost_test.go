@@ -234,3 +234,27 @@ func TestOtherContentAfterALossLeavesNothingBehind(t *testing.T) {
 		})
 	}
 }
+
+func TestLossBesideAnObjectThatCannotBeReadLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	b := c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1"))
+	b.Options.ContinueOnError = true
+	converge(t, c.engine(nil), b)
+	c.loseRecords("head")
+	b.Items[0].Objects = b.Items[0].Objects[:1]
+	broken := *c
+	broken.cfg = rest.CopyConfig(c.cfg)
+	broken.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(r.URL.Path, "/configmaps/a") {
+				return answer(r, http.StatusInternalServerError), nil
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	convergeFails(t, broken.engine(nil), b)
+	c.wantNames(configMaps, "a", "b")
+	converge(t, c.engine(nil), b)
+	c.wantNames(configMaps, "a")
+}

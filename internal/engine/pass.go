@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,6 +18,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
+
+// lastSaveLimit is how long it may take to save what was done until the time was up.
+const lastSaveLimit = 5 * time.Second
 
 // pass is one attempt to make the cluster equal one bundle. Its caller holds the bundle's ID.
 type pass struct {
@@ -56,11 +60,11 @@ func (p *pass) run(ctx context.Context) (bundle.Report, error) {
 		return failed(report, err)
 	}
 	if err := p.write(ctx, verdicts); err != nil {
-		return failed(p.report(), err)
+		return p.cutOff(ctx, err)
 	}
 	if len(p.failures) == 0 && p.only == nil {
 		if err := p.prune(ctx); err != nil {
-			return failed(p.report(), err)
+			return p.cutOff(ctx, err)
 		}
 	}
 	return p.settle(ctx)
@@ -117,10 +121,10 @@ func (p *pass) survey(ctx context.Context) (verdicts []verdict, release func(), 
 	}
 }
 
-// metBefore says whether any target was applied for the bundle's ID already.
+// metBefore says whether any target was applied for the bundle's ID already, as far as the server tells.
 func (p *pass) metBefore(verdicts []verdict) bool {
 	return slices.ContainsFunc(verdicts, func(v verdict) bool {
-		return v.seen != nil && v.seen.signature() == p.engine.domain.sign(p.bundle.ID) && v.seen.fields != ""
+		return v.unread || v.seen != nil && v.seen.signature() == p.engine.domain.sign(p.bundle.ID) && v.seen.fields != ""
 	})
 }
 
@@ -152,8 +156,9 @@ func (p *pass) look(ctx context.Context) ([]verdict, error) {
 		spots[i] = spot{key: t.key(), resource: t.served}
 	}
 	found, unread := p.engine.member.observeEach(ctx, spots)
-	for _, err := range unread {
-		if status := apierrors.APIStatus(nil); !p.bundle.Options.ContinueOnError || !errors.As(err, &status) {
+	for _, t := range p.targets {
+		err := unread[t.key()]
+		if status := apierrors.APIStatus(nil); err != nil && (!p.bundle.Options.ContinueOnError || !errors.As(err, &status)) {
 			return nil, err
 		}
 	}
@@ -338,7 +343,7 @@ func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
 			p.next.LastApplied = p.engine.now()
 		}
 		if err := p.save(ctx); err != nil {
-			return failed(p.report(), err)
+			return p.cutOff(ctx, err)
 		}
 	}
 	report := p.saved.report()
@@ -347,6 +352,17 @@ func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
 		return report, fmt.Errorf("converge %s: %w", p.bundle.ID, p.failures)
 	}
 	return report, nil
+}
+
+// cutOff reports a pass that ends with err. What it had done until its time was up is saved, so that the next one goes on from there.
+func (p *pass) cutOff(ctx context.Context, err error) (bundle.Report, error) {
+	report, err := failed(p.report(), err)
+	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.equal(p.next) {
+		return report, err
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSaveLimit)
+	defer cancel()
+	return report, errors.Join(err, p.save(last))
 }
 
 // report is what can be said in the middle of a pass.

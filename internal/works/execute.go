@@ -22,12 +22,12 @@ import (
 // removalRecheck is how soon to look again at objects that were deleted and still exist. News of them usually comes earlier.
 const removalRecheck = 2 * time.Second
 
-// Limit bounds what is done on a cluster for one Work at a time: clusters that take requests and never answer are not waited for longer. What was
-// not finished goes on with the next attempt.
+// Limit bounds what is done on a cluster for one Work at a time, and then how long is looked at its objects: clusters that take requests and never
+// answer are not waited for longer. What was not finished goes on with the next attempt.
 const Limit = time.Minute
 
 var (
-	// ErrSilent is in the error about a cluster that used up the limit.
+	// ErrSilent is in the error about a cluster that used up the limit and answered nothing.
 	ErrSilent = errors.New("the cluster does not answer")
 	// ErrStale is in the error about a Work that changed while it was executed. The caller should wait until it has the newer one.
 	ErrStale = errors.New("the Work has changed")
@@ -72,15 +72,19 @@ type Executor struct {
 	Limit time.Duration
 }
 
-// limited returns the context for what is done on the cluster, whose cause is ErrSilent when its time is up.
+// limited returns the context for what is done on the cluster.
 func (e *Executor) limited(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, cmp.Or(e.Limit, Limit), ErrSilent)
+	return engine.WithPatience(ctx, cmp.Or(e.Limit, Limit))
 }
 
-// silence returns err, with ErrSilent if it comes from the cluster having used up its time.
+// silence returns err, and says in it if the cluster has used up its time: with ErrSilent if it answered nothing.
 func silence(cluster context.Context, err error) error {
-	if err != nil && errors.Is(context.Cause(cluster), ErrSilent) && !errors.Is(err, ErrSilent) {
-		return fmt.Errorf("%w: %w", ErrSilent, err)
+	why := ErrSilent
+	if engine.Answered(cluster) {
+		why = engine.ErrTimeUp
+	}
+	if err != nil && errors.Is(context.Cause(cluster), engine.ErrTimeUp) && !errors.Is(err, why) {
+		return fmt.Errorf("%w: %w", why, err)
 	}
 	return err
 }
@@ -142,27 +146,38 @@ func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, at Circ
 // carryOut does what has to be done on the cluster, and looks how the objects are. It returns the condition that says how that went, even with
 // an error.
 func (e *Executor) carryOut(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) (metav1.Condition, error) {
-	ctx, cancel := e.limited(ctx)
-	defer cancel()
 	do := e.apply
 	if ptr.Deref(work.Spec.SuspendDispatching, false) {
 		do = e.suspend
 	}
 	verdict, failure := do(ctx, work)
-	seen, blind := e.Engine.Observe(ctx, Requestor(work))
-	if blind != nil && seen == nil {
-		seen = unseen(work)
+	seen, blind := unseen(work), error(nil)
+	if !unanswered(failure) {
+		seen, blind = e.observe(ctx, work)
 	}
 	var omitted int
 	next.ManifestStatuses, omitted = manifestStatuses(work, seen)
 	if omitted > 0 {
 		verdict.Message += fmt.Sprintf("; %d of the objects' statuses are left out, they would make the Work too big", omitted)
 	}
-	return verdict, silence(ctx, errors.Join(failure, blind))
+	return verdict, errors.Join(failure, blind)
+}
+
+// observe looks how the objects are.
+func (e *Executor) observe(ctx context.Context, work *workv1alpha1.Work) ([]engine.Observation, error) {
+	ctx, cancel := e.limited(ctx)
+	defer cancel()
+	seen, err := e.Engine.Observe(ctx, Requestor(work))
+	if err != nil && seen == nil {
+		seen = unseen(work)
+	}
+	return seen, silence(ctx, err)
 }
 
 // apply makes the cluster equal the Work.
 func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
+	ctx, cancel := e.limited(ctx)
+	defer cancel()
 	report, err := e.Engine.Converge(ctx, Bundle(work))
 	err = silence(ctx, err)
 	done := report.Changes.Count(bundle.Created) + report.Changes.Count(bundle.Configured) + report.Changes.Count(bundle.Unchanged)
@@ -177,6 +192,8 @@ func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work) (metav1.C
 
 // suspend has the cluster left as it is, and says how far the Work had come.
 func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
+	ctx, cancel := e.limited(ctx)
+	defer cancel()
 	report, err := e.Engine.Suspend(ctx, Requestor(work))
 	if err != nil {
 		err = silence(ctx, err)

@@ -93,8 +93,11 @@ func unreached(work *workv1alpha1.Work, why string) metav1.Condition {
 	return verdict
 }
 
-// unanswered says whether err comes from a cluster that is not reached.
+// unanswered says whether err comes from a cluster that is not reached. One that is busy is reached, though its last requests were given up.
 func unanswered(err error) bool {
+	if errors.Is(err, engine.ErrTimeUp) && !errors.Is(err, ErrSilent) {
+		return false
+	}
 	_, ok := errors.AsType[*url.Error](err)
 	return ok || errors.Is(err, ErrSilent)
 }
@@ -104,6 +107,9 @@ func unanswered(err error) bool {
 func steady(err error, message string) string {
 	if unanswered(err) {
 		return ErrSilent.Error()
+	}
+	if errors.Is(err, engine.ErrTimeUp) {
+		return engine.ErrTimeUp.Error()
 	}
 	return short(cmp.Or(message, err.Error()))
 }

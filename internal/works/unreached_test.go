@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,6 +137,52 @@ func TestOneObjectThatCannotBeReadHidesNoOther(t *testing.T) {
 	}
 	w.wantHealths("one", workv1alpha1.ResourceUnknown, workv1alpha1.ResourceHealthy)
 	w.wantCondition("one", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "")
+}
+
+func TestBusyClusterIsNotSilent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.work("one", configMap("a", "1"), configMap("b", "1"))
+	var hanging atomic.Bool
+	var applied atomic.Int32
+	cfg := rest.CopyConfig(w.plane.Config)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method != http.MethodPatch {
+				return next.RoundTrip(r)
+			}
+			if hanging.Load() && strings.HasSuffix(r.URL.Path, "/configmaps/b") {
+				<-r.Context().Done()
+				return nil, r.Context().Err()
+			}
+			if strings.HasSuffix(r.URL.Path, "/configmaps/c") {
+				applied.Add(1)
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	busy, err := engine.New(cfg, engine.Options{Namespace: w.records, Hub: "hub", Scope: w.space})
+	w.must(err)
+	executor := w.executor()
+	executor.Engine = busy
+	_, err = executor.Execute(t.Context(), w.get("one"), there)
+	w.must(err)
+	w.change("one", func(work *workv1alpha1.Work) {
+		work.Spec.Workload.Manifests = []workv1alpha1.Manifest{w.manifest(configMap("a", "2")), w.manifest(configMap("b", "2")), w.manifest(configMap("c", "2"))}
+	})
+	hanging.Store(true)
+	executor.Limit = 10 * time.Second
+	if _, err := executor.Execute(t.Context(), w.get("one"), there); !errors.Is(err, engine.ErrTimeUp) || errors.Is(err, works.ErrSilent) {
+		t.Errorf("got %v", err)
+	}
+	w.wantCondition("one", "Applied", metav1.ConditionFalse, "AppliedFailed", "Failed to apply all manifests (2/3): "+engine.ErrTimeUp.Error())
+	w.wantHealths("one", workv1alpha1.ResourceHealthy, workv1alpha1.ResourceHealthy, workv1alpha1.ResourceHealthy)
+	hanging.Store(false)
+	_, err = executor.Execute(t.Context(), w.get("one"), there)
+	w.must(err)
+	if w.value("a") != "2" || w.value("b") != "2" || applied.Load() != 1 {
+		t.Errorf("got a=%q b=%q, c was applied %d times, want once", w.value("a"), w.value("b"), applied.Load())
+	}
 }
 
 func TestBigStatusHidesNoOther(t *testing.T) {
