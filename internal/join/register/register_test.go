@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -351,109 +350,6 @@ func (w world) spoilPods(t *testing.T, namespace string, spoil func(*corev1.Cont
 		})
 	})
 	t.Cleanup(func() { cancel(); running.Wait() })
-}
-
-func TestARunThatWasKilledIsTakenOver(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
-		// reports says that the agent has reported before the run is killed.
-		reports bool
-		// spoil changes what the run left.
-		spoil func(t *testing.T, w world, name string)
-	}{
-		"before-it-was-through": {true, func(*testing.T, world, string) {}},
-		"before-the-deployment": {true, func(t *testing.T, w world, name string) { w.delete(t, name, &appsv1.Deployment{}, "karmada-agent") }},
-		"without-an-identity": {false, func(t *testing.T, w world, name string) {
-			w.annotate(t, name, map[string]string{"towline.dev/test": "x"}, []byte("no kubeconfig"))
-		}},
-	}
-	for kind, c := range cases {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			name := "killed-" + kind
-			r, _, _ := w.request(t, name)
-			if c.reports {
-				w.agent(t, name)
-			} else {
-				w.unreported(t, name)
-			}
-			if err := register.Register(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
-			w.annotate(t, name, map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
-			c.spoil(t, w, name)
-			second, out, _ := w.request(t, name)
-			second.Member, second.Token = r.Member, r.Token
-			if err := register.Register(t.Context(), second); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(stages(name), out.get()); diff != "" {
-				t.Errorf("lines (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestAnUnfinishedRegistrationIsOnlyTakenOverForItsOwnControlPlane(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	r, _, _ := w.request(t, "strayed")
-	w.agent(t, "strayed")
-	if err := register.Register(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	w.annotate(t, "strayed", map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
-	before := w.kubeconfig(t, "strayed")
-	for name, c := range map[string]struct {
-		change func(*register.Request)
-		want   string
-	}{
-		"other control plane": {
-			func(r *register.Request) { r.Endpoint = "127.0.0.1:1" },
-			"an unfinished registration as strayed with another control plane, " + w.plane.Config.Host + ", and not with https://127.0.0.1:1: remove that with `karmadactl unregister strayed`",
-		},
-		"other authority": {
-			func(r *register.Request) { r.Pins = []string{"sha256:" + strings.Repeat("0", 64)} },
-			"none of the public keys",
-		},
-	} {
-		other := r
-		c.change(&other)
-		if err := register.Register(t.Context(), other); err == nil {
-			t.Errorf("%s: got no error", name)
-		} else {
-			wantText(t, err, c.want)
-		}
-		if diff := cmp.Diff(before, w.kubeconfig(t, "strayed")); diff != "" {
-			t.Errorf("%s: kubeconfig (-before +after):\n%s", name, diff)
-		}
-	}
-	r.Pins[0] = strings.ToUpper(r.Pins[0])
-	if err := register.Register(t.Context(), r); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestAFailureAfterATakeOverTakesEverythingBack(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	r, _, _ := w.request(t, "over")
-	w.agent(t, "over")
-	if err := register.Register(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	w.annotate(t, "over", map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
-	member := r.Member
-	// The last but one of its writes is the one that says that it is through.
-	f := &fault{at: 4, strike: faults["forbidden"](func() {})}
-	r.Member = f.on(member)
-	wantText(t, register.Register(t.Context(), r), "not you")
-	w.awaitNothing(t, "over")
-	r.Member = member
-	if err := register.Register(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestRenewingGivesTheAgentANewCertificate(t *testing.T) {
