@@ -3,7 +3,6 @@ package stories
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -15,8 +14,6 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -263,7 +260,7 @@ func (w *world) expire(kubeconfig []byte) []byte {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	authority, key := w.authority()
+	authority, key := w.hub.Authority(w.t)
 	for _, user := range config.AuthInfos {
 		block, _ := pem.Decode(user.ClientCertificateData)
 		template, err := x509.ParseCertificate(block.Bytes)
@@ -283,30 +280,4 @@ func (w *world) expire(kubeconfig []byte) []byte {
 		w.t.Fatal(err)
 	}
 	return raw
-}
-
-// authority reads the hub's certificate authority off its disk.
-func (w *world) authority() (*x509.Certificate, *ecdsa.PrivateKey) {
-	w.t.Helper()
-	read := func(name string) []byte {
-		found, err := filepath.Glob(filepath.Join(w.hub.Dir, "*", name))
-		if err != nil || len(found) != 1 {
-			w.t.Fatalf("%s of the hub: %q, %v", name, found, err)
-		}
-		text, err := os.ReadFile(found[0])
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		block, _ := pem.Decode(text)
-		return block.Bytes
-	}
-	certificate, err := x509.ParseCertificate(read("ca.crt"))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	key, err := x509.ParseECPrivateKey(read("ca.key"))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return certificate, key
 }

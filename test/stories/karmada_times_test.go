@@ -92,6 +92,11 @@ func TestKarmadaTimes(t *testing.T) {
 	if missed := times["agent killed, until Ready is Unknown"][0]; missed > 60*time.Second {
 		t.Errorf("a dead agent was missed after %s", missed)
 	}
+	for _, what := range []string{"unjoin, nothing deployed", "unregister, nothing deployed"} {
+		if median := times[what][rounds/2]; median > 10*time.Second { // what polling every ten seconds would take
+			t.Errorf("%s took %s", what, median)
+		}
+	}
 	if perMinute > 30 {
 		t.Errorf("an idle agent makes %.0f requests a minute: %v", perMinute, asked)
 	}

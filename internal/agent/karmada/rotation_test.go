@@ -11,8 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -91,37 +89,11 @@ func TestCertificateIsRenewedWithoutARestart(t *testing.T) {
 	}
 }
 
-// authority reads the hub's certificate authority off its disk.
-func (w *world) authority() (*x509.Certificate, *ecdsa.PrivateKey) {
-	w.t.Helper()
-	read := func(name string) []byte {
-		found, err := filepath.Glob(filepath.Join(w.hub.Dir, "*", name))
-		if err != nil || len(found) != 1 {
-			w.t.Fatalf("%s of the hub: %q, %v", name, found, err)
-		}
-		text, err := os.ReadFile(found[0])
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		block, _ := pem.Decode(text)
-		return block.Bytes
-	}
-	certificate, err := x509.ParseCertificate(read("ca.crt"))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	key, err := x509.ParseECPrivateKey(read("ca.key"))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return certificate, key
-}
-
 // lasting makes a certificate of any life, however short, that the hub accepts.
 func (w *world) lasting(life time.Duration) bootstrap.Certificate {
 	w.t.Helper()
 	return w.sign(time.Now().Add(life), func(template *x509.Certificate, key *ecdsa.PrivateKey) ([]byte, error) {
-		authority, private := w.authority()
+		authority, private := w.hub.Authority(w.t)
 		return x509.CreateCertificate(rand.Reader, template, authority, key.Public(), private)
 	})
 }
