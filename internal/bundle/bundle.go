@@ -29,6 +29,9 @@ type Bundle struct {
 	// Audience is how many pull members get the same content now; above one, content without secrets is stored once for all of them.
 	// It is a hint and no part of the digest.
 	Audience int `json:"-"`
+	// Hub is the uid of the namespace kube-system of the hub that delivers the bundle, "" where that is not known. It is no part of the
+	// digest: a member that changes its hub keeps what it has.
+	Hub string `json:"-"`
 }
 
 // Owner is the profile behind a bundle. It decides conflicts: the lower tier wins, the incumbent wins a tie.

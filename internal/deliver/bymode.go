@@ -31,6 +31,24 @@ func (t ByMode) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawa
 	return transport.Withdraw(ctx, m, w)
 }
 
+// FindDeployed asks the transport of m's mode.
+func (t ByMode) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	transport, err := t.of(m)
+	if err != nil {
+		return bundle.Deployed{}, false, err
+	}
+	return transport.FindDeployed(ctx, m, id)
+}
+
+// ListDeployed asks the transport of m's mode.
+func (t ByMode) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+	transport, err := t.of(m)
+	if err != nil {
+		return nil, err
+	}
+	return transport.ListDeployed(ctx, m)
+}
+
 func (t ByMode) of(m fleet.Member) (Transport, error) {
 	transport, ok := t[m.Mode]
 	if !ok {

@@ -33,7 +33,7 @@ var transports = map[string]func(t *testing.T) fixture{
 
 func pushFixture(*testing.T) fixture {
 	engine := newMemberEngine()
-	direct := &Direct{Engines: func(context.Context, fleet.Member) (Engine, error) { return engine, nil }}
+	direct := &Direct{Engines: func(context.Context, fleet.Member) (Inventory, error) { return engine, nil }}
 	return fixture{transport: direct, engine: engine, member: fleet.Member{Namespace: "eu", Name: "eu-1", Mode: fleet.Push}}
 }
 
@@ -126,11 +126,35 @@ func TestTransportTellsWhatIsWrongUntilItIsCured(t *testing.T) {
 func TestTransportWithdrawsWhatWasNeverThere(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
 		deliverUntil(t, f.transport, f.member, testBundle(objects("a", "1")), bundle.StateApplied)
-		done, err := f.transport.Withdraw(t.Context(), f.member, bundle.Withdrawal{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "x", Feature: "Helm"}})
-		if !done || err != nil {
-			t.Errorf("got %v and %v, want done", done, err)
-		}
+		withdrawUntilDone(t, f.transport, f.member, bundle.Withdrawal{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "x", Feature: "Helm"}})
 		wantNames(t, f.engine, "a")
+	})
+}
+
+func TestTransportTellsWhatIsDeployed(t *testing.T) {
+	forEveryTransport(t, func(t *testing.T, f fixture) {
+		b := testBundle(objects("a", "1"))
+		b.Hub, b.Owner.Kind, b.Owner.Name = "hub-uid", "ClusterProfile", "web"
+		deliverUntil(t, f.transport, f.member, b, bundle.StateApplied)
+		digest, err := b.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, ok, err := f.transport.FindDeployed(t.Context(), f.member, b.ID)
+		if err != nil || !ok || found.Report.State != bundle.StateApplied || found.Report.Digest != digest || found.Hub != "hub-uid" || found.Owner.Name != "web" {
+			t.Errorf("FindDeployed() = %+v, %t, %v", found, ok, err)
+		}
+		all, err := f.transport.ListDeployed(t.Context(), f.member)
+		if err != nil || len(all) != 1 || all[0].ID != b.ID || all[0].Removing {
+			t.Errorf("ListDeployed() = %+v, %v", all, err)
+		}
+		withdrawUntilDone(t, f.transport, f.member, bundle.Withdrawal{ID: b.ID})
+		if all, err := f.transport.ListDeployed(t.Context(), f.member); err != nil || len(all) > 0 {
+			t.Errorf("ListDeployed() after the withdrawal = %+v, %v", all, err)
+		}
+		if _, ok, err := f.transport.FindDeployed(t.Context(), f.member, b.ID); ok || err != nil {
+			t.Errorf("FindDeployed() after the withdrawal = %t, %v", ok, err)
+		}
 	})
 }
 
@@ -172,7 +196,7 @@ func TestTransportKeepsWhatWasDeliveredWhenTheNewCannotBeEncoded(t *testing.T) {
 func TestDirectNamesTheMemberItCannotReach(t *testing.T) {
 	t.Parallel()
 	down := errors.New("connection refused")
-	direct := &Direct{Engines: func(context.Context, fleet.Member) (Engine, error) { return nil, down }}
+	direct := &Direct{Engines: func(context.Context, fleet.Member) (Inventory, error) { return nil, down }}
 	m := fleet.Member{Namespace: "eu", Name: "eu-1"}
 	if _, err := direct.Deliver(t.Context(), m, testBundle()); !errors.Is(err, down) || !strings.Contains(err.Error(), "eu/eu-1") {
 		t.Errorf("deliver: got %v", err)

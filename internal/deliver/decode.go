@@ -11,6 +11,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
 )
 
 // assembly puts a bundle together from its ConfigurationBundles, in the order of the group.
@@ -167,6 +168,7 @@ func (a *assembly) bundle(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, 
 	if want := bundle.DigestFromBytes(group.Spec.RequestorHash); digest != want {
 		return bundle.Bundle{}, fmt.Errorf("%w: it is %s, want %s", ErrCorrupt, digest, want)
 	}
+	b.Hub = group.Annotations[kube.AnnotationHub]
 	return b, nil
 }
 

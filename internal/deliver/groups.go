@@ -110,7 +110,9 @@ type groups struct {
 	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[string]*libv1beta1.ConfigurationGroup
-	synced bool
+	// reporting counts the reports on a group that are being written: what the watch shows of its status meanwhile is their echo.
+	reporting map[string]int
+	synced    bool
 }
 
 var _ cache.ReflectorStore = (*groups)(nil)
@@ -118,7 +120,7 @@ var _ cache.ReflectorStore = (*groups)(nil)
 func newGroups() *groups {
 	return &groups{
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast)),
-		byName: map[string]*libv1beta1.ConfigurationGroup{},
+		byName: map[string]*libv1beta1.ConfigurationGroup{}, reporting: map[string]int{},
 	}
 }
 
@@ -216,10 +218,25 @@ func (g *groups) put(obj any) error {
 		return nil
 	}
 	g.byName[group.Name] = group
-	if newsIn(old, group) {
+	if newsIn(old, group) || (g.reporting[group.Name] == 0 && !sameNews(old.Status, group.Status)) {
+		// The second: somebody else has changed the agent's report, or lost it.
 		g.queue.Add(group.Name)
 	}
 	return nil
+}
+
+// beginReport is called before a report on a group is written; end is called after it.
+func (g *groups) beginReport(name string) (end func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.reporting[name]++
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.reporting[name]--; g.reporting[name] == 0 {
+			delete(g.reporting, name)
+		}
+	}
 }
 
 // latest returns group as it was seen or written last.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -91,6 +92,31 @@ func (e *memberEngine) Withdraw(_ context.Context, w bundle.Withdrawal) (bool, e
 	}
 	delete(e.records, w.ID)
 	return true, nil
+}
+
+func (e *memberEngine) FindDeployed(_ context.Context, id bundle.ID) (bundle.Deployed, bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	b, ok := e.records[id]
+	digest, err := b.Digest()
+	return bundle.Deployed{
+		ID: id, Owner: b.Owner, Hub: b.Hub, CorrectDrift: b.Options.Heal, Report: bundle.Report{ID: id, Digest: digest, State: bundle.StateApplied},
+	}, ok, err
+}
+
+func (e *memberEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
+	e.mu.Lock()
+	ids := slices.Collect(maps.Keys(e.records))
+	e.mu.Unlock()
+	var all []bundle.Deployed
+	for _, id := range ids {
+		d, _, err := e.FindDeployed(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, d)
+	}
+	return all, nil
 }
 
 // record returns the digest of what was last converged to for id.

@@ -150,6 +150,7 @@ func (i *Inbox) Report(ctx context.Context, d Delivery, report bundle.Report) er
 	}
 	group := seen.DeepCopy()
 	group.Status = status
+	defer i.groups.beginReport(group.Name)()
 	err := i.hub.Status().Patch(ctx, group, client.MergeFrom(seen))
 	if apierrors.IsNotFound(err) {
 		return nil

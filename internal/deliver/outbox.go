@@ -249,7 +249,7 @@ func (o *Outbox) apply(ctx context.Context, want *libv1beta1.ConfigurationGroup)
 	return got, nil
 }
 
-// Withdraw asks the agent to remove w and is done once it did, or if nothing was ever delivered.
+// Withdraw asks the agent to remove w and is done once it did. Where there is no group, one is made: the agent alone knows what it holds.
 func (o *Outbox) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	group, err := o.group(ctx, o.hub, m, w.ID)
 	if err == nil && !exists(group) {
@@ -259,11 +259,11 @@ func (o *Outbox) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdraw
 	if err != nil {
 		return false, err
 	}
-	if !exists(group) {
-		return true, nil
+	if group.DeletionTimestamp != nil {
+		return false, nil // the next one is made once it is gone; the watch tells
 	}
 	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Leave {
-		if group, err = o.apply(ctx, removeGroup(m, w, group.Spec.RequestorHash)); err != nil {
+		if group, err = o.apply(ctx, removeGroup(m, w, group)); err != nil {
 			return false, fmt.Errorf("withdraw %s from member %s: %w", w.ID, m.Key(), err)
 		}
 	}

@@ -117,6 +117,9 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	group.Annotations[annotationBundle] = string(raw)
 	group.Annotations[kube.AnnotationOwnerKind] = b.Owner.Kind
 	group.Annotations[kube.AnnotationOwnerName] = b.Owner.Name
+	if b.Hub != "" {
+		group.Annotations[kube.AnnotationHub] = b.Hub
+	}
 	group.Spec.Action = libv1beta1.ActionDeploy
 	group.Spec.SourceStatus = libv1beta1.SourceActive
 	group.Spec.ConfigurationItems = items
@@ -128,13 +131,18 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	return group, nil
 }
 
-// removeGroup returns the group that asks m to withdraw w. hash is the requestorHash the group had.
-func removeGroup(m fleet.Member, w bundle.Withdrawal, hash []byte) *libv1beta1.ConfigurationGroup {
+// removeGroup returns the group that asks m to withdraw w, in place of before, which is empty if there was none.
+func removeGroup(m fleet.Member, w bundle.Withdrawal, before *libv1beta1.ConfigurationGroup) *libv1beta1.ConfigurationGroup {
 	group := emptyGroup(m, w.ID)
+	for _, name := range []string{kube.AnnotationOwnerKind, kube.AnnotationOwnerName, kube.AnnotationHub} {
+		if value, ok := before.Annotations[name]; ok {
+			group.Annotations[name] = value
+		}
+	}
 	group.Spec.Action = libv1beta1.ActionRemove
 	group.Spec.SourceStatus = libv1beta1.SourceDeleted
 	group.Spec.LeavePolicies = w.Leave
-	group.Spec.RequestorHash = hash
+	group.Spec.RequestorHash = before.Spec.RequestorHash
 	return group
 }
 

@@ -245,9 +245,9 @@ func TestFailureNamesObjectAndKeepsTheRest(t *testing.T) {
 	if c.get(configMaps, c.ns, "old") == nil {
 		t.Error("a failed pass pruned")
 	}
-	reports, err := e.Reports(t.Context())
-	if err != nil || len(reports) != 1 || reports[0].State != bundle.StateFailed || reports[0].Message != report.Message {
-		t.Errorf("reports: got %v, %v", reports, err)
+	deployed, err := e.ListDeployed(t.Context())
+	if err != nil || len(deployed) != 1 || deployed[0].Report.State != bundle.StateFailed || deployed[0].Report.Message != report.Message {
+		t.Errorf("bundles: got %v, %v", deployed, err)
 	}
 	converge(t, e, c.bundle("one", c.configMap("good", "1")))
 	c.wantNames(configMaps, "good")

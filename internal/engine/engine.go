@@ -235,19 +235,6 @@ func (e *Engine) Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, 
 	return rec.digest(), rec.State, true, nil
 }
 
-// Reports returns what the records on the member say of each bundle, sorted by ID, without looking at any object.
-func (e *Engine) Reports(ctx context.Context) ([]bundle.Report, error) {
-	records, err := e.store.all(ctx)
-	if err != nil {
-		return nil, err
-	}
-	reports := make([]bundle.Report, 0, len(records))
-	for _, rec := range records {
-		reports = append(reports, rec.report())
-	}
-	return reports, nil
-}
-
 func (e *Engine) now() time.Time { return e.clock.Now().UTC().Truncate(time.Second) }
 
 // failed returns report as one of a pass that ended with err.

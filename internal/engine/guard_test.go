@@ -223,12 +223,12 @@ func TestScopesDoNotSeeEachOthersRecords(t *testing.T) {
 		converge(t, e, c.bundle("one"+scope, c.configMap("a"+scope, "1")))
 	}
 	for scope := range engines {
-		reports, err := map[string]func() *engine.Engine{
+		deployed, err := map[string]func() *engine.Engine{
 			"": func() *engine.Engine { return c.of("", "") }, "1": func() *engine.Engine { return c.of("hub", "1") },
 			"2": func() *engine.Engine { return c.of("hub", "2") },
-		}[scope]().Reports(t.Context())
-		if err != nil || len(reports) != 1 || reports[0].ID.RequestorName != c.ns+"-one"+scope {
-			t.Errorf("reports of scope %q: got %v, %v", scope, reports, err)
+		}[scope]().ListDeployed(t.Context())
+		if err != nil || len(deployed) != 1 || deployed[0].ID.RequestorName != c.ns+"-one"+scope {
+			t.Errorf("bundles of scope %q: got %v, %v", scope, deployed, err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -180,7 +181,7 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 	p.next = p.prior.edit()
 	p.next.head = head{
 		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: p.digest[:],
-		State: bundle.StateApplying, LastApplied: p.prior.LastApplied,
+		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub),
 	}
 	p.saved = p.prior
 	p.defined = map[schema.GroupKind]bool{}

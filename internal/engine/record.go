@@ -49,6 +49,8 @@ type head struct {
 	State       bundle.State   `json:"state"`
 	Message     string         `json:"message,omitempty"`
 	LastApplied time.Time      `json:"lastApplied,omitzero"`
+	// Hub is the uid of the hub that delivered the bundle, "" where that is not known.
+	Hub string `json:"hub,omitempty"`
 	// Leave says, while State is Removing, that the objects stay.
 	Leave bool `json:"leave,omitempty"`
 	// Suspended says that nothing is healed or tried again until the bundle is converged.
@@ -81,7 +83,7 @@ func (r *record) digest() bundle.Digest { return bundle.DigestFromBytes(r.Digest
 // equal says whether saving next would change nothing but the clock.
 func (r *record) equal(next *record) bool {
 	return r.version != "" && r.digest() == next.digest() && r.State == next.State && r.Message == next.Message &&
-		r.Leave == next.Leave && r.Suspended == next.Suspended && maps.Equal(r.inventory, next.inventory)
+		r.Hub == next.Hub && r.Leave == next.Leave && r.Suspended == next.Suspended && maps.Equal(r.inventory, next.inventory)
 }
 
 // covers says whether r already promises everything that next does, so that next need not be saved before the first write.

@@ -60,9 +60,11 @@ type store struct {
 	// changed is called after each change of what is cached.
 	changed func()
 
-	// mu guards cache: the records as they were last read or written.
-	mu    sync.Mutex
-	cache map[bundle.ID]*record
+	// mu guards what follows.
+	mu sync.Mutex
+	// cache holds the records as they were last read or written; listed says that it has all of them.
+	cache  map[bundle.ID]*record
+	listed bool
 }
 
 // nameOf returns the name of the head Secret of id.
@@ -132,6 +134,9 @@ func (s *store) all(ctx context.Context) ([]*record, error) {
 		}
 		records = append(records, rec)
 	}
+	s.mu.Lock()
+	s.listed = true
+	s.mu.Unlock()
 	slices.SortFunc(records, func(a, b *record) int { return strings.Compare(a.ID.String(), b.ID.String()) })
 	return records, nil
 }

@@ -115,7 +115,7 @@ func (r *running) run(ctx context.Context) {
 }
 
 // of returns the engine of a push member, as the transport wants it.
-func (e *engines) of(ctx context.Context, m fleet.Member) (deliver.Engine, error) {
+func (e *engines) of(ctx context.Context, m fleet.Member) (deliver.Inventory, error) {
 	started, err := e.started(ctx, m)
 	if err != nil {
 		return nil, err
@@ -166,6 +166,20 @@ func (r *running) Withdraw(ctx context.Context, w bundle.Withdrawal) (bool, erro
 	ctx, cancel := r.whileOurs(ctx)
 	defer cancel()
 	return r.engine.Withdraw(ctx, w)
+}
+
+// FindDeployed is that of the engine, until the member is ceded.
+func (r *running) FindDeployed(ctx context.Context, id bundle.ID) (bundle.Deployed, bool, error) {
+	ctx, cancel := r.whileOurs(ctx)
+	defer cancel()
+	return r.engine.FindDeployed(ctx, id)
+}
+
+// ListDeployed is that of the engine, until the member is ceded.
+func (r *running) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
+	ctx, cancel := r.whileOurs(ctx)
+	defer cancel()
+	return r.engine.ListDeployed(ctx)
 }
 
 // Suspend is that of the engine, until the member is ceded.

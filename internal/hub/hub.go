@@ -188,7 +188,7 @@ func (h *hub) wire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	composer, err := newComposer(h, h.live, h.opts.CacheDir)
+	composer, err := newComposer(ctx, h, h.live, h.opts.CacheDir)
 	if err != nil {
 		return err
 	}
@@ -304,7 +304,11 @@ func (h *hub) transport(ctx context.Context) (deliver.Transport, error) {
 	return counted{deliver.ByMode{fleet.Push: &deliver.Direct{Engines: h.engines.of}, fleet.Pull: outbox}, h.tally.operations}, nil
 }
 
-func newComposer(mgr ctrl.Manager, live client.Client, dir string) (*summaries.Composer, error) {
+func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir string) (*summaries.Composer, error) {
+	hubUID, err := join.HubUID(ctx, live)
+	if err != nil {
+		return nil, err
+	}
 	charts, err := source.NewCharts(filepath.Join(dir, "charts"), clock.RealClock{})
 	if err != nil {
 		return nil, err
@@ -313,7 +317,7 @@ func newComposer(mgr ctrl.Manager, live client.Client, dir string) (*summaries.C
 	if err != nil {
 		return nil, err
 	}
-	return &summaries.Composer{Contents: newContents(mgr.GetCache(), live), Charts: charts, Renderer: renderer}, nil
+	return &summaries.Composer{Contents: newContents(mgr.GetCache(), live), Charts: charts, Renderer: renderer, HubUID: hubUID}, nil
 }
 
 func ensureNamespace(ctx context.Context, hub client.Client, name string) error {

@@ -32,6 +32,14 @@ func (c courier) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdraw
 	return c.withdraw(ctx, m, w)
 }
 
+func (c courier) FindDeployed(_ context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	return c.findDeployed(m, id)
+}
+
+func (c courier) ListDeployed(_ context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+	return c.listDeployed(m)
+}
+
 func (c courier) transports() map[fleet.Mode]deliver.Transport {
 	return map[fleet.Mode]deliver.Transport{fleet.Push: c, fleet.Pull: c}
 }

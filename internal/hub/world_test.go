@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -59,6 +60,20 @@ func (s *switchboard) Withdraw(ctx context.Context, m fleet.Member, w bundle.Wit
 	return true, nil
 }
 
+func (s *switchboard) FindDeployed(_ context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	if box := s.of(m); box != nil {
+		return box.findDeployed(m, id)
+	}
+	return bundle.Deployed{}, false, nil
+}
+
+func (s *switchboard) ListDeployed(_ context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+	if box := s.of(m); box != nil {
+		return box.listDeployed(m)
+	}
+	return nil, nil
+}
+
 var _ deliver.Transport = (*switchboard)(nil)
 
 // mailbox is the transport of one test: members that do at once what they are told, unless the test says otherwise.
@@ -67,6 +82,8 @@ type mailbox struct {
 	// has is what the members have, by member and ID; left are the withdrawals.
 	has  map[string]bundle.Bundle
 	left []bundle.Withdrawal
+	// records are what the members remember of each bundle, applied or not.
+	records map[string]bundle.Deployed
 	// answer changes the report on a delivery, and refuse that on a withdrawal; nil means success.
 	answer func(b bundle.Bundle, report *bundle.Report) error
 	refuse func(w bundle.Withdrawal) (bool, error)
@@ -85,6 +102,7 @@ func (b *mailbox) deliver(_ context.Context, m fleet.Member, want bundle.Bundle)
 			return report, err
 		}
 	}
+	b.record(m, want, report)
 	if report.State == bundle.StateApplied {
 		b.has[m.Name+" "+want.ID.String()] = want
 	}
@@ -109,7 +127,35 @@ func (b *mailbox) withdraw(_ context.Context, m fleet.Member, w bundle.Withdrawa
 	}
 	b.left = append(b.left, w)
 	delete(b.has, m.Name+" "+w.ID.String())
+	delete(b.records, m.Name+" "+w.ID.String())
 	return true, nil
+}
+
+// record remembers a delivery. Its caller holds mu.
+func (b *mailbox) record(m fleet.Member, want bundle.Bundle, report bundle.Report) {
+	if b.records == nil {
+		b.records = map[string]bundle.Deployed{}
+	}
+	b.records[m.Name+" "+want.ID.String()] = bundle.Deployed{ID: want.ID, Owner: want.Owner, Hub: want.Hub, CorrectDrift: want.Options.Heal, Report: report}
+}
+
+func (b *mailbox) findDeployed(m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	found, ok := b.records[m.Name+" "+id.String()]
+	return found, ok, nil
+}
+
+func (b *mailbox) listDeployed(m fleet.Member) ([]bundle.Deployed, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []bundle.Deployed
+	for _, key := range slices.Sorted(maps.Keys(b.records)) {
+		if strings.HasPrefix(key, m.Name+" ") {
+			all = append(all, b.records[key])
+		}
+	}
+	return all, nil
 }
 
 // set changes how the members answer.

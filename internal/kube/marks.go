@@ -43,6 +43,11 @@ const (
 	AnnotationLeftBehind = "towline.dev/left-behind"
 	// AnnotationExchanged on an agent's Lease is the uid of the Secret that the manifest's token was bound to which the agent exchanged last.
 	AnnotationExchanged = "towline.dev/exchanged"
+	// AnnotationUnrequested on an agent's Lease lists, as JSON, the bundles that the member holds and that no group on the hub asks for.
+	AnnotationUnrequested = "towline.dev/unrequested-bundles"
+	// AnnotationWithdraw on a SveltosCluster or Cluster is a person's order to withdraw what ClusterSummaries that are gone deployed there: their
+	// names, separated by commas. The hub removes the annotation once nothing of them is left.
+	AnnotationWithdraw = "towline.dev/withdraw"
 	// AnnotationMember is the uid of the member's namespace kube-system, which tells one cluster from another: on an agent's Lease that of the
 	// cluster where the agent runs, on the SveltosCluster of a push-mode cluster that of the cluster that was registered.
 	AnnotationMember = "towline.dev/member"
@@ -50,7 +55,7 @@ const (
 
 // Marks of the Karmada surface that are Towline's own.
 const (
-	// AnnotationHub is the uid of the namespace kube-system of the hub that a Cluster, or an object on one, belongs to.
+	// AnnotationHub is the uid of the namespace kube-system of the hub that a Cluster, a ConfigurationGroup, or an object on a member belongs to.
 	AnnotationHub = "towline.dev/hub"
 	// AnnotationScope on an object of a member is the uid of the Cluster that it was deployed for, so that several hubs, or a later
 	// registration, do not take each other's objects for their own.

@@ -26,13 +26,13 @@ type Inbox interface {
 
 // Memory is the engine with its record of what is on the member.
 type Memory interface {
-	deliver.Engine
+	deliver.Inventory
 	// Have says which bundle the record of id holds and how far it is; ok is false if there is no complete record.
 	Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
 	// Resume converges id again from its record; ok is false if there is no complete one.
 	Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error)
-	// Reports returns what the records say.
-	Reports(ctx context.Context) ([]bundle.Report, error)
+	// KnownDeployed lists what the records say, without a request; ok is false until they have been read.
+	KnownDeployed() (all []bundle.Deployed, ok bool)
 }
 
 // Worker does what deliveries ask for. Its inbox calls it for one delivery per ID at a time.
@@ -103,19 +103,11 @@ func (w *Worker) remember(ctx context.Context, d deliver.Delivery) (answered boo
 		}
 		return true, w.finish(ctx, d, report, err)
 	}
-	if d.Reported.State == bundle.StateApplied {
-		return true, nil
+	deployed, ok, err := w.Engine.FindDeployed(ctx, d.ID)
+	if err != nil || !ok {
+		return false, err
 	}
-	reports, err := w.Engine.Reports(ctx)
-	if err != nil {
-		return false, fmt.Errorf("read the record of %s: %w", d.ID, err)
-	}
-	for _, report := range reports {
-		if report.ID == d.ID {
-			return true, w.Inbox.Report(ctx, d, report)
-		}
-	}
-	return false, nil
+	return true, w.Inbox.Report(ctx, d, deployed.Report)
 }
 
 // finish reports the outcome of a pass. err is the pass's own, and comes back for the pass to be tried again.

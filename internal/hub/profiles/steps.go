@@ -139,7 +139,6 @@ func (r *reconciler) write(ctx context.Context, s *state) error {
 func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error {
 	summary := r.desired(s, m, &configv1beta1.ClusterSummary{})
 	summary.Namespace = m.Namespace
-	controllerutil.AddFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 	summary.Name = match.SummaryName(r.kind.name, s.profile.GetName(), m)
 	holder := &configv1beta1.ClusterSummary{}
 	err := r.Hub.Get(ctx, client.ObjectKeyFromObject(summary), holder)
@@ -228,7 +227,7 @@ func merged(parts ...map[string]string) map[string]string {
 // specFor returns the copy of a profile's spec for a summary. What was deployed OneTime stays as it was deployed, but for what says
 // how it is kept and withdrawn.
 func specFor(spec configv1beta1.ProfileSpec, have *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
-	if spec.SyncMode != configv1beta1.SyncModeOneTime || !Provisioned(have) {
+	if spec.SyncMode != configv1beta1.SyncModeOneTime || !Provisioned(have) && !lostStatus(have) {
 		return *spec.DeepCopy()
 	}
 	frozen := *have.Spec.ClusterProfileSpec.DeepCopy()
@@ -237,6 +236,11 @@ func specFor(spec configv1beta1.ProfileSpec, have *configv1beta1.ClusterSummary)
 	frozen.ClusterSelector = *spec.ClusterSelector.DeepCopy()
 	frozen.ClusterRefs = slices.Clone(spec.ClusterRefs)
 	return frozen
+}
+
+// lostStatus says whether summary was delivered and says nothing of that: the spec that was delivered stays until its status is reported again.
+func lostStatus(summary *configv1beta1.ClusterSummary) bool {
+	return len(summary.Status.FeatureSummaries) == 0 && controllerutil.ContainsFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 }
 
 // Provisioned says whether everything that summary asks for was provisioned once.

@@ -31,6 +31,8 @@ type Composer struct {
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
 	Renderer *render.Charts
+	// HubUID is the uid of the hub's namespace kube-system, which every bundle carries.
+	HubUID string
 }
 
 // Request is what to make a bundle of, and for whom.
@@ -121,6 +123,7 @@ func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.Fe
 			Heal:               spec.SyncMode != configv1beta1.SyncModeOneTime,
 		},
 		Audience: r.Audience,
+		Hub:      c.HubUID,
 	}}
 	if made.Digest, err = made.Bundle.Digest(); err != nil {
 		return Composition{}, atStage(status.ReasonRender, phase.Invalid{Err: err})

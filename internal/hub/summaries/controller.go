@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -69,6 +70,9 @@ type Controller struct {
 	Clock  clock.PassiveClock
 
 	reading *watchlist
+	// written maps the names of summaries to the resourceVersion of the last status that this process wrote. What is not in it costs one more
+	// reconcile.
+	written sync.Map
 }
 
 // Setup makes mgr run the controller.
@@ -85,7 +89,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	made := ctrl.NewControllerManagedBy(mgr).
 		Named("summaries").
-		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(wantedChanged())).
+		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(predicate.Or(wantedChanged(), c.statusEdited()))).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.rivals), builder.WithPredicates(wantedChanged())).
 		Watches(&libv1beta1.ConfigurationGroup{}, handler.EnqueueRequestsFromMapFunc(ofGroup), builder.WithPredicates(reportChanged())).
 		WatchesMetadata(configMaps, c.readersOf("ConfigMap")).
@@ -102,13 +106,27 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	return made.Complete(c)
 }
 
-// wantedChanged drops the echo of what this controller writes itself.
+// wantedChanged drops changes of status, and the finalizer that this controller adds itself.
 func wantedChanged() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
-			return e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()
+			removed := len(e.ObjectNew.GetFinalizers()) < len(e.ObjectOld.GetFinalizers())
+			return removed || e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()
 		},
 	})
+}
+
+// statusEdited passes changes of status that this controller did not make: it reports again.
+func (c *Controller) statusEdited() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before, after := e.ObjectOld.(*configv1beta1.ClusterSummary), e.ObjectNew.(*configv1beta1.ClusterSummary)
+			written, _ := c.written.Load(client.ObjectKeyFromObject(after))
+			return written != after.ResourceVersion && !equality.Semantic.DeepEqual(before.Status, after.Status)
+		},
+	}
 }
 
 // memberChanged drops heartbeats, and what nodes and pods do.
@@ -211,6 +229,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := c.Hub.Get(ctx, req.NamespacedName, summary); err != nil {
 		if apierrors.IsNotFound(err) {
 			c.reading.set(req.NamespacedName, nil)
+			c.written.Delete(req.NamespacedName)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -222,9 +241,10 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	s := &state{summary: summary}
 	steps := []phase.Step[*state]{
 		{Name: "load", Run: c.load},
-		{Name: "hold", Run: c.hold},
 		{Name: "gate", Run: c.gate},
+		{Name: "find deployed", Run: c.findDeployed},
 		{Name: "compose", Run: c.compose},
+		{Name: "hold", Run: c.hold},
 		{Name: "announce", Run: c.announce},
 		{Name: "deliver", Run: c.deliver},
 		{Name: "retire", Run: c.retire},
@@ -234,6 +254,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		steps = []phase.Step[*state]{
 			{Name: "load", Run: c.load},
 			{Name: "gate", Run: c.gate},
+			{Name: "find deployed", Run: c.findDeployed},
 			{Name: "retire", Run: c.retire},
 			{Name: "record", Run: c.record},
 		}

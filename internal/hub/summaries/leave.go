@@ -27,7 +27,7 @@ func (c *Controller) lost(ctx context.Context, s *state) (string, error) {
 	if s.cluster == nil {
 		return "is gone; nothing was withdrawn from it", nil
 	}
-	if !s.deleting() || !s.member.Forced || !s.deployed() {
+	if !s.deleting() || !s.member.Forced || len(s.leaving()) == 0 {
 		return "", nil
 	}
 	if s.member.Abandoned {
@@ -71,9 +71,6 @@ func (c *Controller) leftOn(ctx context.Context, s *state) ([]string, error) {
 	var left []string
 	owner := metav1.GetControllerOf(s.summary)
 	for _, feature := range s.unlisted {
-		if len(s.old(feature).Hash) == 0 {
-			continue
-		}
 		listed := join.Deployed(inventory.Status, func(kind, profile string, f libv1beta1.FeatureID) bool {
 			return owner != nil && kind == owner.Kind && profile == owner.Name && f == feature
 		})

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/source"
@@ -69,6 +70,33 @@ func namedCharts(charts []configv1beta1.HelmChart, subject source.Subject) []con
 		if nameErr == nil && namespaceErr == nil {
 			all = append(all, chart)
 		}
+	}
+	return all
+}
+
+// restoreIncumbent gives a summary that lost its status the releases that its bundle on the member has: who holds a release must not change
+// because a status did. The summary must be the caller's to change.
+func (c *Controller) restoreIncumbent(ctx context.Context, m fleet.Member, summary *configv1beta1.ClusterSummary) error {
+	if len(summary.Spec.ClusterProfileSpec.HelmCharts) == 0 || len(summary.Status.HelmReleaseSummaries) > 0 {
+		return nil
+	}
+	_, ok, err := c.Transport.FindDeployed(ctx, m, idOf(summary, libv1beta1.FeatureHelm))
+	if ok {
+		summary.Status.HelmReleaseSummaries = managed(summary)
+	}
+	return err
+}
+
+// managed lists the releases of a summary whose bundle is on the member: as its status has them, or else as its spec names them.
+func managed(summary *configv1beta1.ClusterSummary) []configv1beta1.HelmChartSummary {
+	if len(summary.Status.HelmReleaseSummaries) > 0 {
+		return summary.Status.HelmReleaseSummaries
+	}
+	var all []configv1beta1.HelmChartSummary
+	for _, release := range match.Installed(summary) {
+		all = append(all, configv1beta1.HelmChartSummary{
+			ReleaseNamespace: release.Namespace, ReleaseName: release.Name, Status: configv1beta1.HelmChartStatusManaging,
+		})
 	}
 	return all
 }

@@ -150,6 +150,7 @@ func (c *Controller) write(ctx context.Context, s *state, now configv1beta1.Clus
 		return client.IgnoreNotFound(fmt.Errorf("report on summary %s: %w", client.ObjectKeyFromObject(s.summary), err))
 	}
 	s.summary = written
+	c.written.Store(client.ObjectKeyFromObject(written), written.ResourceVersion)
 	for _, event := range status.Events(before, now, s.member) {
 		c.tell(written, event)
 	}

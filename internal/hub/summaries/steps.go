@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -29,8 +26,6 @@ const (
 	longestRecheck = 30 * time.Second
 	// forcedLimit is how long one withdrawal from a member that leaves by force may take.
 	forcedLimit = 20 * time.Second
-	// oneTimeAnnotation on a summary lists the features that were delivered once and for all (syncMode OneTime).
-	oneTimeAnnotation = "towline.dev/one-time"
 )
 
 // state is what the steps of one reconcile know.
@@ -39,6 +34,8 @@ type state struct {
 	// cluster is nil if the cluster object is gone; member then only has a name.
 	cluster client.Object
 	member  fleet.Member
+	// deployed is what the member holds of the summary, by feature.
+	deployed map[libv1beta1.FeatureID]bundle.Deployed
 	// compositions are what the features want, as far as that could be made.
 	compositions []Composition
 	pass         status.Pass
@@ -62,8 +59,22 @@ func (s *state) old(id libv1beta1.FeatureID) configv1beta1.FeatureSummary {
 }
 
 // id names the bundle of a feature.
-func (s *state) id(feature libv1beta1.FeatureID) bundle.ID {
-	return bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: s.summary.Name, Feature: string(feature)}
+func (s *state) id(feature libv1beta1.FeatureID) bundle.ID { return idOf(s.summary, feature) }
+
+func idOf(summary *configv1beta1.ClusterSummary, feature libv1beta1.FeatureID) bundle.ID {
+	return bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: summary.Name, Feature: string(feature)}
+}
+
+// allFeatures lists the features in the order in which they are deployed.
+var allFeatures = []libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}
+
+// asksFor says whether the spec has anything of a feature.
+func (s *state) asksFor(feature libv1beta1.FeatureID) bool {
+	return map[libv1beta1.FeatureID]bool{
+		libv1beta1.FeatureResources: len(s.spec().PolicyRefs) > 0,
+		libv1beta1.FeatureHelm:      len(s.spec().HelmCharts) > 0,
+		libv1beta1.FeatureKustomize: len(s.spec().KustomizationRefs) > 0,
+	}[feature]
 }
 
 // wanted lists the features that the summary asks for, in the order in which they are deployed.
@@ -71,31 +82,22 @@ func (s *state) wanted() []libv1beta1.FeatureID {
 	if s.deleting() {
 		return nil
 	}
-	var features []libv1beta1.FeatureID
-	if len(s.spec().PolicyRefs) > 0 {
-		features = append(features, libv1beta1.FeatureResources)
-	}
-	if len(s.spec().HelmCharts) > 0 {
-		features = append(features, libv1beta1.FeatureHelm)
-	}
-	if len(s.spec().KustomizationRefs) > 0 {
-		features = append(features, libv1beta1.FeatureKustomize)
-	}
-	return features
+	return slices.DeleteFunc(slices.Clone(allFeatures), func(f libv1beta1.FeatureID) bool { return !s.asksFor(f) })
 }
 
-// leaving lists the features that something may be left of on the member although it is not wanted, the last deployed first. Their
-// hash was written before anything was delivered.
+// leaving lists the features that something may be left of on the member although it is not wanted, the last deployed first. What the member
+// holds decides; the status only adds to it, and so does the spec of a summary that is deleted: a record or group may have been lost.
 func (s *state) leaving() []libv1beta1.FeatureID {
-	wanted := map[libv1beta1.FeatureID]bool{}
-	for _, id := range s.wanted() {
-		wanted[id] = true
-	}
 	var features []libv1beta1.FeatureID
-	for i := len(s.summary.Status.FeatureSummaries) - 1; i >= 0; i-- {
-		feature := s.summary.Status.FeatureSummaries[i]
-		if !wanted[feature.FeatureID] && feature.Status != libv1beta1.FeatureStatusRemoved {
-			features = append(features, feature.FeatureID)
+	for _, feature := range slices.Backward(allFeatures) {
+		if slices.Contains(s.wanted(), feature) {
+			continue
+		}
+		_, deployed := s.deployed[feature]
+		reported := s.old(feature).Status
+		suspected := reported != "" || s.deleting() && s.asksFor(feature)
+		if (deployed && !s.settled(feature)) || (suspected && reported != libv1beta1.FeatureStatusRemoved) {
+			features = append(features, feature)
 		}
 	}
 	return features
@@ -121,8 +123,32 @@ func (c *Controller) load(ctx context.Context, s *state) error {
 	return nil
 }
 
-// hold puts our finalizer on the summary before anything is delivered for it.
+// findDeployed reads what the member holds of the summary.
+func (c *Controller) findDeployed(ctx context.Context, s *state) error {
+	s.deployed = map[libv1beta1.FeatureID]bundle.Deployed{}
+	if s.cluster == nil {
+		return nil
+	}
+	for _, feature := range allFeatures {
+		deployed, ok, err := c.Transport.FindDeployed(ctx, s.member, s.id(feature))
+		if err != nil && s.deleting() && s.member.Forced {
+			return nil // nobody waits for a member that leaves by force
+		}
+		if err != nil {
+			return err
+		}
+		if ok {
+			s.deployed[feature] = deployed
+		}
+	}
+	return nil
+}
+
+// hold puts our finalizer on the summary before anything is delivered for it. A summary without it has nothing on the member.
 func (c *Controller) hold(ctx context.Context, s *state) error {
+	if len(s.compositions) == 0 && len(s.deployed) == 0 {
+		return nil
+	}
 	held := s.summary.DeepCopy()
 	if !controllerutil.AddFinalizer(held, configv1beta1.ClusterSummaryFinalizer) {
 		return nil
@@ -137,7 +163,7 @@ func (c *Controller) hold(ctx context.Context, s *state) error {
 
 // gate ends the reconcile where nothing may or can be done to the member. What people ask to leave is not kept by a pause.
 func (c *Controller) gate(_ context.Context, s *state) error {
-	if s.deleting() && (s.cluster == nil || !s.deployed() || s.member.Forced) {
+	if s.deleting() && (s.cluster == nil || s.member.Forced) {
 		return nil
 	}
 	if s.member.Deleting && !s.deleting() {
@@ -173,11 +199,6 @@ func (s *state) paused() string {
 	return ""
 }
 
-// deployed says whether something of what is leaving may be on the member: a feature gets its hash before it is delivered.
-func (s *state) deployed() bool {
-	return slices.ContainsFunc(s.leaving(), func(feature libv1beta1.FeatureID) bool { return len(s.old(feature).Hash) > 0 })
-}
-
 // refuse says of every feature that nothing is done about the profile. What was delivered stays as it is.
 func (s *state) refuse(message string) error {
 	err := errors.New(message)
@@ -211,6 +232,7 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	c.reading.set(client.ObjectKeyFromObject(s.summary), c.Composer.References(request))
 	for _, feature := range s.wanted() {
 		if s.settled(feature) {
+			s.reportSettled(feature)
 			continue
 		}
 		composition, err := c.composeFeature(ctx, s, request, feature)
@@ -223,12 +245,30 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	return nil
 }
 
-// settled says whether a feature was provisioned once and for all. One that was provisioned while it was kept up to date is delivered
-// once more, so that the member stops healing it.
+// settled says whether a feature was provisioned once and for all (syncMode OneTime), as the member holds it. One that was provisioned while it
+// was kept up to date is delivered once more, so that the member stops correcting its drift.
 func (s *state) settled(feature libv1beta1.FeatureID) bool {
-	announced := strings.Split(s.summary.Annotations[oneTimeAnnotation], ",")
-	return s.spec().SyncMode == configv1beta1.SyncModeOneTime && slices.Contains(announced, string(feature)) &&
-		s.old(feature).Status == libv1beta1.FeatureStatusProvisioned
+	deployed, ok := s.deployed[feature]
+	if s.deleting() || s.spec().SyncMode != configv1beta1.SyncModeOneTime || !ok || deployed.CorrectDrift || deployed.Removing {
+		return false
+	}
+	// A report that was lost comes again. A first delivery that the member has not reported on yet has a status: it is under way.
+	reported := s.old(feature).Status
+	lost := deployed.Report.State == bundle.StatePending && (reported == libv1beta1.FeatureStatusProvisioned || reported == "")
+	return deployed.Report.State == bundle.StateApplied || lost
+}
+
+// reportSettled reports a settled feature whose status was lost.
+func (s *state) reportSettled(feature libv1beta1.FeatureID) {
+	deployed := s.deployed[feature]
+	if s.old(feature).Status == libv1beta1.FeatureStatusProvisioned || deployed.Report.State != bundle.StateApplied {
+		return
+	}
+	var releases []configv1beta1.HelmChartSummary
+	if feature == libv1beta1.FeatureHelm {
+		releases = managed(s.summary)
+	}
+	s.find(status.Finding{Feature: feature, Kind: status.Delivered, Want: deployed.Report.Digest, Report: deployed.Report, Releases: releases})
 }
 
 func (c *Controller) composeFeature(ctx context.Context, s *state, request Request, feature libv1beta1.FeatureID) (Composition, error) {
@@ -237,6 +277,13 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Reque
 	if feature == libv1beta1.FeatureHelm {
 		me, others, err := c.contenders(ctx, s.summary)
 		if err != nil {
+			return Composition{}, err
+		}
+		errs := []error{c.restoreIncumbent(ctx, s.member, me)}
+		for i := range others {
+			errs = append(errs, c.restoreIncumbent(ctx, s.member, &others[i]))
+		}
+		if err := errors.Join(errs...); err != nil {
 			return Composition{}, err
 		}
 		charts, lost = me.Spec.ClusterProfileSpec.HelmCharts, match.Lost(me, others)
@@ -273,7 +320,7 @@ func (s *state) broken(feature libv1beta1.FeatureID, err error) {
 	s.find(finding)
 }
 
-// announce writes down what is about to be delivered. Whatever happens then, a feature with a hash may be on the member.
+// announce reports that a delivery is under way: a push member may take minutes for it.
 func (c *Controller) announce(ctx context.Context, s *state) error {
 	var pass status.Pass
 	for _, composition := range s.compositions {
@@ -282,41 +329,10 @@ func (c *Controller) announce(ctx context.Context, s *state) error {
 			pass.Findings = append(pass.Findings, status.Finding{Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Releases: composition.Releases})
 		}
 	}
-	if len(pass.Findings) > 0 {
-		if err := c.write(ctx, s, status.Fold(s.summary.Status, pass)); err != nil {
-			return err
-		}
-	}
-	return c.markOneTime(ctx, s)
-}
-
-// markOneTime writes down which features are about to be delivered once and for all. It does so only after the status says that they
-// are under way, so that a feature which is marked and provisioned was delivered so.
-func (c *Controller) markOneTime(ctx context.Context, s *state) error {
-	marking := s.summary.DeepCopy()
-	if s.spec().SyncMode == configv1beta1.SyncModeOneTime {
-		marked := map[string]bool{}
-		for _, feature := range strings.FieldsFunc(s.summary.Annotations[oneTimeAnnotation], func(r rune) bool { return r == ',' }) {
-			marked[feature] = true
-		}
-		for _, composition := range s.compositions {
-			marked[string(composition.Feature)] = true
-		}
-		if len(marked) > 0 {
-			metav1.SetMetaDataAnnotation(&marking.ObjectMeta, oneTimeAnnotation, strings.Join(slices.Sorted(maps.Keys(marked)), ","))
-		}
-	} else {
-		delete(marking.Annotations, oneTimeAnnotation)
-	}
-	if marking.Annotations[oneTimeAnnotation] == s.summary.Annotations[oneTimeAnnotation] {
+	if len(pass.Findings) == 0 {
 		return nil
 	}
-	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
-	if err := c.Hub.Patch(ctx, marking, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("mark as delivered once: %w", err)
-	}
-	s.summary = marking
-	return nil
+	return c.write(ctx, s, status.Fold(s.summary.Status, pass))
 }
 
 // deliver asks the member for every bundle, one after the other.
@@ -353,10 +369,7 @@ func (c *Controller) retire(ctx context.Context, s *state) error {
 	s.free = true
 	for _, feature := range s.leaving() {
 		w := bundle.Withdrawal{ID: s.id(feature), Leave: s.leave()}
-		done, err := true, error(nil)
-		if len(s.old(feature).Hash) > 0 {
-			done, err = c.withdraw(ctx, s.member, w)
-		}
+		done, err := c.withdraw(ctx, s.member, w)
 		if ctx.Err() != nil {
 			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())
 		}
