@@ -99,6 +99,8 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 		if t.marks.on(seen) && undrifted(seen, had) {
 			v.verb = keep
 		}
+	case seen.role == roleRecreated:
+		// It has no content of anybody: it was neither there before us nor does it belong to somebody else.
 	case t.guarded:
 		return guard(v, had, who)
 	case !seen.marked():
@@ -197,10 +199,13 @@ const (
 )
 
 // condemn decides what happens to an object of the record that is no longer wanted. The reason says why it is left alone.
+// A ClusterRole that the aggregation controller created again is deleted too: its UID is not the recorded one.
 func condemn(had held, seen *live, id bundle.ID, of domain) (fate, string) {
 	switch {
 	case seen == nil:
 		return forget, ""
+	case seen.role == roleRecreated:
+		return remove, ""
 	case had.UID != "" && had.UID != seen.uid:
 		return forget, "somebody replaced it"
 	case seen.signature() != of.sign(id):

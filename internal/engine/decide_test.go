@@ -165,6 +165,7 @@ func TestDecide(t *testing.T) {
 		"no lists, changed": {mine(func(l *live) { l.fields = "" }), held{UID: "u", Fields: "version 6"}, write, false, asked},
 		"adopted stays so":  {mine(func(l *live) { l.annotations[kube.AnnotationAdopted] = "true" }), held{}, write, true, asked},
 		"not marked":        {&live{uid: "x"}, held{}, write, true, asked},
+		"role recreated":    {&live{uid: "x", role: roleRecreated}, recorded, write, false, asked},
 		"marks taken off":   {&live{uid: "u"}, recorded, write, false, asked},
 		"on its way out":    {mine(func(l *live) { l.deleting = true }), recorded, refuse, false, asked},
 		"another's": {mine(func(l *live) {
@@ -205,6 +206,10 @@ func TestCondemn(t *testing.T) {
 		"taken by another bundle": {held{UID: "u"}, mine(kube.AnnotationRequestor, "x"), forget},
 		"adopted":                 {held{UID: "u"}, mine(kube.AnnotationAdopted, "true"), strip},
 		"kept by its chart":       {held{UID: "u"}, mine(kube.AnnotationKeep, "keep"), strip},
+
+		"created again by role aggregation":          {held{UID: "u"}, &live{uid: "v", role: roleRecreated}, remove},
+		"created again by role aggregation, planned": {held{}, &live{uid: "v", role: roleRecreated}, remove},
+		"an aggregating role of somebody":            {held{UID: "u"}, &live{uid: "v", role: roleAggregating}, forget},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

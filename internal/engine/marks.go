@@ -76,9 +76,10 @@ type live struct {
 	annotations map[string]string
 	// fields is the fingerprint of the fields that our last apply set and nobody else has changed since; "" if there are none.
 	fields string
-	// shared says that others have set fields of the object too.
+	// shared says that others have set fields of the object too. The aggregation controller does not count: see roleRecreated.
 	shared   bool
 	deleting bool
+	role     roleState // roleOwned if it is no ClusterRole
 }
 
 func liveOf(meta *metav1.PartialObjectMetadata) *live {
@@ -88,7 +89,7 @@ func liveOf(meta *metav1.PartialObjectMetadata) *live {
 	}
 	for _, entry := range meta.ManagedFields {
 		if entry.Manager != kube.FieldManager {
-			seen.shared = true
+			seen.shared = seen.shared || entry.Manager != aggregationManager
 			continue
 		}
 		if ownApply(entry) {

@@ -96,6 +96,9 @@ func (m *member) observeEach(ctx context.Context, spots []spot) (found map[kube.
 		mu.Lock()
 		defer mu.Unlock()
 		found[key] = liveOf(obj)
+		if isClusterRole(key) {
+			found[key].role = roleStateOf(obj)
+		}
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
@@ -125,6 +128,13 @@ func (m *member) observeEach(ctx context.Context, spots []spot) (found map[kube.
 	}
 	// What could not be read is in unread, no error of the group.
 	_ = work.Wait()
+	for _, s := range spots {
+		if seen := found[s.key]; seen != nil && seen.role == roleUnlisted {
+			if err := unlessGivenUp(ctx, giveUp, func() error { return m.readRole(ctx, s, seen) }); err != nil {
+				unread[s.key] = err
+			}
+		}
+	}
 	return found, unread
 }
 

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -18,21 +19,14 @@ type removal struct {
 	fate   fate
 	reason string
 	spot   spot
+	seen   *live // nil if it did not exist
 	err    error
 }
 
 // removeRank removes objects of one rank, as far as each of them is still ours to remove. Its own error means that nothing was tried.
 func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, leave map[fate]fate) ([]removal, error) {
 	removals := make([]removal, len(items))
-	spots := make([]spot, len(items))
-	for i, item := range items {
-		resource, err := e.locate(item.Ref)
-		if err != nil {
-			return nil, err
-		}
-		spots[i] = spot{key: item.Ref.Key(), resource: resource}
-	}
-	found, err := e.member.observe(ctx, spots)
+	spots, found, err := e.observe(ctx, items)
 	if err != nil {
 		return nil, err
 	}
@@ -56,13 +50,27 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, lea
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			removals[i] = removal{held: item, fate: what, reason: reason, spot: spots[i], err: err}
+			removals[i] = removal{held: item, fate: what, reason: reason, spot: spots[i], seen: seen, err: err}
 			return nil
 		})
 	}
 	// Failures of objects are in removals, not errors of the group.
 	_ = work.Wait()
 	return removals, nil
+}
+
+// observe reads the metadata of objects of a record.
+func (e *Engine) observe(ctx context.Context, items []held) ([]spot, map[kube.Ref]*live, error) {
+	spots := make([]spot, len(items))
+	for i, item := range items {
+		resource, err := e.locate(item.Ref)
+		if err != nil {
+			return nil, nil, err
+		}
+		spots[i] = spot{key: item.Ref.Key(), resource: resource}
+	}
+	found, err := e.member.observe(ctx, spots)
+	return spots, found, err
 }
 
 // locate finds where an object of a record is served. The zero Resource means that its kind is certainly gone, and the object with it.
@@ -84,22 +92,55 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 
 // prune removes what the record holds and the bundle does not want any more, the last ranks first. What fails stays in the record.
 func (p *pass) prune(ctx context.Context) error {
-	for _, items := range p.prior.doomed(p.wanted) {
-		removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, nil)
+	groups, err := p.engine.orderRoles(ctx, p.prior.doomed(p.wanted))
+	if err != nil {
+		return fmt.Errorf("prune: %w", err)
+	}
+	for i, items := range groups {
+		goOn, err := p.pruneGroup(ctx, items)
 		if err != nil {
+			p.keepRecorded(groups[i:])
 			return fmt.Errorf("prune: %w", err)
 		}
-		for _, r := range removals {
-			p.noteRemoval(r)
-		}
-		if len(p.failures) > 0 && !p.bundle.Options.ContinueOnError {
+		if !goOn {
+			p.keepRecorded(groups[i+1:])
 			return nil
 		}
 	}
 	return nil
 }
 
+// keepRecorded keeps objects in the record that the next prune must look at, even those that this one has deleted.
+func (p *pass) keepRecorded(groups [][]held) {
+	for _, item := range slices.Concat(groups...) {
+		p.next.inventory[item.Ref.Key()] = item
+	}
+}
+
+// pruneGroup removes objects, and says whether others may be removed after them.
+func (p *pass) pruneGroup(ctx context.Context, items []held) (goOn bool, err error) {
+	removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, nil)
+	if err != nil {
+		return false, err
+	}
+	aggregating := slices.DeleteFunc(slices.Clone(removals), func(r removal) bool { return !r.seen.aggregated() })
+	left, err := p.engine.remaining(ctx, aggregating)
+	if err != nil {
+		return false, err
+	}
+	for _, r := range removals {
+		if left[r.Ref.Key()] && r.err == nil {
+			r.err = errAggregating
+		}
+		p.noteRemoval(r)
+	}
+	return len(left) == 0 && (len(p.failures) == 0 || p.bundle.Options.ContinueOnError), nil
+}
+
 func (p *pass) noteRemoval(r removal) {
+	if _, ok := p.next.inventory[r.Ref.Key()]; !ok && r.err == nil {
+		return // an earlier group of orderRoles held it, too
+	}
 	change := bundle.Change{Ref: r.Ref, Action: bundle.Deleted}
 	switch {
 	case r.err != nil:
@@ -112,6 +153,8 @@ func (p *pass) noteRemoval(r removal) {
 	}
 	if r.err == nil {
 		delete(p.next.inventory, r.Ref.Key())
+	} else {
+		p.next.inventory[r.Ref.Key()] = r.held
 	}
 	p.changes = append(p.changes, change)
 }

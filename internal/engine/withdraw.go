@@ -7,9 +7,8 @@ import (
 	"maps"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
 )
 
 // Withdraw removes what w.ID put on the cluster, as its record says, or the marks on the objects if the record is lost: the last ranks
@@ -56,11 +55,14 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 }
 
 func (e *Engine) removeAll(ctx context.Context, rec *record) (done bool, err error) {
+	groups := rec.doomed(nil)
 	var instead map[fate]fate
 	if rec.Leave {
 		instead = map[fate]fate{remove: strip, await: forget}
+	} else if groups, err = e.orderRoles(ctx, groups); err != nil {
+		return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
 	}
-	for _, items := range rec.doomed(nil) {
+	for _, items := range groups {
 		removals, err := e.removeRank(ctx, rec.ID, items, instead)
 		if err != nil {
 			return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
@@ -68,8 +70,8 @@ func (e *Engine) removeAll(ctx context.Context, rec *record) (done bool, err err
 		if err := removalErrors(removals); err != nil {
 			return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
 		}
-		gone, err := e.gone(ctx, removals)
-		if err != nil || !gone {
+		left, err := e.remaining(ctx, removals)
+		if err != nil || len(left) > 0 {
 			return false, err
 		}
 	}
@@ -89,28 +91,30 @@ func removalErrors(removals []removal) error {
 	return failures
 }
 
-// gone looks again at what was deleted: finalizers can keep an object for as long as they like.
-func (e *Engine) gone(ctx context.Context, removals []removal) (bool, error) {
+// remaining reads again the objects that were deleted, and returns those that still exist: finalizers can keep an
+// object for as long as they like. A ClusterRole that the aggregation controller created again after its deletion is
+// left to the last group of orderRoles; one that was created again after that remains, too.
+func (e *Engine) remaining(ctx context.Context, removals []removal) (map[kube.Ref]bool, error) {
 	var spots []spot
-	var uids []types.UID
+	before := map[kube.Ref]*live{}
 	for _, r := range removals {
 		if r.fate == remove || r.fate == await {
 			spots = append(spots, r.spot)
-			uids = append(uids, r.UID)
+			before[r.spot.key] = r.seen
 		}
 	}
 	if len(spots) == 0 {
-		return true, nil
+		return map[kube.Ref]bool{}, nil
 	}
 	found, err := e.member.observe(ctx, spots)
 	if err != nil {
-		return false, errors.Join(errors.New("look whether everything is gone"), err)
+		return nil, errors.Join(errors.New("look whether everything is gone"), err)
 	}
-	for i, s := range spots {
-		seen, ok := found[s.key]
-		if ok && (uids[i] == "" || uids[i] == seen.uid) {
-			return false, nil
+	left := map[kube.Ref]bool{}
+	for key, seen := range found {
+		if old := before[key]; seen.uid == old.uid || (old.role == roleRecreated && seen.role == roleRecreated) {
+			left[key] = true
 		}
 	}
-	return true, nil
+	return left, nil
 }

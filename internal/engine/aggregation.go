@@ -1,0 +1,109 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// aggregationManager is the field manager of Kubernetes' clusterrole-aggregation controller. It applies the rules
+// of each ClusterRole with an aggregationRule that is in its cache. If that role was deleted just before, the
+// request creates it again, with nothing but rules.
+const aggregationManager = "clusterrole-aggregation-controller"
+
+// errAggregating says that a pruned ClusterRole with an aggregationRule still exists.
+var errAggregating = errors.New("it is not deleted yet; the ClusterRoles that it aggregates are deleted after it")
+
+// roleState says who has written the content of a ClusterRole.
+type roleState int
+
+const (
+	roleOwned       roleState = iota // a person or a program, or the object is no ClusterRole
+	roleAggregating                  // the same, and it has an aggregationRule
+	roleRecreated                    // only the aggregation controller: it created a deleted role again
+	roleUnlisted                     // the metadata does not tell: nobody is listed
+)
+
+func isClusterRole(ref kube.Ref) bool { return ref.Group == groupRBAC && ref.Kind == "ClusterRole" }
+
+// roleStateOf judges a ClusterRole by its metadata.
+func roleStateOf(role *metav1.PartialObjectMetadata) roleState {
+	bare := len(role.Labels) == 0 && len(role.Annotations) == 0
+	if bare && len(role.ManagedFields) == 0 {
+		// An apply request without rules creates a role without managed fields.
+		return roleUnlisted
+	}
+	recreated := bare
+	for _, entry := range role.ManagedFields {
+		var fields map[string]json.RawMessage
+		if entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+			return roleOwned
+		}
+		if _, ok := fields["f:aggregationRule"]; ok {
+			return roleAggregating
+		}
+		_, rules := fields["f:rules"]
+		recreated = recreated && entry.Manager == aggregationManager && len(fields) == 1 && rules
+	}
+	if recreated {
+		return roleRecreated
+	}
+	return roleOwned
+}
+
+// readRole reads a ClusterRole whose metadata does not tell who has written it, and sets its state. A role without
+// any content counts as created again: that is how the controller creates it when all the roles that it aggregated
+// are deleted, too.
+func (m *member) readRole(ctx context.Context, s spot, seen *live) error {
+	role, err := m.wholes.Resource(s.resource.GVR).Get(ctx, s.key.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("read %s: %w", s.key, err)
+	}
+	seen.role = roleOwned
+	if err == nil && role.GetUID() == seen.uid && role.Object["rules"] == nil && role.Object["aggregationRule"] == nil {
+		seen.role = roleRecreated
+	}
+	return nil
+}
+
+// orderRoles orders the removal of the ClusterRoles in groups, which are as record.doomed returns them: the roles
+// that aggregate others get a group of their own before the others, so that their controller has no reason to write
+// to them when the others are deleted. A last group holds all the ClusterRoles again, for those that the controller
+// created meanwhile. Without ClusterRoles it makes no request.
+func (e *Engine) orderRoles(ctx context.Context, groups [][]held) ([][]held, error) {
+	at := slices.IndexFunc(groups, func(items []held) bool { return isClusterRole(items[0].Ref) })
+	if at < 0 {
+		return groups, nil
+	}
+	_, found, err := e.observe(ctx, groups[at])
+	if err != nil {
+		return nil, err
+	}
+	return splitRoles(groups, at, found), nil
+}
+
+// splitRoles does what orderRoles does. The group at index at has the ClusterRoles, found those that exist.
+func splitRoles(groups [][]held, at int, found map[kube.Ref]*live) [][]held {
+	var aggregating, others []held
+	for _, item := range groups[at] {
+		if seen := found[item.Ref.Key()]; seen.aggregated() {
+			aggregating = append(aggregating, item)
+		} else {
+			others = append(others, item)
+		}
+	}
+	ordered := slices.Concat(groups[:at], [][]held{aggregating, others}, groups[at+1:], groups[at:at+1])
+	return slices.DeleteFunc(ordered, func(items []held) bool { return len(items) == 0 })
+}
+
+// aggregated says whether the aggregation controller writes to an object, which is nil if it does not exist.
+func (l *live) aggregated() bool {
+	return l != nil && (l.role == roleAggregating || l.role == roleRecreated)
+}

@@ -1,0 +1,112 @@
+package engine
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+func TestRoleStateOf(t *testing.T) {
+	t.Parallel()
+	const rules, rule = `{"f:rules":{}}`, `{"f:aggregationRule":{".":{},"f:clusterRoleSelectors":{}}}`
+	writers := func(pairs ...string) *metav1.PartialObjectMetadata {
+		role := &metav1.PartialObjectMetadata{}
+		for i := 0; i < len(pairs); i += 2 {
+			role.ManagedFields = append(role.ManagedFields, metav1.ManagedFieldsEntry{
+				Manager: pairs[i], Operation: metav1.ManagedFieldsOperationApply, FieldsV1: metav1.NewFieldsV1(pairs[i+1]),
+			})
+		}
+		return role
+	}
+	labelled := func(role *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
+		role.Labels = map[string]string{"a": "b"}
+		return role
+	}
+	annotated := func(role *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
+		role.Annotations = map[string]string{"a": "b"}
+		return role
+	}
+	for name, test := range map[string]struct {
+		role *metav1.PartialObjectMetadata
+		want roleState
+	}{
+		"created by the controller":              {writers(aggregationManager, rules), roleRecreated},
+		"with a label":                           {labelled(writers(aggregationManager, rules)), roleOwned},
+		"with an annotation":                     {annotated(writers(aggregationManager, rules)), roleOwned},
+		"with metadata that somebody wrote":      {writers(aggregationManager, rules, "x", `{"f:metadata":{}}`), roleOwned},
+		"with more than rules by the controller": {writers(aggregationManager, `{"f:rules":{},"f:metadata":{}}`), roleOwned},
+		"with nothing by the controller":         {writers(aggregationManager, `{}`), roleOwned},
+		"with rules that somebody wrote":         {writers("x", rules), roleOwned},
+		"ours, without an aggregation rule":      {writers("towline", rules), roleOwned},
+		"ours, aggregating":                      {writers("towline", rule), roleAggregating},
+		"ours, aggregated":                       {writers(aggregationManager, rules, "towline", rule), roleAggregating},
+		"somebody's, aggregating":                {labelled(writers("x", rule)), roleAggregating},
+		"with unreadable fields":                 {writers(aggregationManager, `[]`), roleOwned},
+		"without field lists":                    {writers(), roleUnlisted},
+		"without field lists, with a label":      {labelled(writers()), roleOwned},
+		"without field lists, annotated":         {annotated(writers()), roleOwned},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := roleStateOf(test.role); got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+func TestSplitRoles(t *testing.T) {
+	t.Parallel()
+	names := func(group []held) string {
+		text := ""
+		for _, item := range group {
+			text += item.Ref.Name
+		}
+		return text
+	}
+	group := func(kind string, names ...string) []held {
+		var items []held
+		for _, name := range names {
+			ref := kube.Ref{Group: groupRBAC, Version: "v1", Kind: kind, Name: name}
+			items = append(items, held{Ref: ref, UID: types.UID(name)})
+		}
+		return items
+	}
+	type states map[string]roleState // of the roles that exist
+	for name, test := range map[string]struct {
+		roles  []held
+		states states
+		want   []string
+	}{
+		"aggregating and others": {
+			group("ClusterRole", "a", "b", "c"), states{"a": roleOwned, "b": roleAggregating, "c": roleOwned},
+			[]string{"x", "b", "ac", "z", "abc"},
+		},
+		"created again": {
+			group("ClusterRole", "a", "b"), states{"a": roleOwned, "b": roleRecreated}, []string{"x", "b", "a", "z", "ab"},
+		},
+		"deleted before": {group("ClusterRole", "a", "b"), states{"b": roleOwned}, []string{"x", "ab", "z", "ab"}},
+		"all aggregate":  {group("ClusterRole", "a"), states{"a": roleAggregating}, []string{"x", "a", "z", "a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found := map[kube.Ref]*live{}
+			for _, item := range test.roles {
+				if state, ok := test.states[item.Ref.Name]; ok {
+					found[item.Ref.Key()] = &live{role: state}
+				}
+			}
+			var got []string
+			for _, group := range splitRoles([][]held{group("Role", "x"), test.roles, group("Secret", "z")}, 1, found) {
+				got = append(got, names(group))
+			}
+			if diff := cmp.Diff(got, test.want); diff != "" {
+				t.Errorf("groups (-got +want):\n%s", diff)
+			}
+		})
+	}
+}
