@@ -198,6 +198,7 @@ func (a *agent) newLink(credential *join.Credential, hub client.Client, member t
 		hub: hub, cluster: a.cluster(), lease: client.ObjectKey{Namespace: credential.DeliveryNamespace(), Name: a.opts.Name}, member: member,
 		identity: a.opts.Identity, heartbeat: a.opts.Heartbeat, clock: a.opts.Clock, metrics: a.metrics, self: a.self,
 		checks: a.checks, refusal: a.refusal, exchanged: credential.Exchanged,
+		unrequested: func() (string, bool) { return session.Unrequested(a.engine, a.inbox.Load()) },
 	}
 }
 

@@ -52,6 +52,9 @@ type link struct {
 	// exchanged returns what the hub is to know of the exchange of the manifest's token, and told what it was told in this session.
 	exchanged func() types.UID
 	told      types.UID
+	// unrequested returns what the Lease is to say of bundles that no group asks for, and toldUnrequested what it says; nil means not known.
+	unrequested     func() (value string, known bool)
+	toldUnrequested *string
 }
 
 // newHubClient returns a client for the few kinds that an agent deals with. It asks the hub for no API list.
@@ -131,6 +134,10 @@ func (l *link) writeLease(ctx context.Context, version string) (*coordinationv1.
 	if exchanged != l.told {
 		annotations[kube.AnnotationExchanged] = exchanged
 	}
+	unrequested, known := l.unrequested()
+	if known = known && (l.toldUnrequested == nil || *l.toldUnrequested != unrequested); known {
+		annotations[kube.AnnotationUnrequested] = session.OrNull(unrequested)
+	}
 	changes := map[string]any{"annotations": annotations}
 	if version != "" {
 		changes["resourceVersion"], annotations[kube.AnnotationMember] = version, l.member
@@ -146,6 +153,9 @@ func (l *link) writeLease(ctx context.Context, version string) (*coordinationv1.
 		return nil, fmt.Errorf("renew Lease %s: %w", l.lease, err)
 	}
 	l.told = exchanged
+	if known {
+		l.toldUnrequested = &unrequested
+	}
 	return lease, nil
 }
 

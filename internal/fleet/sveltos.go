@@ -128,11 +128,11 @@ func refused(c *libv1beta1.SveltosCluster) string {
 	return ""
 }
 
-// settledSveltosCluster returns c without heartbeats and what counts them.
+// settledSveltosCluster returns c without heartbeats, what counts them, and conditions, which are for people.
 func settledSveltosCluster(c *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
 	settled := *c
 	settled.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind))
 	settled.ManagedFields, settled.ResourceVersion = nil, ""
-	settled.Status.AgentLastReportTime, settled.Status.ConnectionFailures = nil, 0
+	settled.Status.AgentLastReportTime, settled.Status.ConnectionFailures, settled.Status.Conditions = nil, 0, nil
 	return &settled
 }

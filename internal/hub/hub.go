@@ -27,6 +27,7 @@ import (
 	"github.com/towline/towline/internal/hub/outdated"
 	"github.com/towline/towline/internal/hub/profiles"
 	"github.com/towline/towline/internal/hub/summaries"
+	"github.com/towline/towline/internal/hub/unclaimed"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/render"
@@ -165,6 +166,8 @@ type hub struct {
 	tally   *tally
 	census  *census
 	engines *engines
+	// remainder withdraws what deregistered clusters hold beyond summaries and Works.
+	remainder unclaimed.Remainder
 }
 
 // wire adds everything that runs in a hub to its manager, in the order of the journey.
@@ -192,6 +195,7 @@ func (h *hub) wire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	h.remainder = unclaimed.Remainder{Live: h.live, Transport: transport, HubUID: composer.HubUID}
 	shard := h.opts.shard()
 	if shard.Default() {
 		if err := h.wireFleet(ctx); err != nil {
@@ -210,6 +214,9 @@ func (h *hub) wire(ctx context.Context) error {
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport,
 			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: h.engines.healed, Away: h.away(),
 			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+		}).Setup(ctx, h),
+		(&unclaimed.Controller{
+			Hub: h.GetClient(), Live: h.live, Shard: shard, Transport: transport, HubUID: composer.HubUID, Events: h.GetEventRecorder(recorder),
 		}).Setup(ctx, h),
 	)
 }

@@ -34,7 +34,7 @@ func (h *hub) lifecycle(ctx context.Context) error {
 		}).Setup(ctx, h),
 		(&departures.Controller{
 			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reach: h.reach(), Config: h.members.Config, RetractMember: join.RetractMember,
-			Forget: h.engines.forget, Turns: turns, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+			WithdrawRest: h.remainder.Withdraw, Forget: h.engines.forget, Turns: turns, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
 }

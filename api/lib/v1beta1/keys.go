@@ -86,3 +86,8 @@ const (
 
 // ProfileSecretType is the type a Secret must have to be used as the content of a profile.
 const ProfileSecretType corev1.SecretType = "addons.projectsveltos.io/cluster-profile"
+
+// ConditionUnclaimedBundles on a SveltosCluster or Cluster is True while the cluster holds bundles that no ClusterSummary of the hub accounts for
+// and that the hub keeps, since nobody has ordered to withdraw them. Its message lists them, with the command that withdraws them. It is absent
+// otherwise. Towline's own.
+const ConditionUnclaimedBundles = "UnclaimedBundles"

@@ -172,6 +172,12 @@ type SveltosClusterStatus struct {
 	// +optional
 	AgentRemovedAt *metav1.Time `json:"agentRemovedAt,omitempty"`
 
+	// Conditions of the cluster; ConditionUnclaimedBundles is the only type. Towline's own field.
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
 	// ConnectionFailures counts failed contacts in a row. Default 0.
 	// +kubebuilder:default:=0
 	// +optional

@@ -63,6 +63,8 @@ type link struct {
 	silent bool
 	// toldAt is when the hub was told last of the cluster's status.
 	toldAt time.Time
+	// toldUnrequested is what the Lease says of bundles that no group asks for; nil means not known.
+	toldUnrequested *string
 }
 
 // connect works over the latest way to the hub.

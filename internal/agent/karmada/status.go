@@ -215,13 +215,23 @@ func (l *link) alone(ctx context.Context) (version string, err error) {
 }
 
 func (l *link) writeLease(ctx context.Context, metadata map[string]any) error {
+	unrequested, known := session.Unrequested(l.engine, l.inbox.Load())
+	if known = known && (l.toldUnrequested == nil || *l.toldUnrequested != unrequested); known {
+		metadata["annotations"] = map[string]any{kube.AnnotationUnrequested: session.OrNull(unrequested)}
+	}
 	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": map[string]any{
 		"holderIdentity": l.opts.Identity, "leaseDurationSeconds": int32(l.opts.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(l.opts.Clock.Now()),
 	}})
 	if err != nil {
 		return fmt.Errorf("encode heartbeat: %w", err)
 	}
-	return l.patchLease(ctx, l.hub, patch)
+	if err := l.patchLease(ctx, l.hub, patch); err != nil {
+		return err
+	}
+	if known {
+		l.toldUnrequested = &unrequested
+	}
+	return nil
 }
 
 func (a *agent) patchLease(ctx context.Context, hub client.Client, patch []byte) error {

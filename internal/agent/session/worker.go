@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/kube/logkeys"
@@ -145,6 +147,27 @@ func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 	}
 	w.ChangedKinds()
 	return w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoved})
+}
+
+// Unrequested returns what the agent's Lease is to say of the bundles of profiles that the member holds and no group on the hub asks for (see
+// kube.AnnotationUnrequested); known is false until hub and member have said what they have.
+func Unrequested(engine Memory, inbox *deliver.Inbox) (value string, known bool) {
+	if engine == nil || inbox == nil {
+		return "", false
+	}
+	deployed, ok := engine.KnownDeployed()
+	if !ok {
+		return "", false
+	}
+	return inbox.Unrequested(slices.DeleteFunc(deployed, func(d bundle.Deployed) bool { return d.ID.RequestorKind != configv1beta1.ClusterSummaryKind }))
+}
+
+// OrNull returns value as a merge patch takes it: null, which removes the field, for "".
+func OrNull(value string) any {
+	if value == "" {
+		return nil
+	}
+	return value
 }
 
 func failed(d deliver.Delivery, err error) bundle.Report {

@@ -61,6 +61,8 @@ type Controller struct {
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// RetractMember removes from a push member the identity that its registration made there for this hub.
 	RetractMember func(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error
+	// WithdrawRest withdraws what a member holds beyond its summaries: it returns what is not withdrawn yet, and what others deployed, which stays.
+	WithdrawRest func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget drops what is kept of a member "namespace/name" that is given up, and cuts off what is being done to it; it may be nil.
 	Forget func(member string)
 	// Turns keeps a registration from making again what a departure takes back.
@@ -136,6 +138,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{
 		{Name: "force", Run: c.force},
 		{Name: "withdraw", Run: c.withdraw},
+		{Name: "withdraw the rest", Run: c.withdrawRest},
 		{Name: "dismiss", Run: c.dismiss},
 		{Name: "retract", Run: c.retract},
 		{Name: "release", Run: c.release},

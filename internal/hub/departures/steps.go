@@ -63,6 +63,24 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	return s.wait(waitingFor(summaries))
 }
 
+// withdrawRest withdraws what the member holds of this hub without a summary, and lists what others deployed, which stays on it.
+func (c *Controller) withdrawRest(ctx context.Context, s *state) error {
+	if c.WithdrawRest == nil || s.away != "" || (s.member.Forced && c.remaining(s) <= 0) {
+		return nil
+	}
+	pending, kept, err := c.WithdrawRest(ctx, s.member)
+	if err != nil {
+		return err
+	}
+	if s.cluster, err = join.LeaveBehind(ctx, c.Live, s.cluster, kept...); err != nil {
+		return err
+	}
+	if len(pending) > 0 {
+		return s.wait(pending[0] + " to be withdrawn")
+	}
+	return nil
+}
+
 // summaries lists the summaries of a member, those included that no cache knows yet.
 func (c *Controller) summaries(ctx context.Context, m fleet.Member) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList

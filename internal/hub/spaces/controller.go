@@ -56,6 +56,9 @@ type Controller struct {
 	Shard fleet.Shard
 	// Config says how to connect to a push member.
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
+	// WithdrawRest withdraws what a member holds beyond its summaries and Works: it returns what is not withdrawn yet, and what others deployed,
+	// which stays.
+	WithdrawRest func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget drops what is kept of a member "namespace/name" that is gone or given up, and cuts off what is being done to it; it may be nil.
 	Forget func(member string)
 	Events events.EventRecorder
@@ -204,6 +207,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		steps = []phase.Step[*state]{
 			{Name: "judge", Run: c.judge},
 			{Name: "withdraw", Run: c.withdraw},
+			{Name: "withdraw the rest", Run: c.withdrawRest},
 			{Name: "dismiss", Run: c.dismiss},
 			{Name: "clear", Run: c.clear},
 			{Name: "release", Run: c.release},

@@ -14,6 +14,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/status"
@@ -38,7 +39,7 @@ func (c *Controller) record(ctx context.Context, s *state) error {
 	if len(changes) == 0 {
 		return nil
 	}
-	err := c.updateInventory(ctx, s, *owner, changes)
+	err := c.configurations().Update(ctx, s.member, *owner, changes)
 	if err != nil && len(s.unlisted) == 0 {
 		// What is deployed is worth reporting although it is not listed yet.
 		s.retry = errors.Join(s.retry, err)
@@ -47,15 +48,25 @@ func (c *Controller) record(ctx context.Context, s *state) error {
 	return err
 }
 
-// inventoryName names the cluster's inventory.
-func (s *state) inventoryName() client.ObjectKey {
-	return client.ObjectKey{Namespace: s.member.Namespace, Name: strings.ToLower(string(s.member.Type)) + "--" + s.member.Name}
+func (c *Controller) configurations() Configurations { return Configurations{Hub: c.Hub, Live: c.Live} }
+
+// Configurations writes the ClusterConfigurations of clusters: what each profile has deployed there.
+type Configurations struct {
+	// Hub reads from a cache; Live reads from the API server.
+	Hub  client.Client
+	Live client.Reader
 }
 
-// updateInventory writes changes for the profile that owns the summary. Other profiles on the cluster write to the same object.
-func (c *Controller) updateInventory(ctx context.Context, s *state, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) error {
+// ConfigurationKey names the ClusterConfiguration of m.
+func ConfigurationKey(m fleet.Member) client.ObjectKey {
+	return client.ObjectKey{Namespace: m.Namespace, Name: strings.ToLower(string(m.Type)) + "--" + m.Name}
+}
+
+// Update writes changes for the profile owner. Other profiles on the cluster write to the same object. A feature without resources and charts
+// is removed.
+func (c Configurations) Update(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) error {
 	var reader client.Reader = c.Hub
-	name := s.inventoryName()
+	name := ConfigurationKey(m)
 	err := kube.OnConflict(ctx, func() error {
 		have := &configv1beta1.ClusterConfiguration{}
 		err := reader.Get(ctx, name, have)
@@ -67,7 +78,7 @@ func (c *Controller) updateInventory(ctx context.Context, s *state, owner metav1
 		for _, change := range changes {
 			now = status.Inventory(now, owner.Kind, owner.Name, change)
 		}
-		return c.writeInventory(ctx, s, inventory{have: have, name: name, now: now, owner: owner})
+		return c.write(ctx, m, inventory{have: have, name: name, now: now, owner: owner})
 	})
 	if err != nil {
 		return fmt.Errorf("update inventory %s: %w", name, err)
@@ -83,7 +94,7 @@ type inventory struct {
 	owner metav1.OwnerReference
 }
 
-func (c *Controller) writeInventory(ctx context.Context, s *state, i inventory) error {
+func (c Configurations) write(ctx context.Context, m fleet.Member, i inventory) error {
 	exists := i.have.UID != ""
 	if status.Empty(i.now) {
 		if !exists {
@@ -94,8 +105,8 @@ func (c *Controller) writeInventory(ctx context.Context, s *state, i inventory) 
 	want := i.have.DeepCopy()
 	want.Namespace, want.Name = i.name.Namespace, i.name.Name
 	want.Labels = map[string]string{
-		libv1beta1.ClusterNameLabel: match.LabelValue(s.member.Name),
-		libv1beta1.ClusterTypeLabel: string(s.member.Type),
+		libv1beta1.ClusterNameLabel: match.LabelValue(m.Name),
+		libv1beta1.ClusterTypeLabel: string(m.Type),
 	}
 	want.OwnerReferences = owners(i.have.OwnerReferences, i)
 	if !exists {

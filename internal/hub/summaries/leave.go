@@ -65,7 +65,7 @@ func (c *Controller) abandon(ctx context.Context, s *state, why string) error {
 // leftOn lists, for people, what the features that are abandoned have on the member, as far as that is known.
 func (c *Controller) leftOn(ctx context.Context, s *state) ([]string, error) {
 	inventory := &configv1beta1.ClusterConfiguration{}
-	if err := c.Live.Get(ctx, s.inventoryName(), inventory); client.IgnoreNotFound(err) != nil {
+	if err := c.Live.Get(ctx, ConfigurationKey(s.member), inventory); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read what is deployed on cluster %s: %w", s.member.Key(), err)
 	}
 	var left []string

@@ -1,0 +1,253 @@
+package unclaimed
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/lru"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// workers is how many clusters are looked at at once. A push member that does not answer keeps its worker for reconcileLimit.
+	workers        = 10
+	reconcileLimit = time.Minute
+	// interval is the time between two looks at one cluster. A look costs a pull member nothing, and a push member one list of metadata.
+	interval       = 30 * time.Minute
+	intervalJitter = 0.2
+	// eventDelay is how long a look waits after an event, so that events that belong together cost one look.
+	eventDelay = 2 * time.Second
+	// heartbeatDelay is longer than an agent takes to say on its Lease that a bundle is gone.
+	heartbeatDelay = 45 * time.Second
+	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
+	retryFirst = time.Second
+	retryMost  = 5 * time.Minute
+	// maxSeenDeleted is how many deletions are remembered.
+	maxSeenDeleted = 10_000
+)
+
+// Controller looks for unclaimed bundles, one cluster at a time: when the hub starts, at events that can leave some, and at long intervals.
+type Controller struct {
+	// Hub reads clusters, profiles, summaries and configurations from a cache; Live reads from the API server.
+	Hub       client.Client
+	Live      client.Reader
+	Shard     fleet.Shard
+	Transport deliver.Transport
+	// HubUID is the uid of the hub's namespace kube-system.
+	HubUID string
+	Events events.EventRecorder
+
+	// seenDeleted remembers the summaries and profiles that were deleted while this process watched.
+	seenDeleted *lru.Cache
+}
+
+// Setup makes mgr run the controller. summaries.Controller must have been set up before: it makes the index of summaries.
+func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
+	c.seenDeleted = lru.New(maxSeenDeleted)
+	made := builder.TypedControllerManagedBy[fleet.ID](mgr).
+		Named("unclaimed").
+		Watches(&configv1beta1.ClusterSummary{}, later(c.ofSummary), builder.WithPredicates(c.deleted())).
+		Watches(&configv1beta1.ClusterProfile{}, later(ofNothing), builder.WithPredicates(c.deleted())).
+		Watches(&configv1beta1.Profile{}, later(ofNothing), builder.WithPredicates(c.deleted())).
+		Watches(&libv1beta1.ConfigurationGroup{}, later(c.ofGroup), builder.WithPredicates(withdrawn())).
+		Watches(&coordinationv1.Lease{}, later(c.ofLease), builder.WithPredicates(unrequestedChanged())).
+		WithOptions(controller.TypedOptions[fleet.ID]{
+			MaxConcurrentReconciles: workers,
+			ReconciliationTimeout:   reconcileLimit,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](retryFirst, retryMost),
+		})
+	for _, cluster := range fleet.Kinds() {
+		made = made.Watches(cluster, later(ofCluster), builder.WithPredicates(c.Shard.Concerned(), clusterChanged()))
+	}
+	return made.Complete(c)
+}
+
+// later enqueues the clusters that an event concerns, after a pause.
+func later(of func(context.Context, client.Object) []fleet.ID) handler.TypedEventHandler[client.Object, fleet.ID] {
+	enqueue := func(ctx context.Context, obj client.Object, queue workqueue.TypedRateLimitingInterface[fleet.ID]) {
+		for _, id := range of(ctx, obj) {
+			queue.AddAfter(id, eventDelay)
+		}
+	}
+	return handler.TypedFuncs[client.Object, fleet.ID]{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q workqueue.TypedRateLimitingInterface[fleet.ID]) {
+			enqueue(ctx, e.Object, q)
+		},
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q workqueue.TypedRateLimitingInterface[fleet.ID]) {
+			enqueue(ctx, e.ObjectNew, q)
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q workqueue.TypedRateLimitingInterface[fleet.ID]) {
+			enqueue(ctx, e.Object, q)
+		},
+	}
+}
+
+// deleted passes deletions, and remembers those that the API server reported: what is only missing after a new list was not seen deleted.
+func (c *Controller) deleted() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		UpdateFunc: func(event.UpdateEvent) bool { return false },
+		DeleteFunc: func(e event.DeleteEvent) bool {
+			if !e.DeleteStateUnknown {
+				c.seenDeleted.Add(deletionOf(e.Object), true)
+			}
+			return true
+		},
+	}
+}
+
+// deletion names a deleted object.
+type deletion struct{ kind, namespace, name string }
+
+func deletionOf(obj client.Object) deletion {
+	kind := configv1beta1.ClusterSummaryKind
+	switch obj.(type) {
+	case *configv1beta1.ClusterProfile:
+		kind = configv1beta1.ClusterProfileKind
+	case *configv1beta1.Profile:
+		kind = configv1beta1.ProfileKind
+	}
+	return deletion{kind: kind, namespace: obj.GetNamespace(), name: obj.GetName()}
+}
+
+// withdrawn passes what the agent reports on groups that ask it to withdraw.
+func withdrawn() predicate.Predicate {
+	return predicate.Funcs{
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			group := e.ObjectNew.(*libv1beta1.ConfigurationGroup)
+			return group.Spec.Action == libv1beta1.ActionRemove && deliver.ReportOf(group).State == bundle.StateRemoved
+		},
+	}
+}
+
+// unrequestedChanged passes news of what an agent holds and nobody asks for.
+func unrequestedChanged() predicate.Predicate {
+	return predicate.Funcs{
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			return e.ObjectOld.GetAnnotations()[kube.AnnotationUnrequested] != e.ObjectNew.GetAnnotations()[kube.AnnotationUnrequested]
+		},
+	}
+}
+
+// clusterChanged passes new clusters, those that can be reached again, and a person's orders.
+func clusterChanged() predicate.Predicate {
+	return predicate.Funcs{
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before, after := fleet.Of(e.ObjectOld), fleet.Of(e.ObjectNew)
+			ordered := e.ObjectOld.GetAnnotations()[kube.AnnotationWithdraw] != e.ObjectNew.GetAnnotations()[kube.AnnotationWithdraw]
+			return ordered || isReachable(before) != isReachable(after) || before.Paused != after.Paused || before.Held != after.Held
+		},
+	}
+}
+
+func isReachable(m fleet.Member) bool { return m.Ready && !m.Down }
+
+func ofNothing(context.Context, client.Object) []fleet.ID { return nil }
+
+func ofCluster(_ context.Context, obj client.Object) []fleet.ID {
+	return []fleet.ID{fleet.Of(obj).ID()}
+}
+
+func (c *Controller) ofSummary(_ context.Context, obj client.Object) []fleet.ID {
+	return []fleet.ID{match.Target(obj.(*configv1beta1.ClusterSummary))}
+}
+
+// ofGroup names the cluster of a group whose summary does not exist.
+func (c *Controller) ofGroup(ctx context.Context, obj client.Object) []fleet.ID {
+	id, ok := deliver.IDOf(obj)
+	ref := obj.(*libv1beta1.ConfigurationGroup).Spec.SourceRef
+	if !ok || ref == nil || id.RequestorKind != configv1beta1.ClusterSummaryKind {
+		return nil
+	}
+	err := c.Hub.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: id.RequestorName}, &configv1beta1.ClusterSummary{})
+	if !apierrors.IsNotFound(err) {
+		return nil
+	}
+	return c.inDelivery(ctx, obj.GetNamespace())
+}
+
+// ofLease names the cluster of an agent's Lease.
+func (c *Controller) ofLease(ctx context.Context, obj client.Object) []fleet.ID {
+	return c.inDelivery(ctx, obj.GetNamespace())
+}
+
+// inDelivery lists the pull clusters whose deliveries are in a namespace.
+func (c *Controller) inDelivery(ctx context.Context, namespace string) []fleet.ID {
+	members, err := fleet.List(ctx, c.Hub)
+	if err != nil {
+		log.FromContext(ctx).Error(err, "list clusters")
+		return nil
+	}
+	var all []fleet.ID
+	for _, m := range members {
+		if m.Mode == fleet.Pull && m.DeliveryNamespace == namespace {
+			all = append(all, m.ID())
+		}
+	}
+	return all
+}
+
+// Reconcile looks for unclaimed bundles on one cluster.
+func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Result, error) {
+	member, cluster, err := fleet.Get(ctx, c.Hub, id.Type, id.Namespace, id.Name)
+	if apierrors.IsNotFound(err) || (err == nil && !c.Shard.Serves(cluster)) {
+		return reconcile.Result{}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if member.Deleting || member.Paused || !member.Held || member.Refused != "" || !isReachable(member) {
+		return reconcile.Result{}, nil // the watch tells when that changes, and a deregistration withdraws everything
+	}
+	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, member.Key()))
+	s := &state{cluster: cluster, member: member}
+	outcome := phase.Run(ctx, s, []phase.Step[*state]{
+		{Name: "list", Run: c.list},
+		{Name: "decide", Run: c.decideAll},
+		{Name: "withdraw", Run: c.withdrawAll},
+		{Name: "finish", Run: c.finish},
+		{Name: "report", Run: c.report},
+	})
+	if apierrors.IsConflict(outcome.Err) {
+		return reconcile.Result{RequeueAfter: eventDelay}, nil
+	}
+	if outcome.Err != nil {
+		return reconcile.Result{}, fmt.Errorf("look for unclaimed bundles on cluster %s: %w", member.Key(), outcome.Err)
+	}
+	switch {
+	case s.waiting:
+		return reconcile.Result{RequeueAfter: eventDelay}, nil
+	case s.withdrawn > 0:
+		return reconcile.Result{RequeueAfter: heartbeatDelay}, nil
+	}
+	return reconcile.Result{RequeueAfter: wait.Jitter(interval, intervalJitter)}, nil
+}

@@ -1,0 +1,58 @@
+package unclaimed
+
+import (
+	"context"
+	"fmt"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
+)
+
+// Remainder withdraws what a cluster that is being deregistered still holds once its ClusterSummaries and Works are gone.
+type Remainder struct {
+	Live      client.Reader
+	Transport deliver.Transport
+	// HubUID is the uid of the hub's namespace kube-system.
+	HubUID string
+}
+
+// Withdraw withdraws every bundle that this hub delivered to m. pending lists, for people, those that are not withdrawn yet, and kept those of
+// other hubs, or of unknown ones, which stay. A member that cannot be reached is not asked.
+func (r Remainder) Withdraw(ctx context.Context, m fleet.Member) (pending, kept []string, err error) {
+	if !isReachable(m) {
+		return nil, nil, nil
+	}
+	deployed, err := r.Transport.ListDeployed(ctx, m)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range deployed {
+		ours, err := r.isOurs(ctx, m, d)
+		if err != nil {
+			return pending, kept, err
+		}
+		if !ours {
+			kept = append(kept, Describe(d))
+			continue
+		}
+		done, err := r.Transport.Withdraw(ctx, m, bundle.Withdrawal{ID: d.ID, Leave: m.KeepAddons})
+		if err != nil {
+			return pending, kept, fmt.Errorf("withdraw %s: %w", d.ID, err)
+		}
+		if !done {
+			pending = append(pending, Describe(d))
+		}
+	}
+	return pending, kept, nil
+}
+
+// isOurs says whether this hub delivered a bundle. Of one that does not say who delivered it, groups and the cluster's configuration tell.
+func (r Remainder) isOurs(ctx context.Context, m fleet.Member, d bundle.Deployed) (bool, error) {
+	if d.Requested || d.Hub != "" {
+		return d.Requested || d.Hub == r.HubUID, nil
+	}
+	return isListed(ctx, r.Live, m, d)
+}

@@ -1,0 +1,108 @@
+package unclaimed
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// reasonNoOrder is why unclaimed bundles are kept, in the condition and its event.
+	reasonNoOrder = "NoWithdrawalOrder"
+	// maxListed is how many summaries a message lists.
+	maxListed = 20
+)
+
+// conditionsOf returns the conditions of a cluster object.
+func conditionsOf(cluster client.Object) *[]metav1.Condition {
+	switch cluster := cluster.(type) {
+	case *libv1beta1.SveltosCluster:
+		return &cluster.Status.Conditions
+	case *clusterv1alpha1.Cluster:
+		return &cluster.Status.Conditions
+	default:
+		return &[]metav1.Condition{}
+	}
+}
+
+// report writes the condition of the cluster if it differs, with an event when there is something new in it.
+func (c *Controller) report(ctx context.Context, s *state) error {
+	changed := s.cluster.DeepCopyObject().(client.Object)
+	conditions := conditionsOf(changed)
+	before := meta.FindStatusCondition(*conditions, libv1beta1.ConditionUnclaimedBundles)
+	if len(s.kept) == 0 {
+		if !meta.RemoveStatusCondition(conditions, libv1beta1.ConditionUnclaimedBundles) {
+			return nil
+		}
+		return c.patchStatus(ctx, s, changed)
+	}
+	text := Message(s.member, s.kept)
+	isNew := before == nil || before.Message != text
+	if !meta.SetStatusCondition(conditions, metav1.Condition{
+		Type: libv1beta1.ConditionUnclaimedBundles, Status: metav1.ConditionTrue, Reason: reasonNoOrder, Message: text,
+		ObservedGeneration: changed.GetGeneration(),
+	}) {
+		return nil
+	}
+	if err := c.patchStatus(ctx, s, changed); err != nil {
+		return err
+	}
+	if isNew {
+		c.Events.Eventf(changed, nil, corev1.EventTypeWarning, libv1beta1.ConditionUnclaimedBundles, "Keep", "%s", text)
+	}
+	return nil
+}
+
+func (c *Controller) patchStatus(ctx context.Context, s *state, changed client.Object) error {
+	// The lock keeps conditions of others.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("report on cluster %s: %w", s.member.Key(), err)
+	}
+	return nil
+}
+
+// Message lists, for people, bundles that are kept on m, and the command that withdraws them.
+func Message(m fleet.Member, kept []bundle.Deployed) string {
+	texts, names := make([]string, 0, len(kept)), []string{}
+	for _, d := range kept {
+		texts = append(texts, Describe(d))
+		if !slices.Contains(names, d.ID.RequestorName) {
+			names = append(names, d.ID.RequestorName)
+		}
+	}
+	if more := len(texts) - maxListed; more > 0 {
+		texts = append(texts[:maxListed], fmt.Sprintf("%d more", more))
+	}
+	names = names[:min(len(names), maxListed)]
+	return fmt.Sprintf("the cluster keeps what no ClusterSummary accounts for: %s; to withdraw it, run: %s %s=%s",
+		strings.Join(texts, ", "), annotateCommand(m), kube.AnnotationWithdraw, strings.Join(names, ","))
+}
+
+// Describe names a bundle for people.
+func Describe(d bundle.Deployed) string {
+	text := d.ID.Feature + " of ClusterSummary " + d.ID.RequestorName
+	if d.Owner.Kind != "" {
+		text += fmt.Sprintf(" (%s %s)", d.Owner.Kind, d.Owner.Name)
+	}
+	return text
+}
+
+func annotateCommand(m fleet.Member) string {
+	return map[fleet.Type]string{
+		fleet.TypeSveltos: "kubectl annotate sveltosclusters.lib.projectsveltos.io --namespace=" + m.Namespace + " " + m.Name,
+		fleet.TypeKarmada: "kubectl annotate clusters.cluster.karmada.io " + m.Name,
+	}[m.Type]
+}

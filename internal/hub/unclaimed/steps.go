@@ -1,0 +1,239 @@
+package unclaimed
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/summaries"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
+	"github.com/towline/towline/internal/match"
+)
+
+// state is what the steps of one reconcile know.
+type state struct {
+	cluster client.Object
+	member  fleet.Member
+	// deployed are the bundles of ClusterSummaries on the cluster.
+	deployed []bundle.Deployed
+	// toWithdraw are those with a proved order, with what is to become of their objects, and kept those without one.
+	toWithdraw []bundle.Withdrawal
+	kept       []bundle.Deployed
+	// waiting says that a withdrawal is not finished; withdrawn counts those that are.
+	waiting   bool
+	withdrawn int
+}
+
+// list reads what the cluster holds.
+func (c *Controller) list(ctx context.Context, s *state) error {
+	deployed, err := c.Transport.ListDeployed(ctx, s.member)
+	s.deployed = slices.DeleteFunc(deployed, func(d bundle.Deployed) bool { return d.ID.RequestorKind != configv1beta1.ClusterSummaryKind })
+	return err
+}
+
+// decideAll decides about each bundle.
+func (c *Controller) decideAll(ctx context.Context, s *state) error {
+	known, err := c.summaries(ctx, s.member)
+	if err != nil {
+		return err
+	}
+	ordered := orderedOn(s.cluster)
+	for _, d := range s.deployed {
+		if known[d.ID.RequestorName] != nil && d.Requested {
+			continue // its controller looks after it
+		}
+		e := evidence{deployed: d, hubUID: c.HubUID, summary: known[d.ID.RequestorName], ordered: slices.Contains(ordered, d.ID.RequestorName)}
+		leave, err := c.gather(ctx, s, &e)
+		if err != nil {
+			return err
+		}
+		switch decide(e) {
+		case withdraw:
+			s.toWithdraw = append(s.toWithdraw, bundle.Withdrawal{ID: d.ID, Leave: leave})
+		case keep:
+			s.kept = append(s.kept, d)
+		case claimed:
+		}
+	}
+	return nil
+}
+
+// summaries returns the summaries of a member by name, as the cache has them.
+func (c *Controller) summaries(ctx context.Context, m fleet.Member) (map[string]*configv1beta1.ClusterSummary, error) {
+	var list configv1beta1.ClusterSummaryList
+	if err := c.Hub.List(ctx, &list, client.MatchingFields{summaries.ClusterIndex: m.ID().String()}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list summaries of cluster %s: %w", m.Key(), err)
+	}
+	known := make(map[string]*configv1beta1.ClusterSummary, len(list.Items))
+	for i := range list.Items {
+		known[list.Items[i].Name] = &list.Items[i]
+	}
+	return known, nil
+}
+
+// gather adds to e what the hub knows of the bundle, and returns whether its profile asks to leave the objects on the cluster.
+func (c *Controller) gather(ctx context.Context, s *state, e *evidence) (leave bool, err error) {
+	if e.summary == nil {
+		// The cache may not have it yet.
+		summary := &configv1beta1.ClusterSummary{}
+		err := c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: e.deployed.ID.RequestorName}, summary)
+		if client.IgnoreNotFound(err) != nil {
+			return false, fmt.Errorf("read summary %s: %w", e.deployed.ID.RequestorName, err)
+		}
+		if err == nil {
+			e.summary = summary
+		}
+	}
+	owner := e.deployed.Owner
+	profile, spec, err := c.profile(ctx, owner)
+	if err != nil {
+		return false, err
+	}
+	e.profile = stateOf(profile, spec, s.member)
+	namespace, name := split(owner)
+	e.seenDeleted = e.profile == profileMissing && c.wasSeen(deletion{owner.Kind, namespace, name}) &&
+		c.wasSeen(deletion{configv1beta1.ClusterSummaryKind, s.member.Namespace, e.deployed.ID.RequestorName})
+	e.listed, err = isListed(ctx, c.Live, s.member, e.deployed)
+	return spec != nil && spec.StopMatchingBehavior == configv1beta1.LeavePolicies, err
+}
+
+func (c *Controller) wasSeen(d deletion) bool {
+	_, ok := c.seenDeleted.Get(d)
+	return ok
+}
+
+// split returns namespace and name of a profile; a ClusterProfile has no namespace.
+func split(owner bundle.Owner) (namespace, name string) {
+	if before, after, ok := strings.Cut(owner.Name, "/"); ok && owner.Kind == configv1beta1.ProfileKind {
+		return before, after
+	}
+	return "", owner.Name
+}
+
+// profile reads the profile behind a bundle from the API server; it is nil if there is none.
+func (c *Controller) profile(ctx context.Context, owner bundle.Owner) (client.Object, *configv1beta1.ProfileSpec, error) {
+	namespace, name := split(owner)
+	var profile client.Object
+	var spec *configv1beta1.ProfileSpec
+	switch owner.Kind {
+	case configv1beta1.ClusterProfileKind:
+		read := &configv1beta1.ClusterProfile{}
+		profile, spec = read, &read.Spec
+	case configv1beta1.ProfileKind:
+		read := &configv1beta1.Profile{}
+		profile, spec = read, &read.Spec
+	default:
+		return nil, nil, nil
+	}
+	err := c.Live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, profile)
+	if apierrors.IsNotFound(err) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read %s %s: %w", owner.Kind, owner.Name, err)
+	}
+	return profile, spec, nil
+}
+
+// stateOf returns what a profile wants with a member.
+func stateOf(profile client.Object, spec *configv1beta1.ProfileSpec, m fleet.Member) profileState {
+	if profile == nil {
+		return profileMissing
+	}
+	if !profile.GetDeletionTimestamp().IsZero() {
+		return profileDeleting
+	}
+	_, paused := profile.GetAnnotations()[libv1beta1.ProfilePausedAnnotation]
+	matching, err := match.Members(spec, profile.GetNamespace(), []fleet.Member{m})
+	switch {
+	case paused || err != nil:
+		return profileUndecided
+	case len(matching) > 0:
+		return profileMatches
+	}
+	return profileUnmatched
+}
+
+// isListed says whether the cluster's ClusterConfiguration lists a bundle.
+func isListed(ctx context.Context, hub client.Reader, m fleet.Member, d bundle.Deployed) (bool, error) {
+	configuration := &configv1beta1.ClusterConfiguration{}
+	if err := hub.Get(ctx, summaries.ConfigurationKey(m), configuration); client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("read what is deployed on cluster %s: %w", m.Key(), err)
+	}
+	_, name := split(d.Owner)
+	has := func(features []configv1beta1.DeployedFeature) bool {
+		return slices.ContainsFunc(features, func(f configv1beta1.DeployedFeature) bool { return string(f.FeatureID) == d.ID.Feature })
+	}
+	if d.Owner.Kind == configv1beta1.ProfileKind {
+		return slices.ContainsFunc(configuration.Status.ProfileResources, func(r configv1beta1.ProfileResource) bool {
+			return r.ProfileName == name && has(r.Features)
+		}), nil
+	}
+	return slices.ContainsFunc(configuration.Status.ClusterProfileResources, func(r configv1beta1.ClusterProfileResource) bool {
+		return r.ClusterProfileName == name && has(r.Features)
+	}), nil
+}
+
+// withdrawAll withdraws the bundles with a proved order. What is gone is no longer listed as deployed.
+func (c *Controller) withdrawAll(ctx context.Context, s *state) error {
+	for _, w := range s.toWithdraw {
+		done, err := c.Transport.Withdraw(ctx, s.member, w)
+		if err != nil {
+			return err
+		}
+		if !done {
+			s.waiting = true
+			continue
+		}
+		s.withdrawn++
+		log.FromContext(ctx).Info("withdrew a bundle without a summary", logkeys.Bundle, w.ID.String())
+		if err := c.unlist(ctx, s, w.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unlist removes a bundle from the cluster's ClusterConfiguration.
+func (c *Controller) unlist(ctx context.Context, s *state, id bundle.ID) error {
+	at := slices.IndexFunc(s.deployed, func(d bundle.Deployed) bool { return d.ID == id })
+	_, name := split(s.deployed[at].Owner)
+	owner := metav1.OwnerReference{APIVersion: configv1beta1.GroupVersion.String(), Kind: s.deployed[at].Owner.Kind, Name: name}
+	gone := []configv1beta1.DeployedFeature{{FeatureID: libv1beta1.FeatureID(id.Feature)}}
+	return summaries.Configurations{Hub: c.Hub, Live: c.Live}.Update(ctx, s.member, owner, gone)
+}
+
+// orderedOn lists the summaries whose bundles a person asked to withdraw from a cluster.
+func orderedOn(cluster client.Object) []string {
+	return strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationWithdraw], func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// finish removes a person's orders that are carried out, or that name nothing on the cluster.
+func (c *Controller) finish(ctx context.Context, s *state) error {
+	ordered := orderedOn(s.cluster)
+	if len(ordered) == 0 || s.waiting {
+		return nil
+	}
+	changed := s.cluster.DeepCopyObject().(client.Object)
+	annotations := changed.GetAnnotations()
+	delete(annotations, kube.AnnotationWithdraw)
+	changed.SetAnnotations(annotations)
+	// The lock keeps orders that came meanwhile.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("remove annotation %s: %w", kube.AnnotationWithdraw, err)
+	}
+	s.cluster = changed
+	return nil
+}
