@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -68,7 +70,7 @@ spec:
 		return text
 	}
 	return text + fmt.Sprintf(`  helmCharts:
-  - {repositoryURL: %[2]s, repositoryName: examples, chartName: examples/hello, chartVersion: v0.1.0, releaseName: %[1]s, releaseNamespace: %[1]s}
+  - {repositoryURL: %[2]s, repositoryName: examples, chartName: examples/%[1]s, chartVersion: v0.1.0, releaseName: %[1]s, releaseNamespace: %[1]s}
 `, p.name, p.Charts)
 }
 
@@ -187,6 +189,7 @@ func TestStatusLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	push, pull := w.pushMember("fleet", "pushed", "tier=one"), w.pullMember("fleet", "pulled", "tier=one")
+	w.serveCharts()
 	var all []*statusProfile
 	for what, tampering := range tamperings {
 		all = append(all,
@@ -240,6 +243,22 @@ func TestStatusLost(t *testing.T) {
 	for _, p := range all {
 		p.wantWithdrawn()
 	}
+}
+
+// serveCharts serves a chart of its own for every profile: they are on the same member, and each chart defines a kind.
+func (w *world) serveCharts() {
+	w.t.Helper()
+	var charts []examples.Chart
+	for what := range tamperings {
+		charts = append(charts, examples.Chart{Name: "push-" + what}, examples.Chart{Name: "pull-" + what})
+	}
+	repository, err := examples.Repository(charts...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	server := httptest.NewServer(repository)
+	w.t.Cleanup(server.Close)
+	w.Charts = server.URL
 }
 
 // losesStatusAtEveryMoment loses the status after and during a rollout, a relabel and a withdrawal.

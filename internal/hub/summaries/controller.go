@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -70,9 +69,7 @@ type Controller struct {
 	Clock  clock.PassiveClock
 
 	reading *watchlist
-	// written maps the names of summaries to the resourceVersion of the last status that this process wrote. What is not in it costs one more
-	// reconcile.
-	written sync.Map
+	echoes  echoFilter
 }
 
 // Setup makes mgr run the controller.
@@ -123,8 +120,7 @@ func (c *Controller) statusEdited() predicate.Predicate {
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*configv1beta1.ClusterSummary), e.ObjectNew.(*configv1beta1.ClusterSummary)
-			written, _ := c.written.Load(client.ObjectKeyFromObject(after))
-			return written != after.ResourceVersion && !equality.Semantic.DeepEqual(before.Status, after.Status)
+			return !equality.Semantic.DeepEqual(before.Status, after.Status) && !c.echoes.isEcho(client.ObjectKeyFromObject(after), after.ResourceVersion)
 		},
 	}
 }
@@ -229,7 +225,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := c.Hub.Get(ctx, req.NamespacedName, summary); err != nil {
 		if apierrors.IsNotFound(err) {
 			c.reading.set(req.NamespacedName, nil)
-			c.written.Delete(req.NamespacedName)
+			c.echoes.forget(req.NamespacedName)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -281,6 +277,9 @@ func result(s *state, outcome phase.Outcome, reported error) (reconcile.Result, 
 	}
 	if s.retry != nil {
 		return reconcile.Result{}, s.retry
+	}
+	if s.edited {
+		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	if outcome.Kind == phase.Waiting {
 		return reconcile.Result{RequeueAfter: outcome.After}, nil

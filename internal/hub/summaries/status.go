@@ -146,11 +146,14 @@ func (c *Controller) write(ctx context.Context, s *state, now configv1beta1.Clus
 	written.Status = now
 	// The lock keeps a reconcile that saw an old state from taking back what a later one wrote.
 	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
+	name := client.ObjectKeyFromObject(written)
+	c.echoes.begin(name)
 	if err := c.Hub.Status().Patch(ctx, written, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		c.echoes.end(name, "")
 		return client.IgnoreNotFound(fmt.Errorf("report on summary %s: %w", client.ObjectKeyFromObject(s.summary), err))
 	}
 	s.summary = written
-	c.written.Store(client.ObjectKeyFromObject(written), written.ResourceVersion)
+	s.edited = c.echoes.end(name, written.ResourceVersion)
 	for _, event := range status.Events(before, now, s.member) {
 		c.tell(written, event)
 	}

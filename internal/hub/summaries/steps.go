@@ -44,6 +44,8 @@ type state struct {
 	// retry is why to try again, later after each failure; next is when to look again at what is merely not done.
 	retry error
 	next  time.Duration
+	// edited says that somebody else changed the status after this reconcile wrote it.
+	edited bool
 	// free says that nothing is left to do for a deleted summary.
 	free bool
 }

@@ -1,0 +1,39 @@
+package summaries
+
+import (
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func TestOwnStatusWritesAreEchoes(t *testing.T) {
+	t.Parallel()
+	f, name := &echoFilter{}, types.NamespacedName{Namespace: "fleet", Name: "web"}
+	if f.isEcho(name, "1") {
+		t.Error("an event before any write is an echo")
+	}
+	f.begin(name)
+	if !f.isEcho(name, "10") {
+		t.Error("an event during a write is not taken for its echo")
+	}
+	if f.end(name, "10") {
+		t.Error("the echo of a write counts as missed")
+	}
+	if !f.isEcho(name, "9") || !f.isEcho(name, "10") || f.isEcho(name, "11") {
+		t.Error("events up to the last write are echoes, and no others")
+	}
+	f.begin(name)
+	f.isEcho(name, "13")
+	if !f.end(name, "12") {
+		t.Error("an event of a later write of somebody else was missed")
+	}
+	f.begin(name)
+	f.isEcho(name, "14")
+	if !f.end(name, "") {
+		t.Error("an event during a write that failed was missed")
+	}
+	f.forget(name)
+	if f.isEcho(name, "9") {
+		t.Error("a summary that was forgotten is still known")
+	}
+}
