@@ -126,12 +126,9 @@ func (c *Controller) ofSummary(ctx context.Context, obj client.Object) []reconci
 
 // Reconcile takes one cluster a step nearer to its end.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	cluster := &libv1beta1.SveltosCluster{}
-	if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
-	}
-	if cluster.DeletionTimestamp.IsZero() || !controllerutil.ContainsFinalizer(cluster, kube.FinalizerCluster) || !c.Shard.Serves(cluster) {
-		return reconcile.Result{}, nil
+	cluster, leaves, err := c.leavingCluster(ctx, req)
+	if err != nil || !leaves {
+		return reconcile.Result{}, err
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, req.String()))
 	s := &state{cluster: cluster, member: fleet.FromSveltosCluster(cluster)}
@@ -155,6 +152,21 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, fmt.Errorf("deregister cluster %s: %w", req, outcome.Err)
 	}
 	return reconcile.Result{}, reported
+}
+
+// leavingCluster reads the cluster, and says whether it is ours to take out of the fleet. What the cache says is confirmed by
+// the API server: a cluster that the cache still has may have left, and be registered again by now.
+func (c *Controller) leavingCluster(ctx context.Context, req reconcile.Request) (cluster *libv1beta1.SveltosCluster, leaves bool, err error) {
+	for _, hubClient := range []client.Client{c.Hub, c.Live} {
+		cluster = &libv1beta1.SveltosCluster{}
+		if err := hubClient.Get(ctx, req.NamespacedName, cluster); err != nil {
+			return nil, false, client.IgnoreNotFound(err)
+		}
+		if cluster.DeletionTimestamp.IsZero() || !controllerutil.ContainsFinalizer(cluster, kube.FinalizerCluster) || !c.Shard.Serves(cluster) {
+			return nil, false, nil
+		}
+	}
+	return cluster, true, nil
 }
 
 // next says when to look again if no watch tells of anything until then.

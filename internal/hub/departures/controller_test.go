@@ -18,6 +18,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/hub/departures"
 	"github.com/towline/towline/internal/hub/registrations"
@@ -165,4 +166,41 @@ func TestWhatIsBeingDoneToAClusterThatIsGivenUpIsCutOff(t *testing.T) {
 	if want := namespace + "/one"; !slices.Contains(forgotten, want) {
 		t.Errorf("forgotten: %v, want %s", forgotten, want)
 	}
+}
+
+// behind is a cache that still has a cluster which has left.
+type behind struct {
+	client.Client
+	cluster *libv1beta1.SveltosCluster
+}
+
+func (b behind) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	if cluster, ok := obj.(*libv1beta1.SveltosCluster); ok {
+		b.cluster.DeepCopyInto(cluster)
+		return nil
+	}
+	return b.Client.Get(ctx, key, obj, opts...)
+}
+
+func TestClusterThatIsRegisteredAgainKeepsItsCredentials(t *testing.T) {
+	t.Parallel()
+	hubClient, plane := installed(t)
+	namespace := plane.Namespace(t, "departures")
+	w := newWorld(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
+	left := w.cluster.DeepCopy()
+	w.must(hubClient.Get(t.Context(), client.ObjectKeyFromObject(left), left))
+	left.Spec.PullMode = false
+	free := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+	w.must(hubClient.Patch(t.Context(), w.cluster, free))
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Namespace: namespace, Name: "one-sveltos-kubeconfig", Labels: map[string]string{"towline.dev/registration": "one"},
+	}}
+	w.must(hubClient.Create(t.Context(), secret))
+	w.cluster = &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one", Finalizers: []string{kube.FinalizerCluster}}}
+	w.must(hubClient.Create(t.Context(), w.cluster))
+	w.controller.Hub = behind{hubClient, left}
+	w.controller.Reach.Contact = func(context.Context, fleet.Member) (fleet.Facts, error) { return fleet.Facts{}, nil }
+	_, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
+	w.must(err)
+	w.must(hubClient.Get(t.Context(), client.ObjectKeyFromObject(secret), secret))
 }
