@@ -31,7 +31,8 @@ func newDeregisterCluster(streams Streams) *cobra.Command {
 		Long: `Take a cluster out of the fleet of the hub that KUBECONFIG points at.
 
 The hub withdraws what it deployed on the cluster, or with --keep-addons leaves it there; then the agent of a cluster in pull mode removes
-itself; then identity, credentials and objects of the cluster go from the hub. What is waited for is shown.
+itself; then identity, credentials and objects of the cluster go from the hub, also those that the sveltosctl of Sveltos made for its
+agent. Of these, what something else uses stays and is listed. What is waited for is shown.
 
 When --wait is over, the command fails and the hub goes on by itself: run it again to wait on. What cannot be reached is only left
 behind with --force, which says what that is: at once, if the cluster is known to be away, else when --wait is over; a cluster that
@@ -88,10 +89,21 @@ func (f *deregisterFlags) run(ctx context.Context, streams Streams) error {
 		streams.say("note: a running hub goes on with it; to see how far it is, run the command again with some --wait")
 		return nil
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = farewell(streams, r, departure)
 	}
-	return farewell(streams, r, departure)
+	sayKept(streams, departure.Kept)
+	return err
+}
+
+// sayKept lists what stays on the hub.
+func sayKept(streams Streams, kept []join.Kept) {
+	if len(kept) > 0 {
+		streams.say("note: these stay on the hub, since Towline did not make them and cannot tell that nobody else needs them:")
+	}
+	for _, k := range kept {
+		streams.say("  - %s", k)
+	}
 }
 
 // farewell prints what is gone, and says what stays on the cluster.

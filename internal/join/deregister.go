@@ -54,6 +54,8 @@ type Departure struct {
 	// Left are, for people, the things that stay on the member, one each: because it was asked to keep them, or was not reached, or did not
 	// let go in time. Of the last two it is what was last known to be there.
 	Left []string
+	// Kept are the objects that stay on the hub although their names are those of a registration: others made them.
+	Kept []Kept
 	// Forced says that it was done by force.
 	Forced bool
 }
@@ -108,7 +110,7 @@ func (d *departure) run(ctx context.Context) error {
 	if !found {
 		return d.cleanUp(ctx)
 	}
-	before, err := (&retraction{hub: d.hubClient, cluster: cluster, request: d.request.Request}).present(ctx)
+	before, err := d.present(ctx, cluster)
 	if err != nil {
 		return err
 	}
@@ -123,6 +125,17 @@ func (d *departure) run(ctx context.Context) error {
 		return err
 	}
 	return d.conclude(ctx, cluster, before)
+}
+
+// present reads what is there that is to be deleted, in the order in which it goes.
+func (d *departure) present(ctx context.Context, cluster *libv1beta1.SveltosCluster) ([]client.Object, error) {
+	r := &retraction{hub: d.hubClient, cluster: cluster, request: d.request.Request}
+	foreign, _, err := r.foreign(ctx)
+	if err != nil {
+		return nil, err
+	}
+	own, err := r.present(ctx)
+	return append(foreign, own...), err
 }
 
 // ask tells the hub, by way of the SveltosCluster, that the cluster is to go.
@@ -232,14 +245,18 @@ func (d *departure) conclude(ctx context.Context, cluster *libv1beta1.SveltosClu
 	if err != nil {
 		return err
 	}
+	d.done.Kept = rest.Kept
 	d.done.Deleted = append(d.done.Deleted, refOf(d.hubClient, cluster))
 	for _, obj := range before {
-		d.done.Deleted = append(d.done.Deleted, refOf(d.hubClient, obj))
+		ref := refOf(d.hubClient, obj)
+		if !slices.ContainsFunc(rest.Kept, func(k Kept) bool { return k.Ref == ref }) {
+			d.done.Deleted = append(d.done.Deleted, ref)
+		}
 	}
 	if err := d.noteNamespace(ctx, cluster); err != nil {
 		return err
 	}
-	for _, ref := range rest {
+	for _, ref := range rest.Deleted {
 		if !slices.Contains(d.done.Deleted, ref) {
 			d.done.Deleted = append(d.done.Deleted, ref)
 		}
@@ -280,10 +297,10 @@ func (d *departure) noteNamespace(ctx context.Context, cluster *libv1beta1.Svelt
 }
 
 // retract takes the registration back unless the cluster was registered again meanwhile.
-func (d *departure) retract(ctx context.Context, cluster *libv1beta1.SveltosCluster) ([]kube.Ref, error) {
+func (d *departure) retract(ctx context.Context, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
 	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 	if err != nil || found {
-		return nil, err
+		return Retracted{}, err
 	}
 	return Retract(ctx, d.hubClient, d.kinds, cluster)
 }
@@ -297,7 +314,8 @@ func (d *departure) cleanUp(ctx context.Context) error {
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(d.request.Namespace, d.request.Name)}
 	cluster.Annotations = map[string]string{kube.AnnotationDeliveryNS: delivery}
 	cluster.Spec.PullMode = true
-	d.done.Deleted, err = Retract(ctx, d.hubClient, d.kinds, cluster)
+	rest, err := Retract(ctx, d.hubClient, d.kinds, cluster)
+	d.done.Deleted, d.done.Kept = rest.Deleted, rest.Kept
 	return err
 }
 

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -18,16 +19,25 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Retract deletes what the registration of cluster made on the hub, in either mode, and what waits there for its agent, and returns what it
-// deleted, in that order. Its credentials go last but for the namespace of its deliveries. It leaves alone the SveltosCluster itself, what
-// others made, and what belongs to another cluster. A namespace that was made for the deliveries goes only if kinds can tell that nobody has
-// anything in it; kinds may be nil. hub must read from the API server. It can be interrupted and run again.
-func Retract(ctx context.Context, hub client.Client, kinds Kinds, cluster *libv1beta1.SveltosCluster) ([]kube.Ref, error) {
+// Retracted is what a retraction did.
+type Retracted struct {
+	// Deleted are the deleted objects, in that order.
+	Deleted []kube.Ref
+	// Kept are the objects that stay although their names are those of a registration.
+	Kept []Kept
+}
+
+// Retract deletes what the registration of cluster made on the hub, in either mode, and what waits there for its agent. Its credentials go
+// last but for the namespace of its deliveries. The identity that the sveltosctl of Sveltos made for the agent of a pull-mode cluster goes
+// first, as far as nothing else uses it. Retract leaves alone the SveltosCluster itself, everything else that others made, and what belongs
+// to another cluster. A namespace that was made for the deliveries goes only if kinds can tell that nobody has anything in it; kinds may be
+// nil. hub must read from the API server. It can be interrupted and run again.
+func Retract(ctx context.Context, hub client.Client, kinds Kinds, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
 	r := &retraction{hub: hub, kinds: kinds, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 	if err := r.run(ctx); err != nil {
-		return r.deleted, fmt.Errorf("take back the registration of cluster %s: %w", r.request.key(), err)
+		return r.done, fmt.Errorf("take back the registration of cluster %s: %w", r.request.key(), err)
 	}
-	return r.deleted, nil
+	return r.done, nil
 }
 
 // retraction takes one registration back.
@@ -36,10 +46,14 @@ type retraction struct {
 	kinds   Kinds
 	cluster *libv1beta1.SveltosCluster
 	request Request
-	deleted []kube.Ref
+	done    Retracted
 }
 
 func (r *retraction) run(ctx context.Context) error {
+	// An agent that is not ours must not see its deliveries go.
+	if err := r.removeForeign(ctx); err != nil {
+		return err
+	}
 	held, err := r.held(ctx)
 	if err != nil {
 		return err
@@ -86,12 +100,8 @@ func (r *retraction) held(ctx context.Context) ([]*corev1.Namespace, error) {
 // objects are all that a registration may have made. The ServiceAccount is last: without it no credential is worth anything.
 func (r *retraction) objects(held []*corev1.Namespace) []client.Object {
 	q := r.request
-	secret := fleet.FromSveltosCluster(r.cluster).KubeconfigSecret
-	if secret == "" {
-		secret = KubeconfigSecret(q.Name)
-	}
 	objects := []client.Object{
-		&corev1.Secret{ObjectMeta: named(q.Namespace, secret)},
+		&corev1.Secret{ObjectMeta: named(q.Namespace, r.kubeconfigSecret())},
 		&corev1.Secret{ObjectMeta: named(q.Namespace, AuthoritySecret(q.Name))},
 		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, sharedBinding(q))},
 	}
@@ -110,6 +120,10 @@ func (r *retraction) objects(held []*corev1.Namespace) []client.Object {
 		&corev1.Secret{ObjectMeta: named(q.Namespace, RegistrationSecret(q.Name))},
 		&corev1.Secret{ObjectMeta: named(q.Namespace, AnchorSecret(q.Name))},
 		&corev1.ServiceAccount{ObjectMeta: named(q.Namespace, q.Name)})
+}
+
+func (r *retraction) kubeconfigSecret() string {
+	return cmp.Or(fleet.FromSveltosCluster(r.cluster).KubeconfigSecret, KubeconfigSecret(r.request.Name))
 }
 
 // present reads those of the objects that exist and are this cluster's.
@@ -191,7 +205,7 @@ func (r *retraction) remove(ctx context.Context, obj client.Object) error {
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete %s: %w", refOf(r.hub, obj), err)
 	}
-	r.deleted = append(r.deleted, refOf(r.hub, obj))
+	r.done.Deleted = append(r.done.Deleted, refOf(r.hub, obj))
 	if lease, ok := obj.(*coordinationv1.Lease); ok && len(lease.Finalizers) > 0 {
 		return r.free(ctx, lease)
 	}

@@ -149,11 +149,11 @@ func TestRetractKeepsANamespaceInWhichSomebodyElseHasSomething(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		deleted, err := join.Retract(t.Context(), hubClient, kinds(t, plane), cluster)
+		done, err := join.Retract(t.Context(), hubClient, kinds(t, plane), cluster)
 		if err != nil {
 			t.Fatal(err)
 		}
-		gone := slices.Contains(deleted, kube.Ref{Version: "v1", Kind: "Namespace", Name: delivery})
+		gone := slices.Contains(done.Deleted, kube.Ref{Version: "v1", Kind: "Namespace", Name: delivery})
 		if gone != (users == nil) {
 			t.Errorf("%s: the namespace goes: %t", name, gone)
 		}
@@ -197,8 +197,8 @@ func TestALongNameIsRefusedAndHoldsNothingUp(t *testing.T) {
 	cluster := declared(t, hubClient, n, strings.Repeat("a", 64))
 	_, err := join.Establish(t.Context(), hubClient, cluster)
 	wantText(t, err, "metadata.name: the name of a cluster in pull mode may have 63 characters at most")
-	if deleted, err := join.Retract(t.Context(), hubClient, kinds(t, plane), cluster); err != nil || len(deleted) > 0 {
-		t.Errorf("deleted %v, err %v", deleted, err)
+	if done, err := join.Retract(t.Context(), hubClient, kinds(t, plane), cluster); err != nil || len(done.Deleted) > 0 {
+		t.Errorf("deleted %v, err %v", done.Deleted, err)
 	}
 }
 

@@ -202,14 +202,23 @@ func (c *Controller) retractMember(ctx context.Context, s *state) error {
 	return c.RetractMember(limited, member, hubUID, s.cluster)
 }
 
-// retract takes back what the registration made on the hub.
+// retract takes back what the registration made on the hub, and reports what stays there of it.
 func (c *Controller) retract(ctx context.Context, s *state) error {
 	defer c.Turns.Take(client.ObjectKeyFromObject(s.cluster))()
-	deleted, err := join.Retract(ctx, c.Live, c.Kinds, s.cluster)
-	if len(deleted) > 0 {
-		log.FromContext(ctx).Info("took back the registration of a cluster", logkeys.Count, len(deleted))
+	done, err := join.Retract(ctx, c.Live, c.Kinds, s.cluster)
+	if len(done.Deleted) > 0 {
+		log.FromContext(ctx).Info("took back the registration of a cluster", logkeys.Count, len(done.Deleted))
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	for _, kept := range done.Kept {
+		// Events that differ in nothing but their text are one event: the related object tells them apart.
+		object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: kept.Ref.Namespace, Name: kept.Ref.Name}}
+		object.SetGroupVersionKind(kept.Ref.GVK())
+		c.Events.Eventf(s.cluster, object, corev1.EventTypeWarning, "LeftBehind", libv1beta1.SveltosClusterKind, "on the hub stays %s", kept)
+	}
+	return nil
 }
 
 // release lets the cluster object go.
