@@ -13,10 +13,11 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// Members returns the members that spec lands on, sorted by namespace and name: those that are ready and whose labels match
-// clusterSelector, and those that clusterRefs name, ready or not. A member that is being deleted matches nothing. namespace is that
-// of a Profile, which sees no other, and "" for a ClusterProfile. It fails only for a selector that does not parse.
-func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.Member) ([]fleet.Member, error) {
+// Members returns the members that spec lands on, sorted by namespace and name: those whose labels match clusterSelector, once they are ready,
+// and those that clusterRefs name, ready or not. A member that is being deleted matches nothing. namespace is that of a Profile, which sees no
+// other, and "" for a ClusterProfile. served are the members that have a summary of the profile: they were ready, and still match if their
+// status, which can be lost, does not say so. It fails only for a selector that does not parse.
+func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.Member, served map[fleet.ID]bool) ([]fleet.Member, error) {
 	selector, err := selectorOf(spec.ClusterSelector)
 	if err != nil {
 		return nil, err
@@ -33,7 +34,7 @@ func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.
 		if m.Deleting || (namespace != "" && m.Namespace != namespace) {
 			continue
 		}
-		if named[m.ID()] || (m.Ready && selector.Matches(labels.Set(m.Labels))) {
+		if named[m.ID()] || ((m.Ready || served[m.ID()]) && selector.Matches(labels.Set(m.Labels))) {
 			matching = append(matching, m)
 		}
 	}

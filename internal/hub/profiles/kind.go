@@ -2,9 +2,11 @@ package profiles
 
 import (
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/match"
 )
 
 // kind is what ClusterProfile and Profile differ in.
@@ -45,6 +47,14 @@ func kinds() []kind {
 			},
 		},
 	}
+}
+
+// made says whether summary was made for a profile of the kind and of this name, whatever its uid. A restore can drop the reference to the owner.
+func (k kind) made(summary *configv1beta1.ClusterSummary, profile string) bool {
+	if owner := metav1.GetControllerOf(summary); owner != nil {
+		return owner.Kind == k.name && owner.Name == profile
+	}
+	return summary.Labels[k.label] == match.LabelValue(profile)
 }
 
 // reference is how events and status name a profile.

@@ -57,6 +57,15 @@ func (r *reconciler) newState(profile client.Object) *state {
 
 func (s *state) deleting() bool { return !s.profile.GetDeletionTimestamp().IsZero() }
 
+// served returns the members that have a summary which stays.
+func (s *state) served() map[fleet.ID]bool {
+	served := make(map[fleet.ID]bool, len(s.summaries))
+	for member, summary := range s.summaries {
+		served[member] = summary.DeletionTimestamp.IsZero()
+	}
+	return served
+}
+
 // load reads the summaries that the profile owns. Their names say nothing: the owner and the spec do.
 func (r *reconciler) load(ctx context.Context, s *state) error {
 	var list configv1beta1.ClusterSummaryList
@@ -107,7 +116,7 @@ func (r *reconciler) match(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
-	matching, err := match.Members(s.spec, s.profile.GetNamespace(), members)
+	matching, err := match.Members(s.spec, s.profile.GetNamespace(), members, s.served())
 	if err != nil {
 		return phase.Invalid{Err: err}
 	}
@@ -146,9 +155,8 @@ func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error
 		return fmt.Errorf("look for summary %s: %w", summary.Name, err)
 	}
 	if err == nil {
-		if owner := metav1.GetControllerOf(holder); owner != nil && owner.Kind == r.kind.name && owner.Name == s.profile.GetName() {
-			// It belongs to a profile of the same name that is gone, and goes too.
-			return phase.Wait{Reason: "summary " + summary.Name + " of an earlier " + r.kind.name + " is going away"}
+		if r.kind.made(holder, s.profile.GetName()) && match.Target(holder) == m.ID() {
+			return r.takeOver(ctx, s, m, holder)
 		}
 		summary.Name = match.DistinctSummaryName(r.kind.name, s.profile.GetName(), m)
 	}
@@ -165,6 +173,15 @@ func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error
 	}
 	log.FromContext(ctx).Info("cluster matches", logkeys.Member, m.Key(), logkeys.Summary, summary.Name)
 	return nil
+}
+
+// takeOver makes summary the profile's that a profile of the same name had: the hub was restored, and with it the profile got another uid. Unless
+// the garbage collector is faster, nothing is withdrawn only to be deployed again.
+func (r *reconciler) takeOver(ctx context.Context, s *state, m fleet.Member, summary *configv1beta1.ClusterSummary) error {
+	if !summary.DeletionTimestamp.IsZero() {
+		return phase.Wait{Reason: "summary " + summary.Name + " of an earlier " + r.kind.name + " is going away"}
+	}
+	return r.update(ctx, summary, r.desired(s, m, summary))
 }
 
 // desired returns have as it should be for m.

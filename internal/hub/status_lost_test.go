@@ -1,0 +1,138 @@
+package hub_test
+
+import (
+	"fmt"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/match"
+)
+
+// loseStatus removes the status of obj, as from a backup without it.
+func (w *world) loseStatus(obj client.Object) {
+	w.Helper()
+	w.must(w.Status().Patch(w.Context(), obj, client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))))
+}
+
+// touch changes an annotation of a profile, and waits until the hub has copied it to the summary with this uid.
+func touch[T client.Object](w *world, profile T, summary *configv1beta1.ClusterSummary, value string) {
+	w.Helper()
+	const key = "test.towline.dev/touched"
+	update(w, profile, func(p T) {
+		annotations := p.GetAnnotations()
+		if annotations == nil {
+			annotations = map[string]string{}
+		}
+		annotations[key] = value
+		p.SetAnnotations(annotations)
+	})
+	w.eventually("the hub has seen the profile", func() error {
+		live := &configv1beta1.ClusterSummary{}
+		if err := w.Get(w.Context(), client.ObjectKeyFromObject(summary), live); err != nil {
+			return err
+		}
+		if live.UID != summary.UID || !live.DeletionTimestamp.IsZero() || live.Annotations[key] != value {
+			return fmt.Errorf("uid %s, want %s; deleted %v; annotations %v", live.UID, summary.UID, live.DeletionTimestamp, live.Annotations)
+		}
+		return nil
+	})
+}
+
+func TestAddonsStayWhileTheStatusOfTheirClusterIsLost(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	one := w.member("one", w.prod())
+	everywhere := w.profile(nil)
+	here := &configv1beta1.Profile{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "here"}, Spec: *everywhere.Spec.DeepCopy()}
+	w.configMap("others", manifest("b"))
+	here.Spec.PolicyRefs[0].Name = "others"
+	w.create(here)
+	summaries := map[client.Object]*configv1beta1.ClusterSummary{
+		everywhere: w.wantProvisioned(everywhere, "one"), here: w.wantProvisioned(here, "one"),
+	}
+	// Without a heartbeat the hub does not write the status again, and the test decides when it is back.
+	w.loseStatus(one)
+	touch(w, everywhere, summaries[everywhere], "lost")
+	touch(w, here, summaries[here], "lost")
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(one), one))
+	if one.Status.Ready {
+		t.Error("the cluster is ready")
+	}
+	w.ready(one)
+	touch(w, everywhere, summaries[everywhere], "found")
+	touch(w, here, summaries[here], "found")
+	for profile, summary := range summaries {
+		if got := w.wantProvisioned(profile, "one"); got.UID != summary.UID {
+			t.Errorf("%s has another summary", profile.GetName())
+		}
+	}
+	if got := w.withdrawals(); got != nil {
+		t.Errorf("withdrawn: %v", got)
+	}
+}
+
+func TestAddonsStayWhileTheStatusOfTheirKarmadaClusterIsLost(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	name := w.ns
+	one := w.declared(name, clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull})
+	board.mu.Lock()
+	board.tests[fleet.ExecutionSpace(name)] = w.mailbox
+	board.mu.Unlock()
+	profile := w.profile(nil)
+	summary := w.wantState(profile, name, "Provisioned")
+	w.loseStatus(one)
+	touch(w, profile, summary, "lost")
+	w.eventually("the Cluster is ready again", func() error { return w.answers(one, metav1.ConditionTrue) })
+	touch(w, profile, summary, "found")
+	if got := w.withdrawals(); got != nil {
+		t.Errorf("withdrawn: %v", got)
+	}
+}
+
+func TestRestoredSummariesAreTheirProfilesAgain(t *testing.T) {
+	w := newWorld(t)
+	// With it for a second owner the garbage collector, which may be faster than the hub, leaves the summary.
+	manifests := w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	// A backup knows a profile by another uid, or drops the references to owners.
+	tests := map[string]func(profile string) []metav1.OwnerReference{
+		"without an owner": func(string) []metav1.OwnerReference { return nil },
+		"with the uid of another profile": func(profile string) []metav1.OwnerReference {
+			return []metav1.OwnerReference{
+				{APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterProfileKind, Name: profile, UID: "another", Controller: ptr.To(true)},
+				{APIVersion: "v1", Kind: "ConfigMap", Name: manifests.Name, UID: manifests.UID},
+			}
+		},
+	}
+	for name, owners := range tests {
+		t.Run(name, func(t *testing.T) {
+			profile := w.profile(func(s *configv1beta1.ProfileSpec) { s.ClusterSelector.MatchLabels["env"] = "none" })
+			restored := &configv1beta1.ClusterSummary{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: w.ns, Name: match.SummaryName(configv1beta1.ClusterProfileKind, profile.Name, memberNamed("one")),
+					Labels:          map[string]string{configv1beta1.ClusterProfileNameLabel: match.LabelValue(profile.Name)},
+					OwnerReferences: owners(profile.Name), Finalizers: []string{configv1beta1.ClusterSummaryFinalizer},
+				},
+				Spec: configv1beta1.ClusterSummarySpec{
+					ClusterNamespace: w.ns, ClusterName: "one", ClusterType: libv1beta1.ClusterTypeSveltos, ClusterProfileSpec: *profile.Spec.DeepCopy(),
+				},
+			}
+			w.create(restored)
+			update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.ClusterSelector.MatchLabels["env"] = "prod" })
+			if got := w.wantProvisioned(profile, "one"); got.UID != restored.UID || !metav1.IsControlledBy(got, profile) {
+				t.Errorf("uid %s, want %s; owners %v", got.UID, restored.UID, got.OwnerReferences)
+			}
+			if got := w.withdrawals(); got != nil {
+				t.Errorf("withdrawn: %v", got)
+			}
+		})
+	}
+}
