@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -184,18 +182,18 @@ func (c *Controller) look(ctx context.Context, req reconcile.Request, name strin
 	return c.execute(ctx, work, m, circumstances(cluster, m))
 }
 
-// circumstances says how a cluster stands. One that is removed while it is not reached is not waited for.
+// circumstances says how a cluster stands. One that is removed and not reached is waited for until its removal abandons it: a status that says so
+// may have been lost, and its removal asks the member.
 func circumstances(cluster *clusterv1alpha1.Cluster, m fleet.Member) works.Circumstances {
 	reachable := m.Ready && !m.Down && m.Refused == ""
 	held := controllerutil.ContainsFinalizer(cluster, clusterv1alpha1.ClusterFinalizer)
-	abandoned := slices.Contains(strings.Split(cluster.Annotations[kube.AnnotationDeregister], ","), kube.DeregisterAbandon)
 	return works.Circumstances{
 		Reachable: reachable,
 		Hindrance: m.Refused,
 		// What is not held goes without a word: what was applied could not be withdrawn in order.
 		Leaving: m.Deleting || !held,
 		Orphan:  m.Deleting && m.KeepAddons,
-		Abandon: m.Refused != "" || (m.Deleting && (abandoned || !reachable)),
+		Abandon: m.Abandoned,
 	}
 }
 

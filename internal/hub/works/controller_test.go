@@ -275,7 +275,6 @@ func TestWorksOfLeavingCluster(t *testing.T) {
 	}{
 		"is withdrawn":                       {ready: metav1.ConditionTrue},
 		"is left with --orphan":              {annotation: kube.DeregisterKeep, ready: metav1.ConditionTrue, there: true},
-		"is released when it is not ready":   {ready: metav1.ConditionFalse, there: true, marked: true},
 		"is released when it is abandoned":   {annotation: kube.DeregisterForce + "," + kube.DeregisterAbandon, ready: metav1.ConditionTrue, there: true, marked: true},
 		"is withdrawn when it goes by force": {annotation: kube.DeregisterForce, ready: metav1.ConditionTrue},
 	} {
@@ -308,4 +307,47 @@ func TestWorkOfNoClusterIsLetGo(t *testing.T) {
 	w.must(w.Delete(t.Context(), w.cluster))
 	w.must(w.Delete(t.Context(), w.get("one")))
 	w.eventually("let go", func() bool { return w.get("one") == nil })
+}
+
+func TestNoStatusReleasesWorks(t *testing.T) {
+	t.Parallel()
+	taken := func(s *clusterv1alpha1.ClusterStatus) {
+		s.Conditions[0].Status, s.Conditions[0].Reason, s.Conditions[0].Message = metav1.ConditionFalse, fleet.ReasonTaken, "another one has the id"
+	}
+	// say gives the Cluster a status that is not true.
+	tests := map[string]struct {
+		say     func(*clusterv1alpha1.ClusterStatus)
+		leaving bool
+	}{
+		"cleared while it leaves":   {func(s *clusterv1alpha1.ClusterStatus) { *s = clusterv1alpha1.ClusterStatus{} }, true},
+		"not ready while it leaves": {func(s *clusterv1alpha1.ClusterStatus) { s.Conditions[0].Status = metav1.ConditionFalse }, true},
+		"refused while it leaves":   {taken, true},
+		"cleared":                   {func(s *clusterv1alpha1.ClusterStatus) { *s = clusterv1alpha1.ClusterStatus{} }, false},
+		"refused":                   {taken, false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, clusterv1alpha1.Push)
+			w.ready(metav1.ConditionTrue)
+			w.work("one", configMap)
+			w.eventually("applied", func() bool { return w.applied("one") })
+			w.must(w.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
+			test.say(&w.cluster.Status)
+			w.must(w.Status().Update(t.Context(), w.cluster))
+			if test.leaving {
+				w.must(w.Delete(t.Context(), w.cluster))
+			}
+			w.must(w.Delete(t.Context(), w.get("one")))
+			if !test.leaving {
+				w.work("two", strings.ReplaceAll(configMap, "name: a", "name: b"))
+				w.eventually("the controller has seen the status", func() bool { return len(w.get("two").Status.Conditions) > 0 })
+			}
+			w.ready(metav1.ConditionTrue)
+			w.eventually("withdrawn", func() bool { return w.get("one") == nil })
+			if there, _ := w.there("a"); there {
+				t.Error("the object is left on the cluster")
+			}
+		})
+	}
 }
