@@ -78,11 +78,12 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 	return m
 }
 
-// refusedCluster says why nothing may be done to c.
+// refusedCluster says why nothing may be done to c. Its id was found to be taken before anything was done for it: one that leaves may have been
+// held, whatever its status says, and is asked how it is.
 func refusedCluster(c *clusterv1alpha1.Cluster) string {
 	ready := meta.FindStatusCondition(c.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	switch {
-	case ready != nil && ready.Reason == ReasonTaken:
+	case ready != nil && ready.Reason == ReasonTaken && c.DeletionTimestamp.IsZero():
 		return ready.Message
 	case len(validation.IsDNS1123Label(c.Name)) > 0 || len(c.Name) > clusterv1alpha1.MaxClusterName:
 		return "metadata.name: it must be a label of DNS with no more than 48 characters"

@@ -57,6 +57,14 @@ func TestFromCluster(t *testing.T) {
 		"a taken id is refused": {clusterv1alpha1.Cluster{Spec: pull, Status: condition(metav1.ConditionFalse, fleet.ReasonTaken, "taken")}, func(m *fleet.Member) {
 			m.Ready, m.Down, m.DownMessage, m.KubernetesVersion, m.Refused = true, true, "taken", "v1.34.0", "taken"
 		}},
+		"nobody is refused by a status while leaving": {
+			clusterv1alpha1.Cluster{
+				ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Spec: pull, Status: condition(metav1.ConditionFalse, fleet.ReasonTaken, "taken"),
+			},
+			func(m *fleet.Member) {
+				m.Ready, m.Down, m.DownMessage, m.KubernetesVersion, m.Deleting = true, true, "taken", "v1.34.0", true
+			},
+		},
 		"held once it bears the mark of a hub": {
 			clusterv1alpha1.Cluster{
 				ObjectMeta: metav1.ObjectMeta{Finalizers: []string{clusterv1alpha1.ClusterFinalizer}, Annotations: map[string]string{kube.AnnotationHub: "h"}}, Spec: pull,

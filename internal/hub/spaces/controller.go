@@ -193,6 +193,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	s := &state{cluster: cluster.DeepCopy(), member: fleet.FromCluster(cluster)}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, s.member.Key()))
 	steps := []phase.Step[*state]{
+		{Name: "reset", Run: c.reset},
 		{Name: "accept", Run: c.accept},
 		{Name: "claim", Run: c.claim},
 		{Name: "hold", Run: c.hold},

@@ -31,7 +31,8 @@ const (
 	look = 5 * time.Second
 )
 
-// judge finds out whether the member can do anything. What is on one that cannot be reached is left behind at once.
+// judge finds out whether the member can do anything. What is on one that cannot be reached is left behind at once. That it is not ready may be
+// said by a status that was lost, or restored: the member decides.
 func (c *Controller) judge(ctx context.Context, s *state) error {
 	if s.member.Abandoned {
 		return nil
@@ -40,11 +41,8 @@ func (c *Controller) judge(ctx context.Context, s *state) error {
 	if ready != nil && ready.Status == metav1.ConditionTrue {
 		return c.listen(ctx, s)
 	}
-	if ready == nil || ready.Reason == clusterv1alpha1.ReasonClusterStatusNeverUpdated {
-		// It leaves before anybody has asked it how it is.
-		if alive, err := c.alive(ctx, s); alive || err != nil {
-			return err
-		}
+	if alive, err := c.alive(ctx, s); alive || err != nil {
+		return err
 	}
 	return c.abandon(ctx, s)
 }

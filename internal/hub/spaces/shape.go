@@ -32,6 +32,21 @@ const (
 	spaceAgain = time.Second
 )
 
+// reset removes from a Cluster what the hub noted on it when it was leaving: it has been restored from a backup.
+func (c *Controller) reset(ctx context.Context, s *state) error {
+	clean := s.cluster.DeepCopy()
+	if !fleet.DropDepartureOrders(clean) {
+		return nil
+	}
+	// The lock makes sure that it still stays.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Live.Patch(ctx, clean, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("remove the orders of an earlier removal: %w", err)
+	}
+	s.cluster, s.member = clean, fleet.FromCluster(clean)
+	return nil
+}
+
 // accept stops at a Cluster that cannot have an execution space: nothing is made for it, so that there is nothing to hold it for.
 func (c *Controller) accept(_ context.Context, s *state) error {
 	if taken(s.cluster) {
@@ -174,6 +189,10 @@ func (c *Controller) expire(ctx context.Context, s *state) error {
 	came, err := c.came(ctx, s)
 	if err != nil || came {
 		return err
+	}
+	if created := s.cluster.CreationTimestamp.Time; created.After(approved) {
+		// It was restored from a backup, and its agent has yet to find it.
+		approved = created
 	}
 	if left := RegistrationLimit - c.Clock.Since(approved); left > 0 {
 		s.again = left

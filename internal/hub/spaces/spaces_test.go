@@ -277,23 +277,6 @@ func TestTheSecondClusterOfAnIDWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-func TestAnAbandonedRegistrationGoes(t *testing.T) {
-	t.Parallel()
-	w := planes(t)
-	approved := map[string]time.Time{"waits": time.Now().Add(time.Hour), "waited": time.Now().Add(-16 * time.Minute)}
-	for name, at := range approved {
-		c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
-		c.Annotations = map[string]string{kube.AnnotationBootstrapToken: "abcdef", kube.AnnotationApproved: at.UTC().Format(time.RFC3339)}
-		if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w.wantGone(t, "waited")
-	if c := w.settled(t, "waits"); !c.DeletionTimestamp.IsZero() {
-		t.Error("a registration that is under way was deleted")
-	}
-}
-
 func TestAnExecutionSpaceThatIsDeletedIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	w := planes(t)

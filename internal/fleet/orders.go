@@ -1,0 +1,33 @@
+package fleet
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// DropDepartureOrders removes the annotations from cluster that only the hub writes, while the cluster is being deleted, and says whether there
+// were any. On a cluster that stays they come from a backup, and its deletion would begin in the middle. How people want it deleted stays.
+func DropDepartureOrders(cluster metav1.Object) bool {
+	annotations := maps.Clone(cluster.GetAnnotations())
+	for _, key := range []string{kube.AnnotationAgentOrder, kube.AnnotationDeadline, kube.AnnotationLeftBehind} {
+		delete(annotations, key)
+	}
+	options := strings.Split(annotations[kube.AnnotationDeregister], ",")
+	if slices.Contains(options, kube.DeregisterAbandon) {
+		options = slices.DeleteFunc(options, func(option string) bool { return option == kube.DeregisterAbandon })
+		annotations[kube.AnnotationDeregister] = strings.Join(options, ",")
+		if len(options) == 0 {
+			delete(annotations, kube.AnnotationDeregister)
+		}
+	}
+	if maps.Equal(annotations, cluster.GetAnnotations()) {
+		return false
+	}
+	cluster.SetAnnotations(annotations)
+	return true
+}
