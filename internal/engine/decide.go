@@ -96,6 +96,7 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 	v.adopt = seen.adopted()
 	switch {
 	case seen.signature() == who.sign():
+		v.adopt = v.adopt || had.recordsAdoption(seen)
 		if t.marks.on(seen) && undrifted(seen, had) {
 			v.verb = keep
 		}
@@ -104,8 +105,8 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 	case t.guarded:
 		return guard(v, had, who)
 	case !seen.marked():
-		// What is in our record under this UID is ours, even if somebody took the marks off.
-		v.adopt = had.UID != seen.uid
+		// The object in our record under this UID is what it was when we applied it, even if somebody took the marks off.
+		v.adopt = had.UID != seen.uid || had.Adopted
 	case rivals(t, seen, who), elsewhere(seen, who):
 		return takeOver(v, had, who)
 	default:
@@ -210,7 +211,7 @@ func condemn(had held, seen *live, id bundle.ID, of domain) (fate, string) {
 		return forget, "somebody replaced it"
 	case seen.signature() != of.sign(id):
 		return forget, "it is no longer marked as deployed for " + id.String()
-	case seen.adopted():
+	case seen.adopted(), had.recordsAdoption(seen):
 		return strip, "it existed before"
 	case seen.letGo():
 		return strip, "its label " + workv1alpha1.ManagedLabel + " was taken off"

@@ -191,7 +191,10 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 		if v.unread && ok {
 			continue
 		}
-		item := held{Ref: v.ref, Claim: v.claim}
+		item := held{Ref: v.ref, Claim: v.claim, Adopted: v.adopt}
+		if v.verb == refuse {
+			item.Adopted = had.Adopted
+		}
 		var conflict *conflictError
 		if errors.As(v.err, &conflict) {
 			item.Rival = conflict.rival

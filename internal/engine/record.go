@@ -22,10 +22,19 @@ type held struct {
 	UID types.UID `json:"uid,omitempty"`
 	// Fields is the fingerprint of the fields that we set and nobody else has changed, as it was after our last apply.
 	Fields string `json:"fields,omitempty"`
+	// Adopted says that the object existed before we applied it: it is never deleted. Without a UID, it is planned to be adopted. Records
+	// of earlier versions do not have it; then the annotation of the object tells.
+	Adopted bool `json:"adopted,omitempty"`
 	// Claim is the version of the object that a pass was about to take over from a rival, "" if there was none.
 	Claim string `json:"claimed,omitempty"`
 	// Rival is the requestor that has the object now, for the same profile. It has no UID then.
 	Rival string `json:"rival,omitempty"`
+}
+
+// recordsAdoption says whether the record holds this very object as one that existed before us. Only an object that is marked for the bundle
+// can be meant while the record has no UID.
+func (h held) recordsAdoption(seen *live) bool {
+	return h.Adopted && (h.UID == "" || h.UID == seen.uid)
 }
 
 // record is what the member remembers of one bundle. A record that was loaded or saved is never changed; see edit.
@@ -93,7 +102,7 @@ func (r *record) covers(next *record) bool {
 	}
 	for key, item := range next.inventory {
 		// A UID that is only learned can wait; one that is no longer true cannot.
-		if had, ok := r.inventory[key]; !ok || (had.UID != item.UID && had.UID != "") {
+		if had, ok := r.inventory[key]; !ok || (had.UID != item.UID && had.UID != "") || had.Adopted != item.Adopted {
 			return false
 		}
 	}

@@ -86,7 +86,7 @@ func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, 
 		for i := range page.Items {
 			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, who) {
 				ref := kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name}
-				found = append(found, held{Ref: ref, UID: obj.UID})
+				found = append(found, held{Ref: ref, UID: obj.UID, Adopted: liveOf(obj).adopted()})
 			}
 		}
 		if page.Continue == "" {
