@@ -46,8 +46,8 @@ func (o *Outbox) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID)
 
 // ListDeployed lists what the groups of m ask for, and what its agent says that it holds besides.
 func (o *Outbox) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
-	if m.DeliveryNamespace == "" {
-		return nil, fmt.Errorf("list bundles of member %s: it has no delivery namespace", m.Key())
+	if _, err := o.checkClaim(ctx, m); err != nil {
+		return nil, fmt.Errorf("list bundles of member %s: %w", m.Key(), err)
 	}
 	groups := &libv1beta1.ConfigurationGroupList{}
 	mine := client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(m.Name)}

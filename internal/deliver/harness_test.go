@@ -18,6 +18,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -274,6 +275,7 @@ func (h *hub) create(obj client.Object) {
 func (h *hub) member(name string) fleet.Member {
 	h.t.Helper()
 	namespace := h.plane.Namespace(h.t, name)
+	h.claim(namespace, name)
 	for _, role := range []*rbacv1.Role{
 		{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: namespace}, Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups"}, Verbs: []string{"get", "list", "watch"}},
@@ -292,6 +294,16 @@ func (h *hub) member(name string) fleet.Member {
 		})
 	}
 	return fleet.Member{Type: fleet.TypeSveltos, Namespace: namespace, Name: name, Mode: fleet.Pull, DeliveryNamespace: namespace}
+}
+
+// claim writes who has claimed a namespace for its deliveries, as a registration does.
+func (h *hub) claim(namespace, holder string) {
+	h.t.Helper()
+	obj := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, kube.AnnotationDeliveryHolder, holder)
+	if err := h.admin.Patch(h.t.Context(), obj, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
+		h.t.Fatal(err)
+	}
 }
 
 // startAgent runs the agent of m, with an agent's permissions, until stop is called or the test ends.

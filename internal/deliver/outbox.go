@@ -2,7 +2,6 @@ package deliver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -59,14 +58,18 @@ type order struct {
 // A bundle that cannot be encoded changes nothing that was delivered before.
 func (o *Outbox) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	pending := bundle.Report{ID: b.ID, State: bundle.StatePending}
-	if m.DeliveryNamespace == "" {
-		return pending, fmt.Errorf("deliver %s to member %s: it has no delivery namespace", b.ID, m.Key())
+	claimed, err := o.checkClaim(ctx, m)
+	if err == nil && !claimed {
+		err = errUnclaimed
+	}
+	if err != nil {
+		return pending, fmt.Errorf("deliver %s to member %s: %w", b.ID, m.Key(), err)
 	}
 	digest, err := b.Digest()
 	if err != nil {
 		return pending, err
 	}
-	group, err := o.group(ctx, o.hub, m, b.ID)
+	group, err := o.readGroup(ctx, o.hub, m, b.ID)
 	if err != nil {
 		return pending, err
 	}
@@ -254,7 +257,7 @@ func (o *Outbox) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdraw
 	group, err := o.group(ctx, o.hub, m, w.ID)
 	if err == nil && !exists(group) {
 		// Only the API server knows: a cache may not have seen what was delivered a moment ago.
-		group, err = o.group(ctx, o.live, m, w.ID)
+		group, err = o.readGroup(ctx, o.live, m, w.ID)
 	}
 	if err != nil {
 		return false, err
@@ -291,11 +294,16 @@ func (o *Outbox) discard(ctx context.Context, group *libv1beta1.ConfigurationGro
 // exists says whether the hub has a group.
 func exists(group *libv1beta1.ConfigurationGroup) bool { return group.UID != "" }
 
-// group reads the group of id on m; one that does not exist is empty.
+// group does what readGroup does, after checkClaim.
 func (o *Outbox) group(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
-	if m.DeliveryNamespace == "" {
-		return nil, errors.New("read group of member " + m.Key() + ": it has no delivery namespace")
+	if _, err := o.checkClaim(ctx, m); err != nil {
+		return nil, fmt.Errorf("read group of member %s: %w", m.Key(), err)
 	}
+	return o.readGroup(ctx, reader, m, id)
+}
+
+// readGroup reads the group of id on m; one that does not exist is empty.
+func (o *Outbox) readGroup(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
 	group := &libv1beta1.ConfigurationGroup{}
 	key := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: GroupName(m, id)}
 	err := reader.Get(ctx, key, group)

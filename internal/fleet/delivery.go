@@ -44,6 +44,15 @@ func DerivedNamespace(namespace, cluster string) string {
 	return strings.Trim(plain[:min(len(plain), maxNamespace-hashed-1)], "-") + "-" + suffix
 }
 
+// DeliveryHolder returns the value of kube.AnnotationDeliveryHolder on a namespace that is claimed for the deliveries of a cluster: the
+// cluster's name on the cluster's own namespace, and both names elsewhere.
+func DeliveryHolder(namespace, cluster, delivery string) string {
+	if delivery == namespace {
+		return cluster
+	}
+	return namespace + "/" + cluster
+}
+
 // LongName says, for people, that the name of a pull-mode cluster is too long to be registered; "" if it is not.
 func LongName(c *libv1beta1.SveltosCluster) string {
 	if !c.Spec.PullMode || len(c.Name) <= MaxPullName {

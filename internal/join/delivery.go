@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -37,10 +39,7 @@ func derivedNamespace(r Request) string { return fleet.DerivedNamespace(r.Namesp
 
 // holderOf returns what the claim of a cluster to a namespace says: its name in its own one, and both names elsewhere.
 func holderOf(r Request, namespace string) string {
-	if namespace == r.Namespace {
-		return r.Name
-	}
-	return r.key()
+	return fleet.DeliveryHolder(r.Namespace, r.Name, namespace)
 }
 
 // checkPlace refuses a cluster whose name does not fit into labels, or whose annotation names the namespace of others.
@@ -55,8 +54,13 @@ func checkPlace(cluster *libv1beta1.SveltosCluster) error {
 }
 
 // claimDelivery finds the namespace for the deliveries of a cluster, and makes it that cluster's alone: the cluster's own namespace if
-// no other pull-mode cluster has it, else one derived from both names. A cluster keeps what it has; that of a new one is empty.
+// no other pull-mode cluster has it, else one derived from both names. A cluster keeps the one that it has claimed, whatever its annotation
+// says; that of a new one is empty.
 func (l *ledger) claimDelivery(ctx context.Context, r Request, cluster *libv1beta1.SveltosCluster) (string, error) {
+	claimed, err := l.claimedDelivery(ctx, r)
+	if claimed != "" || err != nil {
+		return claimed, err
+	}
 	if err := checkPlace(cluster); err != nil {
 		return "", err
 	}
@@ -80,6 +84,25 @@ func (l *ledger) claimDelivery(ctx context.Context, r Request, cluster *libv1bet
 		return derived, err
 	}
 	return derived, l.claim(ctx, derived, holder)
+}
+
+// claimedDelivery returns the namespace that is claimed for the deliveries of a cluster, "" if there is none or it is being deleted. A derived
+// one comes first: with an annotation that was lost, the cluster may have claimed its own one besides.
+func (l *ledger) claimedDelivery(ctx context.Context, r Request) (string, error) {
+	for _, name := range []string{derivedNamespace(r), r.Namespace} {
+		namespace := &corev1.Namespace{}
+		err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace)
+		if client.IgnoreNotFound(err) != nil {
+			return "", fmt.Errorf("read namespace %s: %w", name, err)
+		}
+		if err != nil || namespace.DeletionTimestamp != nil || namespace.Annotations[kube.AnnotationDeliveryHolder] != holderOf(r, name) {
+			continue
+		}
+		if name != r.Namespace && namespace.Labels[registrationLabel] == r.Name || name == r.Namespace && name != kube.AgentNamespace {
+			return name, nil
+		}
+	}
+	return "", nil
 }
 
 // awaitVacant waits while the namespace is going away, as that of a cluster does which has just been deregistered.
@@ -121,6 +144,9 @@ func (l *ledger) claim(ctx context.Context, name, holder string) error {
 		case holder:
 			return nil
 		case "":
+			if err := l.checkUnused(ctx, name); err != nil {
+				return err
+			}
 		default:
 			return fmt.Errorf("namespace %s %w", name, errClaimed)
 		}
@@ -128,6 +154,21 @@ func (l *ledger) claim(ctx context.Context, name, holder string) error {
 		l.undo = append(l.undo, func(ctx context.Context) error { return l.giveUp(ctx, name, holder) })
 		return l.writeClaim(ctx, namespace, holder)
 	})
+}
+
+// checkUnused returns errClaimed if the Lease of another cluster's agent is in a namespace without a claim: the claim was lost then.
+func (l *ledger) checkUnused(ctx context.Context, name string) error {
+	leases := &metav1.PartialObjectMetadataList{}
+	leases.SetGroupVersionKind(coordinationv1.SchemeGroupVersion.WithKind("LeaseList"))
+	if err := l.hubClient.List(ctx, leases, client.InNamespace(name), client.HasLabels{registrationLabel}); err != nil {
+		return fmt.Errorf("list Leases in namespace %s: %w", name, err)
+	}
+	for i := range leases.Items {
+		if leases.Items[i].Labels[registrationLabel] != l.request.Name {
+			return fmt.Errorf("namespace %s %w", name, errClaimed)
+		}
+	}
+	return nil
 }
 
 // giveUp releases a claim, unless another registration of the same cluster relies on it.

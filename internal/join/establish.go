@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -63,9 +64,34 @@ func (l *ledger) establish(ctx context.Context, cluster *libv1beta1.SveltosClust
 	return delivery, l.makeIdentity(ctx, cluster, delivery)
 }
 
-// noteDelivery writes the delivery namespace onto the SveltosCluster if it is not its own.
+// RestoreDelivery writes onto a SveltosCluster which namespace is claimed for its deliveries, if the annotation that says so was lost or
+// changed. Without a claim, or without the SveltosCluster, it does nothing. Unlike Establish it makes nothing, so that it can also be called for a
+// cluster that is being deleted.
+func RestoreDelivery(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) error {
+	l := &ledger{hubClient: hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
+	claimed, err := l.claimedDelivery(ctx, l.request)
+	if claimed == "" || err != nil {
+		return err
+	}
+	live, err := l.liveCluster(ctx)
+	if errors.Is(err, ErrNotRegistered) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return l.noteDelivery(ctx, live, claimed)
+}
+
+// saysDelivery says whether a SveltosCluster names delivery as the namespace of its deliveries.
+func saysDelivery(cluster *libv1beta1.SveltosCluster, delivery string) bool {
+	namespace, foreign := fleet.DeliveryNamespace(cluster)
+	return namespace == delivery && !foreign
+}
+
+// noteDelivery writes the delivery namespace onto the SveltosCluster if that does not say so.
 func (l *ledger) noteDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
-	if deliveryNamespace(cluster) == delivery {
+	if saysDelivery(cluster, delivery) {
 		return nil
 	}
 	// The hub writes to the SveltosCluster too, from the moment it appears.
@@ -75,7 +101,7 @@ func (l *ledger) noteDelivery(ctx context.Context, cluster *libv1beta1.SveltosCl
 			return err
 		}
 		live.DeepCopyInto(cluster)
-		if deliveryNamespace(cluster) == delivery {
+		if saysDelivery(cluster, delivery) {
 			return nil
 		}
 		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeliveryNS, delivery)

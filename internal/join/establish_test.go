@@ -1,9 +1,11 @@
 package join_test
 
 import (
+	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,9 +14,11 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
@@ -273,5 +277,89 @@ func TestRegisterPullMergesOptionsAndKeepsTheShard(t *testing.T) {
 	config, _ := agentConfig(t, manifest)
 	if proxy, err := config.Proxy(nil); err != nil || proxy.String() != again.Options.ProxyURL {
 		t.Errorf("proxy: got %v and %v, want %s", proxy, err, again.Options.ProxyURL)
+	}
+}
+
+// annotateDelivery writes the annotation that names a cluster's delivery namespace; "" takes it off.
+func annotateDelivery(t *testing.T, hubClient client.Client, cluster *libv1beta1.SveltosCluster, namespace string) {
+	t.Helper()
+	value := any(namespace)
+	if namespace == "" {
+		value = nil
+	}
+	annotate(t, hubClient, cluster, kube.AnnotationDeliveryNS, value)
+}
+
+// annotate writes one annotation of obj; nil takes it off.
+func annotate(t *testing.T, hubClient client.Client, obj client.Object, name string, value any) {
+	t.Helper()
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{name: value}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := hubClient.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDeliveryNamespaceIsFoundByItsClaim(t *testing.T) {
+	t.Parallel()
+	_, hubClient := hub(t)
+	for name, test := range map[string]struct {
+		second bool   // of the second cluster, which has a derived namespace
+		says   string // what the annotation is changed to
+	}{
+		"lost":                      {second: true},
+		"changed to the own one":    {second: true, says: "own"},
+		"nonsense":                  {second: true, says: "kube-system"},
+		"own: changed to a derived": {says: "derived"},
+		"own: nonsense":             {says: "kube-system"},
+	} {
+		for name, restore := range map[string]func(*libv1beta1.SveltosCluster) error{
+			name + ", established again": func(c *libv1beta1.SveltosCluster) error {
+				_, err := join.Establish(t.Context(), hubClient, c)
+				return err
+			},
+			name + ", restored": func(c *libv1beta1.SveltosCluster) error { return join.RestoreDelivery(t.Context(), hubClient, c) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				namespace := newNamespace(t, hubClient, "claimed")
+				first, second := declared(t, hubClient, namespace, "one"), declared(t, hubClient, namespace, "two")
+				want := established(t, hubClient, first)
+				cluster := first
+				if test.second {
+					want, cluster = established(t, hubClient, second), second
+					// Now its own namespace is free.
+					if _, err := join.Retract(t.Context(), hubClient, nil, first); err != nil {
+						t.Fatal(err)
+					}
+				}
+				names := strings.NewReplacer("own", namespace, "derived", fleet.DerivedNamespace(namespace, cluster.Name))
+				annotateDelivery(t, hubClient, cluster, names.Replace(test.says))
+				if err := restore(cluster); err != nil {
+					t.Fatal(err)
+				}
+				live := clusterNamed(t, hubClient, namespace, cluster.Name)
+				if got, foreign := fleet.DeliveryNamespace(live); got != want || foreign {
+					t.Errorf("delivery namespace: got %s, foreign %t; want %s", got, foreign, want)
+				}
+			})
+		}
+	}
+}
+
+func TestNamespaceThatLostItsClaimStaysItsClusters(t *testing.T) {
+	t.Parallel()
+	_, hubClient := hub(t)
+	namespace := newNamespace(t, hubClient, "unclaimed")
+	first, second := declared(t, hubClient, namespace, "one"), declared(t, hubClient, namespace, "two")
+	established(t, hubClient, first)
+	annotate(t, hubClient, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, kube.AnnotationDeliveryHolder, nil)
+	if got, want := established(t, hubClient, second), namespace+"--two"; got != want {
+		t.Errorf("delivery namespace of the second: got %s, want %s", got, want)
+	}
+	if got := established(t, hubClient, first); got != namespace {
+		t.Errorf("delivery namespace of the first: got %s, want %s", got, namespace)
 	}
 }

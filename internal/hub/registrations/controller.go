@@ -9,7 +9,9 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -71,10 +73,13 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
+	namespaces := &metav1.PartialObjectMetadata{}
+	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("registrations").
 		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Concerned(), wantedChanged())).
 		Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(c.ofLease), builder.WithPredicates(exchanged())).
+		WatchesMetadata(namespaces, handler.EnqueueRequestsFromMapFunc(c.ofNamespace), builder.WithPredicates(claimLost())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
@@ -123,14 +128,48 @@ func (c *Controller) ofLease(ctx context.Context, lease client.Object) []reconci
 	return requests
 }
 
+// claimLost passes that the claim of a cluster to a namespace is gone or another one.
+func claimLost() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before := e.ObjectOld.GetAnnotations()[kube.AnnotationDeliveryHolder]
+			return before != "" && before != e.ObjectNew.GetAnnotations()[kube.AnnotationDeliveryHolder]
+		},
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+	}
+}
+
+// ofNamespace names the clusters whose deliveries can be in a namespace.
+func (c *Controller) ofNamespace(ctx context.Context, namespace client.Object) []reconcile.Request {
+	var clusters libv1beta1.SveltosClusterList
+	if err := c.Hub.List(ctx, &clusters, client.UnsafeDisableDeepCopy); err != nil {
+		log.FromContext(ctx).Error(err, "find the clusters of a namespace")
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range clusters.Items {
+		cluster := &clusters.Items[i]
+		name := namespace.GetName()
+		near := name == cluster.Namespace || name == fleet.DerivedNamespace(cluster.Namespace, cluster.Name)
+		if near && cluster.Spec.PullMode && c.Shard.Serves(cluster) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(cluster)})
+		}
+	}
+	return requests
+}
+
 // Reconcile makes or repairs the registration of one cluster.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	cluster := &libv1beta1.SveltosCluster{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if !cluster.DeletionTimestamp.IsZero() || !c.Shard.Serves(cluster) {
+	if !c.Shard.Serves(cluster) {
 		return reconcile.Result{}, nil
+	}
+	if !cluster.DeletionTimestamp.IsZero() {
+		return reconcile.Result{}, c.restore(ctx, cluster)
 	}
 	if fleet.LongName(cluster) != "" {
 		// Nothing can be made for it, so that there is nothing to hold it for; the clusters controller says why.
@@ -166,6 +205,15 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{RequeueAfter: s.next()}, nil
+}
+
+// restore keeps a cluster that is being deregistered from losing which namespace its deliveries are in: what is there could not be withdrawn.
+func (c *Controller) restore(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	if !cluster.Spec.PullMode {
+		return nil
+	}
+	defer c.Turns.Take(client.ObjectKeyFromObject(cluster))()
+	return join.RestoreDelivery(ctx, c.Live, cluster)
 }
 
 // next says when to look again if nothing happens until then.

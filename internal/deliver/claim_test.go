@@ -1,0 +1,82 @@
+package deliver
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+)
+
+// wantNothingIn checks that no group or bundle is in a namespace.
+func (h *hub) wantNothingIn(namespace string) {
+	h.t.Helper()
+	groups, bundles := &libv1beta1.ConfigurationGroupList{}, &libv1beta1.ConfigurationBundleList{}
+	for _, list := range []client.ObjectList{groups, bundles} {
+		if err := h.admin.List(h.t.Context(), list, client.InNamespace(namespace)); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	if len(groups.Items)+len(bundles.Items) > 0 {
+		h.t.Errorf("in the namespace of another cluster: %d groups and %d bundles", len(groups.Items), len(bundles.Items))
+	}
+}
+
+func TestNothingIsDeliveredBesideTheClaim(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		other string // the claim of the second cluster on the namespace that was made for it
+		lost  bool   // the claim of the first cluster on its own namespace is lost
+	}{
+		"another cluster has the namespace": {other: "mine"},
+		"nobody has the namespace":          {other: "mine", lost: true},
+		"no claim at all":                   {lost: true},
+		"somebody else's claim":             {other: "elsewhere/two", lost: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := sharedHub(t)
+			first := h.member("one")
+			// The annotation that names the derived namespace is lost.
+			second := fleet.Member{
+				Type: fleet.TypeSveltos, Namespace: first.Namespace, Name: "two", Mode: fleet.Pull, DeliveryNamespace: first.Namespace,
+			}
+			derived := fleet.DerivedNamespace(second.Namespace, second.Name)
+			h.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: derived}})
+			misplaced := test.other == "mine"
+			if misplaced {
+				test.other = second.Key()
+			}
+			h.claim(derived, test.other)
+			if test.lost {
+				h.claim(first.Namespace, "")
+			}
+			b := testBundle(objects("a", "1"))
+			if report, err := h.outbox.Deliver(t.Context(), second, b); err == nil || report.State != bundle.StatePending {
+				t.Errorf("deliver: got %s, %v; want an error", report.State, err)
+			}
+			h.wantNothingIn(first.Namespace)
+			if !misplaced {
+				return
+			}
+			if _, _, err := h.outbox.FindDeployed(t.Context(), second, b.ID); err == nil {
+				t.Error("find deployed: got no error")
+			}
+			if _, err := h.outbox.ListDeployed(t.Context(), second); err == nil {
+				t.Error("list deployed: got no error")
+			}
+			if done, err := h.outbox.Withdraw(t.Context(), second, bundle.Withdrawal{ID: b.ID}); done || err == nil {
+				t.Errorf("withdraw: got %t, %v; want an error", done, err)
+			}
+			h.wantNothingIn(first.Namespace)
+			second.DeliveryNamespace = derived
+			if _, err := h.outbox.Deliver(t.Context(), second, b); err != nil {
+				t.Errorf("deliver, once the annotation is restored: %v", err)
+			}
+		})
+	}
+}
