@@ -155,7 +155,7 @@ func stateOf(profile client.Object, spec *configv1beta1.ProfileSpec, m fleet.Mem
 		return profileDeleting
 	}
 	_, paused := profile.GetAnnotations()[libv1beta1.ProfilePausedAnnotation]
-	matching, err := match.Members(spec, profile.GetNamespace(), []fleet.Member{m})
+	matching, err := match.Members(spec, profile.GetNamespace(), []fleet.Member{m}, nil)
 	switch {
 	case paused || err != nil:
 		return profileUndecided
