@@ -198,6 +198,7 @@ func (a *agent) newLink(credential *join.Credential, hub client.Client, member t
 		hub: hub, cluster: a.cluster(), lease: client.ObjectKey{Namespace: credential.DeliveryNamespace(), Name: a.opts.Name}, member: member,
 		identity: a.opts.Identity, heartbeat: a.opts.Heartbeat, clock: a.opts.Clock, metrics: a.metrics, self: a.self,
 		checks: a.checks, refusal: a.refusal, exchanged: credential.Exchanged,
+		beatSoon:    make(chan struct{}, 1),
 		unrequested: func() (string, bool) { return session.Unrequested(a.engine, a.inbox.Load()) },
 	}
 }
@@ -207,7 +208,9 @@ func (a *agent) serve(ctx context.Context, credential *join.Credential, hub clie
 	in := deliver.NewInbox(hub, credential.DeliveryNamespace(), a.opts.Name)
 	a.inbox.Store(in)
 	defer a.inbox.Store(nil)
-	work := &session.Worker{Inbox: in, Engine: a.engine, Gate: a.gate, ChangedKinds: a.self.kindsChanged, Converged: a.metrics.Converged}
+	work := &session.Worker{Inbox: in, Engine: a.engine, Gate: a.gate, ChangedKinds: a.self.kindsChanged, Converged: a.metrics.Converged,
+		Withdrew: func() { session.Request(link.beatSoon) },
+	}
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var running sync.WaitGroup

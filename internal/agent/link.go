@@ -52,6 +52,8 @@ type link struct {
 	// exchanged returns what the hub is to know of the exchange of the manifest's token, and told what it was told in this session.
 	exchanged func() types.UID
 	told      types.UID
+	// beatSoon holds one request for a heartbeat that does not wait for its time.
+	beatSoon chan struct{}
 	// unrequested returns what the Lease is to say of bundles that no group asks for, and toldUnrequested what it says; nil means not known.
 	unrequested     func() (value string, known bool)
 	toldUnrequested *string
@@ -98,8 +100,7 @@ func (l *link) beat(ctx context.Context) error {
 			l.refusal.Over()
 		}
 		l.metrics.Beat(err)
-		pause := time.Duration(float64(l.heartbeat) * (1 - jitter*rand.Float64()))
-		if !session.Sleep(ctx, l.clock, pause) {
+		if !session.SleepOrWake(ctx, l.clock, time.Duration(float64(l.heartbeat)*(1-jitter*rand.Float64())), l.beatSoon) {
 			return nil
 		}
 	}

@@ -32,6 +32,9 @@ type Bundle struct {
 	// Hub is the uid of the namespace kube-system of the hub that delivers the bundle, "" where that is not known. It is no part of the
 	// digest: a member that changes its hub keeps what it has.
 	Hub string `json:"-"`
+	// KeepObjects says that the member seems to hold a newer bundle of this ID than the hub knows of, as after a restore of the hub: objects that
+	// this one lacks are kept until everything is withdrawn.
+	KeepObjects bool `json:"-"`
 }
 
 // Owner is the profile behind a bundle. It decides conflicts: the lower tier wins, the incumbent wins a tie.

@@ -25,7 +25,8 @@ type Report struct {
 	ID     ID
 	Digest Digest // of the bundle that the report is about; zero if the member has seen none
 	State  State
-	// Message names the object and the reason when State is StateFailed. The same problem has the same message.
+	// Message names the object and the reason when State is StateFailed, and begins with KeptPrefix if objects are kept when it is StateApplied.
+	// The same problem has the same message.
 	Message string
 	// Kinds are the kinds now deployed, as "Kind.version.group", sorted.
 	Kinds []string
@@ -34,6 +35,10 @@ type Report struct {
 	// Changes is what the last pass did; only transports that run the engine themselves fill it.
 	Changes ChangeSet
 }
+
+// KeptPrefix begins the message about objects that a bundle lacks and that are kept all the same (see Bundle.KeepObjects).
+const KeptPrefix = "the hub delivers an older version than the cluster has, as after a restore from a backup; " +
+	"kept until the profile is withdrawn, or deleted by hand: "
 
 // Action is what a pass did with one object.
 type Action string

@@ -186,9 +186,10 @@ func (g *groups) Replace(objects []any, _ string) error {
 			return err
 		}
 		delete(gone, group.Name)
-		if err := g.put(group); err != nil {
-			return err
-		}
+		// An older version counts, too: the hub may have been restored from a backup.
+		g.mu.Lock()
+		g.take(group)
+		g.mu.Unlock()
 		if ReportOf(group).State != bundle.StateApplied || !observed(group) {
 			// It may have changed and changed back unseen.
 			g.queue.Add(group.Name)
@@ -213,16 +214,20 @@ func (g *groups) put(obj any) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	old := g.byName[group.Name]
-	if older(group, old) {
-		return nil
+	if !older(group, g.byName[group.Name]) {
+		g.take(group)
 	}
+	return nil
+}
+
+// take stores group and queues it if the hub said something new. Its caller holds mu.
+func (g *groups) take(group *libv1beta1.ConfigurationGroup) {
+	old := g.byName[group.Name]
 	g.byName[group.Name] = group
 	if newsIn(old, group) || (g.reporting[group.Name] == 0 && !sameNews(old.Status, group.Status)) {
 		// The second: somebody else has changed the agent's report, or lost it.
 		g.queue.Add(group.Name)
 	}
-	return nil
 }
 
 // beginReport is called before a report on a group is written; end is called after it.

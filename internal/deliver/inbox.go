@@ -15,6 +15,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
+// reportTries is how often a report is written that somebody else changes at the same moment.
+const reportTries = 3
+
 // Errors of Inbox.Fetch, besides ErrCorrupt.
 var (
 	// ErrContentMissing is the error of content that the hub does not hold (any more). An agent that has no record of its own of that
@@ -145,20 +148,21 @@ func unsupported(spec libv1beta1.ConfigurationGroupSpec) string {
 func (i *Inbox) Report(ctx context.Context, d Delivery, report bundle.Report) error {
 	seen := i.groups.latest(d.group)
 	status := statusFor(d.group, seen.Status, report)
-	if sameNews(seen.Status, status) {
-		return nil
+	defer i.groups.beginReport(seen.Name)()
+	// A patch holds what differs from the status as it was seen: if somebody changed that meanwhile, the answer shows it.
+	for tries := 0; tries < reportTries && !sameNews(seen.Status, status); tries++ {
+		group := seen.DeepCopy()
+		group.Status = status
+		err := i.hub.Status().Patch(ctx, group, client.MergeFrom(seen))
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("report %s: %w", d.ID, err)
+		}
+		i.groups.wrote(group)
+		seen = group
 	}
-	group := seen.DeepCopy()
-	group.Status = status
-	defer i.groups.beginReport(group.Name)()
-	err := i.hub.Status().Patch(ctx, group, client.MergeFrom(seen))
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("report %s: %w", d.ID, err)
-	}
-	i.groups.wrote(group)
 	return nil
 }
 

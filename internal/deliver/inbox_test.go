@@ -3,7 +3,14 @@ package deliver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -71,6 +78,80 @@ func TestInboxFindsAndWakes(t *testing.T) {
 	}
 	if len(handled) > 0 {
 		t.Error("the inbox handles its own reports")
+	}
+}
+
+func TestLostReportIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m, engine := h.member("lost-report"), newMemberEngine()
+	h.startAgent(m, engine)
+	b := testBundle(objects("a", "1"))
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	writes := engine.writeCount()
+	for name, patch := range map[string]string{
+		"cleared": `{"status":null}`, "nonsense": `{"status":{"deploymentStatus":"FailedNonRetriable","failureMessage":"no","observedRequestorHash":null}}`,
+	} {
+		group := h.group(m, b.ID)
+		if err := h.admin.Status().Patch(t.Context(), group, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, name+" status is reported again", func(context.Context) error {
+			if report := ReportOf(h.group(m, b.ID)); report.State != bundle.StateApplied {
+				return fmt.Errorf("it reports %+v", report)
+			}
+			return nil
+		})
+	}
+	if got := engine.writeCount(); got != writes {
+		t.Errorf("%d writes on the member for a lost report", got-writes)
+	}
+}
+
+func TestUnrequestedBundlesAreListed(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m, engine := h.member("unrequested"), newMemberEngine()
+	inbox := NewInbox(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
+	deployed := []bundle.Deployed{
+		{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "left", Feature: "Helm"}, Owner: bundle.Owner{Kind: "Profile", Name: "eu/left"}, Hub: "uid", Removing: true},
+	}
+	if _, known := inbox.Unrequested(deployed); known {
+		t.Error("an inbox that has not reached the hub knows what is requested")
+	}
+	b := testBundle(objects("a", "1"))
+	mustDeliver(t, h.outbox, m, b)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- inbox.Run(ctx, 1, func(ctx context.Context, d Delivery) error { return handle(ctx, inbox, engine, d) })
+	}()
+	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	held, err := engine.ListDeployed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	value, known := inbox.Unrequested(append(held, deployed...))
+	if !known || value == "" {
+		t.Fatalf("Unrequested() = %q, %t", value, known)
+	}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: m.Name, Annotations: map[string]string{kube.AnnotationUnrequested: value}}}
+	if err := h.admin.Create(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	all, err := h.outbox.ListDeployed(t.Context(), m)
+	if err != nil || len(all) != 2 || !all[0].Requested {
+		t.Fatalf("ListDeployed() = %+v, %v", all, err)
+	}
+	if diff := cmp.Diff(deployed[0], all[1]); diff != "" {
+		t.Errorf("the bundle that nobody requests (-want +got):\n%s", diff)
+	}
+	if value, known := inbox.Unrequested(held); !known || value != "" {
+		t.Errorf("Unrequested() of what is requested = %q, %t", value, known)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -35,6 +35,8 @@ type pass struct {
 
 	targets []*target
 	wanted  map[kube.Ref]bool
+	// retained are the objects that are not pruned: those wanted, and those kept although the bundle lacks them.
+	retained map[kube.Ref]bool
 
 	// mu guards what follows while objects are applied in parallel.
 	mu       sync.Mutex
@@ -185,7 +187,8 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 	}
 	p.saved = p.prior
 	p.defined = map[schema.GroupKind]bool{}
-	busy := p.only == nil && len(p.prior.doomed(p.wanted)) > 0
+	p.retain()
+	busy := p.only == nil && len(p.prior.doomed(p.retained)) > 0
 	for _, v := range verdicts {
 		had, ok := p.next.inventory[v.key()]
 		if v.unread && ok {
@@ -338,7 +341,7 @@ func (p *pass) tolerates(err error) bool {
 
 // settle saves how the pass ended, if the record does not say so already, and reports it.
 func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
-	p.next.State, p.next.Message = bundle.StateApplied, ""
+	p.next.State, p.next.Message = bundle.StateApplied, p.next.keptMessage()
 	if len(p.failures) > 0 {
 		p.next.State, p.next.Message = bundle.StateFailed, p.failures.Error()
 	}

@@ -92,7 +92,10 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 
 // prune removes what the record holds and the bundle does not want any more, the last ranks first. What fails stays in the record.
 func (p *pass) prune(ctx context.Context) error {
-	groups, err := p.engine.orderRoles(ctx, p.prior.doomed(p.wanted))
+	if err := p.forgetGone(ctx); err != nil {
+		return err
+	}
+	groups, err := p.engine.orderRoles(ctx, p.prior.doomed(p.retained))
 	if err != nil {
 		return fmt.Errorf("prune: %w", err)
 	}

@@ -25,6 +25,8 @@ type held struct {
 	// Adopted says that the object existed before we applied it: it is never deleted. Without a UID, it is planned to be adopted. Records
 	// of earlier versions do not have it; then the annotation of the object tells.
 	Adopted bool `json:"adopted,omitempty"`
+	// Kept says that the bundle lacks the object and that it is not pruned all the same: see bundle.Bundle.KeepObjects.
+	Kept bool `json:"kept,omitempty"`
 	// Claim is the version of the object that a pass was about to take over from a rival, "" if there was none.
 	Claim string `json:"claimed,omitempty"`
 	// Rival is the requestor that has the object now, for the same profile. It has no UID then.

@@ -22,6 +22,7 @@ const (
 	ReasonConflict    = "Conflict"      // another profile holds an object or a release
 	ReasonUnsupported = "Unsupported"   // the profile uses a field that is not acted on yet
 	ReasonNotReady    = "NotReady"      // the cluster was never reached, or is not reached now
+	ReasonKept        = "ObjectsKept"   // objects that the profile lacks are kept: the hub was restored from a backup
 	// ReasonSveltos is the reason of events about a success; the word is part of the surface.
 	ReasonSveltos = "Sveltos"
 )
@@ -63,6 +64,9 @@ func featureEvent(old, now configv1beta1.FeatureSummary, m fleet.Member) (Event,
 	at := fmt.Sprintf("%s %s", m.Type, m.Key())
 	switch now.Status {
 	case libv1beta1.FeatureStatusProvisioned:
+		if now.FailureMessage != "" && old.FailureMessage != now.FailureMessage {
+			return Event{corev1.EventTypeWarning, failureReason(now), clip(fmt.Sprintf("Feature: %s: %s", now.FeatureID, now.FailureMessage))}, true
+		}
 		if old.Status == now.Status && bytes.Equal(old.Hash, now.Hash) {
 			return Event{}, false
 		}

@@ -138,7 +138,11 @@ func foldReport(old configv1beta1.FeatureSummary, finding Finding) configv1beta1
 	switch report.State {
 	case bundle.StateApplied:
 		now.Status = libv1beta1.FeatureStatusProvisioned
-		now.FailureMessage, now.FailureReason, now.ConsecutiveFailures = "", "", 0
+		// An applied bundle has a message if objects are kept that it lacks.
+		now.FailureMessage, now.FailureReason, now.ConsecutiveFailures = report.Message, "", 0
+		if report.Message != "" {
+			now.FailureReason = ReasonKept
+		}
 		if !same || old.Status != libv1beta1.FeatureStatusProvisioned {
 			now.LastAppliedTime = appliedTime(old, report.LastApplied)
 		}

@@ -63,6 +63,8 @@ type link struct {
 	silent bool
 	// toldAt is when the hub was told last of the cluster's status.
 	toldAt time.Time
+	// beatSoon holds one request for a heartbeat that does not wait for its time.
+	beatSoon chan struct{}
 	// toldUnrequested is what the Lease says of bundles that no group asks for; nil means not known.
 	toldUnrequested *string
 }
@@ -101,7 +103,7 @@ func (a *agent) session(ctx context.Context) error {
 	if err := a.meet(ctx); err != nil {
 		return err
 	}
-	l := &link{agent: a, kept: kept, look: make(chan struct{}, 1), beating: make(chan struct{})}
+	l := &link{agent: a, kept: kept, look: make(chan struct{}, 1), beatSoon: make(chan struct{}, 1), beating: make(chan struct{})}
 	if l.way, err = openWay(kubeconfig, a.opts); err != nil {
 		return err
 	}
@@ -271,7 +273,9 @@ func (l *link) serve(ctx context.Context) error {
 // deliveries works on what the hub deploys: Works, and the bundles of profiles.
 func (l *link) deliveries(ctx context.Context, running *sync.WaitGroup) {
 	in := deliver.NewInbox(l.hub, l.lease().Namespace, l.opts.Cluster)
-	worker := &session.Worker{Inbox: in, Engine: l.engine, Gate: l.gate, ChangedKinds: func() { session.Request(l.look) }, Converged: l.metrics.Converged}
+	worker := &session.Worker{Inbox: in, Engine: l.engine, Gate: l.gate, ChangedKinds: func() { session.Request(l.look) }, Converged: l.metrics.Converged,
+		Withdrew: func() { session.Request(l.beatSoon) },
+	}
 	load := newWorkload(l.hub, l.lease().Namespace, l.opts)
 	load.gate = l.gate
 	load.executor = &works.Executor{Hub: l.hub, Engine: counted{l.engine, l.metrics}, Clock: l.opts.Clock}

@@ -144,7 +144,7 @@ func (l *link) beatAlways(ctx context.Context) {
 	}
 	for {
 		pause := time.Duration(float64(l.opts.heartbeat()) * (1 + beatJitter*(2*rand.Float64()-1)))
-		if !session.Sleep(ctx, l.opts.Clock, pause) {
+		if !session.SleepOrWake(ctx, l.opts.Clock, pause, l.beatSoon) {
 			return
 		}
 		l.beat(ctx)

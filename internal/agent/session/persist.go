@@ -55,6 +55,19 @@ func (p Persistence) Run(ctx context.Context, what string, work func(context.Con
 	}
 }
 
+// SleepOrWake waits until the pause is over or wake has a value; it returns false if ctx ended first.
+func SleepOrWake(ctx context.Context, clock clock.Clock, pause time.Duration, wake <-chan struct{}) bool {
+	timer := clock.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+	case <-wake:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
+
 // Sleep waits; it returns false if ctx ended first.
 func Sleep(ctx context.Context, clock clock.Clock, pause time.Duration) bool {
 	timer := clock.NewTimer(pause)

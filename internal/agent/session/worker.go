@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -47,6 +48,13 @@ type Worker struct {
 	ChangedKinds func()
 	// Converged is told how each pass ended.
 	Converged func(error)
+	// Withdrew is called when a bundle was withdrawn, before that is reported: the Lease may list it.
+	Withdrew func()
+
+	// mu guards older: the digests of bundles that the hub asks for although the member holds another one that it reported as applied after it.
+	// An agent that is started again before such a bundle arrives has forgotten that.
+	mu    sync.Mutex
+	older map[bundle.ID]bundle.Digest
 }
 
 // Handle does what d asks for and reports it. An error means: again, later.
@@ -73,6 +81,7 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 		return err
 	}
 	b, err := w.Inbox.Fetch(ctx, d)
+	b.KeepObjects = w.isOlder(d)
 	switch {
 	case errors.Is(err, deliver.ErrContentMissing):
 		return w.Inbox.Report(ctx, d, d.Missing(err.Error()))
@@ -86,6 +95,11 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 		log.FromContext(ctx).Info("cannot report the start", logkeys.Bundle, d.ID.String(), logkeys.Reason, err.Error())
 	}
 	report, err := w.Engine.Converge(ctx, b)
+	if err == nil {
+		w.mu.Lock()
+		delete(w.older, d.ID)
+		w.mu.Unlock()
+	}
 	return w.finish(ctx, d, report, err)
 }
 
@@ -94,6 +108,9 @@ func (w *Worker) remember(ctx context.Context, d deliver.Delivery) (answered boo
 	digest, state, ok, err := w.Engine.Have(ctx, d.ID)
 	if err != nil {
 		return false, fmt.Errorf("read the record of %s: %w", d.ID, err)
+	}
+	if ok && digest != d.Digest && state == bundle.StateApplied && d.Reported.State == bundle.StateApplied && d.Reported.Digest == d.Digest {
+		w.noteOlder(ctx, d)
 	}
 	if !ok || digest != d.Digest || state == bundle.StateRemoving {
 		return false, nil
@@ -110,6 +127,26 @@ func (w *Worker) remember(ctx context.Context, d deliver.Delivery) (answered boo
 		return false, err
 	}
 	return true, w.Inbox.Report(ctx, d, deployed.Report)
+}
+
+// noteOlder notes that the hub says of an older bundle that it was applied: it was restored from a backup.
+func (w *Worker) noteOlder(ctx context.Context, d deliver.Delivery) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.older == nil {
+		w.older = map[bundle.ID]bundle.Digest{}
+	}
+	if w.older[d.ID] != d.Digest {
+		log.FromContext(ctx).Info("the hub asks for an older version than the one deployed; objects that it lacks are kept", logkeys.Bundle, d.ID.String())
+	}
+	w.older[d.ID] = d.Digest
+}
+
+// isOlder says whether d is for a bundle that noteOlder noted.
+func (w *Worker) isOlder(d deliver.Delivery) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.older[d.ID] != (bundle.Digest{}) && w.older[d.ID] == d.Digest
 }
 
 // finish reports the outcome of a pass. err is the pass's own, and comes back for the pass to be tried again.
@@ -146,6 +183,7 @@ func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 		return w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoving})
 	}
 	w.ChangedKinds()
+	w.Withdrew()
 	return w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoved})
 }
 

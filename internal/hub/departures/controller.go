@@ -39,6 +39,8 @@ const (
 	workers = 50
 	// recheck is the time between two looks at what is waited for: no watch tells that an agent falls silent, or that a namespace goes.
 	recheck = 30 * time.Second
+	// unwatchedRecheck is the same for what takes seconds.
+	unwatchedRecheck = 2 * time.Second
 	// dismissLimit is how long a push member may take to remove our identity: about five requests.
 	dismissLimit = 30 * time.Second
 	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
@@ -171,6 +173,9 @@ func (c *Controller) leavingCluster(ctx context.Context, req reconcile.Request) 
 
 // next says when to look again if no watch tells of anything until then.
 func (c *Controller) next(s *state) time.Duration {
+	if s.unwatched {
+		return unwatchedRecheck
+	}
 	if s.member.Forced {
 		if left := c.remaining(s); left > 0 {
 			return left

@@ -29,6 +29,8 @@ type state struct {
 	member  fleet.Member
 	// away says why the member cannot be reached, "" if it can be.
 	away string
+	// unwatched says that what is waited for is soon over and that no watch tells of it.
+	unwatched bool
 	// gone says that the cluster object has been let go.
 	gone bool
 }
@@ -65,7 +67,8 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 
 // withdrawRest withdraws what the member holds of this hub without a summary, and lists what others deployed, which stays on it.
 func (c *Controller) withdrawRest(ctx context.Context, s *state) error {
-	if c.WithdrawRest == nil || s.away != "" || (s.member.Forced && c.remaining(s) <= 0) {
+	told := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	if c.WithdrawRest == nil || s.away != "" || told || (s.member.Forced && c.remaining(s) <= 0) {
 		return nil
 	}
 	pending, kept, err := c.WithdrawRest(ctx, s.member)
@@ -76,6 +79,7 @@ func (c *Controller) withdrawRest(ctx context.Context, s *state) error {
 		return err
 	}
 	if len(pending) > 0 {
+		s.unwatched = true
 		return s.wait(pending[0] + " to be withdrawn")
 	}
 	return nil

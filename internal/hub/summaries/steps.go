@@ -340,6 +340,7 @@ func (c *Controller) announce(ctx context.Context, s *state) error {
 // deliver asks the member for every bundle, one after the other.
 func (c *Controller) deliver(ctx context.Context, s *state) error {
 	for _, composition := range s.compositions {
+		composition.Bundle.KeepObjects = s.isOlder(composition)
 		report, err := c.Transport.Deliver(ctx, s.member, composition.Bundle)
 		if ctx.Err() != nil {
 			return fmt.Errorf("deliver %s to %s: %w", composition.Bundle.ID, s.member.Key(), ctx.Err())
@@ -357,6 +358,14 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 		s.find(finding)
 	}
 	return nil
+}
+
+// isOlder says whether the member holds another bundle than the one that this hub asks for and saw applied: the hub was restored from a backup.
+// Where an agent delivers, it is the agent that finds out.
+func (s *state) isOlder(c Composition) bool {
+	old, deployed := s.old(c.Feature), s.deployed[c.Feature]
+	return old.Status == libv1beta1.FeatureStatusProvisioned && bundle.DigestFromBytes(old.Hash) == c.Digest &&
+		deployed.Report.State == bundle.StateApplied && deployed.Report.Digest != c.Digest
 }
 
 // retire withdraws what is wanted no more; everything, if the summary is deleted.

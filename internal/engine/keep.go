@@ -1,0 +1,71 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/towline/towline/internal/bundle"
+)
+
+// maxKeptListed is how many kept objects a message lists.
+const maxKeptListed = 10
+
+// retain plans what is not pruned. Objects that the bundle lacks are marked as kept if it says so; once they are, later bundles keep them, too.
+func (p *pass) retain() {
+	p.retained = maps.Clone(p.wanted)
+	for key, item := range p.next.inventory {
+		if p.wanted[key] || (!item.Kept && !p.bundle.KeepObjects) {
+			continue
+		}
+		item.Kept = true
+		p.next.inventory[key] = item
+		p.retained[key] = true
+	}
+}
+
+// forgetGone drops kept objects from the record that somebody has deleted.
+func (p *pass) forgetGone(ctx context.Context) error {
+	var spots []spot
+	for key, item := range p.next.inventory {
+		if !item.Kept {
+			continue
+		}
+		resource, err := p.engine.locate(item.Ref)
+		if err != nil {
+			return fmt.Errorf("look for kept objects: %w", err)
+		}
+		spots = append(spots, spot{key: key, resource: resource})
+	}
+	if len(spots) == 0 {
+		return nil
+	}
+	found, err := p.engine.member.observe(ctx, spots)
+	if err != nil {
+		return fmt.Errorf("look for kept objects: %w", err)
+	}
+	for _, s := range spots {
+		if found[s.key] == nil {
+			delete(p.next.inventory, s.key)
+		}
+	}
+	return nil
+}
+
+// keptMessage lists the objects that are kept although the bundle lacks them, "" if there are none.
+func (r *record) keptMessage() string {
+	var names []string
+	for _, item := range r.listed() {
+		if item.Kept {
+			names = append(names, item.Ref.String())
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	if more := len(names) - maxKeptListed; more > 0 {
+		names = append(names[:maxKeptListed], fmt.Sprintf("%d more", more))
+	}
+	return bundle.KeptPrefix + strings.Join(names, ", ")
+}

@@ -1,0 +1,60 @@
+package engine_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/engine"
+)
+
+// TestOlderBundleKeepsWhatItLacks delivers an older bundle, as a hub does that was restored from a backup: what it lacks is kept by it and by later
+// bundles, is reported, and goes with the withdrawal.
+func TestOlderBundleKeepsWhatItLacks(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	converge(t, e, c.bundle("one", c.configMap("a", "2"), c.configMap("later", "1"), c.configMap("also-later", "1")))
+	older := c.bundle("one", c.configMap("a", "1"))
+	older.KeepObjects = true
+	report := convergeKeeping(t, e, older)
+	c.wantNames(configMaps, "a", "also-later", "later")
+	if !strings.HasPrefix(report.Message, bundle.KeptPrefix) || !strings.Contains(report.Message, "ConfigMap "+c.ns+"/later") {
+		t.Errorf("the report does not list what is kept: %q", report.Message)
+	}
+	if got := c.value("a"); got != "1" {
+		t.Errorf("a has %q, want what the older bundle says", got)
+	}
+
+	again := c.engine(nil)
+	if report, ok, err := again.Resume(t.Context(), older.ID); err != nil || !ok || !strings.HasPrefix(report.Message, bundle.KeptPrefix) {
+		t.Errorf("Resume() = %+v, %t, %v", report, ok, err)
+	}
+	c.delete(configMaps, "also-later")
+	report = convergeKeeping(t, again, c.bundle("one", c.configMap("b", "1")))
+	c.wantNames(configMaps, "b", "later")
+	if strings.Contains(report.Message, "also-later") || !strings.Contains(report.Message, "ConfigMap "+c.ns+"/later") {
+		t.Errorf("the report lists %q, want what is still kept", report.Message)
+	}
+	converge(t, again, c.bundle("one", c.configMap("b", "1"), c.configMap("later", "3"))) // one that is wanted again is not reported
+	converge(t, again, c.bundle("one", c.configMap("b", "1")))
+	c.wantNames(configMaps, "b")
+
+	converge(t, again, c.bundle("one", c.configMap("b", "1"), c.configMap("last", "1")))
+	older = c.bundle("one", c.configMap("b", "1"))
+	older.KeepObjects = true
+	convergeKeeping(t, again, older)
+	c.wantNames(configMaps, "b", "last")
+	withdraw(t, again, bundle.Withdrawal{ID: older.ID})
+	c.wantNames(configMaps)
+}
+
+// convergeKeeping is converge for a bundle that keeps objects that it lacks.
+func convergeKeeping(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
+	t.Helper()
+	report, err := e.Converge(t.Context(), b)
+	if err != nil || report.State != bundle.StateApplied {
+		t.Fatalf("report: got %+v, %v", report, err)
+	}
+	return report
+}
