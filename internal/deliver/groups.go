@@ -19,6 +19,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
@@ -91,7 +92,7 @@ func (i *Inbox) listWatch() cache.ListerWatcher {
 	options := func(raw metav1.ListOptions) []client.ListOption {
 		return append(slices.Clone(mine), &client.ListOptions{Raw: &raw})
 	}
-	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+	return cache.ToListWatcherWithWatchListSemantics(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
 			list := &libv1beta1.ConfigurationGroupList{}
 			err := i.hub.List(ctx, list, options(raw)...)
@@ -100,7 +101,7 @@ func (i *Inbox) listWatch() cache.ListerWatcher {
 		WatchFuncWithContext: func(ctx context.Context, raw metav1.ListOptions) (watch.Interface, error) {
 			return i.hub.Watch(ctx, &libv1beta1.ConfigurationGroupList{}, options(raw)...)
 		},
-	}, i.hub)
+	}), i.hub)
 }
 
 // groups is the reflector's store: the groups by name, and a queue of the names of those that have something new to say.

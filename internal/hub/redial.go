@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // redialPause is the time between two attempts of one informer to reach an API server that does not answer; jitter doubles it at most.
@@ -20,7 +22,7 @@ const redialPause = 2 * time.Second
 // newInformer makes an informer that is back within seconds when the API server is: one of client-go soon asks only once in up to a
 // minute, and has no setting for that.
 func newInformer(lw toolscache.ListerWatcher, obj runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-	inner := toolscache.ToListerWatcherWithContext(lw)
+	inner := kube.DetectRestore(lw)
 	patient := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 			return redial(ctx, func() (runtime.Object, error) { return inner.ListWithContext(ctx, opts) })

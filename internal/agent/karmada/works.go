@@ -23,6 +23,7 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/works"
 )
 
@@ -83,7 +84,7 @@ func (w *workload) listWatch() cache.ListerWatcher {
 	options := func(raw metav1.ListOptions) []client.ListOption {
 		return []client.ListOption{client.InNamespace(w.namespace), &client.ListOptions{Raw: &raw}}
 	}
-	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+	return cache.ToListWatcherWithWatchListSemantics(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
 			list := &workv1alpha1.WorkList{}
 			err := w.hub.List(ctx, list, options(raw)...)
@@ -92,7 +93,7 @@ func (w *workload) listWatch() cache.ListerWatcher {
 		WatchFuncWithContext: func(ctx context.Context, raw metav1.ListOptions) (watch.Interface, error) {
 			return w.hub.Watch(ctx, &workv1alpha1.WorkList{}, options(raw)...)
 		},
-	}, w.hub)
+	}), w.hub)
 }
 
 // next executes one Work; it returns false when there will be no more.

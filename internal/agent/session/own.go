@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // redialFirst and redialLast bound the growing time between attempts to reach a hub that does not answer; jitter doubles it at most.
@@ -42,7 +44,7 @@ func (o Own[T]) Run(ctx context.Context, hub client.WithWatch) {
 		raw.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.Key.Name).String()
 		return []client.ListOption{client.InNamespace(o.Key.Namespace), &client.ListOptions{Raw: &raw}}
 	}
-	lister := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+	lister := cache.ToListWatcherWithWatchListSemantics(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
 			list := o.List()
 			err := hub.List(ctx, list, options(raw)...)
@@ -51,7 +53,7 @@ func (o Own[T]) Run(ctx context.Context, hub client.WithWatch) {
 		WatchFuncWithContext: func(ctx context.Context, raw metav1.ListOptions) (watch.Interface, error) {
 			return hub.Watch(ctx, o.List(), options(raw)...)
 		},
-	}, hub)
+	}), hub)
 	reflector := cache.NewReflectorWithOptions(lister, o.Empty, listener[T]{ctx, o.Tell}, cache.ReflectorOptions{Name: "own cluster", Backoff: Redial()})
 	reflector.RunWithContext(ctx)
 }
