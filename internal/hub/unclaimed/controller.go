@@ -234,6 +234,7 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 		{Name: "list", Run: c.list},
 		{Name: "decide", Run: c.decideAll},
 		{Name: "withdraw", Run: c.withdrawAll},
+		{Name: "unlist", Run: c.unlist},
 		{Name: "finish", Run: c.finish},
 		{Name: "report", Run: c.report},
 	})

@@ -27,6 +27,8 @@ type state struct {
 	member  fleet.Member
 	// deployed are the bundles of ClusterSummaries on the cluster.
 	deployed []bundle.Deployed
+	// known are the summaries of the cluster, by name.
+	known map[string]*configv1beta1.ClusterSummary
 	// toWithdraw are those with a proved order, with what is to become of their objects, and kept those without one.
 	toWithdraw []bundle.Withdrawal
 	kept       []bundle.Deployed
@@ -44,16 +46,16 @@ func (c *Controller) list(ctx context.Context, s *state) error {
 
 // decideAll decides about each bundle.
 func (c *Controller) decideAll(ctx context.Context, s *state) error {
-	known, err := c.summaries(ctx, s.member)
-	if err != nil {
+	var err error
+	if s.known, err = c.summaries(ctx, s.member); err != nil {
 		return err
 	}
 	ordered := orderedOn(s.cluster)
 	for _, d := range s.deployed {
-		if known[d.ID.RequestorName] != nil && d.Requested {
+		if s.known[d.ID.RequestorName] != nil && d.Requested {
 			continue // its controller looks after it
 		}
-		e := evidence{deployed: d, hubUID: c.HubUID, summary: known[d.ID.RequestorName], ordered: slices.Contains(ordered, d.ID.RequestorName)}
+		e := evidence{deployed: d, hubUID: c.HubUID, summary: s.known[d.ID.RequestorName], ordered: slices.Contains(ordered, d.ID.RequestorName)}
 		leave, err := c.gather(ctx, s, &e)
 		if err != nil {
 			return err
@@ -172,20 +174,11 @@ func isListed(ctx context.Context, hub client.Reader, m fleet.Member, d bundle.D
 		return false, fmt.Errorf("read what is deployed on cluster %s: %w", m.Key(), err)
 	}
 	_, name := split(d.Owner)
-	has := func(features []configv1beta1.DeployedFeature) bool {
-		return slices.ContainsFunc(features, func(f configv1beta1.DeployedFeature) bool { return string(f.FeatureID) == d.ID.Feature })
-	}
-	if d.Owner.Kind == configv1beta1.ProfileKind {
-		return slices.ContainsFunc(configuration.Status.ProfileResources, func(r configv1beta1.ProfileResource) bool {
-			return r.ProfileName == name && has(r.Features)
-		}), nil
-	}
-	return slices.ContainsFunc(configuration.Status.ClusterProfileResources, func(r configv1beta1.ClusterProfileResource) bool {
-		return r.ClusterProfileName == name && has(r.Features)
-	}), nil
+	features := listedIn(configuration.Status)[bundle.Owner{Kind: d.Owner.Kind, Name: name}]
+	return slices.ContainsFunc(features, func(f configv1beta1.DeployedFeature) bool { return string(f.FeatureID) == d.ID.Feature }), nil
 }
 
-// withdrawAll withdraws the bundles with a proved order. What is gone is no longer listed as deployed.
+// withdrawAll withdraws the bundles with a proved order.
 func (c *Controller) withdrawAll(ctx context.Context, s *state) error {
 	for _, w := range s.toWithdraw {
 		done, err := c.Transport.Withdraw(ctx, s.member, w)
@@ -197,21 +190,58 @@ func (c *Controller) withdrawAll(ctx context.Context, s *state) error {
 			continue
 		}
 		s.withdrawn++
+		s.deployed = slices.DeleteFunc(s.deployed, func(d bundle.Deployed) bool { return d.ID == w.ID })
 		log.FromContext(ctx).Info("withdrew a bundle without a summary", logkeys.Bundle, w.ID.String())
-		if err := c.unlist(ctx, s, w.ID); err != nil {
+	}
+	return nil
+}
+
+// unlist removes from the cluster's ClusterConfiguration what neither a summary accounts for nor the cluster holds.
+func (c *Controller) unlist(ctx context.Context, s *state) error {
+	configuration := &configv1beta1.ClusterConfiguration{}
+	if err := c.Hub.Get(ctx, summaries.ConfigurationKey(s.member), configuration); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	owners := map[bundle.Owner]bool{}
+	for _, summary := range s.known {
+		if owner := metav1.GetControllerOf(summary); owner != nil {
+			owners[bundle.Owner{Kind: owner.Kind, Name: owner.Name}] = true
+		}
+	}
+	for owner, features := range listedIn(configuration.Status) {
+		stale := slices.DeleteFunc(features, func(feature configv1beta1.DeployedFeature) bool {
+			return owners[owner] || slices.ContainsFunc(s.deployed, func(d bundle.Deployed) bool {
+				_, name := split(d.Owner)
+				return d.Owner.Kind == owner.Kind && name == owner.Name && d.ID.Feature == string(feature.FeatureID)
+			})
+		})
+		if len(stale) == 0 {
+			continue
+		}
+		reference := metav1.OwnerReference{APIVersion: configv1beta1.GroupVersion.String(), Kind: owner.Kind, Name: owner.Name}
+		if err := (summaries.Configurations{Hub: c.Hub, Live: c.Live}).Update(ctx, s.member, reference, stale); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// unlist removes a bundle from the cluster's ClusterConfiguration.
-func (c *Controller) unlist(ctx context.Context, s *state, id bundle.ID) error {
-	at := slices.IndexFunc(s.deployed, func(d bundle.Deployed) bool { return d.ID == id })
-	_, name := split(s.deployed[at].Owner)
-	owner := metav1.OwnerReference{APIVersion: configv1beta1.GroupVersion.String(), Kind: s.deployed[at].Owner.Kind, Name: name}
-	gone := []configv1beta1.DeployedFeature{{FeatureID: libv1beta1.FeatureID(id.Feature)}}
-	return summaries.Configurations{Hub: c.Hub, Live: c.Live}.Update(ctx, s.member, owner, gone)
+// listedIn returns the features that a ClusterConfiguration lists, by profile: their IDs alone.
+func listedIn(status configv1beta1.ClusterConfigurationStatus) map[bundle.Owner][]configv1beta1.DeployedFeature {
+	all := map[bundle.Owner][]configv1beta1.DeployedFeature{}
+	add := func(kind, name string, features []configv1beta1.DeployedFeature) {
+		for _, feature := range features {
+			owner := bundle.Owner{Kind: kind, Name: name}
+			all[owner] = append(all[owner], configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
+		}
+	}
+	for _, profile := range status.ClusterProfileResources {
+		add(configv1beta1.ClusterProfileKind, profile.ClusterProfileName, profile.Features)
+	}
+	for _, profile := range status.ProfileResources {
+		add(configv1beta1.ProfileKind, profile.ProfileName, profile.Features)
+	}
+	return all
 }
 
 // orderedOn lists the summaries whose bundles a person asked to withdraw from a cluster.
