@@ -168,6 +168,8 @@ type hub struct {
 	engines *engines
 	// remainder withdraws what deregistered clusters hold beyond summaries and Works.
 	remainder unclaimed.Remainder
+	// clusters knows when agents were heard of.
+	clusters *clusters.Controller
 }
 
 // wire adds everything that runs in a hub to its manager, in the order of the journey.
@@ -197,6 +199,10 @@ func (h *hub) wire(ctx context.Context) error {
 	}
 	h.remainder = unclaimed.Remainder{Live: h.live, Transport: transport, HubUID: composer.HubUID}
 	shard := h.opts.shard()
+	h.clusters = &clusters.Controller{
+		Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget,
+		Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+	}
 	if shard.Default() {
 		if err := h.wireFleet(ctx); err != nil {
 			return err
@@ -206,10 +212,7 @@ func (h *hub) wire(ctx context.Context) error {
 		h.watchCharts(composer),
 		h.lifecycle(ctx),
 		h.karmada(ctx),
-		(&clusters.Controller{
-			Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget,
-			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
-		}).Setup(ctx, h),
+		h.clusters.Setup(ctx, h),
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport,
 			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: h.engines.healed, Away: h.away(),

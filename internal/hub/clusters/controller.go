@@ -155,25 +155,29 @@ func (c *Controller) lookup(index string) handler.EventHandler {
 	})
 }
 
-// othersChanged drops the echo of what this controller writes itself.
+// othersChanged drops the echo of what this controller writes itself of push members, which costs a contact. No contact takes back that a
+// member is ready: somebody else did.
 func othersChanged() predicate.Predicate {
 	agentReported := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
-		return after.Spec.PullMode && said(before.Status) != said(after.Status)
+		lost := before.Status.Ready && !after.Status.Ready
+		return lost || after.Spec.PullMode && said(before.Status) != said(after.Status)
 	}}
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, agentReported)
 }
 
-// agentsWord is what an agent says of its cluster.
-type agentsWord struct {
-	ready    bool
-	failure  string
-	failures int32
-	check    string
+// word is what an agent says of its cluster, and what we make of that, which others may edit.
+type word struct {
+	ready         bool
+	failure       string
+	checkFailures int32
+	check         string
+	connection    libv1beta1.ConnectionStatus
+	failures      int32
 }
 
-func said(status libv1beta1.SveltosClusterStatus) agentsWord {
-	return agentsWord{status.Ready, status.FailureMessage, status.AgentCheckFailures, status.AgentCheckMessage}
+func said(s libv1beta1.SveltosClusterStatus) word {
+	return word{s.Ready, s.FailureMessage, s.AgentCheckFailures, s.AgentCheckMessage, s.ConnectionStatus, s.ConnectionFailures}
 }
 
 // Reconcile contacts one member and writes what it found, if that is new.

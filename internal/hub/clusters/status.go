@@ -53,7 +53,7 @@ func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string
 	threshold = cmp.Or(threshold, defaultThreshold)
 	now := *old.DeepCopy()
 	now.FailureMessage = message
-	now.ConnectionFailures = min(old.ConnectionFailures+1, threshold)
+	now.ConnectionFailures = min(max(old.ConnectionFailures, 0)+1, threshold)
 	if now.ConnectionFailures >= threshold {
 		now.ConnectionStatus = libv1beta1.ConnectionDown
 	}
@@ -79,7 +79,7 @@ func heard(old libv1beta1.SveltosClusterStatus, threshold int32, last, now time.
 // reported returns the status of a pull member whose agent is at work and says of its checks what is in old.
 func reported(old libv1beta1.SveltosClusterStatus, threshold int32) libv1beta1.SveltosClusterStatus {
 	now := healthy(old)
-	if old.AgentCheckFailures == 0 {
+	if old.AgentCheckFailures <= 0 {
 		return now
 	}
 	threshold = cmp.Or(threshold, defaultThreshold)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/check"
@@ -41,6 +43,9 @@ func TestContactIsCounted(t *testing.T) {
 		"the count stops": {
 			missed(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"),
 			clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown, FailureMessage: "x"},
+		},
+		"a count below nothing counts as nothing": {
+			missed(clusterStatus{ConnectionFailures: -1000}, 2, "x"), clusterStatus{ConnectionFailures: 1, FailureMessage: "x"},
 		},
 		"contact again":           {reached(missed(up, 1, "no route"), facts), up},
 		"refused, and it says so": {refused(up, "no"), with(func(s *clusterStatus) { s.FailureMessage = "no" })},
@@ -95,6 +100,10 @@ func TestHeartbeatsExpire(t *testing.T) {
 			want: checked(says(true, 1), libv1beta1.ConnectionHealthy),
 		},
 		"a check fails for long": {old: says(true, 3), last: now, wantNext: SilenceLimit, want: checked(says(true, 3), libv1beta1.ConnectionDown)},
+		"fewer checks fail than none": {
+			old: says(true, -5), last: now, wantNext: SilenceLimit,
+			want: clusterStatus{Ready: true, AgentCheckFailures: -5, AgentCheckMessage: "liveness check c: no", ConnectionStatus: libv1beta1.ConnectionHealthy},
+		},
 		"it is not ready by a check": {
 			old: says(false, 2), last: now, wantNext: SilenceLimit, want: checked(says(false, 2), libv1beta1.ConnectionHealthy),
 		},
@@ -126,5 +135,30 @@ func TestLabels(t *testing.T) {
 	}
 	if _, changed := labelled(got, "v1.31.6+k3s1"); changed {
 		t.Error("labelled() again changed something")
+	}
+}
+
+func TestAnEditedStatusIsLookedAt(t *testing.T) {
+	t.Parallel()
+	up := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy, Version: "v1.36.3", AgentLastReportTime: &metav1.Time{Time: time.Unix(1e9, 0)}}
+	tests := map[string]struct {
+		pull   bool
+		change func(*clusterStatus)
+		want   bool
+	}{
+		"pull, cleared":          {true, func(s *clusterStatus) { *s = clusterStatus{} }, true},
+		"push, cleared":          {false, func(s *clusterStatus) { *s = clusterStatus{} }, true},
+		"pull, the connection":   {true, func(s *clusterStatus) { s.ConnectionStatus = libv1beta1.ConnectionDown }, true},
+		"pull, the failures":     {true, func(s *clusterStatus) { s.ConnectionFailures = -1 }, true},
+		"push, its own finding":  {false, func(s *clusterStatus) { s.ConnectionStatus, s.ConnectionFailures = libv1beta1.ConnectionDown, 3 }, false},
+		"pull, the agent's word": {true, func(s *clusterStatus) { s.AgentLastReportTime = &metav1.Time{Time: time.Unix(2e9, 0)} }, false},
+	}
+	for name, tc := range tests {
+		before := &libv1beta1.SveltosCluster{Spec: libv1beta1.SveltosClusterSpec{PullMode: tc.pull}, Status: up}
+		after := before.DeepCopy()
+		tc.change(&after.Status)
+		if got := othersChanged().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}); got != tc.want {
+			t.Errorf("%s: looked at %t, want %t", name, got, tc.want)
+		}
 	}
 }

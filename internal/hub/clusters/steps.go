@@ -119,8 +119,8 @@ func steadily(err error) string {
 // judge runs the checks of a push member. It fails only when ctx ends.
 func (c *Controller) judge(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Verdict, error) {
 	if !cluster.DeletionTimestamp.IsZero() {
-		// A check that fails must not keep what is deployed from being withdrawn.
-		return check.Verdict{Ready: cluster.Status.Ready}, nil
+		// A check that fails must not keep what is deployed from being withdrawn, and neither must a status that was lost.
+		return check.Verdict{Ready: true}, nil
 	}
 	if len(cluster.Spec.ReadinessChecks)+len(cluster.Spec.LivenessChecks) == 0 {
 		return check.Verdict{Ready: true}, nil
@@ -170,7 +170,7 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read lease of %s: %w", s.member.Key(), err)
 	}
-	last := c.lastBeat(client.ObjectKeyFromObject(s.cluster), lease)
+	last := c.Heard(client.ObjectKeyFromObject(s.cluster), lease)
 	if reported := s.cluster.Status.AgentLastReportTime; reported != nil && reported.After(last) && !reported.After(c.Clock.Now()) {
 		last = reported.Time
 	}
@@ -179,8 +179,8 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	}
 	before := *s.cluster.Status.DeepCopy()
 	if s.member.Deleting {
-		// A check that fails must not keep what is deployed from being withdrawn.
-		before.AgentCheckFailures = 0
+		// A check that fails must not keep what is deployed from being withdrawn, and neither must a status that was lost.
+		before.AgentCheckFailures, before.Ready = 0, before.Ready || !last.IsZero()
 	}
 	status, next := heard(before, s.cluster.Spec.ConsecutiveFailureThreshold, last, c.Clock.Now())
 	s.status = status
@@ -189,8 +189,8 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	return nil
 }
 
-// lastBeat returns when lease was last renewed, by our clock where we saw it happen.
-func (c *Controller) lastBeat(name types.NamespacedName, lease *coordinationv1.Lease) time.Time {
+// Heard returns when lease, that of the pull member name, was last renewed, by our clock where we saw it happen; zero if it never was.
+func (c *Controller) Heard(name types.NamespacedName, lease *coordinationv1.Lease) time.Time {
 	if lease.Spec.RenewTime == nil {
 		return time.Time{}
 	}
