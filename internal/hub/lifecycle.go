@@ -47,7 +47,7 @@ func (h *hub) reach() *departures.Reach {
 		}
 		return fleet.Probe(ctx, config)
 	}
-	return &departures.Reach{Live: h.live, Contact: dial, Clock: clock.RealClock{}}
+	return &departures.Reach{Live: h.live, Contact: dial, Heard: h.clusters.Heard, Clock: clock.RealClock{}}
 }
 
 // away says of any cluster why nothing can be done on it, "" if something can: of each type whoever knows.
@@ -57,20 +57,10 @@ func (h *hub) away() func(ctx context.Context, cluster client.Object) (string, e
 		m := fleet.Of(cluster)
 		return map[fleet.Type]func() (string, error){
 			fleet.TypeSveltos: func() (string, error) { return reach.Away(ctx, cluster.(*libv1beta1.SveltosCluster)) },
-			fleet.TypeKarmada: func() (string, error) { return unready(m), nil },
+			// Its removal finds that out, and then abandons what is on it.
+			fleet.TypeKarmada: func() (string, error) { return "", nil },
 		}[m.Type]()
 	}
-}
-
-// unready says why a member whose condition Ready tells everything is not ready, "" if it is.
-func unready(m fleet.Member) string {
-	switch {
-	case !m.Ready:
-		return "it has never been reached"
-	case m.Down:
-		return "it is not reached: " + m.DownMessage
-	}
-	return ""
 }
 
 // keeper keeps manifests ready with the address under which agents reach the hub now.

@@ -45,7 +45,7 @@ func (c *Controller) force(ctx context.Context, s *state) error {
 			return err
 		}
 	}
-	if _, set := deadline(s.cluster); set {
+	if _, set := c.deadline(s.cluster); set {
 		return nil
 	}
 	bound := s.cluster.DeepCopy()
@@ -67,10 +67,10 @@ func (c *Controller) option(ctx context.Context, s *state, option string) error 
 	return nil
 }
 
-// deadline says until when a cluster that leaves by force is waited for, if that was noted.
-func deadline(cluster *libv1beta1.SveltosCluster) (until time.Time, set bool) {
+// deadline says until when a cluster that leaves by force is waited for, if the hub has noted that: it never notes what is later than the limit.
+func (c *Controller) deadline(cluster *libv1beta1.SveltosCluster) (until time.Time, set bool) {
 	until, err := time.Parse(time.RFC3339, cluster.Annotations[kube.AnnotationDeadline])
-	return until, err == nil
+	return until, err == nil && !until.After(c.Clock.Now().Add(forcedLimit))
 }
 
 // setDeadline lets the time begin of what is waited for next.
@@ -83,9 +83,9 @@ func (c *Controller) setDeadline(cluster *libv1beta1.SveltosCluster) {
 	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeadline, until)
 }
 
-// remaining is how long a cluster that leaves by force is waited for yet. Nobody can make that longer than the limit.
+// remaining is how long a cluster that leaves by force is waited for yet. The time of every one of them was set before this is asked.
 func (c *Controller) remaining(s *state) time.Duration {
-	until, _ := deadline(s.cluster)
+	until, _ := c.deadline(s.cluster)
 	return min(until.Sub(c.Clock.Now()), forcedLimit)
 }
 

@@ -7,6 +7,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -25,8 +26,11 @@ type Reach struct {
 	Live client.Reader
 	// Contact asks a push member how it is.
 	Contact func(ctx context.Context, m fleet.Member) (fleet.Facts, error)
-	Clock   clock.PassiveClock
-	beats   join.Beats
+	// Heard says when the agent of a pull member was last heard of, by who has listened for longer: the clock of an agent may be wrong, and
+	// only who saw its Lease renewed knows when. It may be nil.
+	Heard func(member types.NamespacedName, lease *coordinationv1.Lease) time.Time
+	Clock clock.PassiveClock
+	beats join.Beats
 }
 
 // Away says, for people, why nothing can be done on a member, "" if something can. It contacts a push member; of a pull member, it says what
@@ -44,16 +48,18 @@ func (r *Reach) Away(ctx context.Context, cluster *libv1beta1.SveltosCluster) (s
 		return "namespace " + doomed + " is being deleted, and its agent's identity with it", nil
 	}
 	last, err := r.lastBeat(ctx, cluster)
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", err
-	case last.IsZero() && !m.Ready:
+	}
+	if last.IsZero() && !m.Ready {
 		return "its agent has never come", nil
-	case last.IsZero() && m.Down:
-		return "its agent is silent", nil
-	case m.Down && cluster.Status.AgentCheckFailures > 0 && r.Clock.Since(last) < clusters.SilenceLimit:
-		return "", nil // a check fails, and the agent is at work
-	case m.Down, !m.Ready && r.Clock.Since(last) >= clusters.SilenceLimit:
+	}
+	// Whatever the status says: it may have been edited, or restored.
+	if last.IsZero() && !cluster.DeletionTimestamp.IsZero() {
+		// The Lease was lost. An agent that is at work renews it again.
+		last = cluster.DeletionTimestamp.Time
+	}
+	if !last.IsZero() && r.Clock.Since(last) >= clusters.SilenceLimit {
 		return "its agent is silent since " + last.UTC().Format(time.RFC3339), nil
 	}
 	return "", nil
@@ -102,6 +108,11 @@ func (r *Reach) lastBeat(ctx context.Context, cluster *libv1beta1.SveltosCluster
 	}
 	now := r.Clock.Now()
 	last := r.beats.Last(cluster, lease, now)
+	if !last.IsZero() && r.Heard != nil {
+		if heard := r.Heard(client.ObjectKeyFromObject(cluster), lease); heard.After(last) {
+			last = heard
+		}
+	}
 	if reported := cluster.Status.AgentLastReportTime; reported != nil && reported.After(last) && !reported.After(now) {
 		last = reported.Time
 	}

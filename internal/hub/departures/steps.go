@@ -88,13 +88,13 @@ func (c *Controller) withdrawRest(ctx context.Context, s *state) error {
 // summaries lists the summaries of a member, those included that no cache knows yet.
 func (c *Controller) summaries(ctx context.Context, m fleet.Member) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
-	labels := client.MatchingLabels{libv1beta1.ClusterNameLabel: match.LabelValue(m.Name), libv1beta1.ClusterTypeLabel: string(m.Type)}
-	if err := c.Live.List(ctx, &list, client.InNamespace(m.Namespace), labels); err != nil {
+	// Not by their labels, which can be lost.
+	if err := c.Live.List(ctx, &list, client.InNamespace(m.Namespace)); err != nil {
 		return nil, fmt.Errorf("list summaries of cluster %s: %w", m.Key(), err)
 	}
 	var mine []configv1beta1.ClusterSummary
 	for _, summary := range list.Items {
-		if summary.Spec.ClusterNamespace == m.Namespace && summary.Spec.ClusterName == m.Name {
+		if match.Target(&summary) == m.ID() {
 			mine = append(mine, summary)
 		}
 	}
@@ -132,7 +132,8 @@ func (c *Controller) dismiss(ctx context.Context, s *state) error {
 
 // dismissAgent orders the agent to remove itself and waits until it has committed itself to that.
 func (c *Controller) dismissAgent(ctx context.Context, s *state) error {
-	if s.cluster.Status.AgentRemovedAt != nil {
+	told := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	if told && s.cluster.Status.AgentRemovedAt != nil {
 		return nil
 	}
 	last, err := c.Reach.lastBeat(ctx, s.cluster)
@@ -142,22 +143,37 @@ func (c *Controller) dismissAgent(ctx context.Context, s *state) error {
 	if last.IsZero() && !s.member.Ready {
 		return nil // there is no agent
 	}
-	told := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
 	if s.member.Forced && (s.away != "" || told && c.remaining(s) <= 0) {
 		return c.leave(ctx, s, join.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
 	}
 	if !told {
-		ordered := s.cluster.DeepCopy()
-		metav1.SetMetaDataAnnotation(&ordered.ObjectMeta, kube.AnnotationAgentOrder, kube.AgentOrderRemove)
-		if s.member.Forced {
-			c.setDeadline(ordered)
-		}
-		if err := c.Live.Patch(ctx, ordered, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+		if err := c.orderAgent(ctx, s); err != nil {
 			return fmt.Errorf("order the agent to remove itself: %w", err)
 		}
-		s.cluster = ordered
 	}
 	return s.wait("its agent to remove itself")
+}
+
+// orderAgent orders the agent to remove itself. An answer from before that is from a backup, and goes first: the agent leaves one alone.
+func (c *Controller) orderAgent(ctx context.Context, s *state) error {
+	if s.cluster.Status.AgentRemovedAt != nil {
+		asked := s.cluster.DeepCopy()
+		asked.Status.AgentRemovedAt = nil
+		if err := c.Live.Status().Patch(ctx, asked, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+			return err
+		}
+		s.cluster = asked
+	}
+	ordered := s.cluster.DeepCopy()
+	metav1.SetMetaDataAnnotation(&ordered.ObjectMeta, kube.AnnotationAgentOrder, kube.AgentOrderRemove)
+	if s.member.Forced {
+		c.setDeadline(ordered)
+	}
+	if err := c.Live.Patch(ctx, ordered, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+		return err
+	}
+	s.cluster = ordered
+	return nil
 }
 
 // dismissHub removes the identity that this hub was given on a push member.
