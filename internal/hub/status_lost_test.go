@@ -12,6 +12,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 )
 
@@ -134,5 +135,34 @@ func TestRestoredSummariesAreTheirProfilesAgain(t *testing.T) {
 				t.Errorf("withdrawn: %v", got)
 			}
 		})
+	}
+}
+
+func TestADepartureBeginsWithoutOrdersOfAnEarlierOne(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	one := w.member("one", w.prod())
+	w.wantProvisioned(w.profile(nil), "one")
+	// A backup of a cluster that was leaving is restored.
+	update(w, one, func(c *libv1beta1.SveltosCluster) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationAgentOrder, kube.AgentOrderRemove)
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationDeadline, "2026-01-02T03:04:05Z")
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationLeftBehind, `["something"]`)
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationDeregister, kube.DeregisterForce+","+kube.DeregisterAbandon)
+	})
+	w.eventually("only what people may write is left", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(one), one); err != nil {
+			return err
+		}
+		if fleet.DropDepartureOrders(one.DeepCopy()) || one.Annotations[kube.AnnotationDeregister] != kube.DeregisterForce {
+			return fmt.Errorf("annotations are %v", one.Annotations)
+		}
+		return nil
+	})
+	w.must(w.Delete(t.Context(), one))
+	w.agentLeaves(one)
+	w.wantClusterGone("one")
+	if got := w.withdrawals(); len(got) != 1 {
+		t.Errorf("withdrawn: %v", got)
 	}
 }

@@ -177,7 +177,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, req.String()))
 	s := &state{cluster: cluster}
-	steps := []phase.Step[*state]{{Name: "hold", Run: c.hold}}
+	steps := []phase.Step[*state]{{Name: "reset", Run: c.reset}, {Name: "hold", Run: c.hold}}
 	if cluster.Spec.PullMode {
 		steps = append(steps,
 			phase.Step[*state]{Name: "establish", Run: c.establish},
@@ -223,6 +223,21 @@ func (s *state) next() time.Duration {
 		return min(look, s.again)
 	}
 	return look
+}
+
+// reset removes from the cluster what the hub noted on it when it was leaving: it has been restored from a backup.
+func (c *Controller) reset(ctx context.Context, s *state) error {
+	clean := s.cluster.DeepCopy()
+	if !fleet.DropDepartureOrders(clean) {
+		return nil
+	}
+	// The lock makes sure that it still stays.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Live.Patch(ctx, clean, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("remove the orders of an earlier departure: %w", err)
+	}
+	s.cluster = clean
+	return nil
 }
 
 // hold puts our finalizer on the cluster before anything is made for it.
