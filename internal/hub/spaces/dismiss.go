@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
@@ -137,14 +139,41 @@ func (c *Controller) order(ctx context.Context, s *state, what string) error {
 	return nil
 }
 
+// told says whether the agent was ordered to remove itself.
+func told(cluster *clusterv1alpha1.Cluster) bool {
+	return cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+}
+
+// orderAgent orders the agent to remove itself. An answer from before that is from a backup, and goes first.
+func (c *Controller) orderAgent(ctx context.Context, s *state, lease *coordinationv1.Lease) error {
+	if lease.Annotations[kube.AnnotationAgentOrder] != "" {
+		asked := lease.DeepCopy()
+		delete(asked.Annotations, kube.AnnotationAgentOrder)
+		if err := c.Live.Patch(ctx, asked, client.MergeFrom(lease), client.FieldOwner(kube.FieldManager)); err != nil {
+			return fmt.Errorf("remove an earlier answer of the agent: %w", err)
+		}
+	}
+	return c.order(ctx, s, kube.AgentOrderRemove)
+}
+
 // dismissAgent orders the agent to remove itself and waits until it has committed itself to that.
 func (c *Controller) dismissAgent(ctx context.Context, s *state) error {
 	lease, err := c.lease(ctx, s)
-	if err != nil || lease == nil || lease.Spec.RenewTime == nil || lease.Annotations[kube.AnnotationAgentOrder] == agentRemoved {
+	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
 		return err
 	}
-	if s.cluster.Annotations[kube.AnnotationAgentOrder] != kube.AgentOrderRemove {
-		if err := c.order(ctx, s, kube.AgentOrderRemove); err != nil {
+	answered := lease.Annotations[kube.AnnotationAgentOrder] == agentRemoved
+	if answered && !told(s.cluster) {
+		// The cache may be behind what the agent has answered.
+		if err := c.Live.Get(ctx, client.ObjectKeyFromObject(s.cluster), s.cluster); err != nil {
+			return fmt.Errorf("read cluster %s: %w", s.cluster.Name, err)
+		}
+	}
+	if answered && told(s.cluster) {
+		return nil
+	}
+	if !told(s.cluster) {
+		if err := c.orderAgent(ctx, s, lease); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -100,6 +101,43 @@ func TestAnAbandonedRegistrationGoes(t *testing.T) {
 	s.clock.Step(2 * time.Minute)
 	if diff := cmp.Diff([]string{"approved-later"}, stays()); diff != "" {
 		t.Errorf("after 16 minutes (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnAgentThatHasNotLeftIsOrderedTo(t *testing.T) {
+	t.Parallel()
+	const name = "not-left"
+	s := newStepped(t, planes(t))
+	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
+	c.Annotations = map[string]string{libv1beta1.ShardAnnotation: "stepped"}
+	if err := karmada.Enroll(t.Context(), s.hubClient, c); err != nil {
+		t.Fatal(err)
+	}
+	s.step(t, name)
+	s.beat(t, name)
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: name}}
+	answer := func() {
+		t.Helper()
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+kube.AnnotationAgentOrder+`":"removed"}}}`))
+		if err := s.hubClient.Patch(t.Context(), lease, patch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// It is from a backup.
+	answer()
+	if err := s.hubClient.Delete(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		s.step(t, name)
+		if c := s.cluster(t, name); c == nil || c.Annotations[kube.AnnotationAgentOrder] != kube.AgentOrderRemove {
+			t.Fatalf("the agent is not ordered to remove itself: %v", c)
+		}
+	}
+	answer()
+	s.step(t, name)
+	if s.cluster(t, name) != nil {
+		t.Error("the Cluster is not gone")
 	}
 }
 
