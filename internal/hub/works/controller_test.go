@@ -42,6 +42,7 @@ type world struct {
 	testing.TB
 	client.Client
 	plane   *localkube.Plane
+	cache   client.Reader
 	cluster *clusterv1alpha1.Cluster
 	objects string
 	records string
@@ -56,8 +57,9 @@ func newWorld(t *testing.T, mode clusterv1alpha1.ClusterSyncMode, change ...func
 	}
 	installCRDs(t, hub)
 	w := &world{TB: t, Client: hub, plane: plane, objects: plane.Namespace(t, "objects"), records: plane.Namespace(t, "records")}
-	w.enroll(t, w.objects, mode, "")
-	w.run(t, change)
+	// Its controller leaves the Clusters of other tests alone, which run at the same time.
+	w.enroll(t, w.objects, mode, w.objects)
+	w.run(t, append([]func(*hubworks.Controller){func(c *hubworks.Controller) { c.Shard = fleet.Shard(w.objects) }}, change...))
 	return w
 }
 
@@ -133,6 +135,7 @@ func (w *world) run(t *testing.T, change []func(*hubworks.Controller)) {
 		f(controller)
 	}
 	w.must(controller.Setup(ctx, mgr))
+	w.cache = mgr.GetClient()
 	running.Go(func() {
 		if err := mgr.Start(ctx); err != nil {
 			t.Error(err)
@@ -184,6 +187,16 @@ func (w *world) ready(status metav1.ConditionStatus) {
 	w.cluster.Status.KubernetesVersion = "v1.36.3"
 	meta.SetStatusCondition(&w.cluster.Status.Conditions, metav1.Condition{Type: clusterv1alpha1.ClusterConditionReady, Status: status, Reason: "Test"})
 	w.must(w.Status().Patch(w.Context(), w.cluster, client.MergeFrom(before)))
+}
+
+// seen waits until the controller can see the Cluster as it is: nobody orders news of it and of its Works.
+func (w *world) seen() {
+	w.Helper()
+	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
+	w.eventually("the cache has the Cluster", func() bool {
+		cached := &clusterv1alpha1.Cluster{}
+		return w.cache.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), cached) == nil && cached.ResourceVersion == w.cluster.ResourceVersion
+	})
 }
 
 // work creates a Work as a user does.
@@ -288,6 +301,7 @@ func TestWorksOfLeavingCluster(t *testing.T) {
 			patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, kube.AnnotationDeregister, test.annotation)
 			w.must(w.Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
 			w.must(w.Delete(t.Context(), w.cluster))
+			w.seen()
 			w.must(w.Delete(t.Context(), w.get("one")))
 			w.eventually("let go", func() bool { return w.get("one") == nil })
 			if there, marked := w.there("a"); there != test.there || marked != test.marked {
@@ -299,7 +313,7 @@ func TestWorksOfLeavingCluster(t *testing.T) {
 
 func TestWorkOfNoClusterIsLetGo(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, clusterv1alpha1.Push)
+	w := newWorld(t, clusterv1alpha1.Push, func(c *hubworks.Controller) { c.Shard = "" }).sibling(t, "let-go", "")
 	w.ready(metav1.ConditionTrue)
 	w.work("one", configMap)
 	w.eventually("applied", func() bool { return w.applied("one") })
@@ -338,6 +352,7 @@ func TestNoStatusReleasesWorks(t *testing.T) {
 			if test.leaving {
 				w.must(w.Delete(t.Context(), w.cluster))
 			}
+			w.seen()
 			w.must(w.Delete(t.Context(), w.get("one")))
 			if !test.leaving {
 				w.work("two", strings.ReplaceAll(configMap, "name: a", "name: b"))

@@ -89,6 +89,7 @@ func TestWorkOfUnreachedPushCluster(t *testing.T) {
 	w.work("old", configMap)
 	w.eventually("applied", func() bool { return w.applied("old") })
 	w.ready(metav1.ConditionFalse)
+	w.seen()
 	w.work("new", "{apiVersion: v1, kind: ConfigMap, metadata: {name: b, namespace: OBJECTS}}")
 	w.eventually("reported", func() bool {
 		fresh, old := w.get("new").Status, w.get("old").Status
