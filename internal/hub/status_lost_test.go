@@ -3,7 +3,9 @@ package hub_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -79,16 +81,43 @@ func TestAddonsStayWhileTheStatusOfTheirClusterIsLost(t *testing.T) {
 	}
 }
 
+// provisioned makes a Cluster in pull mode with the name of the test's namespace, and a profile that is provisioned on it.
+func (w *world) provisioned() (*clusterv1alpha1.Cluster, *configv1beta1.ClusterProfile, *configv1beta1.ClusterSummary) {
+	w.Helper()
+	w.configMap("manifests", manifest("a"))
+	board.mu.Lock()
+	board.tests[fleet.ExecutionSpace(w.ns)] = w.mailbox
+	board.mu.Unlock()
+	one := w.declared(w.ns, clusterv1alpha1.ClusterSpec{ID: w.ns, SyncMode: clusterv1alpha1.Pull})
+	profile := w.profile(nil)
+	return one, profile, w.wantState(profile, w.ns, libv1beta1.FeatureStatusProvisioned)
+}
+
+func TestForceWithdrawsFromAKarmadaClusterWhoseStatusIsLost(t *testing.T) {
+	w := newWorld(t)
+	one, _, summary := w.provisioned()
+	w.eventually("heartbeat", func() error {
+		lease := &coordinationv1.Lease{}
+		if err := w.Get(t.Context(), client.ObjectKey{Namespace: fleet.ExecutionSpace(w.ns), Name: w.ns}, lease); err != nil {
+			return err
+		}
+		lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+		return w.Update(t.Context(), lease)
+	})
+	update(w, one, func(c *clusterv1alpha1.Cluster) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationDeregister, kube.DeregisterForce)
+	})
+	w.loseStatus(one)
+	w.must(w.Delete(t.Context(), one))
+	w.eventually("the summary goes", func() error { return w.gone(summary, summary.Namespace, summary.Name) })
+	if got := w.withdrawals(); len(got) != 1 {
+		t.Errorf("withdrawn: %v", got)
+	}
+}
+
 func TestAddonsStayWhileTheStatusOfTheirKarmadaClusterIsLost(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	name := w.ns
-	one := w.declared(name, clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull})
-	board.mu.Lock()
-	board.tests[fleet.ExecutionSpace(name)] = w.mailbox
-	board.mu.Unlock()
-	profile := w.profile(nil)
-	summary := w.wantState(profile, name, "Provisioned")
+	one, profile, summary := w.provisioned()
 	w.loseStatus(one)
 	touch(w, profile, summary, "lost")
 	w.eventually("the Cluster is ready again", func() error { return w.answers(one, metav1.ConditionTrue) })
