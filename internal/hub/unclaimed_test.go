@@ -117,7 +117,9 @@ func TestUnclaimedBundlesAreKeptAndReported(t *testing.T) {
 		return nil
 	})
 
-	update(w, cluster, func(c *libv1beta1.SveltosCluster) { metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationWithdraw, "lost") })
+	update(w, cluster, func(c *libv1beta1.SveltosCluster) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationWithdraw, "lost")
+	})
 	w.wantWithdrawn("lost")
 	w.eventually("the other one is reported", func() error {
 		found, err := condition()
