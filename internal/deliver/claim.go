@@ -16,9 +16,10 @@ import (
 // errUnclaimed says that nobody has claimed a namespace for the deliveries of a member yet.
 var errUnclaimed = errors.New("no namespace is claimed for its deliveries yet")
 
-// checkClaim returns whether the delivery namespace of m is claimed for it. The annotation of a cluster object that names the namespace can be
-// lost or changed; the claim is on the namespace itself. It fails if the claim of m is on its other namespace: then m's bundles would be readable
-// for the agent of another cluster, and what was delivered would look as if it was never there.
+// checkClaim returns whether the delivery namespace of m is claimed for it. The annotation of a cluster object that
+// names the namespace can be lost or changed; the claim is on the namespace itself. It fails if the claim of m is on
+// its other namespace: then m's bundles would be readable for the agent of another cluster, and what was delivered
+// would look as if it was never there.
 func (o *Outbox) checkClaim(ctx context.Context, m fleet.Member) (claimed bool, err error) {
 	if m.DeliveryNamespace == "" {
 		return false, errors.New("it has no delivery namespace")

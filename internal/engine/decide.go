@@ -105,7 +105,8 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 	case t.guarded:
 		return guard(v, had, who)
 	case !seen.marked():
-		// The object in our record under this UID is what it was when we applied it, even if somebody took the marks off.
+		// The object in our record under this UID is what it was when we applied it, even if somebody took the marks
+		// off.
 		v.adopt = had.UID != seen.uid || had.Adopted
 	case rivals(t, seen, who), elsewhere(seen, who):
 		return takeOver(v, had, who)

@@ -22,8 +22,8 @@ type held struct {
 	UID types.UID `json:"uid,omitempty"`
 	// Fields is the fingerprint of the fields that we set and nobody else has changed, as it was after our last apply.
 	Fields string `json:"fields,omitempty"`
-	// Adopted says that the object existed before we applied it: it is never deleted. Without a UID, it is planned to be adopted. Records
-	// of earlier versions do not have it; then the annotation of the object tells.
+	// Adopted says that the object existed before we applied it: it is never deleted. Without a UID, it is planned to
+	// be adopted. Records of earlier versions do not have it; then the annotation of the object tells.
 	Adopted bool `json:"adopted,omitempty"`
 	// Kept says that the bundle lacks the object and that it is not pruned all the same: see bundle.Bundle.KeepObjects.
 	Kept bool `json:"kept,omitempty"`
@@ -33,8 +33,8 @@ type held struct {
 	Rival string `json:"rival,omitempty"`
 }
 
-// recordsAdoption says whether the record holds this very object as one that existed before us. Only an object that is marked for the bundle
-// can be meant while the record has no UID.
+// recordsAdoption says whether the record holds this very object as one that existed before us. Only an object that is
+// marked for the bundle can be meant while the record has no UID.
 func (h held) recordsAdoption(seen *live) bool {
 	return h.Adopted && (h.UID == "" || h.UID == seen.uid)
 }

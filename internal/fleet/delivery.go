@@ -44,8 +44,8 @@ func DerivedNamespace(namespace, cluster string) string {
 	return strings.Trim(plain[:min(len(plain), maxNamespace-hashed-1)], "-") + "-" + suffix
 }
 
-// DeliveryHolder returns the value of kube.AnnotationDeliveryHolder on a namespace that is claimed for the deliveries of a cluster: the
-// cluster's name on the cluster's own namespace, and both names elsewhere.
+// DeliveryHolder returns the value of kube.AnnotationDeliveryHolder on a namespace that is claimed for the deliveries
+// of a cluster: the cluster's name on the cluster's own namespace, and both names elsewhere.
 func DeliveryHolder(namespace, cluster, delivery string) string {
 	if delivery == namespace {
 		return cluster

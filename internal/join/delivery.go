@@ -53,9 +53,9 @@ func checkPlace(cluster *libv1beta1.SveltosCluster) error {
 	return nil
 }
 
-// claimDelivery finds the namespace for the deliveries of a cluster, and makes it that cluster's alone: the cluster's own namespace if
-// no other pull-mode cluster has it, else one derived from both names. A cluster keeps the one that it has claimed, whatever its annotation
-// says; that of a new one is empty.
+// claimDelivery finds the namespace for the deliveries of a cluster, and makes it that cluster's alone: the cluster's
+// own namespace if no other pull-mode cluster has it, else one derived from both names. A cluster keeps the one that it
+// has claimed, whatever its annotation says; that of a new one is empty.
 func (l *ledger) claimDelivery(ctx context.Context, r Request, cluster *libv1beta1.SveltosCluster) (string, error) {
 	claimed, err := l.claimedDelivery(ctx, r)
 	if claimed != "" || err != nil {
@@ -86,8 +86,9 @@ func (l *ledger) claimDelivery(ctx context.Context, r Request, cluster *libv1bet
 	return derived, l.claim(ctx, derived, holder)
 }
 
-// claimedDelivery returns the namespace that is claimed for the deliveries of a cluster, "" if there is none or it is being deleted. A derived
-// one comes first: with an annotation that was lost, the cluster may have claimed its own one besides.
+// claimedDelivery returns the namespace that is claimed for the deliveries of a cluster, "" if there is none or it is
+// being deleted. A derived one comes first: with an annotation that was lost, the cluster may have claimed its own one
+// besides.
 func (l *ledger) claimedDelivery(ctx context.Context, r Request) (string, error) {
 	for _, name := range []string{derivedNamespace(r), r.Namespace} {
 		namespace := &corev1.Namespace{}
@@ -156,7 +157,8 @@ func (l *ledger) claim(ctx context.Context, name, holder string) error {
 	})
 }
 
-// checkUnused returns errClaimed if the Lease of another cluster's agent is in a namespace without a claim: the claim was lost then.
+// checkUnused returns errClaimed if the Lease of another cluster's agent is in a namespace without a claim: the claim
+// was lost then.
 func (l *ledger) checkUnused(ctx context.Context, name string) error {
 	leases := &metav1.PartialObjectMetadataList{}
 	leases.SetGroupVersionKind(coordinationv1.SchemeGroupVersion.WithKind("LeaseList"))

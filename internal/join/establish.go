@@ -64,9 +64,9 @@ func (l *ledger) establish(ctx context.Context, cluster *libv1beta1.SveltosClust
 	return delivery, l.makeIdentity(ctx, cluster, delivery)
 }
 
-// RestoreDelivery writes onto a SveltosCluster which namespace is claimed for its deliveries, if the annotation that says so was lost or
-// changed. Without a claim, or without the SveltosCluster, it does nothing. Unlike Establish it makes nothing, so that it can also be called for a
-// cluster that is being deleted.
+// RestoreDelivery writes onto a SveltosCluster which namespace is claimed for its deliveries, if the annotation that
+// says so was lost or changed. Without a claim, or without the SveltosCluster, it does nothing. Unlike Establish it
+// makes nothing, so that it can also be called for a cluster that is being deleted.
 func RestoreDelivery(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) error {
 	l := &ledger{hubClient: hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 	claimed, err := l.claimedDelivery(ctx, l.request)

@@ -207,7 +207,8 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: s.next()}, nil
 }
 
-// restore keeps a cluster that is being deregistered from losing which namespace its deliveries are in: what is there could not be withdrawn.
+// restore keeps a cluster that is being deregistered from losing which namespace its deliveries are in: what is there
+// could not be withdrawn.
 func (c *Controller) restore(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	if !cluster.Spec.PullMode {
 		return nil
