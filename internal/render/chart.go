@@ -35,8 +35,8 @@ type ChartRequest struct {
 	Values    map[string]any
 	Name      string // of the release
 	Namespace string // of the release
-	// KubeVersion and APIVersions ("group/version" and "group/version/Kind") are the member's; the version must be known. With an
-	// empty list the chart sees the APIs that every Kubernetes has.
+	// KubeVersion and APIVersions ("group/version" and "group/version/Kind") are the member's. The version must be
+	// known, and the list if the chart looks at it.
 	KubeVersion string
 	APIVersions []string
 	// SkipCRDs leaves the CRDs in the chart's crds directories out.
@@ -234,6 +234,7 @@ func (r ChartRequest) capabilities(crds []*unstructured.Unstructured) (*common.C
 	capabilities.KubeVersion = *version
 	served := slices.Clone(r.APIVersions)
 	if len(served) == 0 {
+		// No template looks at the list.
 		served = slices.Clone([]string(common.DefaultVersionSet))
 	}
 	for _, crd := range crds {

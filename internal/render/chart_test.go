@@ -335,6 +335,33 @@ func TestRenderNeedsTheVersion(t *testing.T) {
 	}
 }
 
+func TestRenderNeedsTheAPIsThatTheChartLooksAt(t *testing.T) {
+	t.Parallel()
+	guard := `{{ if .Capabilities.APIVersions.Has "example.com/v1" }}a{{ end }}`
+	for name, test := range map[string]struct {
+		chart  examples.Chart
+		values string
+		want   string
+	}{
+		"the templates": {chart: withTemplate(guard), want: "not known yet"},
+		"the values":    {values: guard, want: "not known yet"},
+		"nothing":       {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			asked := request(t, test.chart)
+			asked.APIVersions = nil
+			if test.values != "" {
+				asked.Values = map[string]any{"greeting": test.values}
+			}
+			_, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got error %v, want %q in it", err, test.want)
+			}
+		})
+	}
+}
+
 func TestRenderEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate("{{ range until 30000000 }}{{ end }}"))

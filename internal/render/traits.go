@@ -117,8 +117,12 @@ func (t traits) narrow(request ChartRequest) (ChartRequest, error) {
 			request.Chart.Name, request.Chart.Version, t.kubeVersion, request.KubeVersion)
 	}
 	values := anyText(request.Values, seesCapabilities)
-	if !t.seesAPIs && !values {
+	switch {
+	case !t.seesAPIs && !values:
 		request.APIVersions = nil
+	case len(request.APIVersions) == 0:
+		// Without the list, objects for the APIs of others would be left out, and pruned.
+		return ChartRequest{}, fmt.Errorf("render chart %s: the APIs that the cluster serves are not known yet", t.name)
 	}
 	if !t.seesVersion && !values {
 		request.KubeVersion = "v1.0.0" // any: nothing looks at it
