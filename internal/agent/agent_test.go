@@ -56,6 +56,7 @@ func TestAgentReportsAndDelivers(t *testing.T) {
 	}
 
 	w.tellsOfNewKinds()
+	w.reportsWhatIsLost()
 	w.pauses()
 
 	// A restart finds nothing to do and transfers nothing.
@@ -115,6 +116,24 @@ func (w *world) tellsOfNewKinds() {
 }
 
 // pauses wants a paused cluster to be left alone, and everything to happen when it is unpaused.
+// reportsWhatIsLost has the agent report at once what somebody took out of the cluster's status.
+func (w *world) reportsWhatIsLost() {
+	w.t.Helper()
+	for _, lost := range []string{"apiVersions", "version", "ready"} {
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"`+lost+`":null}}`))
+		if err := w.hubClient.Status().Patch(w.t.Context(), w.sveltosCluster(), patch); err != nil {
+			w.t.Fatal(err)
+		}
+		w.eventually(lost+" is reported again", func(context.Context) error {
+			status := w.sveltosCluster().Status
+			if !status.Ready || status.Version == "" || !slices.Contains(status.APIVersions, "apps/v1/Deployment") {
+				return fmt.Errorf("status: %+v", status)
+			}
+			return nil
+		})
+	}
+}
+
 func (w *world) pauses() {
 	w.t.Helper()
 	w.pause(true)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -213,5 +214,6 @@ func (l *link) report(ctx context.Context) error {
 // agrees says whether the cluster object tells what the member is. Otherwise somebody made it anew or lost its status.
 func (l *link) agrees(cluster *libv1beta1.SveltosCluster) bool {
 	facts, verdict := l.self.known(), l.checks.known()
-	return facts.Version == "" || !verdict.known || (verdict.agrees(cluster.Status) && cluster.Status.Version == reportedVersion(facts))
+	return facts.Version == "" || !verdict.known || (verdict.agrees(cluster.Status) && cluster.Status.Version == reportedVersion(facts) &&
+		slices.Equal(cluster.Status.APIVersions, facts.APIVersions))
 }

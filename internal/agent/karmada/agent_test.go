@@ -60,6 +60,29 @@ func TestAgentReportsAndDescribes(t *testing.T) {
 	w.ready()
 }
 
+func TestLostReportIsNoticed(t *testing.T) {
+	t.Parallel()
+	ready := func(status metav1.ConditionStatus) []metav1.Condition {
+		return []metav1.Condition{{Type: clusterv1alpha1.ClusterConditionReady, Status: status}}
+	}
+	apis := []clusterv1alpha1.APIEnablement{{GroupVersion: "v1"}}
+	for name, test := range map[string]struct {
+		status clusterv1alpha1.ClusterStatus
+		want   bool
+	}{
+		"as reported":    {clusterv1alpha1.ClusterStatus{Conditions: ready("True"), KubernetesVersion: "v1.36.3", APIEnablements: apis}, false},
+		"not ready":      {clusterv1alpha1.ClusterStatus{Conditions: ready("False"), KubernetesVersion: "v1.36.3", APIEnablements: apis}, false},
+		"called unknown": {clusterv1alpha1.ClusterStatus{Conditions: ready("Unknown"), KubernetesVersion: "v1.36.3", APIEnablements: apis}, true},
+		"no conditions":  {clusterv1alpha1.ClusterStatus{KubernetesVersion: "v1.36.3", APIEnablements: apis}, true},
+		"no version":     {clusterv1alpha1.ClusterStatus{Conditions: ready("True"), APIEnablements: apis}, true},
+		"no APIs":        {clusterv1alpha1.ClusterStatus{Conditions: ready("True"), KubernetesVersion: "v1.36.3"}, true},
+	} {
+		if got := (&link{}).disagrees(&clusterv1alpha1.Cluster{Status: test.status}); got != test.want {
+			t.Errorf("%s: got %t, want %t", name, got, test.want)
+		}
+	}
+}
+
 func TestAgentExecutesWorks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "works", time.Hour)

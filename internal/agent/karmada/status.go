@@ -119,9 +119,10 @@ func readiness(status *clusterv1alpha1.ClusterStatus) string {
 	return ""
 }
 
-// disagrees says whether the hub has called the state of the cluster unknown.
+// disagrees says whether the hub has called the state of the cluster unknown, or what was reported is lost.
 func (l *link) disagrees(cluster *clusterv1alpha1.Cluster) bool {
-	return readiness(&cluster.Status) == string(metav1.ConditionUnknown)
+	ready := readiness(&cluster.Status)
+	return ready == string(metav1.ConditionUnknown) || ready == "" || cluster.Status.KubernetesVersion == "" || len(cluster.Status.APIEnablements) == 0
 }
 
 // startBeating gives the first heartbeat, and has others follow.

@@ -126,9 +126,15 @@ func othersChanged() predicate.Predicate {
 		if after.Spec.SyncMode == clusterv1alpha1.Pull {
 			return !equality.Semantic.DeepEqual(readyOf(before.Status), readyOf(after.Status))
 		}
-		return fleet.FromCluster(before).Refused != fleet.FromCluster(after).Refused
+		return fleet.FromCluster(before).Refused != fleet.FromCluster(after).Refused || factsLost(before.Status, after.Status)
 	}}
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, othersWord)
+}
+
+// factsLost says whether what was reported of a member is no longer there. This controller never takes it away.
+func factsLost(before, after clusterv1alpha1.ClusterStatus) bool {
+	return before.KubernetesVersion != "" && after.KubernetesVersion == "" || len(before.APIEnablements) > 0 && len(after.APIEnablements) == 0 ||
+		readyOf(before) != nil && readyOf(after) == nil
 }
 
 func readyOf(status clusterv1alpha1.ClusterStatus) *metav1.Condition {

@@ -124,3 +124,30 @@ func TestPatienceEndsOnceAndNotBeforeTheFirstReport(t *testing.T) {
 		}
 	}
 }
+
+func TestLostFactsAreNoticed(t *testing.T) {
+	t.Parallel()
+	up := clusterv1alpha1.ClusterStatus{
+		KubernetesVersion: "v1.36.3", APIEnablements: []clusterv1alpha1.APIEnablement{{GroupVersion: "v1"}},
+		Conditions: []metav1.Condition{{Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionTrue}},
+	}
+	for name, test := range map[string]struct {
+		change func(*clusterv1alpha1.ClusterStatus)
+		want   bool
+	}{
+		"nothing changed": {func(*clusterv1alpha1.ClusterStatus) {}, false},
+		"another version": {func(s *clusterv1alpha1.ClusterStatus) { s.KubernetesVersion = "v1.37.0" }, false},
+		"no version":      {func(s *clusterv1alpha1.ClusterStatus) { s.KubernetesVersion = "" }, true},
+		"no APIs":         {func(s *clusterv1alpha1.ClusterStatus) { s.APIEnablements = nil }, true},
+		"no conditions":   {func(s *clusterv1alpha1.ClusterStatus) { s.Conditions = nil }, true},
+	} {
+		after := *up.DeepCopy()
+		test.change(&after)
+		if got := factsLost(up, after); got != test.want {
+			t.Errorf("%s: got %t, want %t", name, got, test.want)
+		}
+		if factsLost(clusterv1alpha1.ClusterStatus{}, after) {
+			t.Errorf("%s, from nothing: got that something was lost", name)
+		}
+	}
+}
