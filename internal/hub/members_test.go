@@ -74,6 +74,11 @@ func TestPushMemberIsContacted(t *testing.T) {
 	if one.Labels["sveltos-agent"] != "present" || !strings.HasPrefix(one.Labels["projectsveltos.io/k8s-version"], "v1.") {
 		t.Errorf("labels = %v", one.Labels)
 	}
+	// A status that is lost is written again before the next contact is due.
+	w.must(w.Status().Patch(t.Context(), one, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"apiVersions":null}}`))))
+	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
+		return slices.Contains(s.APIVersions, "apps/v1/Deployment")
+	})
 }
 
 func TestClusterFieldThatIsNotActedOnIsNamed(t *testing.T) {

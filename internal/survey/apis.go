@@ -52,26 +52,34 @@ func silent(err error) (versions map[schema.GroupVersion]error, all bool) {
 	return nil, err != nil
 }
 
-// merge returns the APIs of a cluster of which old were known, and that listed found with err. What does not answer is served as before: a
-// list with gaps would make charts render as if an API had gone.
-func merge(old, found []clusterv1alpha1.APIEnablement, err error) []clusterv1alpha1.APIEnablement {
-	failed, all := silent(err)
-	if all || len(found) == 0 {
-		return old
+// listed is a list of APIs. With an error it has gaps, or is empty.
+type listed struct {
+	found []clusterv1alpha1.APIEnablement
+	err   error
+}
+
+// merge returns the APIs of a cluster of which old were known, and those of them that do not answer. These are served
+// as before: a list with gaps would make charts render as if an API had gone. away are those that did not answer
+// before: old is output, and may have been lost since.
+func merge(old, away []clusterv1alpha1.APIEnablement, now listed) (merged, nowAway []clusterv1alpha1.APIEnablement) {
+	failed, all := silent(now.err)
+	if all || len(now.found) == 0 {
+		return old, away
 	}
-	known := make(map[string]bool, len(found))
-	for _, api := range found {
+	known := make(map[string]bool, len(now.found))
+	for _, api := range now.found {
 		known[api.GroupVersion] = true
 	}
-	merged := slices.Clone(found)
-	for _, api := range old {
+	for _, api := range slices.Concat(old, away) {
 		gv, bad := schema.ParseGroupVersion(api.GroupVersion)
 		if _, missing := failed[gv]; bad == nil && missing && !known[api.GroupVersion] {
-			merged = append(merged, api)
+			known[api.GroupVersion] = true
+			nowAway = append(nowAway, api)
 		}
 	}
+	merged = slices.Concat(now.found, nowAway)
 	sortAPIs(merged)
-	return merged
+	return merged, nowAway
 }
 
 // completeness returns the condition CompleteAPIEnablements of a cluster that listed found with err.

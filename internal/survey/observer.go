@@ -58,6 +58,8 @@ type Observer struct {
 	health streak
 	// learned is when its version and APIs were asked for last.
 	learned time.Time
+	// away are the APIs that did not answer when the APIs were listed last.
+	away []clusterv1alpha1.APIEnablement
 	// awaited says that an observation has waited for the sums.
 	awaited bool
 }
@@ -153,7 +155,7 @@ func (o *Observer) learn(ctx context.Context, now *clusterv1alpha1.ClusterStatus
 		now.KubernetesVersion = version
 	}
 	list, err := o.apis()
-	now.APIEnablements = merge(now.APIEnablements, list, err)
+	now.APIEnablements, o.away = merge(now.APIEnablements, o.away, listed{list, err})
 	note(&now.Conditions, completeness(list, err), at)
 	o.learned = at
 }

@@ -125,18 +125,43 @@ func TestAPIsThatDoNotAnswerStay(t *testing.T) {
 		{Group: "metrics", Version: "v1"}: errors.New("stale"), {Group: "custom", Version: "v2"}: errors.New("stale"),
 	}}
 	for name, c := range map[string]struct {
-		old, found, want []clusterv1alpha1.APIEnablement
+		old, away, found []clusterv1alpha1.APIEnablement
+		want, wantAway   []clusterv1alpha1.APIEnablement
 		err              error
 		condition        string
 	}{
-		"all":        {api("a/v1", "gone/v1"), api("a/v1", "b/v1"), api("a/v1", "b/v1"), nil, "True/Complete: all APIs are known"},
-		"some":       {api("a/v1", "gone/v1", "metrics/v1"), api("a/v1", "new/v1"), api("a/v1", "metrics/v1", "new/v1"), partial, "False/Partial: these APIs do not answer: custom/v2, metrics/v1"},
-		"some first": {nil, api("a/v1"), api("a/v1"), partial, "False/Partial: these APIs do not answer: custom/v2, metrics/v1"},
-		"none":       {api("a/v1"), nil, api("a/v1"), errors.New("no"), "False/Empty: no API is known: no"},
-		"no list":    {api("a/v1"), nil, api("a/v1"), nil, "False/Empty: no API is known: the cluster lists none"},
+		"all": {
+			old: api("a/v1", "gone/v1"), away: api("gone/v1"), found: api("a/v1", "b/v1"), want: api("a/v1", "b/v1"),
+			condition: "True/Complete: all APIs are known",
+		},
+		"some": {
+			old: api("a/v1", "gone/v1", "metrics/v1"), found: api("a/v1", "new/v1"),
+			want: api("a/v1", "metrics/v1", "new/v1"), wantAway: api("metrics/v1"),
+			err: partial, condition: "False/Partial: these APIs do not answer: custom/v2, metrics/v1",
+		},
+		"some, and the status was lost": {
+			away: api("metrics/v1"), found: api("a/v1"), want: api("a/v1", "metrics/v1"), wantAway: api("metrics/v1"),
+			err: partial, condition: "False/Partial: these APIs do not answer: custom/v2, metrics/v1",
+		},
+		"some, for long": {
+			old: api("a/v1", "metrics/v1"), away: api("metrics/v1"), found: api("a/v1"), want: api("a/v1", "metrics/v1"), wantAway: api("metrics/v1"),
+			err: partial, condition: "False/Partial: these APIs do not answer: custom/v2, metrics/v1",
+		},
+		"some first": {
+			found: api("a/v1"), want: api("a/v1"), err: partial, condition: "False/Partial: these APIs do not answer: custom/v2, metrics/v1",
+		},
+		"none": {
+			old: api("a/v1"), away: api("metrics/v1"), want: api("a/v1"), wantAway: api("metrics/v1"),
+			err: errors.New("no"), condition: "False/Empty: no API is known: no",
+		},
+		"no list": {old: api("a/v1"), want: api("a/v1"), condition: "False/Empty: no API is known: the cluster lists none"},
 	} {
-		if diff := cmp.Diff(merge(c.old, c.found, c.err), c.want); diff != "" {
+		merged, away := merge(c.old, c.away, listed{c.found, c.err})
+		if diff := cmp.Diff(merged, c.want); diff != "" {
 			t.Errorf("%s: got -, want +\n%s", name, diff)
+		}
+		if diff := cmp.Diff(away, c.wantAway); diff != "" {
+			t.Errorf("%s: those that do not answer: got -, want +\n%s", name, diff)
 		}
 		got := completeness(c.found, c.err)
 		if text := fmt.Sprintf("%s/%s: %s", got.Status, got.Reason, got.Message); text != c.condition {

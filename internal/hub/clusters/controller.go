@@ -62,13 +62,15 @@ type Controller struct {
 	Events events.EventRecorder
 	Clock  clock.PassiveClock
 
-	// mu guards beats, awaited and turns.
+	// mu guards beats, awaited, gaps and turns.
 	mu sync.Mutex
 	// beats remembers when heartbeats were seen by our own clock, since that of the member may be wrong. After a restart the times in
 	// the Leases are believed until the next heartbeat.
 	beats map[types.NamespacedName]beat
 	// awaited are the pull members that we saw not ready: an event tells when one is. A restart loses no more than that.
 	awaited map[types.NamespacedName]struct{}
+	// gaps has the APIs of the push members that do not list all of them now, as they were listed before.
+	gaps map[types.NamespacedName][]string
 	// turns holds one entry for each member whose checks run.
 	turns chan struct{}
 }
@@ -160,10 +162,15 @@ func (c *Controller) lookup(index string) handler.EventHandler {
 func othersChanged() predicate.Predicate {
 	agentReported := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
-		lost := before.Status.Ready && !after.Status.Ready
-		return lost || after.Spec.PullMode && said(before.Status) != said(after.Status)
+		return factsLost(before.Status, after.Status) || after.Spec.PullMode && said(before.Status) != said(after.Status)
 	}}
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, agentReported)
+}
+
+// factsLost says whether what was found of a member is no longer in its status. This controller never removes it, and an agent
+// that does is asked for it again.
+func factsLost(before, after libv1beta1.SveltosClusterStatus) bool {
+	return before.Ready && !after.Ready || before.Version != "" && after.Version == "" || len(before.APIVersions) > 0 && len(after.APIVersions) == 0
 }
 
 // word is what an agent says of its cluster, and what we make of that, which others may edit.
@@ -216,6 +223,30 @@ func (c *Controller) forget(name types.NamespacedName) {
 	defer c.mu.Unlock()
 	delete(c.beats, name)
 	delete(c.awaited, name)
+	delete(c.gaps, name)
+}
+
+// fillGaps returns facts with the APIs that were listed before if the member does not list all of them now: a list with
+// gaps would make charts render as if an API had gone. They are remembered until it does: the status, which is old, may
+// be lost before that.
+func (c *Controller) fillGaps(name types.NamespacedName, old []string, facts fleet.Facts) fleet.Facts {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if facts.Complete {
+		delete(c.gaps, name)
+		return facts
+	}
+	if len(old) == 0 {
+		old = c.gaps[name]
+	}
+	if len(old) == 0 {
+		return facts
+	}
+	if c.gaps == nil {
+		c.gaps = map[types.NamespacedName][]string{}
+	}
+	c.gaps[name], facts.APIVersions = old, old
+	return facts
 }
 
 // checkTurns returns what is filled while checks run.

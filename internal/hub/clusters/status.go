@@ -23,11 +23,7 @@ const alsoWrong = "; "
 // learned returns the status of a member that answered with facts, whatever else is to be said of it.
 func learned(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.SveltosClusterStatus {
 	now := *old.DeepCopy()
-	now.Version = facts.Version
-	// A list with gaps would make charts render as if an API had gone.
-	if facts.Complete || len(old.APIVersions) == 0 {
-		now.APIVersions = facts.APIVersions
-	}
+	now.Version, now.APIVersions = facts.Version, facts.APIVersions
 	return now
 }
 

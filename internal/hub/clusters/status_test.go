@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -33,7 +34,6 @@ func TestContactIsCounted(t *testing.T) {
 	}
 	tests := map[string]struct{ got, want clusterStatus }{
 		"the first contact": {reached(clusterStatus{}, facts), up},
-		"a list with gaps":  {reached(up, fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"apps/v1"}}), up},
 		"one miss is not down": {
 			missed(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"},
 		},
@@ -66,6 +66,52 @@ func TestContactIsCounted(t *testing.T) {
 	for name, tc := range tests {
 		if diff := cmp.Diff(tc.want, tc.got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestGapsInTheListOfAPIsAreFilled(t *testing.T) {
+	t.Parallel()
+	c, name := &Controller{}, types.NamespacedName{Name: "one"}
+	all, some := []string{"apps/v1", "metrics/v1"}, []string{"apps/v1"}
+	for _, step := range []struct {
+		what      string
+		old, list []string
+		complete  bool
+		want      []string
+	}{
+		{"first contact, with gaps", nil, some, false, some},
+		{"all of them", some, all, true, all},
+		{"an API is away", all, some, false, all},
+		{"it is still away, and the status was lost", nil, some, false, all},
+		{"it is back", all, all, true, all},
+		{"it was removed", all, some, true, some},
+		{"with gaps, after the status was lost", nil, some, false, some},
+	} {
+		got := c.fillGaps(name, step.old, fleet.Facts{APIVersions: step.list, Complete: step.complete}).APIVersions
+		if diff := cmp.Diff(step.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		}
+	}
+}
+
+func TestLostFactsAreNoticed(t *testing.T) {
+	t.Parallel()
+	up := clusterStatus{Ready: true, Version: "v1.31.6", APIVersions: []string{"v1"}}
+	for name, test := range map[string]struct {
+		before, after clusterStatus
+		want          bool
+	}{
+		"nothing changed": {up, up, false},
+		"other APIs":      {up, clusterStatus{Ready: true, Version: "v1.31.6", APIVersions: []string{"v2"}}, false},
+		"first contact":   {clusterStatus{}, up, false},
+		"no APIs":         {up, clusterStatus{Ready: true, Version: "v1.31.6"}, true},
+		"no version":      {up, clusterStatus{Ready: true, APIVersions: []string{"v1"}}, true},
+		"not ready":       {up, clusterStatus{Version: "v1.31.6", APIVersions: []string{"v1"}}, true},
+		"nothing":         {up, clusterStatus{}, true},
+	} {
+		if got := factsLost(test.before, test.after); got != test.want {
+			t.Errorf("%s: got %t, want %t", name, got, test.want)
 		}
 	}
 }

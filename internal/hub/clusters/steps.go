@@ -84,6 +84,7 @@ func (c *Controller) dial(ctx context.Context, s *state) error {
 	if !verdict.Ready {
 		s.look(readinessInterval)
 	}
+	facts = c.fillGaps(client.ObjectKeyFromObject(s.cluster), s.cluster.Status.APIVersions, facts)
 	s.status = judged(learned(s.cluster.Status, facts), threshold, verdict)
 	s.labels, _ = labelled(s.cluster.Labels, facts.Version)
 	c.renew(ctx, s)
