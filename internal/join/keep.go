@@ -32,6 +32,8 @@ const (
 	inputsAnnotation = "towline.dev/manifest-inputs"
 	// printedAnnotation on a registration Secret is when the last of those tokens expires that a registration bound to it and printed.
 	printedAnnotation = "towline.dev/printed-token-expires"
+	// nonePrinted in place of that time says that every token bound to the Secret is the hub's own.
+	nonePrinted = "none"
 	// lookForExchange is the time between two looks whether a connected agent has exchanged the manifest's token.
 	lookForExchange = 10 * time.Second
 )
@@ -107,7 +109,7 @@ func (m Manifests) retire(ctx context.Context, l *ledger, cluster *libv1beta1.Sv
 	if err != nil {
 		return 0, err
 	}
-	left := printed(secret).Sub(m.Clock.Now())
+	left := printed(secret, m.Clock.Now()).Sub(m.Clock.Now())
 	if left > 0 && spent != secret.UID {
 		return min(left, lookForExchange), nil
 	}
@@ -145,14 +147,12 @@ func (m Manifests) provide(ctx context.Context, l *ledger, cluster *libv1beta1.S
 	if err != nil {
 		return 0, err
 	}
-	renewal, _ := time.Parse(time.RFC3339, secret.Annotations[renewAnnotation])
-	left := renewal.Sub(m.Clock.Now())
-	if len(secret.Data[ManifestKey]) > 0 && secret.Annotations[inputsAnnotation] == digest && left > 0 {
-		return left, nil
-	}
 	life, err := options.manifestTokenLife()
 	if err != nil {
 		return 0, err
+	}
+	if left := m.untilRenewal(secret, life); left > 0 && secret.Annotations[inputsAnnotation] == digest {
+		return left, nil
 	}
 	issued, err := requestToken(ctx, m.Hub, secret, life)
 	if err != nil {
@@ -165,11 +165,34 @@ func (m Manifests) provide(ctx context.Context, l *ledger, cluster *libv1beta1.S
 	}
 	// Counted from now and not from the times in the token, so that a hub whose clock is wrong renews in time all the same.
 	due := issued.untilDue(life)
-	return due, m.store(ctx, secret, manifest, map[string]string{
+	notes := map[string]string{
 		inputsAnnotation:  digest,
 		renewAnnotation:   m.Clock.Now().Add(due).UTC().Format(time.RFC3339),
 		expiresAnnotation: later(expiry(secret), m.Clock.Now().Add(issued.life(life))).UTC().Format(time.RFC3339),
-	})
+	}
+	if secret.Annotations[printedAnnotation] == "" && secret.Annotations[expiresAnnotation] == "" && len(secret.Data) == 0 {
+		notes[printedAnnotation] = nonePrinted
+	}
+	return due, m.store(ctx, secret, manifest, notes)
+}
+
+// untilRenewal returns how long the manifest in the registration Secret is kept, 0 if it must be renewed now. The note
+// on the Secret is believed only as far as a renewal can have written it: one that lies further ahead was written by
+// somebody else, and a Secret that was restored holds a token that is worthless without the Secret from before.
+func (m Manifests) untilRenewal(secret *corev1.Secret, life time.Duration) time.Duration {
+	renewal, err := time.Parse(time.RFC3339, secret.Annotations[renewAnnotation])
+	if err != nil || len(secret.Data[ManifestKey]) == 0 {
+		return 0
+	}
+	kept := tokenIn(secret.Data[ManifestKey])
+	if kept.boundTo.UID != "" && kept.boundTo.UID != secret.UID {
+		return 0
+	}
+	left := renewal.Sub(m.Clock.Now())
+	if left > kept.untilDue(life) {
+		return 0
+	}
+	return max(left, 0)
 }
 
 // store writes the manifest into the registration Secret.
@@ -211,16 +234,19 @@ func expiry(secret *corev1.Secret) time.Time {
 	return secret.CreationTimestamp.Add(MinManifestTokenLife)
 }
 
-// printed returns when the last token expires that a registration printed. A Secret without any note was made a moment ago by one that is about
-// to print, or by someone who stopped half-way.
-func printed(secret *corev1.Secret) time.Time {
-	if at, err := time.Parse(time.RFC3339, secret.Annotations[printedAnnotation]); err == nil {
-		return at
+// printed returns when the last token expires that a registration printed, as far as that can be: a note that was lost,
+// or that lies further ahead of now than any token lives, is replaced by the one about all tokens. A Secret without any
+// note was made a moment ago by a registration that is about to print, or by someone who stopped half-way.
+func printed(secret *corev1.Secret, now time.Time) time.Time {
+	if secret.Annotations[printedAnnotation] == nonePrinted {
+		return time.Time{}
 	}
-	if _, err := time.Parse(time.RFC3339, secret.Annotations[expiresAnnotation]); err != nil {
-		return expiry(secret)
+	for _, note := range []string{printedAnnotation, expiresAnnotation} {
+		if at, err := time.Parse(time.RFC3339, secret.Annotations[note]); err == nil && !at.After(now.Add(MaxTokenLife)) {
+			return at
+		}
 	}
-	return time.Time{}
+	return secret.CreationTimestamp.Add(MinManifestTokenLife)
 }
 
 // noteExpiry writes onto the registration Secret that a token bound to it, which is about to be printed, lives until then.

@@ -301,3 +301,72 @@ func TestKeepDoesNotBelieveABeatFromTheFuture(t *testing.T) {
 		t.Error("an agent that is silent has no manifest")
 	}
 }
+
+// note writes an annotation of the registration Secret; nil takes it off.
+func (w *waiting) note(t *testing.T, name string, value any) {
+	t.Helper()
+	annotate(t, w.hubClient, secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c")), name, value)
+}
+
+func TestKeepDoesNotBelieveARenewalFromTheFuture(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.keep(t)
+	first := w.manifest(t)
+	// A token issued within the same second is the same token.
+	started := time.Now()
+	eventually(t, "the next second", func() bool { return time.Since(started) > time.Second })
+	w.note(t, "towline.dev/manifest-renewal", "2099-01-01T00:00:00Z")
+	if again := w.keep(t); again != 48*time.Minute {
+		t.Errorf("again: got %s, want 48m", again)
+	}
+	if bytes.Equal(first, w.manifest(t)) {
+		t.Error("the manifest was not renewed")
+	}
+}
+
+func TestKeepRenewsAManifestThatWasRestored(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.keep(t)
+	secret := secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c"))
+	if err := w.hubClient.Delete(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	secret.UID, secret.ResourceVersion = "", ""
+	if err := w.hubClient.Create(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	w.keep(t)
+	if config, _ := agentConfig(t, w.manifest(t)); !accepted(t, config, w.cluster.Namespace) {
+		t.Error("the manifest's token is not accepted")
+	}
+}
+
+func TestKeepLeavesAPrintedManifestAloneWhoseNoteIsLost(t *testing.T) {
+	t.Parallel()
+	for name, value := range map[string]any{"lost": nil, "nonsense": "soon", "far ahead": "2099-01-01T00:00:00Z"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWaiting(t)
+			w.keep(t)
+			config, _ := agentConfig(t, registered(t, w.plane, pullRequest(w.cluster.Namespace, "c")))
+			w.connect(t, "")
+			w.note(t, "towline.dev/printed-token-expires", value)
+			if again := w.keep(t); again != 10*time.Second {
+				t.Errorf("again: got %s, want 10s", again)
+			}
+			if !accepted(t, config, w.cluster.Namespace) {
+				t.Error("the printed manifest's token is not accepted")
+			}
+			w.note(t, "towline.dev/tokens-expire", value)
+			if again := w.keep(t); again != 10*time.Second {
+				t.Errorf("again, without any note: got %s, want 10s", again)
+			}
+			w.clock.Step(61 * time.Minute)
+			if again := w.keep(t); again != 0 || w.manifest(t) != nil {
+				t.Errorf("once no token can be left: again in %s, and the manifest is %q", again, w.manifest(t))
+			}
+		})
+	}
+}

@@ -69,20 +69,20 @@ func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (n
 	if err != nil {
 		return renewRetry, fmt.Errorf("renew the token: %w", err)
 	}
-	if pause := renewalDue(cluster, readToken(config.BearerToken)).Sub(r.Clock.Now()); pause > 0 {
+	if pause := renewalDue(cluster, readToken(config.BearerToken), r.Clock.Now()).Sub(r.Clock.Now()); pause > 0 {
 		return pause, nil
 	}
 	fresh, err := r.renew(ctx, cluster)
 	if err != nil {
 		return renewRetry, fmt.Errorf("renew the token: %w", err)
 	}
-	return max(renewalDue(cluster, fresh).Sub(r.Clock.Now()), time.Second), nil
+	return max(renewalDue(cluster, fresh, r.Clock.Now()).Sub(r.Clock.Now()), time.Second), nil
 }
 
 // renewalDue says when the token of a cluster is to be renewed. An issuer may give a token less life than was asked for: such a
 // one is renewed earlier than the interval says. The times in a token are by the member's clock, which may be wrong, hence
-// renewals keep a distance from each other in any case.
-func renewalDue(cluster *libv1beta1.SveltosCluster, current token) time.Time {
+// renewals keep a distance from each other in any case. A renewal after now did not take place: somebody wrote that.
+func renewalDue(cluster *libv1beta1.SveltosCluster, current token, now time.Time) time.Time {
 	interval := cluster.Spec.TokenRequestRenewalOption.RenewTokenRequestInterval.Duration
 	if interval > renewAhead {
 		interval -= renewAhead
@@ -92,7 +92,9 @@ func renewalDue(cluster *libv1beta1.SveltosCluster, current token) time.Time {
 		since = current.issued
 	}
 	last, err := time.Parse(time.RFC3339, cluster.Status.LastReconciledTokenRequestAt)
-	if err == nil {
+	if err != nil || last.After(now) {
+		last = time.Time{}
+	} else {
 		since = last
 	}
 	due := since.Add(interval)

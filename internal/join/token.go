@@ -6,7 +6,11 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // renewAt is the part of a token's life after which it is renewed: early enough for many attempts while the hub is away.
@@ -51,6 +55,31 @@ func readToken(text string) token {
 	t.issued, t.expires = time.Unix(claims.IssuedAt, 0), time.Unix(claims.Expires, 0)
 	t.boundTo = claims.Bound.Secret
 	return t
+}
+
+// tokenIn reads the token in a member's manifest. What patches made unreadable says nothing.
+func tokenIn(manifest []byte) token {
+	objects, err := kube.DecodeLenient(manifest)
+	if err != nil {
+		return token{}
+	}
+	for _, obj := range objects {
+		encoded, _, _ := unstructured.NestedString(obj.Object, "data", KubeconfigKey)
+		raw, err := base64.StdEncoding.DecodeString(encoded)
+		if obj.GetKind() != "Secret" || err != nil {
+			continue
+		}
+		config, err := clientcmd.Load(raw)
+		if err != nil {
+			continue
+		}
+		for _, user := range config.AuthInfos {
+			if user.Token != "" {
+				return readToken(user.Token)
+			}
+		}
+	}
+	return token{}
 }
 
 // untilDue returns how long after its issue t is to be renewed.
