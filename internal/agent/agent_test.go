@@ -297,3 +297,37 @@ func TestRunRefusesOptionsThatCannotWork(t *testing.T) {
 		t.Error("no name: got no error")
 	}
 }
+
+// A group says that it is removed, while the agent is away, because somebody wrote that.
+func TestAgentRemovesWhatSomebodyElseCalledRemoved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	stop := w.startAgent()
+	b := bundleOf("one", "a")
+	w.deliver(b, bundle.StateApplied)
+	stop()
+	m := fleet.FromSveltosCluster(w.sveltosCluster())
+	if done, err := w.outbox.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
+		t.Fatalf("withdraw without an agent: got %t, %v", done, err)
+	}
+	groups := &libv1beta1.ConfigurationGroupList{}
+	if err := w.hubClient.List(t.Context(), groups, client.InNamespace(w.cluster.Namespace)); err != nil || len(groups.Items) != 1 {
+		t.Fatalf("groups: got %d and error %v, want one", len(groups.Items), err)
+	}
+	group := &groups.Items[0]
+	before := group.DeepCopy()
+	group.Status.DeploymentStatus = libv1beta1.FeatureStatusRemoved
+	group.Status.ObservedRequestorHash, group.Status.ObservedGeneration = group.Spec.RequestorHash, group.Generation
+	if err := w.hubClient.Status().Patch(t.Context(), group, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	w.startAgent()
+	w.eventually("ConfigMap a is deleted", func(ctx context.Context) error {
+		_, err := w.value(ctx, "a")
+		if err == nil {
+			err = errors.New("it is there")
+		}
+		return client.IgnoreNotFound(err)
+	})
+	w.withdraw(b.ID)
+}

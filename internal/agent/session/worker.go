@@ -168,7 +168,10 @@ func (w *Worker) finish(ctx context.Context, d deliver.Delivery, report bundle.R
 
 func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 	if d.Reported.State == bundle.StateRemoved {
-		return nil
+		// The report is output: somebody else may have written it.
+		if _, deployed, err := w.Engine.FindDeployed(ctx, d.ID); err != nil || !deployed {
+			return err
+		}
 	}
 	done, err := w.Engine.Withdraw(ctx, d.Withdrawal())
 	if err != nil {
