@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -56,6 +57,9 @@ type Engine struct {
 	objects *gate[kube.Ref]
 	// changed has a value when the records have changed since Run looked.
 	changed chan struct{}
+	// confirmed is closed by confirm once the hub has said that the domain is this cluster's.
+	confirmed chan struct{}
+	confirm   func()
 }
 
 // New returns an Engine for the cluster of cfg, whose limits on requests per second hold for all its requests together. It does not
@@ -88,7 +92,9 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	e := &Engine{
 		member: member, clock: opts.Clock, onHeal: opts.OnHeal, onChange: opts.OnChange, domain: domain{hub: opts.Hub, scope: opts.Scope},
 		ids: newGate[bundle.ID](), objects: newGate[kube.Ref](), changed: make(chan struct{}, 1),
+		confirmed: make(chan struct{}),
 	}
+	e.confirm = sync.OnceFunc(func() { close(e.confirmed) })
 	e.store = &store{
 		domain: e.domain, namespace: opts.Namespace, secrets: core.Secrets(opts.Namespace), namespaces: core.Namespaces(),
 		metadata: member.objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(opts.Namespace),

@@ -193,7 +193,17 @@ func TestOlderScopeIsTakenOver(t *testing.T) {
 	converge(t, c.of("another-hub", "before"), other)
 	converge(t, c.of("", ""), sveltos)
 	converge(t, before, c.work("left", c.configMap("left", "1")))
-	c.healOf(t, "hub")
+	// Until the hub has said so, it may be the wrong registration.
+	h := c.healOf(t, "hub")
+	healed := c.work("healed", c.configMap("healed", "1"))
+	converge(t, h.Engine, healed)
+	c.patch(configMaps, "healed", `{"data":{"key":"2"}}`)
+	eventually(t, "healed", func() bool { return c.value("healed") == "1" })
+	withdraw(t, h.Engine, bundle.Withdrawal{ID: healed.ID})
+	if got := len(c.recorded()); got != 4 {
+		t.Errorf("records before the scope is confirmed: got %d, want 4", got)
+	}
+	h.ConfirmScope()
 	eventually(t, "the older records are gone", func() bool { return len(c.recorded()) == 2 })
 	if got := c.value("left"); got != "1" {
 		t.Errorf("what they name: got %q", got)

@@ -119,7 +119,7 @@ func (h *healer) follow(ctx context.Context) {
 	resync := h.engine.clock.NewTicker(resyncInterval)
 	defer resync.Stop()
 	h.read(ctx)
-	h.engine.store.outlive(ctx)
+	confirmed := h.engine.confirmed
 	watches.records(ctx)
 	for {
 		watches.follow(ctx, h.engine.store.known())
@@ -127,6 +127,9 @@ func (h *healer) follow(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-confirmed:
+			h.engine.store.outlive(ctx)
+			confirmed = nil
 		case <-h.engine.changed:
 		case <-resync.C():
 			h.resync()

@@ -11,6 +11,10 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
+// ConfirmScope tells Run that the hub has said that Options.Scope is the registration of this cluster. Only then are
+// the records of other registrations earlier ones: what the cluster itself remembers of its registration may be wrong.
+func (e *Engine) ConfirmScope() { e.confirm() }
+
 // outlive deletes the records of earlier registrations with the same hub, which were given up without being withdrawn: a hub has one
 // registration of a cluster at a time, so nobody reads them any more. What they name stays on the cluster, for whoever is to have it.
 func (s *store) outlive(ctx context.Context) {

@@ -221,6 +221,7 @@ func (e *engines) get(m fleet.Member, config *rest.Config) (*running, bool, erro
 	if err != nil {
 		return nil, false, fmt.Errorf("make engine of %s: %w", m.Key(), err)
 	}
+	made.ConfirmScope()
 	started := &running{
 		member: m.Key(), domain: domainOf(m), config: config, engine: made,
 		stop: stop, done: make(chan struct{}), ceded: make(chan struct{}),

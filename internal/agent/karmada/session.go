@@ -144,6 +144,7 @@ func (l *link) enter(ctx context.Context) error {
 	if l.engine, err = l.healing.start(ctx, string(cluster.UID), hub); err != nil {
 		return err
 	}
+	l.engine.ConfirmScope()
 	return l.describe(ctx, cluster)
 }
 
