@@ -147,6 +147,9 @@ func unlessGivenUp(ctx context.Context, giveUp context.CancelCauseFunc, request 
 	err := request()
 	if unanswered(err) {
 		giveUp(err)
+	}
+	if err != nil && ctx.Err() != nil {
+		// One that was not sent yet ends with the error of the context alone.
 		return context.Cause(ctx)
 	}
 	return err
