@@ -167,8 +167,7 @@ func othersChanged() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, agentReported)
 }
 
-// factsLost says whether what was found of a member is no longer in its status. This controller never removes it, and an agent
-// that does is asked for it again.
+// factsLost says whether what was found of a member is no longer in its status. Neither this controller nor an agent removes it.
 func factsLost(before, after libv1beta1.SveltosClusterStatus) bool {
 	return before.Ready && !after.Ready || before.Version != "" && after.Version == "" || len(before.APIVersions) > 0 && len(after.APIVersions) == 0
 }
