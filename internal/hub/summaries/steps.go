@@ -68,7 +68,9 @@ func idOf(summary *configv1beta1.ClusterSummary, feature libv1beta1.FeatureID) b
 }
 
 // allFeatures lists the features in the order in which they are deployed.
-var allFeatures = []libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}
+func allFeatures() []libv1beta1.FeatureID {
+	return []libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}
+}
 
 // asksFor says whether the spec has anything of a feature.
 func (s *state) asksFor(feature libv1beta1.FeatureID) bool {
@@ -84,14 +86,14 @@ func (s *state) wanted() []libv1beta1.FeatureID {
 	if s.deleting() {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(allFeatures), func(f libv1beta1.FeatureID) bool { return !s.asksFor(f) })
+	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool { return !s.asksFor(f) })
 }
 
 // leaving lists the features that something may be left of on the member although it is not wanted, the last deployed first. What the member
 // holds decides; the status only adds to it, and so does the spec of a summary that is deleted: a record or group may have been lost.
 func (s *state) leaving() []libv1beta1.FeatureID {
 	var features []libv1beta1.FeatureID
-	for _, feature := range slices.Backward(allFeatures) {
+	for _, feature := range slices.Backward(allFeatures()) {
 		if slices.Contains(s.wanted(), feature) {
 			continue
 		}
@@ -131,7 +133,7 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	if s.cluster == nil {
 		return nil
 	}
-	for _, feature := range allFeatures {
+	for _, feature := range allFeatures() {
 		deployed, ok, err := c.Transport.FindDeployed(ctx, s.member, s.id(feature))
 		if err != nil && s.deleting() && s.member.Forced {
 			return nil // nobody waits for a member that leaves by force
