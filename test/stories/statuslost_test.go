@@ -272,6 +272,7 @@ func (p *statusProfile) losesStatusAtEveryMoment() {
 		p.t.Errorf("objects were touched when the status was lost (-before +after):\n%s", diff)
 	}
 
+	p.tamper()
 	p.apply(p.hub, p.manifest(3))
 	for range 3 {
 		p.tamper()
@@ -283,6 +284,8 @@ func (p *statusProfile) losesStatusAtEveryMoment() {
 	p.tamperUntilGone()
 	p.wantWithdrawn()
 	p.label("=deploy")
+	p.wantDeployed("3", "Resources", "Helm")
+	p.tamper()
 	p.wantDeployed("3", "Resources", "Helm")
 
 	p.tamper()

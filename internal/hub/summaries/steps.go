@@ -94,13 +94,13 @@ func (s *state) wanted() []libv1beta1.FeatureID {
 func (s *state) leaving() []libv1beta1.FeatureID {
 	var features []libv1beta1.FeatureID
 	for _, feature := range slices.Backward(allFeatures()) {
-		if slices.Contains(s.wanted(), feature) {
+		if slices.Contains(s.wanted(), feature) || s.settled(feature) {
 			continue
 		}
 		_, deployed := s.deployed[feature]
 		reported := s.old(feature).Status
 		suspected := reported != "" || s.deleting() && s.asksFor(feature)
-		if (deployed && !s.settled(feature)) || (suspected && reported != libv1beta1.FeatureStatusRemoved) {
+		if deployed || (suspected && reported != libv1beta1.FeatureStatusRemoved) {
 			features = append(features, feature)
 		}
 	}

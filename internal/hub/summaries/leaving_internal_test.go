@@ -1,0 +1,71 @@
+package summaries
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+)
+
+func TestLeavingGoesByWhatIsDeployed(t *testing.T) {
+	t.Parallel()
+	const resources, helm = libv1beta1.FeatureResources, libv1beta1.FeatureHelm
+	policyRefs := configv1beta1.ProfileSpec{PolicyRefs: []libv1beta1.PolicyRef{{}}}
+	oneTime := policyRefs
+	oneTime.SyncMode = configv1beta1.SyncModeOneTime
+	deployed := func(features ...libv1beta1.FeatureID) map[libv1beta1.FeatureID]bundle.Deployed {
+		all := map[libv1beta1.FeatureID]bundle.Deployed{}
+		for _, feature := range features {
+			all[feature] = bundle.Deployed{Report: bundle.Report{State: bundle.StateApplied}}
+		}
+		return all
+	}
+	reported := func(status libv1beta1.FeatureStatus, features ...libv1beta1.FeatureID) configv1beta1.ClusterSummaryStatus {
+		var s configv1beta1.ClusterSummaryStatus
+		for _, feature := range features {
+			s.FeatureSummaries = append(s.FeatureSummaries, configv1beta1.FeatureSummary{FeatureID: feature, Status: status})
+		}
+		return s
+	}
+	tests := map[string]struct {
+		spec     configv1beta1.ProfileSpec
+		status   configv1beta1.ClusterSummaryStatus
+		deployed map[libv1beta1.FeatureID]bundle.Deployed
+		deleting bool
+		want     []libv1beta1.FeatureID
+	}{
+		"what is wanted stays":                              {spec: policyRefs, deployed: deployed(resources)},
+		"what is deployed and not wanted, without a status": {spec: policyRefs, deployed: deployed(resources, helm), want: []libv1beta1.FeatureID{helm}},
+		"the same, with a status that denies it": {
+			spec: policyRefs, status: reported(libv1beta1.FeatureStatusRemoved, helm), deployed: deployed(helm), want: []libv1beta1.FeatureID{helm},
+		},
+		"what only the status knows of": {spec: policyRefs, status: reported(libv1beta1.FeatureStatusFailed, helm), want: []libv1beta1.FeatureID{helm}},
+		"what is removed":               {spec: policyRefs, status: reported(libv1beta1.FeatureStatusRemoved, helm)},
+		"everything of a deleted summary": {
+			spec: policyRefs, deployed: deployed(resources, helm), deleting: true, want: []libv1beta1.FeatureID{helm, resources},
+		},
+		"what a deleted summary asked for, if a record was lost": {spec: policyRefs, deleting: true, want: []libv1beta1.FeatureID{resources}},
+		"what was deployed once and for all":                     {spec: oneTime, status: reported(libv1beta1.FeatureStatusProvisioned, helm), deployed: deployed(helm)},
+		"the same, of a deleted summary": {
+			spec: oneTime, deployed: deployed(helm), deleting: true, want: []libv1beta1.FeatureID{helm, resources},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			summary := &configv1beta1.ClusterSummary{Spec: configv1beta1.ClusterSummarySpec{ClusterProfileSpec: tc.spec}, Status: tc.status}
+			if tc.deleting {
+				now := metav1.Now()
+				summary.DeletionTimestamp = &now
+			}
+			s := &state{summary: summary, deployed: tc.deployed}
+			if diff := cmp.Diff(tc.want, s.leaving()); diff != "" {
+				t.Errorf("leaving() (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
