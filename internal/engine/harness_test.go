@@ -196,6 +196,9 @@ func withdraw(t testing.TB, e *engine.Engine, w bundle.Withdrawal) {
 	})
 }
 
+// patience bounds every wait. Kubernetes can take half a minute to delete a namespace on a busy machine.
+const patience = 2 * time.Minute
+
 // counts is what a ChangeSet says, in numbers.
 type counts map[bundle.Action]int
 
@@ -212,7 +215,7 @@ func wantChanges(t testing.TB, changes bundle.ChangeSet, want counts) {
 
 func eventually(t testing.TB, what string, check func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, patience, true, func(context.Context) (bool, error) {
 		return check(), nil
 	})
 	if err != nil {
