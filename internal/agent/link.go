@@ -55,7 +55,7 @@ type link struct {
 	told      types.UID
 	// beatSoon holds one request for a heartbeat that does not wait for its time.
 	beatSoon chan struct{}
-	// unrequested returns what the Lease is to say of bundles that no group asks for, and toldUnrequested what it says; nil means not known.
+	// unrequested returns what the Lease is to say of bundles that no group asks for, and toldUnrequested what it says, by the hub's last answer; nil means not known.
 	unrequested     func() (value string, known bool)
 	toldUnrequested *string
 }
@@ -137,7 +137,7 @@ func (l *link) writeLease(ctx context.Context, version string) (*coordinationv1.
 		annotations[kube.AnnotationExchanged] = exchanged
 	}
 	unrequested, known := l.unrequested()
-	if known = known && (l.toldUnrequested == nil || *l.toldUnrequested != unrequested); known {
+	if known && (l.toldUnrequested == nil || *l.toldUnrequested != unrequested) {
 		annotations[kube.AnnotationUnrequested] = session.OrNull(unrequested)
 	}
 	changes := map[string]any{"annotations": annotations}
@@ -155,9 +155,8 @@ func (l *link) writeLease(ctx context.Context, version string) (*coordinationv1.
 		return nil, fmt.Errorf("renew Lease %s: %w", l.lease, err)
 	}
 	l.told = exchanged
-	if known {
-		l.toldUnrequested = &unrequested
-	}
+	said := lease.Annotations[kube.AnnotationUnrequested]
+	l.toldUnrequested = &said
 	return lease, nil
 }
 

@@ -9,6 +9,8 @@ type Deployed struct {
 	Hub string `json:"hub,omitempty"`
 	// Removing says that the bundle was ordered to be withdrawn and is not gone yet.
 	Removing bool `json:"removing,omitempty"`
+	// Leave says of a bundle that is being removed that its objects stay on the member.
+	Leave bool `json:"leave,omitempty"`
 	// CorrectDrift says that the member keeps the objects as they were delivered.
 	CorrectDrift bool `json:"-"`
 	// Requested says that an object on the hub asks the member for the bundle, or to withdraw it.

@@ -90,7 +90,7 @@ func (i *Inbox) listWatch() cache.ListerWatcher {
 		client.InNamespace(i.namespace), client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(i.cluster)},
 	}
 	options := func(raw metav1.ListOptions) []client.ListOption {
-		return append(slices.Clone(mine), &client.ListOptions{Raw: &raw})
+		return append(slices.Clone(mine), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue})
 	}
 	return cache.ToListWatcherWithWatchListSemantics(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {

@@ -19,7 +19,7 @@ import (
 // deployed describes the bundle of a record.
 func (e *Engine) deployed(rec *record) bundle.Deployed {
 	return bundle.Deployed{
-		ID: rec.ID, Owner: rec.Owner, Hub: cmp.Or(rec.Hub, e.domain.hub), Removing: rec.State == bundle.StateRemoving,
+		ID: rec.ID, Owner: rec.Owner, Hub: cmp.Or(rec.Hub, e.domain.hub), Removing: rec.State == bundle.StateRemoving, Leave: rec.Leave,
 		CorrectDrift: rec.Options.Heal, Report: rec.report(),
 	}
 }

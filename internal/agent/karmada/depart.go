@@ -117,7 +117,8 @@ func (a *agent) tellHub(ctx context.Context, hub client.Client, m *mark) error {
 	if err != nil {
 		return fmt.Errorf("encode answer: %w", err)
 	}
-	return a.patchLease(ctx, hub, patch)
+	_, err = a.patchLease(ctx, hub, patch)
+	return err
 }
 
 // marked returns the mark of a departure that was begun, nil if there is none.

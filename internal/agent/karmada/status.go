@@ -217,7 +217,7 @@ func (l *link) alone(ctx context.Context) (version string, err error) {
 
 func (l *link) writeLease(ctx context.Context, metadata map[string]any) error {
 	unrequested, known := session.Unrequested(l.engine, l.inbox.Load())
-	if known = known && (l.toldUnrequested == nil || *l.toldUnrequested != unrequested); known {
+	if known && (l.toldUnrequested == nil || *l.toldUnrequested != unrequested) {
 		metadata["annotations"] = map[string]any{kube.AnnotationUnrequested: session.OrNull(unrequested)}
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": map[string]any{
@@ -226,16 +226,17 @@ func (l *link) writeLease(ctx context.Context, metadata map[string]any) error {
 	if err != nil {
 		return fmt.Errorf("encode heartbeat: %w", err)
 	}
-	if err := l.patchLease(ctx, l.hub, patch); err != nil {
+	lease, err := l.patchLease(ctx, l.hub, patch)
+	if err != nil {
 		return err
 	}
-	if known {
-		l.toldUnrequested = &unrequested
-	}
+	said := lease.Annotations[kube.AnnotationUnrequested]
+	l.toldUnrequested = &said
 	return nil
 }
 
-func (a *agent) patchLease(ctx context.Context, hub client.Client, patch []byte) error {
+// patchLease changes the agent's Lease and returns it as it is then.
+func (a *agent) patchLease(ctx context.Context, hub client.Client, patch []byte) (*coordinationv1.Lease, error) {
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = a.lease().Namespace, a.lease().Name
 	err := hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, patch))
@@ -243,7 +244,7 @@ func (a *agent) patchLease(ctx context.Context, hub client.Client, patch []byte)
 		err = errors.New("the hub does not answer")
 	}
 	if err != nil {
-		return fmt.Errorf("renew Lease %s: %w", a.lease(), err)
+		return nil, fmt.Errorf("renew Lease %s: %w", a.lease(), err)
 	}
-	return nil
+	return lease, nil
 }

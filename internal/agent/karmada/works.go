@@ -82,7 +82,7 @@ func (w *workload) run(ctx context.Context, workers int) {
 
 func (w *workload) listWatch() cache.ListerWatcher {
 	options := func(raw metav1.ListOptions) []client.ListOption {
-		return []client.ListOption{client.InNamespace(w.namespace), &client.ListOptions{Raw: &raw}}
+		return []client.ListOption{client.InNamespace(w.namespace), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue}}
 	}
 	return cache.ToListWatcherWithWatchListSemantics(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {

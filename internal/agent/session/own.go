@@ -42,7 +42,7 @@ func (o Own[T]) Run(ctx context.Context, hub client.WithWatch) {
 	options := func(raw metav1.ListOptions) []client.ListOption {
 		// The agent's role names this one object, which the API server matches with this selector.
 		raw.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.Key.Name).String()
-		return []client.ListOption{client.InNamespace(o.Key.Namespace), &client.ListOptions{Raw: &raw}}
+		return []client.ListOption{client.InNamespace(o.Key.Namespace), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue}}
 	}
 	lister := cache.ToListWatcherWithWatchListSemantics(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {

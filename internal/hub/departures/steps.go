@@ -68,8 +68,11 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 // withdrawRest withdraws what the member holds of this hub without a summary, and lists what others deployed, which stays on it.
 func (c *Controller) withdrawRest(ctx context.Context, s *state) error {
 	told := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
-	if c.WithdrawRest == nil || s.away != "" || told || (s.member.Forced && c.remaining(s) <= 0) {
+	if c.WithdrawRest == nil || told || (s.member.Forced && (s.away != "" || c.remaining(s) <= 0)) {
 		return nil
+	}
+	if s.away != "" {
+		return c.awaitAgent(ctx, s)
 	}
 	pending, kept, err := c.WithdrawRest(ctx, s.member)
 	if err != nil {
@@ -83,6 +86,19 @@ func (c *Controller) withdrawRest(ctx context.Context, s *state) error {
 		return s.wait(pending[0] + " to be withdrawn")
 	}
 	return nil
+}
+
+// awaitAgent waits for an agent that is away: it may hold more than ClusterSummaries account for, and must not remove itself before. A push
+// member is asked if the hub has something to remove there.
+func (c *Controller) awaitAgent(ctx context.Context, s *state) error {
+	if s.member.Mode != fleet.Pull {
+		return nil
+	}
+	last, err := c.Reach.lastBeat(ctx, s.cluster)
+	if err != nil || (last.IsZero() && !s.member.Ready) {
+		return err // there is no agent
+	}
+	return s.wait("its agent, to withdraw what it holds")
 }
 
 // summaries lists the summaries of a member, those included that no cache knows yet.

@@ -4,16 +4,17 @@ import (
 	"context"
 
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
 )
 
 // withdrawRest withdraws what the member holds of this hub without a summary or Work, and lists what others deployed, which stays on it.
 func (c *Controller) withdrawRest(ctx context.Context, s *state) error {
-	if c.WithdrawRest == nil || s.member.Abandoned {
+	if c.WithdrawRest == nil || s.member.Abandoned || s.cluster.Annotations[kube.AnnotationAgentOrder] != "" {
 		return nil
 	}
 	pending, kept, err := c.WithdrawRest(ctx, s.member)
 	if err != nil {
-		return err
+		pending = []string{"what else it holds (" + err.Error() + ")"}
 	}
 	if s.cluster, err = join.LeaveBehind(ctx, c.Live, s.cluster, kept...); err != nil {
 		return err

@@ -74,17 +74,32 @@ func namedCharts(charts []configv1beta1.HelmChart, subject source.Subject) []con
 	return all
 }
 
-// restoreIncumbent gives a summary that lost its status the releases that its bundle on the member has: who holds a release must not change
-// because a status did. The summary must be the caller's to change.
-func (c *Controller) restoreIncumbent(ctx context.Context, m fleet.Member, summary *configv1beta1.ClusterSummary) error {
-	if len(summary.Spec.ClusterProfileSpec.HelmCharts) == 0 || len(summary.Status.HelmReleaseSummaries) > 0 {
-		return nil
+// restoreIncumbents gives the summaries of a cluster that lost their status the releases that their bundle on the member has, but for those that
+// others have by their status: who holds a release must not change because a status did. The summaries must be the caller's to change.
+func (c *Controller) restoreIncumbents(ctx context.Context, m fleet.Member, all []*configv1beta1.ClusterSummary) error {
+	taken := map[match.Release]bool{}
+	for _, summary := range all {
+		for _, release := range summary.Status.HelmReleaseSummaries {
+			if release.Status == configv1beta1.HelmChartStatusManaging {
+				taken[match.Release{Namespace: release.ReleaseNamespace, Name: release.ReleaseName}] = true
+			}
+		}
 	}
-	_, ok, err := c.Transport.FindDeployed(ctx, m, idOf(summary, libv1beta1.FeatureHelm))
-	if ok {
-		summary.Status.HelmReleaseSummaries = managed(summary)
+	for _, summary := range all {
+		if len(summary.Spec.ClusterProfileSpec.HelmCharts) == 0 || len(summary.Status.HelmReleaseSummaries) > 0 {
+			continue
+		}
+		_, ok, err := c.Transport.FindDeployed(ctx, m, idOf(summary, libv1beta1.FeatureHelm))
+		if err != nil {
+			return err
+		}
+		if ok {
+			summary.Status.HelmReleaseSummaries = slices.DeleteFunc(managed(summary), func(r configv1beta1.HelmChartSummary) bool {
+				return taken[match.Release{Namespace: r.ReleaseNamespace, Name: r.ReleaseName}]
+			})
+		}
 	}
-	return err
+	return nil
 }
 
 // managed lists the releases of a summary whose bundle is on the member: as its status has them, or else as its spec names them.

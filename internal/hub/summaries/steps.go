@@ -130,7 +130,7 @@ func (c *Controller) load(ctx context.Context, s *state) error {
 // findDeployed reads what the member holds of the summary.
 func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	s.deployed = map[libv1beta1.FeatureID]bundle.Deployed{}
-	if s.cluster == nil {
+	if s.cluster == nil || s.neverDelivered() {
 		return nil
 	}
 	for _, feature := range allFeatures() {
@@ -139,13 +139,35 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 			return nil // nobody waits for a member that leaves by force
 		}
 		if err != nil {
-			return err
+			return s.unknown(err)
 		}
 		if ok {
 			s.deployed[feature] = deployed
 		}
 	}
 	return nil
+}
+
+// unknown reports that it is not known what the member holds, so that nothing is done to it.
+func (s *state) unknown(err error) error {
+	s.retry = errors.Join(s.retry, err)
+	finding := status.Finding{Kind: status.Broken, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed, Attempt: true}
+	features := s.wanted()
+	if s.deleting() {
+		finding.Kind, finding.Status, features = status.Leaving, leavingStatus(s.member), s.leaving()
+	}
+	for _, finding.Feature = range features {
+		s.find(finding)
+	}
+	return phase.Wait{Reason: err.Error()}
+}
+
+// neverDelivered says of a deleted summary that an earlier version has put its finalizer on it and delivered nothing: its cluster was never
+// reached, and its status, which is there, has no hash.
+func (s *state) neverDelivered() bool {
+	features := s.summary.Status.FeatureSummaries
+	return s.deleting() && s.cluster != nil && !s.member.Ready && len(features) > 0 &&
+		!slices.ContainsFunc(features, func(f configv1beta1.FeatureSummary) bool { return len(f.Hash) > 0 || f.LastAppliedTime != nil })
 }
 
 // hold puts our finalizer on the summary before anything is delivered for it. A summary without it has nothing on the member.
@@ -167,7 +189,7 @@ func (c *Controller) hold(ctx context.Context, s *state) error {
 
 // gate ends the reconcile where nothing may or can be done to the member. What people ask to leave is not kept by a pause.
 func (c *Controller) gate(_ context.Context, s *state) error {
-	if s.deleting() && (s.cluster == nil || s.member.Forced) {
+	if s.deleting() && (s.cluster == nil || s.member.Forced || s.neverDelivered()) {
 		return nil
 	}
 	if s.member.Deleting && !s.deleting() {
@@ -283,11 +305,11 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Reque
 		if err != nil {
 			return Composition{}, err
 		}
-		errs := []error{c.restoreIncumbent(ctx, s.member, me)}
+		all := []*configv1beta1.ClusterSummary{me}
 		for i := range others {
-			errs = append(errs, c.restoreIncumbent(ctx, s.member, &others[i]))
+			all = append(all, &others[i])
 		}
-		if err := errors.Join(errs...); err != nil {
+		if err := c.restoreIncumbents(ctx, s.member, all); err != nil {
 			return Composition{}, err
 		}
 		charts, lost = me.Spec.ClusterProfileSpec.HelmCharts, match.Lost(me, others)
@@ -380,6 +402,9 @@ func (c *Controller) retire(ctx context.Context, s *state) error {
 		return c.abandon(ctx, s, why)
 	}
 	s.free = true
+	if s.neverDelivered() {
+		return nil
+	}
 	for _, feature := range s.leaving() {
 		w := bundle.Withdrawal{ID: s.id(feature), Leave: s.leave()}
 		done, err := c.withdraw(ctx, s.member, w)

@@ -164,7 +164,8 @@ func clusterChanged() predicate.Predicate {
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := fleet.Of(e.ObjectOld), fleet.Of(e.ObjectNew)
 			ordered := e.ObjectOld.GetAnnotations()[kube.AnnotationWithdraw] != e.ObjectNew.GetAnnotations()[kube.AnnotationWithdraw]
-			return ordered || isReachable(before) != isReachable(after) || before.Paused != after.Paused || before.Held != after.Held
+			return ordered || isReachable(before) != isReachable(after) || before.Paused != after.Paused || before.Held != after.Held ||
+				before.Shard != after.Shard || before.Refused != after.Refused
 		},
 	}
 }
@@ -232,8 +233,7 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 	s := &state{cluster: cluster, member: member}
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{
 		{Name: "list", Run: c.list},
-		{Name: "decide", Run: c.decideAll},
-		{Name: "withdraw", Run: c.withdrawAll},
+		{Name: "withdraw", Run: c.withdrawOrdered},
 		{Name: "unlist", Run: c.unlist},
 		{Name: "finish", Run: c.finish},
 		{Name: "report", Run: c.report},

@@ -20,11 +20,8 @@ type Remainder struct {
 }
 
 // Withdraw withdraws every bundle that this hub delivered to m. pending lists, for people, those that are not withdrawn yet, and kept those of
-// other hubs, or of unknown ones, which stay. A member that cannot be reached is not asked.
+// other hubs, or of unknown ones, which stay. The caller knows that m can be reached, whatever its status says.
 func (r Remainder) Withdraw(ctx context.Context, m fleet.Member) (pending, kept []string, err error) {
-	if !isReachable(m) {
-		return nil, nil, nil
-	}
 	deployed, err := r.Transport.ListDeployed(ctx, m)
 	if err != nil {
 		return nil, nil, err

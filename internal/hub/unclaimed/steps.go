@@ -29,9 +29,8 @@ type state struct {
 	deployed []bundle.Deployed
 	// known are the summaries of the cluster, by name.
 	known map[string]*configv1beta1.ClusterSummary
-	// toWithdraw are those with a proved order, with what is to become of their objects, and kept those without one.
-	toWithdraw []bundle.Withdrawal
-	kept       []bundle.Deployed
+	// kept are those that nobody ordered to withdraw.
+	kept []bundle.Deployed
 	// waiting says that a withdrawal is not finished; withdrawn counts those that are.
 	waiting   bool
 	withdrawn int
@@ -44,28 +43,32 @@ func (c *Controller) list(ctx context.Context, s *state) error {
 	return err
 }
 
-// decideAll decides about each bundle.
-func (c *Controller) decideAll(ctx context.Context, s *state) error {
+// withdrawOrdered decides about each bundle, and withdraws those with a proved order.
+func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
 	var err error
 	if s.known, err = c.summaries(ctx, s.member); err != nil {
 		return err
 	}
 	ordered := orderedOn(s.cluster)
-	for _, d := range s.deployed {
-		if s.known[d.ID.RequestorName] != nil && d.Requested {
+	for _, d := range slices.Clone(s.deployed) {
+		e := evidence{deployed: d, hubUID: c.HubUID, summary: s.known[d.ID.RequestorName], ordered: slices.Contains(ordered, d.ID.RequestorName)}
+		if e.summary != nil && !e.dropped() {
 			continue // its controller looks after it
 		}
-		e := evidence{deployed: d, hubUID: c.HubUID, summary: s.known[d.ID.RequestorName], ordered: slices.Contains(ordered, d.ID.RequestorName)}
 		leave, err := c.gather(ctx, s, &e)
 		if err != nil {
 			return err
 		}
 		switch decide(e) {
 		case withdraw:
-			s.toWithdraw = append(s.toWithdraw, bundle.Withdrawal{ID: d.ID, Leave: leave})
+			// At once: what was gathered is true now.
+			err = c.withdraw(ctx, s, bundle.Withdrawal{ID: d.ID, Leave: leave || (d.Removing && d.Leave)})
 		case keep:
 			s.kept = append(s.kept, d)
 		case claimed:
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -86,16 +89,14 @@ func (c *Controller) summaries(ctx context.Context, m fleet.Member) (map[string]
 
 // gather adds to e what the hub knows of the bundle, and returns whether its profile asks to leave the objects on the cluster.
 func (c *Controller) gather(ctx context.Context, s *state, e *evidence) (leave bool, err error) {
-	if e.summary == nil {
-		// The cache may not have it yet.
-		summary := &configv1beta1.ClusterSummary{}
-		err := c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: e.deployed.ID.RequestorName}, summary)
-		if client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("read summary %s: %w", e.deployed.ID.RequestorName, err)
-		}
-		if err == nil {
-			e.summary = summary
-		}
+	// The cache may be behind.
+	summary := &configv1beta1.ClusterSummary{}
+	err = c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: e.deployed.ID.RequestorName}, summary)
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("read summary %s: %w", e.deployed.ID.RequestorName, err)
+	}
+	if e.summary = nil; err == nil {
+		e.summary = summary
 	}
 	owner := e.deployed.Owner
 	profile, spec, err := c.profile(ctx, owner)
@@ -178,21 +179,19 @@ func isListed(ctx context.Context, hub client.Reader, m fleet.Member, d bundle.D
 	return slices.ContainsFunc(features, func(f configv1beta1.DeployedFeature) bool { return string(f.FeatureID) == d.ID.Feature }), nil
 }
 
-// withdrawAll withdraws the bundles with a proved order.
-func (c *Controller) withdrawAll(ctx context.Context, s *state) error {
-	for _, w := range s.toWithdraw {
-		done, err := c.Transport.Withdraw(ctx, s.member, w)
-		if err != nil {
-			return err
-		}
-		if !done {
-			s.waiting = true
-			continue
-		}
-		s.withdrawn++
-		s.deployed = slices.DeleteFunc(s.deployed, func(d bundle.Deployed) bool { return d.ID == w.ID })
-		log.FromContext(ctx).Info("withdrew a bundle without a summary", logkeys.Bundle, w.ID.String())
+// withdraw withdraws one bundle.
+func (c *Controller) withdraw(ctx context.Context, s *state, w bundle.Withdrawal) error {
+	done, err := c.Transport.Withdraw(ctx, s.member, w)
+	if err != nil {
+		return err
 	}
+	if !done {
+		s.waiting = true
+		return nil
+	}
+	s.withdrawn++
+	s.deployed = slices.DeleteFunc(s.deployed, func(d bundle.Deployed) bool { return d.ID == w.ID })
+	log.FromContext(ctx).Info("withdrew a bundle without a summary", logkeys.Bundle, w.ID.String())
 	return nil
 }
 
