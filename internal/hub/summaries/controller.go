@@ -233,6 +233,9 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		c.reading.set(req.NamespacedName, nil)
 		return reconcile.Result{}, err
 	}
+	if c.echoes.isBehind(req.NamespacedName, summary.ResourceVersion, c.Clock.Now()) {
+		return reconcile.Result{RequeueAfter: staleDelay}, nil
+	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Summary, req.String()))
 	s := &state{summary: summary}
 	steps := []phase.Step[*state]{

@@ -2,6 +2,7 @@ package summaries
 
 import (
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -9,6 +10,7 @@ import (
 func TestOwnStatusWritesAreEchoes(t *testing.T) {
 	t.Parallel()
 	f, name := &echoFilter{}, types.NamespacedName{Namespace: "fleet", Name: "web"}
+	now := time.Now()
 	if f.isEcho(name, "1") {
 		t.Error("an event before any write is an echo")
 	}
@@ -16,7 +18,7 @@ func TestOwnStatusWritesAreEchoes(t *testing.T) {
 	if !f.isEcho(name, "10") {
 		t.Error("an event during a write is not taken for its echo")
 	}
-	if f.end(name, "10") {
+	if f.end(name, "10", now) {
 		t.Error("the echo of a write counts as missed")
 	}
 	if !f.isEcho(name, "9") || !f.isEcho(name, "10") || f.isEcho(name, "11") {
@@ -24,13 +26,16 @@ func TestOwnStatusWritesAreEchoes(t *testing.T) {
 	}
 	f.begin(name)
 	f.isEcho(name, "13")
-	if !f.end(name, "12") {
+	if !f.end(name, "12", now) {
 		t.Error("an event of a later write of somebody else was missed")
 	}
 	f.begin(name)
 	f.isEcho(name, "14")
-	if !f.end(name, "") {
+	if !f.end(name, "", now) {
 		t.Error("an event during a write that failed was missed")
+	}
+	if !f.isBehind(name, "11", now) || f.isBehind(name, "12", now) || f.isBehind(name, "13", now) || f.isBehind(name, "11", now.Add(cacheLimit)) {
+		t.Error("a cache is behind, for a time, without the last write, and not with it")
 	}
 	f.forget(name)
 	if f.isEcho(name, "9") {

@@ -149,11 +149,11 @@ func (c *Controller) write(ctx context.Context, s *state, now configv1beta1.Clus
 	name := client.ObjectKeyFromObject(written)
 	c.echoes.begin(name)
 	if err := c.Hub.Status().Patch(ctx, written, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		c.echoes.end(name, "")
+		c.echoes.end(name, "", c.Clock.Now())
 		return client.IgnoreNotFound(fmt.Errorf("report on summary %s: %w", client.ObjectKeyFromObject(s.summary), err))
 	}
 	s.summary = written
-	s.edited = c.echoes.end(name, written.ResourceVersion)
+	s.edited = c.echoes.end(name, written.ResourceVersion, c.Clock.Now())
 	for _, event := range status.Events(before, now, s.member) {
 		c.tell(written, event)
 	}
