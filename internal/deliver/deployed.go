@@ -16,15 +16,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxUnrequested is how many bundles an agent lists on its Lease: an annotation holds 256 KiB. The rest is listed once those are gone.
+// maxUnrequested is how many bundles an agent lists on its Lease: an annotation holds 256 KiB. The others follow when listed
+// bundles are withdrawn.
 const maxUnrequested = 200
 
-// deployedBy returns what group says of its bundle on the member, with the agent's report on the bundle that it asks for now.
+// deployedBy converts a group to a Deployed. Its report is Pending unless the status is about the current spec.
 func deployedBy(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 	id, ok := IDOf(group)
 	report := ReportOf(group)
 	if !observed(group) {
-		// It is about an older bundle.
+		// The status describes an older spec.
 		report = bundle.Report{ID: id, State: bundle.StatePending}
 	}
 	return bundle.Deployed{
@@ -34,7 +35,7 @@ func deployedBy(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 	}, ok
 }
 
-// FindDeployed returns what the group of id says. It makes no request if the Outbox reads groups from a cache.
+// FindDeployed returns the Deployed of the group of id. It makes no request if the Outbox reads groups from a cache.
 func (o *Outbox) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
 	group, err := o.group(ctx, o.hub, m, id)
 	if err != nil || !exists(group) {
@@ -44,7 +45,7 @@ func (o *Outbox) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID)
 	return found, ok, nil
 }
 
-// ListDeployed lists what the groups of m ask for, and what its agent says that it holds besides.
+// ListDeployed lists the bundles in m's groups and the unrequested bundles on its agent's Lease.
 func (o *Outbox) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
 	if _, err := o.checkClaim(ctx, m); err != nil {
 		return nil, fmt.Errorf("list bundles of member %s: %w", m.Key(), err)
@@ -77,7 +78,7 @@ func (o *Outbox) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Dep
 
 func compareDeployed(a, b bundle.Deployed) int { return cmp.Compare(a.ID.String(), b.ID.String()) }
 
-// unrequestedOn reads what an agent lists on its Lease. A list that cannot be read says nothing: the agent alone writes it.
+// unrequestedOn reads the bundles that an agent lists on its Lease. An invalid list is ignored; the agent overwrites it.
 func unrequestedOn(lease *coordinationv1.Lease) []bundle.Deployed {
 	var all []bundle.Deployed
 	if text := lease.Annotations[kube.AnnotationUnrequested]; text != "" && json.Unmarshal([]byte(text), &all) != nil {
@@ -88,8 +89,8 @@ func unrequestedOn(lease *coordinationv1.Lease) []bundle.Deployed {
 	})
 }
 
-// Unrequested returns, as the value of kube.AnnotationUnrequested, those of deployed that no group on the hub asks for; "" if there are none.
-// known is false until the hub has been reached.
+// Unrequested returns the value of kube.AnnotationUnrequested: the bundles in deployed without a group, "" if there are none. known is false
+// before the groups have been listed.
 func (i *Inbox) Unrequested(deployed []bundle.Deployed) (value string, known bool) {
 	i.groups.mu.Lock()
 	defer i.groups.mu.Unlock()

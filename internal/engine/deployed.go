@@ -24,7 +24,7 @@ func (e *Engine) deployed(rec *record) bundle.Deployed {
 	}
 }
 
-// FindDeployed returns what the record of id says; ok is false if there is none. It makes no request once Run has read the records.
+// FindDeployed returns the Deployed of the record of id; ok is false if there is none. It makes no request once Run has read the records.
 func (e *Engine) FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deployed, ok bool, err error) {
 	if rec := e.store.cached(id); rec != nil {
 		return e.deployed(rec), true, nil
@@ -32,6 +32,7 @@ func (e *Engine) FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deplo
 	if e.store.isListed() {
 		return bundle.Deployed{}, false, nil
 	}
+	// With errIncomplete the record is empty but for its version; no version means that there is none.
 	rec, err := e.store.load(ctx, id)
 	if err != nil && !errors.Is(err, errIncomplete) {
 		return bundle.Deployed{}, false, err
@@ -39,8 +40,7 @@ func (e *Engine) FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deplo
 	return e.deployed(rec), rec.version != "", nil
 }
 
-// KnownDeployed lists what the records say as they were last read or written, sorted by ID, without a request; ok is false until Run has
-// read them.
+// KnownDeployed lists the cached records, sorted by ID, without a request; ok is false before Run has listed them.
 func (e *Engine) KnownDeployed() (all []bundle.Deployed, ok bool) {
 	if !e.store.isListed() {
 		return nil, false
@@ -63,7 +63,7 @@ func (e *Engine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
 	for i := range list.Items {
 		id, ok := parseID(list.Items[i].Annotations[kube.AnnotationRequestor])
 		if !ok || e.store.nameOf(id) != list.Items[i].Name {
-			continue
+			continue // not a record of this engine: the name does not match the ID
 		}
 		rec := e.store.cached(id)
 		if rec == nil || rec.version != list.Items[i].ResourceVersion {
@@ -79,7 +79,7 @@ func (e *Engine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
 	return all, nil
 }
 
-// loadHead reads the head of a record: what it says without its inventory, which may be incomplete.
+// loadHead reads a record without its inventory, of which parts may be missing.
 func (s *store) loadHead(ctx context.Context, id bundle.ID) (*record, error) {
 	rec := &record{head: head{ID: id}}
 	secret, err := s.secrets.Get(ctx, s.nameOf(id), metav1.GetOptions{})
@@ -91,7 +91,7 @@ func (s *store) loadHead(ctx context.Context, id bundle.ID) (*record, error) {
 	}
 	rec.version = secret.ResourceVersion
 	if err := json.Unmarshal(secret.Data[keyHead], &rec.head); err != nil {
-		// Its objects can be found by their marks.
+		// Keep the ID: a withdrawal finds the objects by their ownership labels.
 		rec.head = head{ID: id}
 	}
 	return rec, nil

@@ -12,7 +12,8 @@ import (
 // maxKeptListed is how many kept objects a message lists.
 const maxKeptListed = 10
 
-// retain plans what is not pruned. Objects that the bundle lacks are marked as kept if it says so; once they are, later bundles keep them, too.
+// retain computes the objects that prune must not delete: those in the bundle, those marked Kept and, with KeepObjects, all others in the
+// inventory, which it marks Kept.
 func (p *pass) retain() {
 	p.retained = maps.Clone(p.wanted)
 	for key, item := range p.next.inventory {
@@ -25,7 +26,7 @@ func (p *pass) retain() {
 	}
 }
 
-// forgetGone drops kept objects from the record that somebody has deleted.
+// forgetGone removes Kept entries from the inventory whose objects no longer exist.
 func (p *pass) forgetGone(ctx context.Context) error {
 	var spots []spot
 	for key, item := range p.next.inventory {

@@ -13,9 +13,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// DetectRestore returns lw as one whose watches do not resume at a resourceVersion that the API server has not reached: its etcd was restored from
-// a backup, and a watch from there would be silent about everything until then. A reflector lists again instead. It costs one small list per
-// resumed watch.
+// DetectRestore wraps lw: a watch from a resourceVersion that the API server has not reached fails as expired, so that the reflector lists again.
+// This happens after etcd was restored from a backup; such a watch would send no events. It costs one list with limit 1 per resumed watch.
 func DetectRestore(lw cache.ListerWatcher) *cache.ListWatch {
 	inner := cache.ToListerWatcherWithContext(lw)
 	return &cache.ListWatch{

@@ -8,11 +8,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// cacheLimit is how long a cache may take to have what was written.
+// cacheLimit is the maximum time for which isBehind distrusts a cache after a write.
 const cacheLimit = 10 * time.Second
 
-// echoFilter tells the watch events of this process's own status writes from those of others, so that only the latter wake the controller.
-// It is no memory of anything true: what it does not know costs one more reconcile. The zero value is ready.
+// echoFilter filters out watch events that this process's own status writes cause. It is only an optimization: a lost entry costs one extra
+// reconcile. The zero value is ready.
 type echoFilter struct {
 	// mu guards byName.
 	mu     sync.Mutex
@@ -23,9 +23,9 @@ type echoFilter struct {
 type statusWrite struct {
 	// version is the resourceVersion after the last one, "" before the first.
 	version string
-	// at is when that was.
+	// at is the time of that write.
 	at time.Time
-	// underWay says that one is being written, and seen is the version of the last event meanwhile, which may be its echo.
+	// underWay says that a write is in progress; seen is the resourceVersion of the last event during it.
 	underWay bool
 	seen     string
 }
@@ -43,7 +43,7 @@ func (f *echoFilter) begin(name types.NamespacedName) {
 	f.byName[name].underWay, f.byName[name].seen = true, ""
 }
 
-// end says that a write ended now with this version, "" if it failed. missed says that an event came meanwhile that was not its echo.
+// end records the result of a write; version is empty if it failed. missed reports whether an event of another writer arrived during it.
 func (f *echoFilter) end(name types.NamespacedName, version string, now time.Time) (missed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -58,7 +58,8 @@ func (f *echoFilter) end(name types.NamespacedName, version string, now time.Tim
 	return write.seen != "" && !isUpTo(write.seen, write.version)
 }
 
-// isEcho says whether an event of this version is of a write of this process, or older than that.
+// isEcho says whether an event is of a write of this process, or older than that. During a write every event counts as an echo and is recorded
+// for end.
 func (f *echoFilter) isEcho(name types.NamespacedName, version string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -73,8 +74,8 @@ func (f *echoFilter) isEcho(name types.NamespacedName, version string) bool {
 	return isUpTo(version, write.version)
 }
 
-// isBehind says whether a cache that has this version lacks the last write: what is written on top of it would be refused, and what seems to be
-// reported already is not. After cacheLimit the cache is believed: the API server may have been restored from a backup.
+// isBehind says whether a cached version is older than the last write. Reconciling it would cause a conflict or skip a report. After cacheLimit it
+// returns false, since a restored API server has lower versions.
 func (f *echoFilter) isBehind(name types.NamespacedName, version string, now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

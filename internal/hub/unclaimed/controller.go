@@ -33,15 +33,15 @@ import (
 )
 
 const (
-	// workers is how many clusters are looked at at once. A push member that does not answer keeps its worker for reconcileLimit.
+	// workers is the number of clusters reconciled in parallel. An unresponsive push member blocks a worker for up to reconcileLimit.
 	workers        = 10
 	reconcileLimit = time.Minute
-	// interval is the time between two looks at one cluster. A look costs a pull member nothing, and a push member one list of metadata.
+	// interval is the resync period of a cluster. A resync makes no request to a pull member and one metadata list to a push member.
 	interval       = 30 * time.Minute
 	intervalJitter = 0.2
-	// eventDelay is how long a look waits after an event, so that events that belong together cost one look.
+	// eventDelay batches related events into one reconcile.
 	eventDelay = 2 * time.Second
-	// heartbeatDelay is longer than an agent takes to say on its Lease that a bundle is gone.
+	// heartbeatDelay exceeds the time until an agent's Lease no longer lists a withdrawn bundle.
 	heartbeatDelay = 45 * time.Second
 	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
 	retryFirst = time.Second
@@ -50,7 +50,7 @@ const (
 	maxSeenDeleted = 10_000
 )
 
-// Controller looks for unclaimed bundles, one cluster at a time: when the hub starts, at events that can leave some, and at long intervals.
+// Controller finds unclaimed bundles per cluster: at startup, on events that can cause them, and periodically.
 type Controller struct {
 	// Hub reads clusters, profiles, summaries and configurations from a cache; Live reads from the API server.
 	Hub       client.Client
@@ -71,6 +71,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	made := builder.TypedControllerManagedBy[fleet.ID](mgr).
 		Named("unclaimed").
 		Watches(&configv1beta1.ClusterSummary{}, later(c.ofSummary), builder.WithPredicates(c.deleted())).
+		// Profiles enqueue nothing: the predicate records the deletion.
 		Watches(&configv1beta1.ClusterProfile{}, later(ofNothing), builder.WithPredicates(c.deleted())).
 		Watches(&configv1beta1.Profile{}, later(ofNothing), builder.WithPredicates(c.deleted())).
 		Watches(&libv1beta1.ConfigurationGroup{}, later(c.ofGroup), builder.WithPredicates(withdrawn())).
@@ -106,7 +107,7 @@ func later(of func(context.Context, client.Object) []fleet.ID) handler.TypedEven
 	}
 }
 
-// deleted passes deletions, and remembers those that the API server reported: what is only missing after a new list was not seen deleted.
+// deleted passes deletions and records them, except tombstones from a relist (DeleteStateUnknown).
 func (c *Controller) deleted() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -134,7 +135,7 @@ func deletionOf(obj client.Object) deletion {
 	return deletion{kind: kind, namespace: obj.GetNamespace(), name: obj.GetName()}
 }
 
-// withdrawn passes what the agent reports on groups that ask it to withdraw.
+// withdrawn passes updates of groups whose agent reports the withdrawal as complete.
 func withdrawn() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -146,7 +147,7 @@ func withdrawn() predicate.Predicate {
 	}
 }
 
-// unrequestedChanged passes news of what an agent holds and nobody asks for.
+// unrequestedChanged passes changes of the Lease annotation that lists unrequested bundles.
 func unrequestedChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -157,7 +158,7 @@ func unrequestedChanged() predicate.Predicate {
 	}
 }
 
-// clusterChanged passes new clusters, those that can be reached again, and a person's orders.
+// clusterChanged passes new clusters, changes of reachability, pause, finalizer, shard or refusal, and changes of the withdraw annotation.
 func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -227,7 +228,7 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 		return reconcile.Result{}, err
 	}
 	if member.Deleting || member.Paused || !member.Held || member.Refused != "" || !isReachable(member) {
-		return reconcile.Result{}, nil // the watch tells when that changes, and a deregistration withdraws everything
+		return reconcile.Result{}, nil // a watch event triggers the next reconcile; deregistration withdraws its own bundles
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, member.Key()))
 	s := &state{cluster: cluster, member: member}

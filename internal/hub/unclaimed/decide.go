@@ -10,11 +10,11 @@ import (
 type decision string
 
 const (
-	// claimed bundles are somebody else's work: their summary's, or that of the profile that is about to make one.
+	// claimed: the bundle's summary or profile is responsible for it, or the profile cannot be evaluated now (paused, invalid selector).
 	claimed decision = "claimed"
-	// withdraw: the order to withdraw the bundle is proved.
+	// withdraw: the hub has evidence that the withdrawal is wanted.
 	withdraw decision = "withdraw"
-	// keep: no order is proved. People decide.
+	// keep: no such evidence. The bundle is reported to the user.
 	keep decision = "keep"
 )
 
@@ -33,20 +33,21 @@ const (
 type evidence struct {
 	deployed bundle.Deployed
 	hubUID   string
-	// summary is that of the bundle, nil if there is none.
+	// summary is the ClusterSummary named in the bundle's ID, nil if there is none.
 	summary *configv1beta1.ClusterSummary
 	profile profileState
 	// ordered says that a person asked for the withdrawal (kube.AnnotationWithdraw).
 	ordered bool
-	// listed says that the cluster's ClusterConfiguration lists the bundle: this hub has deployed it, before the state that it has now.
+	// listed says that the cluster's ClusterConfiguration lists the bundle, so the hub's data is newer than the first deployment.
 	listed bool
 	// seenDeleted says that this process saw the summary and the profile being deleted.
 	seenDeleted bool
 }
 
-// decide returns what to do about a bundle. A withdrawal is proved by a person's order, by a withdrawal that has begun, by a profile that is
-// being deleted or was seen being deleted, and by a profile that no longer matches. That it did match is believed of what the hub itself has a
-// trace of: a hub restored from a backup has none of what was deployed after it.
+// decide returns what to do about a bundle. A bundle is withdrawn if its summary no longer has the feature, the user requested it, a withdrawal
+// began, the profile is being deleted, profile and summary were seen deleted, or the profile no longer matches and the hub has a group or a
+// ClusterConfiguration entry. Without such an entry the hub may be a backup that is older than the deployment. Bundles of another hub need the
+// user's request.
 func decide(e evidence) decision {
 	switch {
 	case e.summary != nil && e.dropped():
@@ -68,7 +69,8 @@ func decide(e evidence) decision {
 	}
 }
 
-// dropped says whether the summary no longer asks for the feature of a bundle, of which its own controller does not know: that looks at groups.
+// dropped reports whether the summary no longer has the bundle's feature. The summary controller handles bundles that have a group, and OneTime
+// bundles stay.
 func (e evidence) dropped() bool {
 	spec := e.summary.Spec.ClusterProfileSpec
 	if !e.summary.DeletionTimestamp.IsZero() || e.deployed.Requested || spec.SyncMode == configv1beta1.SyncModeOneTime {

@@ -19,8 +19,8 @@ type Remainder struct {
 	HubUID string
 }
 
-// Withdraw withdraws every bundle that this hub delivered to m. pending lists, for people, those that are not withdrawn yet, and kept those of
-// other hubs, or of unknown ones, which stay. The caller knows that m can be reached, whatever its status says.
+// Withdraw withdraws every bundle that this hub delivered to m. pending describes the bundles whose withdrawal is not
+// finished; kept describes those of other or unknown hubs, which stay. The caller has checked that m is reachable.
 func (r Remainder) Withdraw(ctx context.Context, m fleet.Member) (pending, kept []string, err error) {
 	deployed, err := r.Transport.ListDeployed(ctx, m)
 	if err != nil {
@@ -46,7 +46,7 @@ func (r Remainder) Withdraw(ctx context.Context, m fleet.Member) (pending, kept 
 	return pending, kept, nil
 }
 
-// isOurs says whether this hub delivered a bundle. Of one that does not say who delivered it, groups and the cluster's configuration tell.
+// isOurs says whether this hub delivered a bundle. If the record does not name the hub, a group or a ClusterConfiguration entry shows it.
 func (r Remainder) isOurs(ctx context.Context, m fleet.Member, d bundle.Deployed) (bool, error) {
 	if d.Requested || d.Hub != "" {
 		return d.Requested || d.Hub == r.HubUID, nil

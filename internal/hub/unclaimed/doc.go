@@ -2,6 +2,6 @@
 // the rest on the cluster with the command that withdraws them.
 //
 // A ClusterSummary with its finalizer withdraws what it delivered before it is gone. Bundles are left without one if somebody removes the
-// finalizer, if the hub is restored from a backup that is older than a delivery, or if an earlier version of Towline lost track of them. That a
-// summary or a profile is missing orders nothing. What orders a withdrawal is listed at decide.
+// finalizer, if the hub is restored from a backup that is older than a delivery, or if an earlier version of Towline lost track of them. A
+// missing summary or profile does not authorize a withdrawal. See decide for what does.
 package unclaimed

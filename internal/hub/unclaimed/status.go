@@ -21,7 +21,7 @@ import (
 const (
 	// reasonNoOrder is why unclaimed bundles are kept, in the condition and its event.
 	reasonNoOrder = "NoWithdrawalOrder"
-	// maxListed is how many summaries a message lists.
+	// maxListed limits the bundles, and the summaries in the command, of a message; the next message has the rest.
 	maxListed = 20
 )
 
@@ -66,7 +66,7 @@ func (c *Controller) report(ctx context.Context, s *state) error {
 }
 
 func (c *Controller) patchStatus(ctx context.Context, s *state, changed client.Object) error {
-	// The lock keeps conditions of others.
+	// Optimistic locking: a merge patch replaces the whole list of conditions.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Hub.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("report on cluster %s: %w", s.member.Key(), err)

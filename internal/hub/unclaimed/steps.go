@@ -29,9 +29,9 @@ type state struct {
 	deployed []bundle.Deployed
 	// known are the summaries of the cluster, by name.
 	known map[string]*configv1beta1.ClusterSummary
-	// kept are those that nobody ordered to withdraw.
+	// kept are the bundles for which decide returned keep.
 	kept []bundle.Deployed
-	// waiting says that a withdrawal is not finished; withdrawn counts those that are.
+	// waiting says that at least one withdrawal is in progress; withdrawn counts the completed ones.
 	waiting   bool
 	withdrawn int
 }
@@ -43,7 +43,7 @@ func (c *Controller) list(ctx context.Context, s *state) error {
 	return err
 }
 
-// withdrawOrdered decides about each bundle, and withdraws those with a proved order.
+// withdrawOrdered calls decide for each bundle and starts the withdrawals.
 func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
 	var err error
 	if s.known, err = c.summaries(ctx, s.member); err != nil {
@@ -53,7 +53,7 @@ func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
 	for _, d := range slices.Clone(s.deployed) {
 		e := evidence{deployed: d, hubUID: c.HubUID, summary: s.known[d.ID.RequestorName], ordered: slices.Contains(ordered, d.ID.RequestorName)}
 		if e.summary != nil && !e.dropped() {
-			continue // its controller looks after it
+			continue // the summary controller manages it
 		}
 		leave, err := c.gather(ctx, s, &e)
 		if err != nil {
@@ -61,7 +61,7 @@ func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
 		}
 		switch decide(e) {
 		case withdraw:
-			// At once: what was gathered is true now.
+			// Before the next bundle is looked at: the evidence can become stale.
 			err = c.withdraw(ctx, s, bundle.Withdrawal{ID: d.ID, Leave: leave || (d.Removing && d.Leave)})
 		case keep:
 			s.kept = append(s.kept, d)
@@ -89,13 +89,14 @@ func (c *Controller) summaries(ctx context.Context, m fleet.Member) (map[string]
 
 // gather adds to e what the hub knows of the bundle, and returns whether its profile asks to leave the objects on the cluster.
 func (c *Controller) gather(ctx context.Context, s *state, e *evidence) (leave bool, err error) {
-	// The cache may be behind.
+	// Read from the API server: the cache can be stale.
 	summary := &configv1beta1.ClusterSummary{}
 	err = c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: e.deployed.ID.RequestorName}, summary)
 	if client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("read summary %s: %w", e.deployed.ID.RequestorName, err)
 	}
-	if e.summary = nil; err == nil {
+	e.summary = nil
+	if err == nil {
 		e.summary = summary
 	}
 	owner := e.deployed.Owner
@@ -149,7 +150,7 @@ func (c *Controller) profile(ctx context.Context, owner bundle.Owner) (client.Ob
 	return profile, spec, nil
 }
 
-// stateOf returns what a profile wants with a member.
+// stateOf returns the profileState of a profile for a member.
 func stateOf(profile client.Object, spec *configv1beta1.ProfileSpec, m fleet.Member) profileState {
 	if profile == nil {
 		return profileMissing
@@ -172,7 +173,7 @@ func stateOf(profile client.Object, spec *configv1beta1.ProfileSpec, m fleet.Mem
 func isListed(ctx context.Context, hub client.Reader, m fleet.Member, d bundle.Deployed) (bool, error) {
 	configuration := &configv1beta1.ClusterConfiguration{}
 	if err := hub.Get(ctx, summaries.ConfigurationKey(m), configuration); client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("read what is deployed on cluster %s: %w", m.Key(), err)
+		return false, fmt.Errorf("read ClusterConfiguration of cluster %s: %w", m.Key(), err)
 	}
 	_, name := split(d.Owner)
 	features := listedIn(configuration.Status)[bundle.Owner{Kind: d.Owner.Kind, Name: name}]
@@ -195,7 +196,7 @@ func (c *Controller) withdraw(ctx context.Context, s *state, w bundle.Withdrawal
 	return nil
 }
 
-// unlist removes from the cluster's ClusterConfiguration what neither a summary accounts for nor the cluster holds.
+// unlist removes ClusterConfiguration entries that have neither a ClusterSummary nor a bundle on the cluster.
 func (c *Controller) unlist(ctx context.Context, s *state) error {
 	configuration := &configv1beta1.ClusterConfiguration{}
 	if err := c.Hub.Get(ctx, summaries.ConfigurationKey(s.member), configuration); err != nil {
@@ -248,7 +249,7 @@ func orderedOn(cluster client.Object) []string {
 	return strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationWithdraw], func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// finish removes a person's orders that are carried out, or that name nothing on the cluster.
+// finish removes the withdraw annotation once no withdrawal is in progress. Names of summaries that exist are ignored.
 func (c *Controller) finish(ctx context.Context, s *state) error {
 	ordered := orderedOn(s.cluster)
 	if len(ordered) == 0 || s.waiting {
@@ -258,7 +259,7 @@ func (c *Controller) finish(ctx context.Context, s *state) error {
 	annotations := changed.GetAnnotations()
 	delete(annotations, kube.AnnotationWithdraw)
 	changed.SetAnnotations(annotations)
-	// The lock keeps orders that came meanwhile.
+	// Optimistic locking: names that were added meanwhile are not removed.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Hub.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("remove annotation %s: %w", kube.AnnotationWithdraw, err)
