@@ -68,8 +68,8 @@ func TestInboxFindsAndWakes(t *testing.T) {
 		if err := inbox.Report(t.Context(), first, bundle.Report{ID: b.ID, Digest: digest, State: state, Message: "m"}); err != nil {
 			t.Fatal(err)
 		}
-		if got := ReportOf(h.group(m, b.ID)); got.State != state || (got.Message != "") != (state == bundle.StateFailed) {
-			t.Errorf("report: got %+v, want state %s", got, state)
+		if got := ReportOf(h.group(m, b.ID)); got.State != state || got.Message != "m" {
+			t.Errorf("report: got %+v, want state %s and the message", got, state)
 		}
 	}
 	stop()
