@@ -94,7 +94,7 @@ func (i *inlet) count(next http.Handler) http.Handler {
 			rw.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		// One item tells how far the API server is: see kube.DetectRestore.
+		// A list of one item is the check of kube.DetectRestore.
 		if query.Has("sendInitialEvents") || query.Has("limit") && query.Get("limit") != "1" {
 			i.mu.Lock()
 			i.lists = append(i.lists, resource)

@@ -34,7 +34,7 @@ type Memory interface {
 	Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
 	// Resume converges id again from its record; ok is false if there is no complete one.
 	Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error)
-	// KnownDeployed lists what the records say, without a request; ok is false until they have been read.
+	// KnownDeployed lists the cached records, without a request; ok is false until they have been read.
 	KnownDeployed() (all []bundle.Deployed, ok bool)
 }
 
@@ -129,7 +129,7 @@ func (w *Worker) remember(ctx context.Context, d deliver.Delivery) (answered boo
 	return true, w.Inbox.Report(ctx, d, deployed.Report)
 }
 
-// noteOlder notes that the hub says of an older bundle that it was applied: it was restored from a backup.
+// noteOlder records that the hub has an older bundle as applied, because it was restored from a backup.
 func (w *Worker) noteOlder(ctx context.Context, d deliver.Delivery) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -142,7 +142,7 @@ func (w *Worker) noteOlder(ctx context.Context, d deliver.Delivery) {
 	w.older[d.ID] = d.Digest
 }
 
-// isOlder says whether d is for a bundle that noteOlder noted.
+// isOlder reports whether noteOlder recorded the bundle of d.
 func (w *Worker) isOlder(d deliver.Delivery) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
