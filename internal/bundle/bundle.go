@@ -70,17 +70,6 @@ type Reference struct {
 	Tier      int32  `json:"tier,omitempty"`
 }
 
-// Release describes the Helm release that an item belongs to.
-type Release struct {
-	Name         string `json:"name"`
-	Namespace    string `json:"namespace"`
-	RepoURL      string `json:"repoURL,omitempty"`
-	ChartName    string `json:"chartName,omitempty"`
-	ChartVersion string `json:"chartVersion,omitempty"`
-	AppVersion   string `json:"appVersion,omitempty"`
-	Icon         string `json:"icon,omitempty"`
-}
-
 // Options say how a bundle is applied.
 type Options struct {
 	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`

@@ -9,6 +9,7 @@ import (
 	"io"
 
 	"github.com/klauspost/compress/zstd"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
@@ -40,7 +41,7 @@ const (
 // header is everything about a chunk but its documents. It is stored as text, and it is that text which is hashed, so that no
 // version of the API types between writer and reader can change it.
 type header struct {
-	// Item is the item without its objects. Objects is nil unless the item has an empty list of them.
+	// Item is the item without its objects and its release data. Objects is nil unless the item has an empty list of them.
 	Item bundle.Item `json:"item"`
 	// Continues says how the chunk follows the chunk before it; "" begins an item.
 	Continues string `json:"continues,omitempty"`
@@ -67,9 +68,28 @@ func canonical(header string, stream []byte) []byte {
 	return append(raw, stream...)
 }
 
-// documents returns the objects of item as canonical JSON, each on one line. It fails for objects without a kind or a JSON form.
+// releaseDataKind is the kind of the document that holds the bundle.ReleaseData of an item. It comes before the objects of the item.
+const releaseDataKind = "ReleaseData"
+
+// releaseDocument is that document.
+type releaseDocument struct {
+	metav1.TypeMeta `json:",inline"`
+	Data            bundle.ReleaseData `json:"data"`
+}
+
+// documents returns the release data and the objects of item as canonical JSON, each on one line. It fails for objects without a kind or a
+// JSON form.
 func documents(item bundle.Item) ([][]byte, error) {
-	docs := make([][]byte, 0, len(item.Objects))
+	docs := make([][]byte, 0, len(item.Objects)+1)
+	if item.Release != nil && !item.Release.Data.IsZero() {
+		raw, err := json.Marshal(releaseDocument{
+			TypeMeta: metav1.TypeMeta{APIVersion: "towline.dev/v1", Kind: releaseDataKind}, Data: item.Release.Data,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("encode the data of %s: %w", sourceOf(item), err)
+		}
+		docs = append(docs, append(raw, '\n'))
+	}
 	for i, obj := range item.Objects {
 		if obj == nil || obj.GetKind() == "" || obj.GetAPIVersion() == "" {
 			return nil, fmt.Errorf("encode object %d of %s: it has no kind or no apiVersion", i, sourceOf(item))
@@ -81,6 +101,39 @@ func documents(item bundle.Item) ([][]byte, error) {
 		docs = append(docs, append(raw, '\n'))
 	}
 	return docs, nil
+}
+
+// takeReleaseData moves the release data out of the objects of item, if it is there.
+func takeReleaseData(item *bundle.Item) error {
+	if item.Release == nil || len(item.Objects) == 0 || item.Objects[0].GetKind() != releaseDataKind {
+		return nil
+	}
+	raw, err := item.Objects[0].MarshalJSON()
+	if err != nil {
+		return fmt.Errorf("%w: encode the data of %s: %w", ErrCorrupt, sourceOf(*item), err)
+	}
+	var doc releaseDocument
+	if err := json.Unmarshal(raw, &doc); err != nil {
+		return fmt.Errorf("%w: parse the data of %s: %w", ErrCorrupt, sourceOf(*item), err)
+	}
+	release := *item.Release
+	release.Data = doc.Data
+	item.Release = &release
+	item.Objects = item.Objects[1:]
+	return nil
+}
+
+// outlineOf returns item without its documents.
+func outlineOf(item bundle.Item) bundle.Item {
+	if len(item.Objects) > 0 {
+		item.Objects = nil
+	}
+	if item.Release != nil {
+		release := *item.Release
+		release.Data = bundle.ReleaseData{}
+		item.Release = &release
+	}
+	return item
 }
 
 // sourceOf names the place an item came from, for messages.

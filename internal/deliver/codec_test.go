@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -104,6 +105,14 @@ func TestBundlesRoundTrip(t *testing.T) {
 		Name: "kyverno", Namespace: "kyverno", RepoURL: "https://example.com", ChartName: "kyverno", ChartVersion: "3.5.1",
 		AppVersion: "v1.15", Icon: "https://example.com/icon.png",
 	}
+	withData := new(bundle.Release)
+	*withData = *release
+	withData.Options = bundle.ReleaseOptions{Wait: true, Labels: map[string]string{"team": "a"}}
+	withData.Data = bundle.ReleaseData{
+		Chart:  json.RawMessage(`{"name":"kyverno","version":"3.5.1"}`),
+		Values: json.RawMessage(`{"big":9007199254740993,"html":"<a&b>","noise":"` + hex.EncodeToString([]byte(noise(1<<20))) + `"}`),
+		Notes:  "a\n---\nb", Paths: []string{"a.yaml"},
+	}
 	numbers := configMap("numbers", "")
 	numbers.Object["spec"] = map[string]any{
 		"int": int64(9007199254740993), "float": 1.5, "whole": float64(3), "huge": 1e300, "html": "<a&b>", "nil": nil,
@@ -138,6 +147,14 @@ func TestBundlesRoundTrip(t *testing.T) {
 				bundle.Item{Objects: []*unstructured.Unstructured{configMap("d", "4")}, Release: release},
 			),
 			minBundles: 3, maxBundles: 3,
+		},
+		"release data": {
+			bundle: testBundle(
+				bundle.Item{Objects: []*unstructured.Unstructured{configMap("a", "1")}, Release: withData},
+				bundle.Item{Release: withData},
+				bundle.Item{Objects: []*unstructured.Unstructured{}, Release: withData},
+			),
+			minBundles: 6, maxBundles: 12,
 		},
 	}
 	for name, tc := range tests {

@@ -141,8 +141,15 @@ func (a *assembly) finish() error {
 		return err
 	}
 	last := &a.items[len(a.items)-1]
+	isNil := last.Objects == nil
 	last.Objects = append(last.Objects, objects...)
 	a.stream = nil
+	if err := takeReleaseData(last); err != nil {
+		return err
+	}
+	if isNil && len(last.Objects) == 0 {
+		last.Objects = nil
+	}
 	return nil
 }
 

@@ -57,10 +57,7 @@ func (e *encoder) encode(b bundle.Bundle) ([]chunk, error) {
 
 // item returns the chunks of one item whose objects are docs.
 func (e *encoder) item(item bundle.Item, docs [][]byte) ([]chunk, error) {
-	outline := item
-	if len(item.Objects) > 0 {
-		outline.Objects = nil
-	}
+	outline := outlineOf(item)
 	id, err := identify(outline, docs)
 	if err != nil {
 		return nil, err

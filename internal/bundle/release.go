@@ -1,0 +1,109 @@
+package bundle
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// HookAnnotation makes an object of a Helm release a hook of the release. Its value lists the events that run it.
+const HookAnnotation = "helm.sh/hook"
+
+// Release describes the Helm release that an item belongs to. The objects of the item that have HookAnnotation are the hooks of the
+// release, the others its manifest in Helm's install order.
+type Release struct {
+	Name         string `json:"name"`
+	Namespace    string `json:"namespace"`
+	RepoURL      string `json:"repoURL,omitempty"`
+	ChartName    string `json:"chartName,omitempty"`
+	ChartVersion string `json:"chartVersion,omitempty"`
+	AppVersion   string `json:"appVersion,omitempty"`
+	Icon         string `json:"icon,omitempty"`
+	// Inputs identifies what the release is rendered from, for a chart that asks for its revision or for the operation: as long as it is the
+	// same, so are Revision and IsUpgrade. Empty for all other charts.
+	Inputs string `json:"inputs,omitempty"`
+	// Revision and IsUpgrade are what templates were told, 0 and false if Inputs is empty.
+	Revision  int  `json:"revision,omitempty"`
+	IsUpgrade bool `json:"isUpgrade,omitempty"`
+
+	Options ReleaseOptions `json:"options,omitzero"`
+	Data    ReleaseData    `json:"data,omitzero"`
+}
+
+// ReleaseOptions say how a revision of a release is deployed and uninstalled. They have the meaning of Helm's flags of the same names. A
+// change of options alone makes no new revision.
+type ReleaseOptions struct {
+	// Timeout limits each hook and each wait; zero means DefaultTimeout.
+	Timeout     time.Duration `json:"timeout,omitempty"`
+	Wait        bool          `json:"wait,omitempty"`
+	WaitForJobs bool          `json:"waitForJobs,omitempty"`
+	// Atomic rolls a failed upgrade back to the last deployed revision, and uninstalls a failed installation.
+	Atomic bool `json:"atomic,omitempty"`
+	// RunTests runs the test hooks after a revision is deployed. A failed test fails the revision.
+	RunTests bool `json:"runTests,omitempty"`
+	// Labels are added to the Secrets with the release records.
+	Labels      map[string]string `json:"labels,omitempty"`
+	Description string            `json:"description,omitempty"`
+	// MaxHistory is how many revisions are recorded; zero means no limit.
+	MaxHistory int `json:"maxHistory,omitempty"`
+	// DisableInstallHooks, DisableUpgradeHooks and DisableUninstallHooks do not run the hooks of that operation.
+	DisableInstallHooks   bool `json:"disableInstallHooks,omitempty"`
+	DisableUpgradeHooks   bool `json:"disableUpgradeHooks,omitempty"`
+	DisableUninstallHooks bool `json:"disableUninstallHooks,omitempty"`
+	// CleanupOnFail deletes the objects that a failed upgrade created.
+	CleanupOnFail bool `json:"cleanupOnFail,omitempty"`
+	// RecoverAfter is after how many failed installations in a row the release is uninstalled before the next one; zero means never.
+	RecoverAfter int `json:"recoverAfter,omitempty"`
+	// KeepHistory keeps the release records after the release is uninstalled.
+	KeepHistory bool `json:"keepHistory,omitempty"`
+	// DeletionPropagation is "background" (also if empty), "foreground" or "orphan".
+	DeletionPropagation string `json:"deletionPropagation,omitempty"`
+}
+
+// DefaultTimeout limits hooks and waits of a release that sets no timeout, as with Helm.
+const DefaultTimeout = 5 * time.Minute
+
+// TimeoutOrDefault returns how long a hook or a wait may take.
+func (o ReleaseOptions) TimeoutOrDefault() time.Duration {
+	if o.Timeout > 0 {
+		return o.Timeout
+	}
+	return DefaultTimeout
+}
+
+// ReleaseData is what Helm's release record holds beside the objects. It may be large and hold secrets, so it travels with the objects.
+type ReleaseData struct {
+	// Chart is the content of Chart.yaml as JSON.
+	Chart json.RawMessage `json:"chart,omitempty"`
+	// Values are those given for the release, without the chart's own, as JSON.
+	Values json.RawMessage `json:"values,omitempty"`
+	Notes  string         `json:"notes,omitempty"`
+	// Paths are the template paths of the item's objects, in their order.
+	Paths []string `json:"paths,omitempty"`
+}
+
+// IsZero returns whether d holds nothing.
+func (d ReleaseData) IsZero() bool {
+	return len(d.Chart) == 0 && len(d.Values) == 0 && d.Notes == "" && len(d.Paths) == 0
+}
+
+// IsHook returns whether an object of a Helm release is a hook.
+func IsHook(obj *unstructured.Unstructured) bool {
+	_, ok := obj.GetAnnotations()[HookAnnotation]
+	return ok
+}
+
+// RevisionDigest returns a digest of everything in a Helm item that makes a new revision when it changes: all but the options.
+func (i Item) RevisionDigest() (string, error) {
+	release := *i.Release
+	release.Options, release.Icon = ReleaseOptions{}, ""
+	raw, err := json.Marshal(Item{Objects: i.Objects, Release: &release})
+	if err != nil {
+		return "", fmt.Errorf("encode Helm release %s/%s: %w", release.Namespace, release.Name, err)
+	}
+	sum := sha256.Sum256(raw)
+	return DigestFromBytes(sum[:]).String(), nil
+}
