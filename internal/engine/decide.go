@@ -107,7 +107,7 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 	case !seen.marked():
 		// The object in our record under this UID is what it was when we applied it, even if somebody took the marks
 		// off.
-		v.adopt = had.UID != seen.uid || had.Adopted
+		v.adopt = (had.UID != seen.uid || had.Adopted) && !seen.belongsTo(t.release)
 	case rivals(t, seen, who), elsewhere(seen, who):
 		return takeOver(v, had, who)
 	default:
@@ -210,6 +210,11 @@ func condemn(had held, seen *live, id bundle.ID, of domain) (fate, string) {
 		return remove, ""
 	case had.UID != "" && had.UID != seen.uid:
 		return forget, "somebody replaced it"
+	case had.FromHelm && seen.belongsTo(had.Release):
+		if seen.annotations[kube.AnnotationKeep] == "keep" {
+			return forget, "its " + kube.AnnotationKeep + " annotation says keep"
+		}
+		return remove, ""
 	case seen.signature() != of.sign(id):
 		return forget, "it is no longer marked as deployed for " + id.String()
 	case seen.adopted(), had.recordsAdoption(seen):

@@ -68,13 +68,15 @@ func TestPlanOrdersAndPlaces(t *testing.T) {
 		got = append(got, target.ref.String())
 	}
 	want := []string{
-		"Namespace n",
-		"CustomResourceDefinition apiextensions.k8s.io boats.example.com",
-		"ConfigMap release/c2", "ConfigMap default/c1",
+		"ConfigMap release/c2",
 		"Service eu/s",
 		"Deployment apps release/d",
 		"Boat example.com release/b", "Unknown other.example.com u",
 		"ValidatingWebhook admissionregistration.k8s.io w",
+		// Items follow each other where one is a Helm release.
+		"Namespace n",
+		"CustomResourceDefinition apiextensions.k8s.io boats.example.com",
+		"ConfigMap default/c1",
 	}
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Errorf("order (-got +want):\n%s", diff)

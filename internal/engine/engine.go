@@ -55,6 +55,8 @@ type Engine struct {
 	// same object see each other's marks.
 	ids     *gate[bundle.ID]
 	objects *gate[kube.Ref]
+	// waits is what Helm releases wait for.
+	waits waitList
 	// changed has a value when the records have changed since Run looked.
 	changed chan struct{}
 	// confirmed is closed by confirm once the hub has said that the domain is this cluster's.
@@ -129,7 +131,7 @@ func connect(cfg *rest.Config) (*member, corev1client.CoreV1Interface, error) {
 		return nil, nil, fmt.Errorf("make a core client of the member: %w", err)
 	}
 	return &member{
-		objects: objects, wholes: wholes, namespaces: core.Namespaces(), raw: found.RESTClient(), served: found, mapper: kube.NewMapper(found),
+		objects: objects, wholes: wholes, core: core, namespaces: core.Namespaces(), raw: found.RESTClient(), served: found, mapper: kube.NewMapper(found),
 	}, core, nil
 }
 
@@ -174,6 +176,9 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	if !b.Options.Heal && prior.State == bundle.StateApplied && prior.digest() == digest {
 		return prior.report(), nil
 	}
+	if intact && prior.digest() == digest && prior.State == bundle.StateApplying && e.isWaiting(ctx, b.ID, digest) {
+		return prior.report(), nil
+	}
 	p := &pass{engine: e, bundle: b, digest: digest, prior: prior, lost: spoilt}
 	if prior.digest() != digest {
 		p.motive = delivered
@@ -207,7 +212,7 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, s scope) (bundle.Repo
 	if err != nil {
 		return bundle.Report{ID: id}, false, err
 	}
-	if prior.Suspended {
+	if prior.Suspended || (len(s.only) == 0 && prior.State == bundle.StateApplying && e.isWaiting(ctx, id, prior.digest())) {
 		return prior.report(), true, nil
 	}
 	b, err := e.store.bundle(ctx, prior)

@@ -234,6 +234,8 @@ type meter struct {
 	left    int
 	// late cuts the line behind the last request instead: the server gets it, the answer is lost.
 	late bool
+	// writes counts only the requests that write.
+	writes bool
 }
 
 func (m *meter) wrap(next http.RoundTripper) http.RoundTripper {
@@ -257,7 +259,9 @@ func (m *meter) pass(r *http.Request) bool {
 		if m.left == 0 {
 			return false
 		}
-		m.left--
+		if !m.writes || r.Method != http.MethodGet {
+			m.left--
+		}
 	}
 	m.seen = append(m.seen, r.Method+" "+r.URL.RequestURI())
 	return true

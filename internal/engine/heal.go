@@ -153,7 +153,7 @@ func (h *healer) read(ctx context.Context) {
 // retryFailed sees to it that each bundle whose last pass did not end well is tried again.
 func (h *healer) retryFailed() {
 	for _, rec := range h.engine.store.known() {
-		if rec.Suspended || (rec.State != bundle.StateFailed && rec.State != bundle.StateApplying) {
+		if rec.Suspended || (rec.State != bundle.StateFailed && rec.State != bundle.StateApplying && rec.State != bundle.StateRemoving) {
 			continue
 		}
 		h.mu.Lock()
@@ -171,7 +171,11 @@ func (h *healer) retryLater(id bundle.ID) {
 	defer h.mu.Unlock()
 	h.taskOf(id).retry = true
 	h.retrying[id] = true
-	h.queue.AddAfter(id, backoff(h.failures[id]))
+	pause, waiting := h.engine.pollPause(id)
+	if !waiting {
+		pause = backoff(h.failures[id])
+	}
+	h.queue.AddAfter(id, pause)
 }
 
 // backoff returns the pause after the given number of failures.
@@ -201,7 +205,7 @@ func (h *healer) taskOf(id bundle.ID) *task {
 // see tells of the bundles that hold an object, and queues those that left it otherwise than a watch saw it.
 func (h *healer) see(key kube.Ref, s sighting) {
 	for _, rec := range h.engine.store.known() {
-		had, ok := rec.inventory[key]
+		had, ok := rec.tracked(key)
 		if !ok {
 			continue
 		}
@@ -283,9 +287,26 @@ func (h *healer) next(ctx context.Context) bool {
 
 // heal works on one bundle and says so if that changed anything.
 func (h *healer) heal(ctx context.Context, id bundle.ID, job *task) {
+	if rec := h.engine.store.cached(id); rec != nil && rec.State == bundle.StateRemoving && job.retry {
+		h.withdraw(ctx, rec)
+		return
+	}
 	changes, told := h.pass(ctx, id, job)
 	if told {
 		h.engine.onHeal(id, changes)
+	}
+}
+
+// withdraw goes on with a withdrawal that was ordered: whoever ordered it may not be reachable now.
+func (h *healer) withdraw(ctx context.Context, rec *record) {
+	done, err := h.engine.Withdraw(ctx, bundle.Withdrawal{ID: rec.ID, Leave: rec.Leave})
+	h.count(rec.ID, nil, err)
+	if done {
+		h.engine.onHeal(rec.ID, nil)
+		return
+	}
+	if ctx.Err() == nil {
+		h.retryLater(rec.ID)
 	}
 }
 
@@ -316,6 +337,8 @@ func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bun
 		// A pass that failed early has not written that anything is amiss.
 		h.putBack(id, job)
 		h.retryLater(id)
+	} else if report.State == bundle.StateApplying && ctx.Err() == nil {
+		h.retryLater(id)
 	}
 	return report.Changes, changedAnything(report.Changes) || report.State != rec.State || report.Message != rec.Message
 }
@@ -335,7 +358,7 @@ func (h *healer) due(rec *record, job *task) (only map[kube.Ref]bool, busy bool)
 	defer h.mu.Unlock()
 	only = map[kube.Ref]bool{}
 	for key, s := range job.moved {
-		had, ok := rec.inventory[key]
+		had, ok := rec.tracked(key)
 		if !ok || !moved(had, s, h.engine.domain.sign(rec.ID)) {
 			continue
 		}

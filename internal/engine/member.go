@@ -45,7 +45,8 @@ const (
 // member is the API server of one cluster. It moves metadata only, even when it writes: making objects right needs no more.
 type member struct {
 	objects    metadata.Interface
-	wholes     dynamic.Interface // only to report how objects are
+	wholes     dynamic.Interface // to report how objects are, and for hooks
+	core       corev1client.CoreV1Interface
 	namespaces corev1client.NamespaceInterface
 	raw        rest.Interface
 	served     discovery.DiscoveryInterface
@@ -204,11 +205,15 @@ func (m *member) apply(ctx context.Context, t *target, body []byte) (*live, erro
 	return liveOf(obj), nil
 }
 
-// delete deletes exactly the object with this UID. One that is gone already is no error.
+// delete deletes exactly the object with this UID, and its dependents in the background. One that does not exist is no error.
 func (m *member) delete(ctx context.Context, s spot, uid types.UID) error {
-	background := metav1.DeletePropagationBackground
+	return m.deleteWith(ctx, s, uid, metav1.DeletePropagationBackground)
+}
+
+// deleteWith is delete with another propagation policy.
+func (m *member) deleteWith(ctx context.Context, s spot, uid types.UID, propagation metav1.DeletionPropagation) error {
 	err := m.at(s.resource, s.key.Namespace).Delete(ctx, s.key.Name,
-		metav1.DeleteOptions{Preconditions: uidOf(uid), PropagationPolicy: &background})
+		metav1.DeleteOptions{Preconditions: uidOf(uid), PropagationPolicy: &propagation})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

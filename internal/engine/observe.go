@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -102,11 +101,7 @@ func (m *member) whole(ctx context.Context, item held) (Observation, error) {
 	if item.UID == "" {
 		return seen, nil
 	}
-	var api dynamic.ResourceInterface = m.wholes.Resource(resource.GVR)
-	if resource.Namespaced {
-		api = m.wholes.Resource(resource.GVR).Namespace(item.Ref.Namespace)
-	}
-	obj, err := api.Get(ctx, item.Ref.Name, metav1.GetOptions{})
+	obj, err := m.wholeAt(resource, item.Ref.Namespace).Get(ctx, item.Ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || (err == nil && obj.GetUID() != item.UID) {
 		return seen, nil
 	}

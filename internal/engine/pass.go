@@ -45,6 +45,8 @@ type pass struct {
 	defined  map[schema.GroupKind]bool
 	changes  bundle.ChangeSet
 	failures passError
+	// waiting is what a Helm release waits for, nil for nothing.
+	waiting *pendingWait
 }
 
 // run plans, looks, decides, and only then writes: first the record, then the cluster, then the record again.
@@ -65,10 +67,17 @@ func (p *pass) run(ctx context.Context) (bundle.Report, error) {
 	if err := p.write(ctx, verdicts); err != nil {
 		return p.cutOff(ctx, err)
 	}
-	if len(p.failures) == 0 && p.only == nil {
-		if err := p.prune(ctx); err != nil {
+	if len(p.failures) == 0 && p.only == nil && p.waiting == nil {
+		done, err := p.uninstallDropped(ctx)
+		if err == nil && done {
+			err = p.prune(ctx)
+		}
+		if err != nil {
 			return p.cutOff(ctx, err)
 		}
+	}
+	if err := p.verifyRecords(ctx); err != nil {
+		return p.cutOff(ctx, err)
 	}
 	return p.settle(ctx)
 }
@@ -183,18 +192,21 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 	p.next = p.prior.edit()
 	p.next.head = head{
 		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: p.digest[:],
-		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub),
+		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub), Releases: p.next.Releases,
+	}
+	if err := p.planReleases(); err != nil {
+		return err
 	}
 	p.saved = p.prior
 	p.defined = map[schema.GroupKind]bool{}
 	p.retain()
-	busy := p.only == nil && len(p.prior.doomed(p.retained)) > 0
+	busy := p.only == nil && len(p.prior.doomed(p.retained)) > 0 || !p.releasesDeployed()
 	for _, v := range verdicts {
 		had, ok := p.next.inventory[v.key()]
 		if v.unread && ok {
 			continue
 		}
-		item := held{Ref: v.ref, Claim: v.claim, Adopted: v.adopt}
+		item := held{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Release: v.release}
 		if v.verb == refuse {
 			item.Adopted = had.Adopted
 		}
@@ -243,6 +255,15 @@ func (p *pass) write(ctx context.Context, verdicts []verdict) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	if len(p.next.Releases) > 0 {
+		return p.writeItems(ctx, verdicts)
+	}
+	_, err := p.writeRanks(ctx, verdicts)
+	return err
+}
+
+// writeRanks applies objects rank by rank. goOn is false after a failure that the bundle does not tolerate.
+func (p *pass) writeRanks(ctx context.Context, verdicts []verdict) (goOn bool, err error) {
 	for start := 0; start < len(verdicts); {
 		end := start
 		for end < len(verdicts) && verdicts[end].rank == verdicts[start].rank {
@@ -250,15 +271,15 @@ func (p *pass) write(ctx context.Context, verdicts []verdict) error {
 		}
 		goOn, err := p.writeRank(ctx, verdicts[start:end])
 		if err != nil {
-			return err
+			return false, err
 		}
 		if !goOn {
 			p.skipRest(verdicts[end:])
-			return nil
+			return false, nil
 		}
 		start = end
 	}
-	return nil
+	return true, nil
 }
 
 // outcome is what became of one verdict.
@@ -312,6 +333,9 @@ func (p *pass) note(v verdict, o outcome) {
 		p.failures = append(p.failures, &objectError{ref: v.ref, err: o.err})
 	case o.action == "":
 		change.Action, change.Reason = bundle.Skipped, "another object failed before it"
+		if p.waiting != nil {
+			change.Reason = "a Helm release is not deployed yet"
+		}
 	}
 	p.changes = append(p.changes, change)
 }
@@ -342,9 +366,16 @@ func (p *pass) tolerates(err error) bool {
 // settle saves how the pass ended, if the record does not say so already, and reports it.
 func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
 	p.next.State, p.next.Message = bundle.StateApplied, p.next.keptMessage()
-	if len(p.failures) > 0 {
+	switch {
+	case len(p.failures) > 0:
 		p.next.State, p.next.Message = bundle.StateFailed, p.failures.Error()
+	case p.waiting != nil:
+		p.next.State, p.next.Message = bundle.StateApplying, p.waiting.message
 	}
+	if p.waiting != nil {
+		p.waiting.digest = p.digest
+	}
+	p.engine.waits.set(p.bundle.ID, p.waiting)
 	if !p.saved.equal(p.next) {
 		if p.next.State == bundle.StateApplied {
 			p.next.LastApplied = p.engine.now()

@@ -27,6 +27,9 @@ type target struct {
 	ref   kube.Ref
 	rank  int
 	marks marks
+	// item is the index of the item of the bundle, for a bundle with Helm releases, and release its release as namespace/name.
+	item    int
+	release string
 	// content is the object as it was rendered, in the namespace where it goes, without what only a server sets and without marks.
 	content map[string]any
 	// resource is zero while neither the server nor a definition in the bundle knows the kind.
@@ -62,17 +65,24 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems passError, 
 		problems = append(problems, err)
 		return nil
 	}
-	for _, item := range b.Items {
+	inOrder := slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil })
+	for i, item := range b.Items {
 		if item.Problem != "" {
 			problems = append(problems, errors.New(item.Problem))
 		}
 		for _, obj := range item.Objects {
+			if item.Release != nil && bundle.IsHook(obj) {
+				continue
+			}
 			t, err := newTarget(obj, item, b)
 			if err != nil {
 				if err := tolerate(err); err != nil {
 					return nil, nil, err
 				}
 				continue
+			}
+			if inOrder {
+				t.item = i
 			}
 			gvk := t.ref.GVK()
 			t.served = known.any[gvk]
@@ -98,7 +108,7 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems passError, 
 			targets = append(targets, t)
 		}
 	}
-	slices.SortStableFunc(targets, func(a, b *target) int { return cmp.Compare(a.rank, b.rank) })
+	slices.SortStableFunc(targets, func(a, b *target) int { return cmp.Or(cmp.Compare(a.item, b.item), cmp.Compare(a.rank, b.rank)) })
 	return targets, problems, nil
 }
 
@@ -121,6 +131,11 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 		delete(metadata, set)
 	}
 	content["metadata"] = metadata
+	release := ""
+	if item.Release != nil {
+		release = releaseKey(item).String()
+		markRelease(metadata, item.Release)
+	}
 	if ref.Group == "" && ref.Kind == "Secret" {
 		if err := foldStringData(content); err != nil {
 			return nil, fmt.Errorf("%s: %w", ref, err)
@@ -132,10 +147,18 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 	}
 	force := item.Force || obj.GetAnnotations()[kube.AnnotationForceRecreate] == "true"
 	return &target{
-		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content,
+		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content, release: release,
 		skipNamespaceCreation: item.SkipNamespaceCreation, force: force,
 		guarded: b.Options.Guarded, overwrite: item.Overwrite,
 	}, nil
+}
+
+// markRelease sets the label and the annotations by which Helm knows the objects of a release.
+func markRelease(metadata map[string]any, release *bundle.Release) {
+	labels, annotations := maps.Clone(mapOf(metadata["labels"])), maps.Clone(mapOf(metadata["annotations"]))
+	labels[labelManagedBy] = managedByHelm
+	annotations[annotationReleaseName], annotations[annotationReleaseNamespace] = release.Name, release.Namespace
+	metadata["labels"], metadata["annotations"] = labels, annotations
 }
 
 // foldStringData writes a Secret's stringData as data, as the server does when it stores it: the server forgets who set what came

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -23,8 +25,16 @@ type removal struct {
 	err    error
 }
 
+// removeOptions change how objects are removed.
+type removeOptions struct {
+	// instead replaces decisions by others.
+	instead map[fate]fate
+	// propagation is how dependents are deleted, in the background if it is empty.
+	propagation metav1.DeletionPropagation
+}
+
 // removeRank removes objects of one rank, as far as each of them is still ours to remove. Its own error means that nothing was tried.
-func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, leave map[fate]fate) ([]removal, error) {
+func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, options removeOptions) ([]removal, error) {
 	removals := make([]removal, len(items))
 	spots, found, err := e.observe(ctx, items)
 	if err != nil {
@@ -36,14 +46,14 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, lea
 	for i, item := range items {
 		seen := found[item.Ref.Key()]
 		what, reason := condemn(item, seen, id, e.domain)
-		if instead, ok := leave[what]; ok {
+		if instead, ok := options.instead[what]; ok {
 			what, reason = instead, ""
 		}
 		work.Go(func() error {
 			var err error
 			switch what {
 			case remove:
-				err = e.member.delete(ctx, spots[i], seen.uid)
+				err = e.member.deleteWith(ctx, spots[i], seen.uid, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
 			case strip:
 				err = e.member.unmark(ctx, spots[i], seen)
 			case forget, await:
@@ -122,7 +132,7 @@ func (p *pass) keepRecorded(groups [][]held) {
 
 // pruneGroup removes objects, and says whether others may be removed after them.
 func (p *pass) pruneGroup(ctx context.Context, items []held) (goOn bool, err error) {
-	removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, nil)
+	removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, removeOptions{})
 	if err != nil {
 		return false, err
 	}

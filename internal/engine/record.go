@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -29,6 +30,10 @@ type held struct {
 	Kept bool `json:"kept,omitempty"`
 	// Claim is the version of the object that a pass was about to take over from a rival, "" if there was none.
 	Claim string `json:"claimed,omitempty"`
+	// Release is the Helm release that the object belongs to, as namespace/name; "" for none.
+	Release string `json:"release,omitempty"`
+	// FromHelm says that Helm itself deployed the object, in a revision of Release before that of the bundle.
+	FromHelm bool `json:"fromHelm,omitempty"`
 	// Rival is the requestor that has the object now, for the same profile. It has no UID then.
 	Rival string `json:"rival,omitempty"`
 }
@@ -66,6 +71,8 @@ type head struct {
 	Leave bool `json:"leave,omitempty"`
 	// Suspended says that nothing is healed or tried again until the bundle is converged.
 	Suspended bool `json:"suspended,omitempty"`
+	// Releases is how far the Helm releases of the bundle are.
+	Releases []releaseState `json:"releases,omitempty"`
 	// ContentChunks and InventoryChunks name the Secrets that hold what is too big for the head Secret.
 	ContentChunks   []string `json:"contentChunks,omitempty"`
 	InventoryChunks []string `json:"inventoryChunks,omitempty"`
@@ -86,6 +93,10 @@ func (r *record) edit() *record {
 	if next.inventory == nil {
 		next.inventory = map[kube.Ref]held{}
 	}
+	next.Releases = slices.Clone(r.Releases)
+	for i := range next.Releases {
+		next.Releases[i].Hooks = slices.Clone(next.Releases[i].Hooks)
+	}
 	return &next
 }
 
@@ -94,12 +105,14 @@ func (r *record) digest() bundle.Digest { return bundle.DigestFromBytes(r.Digest
 // equal says whether saving next would change nothing but the clock.
 func (r *record) equal(next *record) bool {
 	return r.version != "" && r.digest() == next.digest() && r.State == next.State && r.Message == next.Message &&
-		r.Hub == next.Hub && r.Leave == next.Leave && r.Suspended == next.Suspended && maps.Equal(r.inventory, next.inventory)
+		r.Hub == next.Hub && r.Leave == next.Leave && r.Suspended == next.Suspended && maps.Equal(r.inventory, next.inventory) &&
+		reflect.DeepEqual(r.Releases, next.Releases)
 }
 
 // covers says whether r already promises everything that next does, so that next need not be saved before the first write.
 func (r *record) covers(next *record) bool {
-	if r.version == "" || r.digest() != next.digest() || r.State == bundle.StateRemoving || r.Suspended {
+	if r.version == "" || r.digest() != next.digest() || r.State == bundle.StateRemoving || r.Suspended ||
+		!reflect.DeepEqual(r.Releases, next.Releases) {
 		return false
 	}
 	for key, item := range next.inventory {

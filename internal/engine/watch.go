@@ -35,8 +35,8 @@ func (w *watches) follow(ctx context.Context, records []*record) {
 		if !rec.Options.Heal {
 			continue
 		}
-		for _, item := range rec.inventory {
-			gvk := item.Ref.GVK()
+		for _, ref := range rec.trackedRefs() {
+			gvk := ref.GVK()
 			if seen[gvk] {
 				continue
 			}
@@ -134,7 +134,8 @@ func (s *sink) Replace(objects []any, _ string) error {
 		if !rec.Options.Heal {
 			continue
 		}
-		for key := range rec.inventory {
+		for _, ref := range rec.trackedRefs() {
+			key := ref.Key()
 			if key.Group == s.gk.Group && key.Kind == s.gk.Kind && !there[key] {
 				s.healer.see(key, sighting{gone: true})
 			}

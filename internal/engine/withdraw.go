@@ -40,9 +40,25 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 		// From here on nobody heals what is removed.
 		next := rec.edit()
 		next.State, next.Message, next.Leave = bundle.StateRemoving, "", w.Leave
+		for i := range next.Releases {
+			if s := &next.Releases[i]; s.Operation != uninstalling && !w.Leave {
+				s.begin(uninstalling, e.now())
+			}
+		}
 		if rec, err = e.store.save(ctx, rec, next, nil); err != nil {
 			return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 		}
+	}
+	if rec.Leave {
+		err = e.unmarkRecords(ctx, rec)
+	} else {
+		rec, done, err = e.uninstallReleases(ctx, rec)
+	}
+	if err != nil {
+		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
+	}
+	if !rec.Leave && !done {
+		return false, nil
 	}
 	done, err = e.removeAll(ctx, rec)
 	if err != nil || !done {
@@ -63,7 +79,7 @@ func (e *Engine) removeAll(ctx context.Context, rec *record) (done bool, err err
 		return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
 	}
 	for _, items := range groups {
-		removals, err := e.removeRank(ctx, rec.ID, items, instead)
+		removals, err := e.removeRank(ctx, rec.ID, items, removeOptions{instead: instead})
 		if err != nil {
 			return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
 		}

@@ -1,0 +1,499 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"helm.sh/helm/v4/pkg/release/common"
+	helm "helm.sh/helm/v4/pkg/release/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/release"
+)
+
+// annotationRevisionDigest on the Secret of a release record holds the bundle.Item.RevisionDigest of what the revision deployed. With it a
+// lost inventory is no reason to run hooks again.
+const annotationRevisionDigest = "towline.dev/revision-digest"
+
+func releaseKey(item bundle.Item) release.Key {
+	return release.Key{Namespace: item.Release.Namespace, Name: item.Release.Name}
+}
+
+// planReleases writes into the record to come which releases have to be deployed or uninstalled.
+func (p *pass) planReleases() error {
+	if p.only != nil {
+		return nil
+	}
+	now := p.engine.now()
+	wanted := map[release.Key]bool{}
+	for _, item := range p.bundle.Items {
+		if item.Release == nil {
+			continue
+		}
+		key := releaseKey(item)
+		wanted[key] = true
+		s := p.next.findRelease(key)
+		if s == nil {
+			p.next.Releases = append(p.next.Releases, releaseState{Namespace: key.Namespace, Name: key.Name})
+			s = p.next.findRelease(key)
+		}
+		s.Options = item.Release.Options
+		if s.Digest != "" && p.prior.digest() == p.digest {
+			continue
+		}
+		digest, err := item.RevisionDigest()
+		if err != nil {
+			return err
+		}
+		if s.Digest != digest {
+			s.Digest, s.Failures, s.Message, s.ObjectsApplied = digest, 0, "", false
+			s.enter(stageBegin, now)
+		}
+	}
+	for i := range p.next.Releases {
+		if s := &p.next.Releases[i]; !wanted[s.key()] && s.Operation != uninstalling {
+			s.begin(uninstalling, now)
+		}
+	}
+	return nil
+}
+
+// releasesDeployed returns whether every release in the record to come is deployed.
+func (p *pass) releasesDeployed() bool {
+	return !slices.ContainsFunc(p.next.Releases, func(s releaseState) bool { return s.Stage != stageDeployed })
+}
+
+// operate returns an operation on a release of the pass.
+func (p *pass) operate(s *releaseState, hooks []release.Hook) *releaseOp {
+	return &releaseOp{engine: p.engine, id: p.bundle.ID, record: p.next, save: p.save, state: s, hooks: hooks}
+}
+
+// writeItems applies the items in order, each Helm release in Helm's stages. It stops before an item that must not be deployed yet.
+func (p *pass) writeItems(ctx context.Context, verdicts []verdict) error {
+	for i, item := range p.bundle.Items {
+		of := func(v verdict) bool { return v.item == i }
+		start := slices.IndexFunc(verdicts, of)
+		var own []verdict
+		if start >= 0 {
+			end := start
+			for end < len(verdicts) && of(verdicts[end]) {
+				end++
+			}
+			own, verdicts = verdicts[:end], verdicts[end:]
+		}
+		goOn := true
+		var err error
+		if item.Release == nil {
+			goOn, err = p.writeRanks(ctx, own)
+		} else {
+			goOn, err = p.deployRelease(ctx, item, own)
+		}
+		if err != nil {
+			return err
+		}
+		if !goOn {
+			p.skipRest(verdicts)
+			return nil
+		}
+	}
+	return nil
+}
+
+// deployRelease moves a release toward its item, whose objects the verdicts are about. goOn is false if the items after it have to wait.
+func (p *pass) deployRelease(ctx context.Context, item bundle.Item, verdicts []verdict) (goOn bool, err error) {
+	s := p.next.findRelease(releaseKey(item))
+	d := &releaseDeployment{pass: p, op: p.operate(s, release.ItemHooks(item)), item: item, verdicts: verdicts, goOn: true}
+	if s.Operation == rollingBack && s.Stage != stageBegin && s.Stage != stageFailed {
+		if err := d.loadFormer(ctx); err != nil {
+			return false, err
+		}
+	}
+	for {
+		switch {
+		case s.Stage == stageDeployed && d.written:
+			return d.goOn, nil
+		case s.Stage == stageDeployed:
+			return p.writeRanks(ctx, verdicts)
+		case s.Stage == stageFailed && p.engine.now().Before(s.retryAt()):
+			return d.reportFailure(ctx)
+		case s.Stage == stageFailed:
+			s.enter(stageBegin, p.engine.now())
+		}
+		done, err := d.step(ctx)
+		var failure *releaseError
+		switch {
+		case errors.As(err, &failure):
+			if err := d.fail(ctx, failure); err != nil {
+				return false, err
+			}
+		case err != nil:
+			return false, err
+		case d.op.waiting != nil:
+			p.waiting = d.op.waiting
+			p.waiting.message = fmt.Sprintf("Helm release %s: %s", s.key(), p.waiting.message)
+			d.skip()
+			return false, nil
+		case !done:
+			return d.goOn, nil
+		}
+	}
+}
+
+// releaseDeployment is the deployment of one release in one pass.
+type releaseDeployment struct {
+	*pass
+	op       *releaseOp
+	item     bundle.Item
+	verdicts []verdict
+	// early and written say that the objects before the hooks, and all, were applied by this pass.
+	early, written bool
+	goOn           bool
+}
+
+// step does the work of the stage that the release is in and enters the next one. done is false if the pass cannot go on with the release;
+// then something waits or has failed.
+func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
+	s := d.op.state
+	if s.Operation == uninstalling && s.Stage != stageBegin {
+		done, err := d.op.uninstall(ctx, nil)
+		if done {
+			// A failed installation was undone: by atomic, or before the next attempt.
+			s.ObjectsApplied = false
+			s.enter(stageFailed, d.engine.now())
+		}
+		return done, err
+	}
+	options := s.Options
+	pre, post := s.Operation.events()
+	switch s.Stage {
+	case stageBegin:
+		return d.begin(ctx)
+	case stagePreHooks:
+		return d.runHooks(ctx, pre, stageObjects)
+	case stageObjects:
+		return d.writeObjects(ctx)
+	case stageWait:
+		if done, err := d.op.waitReady(ctx); err != nil || !done {
+			return false, err
+		}
+		s.enter(stagePostHooks, d.engine.now())
+	case stagePostHooks:
+		return d.runHooks(ctx, post, stageTests)
+	case stageTests:
+		if !options.RunTests || s.Operation == rollingBack {
+			s.enter(stageRecord, d.engine.now())
+			return true, nil
+		}
+		return d.runHooks(ctx, helm.HookTest, stageRecord)
+	case stageRecord:
+		return d.recordDeployed(ctx)
+	case stageDeployed, stageFailed:
+	}
+	return true, nil
+}
+
+// hooksDisabled returns whether the hooks of the operation are not run.
+func (d *releaseDeployment) hooksDisabled() bool {
+	switch s := d.op.state; s.Operation {
+	case installing:
+		return s.Options.DisableInstallHooks
+	case uninstalling:
+		return s.Options.DisableUninstallHooks
+	case upgrading, rollingBack:
+		return s.Options.DisableUpgradeHooks
+	}
+	return false
+}
+
+func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, next releaseStage) (bool, error) {
+	if event == helm.HookTest || !d.hooksDisabled() {
+		if done, err := d.op.runHooks(ctx, event); err != nil || !done {
+			return false, err
+		}
+	}
+	d.op.state.enter(next, d.engine.now())
+	return true, nil
+}
+
+// begin applies Namespaces and CustomResourceDefinitions, decides which operation has to be done and starts it.
+func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
+	s := d.op.state
+	if goOn, err := d.writeEarly(ctx); err != nil || !goOn {
+		d.goOn = false
+		d.skip()
+		return false, err
+	}
+	if !d.item.SkipNamespaceCreation && !d.wanted[kube.Ref{Kind: "Namespace", Name: s.Namespace}] {
+		if err := d.engine.member.ensureNamespace(ctx, s.Namespace); err != nil {
+			return false, fmt.Errorf("create namespace %s: %w", s.Namespace, err)
+		}
+	}
+	entries, err := d.op.records().List(ctx, s.key())
+	if err != nil {
+		return false, err
+	}
+	if d.recover(entries) {
+		return true, nil
+	}
+	if recoverAfter := s.Options.RecoverAfter; recoverAfter > 0 && s.Failures >= recoverAfter && s.Operation == installing {
+		s.begin(uninstalling, d.engine.now())
+		s.Failures = 0
+		return true, nil
+	}
+	s.Former = 0
+	for _, entry := range entries {
+		s.Revision = max(s.Revision, entry.Revision)
+		if entry.Status == common.StatusDeployed {
+			s.Former = entry.Revision
+		}
+	}
+	s.Revision++
+	s.SecretUID, s.SecretState = "", ""
+	now := d.engine.now()
+	if s.Former == 0 {
+		s.begin(installing, now)
+		s.FirstDeployed = now
+		return true, errors.Join(d.save(ctx), d.putRecord(ctx, common.StatusPendingInstall, "Initial install underway"))
+	}
+	s.begin(upgrading, now)
+	if err := d.adoptFormer(ctx); err != nil {
+		return false, err
+	}
+	return true, errors.Join(d.save(ctx), d.putRecord(ctx, common.StatusPendingUpgrade, "Preparing upgrade"))
+}
+
+// recover takes over the last revision in entries if this bundle deployed the same with it, and the inventory was lost since.
+func (d *releaseDeployment) recover(entries []release.Entry) bool {
+	s := d.op.state
+	if s.Revision != 0 || len(entries) == 0 {
+		return false
+	}
+	last := entries[len(entries)-1]
+	if last.Status != common.StatusDeployed || last.Secret.Annotations[annotationRevisionDigest] != s.Digest ||
+		last.Secret.Annotations[kube.AnnotationRequestor] != d.bundle.ID.String() {
+		return false
+	}
+	seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: last.Secret})
+	s.Revision, s.Operation, s.SecretUID, s.SecretState = last.Revision, upgrading, seen.uid, seen.state()
+	s.enter(stageDeployed, d.engine.now())
+	return true
+}
+
+// writeEarly applies what Helm installs before it runs hooks: CustomResourceDefinitions, and Namespaces since hooks may be in them.
+func (d *releaseDeployment) writeEarly(ctx context.Context) (goOn bool, err error) {
+	if d.early {
+		return true, nil
+	}
+	d.early = true
+	early := d.split()
+	return d.writeRanks(ctx, d.verdicts[:early])
+}
+
+// split returns how many of the verdicts are about Namespaces and CustomResourceDefinitions.
+func (d *releaseDeployment) split() int {
+	if i := slices.IndexFunc(d.verdicts, func(v verdict) bool { return v.rank > rankCRD }); i >= 0 {
+		return i
+	}
+	return len(d.verdicts)
+}
+
+// skip reports the objects that this pass did not come to.
+func (d *releaseDeployment) skip() {
+	switch {
+	case d.written:
+	case d.early:
+		d.skipRest(d.verdicts[d.split():])
+	default:
+		d.skipRest(d.verdicts)
+	}
+}
+
+// writeObjects applies the manifest. After a failure the same revision goes on with it later: no hook is run again for that.
+func (d *releaseDeployment) writeObjects(ctx context.Context) (bool, error) {
+	s := d.op.state
+	if s.Operation == rollingBack {
+		return d.writeFormer(ctx)
+	}
+	if goOn, err := d.writeEarly(ctx); err != nil || !goOn {
+		return false, err
+	}
+	before := len(d.failures)
+	goOn, err := d.writeRanks(ctx, d.verdicts[d.split():])
+	if err != nil {
+		return false, err
+	}
+	d.written, d.goOn = true, goOn
+	if !goOn {
+		reason := d.failures[before:].Error()
+		if s.Options.Atomic {
+			d.failures = d.failures[:before]
+			return false, &releaseError{text: reason}
+		}
+		if s.Message != reason {
+			s.Message = reason
+			return false, d.putRecord(ctx, common.StatusFailed, reason)
+		}
+		return false, nil
+	}
+	s.Message, s.ObjectsApplied = "", true
+	s.enter(stageWait, d.engine.now())
+	return true, nil
+}
+
+// fail ends the operation of a release. With the option atomic it begins the one that undoes it.
+func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) error {
+	s := d.op.state
+	now := d.engine.now()
+	if s.Operation == uninstalling {
+		// What undoes a failed installation failed itself: the next attempt begins with a revision of its own.
+		s.enter(stageFailed, now)
+		s.Message += "; uninstalling it failed: " + failure.text
+		return nil
+	}
+	if err := d.putRecord(ctx, common.StatusFailed, failure.text); err != nil {
+		return err
+	}
+	if s.Operation == rollingBack {
+		s.enter(stageFailed, now)
+		s.Message += "; the rollback failed: " + failure.text
+		return nil
+	}
+	s.Failures++
+	s.Message = fmt.Sprintf("%s of revision %d failed: %s", s.Operation, s.Revision, failure.text)
+	switch {
+	case s.Options.Atomic && s.Operation == upgrading:
+		s.begin(rollingBack, now)
+		s.Revision++
+		return d.loadFormer(ctx)
+	case s.Options.Atomic:
+		s.begin(uninstalling, now)
+		return d.op.loadRecorded(ctx)
+	case s.Options.CleanupOnFail && s.Operation == upgrading:
+		if err := d.cleanUp(ctx); err != nil {
+			return err
+		}
+	}
+	s.enter(stageFailed, now)
+	return nil
+}
+
+// reportFailure reports a release that failed and is not tried again yet. What it has deployed is kept as it is, unless that was undone.
+func (d *releaseDeployment) reportFailure(ctx context.Context) (goOn bool, err error) {
+	s := d.op.state
+	if s.ObjectsApplied && !d.written {
+		if _, err := d.writeRanks(ctx, d.verdicts); err != nil {
+			return false, err
+		}
+	} else {
+		d.skip()
+	}
+	d.failures = append(d.failures, fmt.Errorf("helm release %s: %s", s.key(), s.Message))
+	return d.bundle.Options.ContinueOnError, nil
+}
+
+// recordDeployed writes that the revision is deployed.
+func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
+	s := d.op.state
+	description := s.Options.Description
+	switch {
+	case s.Operation == rollingBack:
+		description = fmt.Sprintf("Rollback to %d", s.Former)
+	case description != "":
+	case s.Operation == installing:
+		description = "Install complete"
+	default:
+		description = "Upgrade complete"
+	}
+	if err := d.putRecord(ctx, common.StatusDeployed, description); err != nil {
+		return false, err
+	}
+	entries, err := d.op.records().List(ctx, s.key())
+	if err != nil {
+		return false, err
+	}
+	if err := d.op.records().Supersede(ctx, s.key(), entries, s.Revision); err != nil {
+		return false, err
+	}
+	if err := d.op.records().Prune(ctx, s.key(), entries, s.Options.MaxHistory, s.Revision); err != nil {
+		return false, err
+	}
+	if s.Operation == rollingBack {
+		s.Message += fmt.Sprintf("; rolled back to revision %d", s.Former)
+		s.Former, s.ObjectsApplied = s.Revision, false
+		s.enter(stageFailed, d.engine.now())
+		return true, nil
+	}
+	s.Failures, s.Message, s.Hooks = 0, "", nil
+	s.enter(stageDeployed, d.engine.now())
+	return true, nil
+}
+
+// loadFormer makes the release that the operation deploys that of the former revision.
+func (d *releaseDeployment) loadFormer(ctx context.Context) error {
+	record, err := d.op.records().Get(ctx, d.op.state.key(), d.op.state.Former)
+	if err != nil {
+		return err
+	}
+	if record == nil || !release.HasManifest(record) {
+		return &releaseError{text: fmt.Sprintf("revision %d is not recorded any more", d.op.state.Former)}
+	}
+	if d.item, err = release.Item(record, d.op.state.Options); err != nil {
+		return err
+	}
+	d.op.hooks = release.ItemHooks(d.item)
+	return nil
+}
+
+// writeFormer applies the manifest of the former revision, and deletes what the failed one has beside it.
+func (d *releaseDeployment) writeFormer(ctx context.Context) (bool, error) {
+	s := d.op.state
+	former := bundle.Bundle{ID: d.bundle.ID, Owner: d.bundle.Owner, Options: d.bundle.Options, Items: []bundle.Item{d.item}}
+	rollback := &pass{engine: d.engine, bundle: former, digest: d.digest, motive: delivered, prior: d.next, defined: d.defined, next: d.next, saved: d.saved}
+	if err := rollback.plan(); err != nil {
+		return false, err
+	}
+	verdicts, err := rollback.look(ctx)
+	if err != nil {
+		return false, err
+	}
+	goOn, err := rollback.writeRanks(ctx, verdicts)
+	d.saved, d.changes = rollback.saved, append(d.changes, rollback.changes...)
+	if err != nil {
+		return false, err
+	}
+	if !goOn {
+		return false, &releaseError{text: rollback.failures.Error()}
+	}
+	if done, err := d.op.removeObjects(ctx, rollback.wanted, d.next.ofRelease(s.key())); err != nil || !done {
+		return false, err
+	}
+	s.enter(stageWait, d.engine.now())
+	return true, nil
+}
+
+// cleanUp deletes the objects that a failed upgrade has created.
+func (d *releaseDeployment) cleanUp(ctx context.Context) error {
+	s := d.op.state
+	record, err := d.op.records().Get(ctx, s.key(), s.Former)
+	if err != nil || record == nil || !release.HasManifest(record) {
+		return err
+	}
+	item, err := release.Item(record, s.Options)
+	if err != nil {
+		return err
+	}
+	keep := map[kube.Ref]bool{}
+	for _, obj := range item.Objects {
+		ref := kube.RefOf(obj)
+		keep[ref.Key()] = true
+		ref.Namespace = s.Namespace // of an object that names none; one that is not namespaced is not mistaken for another one
+		keep[ref.Key()] = true
+	}
+	_, err = d.op.removeObjects(ctx, keep, d.next.ofRelease(s.key()))
+	s.ObjectsApplied = false
+	return err
+}

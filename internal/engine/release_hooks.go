@@ -1,0 +1,351 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	helm "helm.sh/helm/v4/pkg/release/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/release"
+)
+
+const (
+	// annotationHookRun on the object of a hook names the release, the revision and the event that it was created for.
+	annotationHookRun = "towline.dev/hook-run"
+	// logLines and logBytes limit how much of the log of a failed hook is reported, and logLimit how long it may take to read it.
+	logLines = 10
+	logBytes = 2 << 10
+	logLimit = 5 * time.Second
+)
+
+// releaseError is why an operation of a release failed. Another attempt is a new revision.
+type releaseError struct{ text string }
+
+// Error returns the reason.
+func (e *releaseError) Error() string { return e.text }
+
+// releaseOp moves one Helm release forward, step by step. It saves its state before each step that must not be done twice.
+type releaseOp struct {
+	engine *Engine
+	id     bundle.ID
+	record *record // the record to come, with state in it
+	save   func(context.Context) error
+	state  *releaseState
+	hooks  []release.Hook
+	// waiting is what the release waits for, nil for nothing.
+	waiting *pendingWait
+}
+
+func (o *releaseOp) wait(message string, isOver func(context.Context) bool) {
+	o.waiting = &pendingWait{message: message, since: o.engine.clock.Now(), isOver: isOver}
+}
+
+// runHooks runs the hooks of an event, one after the other. done is false while one of them runs. Those that were run already are not run
+// again. A hook that fails is a releaseError.
+func (o *releaseOp) runHooks(ctx context.Context, event helm.HookEvent) (done bool, err error) {
+	hooks := release.ForEvent(o.hooks, event)
+	for i, h := range hooks {
+		done, err := o.runHook(ctx, event, h)
+		var failure *releaseError
+		if errors.As(err, &failure) {
+			return false, errors.Join(err, o.deleteHooks(ctx, event, hooks[:i]))
+		}
+		if err != nil || !done {
+			return false, err
+		}
+	}
+	return true, o.deleteHooks(ctx, event, hooks)
+}
+
+// deleteHooks deletes the hooks that are to be deleted when they have succeeded, the last one first.
+func (o *releaseOp) deleteHooks(ctx context.Context, event helm.HookEvent, hooks []release.Hook) error {
+	for _, h := range slices.Backward(hooks) {
+		if !h.IsDeletedOn(helm.HookSucceeded) {
+			continue
+		}
+		if err := o.deleteHook(ctx, event, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteHook deletes the object that a hook made for an event.
+func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h release.Hook) error {
+	ref, resource, err := o.locateHook(h)
+	if err != nil {
+		return err
+	}
+	if run := o.state.run(event, ref); run != nil && run.UID != "" {
+		err = o.engine.member.delete(ctx, spot{key: ref, resource: resource}, run.UID)
+	}
+	if err != nil && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete hook %s: %w", ref, err)
+	}
+	return nil
+}
+
+// runHook runs one hook, unless it was run for this operation already.
+func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release.Hook) (done bool, err error) {
+	ref, resource, err := o.locateHook(h)
+	if err != nil {
+		return false, err
+	}
+	if run := o.state.run(event, ref); run == nil {
+		o.state.Hooks = append(o.state.Hooks, hookRun{Event: event, Ref: ref, Started: o.engine.now(), Phase: helm.HookPhaseUnknown})
+	} else if run.Phase == helm.HookPhaseSucceeded {
+		return true, nil
+	}
+	run := o.state.run(event, ref)
+	if run.Phase == helm.HookPhaseUnknown {
+		free, err := o.deletePredecessor(ctx, h, run, resource)
+		if err != nil || !free {
+			return false, o.failHook(ctx, h, run, err)
+		}
+		run.Phase, run.Started = helm.HookPhaseRunning, o.engine.now()
+		if err := o.save(ctx); err != nil {
+			return false, err
+		}
+	}
+	obj, err := o.ensureHook(ctx, h, run, resource)
+	if err != nil {
+		return false, o.failHook(ctx, h, run, err)
+	}
+	over, err := hookResult(obj)
+	switch {
+	case err != nil:
+		return false, o.failHook(ctx, h, run, &releaseError{text: err.Error() + o.lastLog(ctx, ref)})
+	case over:
+		run.Phase, run.Completed = helm.HookPhaseSucceeded, o.engine.now()
+		return true, o.save(ctx)
+	}
+	return false, o.failHook(ctx, h, run, o.waitForHook(run, ref))
+}
+
+// waitForHook waits for the Job or Pod of a hook, as long as its time limit allows.
+func (o *releaseOp) waitForHook(run *hookRun, ref kube.Ref) error {
+	limit := o.state.Options.TimeoutOrDefault()
+	deadline := run.Started.Add(limit)
+	if !o.engine.now().Before(deadline) {
+		return &releaseError{text: fmt.Sprintf("it did not end within %s", limit)}
+	}
+	engine, uid := o.engine, run.UID
+	o.wait(fmt.Sprintf("waiting for %s hook %s", run.Event, ref), func(ctx context.Context) bool {
+		obj, err := engine.member.read(ctx, ref)
+		if err != nil {
+			return !engine.now().Before(deadline)
+		}
+		if obj == nil || obj.GetUID() != uid {
+			return true
+		}
+		over, err := hookResult(obj)
+		return over || err != nil || !engine.now().Before(deadline)
+	})
+	return nil
+}
+
+// failHook returns err, and if that ends the operation, notes it of the hook and deletes the hook as its policy says.
+func (o *releaseOp) failHook(ctx context.Context, h release.Hook, run *hookRun, err error) error {
+	var failure *releaseError
+	if !errors.As(err, &failure) {
+		return err
+	}
+	run.Phase, run.Completed = helm.HookPhaseFailed, o.engine.now()
+	failed := &releaseError{text: fmt.Sprintf("%s hook %s failed: %s", run.Event, run.Ref, failure.text)}
+	if h.IsDeletedOn(helm.HookFailed) {
+		return errors.Join(failed, o.deleteHook(ctx, run.Event, h))
+	}
+	return failed
+}
+
+// locateHook returns where the object of a hook is.
+func (o *releaseOp) locateHook(h release.Hook) (kube.Ref, kube.Resource, error) {
+	ref := kube.RefOf(h.Object)
+	resource, err := o.engine.member.mapper.Resource(ref.GVK())
+	if meta.IsNoMatchError(err) {
+		o.engine.member.mapper.Reset()
+		resource, err = o.engine.member.mapper.Resource(ref.GVK())
+	}
+	if meta.IsNoMatchError(err) {
+		return ref, resource, &releaseError{text: fmt.Sprintf("hook %s: the cluster does not know this kind", ref)}
+	}
+	if err != nil {
+		return ref, resource, err
+	}
+	switch {
+	case !resource.Namespaced:
+		ref.Namespace = ""
+	case ref.Namespace == "":
+		ref.Namespace = o.state.Namespace
+	}
+	return ref, resource, nil
+}
+
+// deletePredecessor deletes the object of an earlier run of the hook, if the hook asks for that. free is false while that exists.
+func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *hookRun, resource kube.Resource) (free bool, err error) {
+	if !h.IsDeletedOn(helm.HookBeforeHookCreation) {
+		return true, nil
+	}
+	api := o.engine.member.at(resource, run.Ref.Namespace)
+	err = api.Delete(ctx, run.Ref.Name, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, permanent(fmt.Errorf("delete the object of an earlier run: %w", err))
+	}
+	if _, err := api.Get(ctx, run.Ref.Name, metav1.GetOptions{}); err != nil {
+		return apierrors.IsNotFound(err), ignoreNotFound(err)
+	}
+	limit := o.state.Options.TimeoutOrDefault()
+	deadline := run.Started.Add(limit)
+	if !o.engine.now().Before(deadline) {
+		return false, &releaseError{text: fmt.Sprintf("the object of an earlier run was not deleted within %s", limit)}
+	}
+	engine, ref := o.engine, run.Ref
+	o.wait(fmt.Sprintf("waiting for the deletion of an earlier %s hook %s", run.Event, ref), func(ctx context.Context) bool {
+		obj, err := engine.member.read(ctx, ref)
+		return err == nil && obj == nil || !engine.now().Before(deadline)
+	})
+	return false, nil
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// ensureHook returns the object of a hook. It creates it, unless it did so before it could save that.
+func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *hookRun, resource kube.Resource) (*unstructured.Unstructured, error) {
+	api := o.engine.member.wholeAt(resource, run.Ref.Namespace)
+	mark := fmt.Sprintf("%s.v%d/%s", o.state.key(), o.state.Revision, run.Event)
+	existing, err := api.Get(ctx, run.Ref.Name, metav1.GetOptions{})
+	switch {
+	case err != nil && !apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("read hook %s: %w", run.Ref, err)
+	case err == nil && (run.UID != "" && existing.GetUID() == run.UID || run.UID == "" && existing.GetAnnotations()[annotationHookRun] == mark):
+		run.UID = existing.GetUID()
+		return existing, nil
+	case run.UID != "":
+		return nil, &releaseError{text: "it was deleted before its end was seen"}
+	}
+	obj := h.Object.DeepCopy()
+	obj.SetNamespace(run.Ref.Namespace)
+	annotations := obj.GetAnnotations()
+	annotations[annotationHookRun] = mark
+	obj.SetAnnotations(annotations)
+	created, err := api.Create(ctx, obj, metav1.CreateOptions{FieldManager: kube.FieldManager})
+	if err != nil {
+		return nil, permanent(fmt.Errorf("create it: %w", err))
+	}
+	run.UID = created.GetUID()
+	return created, nil
+}
+
+// permanent returns err as a releaseError if the API server has refused a request for good.
+func permanent(err error) error {
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsAlreadyExists(err) || apierrors.IsBadRequest(err) || apierrors.IsNotFound(err) {
+		return &releaseError{text: err.Error()}
+	}
+	return err
+}
+
+// jobResult is how a Job has ended, if it has.
+type jobResult int
+
+const (
+	jobRunning jobResult = iota
+	jobComplete
+	jobFailed
+)
+
+// jobPhase reads the conditions of a Job.
+func jobPhase(obj *unstructured.Unstructured) (jobResult, string) {
+	conditions, _, err := unstructured.NestedSlice(obj.Object, "status", "conditions")
+	if err != nil {
+		return jobRunning, ""
+	}
+	for _, raw := range conditions {
+		condition := mapOf(raw)
+		if condition["status"] != "True" {
+			continue
+		}
+		switch condition["type"] {
+		case "Complete":
+			return jobComplete, ""
+		case "Failed":
+			message, _ := condition["message"].(string)
+			return jobFailed, message
+		}
+	}
+	return jobRunning, ""
+}
+
+// hookResult returns whether a hook is over: Jobs and Pods when they have ended, CustomResourceDefinitions when they are established, other
+// objects when they exist. The error is why it failed.
+func hookResult(obj *unstructured.Unstructured) (over bool, err error) {
+	switch gk := obj.GroupVersionKind().GroupKind(); {
+	case gk.Group == "batch" && gk.Kind == "Job":
+		phase, message := jobPhase(obj)
+		if phase == jobFailed {
+			return false, errors.New(message)
+		}
+		return phase == jobComplete, nil
+	case gk.Group == "" && gk.Kind == "Pod":
+		phase, _, _ := unstructured.NestedString(obj.Object, "status", "phase")
+		if phase == string(corev1.PodFailed) {
+			message, _, _ := unstructured.NestedString(obj.Object, "status", "message")
+			return false, errors.New(strings.TrimSpace("the pod failed " + message))
+		}
+		return phase == string(corev1.PodSucceeded), nil
+	case gk.Group == groupAPIExtensions:
+		raw, err := obj.MarshalJSON()
+		if err != nil {
+			return false, err
+		}
+		established, _, err := crdState(raw)
+		return established, err
+	}
+	return true, nil
+}
+
+// lastLog returns the last lines that the pods of a Job or Pod have logged, for a message; "" if they cannot be read.
+func (o *releaseOp) lastLog(ctx context.Context, ref kube.Ref) string {
+	ctx, cancel := context.WithTimeout(ctx, logLimit)
+	defer cancel()
+	pods := o.engine.member.core.Pods(ref.Namespace)
+	name := ref.Name
+	if isJob(ref) {
+		list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=" + ref.Name})
+		if err != nil || len(list.Items) == 0 {
+			return ""
+		}
+		slices.SortFunc(list.Items, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+		name = list.Items[len(list.Items)-1].Name
+	}
+	stream, err := pods.GetLogs(name, &corev1.PodLogOptions{TailLines: ptr.To(int64(logLines)), LimitBytes: ptr.To(int64(logBytes))}).Stream(ctx)
+	if err != nil {
+		return ""
+	}
+	defer stream.Close()
+	text, err := io.ReadAll(io.LimitReader(stream, logBytes))
+	if lines := strings.TrimSpace(string(text)); err == nil && lines != "" {
+		return "; its last log lines: " + strings.Join(strings.Fields(strings.ReplaceAll(lines, "\n", " | ")), " ")
+	}
+	return ""
+}

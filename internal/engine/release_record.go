@@ -1,0 +1,174 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"helm.sh/helm/v4/pkg/release/common"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/release"
+)
+
+// helmOwner is on the objects of Helm releases: the label and the annotations by which Helm knows them.
+const (
+	labelManagedBy             = "app.kubernetes.io/managed-by"
+	managedByHelm              = "Helm"
+	annotationReleaseName      = "meta.helm.sh/release-name"
+	annotationReleaseNamespace = "meta.helm.sh/release-namespace"
+)
+
+// records returns the release records of the cluster, written with the marks of the bundle.
+func (o *releaseOp) records() release.Store {
+	annotations := map[string]string{kube.AnnotationRequestor: o.id.String(), annotationRevisionDigest: o.state.Digest}
+	o.engine.domain.mark(annotations)
+	return release.Store{
+		Secrets: o.engine.member.core, Metadata: o.engine.member.objects, Clock: o.engine.clock,
+		Labels: map[string]string{kube.LabelReason: o.id.Feature}, Annotations: annotations,
+	}
+}
+
+// putRecord writes the record of the revision of the operation.
+func (d *releaseDeployment) putRecord(ctx context.Context, status common.Status, description string) error {
+	return d.op.putRecord(ctx, d.item, status, description)
+}
+
+func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status common.Status, description string) error {
+	s := o.state
+	record, err := release.New(item, s.Revision)
+	if err != nil {
+		return err
+	}
+	release.SetStatus(record, status, description, s.FirstDeployed, o.engine.now())
+	for _, h := range record.Hooks {
+		for _, run := range s.Hooks {
+			if run.Ref.Name == h.Name && run.Ref.Kind == h.Kind && slices.Contains(h.Events, run.Event) {
+				h.LastRun.StartedAt, h.LastRun.CompletedAt, h.LastRun.Phase = run.Started, run.Completed, run.Phase
+			}
+		}
+	}
+	written, err := o.records().Put(ctx, record)
+	if err != nil {
+		return permanent(err)
+	}
+	seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: written})
+	s.SecretUID, s.SecretState = seen.uid, seen.state()
+	return nil
+}
+
+// verifyRecords makes `helm list` show what is deployed, where somebody deleted or changed a record, or deployed another revision. It runs
+// no hook: the objects are as they were applied already.
+func (p *pass) verifyRecords(ctx context.Context) error {
+	for i := range p.next.Releases {
+		s := &p.next.Releases[i]
+		if s.Stage != stageDeployed || p.only != nil && !p.only[s.secretRef()] {
+			continue
+		}
+		at := slices.IndexFunc(p.bundle.Items, func(item bundle.Item) bool { return item.Release != nil && releaseKey(item) == s.key() })
+		if at < 0 {
+			continue
+		}
+		if err := p.verifyRecord(ctx, s, p.bundle.Items[at]); err != nil {
+			return fmt.Errorf("helm release %s: %w", s.key(), err)
+		}
+	}
+	return nil
+}
+
+func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.Item) error {
+	op := p.operate(s, nil)
+	entries, err := op.records().List(ctx, s.key())
+	if err != nil {
+		return err
+	}
+	if len(entries) > 0 {
+		last := entries[len(entries)-1]
+		seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: last.Secret})
+		if last.Revision == s.Revision && seen.uid == s.SecretUID && seen.state() == s.SecretState {
+			return nil
+		}
+		if last.Revision > s.Revision {
+			s.Revision = last.Revision + 1
+		}
+	}
+	if err := op.putRecord(ctx, item, common.StatusDeployed, "Drift corrected by Towline"); err != nil {
+		return err
+	}
+	ref := s.secretRef()
+	p.changes = append(p.changes, bundle.Change{Ref: ref, Action: bundle.Configured, Reason: "the release record was changed or deleted"})
+	if err := op.records().Supersede(ctx, s.key(), entries, s.Revision); err != nil {
+		return err
+	}
+	return op.records().Prune(ctx, s.key(), entries, s.Options.MaxHistory, s.Revision)
+}
+
+// adoptFormer adds the objects that the former revision has and the new one lacks to the inventory, if Helm itself deployed that revision:
+// they are deleted after the upgrade, as Helm does.
+func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
+	s := d.op.state
+	record, err := d.op.records().Get(ctx, s.key(), s.Former)
+	if err != nil || record == nil {
+		return err
+	}
+	s.FirstDeployed = firstNonZero(s.FirstDeployed, record.Info.FirstDeployed, d.engine.now())
+	objects, err := release.Objects(record)
+	if err != nil {
+		return err
+	}
+	var items []held
+	for _, obj := range objects {
+		ref := kube.RefOf(obj)
+		resource, err := d.engine.member.mapper.AnyVersion(ref.GVK())
+		if err != nil {
+			continue // a kind that the cluster does not serve has no objects
+		}
+		switch {
+		case !resource.Namespaced:
+			ref.Namespace = ""
+		case ref.Namespace == "":
+			ref.Namespace = s.Namespace
+		}
+		if _, known := d.next.inventory[ref.Key()]; !known && !d.wanted[ref.Key()] {
+			items = append(items, held{Ref: ref, Release: s.key().String(), FromHelm: true})
+		}
+	}
+	if len(items) == 0 {
+		return nil
+	}
+	_, found, err := d.engine.observe(ctx, items)
+	if err != nil {
+		return err
+	}
+	d.prior = d.prior.edit()
+	for _, item := range items {
+		if seen := found[item.Ref.Key()]; seen != nil && seen.belongsTo(s.key().String()) {
+			item.UID = seen.uid
+			d.next.inventory[item.Ref.Key()], d.prior.inventory[item.Ref.Key()] = item, item
+		}
+	}
+	return nil
+}
+
+func firstNonZero(times ...time.Time) time.Time {
+	for _, t := range times {
+		if !t.IsZero() {
+			return t
+		}
+	}
+	return time.Time{}
+}
+
+// belongsTo returns whether Helm has marked the object as part of a release, which is written as namespace/name.
+func (l *live) belongsTo(key string) bool {
+	return key != "" && l.annotations[annotationReleaseNamespace]+"/"+l.annotations[annotationReleaseName] == key
+}
+
+// secretSpot returns where the release record of s is read.
+func secretSpot(s *releaseState) spot {
+	return spot{key: s.secretRef(), resource: kube.Resource{GVR: corev1.SchemeGroupVersion.WithResource("secrets"), Namespaced: true}}
+}

@@ -1,0 +1,260 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"helm.sh/helm/v4/pkg/release/common"
+	helm "helm.sh/helm/v4/pkg/release/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
+	"github.com/towline/towline/internal/release"
+)
+
+// loadRecorded makes the hooks of the operation those of the recorded revision, as `helm uninstall` does. There are none without a record.
+func (o *releaseOp) loadRecorded(ctx context.Context) error {
+	o.hooks = nil
+	record, err := o.records().Get(ctx, o.state.key(), o.state.Revision)
+	if err != nil || record == nil {
+		return err
+	}
+	for _, h := range record.Hooks {
+		objects, err := kube.DecodeLenient([]byte(h.Manifest))
+		if err != nil {
+			return fmt.Errorf("parse hook %s in the record of release %s: %w", h.Path, o.state.key(), err)
+		}
+		for _, obj := range objects {
+			o.hooks = append(o.hooks, release.ParseHook(obj, h.Path))
+		}
+	}
+	return nil
+}
+
+// uninstall removes the release: it runs the hooks before that, deletes the objects that are not in keep, runs the hooks after that and deletes
+// the records. done is false while something has to be waited for.
+func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
+	s := o.state
+	if o.hooks == nil && s.Stage != stageRecord {
+		if err := o.loadRecorded(ctx); err != nil {
+			return false, err
+		}
+	}
+	if s.Options.DisableUninstallHooks {
+		o.hooks = nil
+	}
+	for {
+		switch s.Stage {
+		case stagePreHooks:
+			if done, err := o.runHooks(ctx, helm.HookPreDelete); err != nil || !done {
+				return false, err
+			}
+			s.enter(stageObjects, o.engine.now())
+		case stageObjects:
+			if done, err := o.removeObjects(ctx, keep, o.record.ofRelease(s.key())); err != nil || !done {
+				return false, err
+			}
+			s.enter(stagePostHooks, o.engine.now())
+		case stagePostHooks:
+			done, err := o.runHooks(ctx, helm.HookPostDelete)
+			var failure *releaseError
+			if errors.As(err, &failure) {
+				// The release is gone. Helm reports this and ends, too.
+				log.FromContext(ctx).Info("a hook failed after the release was uninstalled",
+					logkeys.Bundle, o.id.String(), "release", s.key().String(), logkeys.Reason, failure.text)
+			} else if err != nil || !done {
+				return false, err
+			}
+			s.enter(stageRecord, o.engine.now())
+		default:
+			return true, o.removeRecords(ctx)
+		}
+	}
+}
+
+// removeRecords deletes the release records, or marks the last one with the option keepHistory.
+func (o *releaseOp) removeRecords(ctx context.Context) error {
+	s := o.state
+	entries, err := o.records().List(ctx, s.key())
+	if err != nil {
+		return err
+	}
+	if !s.Options.KeepHistory {
+		return o.records().Delete(ctx, s.key(), entries)
+	}
+	if len(entries) == 0 {
+		return nil
+	}
+	record, err := o.records().Get(ctx, s.key(), entries[len(entries)-1].Revision)
+	if err != nil || record == nil {
+		return err
+	}
+	record.Info.Status, record.Info.Description, record.Info.Deleted = common.StatusUninstalled, "Uninstallation complete", o.engine.now()
+	unmarked := o.records()
+	unmarked.Labels, unmarked.Annotations = nil, nil
+	delete(record.Labels, kube.LabelReason)
+	_, err = unmarked.Put(ctx, record)
+	return err
+}
+
+// removeObjects deletes objects of the inventory that are not in keep, the last ranks first, each rank when those before it no longer exist.
+func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, items map[kube.Ref]held) (done bool, err error) {
+	removed := &record{inventory: items}
+	groups, err := o.engine.orderRoles(ctx, removed.doomed(keep))
+	if err != nil {
+		return false, err
+	}
+	propagation := propagationOf(o.state.Options.DeletionPropagation)
+	for _, group := range groups {
+		removals, err := o.engine.removeRank(ctx, o.id, group, removeOptions{propagation: propagation})
+		if err != nil {
+			return false, err
+		}
+		if err := removalErrors(removals); err != nil {
+			return false, err
+		}
+		left, err := o.engine.remaining(ctx, removals)
+		if err != nil {
+			return false, err
+		}
+		if len(left) > 0 {
+			o.waitDeleted(left)
+			return false, nil
+		}
+		for _, r := range removals {
+			delete(o.record.inventory, r.Ref.Key())
+		}
+	}
+	return true, nil
+}
+
+// waitDeleted waits until objects no longer exist.
+func (o *releaseOp) waitDeleted(left map[kube.Ref]bool) {
+	refs := make([]kube.Ref, 0, len(left))
+	for key := range left {
+		refs = append(refs, o.record.inventory[key].Ref)
+	}
+	slices.SortFunc(refs, kube.CompareRefs)
+	engine := o.engine
+	o.wait(fmt.Sprintf("waiting for the deletion of %s", refs[0]), func(ctx context.Context) bool {
+		obj, err := engine.member.read(ctx, refs[0])
+		return err == nil && obj == nil
+	})
+}
+
+// propagationOf returns how dependents of deleted objects are deleted.
+func propagationOf(option string) metav1.DeletionPropagation {
+	switch option {
+	case "orphan":
+		return metav1.DeletePropagationOrphan
+	case "foreground":
+		return metav1.DeletePropagationForeground
+	}
+	return metav1.DeletePropagationBackground
+}
+
+// uninstallDropped uninstalls the releases that the bundle no longer has, the last one first. done is false while one has to be waited for or
+// has failed.
+func (p *pass) uninstallDropped(ctx context.Context) (done bool, err error) {
+	for i := len(p.next.Releases) - 1; i >= 0; i-- {
+		s := &p.next.Releases[i]
+		if s.Operation != uninstalling || p.hasItem(s.key()) {
+			continue
+		}
+		op := p.operate(s, nil)
+		done, err := op.uninstallAgain(ctx, p.retained)
+		var failure *releaseError
+		switch {
+		case errors.As(err, &failure):
+			p.failures = append(p.failures, fmt.Errorf("helm release %s: %w", s.key(), err))
+			return false, nil
+		case err != nil:
+			return false, err
+		case !done:
+			p.waiting = op.waiting
+			return false, nil
+		}
+		p.next.dropRelease(s.key())
+	}
+	return true, nil
+}
+
+// uninstallAgain uninstalls a release, and begins anew after a failure once the pause is over.
+func (o *releaseOp) uninstallAgain(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
+	s := o.state
+	if s.Stage == stageFailed {
+		if o.engine.now().Before(s.retryAt()) {
+			return false, &releaseError{text: s.Message}
+		}
+		s.begin(uninstalling, o.engine.now())
+	}
+	done, err = o.uninstall(ctx, keep)
+	var failure *releaseError
+	if errors.As(err, &failure) {
+		s.Failures++
+		s.Message = "uninstalling failed: " + failure.text
+		s.enter(stageFailed, o.engine.now())
+		return false, &releaseError{text: s.Message}
+	}
+	return done, err
+}
+
+func (p *pass) hasItem(key release.Key) bool {
+	for _, item := range p.bundle.Items {
+		if item.Release != nil && releaseKey(item) == key {
+			return true
+		}
+	}
+	return false
+}
+
+// uninstallReleases uninstalls all releases of a record that is being withdrawn, the last one first. It returns the record as it is stored then.
+func (e *Engine) uninstallReleases(ctx context.Context, rec *record) (stored *record, done bool, err error) {
+	for len(rec.Releases) > 0 {
+		next := rec.edit()
+		saved := rec
+		s := &next.Releases[len(next.Releases)-1]
+		op := &releaseOp{engine: e, id: rec.ID, record: next, state: s, save: func(ctx context.Context) (err error) {
+			next.content = saved.content
+			saved, err = e.store.save(ctx, saved, next, nil)
+			return err
+		}}
+		done, err := op.uninstallAgain(ctx, nil)
+		if done {
+			next.dropRelease(s.key())
+		}
+		var failure *releaseError
+		if err == nil || errors.As(err, &failure) {
+			if saveErr := op.save(ctx); saveErr != nil {
+				return saved, false, saveErr
+			}
+		}
+		if err != nil || !done {
+			return saved, false, err
+		}
+		rec = saved
+	}
+	return rec, true, nil
+}
+
+// unmarkRecords takes our marks off the release records, which stay with the objects.
+func (e *Engine) unmarkRecords(ctx context.Context, rec *record) error {
+	for i := range rec.Releases {
+		s := &rec.Releases[i]
+		at := secretSpot(s)
+		found, err := e.member.observe(ctx, []spot{at})
+		if err != nil {
+			return err
+		}
+		if seen := found[at.key]; seen != nil {
+			if err := e.member.unmark(ctx, at, seen); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

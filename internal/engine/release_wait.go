@@ -1,0 +1,183 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	kstatus "github.com/fluxcd/cli-utils/pkg/kstatus/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// pollFirst and pollMost are the shortest and the longest pause between two looks at what a release waits for; in between it is a tenth of
+	// the time that it waits already.
+	pollFirst = 200 * time.Millisecond
+	pollMost  = 2 * time.Second
+)
+
+// pendingWait is what a release of a bundle waits for. Nothing is locked meanwhile.
+type pendingWait struct {
+	digest  bundle.Digest
+	message string
+	since   time.Time
+	// isOver reports whether it is worth to go on with the release, because what it waits for has happened or can no longer happen.
+	isOver func(context.Context) bool
+}
+
+// waitList holds what the bundles of an engine wait for.
+type waitList struct {
+	mu    sync.Mutex // guards waits
+	waits map[bundle.ID]*pendingWait
+}
+
+// set notes what a bundle waits for, nil for nothing.
+func (l *waitList) set(id bundle.ID, w *pendingWait) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.waits == nil {
+		l.waits = map[bundle.ID]*pendingWait{}
+	}
+	if w == nil {
+		delete(l.waits, id)
+		return
+	}
+	if before := l.waits[id]; before != nil && before.digest == w.digest && before.message == w.message {
+		w.since = before.since
+	}
+	l.waits[id] = w
+}
+
+func (l *waitList) get(id bundle.ID) *pendingWait {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waits[id]
+}
+
+// isWaiting returns whether a release of a bundle has to wait still.
+func (e *Engine) isWaiting(ctx context.Context, id bundle.ID, digest bundle.Digest) bool {
+	w := e.waits.get(id)
+	return w != nil && w.digest == digest && !w.isOver(ctx)
+}
+
+// pollPause returns the pause before the next look at what a bundle waits for; ok is false if it does not wait.
+func (e *Engine) pollPause(id bundle.ID) (pause time.Duration, ok bool) {
+	w := e.waits.get(id)
+	if w == nil {
+		return 0, false
+	}
+	return min(max(e.clock.Since(w.since)/10, pollFirst), pollMost), true
+}
+
+// waitReady returns whether all objects of a release are ready, by the rules of kstatus. Jobs count only with waitForJobs, and have to be
+// complete then.
+func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
+	options := o.state.Options
+	var items []held
+	for _, item := range o.record.ofRelease(o.state.key()) {
+		if isJob(item.Ref) && !options.WaitForJobs || !isJob(item.Ref) && !options.Wait {
+			continue
+		}
+		items = append(items, item)
+	}
+	items, reason, err := o.engine.unready(ctx, items)
+	if err != nil || len(items) == 0 {
+		return err == nil, err
+	}
+	deadline := o.state.Changed.Add(options.TimeoutOrDefault())
+	if !o.engine.now().Before(deadline) {
+		return false, &releaseError{text: fmt.Sprintf("not ready within %s: %s", options.TimeoutOrDefault(), reason)}
+	}
+	engine := o.engine
+	o.wait(fmt.Sprintf("waiting for %s", reason), func(ctx context.Context) bool {
+		var err error
+		items, _, err = engine.unready(ctx, items)
+		return err != nil || len(items) == 0 || !engine.now().Before(deadline)
+	})
+	return false, nil
+}
+
+func isJob(ref kube.Ref) bool { return ref.Group == "batch" && ref.Kind == "Job" }
+
+// unready returns the items that are not ready, and the reason of the first one. A Job that failed is an error.
+func (e *Engine) unready(ctx context.Context, items []held) (left []held, reason string, err error) {
+	for _, item := range items {
+		why, err := e.unreadyReason(ctx, item)
+		if err != nil {
+			return nil, "", err
+		}
+		if why == "" {
+			continue
+		}
+		if left = append(left, item); reason == "" {
+			reason = fmt.Sprintf("%s: %s", item.Ref, why)
+		}
+	}
+	return left, reason, nil
+}
+
+// unreadyReason returns why an object is not ready, "" if it is.
+func (e *Engine) unreadyReason(ctx context.Context, item held) (string, error) {
+	obj, err := e.member.read(ctx, item.Ref)
+	if err != nil {
+		return "", err
+	}
+	if obj == nil {
+		return "it does not exist", nil
+	}
+	if isJob(item.Ref) {
+		phase, message := jobPhase(obj)
+		if phase == jobFailed {
+			return "", &releaseError{text: fmt.Sprintf("%s failed: %s", item.Ref, message)}
+		}
+		if phase == jobRunning {
+			return "it is not complete", nil
+		}
+		return "", nil
+	}
+	result, err := kstatus.Compute(obj)
+	if err != nil {
+		return err.Error(), nil
+	}
+	if result.Status == kstatus.CurrentStatus || result.Status == kstatus.UnknownStatus {
+		return "", nil
+	}
+	if result.Message == "" {
+		return string(result.Status), nil
+	}
+	return result.Message, nil
+}
+
+// read returns an object as it is now, whole; nil if it does not exist.
+func (m *member) read(ctx context.Context, ref kube.Ref) (*unstructured.Unstructured, error) {
+	resource, err := m.mapper.AnyVersion(ref.GVK())
+	if meta.IsNoMatchError(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	obj, err := m.wholeAt(resource, ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", ref, err)
+	}
+	return obj, nil
+}
+
+func (m *member) wholeAt(resource kube.Resource, namespace string) dynamic.ResourceInterface {
+	if resource.Namespaced {
+		return m.wholes.Resource(resource.GVR).Namespace(namespace)
+	}
+	return m.wholes.Resource(resource.GVR)
+}

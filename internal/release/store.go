@@ -1,0 +1,211 @@
+package release
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"helm.sh/helm/v4/pkg/release/common"
+	helm "helm.sh/helm/v4/pkg/release/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/utils/clock"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// The labels that Helm's storage driver sets on the Secret of a record, and the Secret's type.
+const (
+	labelName       = "name"
+	labelOwner      = "owner"
+	labelStatus     = "status"
+	labelVersion    = "version"
+	labelCreatedAt  = "createdAt"
+	labelModifiedAt = "modifiedAt"
+	ownerHelm       = "helm"
+	dataKey         = "release"
+
+	secretType = corev1.SecretType("helm.sh/release.v1")
+)
+
+// SystemLabels are the labels that a release cannot set on its records.
+func SystemLabels() []string {
+	return []string{labelName, labelOwner, labelStatus, labelVersion, labelCreatedAt, labelModifiedAt}
+}
+
+// Key names a release of a cluster.
+type Key struct{ Namespace, Name string }
+
+// String prints the key as namespace/name.
+func (k Key) String() string { return k.Namespace + "/" + k.Name }
+
+// SecretName returns the name of the Secret with the record of a revision.
+func SecretName(name string, revision int) string {
+	return fmt.Sprintf("sh.helm.release.v1.%s.v%d", name, revision)
+}
+
+// Store reads and writes the release records of one cluster.
+type Store struct {
+	Secrets  corev1client.SecretsGetter
+	Metadata metadata.Interface
+	Clock    clock.PassiveClock
+	// Labels and Annotations are set on every Secret that is written, beside those of Helm.
+	Labels, Annotations map[string]string
+}
+
+// Entry is a recorded revision, as the labels of its Secret describe it.
+type Entry struct {
+	Revision int
+	Status   common.Status
+	Secret   metav1.ObjectMeta
+}
+
+// List returns the recorded revisions of a release, the oldest first. It reads metadata only.
+func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
+	selector := labels.Set{labelOwner: ownerHelm, labelName: key.Name}.String()
+	list, err := s.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(key.Namespace).
+		List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, fmt.Errorf("list the records of release %s: %w", key, err)
+	}
+	var entries []Entry
+	for i := range list.Items {
+		secret := list.Items[i].ObjectMeta
+		revision, err := strconv.Atoi(secret.Labels[labelVersion])
+		if err != nil || secret.Name != SecretName(key.Name, revision) {
+			continue
+		}
+		entries = append(entries, Entry{Revision: revision, Status: common.Status(secret.Labels[labelStatus]), Secret: secret})
+	}
+	slices.SortFunc(entries, func(a, b Entry) int { return a.Revision - b.Revision })
+	return entries, nil
+}
+
+// Get reads the record of a revision. It returns nil if there is none.
+func (s Store) Get(ctx context.Context, key Key, revision int) (*helm.Release, error) {
+	secret, err := s.Secrets.Secrets(key.Namespace).Get(ctx, SecretName(key.Name, revision), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
+	}
+	record, err := decode(secret.Data[dataKey])
+	if err != nil {
+		return nil, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
+	}
+	record.Labels = map[string]string{}
+	for name, value := range secret.Labels {
+		if !slices.Contains(SystemLabels(), name) {
+			record.Labels[name] = value
+		}
+	}
+	return record, nil
+}
+
+// Put creates or replaces the record of a revision, and returns the metadata of its Secret.
+func (s Store) Put(ctx context.Context, record *helm.Release) (metav1.ObjectMeta, error) {
+	encoded, err := encode(record)
+	if err != nil {
+		return metav1.ObjectMeta{}, err
+	}
+	api := s.Secrets.Secrets(record.Namespace)
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: record.Namespace, Name: SecretName(record.Name, record.Version), Labels: map[string]string{}, Annotations: s.Annotations,
+		},
+		Type: secretType,
+		Data: map[string][]byte{dataKey: encoded},
+	}
+	maps.Copy(secret.Labels, record.Labels)
+	maps.Copy(secret.Labels, s.Labels)
+	maps.Copy(secret.Labels, map[string]string{
+		labelName: record.Name, labelOwner: ownerHelm, labelStatus: record.Info.Status.String(), labelVersion: strconv.Itoa(record.Version),
+		labelModifiedAt: strconv.FormatInt(s.Clock.Now().Unix(), 10),
+	})
+	written, err := api.Update(ctx, secret, metav1.UpdateOptions{FieldManager: kube.FieldManager})
+	if apierrors.IsNotFound(err) {
+		delete(secret.Labels, labelModifiedAt)
+		secret.Labels[labelCreatedAt] = strconv.FormatInt(s.Clock.Now().Unix(), 10)
+		written, err = api.Create(ctx, secret, metav1.CreateOptions{FieldManager: kube.FieldManager})
+	}
+	if err != nil {
+		return metav1.ObjectMeta{}, fmt.Errorf("write the record of release %s/%s, revision %d: %w", record.Namespace, record.Name, record.Version, err)
+	}
+	return written.ObjectMeta, nil
+}
+
+// Supersede marks the deployed revisions in entries as superseded, but for one.
+func (s Store) Supersede(ctx context.Context, key Key, entries []Entry, except int) error {
+	for _, entry := range entries {
+		if entry.Revision == except || entry.Status != common.StatusDeployed {
+			continue
+		}
+		record, err := s.Get(ctx, key, entry.Revision)
+		if err != nil {
+			return err
+		}
+		if record == nil {
+			continue
+		}
+		record.Info.Status = common.StatusSuperseded
+		unmarked := s
+		unmarked.Labels, unmarked.Annotations = nil, nil
+		for name := range s.Labels {
+			delete(record.Labels, name)
+		}
+		if _, err := unmarked.Put(ctx, record); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Prune deletes the oldest revisions in entries beyond most, but for the one that is to stay. Zero means no limit.
+func (s Store) Prune(ctx context.Context, key Key, entries []Entry, most, stays int) error {
+	if most <= 0 {
+		return nil
+	}
+	for i := 0; i < len(entries)-most; i++ {
+		if entries[i].Revision == stays {
+			continue
+		}
+		if err := s.delete(ctx, key, entries[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Delete deletes the records in entries.
+func (s Store) Delete(ctx context.Context, key Key, entries []Entry) error {
+	for _, entry := range entries {
+		if err := s.delete(ctx, key, entry); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s Store) delete(ctx context.Context, key Key, entry Entry) error {
+	err := s.Secrets.Secrets(key.Namespace).Delete(ctx, entry.Secret.Name,
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: uidOrNil(entry.Secret.UID)}})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete the record of release %s, revision %d: %w", key, entry.Revision, err)
+	}
+	return nil
+}
+
+func uidOrNil(uid types.UID) *types.UID {
+	if uid == "" {
+		return nil
+	}
+	return &uid
+}
