@@ -259,25 +259,3 @@ func TestChartFromARegistryThatWantsALogin(t *testing.T) {
 		t.Errorf("credentialsSecretRef = %v", got)
 	}
 }
-
-func TestChartWithHooksIsRefusedAsAWhole(t *testing.T) {
-	w := newWorld(t)
-	w.member("one", w.prod())
-	hook := "apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: migrate\n  annotations: {helm.sh/hook: pre-upgrade}\n" +
-		"spec: {template: {spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}}\n"
-	address := w.charts(examples.Chart{}, examples.Chart{Version: "0.2.0", Files: map[string]string{"templates/hook.yaml": hook}})
-	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) { c.Values = "replicas: 2\n" }))
-	w.wantDeployed("hello 0.1.0 hello/hello: 2")
-	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.HelmCharts[0].ChartVersion = "0.2.0" })
-	w.eventually("refusal", func() error { return w.failure(profile, "FailedNonRetriable", "migrate (pre-upgrade)") })
-	w.wantDeployed("hello 0.1.0 hello/hello: 2")
-	summary, err := w.summary(profile, "one")
-	w.must(err)
-	if got := summary.Status.HelmReleaseSummaries; len(got) != 1 || got[0].ChartVersion != "0.1.0" {
-		t.Errorf("helmReleaseSummaries = %+v", got)
-	}
-	update(w, profile, func(p *configv1beta1.ClusterProfile) {
-		p.Spec.HelmCharts[0].Options = &configv1beta1.HelmOptions{DisableHooks: true}
-	})
-	w.wantDeployed("hello 0.2.0 hello/hello: 2")
-}

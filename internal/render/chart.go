@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -28,6 +29,9 @@ import (
 // maxRendering is how many bytes one chart may be rendered to. A hub must live through any chart.
 const maxRendering = 256 << 20
 
+// notesFile ends the paths of templates that hold notes.
+const notesFile = "NOTES.txt"
+
 // ChartRequest is everything that a rendering depends on.
 type ChartRequest struct {
 	Chart source.Chart
@@ -43,12 +47,14 @@ type ChartRequest struct {
 	SkipCRDs bool
 	// SkipSchemaValidation accepts values that the chart's schema does not.
 	SkipSchemaValidation bool
-	// DisableHooks leaves hooks out; without it a chart that has any is refused, as Towline does not run them yet.
+	// DisableHooks leaves all hooks out.
 	DisableHooks bool
+	// SubNotes adds the notes of the subcharts to those of the chart.
+	SubNotes bool
 }
 
-// Charts renders charts the way a first installation with Helm does, but without a cluster: lookup finds nothing, the network is not
-// asked and notes are dropped.
+// Charts renders charts the way a first installation with Helm does, but without a cluster: lookup finds nothing, and the network is not
+// asked.
 //
 // An identical rendering is done once, whoever asks: requests that differ only in what the chart cannot see (it is known which charts
 // look at the version or the API list) share one result. That is more than thrift. Some charts render differently every time, because
@@ -71,23 +77,22 @@ func NewCharts(dir string) (*Charts, error) {
 	return &Charts{memory: newMemory(maxRemembered), disk: kept, traits: newTraitsByDigest()}, nil
 }
 
-// Render returns the objects of a release: CRDs first, then template by template in the order of their paths. They are shared with
-// others and must not be changed. Errors name the chart and the template or value; all but those of ctx and of reading the archive
-// are phase.Invalid.
+// Render returns a release. Errors name the chart and the template or value; all but those of ctx and of reading the archive are
+// phase.Invalid.
 //
 // Go cannot stop a template that runs: when ctx ends Render returns, and the work ends whenever it does.
-func (c *Charts) Render(ctx context.Context, request ChartRequest) ([]*unstructured.Unstructured, error) {
+func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, error) {
 	traits, err := c.traits.of(request.Chart)
 	if err != nil {
-		return nil, err
+		return Release{}, err
 	}
 	request, err = traits.narrow(request)
 	if err != nil {
-		return nil, err
+		return Release{}, err
 	}
 	key, err := request.key()
 	if err != nil {
-		return nil, err
+		return Release{}, err
 	}
 	if known, ok := c.memory.get(key); ok {
 		return known, nil
@@ -95,16 +100,16 @@ func (c *Charts) Render(ctx context.Context, request ChartRequest) ([]*unstructu
 	flight := c.flights.DoChan(key, func() (any, error) { return c.render(key, request, traits) })
 	select {
 	case <-ctx.Done():
-		return nil, fmt.Errorf("render chart %s: %w", request.Chart.Name, ctx.Err())
+		return Release{}, fmt.Errorf("render chart %s: %w", request.Chart.Name, ctx.Err())
 	case done := <-flight:
 		if done.Err != nil {
-			return nil, done.Err
+			return Release{}, done.Err
 		}
-		return done.Val.([]*unstructured.Unstructured), nil
+		return done.Val.(Release), nil
 	}
 }
 
-func (c *Charts) render(key string, request ChartRequest, traits traits) ([]*unstructured.Unstructured, error) {
+func (c *Charts) render(key string, request ChartRequest, traits traits) (Release, error) {
 	if known, ok := c.memory.get(key); ok {
 		return known, nil // it was done while we came here
 	}
@@ -112,20 +117,20 @@ func (c *Charts) render(key string, request ChartRequest, traits traits) ([]*uns
 	if restless {
 		if known, ok := c.disk.get(key); ok {
 			c.memory.put(key, known)
-			return known.objects, nil
+			return known, nil
 		}
 	}
 	rendered, err := request.render()
 	if err != nil {
-		return nil, fmt.Errorf("render chart %s %s: %w", request.Chart.Name, request.Chart.Version, err)
+		return Release{}, fmt.Errorf("render chart %s %s: %w", request.Chart.Name, request.Chart.Version, err)
 	}
 	if restless {
 		if err := c.disk.put(key, rendered); err != nil {
-			return nil, err
+			return Release{}, err
 		}
 	}
 	c.memory.put(key, rendered)
-	return rendered.objects, nil
+	return rendered, nil
 }
 
 // key tells requests apart.
@@ -141,55 +146,87 @@ func (r ChartRequest) key() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-func (r ChartRequest) render() (rendering, error) {
+func (r ChartRequest) render() (Release, error) {
 	chart, err := load(r.Chart)
 	if err != nil {
-		return rendering{}, err
+		return Release{}, err
 	}
 	values := clone(r.Values)
 	if err := chartutil.ProcessDependencies(chart, values); err != nil {
-		return rendering{}, phase.Invalid{Err: fmt.Errorf("process the subcharts: %w", err)}
+		return Release{}, phase.Invalid{Err: fmt.Errorf("process the subcharts: %w", err)}
 	}
-	result := rendering{}
+	collected := &parts{}
 	if !r.SkipCRDs {
 		for _, crd := range chart.CRDObjects() {
-			if err := result.add(crd.Filename, crd.File.Data); err != nil {
-				return rendering{}, err
+			if err := collected.addCRDs(crd.Filename, crd.File.Data); err != nil {
+				return Release{}, err
 			}
 		}
-		keep(result.objects)
+		keep(collected.crds)
 	}
-	capabilities, err := r.capabilities(result.objects)
+	texts, err := r.execute(chart, values, collected.crds)
 	if err != nil {
-		return rendering{}, err
+		return Release{}, err
+	}
+	notes := r.cutNotes(chart, texts)
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		if err := collected.addTemplate(name, texts[name], r.DisableHooks); err != nil {
+			return Release{}, err
+		}
+	}
+	metadata, err := json.Marshal(chart.Metadata)
+	if err != nil {
+		return Release{}, phase.Invalid{Err: fmt.Errorf("encode Chart.yaml: %w", err)}
+	}
+	release := collected.release()
+	release.Chart, release.Notes = metadata, notes
+	release.size += len(notes)
+	return release, nil
+}
+
+// execute returns the rendered templates by their paths.
+func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crds []part) (map[string]string, error) {
+	capabilities, err := r.capabilities(crds)
+	if err != nil {
+		return nil, err
 	}
 	options := common.ReleaseOptions{Name: r.Name, Namespace: r.Namespace, Revision: 1, IsInstall: true}
 	full, err := chartvalues.ToRenderValuesWithSchemaValidation(chart, values, options, capabilities, r.SkipSchemaValidation)
 	if err != nil {
-		return rendering{}, phase.Invalid{Err: oneLine(err)}
+		return nil, phase.Invalid{Err: oneLine(err)}
 	}
 	texts, err := engine.Engine{}.Render(chart, full)
 	if err != nil {
-		return rendering{}, phase.Invalid{Err: oneLine(err)}
+		return nil, phase.Invalid{Err: oneLine(err)}
 	}
-	for _, name := range templates(texts) {
-		if err := result.add(name, []byte(texts[name])); err != nil {
-			return rendering{}, err
+	return texts, nil
+}
+
+// cutNotes takes the notes out of the rendered templates and returns those of the chart, followed by those of its subcharts if they are
+// asked for.
+func (r ChartRequest) cutNotes(chart *helmchart.Chart, texts map[string]string) string {
+	own := path.Join(chart.Name(), "templates", notesFile)
+	var notes []string
+	if text, ok := texts[own]; ok {
+		notes = append(notes, text)
+	}
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		if !strings.HasSuffix(name, notesFile) {
+			continue
 		}
+		if r.SubNotes && name != own {
+			notes = append(notes, texts[name])
+		}
+		delete(texts, name)
 	}
-	lasting, hooks := split(result.objects)
-	if len(hooks) > 0 && !r.DisableHooks {
-		return rendering{}, refusal(hooks)
-	}
-	result.objects = lasting
-	return result, nil
+	return strings.Join(notes, "\n")
 }
 
 // keep makes CRDs outlive their release, unless the chart says otherwise: with them would go every object of their kinds, the users' own
 // too. Helm never deletes what it finds in a chart's crds directories.
-func keep(crds []*unstructured.Unstructured) {
+func keep(crds []part) {
 	for _, crd := range crds {
-		annotations := crd.GetAnnotations()
+		annotations := crd.object.GetAnnotations()
 		if _, said := annotations[kube.AnnotationKeep]; said {
 			continue
 		}
@@ -197,22 +234,8 @@ func keep(crds []*unstructured.Unstructured) {
 			annotations = map[string]string{}
 		}
 		annotations[kube.AnnotationKeep] = "keep"
-		crd.SetAnnotations(annotations)
+		crd.object.SetAnnotations(annotations)
 	}
-}
-
-// templates returns the names of the rendered files that hold objects, sorted.
-func templates(texts map[string]string) []string {
-	var names []string
-	for name := range texts {
-		base := path.Base(name)
-		if strings.HasPrefix(base, "_") || strings.EqualFold(base, "NOTES.txt") {
-			continue
-		}
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // load reads the archive. Helm changes a chart while it renders it, so every rendering loads its own.
@@ -225,7 +248,7 @@ func load(chart source.Chart) (*helmchart.Chart, error) {
 }
 
 // capabilities are the member's, and what the chart's own CRDs add to them: an installation has them in place before it renders.
-func (r ChartRequest) capabilities(crds []*unstructured.Unstructured) (*common.Capabilities, error) {
+func (r ChartRequest) capabilities(crds []part) (*common.Capabilities, error) {
 	capabilities := common.DefaultCapabilities.Copy()
 	version, err := common.ParseKubeVersion(r.KubeVersion)
 	if err != nil {
@@ -238,7 +261,7 @@ func (r ChartRequest) capabilities(crds []*unstructured.Unstructured) (*common.C
 		served = slices.Clone([]string(common.DefaultVersionSet))
 	}
 	for _, crd := range crds {
-		served = append(served, servedBy(crd)...)
+		served = append(served, servedBy(crd.object)...)
 	}
 	slices.Sort(served)
 	capabilities.APIVersions = slices.Compact(served)
@@ -260,25 +283,6 @@ func servedBy(crd *unstructured.Unstructured) []string {
 		served = append(served, api, api+"/"+kind)
 	}
 	return served
-}
-
-// rendering is the result of one request. It is never changed once it is made.
-type rendering struct {
-	objects []*unstructured.Unstructured
-	size    int // bytes of text that the objects came from
-}
-
-// add reads the objects in text, which has come from the file or template of that name.
-func (r *rendering) add(name string, text []byte) error {
-	if r.size += len(text); r.size > maxRendering {
-		return phase.Invalidf("it renders to more than %d MiB", maxRendering>>20)
-	}
-	found, err := kube.DecodeLenient(text)
-	if err != nil {
-		return phase.Invalidf("%s, %w", name, err)
-	}
-	r.objects = append(r.objects, found...)
-	return nil
 }
 
 // oneLine returns err with the lists that Helm spreads over several lines on one.

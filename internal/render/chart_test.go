@@ -70,6 +70,16 @@ func request(t *testing.T, chart examples.Chart) render.ChartRequest {
 	}
 }
 
+// rendered returns the release that charts makes of a request.
+func rendered(t *testing.T, charts *render.Charts, asked render.ChartRequest) render.Release {
+	t.Helper()
+	release, err := charts.Render(t.Context(), asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return release
+}
+
 func withTemplate(text string) examples.Chart {
 	return examples.Chart{Files: map[string]string{"templates/added.yaml": text}}
 }
@@ -89,11 +99,7 @@ func TestRenderGolden(t *testing.T) {
 			t.Parallel()
 			asked := request(t, examples.Chart{})
 			change(&asked)
-			objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
-			if err != nil {
-				t.Fatal(err)
-			}
-			golden(t, name, objects)
+			golden(t, name, rendered(t, newCharts(t, t.TempDir()), asked).Objects)
 		})
 	}
 }
@@ -137,7 +143,6 @@ func values(t *testing.T, text string) map[string]any {
 
 func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
 	t.Parallel()
-	hook := object("Job", "migrate") + "  annotations: {helm.sh/hook: 'pre-install,pre-upgrade'}\n"
 	for name, test := range map[string]struct {
 		chart  examples.Chart
 		change func(*render.ChartRequest)
@@ -149,7 +154,6 @@ func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
 		"missing value":    {chart: withTemplate("a: {{ .Values.nothing.here }}"), want: []string{"hello/templates/added.yaml:1"}},
 		"broken YAML":      {chart: withTemplate(object("ConfigMap", "a") + "data: [\n"), want: []string{"hello/templates/added.yaml, document 1, line 5"}},
 		"no kind":          {chart: withTemplate("apiVersion: v1\n"), want: []string{"hello/templates/added.yaml, document 1, line 1: it has no kind"}},
-		"hooks":            {chart: withTemplate(hook), want: []string{"render chart hello 0.1.0", "hooks are not supported", "Job migrate (pre-install,pre-upgrade)", "options.disableHooks"}},
 		"library":          {chart: examples.Chart{Files: map[string]string{"Chart.yaml": "apiVersion: v2\nname: hello\nversion: 0.1.0\ntype: library\n"}}, want: []string{"of type library"}},
 		"missing subchart": {chart: examples.Chart{Files: map[string]string{"Chart.yaml": "apiVersion: v2\nname: hello\nversion: 0.1.0\ndependencies: [{name: other, version: 1.0.0}]\n"}}, want: []string{"chart hello 0.1.0: its archive lacks the subchart other"}},
 		"other Kubernetes": {change: func(r *render.ChartRequest) { r.KubeVersion = "v1.20.0" }, want: []string{"chart hello 0.1.0 is for Kubernetes >=1.25.0-0, but the cluster has v1.20.0"}},
@@ -163,44 +167,6 @@ func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
 			_, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
 			wantInvalid(t, err, test.want...)
 		})
-	}
-}
-
-func TestRenderWithoutSchemaAndHooks(t *testing.T) {
-	t.Parallel()
-	asked := request(t, withTemplate(
-		object("Job", "migrate")+"  annotations: {helm.sh/hook: post-install}\n---\n"+
-			object("Pod", "probe")+"  annotations: {helm.sh/hook: 'test-success, test'}\n---\n"+object("ConfigMap", "lasts")))
-	asked.Values, asked.SkipSchemaValidation, asked.DisableHooks = values(t, "message: ''\n"), true, true
-	objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []string{
-		"CustomResourceDefinition apiextensions.k8s.io greetings.hello.examples.towline.dev",
-		"ConfigMap site/web-greeting",
-		"ConfigMap lasts",
-		"ConfigMap site/web-page",
-		"Deployment apps site/web",
-		"Greeting hello.examples.towline.dev site/web",
-		"Service site/web",
-	}
-	if diff := cmp.Diff(want, refs(objects)); diff != "" {
-		t.Errorf("objects differ (-want +got):\n%s", diff)
-	}
-}
-
-func TestRenderDropsTests(t *testing.T) {
-	t.Parallel()
-	asked := request(t, withTemplate(object("Pod", "probe")+"  annotations: {helm.sh/hook: test}\n"))
-	objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, ref := range refs(objects) {
-		if strings.HasPrefix(ref, "Pod") {
-			t.Errorf("a test is part of the release: %s", ref)
-		}
 	}
 }
 
@@ -221,10 +187,7 @@ data:
   dns: {{ getHostByName "localhost" | quote }}
 `))
 	asked.KubeVersion = "v1.31.6+k3s1"
-	objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	objects := rendered(t, newCharts(t, t.TempDir()), asked).Objects
 	for _, object := range objects {
 		if object.GetName() != "seen" {
 			continue
@@ -254,14 +217,14 @@ func TestRenderOnceForAllWhoAskTheSame(t *testing.T) {
 	ask := func(charts *render.Charts, change func(*render.ChartRequest)) {
 		mine := asked
 		change(&mine)
-		objects, err := charts.Render(t.Context(), mine)
+		release, err := charts.Render(t.Context(), mine)
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		passwords[password(objects)] = true
+		passwords[password(release.Objects)] = true
 	}
 	for range 20 {
 		group.Go(func() { ask(charts, func(*render.ChartRequest) {}) })
@@ -294,17 +257,11 @@ func TestRenderTellsAPIListsApartWhereItMatters(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has "example.com/v1" }}`+object("ConfigMap", "extra")+`{{ end }}`))
 	charts := newCharts(t, t.TempDir())
-	without, err := charts.Render(t.Context(), asked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	without := rendered(t, charts, asked)
 	asked.APIVersions = append(asked.APIVersions, "example.com/v1")
-	with, err := charts.Render(t.Context(), asked)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(with) != len(without)+1 {
-		t.Errorf("got %d objects with the API and %d without it, want one more", len(with), len(without))
+	with := rendered(t, charts, asked)
+	if len(with.Objects) != len(without.Objects)+1 {
+		t.Errorf("got %d objects with the API and %d without it, want one more", len(with.Objects), len(without.Objects))
 	}
 }
 
@@ -312,10 +269,7 @@ func TestRenderBigRelease(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})
 	asked.Values = values(t, "filler: {count: 60, size: 100000}\n")
-	objects, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	objects := rendered(t, newCharts(t, t.TempDir()), asked).Objects
 	size := 0
 	for _, object := range objects {
 		text, _, _ := unstructured.NestedString(object.Object, "data", "filler")

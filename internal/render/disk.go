@@ -24,37 +24,45 @@ func newDisk(dir string) (disk, error) {
 func (d disk) path(key string) string { return filepath.Join(d.dir, key+".json.zst") }
 
 // get returns what was put under key; what cannot be read was not.
-func (d disk) get(key string) (rendering, bool) {
+func (d disk) get(key string) (Release, bool) {
 	packed, err := os.ReadFile(d.path(key))
 	if err != nil {
-		return rendering{}, false
+		return Release{}, false
 	}
 	decoder, err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(maxRendering))
 	if err != nil {
-		return rendering{}, false
+		return Release{}, false
 	}
 	defer decoder.Close()
 	raw, err := decoder.DecodeAll(packed, nil)
 	if err != nil {
-		return rendering{}, false
+		return Release{}, false
 	}
-	var contents []map[string]any
-	if utiljson.Unmarshal(raw, &contents) != nil {
-		return rendering{}, false
+	var kept storedRelease
+	if utiljson.Unmarshal(raw, &kept) != nil {
+		return Release{}, false
 	}
-	kept := rendering{size: len(raw)}
-	for _, content := range contents {
-		kept.objects = append(kept.objects, &unstructured.Unstructured{Object: content})
+	release := Release{Paths: kept.Paths, Chart: kept.Chart, Notes: kept.Notes, size: len(raw)}
+	for _, content := range kept.Contents {
+		release.Objects = append(release.Objects, &unstructured.Unstructured{Object: content})
 	}
-	return kept, true
+	return release, true
 }
 
-func (d disk) put(key string, rendered rendering) error {
-	contents := make([]map[string]any, 0, len(rendered.objects))
-	for _, object := range rendered.objects {
-		contents = append(contents, object.Object)
+// storedRelease is a Release as it is in a file.
+type storedRelease struct {
+	Contents []map[string]any
+	Paths    []string
+	Chart    json.RawMessage
+	Notes    string
+}
+
+func (d disk) put(key string, release Release) error {
+	stored := storedRelease{Paths: release.Paths, Chart: release.Chart, Notes: release.Notes}
+	for _, object := range release.Objects {
+		stored.Contents = append(stored.Contents, object.Object)
 	}
-	raw, err := json.Marshal(contents)
+	raw, err := json.Marshal(stored)
 	if err != nil {
 		return fmt.Errorf("encode a rendering: %w", err)
 	}

@@ -3,11 +3,9 @@ package render
 import (
 	"container/list"
 	"sync"
-
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// maxRemembered is how many bytes of rendered text the objects in memory may stand for; as objects they take some five times as much.
+// maxRemembered is how many bytes of rendered text the releases in memory may come from; as objects they take some five times as much.
 const maxRemembered = 64 << 20
 
 // memory keeps renderings, and forgets those that were not asked for the longest when they take too much room. One that is larger than
@@ -22,36 +20,35 @@ type memory struct {
 
 type remembered struct {
 	key     string
-	objects []*unstructured.Unstructured
-	size    int
+	release Release
 }
 
 func newMemory(room int) *memory {
 	return &memory{room: room, byKey: map[string]*list.Element{}, recent: list.New()}
 }
 
-func (m *memory) get(key string) ([]*unstructured.Unstructured, bool) {
+func (m *memory) get(key string) (Release, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	element, ok := m.byKey[key]
 	if !ok {
-		return nil, false
+		return Release{}, false
 	}
 	m.recent.MoveToFront(element)
-	return element.Value.(remembered).objects, true
+	return element.Value.(remembered).release, true
 }
 
-func (m *memory) put(key string, rendered rendering) {
+func (m *memory) put(key string, release Release) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, ok := m.byKey[key]; ok {
 		return
 	}
-	m.byKey[key] = m.recent.PushFront(remembered{key: key, objects: rendered.objects, size: rendered.size})
-	m.taken += rendered.size
+	m.byKey[key] = m.recent.PushFront(remembered{key: key, release: release})
+	m.taken += release.size
 	for m.taken > m.room && m.recent.Len() > 1 {
 		oldest := m.recent.Remove(m.recent.Back()).(remembered)
 		delete(m.byKey, oldest.key)
-		m.taken -= oldest.size
+		m.taken -= oldest.release.size
 	}
 }

@@ -212,21 +212,25 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 	if err != nil {
 		return bundle.Item{}, none, atStage(status.ReasonRender, err)
 	}
-	objects, err := c.Renderer.Render(ctx, chartRequest(r, expanded, archive, values))
+	encoded, err := encodeValues(values)
+	if err != nil {
+		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+	}
+	rendered, err := c.Renderer.Render(ctx, chartRequest(r, expanded, archive, values))
 	if err != nil {
 		return bundle.Item{}, none, atStage(status.ReasonRender, err)
 	}
 	item := bundle.Item{
-		Objects: objects,
+		Objects: rendered.Objects,
 		Release: &bundle.Release{
 			Name: expanded.ReleaseName, Namespace: expanded.ReleaseNamespace, RepoURL: expanded.RepositoryURL,
 			ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
+			Data: bundle.ReleaseData{Chart: rendered.Chart, Values: encoded, Notes: rendered.Notes, Paths: rendered.Paths},
 		},
-		Sensitive:             render.HasSecret(objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive }),
+		Sensitive:             render.HasSecret(rendered.Objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive }),
 		SkipNamespaceCreation: !createsNamespace(expanded),
 	}
-	summary, err := releaseSummary(expanded, archive, values)
-	return item, summary, err
+	return item, releaseSummary(expanded, archive, encoded), nil
 }
 
 // fetch gets the chart and the objects that hold values for it.
@@ -256,6 +260,9 @@ func chartRequest(r Request, chart configv1beta1.HelmChart, archive source.Chart
 		request.SkipCRDs = options.SkipCRDs
 		request.SkipSchemaValidation = options.SkipSchemaValidation
 		request.DisableHooks = options.DisableHooks
+		if options.UpgradeOptions != nil {
+			request.SubNotes = options.UpgradeOptions.SubNotes
+		}
 	}
 	return request
 }
@@ -268,12 +275,20 @@ func createsNamespace(chart configv1beta1.HelmChart) bool {
 	return *chart.Options.InstallOptions.CreateNamespace
 }
 
-func releaseSummary(chart configv1beta1.HelmChart, archive source.Chart, values map[string]any) (configv1beta1.HelmChartSummary, error) {
+// encodeValues returns the JSON of values, nothing if there are none.
+func encodeValues(values map[string]any) (json.RawMessage, error) {
+	if len(values) == 0 {
+		return nil, nil
+	}
 	raw, err := json.Marshal(values)
 	if err != nil {
-		return configv1beta1.HelmChartSummary{}, atStage(status.ReasonRender, phase.Invalid{Err: fmt.Errorf("encode values: %w", err)})
+		return nil, phase.Invalid{Err: fmt.Errorf("encode values: %w", err)}
 	}
-	hash := sha256.Sum256(raw)
+	return raw, nil
+}
+
+func releaseSummary(chart configv1beta1.HelmChart, archive source.Chart, values []byte) configv1beta1.HelmChartSummary {
+	hash := sha256.Sum256(values)
 	summary := configv1beta1.HelmChartSummary{
 		ReleaseName: chart.ReleaseName, ReleaseNamespace: chart.ReleaseNamespace, Status: configv1beta1.HelmChartStatusManaging,
 		ValuesHash: hash[:], ChartName: archive.Name, RepositoryName: chart.RepositoryName, RepoURL: chart.RepositoryURL, ChartVersion: archive.Version,
@@ -281,7 +296,7 @@ func releaseSummary(chart configv1beta1.HelmChart, archive source.Chart, values 
 	if chart.RegistryCredentialsConfig != nil {
 		summary.CredentialsSecretRef = chart.RegistryCredentialsConfig.Credentials
 	}
-	return summary, nil
+	return summary
 }
 
 // ownerOf returns the profile behind a summary.

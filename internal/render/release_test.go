@@ -1,0 +1,119 @@
+package render_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/render"
+)
+
+// hook returns a Job with the annotations of a hook.
+func hook(name, annotations string) string {
+	return object("Job", name) + "  annotations: {" + annotations + "}\n"
+}
+
+// places lists kinds, names and template paths.
+func places(release render.Release) []string {
+	all := make([]string, 0, len(release.Objects))
+	for i, object := range release.Objects {
+		all = append(all, object.GetKind()+" "+object.GetName()+" "+release.Paths[i])
+	}
+	return all
+}
+
+// hooked has hooks of a chart and its subchart among objects of several kinds.
+func hooked() examples.Chart {
+	return examples.Chart{Files: map[string]string{
+		"templates/added.yaml": strings.Join([]string{
+			object("Zebra", "last"), object("Ape", "next"), hook("after", "helm.sh/hook: 'post-install, POST-UPGRADE', helm.sh/hook-weight: 5"),
+			object("Namespace", "first"), hook("unknown", "helm.sh/hook: 'pre-install,before-lunch'"),
+			hook("crd", "helm.sh/hook: crd-install"), object("ServiceAccount", "second"),
+			object("Secret", "before") + "  annotations: {helm.sh/hook: pre-install, retries: 3}\n",
+			hook("probe", "helm.sh/hook: test-success"),
+		}, "---\n"),
+		"charts/greeting/templates/hook.yaml":  hook("sub", "helm.sh/hook: pre-delete"),
+		"charts/greeting/templates/NOTES.txt":  "Greetings from {{ .Chart.Name }}.",
+		"templates/nested/other/NOTES.txt":     "Not the notes of the chart.",
+		"charts/greeting/templates/_part.yaml": "{{ define \"part\" }}no object{{ end }}",
+	}}
+}
+
+func TestReleaseIsInHelmsOrder(t *testing.T) {
+	t.Parallel()
+	release := rendered(t, newCharts(t, t.TempDir()), request(t, hooked()))
+	want := []string{
+		"CustomResourceDefinition greetings.hello.examples.towline.dev hello/crds/greetings.yaml",
+		"Namespace first hello/templates/added.yaml",
+		"ServiceAccount second hello/templates/added.yaml",
+		"ConfigMap web-greeting hello/charts/greeting/templates/configmap.yaml",
+		"ConfigMap web-page hello/templates/configmap.yaml",
+		"Service web hello/templates/service.yaml",
+		"Deployment web hello/templates/deployment.yaml",
+		"Ape next hello/templates/added.yaml",
+		"Greeting web hello/templates/greeting.yaml",
+		"Zebra last hello/templates/added.yaml",
+		"Secret before hello/templates/added.yaml",
+		"Job sub hello/charts/greeting/templates/hook.yaml",
+		"Job after hello/templates/added.yaml",
+		"Job probe hello/templates/added.yaml",
+	}
+	if diff := cmp.Diff(want, places(release)); diff != "" {
+		t.Errorf("objects differ (-want +got):\n%s", diff)
+	}
+	annotations := map[string]map[string]string{}
+	for _, object := range release.Objects {
+		annotations[object.GetName()] = object.GetAnnotations()
+	}
+	wantAnnotations := map[string]map[string]string{
+		"after":  {"helm.sh/hook": "post-install, POST-UPGRADE", "helm.sh/hook-weight": "5"},
+		"before": {"helm.sh/hook": "pre-install", "retries": "3"},
+	}
+	for name, want := range wantAnnotations {
+		if diff := cmp.Diff(want, annotations[name]); diff != "" {
+			t.Errorf("annotations of %s differ (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestDisableHooksDropsHooksOnly(t *testing.T) {
+	t.Parallel()
+	charts := newCharts(t, t.TempDir())
+	asked := request(t, hooked())
+	all := rendered(t, charts, asked)
+	asked.DisableHooks = true
+	if diff := cmp.Diff(places(all)[:10], places(rendered(t, charts, asked))); diff != "" {
+		t.Errorf("objects differ (-want +got):\n%s", diff)
+	}
+}
+
+func TestRenderWithoutSchema(t *testing.T) {
+	t.Parallel()
+	asked := request(t, examples.Chart{})
+	asked.Values, asked.SkipSchemaValidation = values(t, "message: ''\n"), true
+	rendered(t, newCharts(t, t.TempDir()), asked)
+}
+
+func TestReleaseHasNotesAndMetadata(t *testing.T) {
+	t.Parallel()
+	charts := newCharts(t, t.TempDir())
+	asked := request(t, hooked())
+	asked.Values = values(t, "message: Hi\n")
+	release := rendered(t, charts, asked)
+	if got, want := strings.TrimSpace(release.Notes), "web says: Hi"; got != want {
+		t.Errorf("notes: got %q, want %q", got, want)
+	}
+	var metadata unstructured.Unstructured
+	metadata.Object = values(t, string(release.Chart))
+	if got, _, _ := unstructured.NestedString(metadata.Object, "version"); got != "0.1.0" {
+		t.Errorf("metadata: got %s, want version 0.1.0", release.Chart)
+	}
+	asked.SubNotes = true
+	want := "web says: Hi\n\nGreetings from greeting.\nNot the notes of the chart."
+	if got := rendered(t, charts, asked).Notes; got != want {
+		t.Errorf("notes with those of subcharts: got %q, want %q", got, want)
+	}
+}
