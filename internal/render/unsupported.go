@@ -145,33 +145,29 @@ func judgeHelmChart(field string, value any) verdict {
 	return unknown
 }
 
+// judgeHelmOption gives the verdict on an option of a chart. The doc comments of the API say why some are refused.
 func judgeHelmOption(option string, value any) verdict {
 	switch option {
-	case "skipCRDs", "skipSchemaValidation", "disableHooks", "passCredentialsAll", "installOptions.createNamespace":
+	case "skipCRDs", "skipSchemaValidation", "disableHooks", "passCredentialsAll", "wait", "waitForJobs", "timeout", "atomic", "runTests",
+		"labels", "description",
+		"installOptions.createNamespace", "installOptions.disableHooks", "installOptions.recoverAfterConsecutiveFailures",
+		"upgradeOptions.force", "upgradeOptions.maxHistory", "upgradeOptions.cleanupOnFail", "upgradeOptions.subNotes",
+		"upgradeOptions.disableHooks",
+		"uninstallOptions.keepHistory", "uninstallOptions.deletionPropagation", "uninstallOptions.disableHooks":
 		return acted
 	case "disableOpenAPIValidation", "enableClientCache":
 		return acted // the API server checks objects, and Towline caches discovery, whatever they say
+	case "installOptions.takeOwnership", "upgradeOptions.takeOwnership":
+		return acted // always so: with the default filled in, false does not tell whether anybody asked for a refusal
 	case "upgradeOptions.resetValues", "upgradeOptions.upgradeCRDs":
 		return acted // always so: a member equals its bundle, which holds the CRDs and never an earlier release's values
 	case "installOptions", "upgradeOptions", "uninstallOptions":
 		return partly
 	case "installOptions.replace":
 		return actedIf(value == true)
-	case "timeout":
-		return actedIf(value == "5m0s")
-	case "installOptions.recoverAfterConsecutiveFailures":
-		return actedIf(value == float64(5))
-	case "upgradeOptions.maxHistory":
-		return actedIf(value == float64(2))
-	case "uninstallOptions.deletionPropagation":
-		return actedIf(value == string(configv1beta1.DeletionBackground))
-	case "wait", "waitForJobs", "atomic", "dependencyUpdate", "runTests",
-		"installOptions.disableHooks", "installOptions.takeOwnership",
-		"upgradeOptions.force", "upgradeOptions.reuseValues", "upgradeOptions.resetThenReuseValues", "upgradeOptions.recreate",
-		"upgradeOptions.cleanupOnFail", "upgradeOptions.subNotes", "upgradeOptions.disableHooks", "upgradeOptions.takeOwnership",
-		"uninstallOptions.keepHistory", "uninstallOptions.disableHooks":
+	case "dependencyUpdate", "upgradeOptions.reuseValues", "upgradeOptions.resetThenReuseValues", "upgradeOptions.recreate":
 		return actedIf(value == false)
-	case "labels", "description", "postRenderStrategy":
+	case "postRenderStrategy":
 		return ignored
 	}
 	return unknown

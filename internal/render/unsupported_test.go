@@ -31,22 +31,22 @@ func everyField() map[string]string {
 			helmCharts[0].helmChartAction helmCharts[0].registryCredentialsConfig
 			helmCharts[0].options.skipCRDs helmCharts[0].options.skipSchemaValidation helmCharts[0].options.disableHooks
 			helmCharts[0].options.disableOpenAPIValidation helmCharts[0].options.enableClientCache
+			helmCharts[0].options.wait helmCharts[0].options.waitForJobs helmCharts[0].options.timeout helmCharts[0].options.atomic
+			helmCharts[0].options.labels helmCharts[0].options.description helmCharts[0].options.runTests
 			helmCharts[0].options.passCredentialsAll helmCharts[0].options.installOptions.createNamespace
 			helmCharts[0].options.installOptions.replace
-			helmCharts[0].options.upgradeOptions.resetValues helmCharts[0].options.upgradeOptions.upgradeCRDs`,
-		"itself": `reloader maxConsecutiveFailures policyRefs[0].path
-			helmCharts[0].options.wait helmCharts[0].options.waitForJobs helmCharts[0].options.timeout helmCharts[0].options.atomic
-			helmCharts[0].options.dependencyUpdate helmCharts[0].options.labels helmCharts[0].options.description
-			helmCharts[0].options.runTests helmCharts[0].options.postRenderStrategy
 			helmCharts[0].options.installOptions.disableHooks helmCharts[0].options.installOptions.takeOwnership
-			helmCharts[0].options.installOptions.recoverAfterConsecutiveFailures
-			helmCharts[0].options.upgradeOptions.force helmCharts[0].options.upgradeOptions.reuseValues
-			helmCharts[0].options.upgradeOptions.resetThenReuseValues helmCharts[0].options.upgradeOptions.recreate
+			helmCharts[0].options.installOptions.recoverAfterConsecutiveFailures helmCharts[0].options.upgradeOptions.force
 			helmCharts[0].options.upgradeOptions.maxHistory helmCharts[0].options.upgradeOptions.cleanupOnFail
 			helmCharts[0].options.upgradeOptions.subNotes helmCharts[0].options.upgradeOptions.disableHooks
 			helmCharts[0].options.upgradeOptions.takeOwnership
 			helmCharts[0].options.uninstallOptions.keepHistory helmCharts[0].options.uninstallOptions.deletionPropagation
 			helmCharts[0].options.uninstallOptions.disableHooks
+			helmCharts[0].options.upgradeOptions.resetValues helmCharts[0].options.upgradeOptions.upgradeCRDs`,
+		"itself": `reloader maxConsecutiveFailures policyRefs[0].path
+			helmCharts[0].options.dependencyUpdate helmCharts[0].options.postRenderStrategy
+			helmCharts[0].options.upgradeOptions.reuseValues helmCharts[0].options.upgradeOptions.resetThenReuseValues
+			helmCharts[0].options.upgradeOptions.recreate
 			setRefs maxUpdate templateResourceRefs dependsOn transitionFrom kustomizationRefs preDeployChecks validateHealths
 			preDeleteChecks postDeleteChecks patches patchesFrom driftExclusions extraLabels extraAnnotations
 			policyRefs[0].remoteURL helmCharts[0].signatureVerification helmCharts[0].provenanceVerification`,
@@ -195,7 +195,12 @@ helmCharts:
 - repositoryURL: gitrepository://a/b/c
   releaseName: b
   releaseNamespace: b
-  options: {wait: true, atomic: true, timeout: 1m, installOptions: {createNamespace: false, replace: false}}
+  options:
+    wait: true
+    postRenderStrategy: nohooks
+    dependencyUpdate: true
+    installOptions: {createNamespace: false, replace: false}
+    upgradeOptions: {force: true, reuseValues: true, resetThenReuseValues: true, recreate: true}
   provenanceVerification: {}
 kustomizationRefs: [{kind: ConfigMap, name: k}]
 `), &spec)
@@ -204,10 +209,12 @@ kustomizationRefs: [{kind: ConfigMap, name: k}]
 	}
 	want := []string{
 		"spec.dependsOn",
-		"spec.helmCharts[1].options.atomic",
+		"spec.helmCharts[1].options.dependencyUpdate",
 		"spec.helmCharts[1].options.installOptions.replace",
-		"spec.helmCharts[1].options.timeout",
-		"spec.helmCharts[1].options.wait",
+		"spec.helmCharts[1].options.postRenderStrategy",
+		"spec.helmCharts[1].options.upgradeOptions.recreate",
+		"spec.helmCharts[1].options.upgradeOptions.resetThenReuseValues",
+		"spec.helmCharts[1].options.upgradeOptions.reuseValues",
 		"spec.helmCharts[1].provenanceVerification",
 		"spec.helmCharts[1].repositoryURL",
 		"spec.kustomizationRefs",

@@ -174,7 +174,7 @@ type HelmOptions struct {
 	// +optional
 	SkipSchemaValidation bool `json:"skipSchemaValidation,omitempty"`
 
-	// Wait for the objects to be ready before the release counts as deployed. Default false.
+	// Wait for the objects to be ready before the release counts as deployed. Atomic implies it. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	Wait bool `json:"wait,omitempty"`
@@ -184,16 +184,17 @@ type HelmOptions struct {
 	// +optional
 	WaitForJobs bool `json:"waitForJobs,omitempty"`
 
-	// Timeout of every single wait. Default 5m; not filled in.
+	// Timeout of every hook and every wait. Default 5m; not filled in.
 	// +optional
 	Timeout *metav1.Duration `json:"timeout,omitempty"`
 
-	// DisableHooks runs no hooks. Default false.
+	// DisableHooks leaves all hooks of the chart out, tests among them. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	DisableHooks bool `json:"disableHooks,omitempty"`
 
-	// DisableOpenAPIValidation does not check objects against the cluster's schema before they are sent. Default false.
+	// DisableOpenAPIValidation does not check objects against the cluster's schema before they are sent. Default false. Towline
+	// never does: the API server checks them.
 	// +kubebuilder:default:=false
 	// +optional
 	DisableOpenAPIValidation bool `json:"disableOpenAPIValidation,omitempty"`
@@ -203,16 +204,17 @@ type HelmOptions struct {
 	// +optional
 	Atomic bool `json:"atomic,omitempty"`
 
-	// DependencyUpdate fetches subcharts the archive lacks. Default false.
+	// DependencyUpdate fetches subcharts the archive lacks. Default false. True is refused: as with Helm, it has a meaning for a
+	// directory with a chart only, and the archive of a repository that lacks a subchart is refused.
 	// +kubebuilder:default:=false
 	// +optional
 	DependencyUpdate bool `json:"dependencyUpdate,omitempty"`
 
-	// Labels of the release record.
+	// Labels of the release record. Those that Helm sets itself (createdAt, modifiedAt, name, owner, status, version) are refused.
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// EnableClientCache keeps discovery results between operations. Default false.
+	// EnableClientCache keeps discovery results between operations. Default false. Towline always does.
 	// +kubebuilder:default:=false
 	// +optional
 	EnableClientCache bool `json:"enableClientCache,omitempty"`
@@ -225,11 +227,12 @@ type HelmOptions struct {
 	// +optional
 	PassCredentialsAll bool `json:"passCredentialsAll,omitempty"`
 
-	// RunTests runs the chart's tests after the release is deployed. Default false.
+	// RunTests runs the chart's tests after the release is deployed. A failed test fails the release. Default false.
 	// +optional
 	RunTests bool `json:"runTests,omitempty"`
 
-	// PostRenderStrategy says what patches are applied to. Default: Helm's.
+	// PostRenderStrategy says what patches are applied to. Default: Helm's. It is refused, as there is nothing that it could apply to:
+	// the patches of a profile are not supported yet.
 	// +optional
 	PostRenderStrategy PostRenderStrategy `json:"postRenderStrategy,omitempty"`
 
@@ -253,7 +256,8 @@ type HelmInstallOptions struct {
 	// +optional
 	CreateNamespace *bool `json:"createNamespace,omitempty"`
 
-	// Replace reuses the name of a release that was taken away with its history kept. Default true.
+	// Replace reuses the name of a release that was taken away with its history kept. Default true. False is refused: the release
+	// could not be deployed again until somebody deletes its history on the cluster.
 	// +kubebuilder:default:=true
 	// +optional
 	Replace *bool `json:"replace,omitempty"`
@@ -263,13 +267,14 @@ type HelmInstallOptions struct {
 	// +optional
 	DisableHooks bool `json:"disableHooks,omitempty"`
 
-	// TakeOwnership adopts objects that exist and belong to no release. Default false.
+	// TakeOwnership adopts objects that exist and belong to no release. Default false. Towline always adopts objects that no other
+	// profile manages: with the default filled in, false does not tell whether anybody asked for a refusal.
 	// +kubebuilder:default:=false
 	// +optional
 	TakeOwnership bool `json:"takeOwnership,omitempty"`
 
 	// RecoverAfterConsecutiveFailures is the number of failed attempts in a row after which a stuck release is taken away and
-	// installed anew. Default 5.
+	// installed again; 0 never takes it away. Default 5.
 	// +kubebuilder:default:=5
 	// +optional
 	RecoverAfterConsecutiveFailures *int32 `json:"recoverAfterConsecutiveFailures,omitempty"`
@@ -277,28 +282,29 @@ type HelmInstallOptions struct {
 
 // HelmUpgradeOptions are options of upgrades. Without them the defaults of the fields hold.
 type HelmUpgradeOptions struct {
-	// Force replaces objects that cannot be patched. Default false.
+	// Force deletes an object and creates it again when a field changed that cannot be changed. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	Force bool `json:"force,omitempty"`
 
-	// ResetValues drops the values of the current release. Default false.
+	// ResetValues drops the values of the current release. Default false. Towline always does: the profile holds all values.
 	// +kubebuilder:default:=false
 	// +optional
 	ResetValues bool `json:"resetValues,omitempty"`
 
-	// ReuseValues keeps the values of the current release and merges the new ones into them. Default false.
+	// ReuseValues keeps the values of the current release and merges the new ones into them. Default false. True is refused: the
+	// values of a release are those that its profile has now, on every cluster, whatever was deployed there before.
 	// +kubebuilder:default:=false
 	// +optional
 	ReuseValues bool `json:"reuseValues,omitempty"`
 
 	// ResetThenReuseValues starts from the chart's own values, then merges those of the current release and the new ones.
-	// Default false.
+	// Default false. True is refused, as for reuseValues.
 	// +kubebuilder:default:=false
 	// +optional
 	ResetThenReuseValues bool `json:"resetThenReuseValues,omitempty"`
 
-	// Recreate restarts pods. Deprecated in Helm. Default false.
+	// Recreate restarts pods. Default false. True is refused: Helm has removed it.
 	// +kubebuilder:default:=false
 	// +optional
 	Recreate bool `json:"recreate,omitempty"`
@@ -329,7 +335,7 @@ type HelmUpgradeOptions struct {
 	// +optional
 	DisableHooks bool `json:"disableHooks,omitempty"`
 
-	// TakeOwnership adopts objects that exist and belong to no release. Default false.
+	// TakeOwnership adopts objects that exist and belong to no release. Default false. Towline always does, as at the installation.
 	// +kubebuilder:default:=false
 	// +optional
 	TakeOwnership bool `json:"takeOwnership,omitempty"`
@@ -352,7 +358,7 @@ const (
 
 // HelmUninstallOptions are options of taking a release away. Without them the defaults of the fields hold.
 type HelmUninstallOptions struct {
-	// KeepHistory keeps the release record. Default false.
+	// KeepHistory keeps the release records. Default false.
 	// +optional
 	KeepHistory bool `json:"keepHistory,omitempty"`
 

@@ -204,6 +204,10 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 	if err != nil {
 		return bundle.Item{}, none, atStage(status.ReasonRender, err)
 	}
+	options, err := releaseOptions(expanded.Options)
+	if err != nil {
+		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+	}
 	archive, contents, err := c.fetch(ctx, r, expanded)
 	if err != nil {
 		return bundle.Item{}, none, atStage(status.ReasonSource, err)
@@ -225,10 +229,12 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 		Release: &bundle.Release{
 			Name: expanded.ReleaseName, Namespace: expanded.ReleaseNamespace, RepoURL: expanded.RepositoryURL,
 			ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
-			Data: bundle.ReleaseData{Chart: rendered.Chart, Values: encoded, Notes: rendered.Notes, Paths: rendered.Paths},
+			Options: options,
+			Data:    bundle.ReleaseData{Chart: rendered.Chart, Values: encoded, Notes: rendered.Notes, Paths: rendered.Paths},
 		},
 		Sensitive:             render.HasSecret(rendered.Objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive }),
 		SkipNamespaceCreation: !createsNamespace(expanded),
+		Force:                 isForced(expanded.Options),
 	}
 	return item, releaseSummary(expanded, archive, encoded), nil
 }

@@ -1,0 +1,100 @@
+package summaries
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// defaultMaxHistory is how many revisions are recorded of a release that does not say.
+	defaultMaxHistory = 2
+	// defaultRecoverAfter is after how many failed installations a release is uninstalled that does not say.
+	defaultRecoverAfter = 5
+)
+
+// releaseOptions returns the options of a chart for the engine. It fails with phase.Invalid for options that Helm does not take.
+func releaseOptions(options *configv1beta1.HelmOptions) (bundle.ReleaseOptions, error) {
+	var spec configv1beta1.HelmOptions
+	if options != nil {
+		spec = *options
+	}
+	if err := checkLabels(spec.Labels); err != nil {
+		return bundle.ReleaseOptions{}, err
+	}
+	release := bundle.ReleaseOptions{
+		Wait:        spec.Wait || spec.Atomic, // atomic implies wait
+		WaitForJobs: spec.WaitForJobs,
+		Atomic:      spec.Atomic,
+		RunTests:    spec.RunTests,
+		Labels:      spec.Labels,
+		Description: spec.Description,
+	}
+	if spec.Timeout != nil {
+		if spec.Timeout.Duration < 0 {
+			return bundle.ReleaseOptions{}, phase.Invalidf("options.timeout is negative: %s", spec.Timeout.Duration)
+		}
+		release.Timeout = spec.Timeout.Duration
+	}
+	addInstallOptions(&release, cmp.Or(spec.InstallOptions, &configv1beta1.HelmInstallOptions{}))
+	addUpgradeOptions(&release, cmp.Or(spec.UpgradeOptions, &configv1beta1.HelmUpgradeOptions{}))
+	addUninstallOptions(&release, cmp.Or(spec.UninstallOptions, &configv1beta1.HelmUninstallOptions{}))
+	return release, nil
+}
+
+func addInstallOptions(release *bundle.ReleaseOptions, install *configv1beta1.HelmInstallOptions) {
+	release.DisableInstallHooks = install.DisableHooks
+	release.RecoverAfter = limit(install.RecoverAfterConsecutiveFailures, defaultRecoverAfter)
+}
+
+func addUpgradeOptions(release *bundle.ReleaseOptions, upgrade *configv1beta1.HelmUpgradeOptions) {
+	release.DisableUpgradeHooks = upgrade.DisableHooks
+	release.CleanupOnFail = upgrade.CleanupOnFail
+	release.MaxHistory = limit(upgrade.MaxHistory, defaultMaxHistory)
+}
+
+func addUninstallOptions(release *bundle.ReleaseOptions, uninstall *configv1beta1.HelmUninstallOptions) {
+	release.DisableUninstallHooks = uninstall.DisableHooks
+	release.KeepHistory = uninstall.KeepHistory
+	release.DeletionPropagation = string(uninstall.DeletionPropagation)
+}
+
+// limit returns a count, or fallback if none is set. Zero and less mean no limit, as with Helm.
+func limit(count *int32, fallback int) int {
+	if count == nil {
+		return fallback
+	}
+	return max(0, int(*count))
+}
+
+// isForced returns whether an object with a changed immutable field is deleted and created again.
+func isForced(options *configv1beta1.HelmOptions) bool {
+	return options != nil && options.UpgradeOptions != nil && options.UpgradeOptions.Force
+}
+
+// checkLabels returns phase.Invalid for labels that the Secret with a release record cannot have. The system labels are Helm's own.
+func checkLabels(labels map[string]string) error {
+	system := []string{"createdAt", "modifiedAt", "name", "owner", "status", "version"}
+	var problems []string
+	for key, value := range labels {
+		if slices.Contains(system, key) {
+			problems = append(problems, fmt.Sprintf("%s is a label that Helm sets itself", key))
+		}
+		for _, reason := range validation.IsQualifiedName(key) {
+			problems = append(problems, fmt.Sprintf("%q is no label: %s", key, reason))
+		}
+		for _, reason := range validation.IsValidLabelValue(value) {
+			problems = append(problems, fmt.Sprintf("%q of %s is no value of a label: %s", value, key, reason))
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return phase.Invalidf("options.labels: %s", slices.Min(problems))
+}
