@@ -82,7 +82,7 @@ one after the other, replicas as well as shards, share it.`,
 	flags.StringVar(&f.options.DiagnosticsAddress, "diagnostics-address", ":8443",
 		"`address` that serves /metrics over https, to tokens that may get this URL of the management cluster; empty for none")
 	flags.StringVar(&f.options.HealthAddress, "health-address", ":9440", "`address` that serves /healthz and /readyz over http; empty for none")
-	flags.StringVar(&f.options.CacheDir, "cache-dir", "", "`directory` that keeps charts and renderings, and with them the values that charts make up, over restarts (default: towline/hub-<hash of the server> in the user's cache directory)")
+	flags.StringVar(&f.options.CacheDir, "cache-dir", "", "`directory` that keeps charts over restarts (default: towline/hub-<hash of the server> in the user's cache directory)")
 	flags.StringVar(&f.options.ManagementClusterURL, "management-cluster-url", "", "https `address` under which agents reach the hub (default: what ConfigMap kube-public/cluster-info says, else the hub's own kubeconfig)")
 	flags.StringVar(&f.agentsCA, "management-cluster-ca", "", "`file` with the certificate authority of that address, in PEM")
 	flags.StringVar(&f.options.AgentImage, "agent-image", join.DefaultAgentImage, "container `image` of agents")
@@ -125,8 +125,7 @@ func (f *hubFlags) readAgents() error {
 // cacheHashLength is how many hexadecimal digits tell the caches of several hubs of one user apart.
 const cacheHashLength = 12
 
-// defaultCacheDir makes the directory that a hub on this server keeps its charts and renderings in: the same one at every start, since
-// charts that make up values would otherwise make up others.
+// defaultCacheDir makes the directory that a hub on this server keeps its charts in: the same one at every start.
 func defaultCacheDir(server string) (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {

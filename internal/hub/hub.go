@@ -52,7 +52,7 @@ type Options struct {
 	// get the non-resource URL /metrics of the hub's API server. Empty serves nothing.
 	HealthAddress      string
 	DiagnosticsAddress string
-	// CacheDir keeps charts and renderings over restarts. Empty: a directory that goes when the hub stops.
+	// CacheDir keeps charts over restarts. Empty: a directory that goes when the hub stops.
 	CacheDir string
 	// InstallCRDs installs or upgrades our CRDs first.
 	InstallCRDs bool
@@ -323,11 +323,9 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 	if err != nil {
 		return nil, err
 	}
-	renderer, err := render.NewCharts(filepath.Join(dir, "renderings"))
-	if err != nil {
-		return nil, err
-	}
-	return &summaries.Composer{Contents: newContents(mgr.GetCache(), live), Charts: charts, Renderer: renderer, HubUID: hubUID}, nil
+	return &summaries.Composer{
+		Contents: newContents(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(), HubUID: hubUID,
+	}, nil
 }
 
 func ensureNamespace(ctx context.Context, hub client.Client, name string) error {

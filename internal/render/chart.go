@@ -51,86 +51,150 @@ type ChartRequest struct {
 	DisableHooks bool
 	// SubNotes adds the notes of the subcharts to those of the chart.
 	SubNotes bool
+	// Revision and IsUpgrade are what templates see of the release; zero is the first revision, and not an upgrade an installation.
+	Revision  int
+	IsUpgrade bool
+
+	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other owners.
+	Owner string `json:"-"`
+	// Generated returns the values that former renderings of the release generated. It is called only for a chart that generates values
+	// or looks up objects; Release.Generated must be added to them before the release is delivered.
+	Generated func(ctx context.Context) (Generated, error) `json:"-"`
+	// Lookup reads the member for charts that call lookup; without it they find nothing.
+	Lookup LookupFunc `json:"-"`
 }
 
-// Charts renders charts the way a first installation with Helm does, but without a cluster: lookup finds nothing, and the network is not
-// asked.
+// Charts renders charts as Helm does, but without a cluster, except for lookup, and without asking the network.
 //
-// An identical rendering is done once, whoever asks: requests that differ only in what the chart cannot see (it is known which charts
-// look at the version or the API list) share one result. That is more than thrift. Some charts render differently every time, because
-// they call randAlphaNum, genCA or now; members that share a rendering get the same, and it stays the same as long as Charts remembers
-// it: in memory up to a size, and in a directory for those charts (see NewCharts).
+// An identical rendering is done once for all members: requests that differ only in what the chart cannot see (it is known which charts
+// look at the version or the API list) share one result. A chart that generates values or looks up objects is rendered for each release
+// on each member, see ChartRequest.Owner.
 type Charts struct {
 	flights singleflight.Group
-	memory  *memory
-	disk    disk
-	traits  *traitsByDigest
+	// shared keeps releases for all members, own those of one member.
+	shared, own *memory
+	facts       *factsByDigest
 }
 
-// NewCharts returns Charts that keeps the renderings of charts that call chance or the clock in dir, so that a restart does not roll
-// new passwords out. They may hold secrets: dir is made for its owner only.
-func NewCharts(dir string) (*Charts, error) {
-	kept, err := newDisk(dir)
-	if err != nil {
-		return nil, err
-	}
-	return &Charts{memory: newMemory(maxRemembered), disk: kept, traits: newTraitsByDigest()}, nil
+// NewCharts returns Charts.
+func NewCharts() *Charts {
+	return &Charts{shared: newMemory(maxShared), own: newMemory(maxOwn), facts: newFactsByDigest()}
 }
 
-// Render returns a release. Errors name the chart and the template or value; all but those of ctx and of reading the archive are
-// phase.Invalid.
+// Render returns a release. Errors name the chart and the template or value; all but those of ctx, of reading the archive and of the
+// functions in request are phase.Invalid.
 //
 // Go cannot stop a template that runs: when ctx ends Render returns, and the work ends whenever it does.
 func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, error) {
-	traits, err := c.traits.of(request.Chart)
+	facts, err := c.facts.of(request.Chart)
 	if err != nil {
 		return Release{}, err
 	}
-	request, err = traits.narrow(request)
-	if err != nil {
+	if request, err = facts.narrow(request); err != nil {
 		return Release{}, err
 	}
 	key, err := request.key()
 	if err != nil {
 		return Release{}, err
 	}
-	if known, ok := c.memory.get(key); ok {
+	release, known := c.shared.get(key)
+	if !known {
+		release, err = c.once(ctx, key, request, func() (Release, error) { return c.renderForAll(key, request) })
+	}
+	if release.generates || release.LooksUp && request.Lookup != nil {
+		return c.renderForMember(ctx, key, request)
+	}
+	return release, err
+}
+
+// Inputs returns a digest of everything that a rendering depends on but the revision and the operation, for a chart that looks at either;
+// for all others "".
+func (c *Charts) Inputs(request ChartRequest) (string, error) {
+	facts, err := c.facts.of(request.Chart)
+	if err != nil {
+		return "", err
+	}
+	revision, operation := facts.sees(request)
+	if !revision && !operation {
+		return "", nil
+	}
+	if request, err = facts.narrow(request); err != nil {
+		return "", err
+	}
+	request.Revision, request.IsUpgrade = 0, false
+	return request.key()
+}
+
+// renderForAll renders a chart without generated values, and without lookup.
+func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error) {
+	if known, ok := c.shared.get(key); ok {
+		return known, nil // rendered since the caller looked
+	}
+	release, err := request.render(&calls{})
+	if err == nil {
+		c.shared.put(key, release)
+	}
+	return release, err
+}
+
+// renderForMember renders a chart with the values that it generated before. shared is the key of the rendering for all members.
+func (c *Charts) renderForMember(ctx context.Context, shared string, request ChartRequest) (Release, error) {
+	var kept Generated
+	if request.Generated != nil {
+		var err error
+		if kept, err = request.Generated(ctx); err != nil {
+			return Release{}, fmt.Errorf("render chart %s: %w", request.Chart.Name, err)
+		}
+	}
+	key, err := ownKey(shared, request.Owner, kept)
+	if err != nil {
+		return Release{}, err
+	}
+	if known, ok := c.own.get(key); ok {
 		return known, nil
 	}
-	flight := c.flights.DoChan(key, func() (any, error) { return c.render(key, request, traits) })
+	release, err := c.once(ctx, key, request, func() (Release, error) {
+		return request.render(&calls{ofMember: true, kept: kept, used: Generated{}, lookup: request.Lookup})
+	})
+	if err != nil || release.LooksUp {
+		return release, err // what the member has may change at any time
+	}
+	// The next request comes with the values of this one.
+	kept = maps.Clone(kept)
+	if kept == nil {
+		kept = Generated{}
+	}
+	maps.Copy(kept, release.Generated)
+	if key, err = ownKey(shared, request.Owner, kept); err != nil {
+		return Release{}, err
+	}
+	c.own.put(key, release)
+	return release, nil
+}
+
+// once calls render for one of the callers that ask for the same at once. Its error names the chart.
+func (c *Charts) once(ctx context.Context, key string, request ChartRequest, render func() (Release, error)) (Release, error) {
+	flight := c.flights.DoChan(key, func() (any, error) { return render() })
 	select {
 	case <-ctx.Done():
 		return Release{}, fmt.Errorf("render chart %s: %w", request.Chart.Name, ctx.Err())
 	case done := <-flight:
+		release, _ := done.Val.(Release)
 		if done.Err != nil {
-			return Release{}, done.Err
+			return release, fmt.Errorf("render chart %s %s: %w", request.Chart.Name, request.Chart.Version, done.Err)
 		}
-		return done.Val.(Release), nil
+		return release, nil
 	}
 }
 
-func (c *Charts) render(key string, request ChartRequest, traits traits) (Release, error) {
-	if known, ok := c.memory.get(key); ok {
-		return known, nil // it was done while we came here
-	}
-	restless := traits.restless || anyText(request.Values, isRestless)
-	if restless {
-		if known, ok := c.disk.get(key); ok {
-			c.memory.put(key, known)
-			return known, nil
-		}
-	}
-	rendered, err := request.render()
+// ownKey tells the renderings for one member apart.
+func ownKey(shared, owner string, kept Generated) (string, error) {
+	raw, err := json.Marshal([]any{shared, owner, kept})
 	if err != nil {
-		return Release{}, fmt.Errorf("render chart %s %s: %w", request.Chart.Name, request.Chart.Version, err)
+		return "", fmt.Errorf("encode generated values: %w", err)
 	}
-	if restless {
-		if err := c.disk.put(key, rendered); err != nil {
-			return Release{}, err
-		}
-	}
-	c.memory.put(key, rendered)
-	return rendered, nil
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:]), nil
 }
 
 // key tells requests apart.
@@ -146,7 +210,7 @@ func (r ChartRequest) key() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-func (r ChartRequest) render() (Release, error) {
+func (r ChartRequest) render(calls *calls) (Release, error) {
 	chart, err := load(r.Chart)
 	if err != nil {
 		return Release{}, err
@@ -164,9 +228,12 @@ func (r ChartRequest) render() (Release, error) {
 		}
 		keep(collected.crds)
 	}
-	texts, err := r.execute(chart, values, collected.crds)
-	if err != nil {
-		return Release{}, err
+	texts, err := r.execute(chart, values, collected.crds, calls)
+	switch {
+	case calls.generates && !calls.ofMember:
+		return Release{generates: true, size: minSize}, nil
+	case err != nil:
+		return Release{LooksUp: calls.looksUp}, err
 	}
 	notes := r.cutNotes(chart, texts)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
@@ -180,22 +247,28 @@ func (r ChartRequest) render() (Release, error) {
 	}
 	release := collected.release()
 	release.Chart, release.Notes = metadata, notes
+	release.Generated, release.LooksUp = calls.used, calls.looksUp
 	release.size += len(notes)
 	return release, nil
 }
 
 // execute returns the rendered templates by their paths.
-func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crds []part) (map[string]string, error) {
+func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crds []part, calls *calls) (map[string]string, error) {
 	capabilities, err := r.capabilities(crds)
 	if err != nil {
 		return nil, err
 	}
-	options := common.ReleaseOptions{Name: r.Name, Namespace: r.Namespace, Revision: 1, IsInstall: true}
+	options := common.ReleaseOptions{
+		Name: r.Name, Namespace: r.Namespace, Revision: max(1, r.Revision), IsInstall: !r.IsUpgrade, IsUpgrade: r.IsUpgrade,
+	}
 	full, err := chartvalues.ToRenderValuesWithSchemaValidation(chart, values, options, capabilities, r.SkipSchemaValidation)
 	if err != nil {
 		return nil, phase.Invalid{Err: oneLine(err)}
 	}
-	texts, err := engine.Engine{}.Render(chart, full)
+	if calls.ofMember {
+		markTemplates(chart)
+	}
+	texts, err := engine.Engine{CustomTemplateFuncs: calls.functions()}.Render(chart, full)
 	if err != nil {
 		return nil, phase.Invalid{Err: oneLine(err)}
 	}

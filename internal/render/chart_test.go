@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -47,15 +48,6 @@ func fetched(t *testing.T, chart examples.Chart) source.Chart {
 		t.Fatal(err)
 	}
 	return got
-}
-
-func newCharts(t *testing.T, dir string) *render.Charts {
-	t.Helper()
-	charts, err := render.NewCharts(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return charts
 }
 
 // request asks for a release of chart on a cluster with Kubernetes 1.36.
@@ -99,7 +91,7 @@ func TestRenderGolden(t *testing.T) {
 			t.Parallel()
 			asked := request(t, examples.Chart{})
 			change(&asked)
-			golden(t, name, rendered(t, newCharts(t, t.TempDir()), asked).Objects)
+			golden(t, name, rendered(t, render.NewCharts(), asked).Objects)
 		})
 	}
 }
@@ -164,7 +156,7 @@ func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
 			if test.change != nil {
 				test.change(&asked)
 			}
-			_, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
+			_, err := render.NewCharts().Render(t.Context(), asked)
 			wantInvalid(t, err, test.want...)
 		})
 	}
@@ -187,7 +179,7 @@ data:
   dns: {{ getHostByName "localhost" | quote }}
 `))
 	asked.KubeVersion = "v1.31.6+k3s1"
-	objects := rendered(t, newCharts(t, t.TempDir()), asked).Objects
+	objects := rendered(t, render.NewCharts(), asked).Objects
 	for _, object := range objects {
 		if object.GetName() != "seen" {
 			continue
@@ -206,15 +198,14 @@ data:
 
 func TestRenderOnceForAllWhoAskTheSame(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(object("Secret", "password")+"stringData: {password: '{{ randAlphaNum 20 }}'}\n"))
-	dir := t.TempDir()
-	charts := newCharts(t, dir)
+	asked := request(t, examples.Chart{})
+	charts := render.NewCharts()
 	var (
-		mu        sync.Mutex // guards passwords
-		passwords = map[string]bool{}
-		group     sync.WaitGroup
+		mu       sync.Mutex // guards releases
+		releases = map[*unstructured.Unstructured]bool{}
+		group    sync.WaitGroup
 	)
-	ask := func(charts *render.Charts, change func(*render.ChartRequest)) {
+	ask := func(change func(*render.ChartRequest)) {
 		mine := asked
 		change(&mine)
 		release, err := charts.Render(t.Context(), mine)
@@ -224,39 +215,29 @@ func TestRenderOnceForAllWhoAskTheSame(t *testing.T) {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		passwords[password(release.Objects)] = true
+		releases[release.Objects[0]] = true
 	}
-	for range 20 {
-		group.Go(func() { ask(charts, func(*render.ChartRequest) {}) })
+	for i := range 20 {
+		group.Go(func() { ask(func(r *render.ChartRequest) { r.Owner = strconv.Itoa(i) }) })
 	}
 	group.Wait()
-	ask(charts, func(r *render.ChartRequest) { r.APIVersions = []string{"v1", "apps/v1", "example.com/v1"} }) // no template looks at it
-	ask(newCharts(t, dir), func(*render.ChartRequest) {})                                                     // after a restart
-	if len(passwords) != 1 {
-		t.Errorf("got %d passwords, want one for all", len(passwords))
+	ask(func(r *render.ChartRequest) { r.APIVersions = []string{"v1", "apps/v1", "example.com/v1"} }) // no template looks at it
+	ask(func(r *render.ChartRequest) { r.Revision, r.IsUpgrade = 7, true })                           // nor at these
+	if len(releases) != 1 {
+		t.Errorf("got %d renderings, want one for all", len(releases))
 	}
-	ask(charts, func(r *render.ChartRequest) { r.Name = "other" })
-	ask(charts, func(r *render.ChartRequest) { r.Values = values(t, "replicas: 2\n") })
-	ask(charts, func(r *render.ChartRequest) { r.KubeVersion = "v1.35.0" }) // the page shows it
-	if len(passwords) != 4 {
-		t.Errorf("got %d passwords, want one for each of four different requests", len(passwords))
+	ask(func(r *render.ChartRequest) { r.Name = "other" })
+	ask(func(r *render.ChartRequest) { r.Values = values(t, "replicas: 2\n") })
+	ask(func(r *render.ChartRequest) { r.KubeVersion = "v1.35.0" }) // the page shows it
+	if len(releases) != 4 {
+		t.Errorf("got %d renderings, want one for each of four different requests", len(releases))
 	}
-}
-
-func password(objects []*unstructured.Unstructured) string {
-	for _, object := range objects {
-		if object.GetKind() == "Secret" {
-			text, _, _ := unstructured.NestedString(object.Object, "stringData", "password")
-			return text
-		}
-	}
-	return ""
 }
 
 func TestRenderTellsAPIListsApartWhereItMatters(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has "example.com/v1" }}`+object("ConfigMap", "extra")+`{{ end }}`))
-	charts := newCharts(t, t.TempDir())
+	charts := render.NewCharts()
 	without := rendered(t, charts, asked)
 	asked.APIVersions = append(asked.APIVersions, "example.com/v1")
 	with := rendered(t, charts, asked)
@@ -269,7 +250,7 @@ func TestRenderBigRelease(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})
 	asked.Values = values(t, "filler: {count: 60, size: 100000}\n")
-	objects := rendered(t, newCharts(t, t.TempDir()), asked).Objects
+	objects := rendered(t, render.NewCharts(), asked).Objects
 	size := 0
 	for _, object := range objects {
 		text, _, _ := unstructured.NestedString(object.Object, "data", "filler")
@@ -284,7 +265,7 @@ func TestRenderNeedsTheVersion(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})
 	asked.KubeVersion = ""
-	if _, err := newCharts(t, t.TempDir()).Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "not known yet") {
+	if _, err := render.NewCharts().Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "not known yet") {
 		t.Errorf("got %v, want an error about the version", err)
 	}
 }
@@ -308,7 +289,7 @@ func TestRenderNeedsTheAPIsThatTheChartLooksAt(t *testing.T) {
 			if test.values != "" {
 				asked.Values = map[string]any{"greeting": test.values}
 			}
-			_, err := newCharts(t, t.TempDir()).Render(t.Context(), asked)
+			_, err := render.NewCharts().Render(t.Context(), asked)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got error %v, want %q in it", err, test.want)
 			}
@@ -321,7 +302,7 @@ func TestRenderEndsWithItsContext(t *testing.T) {
 	asked := request(t, withTemplate("{{ range until 30000000 }}{{ end }}"))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := newCharts(t, t.TempDir()).Render(ctx, asked); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := render.NewCharts().Render(ctx, asked); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the end of the context", err)
 	}
 }

@@ -5,8 +5,15 @@ import (
 	"sync"
 )
 
-// maxRemembered is how many bytes of rendered text the releases in memory may come from; as objects they take some five times as much.
-const maxRemembered = 64 << 20
+// maxShared and maxOwn are how many bytes of rendered text the releases in memory may come from, those of all members and those of one; as
+// objects they take some five times as much.
+const (
+	maxShared = 64 << 20
+	maxOwn    = 32 << 20
+)
+
+// minSize is what a release without objects counts for.
+const minSize = 1 << 10
 
 // memory keeps renderings, and forgets those that were not asked for the longest when they take too much room. One that is larger than
 // all the room is kept until the next one comes.

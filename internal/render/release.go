@@ -26,8 +26,14 @@ type Release struct {
 	Chart json.RawMessage
 	// Notes is the rendered NOTES.txt.
 	Notes string
+	// Generated are the values that the chart generated, or generated before, and that this release has.
+	Generated Generated
+	// LooksUp says that the chart called lookup.
+	LooksUp bool
 
 	size int // bytes of text that the objects and the notes come from
+	// generates says that there is no release that several members may share.
+	generates bool
 }
 
 // part is one object of a release and the path of its template.

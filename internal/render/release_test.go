@@ -44,7 +44,7 @@ func hooked() examples.Chart {
 
 func TestReleaseIsInHelmsOrder(t *testing.T) {
 	t.Parallel()
-	release := rendered(t, newCharts(t, t.TempDir()), request(t, hooked()))
+	release := rendered(t, render.NewCharts(), request(t, hooked()))
 	want := []string{
 		"CustomResourceDefinition greetings.hello.examples.towline.dev hello/crds/greetings.yaml",
 		"Namespace first hello/templates/added.yaml",
@@ -81,7 +81,7 @@ func TestReleaseIsInHelmsOrder(t *testing.T) {
 
 func TestDisableHooksDropsHooksOnly(t *testing.T) {
 	t.Parallel()
-	charts := newCharts(t, t.TempDir())
+	charts := render.NewCharts()
 	asked := request(t, hooked())
 	all := rendered(t, charts, asked)
 	asked.DisableHooks = true
@@ -94,12 +94,12 @@ func TestRenderWithoutSchema(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})
 	asked.Values, asked.SkipSchemaValidation = values(t, "message: ''\n"), true
-	rendered(t, newCharts(t, t.TempDir()), asked)
+	rendered(t, render.NewCharts(), asked)
 }
 
 func TestReleaseHasNotesAndMetadata(t *testing.T) {
 	t.Parallel()
-	charts := newCharts(t, t.TempDir())
+	charts := render.NewCharts()
 	asked := request(t, hooked())
 	asked.Values = values(t, "message: Hi\n")
 	release := rendered(t, charts, asked)

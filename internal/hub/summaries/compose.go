@@ -18,6 +18,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/source"
@@ -28,6 +29,8 @@ import (
 type Composer struct {
 	// Contents reads ConfigMaps and Secrets of the hub.
 	Contents client.Reader
+	// Hub reads and writes the Secrets with the values that charts generate, at the API server.
+	Hub client.Client
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
 	Renderer *render.Charts
@@ -220,23 +223,43 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 	if err != nil {
 		return bundle.Item{}, none, atStage(status.ReasonRender, err)
 	}
-	rendered, err := c.Renderer.Render(ctx, chartRequest(r, expanded, archive, values))
+	release, rendered, err := c.render(ctx, r, expanded, chartRequest(r, expanded, archive, values))
 	if err != nil {
 		return bundle.Item{}, none, atStage(status.ReasonRender, err)
 	}
+	release.Options = options
+	release.Data.Values = encoded
+	sensitive := slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
 	item := bundle.Item{
-		Objects: rendered.Objects,
-		Release: &bundle.Release{
-			Name: expanded.ReleaseName, Namespace: expanded.ReleaseNamespace, RepoURL: expanded.RepositoryURL,
-			ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
-			Options: options,
-			Data:    bundle.ReleaseData{Chart: rendered.Chart, Values: encoded, Notes: rendered.Notes, Paths: rendered.Paths},
-		},
-		Sensitive:             render.HasSecret(rendered.Objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive }),
+		Objects:               rendered.Objects,
+		Release:               &release,
+		Sensitive:             sensitive || len(rendered.Generated) > 0 || render.HasSecret(rendered.Objects),
 		SkipNamespaceCreation: !createsNamespace(expanded),
 		Force:                 isForced(expanded.Options),
 	}
 	return item, releaseSummary(expanded, archive, encoded), nil
+}
+
+// render renders a chart, and keeps what it generates.
+func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.HelmChart, request render.ChartRequest) (bundle.Release, render.Release, error) {
+	store := &generatedStore{
+		hub: c.Hub, summary: r.Summary, release: match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName},
+	}
+	request.Owner = store.key().String()
+	request.Generated = store.load
+	rendered, err := c.Renderer.Render(ctx, request)
+	if err != nil {
+		return bundle.Release{}, render.Release{}, err
+	}
+	if err := store.save(ctx, rendered.Generated); err != nil {
+		return bundle.Release{}, render.Release{}, err
+	}
+	archive := request.Chart
+	return bundle.Release{
+		Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace, RepoURL: chart.RepositoryURL,
+		ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
+		Data: bundle.ReleaseData{Chart: rendered.Chart, Notes: rendered.Notes, Paths: rendered.Paths},
+	}, rendered, nil
 }
 
 // fetch gets the chart and the objects that hold values for it.

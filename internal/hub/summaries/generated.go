@@ -1,0 +1,149 @@
+package summaries
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	"github.com/klauspost/compress/zstd"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/render"
+)
+
+const (
+	// generatedType is the type of Secrets with generated values.
+	generatedType corev1.SecretType = "towline.dev/generated-values"
+	// generatedKey is the key in such a Secret: the values as JSON, compressed with zstd.
+	generatedKey = "values.json.zst"
+	// generatedRelease is the annotation that names the release.
+	generatedRelease = "towline.dev/release"
+	// maxGenerated is how many bytes the compressed values may have; a Secret holds 1 MiB.
+	maxGenerated = 1000 << 10
+	// maxGeneratedDecoded is how many bytes they may have when they are read.
+	maxGeneratedDecoded = 64 << 20
+)
+
+// generatedStore keeps the values that the chart of one release generated in a Secret beside its ClusterSummary.
+type generatedStore struct {
+	hub     client.Client
+	summary *configv1beta1.ClusterSummary
+	release match.Release
+	// secret is as it was read, without a resourceVersion if there is none; kept are its values. Both are nil before load.
+	secret *corev1.Secret
+	kept   render.Generated
+}
+
+// key names the Secret.
+func (g *generatedStore) key() client.ObjectKey {
+	sum := sha256.Sum256([]byte(g.summary.Name + "\x00" + g.release.Namespace + "\x00" + g.release.Name))
+	return client.ObjectKey{Namespace: g.summary.Namespace, Name: "towline-generated-" + hex.EncodeToString(sum[:10])}
+}
+
+// load returns the values that were generated before. It reads from the API server: a cache that is behind would make the chart generate
+// others.
+func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
+	secret := &corev1.Secret{}
+	err := g.hub.Get(ctx, g.key(), secret)
+	if client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("read generated values of release %s: %w", g.release, err)
+	}
+	kept := render.Generated{}
+	if err == nil {
+		if kept, err = decodeGenerated(secret.Data[generatedKey]); err != nil {
+			return nil, fmt.Errorf("read generated values in Secret %s: %w", g.key(), err)
+		}
+	}
+	g.secret, g.kept = secret, kept
+	return kept, nil
+}
+
+// save adds values to those that were loaded. It must be called before they are delivered. It fails with a conflict if another process
+// changed the Secret since load.
+func (g *generatedStore) save(ctx context.Context, used render.Generated) error {
+	if g.secret == nil || len(used) == 0 {
+		return nil
+	}
+	all := maps.Clone(g.kept)
+	maps.Copy(all, used)
+	owned := isOwnedBy(g.secret, g.summary)
+	if owned && maps.EqualFunc(all, g.kept, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+		return nil
+	}
+	raw, err := encodeGenerated(all)
+	if err == nil && len(raw) > maxGenerated {
+		raw, err = encodeGenerated(used) // the release does without the others
+	}
+	if err != nil {
+		return err
+	}
+	if len(raw) > maxGenerated {
+		return phase.Invalidf("the values that the chart generates take %d KiB, and a Secret holds %d", len(raw)>>10, maxGenerated>>10)
+	}
+	return g.write(ctx, raw)
+}
+
+func (g *generatedStore) write(ctx context.Context, raw []byte) error {
+	desired := g.secret.DeepCopy()
+	desired.Namespace, desired.Name, desired.Type = g.key().Namespace, g.key().Name, generatedType
+	desired.Annotations = map[string]string{generatedRelease: g.release.String()}
+	desired.OwnerReferences = []metav1.OwnerReference{{
+		APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterSummaryKind, Name: g.summary.Name, UID: g.summary.UID,
+	}}
+	desired.Data = map[string][]byte{generatedKey: raw}
+	var err error
+	if desired.ResourceVersion == "" {
+		err = g.hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager))
+	} else {
+		err = g.hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager)) // fails if somebody else wrote since load
+	}
+	if err != nil {
+		return fmt.Errorf("keep generated values of release %s: %w", g.release, err)
+	}
+	return nil
+}
+
+// isOwnedBy returns whether a Secret is deleted with summary.
+func isOwnedBy(secret *corev1.Secret, summary *configv1beta1.ClusterSummary) bool {
+	return len(secret.OwnerReferences) == 1 && secret.OwnerReferences[0].UID == summary.UID
+}
+
+func encodeGenerated(values render.Generated) ([]byte, error) {
+	raw, err := json.Marshal(values)
+	if err != nil {
+		return nil, fmt.Errorf("encode generated values: %w", err)
+	}
+	encoder, err := zstd.NewWriter(nil)
+	if err != nil {
+		return nil, fmt.Errorf("compress generated values: %w", err)
+	}
+	defer encoder.Close()
+	return encoder.EncodeAll(raw, nil), nil
+}
+
+func decodeGenerated(raw []byte) (render.Generated, error) {
+	decoder, err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(maxGeneratedDecoded))
+	if err != nil {
+		return nil, fmt.Errorf("make a decoder: %w", err)
+	}
+	defer decoder.Close()
+	decoded, err := decoder.DecodeAll(raw, nil)
+	if err != nil {
+		return nil, fmt.Errorf("decompress key %s: %w", generatedKey, err)
+	}
+	values := render.Generated{}
+	if err := json.Unmarshal(decoded, &values); err != nil {
+		return nil, fmt.Errorf("parse key %s: %w", generatedKey, err)
+	}
+	return values, nil
+}

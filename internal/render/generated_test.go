@@ -1,0 +1,296 @@
+package render_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/render"
+)
+
+// member is a member that keeps what its release generates.
+type member struct {
+	name  string
+	kept  render.Generated
+	loads int
+}
+
+func (m *member) render(t *testing.T, charts *render.Charts, asked render.ChartRequest) render.Release {
+	t.Helper()
+	asked.Owner = m.name
+	asked.Generated = func(context.Context) (render.Generated, error) {
+		m.loads++
+		return m.kept, nil
+	}
+	release := rendered(t, charts, asked)
+	if m.kept == nil {
+		m.kept = render.Generated{}
+	}
+	maps.Copy(m.kept, release.Generated)
+	return release
+}
+
+// generated returns the strings in ConfigMap "generated".
+func generated(t *testing.T, release render.Release) map[string]string {
+	t.Helper()
+	for _, object := range release.Objects {
+		if object.GetName() == "generated" {
+			data, _, err := unstructured.NestedStringMap(object.Object, "data")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return data
+		}
+	}
+	t.Fatal("ConfigMap generated is missing")
+	return nil
+}
+
+// generating returns a chart whose ConfigMap "generated" has the results of these calls.
+func generating(calls map[string]string) examples.Chart {
+	var text strings.Builder
+	for key, call := range calls {
+		text.WriteString("  " + key + ": {{ " + call + " | toString | quote }}\n")
+	}
+	return withTemplate(object("ConfigMap", "generated") + "data:\n" + text.String())
+}
+
+func TestEveryGeneratedValueIsKept(t *testing.T) {
+	t.Parallel()
+	calls := map[string]string{
+		"randAlphaNum": "randAlphaNum 20", "randAlpha": "randAlpha 20", "randAscii": "randAscii 20 | b64enc", "randNumeric": "randNumeric 20",
+		"randBytes": "randBytes 20", "randInt": "randInt 0 1000000000", "shuffle": `shuffle "abcdefghijklmnopqrstuvwxyz"`, "uuidv4": "uuidv4",
+		"bcrypt": `bcrypt "password"`, "htpasswd": `htpasswd "user" "password"`, "encryptAES": `encryptAES "password" "text" `,
+		"genPrivateKey": `genPrivateKey "ecdsa"`, "genCA": `(genCA "ca" 1).Cert`, "genSelfSignedCert": `(genSelfSignedCert "self" nil nil 1).Key`,
+		"genCAWithKey":             `(genCAWithKey "ca" 1 (genPrivateKey "ed25519")).Cert`,
+		"genSelfSignedCertWithKey": `(genSelfSignedCertWithKey "self" nil nil 1 (genPrivateKey "ed25519")).Cert`,
+		"now":                      `now.UnixNano`, "ago": `ago now | printf "%s%v" (now.UnixNano | toString)`,
+		"date": `date "2006-01-02T15:04:05.999999999" "no time"`, "durationRound": `durationRound now | printf "%s%v" (now.UnixNano | toString)`,
+		"dateInZone": `dateInZone "2006-01-02T15:04:05.999999999" "no time" "UTC"`,
+		"secret":     `randAlphaNum 20`,
+	}
+	asked := request(t, generating(calls))
+	first, second := &member{name: "first"}, &member{name: "second"}
+	charts := render.NewCharts()
+	one := generated(t, first.render(t, charts, asked))
+	two := generated(t, second.render(t, charts, asked))
+	for call := range calls {
+		if one[call] == "" || one[call] == two[call] {
+			t.Errorf("%s: got %q and %q, want values of their own for two members", call, one[call], two[call])
+		}
+	}
+	if diff := cmp.Diff(one, generated(t, first.render(t, charts, asked))); diff != "" {
+		t.Errorf("the same request again (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(one, generated(t, first.render(t, render.NewCharts(), asked))); diff != "" {
+		t.Errorf("after a restart (-want +got):\n%s", diff)
+	}
+	asked.Values, asked.KubeVersion, asked.APIVersions = values(t, "replicas: 2\n"), "v1.37.0", []string{"v1", "example.com/v1"}
+	if diff := cmp.Diff(one, generated(t, first.render(t, charts, asked))); diff != "" {
+		t.Errorf("with other values, version and APIs (-want +got):\n%s", diff)
+	}
+	for key := range first.kept {
+		if strings.Contains(key, "password") {
+			t.Errorf("a key has an argument: %s", key)
+		}
+	}
+}
+
+func TestGeneratedValuesDoNotDependOnOtherTemplates(t *testing.T) {
+	t.Parallel()
+	secret := object("Secret", "password") + "stringData:\n  password: {{ randAlphaNum 20 }}\n"
+	chart := func(others map[string]string) examples.Chart {
+		all := map[string]string{
+			"templates/password.yaml": secret,
+			"templates/sum.yaml": object("ConfigMap", "generated") + "data:\n  sum: {{ include (print $.Template.BasePath \"/password.yaml\") . | sha256sum }}\n" +
+				"  own: {{ randAlphaNum 20 }}\n  tpl: {{ tpl \"{{ randAlphaNum 20 }}\" . }}\n",
+		}
+		maps.Copy(all, others)
+		return examples.Chart{Files: all}
+	}
+	charts, m := render.NewCharts(), &member{name: "one"}
+	before := m.render(t, charts, request(t, chart(nil)))
+	after := m.render(t, charts, request(t, chart(map[string]string{
+		"templates/zz.yaml": "# {{ randAlphaNum 20 }}", "templates/aa.yaml": "# {{ randAlphaNum 20 }}", "templates/a/b/c.yaml": "# {{ randAlphaNum 20 }}",
+		"charts/greeting/templates/a.yaml": "# {{ randAlphaNum 20 }}",
+	})))
+	if password(before.Objects) == "" || password(before.Objects) != password(after.Objects) {
+		t.Errorf("password: got %q, want %q as before", password(after.Objects), password(before.Objects))
+	}
+	if diff := cmp.Diff(generated(t, before), generated(t, after)); diff != "" {
+		t.Errorf("values differ (-before +after):\n%s", diff)
+	}
+	data := generated(t, before)
+	text := strings.ReplaceAll(secret, "{{ randAlphaNum 20 }}", password(before.Objects))
+	if want := fmt.Sprintf("%x", sha256.Sum256([]byte(text))); data["sum"] != want {
+		t.Errorf("the checksum is not that of the Secret: got %s, want %s", data["sum"], want)
+	}
+	if data["own"] == password(before.Objects) || data["own"] == data["tpl"] {
+		t.Errorf("calls in different places have the same result: %v, %s", data, password(before.Objects))
+	}
+}
+
+func TestGeneratedCertificatesChainToTheirCA(t *testing.T) {
+	t.Parallel()
+	text := `{{ $ca := genCA "ca" 10 }}{{ $leaf := genSignedCert "leaf.example.com" nil (list "leaf.example.com") 10 $ca }}` +
+		object("ConfigMap", "generated") + "data:\n  ca: {{ $ca.Cert | b64enc }}\n  leaf: {{ $leaf.Cert | b64enc }}\n" +
+		"  included: {{ include \"sub.certificate\" (dict \"ca\" $ca) | b64enc }}\n"
+	asked := request(t, examples.Chart{Files: map[string]string{
+		"templates/added.yaml": text,
+		"charts/greeting/templates/_cert.tpl": `{{ define "sub.certificate" }}` +
+			`{{ (genSignedCertWithKey "leaf.example.com" nil (list "leaf.example.com") 10 .ca (genPrivateKey "ecdsa")).Cert }}{{ end }}`,
+	}})
+	m := &member{name: "one"}
+	data := generated(t, m.render(t, render.NewCharts(), asked))
+	again := generated(t, m.render(t, render.NewCharts(), asked)) // the CA is a kept one
+	if diff := cmp.Diff(data, again); diff != "" {
+		t.Errorf("certificates differ (-want +got):\n%s", diff)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(certificate(t, data["ca"]))
+	for _, name := range []string{"leaf", "included"} {
+		if _, err := certificate(t, data[name]).Verify(x509.VerifyOptions{Roots: roots, DNSName: "leaf.example.com"}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// password returns the password in the Secret of a release.
+func password(objects []*unstructured.Unstructured) string {
+	for _, object := range objects {
+		if object.GetKind() == "Secret" {
+			text, _, _ := unstructured.NestedString(object.Object, "stringData", "password")
+			return text
+		}
+	}
+	return ""
+}
+
+func certificate(t *testing.T, encoded string) *x509.Certificate {
+	t.Helper()
+	raw, err := base64.StdEncoding.DecodeString(encoded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(raw)
+	if block == nil {
+		t.Fatalf("no certificate in %q", raw)
+	}
+	parsed, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed
+}
+
+func TestChartThatDoesNotGenerateIsShared(t *testing.T) {
+	t.Parallel()
+	// The function is there, but not called with these values.
+	asked := request(t, withTemplate("{{ if .Values.generate }}# {{ randAlphaNum 5 }}{{ end }}\n"+
+		object("ConfigMap", "generated")+"data:\n  keys: {{ keys (dict \"c\" 1 \"a\" 2 \"b\" 3) | join \",\" }}{{ values (dict \"c\" 1 \"a\" 2 \"b\" 3) | join \",\" }}\n"+
+		"  day: {{ date \"2006\" 86400 | quote }}\n"))
+	charts, m := render.NewCharts(), &member{name: "one"}
+	release := m.render(t, charts, asked)
+	if m.loads != 0 || release.Generated != nil || release.LooksUp {
+		t.Errorf("got %d loads and generated values %v, want none", m.loads, release.Generated)
+	}
+	if diff := cmp.Diff(map[string]string{"keys": "a,b,c2,3,1", "day": "1970"}, generated(t, release)); diff != "" {
+		t.Errorf("data differs (-want +got):\n%s", diff)
+	}
+	asked.Values = values(t, "generate: true\n")
+	if release = m.render(t, charts, asked); m.loads != 1 || len(release.Generated) != 1 {
+		t.Errorf("got %d loads and generated values %v, want one of each", m.loads, release.Generated)
+	}
+}
+
+func TestFailureToLoadGeneratedValues(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate("# {{ uuidv4 }}"))
+	failure := errors.New("the hub does not answer")
+	asked.Generated = func(context.Context) (render.Generated, error) { return nil, failure }
+	_, err := render.NewCharts().Render(t.Context(), asked)
+	var invalid phase.Invalid
+	if !errors.Is(err, failure) || errors.As(err, &invalid) {
+		t.Errorf("got %v, want an error to try again after", err)
+	}
+}
+
+func TestLookupReadsTheMember(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(object("ConfigMap", "generated")+
+		"data:\n  found: {{ (lookup \"v1\" \"Secret\" .Release.Namespace \"there\").data | default \"nothing\" | quote }}\n"))
+	charts := render.NewCharts()
+	shared := rendered(t, charts, asked)
+	if got := generated(t, shared)["found"]; !shared.LooksUp || got != "nothing" {
+		t.Errorf("without a cluster: got %q and %v, want nothing, and a note of the lookup", got, shared.LooksUp)
+	}
+	content := "first"
+	asked.Owner, asked.Lookup = "one", func(apiVersion, kind, namespace, name string) (map[string]any, error) {
+		return map[string]any{"data": strings.Join([]string{apiVersion, kind, namespace, name, content}, " ")}, nil
+	}
+	for _, content = range []string{"first", "second"} {
+		if got, want := generated(t, rendered(t, charts, asked))["found"], "v1 Secret site there "+content; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	asked.Lookup = func(string, string, string, string) (map[string]any, error) { return nil, errors.New("forbidden to read") }
+	if _, err := charts.Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "forbidden to read") {
+		t.Errorf("got %v, want the error of the lookup", err)
+	}
+}
+
+func TestLookupComesBeforeFailure(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate("{{ if not (lookup \"v1\" \"Namespace\" \"\" \"prepared\") }}{{ fail \"prepare it\" }}{{ end }}"))
+	charts := render.NewCharts()
+	if _, err := charts.Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "prepare it") {
+		t.Errorf("without a cluster: got %v, want the failure", err)
+	}
+	asked.Lookup = func(string, string, string, string) (map[string]any, error) { return map[string]any{"kind": "Namespace"}, nil }
+	rendered(t, charts, asked)
+}
+
+func TestRevisionAndOperation(t *testing.T) {
+	t.Parallel()
+	charts := render.NewCharts()
+	asked := request(t, withTemplate(object("ConfigMap", "generated")+
+		"data:\n  revision: {{ .Release.Revision | quote }}\n  operation: \"{{ .Release.IsInstall }} {{ .Release.IsUpgrade }}\"\n"))
+	inputs, err := charts.Inputs(asked)
+	if err != nil || inputs == "" {
+		t.Fatalf("got inputs %q, error %v", inputs, err)
+	}
+	if diff := cmp.Diff(map[string]string{"revision": "1", "operation": "true false"}, generated(t, rendered(t, charts, asked))); diff != "" {
+		t.Errorf("installation (-want +got):\n%s", diff)
+	}
+	asked.Revision, asked.IsUpgrade = 7, true
+	if diff := cmp.Diff(map[string]string{"revision": "7", "operation": "false true"}, generated(t, rendered(t, charts, asked))); diff != "" {
+		t.Errorf("upgrade (-want +got):\n%s", diff)
+	}
+	if got, err := charts.Inputs(asked); err != nil || got != inputs {
+		t.Errorf("got inputs %q, error %v, want %q whatever the revision", got, err, inputs)
+	}
+	asked.Values = values(t, "replicas: 2\n")
+	if got, err := charts.Inputs(asked); err != nil || got == inputs {
+		t.Errorf("got inputs %q, error %v, want others for other values", got, err)
+	}
+	plain := request(t, examples.Chart{})
+	if got, err := charts.Inputs(plain); err != nil || got != "" {
+		t.Errorf("got inputs %q, error %v, want none for a chart that does not look", got, err)
+	}
+	plain.Values = map[string]any{"message": "{{ .Release.IsUpgrade }}"}
+	if got, err := charts.Inputs(plain); err != nil || got == "" {
+		t.Errorf("got inputs %q, error %v, want some for values that look", got, err)
+	}
+}
