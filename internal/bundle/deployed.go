@@ -17,4 +17,29 @@ type Deployed struct {
 	Requested bool `json:"-"`
 	// Report is the last known report of the member.
 	Report Report `json:"-"`
+	// Releases are the Helm releases of the bundle as it was delivered last.
+	Releases []DeployedRelease `json:"-"`
+}
+
+// DeployedRelease is a Helm release of a bundle that was delivered. Inputs, Revision and IsUpgrade are those of its Release; Revision may be set
+// without Inputs.
+type DeployedRelease struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Inputs    string `json:"inputs,omitempty"`
+	Revision  int    `json:"revision,omitempty"`
+	IsUpgrade bool   `json:"isUpgrade,omitempty"`
+}
+
+// DeployedReleases lists the Helm releases of b for its Deployed.
+func (b Bundle) DeployedReleases() []DeployedRelease {
+	var all []DeployedRelease
+	for _, item := range b.Items {
+		if release := item.Release; release != nil {
+			all = append(all, DeployedRelease{
+				Namespace: release.Namespace, Name: release.Name, Inputs: release.Inputs, Revision: release.Revision, IsUpgrade: release.IsUpgrade,
+			})
+		}
+	}
+	return all
 }

@@ -80,7 +80,7 @@ type ReleaseData struct {
 	Chart json.RawMessage `json:"chart,omitempty"`
 	// Values are those given for the release, without the chart's own, as JSON.
 	Values json.RawMessage `json:"values,omitempty"`
-	Notes  string         `json:"notes,omitempty"`
+	Notes  string          `json:"notes,omitempty"`
 	// Paths are the template paths of the item's objects, in their order.
 	Paths []string `json:"paths,omitempty"`
 }

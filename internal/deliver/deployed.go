@@ -32,7 +32,17 @@ func deployedBy(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 		ID: id, Hub: group.Annotations[kube.AnnotationHub],
 		Owner:    bundle.Owner{Kind: group.Annotations[kube.AnnotationOwnerKind], Name: group.Annotations[kube.AnnotationOwnerName], Tier: group.Spec.Tier},
 		Removing: group.Spec.Action == libv1beta1.ActionRemove, Leave: group.Spec.LeavePolicies, CorrectDrift: group.Spec.DriftDetection, Requested: true, Report: report,
+		Releases: releasesOf(group),
 	}, ok
+}
+
+// releasesOf returns the Helm releases of a group of ours; groups that ask for a removal, and those of other hubs, list none.
+func releasesOf(group *libv1beta1.ConfigurationGroup) []bundle.DeployedRelease {
+	var outlined outline
+	if !ours(group) || json.Unmarshal([]byte(group.Annotations[annotationBundle]), &outlined) != nil {
+		return nil
+	}
+	return outlined.Releases
 }
 
 // FindDeployed returns the Deployed of the group of id. It makes no request if the Outbox reads groups from a cache.

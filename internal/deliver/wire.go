@@ -23,7 +23,7 @@ import (
 
 // Marks of our own on groups and bundles. What they say is in the fields of the Sveltos surface, too, as far as that has fields.
 const (
-	// annotationBundle on a group holds its bundle.Bundle as JSON, without items.
+	// annotationBundle on a group holds its outline as JSON.
 	annotationBundle = "towline.dev/bundle"
 	// annotationItem on a bundle holds its header.
 	annotationItem = "towline.dev/item"
@@ -103,13 +103,19 @@ func indexOf(c chunk) string {
 	return strings.Join(parts, "-")
 }
 
+// outline is a bundle without its items, but with its Helm releases.
+type outline struct {
+	bundle.Bundle
+	Releases []bundle.DeployedRelease `json:"releases,omitempty"`
+}
+
 // deployGroup returns the group that asks m for b, whose content is in items.
 func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []libv1beta1.ConfigurationItem) (*libv1beta1.ConfigurationGroup, error) {
-	outline := b
-	if len(outline.Items) > 0 {
-		outline.Items = nil
+	outlined := outline{Bundle: b, Releases: b.DeployedReleases()}
+	if len(outlined.Items) > 0 {
+		outlined.Items = nil
 	}
-	raw, err := json.Marshal(outline)
+	raw, err := json.Marshal(outlined)
 	if err != nil {
 		return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
 	}

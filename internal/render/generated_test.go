@@ -245,7 +245,9 @@ func TestLookupReadsTheMember(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	asked.Lookup = func(string, string, string, string) (map[string]any, error) { return nil, errors.New("forbidden to read") }
+	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+		return nil, errors.New("forbidden to read")
+	}
 	if _, err := charts.Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "forbidden to read") {
 		t.Errorf("got %v, want the error of the lookup", err)
 	}
@@ -258,7 +260,9 @@ func TestLookupComesBeforeFailure(t *testing.T) {
 	if _, err := charts.Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "prepare it") {
 		t.Errorf("without a cluster: got %v, want the failure", err)
 	}
-	asked.Lookup = func(string, string, string, string) (map[string]any, error) { return map[string]any{"kind": "Namespace"}, nil }
+	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+		return map[string]any{"kind": "Namespace"}, nil
+	}
 	rendered(t, charts, asked)
 }
 

@@ -45,6 +45,8 @@ type Request struct {
 	Subject  source.Subject
 	Owner    bundle.Owner
 	Audience int
+	// Deployed are the Helm releases that the member has of the summary.
+	Deployed []bundle.DeployedRelease
 }
 
 // Composition is what one feature wants on a member.
@@ -242,9 +244,15 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 
 // render renders a chart, and keeps what it generates.
 func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.HelmChart, request render.ChartRequest) (bundle.Release, render.Release, error) {
-	store := &generatedStore{
-		hub: c.Hub, summary: r.Summary, release: match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName},
+	release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
+	inputs, err := c.Renderer.Inputs(request)
+	if err != nil {
+		return bundle.Release{}, render.Release{}, err
 	}
+	if inputs != "" {
+		request.Revision, request.IsUpgrade = nextRevision(r.Deployed, release, inputs)
+	}
+	store := &generatedStore{hub: c.Hub, summary: r.Summary, release: release}
 	request.Owner = store.key().String()
 	request.Generated = store.load
 	rendered, err := c.Renderer.Render(ctx, request)
@@ -258,6 +266,7 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 	return bundle.Release{
 		Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace, RepoURL: chart.RepositoryURL,
 		ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
+		Inputs: inputs, Revision: request.Revision, IsUpgrade: request.IsUpgrade,
 		Data: bundle.ReleaseData{Chart: rendered.Chart, Notes: rendered.Notes, Paths: rendered.Paths},
 	}, rendered, nil
 }

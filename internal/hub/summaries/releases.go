@@ -10,6 +10,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/source"
@@ -134,4 +135,19 @@ func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv
 		})
 	}
 	return all
+}
+
+// nextRevision returns the revision and the operation that templates of a release see: those of the release as it was deployed, as long as
+// its inputs are the same, so that looking at them changes nothing.
+func nextRevision(deployed []bundle.DeployedRelease, release match.Release, inputs string) (revision int, isUpgrade bool) {
+	for _, former := range deployed {
+		switch {
+		case former.Namespace != release.Namespace || former.Name != release.Name:
+		case former.Inputs == inputs:
+			return former.Revision, former.IsUpgrade
+		default:
+			return max(1, former.Revision) + 1, true
+		}
+	}
+	return 1, false
 }

@@ -7,6 +7,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/render"
@@ -29,7 +30,11 @@ func request(s *state) (Request, error) {
 	if err != nil {
 		return Request{}, err
 	}
-	return Request{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, Audience: match.Audience(s.summary)}, nil
+	made := Request{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, Audience: match.Audience(s.summary)}
+	if deployed := s.deployed[libv1beta1.FeatureHelm]; !deployed.Removing {
+		made.Deployed = deployed.Releases
+	}
+	return made, nil
 }
 
 // SubjectFor returns what the templates of a summary see of its cluster, and what they may read. It fails with phase.Invalid for a summary
