@@ -232,6 +232,8 @@ func (r ChartRequest) render(calls *calls) (Release, error) {
 	switch {
 	case calls.generates && !calls.ofMember:
 		return Release{generates: true, size: minSize}, nil
+	case err != nil && calls.failure != nil:
+		return Release{}, calls.failure // the member may answer the next time
 	case err != nil:
 		return Release{LooksUp: calls.looksUp}, err
 	}
@@ -248,6 +250,7 @@ func (r ChartRequest) render(calls *calls) (Release, error) {
 	release := collected.release()
 	release.Chart, release.Notes = metadata, notes
 	release.Generated, release.LooksUp = calls.used, calls.looksUp
+	release.Private = calls.ofMember && (len(calls.used) > 0 || calls.looksUp)
 	release.size += len(notes)
 	return release, nil
 }

@@ -41,8 +41,9 @@ type calls struct {
 	// kept are the results of former renderings, used those of this one.
 	kept, used Generated
 	lookup     LookupFunc
-	// generates and looksUp say which functions were called.
+	// generates and looksUp say which functions were called, failure why lookup failed.
 	generates, looksUp bool
+	failure            error
 	// templates are those that are being executed, the innermost last.
 	templates []execution
 }
@@ -86,7 +87,11 @@ func (c *calls) lookUp(apiVersion, kind, namespace, name string) (map[string]any
 	if !c.ofMember || c.lookup == nil {
 		return map[string]any{}, nil
 	}
-	return c.lookup(apiVersion, kind, namespace, name)
+	found, err := c.lookup(apiVersion, kind, namespace, name)
+	if err != nil {
+		c.failure = fmt.Errorf("look up %s %s %s/%s: %w", apiVersion, kind, namespace, name, err)
+	}
+	return found, err
 }
 
 // keepResults returns a function of the same type that returns the kept result of the same call, if there is one.

@@ -30,6 +30,8 @@ type Release struct {
 	Generated Generated
 	// LooksUp says that the chart called lookup.
 	LooksUp bool
+	// Private says that the release holds values that were generated for one member, or read on it.
+	Private bool
 
 	size int // bytes of text that the objects and the notes come from
 	// generates says that there is no release that several members may share.

@@ -120,6 +120,12 @@ func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string)
 	return Event{corev1.EventTypeWarning, "Abandoned", clip(note)}
 }
 
+// LookupUnanswered is the event about a Helm release whose chart calls lookup, and finds nothing because the hub cannot read the member.
+func LookupUnanswered(release string, m fleet.Member) Event {
+	note := fmt.Sprintf("the chart of release %s calls lookup, which finds nothing on cluster %s %s: the hub does not reach a cluster in pull mode", release, m.Type, m.Key())
+	return Event{corev1.EventTypeWarning, "LookupUnanswered", clip(note)}
+}
+
 // Unsupported is the message about the fields of a profile that are not acted on yet, "" if there are none.
 func Unsupported(fields []string) string {
 	if len(fields) == 0 {

@@ -7,10 +7,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
+	"helm.sh/helm/v4/pkg/engine"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -25,6 +28,9 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
+// lookupLimit is how long one request of a chart to a member may take.
+const lookupLimit = 10 * time.Second
+
 // Composer makes bundles: it reads what a profile points at and renders it for one member.
 type Composer struct {
 	// Contents reads ConfigMaps and Secrets of the hub.
@@ -34,6 +40,8 @@ type Composer struct {
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
 	Renderer *render.Charts
+	// Dial returns how to connect to the members of a mode, for charts that look up objects. On the members of other modes they find nothing.
+	Dial map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// HubUID is the uid of the hub's namespace kube-system, which every bundle carries.
 	HubUID string
 }
@@ -55,6 +63,15 @@ type Composition struct {
 	Bundle   bundle.Bundle
 	Digest   bundle.Digest
 	Releases []configv1beta1.HelmChartSummary
+	// Unanswered are the releases whose charts call lookup, on a member that the hub cannot read.
+	Unanswered []match.Release
+}
+
+// composed is what the items of one feature are made of.
+type composed struct {
+	items      []bundle.Item
+	releases   []configv1beta1.HelmChartSummary
+	unanswered []match.Release
 }
 
 // StageError says at which stage a bundle could not be made. Reason is one CamelCase word.
@@ -106,22 +123,22 @@ func (c *Composer) References(r Request) []source.Reference {
 // Compose makes the bundle of one feature. It fails with phase.Invalid if only the user can cure it, and with source.ErrNotFound if
 // something that is needed is missing.
 func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.FeatureID) (Composition, error) {
-	compose, ok := map[libv1beta1.FeatureID]func(context.Context, Request) ([]bundle.Item, []configv1beta1.HelmChartSummary, error){
+	compose, ok := map[libv1beta1.FeatureID]func(context.Context, Request) (composed, error){
 		libv1beta1.FeatureResources: c.manifests,
 		libv1beta1.FeatureHelm:      c.releases,
 	}[feature]
 	if !ok {
 		return Composition{}, atStage(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))
 	}
-	items, releases, err := compose(ctx, r)
+	parts, err := compose(ctx, r)
 	if err != nil {
 		return Composition{}, err
 	}
 	spec := r.Summary.Spec.ClusterProfileSpec
-	made := Composition{Feature: feature, Releases: releases, Bundle: bundle.Bundle{
+	made := Composition{Feature: feature, Releases: parts.releases, Unanswered: parts.unanswered, Bundle: bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},
 		Owner: r.Owner,
-		Items: items,
+		Items: parts.items,
 		Options: bundle.Options{
 			ContinueOnConflict: spec.ContinueOnConflict,
 			ContinueOnError:    spec.ContinueOnError,
@@ -137,7 +154,7 @@ func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.Fe
 }
 
 // manifests reads and renders policyRefs: by tier, then in list order.
-func (c *Composer) manifests(ctx context.Context, r Request) ([]bundle.Item, []configv1beta1.HelmChartSummary, error) {
+func (c *Composer) manifests(ctx context.Context, r Request) (composed, error) {
 	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.PolicyRefs)
 	slices.SortStableFunc(refs, func(a, b libv1beta1.PolicyRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
 	var items []bundle.Item
@@ -145,11 +162,11 @@ func (c *Composer) manifests(ctx context.Context, r Request) ([]bundle.Item, []c
 	for _, ref := range refs {
 		content, err := source.Manifests(ctx, c.Contents, ref, r.Subject)
 		if err != nil {
-			return nil, nil, atStage(status.ReasonSource, err)
+			return composed{}, atStage(status.ReasonSource, err)
 		}
 		objects, err := render.Manifests(content, r.Subject)
 		if err != nil {
-			return nil, nil, atStage(status.ReasonRender, err)
+			return composed{}, atStage(status.ReasonRender, err)
 		}
 		objects = unclaimed(objects, tier(ref.Tier), seen)
 		if len(objects) == 0 {
@@ -165,7 +182,7 @@ func (c *Composer) manifests(ctx context.Context, r Request) ([]bundle.Item, []c
 			Force:                 ref.Force,
 		})
 	}
-	return items, nil, nil
+	return composed{items: items}, nil
 }
 
 // unclaimed leaves out the objects that a reference of a lower tier holds already. Those of the same tier are left for the member to
@@ -187,59 +204,63 @@ func unclaimed(objects []*unstructured.Unstructured, tier int32, seen map[kube.R
 func tier(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }
 
 // releases fetches and renders helmCharts, in list order. A chart that is to be uninstalled is simply not there.
-func (c *Composer) releases(ctx context.Context, r Request) ([]bundle.Item, []configv1beta1.HelmChartSummary, error) {
-	var items []bundle.Item
-	var summaries []configv1beta1.HelmChartSummary
+func (c *Composer) releases(ctx context.Context, r Request) (composed, error) {
+	var all composed
 	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
 		if chart.HelmChartAction == configv1beta1.HelmChartActionUninstall {
 			continue
 		}
-		item, summary, err := c.release(ctx, r, chart)
+		one, err := c.release(ctx, r, chart)
 		if err != nil {
-			return nil, nil, fmt.Errorf("helm release %s/%s: %w", chart.ReleaseNamespace, chart.ReleaseName, err)
+			return composed{}, fmt.Errorf("helm release %s/%s: %w", chart.ReleaseNamespace, chart.ReleaseName, err)
 		}
-		items, summaries = append(items, item), append(summaries, summary)
+		all.items = append(all.items, one.items...)
+		all.releases = append(all.releases, one.releases...)
+		all.unanswered = append(all.unanswered, one.unanswered...)
 	}
-	return items, summaries, nil
+	return all, nil
 }
 
-func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.HelmChart) (bundle.Item, configv1beta1.HelmChartSummary, error) {
-	var none configv1beta1.HelmChartSummary
+func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.HelmChart) (composed, error) {
 	expanded, err := source.ExpandChart(chart, r.Subject)
 	if err != nil {
-		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+		return composed{}, atStage(status.ReasonRender, err)
 	}
 	options, err := releaseOptions(expanded.Options)
 	if err != nil {
-		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+		return composed{}, atStage(status.ReasonRender, err)
 	}
 	archive, contents, err := c.fetch(ctx, r, expanded)
 	if err != nil {
-		return bundle.Item{}, none, atStage(status.ReasonSource, err)
+		return composed{}, atStage(status.ReasonSource, err)
 	}
 	values, err := render.Values(expanded.Values, contents, r.Subject)
 	if err != nil {
-		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+		return composed{}, atStage(status.ReasonRender, err)
 	}
 	encoded, err := encodeValues(values)
 	if err != nil {
-		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+		return composed{}, atStage(status.ReasonRender, err)
 	}
 	release, rendered, err := c.render(ctx, r, expanded, chartRequest(r, expanded, archive, values))
 	if err != nil {
-		return bundle.Item{}, none, atStage(status.ReasonRender, err)
+		return composed{}, atStage(status.ReasonRender, err)
 	}
 	release.Options = options
 	release.Data.Values = encoded
-	sensitive := slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
+	sensitive := rendered.Private || render.HasSecret(rendered.Objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
 	item := bundle.Item{
 		Objects:               rendered.Objects,
 		Release:               &release,
-		Sensitive:             sensitive || len(rendered.Generated) > 0 || render.HasSecret(rendered.Objects),
+		Sensitive:             sensitive,
 		SkipNamespaceCreation: !createsNamespace(expanded),
 		Force:                 isForced(expanded.Options),
 	}
-	return item, releaseSummary(expanded, archive, encoded), nil
+	all := composed{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}}
+	if rendered.LooksUp && c.Dial[r.Member.Mode] == nil {
+		all.unanswered = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
+	}
+	return all, nil
 }
 
 // render renders a chart, and keeps what it generates.
@@ -255,6 +276,7 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 	store := &generatedStore{hub: c.Hub, summary: r.Summary, release: release}
 	request.Owner = store.key().String()
 	request.Generated = store.load
+	request.Lookup = c.lookup(ctx, r.Member)
 	rendered, err := c.Renderer.Render(ctx, request)
 	if err != nil {
 		return bundle.Release{}, render.Release{}, err
@@ -269,6 +291,23 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 		Inputs: inputs, Revision: request.Revision, IsUpgrade: request.IsUpgrade,
 		Data: bundle.ReleaseData{Chart: rendered.Chart, Notes: rendered.Notes, Paths: rendered.Paths},
 	}, rendered, nil
+}
+
+// lookup returns the function that reads objects of m, nil if the hub cannot.
+func (c *Composer) lookup(ctx context.Context, m fleet.Member) render.LookupFunc {
+	dial := c.Dial[m.Mode]
+	if dial == nil {
+		return nil
+	}
+	return func(apiVersion, kind, namespace, name string) (map[string]any, error) {
+		config, err := dial(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		config = rest.CopyConfig(config)
+		config.Timeout = lookupLimit
+		return engine.NewLookupFunction(config)(apiVersion, kind, namespace, name)
+	}
 }
 
 // fetch gets the chart and the objects that hold values for it.

@@ -164,3 +164,12 @@ func (c *Controller) write(ctx context.Context, s *state, now configv1beta1.Clus
 func (c *Controller) tell(summary *configv1beta1.ClusterSummary, event status.Event) {
 	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
 }
+
+// unanswered returns an event for each release whose chart looks up objects that the hub cannot read.
+func unanswered(c Composition, m fleet.Member) []status.Event {
+	events := make([]status.Event, 0, len(c.Unanswered))
+	for _, release := range c.Unanswered {
+		events = append(events, status.LookupUnanswered(release.String(), m))
+	}
+	return events
+}

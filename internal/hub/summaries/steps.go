@@ -349,8 +349,12 @@ func (s *state) broken(feature libv1beta1.FeatureID, err error) {
 // announce reports that a delivery is under way: a push member may take minutes for it.
 func (c *Controller) announce(ctx context.Context, s *state) error {
 	var pass status.Pass
+	var news []status.Event
 	for _, composition := range s.compositions {
 		old := s.old(composition.Feature)
+		if bundle.DigestFromBytes(old.Hash) != composition.Digest {
+			news = append(news, unanswered(composition, s.member)...)
+		}
 		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !underWay(old.Status) {
 			pass.Findings = append(pass.Findings, status.Finding{Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Releases: composition.Releases})
 		}
@@ -358,7 +362,13 @@ func (c *Controller) announce(ctx context.Context, s *state) error {
 	if len(pass.Findings) == 0 {
 		return nil
 	}
-	return c.write(ctx, s, status.Fold(s.summary.Status, pass))
+	if err := c.write(ctx, s, status.Fold(s.summary.Status, pass)); err != nil {
+		return err
+	}
+	for _, event := range news {
+		c.tell(s.summary, event)
+	}
+	return nil
 }
 
 // deliver asks the member for every bundle, one after the other.
