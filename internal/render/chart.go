@@ -220,13 +220,8 @@ func (r ChartRequest) render(calls *calls) (Release, error) {
 		return Release{}, phase.Invalid{Err: fmt.Errorf("process the subcharts: %w", err)}
 	}
 	collected := &parts{}
-	if !r.SkipCRDs {
-		for _, crd := range chart.CRDObjects() {
-			if err := collected.addCRDs(crd.Filename, crd.File.Data); err != nil {
-				return Release{}, err
-			}
-		}
-		keep(collected.crds)
+	if err := r.addCRDs(collected, chart); err != nil {
+		return Release{}, err
 	}
 	texts, err := r.execute(chart, values, collected.crds, calls)
 	switch {
@@ -253,6 +248,20 @@ func (r ChartRequest) render(calls *calls) (Release, error) {
 	release.Private = calls.ofMember && (len(calls.used) > 0 || calls.looksUp)
 	release.size += len(notes)
 	return release, nil
+}
+
+// addCRDs adds what is in the crds directories, unless the request leaves it out.
+func (r ChartRequest) addCRDs(collected *parts, chart *helmchart.Chart) error {
+	if r.SkipCRDs {
+		return nil
+	}
+	for _, crd := range chart.CRDObjects() {
+		if err := collected.addCRDs(crd.Filename, crd.File.Data); err != nil {
+			return err
+		}
+	}
+	keep(collected.crds)
+	return nil
 }
 
 // execute returns the rendered templates by their paths.

@@ -84,7 +84,7 @@ func checkLabels(labels map[string]string) error {
 	var problems []string
 	for key, value := range labels {
 		if slices.Contains(system, key) {
-			problems = append(problems, fmt.Sprintf("%s is a label that Helm sets itself", key))
+			problems = append(problems, key+" is a label that Helm sets itself")
 		}
 		for _, reason := range validation.IsQualifiedName(key) {
 			problems = append(problems, fmt.Sprintf("%q is no label: %s", key, reason))
