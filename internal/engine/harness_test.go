@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"path"
 	"strings"
@@ -230,6 +231,7 @@ var errCut = errors.New("the line was cut")
 type meter struct {
 	mu      sync.Mutex
 	seen    []string
+	bytes   int // of the answers' bodies
 	cutting bool
 	left    int
 	// late cuts the line behind the last request instead: the server gets it, the answer is lost.
@@ -247,6 +249,9 @@ func (m *meter) wrap(next http.RoundTripper) http.RoundTripper {
 		if err == nil && m.loses() {
 			_ = answer.Body.Close()
 			return nil, errCut
+		}
+		if err == nil {
+			answer.Body = &countedBody{ReadCloser: answer.Body, meter: m}
 		}
 		return answer, err
 	})
@@ -271,6 +276,31 @@ func (m *meter) loses() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.cutting && m.late && m.left == 0
+}
+
+// countedBody counts what is read of an answer.
+type countedBody struct {
+	io.ReadCloser
+
+	meter *meter
+}
+
+// Read makes countedBody an io.Reader.
+func (b *countedBody) Read(into []byte) (int, error) {
+	n, err := b.ReadCloser.Read(into)
+	b.meter.mu.Lock()
+	defer b.meter.mu.Unlock()
+	b.meter.bytes += n
+	return n, err
+}
+
+// takeBytes returns how many bytes were read of answers since the last takeBytes.
+func (m *meter) takeBytes() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.bytes
+	m.bytes = 0
+	return n
 }
 
 // mend ends a cut.

@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -30,10 +28,6 @@ import (
 const (
 	// parallel is how many requests of one pass are under way at once.
 	parallel = 8
-	// getLimit is up to how many objects of one kind and namespace are read one by one; more are read as a list.
-	getLimit = 3
-	// pageSize is how many objects one list request asks for.
-	pageSize = 500
 	// establishLimit is how long a new CustomResourceDefinition may take to be established, and its kinds to be served.
 	establishLimit = 30 * time.Second
 	// recreateLimit is how long an object that is replaced may take to go.
@@ -53,145 +47,11 @@ type member struct {
 	mapper     *kube.Mapper
 }
 
-// spot names one object by the resource under which it is read.
-type spot struct {
-	key      kube.Ref // the Ref.Key of the object
-	resource kube.Resource
-}
-
 func (m *member) at(resource kube.Resource, namespace string) metadata.ResourceInterface {
 	if resource.Namespaced {
 		return m.objects.Resource(resource.GVR).Namespace(namespace)
 	}
 	return m.objects.Resource(resource.GVR)
-}
-
-// observe reads the metadata of the objects at spots; those that do not exist are not in the result.
-func (m *member) observe(ctx context.Context, spots []spot) (map[kube.Ref]*live, error) {
-	found, unread := m.observeEach(ctx, spots)
-	for _, s := range spots {
-		if err := unread[s.key]; err != nil {
-			return nil, err
-		}
-	}
-	return found, nil
-}
-
-// observeEach does what observe does, and says of each object that it could not read why. It asks nothing more after a request that got no
-// answer.
-func (m *member) observeEach(ctx context.Context, spots []spot) (found map[kube.Ref]*live, unread map[kube.Ref]error) {
-	type corner struct {
-		resource  kube.Resource
-		namespace string
-	}
-	groups := map[corner][]kube.Ref{}
-	for _, s := range spots {
-		if s.resource != (kube.Resource{}) {
-			c := corner{s.resource, s.key.Namespace}
-			groups[c] = append(groups[c], s.key)
-		}
-	}
-	var mu sync.Mutex // guards found and unread
-	found, unread = make(map[kube.Ref]*live, len(spots)), map[kube.Ref]error{}
-	add := func(key kube.Ref, obj *metav1.PartialObjectMetadata) {
-		mu.Lock()
-		defer mu.Unlock()
-		found[key] = liveOf(obj)
-		if isClusterRole(key) {
-			found[key].role = roleStateOf(obj)
-		}
-	}
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
-	var work errgroup.Group
-	work.SetLimit(parallel)
-	read := func(keys []kube.Ref, how func() error) {
-		work.Go(func() error {
-			if err := unlessGivenUp(ctx, giveUp, how); err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				for _, key := range keys {
-					unread[key] = err
-				}
-			}
-			return nil
-		})
-	}
-	for c, keys := range groups {
-		api := m.at(c.resource, c.namespace)
-		if len(keys) > getLimit {
-			read(keys, func() error { return list(ctx, api, keys, add) })
-			continue
-		}
-		for _, key := range keys {
-			read([]kube.Ref{key}, func() error { return get(ctx, api, key, add) })
-		}
-	}
-	// What could not be read is in unread, no error of the group.
-	_ = work.Wait()
-	for _, s := range spots {
-		if seen := found[s.key]; seen != nil && seen.role == roleUnlisted {
-			if err := unlessGivenUp(ctx, giveUp, func() error { return m.readRole(ctx, s, seen) }); err != nil {
-				unread[s.key] = err
-			}
-		}
-	}
-	return found, unread
-}
-
-// unlessGivenUp makes a request, and gives all of ctx up if it gets no answer. Requests that were given up have the error of the one that was
-// not answered.
-func unlessGivenUp(ctx context.Context, giveUp context.CancelCauseFunc, request func() error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	err := request()
-	if unanswered(err) {
-		giveUp(err)
-	}
-	if err != nil && ctx.Err() != nil {
-		// One that was not sent yet ends with the error of the context alone.
-		return context.Cause(ctx)
-	}
-	return err
-}
-
-func get(ctx context.Context, api metadata.ResourceInterface, key kube.Ref, add func(kube.Ref, *metav1.PartialObjectMetadata)) error {
-	obj, err := api.Get(ctx, key.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read %s: %w", key, err)
-	}
-	add(key, obj)
-	return nil
-}
-
-func list(ctx context.Context, api metadata.ResourceInterface, keys []kube.Ref, add func(kube.Ref, *metav1.PartialObjectMetadata)) error {
-	byName := make(map[string]kube.Ref, len(keys))
-	for _, key := range keys {
-		byName[key.Name] = key
-	}
-	opts := metav1.ListOptions{Limit: pageSize}
-	for {
-		page, err := api.List(ctx, opts)
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("list %s in namespace %q: %w", keys[0].Kind, keys[0].Namespace, err)
-		}
-		for i := range page.Items {
-			if key, ok := byName[page.Items[i].Name]; ok {
-				add(key, &page.Items[i])
-			}
-		}
-		if page.Continue == "" {
-			return nil
-		}
-		opts.Continue = page.Continue
-	}
 }
 
 // apply makes the one server-side apply request of an object.
