@@ -109,6 +109,11 @@ func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 	if v.seen != nil {
 		uid = v.seen.uid
 	}
+	if p.takesOver(v) {
+		if err := p.takeFields(ctx, v, v.seen); err != nil {
+			return nil, err
+		}
+	}
 	now, err := p.request(ctx, v, uid)
 	if apierrors.IsConflict(err) && uid != "" {
 		now, err = p.applyAnew(ctx, v)
@@ -122,6 +127,9 @@ func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 	if v.seen == nil && now.shared && !v.adopt && !now.adopted() {
 		// It did not exist when we looked, yet others have set fields: somebody made it in between.
 		v.adopt = true
+		if err := p.takeFields(ctx, v, now); err != nil {
+			return nil, err
+		}
 		return p.request(ctx, v, now.uid)
 	}
 	return now, nil

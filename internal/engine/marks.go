@@ -3,6 +3,7 @@ package engine
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -80,12 +81,17 @@ type live struct {
 	shared   bool
 	deleting bool
 	role     roleState // roleOwned if it is no ClusterRole
+	// managers are all field managers of an object that a past manager has written, see isPastManager; nil for others.
+	managers []metav1.ManagedFieldsEntry
 }
 
 func liveOf(meta *metav1.PartialObjectMetadata) *live {
 	seen := &live{
 		uid: meta.UID, version: meta.ResourceVersion, labels: meta.Labels, annotations: meta.Annotations,
 		deleting: meta.DeletionTimestamp != nil,
+	}
+	if slices.ContainsFunc(meta.ManagedFields, isPastManager) {
+		seen.managers = meta.ManagedFields
 	}
 	for _, entry := range meta.ManagedFields {
 		if entry.Manager != kube.FieldManager {
