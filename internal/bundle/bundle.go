@@ -73,7 +73,10 @@ type Reference struct {
 // Options say how a bundle is applied.
 type Options struct {
 	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`
-	ContinueOnError    bool `json:"continueOnError,omitempty"`
+	// ContinueOnError applies the other objects after one failed. Objects that the bundle no longer holds are deleted although something failed,
+	// if all objects that come from the same reference or release were applied, or the bundle holds nothing from there any more: a failed object
+	// may be the replacement. Namespaces and CustomResourceDefinitions wait until nothing fails. Without this option, or with a Problem, all wait.
+	ContinueOnError bool `json:"continueOnError,omitempty"`
 	// Heal puts back what others changed or deleted, without a new delivery.
 	Heal bool `json:"heal,omitempty"`
 	// Guarded leaves alone what is on the member and was not made from this bundle: such an object is an error, unless its item says

@@ -200,14 +200,14 @@ func (p *pass) serve(ctx context.Context, v verdict) error {
 func (p *pass) hold(v verdict, now *live) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.next.inventory[v.key()] = held{Ref: v.ref, UID: now.uid, Fields: now.state(), Adopted: now.adopted(), Release: v.release}
+	p.next.inventory[v.key()] = held{Ref: v.ref, UID: now.uid, Fields: now.state(), Adopted: now.adopted(), Origin: v.origin}
 }
 
 // blank saves that the UID of an object is not known, before the object gets another one.
 func (p *pass) blank(ctx context.Context, v verdict) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.next.inventory[v.key()] = held{Ref: v.ref, Adopted: v.adopt, Release: v.release}
+	p.next.inventory[v.key()] = held{Ref: v.ref, Adopted: v.adopt, Origin: v.origin}
 	return p.save(ctx)
 }
 

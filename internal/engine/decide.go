@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
@@ -210,7 +211,7 @@ func condemn(had held, seen *live, id bundle.ID, of domain) (fate, string) {
 		return remove, ""
 	case had.UID != "" && had.UID != seen.uid:
 		return forget, "somebody replaced it"
-	case had.FromHelm && seen.belongsTo(had.Release):
+	case had.FromHelm && seen.belongsTo(strings.TrimPrefix(had.Origin, originOfRelease(""))):
 		if seen.annotations[kube.AnnotationKeep] == "keep" {
 			return forget, "its " + kube.AnnotationKeep + " annotation says keep"
 		}

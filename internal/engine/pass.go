@@ -67,8 +67,11 @@ func (p *pass) run(ctx context.Context) (bundle.Report, error) {
 	if err := p.write(ctx, verdicts); err != nil {
 		return p.cutOff(ctx, err)
 	}
-	if len(p.failures) == 0 && p.only == nil && p.waiting == nil {
-		done, err := p.uninstallDropped(ctx)
+	if p.only == nil && p.waiting == nil {
+		done := true
+		if len(p.failures) == 0 {
+			done, err = p.uninstallDropped(ctx)
+		}
 		if err == nil && done {
 			err = p.prune(ctx)
 		}
@@ -206,7 +209,7 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 		if v.unread && ok {
 			continue
 		}
-		item := held{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Release: v.release}
+		item := held{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Origin: v.origin}
 		if v.verb == refuse {
 			item.Adopted = had.Adopted
 		}
@@ -368,7 +371,7 @@ func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
 	p.next.State, p.next.Message = bundle.StateApplied, p.next.keptMessage()
 	switch {
 	case len(p.failures) > 0:
-		p.next.State, p.next.Message = bundle.StateFailed, p.failures.Error()
+		p.next.State, p.next.Message = bundle.StateFailed, p.failures.Error()+p.waitingMessage()
 	case p.waiting != nil:
 		p.next.State, p.next.Message = bundle.StateApplying, p.waiting.message
 	}

@@ -30,6 +30,8 @@ type target struct {
 	// item is the index of the item of the bundle, for a bundle with Helm releases, and release its release as namespace/name.
 	item    int
 	release string
+	// origin is that of held.
+	origin string
 	// content is the object as it was rendered, in the namespace where it goes, without what only a server sets and without marks.
 	content map[string]any
 	// resource is zero while neither the server nor a definition in the bundle knows the kind.
@@ -147,7 +149,7 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 	}
 	force := item.Force || obj.GetAnnotations()[kube.AnnotationForceRecreate] == "true"
 	return &target{
-		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content, release: release,
+		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content, release: release, origin: originOf(item),
 		skipNamespaceCreation: item.SkipNamespaceCreation, force: force,
 		guarded: b.Options.Guarded, overwrite: item.Overwrite,
 	}, nil
@@ -257,14 +259,21 @@ func mapOf(value any) map[string]any {
 
 // describe names where an item comes from, for people.
 func describe(item bundle.Item) string {
+	return cmp.Or(originOf(item), "the bundle")
+}
+
+// originOf names the release or the referenced object that an item comes from, "" if there is none.
+func originOf(item bundle.Item) string {
 	if item.Release != nil {
-		return fmt.Sprintf("Helm release %s/%s", item.Release.Namespace, item.Release.Name)
+		return originOfRelease(releaseKey(item).String())
 	}
 	if ref := item.Reference; ref.Kind != "" {
 		return fmt.Sprintf("%s %s/%s", ref.Kind, ref.Namespace, ref.Name)
 	}
-	return "the bundle"
+	return ""
 }
+
+func originOfRelease(key string) string { return "Helm release " + key }
 
 // definedKinds lists the kinds that CustomResourceDefinitions of b define.
 func definedKinds(b bundle.Bundle) map[schema.GroupVersionKind]kube.Resource {

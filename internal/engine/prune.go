@@ -100,12 +100,18 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 	return e.member.mapper.AnyVersion(ref.GVK())
 }
 
-// prune removes what the record holds and the bundle does not want any more, the last ranks first. What fails stays in the record.
+// prune removes what the record holds and the bundle does not want any more, the last ranks first. What fails, and what waits because of
+// failures, stays in the record.
 func (p *pass) prune(ctx context.Context) error {
-	if err := p.forgetGone(ctx); err != nil {
+	groups := p.prior.doomed(p.retained)
+	if len(p.failures) > 0 {
+		if groups = p.prunable(groups); len(groups) == 0 {
+			return nil
+		}
+	} else if err := p.forgetGone(ctx); err != nil {
 		return err
 	}
-	groups, err := p.engine.orderRoles(ctx, p.prior.doomed(p.retained))
+	groups, err := p.engine.orderRoles(ctx, groups)
 	if err != nil {
 		return fmt.Errorf("prune: %w", err)
 	}

@@ -28,11 +28,11 @@ type held struct {
 	Adopted bool `json:"adopted,omitempty"`
 	// Kept says that the bundle lacks the object and that it is not pruned all the same: see bundle.Bundle.KeepObjects.
 	Kept bool `json:"kept,omitempty"`
+	// Origin is the Helm release or the referenced object of the hub that the object came from; "" if it was neither, or is not known.
+	Origin string `json:"origin,omitempty"`
 	// Claim is the version of the object that a pass was about to take over from a rival, "" if there was none.
 	Claim string `json:"claimed,omitempty"`
-	// Release is the Helm release that the object belongs to, as namespace/name; "" for none.
-	Release string `json:"release,omitempty"`
-	// FromHelm says that Helm itself deployed the object, in a revision of Release before that of the bundle.
+	// FromHelm says that Helm itself deployed the object, in a revision before that of the bundle.
 	FromHelm bool `json:"fromHelm,omitempty"`
 	// Rival is the requestor that has the object now, for the same profile. It has no UID then.
 	Rival string `json:"rival,omitempty"`

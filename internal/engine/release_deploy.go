@@ -391,7 +391,7 @@ func (d *releaseDeployment) reportFailure(ctx context.Context) (goOn bool, err e
 	} else {
 		d.skip()
 	}
-	d.failures = append(d.failures, fmt.Errorf("helm release %s: %s", s.key(), s.Message))
+	d.failures = append(d.failures, &releaseFailure{key: s.key(), message: s.Message})
 	return d.bundle.Options.ContinueOnError, nil
 }
 
@@ -497,3 +497,12 @@ func (d *releaseDeployment) cleanUp(ctx context.Context) error {
 	s.ObjectsApplied = false
 	return err
 }
+
+// releaseFailure is why a release of a bundle is not deployed.
+type releaseFailure struct {
+	key     release.Key
+	message string
+}
+
+// Error names the release and the reason.
+func (e *releaseFailure) Error() string { return fmt.Sprintf("helm release %s: %s", e.key, e.message) }

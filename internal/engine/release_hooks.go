@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -208,7 +209,7 @@ func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *
 		return false, permanent(fmt.Errorf("delete the object of an earlier run: %w", err))
 	}
 	if _, err := api.Get(ctx, run.Ref.Name, metav1.GetOptions{}); err != nil {
-		return apierrors.IsNotFound(err), ignoreNotFound(err)
+		return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
 	}
 	limit := o.state.Options.TimeoutOrDefault()
 	deadline := run.Started.Add(limit)
@@ -221,13 +222,6 @@ func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *
 		return err == nil && obj == nil || !engine.now().Before(deadline)
 	})
 	return false, nil
-}
-
-func ignoreNotFound(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }
 
 // ensureHook returns the object of a hook. It creates it, unless it did so before it could save that.

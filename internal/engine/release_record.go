@@ -134,7 +134,7 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 			ref.Namespace = s.Namespace
 		}
 		if _, known := d.next.inventory[ref.Key()]; !known && !d.wanted[ref.Key()] {
-			items = append(items, held{Ref: ref, Release: s.key().String(), FromHelm: true})
+			items = append(items, held{Ref: ref, Origin: originOfRelease(s.key().String()), FromHelm: true})
 		}
 	}
 	if len(items) == 0 {

@@ -172,7 +172,7 @@ func (r *record) trackedRefs() []kube.Ref {
 func (r *record) ofRelease(key release.Key) map[kube.Ref]held {
 	items := map[kube.Ref]held{}
 	for ref, item := range r.inventory {
-		if item.Release == key.String() {
+		if item.Origin == originOfRelease(key.String()) {
 			items[ref] = item
 		}
 	}

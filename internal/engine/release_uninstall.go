@@ -170,7 +170,7 @@ func (p *pass) uninstallDropped(ctx context.Context) (done bool, err error) {
 		var failure *releaseError
 		switch {
 		case errors.As(err, &failure):
-			p.failures = append(p.failures, fmt.Errorf("helm release %s: %w", s.key(), err))
+			p.failures = append(p.failures, &releaseFailure{key: s.key(), message: failure.text})
 			return false, nil
 		case err != nil:
 			return false, err

@@ -24,6 +24,7 @@ func TestBadManifestKeepsNoOther(t *testing.T) {
 	}
 	w.work("one", configMap("a", "1"), configMap("b", "1"))
 	w.must(w.execute("one", there))
+	const waits = "; 1 object is deleted after that"
 	for name, test := range map[string]struct{ manifest, problem string }{
 		"without a name": {
 			"{apiVersion: v1, kind: ConfigMap, metadata: {generateName: b-, namespace: OBJECTS}}", "manifest 0: it has no name",
@@ -42,7 +43,7 @@ func TestBadManifestKeepsNoOther(t *testing.T) {
 		if err := w.execute("one", there); err == nil {
 			t.Errorf("%s: no error", name)
 		}
-		w.wantCondition("one", "Applied", metav1.ConditionFalse, "AppliedFailed", "Failed to apply all manifests (2/3): "+test.problem)
+		w.wantCondition("one", "Applied", metav1.ConditionFalse, "AppliedFailed", "Failed to apply all manifests (2/3): "+test.problem+waits)
 		if w.value("a") != name || w.value("b") != "1" {
 			t.Errorf("%s: got a=%q b=%q", name, w.value("a"), w.value("b"))
 		}

@@ -1,0 +1,78 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// prunable returns of groups what is deleted although something has failed, see bundle.Options.ContinueOnError. Objects whose origin is not known
+// wait, and so do namespaces and definitions: others are deleted with them.
+func (p *pass) prunable(groups [][]held) [][]held {
+	if !p.bundle.Options.ContinueOnError || slices.ContainsFunc(p.failures, isNoObjects) {
+		return nil
+	}
+	incomplete := map[string]bool{"": true}
+	for _, err := range p.failures {
+		if failure, ok := errors.AsType[*releaseFailure](err); ok {
+			incomplete[originOfRelease(failure.key.String())] = true
+		}
+	}
+	for i := range p.next.Releases {
+		if s := &p.next.Releases[i]; s.Operation == uninstalling {
+			incomplete[originOfRelease(s.key().String())] = true // its hooks come first
+		}
+	}
+	missing := map[kube.Ref]bool{}
+	for _, change := range p.changes {
+		if change.Action == bundle.Failed || change.Action == bundle.Skipped {
+			missing[change.Ref.Key()] = true
+		}
+	}
+	for _, t := range p.targets {
+		if missing[t.key()] {
+			incomplete[t.origin] = true
+		}
+	}
+	waits := func(item held) bool {
+		return incomplete[item.Origin] || rankOf(item.Ref.GVK().GroupKind()) <= rankCRD
+	}
+	var safe [][]held
+	for _, items := range groups {
+		if items = slices.DeleteFunc(slices.Clone(items), waits); len(items) > 0 {
+			safe = append(safe, items)
+		}
+	}
+	return safe
+}
+
+// isNoObjects says whether a failure is not that of one known object or release: then nobody knows which objects it concerns.
+func isNoObjects(err error) bool {
+	_, isObject := errors.AsType[*objectError](err)
+	_, isRelease := errors.AsType[*releaseFailure](err)
+	return !isObject && !isRelease
+}
+
+// waitingMessage ends the message of a failed pass: it counts the objects that the bundle lacks and that nobody tried to delete.
+func (p *pass) waitingMessage() string {
+	tried := map[kube.Ref]bool{}
+	for _, change := range p.changes {
+		tried[change.Ref.Key()] = true
+	}
+	waiting := 0
+	for key := range p.next.inventory {
+		if !p.retained[key] && !tried[key] {
+			waiting++
+		}
+	}
+	switch waiting {
+	case 0:
+		return ""
+	case 1:
+		return "; 1 object is deleted after that"
+	}
+	return fmt.Sprintf("; %d objects are deleted after that", waiting)
+}
