@@ -50,6 +50,7 @@ type Engine struct {
 	// onChange is that of the Options.
 	onChange func(bundle.ID)
 	domain   domain
+	observed *observedStates
 
 	// ids is held, one ID at a time, for a whole pass or withdrawal; objects after it, for the same time: bundles that want the
 	// same object see each other's marks.
@@ -94,7 +95,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	e := &Engine{
 		member: member, clock: opts.Clock, onHeal: opts.OnHeal, onChange: opts.OnChange, domain: domain{hub: opts.Hub, scope: opts.Scope},
 		ids: newGate[bundle.ID](), objects: newGate[kube.Ref](), changed: make(chan struct{}, 1),
-		confirmed: make(chan struct{}),
+		confirmed: make(chan struct{}), observed: &observedStates{byID: map[bundle.ID]map[kube.Ref]observedState{}},
 	}
 	e.confirm = sync.OnceFunc(func() { close(e.confirmed) })
 	e.store = &store{

@@ -38,25 +38,31 @@ type Observation struct {
 	Health Health
 }
 
-// Observe reads how the objects are that the record of id holds, in a fixed order; there are none without a record. It reads them whole,
-// and changes nothing. With an error the health of what could not be read is Unknown: of all the rest after a request without an answer. There are no observations if the record could not be.
+// Observe returns how the objects are that the record of id holds, in a fixed order; there are none without a record. It changes nothing, and
+// reads only objects whole that have changed since this Engine read them last. With an error the health of what could not be read is Unknown: of
+// all the rest after a request without an answer. There are no observations if the record could not be read.
 func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, error) {
 	rec, err := e.recorded(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("observe %s: %w", id, err)
 	}
 	items := rec.listed()
-	seen := make([]Observation, len(items))
+	states := make([]observedState, len(items))
 	unread := make(passError, len(items))
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
+	unchanged := e.unchanged(ctx, giveUp, items, e.observed.of(id))
 	var work errgroup.Group
 	work.SetLimit(parallel)
 	for i, item := range items {
-		seen[i] = Observation{Ref: item.Ref, Health: Unknown}
+		if state, ok := unchanged[item.Ref.Key()]; ok {
+			states[i] = state
+			continue
+		}
+		states[i] = unobserved(item)
 		work.Go(func() error {
 			unread[i] = unlessGivenUp(ctx, giveUp, func() (err error) {
-				seen[i], err = e.member.whole(ctx, item)
+				states[i], err = e.member.whole(ctx, item)
 				return err
 			})
 			return nil
@@ -64,6 +70,11 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	}
 	// What could not be read is in unread, no error of the group.
 	_ = work.Wait()
+	e.observed.set(id, states, unread)
+	seen := make([]Observation, len(items))
+	for i, state := range states {
+		seen[i] = state.observation
+	}
 	if unread = slices.DeleteFunc(unread, func(err error) bool { return err == nil }); len(unread) > 0 {
 		return seen, fmt.Errorf("observe %s: %w", id, unread)
 	}
@@ -88,34 +99,34 @@ func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*record, error) {
 }
 
 // whole reads one object of a record.
-func (m *member) whole(ctx context.Context, item held) (Observation, error) {
-	seen := Observation{Ref: item.Ref, Health: Unknown}
+func (m *member) whole(ctx context.Context, item held) (observedState, error) {
+	state := unobserved(item)
+	seen := &state.observation
 	resource, err := m.mapper.AnyVersion(item.Ref.GVK())
 	if meta.IsNoMatchError(err) {
-		return seen, nil
+		return state, nil
 	}
 	if err != nil {
-		return seen, err
+		return state, err
 	}
 	seen.Resource = resource.GVR.Resource
 	if item.UID == "" {
-		return seen, nil
+		return state, nil
 	}
 	obj, err := m.wholeAt(resource, item.Ref.Namespace).Get(ctx, item.Ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || (err == nil && obj.GetUID() != item.UID) {
-		return seen, nil
+		return state, nil
 	}
 	if err != nil {
-		return seen, fmt.Errorf("read %s: %w", item.Ref, err)
+		return state, fmt.Errorf("read %s: %w", item.Ref, err)
 	}
-	seen.Health = healthOf(obj)
 	if status, ok := obj.Object["status"]; ok {
 		if seen.Status, err = json.Marshal(status); err != nil {
-			seen.Health = Unknown
-			return seen, fmt.Errorf("encode the status of %s: %w", item.Ref, err)
+			return state, fmt.Errorf("encode the status of %s: %w", item.Ref, err)
 		}
 	}
-	return seen, nil
+	state.version, seen.Health = obj.GetResourceVersion(), healthOf(obj)
+	return state, nil
 }
 
 // healthOf judges an object by the rules of its kind, as they are in kstatus.

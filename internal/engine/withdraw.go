@@ -67,6 +67,7 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 	if err := e.store.delete(ctx, rec); err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
+	e.observed.forget(w.ID)
 	return true, nil
 }
 
