@@ -31,9 +31,21 @@ func isPastManager(entry metav1.ManagedFieldsEntry) bool {
 	return strings.HasPrefix(entry.Manager, "kubectl")
 }
 
-// takesOver says whether an object exists that nobody has marked and that is not in the record.
-func (p *pass) takesOver(v verdict) bool {
-	return v.seen != nil && !v.seen.marked() && p.prior.inventory[v.key()].UID != v.seen.uid
+// adoptFields takes over the fields of an object that nobody has marked and that is not in the record.
+func (p *pass) adoptFields(ctx context.Context, v verdict) error {
+	if v.seen == nil || v.seen.marked() || p.prior.inventory[v.key()].UID == v.seen.uid {
+		return nil
+	}
+	return p.takeFields(ctx, v, v.seen)
+}
+
+// adoptCreated applies once more an object that somebody created between reading and applying it.
+func (p *pass) adoptCreated(ctx context.Context, v verdict, now *live) (*live, error) {
+	v.adopt = true
+	if err := p.takeFields(ctx, v, now); err != nil {
+		return nil, err
+	}
+	return p.request(ctx, v, now.uid)
 }
 
 // takeFields makes the fields that past managers have set on an object that is adopted ours, so that the next apply deletes those that the bundle

@@ -256,6 +256,7 @@ spec:
 		// "before-first-apply" owns all that the server has filled in.
 		obj := c.get(gvr, c.ns, "web")
 		obj.SetManagedFields([]metav1.ManagedFieldsEntry{{}})
+		obj.SetResourceVersion("") // controllers write its status meanwhile
 		if _, err := c.objects.Resource(gvr).Namespace(c.ns).Update(t.Context(), obj, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}

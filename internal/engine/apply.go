@@ -109,10 +109,8 @@ func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 	if v.seen != nil {
 		uid = v.seen.uid
 	}
-	if p.takesOver(v) {
-		if err := p.takeFields(ctx, v, v.seen); err != nil {
-			return nil, err
-		}
+	if err := p.adoptFields(ctx, v); err != nil {
+		return nil, err
 	}
 	now, err := p.request(ctx, v, uid)
 	if apierrors.IsConflict(err) && uid != "" {
@@ -126,11 +124,7 @@ func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 	}
 	if v.seen == nil && now.shared && !v.adopt && !now.adopted() {
 		// It did not exist when we looked, yet others have set fields: somebody made it in between.
-		v.adopt = true
-		if err := p.takeFields(ctx, v, now); err != nil {
-			return nil, err
-		}
-		return p.request(ctx, v, now.uid)
+		return p.adoptCreated(ctx, v, now)
 	}
 	return now, nil
 }
