@@ -136,7 +136,9 @@ func (b *mailbox) record(m fleet.Member, want bundle.Bundle, report bundle.Repor
 	if b.records == nil {
 		b.records = map[string]bundle.Deployed{}
 	}
-	b.records[m.Name+" "+want.ID.String()] = bundle.Deployed{ID: want.ID, Owner: want.Owner, Hub: want.Hub, CorrectDrift: want.Options.Heal, Report: report}
+	b.records[m.Name+" "+want.ID.String()] = bundle.Deployed{
+		ID: want.ID, Owner: want.Owner, Hub: want.Hub, CorrectDrift: want.Options.Heal, Report: report, Releases: want.DeployedReleases(),
+	}
 }
 
 func (b *mailbox) findDeployed(m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {

@@ -27,21 +27,33 @@ func TestUnansweredLookupIsReportedOnce(t *testing.T) {
 	}
 	recorder := events.NewFakeRecorder(10)
 	c := &Controller{Hub: hub, Events: recorder, Clock: clock.RealClock{}}
-	s := &state{
-		summary: summary, member: fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one"},
-		compositions: []Composition{{
-			Feature: libv1beta1.FeatureHelm, Digest: bundle.Digest{1}, Unanswered: []match.Release{{Namespace: "site", Name: "web"}},
-		}},
-	}
-	for range 2 {
+	s := &state{summary: summary, member: fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one"}}
+	for i, step := range []struct {
+		version string
+		digest  bundle.Digest
+		want    int
+	}{
+		{version: "1.0.0", digest: bundle.Digest{1}, want: 1},
+		{version: "1.0.0", digest: bundle.Digest{1}},
+		{version: "1.0.0", digest: bundle.Digest{2}}, // other values
+		{version: "2.0.0", digest: bundle.Digest{3}, want: 1},
+	} {
+		s.compositions = []Composition{{
+			Feature: libv1beta1.FeatureHelm, Digest: step.digest, Unanswered: []match.Release{{Namespace: "site", Name: "web"}},
+			Releases: []configv1beta1.HelmChartSummary{{
+				ReleaseNamespace: "site", ReleaseName: "web", ChartName: "hello", ChartVersion: step.version, Status: configv1beta1.HelmChartStatusManaging,
+			}},
+		}}
 		if err := c.announce(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if len(recorder.Events) != 1 {
-		t.Fatalf("got %d events, want 1", len(recorder.Events))
-	}
-	if event := <-recorder.Events; !strings.Contains(event, "LookupUnanswered") || !strings.Contains(event, "release site/web") {
-		t.Errorf("got event %q", event)
+		if got := len(recorder.Events); got != step.want {
+			t.Fatalf("step %d: got %d events, want %d", i, got, step.want)
+		}
+		for range step.want {
+			if event := <-recorder.Events; !strings.Contains(event, "LookupUnanswered") || !strings.Contains(event, "release site/web") {
+				t.Errorf("step %d: got event %q", i, event)
+			}
+		}
 	}
 }

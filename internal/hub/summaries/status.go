@@ -165,11 +165,23 @@ func (c *Controller) tell(summary *configv1beta1.ClusterSummary, event status.Ev
 	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
 }
 
-// unanswered returns an event for each release whose chart looks up objects that the hub cannot read.
-func unanswered(c Composition, m fleet.Member) []status.Event {
-	events := make([]status.Event, 0, len(c.Unanswered))
+// unanswered returns an event for each release whose chart looks up objects that the hub cannot read, once for each version of the chart.
+func unanswered(old configv1beta1.ClusterSummaryStatus, c Composition, m fleet.Member) []status.Event {
+	var events []status.Event
 	for _, release := range c.Unanswered {
-		events = append(events, status.LookupUnanswered(release.String(), m))
+		if chartOf(old.HelmReleaseSummaries, release) != chartOf(c.Releases, release) {
+			events = append(events, status.LookupUnanswered(release.String(), m))
+		}
 	}
 	return events
+}
+
+// chartOf returns the name and version of the chart of a release, "" if it is not in releases.
+func chartOf(releases []configv1beta1.HelmChartSummary, release match.Release) string {
+	for _, listed := range releases {
+		if listed.ReleaseNamespace == release.Namespace && listed.ReleaseName == release.Name {
+			return listed.ChartName + " " + listed.ChartVersion
+		}
+	}
+	return ""
 }

@@ -353,7 +353,7 @@ func (c *Controller) announce(ctx context.Context, s *state) error {
 	for _, composition := range s.compositions {
 		old := s.old(composition.Feature)
 		if bundle.DigestFromBytes(old.Hash) != composition.Digest {
-			news = append(news, unanswered(composition, s.member)...)
+			news = append(news, unanswered(s.summary.Status, composition, s.member)...)
 		}
 		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !underWay(old.Status) {
 			pass.Findings = append(pass.Findings, status.Finding{Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Releases: composition.Releases})

@@ -1,0 +1,100 @@
+package hub_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
+)
+
+// seen returns the data of ConfigMap "seen" on a member.
+func (w *world) seen(member string) (map[string]string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for key, has := range w.has {
+		for _, item := range has.Items {
+			for _, obj := range item.Objects {
+				if key == member+" "+has.ID.String() && obj.GetName() == "seen" {
+					if !item.Sensitive {
+						return nil, errors.New("the item is not sensitive")
+					}
+					data, _, err := unstructured.NestedStringMap(obj.Object, "data")
+					return data, err
+				}
+			}
+		}
+	}
+	return nil, errors.New("member " + member + " has no ConfigMap seen")
+}
+
+// wantSeen waits until a member has this message and operation, and returns the password.
+func (w *world) wantSeen(member, message, operation string) string {
+	w.Helper()
+	var password string
+	w.eventually("release on "+member, func() error {
+		data, err := w.seen(member)
+		if err != nil {
+			return err
+		}
+		password = data["password"]
+		if data["message"] != message || data["operation"] != operation {
+			return fmt.Errorf("got %v, want message %q and operation %q", data, message, operation)
+		}
+		return nil
+	})
+	return password
+}
+
+func TestGeneratedValuesStayOnUpgrade(t *testing.T) {
+	w := newWorld(t)
+	w.member("one", w.prod())
+	w.member("two", w.prod())
+	template := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\ndata:\n  password: {{ randAlphaNum 20 }}\n  message: {{ .Values.message }}\n" +
+		"  operation: {{ .Release.Revision }} {{ .Release.IsUpgrade }}\n  looked: \"{{ lookup \"v1\" \"Namespace\" \"\" \"default\" | len }}\"\n"
+	address := w.charts(examples.Chart{Files: map[string]string{"templates/seen.yaml": template}})
+	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) { c.Values = "message: first\n" }))
+	one, two := w.wantSeen("one", "first", "1 false"), w.wantSeen("two", "first", "1 false")
+	if len(one) != 20 || one == two {
+		t.Errorf("got passwords %q and %q, want two", one, two)
+	}
+	for i, message := range []string{"second", "third"} {
+		update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.HelmCharts[0].Values = "message: " + message + "\n" })
+		for member, password := range map[string]string{"one": one, "two": two} {
+			if got := w.wantSeen(member, message, fmt.Sprintf("%d true", i+2)); got != password {
+				t.Errorf("%s: got password %q after an upgrade, want %q", member, got, password)
+			}
+		}
+	}
+	summary := w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
+	var secrets corev1.SecretList
+	w.must(w.List(w.Context(), &secrets, client.InNamespace(w.ns)))
+	owned := 0
+	for _, secret := range secrets.Items {
+		if len(secret.OwnerReferences) == 1 && secret.OwnerReferences[0].UID == summary.UID {
+			owned++
+		}
+	}
+	if owned != 1 {
+		t.Errorf("got %d Secrets that belong to summary %s, want 1", owned, summary.Name)
+	}
+	w.eventually("events", func() error {
+		told := 0
+		for _, event := range w.events(summary) {
+			if strings.HasPrefix(event, "Warning LookupUnanswered") {
+				told++
+			}
+		}
+		if told != 1 {
+			return fmt.Errorf("got %d events about lookup, want one: %v", told, w.events(summary))
+		}
+		return nil
+	})
+}
