@@ -19,6 +19,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
+	helmrelease "helm.sh/helm/v4/pkg/release/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/towline/towline/internal/kube"
@@ -146,7 +147,7 @@ func (c *Charts) renderForMember(ctx context.Context, shared string, request Cha
 			return Release{}, fmt.Errorf("render chart %s: %w", request.Chart.Name, err)
 		}
 	}
-	key, err := ownKey(shared, request.Owner, kept)
+	key, err := request.ownKey(shared, kept)
 	if err != nil {
 		return Release{}, err
 	}
@@ -156,7 +157,7 @@ func (c *Charts) renderForMember(ctx context.Context, shared string, request Cha
 	release, err := c.once(ctx, key, request, func() (Release, error) {
 		return request.render(&calls{ofMember: true, kept: kept, used: Generated{}, lookup: request.Lookup})
 	})
-	if err != nil || release.LooksUp {
+	if err != nil || release.LooksUp && request.Lookup != nil {
 		return release, err // what the member has may change at any time
 	}
 	// The next request comes with the values of this one.
@@ -165,7 +166,7 @@ func (c *Charts) renderForMember(ctx context.Context, shared string, request Cha
 		kept = Generated{}
 	}
 	maps.Copy(kept, release.Generated)
-	if key, err = ownKey(shared, request.Owner, kept); err != nil {
+	if key, err = request.ownKey(shared, kept); err != nil {
 		return Release{}, err
 	}
 	c.own.put(key, release)
@@ -187,9 +188,9 @@ func (c *Charts) once(ctx context.Context, key string, request ChartRequest, ren
 	}
 }
 
-// ownKey tells the renderings for one member apart.
-func ownKey(shared, owner string, kept Generated) (string, error) {
-	raw, err := json.Marshal([]any{shared, owner, kept})
+// ownKey tells the renderings for one member apart. shared is the key of the rendering for all members.
+func (r ChartRequest) ownKey(shared string, kept Generated) (string, error) {
+	raw, err := json.Marshal([]any{shared, r.Owner, r.Lookup != nil, kept})
 	if err != nil {
 		return "", fmt.Errorf("encode generated values: %w", err)
 	}
@@ -245,7 +246,7 @@ func (r ChartRequest) render(calls *calls) (Release, error) {
 	release := collected.release()
 	release.Chart, release.Notes = metadata, notes
 	release.Generated, release.LooksUp = calls.used, calls.looksUp
-	release.Private = calls.ofMember && (len(calls.used) > 0 || calls.looksUp)
+	release.Private = calls.ofMember && (len(calls.used) > 0 || calls.looksUp && calls.lookup != nil)
 	release.size += len(notes)
 	return release, nil
 }
@@ -308,17 +309,17 @@ func (r ChartRequest) cutNotes(chart *helmchart.Chart, texts map[string]string) 
 }
 
 // keep makes CRDs outlive their release, unless the chart says otherwise: with them would go every object of their kinds, the users' own
-// too. Helm never deletes what it finds in a chart's crds directories.
+// too. Helm never deletes what it finds in a chart's crds directories. Nor are they hooks there: some still have crd-install of Helm 2.
 func keep(crds []part) {
 	for _, crd := range crds {
 		annotations := crd.object.GetAnnotations()
-		if _, said := annotations[kube.AnnotationKeep]; said {
-			continue
-		}
 		if annotations == nil {
 			annotations = map[string]string{}
 		}
-		annotations[kube.AnnotationKeep] = "keep"
+		delete(annotations, helmrelease.HookAnnotation)
+		if _, said := annotations[kube.AnnotationKeep]; !said {
+			annotations[kube.AnnotationKeep] = "keep"
+		}
 		crd.object.SetAnnotations(annotations)
 	}
 }

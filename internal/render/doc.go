@@ -1,2 +1,2 @@
-// Package render turns content plus values into Kubernetes objects, without a cluster or a clock.
+// Package render turns content plus values into Kubernetes objects.
 package render

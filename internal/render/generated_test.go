@@ -253,6 +253,24 @@ func TestLookupReadsTheMember(t *testing.T) {
 	}
 }
 
+func TestChartMayGenerateAndLookUp(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" .Release.Namespace "there" }}`+object("ConfigMap", "generated")+
+		"data:\n  password: {{ $found.password | default (randAlphaNum 20) }}\n"))
+	charts, m := render.NewCharts(), &member{name: "one"}
+	first, again := m.render(t, charts, asked), m.render(t, charts, asked)
+	if !first.LooksUp || !first.Private || generated(t, first)["password"] != generated(t, again)["password"] {
+		t.Errorf("in pull mode: got %v, then %v", generated(t, first), generated(t, again))
+	}
+	if first.Objects[0] != again.Objects[0] {
+		t.Error("in pull mode: the same release was rendered twice")
+	}
+	asked.Lookup = func(string, string, string, string) (map[string]any, error) { return map[string]any{"password": "found"}, nil }
+	if got := generated(t, m.render(t, charts, asked))["password"]; got != "found" {
+		t.Errorf("in push mode: got %q, want the password of the member", got)
+	}
+}
+
 func TestLookupComesBeforeFailure(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate("{{ if not (lookup \"v1\" \"Namespace\" \"\" \"prepared\") }}{{ fail \"prepare it\" }}{{ end }}"))

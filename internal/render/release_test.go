@@ -90,6 +90,24 @@ func TestDisableHooksDropsHooksOnly(t *testing.T) {
 	}
 }
 
+func TestCRDsOfTheirDirectoryAreNoHooks(t *testing.T) {
+	t.Parallel()
+	crd := func(name, annotations string) string {
+		return "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: " + name + "\n  annotations: {" + annotations + "}\n"
+	}
+	release := rendered(t, render.NewCharts(), request(t, examples.Chart{Files: map[string]string{
+		"crds/a.yaml": crd("a", "helm.sh/hook: crd-install"), "crds/b.yaml": crd("b", "helm.sh/resource-policy: delete"),
+	}}))
+	got := map[string]map[string]string{}
+	for _, object := range release.Objects[:2] {
+		got[object.GetName()] = object.GetAnnotations()
+	}
+	want := map[string]map[string]string{"a": {"helm.sh/resource-policy": "keep"}, "b": {"helm.sh/resource-policy": "delete"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("annotations differ (-want +got):\n%s", diff)
+	}
+}
+
 func TestRenderWithoutSchema(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})
