@@ -265,7 +265,9 @@ func TestChartMayGenerateAndLookUp(t *testing.T) {
 	if first.Objects[0] != again.Objects[0] {
 		t.Error("in pull mode: the same release was rendered twice")
 	}
-	asked.Lookup = func(string, string, string, string) (map[string]any, error) { return map[string]any{"password": "found"}, nil }
+	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+		return map[string]any{"password": "found"}, nil
+	}
 	if got := generated(t, m.render(t, charts, asked))["password"]; got != "found" {
 		t.Errorf("in push mode: got %q, want the password of the member", got)
 	}
