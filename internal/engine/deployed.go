@@ -20,7 +20,7 @@ import (
 func (e *Engine) deployed(rec *record) bundle.Deployed {
 	return bundle.Deployed{
 		ID: rec.ID, Owner: rec.Owner, Hub: cmp.Or(rec.Hub, e.domain.hub), Removing: rec.State == bundle.StateRemoving, Leave: rec.Leave,
-		CorrectDrift: rec.Options.Heal, Report: rec.report(),
+		CorrectDrift: rec.Options.Heal, Report: rec.report(), Releases: rec.deployedReleases(),
 	}
 }
 

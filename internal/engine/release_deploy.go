@@ -42,6 +42,7 @@ func (p *pass) planReleases() error {
 			s = p.next.findRelease(key)
 		}
 		s.Options = item.Release.Options
+		s.Inputs, s.RenderedRevision, s.IsUpgrade = item.Release.Inputs, item.Release.Revision, item.Release.IsUpgrade
 		if s.Digest != "" && p.prior.digest() == p.digest {
 			continue
 		}

@@ -75,6 +75,10 @@ type releaseState struct {
 	ObjectsApplied bool `json:"objectsApplied,omitempty"`
 	// Options are those of the item, for the time when the bundle no longer has it.
 	Options bundle.ReleaseOptions `json:"options,omitzero"`
+	// Inputs, RenderedRevision and IsUpgrade are those of the bundle.Release.
+	Inputs           string `json:"inputs,omitempty"`
+	RenderedRevision int    `json:"renderedRevision,omitempty"`
+	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
 	// SecretUID and SecretState identify the release record of Revision as it was written last. They are empty until it is.
 	SecretUID   types.UID `json:"secretUID,omitempty"`
 	SecretState string    `json:"secretState,omitempty"`
@@ -133,6 +137,21 @@ func (r *record) findRelease(key release.Key) *releaseState {
 		}
 	}
 	return nil
+}
+
+// deployedReleases describes the releases of the record as they were delivered; the revision is the recorded one where no template asks for it.
+func (r *record) deployedReleases() []bundle.DeployedRelease {
+	var all []bundle.DeployedRelease
+	for _, s := range r.Releases {
+		revision := s.Revision
+		if s.Inputs != "" {
+			revision = s.RenderedRevision
+		}
+		all = append(all, bundle.DeployedRelease{
+			Namespace: s.Namespace, Name: s.Name, Inputs: s.Inputs, Revision: revision, IsUpgrade: s.IsUpgrade,
+		})
+	}
+	return all
 }
 
 // dropRelease removes the state of a release from the record.
