@@ -69,7 +69,7 @@ func (p *pass) run(ctx context.Context) (bundle.Report, error) {
 	}
 	if p.only == nil && p.waiting == nil {
 		done := true
-		if len(p.failures) == 0 {
+		if len(p.failures) == 0 || p.bundle.Options.ContinueOnError && !slices.ContainsFunc(p.failures, isNoObjects) {
 			done, err = p.uninstallDropped(ctx)
 		}
 		if err == nil && done {

@@ -17,10 +17,10 @@ func (c *cluster) namespace(name string) *unstructured.Unstructured {
 }
 
 // items returns objects that come from ConfigMap a, ConfigMap b and release r.
-func items(a, b, r []*unstructured.Unstructured) []bundle.Item {
+func (c *cluster) items(a, b, r []*unstructured.Unstructured) []bundle.Item {
 	return []bundle.Item{
 		{Objects: a, Reference: reference("a", 100)}, {Objects: b, Reference: reference("b", 100)},
-		{Objects: r, Release: &bundle.Release{Namespace: "default", Name: "r"}},
+		{Objects: r, Release: &bundle.Release{Namespace: c.ns, Name: "r"}},
 	}
 }
 
@@ -36,41 +36,41 @@ func TestPruneAfterFailures(t *testing.T) {
 		"continues; the other origins are complete": {
 			bundle.Options{ContinueOnError: true},
 			func(c *cluster) []bundle.Item {
-				return items(objects{c.bad()}, objects{c.configMap("b-new", "1")}, nil)
+				return c.items(objects{c.bad()}, objects{c.configMap("b-new", "1")}, nil)
 			},
 			[]string{"a-old", "b-new"}, "; 2 objects are deleted after that", // a-old and the Namespace
 		},
 		"continues; an origin is dropped": {
 			bundle.Options{ContinueOnError: true},
-			func(c *cluster) []bundle.Item { return items(objects{c.bad()}, nil, nil)[:1] },
+			func(c *cluster) []bundle.Item { return c.items(objects{c.bad()}, nil, nil)[:1] },
 			[]string{"a-old"}, "; 2 objects are deleted after that",
 		},
 		"continues; the failed origin drops nothing": {
 			bundle.Options{ContinueOnError: true},
 			func(c *cluster) []bundle.Item {
-				return items(objects{c.bad(), c.configMap("a-old", "1"), c.namespace(c.ns + "-extra")}, nil, nil)
+				return c.items(objects{c.bad(), c.configMap("a-old", "1"), c.namespace(c.ns + "-extra")}, nil, nil)
 			},
 			[]string{"a-old"}, "",
 		},
 		"continues; a problem hides objects": {
 			bundle.Options{ContinueOnError: true},
 			func(c *cluster) []bundle.Item {
-				return append(items(objects{c.configMap("a-old", "1")}, nil, nil), bundle.Item{Problem: "it cannot be decoded"})
+				return append(c.items(objects{c.configMap("a-old", "1")}, nil, nil), bundle.Item{Problem: "it cannot be decoded"})
 			},
 			[]string{"a-old", "b-old", "r-old"}, "; 3 objects are deleted after that",
 		},
 		"stops": {
 			bundle.Options{},
 			func(c *cluster) []bundle.Item {
-				return items(objects{c.bad()}, objects{c.configMap("b-new", "1")}, nil)
+				return c.items(objects{c.bad()}, objects{c.configMap("b-new", "1")}, nil)
 			},
-			[]string{"a-old", "b-new", "b-old", "r-old"}, "; 4 objects are deleted after that",
+			[]string{"a-old", "b-old", "r-old"}, "; 4 objects are deleted after that",
 		},
 		"continues, but not after a conflict": {
 			bundle.Options{ContinueOnError: true},
 			func(c *cluster) []bundle.Item {
 				service := decode(c.t, "{apiVersion: v1, kind: Service, metadata: {name: b, namespace: "+c.ns+"}, spec: {ports: [{port: 80}]}}")
-				return items(objects{c.configMap("others", "2")}, service, nil)
+				return c.items(objects{c.configMap("others", "2")}, service, nil)
 			},
 			[]string{"a-old", "b-old", "others"}, "; 3 objects are deleted after that", // and the Namespace
 		},
@@ -83,7 +83,7 @@ func TestPruneAfterFailures(t *testing.T) {
 				converge(t, e, c.bundle("other", c.configMap("others", "1")))
 			}
 			b := c.bundle("one")
-			b.Items = items(objects{c.configMap("a-old", "1"), c.namespace(c.ns + "-extra")}, objects{c.configMap("b-old", "1")}, objects{c.configMap("r-old", "1")})
+			b.Items = c.items(objects{c.configMap("a-old", "1"), c.namespace(c.ns + "-extra")}, objects{c.configMap("b-old", "1")}, objects{c.configMap("r-old", "1")})
 			converge(t, e, b)
 			test.options.Heal = true
 			b.Options, b.Items = test.options, test.items(c)
@@ -101,7 +101,7 @@ func TestPruneAfterFailures(t *testing.T) {
 			if again := convergeFails(t, c.engine(nil), b); again.Message != report.Message {
 				t.Errorf("messages of the same failure differ: %q and %q", report.Message, again.Message)
 			}
-			b.Items = items(objects{c.configMap("a-new", "1")}, nil, nil)
+			b.Items = c.items(objects{c.configMap("a-new", "1")}, nil, nil)
 			converge(t, e, b)
 			want := []string{"a-new"}
 			if strings.Contains(name, "conflict") {
