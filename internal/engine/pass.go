@@ -205,31 +205,36 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 	p.retain()
 	busy := p.only == nil && len(p.prior.doomed(p.retained)) > 0 || !p.releasesDeployed()
 	for _, v := range verdicts {
-		had, ok := p.next.inventory[v.key()]
-		if v.unread && ok {
-			continue
-		}
-		item := held{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Origin: v.origin}
-		if v.verb == refuse {
-			item.Adopted = had.Adopted
-		}
-		var conflict *conflictError
-		if errors.As(v.err, &conflict) {
-			item.Rival = conflict.rival
-		}
-		if v.seen != nil && v.verb != refuse && (v.seen.signature() == p.engine.domain.sign(p.bundle.ID) || had.UID == v.seen.uid) {
-			item.UID, item.Fields = v.seen.uid, had.Fields
-		}
-		if v.verb == keep {
-			item.Fields = v.seen.state()
-		}
-		p.next.inventory[v.key()] = item
+		p.planItem(v)
 		busy = busy || v.verb == write
 	}
 	if !busy || p.prior.covers(p.next) {
 		return nil
 	}
 	return p.save(ctx)
+}
+
+// planItem puts what the verdict is about into the record to come.
+func (p *pass) planItem(v verdict) {
+	had, ok := p.next.inventory[v.key()]
+	if v.unread && ok {
+		return
+	}
+	item := held{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Origin: v.origin}
+	if v.verb == refuse {
+		item.Adopted = had.Adopted
+	}
+	var conflict *conflictError
+	if errors.As(v.err, &conflict) {
+		item.Rival = conflict.rival
+	}
+	if v.seen != nil && v.verb != refuse && (v.seen.signature() == p.engine.domain.sign(p.bundle.ID) || had.UID == v.seen.uid) {
+		item.UID, item.Fields = v.seen.uid, had.Fields
+	}
+	if v.verb == keep {
+		item.Fields = v.seen.state()
+	}
+	p.next.inventory[v.key()] = item
 }
 
 // save writes the record as it is planned now.

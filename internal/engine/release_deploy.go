@@ -8,7 +8,6 @@ import (
 
 	"helm.sh/helm/v4/pkg/release/common"
 	helm "helm.sh/helm/v4/pkg/release/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -16,7 +15,7 @@ import (
 )
 
 // annotationRevisionDigest on the Secret of a release record holds the bundle.Item.RevisionDigest of what the revision deployed. With it a
-// lost inventory is no reason to run hooks again.
+// lost inventory is no reason to run hooks again: see Engine.traceReleases.
 const annotationRevisionDigest = "towline.dev/revision-digest"
 
 func releaseKey(item bundle.Item) release.Key {
@@ -86,13 +85,11 @@ func (p *pass) writeItems(ctx context.Context, verdicts []verdict) error {
 			}
 			own, verdicts = verdicts[:end], verdicts[end:]
 		}
-		goOn := true
-		var err error
+		deploy := p.deployRelease
 		if item.Release == nil {
-			goOn, err = p.writeRanks(ctx, own)
-		} else {
-			goOn, err = p.deployRelease(ctx, item, own)
+			deploy = func(ctx context.Context, _ bundle.Item, own []verdict) (bool, error) { return p.writeRanks(ctx, own) }
 		}
+		goOn, err := deploy(ctx, item, own)
 		if err != nil {
 			return err
 		}
@@ -107,41 +104,34 @@ func (p *pass) writeItems(ctx context.Context, verdicts []verdict) error {
 // deployRelease moves a release toward its item, whose objects the verdicts are about. goOn is false if the items after it have to wait.
 func (p *pass) deployRelease(ctx context.Context, item bundle.Item, verdicts []verdict) (goOn bool, err error) {
 	s := p.next.findRelease(releaseKey(item))
+	if s.Stage == stageDeployed {
+		return p.writeRanks(ctx, verdicts)
+	}
 	d := &releaseDeployment{pass: p, op: p.operate(s, release.ItemHooks(item)), item: item, verdicts: verdicts, goOn: true}
 	if s.Operation == rollingBack && s.Stage != stageBegin && s.Stage != stageFailed {
 		if err := d.loadFormer(ctx); err != nil {
 			return false, err
 		}
 	}
-	for {
-		switch {
-		case s.Stage == stageDeployed && d.written:
-			return d.goOn, nil
-		case s.Stage == stageDeployed:
-			return p.writeRanks(ctx, verdicts)
-		case s.Stage == stageFailed && p.engine.now().Before(s.retryAt()):
-			return d.reportFailure(ctx)
-		case s.Stage == stageFailed:
-			s.enter(stageBegin, p.engine.now())
-		}
+	if s.Stage == stageFailed && !p.engine.now().Before(s.retryAt()) {
+		s.enter(stageBegin, p.engine.now())
+	}
+	for s.Stage != stageDeployed && s.Stage != stageFailed {
 		done, err := d.step(ctx)
-		var failure *releaseError
-		switch {
-		case errors.As(err, &failure):
-			if err := d.fail(ctx, failure); err != nil {
-				return false, err
-			}
-		case err != nil:
+		if failure, ok := errors.AsType[*releaseError](err); ok {
+			done, err = true, d.fail(ctx, failure)
+		}
+		if err != nil {
 			return false, err
-		case d.op.waiting != nil:
-			p.waiting = d.op.waiting
-			p.waiting.message = fmt.Sprintf("Helm release %s: %s", s.key(), p.waiting.message)
-			d.skip()
-			return false, nil
-		case !done:
-			return d.goOn, nil
+		}
+		if !done {
+			return d.stop(), nil
 		}
 	}
+	if s.Stage == stageFailed {
+		return d.reportFailure(ctx)
+	}
+	return d.goOn, nil
 }
 
 // releaseDeployment is the deployment of one release in one pass.
@@ -155,45 +145,53 @@ type releaseDeployment struct {
 	goOn           bool
 }
 
+// stop ends the pass for a release that waits or whose objects have failed. It returns whether the items after it may be deployed.
+func (d *releaseDeployment) stop() (goOn bool) {
+	if d.op.waiting == nil {
+		return d.goOn
+	}
+	d.waiting = d.op.waiting
+	d.waiting.message = fmt.Sprintf("Helm release %s: %s", d.op.state.key(), d.waiting.message)
+	d.skip()
+	return false
+}
+
 // step does the work of the stage that the release is in and enters the next one. done is false if the pass cannot go on with the release;
 // then something waits or has failed.
 func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	s := d.op.state
-	if s.Operation == uninstalling && s.Stage != stageBegin {
-		done, err := d.op.uninstall(ctx, nil)
-		if done {
-			// A failed installation was undone: by atomic, or before the next attempt.
-			s.ObjectsApplied = false
-			s.enter(stageFailed, d.engine.now())
-		}
-		return done, err
-	}
-	options := s.Options
 	pre, post := s.Operation.events()
-	switch s.Stage {
-	case stageBegin:
+	switch {
+	case s.Stage == stageBegin:
 		return d.begin(ctx)
-	case stagePreHooks:
+	case s.Operation == uninstalling:
+		return d.undo(ctx)
+	case s.Stage == stagePreHooks:
 		return d.runHooks(ctx, pre, stageObjects)
-	case stageObjects:
+	case s.Stage == stageObjects:
 		return d.writeObjects(ctx)
-	case stageWait:
+	case s.Stage == stageWait:
 		if done, err := d.op.waitReady(ctx); err != nil || !done {
 			return false, err
 		}
 		s.enter(stagePostHooks, d.engine.now())
-	case stagePostHooks:
+		return true, nil
+	case s.Stage == stagePostHooks:
 		return d.runHooks(ctx, post, stageTests)
-	case stageTests:
-		if !options.RunTests || s.Operation == rollingBack {
-			s.enter(stageRecord, d.engine.now())
-			return true, nil
-		}
+	case s.Stage == stageTests && s.Options.RunTests && s.Operation != rollingBack:
 		return d.runHooks(ctx, helm.HookTest, stageRecord)
-	case stageRecord:
-		return d.recordDeployed(ctx)
-	case stageDeployed, stageFailed:
 	}
+	return d.recordDeployed(ctx)
+}
+
+// undo removes a failed installation: with the option atomic, or before the next attempt.
+func (d *releaseDeployment) undo(ctx context.Context) (done bool, err error) {
+	s := d.op.state
+	if done, err := d.op.uninstall(ctx, nil); err != nil || !done {
+		return false, err
+	}
+	s.ObjectsApplied = false
+	s.enter(stageFailed, d.engine.now())
 	return true, nil
 }
 
@@ -237,9 +235,6 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if d.recover(entries) {
-		return true, nil
-	}
 	if recoverAfter := s.Options.RecoverAfter; recoverAfter > 0 && s.Failures >= recoverAfter && s.Operation == installing {
 		s.begin(uninstalling, d.engine.now())
 		s.Failures = 0
@@ -265,23 +260,6 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	return true, errors.Join(d.save(ctx), d.putRecord(ctx, common.StatusPendingUpgrade, "Preparing upgrade"))
-}
-
-// recover takes over the last revision in entries if this bundle deployed the same with it, and the inventory was lost since.
-func (d *releaseDeployment) recover(entries []release.Entry) bool {
-	s := d.op.state
-	if s.Revision != 0 || len(entries) == 0 {
-		return false
-	}
-	last := entries[len(entries)-1]
-	if last.Status != common.StatusDeployed || last.Secret.Annotations[annotationRevisionDigest] != s.Digest ||
-		last.Secret.Annotations[kube.AnnotationRequestor] != d.bundle.ID.String() {
-		return false
-	}
-	seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: last.Secret})
-	s.Revision, s.Operation, s.SecretUID, s.SecretState = last.Revision, upgrading, seen.uid, seen.state()
-	s.enter(stageDeployed, d.engine.now())
-	return true
 }
 
 // writeEarly applies what Helm installs before it runs hooks: CustomResourceDefinitions, and Namespaces since hooks may be in them.
@@ -428,18 +406,18 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 		s.enter(stageFailed, d.engine.now())
 		return true, nil
 	}
-	s.Failures, s.Message, s.Hooks = 0, "", nil
+	s.Failures, s.Message = 0, ""
 	s.enter(stageDeployed, d.engine.now())
 	return true, nil
 }
 
 // loadFormer makes the release that the operation deploys that of the former revision.
 func (d *releaseDeployment) loadFormer(ctx context.Context) error {
-	record, err := d.op.records().Get(ctx, d.op.state.key(), d.op.state.Former)
+	record, ok, err := d.op.records().Get(ctx, d.op.state.key(), d.op.state.Former)
 	if err != nil {
 		return err
 	}
-	if record == nil || !release.HasManifest(record) {
+	if !ok || !release.HasManifest(record) {
 		return &releaseError{text: fmt.Sprintf("revision %d is not recorded any more", d.op.state.Former)}
 	}
 	if d.item, err = release.Item(record, d.op.state.Options); err != nil {
@@ -479,8 +457,8 @@ func (d *releaseDeployment) writeFormer(ctx context.Context) (bool, error) {
 // cleanUp deletes the objects that a failed upgrade has created.
 func (d *releaseDeployment) cleanUp(ctx context.Context) error {
 	s := d.op.state
-	record, err := d.op.records().Get(ctx, s.key(), s.Former)
-	if err != nil || record == nil || !release.HasManifest(record) {
+	record, ok, err := d.op.records().Get(ctx, s.key(), s.Former)
+	if err != nil || !ok || !release.HasManifest(record) {
 		return err
 	}
 	item, err := release.Item(record, s.Options)

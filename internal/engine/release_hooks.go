@@ -145,11 +145,11 @@ func (o *releaseOp) waitForHook(run *hookRun, ref kube.Ref) error {
 	}
 	engine, uid := o.engine, run.UID
 	o.wait(fmt.Sprintf("waiting for %s hook %s", run.Event, ref), func(ctx context.Context) bool {
-		obj, err := engine.member.read(ctx, ref)
+		obj, ok, err := engine.member.read(ctx, ref)
 		if err != nil {
 			return !engine.now().Before(deadline)
 		}
-		if obj == nil || obj.GetUID() != uid {
+		if !ok || obj.GetUID() != uid {
 			return true
 		}
 		over, err := hookResult(obj)
@@ -218,8 +218,8 @@ func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *
 	}
 	engine, ref := o.engine, run.Ref
 	o.wait(fmt.Sprintf("waiting for the deletion of an earlier %s hook %s", run.Event, ref), func(ctx context.Context) bool {
-		obj, err := engine.member.read(ctx, ref)
-		return err == nil && obj == nil || !engine.now().Before(deadline)
+		_, ok, err := engine.member.read(ctx, ref)
+		return err == nil && !ok || !engine.now().Before(deadline)
 	})
 	return false, nil
 }

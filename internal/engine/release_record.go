@@ -96,7 +96,7 @@ func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.It
 			s.Revision = last.Revision + 1
 		}
 	}
-	if err := op.putRecord(ctx, item, common.StatusDeployed, "Drift corrected by Towline"); err != nil {
+	if err := op.putRecord(ctx, item, common.StatusDeployed, "Drift corrected"); err != nil {
 		return err
 	}
 	ref := s.secretRef()
@@ -107,12 +107,43 @@ func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.It
 	return op.records().Prune(ctx, s.key(), entries, s.Options.MaxHistory, s.Revision)
 }
 
+// traceReleases finds the releases of a bundle whose inventory is lost by their records.
+func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]releaseState, error) {
+	selector := fmt.Sprintf("%s=helm,%s=%s", "owner", kube.LabelReason, id.Feature)
+	list, err := e.member.objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, fmt.Errorf("list release records: %w", err)
+	}
+	found := &record{}
+	for i := range list.Items {
+		seen := liveOf(&list.Items[i])
+		entry, ok := release.ParseEntry(list.Items[i].ObjectMeta)
+		if !ok || seen.signature() != e.domain.sign(id) {
+			continue
+		}
+		s := found.findRelease(entry.Key)
+		if s == nil {
+			found.Releases = append(found.Releases, releaseState{Namespace: entry.Namespace, Name: entry.Name})
+			s = found.findRelease(entry.Key)
+		}
+		if entry.Revision < s.Revision {
+			continue
+		}
+		s.Revision, s.Digest, s.Stage, s.Operation = entry.Revision, "", stageBegin, upgrading
+		s.SecretUID, s.SecretState = seen.uid, seen.state()
+		if entry.Status == common.StatusDeployed {
+			s.Digest, s.Stage, s.ObjectsApplied = seen.annotations[annotationRevisionDigest], stageDeployed, true
+		}
+	}
+	return found.Releases, nil
+}
+
 // adoptFormer adds the objects that the former revision has and the new one lacks to the inventory, if Helm itself deployed that revision:
 // they are deleted after the upgrade, as Helm does.
 func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s := d.op.state
-	record, err := d.op.records().Get(ctx, s.key(), s.Former)
-	if err != nil || record == nil {
+	record, ok, err := d.op.records().Get(ctx, s.key(), s.Former)
+	if err != nil || !ok {
 		return err
 	}
 	s.FirstDeployed = firstNonZero(s.FirstDeployed, record.Info.FirstDeployed, d.engine.now())

@@ -124,11 +124,6 @@ func (s *releaseState) run(event helm.HookEvent, ref kube.Ref) *hookRun {
 	return nil
 }
 
-func (s releaseState) clone() releaseState {
-	s.Hooks = slices.Clone(s.Hooks)
-	return s
-}
-
 // findRelease returns the state of a release in the record, nil if there is none.
 func (r *record) findRelease(key release.Key) *releaseState {
 	for i := range r.Releases {

@@ -180,7 +180,7 @@ func TestReleaseRunsHooksInOrder(t *testing.T) {
 	}
 	c.wantHistory("1 deployed")
 	c.wantAll(jobs, "second")
-	record, err := c.releases().Get(t.Context(), release.Key{Namespace: c.ns, Name: "web"}, 1)
+	record, _, err := c.releases().Get(t.Context(), release.Key{Namespace: c.ns, Name: "web"}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,14 +299,10 @@ func (c *cluster) cutRelease(b bundle.Bundle, line *meter, n int) bool {
 	c.t.Helper()
 	line.cutAfter(n)
 	e := c.engine(line)
-	deadline := time.Now().Add(patience)
-	for cut := false; !cut; time.Sleep(20 * time.Millisecond) {
+	eventually(c.t, "cut or deployed", func() bool {
 		report, err := e.Converge(c.t.Context(), b)
-		cut = err != nil
-		if report.State == bundle.StateApplied || time.Now().After(deadline) {
-			break
-		}
-	}
+		return err != nil || report.State == bundle.StateApplied
+	})
 	isCut := func() bool { line.mu.Lock(); defer line.mu.Unlock(); return line.left == 0 }()
 	uids := map[string]bool{}
 	seen := func() {
@@ -427,7 +423,7 @@ func TestReleaseRecordsAreHealed(t *testing.T) {
 
 	// A person runs `helm upgrade`.
 	key := release.Key{Namespace: c.ns, Name: "web"}
-	theirs, err := c.releases().Get(t.Context(), key, 1)
+	theirs, _, err := c.releases().Get(t.Context(), key, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,8 +19,8 @@ import (
 // loadRecorded makes the hooks of the operation those of the recorded revision, as `helm uninstall` does. There are none without a record.
 func (o *releaseOp) loadRecorded(ctx context.Context) error {
 	o.hooks = nil
-	record, err := o.records().Get(ctx, o.state.key(), o.state.Revision)
-	if err != nil || record == nil {
+	record, ok, err := o.records().Get(ctx, o.state.key(), o.state.Revision)
+	if err != nil || !ok {
 		return err
 	}
 	for _, h := range record.Hooks {
@@ -47,33 +47,39 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 	if s.Options.DisableUninstallHooks {
 		o.hooks = nil
 	}
-	for {
-		switch s.Stage {
-		case stagePreHooks:
-			if done, err := o.runHooks(ctx, helm.HookPreDelete); err != nil || !done {
-				return false, err
-			}
-			s.enter(stageObjects, o.engine.now())
-		case stageObjects:
-			if done, err := o.removeObjects(ctx, keep, o.record.ofRelease(s.key())); err != nil || !done {
-				return false, err
-			}
-			s.enter(stagePostHooks, o.engine.now())
-		case stagePostHooks:
-			done, err := o.runHooks(ctx, helm.HookPostDelete)
-			var failure *releaseError
-			if errors.As(err, &failure) {
-				// The release is gone. Helm reports this and ends, too.
-				log.FromContext(ctx).Info("a hook failed after the release was uninstalled",
-					logkeys.Bundle, o.id.String(), "release", s.key().String(), logkeys.Reason, failure.text)
-			} else if err != nil || !done {
-				return false, err
-			}
-			s.enter(stageRecord, o.engine.now())
-		default:
-			return true, o.removeRecords(ctx)
-		}
+	steps := []struct {
+		stage releaseStage
+		run   func() (bool, error)
+	}{
+		{stagePreHooks, func() (bool, error) { return o.runHooks(ctx, helm.HookPreDelete) }},
+		{stageObjects, func() (bool, error) { return o.removeObjects(ctx, keep, o.record.ofRelease(s.key())) }},
+		{stagePostHooks, func() (bool, error) { return o.runPostDelete(ctx) }},
 	}
+	for i, step := range steps {
+		if s.Stage != step.stage {
+			continue
+		}
+		if done, err := step.run(); err != nil || !done {
+			return false, err
+		}
+		next := stageRecord
+		if i+1 < len(steps) {
+			next = steps[i+1].stage
+		}
+		s.enter(next, o.engine.now())
+	}
+	return true, o.removeRecords(ctx)
+}
+
+// runPostDelete runs the hooks after the deletion. The release does not exist any more: as with Helm, a failure is only reported.
+func (o *releaseOp) runPostDelete(ctx context.Context) (done bool, err error) {
+	done, err = o.runHooks(ctx, helm.HookPostDelete)
+	if failure, ok := errors.AsType[*releaseError](err); ok {
+		log.FromContext(ctx).Info("a hook failed after the release was uninstalled",
+			logkeys.Bundle, o.id.String(), "release", o.state.key().String(), logkeys.Reason, failure.text)
+		return true, nil
+	}
+	return done, err
 }
 
 // removeRecords deletes the release records, or marks the last one with the option keepHistory.
@@ -89,8 +95,8 @@ func (o *releaseOp) removeRecords(ctx context.Context) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	record, err := o.records().Get(ctx, s.key(), entries[len(entries)-1].Revision)
-	if err != nil || record == nil {
+	record, ok, err := o.records().Get(ctx, s.key(), entries[len(entries)-1].Revision)
+	if err != nil || !ok {
 		return err
 	}
 	record.Info.Status, record.Info.Description, record.Info.Deleted = common.StatusUninstalled, "Uninstallation complete", o.engine.now()
@@ -141,8 +147,8 @@ func (o *releaseOp) waitDeleted(left map[kube.Ref]bool) {
 	slices.SortFunc(refs, kube.CompareRefs)
 	engine := o.engine
 	o.wait(fmt.Sprintf("waiting for the deletion of %s", refs[0]), func(ctx context.Context) bool {
-		obj, err := engine.member.read(ctx, refs[0])
-		return err == nil && obj == nil
+		_, ok, err := engine.member.read(ctx, refs[0])
+		return err == nil && !ok
 	})
 }
 
@@ -212,6 +218,14 @@ func (p *pass) hasItem(key release.Key) bool {
 	return false
 }
 
+// removeReleases uninstalls the releases of a record that is being withdrawn; those whose objects stay lose our marks only.
+func (e *Engine) removeReleases(ctx context.Context, rec *record) (stored *record, done bool, err error) {
+	if rec.Leave {
+		return rec, true, e.unmarkRecords(ctx, rec)
+	}
+	return e.uninstallReleases(ctx, rec)
+}
+
 // uninstallReleases uninstalls all releases of a record that is being withdrawn, the last one first. It returns the record as it is stored then.
 func (e *Engine) uninstallReleases(ctx context.Context, rec *record) (stored *record, done bool, err error) {
 	for len(rec.Releases) > 0 {
@@ -224,6 +238,7 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *record) (stored *re
 			return err
 		}}
 		done, err := op.uninstallAgain(ctx, nil)
+		e.waits.set(rec.ID, op.waiting)
 		if done {
 			next.dropRelease(s.key())
 		}

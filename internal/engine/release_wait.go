@@ -97,7 +97,7 @@ func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
 		return false, &releaseError{text: fmt.Sprintf("not ready within %s: %s", options.TimeoutOrDefault(), reason)}
 	}
 	engine := o.engine
-	o.wait(fmt.Sprintf("waiting for %s", reason), func(ctx context.Context) bool {
+	o.wait("waiting for "+reason, func(ctx context.Context) bool {
 		var err error
 		items, _, err = engine.unready(ctx, items)
 		return err != nil || len(items) == 0 || !engine.now().Before(deadline)
@@ -126,11 +126,11 @@ func (e *Engine) unready(ctx context.Context, items []held) (left []held, reason
 
 // unreadyReason returns why an object is not ready, "" if it is.
 func (e *Engine) unreadyReason(ctx context.Context, item held) (string, error) {
-	obj, err := e.member.read(ctx, item.Ref)
+	obj, ok, err := e.member.read(ctx, item.Ref)
 	if err != nil {
 		return "", err
 	}
-	if obj == nil {
+	if !ok {
 		return "it does not exist", nil
 	}
 	if isJob(item.Ref) {
@@ -145,7 +145,7 @@ func (e *Engine) unreadyReason(ctx context.Context, item held) (string, error) {
 	}
 	result, err := kstatus.Compute(obj)
 	if err != nil {
-		return err.Error(), nil
+		return "", &releaseError{text: fmt.Sprintf("%s has no readable status: %v", item.Ref, err)}
 	}
 	if result.Status == kstatus.CurrentStatus || result.Status == kstatus.UnknownStatus {
 		return "", nil
@@ -156,23 +156,23 @@ func (e *Engine) unreadyReason(ctx context.Context, item held) (string, error) {
 	return result.Message, nil
 }
 
-// read returns an object as it is now, whole; nil if it does not exist.
-func (m *member) read(ctx context.Context, ref kube.Ref) (*unstructured.Unstructured, error) {
+// read returns an object as it is now, whole; ok is false if it does not exist.
+func (m *member) read(ctx context.Context, ref kube.Ref) (obj *unstructured.Unstructured, ok bool, err error) {
 	resource, err := m.mapper.AnyVersion(ref.GVK())
 	if meta.IsNoMatchError(err) {
-		return nil, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	obj, err := m.wholeAt(resource, ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	obj, err = m.wholeAt(resource, ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", ref, err)
+		return nil, false, fmt.Errorf("read %s: %w", ref, err)
 	}
-	return obj, nil
+	return obj, true, nil
 }
 
 func (m *member) wholeAt(resource kube.Resource, namespace string) dynamic.ResourceInterface {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -27,7 +28,9 @@ func (e *Engine) trace(ctx context.Context, rec *record) (*record, error) {
 	for _, item := range found {
 		traced.inventory[item.Ref.Key()] = item
 	}
-	if err != nil {
+	releases, releaseErr := e.traceReleases(ctx, rec.ID)
+	traced.Releases = releases
+	if err = errors.Join(err, releaseErr); err != nil {
 		return traced, fmt.Errorf("look for what was deployed, without a record: %w", err)
 	}
 	return traced, nil

@@ -27,7 +27,7 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
-	if rec.version == "" && len(rec.inventory) == 0 {
+	if rec.version == "" && len(rec.inventory) == 0 && len(rec.Releases) == 0 {
 		return true, nil
 	}
 	freed, err := e.objects.acquire(ctx, slices.Collect(maps.Keys(rec.inventory))...)
@@ -35,40 +35,39 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
 	defer freed()
-	// What was delivered may be older than what the user wants now: only the withdrawal says whether to leave.
-	if rec.State != bundle.StateRemoving || rec.Leave != w.Leave {
-		// From here on nobody heals what is removed.
-		next := rec.edit()
-		next.State, next.Message, next.Leave = bundle.StateRemoving, "", w.Leave
-		for i := range next.Releases {
-			if s := &next.Releases[i]; s.Operation != uninstalling && !w.Leave {
-				s.begin(uninstalling, e.now())
-			}
-		}
-		if rec, err = e.store.save(ctx, rec, next, nil); err != nil {
-			return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
-		}
+	if rec, err = e.beginRemoval(ctx, rec, w.Leave); err != nil {
+		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
-	if rec.Leave {
-		err = e.unmarkRecords(ctx, rec)
-	} else {
-		rec, done, err = e.uninstallReleases(ctx, rec)
+	if rec, done, err = e.removeReleases(ctx, rec); err == nil && done {
+		done, err = e.removeAll(ctx, rec)
 	}
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
-	if !rec.Leave && !done {
+	if !done {
 		return false, nil
-	}
-	done, err = e.removeAll(ctx, rec)
-	if err != nil || !done {
-		return false, err
 	}
 	if err := e.store.delete(ctx, rec); err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
 	e.observed.forget(w.ID)
 	return true, nil
+}
+
+// beginRemoval saves that the bundle of a record is being withdrawn: from then on nobody heals what is removed. What was delivered may be older
+// than what the user wants now, so only the withdrawal says whether the objects stay.
+func (e *Engine) beginRemoval(ctx context.Context, rec *record, leave bool) (*record, error) {
+	if rec.State == bundle.StateRemoving && rec.Leave == leave {
+		return rec, nil
+	}
+	next := rec.edit()
+	next.State, next.Message, next.Leave = bundle.StateRemoving, "", leave
+	for i := range next.Releases {
+		if s := &next.Releases[i]; s.Operation != uninstalling && !leave {
+			s.begin(uninstalling, e.now())
+		}
+	}
+	return e.store.save(ctx, rec, next, nil)
 }
 
 func (e *Engine) removeAll(ctx context.Context, rec *record) (done bool, err error) {

@@ -62,9 +62,20 @@ type Store struct {
 
 // Entry is a recorded revision, as the labels of its Secret describe it.
 type Entry struct {
+	Key
 	Revision int
 	Status   common.Status
 	Secret   metav1.ObjectMeta
+}
+
+// ParseEntry reads the labels of a Secret. ok is false if it is not that of a release record.
+func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
+	revision, err := strconv.Atoi(secret.Labels[labelVersion])
+	entry = Entry{
+		Key: Key{Namespace: secret.Namespace, Name: secret.Labels[labelName]}, Revision: revision, Status: common.Status(secret.Labels[labelStatus]),
+		Secret: secret,
+	}
+	return entry, err == nil && secret.Labels[labelOwner] == ownerHelm && secret.Name == SecretName(entry.Name, revision)
 }
 
 // List returns the recorded revisions of a release, the oldest first. It reads metadata only.
@@ -77,29 +88,25 @@ func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
 	}
 	var entries []Entry
 	for i := range list.Items {
-		secret := list.Items[i].ObjectMeta
-		revision, err := strconv.Atoi(secret.Labels[labelVersion])
-		if err != nil || secret.Name != SecretName(key.Name, revision) {
-			continue
+		if entry, ok := ParseEntry(list.Items[i].ObjectMeta); ok {
+			entries = append(entries, entry)
 		}
-		entries = append(entries, Entry{Revision: revision, Status: common.Status(secret.Labels[labelStatus]), Secret: secret})
 	}
 	slices.SortFunc(entries, func(a, b Entry) int { return a.Revision - b.Revision })
 	return entries, nil
 }
 
-// Get reads the record of a revision. It returns nil if there is none.
-func (s Store) Get(ctx context.Context, key Key, revision int) (*helm.Release, error) {
+// Get reads the record of a revision. ok is false if there is none.
+func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Release, ok bool, err error) {
 	secret, err := s.Secrets.Secrets(key.Namespace).Get(ctx, SecretName(key.Name, revision), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
+		return nil, false, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
 	}
-	record, err := decode(secret.Data[dataKey])
-	if err != nil {
-		return nil, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
+	if record, err = decode(secret.Data[dataKey]); err != nil {
+		return nil, false, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
 	}
 	record.Labels = map[string]string{}
 	for name, value := range secret.Labels {
@@ -107,7 +114,7 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (*helm.Release, e
 			record.Labels[name] = value
 		}
 	}
-	return record, nil
+	return record, true, nil
 }
 
 // Put creates or replaces the record of a revision, and returns the metadata of its Secret.
@@ -148,11 +155,11 @@ func (s Store) Supersede(ctx context.Context, key Key, entries []Entry, except i
 		if entry.Revision == except || entry.Status != common.StatusDeployed {
 			continue
 		}
-		record, err := s.Get(ctx, key, entry.Revision)
+		record, ok, err := s.Get(ctx, key, entry.Revision)
 		if err != nil {
 			return err
 		}
-		if record == nil {
+		if !ok {
 			continue
 		}
 		record.Info.Status = common.StatusSuperseded
@@ -173,11 +180,11 @@ func (s Store) Prune(ctx context.Context, key Key, entries []Entry, most, stays 
 	if most <= 0 {
 		return nil
 	}
-	for i := 0; i < len(entries)-most; i++ {
-		if entries[i].Revision == stays {
+	for _, entry := range entries[:max(len(entries)-most, 0)] {
+		if entry.Revision == stays {
 			continue
 		}
-		if err := s.delete(ctx, key, entries[i]); err != nil {
+		if err := s.delete(ctx, key, entry); err != nil {
 			return err
 		}
 	}
