@@ -103,24 +103,21 @@ func documents(item bundle.Item) ([][]byte, error) {
 	return docs, nil
 }
 
-// takeReleaseData moves the release data out of the objects of item, if it is there.
-func takeReleaseData(item *bundle.Item) error {
-	if item.Release == nil || len(item.Objects) == 0 || item.Objects[0].GetKind() != releaseDataKind {
-		return nil
+// takeReleaseData moves the release data at the beginning of stream into item, and returns the rest. The data is kept byte by byte: its digest
+// counts the order of its keys.
+func takeReleaseData(item *bundle.Item, stream []byte) (rest []byte) {
+	if item.Release == nil {
+		return stream
 	}
-	raw, err := item.Objects[0].MarshalJSON()
-	if err != nil {
-		return fmt.Errorf("%w: encode the data of %s: %w", ErrCorrupt, sourceOf(*item), err)
-	}
+	first, rest, _ := bytes.Cut(stream, []byte("\n"+separator))
 	var doc releaseDocument
-	if err := json.Unmarshal(raw, &doc); err != nil {
-		return fmt.Errorf("%w: parse the data of %s: %w", ErrCorrupt, sourceOf(*item), err)
+	if err := json.Unmarshal(first, &doc); err != nil || doc.Kind != releaseDataKind {
+		return stream // an object, which may be YAML
 	}
 	release := *item.Release
 	release.Data = doc.Data
 	item.Release = &release
-	item.Objects = item.Objects[1:]
-	return nil
+	return rest
 }
 
 // outlineOf returns item without its documents.

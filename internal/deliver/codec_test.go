@@ -109,7 +109,7 @@ func TestBundlesRoundTrip(t *testing.T) {
 	*withData = *release
 	withData.Options = bundle.ReleaseOptions{Wait: true, Labels: map[string]string{"team": "a"}}
 	withData.Data = bundle.ReleaseData{
-		Chart:  json.RawMessage(`{"name":"kyverno","version":"3.5.1"}`),
+		Chart:  json.RawMessage(`{"version":"3.5.1","name":"kyverno","kubeVersion":">=1.25.0-0"}`),
 		Values: json.RawMessage(`{"big":9007199254740993,"html":"<a&b>","noise":"` + hex.EncodeToString([]byte(noise(1<<20))) + `"}`),
 		Notes:  "a\n---\nb", Paths: []string{"a.yaml"},
 	}

@@ -136,17 +136,14 @@ func (a *assembly) finish() error {
 	if len(a.stream) == 0 {
 		return nil
 	}
-	objects, err := parseStream(a.stream)
+	last := &a.items[len(a.items)-1]
+	objects, err := parseStream(takeReleaseData(last, a.stream))
 	if err != nil {
 		return err
 	}
-	last := &a.items[len(a.items)-1]
 	isNil := last.Objects == nil
 	last.Objects = append(last.Objects, objects...)
 	a.stream = nil
-	if err := takeReleaseData(last); err != nil {
-		return err
-	}
 	if isNil && len(last.Objects) == 0 {
 		last.Objects = nil
 	}
