@@ -76,7 +76,7 @@ one after the other, replicas as well as shards, share it.`,
 	flags.StringVar(&f.options.ShardKey, "shard-key", "",
 		"look after the clusters with annotation sharding.projectsveltos.io/key=`key` only; the hub without a key looks after those without the annotation, and alone matches profiles, installs and registers")
 	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false,
-		"install or upgrade the CustomResourceDefinitions, and the policy that bounds the life of agents' tokens, first; not with --shard-key")
+		"install or upgrade the CustomResourceDefinitions first; not with --shard-key")
 	flags.BoolVar(&f.options.RegisterSelf, "register-self", true, "register the management cluster itself as mgmt/mgmt; not with --shard-key")
 	flags.BoolVar(&f.options.LeaderElection, "leader-elect", false, "let several hubs run, of which one per shard is active")
 	flags.StringVar(&f.options.DiagnosticsAddress, "diagnostics-address", ":8443",
@@ -162,29 +162,33 @@ func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
 	return runHub(ctx, config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: cacheDir})
 }
 
-// runHub runs a hub. One that installs its definitions also installs what bounds the life of the tokens of agents.
+// runHub runs a hub. One without a shard key first limits the tokens that agents can request, and gets ready for clusters that register.
 func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
-	if options.InstallCRDs && options.ShardKey == "" {
-		err := join.Guard(ctx, config)
-		if apierrors.IsNotFound(err) {
-			// Kubernetes has had this API since 1.30.
-			log.FromContext(ctx).Info("this hub has no ValidatingAdmissionPolicies: the life of tokens that agents request is not bounded")
-		} else if err != nil {
-			return err
-		}
-	}
 	if !options.InstallCRDs {
 		if err := checkInstalled(ctx, config); err != nil {
 			return err
 		}
 	}
 	if options.ShardKey == "" {
+		if err := guard(ctx, config); err != nil {
+			return err
+		}
 		if err := prepare(ctx, config, options); err != nil {
 			return err
 		}
 	}
 	options.Version = Version()
 	return hub.Run(ctx, config, options)
+}
+
+// guard limits the tokens that agents can request for themselves, where the hub's Kubernetes can: since release 1.30.
+func guard(ctx context.Context, config *rest.Config) error {
+	err := join.Guard(ctx, config)
+	if apierrors.IsNotFound(err) {
+		log.FromContext(ctx).Info("this hub has no ValidatingAdmissionPolicies: the life of tokens that agents request is not bounded")
+		return nil
+	}
+	return err
 }
 
 // prepare makes the hub ready for clusters that register with a token.
