@@ -7,6 +7,16 @@ LDFLAGS        := -s -w -X github.com/towline/towline/internal/cli.version=$(VER
 GOLANGCI       := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.14.0
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
 
+# The helm command of the release whose library the hub renders with.
+HELM_VERSION := $(shell awk '$$1 == "helm.sh/helm/v4" {print $$2}' go.mod)
+HELM         := $(BIN)/helm-$(HELM_VERSION)
+
+# IMAGE is the image without its tag, as clusters pull it: <registry>/<path>. The tag is VERSION.
+IMAGE     ?= towline
+DIST      ?= $(CURDIR)/dist
+# Charts have semantic versions.
+CHART_VERSION ?= $(shell sed -E 's/^v//; /^[0-9]+\.[0-9]+\.[0-9]+([-+].*)?$$/! s/^/0.0.0-g/' <<<'$(VERSION)')
+
 # Tests wait for control planes and clocks more than they compute.
 TEST_FLAGS ?= -parallel 4
 # Control planes live for seconds: collecting their garbage less often takes a quarter less of the processor, and 100 MiB more of memory each.
@@ -23,7 +33,7 @@ help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: towline localkube ## Build everything into bin/
+build: towline localkube helm ## Build everything into bin/
 
 .PHONY: towline
 towline:
@@ -39,9 +49,35 @@ localkube:
 	@cd localkube && $(LOCALKUBE_ENV) go build $(LOCALKUBE_FLAGS) -o $(BIN)/localkube .
 	@cd localkube && $(LOCALKUBE_ENV) go build $(LOCALKUBE_FLAGS) -o $(BIN)/kubectl ./cmd/kubectl
 
+.PHONY: helm
+helm: $(HELM)
+	@ln -sf $(notdir $(HELM)) $(BIN)/helm
+
+$(HELM):
+	@mkdir -p $(BIN)
+	@echo "building helm" >&2
+	@GOBIN=$(BIN)/tmp CGO_ENABLED=0 go install -trimpath -ldflags='-s -w -X helm.sh/helm/v4/internal/version.version=$(HELM_VERSION)' \
+		helm.sh/helm/v4/cmd/helm@$(HELM_VERSION)
+	@mv $(BIN)/tmp/helm $@ && rmdir $(BIN)/tmp
+
+.PHONY: chart
+chart: $(HELM) ## Package charts/towline, with an index, into dist/charts: a chart repository to serve
+	@rm -rf $(DIST)/charts && mkdir -p $(DIST)/charts
+	@# The second name is the one that installations of Sveltos use: helm install projectsveltos projectsveltos/projectsveltos.
+	@set -e; work=$$(mktemp -d); trap "rm -rf $$work" EXIT; for name in towline projectsveltos; do \
+		cp -r charts/towline $$work/$$name; \
+		sed -i "s|^name: towline$$|name: $$name|" $$work/$$name/Chart.yaml; \
+		sed -i 's|^  repository: towline$$|  repository: $(IMAGE)|' $$work/$$name/values.yaml; \
+		$(HELM) package $$work/$$name --version '$(CHART_VERSION)' --app-version '$(VERSION)' --destination $(DIST)/charts; \
+	done
+	@$(HELM) repo index $(DIST)/charts
+
 .PHONY: generate
-generate: ## Regenerate deep copies and CRDs from api/
+generate: $(HELM) ## Regenerate deep copies and CRDs from api/, and config/hub.yaml from charts/towline
 	@go run $(CONTROLLER_GEN) object crd:crdVersions=v1 paths=./api/... output:crd:dir=./api/crds
+	@printf '%s\n' '# The hub of Towline without Helm: kubectl apply -f config/hub.yaml' '# Generated from charts/towline: make generate' \
+		'apiVersion: v1' 'kind: Namespace' 'metadata:' '  name: projectsveltos' '  labels:' '    app.kubernetes.io/name: towline' > config/hub.yaml
+	@$(HELM) template towline charts/towline --namespace projectsveltos | grep -v -e '^# Source: ' -e '^$$' >> config/hub.yaml
 
 .PHONY: lint
 lint: ## Run all linters
@@ -66,5 +102,5 @@ bench: build ## Measure latency, throughput and memory; prints, does not judge
 
 .PHONY: verify
 verify: generate ## Check that generated files and the package list are as committed
-	@git diff --exit-code -- api
+	@git diff --exit-code -- api config
 	@go test -count=1 -run TestArchitecture ./internal

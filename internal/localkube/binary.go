@@ -15,7 +15,7 @@ const BinaryDirVariable = "TOWLINE_BIN"
 // modulePath is the first line of the go.mod beside whose bin directory `make build` leaves its results.
 const modulePath = "module github.com/towline/towline\n"
 
-// Binary returns the absolute path of a program that `make build` builds: towline, localkube or kubectl. It looks beside the
+// Binary returns the absolute path of a program that `make build` builds: towline, localkube, kubectl or helm. It looks beside the
 // running executable, in the directory that TOWLINE_BIN names, in bin/ of the module around the working directory, and on PATH.
 func Binary(name string) (string, error) {
 	for _, dir := range binaryDirs() {

@@ -1,0 +1,56 @@
+package stories
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/towline/towline/internal/localkube"
+)
+
+// helm runs the real helm command against a plane and returns its standard output. Its repositories are those of the story.
+func (w *world) helm(plane *localkube.Plane, args ...string) string {
+	w.t.Helper()
+	out, err := w.tryHelm(plane, args...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+// tryHelm is helm for commands that may fail; the error holds the standard error.
+func (w *world) tryHelm(plane *localkube.Plane, args ...string) (string, error) {
+	cmd := w.command(plane, "helm", args...)
+	for _, kind := range []string{"CACHE", "CONFIG", "DATA"} {
+		cmd.Env = append(cmd.Env, "HELM_"+kind+"_HOME="+filepath.Join(w.dir, "helm", kind))
+	}
+	return output(cmd)
+}
+
+// chartRepository is a directory with what `make chart` leaves, and its address.
+type chartRepository struct {
+	dist string
+	URL  string
+}
+
+// newChartRepository serves the packages of later calls of publish.
+func (w *world) newChartRepository() chartRepository {
+	w.t.Helper()
+	dist := filepath.Join(w.dir, "dist")
+	server := httptest.NewServer(http.FileServer(http.Dir(filepath.Join(dist, "charts"))))
+	w.t.Cleanup(server.Close)
+	return chartRepository{dist: dist, URL: server.URL}
+}
+
+// publish runs `make chart` for a release of Towline; the repository then holds that release only.
+func (w *world) publish(r chartRepository, version string) {
+	w.t.Helper()
+	cmd := exec.CommandContext(w.t.Context(), "make", "-C", "../..", "chart", "VERSION="+version, "DIST="+r.dist, "HELM="+w.binary("helm"))
+	// The make that runs the tests has none of its flags for this one.
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MFLAGS=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.t.Fatalf("make chart: %v\n%s", err, out)
+	}
+}
