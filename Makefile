@@ -14,6 +14,7 @@ HELM         := $(BIN)/helm-$(HELM_VERSION)
 # IMAGE is the image without its tag, as clusters pull it: <registry>/<path>. The tag is VERSION.
 IMAGE     ?= towline
 DIST      ?= $(CURDIR)/dist
+PLATFORMS ?= linux/amd64,linux/arm64
 # Charts have semantic versions.
 CHART_VERSION ?= $(shell sed -E 's/^v//; /^[0-9]+\.[0-9]+\.[0-9]+([-+].*)?$$/! s/^/0.0.0-g/' <<<'$(VERSION)')
 
@@ -71,6 +72,11 @@ chart: $(HELM) ## Package charts/towline, with an index, into dist/charts: a cha
 		$(HELM) package $$work/$$name --version '$(CHART_VERSION)' --app-version '$(VERSION)' --destination $(DIST)/charts; \
 	done
 	@$(HELM) repo index $(DIST)/charts
+
+.PHONY: image
+image: ## Build the image into dist/ for PLATFORMS, without a container engine; PUSH=1 pushes it to its registry
+	@go run ./cmd/image --image='$(IMAGE):$(VERSION)' --platforms='$(PLATFORMS)' --ldflags='$(LDFLAGS)' \
+		--archive='$(DIST)/towline-$(VERSION).tar' $(if $(PUSH),--push)
 
 .PHONY: generate
 generate: $(HELM) ## Regenerate deep copies and CRDs from api/, and config/hub.yaml from charts/towline
