@@ -1,6 +1,7 @@
 package hub_test
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log"
@@ -10,8 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ProtonMail/go-crypto/openpgp"
+	"github.com/ProtonMail/go-crypto/openpgp/packet"
 	"github.com/google/go-containerregistry/pkg/registry"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"helm.sh/helm/v4/pkg/provenance"
 	"oras.land/oras-go/v2"
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
@@ -258,4 +262,58 @@ func TestChartFromARegistryThatWantsALogin(t *testing.T) {
 	if got := summary.Status.HelmReleaseSummaries[0].CredentialsSecretRef; got == nil || got.Name != "login" {
 		t.Errorf("credentialsSecretRef = %v", got)
 	}
+}
+
+// signedCharts is charts, with the provenance file of hello 0.1.0 by entity beside it.
+func (w *world) signedCharts(entity *openpgp.Entity) string {
+	w.Helper()
+	repository, err := examples.Repository()
+	w.must(err)
+	archive := httptest.NewRecorder()
+	repository.ServeHTTP(archive, httptest.NewRequestWithContext(w.Context(), http.MethodGet, "/hello-0.1.0.tgz", nil))
+	signatory := provenance.Signatory{Entity: entity}
+	file, err := signatory.ClearSign(archive.Body.Bytes(), "hello-0.1.0.tgz", []byte("name: hello\nversion: 0.1.0\n"))
+	w.must(err)
+	mux := http.NewServeMux()
+	mux.Handle("/", repository)
+	mux.HandleFunc("/hello-0.1.0.tgz.prov", func(out http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(out, file) })
+	server := httptest.NewServer(mux)
+	w.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestChartIsDeployedOnceItIsVerified(t *testing.T) {
+	w := newWorld(t)
+	publisher := func(name string) (*openpgp.Entity, []byte) {
+		entity, err := openpgp.NewEntity(name, "", name+"@example.com", &packet.Config{Algorithm: packet.PubKeyAlgoEdDSA})
+		w.must(err)
+		var public bytes.Buffer
+		w.must(entity.Serialize(&public))
+		return entity, public.Bytes()
+	}
+	signer, trusted := publisher("signer")
+	_, foreign := publisher("foreign")
+	w.member("one", w.prod())
+	address := w.signedCharts(signer)
+	profile := w.profile(hello(address, nil))
+	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
+	w.wantDeployed("hello 0.1.0 hello/hello: 1")
+
+	// A chart that is not verified changes nothing on the member.
+	keyring := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "keyring"}, Data: map[string][]byte{"keyring.gpg": foreign}}
+	w.create(keyring)
+	update(w, profile, func(p *configv1beta1.ClusterProfile) {
+		hello(address, func(c *configv1beta1.HelmChart) {
+			c.Values = "replicas: 3"
+			c.ProvenanceVerification = &configv1beta1.ProvenanceVerification{KeyringSecretRef: &corev1.SecretReference{Name: "keyring"}}
+		})(&p.Spec)
+	})
+	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusFailedNonRetriable, "helm release hello/hello: chart examples/hello 0.1.0 in "+address+
+		": provenanceVerification: openpgp: signature made by unknown entity"))
+	w.wantDeployed("hello 0.1.0 hello/hello: 1")
+
+	// The Secret is watched.
+	update(w, keyring, func(s *corev1.Secret) { s.Data["keyring.gpg"] = trusted })
+	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
+	w.wantDeployed("hello 0.1.0 hello/hello: 3")
 }

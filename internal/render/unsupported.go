@@ -132,15 +132,13 @@ func judgePolicyRef(field string, value any) verdict {
 func judgeHelmChart(field string, value any) verdict {
 	switch field {
 	case "repositoryName", "chartName", "chartVersion", "releaseName", "releaseNamespace", "values", "valuesFrom", "helmChartAction",
-		"registryCredentialsConfig":
+		"registryCredentialsConfig", "signatureVerification", "provenanceVerification":
 		return acted
 	case "repositoryURL":
 		scheme, _, _ := strings.Cut(fmt.Sprint(value), "://")
 		return actedIf(!slices.Contains([]string{"gitrepository", "ocirepository", "bucket"}, scheme))
 	case "options":
 		return partly
-	case "signatureVerification", "provenanceVerification":
-		return ignored
 	}
 	return unknown
 }

@@ -29,6 +29,7 @@ func everyField() map[string]string {
 			helmCharts[0].repositoryURL helmCharts[0].repositoryName helmCharts[0].chartName helmCharts[0].chartVersion
 			helmCharts[0].releaseName helmCharts[0].releaseNamespace helmCharts[0].values helmCharts[0].valuesFrom
 			helmCharts[0].helmChartAction helmCharts[0].registryCredentialsConfig
+			helmCharts[0].signatureVerification helmCharts[0].provenanceVerification
 			helmCharts[0].options.skipCRDs helmCharts[0].options.skipSchemaValidation helmCharts[0].options.disableHooks
 			helmCharts[0].options.disableOpenAPIValidation helmCharts[0].options.enableClientCache
 			helmCharts[0].options.wait helmCharts[0].options.waitForJobs helmCharts[0].options.timeout helmCharts[0].options.atomic
@@ -49,7 +50,7 @@ func everyField() map[string]string {
 			helmCharts[0].options.upgradeOptions.recreate
 			setRefs maxUpdate templateResourceRefs dependsOn transitionFrom kustomizationRefs preDeployChecks validateHealths
 			preDeleteChecks postDeleteChecks patches patchesFrom driftExclusions extraLabels extraAnnotations
-			policyRefs[0].remoteURL helmCharts[0].signatureVerification helmCharts[0].provenanceVerification`,
+			policyRefs[0].remoteURL`,
 	} {
 		for _, field := range strings.Fields(fields) {
 			table[field] = ""
@@ -201,7 +202,6 @@ helmCharts:
     dependencyUpdate: true
     installOptions: {createNamespace: false, replace: false}
     upgradeOptions: {force: true, reuseValues: true, resetThenReuseValues: true, recreate: true}
-  provenanceVerification: {}
 kustomizationRefs: [{kind: ConfigMap, name: k}]
 `), &spec)
 	if err != nil {
@@ -215,7 +215,6 @@ kustomizationRefs: [{kind: ConfigMap, name: k}]
 		"spec.helmCharts[1].options.upgradeOptions.recreate",
 		"spec.helmCharts[1].options.upgradeOptions.resetThenReuseValues",
 		"spec.helmCharts[1].options.upgradeOptions.reuseValues",
-		"spec.helmCharts[1].provenanceVerification",
 		"spec.helmCharts[1].repositoryURL",
 		"spec.kustomizationRefs",
 		"spec.policyRefs[0].deploymentType",

@@ -189,7 +189,8 @@ func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
 	t.Parallel()
 	_, elsewhere := hubWith(t,
 		configMap("content", map[string]string{"a.yaml": "a"}),
-		secret("login", corev1.SecretTypeOpaque, map[string]string{"username": "me", "password": "s:cret", "ca.crt": "PEM"}),
+		secret("login", corev1.SecretTypeOpaque, map[string]string{"username": "me", "password": "s:cret", "ca.crt": "PEM",
+			"keyring.gpg": "keys", "cosign.pub": "PEM", "trusted_root.json": "{}"}),
 	)
 	hub, subject := hubWith(t, configMap("content", map[string]string{"a.yaml": "a"}))
 	subject.Confined = subject.Namespace
@@ -199,6 +200,10 @@ func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
 	}
 	login := func(config configv1beta1.RegistryCredentialsConfig) error {
 		_, err := source.LoginFor(t.Context(), hub, configv1beta1.HelmChart{RepositoryURL: "oci://registry", RegistryCredentialsConfig: &config}, subject)
+		return err
+	}
+	verification := func(chart configv1beta1.HelmChart) error {
+		_, err := source.VerificationFor(t.Context(), hub, chart, subject)
 		return err
 	}
 	for _, namespace := range []string{elsewhere.Namespace, "{{ .Cluster.elsewhere }}"} {
@@ -213,6 +218,18 @@ func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
 			"valuesFrom":  {values, "ConfigMap " + elsewhere.Namespace + "/content: "},
 			"credentials": {login(configv1beta1.RegistryCredentialsConfig{Credentials: held}), "credentials: Secret " + elsewhere.Namespace + "/login: "},
 			"authority":   {login(configv1beta1.RegistryCredentialsConfig{CA: held}), "ca: Secret " + elsewhere.Namespace + "/login: "},
+			"keyring": {
+				verification(configv1beta1.HelmChart{ProvenanceVerification: &configv1beta1.ProvenanceVerification{KeyringSecretRef: held}}),
+				"keyringSecretRef: Secret " + elsewhere.Namespace + "/login: ",
+			},
+			"public key": {
+				verification(configv1beta1.HelmChart{SignatureVerification: &configv1beta1.SignatureVerification{Provider: "PublicKey", SecretRef: held}}),
+				"secretRef: Secret " + elsewhere.Namespace + "/login: ",
+			},
+			"trust root": {
+				verification(configv1beta1.HelmChart{SignatureVerification: &configv1beta1.SignatureVerification{Provider: "Keyless", SecretRef: held}}),
+				"secretRef: Secret " + elsewhere.Namespace + "/login: ",
+			},
 		} {
 			t.Run(name+" in "+namespace, func(t *testing.T) {
 				wantInvalid(t, test.err, test.want+"a Profile reads its own namespace "+subject.Namespace+" only")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 
@@ -77,7 +78,12 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 		if err != nil {
 			return location{}, fmt.Errorf("look up %s:%s: %w", opened.Reference.Repository, tagOf(candidate), plain(err))
 		}
-		return location{version: candidate, url: name, digest: descriptor.Digest.String()}, nil
+		return location{
+			version: candidate,
+			url:     name,
+			digest:  descriptor.Digest.String(),
+			file:    path.Base(name) + "-" + candidate + ".tgz",
+		}, nil
 	}
 	return location{}, ErrNotFound
 }
@@ -102,32 +108,55 @@ func tagged(ctx context.Context, opened *remote.Repository) ([]string, error) {
 }
 
 func (r *ociRegistry) download(ctx context.Context, at location) ([]byte, error) {
+	archive, err := r.layer(ctx, at, maxArchive, chartMediaTypes()...)
+	if errors.Is(err, ErrNotFound) {
+		return nil, fmt.Errorf("%s/%s is not a Helm chart", r.base, at.url)
+	}
+	return archive, err
+}
+
+// provenance returns the layer that helm push adds for the file beside the archive.
+func (r *ociRegistry) provenance(ctx context.Context, at location) ([]byte, error) {
+	return r.layer(ctx, at, maxProvenance, "application/vnd.cncf.helm.chart.provenance.v1.prov")
+}
+
+// layer returns the first layer of a chart that has one of the media types. It fails with ErrNotFound if there is none.
+func (r *ociRegistry) layer(ctx context.Context, at location, limit int64, mediaTypes ...string) ([]byte, error) {
 	opened, err := r.open(at.url)
 	if err != nil {
 		return nil, err
 	}
-	described, err := opened.Resolve(ctx, at.digest)
+	manifest, err := readManifest(ctx, opened, at.digest)
 	if err != nil {
-		return nil, fmt.Errorf("look up %s@%s: %w", opened.Reference.Repository, at.digest, plain(err))
-	}
-	raw, err := fetch(ctx, opened, described, maxManifest)
-	if err != nil {
-		return nil, fmt.Errorf("read the manifest of %s: %w", opened.Reference.Repository, err)
-	}
-	var manifest ocispec.Manifest
-	if err := json.Unmarshal(raw, &manifest); err != nil {
-		return nil, fmt.Errorf("parse the manifest of %s: %w", opened.Reference.Repository, err)
+		return nil, err
 	}
 	for _, layer := range manifest.Layers {
-		if slices.Contains(chartMediaTypes(), layer.MediaType) {
-			archive, err := fetch(ctx, opened, layer, maxArchive)
+		if slices.Contains(mediaTypes, layer.MediaType) {
+			raw, err := fetch(ctx, opened, layer, limit)
 			if err != nil {
 				return nil, fmt.Errorf("download %s: %w", opened.Reference.Repository, err)
 			}
-			return archive, nil
+			return raw, nil
 		}
 	}
-	return nil, fmt.Errorf("%s is not a Helm chart", opened.Reference.Repository)
+	return nil, ErrNotFound
+}
+
+// readManifest returns the manifest with a digest or tag. It fails with errdef.ErrNotFound if there is none.
+func readManifest(ctx context.Context, opened *remote.Repository, reference string) (ocispec.Manifest, error) {
+	described, err := opened.Resolve(ctx, reference)
+	if err != nil {
+		return ocispec.Manifest{}, fmt.Errorf("look up %s of %s: %w", reference, opened.Reference.Repository, plain(err))
+	}
+	raw, err := fetch(ctx, opened, described, maxManifest)
+	if err != nil {
+		return ocispec.Manifest{}, fmt.Errorf("read the manifest %s of %s: %w", reference, opened.Reference.Repository, err)
+	}
+	var manifest ocispec.Manifest
+	if err := json.Unmarshal(raw, &manifest); err != nil {
+		return ocispec.Manifest{}, fmt.Errorf("parse the manifest %s of %s: %w", reference, opened.Reference.Repository, err)
+	}
+	return manifest, nil
 }
 
 // fetch reads a blob or manifest and checks it against its digest.

@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// chartRegistry serves an OCI registry that asks for a login and holds the example chart in some versions. It returns its oci:// URL
-// and what to take it away with.
+// chartRegistry serves an OCI registry that asks for a login and holds the example chart in some versions. It returns
+// its oci:// URL and what to take it away with.
 func chartRegistry(t *testing.T, versions ...string) (string, *counting) {
 	t.Helper()
 	handler := counted(withPassword(registry.New(registry.Logger(log.New(io.Discard, "", 0)))))
@@ -35,7 +35,21 @@ func chartRegistry(t *testing.T, versions ...string) (string, *counting) {
 	return "oci://" + host + "/charts", handler
 }
 
-func push(t *testing.T, reference string, layer []byte, mediaType string) {
+// blob is one layer of an artifact.
+type blob struct {
+	mediaType   string
+	content     []byte
+	annotations map[string]string
+}
+
+func push(t *testing.T, reference string, layer []byte, mediaType string) ocispec.Descriptor {
+	t.Helper()
+	return pushArtifact(t, reference, nil, blob{mediaType: mediaType, content: layer})
+}
+
+// pushArtifact makes an artifact of layers. It has the tag in reference if there is one, and it refers to subject if
+// that is not nil; its type is that of its first layer then.
+func pushArtifact(t *testing.T, reference string, subject *ocispec.Descriptor, layers ...blob) ocispec.Descriptor {
 	t.Helper()
 	opened, err := remote.NewRepository(reference)
 	if err != nil {
@@ -43,18 +57,30 @@ func push(t *testing.T, reference string, layer []byte, mediaType string) {
 	}
 	opened.PlainHTTP = true
 	opened.Client = &auth.Client{Credential: auth.StaticCredential(opened.Reference.Registry, auth.Credential{Username: "me", Password: "s:cret"})}
-	described, err := oras.PushBytes(t.Context(), opened, mediaType, layer)
+	artifactType := "application/vnd.cncf.helm.config.v1+json"
+	if subject != nil {
+		artifactType = layers[0].mediaType
+	}
+	options := oras.PackManifestOptions{Subject: subject, ManifestAnnotations: layers[0].annotations}
+	for _, layer := range layers {
+		described, err := oras.PushBytes(t.Context(), opened, layer.mediaType, layer.content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		described.Annotations = layer.annotations
+		options.Layers = append(options.Layers, described)
+	}
+	manifest, err := oras.PackManifest(t.Context(), opened, oras.PackManifestVersion1_1, artifactType, options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	manifest, err := oras.PackManifest(t.Context(), opened, oras.PackManifestVersion1_1, "application/vnd.cncf.helm.config.v1+json",
-		oras.PackManifestOptions{Layers: []ocispec.Descriptor{described}})
-	if err != nil {
-		t.Fatal(err)
+	if opened.Reference.Reference == "" {
+		return manifest
 	}
 	if err := opened.Tag(t.Context(), manifest, opened.Reference.Reference); err != nil {
 		t.Fatal(err)
 	}
+	return manifest
 }
 
 func TestFetchFromRegistry(t *testing.T) {
@@ -72,7 +98,7 @@ func TestFetchFromRegistry(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), login)
+			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), login, source.Verification{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -88,12 +114,12 @@ func TestFetchFromRegistryDownloadsOnce(t *testing.T) {
 	dir := t.TempDir()
 	address, server := chartRegistry(t, "0.1.0")
 	login := source.Login{Username: "me", Password: "s:cret", PlainHTTP: true}
-	first, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login)
+	first, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	server.exchange(http.NotFoundHandler())
-	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login)
+	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{})
 	if err != nil || first != second {
 		t.Errorf("got %v and %v, want the same chart again", second, err)
 	}
@@ -122,7 +148,7 @@ func TestFetchFromRegistryErrors(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			_, err := charts.Fetch(t.Context(), helmChart(test.address, test.chart, test.version), test.login)
+			_, err := charts.Fetch(t.Context(), helmChart(test.address, test.chart, test.version), test.login, source.Verification{})
 			if errors.Is(err, source.ErrNotFound) != test.missing {
 				t.Errorf("got %v, want ErrNotFound: %v", err, test.missing)
 			}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"path"
 	"strings"
 	"time"
 
@@ -80,7 +81,12 @@ func (r *httpRepository) locate(ctx context.Context, name, version string) (loca
 	if err != nil {
 		return location{}, fmt.Errorf("parse its URL in the repository's index: %w", err)
 	}
-	return location{version: entry.Version, url: address.String(), digest: strings.TrimPrefix(entry.Digest, "sha256:")}, nil
+	return location{
+		version: entry.Version,
+		url:     address.String(),
+		digest:  strings.TrimPrefix(entry.Digest, "sha256:"),
+		file:    path.Base(address.Path),
+	}, nil
 }
 
 func (r *httpRepository) find(listing *index, name, version string) (*indexEntry, error) {
@@ -113,6 +119,23 @@ func (r *httpRepository) download(ctx context.Context, at location) ([]byte, err
 		return nil, fmt.Errorf("download %s: its digest is not the one in the repository's index", redacted(at.url))
 	}
 	return archive, nil
+}
+
+// provenance returns the file beside the archive.
+func (r *httpRepository) provenance(ctx context.Context, at location) ([]byte, error) {
+	response, err := r.get(ctx, at.url+".prov", nil)
+	if answer, ok := errors.AsType[*answerError](err); ok && answer.code == http.StatusNotFound {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	file, err := readAtMost(response.Body, maxProvenance)
+	if err != nil {
+		return nil, fmt.Errorf("download %s.prov: %w", redacted(at.url), err)
+	}
+	return file, nil
 }
 
 // index returns the repository's index; one that was checked within maxAge is not asked for again.
@@ -182,7 +205,8 @@ func parseIndex(raw []byte) (*index, error) {
 	return parsed, nil
 }
 
-// get asks for address and returns any answer that is OK or, for conditional requests, Not Modified.
+// get asks for address and returns any answer that is OK or, for conditional requests, Not Modified. It fails with an
+// answerError for any other answer.
 func (r *httpRepository) get(ctx context.Context, address string, header http.Header) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
@@ -203,8 +227,16 @@ func (r *httpRepository) get(ctx context.Context, address string, header http.He
 		return response, nil
 	}
 	response.Body.Close()
-	return nil, fmt.Errorf("get %s: the repository answers %s", redacted(address), response.Status)
+	return nil, fmt.Errorf("get %s: %w", redacted(address), &answerError{code: response.StatusCode, status: response.Status})
 }
+
+// answerError is an answer of a repository that is not what was asked for.
+type answerError struct {
+	code   int
+	status string
+}
+
+func (e *answerError) Error() string { return "the repository answers " + e.status }
 
 func (r *httpRepository) isOwnHost(address *url.URL) bool {
 	own, err := url.Parse(r.url)

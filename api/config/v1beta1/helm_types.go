@@ -70,16 +70,17 @@ type SignatureVerification struct {
 	// Provider of the signature.
 	Provider SignatureProvider `json:"provider"`
 
-	// SecretRef is a Secret whose key cosign.pub is the public key, for PublicKey. Default namespace: the cluster's.
+	// SecretRef is a Secret with the key cosign.pub, the public key, for PublicKey. For Keyless its key
+	// trusted_root.json is the trust root; default: Sigstore's public one. Default namespace: the cluster's.
 	// +optional
 	SecretRef *corev1.SecretReference `json:"secretRef,omitempty"`
 
-	// MatchOIDCIdentity accepts a signature if one of them matches, for Keyless.
+	// MatchOIDCIdentity accepts a signature if one of them matches. Keyless needs at least one.
 	// +optional
 	MatchOIDCIdentity []OIDCIdentityMatch `json:"matchOIDCIdentity,omitempty"`
 }
 
-// ProvenanceVerification demands a provenance file beside a chart in an HTTP repository. A chart without a valid one is not deployed.
+// ProvenanceVerification demands a provenance file beside a chart. A chart without a valid one is not deployed.
 type ProvenanceVerification struct {
 	// KeyringSecretRef is a Secret whose key keyring.gpg holds the public keys. Default namespace: the cluster's.
 	// +optional

@@ -116,6 +116,9 @@ func (c *Composer) References(r Request) []source.Reference {
 				}
 			}
 		}
+		for _, ref := range source.VerificationSecrets(chart) {
+			add(source.LoginReference(ref, r.Subject))
+		}
 	}
 	return all
 }
@@ -324,7 +327,11 @@ func (c *Composer) fetch(ctx context.Context, r Request, chart configv1beta1.Hel
 	if err != nil {
 		return source.Chart{}, nil, err
 	}
-	archive, err := c.Charts.Fetch(ctx, chart, login)
+	verification, err := source.VerificationFor(ctx, c.Contents, chart, r.Subject)
+	if err != nil {
+		return source.Chart{}, nil, err
+	}
+	archive, err := c.Charts.Fetch(ctx, chart, login, verification)
 	return archive, contents, err
 }
 

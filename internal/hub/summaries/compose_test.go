@@ -24,6 +24,12 @@ func TestReferencesLeaveOutWhatMayNotBeRead(t *testing.T) {
 				Credentials: &corev1.SecretReference{Namespace: namespace, Name: "login" + namespace},
 				CA:          &corev1.SecretReference{Namespace: namespace, Name: "ca" + namespace},
 			},
+			ProvenanceVerification: &configv1beta1.ProvenanceVerification{
+				KeyringSecretRef: &corev1.SecretReference{Namespace: namespace, Name: "keyring" + namespace},
+			},
+			SignatureVerification: &configv1beta1.SignatureVerification{
+				SecretRef: &corev1.SecretReference{Namespace: namespace, Name: "cosign" + namespace},
+			},
 		})
 	}
 	references := func(confined string) []string {
@@ -35,12 +41,13 @@ func TestReferencesLeaveOutWhatMayNotBeRead(t *testing.T) {
 	}
 	own := []string{
 		"ConfigMap eu/manifests", "ConfigMap eu/manifestseu",
-		"Secret eu/values", "Secret eu/login", "Secret eu/ca", "Secret eu/valueseu", "Secret eu/logineu", "Secret eu/caeu",
+		"Secret eu/values", "Secret eu/login", "Secret eu/ca", "Secret eu/keyring", "Secret eu/cosign",
+		"Secret eu/valueseu", "Secret eu/logineu", "Secret eu/caeu", "Secret eu/keyringeu", "Secret eu/cosigneu",
 	}
 	if diff := cmp.Diff(own, references("eu")); diff != "" {
 		t.Errorf("of a Profile (-want +got):\n%s", diff)
 	}
-	if got := references(""); len(got) != len(own)+4 {
+	if got := references(""); len(got) != len(own)+6 {
 		t.Errorf("of a ClusterProfile: %v", got)
 	}
 }

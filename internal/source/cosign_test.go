@@ -1,0 +1,574 @@
+package source_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/secure-systems-lab/go-securesystemslib/dsse"
+	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
+	protocommon "github.com/sigstore/protobuf-specs/gen/pb-go/common/v1"
+	protodsse "github.com/sigstore/protobuf-specs/gen/pb-go/dsse"
+	protorekor "github.com/sigstore/protobuf-specs/gen/pb-go/rekor/v1"
+	"github.com/sigstore/sigstore-go/pkg/root"
+	"github.com/sigstore/sigstore-go/pkg/testing/ca"
+	"github.com/sigstore/sigstore-go/pkg/tlog"
+	"github.com/sigstore/sigstore/pkg/cryptoutils"
+	"github.com/sigstore/sigstore/pkg/signature"
+	"google.golang.org/protobuf/encoding/protojson"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/source"
+)
+
+const (
+	bundleMediaType = "application/vnd.dev.sigstore.bundle.v0.3+json"
+	issuer          = "https://issuer.example.com"
+	identity        = "https://example.com/charts/release.yaml@refs/tags/v0.1.0"
+)
+
+// signedChart is hello 0.1.0 in a registry, to be signed in the test.
+type signedChart struct {
+	address  string // oci:// URL of the charts
+	name     string // of the chart in the registry, without scheme
+	manifest ocispec.Descriptor
+	server   *counting
+}
+
+func newSignedChart(t *testing.T, options ...registry.Option) signedChart {
+	t.Helper()
+	handler := counted(registry.New(append(options, registry.Logger(log.New(io.Discard, "", 0)))...))
+	host := strings.TrimPrefix(serve(t, handler), "http://")
+	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
+	name := host + "/charts/hello"
+	return signedChart{
+		address: "oci://" + host + "/charts", name: name, server: handler,
+		manifest: push(t, name+":0.1.0", archive, chartMediaType),
+	}
+}
+
+// attachClassic writes signatures as cosign sign of version 2 does.
+func (c signedChart) attachClassic(t *testing.T, signatures ...blob) {
+	t.Helper()
+	pushArtifact(t, c.name+":"+strings.Replace(c.manifest.Digest.String(), ":", "-", 1)+".sig", nil, signatures...)
+}
+
+// attachBundle writes a Sigstore bundle as cosign sign of version 3 does.
+func (c signedChart) attachBundle(t *testing.T, bundle []byte) {
+	t.Helper()
+	pushArtifact(t, c.name, &c.manifest, blob{mediaType: bundleMediaType, content: bundle})
+}
+
+func (c signedChart) fetch(t *testing.T, charts *source.Charts, wanted source.Signature) error {
+	t.Helper()
+	_, err := charts.Fetch(t.Context(), helmChart(c.address, "repo/hello", "0.1.0"), source.Login{PlainHTTP: true},
+		source.Verification{Signature: &wanted})
+	return err
+}
+
+// payload is what cosign of version 2 signs.
+func payload(digest string) []byte {
+	return fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":"charts/hello"},"image":{"docker-manifest-digest":%q},`+
+		`"type":"cosign container image signature"},"optional":null}`, digest)
+}
+
+// statement is what cosign of version 3 signs.
+func statement(digest, kind string) []byte {
+	return fmt.Appendf(nil, `{"_type":"https://in-toto.io/Statement/v1","subject":[{"digest":{"sha256":%q}}],"predicateType":%q,"predicate":{}}`,
+		strings.TrimPrefix(digest, "sha256:"), kind)
+}
+
+const signStatement = "https://sigstore.dev/cosign/sign/v1"
+
+func ecdsaKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func publicPEM(t *testing.T, key *ecdsa.PrivateKey) []byte {
+	t.Helper()
+	raw, err := cryptoutils.MarshalPublicKeyToPEM(key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+func signMessage(t *testing.T, key *ecdsa.PrivateKey, message []byte) []byte {
+	t.Helper()
+	signer, err := signature.LoadECDSASigner(key, crypto.SHA256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := signer.SignMessage(bytes.NewReader(message))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+func classicSignature(payload, raw []byte) blob {
+	return blob{
+		mediaType: "application/vnd.dev.cosign.simplesigning.v1+json", content: payload,
+		annotations: map[string]string{"dev.cosignproject.cosign/signature": base64.StdEncoding.EncodeToString(raw)},
+	}
+}
+
+func classicByKey(t *testing.T, key *ecdsa.PrivateKey, digest string) blob {
+	t.Helper()
+	text := payload(digest)
+	return classicSignature(text, signMessage(t, key, text))
+}
+
+func envelope(statement, raw []byte) *protobundle.Bundle_DsseEnvelope {
+	return &protobundle.Bundle_DsseEnvelope{DsseEnvelope: &protodsse.Envelope{
+		Payload: statement, PayloadType: "application/vnd.in-toto+json", Signatures: []*protodsse.Signature{{Sig: raw}},
+	}}
+}
+
+func encode(t *testing.T, bundle *protobundle.Bundle) []byte {
+	t.Helper()
+	bundle.MediaType = bundleMediaType
+	raw, err := protojson.Marshal(bundle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+func bundleByKey(t *testing.T, key *ecdsa.PrivateKey, statement []byte) []byte {
+	t.Helper()
+	return encode(t, &protobundle.Bundle{
+		VerificationMaterial: &protobundle.VerificationMaterial{
+			Content: &protobundle.VerificationMaterial_PublicKey{PublicKey: &protocommon.PublicKeyIdentifier{Hint: "any"}},
+		},
+		Content: envelope(statement, signMessage(t, key, dsse.PAE("application/vnd.in-toto+json", statement))),
+	})
+}
+
+func TestSignaturesByKeyAreVerified(t *testing.T) {
+	t.Parallel()
+	key, stranger := ecdsaKey(t), ecdsaKey(t)
+	elsewhere := "sha256:" + strings.Repeat("a", 64)
+	for name, test := range map[string]struct {
+		attach func(t *testing.T, c signedChart)
+		key    []byte
+		want   string
+	}{
+		"good classic signature": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachClassic(t, classicByKey(t, key, c.manifest.Digest.String()))
+		}},
+		"good signature beside a foreign one": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			digest := c.manifest.Digest.String()
+			c.attachClassic(t, classicByKey(t, stranger, digest), classicByKey(t, key, digest))
+		}},
+		"good bundle": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachBundle(t, bundleByKey(t, key, statement(c.manifest.Digest.String(), signStatement)))
+		}},
+		"good bundle beside a foreign classic signature": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachClassic(t, classicByKey(t, stranger, c.manifest.Digest.String()))
+			c.attachBundle(t, bundleByKey(t, key, statement(c.manifest.Digest.String(), signStatement)))
+		}},
+		"good bundle beside large ones": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			large := bytes.Repeat([]byte(" "), 2<<20)
+			c.attachBundle(t, large)
+			c.attachClassic(t, classicSignature(large, []byte("x")))
+			c.attachBundle(t, bundleByKey(t, key, statement(c.manifest.Digest.String(), signStatement)))
+		}},
+		"bundle without a signature": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			text := statement(c.manifest.Digest.String(), signStatement)
+			c.attachBundle(t, encode(t, &protobundle.Bundle{
+				VerificationMaterial: &protobundle.VerificationMaterial{
+					Content: &protobundle.VerificationMaterial_PublicKey{PublicKey: &protocommon.PublicKeyIdentifier{}},
+				},
+				Content: &protobundle.Bundle_DsseEnvelope{DsseEnvelope: &protodsse.Envelope{
+					Payload: text, PayloadType: "application/vnd.in-toto+json",
+				}},
+			}))
+		}, want: "its cosign signature is not valid"},
+		"bundle of nothing": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachBundle(t, encode(t, &protobundle.Bundle{}))
+		}, want: "its cosign signature is not valid"},
+		"missing signature": {attach: func(*testing.T, signedChart) {}, want: "signatureVerification: the chart has no cosign signature"},
+		"wrong key": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachClassic(t, classicByKey(t, stranger, c.manifest.Digest.String()))
+		}, want: "its cosign signature is not valid: failed to verify signature"},
+		"wrong keys": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachClassic(t, classicByKey(t, stranger, c.manifest.Digest.String()))
+			c.attachBundle(t, bundleByKey(t, stranger, statement(c.manifest.Digest.String(), signStatement)))
+		}, want: "none of its 2 cosign signatures is valid, the last one because: failed to verify signature"},
+		"another chart's classic signature": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachClassic(t, classicByKey(t, key, elsewhere))
+		}, want: "it signs " + elsewhere + ", not sha256:"},
+		"another chart's bundle": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachBundle(t, bundleByKey(t, key, statement(elsewhere, signStatement)))
+		}, want: "provided artifact digest does not match"},
+		"changed text": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachClassic(t, classicSignature(payload(c.manifest.Digest.String()), signMessage(t, key, payload(elsewhere))))
+		}, want: "failed to verify signature"},
+		"text of another type": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			text := bytes.Replace(payload(c.manifest.Digest.String()), []byte("container image"), []byte("other"), 1)
+			c.attachClassic(t, classicSignature(text, signMessage(t, key, text)))
+		}, want: `the signed text is of type "cosign other signature"`},
+		"statement that is no signature": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachBundle(t, bundleByKey(t, key, statement(c.manifest.Digest.String(), "https://slsa.dev/provenance/v1")))
+		}, want: "it is no signature but a statement of type https://slsa.dev/provenance/v1"},
+		"garbage signature": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachClassic(t, classicSignature(payload(c.manifest.Digest.String()), nil))
+		}, want: "is not a signature in base64"},
+		"garbage bundle": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachBundle(t, []byte("garbage"))
+		}, want: "its cosign signature is not valid"},
+		"garbage key": {attach: func(t *testing.T, c signedChart) {
+			t.Helper()
+			c.attachClassic(t, classicByKey(t, key, c.manifest.Digest.String()))
+		}, key: []byte("garbage"), want: "key cosign.pub is not a public key in PEM"},
+	} {
+		for layout, options := range map[string][]registry.Option{
+			"with the referrers API": {registry.WithReferrersSupport(true)}, "without it": nil,
+		} {
+			t.Run(name+" "+layout, func(t *testing.T) {
+				t.Parallel()
+				chart := newSignedChart(t, options...)
+				test.attach(t, chart)
+				wanted := source.Signature{PublicKey: publicPEM(t, key)}
+				if test.key != nil {
+					wanted.PublicKey = test.key
+				}
+				wantVerified(t, chart.fetch(t, newCharts(t, t.TempDir()), wanted), chart, test.want)
+			})
+		}
+	}
+}
+
+// wantVerified checks that err is nil if want is empty, and else a refusal that says what, where and why.
+func wantVerified(t *testing.T, err error, chart signedChart, want string) {
+	t.Helper()
+	if want == "" {
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	wantInvalid(t, err)
+	wantTexts(t, err, "chart repo/hello 0.1.0 in "+chart.address+": ", want)
+}
+
+// Attestations that cosign marks as such are not downloaded: they may be many and large.
+func TestAttestationsAreNoSignatures(t *testing.T) {
+	t.Parallel()
+	key, chart := ecdsaKey(t), newSignedChart(t)
+	kind := "https://spdx.dev/Document"
+	attestation := pushArtifact(t, chart.name, &chart.manifest, blob{
+		mediaType: bundleMediaType, content: bundleByKey(t, key, statement(chart.manifest.Digest.String(), kind)),
+		annotations: map[string]string{"dev.sigstore.bundle.predicateType": kind},
+	})
+	path := "/v2/charts/hello/manifests/" + attestation.Digest.String()
+	before := chart.server.counted(path)
+	err := chart.fetch(t, newCharts(t, t.TempDir()), source.Signature{PublicKey: publicPEM(t, key)})
+	wantVerified(t, err, chart, "the chart has no cosign signature")
+	if got := chart.server.counted(path); got != before {
+		t.Error("the attestation was downloaded")
+	}
+}
+
+// A signature is of one manifest: a tag that was moved to another chart has none.
+func TestSignatureOfATagThatWasMoved(t *testing.T) {
+	t.Parallel()
+	key, chart := ecdsaKey(t), newSignedChart(t)
+	chart.attachClassic(t, classicByKey(t, key, chart.manifest.Digest.String()))
+	push(t, chart.name+":0.1.0", exampleArchive(t, examples.Chart{Version: "0.1.0", AppVersion: "evil"}), chartMediaType)
+	charts, wanted := newCharts(t, t.TempDir()), source.Signature{PublicKey: publicPEM(t, key)}
+	wantVerified(t, chart.fetch(t, charts, wanted), chart, "the chart has no cosign signature")
+
+	// Neither is the signed chart another one under a new tag.
+	signed := newSignedChart(t)
+	signed.attachClassic(t, classicByKey(t, key, signed.manifest.Digest.String()))
+	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
+	push(t, signed.name+":0.2.0", archive, chartMediaType)
+	_, err := charts.Fetch(t.Context(), helmChart(signed.address, "hello", "0.2.0"), source.Login{PlainHTTP: true}, source.Verification{Signature: &wanted})
+	wantInvalid(t, err)
+	wantTexts(t, err, "the archive is that of chart hello 0.1.0")
+}
+
+func TestSignatureIsVerifiedOnceForAKey(t *testing.T) {
+	t.Parallel()
+	key, chart := ecdsaKey(t), newSignedChart(t)
+	clock, dir := clocktesting.NewFakePassiveClock(time.Unix(0, 0)), t.TempDir()
+	charts, err := source.NewCharts(dir, clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := source.Signature{PublicKey: publicPEM(t, key)}
+	login := source.Login{PlainHTTP: true}
+	if _, err := charts.Fetch(t.Context(), helmChart(chart.address, "hello", "0.1.0"), login, source.Verification{}); err != nil {
+		t.Fatal(err)
+	}
+	wantVerified(t, chart.fetch(t, charts, wanted), chart, "the chart has no cosign signature")
+	chart.attachClassic(t, classicByKey(t, key, chart.manifest.Digest.String()))
+	clock.SetTime(time.Unix(61, 0))
+	wantVerified(t, chart.fetch(t, charts, wanted), chart, "")
+	other := source.Signature{PublicKey: publicPEM(t, ecdsaKey(t))}
+	wantVerified(t, chart.fetch(t, charts, other), chart, "its cosign signature is not valid")
+	chart.server.exchange(http.NotFoundHandler())
+	wantVerified(t, chart.fetch(t, newCharts(t, dir), wanted), chart, "")
+	if err := chart.fetch(t, newCharts(t, dir), other); err == nil {
+		t.Error("a chart is accepted for a key that did not sign it")
+	}
+}
+
+func TestSignatureNeedsARegistry(t *testing.T) {
+	t.Parallel()
+	address := serve(t, exampleRepository(t))
+	_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"), source.Login{},
+		source.Verification{Signature: &source.Signature{PublicKey: publicPEM(t, ecdsaKey(t))}})
+	wantInvalid(t, err)
+	wantTexts(t, err, "chart repo/hello 0.1.0 in "+address+": signatureVerification: cosign signs charts in OCI registries (oci://) only")
+}
+
+func newSigstore(t *testing.T) *ca.VirtualSigstore {
+	t.Helper()
+	sigstore, err := ca.NewVirtualSigstore()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sigstore
+}
+
+// trustRoot is the trusted_root.json of a Sigstore of one's own. Its certificates are in no transparency log.
+func trustRoot(t *testing.T, sigstore root.TrustedMaterial, ctLogs map[string]*root.TransparencyLog) []byte {
+	t.Helper()
+	logs := sigstore.RekorLogs()
+	for _, known := range []map[string]*root.TransparencyLog{logs, ctLogs} {
+		for id, entry := range known {
+			raw, err := hex.DecodeString(id) // the stand-in has the digits here
+			if err != nil {
+				t.Fatal(err)
+			}
+			entry.ID = raw
+		}
+	}
+	trusted, err := root.NewTrustedRoot(root.TrustedRootMediaType01,
+		sigstore.FulcioCertificateAuthorities(), ctLogs, sigstore.TimestampingAuthorities(), logs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := trusted.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// logEntry returns the log entry of a signature, with the log's promise that it is included.
+func logEntry(t *testing.T, sigstore *ca.VirtualSigstore, entity *ca.TestEntity) *protorekor.TransparencyLogEntry {
+	t.Helper()
+	entries, err := entity.TlogEntries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := entries[0].TransparencyLogEntry()
+	var kind struct{ Kind, APIVersion string }
+	if err := json.Unmarshal(entry.GetCanonicalizedBody(), &kind); err != nil {
+		t.Fatal(err)
+	}
+	promise, err := sigstore.RekorSignPayload(tlog.RekorPayload{
+		Body: entry.GetCanonicalizedBody(), IntegratedTime: entry.GetIntegratedTime(), LogIndex: entry.GetLogIndex(),
+		LogID: hex.EncodeToString(entry.GetLogId().GetKeyId()),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry.KindVersion = &protorekor.KindVersion{Kind: kind.Kind, Version: kind.APIVersion}
+	entry.InclusionPromise = &protorekor.InclusionPromise{SignedEntryTimestamp: promise}
+	return entry
+}
+
+// classicKeyless is a signature as cosign sign of version 2 writes it without a key.
+func classicKeyless(t *testing.T, sigstore *ca.VirtualSigstore, digest string) blob {
+	t.Helper()
+	text := payload(digest)
+	entity, err := sigstore.SignWithVersion(identity, issuer, text, "v0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := entity.SignatureContent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	verification, err := entity.VerificationContent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate, err := cryptoutils.MarshalCertificateToPEM(verification.Certificate())
+	if err != nil {
+		t.Fatal(err)
+	}
+	logged := logEntry(t, sigstore, entity)
+	entry, err := json.Marshal(map[string]any{
+		"SignedEntryTimestamp": logged.GetInclusionPromise().GetSignedEntryTimestamp(),
+		"Payload": map[string]any{
+			"body": logged.GetCanonicalizedBody(), "integratedTime": logged.GetIntegratedTime(), "logIndex": logged.GetLogIndex(),
+			"logID": hex.EncodeToString(logged.GetLogId().GetKeyId()),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed := classicSignature(text, content.Signature())
+	signed.annotations["dev.sigstore.cosign/certificate"] = string(certificate)
+	signed.annotations["dev.sigstore.cosign/bundle"] = string(entry)
+	return signed
+}
+
+// bundleKeyless is a bundle as cosign sign of version 3 writes it without a key.
+func bundleKeyless(t *testing.T, sigstore *ca.VirtualSigstore, digest string) []byte {
+	t.Helper()
+	text := statement(digest, signStatement)
+	entity, err := sigstore.AttestAtTime(identity, issuer, text, time.Now().Add(5*time.Minute), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := entity.SignatureContent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	verification, err := entity.VerificationContent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	material := &protobundle.VerificationMaterial{
+		Content: &protobundle.VerificationMaterial_Certificate{
+			Certificate: &protocommon.X509Certificate{RawBytes: verification.Certificate().Raw},
+		},
+		TlogEntries: []*protorekor.TransparencyLogEntry{logEntry(t, sigstore, entity)},
+	}
+	return encode(t, &protobundle.Bundle{VerificationMaterial: material, Content: envelope(text, content.Signature())})
+}
+
+func TestKeylessSignaturesAreVerified(t *testing.T) {
+	t.Parallel()
+	sigstore, stranger := newSigstore(t), newSigstore(t)
+	trusted := trustRoot(t, sigstore, nil)
+	match := func(issuer, subject string) configv1beta1.OIDCIdentityMatch {
+		return configv1beta1.OIDCIdentityMatch{Issuer: issuer, Subject: subject}
+	}
+	exact := match(`^https://issuer\.example\.com$`, `^https://example\.com/charts/.*$`)
+	for name, test := range map[string]struct {
+		identities []configv1beta1.OIDCIdentityMatch
+		root       []byte
+		want       string
+	}{
+		"the identity":        {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: trusted},
+		"one of several":      {identities: []configv1beta1.OIDCIdentityMatch{match("github", "nobody"), exact}, root: trusted},
+		"part of the text":    {identities: []configv1beta1.OIDCIdentityMatch{match("issuer", "release.yaml@refs/tags/v")}, root: trusted},
+		"another subject":     {identities: []configv1beta1.OIDCIdentityMatch{match("issuer", "^nobody$")}, root: trusted, want: "^nobody$"},
+		"another issuer":      {identities: []configv1beta1.OIDCIdentityMatch{match("^github$", ".*")}, root: trusted, want: "^github$"},
+		"no identity":         {root: trusted, want: "at least one identity"},
+		"another trust root":  {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: trustRoot(t, stranger, nil), want: "not valid"},
+		"unlogged authority":  {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: trustRoot(t, sigstore, sigstore.CTLogs()), want: "timestamp"},
+		"garbage trust root":  {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: []byte("garbage"), want: "key trusted_root.json: "},
+		"trust root of no CA": {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: []byte(`{"mediaType":"` + root.TrustedRootMediaType01 + `"}`), want: "not valid"},
+	} {
+		for layout, attach := range map[string]func(t *testing.T, c signedChart){
+			"classic": func(t *testing.T, c signedChart) {
+				t.Helper()
+				c.attachClassic(t, classicKeyless(t, sigstore, c.manifest.Digest.String()))
+			},
+			"bundle": func(t *testing.T, c signedChart) {
+				t.Helper()
+				c.attachBundle(t, bundleKeyless(t, sigstore, c.manifest.Digest.String()))
+			},
+		} {
+			t.Run(name+" "+layout, func(t *testing.T) {
+				t.Parallel()
+				chart := newSignedChart(t)
+				attach(t, chart)
+				err := chart.fetch(t, newCharts(t, t.TempDir()), source.Signature{Identities: test.identities, TrustRoot: test.root})
+				wantVerified(t, err, chart, test.want)
+			})
+		}
+	}
+	for name, attach := range map[string]func(c signedChart){
+		"without a log entry": func(c signedChart) {
+			signed := classicKeyless(t, sigstore, c.manifest.Digest.String())
+			delete(signed.annotations, "dev.sigstore.cosign/bundle")
+			c.attachClassic(t, signed)
+		},
+		"by a key": func(c signedChart) { c.attachClassic(t, classicByKey(t, ecdsaKey(t), c.manifest.Digest.String())) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			chart := newSignedChart(t)
+			attach(chart)
+			err := chart.fetch(t, newCharts(t, t.TempDir()), source.Signature{Identities: []configv1beta1.OIDCIdentityMatch{exact}, TrustRoot: trusted})
+			wantVerified(t, err, chart, "its cosign signature is not valid: ")
+		})
+	}
+	t.Run("certificate where a key is demanded", func(t *testing.T) {
+		t.Parallel()
+		chart := newSignedChart(t)
+		chart.attachClassic(t, classicKeyless(t, sigstore, chart.manifest.Digest.String()))
+		err := chart.fetch(t, newCharts(t, t.TempDir()), source.Signature{PublicKey: publicPEM(t, ecdsaKey(t))})
+		wantVerified(t, err, chart, "expected key signature, not certificate")
+	})
+}
+
+func TestRegistryThatFailsIsNoMissingSignature(t *testing.T) {
+	t.Parallel()
+	key, chart := ecdsaKey(t), newSignedChart(t)
+	chart.attachClassic(t, classicByKey(t, key, chart.manifest.Digest.String()))
+	working := chart.server.handler
+	chart.server.exchange(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, ".sig") {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		working.ServeHTTP(w, r)
+	}))
+	charts, wanted := newCharts(t, t.TempDir()), source.Signature{PublicKey: publicPEM(t, key)}
+	err := chart.fetch(t, charts, wanted)
+	wantTexts(t, err, "503")
+	if errors.Is(err, source.ErrUnverified) {
+		t.Errorf("got %v, want an error about the way to the registry", err)
+	}
+	chart.server.exchange(working)
+	wantVerified(t, chart.fetch(t, charts, wanted), chart, "")
+}

@@ -1,0 +1,251 @@
+package source_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ProtonMail/go-crypto/openpgp"
+	"github.com/ProtonMail/go-crypto/openpgp/armor"
+	"github.com/ProtonMail/go-crypto/openpgp/packet"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"helm.sh/helm/v4/pkg/provenance"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/source"
+)
+
+const (
+	chartMediaType      = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
+	provenanceMediaType = "application/vnd.cncf.helm.chart.provenance.v1.prov"
+)
+
+// publisher has an OpenPGP key.
+func publisher(t *testing.T, config *packet.Config) *openpgp.Entity {
+	t.Helper()
+	config.Algorithm = packet.PubKeyAlgoEdDSA
+	entity, err := openpgp.NewEntity("publisher", "", "publisher@example.com", config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return entity
+}
+
+func keyring(t *testing.T, publishers ...*openpgp.Entity) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	for _, entity := range publishers {
+		if err := entity.Serialize(&out); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out.Bytes()
+}
+
+func armored(t *testing.T, keys []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	writer, err := armor.Encode(&out, openpgp.PublicKeyType, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := writer.Write(keys); err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// sign returns the provenance file of an archive, as helm package --sign writes it.
+func sign(t *testing.T, entity *openpgp.Entity, archive []byte, name string) []byte {
+	t.Helper()
+	file, err := (&provenance.Signatory{Entity: entity}).ClearSign(archive, name, []byte("name: hello\nversion: 0.1.0\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []byte(file)
+}
+
+func exampleArchive(t *testing.T, chart examples.Chart) []byte {
+	t.Helper()
+	archive, err := chart.Archive()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return archive
+}
+
+// httpWith serves hello 0.1.0 over HTTP, with a provenance file unless it is nil.
+func httpWith(archive, file []byte) http.Handler {
+	bodies := map[string]string{
+		"/index.yaml":      "entries:\n  hello:\n  - {version: 0.1.0, urls: [hello-0.1.0.tgz]}\n",
+		"/hello-0.1.0.tgz": string(archive),
+	}
+	if file != nil {
+		bodies["/hello-0.1.0.tgz.prov"] = string(file)
+	}
+	return at(bodies)
+}
+
+// registryWith serves hello 0.1.0 in an OCI registry, with a provenance file unless it is nil.
+func registryWith(t *testing.T, archive, file []byte) string {
+	t.Helper()
+	host := strings.TrimPrefix(serve(t, registry.New(registry.Logger(log.New(io.Discard, "", 0)))), "http://")
+	layers := []blob{{mediaType: chartMediaType, content: archive}}
+	if file != nil {
+		layers = append(layers, blob{mediaType: provenanceMediaType, content: file})
+	}
+	pushArtifact(t, host+"/charts/hello:0.1.0", nil, layers...)
+	return "oci://" + host + "/charts"
+}
+
+func TestProvenanceIsVerified(t *testing.T) {
+	t.Parallel()
+	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
+	tampered := exampleArchive(t, examples.Chart{Version: "0.1.0", AppVersion: "evil"})
+	other := exampleArchive(t, examples.Chart{Version: "0.2.0"})
+	now := &packet.Config{}
+	signer, stranger := publisher(t, now), publisher(t, now)
+	yearsAgo := time.Now().Add(-3 * 365 * 24 * time.Hour)
+	expired := publisher(t, &packet.Config{Time: func() time.Time { return yearsAgo }, KeyLifetimeSecs: 3600})
+	good := sign(t, signer, archive, "hello-0.1.0.tgz")
+	trusted := keyring(t, signer)
+	for name, test := range map[string]struct {
+		archive, file, keyring []byte
+		want                   string
+	}{
+		"good signature":            {archive: archive, file: good, keyring: trusted},
+		"one key of several":        {archive: archive, file: good, keyring: keyring(t, stranger, signer)},
+		"armored keyring":           {archive: archive, file: good, keyring: armored(t, trusted)},
+		"tampered archive":          {archive: tampered, file: good, keyring: trusted, want: "sha256 sum does not match for hello-0.1.0.tgz"},
+		"tampered provenance file":  {archive: archive, file: bytes.Replace(good, []byte("sha256:"), []byte("sha256:0"), 1), keyring: trusted, want: "signature"},
+		"wrong key":                 {archive: archive, file: good, keyring: keyring(t, stranger), want: "signature made by unknown entity"},
+		"missing signature":         {archive: archive, keyring: trusted, want: "the chart has no provenance file"},
+		"no signature in the file":  {archive: archive, file: []byte("name: hello\n"), keyring: trusted, want: "signature block not found"},
+		"another version's file":    {archive: archive, file: sign(t, signer, other, "hello-0.2.0.tgz"), keyring: trusted, want: `no SHA`},
+		"another chart's file":      {archive: archive, file: sign(t, signer, other, "kyverno-0.1.0.tgz"), keyring: trusted, want: `no SHA`},
+		"another chart's archive":   {archive: other, file: sign(t, signer, other, "hello-0.1.0.tgz"), keyring: trusted, want: "the archive is that of chart hello 0.2.0"},
+		"expired key":               {archive: archive, file: sign(t, expired, archive, "hello-0.1.0.tgz"), keyring: keyring(t, expired), want: "expired"},
+		"garbage keyring":           {archive: archive, file: good, keyring: []byte("garbage"), want: "key keyring.gpg: "},
+		"truncated armored keyring": {archive: archive, file: good, keyring: armored(t, trusted)[:60], want: "key keyring.gpg: "},
+	} {
+		want := strings.Replace(test.want, "no SHA", "provenance does not contain a SHA for a file named", 1)
+		for scheme, serveIt := range map[string]func(t *testing.T) string{
+			"http": func(t *testing.T) string { t.Helper(); return serve(t, httpWith(test.archive, test.file)) },
+			"oci":  func(t *testing.T) string { t.Helper(); return registryWith(t, test.archive, test.file) },
+		} {
+			t.Run(name+" in "+scheme, func(t *testing.T) {
+				t.Parallel()
+				address := serveIt(t)
+				_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"),
+					source.Login{PlainHTTP: true}, source.Verification{Keyring: test.keyring})
+				if want == "" {
+					if err != nil {
+						t.Error(err)
+					}
+					return
+				}
+				wantInvalid(t, err)
+				wantTexts(t, err, "chart repo/hello 0.1.0 in "+address+": ", want)
+			})
+		}
+	}
+}
+
+func TestProvenanceThatCannotBeFetchedIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
+	signer := publisher(t, &packet.Config{})
+	repository := httpWith(archive, sign(t, signer, archive, "hello-0.1.0.tgz"))
+	server := counted(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, ".prov") {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		repository.ServeHTTP(w, r)
+	}))
+	address, charts := serve(t, server), newCharts(t, t.TempDir())
+	verification := source.Verification{Keyring: keyring(t, signer)}
+	_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, verification)
+	wantTexts(t, err, "hello-0.1.0.tgz.prov", "502 Bad Gateway")
+	if errors.Is(err, source.ErrUnverified) {
+		t.Errorf("got %v, want an error about the way to the repository", err)
+	}
+	server.exchange(repository)
+	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, verification); err != nil {
+		t.Error(err)
+	}
+}
+
+// An archive that was fetched without verification must not pass for one that was verified, and neither must one that
+// was verified with another key.
+func TestVerificationIsNotBypassedByKeptCharts(t *testing.T) {
+	t.Parallel()
+	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
+	signer, stranger := publisher(t, &packet.Config{}), publisher(t, &packet.Config{})
+	good := httpWith(archive, sign(t, signer, archive, "hello-0.1.0.tgz"))
+	server := counted(httpWith(exampleArchive(t, examples.Chart{Version: "0.1.0", AppVersion: "evil"}), nil))
+	address, dir := serve(t, server), t.TempDir()
+	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	charts, err := source.NewCharts(dir, clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fetch := func(charts *source.Charts, version string, verification source.Verification) (source.Chart, error) {
+		return charts.Fetch(t.Context(), helmChart(address, "hello", version), source.Login{}, verification)
+	}
+	trusted, foreign := source.Verification{Keyring: keyring(t, signer)}, source.Verification{Keyring: keyring(t, stranger)}
+	unsigned, err := fetch(charts, "0.1.0", source.Verification{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, version := range []string{"0.1.0", "v0.1.0", "0.x"} {
+		if got, err := fetch(charts, version, trusted); !errors.Is(err, source.ErrUnverified) {
+			t.Errorf("version %s: got %v and %v, want ErrUnverified", version, got, err)
+		}
+	}
+
+	// The repository is asked again after a minute, not for every cluster.
+	server.exchange(good)
+	if _, err := fetch(charts, "0.1.0", trusted); !errors.Is(err, source.ErrUnverified) {
+		t.Errorf("got %v, want the refusal that is remembered", err)
+	}
+	clock.SetTime(time.Unix(61, 0))
+	verified, err := fetch(charts, "0.1.0", trusted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if verified.Digest == unsigned.Digest {
+		t.Error("the verified chart is the tampered one")
+	}
+	if _, err := fetch(charts, "0.1.0", foreign); !errors.Is(err, source.ErrUnverified) {
+		t.Errorf("got %v for another key, want ErrUnverified", err)
+	}
+
+	// A chart is verified once for a key: neither this process nor the next one needs the repository again.
+	asked := server.counted("/hello-0.1.0.tgz.prov")
+	server.exchange(http.NotFoundHandler())
+	for _, again := range []*source.Charts{charts, newCharts(t, dir)} {
+		got, err := fetch(again, "0.1.0", trusted)
+		if err != nil || got != verified {
+			t.Errorf("got %v and %v, want the verified chart", got, err)
+		}
+		if _, err := fetch(again, "0.1.0", foreign); err == nil {
+			t.Error("a chart is accepted for a key that did not sign it")
+		}
+	}
+	if got := server.counted("/hello-0.1.0.tgz.prov"); got != asked {
+		t.Errorf("the provenance file was asked for %d times more", got-asked)
+	}
+	if got, err := fetch(charts, "0.1.0", source.Verification{}); err != nil || got != unsigned {
+		t.Errorf("got %v and %v without verification, want the chart that was kept", got, err)
+	}
+}

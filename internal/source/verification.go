@@ -1,0 +1,207 @@
+package source
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+
+	helmchart "helm.sh/helm/v4/pkg/chart/v2"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/phase"
+)
+
+// ErrUnverified is in every error about a chart whose publisher is not proven: its signature is missing, or is not
+// valid. Such an error is also phase.Invalid.
+var ErrUnverified = errors.New("not verified")
+
+// The keys of the Secrets that a verification reads.
+const (
+	keyKeyring   = "keyring.gpg"
+	keyPublicKey = "cosign.pub"
+	keyTrustRoot = "trusted_root.json"
+)
+
+// Verification is the proof of origin that is demanded of a chart. The zero Verification demands none.
+type Verification struct {
+	// Keyring holds OpenPGP public keys. One of them must have signed the chart's provenance file. Nil demands no such
+	// file.
+	Keyring []byte
+	// Signature is the cosign signature that the registry must hold for the chart. Nil demands none.
+	Signature *Signature
+}
+
+// Signature demands a cosign signature of one public key, or of one of some identities.
+type Signature struct {
+	// PublicKey in PEM. If it is nil, the signature must have a certificate for one of Identities.
+	PublicKey []byte
+	// Identities that are accepted. Issuer and subject are regular expressions.
+	Identities []configv1beta1.OIDCIdentityMatch
+	// TrustRoot is a trusted_root.json of Sigstore that certificates are checked against. Nil means Sigstore's public
+	// one.
+	TrustRoot []byte
+}
+
+// VerificationSecrets lists the Secrets that VerificationFor reads for a chart.
+func VerificationSecrets(chart configv1beta1.HelmChart) []corev1.SecretReference {
+	var refs []corev1.SecretReference
+	if wanted := chart.ProvenanceVerification; wanted != nil && wanted.KeyringSecretRef != nil {
+		refs = append(refs, *wanted.KeyringSecretRef)
+	}
+	if wanted := chart.SignatureVerification; wanted != nil && wanted.SecretRef != nil {
+		refs = append(refs, *wanted.SecretRef)
+	}
+	return refs
+}
+
+// VerificationFor reads the keys for the verification of an expanded chart from the Secrets on the hub that it names.
+// They default to the cluster's namespace. It fails with ErrNotFound if a Secret is missing, and with phase.Invalid if
+// it lacks the key, if it may not be read for the subject, or if the verification cannot be done for such a chart.
+func VerificationFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, subject Subject) (Verification, error) {
+	var verification Verification
+	if wanted := chart.ProvenanceVerification; wanted != nil {
+		keyring, err := readKey(ctx, hub, wanted.KeyringSecretRef, keyKeyring, subject)
+		if err != nil {
+			return Verification{}, fmt.Errorf("provenanceVerification.keyringSecretRef: %w", err)
+		}
+		verification.Keyring = keyring
+	}
+	if wanted := chart.SignatureVerification; wanted != nil {
+		signature, err := signatureFor(ctx, hub, *wanted, subject)
+		if err != nil {
+			return Verification{}, fmt.Errorf("signatureVerification%w", err)
+		}
+		verification.Signature = signature
+	}
+	return verification, nil
+}
+
+// signatureFor returns errors that begin with the field below signatureVerification, or with a colon.
+func signatureFor(
+	ctx context.Context, hub client.Reader, wanted configv1beta1.SignatureVerification, subject Subject,
+) (*Signature, error) {
+	if wanted.Provider == configv1beta1.SignatureProviderPublicKey {
+		key, err := readKey(ctx, hub, wanted.SecretRef, keyPublicKey, subject)
+		if err != nil {
+			return nil, fmt.Errorf(".secretRef: %w", err)
+		}
+		return &Signature{PublicKey: key}, nil
+	}
+	if wanted.Provider != configv1beta1.SignatureProviderKeyless {
+		return nil, phase.Invalidf(".provider: %q is neither PublicKey nor Keyless", wanted.Provider)
+	}
+	signature := &Signature{}
+	if wanted.SecretRef != nil {
+		root, err := readKey(ctx, hub, wanted.SecretRef, keyTrustRoot, subject)
+		if err != nil {
+			return nil, fmt.Errorf(".secretRef: %w", err)
+		}
+		signature.TrustRoot = root
+	}
+	if len(wanted.MatchOIDCIdentity) == 0 {
+		// Anybody can get a certificate of the public Sigstore: such a signature would prove nothing.
+		return nil, phase.Invalidf(".matchOIDCIdentity: provider Keyless needs at least one identity")
+	}
+	for i, match := range wanted.MatchOIDCIdentity {
+		expanded, err := expandIdentity(match, subject)
+		if err != nil {
+			return nil, fmt.Errorf(".matchOIDCIdentity[%d].%w", i, err)
+		}
+		signature.Identities = append(signature.Identities, expanded)
+	}
+	return signature, nil
+}
+
+func expandIdentity(match configv1beta1.OIDCIdentityMatch, subject Subject) (configv1beta1.OIDCIdentityMatch, error) {
+	for _, field := range []struct {
+		name string
+		text *string
+	}{{"issuer", &match.Issuer}, {"subject", &match.Subject}} {
+		expanded, err := subject.Expand(field.name, *field.text)
+		if err != nil {
+			return configv1beta1.OIDCIdentityMatch{}, fmt.Errorf("%s: %w", field.name, err)
+		}
+		if expanded == "" {
+			return configv1beta1.OIDCIdentityMatch{}, phase.Invalidf("%s: is empty", field.name)
+		}
+		if _, err := regexp.Compile(expanded); err != nil {
+			return configv1beta1.OIDCIdentityMatch{}, phase.Invalidf("%s: %w", field.name, err)
+		}
+		*field.text = expanded
+	}
+	return match, nil
+}
+
+func readKey(ctx context.Context, hub client.Reader, ref *corev1.SecretReference, key string, subject Subject) ([]byte, error) {
+	if ref == nil {
+		return nil, phase.Invalidf("it must name a Secret with the key %s", key)
+	}
+	secret, err := readSecret(ctx, hub, *ref, subject)
+	if err != nil {
+		return nil, err
+	}
+	if len(secret.Data[key]) == 0 {
+		return nil, phase.Invalidf("Secret %s/%s has no key %s", secret.Namespace, secret.Name, key)
+	}
+	return secret.Data[key], nil
+}
+
+func (v Verification) isZero() bool { return v.Keyring == nil && v.Signature == nil }
+
+// digest tells verifications apart: a chart that one of them accepted is not accepted for another.
+func (v Verification) digest() string {
+	raw, _ := json.Marshal(v) // strings and bytes always have a JSON form
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// download is one archive with its place in a repository, on the way to be verified.
+type download struct {
+	at       location
+	archive  []byte
+	metadata *helmchart.Metadata
+}
+
+// verify checks the proofs that the order demands of what was downloaded for it.
+func (c *Charts) verify(ctx context.Context, from repository, wanted order, got download) error {
+	verification := wanted.verification
+	if verification.isZero() {
+		return nil
+	}
+	// A signature covers the archive, but not the place where the repository offers it.
+	if got.metadata.Name != path.Base(wanted.name) || tagOf(got.metadata.Version) != tagOf(got.at.version) {
+		return unverified("the archive is that of chart %s %s", got.metadata.Name, got.metadata.Version)
+	}
+	if verification.Keyring != nil {
+		if err := verifyProvenance(ctx, from, verification.Keyring, got); err != nil {
+			return fmt.Errorf("provenanceVerification: %w", err)
+		}
+	}
+	if verification.Signature != nil {
+		if err := c.verifySignature(ctx, from, *verification.Signature, got.at); err != nil {
+			return fmt.Errorf("signatureVerification: %w", err)
+		}
+	}
+	return nil
+}
+
+// unverified returns an error that is ErrUnverified and phase.Invalid.
+func unverified(format string, args ...any) error {
+	return phase.Invalid{Err: unverifiedError{fmt.Errorf(format, args...)}}
+}
+
+// unverifiedError is ErrUnverified with a message of its own.
+type unverifiedError struct{ error }
+
+func (unverifiedError) Is(target error) bool { return target == ErrUnverified }
+
+// reason returns err on one line.
+func reason(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
