@@ -18,12 +18,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/source"
 	"github.com/towline/towline/internal/status"
 )
 
 const (
 	// longestRecheck is the longest pause between two looks at a withdrawal that is not done.
 	longestRecheck = 30 * time.Second
+	// unverifiedRecheck is how often a repository is asked again for a signature that it does not have: no watch tells
+	// when it comes.
+	unverifiedRecheck = 5 * time.Minute
 	// forcedLimit is how long one withdrawal from a member that leaves by force may take.
 	forcedLimit = 20 * time.Second
 )
@@ -338,6 +342,9 @@ func (s *state) broken(feature libv1beta1.FeatureID, err error) {
 		finding.Attempt = old.Status != finding.Status || old.FailureMessage != err.Error()
 	} else {
 		s.retry = errors.Join(s.retry, fmt.Errorf("%s of %s: %w", feature, client.ObjectKeyFromObject(s.summary), err))
+	}
+	if errors.Is(err, source.ErrUnverified) {
+		s.next = unverifiedRecheck
 	}
 	var contest *contestError
 	if errors.As(err, &contest) {
