@@ -20,10 +20,7 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 		return false, err
 	}
 	defer release()
-	rec, err := e.store.load(ctx, w.ID)
-	if errors.Is(err, errIncomplete) || (err == nil && rec.version == "") {
-		rec, err = e.trace(ctx, rec)
-	}
+	rec, err := e.loadOrTrace(ctx, w.ID)
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
@@ -52,6 +49,15 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 	}
 	e.observed.forget(w.ID)
 	return true, nil
+}
+
+// loadOrTrace returns the record of id, or what is found of the bundle on the cluster if it is lost.
+func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*record, error) {
+	rec, err := e.store.load(ctx, id)
+	if errors.Is(err, errIncomplete) || (err == nil && rec.version == "") {
+		return e.trace(ctx, rec)
+	}
+	return rec, err
 }
 
 // beginRemoval saves that the bundle of a record is being withdrawn: from then on nobody heals what is removed. What was delivered may be older
