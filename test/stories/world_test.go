@@ -60,16 +60,6 @@ func newWorld(t *testing.T, options ...localkube.Option) *world {
 	return w
 }
 
-// charts stand in for those of the seeds.
-func charts() []examples.Chart {
-	return []examples.Chart{
-		{},
-		{Name: "kyverno", Version: "3.3.3"},
-		{Name: "kyverno", Version: "3.5.1"},
-		{Name: "tetragon", Version: "1.5.0"},
-	}
-}
-
 // startHub runs `towline hub`; it is stopped when the story ends.
 func (w *world) startHub() {
 	w.t.Helper()
