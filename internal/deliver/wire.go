@@ -246,7 +246,7 @@ func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.Configuratio
 	status.ContentMissing = report.State == bundle.StateMissing
 	status.FailureMessage = ""
 	switch {
-	case report.State == bundle.StateFailed, report.State == bundle.StateApplied:
+	case report.State == bundle.StateFailed, report.State == bundle.StateApplied, report.State == bundle.StateApplying:
 		status.FailureMessage = clip(report.Message)
 	case status.ContentMissing:
 		status.FailureMessage = clip(strings.TrimSuffix(missingPrefix+": "+report.Message, ": "))

@@ -40,8 +40,8 @@ func TestReportsTravelThroughGroupStatus(t *testing.T) {
 			want: bundle.Report{ID: id, Digest: digest, State: bundle.StateFailed, Message: "ConfigMap default/a: no"},
 		},
 		"applying": {
-			in:   bundle.Report{ID: id, Digest: digest, State: bundle.StateApplying},
-			want: bundle.Report{ID: id, Digest: digest, State: bundle.StateApplying},
+			in:   bundle.Report{ID: id, Digest: digest, State: bundle.StateApplying, Message: "waiting for a hook"},
+			want: bundle.Report{ID: id, Digest: digest, State: bundle.StateApplying, Message: "waiting for a hook"},
 		},
 		"missing": {
 			in:   bundle.Report{ID: id, Digest: digest, State: bundle.StateMissing, Message: "bundle eu/config-x"},

@@ -155,7 +155,10 @@ func foldReport(old configv1beta1.FeatureSummary, finding Finding) configv1beta1
 		finding.Attempt = finding.Attempt || !same || old.Status != libv1beta1.FeatureStatusFailed || old.FailureMessage != report.Message
 		now = failed(now, finding, libv1beta1.FeatureStatusFailed)
 	default:
-		return pending(now, old, same)
+		now = pending(now, old, same)
+		if now.Status == libv1beta1.FeatureStatusProvisioning && report.State == bundle.StateApplying {
+			now.FailureMessage = report.Message // it names the hook or the object that a Helm release waits for
+		}
 	}
 	return now
 }

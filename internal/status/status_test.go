@@ -84,7 +84,11 @@ func TestFoldAndEvents(t *testing.T) {
 			finding: func() status.Finding { f := delivered(bundle.StateFailed, one, "no room"); f.Attempt = true; return f }(),
 			want:    with(failing, func(f *configv1beta1.FeatureSummary) { f.ConsecutiveFailures = 2 }),
 		},
-		"a new attempt alone is no news":           {old: failing, finding: delivered(bundle.StateApplying, one, ""), want: failing},
+		"a new attempt alone is no news": {old: failing, finding: delivered(bundle.StateApplying, one, ""), want: failing},
+		"what a release waits for is told": {
+			old: feature(libv1beta1.FeatureStatusProvisioning, one, ""), finding: delivered(bundle.StateApplying, one, "waiting for a hook"),
+			want: with(feature(libv1beta1.FeatureStatusProvisioning, one, ""), func(f *configv1beta1.FeatureSummary) { f.FailureMessage = "waiting for a hook" }),
+		},
 		"the failure of an old bundle is not ours": {old: provisioned, finding: delivered(bundle.StateFailed, two, "no room"), want: with(feature(libv1beta1.FeatureStatusProvisioning, one, ""), func(f *configv1beta1.FeatureSummary) { f.LastAppliedTime = noonAt })},
 		"a render error keeps the hash": {
 			old: feature(libv1beta1.FeatureStatusProvisioned, two, ""),
