@@ -77,6 +77,9 @@ func featureEvent(old, now configv1beta1.FeatureSummary, m fleet.Member) (Event,
 		}
 		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s removed from cluster %s", now.FeatureID, at)}, true
 	default:
+		if now.Status == libv1beta1.FeatureStatusProvisioning && now.FailureReason == "" {
+			return Event{}, false // it waits, and nothing has failed
+		}
 		if now.FailureMessage == "" || (old.FailureMessage == now.FailureMessage && old.Status == now.Status) {
 			return Event{}, false
 		}
