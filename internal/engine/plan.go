@@ -164,11 +164,15 @@ func markRelease(metadata map[string]any, release *bundle.Release) {
 }
 
 // foldStringData writes a Secret's stringData as data, as the server does when it stores it: the server forgets who set what came
-// as stringData, so changes by others would go unseen.
+// as stringData, so changes by others would go unseen. To the server null is an empty map, and an empty string in one.
 func foldStringData(content map[string]any) error {
-	plain, found, err := unstructured.NestedStringMap(content, "stringData")
-	if err != nil || !found {
-		return err
+	written, found := content["stringData"]
+	if !found {
+		return nil
+	}
+	plain, ok := written.(map[string]any)
+	if !ok && written != nil {
+		return errors.New("stringData is not a map")
 	}
 	data, ok := content["data"].(map[string]any)
 	if !ok {
@@ -176,9 +180,15 @@ func foldStringData(content map[string]any) error {
 	}
 	data = maps.Clone(data)
 	for name, value := range plain {
-		data[name] = base64.StdEncoding.EncodeToString([]byte(value))
+		text, ok := value.(string)
+		if !ok && value != nil {
+			return fmt.Errorf("stringData.%s is not a string", name)
+		}
+		data[name] = base64.StdEncoding.EncodeToString([]byte(text))
 	}
-	content["data"] = data
+	if len(plain) > 0 {
+		content["data"] = data
+	}
 	delete(content, "stringData")
 	return nil
 }
