@@ -53,7 +53,7 @@ func documents(stream []byte) []document {
 		rest = rest[end:]
 		if after, cut := bytes.CutPrefix(text, []byte("---")); cut && (len(after) == 0 || bytes.ContainsAny(after[:1], " \t\r\n")) {
 			flush(line)
-			text = after // content may follow a separator on its line
+			text = bytes.TrimLeft(after, " \t") // content may follow a separator on its line
 		}
 		if current.text == nil {
 			current.text = text[:len(text):len(text)]

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -60,17 +61,43 @@ func (p *parts) addCRDs(path string, text []byte) error {
 // addTemplate adds the objects of a rendered template. Helm skips hooks with an event that it does not know, crd-install of Helm 2
 // among them.
 func (p *parts) addTemplate(path, text string, disableHooks bool) error {
-	found, err := p.decode(path, []byte(text))
+	text = separate(text)
+	// Helm ends what it writes into a manifest with a line break, which counts in a block of text. It leaves hooks as they are.
+	ended := text
+	if !strings.HasSuffix(text, "\n") {
+		ended += "\n"
+	}
+	found, err := p.decode(path, []byte(ended))
+	if err == nil && ended != text && slices.ContainsFunc(found, part.isHook) {
+		var exact []part
+		exact, err = p.decode(path, []byte(text))
+		for i := range exact {
+			if exact[i].isHook() {
+				found[i] = exact[i]
+			}
+		}
+	}
 	for _, part := range found {
-		hook, isHook := part.object.GetAnnotations()[helmrelease.HookAnnotation]
+		hook := part.object.GetAnnotations()[helmrelease.HookAnnotation]
 		switch {
-		case !isHook:
+		case !part.isHook():
 			p.manifest = append(p.manifest, part)
 		case !disableHooks && hasKnownEvents(hook):
 			p.hooks = append(p.hooks, part)
 		}
 	}
 	return err
+}
+
+func (p part) isHook() bool {
+	_, isHook := p.object.GetAnnotations()[helmrelease.HookAnnotation]
+	return isHook
+}
+
+// separate sets off the separators of documents from what follows on the same line: Helm takes ---apiVersion: v1 for both, which templates
+// that trim line breaks print.
+func separate(text string) string {
+	return regexp.MustCompile(`(?m)^---[ \t]*`).ReplaceAllString(text, "--- ")
 }
 
 // decode reads the objects in text.
@@ -90,7 +117,7 @@ func (p *parts) decode(path string, text []byte) ([]part, error) {
 	return found, nil
 }
 
-// convertAnnotations makes strings of numbers and booleans, as Helm reads annotations.
+// convertAnnotations makes strings of numbers, booleans and null, as Helm reads annotations.
 func convertAnnotations(object *unstructured.Unstructured) {
 	annotations, _, _ := unstructured.NestedFieldNoCopy(object.Object, "metadata", "annotations")
 	values, _ := annotations.(map[string]any)
@@ -98,6 +125,8 @@ func convertAnnotations(object *unstructured.Unstructured) {
 		switch value.(type) {
 		case bool, int64, float64:
 			values[key] = fmt.Sprint(value)
+		case nil:
+			values[key] = ""
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/render"
 )
 
@@ -32,7 +33,7 @@ func hooked() examples.Chart {
 			object("Zebra", "last"), object("Ape", "next"), hook("after", "helm.sh/hook: 'post-install, POST-UPGRADE', helm.sh/hook-weight: 5"),
 			object("Namespace", "first"), hook("unknown", "helm.sh/hook: 'pre-install,before-lunch'"),
 			hook("crd", "helm.sh/hook: crd-install"), object("ServiceAccount", "second"),
-			object("Secret", "before") + "  annotations: {helm.sh/hook: pre-install, retries: 3}\n",
+			object("Secret", "before") + "  annotations: {helm.sh/hook: pre-install, retries: 3, note: }\n",
 			hook("probe", "helm.sh/hook: test-success"),
 		}, "---\n"),
 		"charts/greeting/templates/hook.yaml":  hook("sub", "helm.sh/hook: pre-delete"),
@@ -70,7 +71,7 @@ func TestReleaseIsInHelmsOrder(t *testing.T) {
 	}
 	wantAnnotations := map[string]map[string]string{
 		"after":  {"helm.sh/hook": "post-install, POST-UPGRADE", "helm.sh/hook-weight": "5"},
-		"before": {"helm.sh/hook": "pre-install", "retries": "3"},
+		"before": {"helm.sh/hook": "pre-install", "retries": "3", "note": ""},
 	}
 	for name, want := range wantAnnotations {
 		if diff := cmp.Diff(want, annotations[name]); diff != "" {
@@ -133,5 +134,50 @@ func TestReleaseHasNotesAndMetadata(t *testing.T) {
 	want := "web says: Hi\n\nGreetings from greeting.\nNot the notes of the chart."
 	if got := rendered(t, charts, asked).Notes; got != want {
 		t.Errorf("notes with those of subcharts: got %q, want %q", got, want)
+	}
+}
+
+func TestTextEndsAsInHelm(t *testing.T) {
+	t.Parallel()
+	text := func(name, more string) string {
+		return object("ConfigMap", name) + more + "data:\n  text: |\n    end"
+	}
+	chart := examples.Chart{Files: map[string]string{
+		"templates/manifest.yaml": text("middle", "") + "\n---" + text("last", ""),
+		"templates/hook.yaml":     text("plain", "") + "\n---\n" + text("hook", "  annotations: {helm.sh/hook: post-install}\n"),
+		"templates/joined.yaml":   "---" + object("Secret", "first") + "---   " + object("Secret", "second"),
+	}}
+	asked := request(t, chart)
+	got := map[string]any{}
+	for _, object := range rendered(t, render.NewCharts(), asked).Objects {
+		data, _ := object.Object["data"].(map[string]any)
+		got[object.GetKind()+" "+object.GetName()] = data["text"]
+	}
+	want := map[string]any{}
+	hooks, manifest := byHelm(t, asked)
+	for _, m := range manifest {
+		addTexts(t, want, m.Content+"\n")
+	}
+	for _, h := range hooks {
+		addTexts(t, want, h.Manifest)
+	}
+	if want["ConfigMap last"] != "end\n" || want["ConfigMap hook"] != "end" {
+		t.Errorf("Helm's texts: got %q", want)
+	}
+	delete(got, "CustomResourceDefinition greetings.hello.examples.towline.dev") // comes from a crds directory
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("texts differ (-helm +got):\n%s", diff)
+	}
+}
+
+func addTexts(t *testing.T, texts map[string]any, manifest string) {
+	t.Helper()
+	objects, err := kube.DecodeLenient([]byte(manifest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, object := range objects {
+		data, _ := object.Object["data"].(map[string]any)
+		texts[object.GetKind()+" "+object.GetName()] = data["text"]
 	}
 }
