@@ -1,0 +1,266 @@
+package charts
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
+
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// poll is the interval at which a wait checks.
+const poll = 200 * time.Millisecond
+
+func fileServer(content map[string][]byte) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		raw, ok := content[r.URL.Path]
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = w.Write(raw) // the client reports a connection that breaks
+	})
+}
+
+// hub is a running Towline hub with a chart repository.
+type hub struct {
+	plane      *localkube.Plane
+	repository string
+	pull       bool
+}
+
+// member is a member cluster with one profile for it.
+type member struct {
+	name      string
+	plane     *localkube.Plane
+	discovery discovery.DiscoveryInterface
+	metadata  metadata.Interface
+	objects   dynamic.Interface
+	mapper    *kube.Mapper
+}
+
+func newHub(t *testing.T, archives []string) *hub {
+	t.Helper()
+	h := &hub{plane: localkube.ForTest(t, localkube.Named("hub")), repository: serve(t, archives), pull: os.Getenv(modeVariable) == "pull"}
+	log, err := os.Create(filepath.Join(t.TempDir(), "hub.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), binary(t, "towline"), "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0",
+		"--health-address=127.0.0.1:0", "--cache-dir="+filepath.Join(t.TempDir(), "cache"))
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+h.plane.Kubeconfig)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // an error means that it has ended
+		_ = cmd.Wait()         // it was killed
+		log.Close()
+	})
+	h.eventually(t, "the hub registers itself", func() error { return h.isReady("mgmt", "mgmt") })
+	return h
+}
+
+// newMember starts and registers a member.
+func (h *hub) newMember(t *testing.T, name string) *member {
+	t.Helper()
+	plane := localkube.ForTest(t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, binary(t, "towline")))
+	m := &member{
+		name: fmt.Sprintf("%s-%d", name, time.Now().Unix()), plane: plane, discovery: discovery.NewDiscoveryClientForConfigOrDie(plane.Config),
+		metadata: metadata.NewForConfigOrDie(plane.Config), objects: dynamic.NewForConfigOrDie(plane.Config),
+	}
+	m.mapper = kube.NewMapper(m.discovery)
+	labels := "--labels=chart=" + name
+	if h.pull {
+		manifest := must(t, h.plane, "sveltosctl", "register", "cluster", "--namespace="+m.name, "--cluster="+m.name, "--pullmode", labels)
+		apply(t, plane, manifest)
+	} else {
+		must(t, h.plane, "kubectl", "create", "namespace", m.name)
+		must(t, h.plane, "sveltosctl", "register", "cluster", "--namespace="+m.name, "--cluster="+m.name, "--kubeconfig="+plane.Kubeconfig, labels)
+	}
+	h.eventually(t, name+" is ready", func() error { return h.isReady(m.name, m.name) })
+	t.Cleanup(func() {
+		_, _ = run(context.WithoutCancel(t.Context()), h.plane, "", "kubectl", "delete", "sveltoscluster", "-n", m.name, m.name, "--wait=false")
+	})
+	return m
+}
+
+func (h *hub) isReady(namespace, name string) error {
+	out, err := run(context.Background(), h.plane, "", "kubectl", "get", "sveltosclusters", "-n", namespace, name, "-o", "jsonpath={.status.ready}")
+	if err == nil && out != "true" {
+		return fmt.Errorf("cluster %s is not ready", name)
+	}
+	return err
+}
+
+// deploy applies the profile of the chart.
+func (c *comparison) deploy(values string) {
+	c.Helper()
+	profile := map[string]any{
+		"apiVersion": "config.projectsveltos.io/v1beta1", "kind": "ClusterProfile", "metadata": map[string]any{"name": c.chart},
+		"spec": map[string]any{
+			"clusterSelector": map[string]any{"matchLabels": map[string]string{"chart": c.chart}}, "syncMode": "Continuous",
+			"helmCharts": []any{map[string]any{
+				"repositoryURL": c.hub.repository, "repositoryName": "compared", "chartName": "compared/" + c.chart, "chartVersion": c.at,
+				"releaseName": c.chart, "releaseNamespace": namespace, "helmChartAction": "Install", "values": values,
+			}},
+		},
+	}
+	raw, err := json.Marshal(profile)
+	if err != nil {
+		c.Fatal(err)
+	}
+	apply(c.T, c.hub.plane, string(raw))
+}
+
+func (h *hub) deleteProfile(t *testing.T, name string) {
+	t.Helper()
+	must(t, h.plane, "kubectl", "delete", "clusterprofile", name, "--wait=false")
+}
+
+// summaries returns the feature summaries of a member.
+func (h *hub) summaries(m *member) (features []map[string]any, found bool, err error) {
+	out, err := run(context.Background(), h.plane, "", "kubectl", "get", "clustersummaries", "-n", m.name, "-o", "json")
+	if err != nil {
+		return nil, false, err
+	}
+	var list struct {
+		Items []struct {
+			Status struct {
+				FeatureSummaries []map[string]any `json:"featureSummaries"`
+			} `json:"status"`
+		} `json:"items"`
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return nil, false, err
+	}
+	for _, item := range list.Items {
+		features = append(features, item.Status.FeatureSummaries...)
+	}
+	return features, len(list.Items) > 0, nil
+}
+
+// await waits until the profile is provisioned on the member. It returns the problem if that does not happen in time.
+func (h *hub) await(m *member, limit time.Duration) string {
+	return await(limit, func() string {
+		features, _, err := h.summaries(m)
+		if err != nil || len(features) == 0 {
+			return fmt.Sprintf("no summary yet (%v)", err)
+		}
+		for _, feature := range features {
+			if feature["status"] != "Provisioned" {
+				return fmt.Sprintf("%v: %v", feature["status"], feature["failureMessage"])
+			}
+		}
+		return ""
+	})
+}
+
+// awaitGone waits until the member has no summary any more.
+func (h *hub) awaitGone(m *member, limit time.Duration) string {
+	return await(limit, func() string {
+		features, found, err := h.summaries(m)
+		if err != nil || found {
+			return fmt.Sprintf("summary is still there: %v (%v)", features, err)
+		}
+		return ""
+	})
+}
+
+// awaitRevision waits until a revision of the release is deployed.
+func (m *member) awaitRevision(t *testing.T, name string, revision int, limit time.Duration) string {
+	t.Helper()
+	return await(limit, func() string {
+		list, err := m.metadata.Resource(secrets()).Namespace(namespace).List(t.Context(), metav1.ListOptions{
+			LabelSelector: fmt.Sprintf("owner=helm,name=%s,version=%d,status=deployed", name, revision),
+		})
+		if err != nil || len(list.Items) == 0 {
+			return fmt.Sprintf("revision %d is not deployed (%v)", revision, err)
+		}
+		return ""
+	})
+}
+
+func await(limit time.Duration, check func() (problem string)) string {
+	problem := ""
+	_ = wait.PollUntilContextTimeout(context.Background(), poll, limit, true, func(context.Context) (bool, error) {
+		problem = check()
+		return problem == "", nil
+	}) // the problem is the error
+	return problem
+}
+
+func (h *hub) eventually(t *testing.T, what string, check func() error) {
+	t.Helper()
+	problem := await(3*time.Minute, func() string {
+		if err := check(); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	if problem != "" {
+		t.Fatalf("%s: %s", what, problem)
+	}
+}
+
+func binary(t *testing.T, name string) string {
+	t.Helper()
+	path, err := localkube.Binary(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// run runs a program with the kubeconfig of a control plane and returns its standard output.
+func run(ctx context.Context, plane *localkube.Plane, stdin, program string, args ...string) (string, error) {
+	path, err := localkube.Binary(program)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig)
+	cmd.Stdin = strings.NewReader(stdin)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return string(out), nil
+}
+
+func must(t *testing.T, plane *localkube.Plane, program string, args ...string) string {
+	t.Helper()
+	out, err := run(t.Context(), plane, "", program, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func apply(t *testing.T, plane *localkube.Plane, manifest string) {
+	t.Helper()
+	if _, err := run(t.Context(), plane, manifest, "kubectl", "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+}
