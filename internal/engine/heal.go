@@ -348,15 +348,27 @@ func (h *healer) due(rec *record, job *task) (only map[kube.Ref]bool, busy bool)
 	if rec.Suspended {
 		return nil, false
 	}
-	if (job.all && heals(rec)) || (job.retry && rec.State != bundle.StateApplied) {
-		return nil, rec.State != bundle.StateRemoving
-	}
-	if !heals(rec) {
+	switch {
+	case job.all && heals(rec):
+		return nil, true
+	case job.retry && rec.State != bundle.StateApplied:
+		// What has changed is looked at although a release waits.
+		return h.movedNow(rec, job), rec.State != bundle.StateRemoving
+	case !heals(rec):
 		return nil, false
+	}
+	only = h.movedNow(rec, job)
+	return only, len(only) > 0
+}
+
+// movedNow lists the objects of job that are not as the record of a bundle says they were left; nil if there are none. What has been healed too
+// often lately is put off.
+func (h *healer) movedNow(rec *record, job *task) (only map[kube.Ref]bool) {
+	if !heals(rec) {
+		return nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	only = map[kube.Ref]bool{}
 	for key, s := range job.moved {
 		had, ok := rec.tracked(key)
 		if !ok || !moved(had, s, h.engine.domain.sign(rec.ID)) {
@@ -367,9 +379,12 @@ func (h *healer) due(rec *record, job *task) (only map[kube.Ref]bool, busy bool)
 			h.queue.AddAfter(rec.ID, pause)
 			continue
 		}
+		if only == nil {
+			only = map[kube.Ref]bool{}
+		}
 		only[key] = true
 	}
-	return only, len(only) > 0
+	return only
 }
 
 // pause says how long an object that was healed before has to wait. Its caller holds mu.

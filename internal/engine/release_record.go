@@ -92,6 +92,9 @@ func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.It
 		if last.Revision == s.Revision && seen.uid == s.SecretUID && seen.state() == s.SecretState {
 			return nil
 		}
+		if p.waitForOthers(op, last) {
+			return nil
+		}
 		if last.Revision > s.Revision {
 			s.Revision = last.Revision + 1
 		}
@@ -101,6 +104,9 @@ func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.It
 	}
 	ref := s.secretRef()
 	p.changes = append(p.changes, bundle.Change{Ref: ref, Action: bundle.Configured, Reason: "the release record was changed or deleted"})
+	if entries, err = op.records().List(ctx, s.key()); err != nil {
+		return err
+	}
 	if err := op.records().Supersede(ctx, s.key(), entries, s.Revision); err != nil {
 		return err
 	}
@@ -136,6 +142,26 @@ func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]releaseStat
 		}
 	}
 	return found.Releases, nil
+}
+
+// waitForOthers waits while another client of Helm works on the release, and returns whether it does: that client fails if the records change
+// meanwhile. One that was killed leaves its record behind, so that the wait is limited.
+func (p *pass) waitForOthers(op *releaseOp, last release.Entry) bool {
+	isOver := func(entry release.Entry) bool {
+		age := p.engine.now().Sub(entry.Modified())
+		return !entry.Status.IsPending() && entry.Status != common.StatusUninstalling || age > bundle.DefaultTimeout || age < -bundle.DefaultTimeout
+	}
+	if isOver(last) {
+		return false
+	}
+	key, records := op.state.key(), op.records()
+	op.wait(fmt.Sprintf("Helm release %s: waiting for another client of Helm: revision %d is %s", key, last.Revision, last.Status),
+		func(ctx context.Context) bool {
+			entries, err := records.List(ctx, key)
+			return err != nil || len(entries) == 0 || isOver(entries[len(entries)-1])
+		})
+	p.waiting = op.waiting
+	return true
 }
 
 // adoptFormer adds the objects that the former revision has and the new one lacks to the inventory, if Helm itself deployed that revision:

@@ -444,6 +444,39 @@ func TestReleaseRecordsAreHealed(t *testing.T) {
 	}
 }
 
+func TestRecordsAreNotHealedWhileHelmWorks(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.heal(t, nil)
+	b := c.chart(bundle.ReleaseOptions{MaxHistory: 2}, c.configMap("main", "1"))
+	deploy(t, h.Engine, b)
+	// A person runs `helm upgrade` with a hook that takes its time.
+	theirs, _, err := c.releases().Get(t.Context(), release.Key{Namespace: c.ns, Name: "web"}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(revision int, status common.Status) {
+		t.Helper()
+		theirs.Version, theirs.Info.Status = revision, status
+		if _, err := c.releases().Put(t.Context(), theirs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(2, common.StatusPendingUpgrade)
+	put(1, common.StatusSuperseded)
+	eventually(t, "it waits for Helm", func() bool {
+		report, _ := h.Converge(t.Context(), b)
+		return report.State == bundle.StateApplying && strings.HasSuffix(report.Message, "waiting for another client of Helm: revision 2 is pending-upgrade")
+	})
+	// Objects are healed meanwhile, and it waits all the same.
+	c.patch(configMaps, "main", `{"data":{"key":"theirs"}}`)
+	eventually(t, "the object is healed", func() bool { return c.value("main") == "1" })
+	c.wantHistory("1 superseded", "2 pending-upgrade")
+	put(2, common.StatusDeployed)
+	eventually(t, "our revision is the last one", func() bool { return slices.Equal(c.history(), []string{"2 superseded", "3 deployed"}) })
+	deploy(t, h.Engine, b)
+}
+
 func TestLostInventoryRunsNoHookAgain(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

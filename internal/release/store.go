@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"helm.sh/helm/v4/pkg/release/common"
 	helm "helm.sh/helm/v4/pkg/release/v1"
@@ -76,6 +77,16 @@ func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
 		Secret: secret,
 	}
 	return entry, err == nil && secret.Labels[labelOwner] == ownerHelm && secret.Name == SecretName(entry.Name, revision)
+}
+
+// Modified returns when the revision was written last, as far as its Secret tells.
+func (e Entry) Modified() time.Time {
+	for _, label := range []string{labelModifiedAt, labelCreatedAt} {
+		if seconds, err := strconv.ParseInt(e.Secret.Labels[label], 10, 64); err == nil {
+			return time.Unix(seconds, 0)
+		}
+	}
+	return e.Secret.CreationTimestamp.Time
 }
 
 // List returns the recorded revisions of a release, the oldest first. It reads metadata only.
