@@ -1,0 +1,132 @@
+package stories
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"strings"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// serve starts a repository with charts of a story's own.
+func (w *world) serve(charts ...examples.Chart) {
+	w.t.Helper()
+	repository, err := examples.Repository(charts...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	server := httptest.NewServer(repository)
+	w.t.Cleanup(server.Close)
+	w.Charts = server.URL
+}
+
+// helmMember is a member on which a story deploys one chart: a profile of its own, named after the release, selects it.
+type helmMember struct {
+	*world
+	plane   *localkube.Plane
+	cluster string // also its mode: pushed or pulled
+	chart   string
+	version string
+	release string // also its namespace and the name of the profile
+	values  map[string]any
+	options map[string]any
+	// shared names a profile for several members, and the mode that they are labelled with.
+	shared string
+}
+
+// manifest is the profile.
+func (m *helmMember) manifest() string {
+	m.t.Helper()
+	values, err := yaml.Marshal(m.values)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	chart := map[string]any{
+		"repositoryURL": m.Charts, "repositoryName": "stories", "chartName": "stories/" + m.chart, "chartVersion": m.version,
+		"releaseName": m.release, "releaseNamespace": m.release, "values": string(values),
+	}
+	if m.options != nil {
+		chart["options"] = m.options
+	}
+	text, err := yaml.Marshal(map[string]any{
+		"apiVersion": "config.projectsveltos.io/v1beta1", "kind": "ClusterProfile", "metadata": map[string]any{"name": m.profile()},
+		"spec": map[string]any{
+			"clusterSelector": map[string]any{"matchLabels": map[string]any{"mode": cmp.Or(m.shared, m.cluster)}},
+			"helmCharts":      []any{chart},
+		},
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return string(text)
+}
+
+func (m *helmMember) profile() string { return cmp.Or(m.shared, m.release+"-"+m.cluster) }
+
+func (m *helmMember) summary() string { return m.profile() + "-sveltos-" + m.cluster }
+
+// deploy applies the profile.
+func (m *helmMember) deploy() {
+	m.t.Helper()
+	m.apply(m.hub, m.manifest())
+}
+
+// deployed waits until a revision of the release is deployed, and its summary says so.
+func (m *helmMember) deployed(revision int) {
+	m.t.Helper()
+	m.eventually(fmt.Sprintf("revision %d of %s is deployed on %s", revision, m.release, m.cluster), func() error {
+		reported := m.wantStatuses("fleet", m.summary(), "Provisioned")
+		out, err := m.try(m.plane, "kubectl", "get", "secret", fmt.Sprintf("sh.helm.release.v1.%s.v%d", m.release, revision), "-n", m.release,
+			"-o", "jsonpath={.metadata.labels.status}")
+		if err == nil && out != "deployed" {
+			err = fmt.Errorf("revision %d is %s", revision, out)
+		}
+		return errors.Join(err, reported)
+	})
+}
+
+// failed waits until the summary reports that the chart failed, with a message that holds all the texts, and returns the message.
+func (m *helmMember) failed(texts ...string) string {
+	m.t.Helper()
+	var message string
+	m.eventually(fmt.Sprintf("%s fails on %s", m.release, m.cluster), func() error {
+		summary := &configv1beta1.ClusterSummary{}
+		if err := m.client(m.hub).Get(m.t.Context(), client.ObjectKey{Namespace: "fleet", Name: m.summary()}, summary); err != nil {
+			return err
+		}
+		for _, feature := range summary.Status.FeatureSummaries {
+			message = feature.FailureMessage
+			if !strings.HasPrefix(string(feature.Status), "Failed") {
+				return fmt.Errorf("feature %s is %s: %s", feature.FeatureID, feature.Status, message)
+			}
+			for _, text := range texts {
+				if !strings.Contains(message, text) {
+					return fmt.Errorf("the message is %q, want it to contain %q", message, text)
+				}
+			}
+		}
+		if message == "" {
+			return errors.New("the summary reports no failure")
+		}
+		return nil
+	})
+	return message
+}
+
+// gatedPushMember registers a member in push mode that the hub sees through a gate.
+func (w *world) gatedPushMember(namespace, cluster, labels string) (*localkube.Plane, *gate) {
+	w.t.Helper()
+	plane := localkube.ForTest(w.t, localkube.Named(cluster))
+	g := w.gate(plane.Config)
+	w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+namespace, "--cluster="+cluster,
+		"--kubeconfig="+w.kubeconfig(cluster+".kubeconfig", g), "--labels="+labels)
+	w.ready(namespace, cluster)
+	return plane, g
+}
