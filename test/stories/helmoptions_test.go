@@ -1,0 +1,346 @@
+package stories
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/towline/towline/examples"
+)
+
+// optionsChart is a chart for one option, of which the CustomResourceDefinition follows the name.
+func optionsChart(name string) examples.Chart {
+	return examples.Chart{Name: name, Files: map[string]string{
+		"templates/greeting.yaml":             "",
+		"charts/greeting/templates/NOTES.txt": "The subchart greets.\n",
+		"templates/objects.yaml": `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: main}
+data: {revision: "{{ .Values.revision }}"}
+{{- if .Values.immutable }}
+immutable: true
+{{- end }}
+{{- if .Values.added }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: added}
+{{- end }}
+{{- if .Values.claim }}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: never-bound}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+{{- end }}
+{{- if .Values.job }}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: never-ends}
+spec:
+  template: {spec: {restartPolicy: Never, nodeSelector: {no-such: node}, containers: [{name: main, image: "example.com/job:1"}]}}
+{{- end }}
+{{- range $event := list "pre-install" "pre-upgrade" "pre-delete" }}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: hook-{{ $event }}, annotations: {helm.sh/hook: {{ $event }}}}
+spec:
+  template: {spec: {restartPolicy: Never, containers: [{name: main, image: "example.com/hook:1"}]}}
+{{- end }}
+{{- if .Values.fails }}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: hook-fails, annotations: {helm.sh/hook: "post-install,post-upgrade"}}
+spec:
+  backoffLimit: 0
+  activeDeadlineSeconds: 1
+  template: {spec: {restartPolicy: Never, nodeSelector: {no-such: node}, containers: [{name: main, image: "example.com/hook:1"}]}}
+{{- end }}
+`,
+	}}
+}
+
+// optionStory is one release with one option.
+type optionStory struct {
+	*helmMember
+	log *hookLog
+}
+
+// optionStories are the options and what each does. Those that only say how Towline works anyway are not in it, nor are runTests, which
+// TestHelmHooks shows, and atomic upgrades, which TestHelmCommands shows.
+func optionStories() map[string]func(*optionStory) {
+	return map[string]func(*optionStory){
+		"labels-description-subnotes-maxhistory": (*optionStory).recordsAreMarked,
+		"skipcrds-skipschemavalidation":          (*optionStory).skips,
+		"wait-timeout": func(s *optionStory) {
+			s.waits("claim", map[string]any{"wait": true, "timeout": "2s"}, "not ready within 2s: PersistentVolumeClaim "+s.release+"/never-bound")
+		},
+		"waitforjobs": func(s *optionStory) {
+			s.waits("job", map[string]any{"waitForJobs": true, "timeout": "2s"}, "not ready within 2s: Job batch "+s.release+"/never-ends: it is not complete")
+		},
+		"disablehooks": func(s *optionStory) { s.runsHooks(map[string]any{"disableHooks": true}) },
+		"install-disablehooks": func(s *optionStory) {
+			s.runsHooks(map[string]any{"installOptions": map[string]any{"disableHooks": true}}, "pre-upgrade", "pre-delete")
+		},
+		"upgrade-disablehooks": func(s *optionStory) {
+			s.runsHooks(map[string]any{"upgradeOptions": map[string]any{"disableHooks": true}}, "pre-install", "pre-delete")
+		},
+		"uninstall-disablehooks": func(s *optionStory) {
+			s.runsHooks(map[string]any{"uninstallOptions": map[string]any{"disableHooks": true}}, "pre-install", "pre-upgrade")
+		},
+		"createnamespace":     (*optionStory).needsNamespace,
+		"atomic-install":      (*optionStory).undoesInstallation,
+		"recoverafter":        (*optionStory).recovers,
+		"cleanuponfail":       (*optionStory).cleansUp,
+		"force":               (*optionStory).forces,
+		"keephistory":         (*optionStory).keepsHistory,
+		"deletionpropagation": (*optionStory).orphans,
+		"refused":             (*optionStory).isRefused,
+	}
+}
+
+// TestHelmOptions deploys a release for each option, and shows what the option does.
+func TestHelmOptions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var charts []examples.Chart
+	for name := range optionStories() {
+		charts = append(charts, optionsChart(name))
+	}
+	w.serve(charts...)
+	push, pull := w.pushMember("fleet", "pushed", "mode=pushed"), w.pullMember("fleet", "pulled", "mode=pulled")
+	for name, story := range optionStories() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := w.in(t)
+			for _, m := range []*helmMember{{world: w, plane: push, cluster: "pushed"}, {world: w, plane: pull, cluster: "pulled"}} {
+				m.chart, m.version, m.release = name, "0.1.0", name
+				story(&optionStory{helmMember: m, log: w.watchHooks(m.plane, name)})
+			}
+		})
+	}
+}
+
+// upgrade deploys values beside a revision with options.
+func (s *optionStory) upgrade(revision int, options map[string]any, values ...string) {
+	s.t.Helper()
+	s.options, s.values = options, map[string]any{"revision": revision}
+	for _, value := range values {
+		s.values[value] = true
+	}
+	s.deploy()
+}
+
+func (s *optionStory) remove() {
+	s.t.Helper()
+	s.kubectl(s.hub, "delete", "clusterprofile", s.profile())
+	s.eventually("the release is withdrawn", func() error {
+		return errors.Join(s.absent(s.hub, "clustersummary", s.summary(), "fleet"), s.absent(s.plane, "configmap", "main", s.release))
+	})
+}
+
+func (s *optionStory) recordsAreMarked() {
+	s.t.Helper()
+	options := map[string]any{
+		"labels": map[string]any{"team": "a"}, "description": "by the story", "upgradeOptions": map[string]any{"maxHistory": 1, "subNotes": true},
+	}
+	s.upgrade(1, options)
+	s.deployed(1)
+	s.upgrade(2, options)
+	s.deployed(2)
+	s.eventually("one revision is left", func() error {
+		out, err := s.try(s.plane, "kubectl", "get", "secrets", "-n", s.release, "-l", "owner=helm,team=a", "-o", "jsonpath={.items[*].metadata.name}")
+		if want := "sh.helm.release.v1." + s.release + ".v2"; err == nil && out != want {
+			err = fmt.Errorf("labelled records are %q, want %q", out, want)
+		}
+		return err
+	})
+	if out := s.run(s.plane, "helm", "history", s.release, "-n", s.release); !strings.Contains(out, "by the story") {
+		s.t.Errorf("helm history does not print the description:\n%s", out)
+	}
+	if out := s.run(s.plane, "helm", "get", "notes", s.release, "-n", s.release); !strings.Contains(out, "The subchart greets.") {
+		s.t.Errorf("helm get notes does not print those of the subchart:\n%s", out)
+	}
+}
+
+func (s *optionStory) skips() {
+	s.t.Helper()
+	s.values = map[string]any{"message": ""}
+	s.options = map[string]any{"skipCRDs": true}
+	s.deploy()
+	s.failed("message")
+	s.options["skipSchemaValidation"] = true
+	s.deploy()
+	s.deployed(1)
+	const crd = ".examples.towline.dev"
+	if err := s.absent(s.plane, "crd", "greetings."+s.release+crd, ""); err != nil {
+		s.t.Error(err)
+	}
+	s.options = map[string]any{"skipSchemaValidation": true}
+	s.deploy()
+	s.eventually("the CustomResourceDefinition is there", func() error {
+		if s.absent(s.plane, "crd", "greetings."+s.release+crd, "") == nil {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+}
+
+// waits deploys what never gets ready: without options nobody waits for that.
+func (s *optionStory) waits(value string, options map[string]any, message string) {
+	s.t.Helper()
+	s.upgrade(1, nil, value)
+	s.deployed(1)
+	s.upgrade(2, options, value)
+	s.failed("upgrade of revision", message)
+}
+
+// runsHooks installs, upgrades and removes the release, and expects hooks of these events only.
+func (s *optionStory) runsHooks(options map[string]any, events ...string) {
+	s.t.Helper()
+	s.upgrade(1, options)
+	s.deployed(1)
+	s.upgrade(2, options)
+	s.deployed(2)
+	s.remove()
+	var got []string
+	for _, line := range s.log.list(0) {
+		if event, ok := strings.CutPrefix(line, "created hook-"); ok {
+			got = append(got, event)
+		}
+	}
+	if diff := cmp.Diff(events, got); diff != "" {
+		s.t.Errorf("hooks on %s with %v (-want +got):\n%s", s.cluster, options, diff)
+	}
+}
+
+func (s *optionStory) needsNamespace() {
+	s.t.Helper()
+	s.upgrade(1, map[string]any{"installOptions": map[string]any{"createNamespace": false}})
+	s.failed(fmt.Sprintf("namespaces %q not found", s.release))
+	s.kubectl(s.plane, "create", "namespace", s.release)
+	s.eventually("it is deployed", func() error { return s.wantStatuses("fleet", s.summary(), "Provisioned") })
+}
+
+func (s *optionStory) undoesInstallation() {
+	s.t.Helper()
+	s.upgrade(1, map[string]any{"atomic": true}, "fails")
+	s.failed("install of revision", "failed: post-install hook")
+	s.eventually("the installation is undone", func() error {
+		lines := s.log.list(0)
+		if !slices.Contains(lines, "deleted main") {
+			return fmt.Errorf("what happened: %q", lines)
+		}
+		return nil
+	})
+}
+
+func (s *optionStory) recovers() {
+	s.t.Helper()
+	s.upgrade(1, map[string]any{"installOptions": map[string]any{"recoverAfterConsecutiveFailures": 2}}, "fails")
+	s.eventually("it is uninstalled after two failures", func() error {
+		lines := s.log.list(0)
+		at := slices.Index(lines, "deleted main")
+		if at < 0 {
+			return fmt.Errorf("what happened: %q", lines)
+		}
+		failures := 0
+		for _, line := range lines[:at] {
+			if line == "created hook-fails" {
+				failures++
+			}
+		}
+		if failures != 2 {
+			s.t.Fatalf("uninstalled after %d failures, want 2: %q", failures, lines)
+		}
+		return nil
+	})
+}
+
+func (s *optionStory) cleansUp() {
+	s.t.Helper()
+	options := map[string]any{"upgradeOptions": map[string]any{"cleanupOnFail": true}}
+	s.upgrade(1, options)
+	s.deployed(1)
+	s.upgrade(2, options, "added", "fails")
+	s.failed("upgrade of revision", "hook-fails")
+	s.eventually("what the upgrade created is deleted", func() error {
+		if lines := s.log.list(0); !slices.Contains(lines, "created added") || !slices.Contains(lines, "deleted added") || slices.Contains(lines, "deleted main") {
+			return fmt.Errorf("what happened: %q", lines)
+		}
+		return nil
+	})
+}
+
+func (s *optionStory) forces() {
+	s.t.Helper()
+	s.upgrade(1, nil, "immutable")
+	s.deployed(1)
+	s.upgrade(2, nil, "immutable")
+	s.failed("immutable")
+	s.upgrade(2, map[string]any{"upgradeOptions": map[string]any{"force": true}}, "immutable")
+	s.eventually("the object is replaced", func() error {
+		out, err := s.try(s.plane, "kubectl", "get", "configmap", "main", "-n", s.release, "-o", "jsonpath={.data.revision}")
+		if err == nil && out != "2" {
+			err = fmt.Errorf("revision %q is deployed", out)
+		}
+		return errors.Join(err, s.wantStatuses("fleet", s.summary(), "Provisioned"))
+	})
+}
+
+func (s *optionStory) keepsHistory() {
+	s.t.Helper()
+	s.upgrade(1, map[string]any{"uninstallOptions": map[string]any{"keepHistory": true}})
+	s.deployed(1)
+	s.remove()
+	if out := s.run(s.plane, "helm", "history", s.release, "-n", s.release); !strings.Contains(out, "uninstalled") {
+		s.t.Errorf("helm history of an uninstalled release prints:\n%s", out)
+	}
+}
+
+func (s *optionStory) orphans() {
+	s.t.Helper()
+	s.upgrade(1, map[string]any{"uninstallOptions": map[string]any{"deletionPropagation": "orphan"}})
+	s.deployed(1)
+	s.eventually("the Deployment has a ReplicaSet", func() error {
+		out, err := s.try(s.plane, "kubectl", "get", "replicasets", "-n", s.release, "-o", "name")
+		if err == nil && out == "" {
+			err = errors.New("it has none")
+		}
+		return err
+	})
+	s.remove()
+	if err := s.absent(s.plane, "deployment", s.release, s.release); err != nil {
+		s.t.Error(err)
+	}
+	if out := s.kubectl(s.plane, "get", "replicasets", "-n", s.release, "-o", `jsonpath={.items[*].metadata.ownerReferences}`); out != "" {
+		s.t.Errorf("the ReplicaSet is owned by %s", out)
+	}
+	if out := s.kubectl(s.plane, "get", "replicasets", "-n", s.release, "-o", "name"); out == "" {
+		s.t.Error("the ReplicaSet was deleted")
+	}
+}
+
+// isRefused asks for options that have no meaning where the hub renders. They are refused by name.
+func (s *optionStory) isRefused() {
+	s.t.Helper()
+	for option, options := range map[string]map[string]any{
+		"dependencyUpdate":                    {"dependencyUpdate": true},
+		"postRenderStrategy":                  {"postRenderStrategy": "separate"},
+		"installOptions.replace":              {"installOptions": map[string]any{"replace": false}},
+		"upgradeOptions.reuseValues":          {"upgradeOptions": map[string]any{"reuseValues": true}},
+		"upgradeOptions.resetThenReuseValues": {"upgradeOptions": map[string]any{"resetThenReuseValues": true}},
+		"upgradeOptions.recreate":             {"upgradeOptions": map[string]any{"recreate": true}},
+	} {
+		s.upgrade(1, options)
+		s.failed("spec.helmCharts[0].options." + option)
+	}
+}
