@@ -28,9 +28,10 @@ func releaseOptions(options *configv1beta1.HelmOptions) (bundle.ReleaseOptions, 
 	if err := checkLabels(spec.Labels); err != nil {
 		return bundle.ReleaseOptions{}, err
 	}
+	wait := spec.Wait || spec.Atomic // atomic implies wait
 	release := bundle.ReleaseOptions{
-		Wait:        spec.Wait || spec.Atomic, // atomic implies wait
-		WaitForJobs: spec.WaitForJobs,
+		Wait:        wait,
+		WaitForJobs: wait && spec.WaitForJobs,
 		Atomic:      spec.Atomic,
 		RunTests:    spec.RunTests,
 		Labels:      spec.Labels,

@@ -28,7 +28,12 @@ func TestReleaseOptions(t *testing.T) {
 		"negative limits": {
 			options: "{installOptions: {recoverAfterConsecutiveFailures: -1}, upgradeOptions: {maxHistory: -1}}", want: bundle.ReleaseOptions{},
 		},
-		"atomic waits": {options: "{atomic: true}", want: bundle.ReleaseOptions{Atomic: true, Wait: true, MaxHistory: 2, RecoverAfter: 5}},
+		"atomic waits":           {options: "{atomic: true}", want: bundle.ReleaseOptions{Atomic: true, Wait: true, MaxHistory: 2, RecoverAfter: 5}},
+		"waitForJobs needs wait": {options: "{waitForJobs: true}", want: bundle.ReleaseOptions{MaxHistory: 2, RecoverAfter: 5}},
+		"waitForJobs with atomic": {
+			options: "{atomic: true, waitForJobs: true}",
+			want:    bundle.ReleaseOptions{Atomic: true, Wait: true, WaitForJobs: true, MaxHistory: 2, RecoverAfter: 5},
+		},
 		"all": {
 			options: `{timeout: 90s, wait: true, waitForJobs: true, runTests: true, labels: {team: web}, description: d,
 				installOptions: {disableHooks: true, recoverAfterConsecutiveFailures: 3},
