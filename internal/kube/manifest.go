@@ -24,6 +24,21 @@ func DecodeLenient(stream []byte) ([]*unstructured.Unstructured, error) {
 	return decode(stream, yaml.YAMLToJSON)
 }
 
+// DecodeManifestOfHelm is DecodeLenient, but every document ends with one more line break, which a block of text may end with then: Helm adds it
+// to each document that it writes into the manifest of a release.
+func DecodeManifestOfHelm(stream []byte) ([]*unstructured.Unstructured, error) {
+	return decode(stream, func(text []byte) ([]byte, error) {
+		raw, err := yaml.YAMLToJSON(append(text[:len(text):len(text)], '\n'))
+		if err != nil {
+			// The line in the error must be one of the text.
+			if _, ofText := yaml.YAMLToJSON(text); ofText != nil {
+				err = ofText
+			}
+		}
+		return raw, err
+	})
+}
+
 // document is one document of a YAML stream, with where it is in there.
 type document struct {
 	number int // counted from one; empty documents do not count

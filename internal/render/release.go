@@ -53,7 +53,7 @@ type parts struct {
 
 // addCRDs adds the objects of a file of a crds directory.
 func (p *parts) addCRDs(path string, text []byte) error {
-	found, err := p.decode(path, text)
+	found, err := p.decode(path, text, kube.DecodeLenient)
 	p.crds = append(p.crds, found...)
 	return err
 }
@@ -61,16 +61,12 @@ func (p *parts) addCRDs(path string, text []byte) error {
 // addTemplate adds the objects of a rendered template. Helm skips hooks with an event that it does not know, crd-install of Helm 2
 // among them.
 func (p *parts) addTemplate(path, text string, disableHooks bool) error {
-	text = separate(text)
-	// Helm ends what it writes into a manifest with a line break, which counts in a block of text. It leaves hooks as they are.
-	ended := text
-	if !strings.HasSuffix(text, "\n") {
-		ended += "\n"
-	}
-	found, err := p.decode(path, []byte(ended))
-	if err == nil && ended != text && slices.ContainsFunc(found, part.isHook) {
+	separated := []byte(separate(text))
+	found, err := p.decode(path, separated, kube.DecodeManifestOfHelm)
+	if err == nil && slices.ContainsFunc(found, part.isHook) {
+		// Helm leaves the text of hooks as it is.
 		var exact []part
-		exact, err = p.decode(path, []byte(text))
+		exact, err = p.decode(path, separated, kube.DecodeLenient)
 		for i := range exact {
 			if exact[i].isHook() {
 				found[i] = exact[i]
@@ -101,11 +97,11 @@ func separate(text string) string {
 }
 
 // decode reads the objects in text.
-func (p *parts) decode(path string, text []byte) ([]part, error) {
+func (p *parts) decode(path string, text []byte, decode func([]byte) ([]*unstructured.Unstructured, error)) ([]part, error) {
 	if p.size += len(text); p.size > maxRendering {
 		return nil, phase.Invalidf("it renders to more than %d MiB", maxRendering>>20)
 	}
-	objects, err := kube.DecodeLenient(text)
+	objects, err := decode(text)
 	if err != nil {
 		return nil, phase.Invalidf("%s, %w", path, err)
 	}

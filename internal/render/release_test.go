@@ -143,7 +143,7 @@ func TestTextEndsAsInHelm(t *testing.T) {
 		return object("ConfigMap", name) + more + "data:\n  text: |\n    end"
 	}
 	chart := examples.Chart{Files: map[string]string{
-		"templates/manifest.yaml": text("middle", "") + "\n---" + text("last", ""),
+		"templates/manifest.yaml": text("middle", "") + "\n---" + strings.ReplaceAll(text("kept", ""), "|", "|+") + "\n---\n" + text("last", ""),
 		"templates/hook.yaml":     text("plain", "") + "\n---\n" + text("hook", "  annotations: {helm.sh/hook: post-install}\n"),
 		"templates/joined.yaml":   "---" + object("Secret", "first") + "---   " + object("Secret", "second"),
 	}}
@@ -161,7 +161,7 @@ func TestTextEndsAsInHelm(t *testing.T) {
 	for _, h := range hooks {
 		addTexts(t, want, h.Manifest)
 	}
-	if want["ConfigMap last"] != "end\n" || want["ConfigMap hook"] != "end" {
+	if want["ConfigMap last"] != "end\n" || want["ConfigMap kept"] != "end\n\n" || want["ConfigMap hook"] != "end" {
 		t.Errorf("Helm's texts: got %q", want)
 	}
 	delete(got, "CustomResourceDefinition greetings.hello.examples.towline.dev") // comes from a crds directory
