@@ -1,0 +1,372 @@
+package stories
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/towline/towline/examples"
+)
+
+// hookTemplate has hooks for every event, in reverse order: what makes Helm run them as it does are their weights and names. A subchart has a
+// hook of its own for each.
+const hookTemplate = `
+{{- $policies := dict "early" "before-hook-creation,hook-succeeded" "late" "before-hook-creation,hook-failed" "only" "" "fails" "hook-failed" "hangs" "" }}
+{{- $weights := dict "early" -5 "late" 5 "only" 0 "fails" 9 "hangs" 9 }}
+{{- range $event := .Values.events }}
+{{- range $part := (prepend (prepend $.Values.parts (eq $event $.Values.fails | ternary "fails" "")) (eq $event $.Values.hangs | ternary "hangs" "")) }}
+{{- if $part }}
+---
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: hook-{{ $event }}-{{ $part }}
+  annotations:
+    stories.towline.dev/revision: "{{ $.Values.revision }}"
+    helm.sh/hook: {{ $event }}
+    helm.sh/hook-weight: "{{ get $weights $part }}"
+    {{- with get $policies $part }}
+    helm.sh/hook-delete-policy: {{ . }}
+    {{- end }}
+spec:
+  backoffLimit: 0
+  {{- if eq $part "fails" }}
+  activeDeadlineSeconds: 1
+  {{- end }}
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: main, image: "example.com/hook:1"}]
+      {{- if or (eq $part "fails") (eq $part "hangs") }}
+      nodeSelector: {no-such: node}
+      {{- end }}
+{{- end }}
+{{- end }}
+{{- if $.Values.others }}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: hook-{{ $event }}-pod
+  annotations: {stories.towline.dev/revision: "{{ $.Values.revision }}", helm.sh/hook: {{ $event }}}
+spec:
+  restartPolicy: Never
+  containers: [{name: main, image: "example.com/hook:1"}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: hook-{{ $event }}-note
+  annotations: {stories.towline.dev/revision: "{{ $.Values.revision }}", helm.sh/hook: {{ $event }}, helm.sh/hook-delete-policy: hook-succeeded}
+{{- end }}
+{{- end }}
+`
+
+const subchartHook = `
+{{- range $event := list "pre-install" "post-install" "pre-upgrade" "post-upgrade" "pre-delete" "post-delete" "test" }}
+---
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: hook-{{ $event }}-sub
+  annotations: {stories.towline.dev/revision: "{{ $.Values.revision }}", helm.sh/hook: {{ $event }}, helm.sh/hook-weight: "-10"}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: main, image: "example.com/hook:1"}]
+{{- end }}
+`
+
+func hookedChart() examples.Chart {
+	return examples.Chart{Name: "hooked", Files: map[string]string{
+		"templates/hooks.yaml":                 hookTemplate,
+		"charts/greeting/templates/hooks.yaml": subchartHook,
+		"templates/revision.yaml": `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: revision, annotations: {stories.towline.dev/revision: "{{ .Values.revision }}"}}
+data: {revision: "{{ .Values.revision }}"}
+`,
+	}}
+}
+
+// hookStory is a member with the chart, and what can be done to whoever deploys it.
+type hookStory struct {
+	*helmMember
+	log      *hookLog
+	revision int
+	gate     *gate // in front of the member
+	victim   victim
+}
+
+// TestHelmHooks deploys a chart with every kind of hook.
+func TestHelmHooks(t *testing.T) {
+	t.Parallel()
+	t.Run("push", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+		w.serve(hookedChart())
+		w.kubectl(w.hub, "create", "namespace", "fleet")
+		plane, gate := w.gatedPushMember("fleet", "pushed", "mode=pushed")
+		s := w.hookStory(&helmMember{world: w, plane: plane, cluster: "pushed"})
+		s.gate, s.victim = gate, victim{kill: func() { w.hubOS.kill() }, start: w.startHub}
+		s.lifeOfRelease()
+		s.delete()
+		s.uninstalled()
+	})
+	t.Run("pull", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+		w.serve(hookedChart())
+		agent := w.looseAgent("fleet", "pulled", "mode=pulled")
+		s := w.hookStory(&helmMember{world: w, plane: agent.plane, cluster: "pulled"})
+		s.gate, s.victim = agent.member, victim{kill: func() { agent.process.kill() }, start: agent.start}
+		s.lifeOfRelease()
+
+		// The order reaches the agent. Then the hub stops.
+		s.delete()
+		s.eventually("the agent begins to uninstall", func() error { return s.seen("created", "hook-pre-delete-sub") })
+		w.hubOS.kill()
+		if err := w.hub.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		s.uninstalled()
+		if err := w.hub.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.startHub()
+		w.eventually("the hub hears of it", func() error { return w.absent(w.hub, "clustersummary", s.summary(), "fleet") })
+	})
+}
+
+func (w *world) hookStory(m *helmMember) *hookStory {
+	m.chart, m.version, m.release = "hooked", "0.1.0", "hooked"
+	return &hookStory{helmMember: m, log: w.watchHooks(m.plane, m.release)}
+}
+
+// upgrade deploys another revision, with hooks for events.
+func (s *hookStory) upgrade(values map[string]any) {
+	s.t.Helper()
+	s.revision++
+	s.values = map[string]any{
+		"revision": s.revision, "greeting": map[string]any{"revision": s.revision}, "others": true, "parts": []string{"late", "early"},
+		"events": []string{"test", "post-delete", "pre-delete", "post-upgrade", "pre-upgrade", "post-install", "pre-install"},
+		"fails":  "", "hangs": "",
+	}
+	for key, value := range values {
+		s.values[key] = value
+	}
+	s.deploy()
+}
+
+func (s *hookStory) seen(what, name string) error {
+	if !s.log.has(what, name, strconv.Itoa(s.revision)) {
+		return fmt.Errorf("%s %s was not seen at revision %d", what, name, s.revision)
+	}
+	return nil
+}
+
+// hooksOf returns what happens when the hooks of an event run. Those of a former run are there if again.
+func hooksOf(event string, again bool) []string {
+	name := func(part string) string { return "hook-" + event + "-" + part }
+	var all []string
+	run := func(part string, kept, ends bool) {
+		if again && kept {
+			all = append(all, "deleted "+name(part))
+		}
+		all = append(all, "created "+name(part))
+		if ends {
+			all = append(all, "ended "+name(part))
+		}
+	}
+	run("sub", true, true)
+	run("early", false, true)
+	run("note", false, false)
+	run("pod", true, true)
+	run("late", true, true)
+	return append(all, "deleted "+name("note"), "deleted "+name("early"))
+}
+
+// wantHooks waits until the hooks of events, one after the other, are all that happened to hooks since a resource version. Objects of the
+// release appear where the event "objects" is.
+func (s *hookStory) wantHooks(since int64, again bool, events ...string) {
+	s.t.Helper()
+	var want []string
+	for _, event := range events {
+		if event == "objects" {
+			want = append(want, event)
+			continue
+		}
+		want = append(want, hooksOf(event, again && event == "test")...)
+	}
+	s.eventually("the hooks run in Helm's order", func() error {
+		var got []string
+		for _, line := range s.log.list(since) {
+			if !strings.Contains(line, " hook-") {
+				line = "objects"
+			}
+			if len(got) == 0 || line != "objects" || got[len(got)-1] != line {
+				got = append(got, line)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			return fmt.Errorf("hooks on %s (-want +got):\n%s", s.cluster, diff)
+		}
+		return nil
+	})
+}
+
+// lifeOfRelease installs and upgrades the release, with hooks that fail and hang, and with processes killed meanwhile.
+func (s *hookStory) lifeOfRelease() {
+	s.t.Helper()
+	s.options = map[string]any{"runTests": true}
+	s.upgrade(nil)
+	s.deployed(1)
+	s.wantHooks(0, false, "pre-install", "objects", "post-install", "test")
+
+	// An upgrade changes the ConfigMap, and creates and deletes nothing, so that only hooks are seen.
+	since := s.log.last()
+	s.upgrade(nil)
+	s.deployed(2)
+	s.wantHooks(since, true, "pre-upgrade", "post-upgrade", "test")
+
+	s.options = map[string]any{"timeout": "45s"}
+	s.killedWhileHooksRun()
+	s.hookHangs()
+	s.hookFails()
+
+	s.upgrade(nil)
+	s.eventually("the last revision is deployed", func() error {
+		out, err := s.try(s.plane, "kubectl", "get", "configmap", "revision", "-n", s.release, "-o", "jsonpath={.data.revision}")
+		if err == nil && out != strconv.Itoa(s.revision) {
+			err = fmt.Errorf("values of revision %s are deployed, want %d", out, s.revision)
+		}
+		return errors.Join(err, s.wantStatuses("fleet", s.summary(), "Provisioned"), s.seen("ended", "hook-post-upgrade-late"))
+	})
+	if repeated := s.log.repeated(); len(repeated) > 0 {
+		s.t.Errorf("hooks on %s ran more than once: %q", s.cluster, repeated)
+	}
+}
+
+// killedWhileHooksRun kills what deploys the release with -9 at many moments. Each hook runs once all the same, and it stays one revision.
+func (s *hookStory) killedWhileHooksRun() {
+	s.t.Helper()
+	jobs := regexp.MustCompile(`/namespaces/hooked/jobs$`)
+	job := regexp.MustCompile(`/namespaces/hooked/jobs/hook-pre-upgrade-early$`)
+	records := regexp.MustCompile(`/namespaces/hooked/secrets$`)
+	record := regexp.MustCompile(`/namespaces/hooked/secrets/sh\.helm\.release\.v1\.`)
+	object := regexp.MustCompile(`/namespaces/hooked/configmaps/revision$`)
+	for _, moment := range []struct {
+		name string
+		moment
+	}{
+		{"before the revision is recorded", moment{method: "POST", path: records}},
+		{"after the revision was recorded, unheard", moment{method: "POST", path: records, answered: true}},
+		{"before a hook is created", moment{method: "POST", path: jobs, body: "hook-pre-upgrade-early"}},
+		{"after a hook was created, unheard", moment{method: "POST", path: jobs, body: "hook-pre-upgrade-early", answered: true}},
+		{"while a hook runs", moment{method: "GET", path: job, nth: 2}},
+		{"after a hook has ended, before that is noted", moment{method: "PUT", path: recordPath, nth: 4}},
+		{"before a hook is deleted", moment{method: "DELETE", path: job}},
+		{"after a hook was deleted, unheard", moment{method: "DELETE", path: job, answered: true}},
+		{"between the hooks before and those after", moment{method: "PATCH", path: object}},
+		{"after the objects were applied, unheard", moment{method: "PATCH", path: object, answered: true}},
+		{"before the last hook is created", moment{method: "POST", path: jobs, body: "hook-post-upgrade-late"}},
+		{"before the revision is recorded as deployed", moment{method: "PUT", path: record}},
+		{"after the revision was recorded as deployed, unheard", moment{method: "PUT", path: record, answered: true}},
+	} {
+		trap := s.gate.hold(moment.moment)
+		s.upgrade(map[string]any{"others": false, "events": []string{"pre-upgrade", "post-upgrade"}})
+		s.wait(trap)
+		s.victim.kill()
+		s.victim.start()
+		s.deployed(s.revision)
+		for _, hook := range []string{"hook-pre-upgrade-sub", "hook-pre-upgrade-early", "hook-pre-upgrade-late", "hook-post-upgrade-sub", "hook-post-upgrade-early", "hook-post-upgrade-late"} {
+			if n := s.log.count("created", hook, strconv.Itoa(s.revision)); n != 1 {
+				s.t.Errorf("killed %s: %s ran %d times on %s", moment.name, hook, n, s.cluster)
+			}
+		}
+	}
+}
+
+// hookHangs upgrades to a revision with a hook that never ends. Nothing else waits for it, and the time limit ends it.
+func (s *hookStory) hookHangs() {
+	s.t.Helper()
+	s.upgrade(map[string]any{"hangs": "pre-upgrade"})
+	s.eventually("the hook runs", func() error { return s.seen("created", "hook-pre-upgrade-hangs") })
+	s.apply(s.hub, fmt.Sprintf(`
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: meanwhile}
+data:
+  objects.yaml: |
+    apiVersion: v1
+    kind: ConfigMap
+    metadata: {namespace: default, name: meanwhile}
+---
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: meanwhile}
+spec:
+  clusterSelector: {matchLabels: {mode: %s}}
+  policyRefs: [{kind: ConfigMap, namespace: default, name: meanwhile}]
+`, s.cluster))
+	s.provisioned("fleet", "meanwhile-sveltos-"+s.cluster)
+	if err := s.wantStatuses("fleet", s.summary(), "Provisioning"); err != nil {
+		s.t.Errorf("the other profile was not deployed while the hook was running: %v", err)
+	}
+	s.failed("upgrade of revision", "pre-upgrade hook Job batch hooked/hook-pre-upgrade-hangs failed: it did not end within 45s")
+	// A hook with the default policy stays, for people to look at.
+	if err := s.absent(s.plane, "job", "hook-pre-upgrade-hangs", s.release); err == nil {
+		s.t.Error("the hook that hung was deleted")
+	}
+}
+
+// hookFails upgrades to a revision with a hook that fails. The policy hook-failed deletes it.
+func (s *hookStory) hookFails() {
+	s.t.Helper()
+	s.upgrade(map[string]any{"fails": "post-upgrade"})
+	s.failed("upgrade of revision", "post-upgrade hook Job batch hooked/hook-post-upgrade-fails failed: Job was active longer than specified deadline")
+	s.eventually("the failed hook is deleted", func() error { return s.seen("deleted", "hook-post-upgrade-fails") })
+}
+
+func (s *hookStory) delete() {
+	s.t.Helper()
+	s.kubectl(s.hub, "delete", "clusterprofile", s.profile(), "--wait=false")
+}
+
+// uninstalled waits until the release is no longer there, and checks the hooks before and after that.
+func (s *hookStory) uninstalled() {
+	s.t.Helper()
+	s.eventually("the release is uninstalled", func() error {
+		out, err := s.try(s.plane, "kubectl", "get", "secrets", "-n", s.release, "-l", "owner=helm", "-o", "name")
+		if err == nil && out != "" {
+			err = errors.New(out)
+		}
+		return err
+	})
+	lines := s.log.list(0)
+	began := slices.Index(lines, "created hook-pre-delete-sub")
+	if began < 0 {
+		s.t.Fatalf("no hook was run before the uninstallation: %q", lines)
+	}
+	var got []string
+	for _, line := range lines[began:] {
+		if !strings.Contains(line, " hook-") {
+			line = "objects"
+		}
+		if len(got) == 0 || line != "objects" || got[len(got)-1] != line {
+			got = append(got, line)
+		}
+	}
+	want := slices.Concat(hooksOf("pre-delete", false), []string{"objects"}, hooksOf("post-delete", false))
+	if diff := cmp.Diff(want, got); diff != "" {
+		s.t.Errorf("hooks of the uninstallation on %s (-want +got):\n%s", s.cluster, diff)
+	}
+}
