@@ -1,0 +1,260 @@
+package stories
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// generatingChart generates a password and certificates, and asks for the APIs of the member.
+func generatingChart() examples.Chart {
+	return examples.Chart{Name: "generating", Files: map[string]string{"templates/generated.yaml": `
+{{- $ca := genCA "the story" 365 }}
+{{- $cert := genSignedCert "web" nil (list "web.example.com") 365 $ca }}
+apiVersion: v1
+kind: Secret
+metadata: {name: generated}
+stringData:
+  password: {{ randAlphaNum 32 | quote }}
+  ca.crt: {{ $ca.Cert | quote }}
+  tls.crt: {{ $cert.Cert | quote }}
+  tls.key: {{ $cert.Key | quote }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: seen}
+data:
+  message: {{ .Values.message | quote }}
+  widgets: "{{ .Capabilities.APIVersions.Has "stories.towline.dev/v1" }}"
+`}}
+}
+
+const widgetsProfile = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: widgets}
+data:
+  crd.yaml: |
+    apiVersion: apiextensions.k8s.io/v1
+    kind: CustomResourceDefinition
+    metadata: {name: widgets.stories.towline.dev}
+    spec:
+      group: stories.towline.dev
+      names: {kind: Widget, listKind: WidgetList, plural: widgets, singular: widget}
+      scope: Namespaced
+      versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+---
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: widgets}
+spec:
+  clusterSelector: {matchLabels: {mode: all}}
+  policyRefs: [{kind: ConfigMap, namespace: default, name: widgets}]
+`
+
+// generatedStory is a fleet with the chart, and what each member got.
+type generatedStory struct {
+	*world
+	members []*helmMember
+	values  map[string]map[string]string // by cluster
+}
+
+// TestHelmGeneratedValues upgrades a chart that generates a password and certificates. Each member keeps its own, whatever happens, and nobody
+// else can read them.
+func TestHelmGeneratedValues(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serve(generatingChart())
+	s := &generatedStory{world: w, values: map[string]map[string]string{}}
+	for cluster, plane := range map[string]*localkube.Plane{
+		"pushed": w.pushMember("fleet", "pushed", "mode=all"), "pulled": w.pullMember("fleet", "pulled", "mode=all"),
+		"other": w.pullMember("fleet", "other", "mode=all"),
+	} {
+		s.members = append(s.members, &helmMember{
+			world: w, plane: plane, cluster: cluster, chart: "generating", version: "0.1.0", release: "generating", shared: "all",
+		})
+	}
+	payloads := w.watchPayloads()
+	s.upgrade(1)
+	for _, m := range s.members {
+		s.values[m.cluster] = m.generated()
+	}
+	s.wantDifferent()
+	s.upgrade(2)
+	s.wantSame("an upgrade")
+
+	w.hubOS.kill()
+	if err := os.RemoveAll(filepath.Join(w.dir, "cache")); err != nil {
+		t.Fatal(err)
+	}
+	w.startHub()
+	s.upgrade(3)
+	s.wantSame("the hub has lost its cache")
+
+	w.apply(w.hub, widgetsProfile)
+	for _, m := range s.members {
+		w.eventually("the chart sees the new API of "+m.cluster, func() error {
+			out, err := w.try(m.plane, "kubectl", "get", "configmap", "seen", "-n", m.release, "-o", "jsonpath={.data}")
+			if err == nil && out != `{"message":"3","widgets":"true"}` {
+				err = fmt.Errorf("it says %s", out)
+			}
+			return err
+		})
+	}
+	s.wantSame("a new API")
+	for _, m := range s.members {
+		w.wantHidden(w.hub, s.values[m.cluster])
+		w.wantHidden(m.plane, s.values[m.cluster])
+	}
+	payloads.wantPrivate(w, s.values)
+}
+
+// upgrade deploys a revision to all members.
+func (s *generatedStory) upgrade(revision int) {
+	s.t.Helper()
+	s.members[0].values = map[string]any{"message": fmt.Sprint(revision)}
+	s.members[0].deploy()
+	for _, m := range s.members {
+		m.deployed(revision)
+	}
+}
+
+// wantDifferent checks that no two members got the same.
+func (s *generatedStory) wantDifferent() {
+	s.t.Helper()
+	for key := range s.values["pushed"] {
+		different := map[string]bool{}
+		for _, values := range s.values {
+			different[values[key]] = true
+		}
+		if len(different) != len(s.members) {
+			s.t.Errorf("members share a generated %s", key)
+		}
+	}
+}
+
+// wantSame checks that every member has what it got first.
+func (s *generatedStory) wantSame(after string) {
+	s.t.Helper()
+	for _, m := range s.members {
+		if diff := cmp.Diff(s.values[m.cluster], m.generated()); diff != "" {
+			s.t.Errorf("values of %s after this: %s (-want +got):\n%s", m.cluster, after, diff)
+		}
+	}
+}
+
+// generated returns what the chart generated for the member.
+func (m *helmMember) generated() map[string]string {
+	m.t.Helper()
+	secret := &corev1.Secret{}
+	if err := m.client(m.plane).Get(m.t.Context(), client.ObjectKey{Namespace: m.release, Name: "generated"}, secret); err != nil {
+		m.t.Fatal(err)
+	}
+	values := map[string]string{}
+	for key, value := range secret.Data {
+		values[key] = string(value)
+	}
+	if len(values["password"]) != 32 || !strings.Contains(values["tls.key"], "PRIVATE KEY") {
+		m.t.Fatalf("the chart generated keys %q", slices.Sorted(maps.Keys(values)))
+	}
+	return values
+}
+
+// wantHidden checks that the password and the key are in no object of a plane but Secrets.
+func (w *world) wantHidden(plane *localkube.Plane, values map[string]string) {
+	w.t.Helper()
+	listed := w.kubectl(plane, "api-resources", "--verbs=list", "-o", "name")
+	kinds := slices.DeleteFunc(strings.Fields(listed), func(kind string) bool { return kind == "secrets" })
+	out := w.kubectl(plane, "get", strings.Join(kinds, ","), "-A", "-o", "json", "--ignore-not-found")
+	for _, secret := range []string{values["password"], strings.Split(values["tls.key"], "\n")[2]} {
+		for _, text := range []string{secret, base64.StdEncoding.EncodeToString([]byte(secret))} {
+			if strings.Contains(out, text) {
+				w.t.Errorf("a generated value is in an object of %s that is no Secret", plane.Name)
+			}
+		}
+	}
+}
+
+// payloads holds the content of all bundles that were ever on the hub, by namespace.
+type payloads struct {
+	mu  sync.Mutex // guards all
+	all map[string][][]byte
+}
+
+// watchPayloads collects the content of bundles from now on.
+func (w *world) watchPayloads() *payloads {
+	w.t.Helper()
+	c, err := client.NewWithWatch(w.hub.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
+	events, err := c.Watch(ctx, &libv1beta1.ConfigurationBundleList{})
+	if err != nil {
+		cancel()
+		w.t.Fatal(err)
+	}
+	p := &payloads{all: map[string][][]byte{}}
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for event := range events.ResultChan() {
+			if b, ok := event.Object.(*libv1beta1.ConfigurationBundle); ok {
+				p.mu.Lock()
+				p.all[b.Namespace] = append(p.all[b.Namespace], b.Spec.Payload)
+				p.mu.Unlock()
+			}
+		}
+	})
+	w.t.Cleanup(func() { cancel(); events.Stop(); reader.Wait() })
+	return p
+}
+
+// wantPrivate checks that each pull member's values were in bundles of one namespace, where nobody else's were.
+func (p *payloads) wantPrivate(w *world, generated map[string]map[string]string) {
+	w.t.Helper()
+	decoder, err := zstd.NewReader(nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer decoder.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	found := map[string]map[string]bool{} // namespaces by cluster
+	for namespace, all := range p.all {
+		for _, payload := range all {
+			text, err := decoder.DecodeAll(payload, nil)
+			if err != nil {
+				w.t.Fatal(errors.Join(fmt.Errorf("content of a bundle in %s", namespace), err))
+			}
+			for cluster, values := range generated {
+				if strings.Contains(string(text), values["password"]) {
+					if found[cluster] == nil {
+						found[cluster] = map[string]bool{}
+					}
+					found[cluster][namespace] = true
+				}
+			}
+		}
+	}
+	if len(found) != 2 || len(found["pulled"]) != 1 || len(found["other"]) != 1 || cmp.Equal(found["pulled"], found["other"]) {
+		w.t.Errorf("passwords were in bundles of these namespaces: %v; want one namespace for each of the pull members", found)
+	}
+}
