@@ -96,10 +96,11 @@ func IsHook(obj *unstructured.Unstructured) bool {
 	return ok
 }
 
-// RevisionDigest returns a digest of everything in a Helm item that makes a new revision when it changes: all but the options.
+// RevisionDigest returns a digest of everything in a Helm item that makes a new revision when it changes: the objects, the chart and the values.
 func (i Item) RevisionDigest() (string, error) {
 	release := *i.Release
-	release.Options, release.Icon = ReleaseOptions{}, ""
+	release.Options, release.Icon, release.RepoURL = ReleaseOptions{}, "", ""
+	release.Inputs, release.Revision, release.IsUpgrade = "", 0, false // templates that ask for them make other objects
 	raw, err := json.Marshal(Item{Objects: i.Objects, Release: &release})
 	if err != nil {
 		return "", fmt.Errorf("encode Helm release %s/%s: %w", release.Namespace, release.Name, err)

@@ -211,7 +211,7 @@ func condemn(had held, seen *live, id bundle.ID, of domain) (fate, string) {
 		return remove, ""
 	case had.UID != "" && had.UID != seen.uid:
 		return forget, "somebody replaced it"
-	case had.FromHelm && seen.belongsTo(strings.TrimPrefix(had.Origin, originOfRelease(""))):
+	case had.FromHelm && !seen.marked() && seen.belongsTo(strings.TrimPrefix(had.Origin, originOfRelease(""))):
 		if seen.annotations[kube.AnnotationKeep] == "keep" {
 			return forget, "its " + kube.AnnotationKeep + " annotation says keep"
 		}

@@ -172,7 +172,7 @@ func (h *healer) retryLater(id bundle.ID) {
 	h.taskOf(id).retry = true
 	h.retrying[id] = true
 	pause, waiting := h.engine.pollPause(id)
-	if !waiting {
+	if !waiting || h.failures[id] > 0 {
 		pause = backoff(h.failures[id])
 	}
 	h.queue.AddAfter(id, pause)
@@ -299,7 +299,7 @@ func (h *healer) heal(ctx context.Context, id bundle.ID, job *task) {
 
 // withdraw goes on with a withdrawal that was ordered: whoever ordered it may not be reachable now.
 func (h *healer) withdraw(ctx context.Context, rec *record) {
-	done, err := h.engine.Withdraw(ctx, bundle.Withdrawal{ID: rec.ID, Leave: rec.Leave})
+	done, err := h.engine.resumeWithdrawal(ctx, rec.ID)
 	h.count(rec.ID, nil, err)
 	if done {
 		h.engine.onHeal(rec.ID, nil)

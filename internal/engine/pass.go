@@ -115,7 +115,9 @@ func (p *pass) plan() error {
 // traced first, so that it is pruned if nobody wants it any more: then more objects have to be held, all at once again.
 func (p *pass) survey(ctx context.Context) (verdicts []verdict, release func(), err error) {
 	if p.lost {
-		p.trace(ctx)
+		if err := p.trace(ctx); err != nil {
+			return nil, nil, err
+		}
 	}
 	for {
 		release, err := p.engine.objects.acquire(ctx, p.touched()...)
@@ -132,7 +134,9 @@ func (p *pass) survey(ctx context.Context) (verdicts []verdict, release func(), 
 		}
 		release()
 		p.lost = true
-		p.trace(ctx)
+		if err := p.trace(ctx); err != nil {
+			return nil, nil, err
+		}
 	}
 }
 
@@ -143,13 +147,19 @@ func (p *pass) metBefore(verdicts []verdict) bool {
 	})
 }
 
-// trace finds what the lost record held, as far as it can: delivering goes before pruning.
-func (p *pass) trace(ctx context.Context) {
+// trace finds what the lost record held, as far as it can: delivering goes before pruning. It fails if the Helm releases are not found for sure:
+// their hooks would run again.
+func (p *pass) trace(ctx context.Context) error {
 	traced, err := p.engine.trace(ctx, p.prior)
 	if err != nil {
 		log.FromContext(ctx).Info("not all that was deployed was found again", logkeys.Bundle, p.bundle.ID.String(), logkeys.Reason, err.Error())
 	}
 	p.prior = traced
+	var failure *releaseTraceError
+	if errors.As(err, &failure) {
+		return err
+	}
+	return nil
 }
 
 // touched lists every object that the pass may write or remove.
@@ -402,6 +412,7 @@ func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
 
 // cutOff reports a pass that ends with err. What it had done until its time was up is saved, so that the next one goes on from there.
 func (p *pass) cutOff(ctx context.Context, err error) (bundle.Report, error) {
+	p.engine.waits.set(p.bundle.ID, nil)
 	report, err := failed(p.report(), err)
 	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.equal(p.next) {
 		return report, err

@@ -111,6 +111,11 @@ func (p *pass) prune(ctx context.Context) error {
 	} else if err := p.forgetGone(ctx); err != nil {
 		return err
 	}
+	return p.pruneGroups(ctx, groups)
+}
+
+// pruneGroups removes objects that the bundle does not want, group by group.
+func (p *pass) pruneGroups(ctx context.Context, groups [][]held) error {
 	groups, err := p.engine.orderRoles(ctx, groups)
 	if err != nil {
 		return fmt.Errorf("prune: %w", err)

@@ -96,6 +96,7 @@ func (r *record) edit() *record {
 	next.Releases = slices.Clone(r.Releases)
 	for i := range next.Releases {
 		next.Releases[i].Hooks = slices.Clone(next.Releases[i].Hooks)
+		next.Releases[i].Abandoned = slices.Clone(next.Releases[i].Abandoned)
 	}
 	return &next
 }

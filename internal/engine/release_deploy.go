@@ -34,13 +34,16 @@ func (p *pass) planReleases() error {
 			continue
 		}
 		key := releaseKey(item)
+		if wanted[key] {
+			return fmt.Errorf("helm release %s is there twice", key)
+		}
 		wanted[key] = true
 		s := p.next.findRelease(key)
 		if s == nil {
 			p.next.Releases = append(p.next.Releases, releaseState{Namespace: key.Namespace, Name: key.Name})
 			s = p.next.findRelease(key)
 		}
-		s.Options = item.Release.Options
+		s.Options, s.Sensitive = item.Release.Options, item.Sensitive
 		s.Inputs, s.RenderedRevision, s.IsUpgrade = item.Release.Inputs, item.Release.Revision, item.Release.IsUpgrade
 		if s.Digest != "" && p.prior.digest() == p.digest {
 			continue
@@ -50,14 +53,19 @@ func (p *pass) planReleases() error {
 			return err
 		}
 		if s.Digest != digest {
-			s.Digest, s.Failures, s.Message, s.ObjectsApplied = digest, 0, "", false
+			s.Digest, s.Failures, s.Recovered, s.Message, s.ObjectsApplied = digest, 0, 0, "", false
 			s.enter(stageBegin, now)
 		}
 	}
 	for i := range p.next.Releases {
-		if s := &p.next.Releases[i]; !wanted[s.key()] && s.Operation != uninstalling {
-			s.begin(uninstalling, now)
+		s := &p.next.Releases[i]
+		if wanted[s.key()] || s.Operation == uninstalling && s.Digest == "" {
+			continue
 		}
+		if p.bundle.KeepObjects || p.next.isKept(s.key()) {
+			continue // the hub was restored from a backup: its objects stay, and so does the release
+		}
+		s.drop(now)
 	}
 	return nil
 }
@@ -110,14 +118,20 @@ func (p *pass) deployRelease(ctx context.Context, item bundle.Item, verdicts []v
 	d := &releaseDeployment{pass: p, op: p.operate(s, release.ItemHooks(item)), item: item, verdicts: verdicts, goOn: true}
 	if s.Operation == rollingBack && s.Stage != stageBegin && s.Stage != stageFailed {
 		if err := d.loadFormer(ctx); err != nil {
-			return false, err
+			if err = d.endFailed(err, "the rollback failed"); err != nil {
+				return false, err
+			}
 		}
 	}
 	if s.Stage == stageFailed && !p.engine.now().Before(s.retryAt()) {
 		s.enter(stageBegin, p.engine.now())
 	}
+	next := d.step
+	if s.isAfterObjects() {
+		next = d.writeObjects // an earlier pass applied them, and they may have drifted since
+	}
 	for s.Stage != stageDeployed && s.Stage != stageFailed {
-		done, err := d.step(ctx)
+		done, err := next(ctx)
 		if failure, ok := errors.AsType[*releaseError](err); ok {
 			done, err = true, d.fail(ctx, failure)
 		}
@@ -127,6 +141,7 @@ func (p *pass) deployRelease(ctx context.Context, item bundle.Item, verdicts []v
 		if !done {
 			return d.stop(), nil
 		}
+		next = d.step
 	}
 	if s.Stage == stageFailed {
 		return d.reportFailure(ctx)
@@ -221,6 +236,12 @@ func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, 
 // begin applies Namespaces and CustomResourceDefinitions, decides which operation has to be done and starts it.
 func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	s := d.op.state
+	if conflicts := d.conflicts(); len(conflicts) > 0 {
+		d.early = true
+		d.goOn, d.verdicts = false, d.verdicts[:0]
+		_, err := d.writeRanks(ctx, conflicts)
+		return false, err
+	}
 	if goOn, err := d.writeEarly(ctx); err != nil || !goOn {
 		d.goOn = false
 		d.skip()
@@ -235,10 +256,20 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if recoverAfter := s.Options.RecoverAfter; recoverAfter > 0 && s.Failures >= recoverAfter && s.Operation == installing {
+	if len(entries) > 0 && d.op.waitForOthers(entries[len(entries)-1]) {
+		return false, nil
+	}
+	if recoverAfter := s.Options.RecoverAfter; recoverAfter > 0 && s.Failures > s.Recovered && s.Failures%recoverAfter == 0 && s.Operation == installing {
+		s.Recovered = s.Failures
 		s.begin(uninstalling, d.engine.now())
-		s.Failures = 0
 		return true, nil
+	}
+	if err := d.op.deleteAbandoned(ctx); err != nil {
+		return false, err
+	}
+	if s.Revision == 0 {
+		// A version of Towline without release records may have deployed it.
+		s.Existed = slices.ContainsFunc(d.verdicts, func(v verdict) bool { return v.rank > rankCRD && d.prior.inventory[v.key()].UID != "" })
 	}
 	s.Former = 0
 	for _, entry := range entries {
@@ -250,14 +281,20 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	s.Revision++
 	s.SecretUID, s.SecretState = "", ""
 	now := d.engine.now()
-	if s.Former == 0 {
+	if err := d.op.records().Prune(ctx, s.key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
+		return false, err
+	}
+	if s.Former == 0 && !s.Existed {
 		s.begin(installing, now)
 		s.FirstDeployed = now
 		return true, errors.Join(d.save(ctx), d.putRecord(ctx, common.StatusPendingInstall, "Initial install underway"))
 	}
 	s.begin(upgrading, now)
-	if err := d.adoptFormer(ctx); err != nil {
-		return false, err
+	s.FirstDeployed = firstNonZero(s.FirstDeployed, now)
+	if i := slices.IndexFunc(entries, func(entry release.Entry) bool { return entry.Revision == s.Former }); i >= 0 && isOfHelm(entries[i]) {
+		if err := d.adoptFormer(ctx); err != nil {
+			return false, err
+		}
 	}
 	return true, errors.Join(d.save(ctx), d.putRecord(ctx, common.StatusPendingUpgrade, "Preparing upgrade"))
 }
@@ -297,16 +334,23 @@ func (d *releaseDeployment) writeObjects(ctx context.Context) (bool, error) {
 	if s.Operation == rollingBack {
 		return d.writeFormer(ctx)
 	}
+	before := len(d.failures)
 	if goOn, err := d.writeEarly(ctx); err != nil || !goOn {
+		d.goOn = false
+		d.skip()
 		return false, err
 	}
-	before := len(d.failures)
 	goOn, err := d.writeRanks(ctx, d.verdicts[d.split():])
 	if err != nil {
 		return false, err
 	}
 	d.written, d.goOn = true, goOn
-	if !goOn {
+	if len(d.failures) == before && !slices.ContainsFunc(d.failures, isNoObjects) {
+		if err := d.pruneDropped(ctx); err != nil {
+			return false, err
+		}
+	}
+	if len(d.failures) > before {
 		reason := d.failures[before:].Error()
 		if s.Options.Atomic {
 			d.failures = d.failures[:before]
@@ -319,8 +363,27 @@ func (d *releaseDeployment) writeObjects(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	s.Message, s.ObjectsApplied = "", true
-	s.enter(stageWait, d.engine.now())
+	if s.Stage == stageObjects {
+		s.enter(stageWait, d.engine.now())
+	}
 	return true, nil
+}
+
+// pruneDropped deletes the objects that the former revision of the release has and this one lacks, as Helm does before it waits.
+func (d *releaseDeployment) pruneDropped(ctx context.Context) error {
+	dropped := &record{inventory: d.prior.ofRelease(d.op.state.key())}
+	return d.pruneGroups(ctx, dropped.doomed(d.retained))
+}
+
+// conflicts returns the verdicts about objects that belong to others, so that no hook runs for a release that cannot be deployed.
+func (d *releaseDeployment) conflicts() []verdict {
+	var found []verdict
+	for _, v := range d.verdicts {
+		if errors.Is(v.err, ErrConflict) && !d.tolerates(v.err) {
+			found = append(found, v)
+		}
+	}
+	return found
 }
 
 // fail ends the operation of a release. With the option atomic it begins the one that undoes it.
@@ -334,7 +397,11 @@ func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) err
 		return nil
 	}
 	if err := d.putRecord(ctx, common.StatusFailed, failure.text); err != nil {
-		return err
+		refused, ok := errors.AsType[*releaseError](err)
+		if !ok {
+			return err
+		}
+		failure = &releaseError{text: failure.text + "; " + refused.text}
 	}
 	if s.Operation == rollingBack {
 		s.enter(stageFailed, now)
@@ -347,16 +414,27 @@ func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) err
 	case s.Options.Atomic && s.Operation == upgrading:
 		s.begin(rollingBack, now)
 		s.Revision++
-		return d.loadFormer(ctx)
+		return d.endFailed(d.loadFormer(ctx), "it is not rolled back")
 	case s.Options.Atomic:
 		s.begin(uninstalling, now)
-		return d.op.loadRecorded(ctx)
+		return nil
 	case s.Options.CleanupOnFail && s.Operation == upgrading:
 		if err := d.cleanUp(ctx); err != nil {
 			return err
 		}
 	}
 	s.enter(stageFailed, now)
+	return nil
+}
+
+// endFailed ends an operation as failed if err is a releaseError, and returns any other error.
+func (d *releaseDeployment) endFailed(err error, what string) error {
+	failure, ok := errors.AsType[*releaseError](err)
+	if !ok {
+		return err
+	}
+	d.op.state.Message += fmt.Sprintf("; %s: %s", what, failure.text)
+	d.op.state.enter(stageFailed, d.engine.now())
 	return nil
 }
 
@@ -406,7 +484,10 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 		s.enter(stageFailed, d.engine.now())
 		return true, nil
 	}
-	s.Failures, s.Message = 0, ""
+	s.Failures, s.Recovered, s.Message = 0, 0, ""
+	for i := range s.Hooks {
+		s.Hooks[i].DeleteOnSuccess = false // that is done
+	}
 	s.enter(stageDeployed, d.engine.now())
 	return true, nil
 }

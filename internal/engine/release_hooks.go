@@ -99,6 +99,22 @@ func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h rele
 	return nil
 }
 
+// deleteAbandoned deletes the hooks of operations that another one has replaced before they ended.
+func (o *releaseOp) deleteAbandoned(ctx context.Context) error {
+	for _, run := range o.state.Abandoned {
+		resource, err := o.engine.member.mapper.AnyVersion(run.Ref.GVK())
+		if err != nil {
+			continue // a kind that is not served has no objects
+		}
+		err = o.engine.member.delete(ctx, spot{key: run.Ref.Key(), resource: resource}, run.UID)
+		if err != nil && !apierrors.IsConflict(err) {
+			return fmt.Errorf("delete hook %s of the former operation: %w", run.Ref, err)
+		}
+	}
+	o.state.Abandoned = nil
+	return nil
+}
+
 // runHook runs one hook, unless it was run for this operation already.
 func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release.Hook) (done bool, err error) {
 	ref, resource, err := o.locateHook(h)
@@ -106,7 +122,8 @@ func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release
 		return false, err
 	}
 	if run := o.state.run(event, ref); run == nil {
-		o.state.Hooks = append(o.state.Hooks, hookRun{Event: event, Ref: ref, Started: o.engine.now(), Phase: helm.HookPhaseUnknown})
+		o.state.Hooks = append(o.state.Hooks, hookRun{Event: event, Ref: ref, Started: o.engine.now(), Phase: helm.HookPhaseUnknown,
+			DeleteOnSuccess: h.IsDeletedOn(helm.HookSucceeded)})
 	} else if run.Phase == helm.HookPhaseSucceeded {
 		return true, nil
 	}
@@ -133,15 +150,15 @@ func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release
 		run.Phase, run.Completed = helm.HookPhaseSucceeded, o.engine.now()
 		return true, o.save(ctx)
 	}
-	return false, o.failHook(ctx, h, run, o.waitForHook(run, ref))
+	return false, o.failHook(ctx, h, run, o.waitForHook(ctx, run, ref))
 }
 
 // waitForHook waits for the Job or Pod of a hook, as long as its time limit allows.
-func (o *releaseOp) waitForHook(run *hookRun, ref kube.Ref) error {
+func (o *releaseOp) waitForHook(ctx context.Context, run *hookRun, ref kube.Ref) error {
 	limit := o.state.Options.TimeoutOrDefault()
 	deadline := run.Started.Add(limit)
 	if !o.engine.now().Before(deadline) {
-		return &releaseError{text: fmt.Sprintf("it did not end within %s", limit)}
+		return &releaseError{text: fmt.Sprintf("it did not end within %s", limit) + o.lastLog(ctx, ref)}
 	}
 	engine, uid := o.engine, run.UID
 	o.wait(fmt.Sprintf("waiting for %s hook %s", run.Event, ref), func(ctx context.Context) bool {
@@ -227,7 +244,7 @@ func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *
 // ensureHook returns the object of a hook. It creates it, unless it did so before it could save that.
 func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *hookRun, resource kube.Resource) (*unstructured.Unstructured, error) {
 	api := o.engine.member.wholeAt(resource, run.Ref.Namespace)
-	mark := fmt.Sprintf("%s.v%d/%s", o.state.key(), o.state.Revision, run.Event)
+	mark := fmt.Sprintf("%s.v%d/%s/%s", o.state.key(), o.state.Revision, run.Event, o.state.Attempt)
 	existing, err := api.Get(ctx, run.Ref.Name, metav1.GetOptions{})
 	switch {
 	case err != nil && !apierrors.IsNotFound(err):
@@ -318,8 +335,11 @@ func hookResult(obj *unstructured.Unstructured) (over bool, err error) {
 	return true, nil
 }
 
-// lastLog returns the last lines that the pods of a Job or Pod have logged, for a message; "" if they cannot be read.
+// lastLog returns the last lines that the pods of a Job or Pod have logged, for a message; "" if they cannot be read, or may hold secrets.
 func (o *releaseOp) lastLog(ctx context.Context, ref kube.Ref) string {
+	if o.state.Sensitive {
+		return ""
+	}
 	ctx, cancel := context.WithTimeout(ctx, logLimit)
 	defer cancel()
 	pods := o.engine.member.core.Pods(ref.Namespace)

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -53,6 +54,9 @@ func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status comm
 		}
 	}
 	written, err := o.records().Put(ctx, record)
+	if errors.Is(err, release.ErrTooLarge) {
+		return &releaseError{text: err.Error()}
+	}
 	if err != nil {
 		return permanent(err)
 	}
@@ -81,6 +85,14 @@ func (p *pass) verifyRecords(ctx context.Context) error {
 }
 
 func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.Item) error {
+	at := secretSpot(s)
+	found, err := p.engine.member.observe(ctx, []spot{at})
+	if err != nil {
+		return err
+	}
+	if seen := found[at.key]; seen != nil && seen.uid == s.SecretUID && seen.state() == s.SecretState {
+		return nil
+	}
 	op := p.operate(s, nil)
 	entries, err := op.records().List(ctx, s.key())
 	if err != nil {
@@ -88,11 +100,12 @@ func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.It
 	}
 	if len(entries) > 0 {
 		last := entries[len(entries)-1]
-		seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: last.Secret})
-		if last.Revision == s.Revision && seen.uid == s.SecretUID && seen.state() == s.SecretState {
+		if op.isOfAnother(last) {
 			return nil
 		}
-		if p.waitForOthers(op, last) {
+		if op.waitForOthers(last) {
+			p.waiting = op.waiting
+			p.waiting.message = fmt.Sprintf("Helm release %s: %s", s.key(), p.waiting.message)
 			return nil
 		}
 		if last.Revision > s.Revision {
@@ -144,23 +157,33 @@ func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]releaseStat
 	return found.Releases, nil
 }
 
+// isOfAnother returns whether another bundle has written a revision: the release is that one's now.
+func (o *releaseOp) isOfAnother(entry release.Entry) bool {
+	signature := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).signature()
+	return signature != "" && signature != o.engine.domain.sign(o.id)
+}
+
+// isOfHelm returns whether a client of Helm has written a revision.
+func isOfHelm(entry release.Entry) bool {
+	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).signature() == ""
+}
+
 // waitForOthers waits while another client of Helm works on the release, and returns whether it does: that client fails if the records change
 // meanwhile. One that was killed leaves its record behind, so that the wait is limited.
-func (p *pass) waitForOthers(op *releaseOp, last release.Entry) bool {
+func (o *releaseOp) waitForOthers(last release.Entry) bool {
 	isOver := func(entry release.Entry) bool {
-		age := p.engine.now().Sub(entry.Modified())
+		age := o.engine.now().Sub(entry.Modified())
 		return !entry.Status.IsPending() && entry.Status != common.StatusUninstalling || age > bundle.DefaultTimeout || age < -bundle.DefaultTimeout
 	}
-	if isOver(last) {
+	if isOver(last) || !isOfHelm(last) {
 		return false
 	}
-	key, records := op.state.key(), op.records()
-	op.wait(fmt.Sprintf("Helm release %s: waiting for another client of Helm: revision %d is %s", key, last.Revision, last.Status),
+	key, records := o.state.key(), o.records()
+	o.wait(fmt.Sprintf("waiting for another client of Helm: revision %d is %s", last.Revision, last.Status),
 		func(ctx context.Context) bool {
 			entries, err := records.List(ctx, key)
 			return err != nil || len(entries) == 0 || isOver(entries[len(entries)-1])
 		})
-	p.waiting = op.waiting
 	return true
 }
 
@@ -172,7 +195,7 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	if err != nil || !ok {
 		return err
 	}
-	s.FirstDeployed = firstNonZero(s.FirstDeployed, record.Info.FirstDeployed, d.engine.now())
+	s.FirstDeployed = firstNonZero(record.Info.FirstDeployed, s.FirstDeployed)
 	objects, err := release.Objects(record)
 	if err != nil {
 		return err
@@ -223,6 +246,14 @@ func firstNonZero(times ...time.Time) time.Time {
 // belongsTo returns whether Helm has marked the object as part of a release, which is written as namespace/name.
 func (l *live) belongsTo(key string) bool {
 	return key != "" && l.annotations[annotationReleaseNamespace]+"/"+l.annotations[annotationReleaseName] == key
+}
+
+// releaseOrigin returns the origin of an object of a Helm release, "" of any other.
+func (l *live) releaseOrigin() string {
+	if name := l.annotations[annotationReleaseName]; name != "" {
+		return originOfRelease(l.annotations[annotationReleaseNamespace] + "/" + name)
+	}
+	return ""
 }
 
 // secretSpot returns where the release record of s is read.

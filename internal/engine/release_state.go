@@ -6,6 +6,7 @@ import (
 
 	helm "helm.sh/helm/v4/pkg/release/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -66,11 +67,21 @@ type releaseState struct {
 	FirstDeployed time.Time `json:"firstDeployed,omitzero"`
 	// Hooks are the hooks of the operation that were begun, in order.
 	Hooks []hookRun `json:"hooks,omitempty"`
-	// Message is why the release failed, and Failures how often in a row it did.
-	Message  string `json:"message,omitempty"`
-	Failures int    `json:"failures,omitempty"`
+	// Abandoned are hooks of former operations whose objects have to be deleted, if they exist still.
+	Abandoned []hookRun `json:"abandoned,omitempty"`
+	// Attempt identifies the operation, and is in the marks of its hooks.
+	Attempt string `json:"attempt,omitempty"`
+	// Message is why the release failed, and Failures how often in a row it did. Recovered is how many of the failures were followed by an
+	// uninstallation.
+	Message   string `json:"message,omitempty"`
+	Failures  int    `json:"failures,omitempty"`
+	Recovered int    `json:"recovered,omitempty"`
+	// Sensitive is that of the item: logs of its hooks are not reported.
+	Sensitive bool `json:"sensitive,omitempty"`
 	// Former is the revision that was deployed before the operation, 0 if there was none.
 	Former int `json:"former,omitempty"`
+	// Existed says that objects of the release were deployed before its first recorded revision: no failure uninstalls them.
+	Existed bool `json:"existed,omitempty"`
 	// ObjectsApplied says that the objects on the member are those of Digest.
 	ObjectsApplied bool `json:"objectsApplied,omitempty"`
 	// Options are those of the item, for the time when the bundle no longer has it.
@@ -93,6 +104,8 @@ type hookRun struct {
 	Started   time.Time      `json:"started,omitzero"`
 	Completed time.Time      `json:"completed,omitzero"`
 	Phase     helm.HookPhase `json:"phase"`
+	// DeleteOnSuccess says that the hook has that delete policy.
+	DeleteOnSuccess bool `json:"deleteOnSuccess,omitempty"`
 }
 
 func (s *releaseState) key() release.Key { return release.Key{Namespace: s.Namespace, Name: s.Name} }
@@ -102,8 +115,29 @@ func (s *releaseState) enter(stage releaseStage, now time.Time) { s.Stage, s.Cha
 
 // begin starts an operation at its first stage.
 func (s *releaseState) begin(what operation, now time.Time) {
-	s.Operation, s.Hooks = what, nil
+	for _, run := range s.Hooks {
+		if run.UID != "" && (run.Phase == helm.HookPhaseRunning || run.DeleteOnSuccess) {
+			s.Abandoned = append(s.Abandoned, run)
+		}
+	}
+	s.Operation, s.Hooks, s.Attempt = what, nil, rand.String(8)
 	s.enter(stagePreHooks, now)
+}
+
+// drop begins to uninstall a release that the bundle no longer has. Without a digest it is deployed again if the bundle has it again.
+func (s *releaseState) drop(now time.Time) {
+	s.Digest = ""
+	s.begin(uninstalling, now)
+}
+
+// isAfterObjects returns whether the objects of the item were applied and something else has to be done before the release is deployed.
+func (s *releaseState) isAfterObjects() bool {
+	switch s.Stage {
+	case stageWait, stagePostHooks, stageTests, stageRecord:
+		return s.Operation == installing || s.Operation == upgrading
+	case stageBegin, stagePreHooks, stageObjects, stageDeployed, stageFailed:
+	}
+	return false
 }
 
 // retryAt returns when a failed release may be tried again: later after each failure.
@@ -180,6 +214,16 @@ func (r *record) trackedRefs() []kube.Ref {
 		}
 	}
 	return refs
+}
+
+// isKept returns whether the objects of a release are kept although the bundle lacks them: see bundle.Bundle.KeepObjects.
+func (r *record) isKept(key release.Key) bool {
+	for _, item := range r.ofRelease(key) {
+		if item.Kept {
+			return true
+		}
+	}
+	return false
 }
 
 // ofRelease lists the inventory of one release.

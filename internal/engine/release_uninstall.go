@@ -16,13 +16,26 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// loadRecorded makes the hooks of the operation those of the recorded revision, as `helm uninstall` does. There are none without a record.
-func (o *releaseOp) loadRecorded(ctx context.Context) error {
+// loadRecorded makes the hooks of the operation those of the recorded revision, or else of the last one that is recorded, as `helm uninstall`
+// does. There are none without a record.
+func (o *releaseOp) loadRecorded(ctx context.Context, entries []release.Entry) error {
 	o.hooks = nil
-	record, ok, err := o.records().Get(ctx, o.state.key(), o.state.Revision)
-	if err != nil || !ok {
-		return err
+	for _, entry := range slices.Backward(entries) {
+		if entry.Revision > o.state.Revision && entry.Revision != entries[0].Revision {
+			continue
+		}
+		record, ok, err := o.records().Get(ctx, o.state.key(), entry.Revision)
+		if err != nil {
+			return err
+		}
+		if ok {
+			return o.parseHooks(record)
+		}
 	}
+	return nil
+}
+
+func (o *releaseOp) parseHooks(record *helm.Release) error {
 	for _, h := range record.Hooks {
 		objects, err := kube.DecodeLenient([]byte(h.Manifest))
 		if err != nil {
@@ -36,16 +49,22 @@ func (o *releaseOp) loadRecorded(ctx context.Context) error {
 }
 
 // uninstall removes the release: it runs the hooks before that, deletes the objects that are not in keep, runs the hooks after that and deletes
-// the records. done is false while something has to be waited for.
+// the records. Of a release that another bundle has taken over it deletes the objects alone. done is false while something has to be waited for.
 func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	s := o.state
-	if o.hooks == nil && s.Stage != stageRecord {
-		if err := o.loadRecorded(ctx); err != nil {
+	entries, err := o.records().List(ctx, s.key())
+	if err != nil {
+		return false, err
+	}
+	if err := o.deleteAbandoned(ctx); err != nil {
+		return false, err
+	}
+	isTaken := len(entries) > 0 && o.isOfAnother(entries[len(entries)-1])
+	o.hooks = nil
+	if !isTaken && !s.Options.DisableUninstallHooks {
+		if err := o.loadRecorded(ctx, entries); err != nil {
 			return false, err
 		}
-	}
-	if s.Options.DisableUninstallHooks {
-		o.hooks = nil
 	}
 	steps := []struct {
 		stage releaseStage
@@ -68,7 +87,10 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 		}
 		s.enter(next, o.engine.now())
 	}
-	return true, o.removeRecords(ctx)
+	if isTaken {
+		return true, nil
+	}
+	return true, o.removeRecords(ctx, entries)
 }
 
 // runPostDelete runs the hooks after the deletion. The release does not exist any more: as with Helm, a failure is only reported.
@@ -83,19 +105,19 @@ func (o *releaseOp) runPostDelete(ctx context.Context) (done bool, err error) {
 }
 
 // removeRecords deletes the release records, or marks the last one with the option keepHistory.
-func (o *releaseOp) removeRecords(ctx context.Context) error {
+func (o *releaseOp) removeRecords(ctx context.Context, entries []release.Entry) error {
 	s := o.state
-	entries, err := o.records().List(ctx, s.key())
-	if err != nil {
-		return err
-	}
 	if !s.Options.KeepHistory {
 		return o.records().Delete(ctx, s.key(), entries)
 	}
 	if len(entries) == 0 {
 		return nil
 	}
-	record, ok, err := o.records().Get(ctx, s.key(), entries[len(entries)-1].Revision)
+	last := entries[len(entries)-1].Revision
+	if err := o.records().Supersede(ctx, s.key(), entries, last); err != nil {
+		return err
+	}
+	record, ok, err := o.records().Get(ctx, s.key(), last)
 	if err != nil || !ok {
 		return err
 	}
@@ -221,6 +243,7 @@ func (p *pass) hasItem(key release.Key) bool {
 // removeReleases uninstalls the releases of a record that is being withdrawn; those whose objects stay lose our marks only.
 func (e *Engine) removeReleases(ctx context.Context, rec *record) (stored *record, done bool, err error) {
 	if rec.Leave {
+		e.waits.set(rec.ID, nil)
 		return rec, true, e.unmarkRecords(ctx, rec)
 	}
 	return e.uninstallReleases(ctx, rec)
@@ -243,7 +266,7 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *record) (stored *re
 			next.dropRelease(s.key())
 		}
 		var failure *releaseError
-		if err == nil || errors.As(err, &failure) {
+		if (err == nil || errors.As(err, &failure)) && !saved.equal(next) {
 			if saveErr := op.save(ctx); saveErr != nil {
 				return saved, false, saveErr
 			}
@@ -259,13 +282,17 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *record) (stored *re
 // unmarkRecords takes our marks off the release records, which stay with the objects.
 func (e *Engine) unmarkRecords(ctx context.Context, rec *record) error {
 	for i := range rec.Releases {
-		s := &rec.Releases[i]
-		at := secretSpot(s)
-		found, err := e.member.observe(ctx, []spot{at})
+		op := &releaseOp{engine: e, id: rec.ID, state: &rec.Releases[i]}
+		entries, err := op.records().List(ctx, op.state.key())
 		if err != nil {
 			return err
 		}
-		if seen := found[at.key]; seen != nil {
+		for _, entry := range entries {
+			seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret})
+			if seen.signature() != e.domain.sign(rec.ID) {
+				continue
+			}
+			at := secretSpot(&releaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})
 			if err := e.member.unmark(ctx, at, seen); err != nil {
 				return err
 			}

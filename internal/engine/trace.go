@@ -30,11 +30,23 @@ func (e *Engine) trace(ctx context.Context, rec *record) (*record, error) {
 	}
 	releases, releaseErr := e.traceReleases(ctx, rec.ID)
 	traced.Releases = releases
+	if releaseErr != nil {
+		releaseErr = &releaseTraceError{err: releaseErr}
+	}
 	if err = errors.Join(err, releaseErr); err != nil {
 		return traced, fmt.Errorf("look for what was deployed, without a record: %w", err)
 	}
 	return traced, nil
 }
+
+// releaseTraceError is why the Helm releases of a bundle are not known.
+type releaseTraceError struct{ err error }
+
+// Error returns the reason.
+func (e *releaseTraceError) Error() string { return e.err.Error() }
+
+// Unwrap returns the reason.
+func (e *releaseTraceError) Unwrap() error { return e.err }
 
 // traces lists what was applied for id, in all kinds that the server can list now. Kinds that it cannot are logged and left out: one
 // that is broken for good must not keep everything else from being found.
@@ -89,7 +101,8 @@ func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, 
 		for i := range page.Items {
 			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, who) {
 				ref := kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name}
-				found = append(found, held{Ref: ref, UID: obj.UID, Adopted: liveOf(obj).adopted()})
+				seen := liveOf(obj)
+				found = append(found, held{Ref: ref, UID: obj.UID, Adopted: seen.adopted(), Origin: seen.releaseOrigin()})
 			}
 		}
 		if page.Continue == "" {

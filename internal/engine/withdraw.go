@@ -24,6 +24,31 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
+	return e.withdraw(ctx, rec, w)
+}
+
+// resumeWithdrawal goes on with the withdrawal of id. done is also true if none is in progress any more.
+func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error) {
+	release, err := e.ids.acquire(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	rec, err := e.store.load(ctx, id)
+	if errors.Is(err, errIncomplete) {
+		return true, nil // who ordered it looks for what is left
+	}
+	if err != nil {
+		return false, fmt.Errorf("withdraw %s: %w", id, err)
+	}
+	if rec.State != bundle.StateRemoving {
+		return true, nil
+	}
+	return e.withdraw(ctx, rec, bundle.Withdrawal{ID: id, Leave: rec.Leave})
+}
+
+// withdraw removes what a record holds. Its caller holds the ID.
+func (e *Engine) withdraw(ctx context.Context, rec *record, w bundle.Withdrawal) (done bool, err error) {
 	if rec.version == "" && len(rec.inventory) == 0 && len(rec.Releases) == 0 {
 		return true, nil
 	}
@@ -70,7 +95,7 @@ func (e *Engine) beginRemoval(ctx context.Context, rec *record, leave bool) (*re
 	next.State, next.Message, next.Leave = bundle.StateRemoving, "", leave
 	for i := range next.Releases {
 		if s := &next.Releases[i]; s.Operation != uninstalling && !leave {
-			s.begin(uninstalling, e.now())
+			s.drop(e.now())
 		}
 	}
 	return e.store.save(ctx, rec, next, nil)

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -27,6 +28,9 @@ const (
 	// maxDecoded bounds what a record, which anybody on the cluster may have written, is decompressed to.
 	maxDecoded = 256 << 20
 )
+
+// ErrTooLarge is the error of a record that does not fit into a Secret.
+var ErrTooLarge = errors.New("the release record is larger than a Secret may be")
 
 // manifestTooLarge takes the place of a manifest that does not fit into a Secret.
 const manifestTooLarge = "# The manifest is left out: the release record would be larger than a Secret may be.\n"
@@ -152,10 +156,16 @@ func encode(record *helm.Release) ([]byte, error) {
 		return encoded, err
 	}
 	short := *record
+	if record.Chart != nil {
+		// Records of Helm have the chart's templates and files, too.
+		short.Chart = &chart.Chart{Metadata: record.Chart.Metadata, Values: record.Chart.Values}
+	}
+	if encoded, err = encodeWhole(&short); err != nil || len(encoded) <= maxRecord {
+		return encoded, err
+	}
 	short.Manifest = manifestTooLarge
 	if encoded, err = encodeWhole(&short); err == nil && len(encoded) > maxRecord {
-		return nil, fmt.Errorf("the record of release %s/%s takes %d bytes without its manifest, more than a Secret may hold",
-			record.Namespace, record.Name, len(encoded))
+		return nil, fmt.Errorf("%w: that of %s/%s takes %d bytes without its manifest", ErrTooLarge, record.Namespace, record.Name, len(encoded))
 	}
 	return encoded, err
 }
@@ -166,7 +176,10 @@ func encodeWhole(record *helm.Release) ([]byte, error) {
 		return nil, fmt.Errorf("encode the record of release %s/%s: %w", record.Namespace, record.Name, err)
 	}
 	var packed bytes.Buffer
-	writer := gzip.NewWriter(&packed)
+	writer, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
+	if err != nil {
+		return nil, fmt.Errorf("compress the record of release %s/%s: %w", record.Namespace, record.Name, err)
+	}
 	// A bytes.Buffer takes everything.
 	_, _ = writer.Write(raw)
 	if err := writer.Close(); err != nil {

@@ -107,7 +107,7 @@ func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
 	return entries, nil
 }
 
-// Get reads the record of a revision. ok is false if there is none.
+// Get reads the record of a revision. ok is false if there is none that can be read: anybody who may write Secrets can spoil one.
 func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Release, ok bool, err error) {
 	secret, err := s.Secrets.Secrets(key.Namespace).Get(ctx, SecretName(key.Name, revision), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -116,8 +116,8 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Rel
 	if err != nil {
 		return nil, false, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
 	}
-	if record, err = decode(secret.Data[dataKey]); err != nil {
-		return nil, false, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
+	if record, err = decode(secret.Data[dataKey]); err != nil || record.Info == nil {
+		return nil, false, nil
 	}
 	record.Labels = map[string]string{}
 	for name, value := range secret.Labels {

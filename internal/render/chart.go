@@ -108,7 +108,7 @@ func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, err
 	return release, err
 }
 
-// Inputs returns a digest of everything that a rendering depends on but the revision and the operation, for a chart that looks at either;
+// Inputs returns a digest of the chart, the values and the options of a rendering, for a chart that looks at either;
 // for all others "".
 func (c *Charts) Inputs(request ChartRequest) (string, error) {
 	facts, err := c.facts.of(request.Chart)
@@ -123,6 +123,8 @@ func (c *Charts) Inputs(request ChartRequest) (string, error) {
 		return "", err
 	}
 	request.Revision, request.IsUpgrade = 0, false
+	// A new API on the member must not look like an upgrade that somebody asked for.
+	request.KubeVersion, request.APIVersions = "", nil
 	return request.key()
 }
 
