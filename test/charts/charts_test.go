@@ -92,6 +92,7 @@ type comparison struct {
 	chart, at     string // name and version
 	values        string // YAML
 	random        bool   // two renderings differ
+	upgraded      bool   // to other values
 
 	objects, hooks, upgrade, uninstall string
 	notes                              []string
@@ -148,7 +149,44 @@ func (c *comparison) run() {
 		c.hooks = "none"
 	}
 	want = c.change(chart.Values, want)
+	c.checkRevision()
 	c.delete(before, want)
+}
+
+// checkRevision reports revisions that nothing has asked for.
+func (c *comparison) checkRevision() {
+	c.Helper()
+	want := 1
+	if c.upgraded {
+		want = 2
+	}
+	history := must(c.T, c.member.plane, "helm", "history", "-n", namespace, c.chart)
+	if got := strings.Count(strings.TrimSpace(history), "\n"); got != want {
+		c.Errorf("want %d revisions:\n%s", want, history)
+		c.explainRevision()
+	}
+}
+
+// explainRevision logs how the last two revisions differ.
+func (c *comparison) explainRevision() {
+	c.Helper()
+	var revisions []struct {
+		Revision int `json:"revision"`
+	}
+	if err := yaml.Unmarshal([]byte(must(c.T, c.member.plane, "helm", "history", "-n", namespace, c.chart, "-o", "json")), &revisions); err != nil {
+		c.Fatal(err)
+	}
+	var manifests []objects
+	for _, r := range revisions[max(0, len(revisions)-2):] {
+		found, err := c.decode(must(c.T, c.member.plane, "helm", "get", "manifest", "-n", namespace, c.chart, "--revision", fmt.Sprint(r.Revision)))
+		if err != nil {
+			c.Fatal(err)
+		}
+		manifests = append(manifests, found)
+	}
+	if len(manifests) == 2 {
+		c.Logf("the last two manifests differ:\n  %s", strings.Join(differences(manifests[0], manifests[1], false), "\n  "))
+	}
 }
 
 // change upgrades the release to other values, if there are any that change the manifest.
@@ -159,6 +197,7 @@ func (c *comparison) change(defaults map[string]any, installed rendering) render
 		return installed
 	}
 	c.deploy(values)
+	c.upgraded = true
 	if problem := c.member.awaitRevision(c.T, c.chart, 2, 3*time.Minute); problem != "" {
 		c.upgrade = "failed"
 		c.Errorf("upgrade with %s: %s", what, problem)

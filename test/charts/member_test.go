@@ -76,9 +76,9 @@ func isTransient(kind string) bool {
 	return slices.Contains([]string{"Event", "Lease", "Endpoints", "EndpointSlice", "ComponentStatus", "Node", "ControllerRevision", "IPAddress"}, kind)
 }
 
-// isAutomatic returns whether the cluster itself makes an object, in every namespace or for every CRD.
+// isAutomatic returns whether the cluster itself makes an object: in every namespace, for every CRD, or as part of another, or from the claim template of a StatefulSet.
 func isAutomatic(kind string, o *metav1.PartialObjectMetadata) bool {
-	return o.Name == "kube-root-ca.crt" || kind == "ServiceAccount" && o.Name == "default" || kind == "Pod" && o.DeletionTimestamp != nil ||
+	return o.Name == "kube-root-ca.crt" || kind == "PersistentVolumeClaim" && o.Annotations[kube.AnnotationRequestor] == "" || kind == "ServiceAccount" && o.Name == "default" || metav1.GetControllerOf(o) != nil ||
 		kind == "APIService" && o.Labels["kube-aggregator.kubernetes.io/automanaged"] != ""
 }
 
