@@ -74,7 +74,7 @@ func newHub(t *testing.T, archives []string) *hub {
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // an error means that it has ended
 		_ = cmd.Wait()         // it was killed
-		log.Close()
+		_ = log.Close()        // it is read by nobody any more
 	})
 	h.eventually(t, "the hub registers itself", func() error { return h.isReady("mgmt", "mgmt") })
 	return h
