@@ -264,9 +264,6 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 		s.begin(uninstalling, d.engine.now())
 		return true, nil
 	}
-	if err := d.op.deleteAbandoned(ctx); err != nil {
-		return false, err
-	}
 	if s.Revision == 0 {
 		// A version of Towline without release records may have deployed it.
 		s.Existed = slices.ContainsFunc(d.verdicts, func(v verdict) bool { return v.rank > rankCRD && d.prior.inventory[v.key()].UID != "" })
@@ -284,19 +281,27 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	if err := d.op.records().Prune(ctx, s.key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
 		return false, err
 	}
+	what, status, description := upgrading, common.StatusPendingUpgrade, "Preparing upgrade"
 	if s.Former == 0 && !s.Existed {
-		s.begin(installing, now)
+		what, status, description = installing, common.StatusPendingInstall, "Initial install underway"
 		s.FirstDeployed = now
-		return true, errors.Join(d.save(ctx), d.putRecord(ctx, common.StatusPendingInstall, "Initial install underway"))
 	}
-	s.begin(upgrading, now)
+	s.begin(what, now)
 	s.FirstDeployed = firstNonZero(s.FirstDeployed, now)
 	if i := slices.IndexFunc(entries, func(entry release.Entry) bool { return entry.Revision == s.Former }); i >= 0 && isOfHelm(entries[i]) {
 		if err := d.adoptFormer(ctx); err != nil {
 			return false, err
 		}
 	}
-	return true, errors.Join(d.save(ctx), d.putRecord(ctx, common.StatusPendingUpgrade, "Preparing upgrade"))
+	// Nothing of this has to be undone if the pass ends between two of them.
+	for _, step := range []func(context.Context) error{d.op.deleteAbandoned, d.save, func(ctx context.Context) error {
+		return d.putRecord(ctx, status, description)
+	}} {
+		if err := step(ctx); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // writeEarly applies what Helm installs before it runs hooks: CustomResourceDefinitions, and Namespaces since hooks may be in them.

@@ -1,0 +1,122 @@
+package engine_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/towline/towline/internal/bundle"
+)
+
+func TestRestoredHubUninstallsNoRelease(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("bye", true), "pre-delete", 0, ""))
+	b.Items = append(b.Items, c.releaseItem("other", bundle.ReleaseOptions{}, c.configMap("other", "1")))
+	deploy(t, e, b)
+	older := b
+	older.Items, older.KeepObjects = b.Items[1:], true
+	settle(t, e, older)
+	c.wantHistory("1 deployed")
+	c.wantAll(configMaps, "main", "other")
+	c.wantAll(jobs)
+}
+
+func TestReleaseThatIsWantedAgainIsNotUninstalled(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("hangs", false), "pre-delete", 0, ""))
+	b.Items = append(b.Items, c.releaseItem("other", bundle.ReleaseOptions{}, c.configMap("other", "1")))
+	deploy(t, e, b)
+	uid := c.get(configMaps, c.ns, "main").GetUID()
+	without := b
+	without.Items = b.Items[1:]
+	if report, err := e.Converge(t.Context(), without); err != nil || report.State != bundle.StateApplying {
+		t.Fatalf("got %s %q, %v", report.State, report.Message, err)
+	}
+	deploy(t, e, b)
+	if now := c.get(configMaps, c.ns, "main"); now == nil || now.GetUID() != uid {
+		t.Error("the object was deleted")
+	}
+	c.wantHistory("1 superseded", "2 deployed")
+	c.wantAll(jobs) // the hook of the abandoned uninstallation is deleted
+	done, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID})
+	if err != nil || done {
+		t.Fatalf("withdrawn: %t, %v", done, err)
+	}
+	deploy(t, e, b)
+	if now := c.get(configMaps, c.ns, "main"); now == nil || now.GetUID() != uid {
+		t.Error("the object was deleted after the withdrawal")
+	}
+}
+
+func TestReleaseOfAnotherBundleIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.heal(t, nil)
+	loser := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("bye", true), "pre-delete", 0, ""))
+	deploy(t, h.Engine, loser)
+	winner := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "2"))
+	winner.ID.RequestorName, winner.Owner = winner.ID.RequestorName+"-winner", bundle.Owner{Kind: "ClusterProfile", Name: "winner", Tier: 50}
+	deploy(t, h.Engine, winner)
+	// The loser notices that its record was changed. It must not write another one.
+	<-time.After(2 * time.Second)
+	c.wantHistory("1 superseded", "2 deployed")
+	withdraw(t, h.Engine, bundle.Withdrawal{ID: loser.ID})
+	c.wantHistory("1 superseded", "2 deployed")
+	c.wantAll(configMaps, "main")
+	c.wantAll(jobs)
+}
+
+func TestDeploymentWithoutReleaseRecordIsUpgraded(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	b := c.chart(bundle.ReleaseOptions{Atomic: true}, c.configMap("main", "1"), asHook(c.job("install", true), "pre-install", 0, ""),
+		asHook(c.job("upgrade", true), "pre-upgrade", 0, ""), asHook(fails(c.job("check", false)), "post-upgrade", 0, ""))
+	// This is how a version without release records has left it.
+	earlier := b
+	earlier.Items = []bundle.Item{{Objects: []*unstructured.Unstructured{c.configMap("main", "0")}}}
+	converge(t, e, earlier)
+	report := settle(t, e, b)
+	if report.State != bundle.StateFailed || !strings.Contains(report.Message, "it is not rolled back") {
+		t.Errorf("got %s %q", report.State, report.Message)
+	}
+	c.wantAll(configMaps, "main")
+	c.wantAll(jobs, "check", "upgrade")
+}
+
+func TestDroppedObjectsAreDeletedBeforeTheWait(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	claim := decode(t, "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: never-bound, namespace: "+c.ns+
+		"}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}")[0]
+	deploy(t, e, c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), claim))
+	deploy(t, e, c.chart(bundle.ReleaseOptions{Wait: true, Timeout: 5 * time.Second}, c.configMap("main", "2")))
+}
+
+func TestReleaseWithAFailedObjectIsNotDeployed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	objects := []*unstructured.Unstructured{c.configMap("main", "1"), c.bad(), asHook(c.job("after", true), "post-install", 0, "")}
+	b := c.chart(bundle.ReleaseOptions{}, objects...)
+	b.Options.ContinueOnError = true
+	b.Items = append(b.Items, c.releaseItem("other", bundle.ReleaseOptions{}, c.configMap("other", "1")))
+	for range 2 {
+		convergeFails(t, e, b)
+	}
+	c.wantHistory("1 failed")
+	c.wantAll(jobs)
+	if names := c.names(configMaps); !slices.Equal(names, []string{"main", "other"}) {
+		t.Errorf("ConfigMaps: %q", names)
+	}
+	b.Items[0] = c.releaseItem("web", bundle.ReleaseOptions{}, objects[0], objects[2])
+	deploy(t, e, b)
+}
