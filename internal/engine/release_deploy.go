@@ -27,7 +27,6 @@ func (p *pass) planReleases() error {
 	if p.only != nil {
 		return nil
 	}
-	now := p.engine.now()
 	wanted := map[release.Key]bool{}
 	for _, item := range p.bundle.Items {
 		if item.Release == nil {
@@ -38,23 +37,8 @@ func (p *pass) planReleases() error {
 			return fmt.Errorf("helm release %s is there twice", key)
 		}
 		wanted[key] = true
-		s := p.next.findRelease(key)
-		if s == nil {
-			p.next.Releases = append(p.next.Releases, releaseState{Namespace: key.Namespace, Name: key.Name})
-			s = p.next.findRelease(key)
-		}
-		s.Options, s.Sensitive = item.Release.Options, item.Sensitive
-		s.Inputs, s.RenderedRevision, s.IsUpgrade = item.Release.Inputs, item.Release.Revision, item.Release.IsUpgrade
-		if s.Digest != "" && p.prior.digest() == p.digest {
-			continue
-		}
-		digest, err := item.RevisionDigest()
-		if err != nil {
+		if err := p.planRelease(item); err != nil {
 			return err
-		}
-		if s.Digest != digest {
-			s.Digest, s.Failures, s.Recovered, s.Message, s.ObjectsApplied = digest, 0, 0, "", false
-			s.enter(stageBegin, now)
 		}
 	}
 	for i := range p.next.Releases {
@@ -65,9 +49,30 @@ func (p *pass) planReleases() error {
 		if p.bundle.KeepObjects || p.next.isKept(s.key()) {
 			continue // the hub was restored from a backup: its objects stay, and so does the release
 		}
-		s.drop(now)
+		s.drop(p.engine.now())
 	}
 	return nil
+}
+
+// planRelease writes into the record to come that the release of an item has to be deployed, if it is not.
+func (p *pass) planRelease(item bundle.Item) error {
+	key := releaseKey(item)
+	s := p.next.findRelease(key)
+	if s == nil {
+		p.next.Releases = append(p.next.Releases, releaseState{Namespace: key.Namespace, Name: key.Name})
+		s = p.next.findRelease(key)
+	}
+	s.Options, s.Sensitive = item.Release.Options, item.Sensitive
+	s.Inputs, s.RenderedRevision, s.IsUpgrade = item.Release.Inputs, item.Release.Revision, item.Release.IsUpgrade
+	if s.Digest != "" && p.prior.digest() == p.digest {
+		return nil
+	}
+	digest, err := item.RevisionDigest()
+	if err == nil && s.Digest != digest {
+		s.Digest, s.Failures, s.Recovered, s.Message, s.ObjectsApplied = digest, 0, 0, "", false
+		s.enter(stageBegin, p.engine.now())
+	}
+	return err
 }
 
 // releasesDeployed returns whether every release in the record to come is deployed.
@@ -126,6 +131,23 @@ func (p *pass) deployRelease(ctx context.Context, item bundle.Item, verdicts []v
 	if s.Stage == stageFailed && !p.engine.now().Before(s.retryAt()) {
 		s.enter(stageBegin, p.engine.now())
 	}
+	return d.run(ctx)
+}
+
+// releaseDeployment is the deployment of one release in one pass.
+type releaseDeployment struct {
+	*pass
+	op       *releaseOp
+	item     bundle.Item
+	verdicts []verdict
+	// early and written say that the objects before the hooks, and all, were applied by this pass.
+	early, written bool
+	goOn           bool
+}
+
+// run does one step after the other until the release is deployed, or something waits or has failed.
+func (d *releaseDeployment) run(ctx context.Context) (goOn bool, err error) {
+	s := d.op.state
 	next := d.step
 	if s.isAfterObjects() {
 		next = d.writeObjects // an earlier pass applied them, and they may have drifted since
@@ -147,17 +169,6 @@ func (p *pass) deployRelease(ctx context.Context, item bundle.Item, verdicts []v
 		return d.reportFailure(ctx)
 	}
 	return d.goOn, nil
-}
-
-// releaseDeployment is the deployment of one release in one pass.
-type releaseDeployment struct {
-	*pass
-	op       *releaseOp
-	item     bundle.Item
-	verdicts []verdict
-	// early and written say that the objects before the hooks, and all, were applied by this pass.
-	early, written bool
-	goOn           bool
 }
 
 // stop ends the pass for a release that waits or whose objects have failed. It returns whether the items after it may be deployed.
@@ -236,21 +247,8 @@ func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, 
 // begin applies Namespaces and CustomResourceDefinitions, decides which operation has to be done and starts it.
 func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	s := d.op.state
-	if conflicts := d.conflicts(); len(conflicts) > 0 {
-		d.early = true
-		d.goOn, d.verdicts = false, d.verdicts[:0]
-		_, err := d.writeRanks(ctx, conflicts)
+	if prepared, err := d.prepare(ctx); err != nil || !prepared {
 		return false, err
-	}
-	if goOn, err := d.writeEarly(ctx); err != nil || !goOn {
-		d.goOn = false
-		d.skip()
-		return false, err
-	}
-	if !d.item.SkipNamespaceCreation && !d.wanted[kube.Ref{Kind: "Namespace", Name: s.Namespace}] {
-		if err := d.engine.member.ensureNamespace(ctx, s.Namespace); err != nil {
-			return false, fmt.Errorf("create namespace %s: %w", s.Namespace, err)
-		}
 	}
 	entries, err := d.op.records().List(ctx, s.key())
 	if err != nil {
@@ -259,11 +257,43 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	if len(entries) > 0 && d.op.waitForOthers(entries[len(entries)-1]) {
 		return false, nil
 	}
-	if recoverAfter := s.Options.RecoverAfter; recoverAfter > 0 && s.Failures > s.Recovered && s.Failures%recoverAfter == 0 && s.Operation == installing {
+	if after := s.Options.RecoverAfter; after > 0 && s.Failures > s.Recovered && s.Failures%after == 0 && s.Operation == installing {
 		s.Recovered = s.Failures
 		s.begin(uninstalling, d.engine.now())
 		return true, nil
 	}
+	d.nextRevision(entries)
+	if err := d.op.records().Prune(ctx, s.key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
+		return false, err
+	}
+	return true, d.start(ctx, entries)
+}
+
+// prepare does what comes before a revision begins. prepared is false if the release cannot be deployed now.
+func (d *releaseDeployment) prepare(ctx context.Context) (prepared bool, err error) {
+	if conflicts := d.conflicts(); len(conflicts) > 0 {
+		d.early, d.goOn, d.verdicts = true, false, nil
+		_, err := d.writeRanks(ctx, conflicts)
+		return false, err
+	}
+	if goOn, err := d.writeEarly(ctx); err != nil || !goOn {
+		d.goOn = false
+		d.skip()
+		return false, err
+	}
+	namespace := d.op.state.Namespace
+	if d.item.SkipNamespaceCreation || d.wanted[kube.Ref{Kind: "Namespace", Name: namespace}] {
+		return true, nil
+	}
+	if err := d.engine.member.ensureNamespace(ctx, namespace); err != nil {
+		return false, fmt.Errorf("create namespace %s: %w", namespace, err)
+	}
+	return true, nil
+}
+
+// nextRevision numbers the revision that begins, after the recorded ones.
+func (d *releaseDeployment) nextRevision(entries []release.Entry) {
+	s := d.op.state
 	if s.Revision == 0 {
 		// A version of Towline without release records may have deployed it.
 		s.Existed = slices.ContainsFunc(d.verdicts, func(v verdict) bool { return v.rank > rankCRD && d.prior.inventory[v.key()].UID != "" })
@@ -277,10 +307,12 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	}
 	s.Revision++
 	s.SecretUID, s.SecretState = "", ""
+}
+
+// start begins the operation. Nothing has to be undone if the pass ends in the middle of it.
+func (d *releaseDeployment) start(ctx context.Context, entries []release.Entry) error {
+	s := d.op.state
 	now := d.engine.now()
-	if err := d.op.records().Prune(ctx, s.key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
-		return false, err
-	}
 	what, status, description := upgrading, common.StatusPendingUpgrade, "Preparing upgrade"
 	if s.Former == 0 && !s.Existed {
 		what, status, description = installing, common.StatusPendingInstall, "Initial install underway"
@@ -290,18 +322,16 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	s.FirstDeployed = firstNonZero(s.FirstDeployed, now)
 	if i := slices.IndexFunc(entries, func(entry release.Entry) bool { return entry.Revision == s.Former }); i >= 0 && isOfHelm(entries[i]) {
 		if err := d.adoptFormer(ctx); err != nil {
-			return false, err
+			return err
 		}
 	}
-	// Nothing of this has to be undone if the pass ends between two of them.
-	for _, step := range []func(context.Context) error{d.op.deleteAbandoned, d.save, func(ctx context.Context) error {
-		return d.putRecord(ctx, status, description)
-	}} {
-		if err := step(ctx); err != nil {
-			return false, err
-		}
+	if err := d.op.deleteAbandoned(ctx); err != nil {
+		return err
 	}
-	return true, nil
+	if err := d.save(ctx); err != nil {
+		return err
+	}
+	return d.putRecord(ctx, status, description)
 }
 
 // writeEarly applies what Helm installs before it runs hooks: CustomResourceDefinitions, and Namespaces since hooks may be in them.

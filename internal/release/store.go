@@ -116,7 +116,7 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Rel
 	if err != nil {
 		return nil, false, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
 	}
-	if record, err = decode(secret.Data[dataKey]); err != nil || record.Info == nil {
+	if record, ok = readable(secret); !ok {
 		return nil, false, nil
 	}
 	record.Labels = map[string]string{}
@@ -126,6 +126,12 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Rel
 		}
 	}
 	return record, true, nil
+}
+
+// readable returns the record in a Secret; ok is false if it is no record.
+func readable(secret *corev1.Secret) (record *helm.Release, ok bool) {
+	record, err := decode(secret.Data[dataKey])
+	return record, err == nil && record.Info != nil
 }
 
 // Put creates or replaces the record of a revision, and returns the metadata of its Secret.

@@ -154,11 +154,19 @@ func foldReport(old configv1beta1.FeatureSummary, finding Finding) configv1beta1
 		finding.Err, finding.Reason = reportError(report.Message), cmp.Or(finding.Reason, ReasonApply)
 		finding.Attempt = finding.Attempt || !same || old.Status != libv1beta1.FeatureStatusFailed || old.FailureMessage != report.Message
 		now = failed(now, finding, libv1beta1.FeatureStatusFailed)
+	case bundle.StateApplying:
+		return applying(now, old, same, report.Message)
 	default:
-		now = pending(now, old, same)
-		if now.Status == libv1beta1.FeatureStatusProvisioning && report.State == bundle.StateApplying {
-			now.FailureMessage = report.Message // it names the hook or the object that a Helm release waits for
-		}
+		return pending(now, old, same)
+	}
+	return now
+}
+
+// applying is a feature that the member works on. The message names the hook or the object that a Helm release waits for.
+func applying(now, old configv1beta1.FeatureSummary, same bool, message string) configv1beta1.FeatureSummary {
+	now = pending(now, old, same)
+	if now.Status == libv1beta1.FeatureStatusProvisioning {
+		now.FailureMessage = message
 	}
 	return now
 }

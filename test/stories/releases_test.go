@@ -4,14 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http/httptest"
 	"strings"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -28,18 +26,6 @@ type chartProfile struct {
 	targets []target
 	// chart has fields of the item of helmCharts beside those that manifest sets.
 	chart map[string]any
-}
-
-// repository serves charts and returns the address.
-func (w *world) repository(charts ...examples.Chart) string {
-	w.t.Helper()
-	handler, err := examples.Repository(charts...)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	server := httptest.NewServer(handler)
-	w.t.Cleanup(server.Close)
-	return server.URL
 }
 
 // deploy applies the profile with values and options.
@@ -71,13 +57,6 @@ func (w *world) yaml(value any) string {
 }
 
 func (p *chartProfile) summary(at target) string { return p.name + "-sveltos-" + at.cluster }
-
-// delete deletes the profile and waits until all targets have withdrawn the release.
-func (p *chartProfile) delete() {
-	p.t.Helper()
-	p.kubectl(p.hub, "delete", "clusterprofile", p.name, "--wait=false")
-	p.everywhere("the release is withdrawn", func(at target) error { return p.absent(p.hub, "clustersummary", p.summary(at), at.namespace) })
-}
 
 // everywhere waits until check passes for each target.
 func (p *chartProfile) everywhere(what string, check func(at target) error) {
