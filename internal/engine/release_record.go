@@ -112,7 +112,7 @@ func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.It
 			s.Revision = last.Revision + 1
 		}
 	}
-	if err := op.putRecord(ctx, item, common.StatusDeployed, "Drift corrected"); err != nil {
+	if err := op.putRecord(ctx, item, common.StatusDeployed, "Drift corrected by Towline"); err != nil {
 		return err
 	}
 	ref := s.secretRef()
