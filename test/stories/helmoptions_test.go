@@ -84,7 +84,7 @@ func optionStories() map[string]func(*optionStory) {
 			s.waits("claim", map[string]any{"wait": true, "timeout": "2s"}, "not ready within 2s: PersistentVolumeClaim "+s.release+"/never-bound")
 		},
 		"waitforjobs": func(s *optionStory) {
-			s.waits("job", map[string]any{"waitForJobs": true, "timeout": "2s"}, "not ready within 2s: Job batch "+s.release+"/never-ends: it is not complete")
+			s.waits("job", map[string]any{"wait": true, "waitForJobs": true, "timeout": "2s"}, "not ready within 2s: Job batch "+s.release+"/never-ends: it is not complete")
 		},
 		"disablehooks": func(s *optionStory) { s.runsHooks(map[string]any{"disableHooks": true}) },
 		"install-disablehooks": func(s *optionStory) {
