@@ -45,6 +45,9 @@ func moved(had held, s sighting, sign string) bool {
 		return s.uid == "" || had.UID == "" || had.UID == s.uid
 	case s.ignored:
 		return false
+	case had.isRecord:
+		// Clients of Helm drop our marks, and had may be older than the record that a pass has just written.
+		return had.UID != s.uid || had.Fields != s.state
 	case had.UID != s.uid && s.signature != sign:
 		return false // somebody else's, and it was not ours before
 	}

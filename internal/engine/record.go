@@ -34,6 +34,8 @@ type held struct {
 	Claim string `json:"claimed,omitempty"`
 	// FromHelm says that Helm itself deployed the object, in a revision before that of the bundle.
 	FromHelm bool `json:"fromHelm,omitempty"`
+	// isRecord says that the object is a release record, which is not part of the inventory.
+	isRecord bool
 	// Rival is the requestor that has the object now, for the same profile. It has no UID then.
 	Rival string `json:"rival,omitempty"`
 }

@@ -196,7 +196,7 @@ func (r *record) tracked(key kube.Ref) (held, bool) {
 	for i := range r.Releases {
 		s := &r.Releases[i]
 		if s.Stage == stageDeployed && s.SecretUID != "" && s.secretRef() == key {
-			return held{Ref: key, UID: s.SecretUID, Fields: s.SecretState}, true
+			return held{Ref: key, UID: s.SecretUID, Fields: s.SecretState, isRecord: true}, true
 		}
 	}
 	return held{}, false

@@ -149,11 +149,11 @@ func unreliable(config *rest.Config) *rest.Config {
 	return config
 }
 
-// eventually waits until check says so.
+// eventually waits until check says so. Kubernetes can take half a minute to delete a namespace on a busy machine.
 func eventually(t *testing.T, what string, check func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) { return check(), nil })
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) { return check(), nil })
 	if err != nil {
-		t.Fatalf("%s: not within 30 s", what)
+		t.Fatalf("%s: not within 2 min", what)
 	}
 }
