@@ -92,11 +92,11 @@ lint: ## Run all linters
 
 .PHONY: test
 test: build ## Build everything and run every test, the stories included
-	@$(TEST_ENV) go test -timeout 25m $(TEST_FLAGS) ./...
+	@$(TEST_ENV) go test -timeout 40m $(TEST_FLAGS) ./...
 
 .PHONY: stories
 stories: build ## Run only the user stories, with their output
-	@$(TEST_ENV) go test -timeout 25m $(TEST_FLAGS) -count=1 -v ./test/stories/...
+	@$(TEST_ENV) go test -timeout 40m $(TEST_FLAGS) -count=1 -v ./test/stories/...
 
 .PHONY: demo
 demo: build ## Start a hub and two members and show the main job; stays until Ctrl-C
