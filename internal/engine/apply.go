@@ -81,9 +81,6 @@ func (p *pass) writeOne(ctx context.Context, v verdict) (bundle.Action, error) {
 		return bundle.Failed, v.err
 	}
 	now, err := p.applyOne(ctx, v)
-	if err == nil && v.isCRD() && (v.seen == nil || v.seen.version != now.version) {
-		err = p.serve(ctx, v)
-	}
 	if apierrors.IsNotFound(err) {
 		// The kind may have gone since the mapper looked.
 		p.engine.member.mapper.Reset()
@@ -92,6 +89,9 @@ func (p *pass) writeOne(ctx context.Context, v verdict) (bundle.Action, error) {
 		return bundle.Failed, err
 	}
 	p.hold(v, now)
+	if err == nil && v.isCRD() && (v.seen == nil || v.seen.version != now.version) {
+		p.addUnserved(v)
+	}
 	switch {
 	case err != nil:
 		return bundle.Failed, err
@@ -174,20 +174,6 @@ func (p *pass) request(ctx context.Context, v verdict, uid types.UID) (*live, er
 func missesNamespace(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
-}
-
-// serve waits until a definition that was just written is in force, and remembers that its kinds are new.
-func (p *pass) serve(ctx context.Context, v verdict) error {
-	if err := p.engine.member.awaitEstablished(ctx, v.ref.Name); err != nil {
-		return err
-	}
-	p.engine.member.mapper.Reset()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for gvk := range definedKinds(p.bundle) {
-		p.defined[gvk.GroupKind()] = true
-	}
-	return nil
 }
 
 // hold puts an applied object into the record to come.

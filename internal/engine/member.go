@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -28,8 +27,6 @@ import (
 const (
 	// parallel is how many requests of one pass are under way at once.
 	parallel = 8
-	// establishLimit is how long a new CustomResourceDefinition may take to be established, and its kinds to be served.
-	establishLimit = 30 * time.Second
 	// recreateLimit is how long an object that is replaced may take to go.
 	recreateLimit = 60 * time.Second
 	// pollInterval is the pause between two looks at something that has no watch worth its cost.
@@ -140,47 +137,6 @@ func (m *member) ensureNamespace(ctx context.Context, name string) error {
 		return nil
 	}
 	return err
-}
-
-// awaitEstablished waits until the API server serves the kinds of a CustomResourceDefinition, or says why it never will.
-func (m *member) awaitEstablished(ctx context.Context, name string) error {
-	var last string
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
-		raw, err := m.raw.Get().AbsPath("/apis", groupAPIExtensions, "v1", "customresourcedefinitions", name).Do(ctx).Raw()
-		if err != nil {
-			return false, err
-		}
-		var established bool
-		established, last, err = crdState(raw)
-		return established, err
-	})
-	if wait.Interrupted(err) && last != "" {
-		err = fmt.Errorf("%s: %w", last, err)
-	}
-	if err != nil {
-		return fmt.Errorf("wait for the definition to be established: %w", err)
-	}
-	return nil
-}
-
-// crdState reads the conditions of a CustomResourceDefinition.
-func crdState(raw []byte) (established bool, message string, err error) {
-	var crd struct {
-		Status struct {
-			Conditions []metav1.Condition `json:"conditions"`
-		} `json:"status"`
-	}
-	if err := json.Unmarshal(raw, &crd); err != nil {
-		return false, "", fmt.Errorf("decode its conditions: %w", err)
-	}
-	if c := meta.FindStatusCondition(crd.Status.Conditions, "NamesAccepted"); c != nil && c.Status == metav1.ConditionFalse {
-		return false, "", errors.New(c.Message)
-	}
-	c := meta.FindStatusCondition(crd.Status.Conditions, "Established")
-	if c == nil {
-		return false, "it has no condition yet", nil
-	}
-	return c.Status == metav1.ConditionTrue, c.Message, nil
 }
 
 // resolve finds where the given kinds are served now. Kinds that nobody knows are not in the result.

@@ -39,10 +39,13 @@ type pass struct {
 	retained map[kube.Ref]bool
 
 	// mu guards what follows while objects are applied in parallel.
-	mu       sync.Mutex
-	next     *record // what the record will say
-	saved    *record // what it says now
+	mu    sync.Mutex
+	next  *record // what the record will say
+	saved *record // what it says now
+	// defined are the kinds of the definitions that this pass has created or changed, and unserved the definitions, by name, whose kinds
+	// may not be served yet.
 	defined  map[schema.GroupKind]bool
+	unserved map[string]map[schema.GroupVersionKind]kube.Resource
 	changes  bundle.ChangeSet
 	failures passError
 	// waiting is what a Helm release waits for, nil for nothing.
@@ -67,6 +70,7 @@ func (p *pass) run(ctx context.Context) (bundle.Report, error) {
 	if err := p.write(ctx, verdicts); err != nil {
 		return p.cutOff(ctx, err)
 	}
+	p.awaitServed(ctx)
 	if p.only == nil && p.waiting == nil {
 		done := true
 		if len(p.failures) == 0 || p.bundle.Options.ContinueOnError && !slices.ContainsFunc(p.failures, isNoObjects) {
@@ -309,6 +313,10 @@ type outcome struct {
 // writeRank applies objects of one rank in parallel. Objects are begun in order, so the first failure in order is always among those
 // that are reported.
 func (p *pass) writeRank(ctx context.Context, verdicts []verdict) (goOn bool, err error) {
+	if p.needsServed(verdicts) && !p.awaitServed(ctx) {
+		p.skipRest(verdicts)
+		return false, context.Cause(ctx)
+	}
 	outcomes := make([]outcome, len(verdicts))
 	goOn = true
 	var mu sync.Mutex // guards goOn
@@ -318,6 +326,9 @@ func (p *pass) writeRank(ctx context.Context, verdicts []verdict) (goOn bool, er
 	for i, v := range verdicts {
 		if v.verb == keep {
 			outcomes[i] = outcome{action: bundle.Unchanged}
+			if v.isCRD() && !p.isServed(v) {
+				p.addUnserved(v)
+			}
 			continue
 		}
 		if !going() || ctx.Err() != nil {

@@ -285,7 +285,7 @@ func originOf(item bundle.Item) string {
 
 func originOfRelease(key string) string { return "Helm release " + key }
 
-// definedKinds lists the kinds that CustomResourceDefinitions of b define.
+// definedKinds lists the kinds that CustomResourceDefinitions of b define, in the versions that are served.
 func definedKinds(b bundle.Bundle) map[schema.GroupVersionKind]kube.Resource {
 	defined := map[schema.GroupVersionKind]kube.Resource{}
 	for _, item := range b.Items {
@@ -312,6 +312,9 @@ func define(defined map[schema.GroupVersionKind]kube.Resource, crd map[string]an
 		return
 	}
 	for _, version := range versions {
+		if served, ok := mapOf(version)["served"].(bool); ok && !served {
+			continue
+		}
 		name, _ := mapOf(version)["name"].(string)
 		gv := schema.GroupVersion{Group: group, Version: name}
 		defined[gv.WithKind(text("spec", "names", "kind"))] = kube.Resource{

@@ -197,6 +197,9 @@ func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	case s.Stage == stageObjects:
 		return d.writeObjects(ctx)
 	case s.Stage == stageWait:
+		if (s.Options.Wait || s.Options.WaitForJobs) && !d.awaitDefinitions(ctx) {
+			return false, context.Cause(ctx)
+		}
 		if done, err := d.op.waitReady(ctx); err != nil || !done {
 			return false, err
 		}
@@ -234,8 +237,22 @@ func (d *releaseDeployment) hooksDisabled() bool {
 	return false
 }
 
+// awaitDefinitions waits until the kinds that the release has defined are served. If they are refused, it ends the pass for
+// the release and returns false.
+func (d *releaseDeployment) awaitDefinitions(ctx context.Context) bool {
+	if d.awaitServed(ctx) {
+		return true
+	}
+	d.goOn = false
+	d.skip()
+	return false
+}
+
 func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, next releaseStage) (bool, error) {
 	if event == helm.HookTest || !d.hooksDisabled() {
+		if len(release.ForEvent(d.op.hooks, event)) > 0 && !d.awaitDefinitions(ctx) {
+			return false, context.Cause(ctx)
+		}
 		if done, err := d.op.runHooks(ctx, event); err != nil || !done {
 			return false, err
 		}
@@ -556,7 +573,7 @@ func (d *releaseDeployment) writeFormer(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	goOn, err := rollback.writeRanks(ctx, verdicts)
-	d.saved, d.changes = rollback.saved, append(d.changes, rollback.changes...)
+	d.saved, d.changes, d.unserved = rollback.saved, append(d.changes, rollback.changes...), rollback.unserved
 	if err != nil {
 		return false, err
 	}

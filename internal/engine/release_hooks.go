@@ -48,6 +48,8 @@ type releaseOp struct {
 	hooks  []release.Hook
 	// waiting is what the release waits for, nil for nothing.
 	waiting *pendingWait
+	// helmRecord is the release record that was written last: encoding the manifest again would cost as much as rendering it.
+	helmRecord *helm.Release
 }
 
 func (o *releaseOp) wait(message string, isOver func(context.Context) bool) {

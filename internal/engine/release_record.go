@@ -41,10 +41,14 @@ func (d *releaseDeployment) putRecord(ctx context.Context, status common.Status,
 
 func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status common.Status, description string) error {
 	s := o.state
-	record, err := release.New(item, s.Revision)
-	if err != nil {
-		return err
+	if o.helmRecord == nil || o.helmRecord.Version != s.Revision {
+		record, err := release.New(item, s.Revision)
+		if err != nil {
+			return err
+		}
+		o.helmRecord = record
 	}
+	record := o.helmRecord
 	release.SetStatus(record, status, description, s.FirstDeployed, o.engine.now())
 	for _, h := range record.Hooks {
 		for _, run := range s.Hooks {

@@ -1,0 +1,72 @@
+package engine_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/towline/towline/internal/bundle"
+)
+
+// definitionOf returns a CustomResourceDefinition of a kind in a group of the test's own.
+func (c *cluster) definitionOf(kind string, shortNames ...any) *unstructured.Unstructured {
+	group, plural := c.ns+".example.com", strings.ToLower(kind)+"s"
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": plural + "." + group},
+		"spec": map[string]any{
+			"group": group, "scope": "Namespaced", "names": map[string]any{"kind": kind, "plural": plural, "shortNames": shortNames},
+			"versions": []any{
+				map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}},
+				map[string]any{"name": "v0", "served": false, "storage": false, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}},
+			},
+		},
+	}}
+}
+
+// objectOf returns an object of a kind that definitionOf has defined.
+func (c *cluster) objectOf(kind string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": c.ns + ".example.com/v1", "kind": kind, "metadata": map[string]any{"name": "one", "namespace": c.ns},
+	}}
+}
+
+func TestDefinitionsAreAwaitedWithoutReadingThem(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	meter := &meter{}
+	var objects []*unstructured.Unstructured
+	for i := range 10 {
+		kind := fmt.Sprintf("Kind%d", i)
+		objects = append(objects, c.definitionOf(kind), c.objectOf(kind))
+	}
+	wantChanges(t, converge(t, c.engine(meter), c.bundle("kinds", objects...)).Changes, counts{bundle.Created: len(objects)})
+	var reads []string
+	for _, line := range meter.take() {
+		if strings.HasPrefix(line, "GET") && strings.Contains(line, "customresourcedefinitions/") {
+			reads = append(reads, line)
+		}
+	}
+	// A slow API server may let the engine look why a definition is not served yet.
+	if len(reads) > len(objects) {
+		t.Errorf("got %d reads of definitions:\n%s", len(reads), strings.Join(reads, "\n"))
+	}
+}
+
+func TestRefusedDefinitionIsReportedAndNoHookRuns(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	hook := asHook(c.configMap("hook", "1"), "post-install", 0, "")
+	converge(t, c.engine(nil), c.bundle("first", c.definitionOf("First", "taken")))
+
+	b := c.chart(bundle.ReleaseOptions{}, c.definitionOf("Second", "taken"), c.configMap("plain", "1"), hook)
+	for range 2 {
+		report := convergeFails(t, c.engine(nil), b)
+		if !strings.Contains(report.Message, "taken") || report.Changes.Count(bundle.Failed) != 1 {
+			t.Errorf("got %q and changes %v, want the reason of the API server", report.Message, report.Changes)
+		}
+	}
+	c.wantNames(configMaps, "plain")
+}
