@@ -280,6 +280,9 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	d.nextRevision(entries)
+	if err := d.endPending(ctx, entries); err != nil {
+		return false, err
+	}
 	if err := d.op.records().Prune(ctx, s.key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
 		return false, err
 	}
@@ -324,6 +327,20 @@ func (d *releaseDeployment) nextRevision(entries []release.Entry) {
 	}
 	s.Revision++
 	s.SecretUID, s.SecretState = "", ""
+}
+
+// endPending records that revisions have failed which this bundle began and did not end, because its content changed.
+func (d *releaseDeployment) endPending(ctx context.Context, entries []release.Entry) error {
+	for _, entry := range entries {
+		if !entry.Status.IsPending() || isOfHelm(entry) {
+			continue
+		}
+		description := fmt.Sprintf("Replaced by revision %d before it was deployed", d.op.state.Revision)
+		if err := d.op.records().SetStatus(ctx, entry, common.StatusFailed, description); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // start begins the operation. Nothing has to be undone if the pass ends in the middle of it.
@@ -524,7 +541,7 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if err := d.op.records().Supersede(ctx, s.key(), entries, s.Revision); err != nil {
+	if err := d.op.records().Supersede(ctx, entries, s.Revision); err != nil {
 		return false, err
 	}
 	if err := d.op.records().Prune(ctx, s.key(), entries, s.Options.MaxHistory, s.Revision); err != nil {
@@ -590,11 +607,11 @@ func (d *releaseDeployment) writeFormer(ctx context.Context) (bool, error) {
 // cleanUp deletes the objects that a failed upgrade has created.
 func (d *releaseDeployment) cleanUp(ctx context.Context) error {
 	s := d.op.state
-	record, ok, err := d.op.records().Get(ctx, s.key(), s.Former)
-	if err != nil || !ok || !release.HasManifest(record) {
+	former, ok, err := d.op.records().Get(ctx, s.key(), s.Former)
+	if err != nil || !ok || !release.HasManifest(former) {
 		return err
 	}
-	item, err := release.Item(record, s.Options)
+	item, err := release.Item(former, s.Options)
 	if err != nil {
 		return err
 	}
@@ -605,9 +622,9 @@ func (d *releaseDeployment) cleanUp(ctx context.Context) error {
 		ref.Namespace = s.Namespace // of an object that names none; one that is not namespaced is not mistaken for another one
 		keep[ref.Key()] = true
 	}
-	_, err = d.op.removeObjects(ctx, keep, d.next.ofRelease(s.key()))
 	s.ObjectsApplied = false
-	return err
+	created := &record{inventory: d.next.ofRelease(s.key())}
+	return d.pruneGroups(ctx, created.doomed(keep))
 }
 
 // releaseFailure is why a release of a bundle is not deployed.

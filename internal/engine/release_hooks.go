@@ -257,7 +257,10 @@ func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *hookRun
 	case run.UID != "":
 		return nil, &releaseError{text: "it was deleted before its end was seen"}
 	}
-	obj := h.Object.DeepCopy()
+	obj, err := h.NewObject()
+	if err != nil {
+		return nil, err
+	}
 	obj.SetNamespace(run.Ref.Namespace)
 	annotations := obj.GetAnnotations()
 	annotations[annotationHookRun] = mark

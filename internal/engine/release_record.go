@@ -124,7 +124,7 @@ func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.It
 	if entries, err = op.records().List(ctx, s.key()); err != nil {
 		return err
 	}
-	if err := op.records().Supersede(ctx, s.key(), entries, s.Revision); err != nil {
+	if err := op.records().Supersede(ctx, entries, s.Revision); err != nil {
 		return err
 	}
 	return op.records().Prune(ctx, s.key(), entries, s.Options.MaxHistory, s.Revision)

@@ -114,7 +114,7 @@ func (o *releaseOp) removeRecords(ctx context.Context, entries []release.Entry) 
 		return nil
 	}
 	last := entries[len(entries)-1].Revision
-	if err := o.records().Supersede(ctx, s.key(), entries, last); err != nil {
+	if err := o.records().Supersede(ctx, entries, last); err != nil {
 		return err
 	}
 	record, ok, err := o.records().Get(ctx, s.key(), last)

@@ -54,8 +54,31 @@ func splitList(text string) []string {
 	return all
 }
 
+// minJobLife is how many seconds a Job of a hook exists after its end, at least. One with a shorter ttlSecondsAfterFinished may be
+// deleted before anybody has read how it ended.
+const minJobLife = 3600
+
+// expiresEarly returns whether the hook is a Job that asks to be deleted soon after its end.
+func (h Hook) expiresEarly() bool {
+	seconds, ok, err := unstructured.NestedInt64(h.Object.Object, "spec", "ttlSecondsAfterFinished")
+	return h.Object.GetKind() == "Job" && ok && err == nil && seconds < minJobLife
+}
+
+// NewObject returns the object to create for the hook. A Job that would be deleted soon after its end stays for an hour: IsDeletedOn
+// returns that it is deleted once its end is known.
+func (h Hook) NewObject() (*unstructured.Unstructured, error) {
+	object := h.Object.DeepCopy()
+	if !h.expiresEarly() {
+		return object, nil
+	}
+	return object, unstructured.SetNestedField(object.Object, int64(minJobLife), "spec", "ttlSecondsAfterFinished")
+}
+
 // IsDeletedOn returns whether the hook has a delete policy. CustomResourceDefinitions are never deleted: their objects would be, too.
 func (h Hook) IsDeletedOn(policy helm.HookDeletePolicy) bool {
+	if h.expiresEarly() && policy != helm.HookBeforeHookCreation {
+		return true
+	}
 	return h.Object.GetKind() != "CustomResourceDefinition" && slices.Contains(h.DeletePolicies, policy)
 }
 

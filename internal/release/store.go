@@ -167,29 +167,35 @@ func (s Store) Put(ctx context.Context, record *helm.Release) (metav1.ObjectMeta
 }
 
 // Supersede marks the deployed revisions in entries as superseded, but for one.
-func (s Store) Supersede(ctx context.Context, key Key, entries []Entry, except int) error {
+func (s Store) Supersede(ctx context.Context, entries []Entry, except int) error {
 	for _, entry := range entries {
 		if entry.Revision == except || entry.Status != common.StatusDeployed {
 			continue
 		}
-		record, ok, err := s.Get(ctx, key, entry.Revision)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			continue
-		}
-		record.Info.Status = common.StatusSuperseded
-		unmarked := s
-		unmarked.Labels, unmarked.Annotations = nil, nil
-		for name := range s.Labels {
-			delete(record.Labels, name)
-		}
-		if _, err := unmarked.Put(ctx, record); err != nil {
+		if err := s.SetStatus(ctx, entry, common.StatusSuperseded, ""); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// SetStatus sets the status of a recorded revision which is not the current one, and its description unless that is empty.
+func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status, description string) error {
+	record, ok, err := s.Get(ctx, entry.Key, entry.Revision)
+	if err != nil || !ok {
+		return err
+	}
+	record.Info.Status = status
+	if description != "" {
+		record.Info.Description = description
+	}
+	unmarked := s
+	unmarked.Labels, unmarked.Annotations = nil, nil
+	for name := range s.Labels {
+		delete(record.Labels, name)
+	}
+	_, err = unmarked.Put(ctx, record)
+	return err
 }
 
 // Prune deletes the oldest revisions in entries beyond most, but for the one that is to stay. Zero means no limit.
