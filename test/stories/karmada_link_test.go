@@ -206,14 +206,16 @@ func (l *hubLink) asked() map[string]int {
 }
 
 // failures lists the requests and connections that failed, and those that the hub did not fulfil. An agent that asks what became of its request for a certificate is told that it may not
-// know until there is something to know. A conflict says that somebody else has written the object first: the agent reads it and writes again.
+// know until there is something to know. A status of a Work is written under an optimistic lock: one that follows another before the agent's cache has the former is
+// refused, and written again.
 func (l *hubLink) failures() (failed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	failed = slices.Clone(l.lost)
 	for _, a := range l.answers {
 		waits := a.method == http.MethodGet && strings.Contains(a.path, "/certificatesigningrequests/")
-		if a.code >= http.StatusBadRequest && a.code != http.StatusConflict && !waits {
+		isStale := a.code == http.StatusConflict && strings.Contains(a.path, "/works/") && strings.HasSuffix(a.path, "/status")
+		if a.code >= http.StatusBadRequest && !isStale && !waits {
 			failed = append(failed, fmt.Sprintf("%s %s: %d", a.method, a.path, a.code))
 		}
 	}
