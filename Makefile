@@ -79,11 +79,12 @@ image: ## Build the image into dist/ for PLATFORMS, without a container engine; 
 		--archive='$(DIST)/towline-$(VERSION).tar' $(if $(PUSH),--push)
 
 .PHONY: generate
-generate: $(HELM) ## Regenerate deep copies and CRDs from api/, and config/hub.yaml from charts/towline
+generate: $(HELM) ## Regenerate deep copies and CRDs from api/, config/hub.yaml from charts/towline, and NOTICE
 	@go run $(CONTROLLER_GEN) object crd:crdVersions=v1 paths=./api/... output:crd:dir=./api/crds
 	@printf '%s\n' '# The hub of Towline without Helm: kubectl apply -f config/hub.yaml' '# Generated from charts/towline: make generate' \
 		'apiVersion: v1' 'kind: Namespace' 'metadata:' '  name: projectsveltos' '  labels:' '    app.kubernetes.io/name: towline' > config/hub.yaml
 	@$(HELM) template towline charts/towline --namespace projectsveltos | grep -v -e '^# Source: ' -e '^$$' >> config/hub.yaml
+	@go run ./cmd/licenses ./cmd/towline > $(BIN)/NOTICE && mv $(BIN)/NOTICE NOTICE
 
 .PHONY: lint
 lint: ## Run all linters
@@ -108,5 +109,5 @@ bench: build ## Measure latency, throughput and memory; prints, does not judge
 
 .PHONY: verify
 verify: generate ## Check that generated files and the package list are as committed
-	@git diff --exit-code -- api config
+	@git diff --exit-code -- api config NOTICE
 	@go test -count=1 -run TestArchitecture ./internal

@@ -154,6 +154,11 @@ func (o options) files(program string) ([]byte, error) {
 	if err := tarred.WriteHeader(&link); err != nil {
 		return nil, err
 	}
+	for _, file := range o.licenses {
+		if err := addFile(tarred, "licenses/"+filepath.Base(file), file, 0o644); err != nil {
+			return nil, fmt.Errorf("add a license: %w", err)
+		}
+	}
 	if o.certificates != "" {
 		if err := addFile(tarred, "etc/ssl/certs/ca-certificates.crt", o.certificates, 0o644); err != nil {
 			return nil, fmt.Errorf("add the certificate authorities; name another file with --certificates: %w", err)

@@ -36,8 +36,12 @@ func testOptions(t *testing.T, reference string) options {
 	if err := os.WriteFile(certificates, []byte("authorities"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	license := filepath.Join(t.TempDir(), "LICENSE")
+	if err := os.WriteFile(license, []byte("terms"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	return options{
-		reference: reference, platforms: []string{"linux/amd64", "linux/arm64"}, certificates: certificates,
+		reference: reference, licenses: []string{license}, platforms: []string{"linux/amd64", "linux/arm64"}, certificates: certificates,
 		archive: filepath.Join(t.TempDir(), "dist", "image.tar"),
 	}
 }
@@ -108,6 +112,7 @@ func checkImage(t *testing.T, store content.Fetcher, descriptor ocispec.Descript
 	want := []string{
 		"manager -rwxr-xr-x program for linux/" + platform.Architecture,
 		"bin/karmada-agent -> /manager",
+		"licenses/LICENSE -rw-r--r-- terms",
 		"etc/ssl/certs/ca-certificates.crt -rw-r--r-- authorities",
 	}
 	if diff := cmp.Diff(want, listed(t, raw)); diff != "" {

@@ -33,6 +33,7 @@ type options struct {
 	platforms    []string
 	ldflags      string
 	certificates string
+	licenses     []string
 	archive      string
 	push         bool
 	plainHTTP    bool
@@ -64,6 +65,7 @@ source gives the same image. --archive writes it as a tar of an OCI layout, whic
 	flags.StringVar(&o.ldflags, "ldflags", "", "`flags` of the linker")
 	flags.StringVar(&o.certificates, "certificates", "/etc/ssl/certs/ca-certificates.crt",
 		"`file` with the certificate authorities that the image trusts, in PEM; empty for none")
+	flags.StringSliceVar(&o.licenses, "licenses", []string{"LICENSE", "NOTICE"}, "`files` to put into /licenses of the image")
 	flags.StringVar(&o.archive, "archive", "", "`file` to write the image to")
 	flags.BoolVar(&o.push, "push", false, "push the image to its registry")
 	flags.BoolVar(&o.plainHTTP, "plain-http", false, "push over http")
