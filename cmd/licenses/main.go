@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,14 +43,14 @@ type license struct {
 }
 
 func main() {
-	if err := run(os.Stdout, os.Args[1:]); err != nil {
+	if err := run(context.Background(), os.Stdout, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}
 }
 
-func run(out io.Writer, programs []string) error {
-	modules, err := list(programs)
+func run(ctx context.Context, out io.Writer, programs []string) error {
+	modules, err := list(ctx, programs)
 	if err != nil {
 		return err
 	}
@@ -65,8 +66,8 @@ func run(out io.Writer, programs []string) error {
 }
 
 // list returns the modules of the packages that programs are made of, sorted by path.
-func list(programs []string) ([]module, error) {
-	cmd := exec.Command("go", append([]string{"list", "-deps", "-json=Module"}, programs...)...)
+func list(ctx context.Context, programs []string) ([]module, error) {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-deps", "-json=Module"}, programs...)...)
 	// The same on every machine.
 	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH=amd64", "CGO_ENABLED=0")
 	cmd.Stderr = os.Stderr
