@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -33,7 +34,7 @@ func isPastManager(entry metav1.ManagedFieldsEntry) bool {
 
 // adoptFields takes over the fields of an object that nobody has marked and that is not in the record.
 func (p *pass) adoptFields(ctx context.Context, v verdict) error {
-	if v.seen == nil || v.seen.marked() || p.prior.inventory[v.key()].UID == v.seen.uid {
+	if v.seen == nil || v.seen.IsMarked() || p.prior.Entries[v.key()].UID == v.seen.UID {
 		return nil
 	}
 	return p.takeFields(ctx, v, v.seen)
@@ -45,14 +46,14 @@ func (p *pass) adoptCreated(ctx context.Context, v verdict, now *live) (*live, e
 	if err := p.takeFields(ctx, v, now); err != nil {
 		return nil, err
 	}
-	return p.request(ctx, v, now.uid)
+	return p.request(ctx, v, now.UID)
 }
 
 // takeFields makes the fields that past managers have set on an object that is adopted ours, so that the next apply deletes those that the bundle
 // lacks. Without that they would stay for good. It makes no request for an object that no past manager has written.
 func (p *pass) takeFields(ctx context.Context, v verdict, seen *live) error {
 	api := p.engine.member.at(v.resource, v.ref.Namespace)
-	entries, version := seen.managers, seen.version
+	entries, version := seen.managers, seen.Version
 	for range adoptTries {
 		merged, err := mergePastManagers(entries, v.ref.GVK().GroupVersion().String())
 		if err != nil || merged == nil {
@@ -71,7 +72,7 @@ func (p *pass) takeFields(ctx context.Context, v verdict, seen *live) error {
 			return ignoreNotFound("take over its fields", err)
 		}
 		obj, err := api.Get(ctx, v.ref.Name, metav1.GetOptions{})
-		if err != nil || obj.UID != seen.uid {
+		if err != nil || obj.UID != seen.UID {
 			return ignoreNotFound("read its field managers", err) // applying deals with an object that is replaced
 		}
 		entries, version = obj.ManagedFields, obj.ResourceVersion
@@ -102,7 +103,7 @@ func mergePastManagers(entries []metav1.ManagedFieldsEntry, next string) ([]meta
 	merges := false
 	for _, entry := range entries {
 		past := isPastManager(entry) && entry.APIVersion == version
-		if !past && !ownApply(entry) {
+		if !past && !inventory.IsOwnApply(entry) {
 			rest = append(rest, entry)
 			continue
 		}
@@ -132,7 +133,7 @@ func mergePastManagers(entries []metav1.ManagedFieldsEntry, next string) ([]meta
 func mergeVersion(entries []metav1.ManagedFieldsEntry, next string) (version string, found bool) {
 	var newest metav1.ManagedFieldsEntry
 	for _, entry := range entries {
-		if ownApply(entry) {
+		if inventory.IsOwnApply(entry) {
 			return entry.APIVersion, true
 		}
 		if !isPastManager(entry) || (found && version == next) {

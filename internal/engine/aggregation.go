@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -67,18 +68,18 @@ func (m *member) readRole(ctx context.Context, s spot, seen *live) error {
 		return fmt.Errorf("read %s: %w", s.key, err)
 	}
 	seen.role = roleOwned
-	if err == nil && role.GetUID() == seen.uid && role.Object["rules"] == nil && role.Object["aggregationRule"] == nil {
+	if err == nil && role.GetUID() == seen.UID && role.Object["rules"] == nil && role.Object["aggregationRule"] == nil {
 		seen.role = roleRecreated
 	}
 	return nil
 }
 
-// orderRoles orders the removal of the ClusterRoles in groups, which are as record.doomed returns them: the roles
+// orderRoles orders the removal of the ClusterRoles in groups, which are as toPrune returns them: the roles
 // that aggregate others get a group of their own before the others, so that their controller has no reason to write
 // to them when the others are deleted. A last group holds all the ClusterRoles again, for those that the controller
 // created meanwhile. Without ClusterRoles it makes no request.
-func (e *Engine) orderRoles(ctx context.Context, groups [][]held) ([][]held, error) {
-	at := slices.IndexFunc(groups, func(items []held) bool { return isClusterRole(items[0].Ref) })
+func (e *Engine) orderRoles(ctx context.Context, groups [][]inventory.Entry) ([][]inventory.Entry, error) {
+	at := slices.IndexFunc(groups, func(items []inventory.Entry) bool { return isClusterRole(items[0].Ref) })
 	if at < 0 {
 		return groups, nil
 	}
@@ -90,8 +91,8 @@ func (e *Engine) orderRoles(ctx context.Context, groups [][]held) ([][]held, err
 }
 
 // splitRoles does what orderRoles does. The group at index at has the ClusterRoles, found those that exist.
-func splitRoles(groups [][]held, at int, found map[kube.Ref]*live) [][]held {
-	var aggregating, others []held
+func splitRoles(groups [][]inventory.Entry, at int, found map[kube.Ref]*live) [][]inventory.Entry {
+	var aggregating, others []inventory.Entry
 	for _, item := range groups[at] {
 		if seen := found[item.Ref.Key()]; seen.aggregated() {
 			aggregating = append(aggregating, item)
@@ -99,8 +100,8 @@ func splitRoles(groups [][]held, at int, found map[kube.Ref]*live) [][]held {
 			others = append(others, item)
 		}
 	}
-	ordered := slices.Concat(groups[:at], [][]held{aggregating, others}, groups[at+1:], groups[at:at+1])
-	return slices.DeleteFunc(ordered, func(items []held) bool { return len(items) == 0 })
+	ordered := slices.Concat(groups[:at], [][]inventory.Entry{aggregating, others}, groups[at+1:], groups[at:at+1])
+	return slices.DeleteFunc(ordered, func(items []inventory.Entry) bool { return len(items) == 0 })
 }
 
 // aggregated says whether the aggregation controller writes to an object, which is nil if it does not exist.

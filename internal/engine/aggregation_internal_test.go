@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -61,24 +62,24 @@ func TestRoleStateOf(t *testing.T) {
 
 func TestSplitRoles(t *testing.T) {
 	t.Parallel()
-	names := func(group []held) string {
+	names := func(group []inventory.Entry) string {
 		text := ""
 		for _, item := range group {
 			text += item.Ref.Name
 		}
 		return text
 	}
-	group := func(kind string, names ...string) []held {
-		var items []held
+	group := func(kind string, names ...string) []inventory.Entry {
+		var items []inventory.Entry
 		for _, name := range names {
 			ref := kube.Ref{Group: groupRBAC, Version: "v1", Kind: kind, Name: name}
-			items = append(items, held{Ref: ref, UID: types.UID(name)})
+			items = append(items, inventory.Entry{Ref: ref, UID: types.UID(name)})
 		}
 		return items
 	}
 	type states map[string]roleState // of the roles that exist
 	for name, test := range map[string]struct {
-		roles  []held
+		roles  []inventory.Entry
 		states states
 		want   []string
 	}{
@@ -101,7 +102,7 @@ func TestSplitRoles(t *testing.T) {
 				}
 			}
 			var got []string
-			for _, group := range splitRoles([][]held{group("Role", "x"), test.roles, group("Secret", "z")}, 1, found) {
+			for _, group := range splitRoles([][]inventory.Entry{group("Role", "x"), test.roles, group("Secret", "z")}, 1, found) {
 				got = append(got, names(group))
 			}
 			if diff := cmp.Diff(got, test.want); diff != "" {

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -89,7 +92,7 @@ func (p *pass) writeOne(ctx context.Context, v verdict) (bundle.Action, error) {
 		return bundle.Failed, err
 	}
 	p.hold(v, now)
-	if err == nil && v.isCRD() && (v.seen == nil || v.seen.version != now.version) {
+	if err == nil && v.isCRD() && (v.seen == nil || v.seen.Version != now.Version) {
 		p.addUnserved(v)
 	}
 	switch {
@@ -97,7 +100,7 @@ func (p *pass) writeOne(ctx context.Context, v verdict) (bundle.Action, error) {
 		return bundle.Failed, err
 	case v.seen == nil:
 		return bundle.Created, nil
-	case v.seen.uid == now.uid && v.seen.version == now.version:
+	case v.seen.UID == now.UID && v.seen.Version == now.Version:
 		return bundle.Unchanged, nil
 	}
 	return bundle.Configured, nil
@@ -107,7 +110,7 @@ func (p *pass) writeOne(ctx context.Context, v verdict) (bundle.Action, error) {
 func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 	var uid types.UID
 	if v.seen != nil {
-		uid = v.seen.uid
+		uid = v.seen.UID
 	}
 	if err := p.adoptFields(ctx, v); err != nil {
 		return nil, err
@@ -122,7 +125,7 @@ func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v.seen == nil && now.shared && !v.adopt && !now.adopted() {
+	if v.seen == nil && now.shared && !v.adopt && !now.IsAdopted() {
 		// It did not exist when we looked, yet others have set fields: somebody made it in between.
 		return p.adoptCreated(ctx, v, now)
 	}
@@ -180,14 +183,14 @@ func missesNamespace(err error) bool {
 func (p *pass) hold(v verdict, now *live) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.next.inventory[v.key()] = held{Ref: v.ref, UID: now.uid, Fields: now.state(), Adopted: now.adopted(), Origin: v.origin}
+	p.next.Entries[v.key()] = inventory.Entry{Ref: v.ref, UID: now.UID, Fields: now.Fingerprint(), Adopted: now.IsAdopted(), Origin: v.origin}
 }
 
 // blank saves that the UID of an object is not known, before the object gets another one.
 func (p *pass) blank(ctx context.Context, v verdict) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.next.inventory[v.key()] = held{Ref: v.ref, Adopted: v.adopt, Origin: v.origin}
+	p.next.Entries[v.key()] = inventory.Entry{Ref: v.ref, Adopted: v.adopt, Origin: v.origin}
 	return p.save(ctx)
 }
 
@@ -201,10 +204,10 @@ func (p *pass) recreate(ctx context.Context, v verdict, refused error) (*live, e
 		return nil, err
 	}
 	old := spot{key: v.key(), resource: v.resource}
-	if err := p.engine.member.delete(ctx, old, v.seen.uid); err != nil {
+	if err := p.engine.member.delete(ctx, old, v.seen.UID); err != nil {
 		return nil, fmt.Errorf("delete it to create it again: %w", err)
 	}
-	if err := p.engine.member.awaitGone(ctx, old, v.seen.uid); err != nil {
+	if err := p.engine.member.awaitGone(ctx, old, v.seen.UID); err != nil {
 		return nil, err
 	}
 	return p.request(ctx, v, "")
@@ -220,7 +223,8 @@ func (p *pass) refusesNew(ctx context.Context, v verdict) bool {
 	if err := json.Unmarshal(body, &probe); err != nil {
 		return true
 	}
-	name := "towline-probe-" + shortHash([]byte(v.ref.String()))
+	sum := sha256.Sum256([]byte(v.ref.String()))
+	name := "towline-probe-" + hex.EncodeToString(sum[:10])
 	probe.SetName(name)
 	raw, err := probe.MarshalJSON()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -66,14 +67,14 @@ type verdict struct {
 
 // asker is who wants a target, and why now.
 type asker struct {
-	id     bundle.ID
-	domain domain
-	owner  bundle.Owner
-	motive motive
+	id         bundle.ID
+	ownerScope inventory.OwnerScope
+	owner      bundle.Owner
+	motive     motive
 }
 
 // sign is in the marks of what the asker has.
-func (a asker) sign() string { return a.domain.sign(a.id) }
+func (a asker) sign() string { return a.ownerScope.Signature(a.id) }
 
 // motive is why a pass runs.
 type motive int
@@ -85,7 +86,7 @@ const (
 )
 
 // decide compares one target with what is there and with what the record holds of it.
-func decide(t *target, seen *live, had held, who asker) verdict {
+func decide(t *target, seen *live, had inventory.Entry, who asker) verdict {
 	v := verdict{target: t, seen: seen, verb: write}
 	if err := hindrance(t, seen, had, who); err != nil {
 		v.verb, v.err = refuse, err
@@ -94,10 +95,10 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 	if seen == nil {
 		return v
 	}
-	v.adopt = seen.adopted()
+	v.adopt = seen.IsAdopted()
 	switch {
-	case seen.signature() == who.sign():
-		v.adopt = v.adopt || had.recordsAdoption(seen)
+	case seen.Signature() == who.sign():
+		v.adopt = v.adopt || had.RecordsAdoption(seen.UID)
 		if t.marks.on(seen) && undrifted(seen, had) {
 			v.verb = keep
 		}
@@ -105,10 +106,10 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 		// It has no content of anybody: it was neither there before us nor does it belong to somebody else.
 	case t.guarded:
 		return guard(v, had, who)
-	case !seen.marked():
+	case !seen.IsMarked():
 		// The object in our record under this UID is what it was when we applied it, even if somebody took the marks
 		// off.
-		v.adopt = (had.UID != seen.uid || had.Adopted) && !seen.belongsTo(t.release)
+		v.adopt = (had.UID != seen.UID || had.Adopted) && !seen.belongsTo(t.release)
 	case rivals(t, seen, who), elsewhere(seen, who):
 		return takeOver(v, had, who)
 	default:
@@ -120,16 +121,16 @@ func decide(t *target, seen *live, had held, who asker) verdict {
 }
 
 // hindrance says why a target cannot be applied now, whoever has marked what is there; nil if nothing is in the way.
-func hindrance(t *target, seen *live, had held, who asker) error {
+func hindrance(t *target, seen *live, had inventory.Entry, who asker) error {
 	switch {
 	case t.resource == (kube.Resource{}):
 		return errUnknownKind
-	case seen != nil && seen.domain().hub != "" && seen.domain().hub != who.domain.hub:
+	case seen != nil && seen.OwnerScope().Hub != "" && seen.OwnerScope().Hub != who.ownerScope.Hub:
 		return foreign(t, seen)
-	case had.Rival != "" && who.motive == healing && (seen == nil || seen.signature() != who.sign()):
+	case had.Rival != "" && who.motive == healing && (seen == nil || seen.Signature() != who.sign()):
 		// It was taken over, whatever became of it then: only who delivers for this requestor can know that it is wanted again.
 		return contested(t, who.owner, had.Rival)
-	case seen != nil && seen.deleting:
+	case seen != nil && seen.Deleting:
 		return errDeleting
 	}
 	return nil
@@ -137,27 +138,19 @@ func hindrance(t *target, seen *live, had held, who asker) error {
 
 // undrifted says whether an object that carries our marks is still as we applied it. When somebody else changes a field that we
 // set, the server takes that field off our list of fields, whose fingerprint is in the record.
-func undrifted(seen *live, had held) bool {
-	return ignoresDrift(seen.annotations) || (had.UID == seen.uid && had.Fields == seen.state())
-}
-
-// state is the fingerprint of the fields that are still ours. A few API servers keep no such lists: then any change counts.
-func (l *live) state() string {
-	if l.fields != "" {
-		return l.fields
-	}
-	return "version " + l.version
+func undrifted(seen *live, had inventory.Entry) bool {
+	return seen.IgnoresDrift() || (had.UID == seen.UID && had.Fields == seen.Fingerprint())
 }
 
 // rivals says whether an object was deployed from the same source and for the same profile, but for another requestor: the cluster was
 // registered again under another name. The last one to deliver something new has the object; healing takes nothing back.
 func rivals(t *target, seen *live, who asker) bool {
-	if seen.annotations[kube.AnnotationOwnerKind] != who.owner.Kind || seen.annotations[kube.AnnotationOwnerName] != who.owner.Name ||
-		seen.requestor() == "" || seen.labels[kube.LabelReason] != who.id.Feature {
+	if seen.Annotations[kube.AnnotationOwnerKind] != who.owner.Kind || seen.Annotations[kube.AnnotationOwnerName] != who.owner.Name ||
+		seen.Requestor() == "" || seen.Labels[kube.LabelReason] != who.id.Feature {
 		return false
 	}
 	for _, name := range []string{kube.AnnotationReferenceKind, kube.AnnotationReferenceNS, kube.AnnotationReferenceName} {
-		if seen.annotations[name] != t.marks.annotations[name] {
+		if seen.Annotations[name] != t.marks.annotations[name] {
 			return false
 		}
 	}
@@ -176,19 +169,19 @@ func contested(t *target, owner bundle.Owner, rival string) error {
 // incumbent says who keeps an object that is marked as deployed by another bundle: its owner, unless ours goes first. The lower tier
 // goes first, between profiles the profile's and within a profile the reference's; the incumbent wins a tie.
 func incumbent(t *target, seen *live, owner bundle.Owner) (string, bool) {
-	kind, name := seen.annotations[kube.AnnotationOwnerKind], seen.annotations[kube.AnnotationOwnerName]
+	kind, name := seen.Annotations[kube.AnnotationOwnerKind], seen.Annotations[kube.AnnotationOwnerName]
 	who := fmt.Sprintf("%s %s", kind, name)
 	if kind != owner.Kind || name != owner.Name {
-		return who, owner.Tier >= parseTier(seen.annotations[kube.AnnotationOwnerTier])
+		return who, owner.Tier >= parseTier(seen.Annotations[kube.AnnotationOwnerTier])
 	}
-	if seen.requestor() == "" {
+	if seen.Requestor() == "" {
 		return "", false // an engine that marks only owners, working for the same profile
 	}
-	if ref := seen.annotations[kube.AnnotationReferenceName]; ref != "" {
-		who += fmt.Sprintf(" (%s %s/%s)", seen.annotations[kube.AnnotationReferenceKind], seen.annotations[kube.AnnotationReferenceNS], ref)
+	if ref := seen.Annotations[kube.AnnotationReferenceName]; ref != "" {
+		who += fmt.Sprintf(" (%s %s/%s)", seen.Annotations[kube.AnnotationReferenceKind], seen.Annotations[kube.AnnotationReferenceNS], ref)
 	}
 	ours := parseTier(t.marks.annotations[kube.AnnotationReferenceTier])
-	return who, ours >= parseTier(seen.annotations[kube.AnnotationReferenceTier])
+	return who, ours >= parseTier(seen.Annotations[kube.AnnotationReferenceTier])
 }
 
 // fate is what happens to an object that the bundle no longer wants.
@@ -203,28 +196,28 @@ const (
 
 // condemn decides what happens to an object of the record that is no longer wanted. The reason says why it is left alone.
 // A ClusterRole that the aggregation controller created again is deleted too: its UID is not the recorded one.
-func condemn(had held, seen *live, id bundle.ID, of domain) (fate, string) {
+func condemn(had inventory.Entry, seen *live, id bundle.ID, of inventory.OwnerScope) (fate, string) {
 	switch {
 	case seen == nil:
 		return forget, ""
 	case seen.role == roleRecreated:
 		return remove, ""
-	case had.UID != "" && had.UID != seen.uid:
+	case had.UID != "" && had.UID != seen.UID:
 		return forget, "somebody replaced it"
-	case had.FromHelm && !seen.marked() && seen.belongsTo(strings.TrimPrefix(had.Origin, originOfRelease(""))):
-		if seen.annotations[kube.AnnotationKeep] == "keep" {
+	case had.FromHelm && !seen.IsMarked() && seen.belongsTo(strings.TrimPrefix(had.Origin, originOfRelease(""))):
+		if seen.Annotations[kube.AnnotationKeep] == "keep" {
 			return forget, "its " + kube.AnnotationKeep + " annotation says keep"
 		}
 		return remove, ""
-	case seen.signature() != of.sign(id):
+	case seen.Signature() != of.Signature(id):
 		return forget, "it is no longer marked as deployed for " + id.String()
-	case seen.adopted(), had.recordsAdoption(seen):
+	case seen.IsAdopted(), had.RecordsAdoption(seen.UID):
 		return strip, "it existed before"
 	case seen.letGo():
 		return strip, "its label " + workv1alpha1.ManagedLabel + " was taken off"
-	case seen.annotations[kube.AnnotationKeep] == "keep":
+	case seen.Annotations[kube.AnnotationKeep] == "keep":
 		return strip, "its " + kube.AnnotationKeep + " annotation says keep"
-	case seen.deleting:
+	case seen.Deleting:
 		return await, ""
 	}
 	return remove, ""

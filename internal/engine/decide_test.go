@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -126,60 +127,60 @@ func TestDecide(t *testing.T) {
 		t.Fatal(err)
 	}
 	mine := func(change func(*live)) *live {
-		seen := &live{
-			uid: "u", version: "7", fields: "f", labels: map[string]string{kube.LabelReason: "Resources"}, annotations: map[string]string{},
-		}
+		seen := &live{LiveMeta: inventory.LiveMeta{
+			UID: "u", Version: "7", Fields: "f", Labels: map[string]string{kube.LabelReason: "Resources"}, Annotations: map[string]string{},
+		}}
 		for name, value := range targets[0].marks.annotations {
-			seen.annotations[name] = value
+			seen.Annotations[name] = value
 		}
 		change(seen)
 		return seen
 	}
-	recorded := held{UID: "u", Fields: "f"}
-	rival := mine(func(l *live) { l.annotations[kube.AnnotationRequestor] = "ClusterSummary/other/Resources" })
+	recorded := inventory.Entry{UID: "u", Fields: "f"}
+	rival := mine(func(l *live) { l.Annotations[kube.AnnotationRequestor] = "ClusterSummary/other/Resources" })
 	for name, test := range map[string]struct {
 		seen   *live
-		had    held
+		had    inventory.Entry
 		want   verb
 		adopt  bool
 		motive motive
 	}{
 		"a rival's":                          {rival, recorded, refuse, false, asked},
 		"a rival's, seen by healing":         {rival, recorded, refuse, false, healing},
-		"a rival's, but ours is newer":       {rival, held{}, write, false, delivered},
-		"a rival's, claimed by a cut pass":   {rival, held{Claim: "7"}, write, false, healing},
-		"a rival's, changed since the claim": {rival, held{Claim: "6"}, refuse, false, healing},
-		"a rival's, gone, and ours is asked": {nil, held{Rival: "x"}, write, false, asked},
-		"a rival's, gone, seen by healing":   {nil, held{Rival: "x"}, refuse, false, healing},
-		"a rival's, left, seen by healing":   {&live{uid: "u"}, held{Rival: "x"}, refuse, false, healing},
-		"a rival's of another feature":       {mine(func(l *live) { l.labels = nil; l.annotations[kube.AnnotationRequestor] = "x" }), held{}, refuse, false, delivered},
+		"a rival's, but ours is newer":       {rival, inventory.Entry{}, write, false, delivered},
+		"a rival's, claimed by a cut pass":   {rival, inventory.Entry{Claim: "7"}, write, false, healing},
+		"a rival's, changed since the claim": {rival, inventory.Entry{Claim: "6"}, refuse, false, healing},
+		"a rival's, gone, and ours is asked": {nil, inventory.Entry{Rival: "x"}, write, false, asked},
+		"a rival's, gone, seen by healing":   {nil, inventory.Entry{Rival: "x"}, refuse, false, healing},
+		"a rival's, left, seen by healing":   {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{Rival: "x"}, refuse, false, healing},
+		"a rival's of another feature":       {mine(func(l *live) { l.Labels = nil; l.Annotations[kube.AnnotationRequestor] = "x" }), inventory.Entry{}, refuse, false, delivered},
 		"a rival's, from another source of it": {mine(func(l *live) {
-			l.annotations[kube.AnnotationRequestor], l.annotations[kube.AnnotationReferenceName] = "x", "x"
-		}), held{}, refuse, false, delivered},
+			l.Annotations[kube.AnnotationRequestor], l.Annotations[kube.AnnotationReferenceName] = "x", "x"
+		}), inventory.Entry{}, refuse, false, delivered},
 		"absent":                               {nil, recorded, write, false, asked},
 		"as applied":                           {mine(func(*live) {}), recorded, keep, false, asked},
-		"fields taken":                         {mine(func(l *live) { l.fields = "g" }), recorded, write, false, asked},
-		"nothing recorded":                     {mine(func(*live) {}), held{}, write, false, asked},
-		"other content":                        {mine(func(l *live) { l.annotations[kube.AnnotationHash] = "sha256:00" }), recorded, write, false, asked},
-		"label gone":                           {mine(func(l *live) { l.labels = nil }), recorded, write, false, asked},
-		"drift is ignored":                     {mine(func(l *live) { l.fields, l.annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, keep, false, asked},
-		"no field lists":                       {mine(func(l *live) { l.fields = "" }), held{UID: "u", Fields: "version 7"}, keep, false, asked},
-		"no lists, changed":                    {mine(func(l *live) { l.fields = "" }), held{UID: "u", Fields: "version 6"}, write, false, asked},
-		"adopted stays so":                     {mine(func(l *live) { l.annotations[kube.AnnotationAdopted] = "true" }), held{}, write, true, asked},
-		"adopted, annotation lost":             {mine(func(l *live) { l.fields = "g" }), held{UID: "u", Fields: "f", Adopted: true}, write, true, asked},
-		"adopted, all marks taken off":         {&live{uid: "u"}, held{UID: "u", Fields: "f", Adopted: true}, write, true, asked},
-		"adopted by a cut pass":                {mine(func(*live) {}), held{Adopted: true}, write, true, asked},
-		"adopted, then made anew":              {nil, held{UID: "u", Adopted: true}, write, false, asked},
-		"adopted, then another's":              {mine(func(l *live) { l.uid = "x" }), held{UID: "u", Adopted: true}, write, false, asked},
-		"a rival's, adopted under another UID": {rival, held{Adopted: true}, write, false, delivered},
-		"not marked":                           {&live{uid: "x"}, held{}, write, true, asked},
-		"role recreated":                       {&live{uid: "x", role: roleRecreated}, recorded, write, false, asked},
-		"marks taken off":                      {&live{uid: "u"}, recorded, write, false, asked},
-		"on its way out":                       {mine(func(l *live) { l.deleting = true }), recorded, refuse, false, asked},
+		"fields taken":                         {mine(func(l *live) { l.Fields = "g" }), recorded, write, false, asked},
+		"nothing recorded":                     {mine(func(*live) {}), inventory.Entry{}, write, false, asked},
+		"other content":                        {mine(func(l *live) { l.Annotations[kube.AnnotationHash] = "sha256:00" }), recorded, write, false, asked},
+		"label gone":                           {mine(func(l *live) { l.Labels = nil }), recorded, write, false, asked},
+		"drift is ignored":                     {mine(func(l *live) { l.Fields, l.Annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, keep, false, asked},
+		"no field lists":                       {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fields: "version 7"}, keep, false, asked},
+		"no lists, changed":                    {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fields: "version 6"}, write, false, asked},
+		"adopted stays so":                     {mine(func(l *live) { l.Annotations[kube.AnnotationAdopted] = "true" }), inventory.Entry{}, write, true, asked},
+		"adopted, annotation lost":             {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fields: "f", Adopted: true}, write, true, asked},
+		"adopted, all marks taken off":         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fields: "f", Adopted: true}, write, true, asked},
+		"adopted by a cut pass":                {mine(func(*live) {}), inventory.Entry{Adopted: true}, write, true, asked},
+		"adopted, then made anew":              {nil, inventory.Entry{UID: "u", Adopted: true}, write, false, asked},
+		"adopted, then another's":              {mine(func(l *live) { l.UID = "x" }), inventory.Entry{UID: "u", Adopted: true}, write, false, asked},
+		"a rival's, adopted under another UID": {rival, inventory.Entry{Adopted: true}, write, false, delivered},
+		"not marked":                           {&live{LiveMeta: inventory.LiveMeta{UID: "x"}}, inventory.Entry{}, write, true, asked},
+		"role recreated":                       {&live{LiveMeta: inventory.LiveMeta{UID: "x"}, role: roleRecreated}, recorded, write, false, asked},
+		"marks taken off":                      {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, recorded, write, false, asked},
+		"on its way out":                       {mine(func(l *live) { l.Deleting = true }), recorded, refuse, false, asked},
 		"another's": {mine(func(l *live) {
-			l.annotations[kube.AnnotationRequestor], l.annotations[kube.AnnotationOwnerName] = "x", "x"
-		}), held{}, refuse, false, asked},
-		"marked by an engine that knows no requestors": {mine(func(l *live) { delete(l.annotations, kube.AnnotationRequestor) }), held{}, write, false, asked},
+			l.Annotations[kube.AnnotationRequestor], l.Annotations[kube.AnnotationOwnerName] = "x", "x"
+		}), inventory.Entry{}, refuse, false, asked},
+		"marked by an engine that knows no requestors": {mine(func(l *live) { delete(l.Annotations, kube.AnnotationRequestor) }), inventory.Entry{}, write, false, asked},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -195,38 +196,38 @@ func TestCondemn(t *testing.T) {
 	t.Parallel()
 	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "mine", Feature: "Helm"}
 	mine := func(annotations ...string) *live {
-		seen := &live{uid: "u", annotations: map[string]string{kube.AnnotationRequestor: id.String()}}
+		seen := &live{LiveMeta: inventory.LiveMeta{UID: "u", Annotations: map[string]string{kube.AnnotationRequestor: id.String()}}}
 		for i := 0; i < len(annotations); i += 2 {
-			seen.annotations[annotations[i]] = annotations[i+1]
+			seen.Annotations[annotations[i]] = annotations[i+1]
 		}
 		return seen
 	}
 	for name, test := range map[string]struct {
-		had  held
+		had  inventory.Entry
 		seen *live
 		want fate
 	}{
-		"gone":                                {held{UID: "u"}, nil, forget},
-		"ours":                                {held{UID: "u"}, mine(), remove},
-		"ours, never recorded":                {held{}, mine(), remove},
-		"not ours, only planned":              {held{}, &live{uid: "u"}, forget},
-		"made anew by somebody":               {held{UID: "v"}, mine(), forget},
-		"taken by another bundle":             {held{UID: "u"}, mine(kube.AnnotationRequestor, "x"), forget},
-		"adopted":                             {held{UID: "u"}, mine(kube.AnnotationAdopted, "true"), strip},
-		"adopted, annotation lost":            {held{UID: "u", Adopted: true}, mine(), strip},
-		"adopted by a cut pass":               {held{Adopted: true}, mine(), strip},
-		"adopted, then made anew by somebody": {held{UID: "v", Adopted: true}, mine(), forget},
-		"adopted, then not marked":            {held{Adopted: true}, &live{uid: "u"}, forget},
-		"kept by its chart":                   {held{UID: "u"}, mine(kube.AnnotationKeep, "keep"), strip},
+		"gone":                                {inventory.Entry{UID: "u"}, nil, forget},
+		"ours":                                {inventory.Entry{UID: "u"}, mine(), remove},
+		"ours, never recorded":                {inventory.Entry{}, mine(), remove},
+		"not ours, only planned":              {inventory.Entry{}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, forget},
+		"made anew by somebody":               {inventory.Entry{UID: "v"}, mine(), forget},
+		"taken by another bundle":             {inventory.Entry{UID: "u"}, mine(kube.AnnotationRequestor, "x"), forget},
+		"adopted":                             {inventory.Entry{UID: "u"}, mine(kube.AnnotationAdopted, "true"), strip},
+		"adopted, annotation lost":            {inventory.Entry{UID: "u", Adopted: true}, mine(), strip},
+		"adopted by a cut pass":               {inventory.Entry{Adopted: true}, mine(), strip},
+		"adopted, then made anew by somebody": {inventory.Entry{UID: "v", Adopted: true}, mine(), forget},
+		"adopted, then not marked":            {inventory.Entry{Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, forget},
+		"kept by its chart":                   {inventory.Entry{UID: "u"}, mine(kube.AnnotationKeep, "keep"), strip},
 
-		"created again by role aggregation":          {held{UID: "u"}, &live{uid: "v", role: roleRecreated}, remove},
-		"created again by role aggregation, adopted": {held{UID: "u", Adopted: true}, &live{uid: "v", role: roleRecreated}, remove},
-		"created again by role aggregation, planned": {held{}, &live{uid: "v", role: roleRecreated}, remove},
-		"an aggregating role of somebody":            {held{UID: "u"}, &live{uid: "v", role: roleAggregating}, forget},
+		"created again by role aggregation":          {inventory.Entry{UID: "u"}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, remove},
+		"created again by role aggregation, adopted": {inventory.Entry{UID: "u", Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, remove},
+		"created again by role aggregation, planned": {inventory.Entry{}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, remove},
+		"an aggregating role of somebody":            {inventory.Entry{UID: "u"}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleAggregating}, forget},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got, reason := condemn(test.had, test.seen, id, domain{}); got != test.want {
+			if got, reason := condemn(test.had, test.seen, id, inventory.OwnerScope{}); got != test.want {
 				t.Errorf("fate: got %d (%s), want %d", got, reason, test.want)
 			}
 		})

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -44,13 +44,13 @@ type Options struct {
 // it can be killed at any moment and another Engine goes on where it was. One Engine at a time may work on a cluster.
 type Engine struct {
 	member *member
-	store  *store
+	store  *inventory.Store
 	clock  clock.WithTicker
 	onHeal func(bundle.ID, bundle.ChangeSet)
 	// onChange is that of the Options.
-	onChange func(bundle.ID)
-	domain   domain
-	observed *observedStates
+	onChange   func(bundle.ID)
+	ownerScope inventory.OwnerScope
+	observed   *observedStates
 
 	// ids is held, one ID at a time, for a whole pass or withdrawal; objects after it, for the same time: bundles that want the
 	// same object see each other's marks.
@@ -58,9 +58,7 @@ type Engine struct {
 	objects *gate[kube.Ref]
 	// waits is what Helm releases wait for.
 	waits waitList
-	// changed has a value when the records have changed since Run looked.
-	changed chan struct{}
-	// confirmed is closed by confirm once the hub has said that the domain is this cluster's.
+	// confirmed is closed by confirm once the hub has confirmed that ownerScope is that of this cluster.
 	confirmed chan struct{}
 	confirm   func()
 }
@@ -93,16 +91,12 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{
-		member: member, clock: opts.Clock, onHeal: opts.OnHeal, onChange: opts.OnChange, domain: domain{hub: opts.Hub, scope: opts.Scope},
-		ids: newGate[bundle.ID](), objects: newGate[kube.Ref](), changed: make(chan struct{}, 1),
+		member: member, clock: opts.Clock, onHeal: opts.OnHeal, onChange: opts.OnChange, ownerScope: inventory.OwnerScope{Hub: opts.Hub, Registration: opts.Scope},
+		ids: newGate[bundle.ID](), objects: newGate[kube.Ref](),
 		confirmed: make(chan struct{}), observed: &observedStates{byID: map[bundle.ID]map[kube.Ref]observedState{}},
 	}
 	e.confirm = sync.OnceFunc(func() { close(e.confirmed) })
-	e.store = &store{
-		domain: e.domain, namespace: opts.Namespace, secrets: core.Secrets(opts.Namespace), namespaces: core.Namespaces(),
-		metadata: member.objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(opts.Namespace),
-		changed:  e.wake, cache: map[bundle.ID]*record{},
-	}
+	e.store = inventory.NewStore(core, member.objects, opts.Namespace, e.ownerScope)
 	return e, nil
 }
 
@@ -136,14 +130,6 @@ func connect(cfg *rest.Config) (*member, corev1client.CoreV1Interface, error) {
 	}, core, nil
 }
 
-// wake tells Run that the records have changed.
-func (e *Engine) wake() {
-	select {
-	case e.changed <- struct{}{}:
-	default:
-	}
-}
-
 // Converge makes the cluster equal b: it applies what is new or different and prunes what b no longer holds. If the record turns out
 // to be lost, what it held is what carries our marks. The error is nil exactly
 // when the report says Applied; it wraps ErrConflict if an object belongs to another profile. After an error what could not be done
@@ -161,27 +147,26 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 		return failed(report, err)
 	}
 	defer release()
-	prior, err := e.store.load(ctx, b.ID)
-	spoilt := errors.Is(err, errIncomplete)
+	prior, err := e.store.Load(ctx, b.ID)
+	spoilt := errors.Is(err, inventory.ErrIncomplete)
 	if err != nil && !spoilt {
 		return failed(report, err)
 	}
-	intact, err := e.store.intact(ctx, prior)
+	intact, err := e.store.IsComplete(ctx, prior)
 	if err != nil {
 		return failed(report, err)
 	}
 	if !intact {
-		prior = prior.edit()
-		prior.Digest, prior.content = nil, stored{} // what is not there has to be written again
+		prior = prior.WithoutContent()
 	}
-	if !b.Options.Heal && prior.State == bundle.StateApplied && prior.digest() == digest {
-		return prior.report(), nil
+	if !b.Options.Heal && prior.State == bundle.StateApplied && prior.BundleDigest() == digest {
+		return prior.Report(), nil
 	}
-	if intact && prior.digest() == digest && prior.State == bundle.StateApplying && e.isWaiting(ctx, b.ID, digest) {
-		return prior.report(), nil
+	if intact && prior.BundleDigest() == digest && prior.State == bundle.StateApplying && e.isWaiting(ctx, b.ID, digest) {
+		return prior.Report(), nil
 	}
 	p := &pass{engine: e, bundle: b, digest: digest, prior: prior, lost: spoilt}
-	if prior.digest() != digest {
+	if prior.BundleDigest() != digest {
 		p.motive = delivered
 	}
 	return p.run(ctx)
@@ -206,27 +191,27 @@ type scope struct {
 
 // resume looks at the objects in s, or at all of them if the last pass did not end well. Its caller holds id.
 func (e *Engine) resume(ctx context.Context, id bundle.ID, s scope) (bundle.Report, bool, error) {
-	prior, err := e.store.load(ctx, id)
-	if errors.Is(err, errIncomplete) || (err == nil && (prior.version == "" || prior.State == bundle.StateRemoving)) {
+	prior, err := e.store.Load(ctx, id)
+	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && (!prior.Exists() || prior.State == bundle.StateRemoving)) {
 		return bundle.Report{ID: id}, false, nil
 	}
 	if err != nil {
 		return bundle.Report{ID: id}, false, err
 	}
-	if prior.Suspended || (len(s.only) == 0 && prior.State == bundle.StateApplying && e.isWaiting(ctx, id, prior.digest())) {
-		return prior.report(), true, nil
+	if prior.Suspended || (len(s.only) == 0 && prior.State == bundle.StateApplying && e.isWaiting(ctx, id, prior.BundleDigest())) {
+		return prior.Report(), true, nil
 	}
-	b, err := e.store.bundle(ctx, prior)
-	if errors.Is(err, errIncomplete) {
+	b, err := e.store.Bundle(ctx, prior)
+	if errors.Is(err, inventory.ErrIncomplete) {
 		return bundle.Report{ID: id}, false, nil
 	}
 	if err != nil {
-		return prior.report(), true, err
+		return prior.Report(), true, err
 	}
 	if prior.State != bundle.StateApplied {
 		s.only = nil
 	}
-	p := &pass{engine: e, bundle: b, digest: prior.digest(), motive: s.motive, prior: prior, only: s.only}
+	p := &pass{engine: e, bundle: b, digest: prior.BundleDigest(), motive: s.motive, prior: prior, only: s.only}
 	report, err := p.run(ctx)
 	return report, true, err
 }
@@ -234,18 +219,22 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, s scope) (bundle.Repo
 // Have says which bundle the member's record of id holds and how far it is. ok is false if there is no complete record: then the content
 // has to be delivered again.
 func (e *Engine) Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error) {
-	rec, err := e.store.load(ctx, id)
-	if errors.Is(err, errIncomplete) {
+	rec, err := e.store.Load(ctx, id)
+	if errors.Is(err, inventory.ErrIncomplete) {
 		return bundle.Digest{}, "", false, nil
 	}
-	if err != nil || rec.version == "" {
+	if err != nil || !rec.Exists() {
 		return bundle.Digest{}, "", false, err
 	}
-	if intact, err := e.store.intact(ctx, rec); err != nil || !intact {
+	if intact, err := e.store.IsComplete(ctx, rec); err != nil || !intact {
 		return bundle.Digest{}, "", false, err
 	}
-	return rec.digest(), rec.State, true, nil
+	return rec.BundleDigest(), rec.State, true, nil
 }
+
+// ConfirmScope tells Run that the hub has said that Options.Scope is the registration of this cluster. Only then are
+// the records of other registrations earlier ones: what the cluster itself remembers of its registration may be wrong.
+func (e *Engine) ConfirmScope() { e.confirm() }
 
 func (e *Engine) now() time.Time { return e.clock.Now().UTC().Truncate(time.Second) }
 

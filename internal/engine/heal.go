@@ -9,6 +9,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -37,7 +38,7 @@ type sighting struct {
 }
 
 // moved says whether an object is no longer as the record of a bundle says it was left; sign is in the marks of what the bundle has.
-func moved(had held, s sighting, sign string) bool {
+func moved(had inventory.Entry, s sighting, sign string) bool {
 	switch {
 	case had.Rival != "":
 		return false
@@ -45,7 +46,7 @@ func moved(had held, s sighting, sign string) bool {
 		return s.uid == "" || had.UID == "" || had.UID == s.uid
 	case s.ignored:
 		return false
-	case had.isRecord:
+	case had.IsReleaseRecord:
 		// Clients of Helm drop our marks, and had may be older than the record that a pass has just written.
 		return had.UID != s.uid || had.Fields != s.state
 	case had.UID != s.uid && s.signature != sign:
@@ -125,15 +126,15 @@ func (h *healer) follow(ctx context.Context) {
 	confirmed := h.engine.confirmed
 	watches.records(ctx)
 	for {
-		watches.follow(ctx, h.engine.store.known())
+		watches.follow(ctx, h.engine.store.ListCached())
 		h.retryFailed()
 		select {
 		case <-ctx.Done():
 			return
 		case <-confirmed:
-			h.engine.store.outlive(ctx)
+			h.engine.store.DeleteOlderRegistrations(ctx)
 			confirmed = nil
-		case <-h.engine.changed:
+		case <-h.engine.store.Changes():
 		case <-resync.C():
 			h.resync()
 		}
@@ -143,7 +144,7 @@ func (h *healer) follow(ctx context.Context) {
 // read loads all records, however long it takes to reach the API server.
 func (h *healer) read(ctx context.Context) {
 	for pause := retryFirst; ctx.Err() == nil; pause = min(2*pause, retryMost) {
-		if _, err := h.engine.store.all(ctx); err == nil {
+		if _, err := h.engine.store.List(ctx); err == nil {
 			return
 		}
 		select {
@@ -155,7 +156,7 @@ func (h *healer) read(ctx context.Context) {
 
 // retryFailed sees to it that each bundle whose last pass did not end well is tried again.
 func (h *healer) retryFailed() {
-	for _, rec := range h.engine.store.known() {
+	for _, rec := range h.engine.store.ListCached() {
 		if rec.Suspended || (rec.State != bundle.StateFailed && rec.State != bundle.StateApplying && rec.State != bundle.StateRemoving) {
 			continue
 		}
@@ -187,7 +188,7 @@ func backoff(failures int) time.Duration {
 }
 
 func (h *healer) resync() {
-	for _, rec := range h.engine.store.known() {
+	for _, rec := range h.engine.store.ListCached() {
 		if heals(rec) {
 			h.mu.Lock()
 			h.taskOf(rec.ID).all = true
@@ -207,13 +208,13 @@ func (h *healer) taskOf(id bundle.ID) *task {
 
 // see tells of the bundles that hold an object, and queues those that left it otherwise than a watch saw it.
 func (h *healer) see(key kube.Ref, s sighting) {
-	for _, rec := range h.engine.store.known() {
-		had, ok := rec.tracked(key)
+	for _, rec := range h.engine.store.ListCached() {
+		had, ok := rec.FindTracked(key)
 		if !ok {
 			continue
 		}
 		h.news.add(rec.ID, s)
-		if !heals(rec) || !moved(had, s, h.engine.domain.sign(rec.ID)) {
+		if !heals(rec) || !moved(had, s, h.engine.ownerScope.Signature(rec.ID)) {
 			continue
 		}
 		h.mu.Lock()
@@ -242,7 +243,7 @@ func (h *healer) missAgain(id bundle.ID) {
 
 // lost looks whether the record of id is no longer there. What cannot be read now is looked for again later.
 func (h *healer) lost(ctx context.Context, id bundle.ID) bool {
-	lost, err := h.engine.store.lost(ctx, id)
+	lost, err := h.engine.store.IsLost(ctx, id)
 	if err != nil {
 		h.missAgain(id)
 		return false
@@ -266,7 +267,7 @@ func (h *healer) putBack(id bundle.ID, job *task) {
 	}
 }
 
-func heals(rec *record) bool {
+func heals(rec *inventory.Record) bool {
 	return rec.Options.Heal && rec.State != bundle.StateRemoving && !rec.Suspended
 }
 
@@ -290,7 +291,7 @@ func (h *healer) next(ctx context.Context) bool {
 
 // heal works on one bundle and says so if that changed anything.
 func (h *healer) heal(ctx context.Context, id bundle.ID, job *task) {
-	if rec := h.engine.store.cached(id); rec != nil && rec.State == bundle.StateRemoving && job.retry {
+	if rec := h.engine.store.Cached(id); rec != nil && rec.State == bundle.StateRemoving && job.retry {
 		h.withdraw(ctx, rec)
 		return
 	}
@@ -301,7 +302,7 @@ func (h *healer) heal(ctx context.Context, id bundle.ID, job *task) {
 }
 
 // withdraw goes on with a withdrawal that was ordered: whoever ordered it may not be reachable now.
-func (h *healer) withdraw(ctx context.Context, rec *record) {
+func (h *healer) withdraw(ctx context.Context, rec *inventory.Record) {
 	done, err := h.engine.resumeWithdrawal(ctx, rec.ID)
 	h.count(rec.ID, nil, err)
 	if done {
@@ -320,7 +321,7 @@ func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bun
 		return nil, false
 	}
 	defer release()
-	rec := h.engine.store.cached(id)
+	rec := h.engine.store.Cached(id)
 	if rec == nil {
 		return nil, false
 	}
@@ -347,7 +348,7 @@ func (h *healer) pass(ctx context.Context, id bundle.ID, job *task) (changes bun
 }
 
 // due lists the objects to look at now; nil means all. What has been healed too often lately is put off.
-func (h *healer) due(rec *record, job *task) (only map[kube.Ref]bool, busy bool) {
+func (h *healer) due(rec *inventory.Record, job *task) (only map[kube.Ref]bool, busy bool) {
 	if rec.Suspended {
 		return nil, false
 	}
@@ -366,15 +367,15 @@ func (h *healer) due(rec *record, job *task) (only map[kube.Ref]bool, busy bool)
 
 // movedNow lists the objects of job that are not as the record of a bundle says they were left; nil if there are none. What has been healed too
 // often lately is put off.
-func (h *healer) movedNow(rec *record, job *task) (only map[kube.Ref]bool) {
+func (h *healer) movedNow(rec *inventory.Record, job *task) (only map[kube.Ref]bool) {
 	if !heals(rec) {
 		return nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for key, s := range job.moved {
-		had, ok := rec.tracked(key)
-		if !ok || !moved(had, s, h.engine.domain.sign(rec.ID)) {
+		had, ok := rec.FindTracked(key)
+		if !ok || !moved(had, s, h.engine.ownerScope.Signature(rec.ID)) {
 			continue
 		}
 		if pause := h.pause(fightKey{rec.ID, key}); pause > 0 {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 )
 
 // maxKeptListed is how many kept objects a message lists.
@@ -16,12 +17,12 @@ const maxKeptListed = 10
 // inventory, which it marks Kept.
 func (p *pass) retain() {
 	p.retained = maps.Clone(p.wanted)
-	for key, item := range p.next.inventory {
+	for key, item := range p.next.Entries {
 		if p.wanted[key] || (!item.Kept && !p.bundle.KeepObjects) {
 			continue
 		}
 		item.Kept = true
-		p.next.inventory[key] = item
+		p.next.Entries[key] = item
 		p.retained[key] = true
 	}
 }
@@ -29,7 +30,7 @@ func (p *pass) retain() {
 // forgetGone removes Kept entries from the inventory whose objects no longer exist.
 func (p *pass) forgetGone(ctx context.Context) error {
 	var spots []spot
-	for key, item := range p.next.inventory {
+	for key, item := range p.next.Entries {
 		if !item.Kept {
 			continue
 		}
@@ -48,16 +49,16 @@ func (p *pass) forgetGone(ctx context.Context) error {
 	}
 	for _, s := range spots {
 		if found[s.key] == nil {
-			delete(p.next.inventory, s.key)
+			delete(p.next.Entries, s.key)
 		}
 	}
 	return nil
 }
 
 // keptMessage lists the objects that are kept although the bundle lacks them, "" if there are none.
-func (r *record) keptMessage() string {
+func keptMessage(r *inventory.Record) string {
 	var names []string
-	for _, item := range r.listed() {
+	for _, item := range r.SortedEntries() {
 		if item.Kept {
 			names = append(names, item.Ref.String())
 		}

@@ -83,21 +83,21 @@ func (m *member) unmark(ctx context.Context, s spot, seen *live) error {
 	for _, name := range markNames() {
 		annotations[name] = nil
 	}
-	if seen.annotations[workv1alpha1.WorkNameAnnotation] != "" {
+	if seen.Annotations[workv1alpha1.WorkNameAnnotation] != "" {
 		labels[workv1alpha1.ManagedLabel] = nil
-		for name := range seen.labels {
+		for name := range seen.Labels {
 			if strings.HasPrefix(name, workv1alpha1.GroupName+"/") {
 				labels[name] = nil
 			}
 		}
-		for name := range seen.annotations {
+		for name := range seen.Annotations {
 			if strings.HasPrefix(name, workv1alpha1.GroupName+"/") {
 				annotations[name] = nil
 			}
 		}
 	}
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": seen.uid, "labels": labels, "annotations": annotations,
+		"uid": seen.UID, "labels": labels, "annotations": annotations,
 	}})
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
@@ -171,3 +171,6 @@ func (m *member) lookUp(gvks map[schema.GroupVersionKind]bool) (known kinds, unk
 	}
 	return known, unknown, nil
 }
+
+// uidOf is for a precondition.
+func uidOf(uid types.UID) *metav1.Preconditions { return &metav1.Preconditions{UID: &uid} }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -46,7 +47,7 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	if err != nil {
 		return nil, fmt.Errorf("observe %s: %w", id, err)
 	}
-	items := rec.listed()
+	items := rec.SortedEntries()
 	states := make([]observedState, len(items))
 	unread := make(passError, len(items))
 	ctx, giveUp := context.WithCancelCause(ctx)
@@ -82,8 +83,8 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 }
 
 // recorded returns the record of id as this engine knows it; an empty one if there is none.
-func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*record, error) {
-	if rec := e.store.cached(id); rec != nil {
+func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*inventory.Record, error) {
+	if rec := e.store.Cached(id); rec != nil {
 		return rec, nil
 	}
 	release, err := e.ids.acquire(ctx, id)
@@ -91,15 +92,15 @@ func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*record, error) {
 		return nil, err
 	}
 	defer release()
-	rec, err := e.store.load(ctx, id)
-	if errors.Is(err, errIncomplete) {
+	rec, err := e.store.Load(ctx, id)
+	if errors.Is(err, inventory.ErrIncomplete) {
 		return rec, nil
 	}
 	return rec, err
 }
 
 // whole reads one object of a record.
-func (m *member) whole(ctx context.Context, item held) (observedState, error) {
+func (m *member) whole(ctx context.Context, item inventory.Entry) (observedState, error) {
 	state := unobserved(item)
 	seen := &state.observation
 	resource, err := m.mapper.AnyVersion(item.Ref.GVK())

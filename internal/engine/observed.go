@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -21,7 +22,7 @@ type observedState struct {
 	observation Observation
 }
 
-func unobserved(item held) observedState {
+func unobserved(item inventory.Entry) observedState {
 	return observedState{uid: item.UID, observation: Observation{Ref: item.Ref, Health: Unknown}}
 }
 
@@ -62,7 +63,7 @@ func (o *observedStates) forget(id bundle.ID) { o.set(id, nil, nil) }
 // unchanged returns the states of the objects in known that need not be read whole: they are as they were, or do not exist. It asks only where
 // metadata costs fewer requests than that: for many objects of one kind and namespace. It calls giveUp after a request without an answer.
 func (e *Engine) unchanged(
-	ctx context.Context, giveUp context.CancelCauseFunc, items []held, known map[kube.Ref]observedState,
+	ctx context.Context, giveUp context.CancelCauseFunc, items []inventory.Entry, known map[kube.Ref]observedState,
 ) map[kube.Ref]observedState {
 	areas := map[area][]spot{}
 	for _, item := range items {
@@ -90,10 +91,10 @@ func (e *Engine) unchanged(
 		case unanswered(err):
 			giveUp(err)
 		case err != nil:
-		case seen == nil || seen.uid != state.uid:
+		case seen == nil || seen.UID != state.uid:
 			state.version, state.observation.Status, state.observation.Health = "", nil, Unknown
 			same[s.key] = state
-		case seen.version == state.version:
+		case seen.Version == state.version:
 			same[s.key] = state
 		}
 	}

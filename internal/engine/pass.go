@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
@@ -29,7 +30,7 @@ type pass struct {
 	bundle bundle.Bundle
 	digest bundle.Digest
 	motive motive
-	prior  *record           // what the record said before
+	prior  *inventory.Record // what the record said before
 	only   map[kube.Ref]bool // if not nil: look at these objects and prune nothing
 	lost   bool              // prior has lost its inventory
 
@@ -40,8 +41,8 @@ type pass struct {
 
 	// mu guards what follows while objects are applied in parallel.
 	mu    sync.Mutex
-	next  *record // what the record will say
-	saved *record // what it says now
+	next  *inventory.Record // what the record will say
+	saved *inventory.Record // what it says now
 	// defined are the kinds of the definitions that this pass has created or changed, and unserved the definitions, by name, whose kinds
 	// may not be served yet.
 	defined  map[schema.GroupKind]bool
@@ -54,7 +55,7 @@ type pass struct {
 
 // run plans, looks, decides, and only then writes: first the record, then the cluster, then the record again.
 func (p *pass) run(ctx context.Context) (bundle.Report, error) {
-	report := p.prior.report()
+	report := p.prior.Report()
 	report.Digest = p.digest
 	if err := p.plan(); err != nil {
 		return failed(report, err)
@@ -106,7 +107,7 @@ func (p *pass) plan() error {
 	p.failures = problems
 	p.wanted = make(map[kube.Ref]bool, len(targets))
 	for _, t := range targets {
-		p.engine.domain.mark(t.marks.annotations)
+		p.engine.ownerScope.Annotate(t.marks.annotations)
 		p.wanted[t.key()] = true
 		if p.only == nil || p.only[t.key()] {
 			p.targets = append(p.targets, t)
@@ -133,7 +134,7 @@ func (p *pass) survey(ctx context.Context) (verdicts []verdict, release func(), 
 			release()
 			return nil, nil, err
 		}
-		if p.lost || p.prior.version != "" || !p.metBefore(verdicts) {
+		if p.lost || p.prior.Exists() || !p.metBefore(verdicts) {
 			return verdicts, release, nil
 		}
 		release()
@@ -147,7 +148,7 @@ func (p *pass) survey(ctx context.Context) (verdicts []verdict, release func(), 
 // metBefore says whether any target was applied for the bundle's ID already, as far as the server tells.
 func (p *pass) metBefore(verdicts []verdict) bool {
 	return slices.ContainsFunc(verdicts, func(v verdict) bool {
-		return v.unread || v.seen != nil && v.seen.signature() == p.engine.domain.sign(p.bundle.ID) && v.seen.fields != ""
+		return v.unread || v.seen != nil && v.seen.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) && v.seen.Fields != ""
 	})
 }
 
@@ -169,7 +170,7 @@ func (p *pass) trace(ctx context.Context) error {
 // touched lists every object that the pass may write or remove.
 func (p *pass) touched() []kube.Ref {
 	keys := slices.Collect(maps.Keys(p.wanted))
-	for key := range p.prior.inventory {
+	for key := range p.prior.Entries {
 		if !p.wanted[key] {
 			keys = append(keys, key)
 		}
@@ -191,14 +192,14 @@ func (p *pass) look(ctx context.Context) ([]verdict, error) {
 			return nil, err
 		}
 	}
-	who := asker{id: p.bundle.ID, domain: p.engine.domain, owner: p.bundle.Owner, motive: p.motive}
+	who := asker{id: p.bundle.ID, ownerScope: p.engine.ownerScope, owner: p.bundle.Owner, motive: p.motive}
 	verdicts := make([]verdict, len(p.targets))
 	for i, t := range p.targets {
 		if err := unread[t.key()]; err != nil {
 			verdicts[i] = verdict{target: t, verb: refuse, unread: true, err: err}
 			continue
 		}
-		verdicts[i] = decide(t, found[t.key()], p.prior.inventory[t.key()], who)
+		verdicts[i] = decide(t, found[t.key()], p.prior.Entries[t.key()], who)
 	}
 	return verdicts, nil
 }
@@ -206,8 +207,8 @@ func (p *pass) look(ctx context.Context) ([]verdict, error) {
 // promise plans the new inventory and saves it with the content, if the record does not cover it yet and there is anything to write.
 // A planned object has no UID: whoever reads the record after a crash cannot tell whether it exists, and looks.
 func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
-	p.next = p.prior.edit()
-	p.next.head = head{
+	p.next = p.prior.Edit()
+	p.next.Head = inventory.Head{
 		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: p.digest[:],
 		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub), Releases: p.next.Releases,
 	}
@@ -217,12 +218,12 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 	p.saved = p.prior
 	p.defined = map[schema.GroupKind]bool{}
 	p.retain()
-	busy := p.only == nil && len(p.prior.doomed(p.retained)) > 0 || !p.releasesDeployed()
+	busy := p.only == nil && len(toPrune(p.prior.Entries, p.retained)) > 0 || !p.releasesDeployed()
 	for _, v := range verdicts {
 		p.planItem(v)
 		busy = busy || v.verb == write
 	}
-	if !busy || p.prior.covers(p.next) {
+	if !busy || p.prior.Covers(p.next) {
 		return nil
 	}
 	return p.save(ctx)
@@ -230,11 +231,11 @@ func (p *pass) promise(ctx context.Context, verdicts []verdict) error {
 
 // planItem puts what the verdict is about into the record to come.
 func (p *pass) planItem(v verdict) {
-	had, ok := p.next.inventory[v.key()]
+	had, ok := p.next.Entries[v.key()]
 	if v.unread && ok {
 		return
 	}
-	item := held{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Origin: v.origin}
+	item := inventory.Entry{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Origin: v.origin}
 	if v.verb == refuse {
 		item.Adopted = had.Adopted
 	}
@@ -242,23 +243,22 @@ func (p *pass) planItem(v verdict) {
 	if errors.As(v.err, &conflict) {
 		item.Rival = conflict.rival
 	}
-	if v.seen != nil && v.verb != refuse && (v.seen.signature() == p.engine.domain.sign(p.bundle.ID) || had.UID == v.seen.uid) {
-		item.UID, item.Fields = v.seen.uid, had.Fields
+	if v.seen != nil && v.verb != refuse && (v.seen.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) || had.UID == v.seen.UID) {
+		item.UID, item.Fields = v.seen.UID, had.Fields
 	}
 	if v.verb == keep {
-		item.Fields = v.seen.state()
+		item.Fields = v.seen.Fingerprint()
 	}
-	p.next.inventory[v.key()] = item
+	p.next.Entries[v.key()] = item
 }
 
 // save writes the record as it is planned now.
 func (p *pass) save(ctx context.Context) error {
 	var content *bundle.Bundle
-	if p.saved.digest() != p.digest || p.saved.content.empty() {
+	if p.saved.BundleDigest() != p.digest || !p.saved.HasContent() {
 		content = &p.bundle
 	}
-	p.next.content = p.saved.content
-	saved, err := p.engine.store.save(ctx, p.saved, p.next, content)
+	saved, err := p.engine.store.Save(ctx, p.saved, p.next, content)
 	if err != nil {
 		return err
 	}
@@ -394,7 +394,7 @@ func (p *pass) tolerates(err error) bool {
 
 // settle saves how the pass ended, if the record does not say so already, and reports it.
 func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
-	p.next.State, p.next.Message = bundle.StateApplied, p.next.keptMessage()
+	p.next.State, p.next.Message = bundle.StateApplied, keptMessage(p.next)
 	switch {
 	case len(p.failures) > 0:
 		p.next.State, p.next.Message = bundle.StateFailed, p.failures.Error()+p.waitingMessage()
@@ -405,7 +405,7 @@ func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
 		p.waiting.digest = p.digest
 	}
 	p.engine.waits.set(p.bundle.ID, p.waiting)
-	if !p.saved.equal(p.next) {
+	if !p.saved.Equal(p.next) {
 		if p.next.State == bundle.StateApplied {
 			p.next.LastApplied = p.engine.now()
 		}
@@ -413,7 +413,7 @@ func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
 			return p.cutOff(ctx, err)
 		}
 	}
-	report := p.saved.report()
+	report := p.saved.Report()
 	report.Changes = p.changes
 	if len(p.failures) > 0 {
 		return report, fmt.Errorf("converge %s: %w", p.bundle.ID, p.failures)
@@ -425,7 +425,7 @@ func (p *pass) settle(ctx context.Context) (bundle.Report, error) {
 func (p *pass) cutOff(ctx context.Context, err error) (bundle.Report, error) {
 	p.engine.waits.set(p.bundle.ID, nil)
 	report, err := failed(p.report(), err)
-	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.equal(p.next) {
+	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.Equal(p.next) {
 		return report, err
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSaveLimit)
@@ -435,7 +435,7 @@ func (p *pass) cutOff(ctx context.Context, err error) (bundle.Report, error) {
 
 // report is what can be said in the middle of a pass.
 func (p *pass) report() bundle.Report {
-	report := p.next.report()
+	report := p.next.Report()
 	report.Changes = p.changes
 	return report
 }

@@ -30,7 +30,7 @@ type target struct {
 	// item is the index of the item of the bundle, for a bundle with Helm releases, and release its release as namespace/name.
 	item    int
 	release string
-	// origin is that of held.
+	// origin is that of inventory.Entry.
 	origin string
 	// content is the object as it was rendered, in the namespace where it goes, without what only a server sets and without marks.
 	content map[string]any

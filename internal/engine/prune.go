@@ -12,12 +12,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
 // removal is what became of one object that is no longer wanted.
 type removal struct {
-	held
+	inventory.Entry
 	fate   fate
 	reason string
 	spot   spot
@@ -34,7 +35,7 @@ type removeOptions struct {
 }
 
 // removeRank removes objects of one rank, as far as each of them is still ours to remove. Its own error means that nothing was tried.
-func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, options removeOptions) ([]removal, error) {
+func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory.Entry, options removeOptions) ([]removal, error) {
 	removals := make([]removal, len(items))
 	spots, found, err := e.observe(ctx, items)
 	if err != nil {
@@ -45,7 +46,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, opt
 	var mu sync.Mutex // guards removals
 	for i, item := range items {
 		seen := found[item.Ref.Key()]
-		what, reason := condemn(item, seen, id, e.domain)
+		what, reason := condemn(item, seen, id, e.ownerScope)
 		if instead, ok := options.instead[what]; ok {
 			what, reason = instead, ""
 		}
@@ -53,14 +54,14 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, opt
 			var err error
 			switch what {
 			case remove:
-				err = e.member.deleteWith(ctx, spots[i], seen.uid, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
+				err = e.member.deleteWith(ctx, spots[i], seen.UID, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
 			case strip:
 				err = e.member.unmark(ctx, spots[i], seen)
 			case forget, await:
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			removals[i] = removal{held: item, fate: what, reason: reason, spot: spots[i], seen: seen, err: err}
+			removals[i] = removal{Entry: item, fate: what, reason: reason, spot: spots[i], seen: seen, err: err}
 			return nil
 		})
 	}
@@ -70,7 +71,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []held, opt
 }
 
 // observe reads the metadata of objects of a record.
-func (e *Engine) observe(ctx context.Context, items []held) ([]spot, map[kube.Ref]*live, error) {
+func (e *Engine) observe(ctx context.Context, items []inventory.Entry) ([]spot, map[kube.Ref]*live, error) {
 	spots := make([]spot, len(items))
 	for i, item := range items {
 		resource, err := e.locate(item.Ref)
@@ -103,7 +104,7 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 // prune removes what the record holds and the bundle does not want any more, the last ranks first. What fails, and what waits because of
 // failures, stays in the record.
 func (p *pass) prune(ctx context.Context) error {
-	groups := p.prior.doomed(p.retained)
+	groups := toPrune(p.prior.Entries, p.retained)
 	if len(p.failures) > 0 {
 		if groups = p.prunable(groups); len(groups) == 0 {
 			return nil
@@ -115,7 +116,7 @@ func (p *pass) prune(ctx context.Context) error {
 }
 
 // pruneGroups removes objects that the bundle does not want, group by group.
-func (p *pass) pruneGroups(ctx context.Context, groups [][]held) error {
+func (p *pass) pruneGroups(ctx context.Context, groups [][]inventory.Entry) error {
 	groups, err := p.engine.orderRoles(ctx, groups)
 	if err != nil {
 		return fmt.Errorf("prune: %w", err)
@@ -135,14 +136,14 @@ func (p *pass) pruneGroups(ctx context.Context, groups [][]held) error {
 }
 
 // keepRecorded keeps objects in the record that the next prune must look at, even those that this one has deleted.
-func (p *pass) keepRecorded(groups [][]held) {
+func (p *pass) keepRecorded(groups [][]inventory.Entry) {
 	for _, item := range slices.Concat(groups...) {
-		p.next.inventory[item.Ref.Key()] = item
+		p.next.Entries[item.Ref.Key()] = item
 	}
 }
 
 // pruneGroup removes objects, and says whether others may be removed after them.
-func (p *pass) pruneGroup(ctx context.Context, items []held) (goOn bool, err error) {
+func (p *pass) pruneGroup(ctx context.Context, items []inventory.Entry) (goOn bool, err error) {
 	removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, removeOptions{})
 	if err != nil {
 		return false, err
@@ -162,7 +163,7 @@ func (p *pass) pruneGroup(ctx context.Context, items []held) (goOn bool, err err
 }
 
 func (p *pass) noteRemoval(r removal) {
-	if _, ok := p.next.inventory[r.Ref.Key()]; !ok && r.err == nil {
+	if _, ok := p.next.Entries[r.Ref.Key()]; !ok && r.err == nil {
 		return // an earlier group of orderRoles held it, too
 	}
 	change := bundle.Change{Ref: r.Ref, Action: bundle.Deleted}
@@ -176,9 +177,30 @@ func (p *pass) noteRemoval(r removal) {
 		change.Reason = "it was gone already"
 	}
 	if r.err == nil {
-		delete(p.next.inventory, r.Ref.Key())
+		delete(p.next.Entries, r.Ref.Key())
 	} else {
-		p.next.inventory[r.Ref.Key()] = r.held
+		p.next.Entries[r.Ref.Key()] = r.Entry
 	}
 	p.changes = append(p.changes, change)
+}
+
+// toPrune lists the entries that keep lacks, in groups of equal rank, the highest rank first: the order of removal.
+func toPrune(entries map[kube.Ref]inventory.Entry, keep map[kube.Ref]bool) [][]inventory.Entry {
+	var items []inventory.Entry
+	for key, item := range entries {
+		if !keep[key] {
+			items = append(items, item)
+		}
+	}
+	slices.SortFunc(items, func(a, b inventory.Entry) int {
+		return cmp.Or(cmp.Compare(rankOf(b.Ref.GVK().GroupKind()), rankOf(a.Ref.GVK().GroupKind())), kube.CompareRefs(a.Ref, b.Ref))
+	})
+	var groups [][]inventory.Entry
+	for i, item := range items {
+		if i == 0 || rankOf(item.Ref.GVK().GroupKind()) != rankOf(items[i-1].Ref.GVK().GroupKind()) {
+			groups = append(groups, nil)
+		}
+		groups[len(groups)-1] = append(groups[len(groups)-1], item)
+	}
+	return groups
 }

@@ -10,6 +10,7 @@ import (
 	helm "helm.sh/helm/v4/pkg/release/v1"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/release"
 )
@@ -43,13 +44,13 @@ func (p *pass) planReleases() error {
 	}
 	for i := range p.next.Releases {
 		s := &p.next.Releases[i]
-		if wanted[s.key()] || s.Operation == uninstalling && s.Digest == "" {
+		if wanted[s.Key()] || s.Operation == inventory.Uninstalling && s.Digest == "" {
 			continue
 		}
-		if p.bundle.KeepObjects || p.next.isKept(s.key()) {
+		if p.bundle.KeepObjects || isReleaseKept(p.next, s.Key()) {
 			continue // the hub was restored from a backup: its objects stay, and so does the release
 		}
-		s.drop(p.engine.now())
+		beginUninstall(s, p.engine.now())
 	}
 	return nil
 }
@@ -57,31 +58,31 @@ func (p *pass) planReleases() error {
 // planRelease writes into the record to come that the release of an item has to be deployed, if it is not.
 func (p *pass) planRelease(item bundle.Item) error {
 	key := releaseKey(item)
-	s := p.next.findRelease(key)
+	s := p.next.FindRelease(key)
 	if s == nil {
-		p.next.Releases = append(p.next.Releases, releaseState{Namespace: key.Namespace, Name: key.Name})
-		s = p.next.findRelease(key)
+		p.next.Releases = append(p.next.Releases, inventory.ReleaseState{Namespace: key.Namespace, Name: key.Name})
+		s = p.next.FindRelease(key)
 	}
 	s.Options, s.Sensitive = item.Release.Options, item.Sensitive
 	s.Inputs, s.RenderedRevision, s.IsUpgrade = item.Release.Inputs, item.Release.Revision, item.Release.IsUpgrade
-	if s.Digest != "" && p.prior.digest() == p.digest {
+	if s.Digest != "" && p.prior.BundleDigest() == p.digest {
 		return nil
 	}
 	digest, err := item.RevisionDigest()
 	if err == nil && s.Digest != digest {
 		s.Digest, s.Failures, s.Recovered, s.Message, s.ObjectsApplied = digest, 0, 0, "", false
-		s.enter(stageBegin, p.engine.now())
+		enterStage(s, inventory.StageBegin, p.engine.now())
 	}
 	return err
 }
 
 // releasesDeployed returns whether every release in the record to come is deployed.
 func (p *pass) releasesDeployed() bool {
-	return !slices.ContainsFunc(p.next.Releases, func(s releaseState) bool { return s.Stage != stageDeployed })
+	return !slices.ContainsFunc(p.next.Releases, func(s inventory.ReleaseState) bool { return s.Stage != inventory.StageDeployed })
 }
 
 // operate returns an operation on a release of the pass.
-func (p *pass) operate(s *releaseState, hooks []release.Hook) *releaseOp {
+func (p *pass) operate(s *inventory.ReleaseState, hooks []release.Hook) *releaseOp {
 	return &releaseOp{engine: p.engine, id: p.bundle.ID, record: p.next, save: p.save, state: s, hooks: hooks}
 }
 
@@ -116,20 +117,20 @@ func (p *pass) writeItems(ctx context.Context, verdicts []verdict) error {
 
 // deployRelease moves a release toward its item, whose objects the verdicts are about. goOn is false if the items after it have to wait.
 func (p *pass) deployRelease(ctx context.Context, item bundle.Item, verdicts []verdict) (goOn bool, err error) {
-	s := p.next.findRelease(releaseKey(item))
-	if s.Stage == stageDeployed {
+	s := p.next.FindRelease(releaseKey(item))
+	if s.Stage == inventory.StageDeployed {
 		return p.writeRanks(ctx, verdicts)
 	}
 	d := &releaseDeployment{pass: p, op: p.operate(s, release.ItemHooks(item)), item: item, verdicts: verdicts, goOn: true}
-	if s.Operation == rollingBack && s.Stage != stageBegin && s.Stage != stageFailed {
+	if s.Operation == inventory.RollingBack && s.Stage != inventory.StageBegin && s.Stage != inventory.StageFailed {
 		if err := d.loadFormer(ctx); err != nil {
 			if err = d.endFailed(err, "the rollback failed"); err != nil {
 				return false, err
 			}
 		}
 	}
-	if s.Stage == stageFailed && !p.engine.now().Before(s.retryAt()) {
-		s.enter(stageBegin, p.engine.now())
+	if s.Stage == inventory.StageFailed && !p.engine.now().Before(retryAt(s)) {
+		enterStage(s, inventory.StageBegin, p.engine.now())
 	}
 	return d.run(ctx)
 }
@@ -149,10 +150,10 @@ type releaseDeployment struct {
 func (d *releaseDeployment) run(ctx context.Context) (goOn bool, err error) {
 	s := d.op.state
 	next := d.step
-	if s.isAfterObjects() {
+	if isAfterObjects(s) {
 		next = d.writeObjects // an earlier pass applied them, and they may have drifted since
 	}
-	for s.Stage != stageDeployed && s.Stage != stageFailed {
+	for s.Stage != inventory.StageDeployed && s.Stage != inventory.StageFailed {
 		done, err := next(ctx)
 		if failure, ok := errors.AsType[*releaseError](err); ok {
 			done, err = true, d.fail(ctx, failure)
@@ -165,7 +166,7 @@ func (d *releaseDeployment) run(ctx context.Context) (goOn bool, err error) {
 		}
 		next = d.step
 	}
-	if s.Stage == stageFailed {
+	if s.Stage == inventory.StageFailed {
 		return d.reportFailure(ctx)
 	}
 	return d.goOn, nil
@@ -177,7 +178,7 @@ func (d *releaseDeployment) stop() (goOn bool) {
 		return d.goOn
 	}
 	d.waiting = d.op.waiting
-	d.waiting.message = fmt.Sprintf("Helm release %s: %s", d.op.state.key(), d.waiting.message)
+	d.waiting.message = fmt.Sprintf("Helm release %s: %s", d.op.state.Key(), d.waiting.message)
 	d.skip()
 	return false
 }
@@ -186,29 +187,29 @@ func (d *releaseDeployment) stop() (goOn bool) {
 // then something waits or has failed.
 func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	s := d.op.state
-	pre, post := s.Operation.events()
+	pre, post := hookEvents(s.Operation)
 	switch {
-	case s.Stage == stageBegin:
+	case s.Stage == inventory.StageBegin:
 		return d.begin(ctx)
-	case s.Operation == uninstalling:
+	case s.Operation == inventory.Uninstalling:
 		return d.undo(ctx)
-	case s.Stage == stagePreHooks:
-		return d.runHooks(ctx, pre, stageObjects)
-	case s.Stage == stageObjects:
+	case s.Stage == inventory.StagePreHooks:
+		return d.runHooks(ctx, pre, inventory.StageObjects)
+	case s.Stage == inventory.StageObjects:
 		return d.writeObjects(ctx)
-	case s.Stage == stageWait:
+	case s.Stage == inventory.StageWait:
 		if (s.Options.Wait || s.Options.WaitForJobs) && !d.awaitDefinitions(ctx) {
 			return false, context.Cause(ctx)
 		}
 		if done, err := d.op.waitReady(ctx); err != nil || !done {
 			return false, err
 		}
-		s.enter(stagePostHooks, d.engine.now())
+		enterStage(s, inventory.StagePostHooks, d.engine.now())
 		return true, nil
-	case s.Stage == stagePostHooks:
-		return d.runHooks(ctx, post, stageTests)
-	case s.Stage == stageTests && s.Options.RunTests && s.Operation != rollingBack:
-		return d.runHooks(ctx, helm.HookTest, stageRecord)
+	case s.Stage == inventory.StagePostHooks:
+		return d.runHooks(ctx, post, inventory.StageTests)
+	case s.Stage == inventory.StageTests && s.Options.RunTests && s.Operation != inventory.RollingBack:
+		return d.runHooks(ctx, helm.HookTest, inventory.StageRecord)
 	}
 	return d.recordDeployed(ctx)
 }
@@ -220,18 +221,18 @@ func (d *releaseDeployment) undo(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	s.ObjectsApplied = false
-	s.enter(stageFailed, d.engine.now())
+	enterStage(s, inventory.StageFailed, d.engine.now())
 	return true, nil
 }
 
 // hooksDisabled returns whether the hooks of the operation are not run.
 func (d *releaseDeployment) hooksDisabled() bool {
 	switch s := d.op.state; s.Operation {
-	case installing:
+	case inventory.Installing:
 		return s.Options.DisableInstallHooks
-	case uninstalling:
+	case inventory.Uninstalling:
 		return s.Options.DisableUninstallHooks
-	case upgrading, rollingBack:
+	case inventory.Upgrading, inventory.RollingBack:
 		return s.Options.DisableUpgradeHooks
 	}
 	return false
@@ -248,7 +249,7 @@ func (d *releaseDeployment) awaitDefinitions(ctx context.Context) bool {
 	return false
 }
 
-func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, next releaseStage) (bool, error) {
+func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, next inventory.ReleaseStage) (bool, error) {
 	if event == helm.HookTest || !d.hooksDisabled() {
 		if len(release.ForEvent(d.op.hooks, event)) > 0 && !d.awaitDefinitions(ctx) {
 			return false, context.Cause(ctx)
@@ -257,7 +258,7 @@ func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, 
 			return false, err
 		}
 	}
-	d.op.state.enter(next, d.engine.now())
+	enterStage(d.op.state, next, d.engine.now())
 	return true, nil
 }
 
@@ -267,23 +268,23 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	if prepared, err := d.prepare(ctx); err != nil || !prepared {
 		return false, err
 	}
-	entries, err := d.op.records().List(ctx, s.key())
+	entries, err := d.op.records().List(ctx, s.Key())
 	if err != nil {
 		return false, err
 	}
 	if len(entries) > 0 && d.op.waitForOthers(entries[len(entries)-1]) {
 		return false, nil
 	}
-	if after := s.Options.RecoverAfter; after > 0 && s.Failures > s.Recovered && s.Failures%after == 0 && s.Operation == installing {
+	if after := s.Options.RecoverAfter; after > 0 && s.Failures > s.Recovered && s.Failures%after == 0 && s.Operation == inventory.Installing {
 		s.Recovered = s.Failures
-		s.begin(uninstalling, d.engine.now())
+		beginOperation(s, inventory.Uninstalling, d.engine.now())
 		return true, nil
 	}
 	d.nextRevision(entries)
 	if err := d.endPending(ctx, entries); err != nil {
 		return false, err
 	}
-	if err := d.op.records().Prune(ctx, s.key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
+	if err := d.op.records().Prune(ctx, s.Key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
 		return false, err
 	}
 	return true, d.start(ctx, entries)
@@ -316,7 +317,7 @@ func (d *releaseDeployment) nextRevision(entries []release.Entry) {
 	s := d.op.state
 	if s.Revision == 0 {
 		// A version of Towline without release records may have deployed it.
-		s.Existed = slices.ContainsFunc(d.verdicts, func(v verdict) bool { return v.rank > rankCRD && d.prior.inventory[v.key()].UID != "" })
+		s.Existed = slices.ContainsFunc(d.verdicts, func(v verdict) bool { return v.rank > rankCRD && d.prior.Entries[v.key()].UID != "" })
 	}
 	s.Former = 0
 	for _, entry := range entries {
@@ -347,12 +348,12 @@ func (d *releaseDeployment) endPending(ctx context.Context, entries []release.En
 func (d *releaseDeployment) start(ctx context.Context, entries []release.Entry) error {
 	s := d.op.state
 	now := d.engine.now()
-	what, status, description := upgrading, common.StatusPendingUpgrade, "Preparing upgrade"
+	what, status, description := inventory.Upgrading, common.StatusPendingUpgrade, "Preparing upgrade"
 	if s.Former == 0 && !s.Existed {
-		what, status, description = installing, common.StatusPendingInstall, "Initial install underway"
+		what, status, description = inventory.Installing, common.StatusPendingInstall, "Initial install underway"
 		s.FirstDeployed = now
 	}
-	s.begin(what, now)
+	beginOperation(s, what, now)
 	s.FirstDeployed = firstNonZero(s.FirstDeployed, now)
 	if i := slices.IndexFunc(entries, func(entry release.Entry) bool { return entry.Revision == s.Former }); i >= 0 && isOfHelm(entries[i]) {
 		if err := d.adoptFormer(ctx); err != nil {
@@ -400,7 +401,7 @@ func (d *releaseDeployment) skip() {
 // writeObjects applies the manifest. After a failure the same revision goes on with it later: no hook is run again for that.
 func (d *releaseDeployment) writeObjects(ctx context.Context) (bool, error) {
 	s := d.op.state
-	if s.Operation == rollingBack {
+	if s.Operation == inventory.RollingBack {
 		return d.writeFormer(ctx)
 	}
 	before := len(d.failures)
@@ -432,16 +433,15 @@ func (d *releaseDeployment) writeObjects(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	s.Message, s.ObjectsApplied = "", true
-	if s.Stage == stageObjects {
-		s.enter(stageWait, d.engine.now())
+	if s.Stage == inventory.StageObjects {
+		enterStage(s, inventory.StageWait, d.engine.now())
 	}
 	return true, nil
 }
 
 // pruneDropped deletes the objects that the former revision of the release has and this one lacks, as Helm does before it waits.
 func (d *releaseDeployment) pruneDropped(ctx context.Context) error {
-	dropped := &record{inventory: d.prior.ofRelease(d.op.state.key())}
-	return d.pruneGroups(ctx, dropped.doomed(d.retained))
+	return d.pruneGroups(ctx, toPrune(entriesOfRelease(d.prior, d.op.state.Key()), d.retained))
 }
 
 // conflicts returns the verdicts about objects that belong to others, so that no hook runs for a release that cannot be deployed.
@@ -459,9 +459,9 @@ func (d *releaseDeployment) conflicts() []verdict {
 func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) error {
 	s := d.op.state
 	now := d.engine.now()
-	if s.Operation == uninstalling {
+	if s.Operation == inventory.Uninstalling {
 		// What undoes a failed installation failed itself: the next attempt begins with a revision of its own.
-		s.enter(stageFailed, now)
+		enterStage(s, inventory.StageFailed, now)
 		s.Message += "; uninstalling it failed: " + failure.text
 		return nil
 	}
@@ -472,27 +472,27 @@ func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) err
 		}
 		failure = &releaseError{text: failure.text + "; " + refused.text}
 	}
-	if s.Operation == rollingBack {
-		s.enter(stageFailed, now)
+	if s.Operation == inventory.RollingBack {
+		enterStage(s, inventory.StageFailed, now)
 		s.Message += "; the rollback failed: " + failure.text
 		return nil
 	}
 	s.Failures++
 	s.Message = fmt.Sprintf("%s of revision %d failed: %s", s.Operation, s.Revision, failure.text)
 	switch {
-	case s.Options.Atomic && s.Operation == upgrading:
-		s.begin(rollingBack, now)
+	case s.Options.Atomic && s.Operation == inventory.Upgrading:
+		beginOperation(s, inventory.RollingBack, now)
 		s.Revision++
 		return d.endFailed(d.loadFormer(ctx), "it is not rolled back")
 	case s.Options.Atomic:
-		s.begin(uninstalling, now)
+		beginOperation(s, inventory.Uninstalling, now)
 		return nil
-	case s.Options.CleanupOnFail && s.Operation == upgrading:
+	case s.Options.CleanupOnFail && s.Operation == inventory.Upgrading:
 		if err := d.cleanUp(ctx); err != nil {
 			return err
 		}
 	}
-	s.enter(stageFailed, now)
+	enterStage(s, inventory.StageFailed, now)
 	return nil
 }
 
@@ -503,7 +503,7 @@ func (d *releaseDeployment) endFailed(err error, what string) error {
 		return err
 	}
 	d.op.state.Message += fmt.Sprintf("; %s: %s", what, failure.text)
-	d.op.state.enter(stageFailed, d.engine.now())
+	enterStage(d.op.state, inventory.StageFailed, d.engine.now())
 	return nil
 }
 
@@ -517,7 +517,7 @@ func (d *releaseDeployment) reportFailure(ctx context.Context) (goOn bool, err e
 	} else {
 		d.skip()
 	}
-	d.failures = append(d.failures, &releaseFailure{key: s.key(), message: s.Message})
+	d.failures = append(d.failures, &releaseFailure{key: s.Key(), message: s.Message})
 	return d.bundle.Options.ContinueOnError, nil
 }
 
@@ -526,10 +526,10 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	s := d.op.state
 	description := s.Options.Description
 	switch {
-	case s.Operation == rollingBack:
+	case s.Operation == inventory.RollingBack:
 		description = fmt.Sprintf("Rollback to %d", s.Former)
 	case description != "":
-	case s.Operation == installing:
+	case s.Operation == inventory.Installing:
 		description = "Install complete"
 	default:
 		description = "Upgrade complete"
@@ -537,33 +537,33 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	if err := d.putRecord(ctx, common.StatusDeployed, description); err != nil {
 		return false, err
 	}
-	entries, err := d.op.records().List(ctx, s.key())
+	entries, err := d.op.records().List(ctx, s.Key())
 	if err != nil {
 		return false, err
 	}
 	if err := d.op.records().Supersede(ctx, entries, s.Revision); err != nil {
 		return false, err
 	}
-	if err := d.op.records().Prune(ctx, s.key(), entries, s.Options.MaxHistory, s.Revision); err != nil {
+	if err := d.op.records().Prune(ctx, s.Key(), entries, s.Options.MaxHistory, s.Revision); err != nil {
 		return false, err
 	}
-	if s.Operation == rollingBack {
+	if s.Operation == inventory.RollingBack {
 		s.Message += fmt.Sprintf("; rolled back to revision %d", s.Former)
 		s.Former, s.ObjectsApplied = s.Revision, false
-		s.enter(stageFailed, d.engine.now())
+		enterStage(s, inventory.StageFailed, d.engine.now())
 		return true, nil
 	}
 	s.Failures, s.Recovered, s.Message = 0, 0, ""
 	for i := range s.Hooks {
 		s.Hooks[i].DeleteOnSuccess = false // that is done
 	}
-	s.enter(stageDeployed, d.engine.now())
+	enterStage(s, inventory.StageDeployed, d.engine.now())
 	return true, nil
 }
 
 // loadFormer makes the release that the operation deploys that of the former revision.
 func (d *releaseDeployment) loadFormer(ctx context.Context) error {
-	record, ok, err := d.op.records().Get(ctx, d.op.state.key(), d.op.state.Former)
+	record, ok, err := d.op.records().Get(ctx, d.op.state.Key(), d.op.state.Former)
 	if err != nil {
 		return err
 	}
@@ -597,17 +597,17 @@ func (d *releaseDeployment) writeFormer(ctx context.Context) (bool, error) {
 	if !goOn {
 		return false, &releaseError{text: rollback.failures.Error()}
 	}
-	if done, err := d.op.removeObjects(ctx, rollback.wanted, d.next.ofRelease(s.key())); err != nil || !done {
+	if done, err := d.op.removeObjects(ctx, rollback.wanted, entriesOfRelease(d.next, s.Key())); err != nil || !done {
 		return false, err
 	}
-	s.enter(stageWait, d.engine.now())
+	enterStage(s, inventory.StageWait, d.engine.now())
 	return true, nil
 }
 
 // cleanUp deletes the objects that a failed upgrade has created.
 func (d *releaseDeployment) cleanUp(ctx context.Context) error {
 	s := d.op.state
-	former, ok, err := d.op.records().Get(ctx, s.key(), s.Former)
+	former, ok, err := d.op.records().Get(ctx, s.Key(), s.Former)
 	if err != nil || !ok || !release.HasManifest(former) {
 		return err
 	}
@@ -623,8 +623,7 @@ func (d *releaseDeployment) cleanUp(ctx context.Context) error {
 		keep[ref.Key()] = true
 	}
 	s.ObjectsApplied = false
-	created := &record{inventory: d.next.ofRelease(s.key())}
-	return d.pruneGroups(ctx, created.doomed(keep))
+	return d.pruneGroups(ctx, toPrune(entriesOfRelease(d.next, s.Key()), keep))
 }
 
 // releaseFailure is why a release of a bundle is not deployed.

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/release"
 )
@@ -42,9 +43,9 @@ func (e *releaseError) Error() string { return e.text }
 type releaseOp struct {
 	engine *Engine
 	id     bundle.ID
-	record *record // the record to come, with state in it
+	record *inventory.Record // the record to come, with state in it
 	save   func(context.Context) error
-	state  *releaseState
+	state  *inventory.ReleaseState
 	hooks  []release.Hook
 	// waiting is what the release waits for, nil for nothing.
 	waiting *pendingWait
@@ -92,7 +93,7 @@ func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h rele
 	if err != nil {
 		return err
 	}
-	if run := o.state.run(event, ref); run != nil && run.UID != "" {
+	if run := findHookRun(o.state, event, ref); run != nil && run.UID != "" {
 		err = o.engine.member.delete(ctx, spot{key: ref, resource: resource}, run.UID)
 	}
 	if err != nil && !apierrors.IsConflict(err) {
@@ -123,13 +124,13 @@ func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release
 	if err != nil {
 		return false, err
 	}
-	if run := o.state.run(event, ref); run == nil {
-		o.state.Hooks = append(o.state.Hooks, hookRun{Event: event, Ref: ref, Started: o.engine.now(), Phase: helm.HookPhaseUnknown,
+	if run := findHookRun(o.state, event, ref); run == nil {
+		o.state.Hooks = append(o.state.Hooks, inventory.HookRun{Event: event, Ref: ref, Started: o.engine.now(), Phase: helm.HookPhaseUnknown,
 			DeleteOnSuccess: h.IsDeletedOn(helm.HookSucceeded)})
 	} else if run.Phase == helm.HookPhaseSucceeded {
 		return true, nil
 	}
-	run := o.state.run(event, ref)
+	run := findHookRun(o.state, event, ref)
 	if run.Phase == helm.HookPhaseUnknown {
 		free, err := o.deletePredecessor(ctx, h, run, resource)
 		if err != nil || !free {
@@ -156,7 +157,7 @@ func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release
 }
 
 // waitForHook waits for the Job or Pod of a hook, as long as its time limit allows.
-func (o *releaseOp) waitForHook(ctx context.Context, run *hookRun, ref kube.Ref) error {
+func (o *releaseOp) waitForHook(ctx context.Context, run *inventory.HookRun, ref kube.Ref) error {
 	limit := o.state.Options.TimeoutOrDefault()
 	deadline := run.Started.Add(limit)
 	if !o.engine.now().Before(deadline) {
@@ -178,7 +179,7 @@ func (o *releaseOp) waitForHook(ctx context.Context, run *hookRun, ref kube.Ref)
 }
 
 // failHook returns err, and if that ends the operation, notes it of the hook and deletes the hook as its policy says.
-func (o *releaseOp) failHook(ctx context.Context, h release.Hook, run *hookRun, err error) error {
+func (o *releaseOp) failHook(ctx context.Context, h release.Hook, run *inventory.HookRun, err error) error {
 	var failure *releaseError
 	if !errors.As(err, &failure) {
 		return err
@@ -215,7 +216,7 @@ func (o *releaseOp) locateHook(h release.Hook) (kube.Ref, kube.Resource, error) 
 }
 
 // deletePredecessor deletes the object of an earlier run of the hook, if the hook asks for that. free is false while that exists.
-func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *hookRun, resource kube.Resource) (free bool, err error) {
+func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *inventory.HookRun, resource kube.Resource) (free bool, err error) {
 	if !h.IsDeletedOn(helm.HookBeforeHookCreation) {
 		return true, nil
 	}
@@ -244,9 +245,9 @@ func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *
 }
 
 // ensureHook returns the object of a hook. It creates it, unless it did so before it could save that.
-func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *hookRun, resource kube.Resource) (*unstructured.Unstructured, error) {
+func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *inventory.HookRun, resource kube.Resource) (*unstructured.Unstructured, error) {
 	api := o.engine.member.wholeAt(resource, run.Ref.Namespace)
-	mark := fmt.Sprintf("%s.v%d/%s/%s", o.state.key(), o.state.Revision, run.Event, o.state.Attempt)
+	mark := fmt.Sprintf("%s.v%d/%s/%s", o.state.Key(), o.state.Revision, run.Event, o.state.Attempt)
 	existing, err := api.Get(ctx, run.Ref.Name, metav1.GetOptions{})
 	switch {
 	case err != nil && !apierrors.IsNotFound(err):

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/release"
 )
@@ -27,7 +28,7 @@ const (
 // records returns the release records of the cluster, written with the marks of the bundle.
 func (o *releaseOp) records() release.Store {
 	annotations := map[string]string{kube.AnnotationRequestor: o.id.String(), annotationRevisionDigest: o.state.Digest}
-	o.engine.domain.mark(annotations)
+	o.engine.ownerScope.Annotate(annotations)
 	return release.Store{
 		Secrets: o.engine.member.core, Metadata: o.engine.member.objects, Clock: o.engine.clock,
 		Labels: map[string]string{kube.LabelReason: o.id.Feature}, Annotations: annotations,
@@ -65,7 +66,7 @@ func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status comm
 		return permanent(err)
 	}
 	seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: written})
-	s.SecretUID, s.SecretState = seen.uid, seen.state()
+	s.SecretUID, s.SecretState = seen.UID, seen.Fingerprint()
 	return nil
 }
 
@@ -74,31 +75,31 @@ func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status comm
 func (p *pass) verifyRecords(ctx context.Context) error {
 	for i := range p.next.Releases {
 		s := &p.next.Releases[i]
-		if s.Stage != stageDeployed || p.only != nil && !p.only[s.secretRef()] {
+		if s.Stage != inventory.StageDeployed || p.only != nil && !p.only[s.SecretRef()] {
 			continue
 		}
-		at := slices.IndexFunc(p.bundle.Items, func(item bundle.Item) bool { return item.Release != nil && releaseKey(item) == s.key() })
+		at := slices.IndexFunc(p.bundle.Items, func(item bundle.Item) bool { return item.Release != nil && releaseKey(item) == s.Key() })
 		if at < 0 {
 			continue
 		}
 		if err := p.verifyRecord(ctx, s, p.bundle.Items[at]); err != nil {
-			return fmt.Errorf("helm release %s: %w", s.key(), err)
+			return fmt.Errorf("helm release %s: %w", s.Key(), err)
 		}
 	}
 	return nil
 }
 
-func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.Item) error {
+func (p *pass) verifyRecord(ctx context.Context, s *inventory.ReleaseState, item bundle.Item) error {
 	at := secretSpot(s)
 	found, err := p.engine.member.observe(ctx, []spot{at})
 	if err != nil {
 		return err
 	}
-	if seen := found[at.key]; seen != nil && seen.uid == s.SecretUID && seen.state() == s.SecretState {
+	if seen := found[at.key]; seen != nil && seen.UID == s.SecretUID && seen.Fingerprint() == s.SecretState {
 		return nil
 	}
 	op := p.operate(s, nil)
-	entries, err := op.records().List(ctx, s.key())
+	entries, err := op.records().List(ctx, s.Key())
 	if err != nil {
 		return err
 	}
@@ -109,7 +110,7 @@ func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.It
 		}
 		if op.waitForOthers(last) {
 			p.waiting = op.waiting
-			p.waiting.message = fmt.Sprintf("Helm release %s: %s", s.key(), p.waiting.message)
+			p.waiting.message = fmt.Sprintf("Helm release %s: %s", s.Key(), p.waiting.message)
 			return nil
 		}
 		if last.Revision > s.Revision {
@@ -119,43 +120,43 @@ func (p *pass) verifyRecord(ctx context.Context, s *releaseState, item bundle.It
 	if err := op.putRecord(ctx, item, common.StatusDeployed, "Drift corrected by Towline"); err != nil {
 		return err
 	}
-	ref := s.secretRef()
+	ref := s.SecretRef()
 	p.changes = append(p.changes, bundle.Change{Ref: ref, Action: bundle.Configured, Reason: "the release record was changed or deleted"})
-	if entries, err = op.records().List(ctx, s.key()); err != nil {
+	if entries, err = op.records().List(ctx, s.Key()); err != nil {
 		return err
 	}
 	if err := op.records().Supersede(ctx, entries, s.Revision); err != nil {
 		return err
 	}
-	return op.records().Prune(ctx, s.key(), entries, s.Options.MaxHistory, s.Revision)
+	return op.records().Prune(ctx, s.Key(), entries, s.Options.MaxHistory, s.Revision)
 }
 
 // traceReleases finds the releases of a bundle whose inventory is lost by their records.
-func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]releaseState, error) {
+func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]inventory.ReleaseState, error) {
 	selector := fmt.Sprintf("%s=helm,%s=%s", "owner", kube.LabelReason, id.Feature)
 	list, err := e.member.objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return nil, fmt.Errorf("list release records: %w", err)
 	}
-	found := &record{}
+	found := &inventory.Record{}
 	for i := range list.Items {
 		seen := liveOf(&list.Items[i])
 		entry, ok := release.ParseEntry(list.Items[i].ObjectMeta)
-		if !ok || seen.signature() != e.domain.sign(id) {
+		if !ok || seen.Signature() != e.ownerScope.Signature(id) {
 			continue
 		}
-		s := found.findRelease(entry.Key)
+		s := found.FindRelease(entry.Key)
 		if s == nil {
-			found.Releases = append(found.Releases, releaseState{Namespace: entry.Namespace, Name: entry.Name})
-			s = found.findRelease(entry.Key)
+			found.Releases = append(found.Releases, inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name})
+			s = found.FindRelease(entry.Key)
 		}
 		if entry.Revision < s.Revision {
 			continue
 		}
-		s.Revision, s.Digest, s.Stage, s.Operation = entry.Revision, "", stageBegin, upgrading
-		s.SecretUID, s.SecretState = seen.uid, seen.state()
+		s.Revision, s.Digest, s.Stage, s.Operation = entry.Revision, "", inventory.StageBegin, inventory.Upgrading
+		s.SecretUID, s.SecretState = seen.UID, seen.Fingerprint()
 		if entry.Status == common.StatusDeployed {
-			s.Digest, s.Stage, s.ObjectsApplied = seen.annotations[annotationRevisionDigest], stageDeployed, true
+			s.Digest, s.Stage, s.ObjectsApplied = seen.Annotations[annotationRevisionDigest], inventory.StageDeployed, true
 		}
 	}
 	return found.Releases, nil
@@ -163,13 +164,13 @@ func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]releaseStat
 
 // isOfAnother returns whether another bundle has written a revision: the release is that one's now.
 func (o *releaseOp) isOfAnother(entry release.Entry) bool {
-	signature := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).signature()
-	return signature != "" && signature != o.engine.domain.sign(o.id)
+	signature := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).Signature()
+	return signature != "" && signature != o.engine.ownerScope.Signature(o.id)
 }
 
 // isOfHelm returns whether a client of Helm has written a revision.
 func isOfHelm(entry release.Entry) bool {
-	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).signature() == ""
+	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).Signature() == ""
 }
 
 // waitForOthers waits while another client of Helm works on the release, and returns whether it does: that client fails if the records change
@@ -182,7 +183,7 @@ func (o *releaseOp) waitForOthers(last release.Entry) bool {
 	if isOver(last) || !isOfHelm(last) {
 		return false
 	}
-	key, records := o.state.key(), o.records()
+	key, records := o.state.Key(), o.records()
 	o.wait(fmt.Sprintf("waiting for another client of Helm: revision %d is %s", last.Revision, last.Status),
 		func(ctx context.Context) bool {
 			entries, err := records.List(ctx, key)
@@ -195,7 +196,7 @@ func (o *releaseOp) waitForOthers(last release.Entry) bool {
 // they are deleted after the upgrade, as Helm does.
 func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s := d.op.state
-	record, ok, err := d.op.records().Get(ctx, s.key(), s.Former)
+	record, ok, err := d.op.records().Get(ctx, s.Key(), s.Former)
 	if err != nil || !ok {
 		return err
 	}
@@ -204,7 +205,7 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var items []held
+	var items []inventory.Entry
 	for _, obj := range objects {
 		ref := kube.RefOf(obj)
 		resource, err := d.engine.member.mapper.AnyVersion(ref.GVK())
@@ -217,8 +218,8 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 		case ref.Namespace == "":
 			ref.Namespace = s.Namespace
 		}
-		if _, known := d.next.inventory[ref.Key()]; !known && !d.wanted[ref.Key()] {
-			items = append(items, held{Ref: ref, Origin: originOfRelease(s.key().String()), FromHelm: true})
+		if _, known := d.next.Entries[ref.Key()]; !known && !d.wanted[ref.Key()] {
+			items = append(items, inventory.Entry{Ref: ref, Origin: originOfRelease(s.Key().String()), FromHelm: true})
 		}
 	}
 	if len(items) == 0 {
@@ -228,11 +229,11 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.prior = d.prior.edit()
+	d.prior = d.prior.Edit()
 	for _, item := range items {
-		if seen := found[item.Ref.Key()]; seen != nil && seen.belongsTo(s.key().String()) {
-			item.UID = seen.uid
-			d.next.inventory[item.Ref.Key()], d.prior.inventory[item.Ref.Key()] = item, item
+		if seen := found[item.Ref.Key()]; seen != nil && seen.belongsTo(s.Key().String()) {
+			item.UID = seen.UID
+			d.next.Entries[item.Ref.Key()], d.prior.Entries[item.Ref.Key()] = item, item
 		}
 	}
 	return nil
@@ -249,18 +250,18 @@ func firstNonZero(times ...time.Time) time.Time {
 
 // belongsTo returns whether Helm has marked the object as part of a release, which is written as namespace/name.
 func (l *live) belongsTo(key string) bool {
-	return key != "" && l.annotations[annotationReleaseNamespace]+"/"+l.annotations[annotationReleaseName] == key
+	return key != "" && l.Annotations[annotationReleaseNamespace]+"/"+l.Annotations[annotationReleaseName] == key
 }
 
 // releaseOrigin returns the origin of an object of a Helm release, "" of any other.
 func (l *live) releaseOrigin() string {
-	if name := l.annotations[annotationReleaseName]; name != "" {
-		return originOfRelease(l.annotations[annotationReleaseNamespace] + "/" + name)
+	if name := l.Annotations[annotationReleaseName]; name != "" {
+		return originOfRelease(l.Annotations[annotationReleaseNamespace] + "/" + name)
 	}
 	return ""
 }
 
 // secretSpot returns where the release record of s is read.
-func secretSpot(s *releaseState) spot {
-	return spot{key: s.secretRef(), resource: kube.Resource{GVR: corev1.SchemeGroupVersion.WithResource("secrets"), Namespaced: true}}
+func secretSpot(s *inventory.ReleaseState) spot {
+	return spot{key: s.SecretRef(), resource: kube.Resource{GVR: corev1.SchemeGroupVersion.WithResource("secrets"), Namespaced: true}}
 }

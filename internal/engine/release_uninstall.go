@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/release"
@@ -24,7 +25,7 @@ func (o *releaseOp) loadRecorded(ctx context.Context, entries []release.Entry) e
 		if entry.Revision > o.state.Revision && entry.Revision != entries[0].Revision {
 			continue
 		}
-		record, ok, err := o.records().Get(ctx, o.state.key(), entry.Revision)
+		record, ok, err := o.records().Get(ctx, o.state.Key(), entry.Revision)
 		if err != nil {
 			return err
 		}
@@ -39,7 +40,7 @@ func (o *releaseOp) parseHooks(record *helm.Release) error {
 	for _, h := range record.Hooks {
 		objects, err := kube.DecodeLenient([]byte(h.Manifest))
 		if err != nil {
-			return fmt.Errorf("parse hook %s in the record of release %s: %w", h.Path, o.state.key(), err)
+			return fmt.Errorf("parse hook %s in the record of release %s: %w", h.Path, o.state.Key(), err)
 		}
 		for _, obj := range objects {
 			o.hooks = append(o.hooks, release.ParseHook(obj, h.Path))
@@ -52,7 +53,7 @@ func (o *releaseOp) parseHooks(record *helm.Release) error {
 // the records. Of a release that another bundle has taken over it deletes the objects alone. done is false while something has to be waited for.
 func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	s := o.state
-	entries, err := o.records().List(ctx, s.key())
+	entries, err := o.records().List(ctx, s.Key())
 	if err != nil {
 		return false, err
 	}
@@ -67,12 +68,12 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 		}
 	}
 	steps := []struct {
-		stage releaseStage
+		stage inventory.ReleaseStage
 		run   func() (bool, error)
 	}{
-		{stagePreHooks, func() (bool, error) { return o.runHooks(ctx, helm.HookPreDelete) }},
-		{stageObjects, func() (bool, error) { return o.removeObjects(ctx, keep, o.record.ofRelease(s.key())) }},
-		{stagePostHooks, func() (bool, error) { return o.runPostDelete(ctx) }},
+		{inventory.StagePreHooks, func() (bool, error) { return o.runHooks(ctx, helm.HookPreDelete) }},
+		{inventory.StageObjects, func() (bool, error) { return o.removeObjects(ctx, keep, entriesOfRelease(o.record, s.Key())) }},
+		{inventory.StagePostHooks, func() (bool, error) { return o.runPostDelete(ctx) }},
 	}
 	for i, step := range steps {
 		if s.Stage != step.stage {
@@ -81,11 +82,11 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 		if done, err := step.run(); err != nil || !done {
 			return false, err
 		}
-		next := stageRecord
+		next := inventory.StageRecord
 		if i+1 < len(steps) {
 			next = steps[i+1].stage
 		}
-		s.enter(next, o.engine.now())
+		enterStage(s, next, o.engine.now())
 	}
 	if isTaken {
 		return true, nil
@@ -98,7 +99,7 @@ func (o *releaseOp) runPostDelete(ctx context.Context) (done bool, err error) {
 	done, err = o.runHooks(ctx, helm.HookPostDelete)
 	if failure, ok := errors.AsType[*releaseError](err); ok {
 		log.FromContext(ctx).Info("a hook failed after the release was uninstalled",
-			logkeys.Bundle, o.id.String(), "release", o.state.key().String(), logkeys.Reason, failure.text)
+			logkeys.Bundle, o.id.String(), "release", o.state.Key().String(), logkeys.Reason, failure.text)
 		return true, nil
 	}
 	return done, err
@@ -108,7 +109,7 @@ func (o *releaseOp) runPostDelete(ctx context.Context) (done bool, err error) {
 func (o *releaseOp) removeRecords(ctx context.Context, entries []release.Entry) error {
 	s := o.state
 	if !s.Options.KeepHistory {
-		return o.records().Delete(ctx, s.key(), entries)
+		return o.records().Delete(ctx, s.Key(), entries)
 	}
 	if len(entries) == 0 {
 		return nil
@@ -117,7 +118,7 @@ func (o *releaseOp) removeRecords(ctx context.Context, entries []release.Entry) 
 	if err := o.records().Supersede(ctx, entries, last); err != nil {
 		return err
 	}
-	record, ok, err := o.records().Get(ctx, s.key(), last)
+	record, ok, err := o.records().Get(ctx, s.Key(), last)
 	if err != nil || !ok {
 		return err
 	}
@@ -130,9 +131,8 @@ func (o *releaseOp) removeRecords(ctx context.Context, entries []release.Entry) 
 }
 
 // removeObjects deletes objects of the inventory that are not in keep, the last ranks first, each rank when those before it no longer exist.
-func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, items map[kube.Ref]held) (done bool, err error) {
-	removed := &record{inventory: items}
-	groups, err := o.engine.orderRoles(ctx, removed.doomed(keep))
+func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, items map[kube.Ref]inventory.Entry) (done bool, err error) {
+	groups, err := o.engine.orderRoles(ctx, toPrune(items, keep))
 	if err != nil {
 		return false, err
 	}
@@ -154,7 +154,7 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, i
 			return false, nil
 		}
 		for _, r := range removals {
-			delete(o.record.inventory, r.Ref.Key())
+			delete(o.record.Entries, r.Ref.Key())
 		}
 	}
 	return true, nil
@@ -164,7 +164,7 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, i
 func (o *releaseOp) waitDeleted(left map[kube.Ref]bool) {
 	refs := make([]kube.Ref, 0, len(left))
 	for key := range left {
-		refs = append(refs, o.record.inventory[key].Ref)
+		refs = append(refs, o.record.Entries[key].Ref)
 	}
 	slices.SortFunc(refs, kube.CompareRefs)
 	engine := o.engine
@@ -190,7 +190,7 @@ func propagationOf(option string) metav1.DeletionPropagation {
 func (p *pass) uninstallDropped(ctx context.Context) (done bool, err error) {
 	for i := len(p.next.Releases) - 1; i >= 0; i-- {
 		s := &p.next.Releases[i]
-		if s.Operation != uninstalling || p.hasItem(s.key()) {
+		if s.Operation != inventory.Uninstalling || p.hasItem(s.Key()) {
 			continue
 		}
 		op := p.operate(s, nil)
@@ -198,7 +198,7 @@ func (p *pass) uninstallDropped(ctx context.Context) (done bool, err error) {
 		var failure *releaseError
 		switch {
 		case errors.As(err, &failure):
-			p.failures = append(p.failures, &releaseFailure{key: s.key(), message: failure.text})
+			p.failures = append(p.failures, &releaseFailure{key: s.Key(), message: failure.text})
 			return false, nil
 		case err != nil:
 			return false, err
@@ -206,7 +206,7 @@ func (p *pass) uninstallDropped(ctx context.Context) (done bool, err error) {
 			p.waiting = op.waiting
 			return false, nil
 		}
-		p.next.dropRelease(s.key())
+		p.next.DeleteRelease(s.Key())
 	}
 	return true, nil
 }
@@ -214,18 +214,18 @@ func (p *pass) uninstallDropped(ctx context.Context) (done bool, err error) {
 // uninstallAgain uninstalls a release, and begins anew after a failure once the pause is over.
 func (o *releaseOp) uninstallAgain(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	s := o.state
-	if s.Stage == stageFailed {
-		if o.engine.now().Before(s.retryAt()) {
+	if s.Stage == inventory.StageFailed {
+		if o.engine.now().Before(retryAt(s)) {
 			return false, &releaseError{text: s.Message}
 		}
-		s.begin(uninstalling, o.engine.now())
+		beginOperation(s, inventory.Uninstalling, o.engine.now())
 	}
 	done, err = o.uninstall(ctx, keep)
 	var failure *releaseError
 	if errors.As(err, &failure) {
 		s.Failures++
 		s.Message = "uninstalling failed: " + failure.text
-		s.enter(stageFailed, o.engine.now())
+		enterStage(s, inventory.StageFailed, o.engine.now())
 		return false, &releaseError{text: s.Message}
 	}
 	return done, err
@@ -241,7 +241,7 @@ func (p *pass) hasItem(key release.Key) bool {
 }
 
 // removeReleases uninstalls the releases of a record that is being withdrawn; those whose objects stay lose our marks only.
-func (e *Engine) removeReleases(ctx context.Context, rec *record) (stored *record, done bool, err error) {
+func (e *Engine) removeReleases(ctx context.Context, rec *inventory.Record) (stored *inventory.Record, done bool, err error) {
 	if rec.Leave {
 		e.waits.set(rec.ID, nil)
 		return rec, true, e.unmarkRecords(ctx, rec)
@@ -250,23 +250,22 @@ func (e *Engine) removeReleases(ctx context.Context, rec *record) (stored *recor
 }
 
 // uninstallReleases uninstalls all releases of a record that is being withdrawn, the last one first. It returns the record as it is stored then.
-func (e *Engine) uninstallReleases(ctx context.Context, rec *record) (stored *record, done bool, err error) {
+func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (stored *inventory.Record, done bool, err error) {
 	for len(rec.Releases) > 0 {
-		next := rec.edit()
+		next := rec.Edit()
 		saved := rec
 		s := &next.Releases[len(next.Releases)-1]
 		op := &releaseOp{engine: e, id: rec.ID, record: next, state: s, save: func(ctx context.Context) (err error) {
-			next.content = saved.content
-			saved, err = e.store.save(ctx, saved, next, nil)
+			saved, err = e.store.Save(ctx, saved, next, nil)
 			return err
 		}}
 		done, err := op.uninstallAgain(ctx, nil)
 		e.waits.set(rec.ID, op.waiting)
 		if done {
-			next.dropRelease(s.key())
+			next.DeleteRelease(s.Key())
 		}
 		var failure *releaseError
-		if (err == nil || errors.As(err, &failure)) && !saved.equal(next) {
+		if (err == nil || errors.As(err, &failure)) && !saved.Equal(next) {
 			if saveErr := op.save(ctx); saveErr != nil {
 				return saved, false, saveErr
 			}
@@ -280,19 +279,19 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *record) (stored *re
 }
 
 // unmarkRecords takes our marks off the release records, which stay with the objects.
-func (e *Engine) unmarkRecords(ctx context.Context, rec *record) error {
+func (e *Engine) unmarkRecords(ctx context.Context, rec *inventory.Record) error {
 	for i := range rec.Releases {
 		op := &releaseOp{engine: e, id: rec.ID, state: &rec.Releases[i]}
-		entries, err := op.records().List(ctx, op.state.key())
+		entries, err := op.records().List(ctx, op.state.Key())
 		if err != nil {
 			return err
 		}
 		for _, entry := range entries {
 			seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret})
-			if seen.signature() != e.domain.sign(rec.ID) {
+			if seen.Signature() != e.ownerScope.Signature(rec.ID) {
 				continue
 			}
-			at := secretSpot(&releaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})
+			at := secretSpot(&inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})
 			if err := e.member.unmark(ctx, at, seen); err != nil {
 				return err
 			}

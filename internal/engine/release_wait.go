@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -81,8 +82,8 @@ func (e *Engine) pollPause(id bundle.ID) (pause time.Duration, ok bool) {
 // complete then.
 func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
 	options := o.state.Options
-	var items []held
-	for _, item := range o.record.ofRelease(o.state.key()) {
+	var items []inventory.Entry
+	for _, item := range entriesOfRelease(o.record, o.state.Key()) {
 		if isJob(item.Ref) && !options.WaitForJobs || !isJob(item.Ref) && !options.Wait {
 			continue
 		}
@@ -108,7 +109,7 @@ func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
 func isJob(ref kube.Ref) bool { return ref.Group == "batch" && ref.Kind == "Job" }
 
 // unready returns the items that are not ready, and the reason of the first one. A Job that failed is an error.
-func (e *Engine) unready(ctx context.Context, items []held) (left []held, reason string, err error) {
+func (e *Engine) unready(ctx context.Context, items []inventory.Entry) (left []inventory.Entry, reason string, err error) {
 	for _, item := range items {
 		why, err := e.unreadyReason(ctx, item)
 		if err != nil {
@@ -125,7 +126,7 @@ func (e *Engine) unready(ctx context.Context, items []held) (left []held, reason
 }
 
 // unreadyReason returns why an object is not ready, "" if it is.
-func (e *Engine) unreadyReason(ctx context.Context, item held) (string, error) {
+func (e *Engine) unreadyReason(ctx context.Context, item inventory.Entry) (string, error) {
 	obj, ok, err := e.member.read(ctx, item.Ref)
 	if err != nil {
 		return "", err

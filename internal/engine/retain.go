@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -68,7 +69,7 @@ func replicasOursAlone(obj *unstructured.Unstructured) bool {
 		if _, sets := fields.Spec["f:replicas"]; !sets {
 			continue
 		}
-		if entry.Manager != kube.FieldManager || !ownApply(entry) {
+		if entry.Manager != kube.FieldManager || !inventory.IsOwnApply(entry) {
 			return false
 		}
 		ours = true

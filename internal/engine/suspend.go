@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 )
 
 // Suspend leaves what id put on the cluster as it is from now on, drift and what failed included, until the bundle is converged or withdrawn;
@@ -16,20 +17,20 @@ func (e *Engine) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, erro
 		return bundle.Report{ID: id}, fmt.Errorf("suspend %s: %w", id, err)
 	}
 	defer release()
-	rec, err := e.store.load(ctx, id)
-	if errors.Is(err, errIncomplete) || (err == nil && rec.version == "") {
+	rec, err := e.store.Load(ctx, id)
+	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && !rec.Exists()) {
 		return bundle.Report{ID: id}, nil // there is nothing to heal from
 	}
 	if err != nil {
 		return bundle.Report{ID: id}, fmt.Errorf("suspend %s: %w", id, err)
 	}
 	if rec.Suspended || rec.State == bundle.StateRemoving {
-		return rec.report(), nil
+		return rec.Report(), nil
 	}
-	next := rec.edit()
+	next := rec.Edit()
 	next.Suspended = true
-	if rec, err = e.store.save(ctx, rec, next, nil); err != nil {
+	if rec, err = e.store.Save(ctx, rec, next, nil); err != nil {
 		return bundle.Report{ID: id}, fmt.Errorf("suspend %s: %w", id, err)
 	}
-	return rec.report(), nil
+	return rec.Report(), nil
 }

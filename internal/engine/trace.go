@@ -16,17 +16,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
 // trace returns rec, which has lost its inventory, with everything that was applied for its ID, as its marks say. It costs a list of
 // every kind. With an error it returns what it found until then.
-func (e *Engine) trace(ctx context.Context, rec *record) (*record, error) {
-	found, err := e.member.traces(ctx, rec.ID, e.domain)
-	traced := rec.edit()
+func (e *Engine) trace(ctx context.Context, rec *inventory.Record) (*inventory.Record, error) {
+	found, err := e.member.traces(ctx, rec.ID, e.ownerScope)
+	traced := rec.Edit()
 	for _, item := range found {
-		traced.inventory[item.Ref.Key()] = item
+		traced.Entries[item.Ref.Key()] = item
 	}
 	releases, releaseErr := e.traceReleases(ctx, rec.ID)
 	traced.Releases = releases
@@ -50,7 +51,7 @@ func (e *releaseTraceError) Unwrap() error { return e.err }
 
 // traces lists what was applied for id, in all kinds that the server can list now. Kinds that it cannot are logged and left out: one
 // that is broken for good must not keep everything else from being found.
-func (m *member) traces(ctx context.Context, id bundle.ID, of domain) ([]held, error) {
+func (m *member) traces(ctx context.Context, id bundle.ID, of inventory.OwnerScope) ([]inventory.Entry, error) {
 	served, err := discovery.ServerPreferredResources(m.served)
 	if err != nil {
 		if !discovery.IsGroupDiscoveryFailedError(err) {
@@ -60,7 +61,7 @@ func (m *member) traces(ctx context.Context, id bundle.ID, of domain) ([]held, e
 			logkeys.Bundle, id.String(), logkeys.Reason, err.Error())
 	}
 	var mu sync.Mutex // guards found
-	var found []held
+	var found []inventory.Entry
 	var work errgroup.Group
 	work.SetLimit(parallel)
 	for _, group := range served {
@@ -85,8 +86,8 @@ func (m *member) traces(ctx context.Context, id bundle.ID, of domain) ([]held, e
 	return found, err
 }
 
-func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, who mine) ([]held, error) {
-	var found []held
+func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, who mine) ([]inventory.Entry, error) {
+	var found []inventory.Entry
 	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + who.id.Feature, Limit: pageSize}
 	for {
 		page, err := m.objects.Resource(gvr).List(ctx, opts)
@@ -102,7 +103,7 @@ func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, 
 			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, who) {
 				ref := kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name}
 				seen := liveOf(obj)
-				found = append(found, held{Ref: ref, UID: obj.UID, Adopted: seen.adopted(), Origin: seen.releaseOrigin()})
+				found = append(found, inventory.Entry{Ref: ref, UID: obj.UID, Adopted: seen.IsAdopted(), Origin: seen.releaseOrigin()})
 			}
 		}
 		if page.Continue == "" {
@@ -112,10 +113,10 @@ func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, 
 	}
 }
 
-// mine is a bundle of one domain.
+// mine is a bundle of one scope.
 type mine struct {
 	id bundle.ID
-	of domain
+	of inventory.OwnerScope
 }
 
 // unlistable says whether a list failed because of its kind: it may not be listed, or who serves or converts it does not work.
@@ -127,11 +128,11 @@ func unlistable(err error) bool {
 // appliedFor says whether our own apply, of an object of this API group, made obj what it is for a bundle. Marks alone say too little: restores,
 // operators and people copy them. And one object can be served in several groups: it is traced in the one where it was applied.
 func appliedFor(obj *metav1.PartialObjectMetadata, group string, who mine) bool {
-	if liveOf(obj).signature() != who.of.sign(who.id) || metav1.GetControllerOf(obj) != nil {
+	if liveOf(obj).Signature() != who.of.Signature(who.id) || metav1.GetControllerOf(obj) != nil {
 		return false
 	}
 	return slices.ContainsFunc(obj.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
 		gv, err := schema.ParseGroupVersion(entry.APIVersion)
-		return err == nil && gv.Group == group && ownApply(entry)
+		return err == nil && gv.Group == group && inventory.IsOwnApply(entry)
 	})
 }

@@ -6,12 +6,13 @@ import (
 	"slices"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
 // prunable returns of groups what is deleted although something has failed, see bundle.Options.ContinueOnError. Objects whose origin is not known
 // wait, and so do namespaces and definitions: others are deleted with them.
-func (p *pass) prunable(groups [][]held) [][]held {
+func (p *pass) prunable(groups [][]inventory.Entry) [][]inventory.Entry {
 	if !p.bundle.Options.ContinueOnError || slices.ContainsFunc(p.failures, isNoObjects) {
 		return nil
 	}
@@ -22,8 +23,8 @@ func (p *pass) prunable(groups [][]held) [][]held {
 		}
 	}
 	for i := range p.next.Releases {
-		if s := &p.next.Releases[i]; s.Operation == uninstalling {
-			incomplete[originOfRelease(s.key().String())] = true // its hooks come first
+		if s := &p.next.Releases[i]; s.Operation == inventory.Uninstalling {
+			incomplete[originOfRelease(s.Key().String())] = true // its hooks come first
 		}
 	}
 	missing := map[kube.Ref]bool{}
@@ -37,10 +38,10 @@ func (p *pass) prunable(groups [][]held) [][]held {
 			incomplete[t.origin] = true
 		}
 	}
-	waits := func(item held) bool {
+	waits := func(item inventory.Entry) bool {
 		return incomplete[item.Origin] || rankOf(item.Ref.GVK().GroupKind()) <= rankCRD
 	}
-	var safe [][]held
+	var safe [][]inventory.Entry
 	for _, items := range groups {
 		if items = slices.DeleteFunc(slices.Clone(items), waits); len(items) > 0 {
 			safe = append(safe, items)
@@ -63,7 +64,7 @@ func (p *pass) waitingMessage() string {
 		tried[change.Ref.Key()] = true
 	}
 	waiting := 0
-	for key := range p.next.inventory {
+	for key := range p.next.Entries {
 		if !p.retained[key] && !tried[key] {
 			waiting++
 		}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -28,14 +29,14 @@ type watches struct {
 
 // follow starts and stops watches until they are those that the records want. Kinds that the server does not know now are left out:
 // when they are defined again, by healing too, the records change.
-func (w *watches) follow(ctx context.Context, records []*record) {
+func (w *watches) follow(ctx context.Context, records []*inventory.Record) {
 	wanted := map[watched]bool{}
 	seen := map[schema.GroupVersionKind]bool{}
 	for _, rec := range records {
 		if !rec.Options.Heal {
 			continue
 		}
-		for _, ref := range rec.trackedRefs() {
+		for _, ref := range rec.TrackedRefs() {
 			gvk := ref.GVK()
 			if seen[gvk] {
 				continue
@@ -102,7 +103,7 @@ func (s *sink) Add(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		seen := liveOf(meta)
 		s.healer.see(s.key(meta), sighting{
-			uid: seen.uid, state: seen.state(), signature: seen.signature(), ignored: seen.deleting || ignoresDrift(seen.annotations),
+			uid: seen.UID, state: seen.Fingerprint(), signature: seen.Signature(), ignored: seen.Deleting || seen.IgnoresDrift(),
 		})
 	}
 	return nil
@@ -130,11 +131,11 @@ func (s *sink) Replace(objects []any, _ string) error {
 			}
 		}
 	}
-	for _, rec := range s.healer.engine.store.known() {
+	for _, rec := range s.healer.engine.store.ListCached() {
 		if !rec.Options.Heal {
 			continue
 		}
-		for _, ref := range rec.trackedRefs() {
+		for _, ref := range rec.TrackedRefs() {
 			key := ref.Key()
 			if key.Group == s.gk.Group && key.Kind == s.gk.Kind && !there[key] {
 				s.healer.see(key, sighting{gone: true})
@@ -149,18 +150,7 @@ func (s *sink) Resync() error { return nil }
 
 // records starts the watch on the records themselves.
 func (w *watches) records(ctx context.Context) {
-	api := w.healer.engine.store.metadata
-	lister := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			opts.LabelSelector = w.healer.engine.store.selector(labelRecord)
-			return api.List(ctx, opts)
-		},
-		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-			opts.LabelSelector = w.healer.engine.store.selector(labelRecord)
-			return api.Watch(ctx, opts)
-		},
-	}
-	reflector := cache.NewReflectorWithOptions(lister, &metav1.PartialObjectMetadata{}, &recordSink{w.healer},
+	reflector := cache.NewReflectorWithOptions(w.healer.engine.store.ListWatch(), &metav1.PartialObjectMetadata{}, &recordSink{w.healer},
 		cache.ReflectorOptions{Name: "engine records"})
 	w.ended.Go(func() { reflector.RunWithContext(ctx) })
 }
@@ -198,8 +188,8 @@ func (s *recordSink) Replace(objects []any, _ string) error {
 
 // look has the records looked at that need a Secret which is not there.
 func (s *recordSink) look(there func(name string) bool) {
-	for _, rec := range s.healer.engine.store.known() {
-		for _, name := range append(chunksOf(rec), s.healer.engine.store.nameOf(rec.ID)) {
+	for _, rec := range s.healer.engine.store.ListCached() {
+		for _, name := range s.healer.engine.store.SecretNames(rec) {
 			if !there(name) {
 				s.healer.miss(rec.ID, settleTime)
 				break

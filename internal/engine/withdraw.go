@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -34,8 +35,8 @@ func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool,
 		return false, err
 	}
 	defer release()
-	rec, err := e.store.load(ctx, id)
-	if errors.Is(err, errIncomplete) {
+	rec, err := e.store.Load(ctx, id)
+	if errors.Is(err, inventory.ErrIncomplete) {
 		return true, nil // who ordered it looks for what is left
 	}
 	if err != nil {
@@ -48,11 +49,11 @@ func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool,
 }
 
 // withdraw removes what a record holds. Its caller holds the ID.
-func (e *Engine) withdraw(ctx context.Context, rec *record, w bundle.Withdrawal) (done bool, err error) {
-	if rec.version == "" && len(rec.inventory) == 0 && len(rec.Releases) == 0 {
+func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.Withdrawal) (done bool, err error) {
+	if !rec.Exists() && len(rec.Entries) == 0 && len(rec.Releases) == 0 {
 		return true, nil
 	}
-	freed, err := e.objects.acquire(ctx, slices.Collect(maps.Keys(rec.inventory))...)
+	freed, err := e.objects.acquire(ctx, slices.Collect(maps.Keys(rec.Entries))...)
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
@@ -69,7 +70,7 @@ func (e *Engine) withdraw(ctx context.Context, rec *record, w bundle.Withdrawal)
 	if !done {
 		return false, nil
 	}
-	if err := e.store.delete(ctx, rec); err != nil {
+	if err := e.store.Delete(ctx, rec); err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
 	e.observed.forget(w.ID)
@@ -77,9 +78,9 @@ func (e *Engine) withdraw(ctx context.Context, rec *record, w bundle.Withdrawal)
 }
 
 // loadOrTrace returns the record of id, or what is found of the bundle on the cluster if it is lost.
-func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*record, error) {
-	rec, err := e.store.load(ctx, id)
-	if errors.Is(err, errIncomplete) || (err == nil && rec.version == "") {
+func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*inventory.Record, error) {
+	rec, err := e.store.Load(ctx, id)
+	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && !rec.Exists()) {
 		return e.trace(ctx, rec)
 	}
 	return rec, err
@@ -87,22 +88,22 @@ func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*record, error)
 
 // beginRemoval saves that the bundle of a record is being withdrawn: from then on nobody heals what is removed. What was delivered may be older
 // than what the user wants now, so only the withdrawal says whether the objects stay.
-func (e *Engine) beginRemoval(ctx context.Context, rec *record, leave bool) (*record, error) {
+func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave bool) (*inventory.Record, error) {
 	if rec.State == bundle.StateRemoving && rec.Leave == leave {
 		return rec, nil
 	}
-	next := rec.edit()
+	next := rec.Edit()
 	next.State, next.Message, next.Leave = bundle.StateRemoving, "", leave
 	for i := range next.Releases {
-		if s := &next.Releases[i]; s.Operation != uninstalling && !leave {
-			s.drop(e.now())
+		if s := &next.Releases[i]; s.Operation != inventory.Uninstalling && !leave {
+			beginUninstall(s, e.now())
 		}
 	}
-	return e.store.save(ctx, rec, next, nil)
+	return e.store.Save(ctx, rec, next, nil)
 }
 
-func (e *Engine) removeAll(ctx context.Context, rec *record) (done bool, err error) {
-	groups := rec.doomed(nil)
+func (e *Engine) removeAll(ctx context.Context, rec *inventory.Record) (done bool, err error) {
+	groups := toPrune(rec.Entries, nil)
 	var instead map[fate]fate
 	if rec.Leave {
 		instead = map[fate]fate{remove: strip, await: forget}
@@ -159,7 +160,7 @@ func (e *Engine) remaining(ctx context.Context, removals []removal) (map[kube.Re
 	}
 	left := map[kube.Ref]bool{}
 	for key, seen := range found {
-		if old := before[key]; seen.uid == old.uid || (old.role == roleRecreated && seen.role == roleRecreated) {
+		if old := before[key]; seen.UID == old.UID || (old.role == roleRecreated && seen.role == roleRecreated) {
 			left[key] = true
 		}
 	}

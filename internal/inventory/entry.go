@@ -1,0 +1,39 @@
+package inventory
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// Entry is one object of a record.
+type Entry struct {
+	Ref kube.Ref `json:"ref"`
+	// UID is empty while the object was only planned: it may exist or not.
+	UID types.UID `json:"uid,omitempty"`
+	// Fields is the LiveMeta.Fingerprint of the object after the last apply.
+	Fields string `json:"fields,omitempty"`
+	// Adopted is true if the object existed before it was applied: it is never deleted. Without a UID, the adoption is
+	// planned. Records of earlier versions lack it; the annotation kube.AnnotationAdopted of the object counts as well.
+	Adopted bool `json:"adopted,omitempty"`
+	// Kept is true if the bundle lacks the object and the object is not pruned: see bundle.Bundle.KeepObjects.
+	Kept bool `json:"kept,omitempty"`
+	// Origin is the Helm release or the referenced object of the hub that the object came from, "" if it came from
+	// neither or that is not known.
+	Origin string `json:"origin,omitempty"`
+	// Claim is the resourceVersion at which the object is taken over from another requestor, "" if it is not taken
+	// over.
+	Claim string `json:"claimed,omitempty"`
+	// FromHelm is true if a client of Helm deployed the object, in a revision before that of the bundle.
+	FromHelm bool `json:"fromHelm,omitempty"`
+	// IsReleaseRecord is true if the object is a release record, which is in no Record.Entries: see Record.FindTracked.
+	IsReleaseRecord bool `json:"-"`
+	// Rival is the requestor that deploys the object now, for the same profile. The entry has no UID then.
+	Rival string `json:"rival,omitempty"`
+}
+
+// RecordsAdoption returns whether the entry is that of the object with this UID, and the object existed before it was
+// applied. While the entry has no UID, the caller must make sure that the object is marked for the bundle.
+func (e Entry) RecordsAdoption(uid types.UID) bool {
+	return e.Adopted && (e.UID == "" || e.UID == uid)
+}

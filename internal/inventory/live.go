@@ -1,0 +1,85 @@
+package inventory
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// LiveMeta is what Towline reads of an object that exists: its metadata, no more.
+type LiveMeta struct {
+	UID         types.UID
+	Version     string // the resourceVersion
+	Labels      map[string]string
+	Annotations map[string]string
+	// Fields is the fingerprint of the fields that Towline's last apply set and nobody else has changed since, "" if
+	// there are none.
+	Fields   string
+	Deleting bool
+}
+
+// LiveMetaOf returns the LiveMeta of an object.
+func LiveMetaOf(meta *metav1.PartialObjectMetadata) *LiveMeta {
+	seen := &LiveMeta{
+		UID: meta.UID, Version: meta.ResourceVersion, Labels: meta.Labels, Annotations: meta.Annotations,
+		Deleting: meta.DeletionTimestamp != nil,
+	}
+	for _, entry := range meta.ManagedFields {
+		if IsOwnApply(entry) {
+			seen.Fields = fingerprint(entry.FieldsV1.GetRawBytes())
+		}
+	}
+	return seen
+}
+
+// Fingerprint changes when somebody else changes a field that Towline has set: the server removes the field from
+// Towline's list of fields then. Some API servers keep no such lists; with them any change of the object counts.
+func (l *LiveMeta) Fingerprint() string {
+	if l.Fields != "" {
+		return l.Fields
+	}
+	return "version " + l.Version
+}
+
+// OwnerScope returns the scope that the annotations name.
+func (l *LiveMeta) OwnerScope() OwnerScope {
+	return OwnerScope{Hub: l.Annotations[kube.AnnotationHub], Registration: l.Annotations[kube.AnnotationScope]}
+}
+
+// Signature returns the OwnerScope.Signature of the bundle that the object is marked for, "" if it is not marked.
+func (l *LiveMeta) Signature() string { return l.OwnerScope().signatureOf(l.Requestor()) }
+
+// IsMarked returns whether the object has ownership labels or annotations, of any bundle.
+func (l *LiveMeta) IsMarked() bool {
+	return l.Labels[kube.LabelReason] != "" || l.Annotations[kube.AnnotationOwnerKind] != "" ||
+		l.Annotations[kube.AnnotationRequestor] != ""
+}
+
+// Requestor returns the bundle ID that the object is marked for as text, "" if there is none.
+func (l *LiveMeta) Requestor() string { return l.Annotations[kube.AnnotationRequestor] }
+
+// IsAdopted returns whether the object is marked as one that existed before it was applied.
+func (l *LiveMeta) IsAdopted() bool { return l.Annotations[kube.AnnotationAdopted] == "true" }
+
+// IgnoresDrift returns whether the annotations exclude the object from drift detection. The key alone does that, but
+// for the value "false".
+func (l *LiveMeta) IgnoresDrift() bool {
+	value, ok := l.Annotations[kube.AnnotationDriftIgnore]
+	return ok && value != "false"
+}
+
+// IsOwnApply returns whether an entry lists the fields that Towline's last apply set.
+func IsOwnApply(entry metav1.ManagedFieldsEntry) bool {
+	return entry.Manager == kube.FieldManager && entry.Operation == metav1.ManagedFieldsOperationApply &&
+		entry.Subresource == "" && entry.FieldsV1 != nil
+}
+
+// fingerprint is short, because a record has one for each object: 64 bits tell two states of one object apart.
+func fingerprint(fields []byte) string {
+	sum := sha256.Sum256(fields)
+	return hex.EncodeToString(sum[:8])
+}

@@ -1,0 +1,135 @@
+package inventory
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// Record is the inventory of one bundle. The zero Record with an ID is that of a bundle without one. A Record that a
+// Store has returned must not be changed: other goroutines read it. Edit returns a copy to change and save.
+type Record struct {
+	Head
+	// Entries are the objects, by Ref.Key.
+	Entries map[kube.Ref]Entry
+
+	content   storedValue
+	entryData storedValue // Entries as they are stored
+	// version is the resourceVersion of the head Secret, "" if there is none.
+	version string
+	// checkChunks is true if another process may have left chunks that the head does not name.
+	checkChunks bool
+}
+
+// Head is the part of a record that is stored uncompressed.
+type Head struct {
+	ID          bundle.ID      `json:"id"`
+	Owner       bundle.Owner   `json:"owner"`
+	Options     bundle.Options `json:"options"`
+	Digest      []byte         `json:"digest,omitempty"`
+	State       bundle.State   `json:"state"`
+	Message     string         `json:"message,omitempty"`
+	LastApplied time.Time      `json:"lastApplied,omitzero"`
+	// Hub is the uid of the hub that delivered the bundle, "" where that is not known.
+	Hub string `json:"hub,omitempty"`
+	// Leave is true if the bundle is being withdrawn and its objects stay.
+	Leave bool `json:"leave,omitempty"`
+	// Suspended is true if drift is not corrected and nothing is retried until the bundle is converged.
+	Suspended bool `json:"suspended,omitempty"`
+	// Releases are the states of the Helm releases of the bundle.
+	Releases []ReleaseState `json:"releases,omitempty"`
+	// ContentChunks and InventoryChunks name the chunk Secrets. A Store sets them.
+	ContentChunks   []string `json:"contentChunks,omitempty"`
+	InventoryChunks []string `json:"inventoryChunks,omitempty"`
+}
+
+// storedValue is a compressed value: in the head Secret, or in the chunks that the head names.
+type storedValue struct {
+	inline []byte
+	chunks []string
+}
+
+func (s storedValue) empty() bool { return len(s.inline) == 0 && len(s.chunks) == 0 }
+
+// Edit returns a deep copy of r to change and save.
+func (r *Record) Edit() *Record {
+	next := *r
+	next.Entries = maps.Clone(r.Entries)
+	if next.Entries == nil {
+		next.Entries = map[kube.Ref]Entry{}
+	}
+	next.Releases = slices.Clone(r.Releases)
+	for i := range next.Releases {
+		next.Releases[i].Hooks = slices.Clone(next.Releases[i].Hooks)
+		next.Releases[i].Abandoned = slices.Clone(next.Releases[i].Abandoned)
+	}
+	return &next
+}
+
+// Exists returns whether the record is on the member, complete or not.
+func (r *Record) Exists() bool { return r.version != "" }
+
+// HasContent returns whether the record names the content of its bundle.
+func (r *Record) HasContent() bool { return !r.content.empty() }
+
+// WithoutContent returns a copy of r to change and save that has no content and no digest, for a record of which parts
+// are missing.
+func (r *Record) WithoutContent() *Record {
+	next := r.Edit()
+	next.Digest, next.content = nil, storedValue{}
+	return next
+}
+
+// BundleDigest returns the digest of the bundle that was delivered last.
+func (r *Record) BundleDigest() bundle.Digest { return bundle.DigestFromBytes(r.Digest) }
+
+// Equal returns whether saving next in place of r would change nothing but LastApplied.
+func (r *Record) Equal(next *Record) bool {
+	return r.version != "" && r.BundleDigest() == next.BundleDigest() && r.State == next.State && r.Message == next.Message &&
+		r.Hub == next.Hub && r.Leave == next.Leave && r.Suspended == next.Suspended && maps.Equal(r.Entries, next.Entries) &&
+		reflect.DeepEqual(r.Releases, next.Releases)
+}
+
+// Covers returns whether r already names everything that next does, so that next need not be saved before the first
+// object is applied.
+func (r *Record) Covers(next *Record) bool {
+	if r.version == "" || r.BundleDigest() != next.BundleDigest() || r.State == bundle.StateRemoving || r.Suspended ||
+		!reflect.DeepEqual(r.Releases, next.Releases) {
+		return false
+	}
+	for key, item := range next.Entries {
+		// A UID that is added can be saved later; one that is no longer true cannot.
+		if had, ok := r.Entries[key]; !ok || (had.UID != item.UID && had.UID != "") || had.Adopted != item.Adopted {
+			return false
+		}
+	}
+	return true
+}
+
+// Report returns the report of the bundle, without changes.
+func (r *Record) Report() bundle.Report {
+	return bundle.Report{
+		ID: r.ID, Digest: r.BundleDigest(), State: r.State, Message: r.Message, Kinds: r.kinds(), LastApplied: r.LastApplied,
+	}
+}
+
+// kinds lists the kinds of the objects that are there, as "Kind.version.group".
+func (r *Record) kinds() []string {
+	set := map[string]bool{}
+	for _, item := range r.Entries {
+		if item.UID != "" {
+			set[fmt.Sprintf("%s.%s.%s", item.Ref.Kind, item.Ref.Version, item.Ref.Group)] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(set))
+}
+
+// SortedEntries returns the entries, sorted by kube.CompareRefs.
+func (r *Record) SortedEntries() []Entry {
+	return slices.SortedFunc(maps.Values(r.Entries), func(a, b Entry) int { return kube.CompareRefs(a.Ref, b.Ref) })
+}

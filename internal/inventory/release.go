@@ -1,0 +1,166 @@
+package inventory
+
+import (
+	"slices"
+	"time"
+
+	helm "helm.sh/helm/v4/pkg/release/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/release"
+)
+
+// Operation is how a revision of a Helm release is made or removed.
+type Operation string
+
+// The operations.
+const (
+	Installing   Operation = "install"
+	Upgrading    Operation = "upgrade"
+	RollingBack  Operation = "rollback"
+	Uninstalling Operation = "uninstall"
+)
+
+// ReleaseStage is the next step of an operation.
+type ReleaseStage string
+
+// The stages of an operation, in order; StageDeployed and StageFailed end it.
+const (
+	StageBegin     ReleaseStage = ""
+	StagePreHooks  ReleaseStage = "pre-hooks"
+	StageObjects   ReleaseStage = "objects"
+	StageWait      ReleaseStage = "wait"
+	StagePostHooks ReleaseStage = "post-hooks"
+	StageTests     ReleaseStage = "tests"
+	StageRecord    ReleaseStage = "record"
+	StageDeployed  ReleaseStage = "deployed"
+	StageFailed    ReleaseStage = "failed"
+)
+
+// ReleaseState is the state of one Helm release. It is data only: the engine decides about stages, and saves the state
+// before every step that must not be done twice.
+type ReleaseState struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Digest is the bundle.Item.RevisionDigest of the item that is deployed, or is being deployed.
+	Digest    string       `json:"digest,omitempty"`
+	Revision  int          `json:"revision,omitempty"`
+	Operation Operation    `json:"operation,omitempty"`
+	Stage     ReleaseStage `json:"stage,omitempty"`
+	// Changed is when Stage was entered; it begins the time limit of a wait.
+	Changed       time.Time `json:"changed,omitzero"`
+	FirstDeployed time.Time `json:"firstDeployed,omitzero"`
+	// Hooks are the hooks of the operation that were begun, in order.
+	Hooks []HookRun `json:"hooks,omitempty"`
+	// Abandoned are hooks of former operations whose objects have to be deleted, if they exist still.
+	Abandoned []HookRun `json:"abandoned,omitempty"`
+	// Attempt identifies the operation, and is in the marks of its hooks.
+	Attempt string `json:"attempt,omitempty"`
+	// Message is why the release failed, and Failures how often in a row it did. Recovered is how many of the failures
+	// were followed by an uninstallation.
+	Message   string `json:"message,omitempty"`
+	Failures  int    `json:"failures,omitempty"`
+	Recovered int    `json:"recovered,omitempty"`
+	// Sensitive is that of the item: logs of its hooks are not reported.
+	Sensitive bool `json:"sensitive,omitempty"`
+	// Former is the revision that was deployed before the operation, 0 if there was none.
+	Former int `json:"former,omitempty"`
+	// Existed is true if objects of the release were deployed before its first recorded revision: no failure uninstalls
+	// them.
+	Existed bool `json:"existed,omitempty"`
+	// ObjectsApplied is true if the objects on the member are those of Digest.
+	ObjectsApplied bool `json:"objectsApplied,omitempty"`
+	// Options are those of the item, for the time when the bundle no longer has it.
+	Options bundle.ReleaseOptions `json:"options,omitzero"`
+	// Inputs, RenderedRevision and IsUpgrade are those of the bundle.Release.
+	Inputs           string `json:"inputs,omitempty"`
+	RenderedRevision int    `json:"renderedRevision,omitempty"`
+	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
+	// SecretUID and SecretState are the UID and the LiveMeta.Fingerprint of the release record of Revision as it was
+	// written last. They are empty until it is.
+	SecretUID   types.UID `json:"secretUID,omitempty"`
+	SecretState string    `json:"secretState,omitempty"`
+}
+
+// HookRun is one execution of a hook.
+type HookRun struct {
+	Event helm.HookEvent `json:"event"`
+	Ref   kube.Ref       `json:"ref"`
+	// UID is that of the created object; it is empty while it is not known whether the object was created.
+	UID       types.UID      `json:"uid,omitempty"`
+	Started   time.Time      `json:"started,omitzero"`
+	Completed time.Time      `json:"completed,omitzero"`
+	Phase     helm.HookPhase `json:"phase"`
+	// DeleteOnSuccess is true if the hook has that delete policy.
+	DeleteOnSuccess bool `json:"deleteOnSuccess,omitempty"`
+}
+
+// Key returns the namespace and the name of the release.
+func (s *ReleaseState) Key() release.Key { return release.Key{Namespace: s.Namespace, Name: s.Name} }
+
+// SecretRef returns the key of the Secret with the release record.
+func (s *ReleaseState) SecretRef() kube.Ref {
+	return kube.Ref{Version: "v1", Kind: "Secret", Namespace: s.Namespace, Name: release.SecretName(s.Name, s.Revision)}.Key()
+}
+
+// FindRelease returns the state of a release, nil if there is none. To change it, call FindRelease of a copy: see Edit.
+func (r *Record) FindRelease(key release.Key) *ReleaseState {
+	for i := range r.Releases {
+		if r.Releases[i].Key() == key {
+			return &r.Releases[i]
+		}
+	}
+	return nil
+}
+
+// DeployedReleases describes the releases as they were delivered; the revision is the recorded one where no template
+// asks for it.
+func (r *Record) DeployedReleases() []bundle.DeployedRelease {
+	var all []bundle.DeployedRelease
+	for _, s := range r.Releases {
+		revision := s.Revision
+		if s.Inputs != "" {
+			revision = s.RenderedRevision
+		}
+		all = append(all, bundle.DeployedRelease{
+			Namespace: s.Namespace, Name: s.Name, Inputs: s.Inputs, Revision: revision, IsUpgrade: s.IsUpgrade,
+		})
+	}
+	return all
+}
+
+// DeleteRelease removes the state of a release from the record.
+func (r *Record) DeleteRelease(key release.Key) {
+	r.Releases = slices.DeleteFunc(r.Releases, func(s ReleaseState) bool { return s.Key() == key })
+}
+
+// FindTracked returns the entry of an object whose drift matters: one of Entries, or the release record of a deployed
+// release, which then is an entry with IsReleaseRecord.
+func (r *Record) FindTracked(key kube.Ref) (Entry, bool) {
+	if item, ok := r.Entries[key]; ok {
+		return item, true
+	}
+	for i := range r.Releases {
+		s := &r.Releases[i]
+		if s.Stage == StageDeployed && s.SecretUID != "" && s.SecretRef() == key {
+			return Entry{Ref: key, UID: s.SecretUID, Fields: s.SecretState, IsReleaseRecord: true}, true
+		}
+	}
+	return Entry{}, false
+}
+
+// TrackedRefs lists the objects that FindTracked finds.
+func (r *Record) TrackedRefs() []kube.Ref {
+	refs := make([]kube.Ref, 0, len(r.Entries)+len(r.Releases))
+	for _, item := range r.Entries {
+		refs = append(refs, item.Ref)
+	}
+	for i := range r.Releases {
+		if s := &r.Releases[i]; s.Stage == StageDeployed && s.SecretUID != "" {
+			refs = append(refs, s.SecretRef())
+		}
+	}
+	return refs
+}

@@ -1,0 +1,49 @@
+package inventory
+
+import (
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// OwnerScope tells what one engine deploys from what other engines, of other hubs or for other registrations, deploy on
+// the same cluster. That of the Sveltos surface is the zero one.
+type OwnerScope struct {
+	// Hub identifies the hub, and Registration the object on it that declares the cluster.
+	Hub, Registration string
+}
+
+// Signature identifies the deployer of a bundle. An object that is marked for it has the same LiveMeta.Signature.
+func (s OwnerScope) Signature(id bundle.ID) string { return s.signatureOf(id.String()) }
+
+func (s OwnerScope) signatureOf(requestor string) string {
+	if s == (OwnerScope{}) || requestor == "" {
+		return requestor
+	}
+	return requestor + " in " + s.Registration + " of " + s.Hub
+}
+
+// Annotate adds the annotations that name the scope to those of an object.
+func (s OwnerScope) Annotate(annotations map[string]string) {
+	if s.Hub != "" {
+		annotations[kube.AnnotationHub] = s.Hub
+	}
+	if s.Registration != "" {
+		annotations[kube.AnnotationScope] = s.Registration
+	}
+}
+
+// label names the scope in the labels of records, "" for the zero one.
+func (s OwnerScope) label() string {
+	if s == (OwnerScope{}) {
+		return ""
+	}
+	return shortHash([]byte(s.Registration + " of " + s.Hub))
+}
+
+// hubLabel names the hub in the labels of records, "" if there is none.
+func (s OwnerScope) hubLabel() string {
+	if s.Hub == "" {
+		return ""
+	}
+	return shortHash([]byte(s.Hub))
+}

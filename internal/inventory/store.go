@@ -1,0 +1,397 @@
+package inventory
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// labelRecord is on every Secret of a record; its values are "head" and "chunk".
+	labelRecord = "towline.dev/record"
+	// labelRecordOf names the head that a chunk belongs to.
+	labelRecordOf = "towline.dev/record-of"
+
+	// labelRecordScope tells records of different scopes and hubs apart, and labelRecordHub those of different hubs;
+	// records of the zero OwnerScope have neither.
+	labelRecordScope = "towline.dev/record-scope"
+	labelRecordHub   = "towline.dev/record-hub"
+
+	keyHead      = "head"
+	keyContent   = "content"
+	keyInventory = "inventory"
+	keyChunk     = "chunk"
+
+	// A Secret holds at most 1 MiB. Content and entries up to these sizes (in bytes, compressed) share the head Secret,
+	// so that a small bundle costs one write.
+	maxInlineContent   = 256 << 10
+	maxInlineInventory = 384 << 10
+	chunkSize          = 900 << 10
+)
+
+// ErrIncomplete is in the error for a record of which a part is missing: its Secrets were deleted or changed by others.
+var ErrIncomplete = errors.New("the record is incomplete")
+
+// Store keeps the records of one OwnerScope in Secrets of one namespace, and caches them. It is safe for concurrent
+// use, but its callers make sure that at most one of them per bundle ID loads, saves or deletes at a time.
+type Store struct {
+	scope      OwnerScope
+	namespace  string
+	secrets    corev1client.SecretInterface
+	metadata   metadata.ResourceInterface // of the same Secrets
+	namespaces corev1client.NamespaceInterface
+	// changed is that of Changes.
+	changed chan struct{}
+
+	// mu guards what follows.
+	mu sync.Mutex
+	// cache holds the records as they were last read or written; listed says that it has all of them.
+	cache  map[bundle.ID]*Record
+	listed bool
+}
+
+// NewStore returns a Store of records in a namespace, which is created with the first record. It makes no request.
+func NewStore(core corev1client.CoreV1Interface, objects metadata.Interface, namespace string, scope OwnerScope) *Store {
+	return &Store{
+		scope: scope, namespace: namespace, secrets: core.Secrets(namespace), namespaces: core.Namespaces(),
+		metadata: objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(namespace),
+		changed:  make(chan struct{}, 1), cache: map[bundle.ID]*Record{},
+	}
+}
+
+// Changes returns a channel that has a value when the cached records have changed since a value was last received. It
+// has one receiver.
+func (s *Store) Changes() <-chan struct{} { return s.changed }
+
+func (s *Store) notify() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// nameOf returns the name of the head Secret of id.
+func (s *Store) nameOf(id bundle.ID) string {
+	return "towline-record-" + shortHash([]byte(s.scope.Signature(id)))
+}
+
+// labels returns the labels of a Secret of a record.
+func (s *Store) labels(part string) map[string]string {
+	labels := map[string]string{labelRecord: part}
+	if key := s.scope.label(); key != "" {
+		labels[labelRecordScope] = key
+	}
+	if key := s.scope.hubLabel(); key != "" {
+		labels[labelRecordHub] = key
+	}
+	return labels
+}
+
+// selector narrows a label selector to the records of the store's scope.
+func (s *Store) selector(what string) string {
+	if key := s.scope.label(); key != "" {
+		return what + "," + labelRecordScope + "=" + key
+	}
+	return what + ",!" + labelRecordScope
+}
+
+// shortHash returns 20 lower-case base32 characters: 100 bits.
+func shortHash(raw []byte) string {
+	sum := sha256.Sum256(raw)
+	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:20])
+}
+
+// Load returns the record of id as it is on the member: one that does not exist if there is none. With ErrIncomplete
+// the record exists and has nothing but the ID; the caller may save over it.
+func (s *Store) Load(ctx context.Context, id bundle.ID) (*Record, error) {
+	secret, err := s.secrets.Get(ctx, s.nameOf(id), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		s.deleteCached(id)
+		return &Record{Head: Head{ID: id}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the record of %s: %w", id, err)
+	}
+	rec, err := s.decode(ctx, secret)
+	if errors.Is(err, ErrIncomplete) {
+		s.deleteCached(id)
+		return &Record{Head: Head{ID: id}, version: secret.ResourceVersion, checkChunks: true}, err
+	}
+	return rec, err
+}
+
+// List returns every record on the member, sorted by ID, and caches them. Incomplete ones are left out.
+func (s *Store) List(ctx context.Context) ([]*Record, error) {
+	list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + keyHead)})
+	if err != nil {
+		return nil, fmt.Errorf("list records: %w", err)
+	}
+	var records []*Record
+	for i := range list.Items {
+		rec, err := s.decode(ctx, &list.Items[i])
+		if errors.Is(err, ErrIncomplete) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		records = append(records, rec)
+	}
+	s.mu.Lock()
+	s.listed = true
+	s.mu.Unlock()
+	slices.SortFunc(records, compareIDs)
+	return records, nil
+}
+
+// decode reads a record whose head is in secret.
+func (s *Store) decode(ctx context.Context, secret *corev1.Secret) (*Record, error) {
+	rec := &Record{version: secret.ResourceVersion, checkChunks: true, Entries: map[kube.Ref]Entry{}}
+	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil || s.nameOf(rec.ID) != secret.Name {
+		return nil, fmt.Errorf("read %s: %w", secret.Name, ErrIncomplete)
+	}
+	if known := s.Cached(rec.ID); known != nil && known.version == rec.version {
+		return known, nil
+	}
+	rec.content = storedValue{inline: secret.Data[keyContent], chunks: rec.ContentChunks}
+	rec.entryData = storedValue{inline: secret.Data[keyInventory], chunks: rec.InventoryChunks}
+	var items []Entry
+	if !rec.entryData.empty() {
+		if err := s.readValue(ctx, rec.entryData, &items); err != nil {
+			return nil, fmt.Errorf("read the inventory of %s: %w", rec.ID, err)
+		}
+	}
+	for _, item := range items {
+		rec.Entries[item.Ref.Key()] = item
+	}
+	s.setCached(rec)
+	return rec, nil
+}
+
+// Bundle returns the content of rec; the error wraps ErrIncomplete if it is missing.
+func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) {
+	var b bundle.Bundle
+	if rec.content.empty() {
+		return b, fmt.Errorf("read the content of %s: %w", rec.ID, ErrIncomplete)
+	}
+	if err := s.readValue(ctx, rec.content, &b); err != nil {
+		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
+	}
+	return b, nil
+}
+
+// IsLost returns whether the record of id does not exist or is incomplete, chunks included.
+func (s *Store) IsLost(ctx context.Context, id bundle.ID) (bool, error) {
+	rec, err := s.Load(ctx, id)
+	if errors.Is(err, ErrIncomplete) {
+		return true, nil
+	}
+	if err != nil || rec.version == "" {
+		return err == nil, err
+	}
+	complete, err := s.IsComplete(ctx, rec)
+	return err == nil && !complete, err
+}
+
+// IsComplete returns whether rec has content and all its chunks exist. A record that does not exist is complete.
+func (s *Store) IsComplete(ctx context.Context, rec *Record) (bool, error) {
+	if rec.version != "" && rec.content.empty() {
+		return false, nil
+	}
+	if len(chunksOf(rec)) == 0 {
+		return true, nil
+	}
+	existing, err := s.listChunks(ctx, rec.ID)
+	if err != nil {
+		return false, err
+	}
+	for _, name := range chunksOf(rec) {
+		if !slices.Contains(existing, name) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// Save writes next in place of prior, which must be what Load or Save returned last for the ID, or a copy of it.
+// Without content the content of prior stays. It returns the record as it is stored now; next can be changed further.
+func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.Bundle) (*Record, error) {
+	saved := next.Edit()
+	saved.content = prior.content
+	if content != nil {
+		packed, err := pack(content)
+		if err != nil {
+			return nil, fmt.Errorf("pack bundle %s: %w", next.ID, err)
+		}
+		if saved.content, err = s.writeChunks(ctx, next.ID, packed, maxInlineContent); err != nil {
+			return nil, err
+		}
+	}
+	return s.write(ctx, prior, saved)
+}
+
+// write writes the entries and the head of saved in place of prior, and deletes the chunks that the head does not name.
+func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err error) {
+	packed, err := pack(saved.SortedEntries())
+	if err != nil {
+		return nil, fmt.Errorf("pack inventory of %s: %w", saved.ID, err)
+	}
+	if saved.entryData, err = s.writeChunks(ctx, saved.ID, packed, maxInlineInventory); err != nil {
+		return nil, err
+	}
+	saved.ContentChunks, saved.InventoryChunks = saved.content.chunks, saved.entryData.chunks
+	if saved.version, err = s.commit(ctx, saved, prior.version); err != nil {
+		return nil, err
+	}
+	saved.checkChunks = false
+	if prior.checkChunks || !slices.Equal(chunksOf(prior), chunksOf(saved)) {
+		if err := s.deleteUnusedChunks(ctx, saved); err != nil {
+			return nil, err
+		}
+	}
+	s.setCached(saved)
+	return saved, nil
+}
+
+// SecretNames lists the Secrets that rec is stored in.
+func (s *Store) SecretNames(rec *Record) []string { return append(chunksOf(rec), s.nameOf(rec.ID)) }
+
+// ListWatch lists and watches the metadata of the Secrets of all records, for an informer.
+func (s *Store) ListWatch() *toolscache.ListWatch {
+	return &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+			opts.LabelSelector = s.selector(labelRecord)
+			return s.metadata.List(ctx, opts)
+		},
+		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+			opts.LabelSelector = s.selector(labelRecord)
+			return s.metadata.Watch(ctx, opts)
+		},
+	}
+}
+
+// commit writes the head Secret in place of the one of the given resourceVersion, "" for none, and returns the new one.
+func (s *Store) commit(ctx context.Context, rec *Record, version string) (string, error) {
+	raw, err := json.Marshal(rec.Head)
+	if err != nil {
+		return "", fmt.Errorf("encode the record of %s: %w", rec.ID, err)
+	}
+	annotations := map[string]string{kube.AnnotationRequestor: rec.ID.String()}
+	s.scope.Annotate(annotations)
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:            s.nameOf(rec.ID),
+			Namespace:       s.namespace,
+			ResourceVersion: version,
+			Labels:          s.labels(keyHead),
+			Annotations:     annotations,
+		},
+		Data: map[string][]byte{keyHead: raw, keyContent: rec.content.inline, keyInventory: rec.entryData.inline},
+	}
+	var written *corev1.Secret
+	if version == "" {
+		written, err = s.createSecret(ctx, secret)
+	} else {
+		written, err = s.secrets.Update(ctx, secret, metav1.UpdateOptions{FieldManager: kube.FieldManager})
+	}
+	if err != nil {
+		return "", fmt.Errorf("write the record of %s: %w", rec.ID, err)
+	}
+	return written.ResourceVersion, nil
+}
+
+// createSecret creates a Secret, and its namespace if that does not exist.
+func (s *Store) createSecret(ctx context.Context, secret *corev1.Secret) (*corev1.Secret, error) {
+	opts := metav1.CreateOptions{FieldManager: kube.FieldManager}
+	created, err := s.secrets.Create(ctx, secret, opts)
+	if !apierrors.IsNotFound(err) {
+		return created, err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}
+	if s.namespace != kube.AgentNamespace {
+		namespace.Labels = map[string]string{clusterv1alpha1.SystemLabel: "true"}
+	}
+	if _, err := s.namespaces.Create(ctx, namespace, opts); err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, fmt.Errorf("create namespace %s: %w", s.namespace, err)
+	}
+	return s.secrets.Create(ctx, secret, opts)
+}
+
+// Delete deletes the record: its chunks first, so that none is left without a head.
+func (s *Store) Delete(ctx context.Context, rec *Record) error {
+	if len(chunksOf(rec)) > 0 || rec.checkChunks {
+		bare := rec.Edit()
+		bare.content, bare.entryData, bare.ContentChunks, bare.InventoryChunks = storedValue{}, storedValue{}, nil, nil
+		clear(bare.Entries)
+		saved, err := s.write(ctx, rec, bare)
+		if err != nil {
+			return err
+		}
+		rec = saved
+	}
+	precondition := metav1.Preconditions{ResourceVersion: &rec.version}
+	err := s.secrets.Delete(ctx, s.nameOf(rec.ID), metav1.DeleteOptions{Preconditions: &precondition})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete the record of %s: %w", rec.ID, err)
+	}
+	s.deleteCached(rec.ID)
+	return nil
+}
+
+// ListCached returns the records as they were last read or written, in no order.
+func (s *Store) ListCached() []*Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.cache))
+}
+
+// Cached returns the record of id as it was last read or written, nil if there is none.
+func (s *Store) Cached(id bundle.ID) *Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cache[id]
+}
+
+func (s *Store) setCached(rec *Record) {
+	s.mu.Lock()
+	s.cache[rec.ID] = rec
+	s.mu.Unlock()
+	s.notify()
+}
+
+func (s *Store) deleteCached(id bundle.ID) {
+	s.mu.Lock()
+	_, had := s.cache[id]
+	delete(s.cache, id)
+	s.mu.Unlock()
+	if had {
+		s.notify()
+	}
+}
+
+// IsListed returns whether List has succeeded once: from then on the cache has all records.
+func (s *Store) IsListed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.listed
+}
