@@ -180,17 +180,12 @@ func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report
 		return bundle.Report{ID: id}, false, err
 	}
 	defer release()
-	return e.resume(ctx, id, scope{})
+	return e.resume(ctx, id, asked, nil)
 }
 
-// scope is what a pass over a record is to look at, and why.
-type scope struct {
-	motive motive
-	only   map[kube.Ref]bool // nil: everything
-}
-
-// resume looks at the objects in s, or at all of them if the last pass did not end well. Its caller holds id.
-func (e *Engine) resume(ctx context.Context, id bundle.ID, s scope) (bundle.Report, bool, error) {
+// resume converges the objects in only, or all of them if only is nil or the last pass did not end well. Its caller has
+// acquired id.
+func (e *Engine) resume(ctx context.Context, id bundle.ID, why motive, only map[kube.Ref]bool) (bundle.Report, bool, error) {
 	prior, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && (!prior.Exists() || prior.State == bundle.StateRemoving)) {
 		return bundle.Report{ID: id}, false, nil
@@ -198,7 +193,7 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, s scope) (bundle.Repo
 	if err != nil {
 		return bundle.Report{ID: id}, false, err
 	}
-	if prior.Suspended || (len(s.only) == 0 && prior.State == bundle.StateApplying && e.isWaiting(ctx, id, prior.BundleDigest())) {
+	if prior.Suspended || (len(only) == 0 && prior.State == bundle.StateApplying && e.isWaiting(ctx, id, prior.BundleDigest())) {
 		return prior.Report(), true, nil
 	}
 	b, err := e.store.Bundle(ctx, prior)
@@ -209,9 +204,9 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, s scope) (bundle.Repo
 		return prior.Report(), true, err
 	}
 	if prior.State != bundle.StateApplied {
-		s.only = nil
+		only = nil
 	}
-	p := &pass{engine: e, bundle: b, digest: prior.BundleDigest(), motive: s.motive, prior: prior, only: s.only}
+	p := &pass{engine: e, bundle: b, digest: prior.BundleDigest(), motive: why, prior: prior, only: only}
 	report, err := p.run(ctx)
 	return report, true, err
 }

@@ -6,6 +6,7 @@ import (
 	helm "helm.sh/helm/v4/pkg/release/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 
+	"github.com/towline/towline/internal/drift"
 	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/release"
@@ -59,7 +60,7 @@ func isAfterObjects(s *inventory.ReleaseState) bool {
 
 // retryAt returns when a failed release may be tried again: later after each failure.
 func retryAt(s *inventory.ReleaseState) time.Time {
-	return s.Changed.Add(backoff(max(s.Failures-1, 0)))
+	return s.Changed.Add(drift.Backoff(max(s.Failures-1, 0)))
 }
 
 // findHookRun returns the execution of a hook for an event, nil if it was not begun.

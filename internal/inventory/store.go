@@ -79,6 +79,9 @@ func NewStore(core corev1client.CoreV1Interface, objects metadata.Interface, nam
 	}
 }
 
+// Scope returns the scope of the records.
+func (s *Store) Scope() OwnerScope { return s.scope }
+
 // Changes returns a channel that has a value when the cached records have changed since a value was last received. It
 // has one receiver.
 func (s *Store) Changes() <-chan struct{} { return s.changed }

@@ -1,0 +1,205 @@
+package drift
+
+import (
+	"context"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/kube"
+)
+
+// watchedKind is one kind that is watched, and where.
+type watchedKind struct {
+	gk       schema.GroupKind
+	resource kube.Resource
+}
+
+// watchSet holds one metadata-only watch for each kind that a bundle with drift correction has, restricted to objects
+// with the label of Towline, and one on the records.
+type watchSet struct {
+	corrector *Corrector
+	running   map[watchedKind]context.CancelFunc
+	ended     sync.WaitGroup
+}
+
+// update starts and stops watches until there is one for each kind in the records. Kinds that the server does not know
+// now are left out: when they are defined again, which the engine does as well, the records change.
+func (w *watchSet) update(ctx context.Context, records []*inventory.Record) {
+	wanted := map[watchedKind]bool{}
+	checked := map[schema.GroupVersionKind]bool{}
+	for _, rec := range records {
+		if !rec.Options.Heal {
+			continue
+		}
+		for _, ref := range rec.TrackedRefs() {
+			gvk := ref.GVK()
+			if checked[gvk] {
+				continue
+			}
+			checked[gvk] = true
+			if resource, err := w.corrector.Mapper.AnyVersion(gvk); err == nil {
+				wanted[watchedKind{gvk.GroupKind(), resource}] = true
+			}
+		}
+	}
+	for kind, cancel := range w.running {
+		if !wanted[kind] {
+			cancel()
+			delete(w.running, kind)
+		}
+	}
+	for kind := range wanted {
+		if w.running[kind] == nil {
+			w.start(ctx, kind)
+		}
+	}
+}
+
+func (w *watchSet) start(ctx context.Context, kind watchedKind) {
+	ctx, cancel := context.WithCancel(ctx)
+	w.running[kind] = cancel
+	api := w.corrector.Objects.Resource(kind.resource.GVR)
+	lister := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+			opts.LabelSelector = kube.LabelReason
+			return api.List(ctx, opts)
+		},
+		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+			opts.LabelSelector = kube.LabelReason
+			return api.Watch(ctx, opts)
+		},
+	}
+	w.follow(ctx, "engine "+kind.gk.String(), lister, &objectSink{corrector: w.corrector, gk: kind.gk})
+}
+
+// watchRecords starts the watch on the Secrets of the records.
+func (w *watchSet) watchRecords(ctx context.Context) {
+	w.follow(ctx, "engine records", w.corrector.Store.ListWatch(), &recordSink{w.corrector})
+}
+
+// follow reports to sink what lister lists and watches, until ctx ends.
+func (w *watchSet) follow(ctx context.Context, name string, lister cache.ListerWatcher, sink cache.ReflectorStore) {
+	reflector := cache.NewReflectorWithOptions(lister, &metav1.PartialObjectMetadata{}, sink, cache.ReflectorOptions{Name: name})
+	w.ended.Go(func() { reflector.RunWithContext(ctx) })
+}
+
+func (w *watchSet) stop() {
+	for _, cancel := range w.running {
+		cancel()
+	}
+	w.ended.Wait()
+}
+
+// objectSink is a reflector's store that stores nothing: it reports events of one kind to the corrector.
+type objectSink struct {
+	corrector *Corrector
+	gk        schema.GroupKind
+}
+
+var _ cache.ReflectorStore = (*objectSink)(nil)
+
+func (s *objectSink) key(obj *metav1.PartialObjectMetadata) kube.Ref {
+	return kube.Ref{Group: s.gk.Group, Kind: s.gk.Kind, Namespace: obj.Namespace, Name: obj.Name}
+}
+
+// Add reports an object that exists.
+func (s *objectSink) Add(obj any) error {
+	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		live := inventory.LiveMetaOf(meta)
+		s.corrector.onEvent(s.key(meta), observation{
+			uid: live.UID, fingerprint: live.Fingerprint(), signature: live.Signature(), ignored: live.Deleting || live.IgnoresDrift(),
+		})
+	}
+	return nil
+}
+
+// Update does what Add does.
+func (s *objectSink) Update(obj any) error { return s.Add(obj) }
+
+// Delete reports an object that was deleted, or whose label was removed.
+func (s *objectSink) Delete(obj any) error {
+	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: meta.UID})
+	}
+	return nil
+}
+
+// Replace reports all objects that exist, and those that the records have and the list lacks.
+func (s *objectSink) Replace(objects []any, _ string) error {
+	existing := map[kube.Ref]bool{}
+	for _, obj := range objects {
+		if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
+			existing[s.key(meta)] = true
+			if err := s.Add(meta); err != nil {
+				return err
+			}
+		}
+	}
+	for _, rec := range s.corrector.Store.ListCached() {
+		if !rec.Options.Heal {
+			continue
+		}
+		for _, ref := range rec.TrackedRefs() {
+			key := ref.Key()
+			if key.Group == s.gk.Group && key.Kind == s.gk.Kind && !existing[key] {
+				s.corrector.onEvent(key, observation{deleted: true})
+			}
+		}
+	}
+	return nil
+}
+
+// Resync does nothing: the corrector has a resync of its own.
+func (s *objectSink) Resync() error { return nil }
+
+// recordSink is a reflector's store that stores nothing: it has records checked whose Secrets were deleted.
+type recordSink struct{ corrector *Corrector }
+
+var _ cache.ReflectorStore = (*recordSink)(nil)
+
+// Add does nothing: only this process writes the Secrets.
+func (*recordSink) Add(any) error { return nil }
+
+// Update does nothing either.
+func (*recordSink) Update(any) error { return nil }
+
+// Delete takes a Secret that was deleted. Most of them the engine has deleted itself; their records are not cached.
+func (s *recordSink) Delete(obj any) error {
+	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		s.checkRecords(func(name string) bool { return name != meta.Name })
+	}
+	return nil
+}
+
+// Replace takes all Secrets of records that exist.
+func (s *recordSink) Replace(objects []any, _ string) error {
+	existing := map[string]bool{}
+	for _, obj := range objects {
+		if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
+			existing[meta.Name] = true
+		}
+	}
+	s.checkRecords(func(name string) bool { return existing[name] })
+	return nil
+}
+
+// checkRecords queues a check of the records that need a Secret which does not exist.
+func (s *recordSink) checkRecords(exists func(name string) bool) {
+	for _, rec := range s.corrector.Store.ListCached() {
+		for _, name := range s.corrector.Store.SecretNames(rec) {
+			if !exists(name) {
+				s.corrector.checkRecordAfter(rec.ID, batchDelay)
+				break
+			}
+		}
+	}
+}
+
+// Resync does nothing.
+func (*recordSink) Resync() error { return nil }

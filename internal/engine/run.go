@@ -1,0 +1,46 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/drift"
+	"github.com/towline/towline/internal/kube"
+)
+
+// Run corrects drift until ctx ends: objects of bundles with the option Heal that others change or delete are applied
+// again, and runs that failed or were interrupted are retried. It needs nothing but the records on the cluster. It
+// returns nil when ctx has ended and everything that it started has ended too. It is called once.
+func (e *Engine) Run(ctx context.Context) error {
+	drift.New(drift.Options{
+		Engine: driftEngine{e}, Store: e.store, Objects: e.member.objects, Mapper: e.member.mapper, Clock: e.clock,
+		ScopeConfirmed: e.confirmed, OnCorrect: e.onHeal, OnChange: e.onChange,
+	}).Run(ctx)
+	return nil
+}
+
+// driftEngine is the Engine as drift corrects with it.
+type driftEngine struct{ engine *Engine }
+
+var _ drift.Engine = driftEngine{}
+
+// Acquire reserves a bundle.
+func (d driftEngine) Acquire(ctx context.Context, id bundle.ID) (release func(), err error) {
+	return d.engine.ids.acquire(ctx, id)
+}
+
+// Resume converges objects of a bundle from its record.
+func (d driftEngine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (bundle.Report, bool, error) {
+	return d.engine.resume(ctx, id, healing, only)
+}
+
+// ResumeWithdrawal continues a withdrawal.
+func (d driftEngine) ResumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error) {
+	return d.engine.resumeWithdrawal(ctx, id)
+}
+
+// PollPause returns the pause before the next check of what a bundle waits for.
+func (d driftEngine) PollPause(id bundle.ID) (pause time.Duration, ok bool) {
+	return d.engine.pollPause(id)
+}
