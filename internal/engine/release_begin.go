@@ -1,0 +1,120 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"helm.sh/helm/v4/pkg/release/common"
+
+	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/release"
+)
+
+// begin applies Namespaces and CustomResourceDefinitions, decides which operation has to be done and starts it.
+func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
+	s := d.op.state
+	if prepared, err := d.prepare(ctx); err != nil || !prepared {
+		return false, err
+	}
+	entries, err := d.op.records().List(ctx, s.Key())
+	if err != nil {
+		return false, err
+	}
+	if len(entries) > 0 && d.op.waitForOthers(entries[len(entries)-1]) {
+		return false, nil
+	}
+	if after := s.Options.RecoverAfter; after > 0 && s.Failures > s.Recovered && s.Failures%after == 0 && s.Operation == inventory.Installing {
+		s.Recovered = s.Failures
+		beginOperation(s, inventory.Uninstalling, d.engine.now())
+		return true, nil
+	}
+	d.nextRevision(entries)
+	if err := d.endPending(ctx, entries); err != nil {
+		return false, err
+	}
+	if err := d.op.records().Prune(ctx, s.Key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
+		return false, err
+	}
+	return true, d.start(ctx, entries)
+}
+
+// prepare does what comes before a revision begins. prepared is false if the release cannot be deployed now.
+func (d *releaseDeployment) prepare(ctx context.Context) (prepared bool, err error) {
+	if conflicts := d.conflicts(); len(conflicts) > 0 {
+		d.early, d.goOn, d.verdicts = true, false, nil
+		_, err := d.writeRanks(ctx, conflicts)
+		return false, err
+	}
+	if goOn, err := d.writeEarly(ctx); err != nil || !goOn {
+		d.goOn = false
+		d.skip()
+		return false, err
+	}
+	namespace := d.op.state.Namespace
+	if d.item.SkipNamespaceCreation || d.wanted[kube.Ref{Kind: "Namespace", Name: namespace}] {
+		return true, nil
+	}
+	if err := d.engine.member.ensureNamespace(ctx, namespace); err != nil {
+		return false, fmt.Errorf("create namespace %s: %w", namespace, err)
+	}
+	return true, nil
+}
+
+// nextRevision numbers the revision that begins, after the recorded ones.
+func (d *releaseDeployment) nextRevision(entries []release.Entry) {
+	s := d.op.state
+	if s.Revision == 0 {
+		// A version of Towline without release records may have deployed it.
+		s.Existed = slices.ContainsFunc(d.verdicts, func(v verdict) bool { return v.rank > rankCRD && d.prior.Entries[v.key()].UID != "" })
+	}
+	s.Former = 0
+	for _, entry := range entries {
+		s.Revision = max(s.Revision, entry.Revision)
+		if entry.Status == common.StatusDeployed {
+			s.Former = entry.Revision
+		}
+	}
+	s.Revision++
+	s.SecretUID, s.SecretState = "", ""
+}
+
+// endPending records that revisions have failed which this bundle began and did not end, because its content changed.
+func (d *releaseDeployment) endPending(ctx context.Context, entries []release.Entry) error {
+	for _, entry := range entries {
+		if !entry.Status.IsPending() || isOfHelm(entry) {
+			continue
+		}
+		description := fmt.Sprintf("Replaced by revision %d before it was deployed", d.op.state.Revision)
+		if err := d.op.records().SetStatus(ctx, entry, common.StatusFailed, description); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// start begins the operation. Nothing has to be undone if the pass ends in the middle of it.
+func (d *releaseDeployment) start(ctx context.Context, entries []release.Entry) error {
+	s := d.op.state
+	now := d.engine.now()
+	what, status, description := inventory.Upgrading, common.StatusPendingUpgrade, "Preparing upgrade"
+	if s.Former == 0 && !s.Existed {
+		what, status, description = inventory.Installing, common.StatusPendingInstall, "Initial install underway"
+		s.FirstDeployed = now
+	}
+	beginOperation(s, what, now)
+	s.FirstDeployed = firstNonZero(s.FirstDeployed, now)
+	if i := slices.IndexFunc(entries, func(entry release.Entry) bool { return entry.Revision == s.Former }); i >= 0 && isOfHelm(entries[i]) {
+		if err := d.adoptFormer(ctx); err != nil {
+			return err
+		}
+	}
+	if err := d.op.deleteAbandoned(ctx); err != nil {
+		return err
+	}
+	if err := d.save(ctx); err != nil {
+		return err
+	}
+	return d.putRecord(ctx, status, description)
+}

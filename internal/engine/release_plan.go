@@ -1,0 +1,72 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/release"
+)
+
+func releaseKey(item bundle.Item) release.Key {
+	return release.Key{Namespace: item.Release.Namespace, Name: item.Release.Name}
+}
+
+// planReleases writes into the record to come which releases have to be deployed or uninstalled.
+func (p *pass) planReleases() error {
+	if p.only != nil {
+		return nil
+	}
+	wanted := map[release.Key]bool{}
+	for _, item := range p.bundle.Items {
+		if item.Release == nil {
+			continue
+		}
+		key := releaseKey(item)
+		if wanted[key] {
+			return fmt.Errorf("helm release %s is there twice", key)
+		}
+		wanted[key] = true
+		if err := p.planRelease(item); err != nil {
+			return err
+		}
+	}
+	for i := range p.next.Releases {
+		s := &p.next.Releases[i]
+		if wanted[s.Key()] || s.Operation == inventory.Uninstalling && s.Digest == "" {
+			continue
+		}
+		if p.bundle.KeepObjects || isReleaseKept(p.next, s.Key()) {
+			continue // the hub was restored from a backup: its objects stay, and so does the release
+		}
+		beginUninstall(s, p.engine.now())
+	}
+	return nil
+}
+
+// planRelease writes into the record to come that the release of an item has to be deployed, if it is not.
+func (p *pass) planRelease(item bundle.Item) error {
+	key := releaseKey(item)
+	s := p.next.FindRelease(key)
+	if s == nil {
+		p.next.Releases = append(p.next.Releases, inventory.ReleaseState{Namespace: key.Namespace, Name: key.Name})
+		s = p.next.FindRelease(key)
+	}
+	s.Options, s.Sensitive = item.Release.Options, item.Sensitive
+	s.Inputs, s.RenderedRevision, s.IsUpgrade = item.Release.Inputs, item.Release.Revision, item.Release.IsUpgrade
+	if s.Digest != "" && p.prior.BundleDigest() == p.digest {
+		return nil
+	}
+	digest, err := item.RevisionDigest()
+	if err == nil && s.Digest != digest {
+		s.Digest, s.Failures, s.Recovered, s.Message, s.ObjectsApplied = digest, 0, 0, "", false
+		enterStage(s, inventory.StageBegin, p.engine.now())
+	}
+	return err
+}
+
+// releasesDeployed returns whether every release in the record to come is deployed.
+func (p *pass) releasesDeployed() bool {
+	return !slices.ContainsFunc(p.next.Releases, func(s inventory.ReleaseState) bool { return s.Stage != inventory.StageDeployed })
+}
