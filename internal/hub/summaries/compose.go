@@ -276,7 +276,7 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 	if inputs != "" {
 		request.Revision, request.IsUpgrade = nextRevision(r.Deployed, release, inputs)
 	}
-	store := &generatedStore{hub: c.Hub, summary: r.Summary, release: release}
+	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release}
 	request.Owner = store.key().String()
 	request.Generated = store.load
 	request.Lookup = c.lookup(ctx, r.Member)

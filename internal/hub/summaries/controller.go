@@ -68,13 +68,15 @@ type Controller struct {
 	Events events.EventRecorder
 	Clock  clock.PassiveClock
 
-	reading *watchlist
-	echoes  echoFilter
+	// metadata reads the metadata of Secrets from the cache.
+	metadata client.Reader
+	reading  *watchlist
+	echoes   echoFilter
 }
 
 // Setup makes mgr run the controller.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	c.reading = newWatchlist()
+	c.reading, c.metadata = newWatchlist(), mgr.GetCache()
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
 		return []string{match.Target(obj.(*configv1beta1.ClusterSummary)).String()}
 	})
@@ -84,6 +86,9 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	configMaps, secrets := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}
 	configMaps.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	if err := mgr.GetFieldIndexer().IndexField(ctx, secrets, generatedIndex, indexGenerated); err != nil {
+		return err
+	}
 	made := ctrl.NewControllerManagedBy(mgr).
 		Named("summaries").
 		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(predicate.Or(wantedChanged(), c.statusEdited()))).
@@ -248,6 +253,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "deliver", Run: c.deliver},
 		{Name: "retire", Run: c.retire},
 		{Name: "record", Run: c.record},
+		{Name: "clean up generated values", Run: c.cleanUpGenerated},
 	}
 	if !summary.DeletionTimestamp.IsZero() {
 		steps = []phase.Step[*state]{
@@ -256,6 +262,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			{Name: "find deployed", Run: c.findDeployed},
 			{Name: "retire", Run: c.retire},
 			{Name: "record", Run: c.record},
+			{Name: "clean up generated values", Run: c.cleanUpGenerated},
 		}
 	}
 	outcome := phase.Run(ctx, s, steps)

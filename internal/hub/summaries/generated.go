@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
 
 	"github.com/klauspost/compress/zstd"
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
@@ -34,9 +36,10 @@ const (
 	maxGeneratedDecoded = 64 << 20
 )
 
-// generatedStore keeps the values that the chart of one release generated in a Secret beside its ClusterSummary.
+// generatedStore keeps the values that the chart of one release on one member generated in a Secret on the hub.
 type generatedStore struct {
 	hub     client.Client
+	member  fleet.Member
 	summary *configv1beta1.ClusterSummary
 	release match.Release
 	// secret is as it was read, without a resourceVersion if there is none; kept are its values. Both are nil before load.
@@ -44,11 +47,14 @@ type generatedStore struct {
 	kept   render.Generated
 }
 
-// key names the Secret.
-func (g *generatedStore) key() client.ObjectKey {
-	sum := sha256.Sum256([]byte(g.summary.Name + "\x00" + g.release.Namespace + "\x00" + g.release.Name))
-	return client.ObjectKey{Namespace: g.summary.Namespace, Name: "towline-generated-" + hex.EncodeToString(sum[:10])}
+// generatedName names the Secret of a release on a member. It does not depend on the profile, which may change.
+func generatedName(m fleet.Member, release match.Release) client.ObjectKey {
+	identity := []string{string(m.Type), m.Namespace, m.Name, m.UID, release.Namespace, release.Name}
+	sum := sha256.Sum256([]byte(strings.Join(identity, "\x00")))
+	return client.ObjectKey{Namespace: m.Namespace, Name: "towline-generated-" + hex.EncodeToString(sum[:10])}
 }
+
+func (g *generatedStore) key() client.ObjectKey { return generatedName(g.member, g.release) }
 
 // load returns the values that were generated before. It reads from the API server: a cache that is behind would make the chart generate
 // others.
@@ -76,8 +82,8 @@ func (g *generatedStore) save(ctx context.Context, used render.Generated) error 
 	}
 	all := maps.Clone(g.kept)
 	maps.Copy(all, used)
-	owned := isOwnedBy(g.secret, g.summary)
-	if owned && maps.EqualFunc(all, g.kept, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+	owners := addOwner(addOwner(g.secret.OwnerReferences, clusterOwner(g.member)), summaryOwner(g.summary))
+	if len(owners) == len(g.secret.OwnerReferences) && maps.EqualFunc(all, g.kept, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
 		return nil
 	}
 	raw, err := encodeGenerated(all)
@@ -90,16 +96,14 @@ func (g *generatedStore) save(ctx context.Context, used render.Generated) error 
 	if len(raw) > maxGenerated {
 		return phase.Invalidf("the values that the chart generates take %d KiB, and a Secret holds %d", len(raw)>>10, maxGenerated>>10)
 	}
-	return g.write(ctx, raw)
+	return g.write(ctx, raw, owners)
 }
 
-func (g *generatedStore) write(ctx context.Context, raw []byte) error {
+func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.OwnerReference) error {
 	desired := g.secret.DeepCopy()
 	desired.Namespace, desired.Name, desired.Type = g.key().Namespace, g.key().Name, generatedType
 	desired.Annotations = map[string]string{generatedRelease: g.release.String()}
-	desired.OwnerReferences = []metav1.OwnerReference{{
-		APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterSummaryKind, Name: g.summary.Name, UID: g.summary.UID,
-	}}
+	desired.OwnerReferences = owners
 	desired.Data = map[string][]byte{generatedKey: raw}
 	var err error
 	if desired.ResourceVersion == "" {
@@ -111,11 +115,6 @@ func (g *generatedStore) write(ctx context.Context, raw []byte) error {
 		return fmt.Errorf("keep generated values of release %s: %w", g.release, err)
 	}
 	return nil
-}
-
-// isOwnedBy returns whether a Secret is deleted with summary.
-func isOwnedBy(secret *corev1.Secret, summary *configv1beta1.ClusterSummary) bool {
-	return len(secret.OwnerReferences) == 1 && secret.OwnerReferences[0].UID == summary.UID
 }
 
 func encodeGenerated(values render.Generated) ([]byte, error) {

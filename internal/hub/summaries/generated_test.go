@@ -61,7 +61,7 @@ func requestFor(member, address string) summaries.Request {
 	return summaries.Request{
 		Summary: summary,
 		Member: fleet.Member{
-			Type: fleet.TypeSveltos, Namespace: "fleet", Name: member, Mode: fleet.Pull, KubernetesVersion: "v1.36.0", APIVersions: []string{"v1", "apps/v1"},
+			Type: fleet.TypeSveltos, Namespace: "fleet", Name: member, UID: "cluster-" + member, Mode: fleet.Pull, KubernetesVersion: "v1.36.0", APIVersions: []string{"v1", "apps/v1"},
 		},
 		Subject: source.Subject{Namespace: "fleet", Name: member},
 	}
@@ -148,12 +148,14 @@ func TestGeneratedValuesAreKeptPerMember(t *testing.T) {
 	}
 	owners := map[types.UID]bool{}
 	for _, secret := range generatedSecrets(t, hub) {
-		owners[secret.OwnerReferences[0].UID] = true
+		for _, owner := range secret.OwnerReferences {
+			owners[owner.UID] = true
+		}
 		if secret.Annotations["towline.dev/release"] != "site/web" {
 			t.Errorf("Secret %s: annotations are %v", secret.Name, secret.Annotations)
 		}
 	}
-	if diff := cmp.Diff(map[types.UID]bool{"uid-one": true, "uid-two": true}, owners); diff != "" {
+	if diff := cmp.Diff(map[types.UID]bool{"cluster-one": true, "uid-one": true, "cluster-two": true, "uid-two": true}, owners); diff != "" {
 		t.Errorf("owners differ (-want +got):\n%s", diff)
 	}
 }
@@ -179,11 +181,33 @@ func TestGeneratedValuesAreWrittenOnce(t *testing.T) {
 	if writes != 1 {
 		t.Errorf("got %d writes, want 1", writes)
 	}
-	// A summary that was deleted and created again has a new uid: the Secret must not be deleted with the old one.
-	r.Summary.UID = "new"
-	compose(t, newComposer(t, hub), r)
-	if got := generatedSecrets(t, hub)[0].OwnerReferences[0].UID; got != "new" {
-		t.Errorf("the owner is %s, want the new one", got)
+}
+
+func TestGeneratedValuesBelongToTheReleaseOnTheMember(t *testing.T) {
+	t.Parallel()
+	hub := newHub(interceptor.Funcs{})
+	address := charts(t, with(`password: "{{ randAlphaNum 20 }}"`))
+	r := requestFor("one", address)
+	password := field(t, compose(t, newComposer(t, hub), r), "password")
+	r.Summary.Name, r.Summary.UID = "of-another-profile", "other"
+	if got := field(t, compose(t, newComposer(t, hub), r), "password"); got != password {
+		t.Errorf("with another profile: got password %q, want %q", got, password)
+	}
+	var owners []types.UID
+	for _, owner := range generatedSecrets(t, hub)[0].OwnerReferences {
+		owners = append(owners, owner.UID)
+	}
+	if diff := cmp.Diff([]types.UID{"cluster-one", "uid-one", "other"}, owners); diff != "" {
+		t.Errorf("owners differ (-want +got):\n%s", diff)
+	}
+	r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].ReleaseName = "second"
+	if got := field(t, compose(t, newComposer(t, hub), r), "password"); got == password {
+		t.Error("two releases have one password")
+	}
+	r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].ReleaseName = "web"
+	r.Member.UID = "registered again"
+	if got := field(t, compose(t, newComposer(t, hub), r), "password"); got == password {
+		t.Error("another cluster of the same name has the same password")
 	}
 }
 

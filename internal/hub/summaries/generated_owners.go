@@ -1,0 +1,139 @@
+package summaries
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/status"
+)
+
+// generatedIndex finds the Secrets with generated values by the uid of a ClusterSummary that owns them.
+const generatedIndex = "generatedFor"
+
+// indexGenerated returns the values of generatedIndex.
+func indexGenerated(secret client.Object) []string {
+	if secret.GetAnnotations()[generatedRelease] == "" {
+		return nil
+	}
+	var uids []string
+	for _, owner := range secret.GetOwnerReferences() {
+		if owner.Kind == configv1beta1.ClusterSummaryKind {
+			uids = append(uids, string(owner.UID))
+		}
+	}
+	return uids
+}
+
+// The owners of generated values are the cluster and the summaries that render the release. With the cluster among them, the garbage
+// collector keeps the values while the release has no summary.
+
+func clusterOwner(m fleet.Member) metav1.OwnerReference {
+	cluster := fleet.Reference(m)
+	return metav1.OwnerReference{APIVersion: cluster.APIVersion, Kind: cluster.Kind, Name: cluster.Name, UID: types.UID(m.UID)}
+}
+
+func summaryOwner(summary *configv1beta1.ClusterSummary) metav1.OwnerReference {
+	return metav1.OwnerReference{
+		APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterSummaryKind, Name: summary.Name, UID: summary.UID,
+	}
+}
+
+func isOwner(owners []metav1.OwnerReference, uid types.UID) bool {
+	return slices.ContainsFunc(owners, func(o metav1.OwnerReference) bool { return o.UID == uid })
+}
+
+func addOwner(owners []metav1.OwnerReference, owner metav1.OwnerReference) []metav1.OwnerReference {
+	if isOwner(owners, owner.UID) {
+		return owners
+	}
+	return append(slices.Clone(owners), owner)
+}
+
+// cleanUpGenerated gives up the generated values of releases that the summary has uninstalled. Another summary that wants the release
+// becomes their owner; without one they are deleted. A release that stays on the member without a summary keeps its values.
+func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
+	if s.cluster == nil || !s.hasUninstalledDropped() || s.leave() && !s.member.Deleting {
+		return nil
+	}
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
+	uid := client.MatchingFields{generatedIndex: string(s.summary.UID)}
+	if err := c.metadata.List(ctx, list, client.InNamespace(s.member.Namespace), uid); err != nil {
+		return fmt.Errorf("list generated values: %w", err)
+	}
+	if len(list.Items) == 0 {
+		return nil
+	}
+	summary, others, err := c.contenders(ctx, s.summary)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		release := generatedFor(&list.Items[i])
+		if !s.deleting() && slices.Contains(match.Installed(summary), release) {
+			continue
+		}
+		if err := c.replaceOwner(ctx, s, &list.Items[i], successors(s.summary, others, &list.Items[i])); err != nil {
+			return fmt.Errorf("give up the generated values of release %s: %w", release, err)
+		}
+	}
+	return nil
+}
+
+// hasUninstalledDropped returns whether the member has no release of the summary that the summary does not want.
+func (s *state) hasUninstalledDropped() bool {
+	const helm = libv1beta1.FeatureHelm
+	switch {
+	case s.deleting():
+		return s.free
+	case !s.asksFor(helm):
+		return slices.Contains(s.unlisted, helm) || !slices.Contains(s.leaving(), helm)
+	}
+	composed := slices.ContainsFunc(s.compositions, func(c Composition) bool { return c.Feature == helm })
+	return composed && status.FeatureOf(status.Fold(s.summary.Status, s.pass), helm).Status == libv1beta1.FeatureStatusProvisioned
+}
+
+// generatedFor returns the release that generatedRelease names.
+func generatedFor(secret client.Object) match.Release {
+	namespace, name, _ := strings.Cut(secret.GetAnnotations()[generatedRelease], "/")
+	return match.Release{Namespace: namespace, Name: name}
+}
+
+// successors returns which of the other summaries of the cluster own the values after summary. One that is being deleted gives up its own
+// part itself.
+func successors(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary, secret client.Object) []metav1.OwnerReference {
+	var all []metav1.OwnerReference
+	for i := range others {
+		other := &others[i]
+		wants := other.DeletionTimestamp.IsZero() && slices.Contains(match.Installed(other), generatedFor(secret))
+		if other.UID != summary.UID && (wants || isOwner(secret.GetOwnerReferences(), other.UID)) {
+			all = append(all, summaryOwner(other))
+		}
+	}
+	return all
+}
+
+// replaceOwner makes summaries own the Secret, and deletes it if there are none. It fails with a conflict if the Secret has changed: another
+// summary may have begun to use it.
+func (c *Controller) replaceOwner(ctx context.Context, s *state, secret *metav1.PartialObjectMetadata, summaries []metav1.OwnerReference) error {
+	if len(summaries) == 0 {
+		unchanged := client.Preconditions{UID: &secret.UID, ResourceVersion: &secret.ResourceVersion}
+		return client.IgnoreNotFound(c.Hub.Delete(ctx, secret, unchanged))
+	}
+	changed := secret.DeepCopy()
+	changed.OwnerReferences = append([]metav1.OwnerReference{clusterOwner(s.member)}, summaries...)
+	patch := client.MergeFromWithOptions(secret, client.MergeFromWithOptimisticLock{})
+	return client.IgnoreNotFound(c.Hub.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)))
+}
