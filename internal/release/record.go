@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path"
 	"strings"
 	"time"
 
@@ -79,9 +78,16 @@ func New(item bundle.Item, revision int) (*helm.Release, error) {
 	return record, nil
 }
 
-// isCRDFile returns whether an object comes from a crds directory of a chart: Helm does not count those to the manifest.
+// isCRDFile returns whether an object comes from a crds directory of a chart or a subchart: Helm does not count those to the manifest.
 func isCRDFile(source string) bool {
-	return path.Base(path.Dir(source)) == "crds" && !strings.Contains(source, "/templates/")
+	_, file, _ := strings.Cut(source, "/") // without the name of the chart
+	for {
+		sub, ok := strings.CutPrefix(file, "charts/")
+		if !ok {
+			return strings.HasPrefix(file, "crds/")
+		}
+		_, file, _ = strings.Cut(sub, "/")
+	}
 }
 
 // Item returns the manifest and the hooks of a record as a Helm item with the given options.
