@@ -59,7 +59,7 @@ type ChartRequest struct {
 	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other owners.
 	Owner string `json:"-"`
 	// Generated returns the values that former renderings of the release generated. It is called only for a chart that generates values
-	// or looks up objects; Release.Generated must be added to them before the release is delivered.
+	// or looks up objects. Their sum with Release.Generated, see Generated.Add, must be kept before the release is delivered.
 	Generated func(ctx context.Context) (Generated, error) `json:"-"`
 	// Lookup reads the member for charts that call lookup; without it they find nothing.
 	Lookup LookupFunc `json:"-"`
@@ -122,10 +122,15 @@ func (c *Charts) Inputs(request ChartRequest) (string, error) {
 	if request, err = facts.narrow(request); err != nil {
 		return "", err
 	}
-	request.Revision, request.IsUpgrade = 0, false
+	return request.inputs()
+}
+
+// inputs returns a digest of the chart, the values and the options.
+func (r ChartRequest) inputs() (string, error) {
+	r.Revision, r.IsUpgrade = 0, false
 	// A new API on the member must not look like an upgrade that somebody asked for.
-	request.KubeVersion, request.APIVersions = "", nil
-	return request.key()
+	r.KubeVersion, r.APIVersions = "", nil
+	return r.key()
 }
 
 // renderForAll renders a chart without generated values, and without lookup.
@@ -156,19 +161,18 @@ func (c *Charts) renderForMember(ctx context.Context, shared string, request Cha
 	if known, ok := c.own.get(key); ok {
 		return known, nil
 	}
+	inputs, err := request.inputs()
+	if err != nil {
+		return Release{}, err
+	}
 	release, err := c.once(ctx, key, request, func() (Release, error) {
-		return request.render(&calls{ofMember: true, kept: kept, used: Generated{}, lookup: request.Lookup})
+		return request.render(&calls{ofMember: true, kept: kept, used: Generated{}, lookup: request.Lookup, inputs: inputs})
 	})
-	if err != nil || release.LooksUp && request.Lookup != nil {
-		return release, err // what the member has may change at any time
+	if err != nil {
+		return release, err
 	}
 	// The next request comes with the values of this one.
-	kept = maps.Clone(kept)
-	if kept == nil {
-		kept = Generated{}
-	}
-	maps.Copy(kept, release.Generated)
-	if key, err = request.ownKey(shared, kept); err != nil {
+	if key, err = request.ownKey(shared, kept.Add(release.Generated)); err != nil {
 		return Release{}, err
 	}
 	c.own.put(key, release)
@@ -248,7 +252,7 @@ func (r ChartRequest) render(calls *calls) (Release, error) {
 	release := collected.release()
 	release.Chart, release.Notes = metadata, notes
 	release.Generated, release.LooksUp = calls.used, calls.looksUp
-	release.Private = calls.ofMember && (len(calls.used) > 0 || calls.looksUp && calls.lookup != nil)
+	release.Private = len(calls.used) > 0
 	release.size += len(notes)
 	return release, nil
 }

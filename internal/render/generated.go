@@ -15,11 +15,35 @@ import (
 
 	"github.com/Masterminds/sprig/v3"
 	helmchart "helm.sh/helm/v4/pkg/chart/v2"
+	kubejson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// Generated holds the results of the template functions of a release that return something else at every call, such as randAlphaNum,
-// genCA and now, as JSON. The keys name the call: the template, the function, a digest of the arguments, and the number of the call.
+// Generated holds the results of the template functions of a release that may return another result at every call, as JSON: randAlphaNum,
+// genCA, now and the like, and lookup. The keys name the call: the template, the function, a digest of the arguments, and the number of
+// the call. A key of lookup has a digest of the chart, the values and the options instead of the template: Helm reads the cluster when a
+// person installs or upgrades a release, and finding the objects that were deployed then must not look like another upgrade.
 type Generated map[string]json.RawMessage
+
+// lookupPrefix begins the keys of the results of lookup.
+const lookupPrefix = "lookup "
+
+// Add returns the results to keep after a rendering that used some: these, and all others but those of lookup.
+func (g Generated) Add(used Generated) Generated {
+	all := g.WithoutLookup()
+	maps.Copy(all, used)
+	return all
+}
+
+// WithoutLookup returns a copy of g without the results of lookup.
+func (g Generated) WithoutLookup() Generated {
+	rest := make(Generated, len(g))
+	for key, result := range g {
+		if !strings.HasPrefix(key, lookupPrefix) {
+			rest[key] = result
+		}
+	}
+	return rest
+}
 
 // LookupFunc reads objects of a cluster for templates: one object, or a list if name is empty. Something that does not exist is an
 // empty map.
@@ -41,6 +65,8 @@ type calls struct {
 	// kept are the results of former renderings, used those of this one.
 	kept, used Generated
 	lookup     LookupFunc
+	// inputs is a digest of the chart, the values and the options.
+	inputs string
 	// generates and looksUp say which functions were called, failure why lookup failed.
 	generates, looksUp bool
 	failure            error
@@ -81,16 +107,30 @@ func (c *calls) functions() template.FuncMap {
 	return functions
 }
 
-// lookUp finds nothing in a rendering that several members may share.
+// lookUp finds nothing in a rendering that several members may share. It reads the member once for the same inputs.
 func (c *calls) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
 	c.looksUp = true
 	if !c.ofMember || c.lookup == nil {
 		return map[string]any{}, nil
 	}
-	found, err := c.lookup(apiVersion, kind, namespace, name)
-	if err != nil {
-		c.failure = fmt.Errorf("look up %s %s %s/%s: %w", apiVersion, kind, namespace, name, err)
+	key := fmt.Sprintf("%s%s %x", lookupPrefix, c.inputs, sha256.Sum256([]byte(strings.Join([]string{apiVersion, kind, namespace, name}, "\x00"))))
+	kept, ok := c.used[key]
+	if !ok {
+		kept, ok = c.kept[key]
 	}
+	if !ok {
+		found, err := c.lookup(apiVersion, kind, namespace, name)
+		if err == nil {
+			kept, err = json.Marshal(found)
+		}
+		if err != nil {
+			c.failure = fmt.Errorf("look up %s %s %s/%s: %w", apiVersion, kind, namespace, name, err)
+			return nil, c.failure
+		}
+	}
+	c.used[key] = kept
+	var found map[string]any
+	err := kubejson.Unmarshal(kept, &found) // integers stay integers
 	return found, err
 }
 

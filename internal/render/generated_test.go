@@ -35,10 +35,7 @@ func (m *member) render(t *testing.T, charts *render.Charts, asked render.ChartR
 		return m.kept, nil
 	}
 	release := rendered(t, charts, asked)
-	if m.kept == nil {
-		m.kept = render.Generated{}
-	}
-	maps.Copy(m.kept, release.Generated)
+	m.kept = m.kept.Add(release.Generated)
 	return release
 }
 
@@ -270,6 +267,56 @@ func TestChartMayGenerateAndLookUp(t *testing.T) {
 	}
 	if got := generated(t, m.render(t, charts, asked))["password"]; got != "found" {
 		t.Errorf("in push mode: got %q, want the password of the member", got)
+	}
+}
+
+// TestLookupIsAskedAgainForAnotherInput renders a chart that finds on the member what it has deployed itself. That alone must make no revision.
+func TestLookupIsAskedAgainForAnotherInput(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" .Release.Namespace "there" }}`+object("ConfigMap", "generated")+
+		"data:\n  found: {{ $found.count | default 0 | quote }}\n  password: {{ $found.password | default (randAlphaNum 20) }}\n"+
+		"  sum: {{ toJson $found | sha256sum }}\n  api: {{ .Capabilities.APIVersions.Has \"example.com/v1\" | quote }}\n"))
+	count := int64(0)
+	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+		if count == 0 {
+			return map[string]any{}, nil
+		}
+		return map[string]any{"count": count, "password": "deployed"}, nil
+	}
+	m := &member{name: "one"}
+	first := generated(t, m.render(t, render.NewCharts(), asked))
+	if first["found"] != "0" || len(first["password"]) != 20 {
+		t.Fatalf("the first rendering has %v", first)
+	}
+	count = 1000000
+	want := maps.Clone(first)
+	check := func(when string, charts *render.Charts) {
+		t.Helper()
+		if diff := cmp.Diff(want, generated(t, m.render(t, charts, asked))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	charts := render.NewCharts()
+	check("after a restart", charts)
+	check("again", charts)
+	asked.APIVersions, want["api"] = append(asked.APIVersions, "example.com/v1"), "true"
+	check("with another API on the member", charts)
+
+	asked.Values = map[string]any{"other": "value"}
+	want["found"], want["password"] = "1000000", "deployed"
+	want["sum"] = generated(t, m.render(t, charts, asked))["sum"]
+	check("with other values", charts)
+	size := len(m.kept)
+	count = 2000000
+	check("with other values after a restart", render.NewCharts())
+	for _, count = range []int64{3, 4, 5} {
+		asked.Values = map[string]any{"other": count}
+		if got := generated(t, m.render(t, charts, asked))["found"]; got != fmt.Sprint(count) {
+			t.Errorf("with value %d: found %s", count, got)
+		}
+	}
+	if len(m.kept) != size {
+		t.Errorf("%d results are kept, want %d: %v", len(m.kept), size, m.kept)
 	}
 }
 

@@ -27,7 +27,7 @@ type Release struct {
 	Chart json.RawMessage
 	// Notes is the rendered NOTES.txt.
 	Notes string
-	// Generated are the values that the chart generated, or generated before, and that this release has.
+	// Generated are the values that the chart generated or looked up, now or before, and that this release has.
 	Generated Generated
 	// LooksUp says that the chart called lookup.
 	LooksUp bool

@@ -80,23 +80,27 @@ func (g *generatedStore) save(ctx context.Context, used render.Generated) error 
 	if g.secret == nil || len(used) == 0 {
 		return nil
 	}
-	all := maps.Clone(g.kept)
-	maps.Copy(all, used)
+	all := g.kept.Add(used)
 	owners := addOwner(addOwner(g.secret.OwnerReferences, clusterOwner(g.member)), summaryOwner(g.summary))
-	if len(owners) == len(g.secret.OwnerReferences) && maps.EqualFunc(all, g.kept, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.kept) {
 		return nil
 	}
-	raw, err := encodeGenerated(all)
-	if err == nil && len(raw) > maxGenerated {
-		raw, err = encodeGenerated(used) // the release does without the others
+	var raw []byte
+	// Without the results of lookup, every rendering reads the member. The release needs no values that it does not have now.
+	for _, values := range []render.Generated{all, all.WithoutLookup(), used.WithoutLookup()} {
+		var err error
+		if raw, err = encodeGenerated(values); err != nil {
+			return err
+		}
+		if len(raw) <= maxGenerated {
+			return g.write(ctx, raw, owners)
+		}
 	}
-	if err != nil {
-		return err
-	}
-	if len(raw) > maxGenerated {
-		return phase.Invalidf("the values that the chart generates take %d KiB, and a Secret holds %d", len(raw)>>10, maxGenerated>>10)
-	}
-	return g.write(ctx, raw, owners)
+	return phase.Invalidf("the values that the chart generates take %d KiB, and a Secret holds %d", len(raw)>>10, maxGenerated>>10)
+}
+
+func isSame(a, b render.Generated) bool {
+	return maps.EqualFunc(a, b, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) })
 }
 
 func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.OwnerReference) error {

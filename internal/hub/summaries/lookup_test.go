@@ -2,6 +2,8 @@ package summaries_test
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"io"
 	"net/http"
@@ -54,9 +56,11 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 			return nil, errors.New("no way to " + m.Name)
 		},
 	}
+	values := ""
 	requestTo := func(name string, mode fleet.Mode) summaries.Request {
 		r := requestFor(name, address)
 		r.Member.Mode = mode
+		r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = values
 		return r
 	}
 	got := func(name string, mode fleet.Mode) string {
@@ -69,7 +73,9 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 	all := []string{got("one", fleet.Push), got("two", fleet.Push), got("one", fleet.Pull)}
 	first = "Y2hhbmdlZA=="
 	all = append(all, got("one", fleet.Push))
-	if diff := cmp.Diff([]string{"one Zmlyc3Q= 0", "two c2Vjb25k 0", "one  0", "one Y2hhbmdlZA== 0"}, all); diff != "" {
+	values = "other: value\n"
+	all = append(all, got("one", fleet.Push))
+	if diff := cmp.Diff([]string{"one Zmlyc3Q= 0", "two c2Vjb25k 0", "one  0", "one Zmlyc3Q= 0", "one Y2hhbmdlZA== 0"}, all); diff != "" {
 		t.Errorf("found objects differ (-want +got):\n%s", diff)
 	}
 	_, err := composer.Compose(t.Context(), requestTo("three", fleet.Push), libv1beta1.FeatureHelm)
@@ -85,5 +91,29 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 		if diff := cmp.Diff(want, made.Unanswered); diff != "" {
 			t.Errorf("unanswered in %s mode (-want +got):\n%s", mode, diff)
 		}
+	}
+}
+
+// TestLookupThatIsTooLargeToKeep looks up more than a Secret holds. It must deploy nevertheless.
+func TestLookupThatIsTooLargeToKeep(t *testing.T) {
+	t.Parallel()
+	random := make([]byte, 1100000)
+	_, _ = rand.Read(random)
+	large := base64.StdEncoding.EncodeToString(random)
+	address := charts(t, with(`there: "{{ (lookup "v1" "Secret" "site" "there").data.password | trunc 8 }}", password: "{{ randAlphaNum 20 }}"`))
+	config := cluster(t, &large)
+	composer := newComposer(t, newHub(interceptor.Funcs{}))
+	composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+		fleet.Push: func(context.Context, fleet.Member) (*rest.Config, error) { return config, nil },
+	}
+	r := requestFor("one", address)
+	r.Member.Mode = fleet.Push
+	first := compose(t, composer, r)
+	want := large[:8]
+	if got := field(t, first, "there"); got != want {
+		t.Errorf("found %q, want %q", got, want)
+	}
+	if got := field(t, compose(t, composer, r), "password"); got != field(t, first, "password") {
+		t.Error("the generated value is not kept")
 	}
 }
