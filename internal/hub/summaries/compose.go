@@ -40,7 +40,8 @@ type Composer struct {
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
 	Renderer *render.Charts
-	// Dial returns how to connect to the members of a mode, for charts that look up objects. On the members of other modes they find nothing.
+	// Dial returns how to connect to the members of a mode, for charts that look up objects or ask for the revision. On the members of other
+	// modes lookup finds nothing.
 	Dial map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// HubUID is the uid of the hub's namespace kube-system, which every bundle carries.
 	HubUID string
@@ -274,7 +275,9 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 		return bundle.Release{}, render.Release{}, err
 	}
 	if inputs != "" {
-		request.Revision, request.IsUpgrade = nextRevision(r.Deployed, release, inputs)
+		if request.Revision, request.IsUpgrade, err = c.nextRevision(ctx, r, release, inputs); err != nil {
+			return bundle.Release{}, render.Release{}, err
+		}
 	}
 	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release}
 	request.Owner = store.key().String()
@@ -298,19 +301,27 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 
 // lookup returns the function that reads objects of m, nil if the hub cannot.
 func (c *Composer) lookup(ctx context.Context, m fleet.Member) render.LookupFunc {
-	dial := c.Dial[m.Mode]
-	if dial == nil {
+	if c.Dial[m.Mode] == nil {
 		return nil
 	}
 	return func(apiVersion, kind, namespace, name string) (map[string]any, error) {
-		config, err := dial(ctx, m)
+		config, err := c.dial(ctx, m)
 		if err != nil {
 			return nil, err
 		}
-		config = rest.CopyConfig(config)
-		config.Timeout = lookupLimit
 		return engine.NewLookupFunction(config)(apiVersion, kind, namespace, name)
 	}
+}
+
+// dial returns how to read a member whose mode is in Dial.
+func (c *Composer) dial(ctx context.Context, m fleet.Member) (*rest.Config, error) {
+	config, err := c.Dial[m.Mode](ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	config = rest.CopyConfig(config)
+	config.Timeout = lookupLimit
+	return config, nil
 }
 
 // fetch gets the chart and the objects that hold values for it.

@@ -6,13 +6,15 @@ import (
 	"slices"
 	"strings"
 
+	"helm.sh/helm/v4/pkg/release/common"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/metadata"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
-	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/release"
 	"github.com/towline/towline/internal/source"
 )
 
@@ -139,15 +141,40 @@ func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv
 
 // nextRevision returns the revision and the operation that templates of a release see: those of the release as it was deployed, as long as
 // its inputs are the same, so that looking at them changes nothing.
-func nextRevision(deployed []bundle.DeployedRelease, release match.Release, inputs string) (revision int, isUpgrade bool) {
-	for _, former := range deployed {
+func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
+	for _, former := range r.Deployed {
 		switch {
-		case former.Namespace != release.Namespace || former.Name != release.Name:
+		case former.Namespace != of.Namespace || former.Name != of.Name:
 		case former.Inputs == inputs:
-			return former.Revision, former.IsUpgrade
+			return former.Revision, former.IsUpgrade, nil
 		default:
-			return max(1, former.Revision) + 1, true
+			return max(1, former.Revision) + 1, true, nil
 		}
 	}
-	return 1, false
+	return c.nextRecorded(ctx, r.Member, of)
+}
+
+// nextRecorded returns the revision and the operation that come after the release records on a member: helm, or another profile, may have
+// deployed the release. It assumes an installation on a member that the hub cannot read.
+func (c *Composer) nextRecorded(ctx context.Context, m fleet.Member, of match.Release) (revision int, isUpgrade bool, err error) {
+	if c.Dial[m.Mode] == nil {
+		return 1, false, nil
+	}
+	config, err := c.dial(ctx, m)
+	if err != nil {
+		return 0, false, err
+	}
+	objects, err := metadata.NewForConfig(config)
+	if err != nil {
+		return 0, false, fmt.Errorf("make client for the member: %w", err)
+	}
+	entries, err := release.Store{Metadata: objects}.List(ctx, release.Key{Namespace: of.Namespace, Name: of.Name})
+	if err != nil {
+		return 0, false, err
+	}
+	for _, entry := range entries {
+		revision = entry.Revision // they are sorted
+		isUpgrade = isUpgrade || entry.Status == common.StatusDeployed
+	}
+	return revision + 1, isUpgrade, nil
 }

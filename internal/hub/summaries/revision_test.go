@@ -1,14 +1,23 @@
 package summaries_test
 
 import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
 )
 
 func TestReleaseSeesItsRevision(t *testing.T) {
@@ -40,6 +49,47 @@ func TestReleaseSeesItsRevision(t *testing.T) {
 	r.Deployed = []bundle.DeployedRelease{{Namespace: "site", Name: "web"}}
 	if got, want := deploy("message: c"), "2 false true c"; got != want {
 		t.Errorf("with a former chart that did not look: got %q, want %q", got, want)
+	}
+}
+
+// TestReleaseThatExistedBefore deploys a release that helm has deployed, on a member that the hub can read.
+func TestReleaseThatExistedBefore(t *testing.T) {
+	t.Parallel()
+	address := charts(t, with(`seen: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }}"`))
+	for records, want := range map[string]string{
+		"":                        "1 true false",
+		"1 failed":                "2 true false",
+		"3 uninstalled":           "4 true false",
+		"1 superseded 2 deployed": "3 false true",
+		"2 deployed 3 failed":     "4 false true",
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}}
+			if r.URL.Path == "/api/v1/namespaces/site/secrets" && r.URL.Query().Get("labelSelector") == "name=web,owner=helm" {
+				for record := range slices.Chunk(strings.Fields(records), 2) {
+					list.Items = append(list.Items, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+						Namespace: "site", Name: "sh.helm.release.v1.web.v" + record[0],
+						Labels: map[string]string{"owner": "helm", "name": "web", "version": record[0], "status": record[1]},
+					}})
+				}
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(list)
+		}))
+		t.Cleanup(server.Close)
+		composer := newComposer(t, newHub(interceptor.Funcs{}))
+		composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+			fleet.Push: func(context.Context, fleet.Member) (*rest.Config, error) { return &rest.Config{Host: server.URL}, nil },
+		}
+		r := requestFor("one", address)
+		r.Member.Mode = fleet.Push
+		if got := field(t, compose(t, composer, r), "seen"); got != want {
+			t.Errorf("with records %q: templates see %q, want %q", records, got, want)
+		}
+		r.Member.Mode = fleet.Pull
+		if got, want := field(t, compose(t, composer, r), "seen"), "1 true false"; got != want {
+			t.Errorf("with records %q in pull mode: templates see %q, want %q", records, got, want)
+		}
 	}
 }
 
