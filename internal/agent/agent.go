@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -72,9 +73,13 @@ func Run(ctx context.Context, opts Options) error {
 	if err != nil {
 		return fmt.Errorf("make client for the member: %w", err)
 	}
+	objects, err := metadata.NewForConfig(opts.Member)
+	if err != nil {
+		return fmt.Errorf("make client for the member: %w", err)
+	}
 	a := &agent{
 		opts: opts, secrets: member.Secrets(kube.AgentNamespace), namespaces: member.Namespaces(),
-		self:    newSelf(opts.Member, opts.Clock),
+		self:    newSelf(opts.Member, objects, opts.Clock),
 		metrics: session.NewMetrics(fleet.TypeSveltos, types.NamespacedName{Namespace: opts.Namespace, Name: opts.Name}, session.NewPulse(opts.Clock, opts.Heartbeat)),
 		refusal: &session.Refusal{Clock: opts.Clock, Repair: join.Repair(opts.Namespace, opts.Name), Refused: refused},
 	}
@@ -98,6 +103,7 @@ func (a *agent) run(ctx context.Context) error {
 	running.Go(func() { served <- a.probes.Run(ctx, a.opts.HealthAddress, a.opts.DiagnosticsAddress) })
 	running.Go(func() { a.checks.run(ctx) })
 	running.Go(func() { a.self.watch(ctx, func() { a.probes.Ready.Store(true) }) })
+	running.Go(func() { a.self.watchKinds(ctx) })
 	running.Go(func() {
 		a.gate = session.NewGate(a.wasPaused(ctx))
 		running.Go(func() { a.gate.WhileOpen(ctx, func(ctx context.Context) { a.persist(ctx, "heal", a.engine.Run) }) })
@@ -291,9 +297,6 @@ func (a *agent) wasPaused(ctx context.Context) bool {
 // healed takes what the engine put back: the hub is told if that failed, or works again.
 func (a *agent) healed(id bundle.ID, changes bundle.ChangeSet) {
 	a.metrics.Healed(id, changes)
-	if session.TouchesKinds(changes) {
-		a.self.kindsChanged()
-	}
 	if in := a.inbox.Load(); in != nil {
 		in.Wake(id)
 	}

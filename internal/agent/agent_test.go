@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,22 +95,44 @@ func (w *world) groupVersion() string {
 // tellsOfNewKinds delivers a CRD and wants its kind among the APIs of the cluster.
 func (w *world) tellsOfNewKinds() {
 	w.t.Helper()
-	crd := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "boats.example.com"},
+	b := bundleOf("", []string{}...)
+	b.ID.Feature = "Helm"
+	b.Items = []bundle.Item{{Objects: []*unstructured.Unstructured{definition("Boat")}}}
+	w.deliver(b, bundle.StateApplied)
+	w.wantKind("Boat", true)
+
+	ship := definition("Ship")
+	if err := w.client.Create(w.t.Context(), ship); err != nil {
+		w.t.Fatal(err)
+	}
+	w.wantKind("Ship", true)
+	if err := w.client.Delete(w.t.Context(), ship); err != nil {
+		w.t.Fatal(err)
+	}
+	w.wantKind("Ship", false)
+}
+
+// definition returns a CustomResourceDefinition.
+func definition(kind string) *unstructured.Unstructured {
+	singular := strings.ToLower(kind)
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": singular + "s.example.com"},
 		"spec": map[string]any{
-			"group": "example.com", "scope": "Namespaced", "names": map[string]any{"plural": "boats", "singular": "boat", "kind": "Boat", "listKind": "BoatList"},
+			"group": "example.com", "scope": "Namespaced",
+			"names": map[string]any{"plural": singular + "s", "singular": singular, "kind": kind, "listKind": kind + "List"},
 			"versions": []any{map[string]any{
 				"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}},
 			}},
 		},
 	}}
-	b := bundleOf("", []string{}...)
-	b.ID.Feature = "Helm"
-	b.Items = []bundle.Item{{Objects: []*unstructured.Unstructured{crd}}}
-	w.deliver(b, bundle.StateApplied)
-	w.eventually("the new kind is reported", func(context.Context) error {
-		if !slices.Contains(w.sveltosCluster().Status.APIVersions, "example.com/v1/Boat") {
-			return errors.New("it is not")
+}
+
+// wantKind waits until the hub knows that the member serves a kind, or does not.
+func (w *world) wantKind(kind string, served bool) {
+	w.t.Helper()
+	w.eventually(fmt.Sprintf("kind %s is served: %t", kind, served), func(context.Context) error {
+		if slices.Contains(w.sveltosCluster().Status.APIVersions, "example.com/v1/"+kind) != served {
+			return errors.New("the cluster does not report it")
 		}
 		return nil
 	})

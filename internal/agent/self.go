@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -25,8 +26,9 @@ const (
 
 // self is what the agent knows of its own cluster.
 type self struct {
-	member *rest.Config
-	clock  clock.Clock
+	member  *rest.Config
+	objects metadata.Interface
+	clock   clock.Clock
 	// news asks for a report to the hub, kinds for a look at what is served; each holds one request.
 	news  chan struct{}
 	kinds chan struct{}
@@ -36,8 +38,8 @@ type self struct {
 	facts fleet.Facts
 }
 
-func newSelf(member *rest.Config, clock clock.Clock) *self {
-	return &self{member: member, clock: clock, news: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
+func newSelf(member *rest.Config, objects metadata.Interface, clock clock.Clock) *self {
+	return &self{member: member, objects: objects, clock: clock, news: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 }
 
 // watch looks at the member at once, when kinds changed, and every ten minutes, until ctx ends. answered is called after each success.

@@ -152,7 +152,7 @@ func (w *Worker) isOlder(d deliver.Delivery) bool {
 // finish reports the outcome of a pass. err is the pass's own, and comes back for the pass to be tried again.
 func (w *Worker) finish(ctx context.Context, d deliver.Delivery, report bundle.Report, err error) error {
 	w.Converged(err)
-	if TouchesKinds(report.Changes) {
+	if touchesKinds(report.Changes) {
 		w.ChangedKinds()
 	}
 	if err != nil && ctx.Err() != nil {
@@ -215,8 +215,8 @@ func failed(d deliver.Delivery, err error) bundle.Report {
 	return bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateFailed, Message: err.Error()}
 }
 
-// TouchesKinds says whether changes added or removed kinds that the member serves.
-func TouchesKinds(changes bundle.ChangeSet) bool {
+// touchesKinds says whether changes added or removed kinds that the member serves.
+func touchesKinds(changes bundle.ChangeSet) bool {
 	for _, change := range changes {
 		if change.Action == bundle.Unchanged || change.Action == bundle.Failed || change.Action == bundle.Skipped {
 			continue
