@@ -1,6 +1,7 @@
 package hub_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -129,4 +130,21 @@ func TestGeneratedValuesAreDeletedWithTheRelease(t *testing.T) {
 	w.agentLeaves(cluster)
 	leaving.wait(w)
 	w.wantGenerated(0)
+}
+
+func TestDeletedGeneratedValuesAreGeneratedAgain(t *testing.T) {
+	w := newWorld(t)
+	w.member("one", w.prod())
+	w.profile(w.generating()("first"))
+	password := w.wantSeen("one", "first", "")
+	secret := w.generated()[0]
+	w.must(w.Delete(w.Context(), &secret))
+	w.eventually("another password", func() error {
+		data, err := w.seen("one")
+		if err == nil && data["password"] == password {
+			err = errors.New("it is the same")
+		}
+		return err
+	})
+	w.wantGenerated(1)
 }

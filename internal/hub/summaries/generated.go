@@ -21,6 +21,7 @@ import (
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/source"
 )
 
 const (
@@ -52,6 +53,16 @@ func generatedName(m fleet.Member, release match.Release) client.ObjectKey {
 	identity := []string{string(m.Type), m.Namespace, m.Name, m.UID, release.Namespace, release.Name}
 	sum := sha256.Sum256([]byte(strings.Join(identity, "\x00")))
 	return client.ObjectKey{Namespace: m.Namespace, Name: "towline-generated-" + hex.EncodeToString(sum[:10])}
+}
+
+// generatedReferences lists the Secrets with the generated values of a summary: a person deletes one to have others generated.
+func generatedReferences(r Request) []source.Reference {
+	var all []source.Reference
+	for _, chart := range namedCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) {
+		name := generatedName(r.Member, match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName})
+		all = append(all, source.Reference{Kind: "Secret", Namespace: name.Namespace, Name: name.Name})
+	}
+	return all
 }
 
 func (g *generatedStore) key() client.ObjectKey { return generatedName(g.member, g.release) }

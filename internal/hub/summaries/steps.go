@@ -259,7 +259,8 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
-	c.reading.set(client.ObjectKeyFromObject(s.summary), c.Composer.References(request))
+	references := append(c.Composer.References(request), generatedReferences(request)...)
+	c.reading.set(client.ObjectKeyFromObject(s.summary), references)
 	for _, feature := range s.wanted() {
 		if s.settled(feature) {
 			s.reportSettled(feature)
