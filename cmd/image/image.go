@@ -32,7 +32,7 @@ const containerdName = "io.containerd.image.name"
 // epoch is the one time in an image: it must not depend on when it was built.
 func epoch() time.Time { return time.Unix(0, 0).UTC() }
 
-// build builds the image and writes it where the options say.
+// build builds the image and writes it to the archive and the registry of the options.
 func (o options) build(ctx context.Context, compile compiler) error {
 	name, tag, err := splitReference(o.reference)
 	if err != nil {

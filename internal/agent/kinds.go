@@ -15,7 +15,8 @@ import (
 	"github.com/towline/towline/internal/agent/session"
 )
 
-// watchKinds requests a look at the served APIs when a CustomResourceDefinition or an APIService of the member changes, until ctx ends.
+// watchKinds requests a look at the served APIs when a CustomResourceDefinition or an APIService of the member changes,
+// until ctx ends.
 func (s *self) watchKinds(ctx context.Context) {
 	// A member that does not answer is logged by watch.
 	ctx = klog.NewContext(ctx, logr.Discard())

@@ -29,7 +29,8 @@ const (
 	jitter = 0.2
 	// requestLimit is how long the hub may take for one small write.
 	requestLimit = 15 * time.Second
-	// hubQPS is how many requests per second one agent makes at most: a big delivery takes some dozens, and the hub has many agents.
+	// hubQPS is how many requests per second one agent makes at most: a big delivery takes some dozens, and the hub has
+	// many agents.
 	hubQPS = 50
 	// announceRetryFirst and announceRetryLast bound the growing time between attempts to report on the cluster object.
 	announceRetryFirst = time.Second
@@ -50,12 +51,14 @@ type link struct {
 	self      *self
 	checks    *checks
 	refusal   *session.Refusal
-	// exchanged returns what the hub is to know of the exchange of the manifest's token, and told what it was told in this session.
+	// exchanged returns what the hub is to know of the exchange of the manifest's token, and told what it was told in
+	// this session.
 	exchanged func() types.UID
 	told      types.UID
 	// beatSoon holds one request for a heartbeat that does not wait for its time.
 	beatSoon chan struct{}
-	// unrequested returns what the Lease is to say of bundles that no group asks for, and toldUnrequested what it says, by the hub's last answer; nil means not known.
+	// unrequested returns the value of kube.AnnotationUnrequested to write on the Lease. toldUnrequested is the value
+	// in the hub's last answer; nil means not known.
 	unrequested     func() (value string, known bool)
 	toldUnrequested *string
 }

@@ -19,7 +19,8 @@ const (
 	// refreshInterval is the longest time between two reports on the cluster object; tools of the Sveltos surface give
 	// up on an agent after ten minutes.
 	refreshInterval = 5 * time.Minute
-	// factsInterval is how often the agent looks which kinds its cluster serves; it also looks when a definition changes.
+	// factsInterval is how often the agent looks which kinds its cluster serves; it also looks when a definition
+	// changes.
 	factsInterval = 10 * time.Minute
 )
 

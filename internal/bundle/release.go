@@ -12,8 +12,8 @@ import (
 // HookAnnotation makes an object of a Helm release a hook of the release. Its value lists the events that run it.
 const HookAnnotation = "helm.sh/hook"
 
-// Release describes the Helm release that an item belongs to. The objects of the item that have HookAnnotation are the hooks of the
-// release, the others its manifest in Helm's install order.
+// Release describes the Helm release that an item belongs to. The objects of the item that have HookAnnotation are the
+// hooks of the release, the others its manifest in Helm's install order.
 type Release struct {
 	Name         string `json:"name"`
 	Namespace    string `json:"namespace"`
@@ -22,10 +22,10 @@ type Release struct {
 	ChartVersion string `json:"chartVersion,omitempty"`
 	AppVersion   string `json:"appVersion,omitempty"`
 	Icon         string `json:"icon,omitempty"`
-	// Inputs identifies what the release is rendered from, for a chart that asks for its revision or for the operation: as long as it is the
-	// same, so are Revision and IsUpgrade. Empty for all other charts.
+	// Inputs is a digest of the chart, the values and the options, for a chart whose templates read the revision or the
+	// operation. Revision and IsUpgrade do not change while it is the same. Empty for all other charts.
 	Inputs string `json:"inputs,omitempty"`
-	// Revision and IsUpgrade are what templates were told, 0 and false if Inputs is empty.
+	// Revision and IsUpgrade are the values that the templates read, 0 and false if Inputs is empty.
 	Revision  int  `json:"revision,omitempty"`
 	IsUpgrade bool `json:"isUpgrade,omitempty"`
 
@@ -33,8 +33,8 @@ type Release struct {
 	Data    ReleaseData    `json:"data,omitzero"`
 }
 
-// ReleaseOptions say how a revision of a release is deployed and uninstalled. They have the meaning of Helm's flags of the same names. A
-// change of options alone makes no new revision.
+// ReleaseOptions are options for deploying and uninstalling a release. They have the meaning of Helm's flags of the
+// same names. A change of options alone makes no new revision.
 type ReleaseOptions struct {
 	// Timeout limits each hook and each wait; zero means DefaultTimeout.
 	Timeout     time.Duration `json:"timeout,omitempty"`
@@ -47,15 +47,16 @@ type ReleaseOptions struct {
 	// Labels are added to the Secrets with the release records.
 	Labels      map[string]string `json:"labels,omitempty"`
 	Description string            `json:"description,omitempty"`
-	// MaxHistory is how many revisions are recorded; zero means no limit.
+	// MaxHistory is the maximum number of recorded revisions; zero means no limit.
 	MaxHistory int `json:"maxHistory,omitempty"`
-	// DisableInstallHooks, DisableUpgradeHooks and DisableUninstallHooks do not run the hooks of that operation.
+	// DisableInstallHooks, DisableUpgradeHooks and DisableUninstallHooks disable the hooks of the operation.
 	DisableInstallHooks   bool `json:"disableInstallHooks,omitempty"`
 	DisableUpgradeHooks   bool `json:"disableUpgradeHooks,omitempty"`
 	DisableUninstallHooks bool `json:"disableUninstallHooks,omitempty"`
 	// CleanupOnFail deletes the objects that a failed upgrade created.
 	CleanupOnFail bool `json:"cleanupOnFail,omitempty"`
-	// RecoverAfter is after how many failed installations in a row the release is uninstalled before the next one; zero means never.
+	// RecoverAfter is the number of failed installations in a row after which the release is uninstalled before the
+	// next attempt; zero means never.
 	RecoverAfter int `json:"recoverAfter,omitempty"`
 	// KeepHistory keeps the release records after the release is uninstalled.
 	KeepHistory bool `json:"keepHistory,omitempty"`
@@ -66,7 +67,7 @@ type ReleaseOptions struct {
 // DefaultTimeout limits hooks and waits of a release that sets no timeout, as with Helm.
 const DefaultTimeout = 5 * time.Minute
 
-// TimeoutOrDefault returns how long a hook or a wait may take.
+// TimeoutOrDefault returns the limit of each hook and each wait.
 func (o ReleaseOptions) TimeoutOrDefault() time.Duration {
 	if o.Timeout > 0 {
 		return o.Timeout
@@ -74,18 +75,19 @@ func (o ReleaseOptions) TimeoutOrDefault() time.Duration {
 	return DefaultTimeout
 }
 
-// ReleaseData is what Helm's release record holds beside the objects. It may be large and hold secrets, so it travels with the objects.
+// ReleaseData is the content of Helm's release record without the objects. It may be large and contain secrets, so it
+// is stored with the objects.
 type ReleaseData struct {
 	// Chart is the content of Chart.yaml as JSON.
 	Chart json.RawMessage `json:"chart,omitempty"`
-	// Values are those given for the release, without the chart's own, as JSON.
+	// Values are the values of the profile as JSON, without the defaults of the chart.
 	Values json.RawMessage `json:"values,omitempty"`
 	Notes  string          `json:"notes,omitempty"`
 	// Paths are the template paths of the item's objects, in their order.
 	Paths []string `json:"paths,omitempty"`
 }
 
-// IsZero returns whether d holds nothing.
+// IsZero returns whether d is empty.
 func (d ReleaseData) IsZero() bool {
 	return len(d.Chart) == 0 && len(d.Values) == 0 && d.Notes == "" && len(d.Paths) == 0
 }
@@ -96,11 +98,12 @@ func IsHook(obj *unstructured.Unstructured) bool {
 	return ok
 }
 
-// RevisionDigest returns a digest of everything in a Helm item that makes a new revision when it changes: the objects, the chart and the values.
+// RevisionDigest returns a digest of the parts of a Helm item whose change makes a new revision: the objects, the chart
+// and the values.
 func (i Item) RevisionDigest() (string, error) {
 	release := *i.Release
 	release.Options, release.Icon, release.RepoURL = ReleaseOptions{}, "", ""
-	release.Inputs, release.Revision, release.IsUpgrade = "", 0, false // templates that ask for them make other objects
+	release.Inputs, release.Revision, release.IsUpgrade = "", 0, false // templates that read them make other objects
 	raw, err := json.Marshal(Item{Objects: i.Objects, Release: &release})
 	if err != nil {
 		return "", fmt.Errorf("encode Helm release %s/%s: %w", release.Namespace, release.Name, err)

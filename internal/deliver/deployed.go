@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxUnrequested is how many bundles an agent lists on its Lease: an annotation holds 256 KiB. The others follow when listed
-// bundles are withdrawn.
+// maxUnrequested is the maximum number of bundles that an agent lists on its Lease: an annotation holds 256 KiB. The
+// others follow when listed bundles are withdrawn.
 const maxUnrequested = 200
 
 // deployedBy converts a group to a Deployed. Its report is Pending unless the status is about the current spec.
@@ -36,7 +36,8 @@ func deployedBy(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 	}, ok
 }
 
-// releasesOf returns the Helm releases of a group of ours; groups that ask for a removal, and those of other hubs, list none.
+// releasesOf returns the Helm releases that a group lists. Groups that request a removal, and groups of other hubs,
+// list none.
 func releasesOf(group *libv1beta1.ConfigurationGroup) []bundle.DeployedRelease {
 	var outlined outline
 	if !ours(group) || json.Unmarshal([]byte(group.Annotations[annotationBundle]), &outlined) != nil {

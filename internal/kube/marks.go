@@ -43,7 +43,8 @@ const (
 	AnnotationLeftBehind = "towline.dev/left-behind"
 	// AnnotationExchanged on an agent's Lease is the uid of the Secret that the manifest's token was bound to which the agent exchanged last.
 	AnnotationExchanged = "towline.dev/exchanged"
-	// AnnotationUnrequested on an agent's Lease lists, as JSON, the bundles that the member holds and that no group on the hub asks for.
+	// AnnotationUnrequested on an agent's Lease lists, as JSON, the bundles that are on the member and have no group on
+	// the hub.
 	AnnotationUnrequested = "towline.dev/unrequested-bundles"
 	// AnnotationWithdraw on a SveltosCluster or Cluster is a person's order to withdraw what ClusterSummaries that are gone deployed there: their
 	// names, separated by commas. The hub removes the annotation once nothing of them is left.

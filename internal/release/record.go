@@ -78,7 +78,8 @@ func New(item bundle.Item, revision int) (*helm.Release, error) {
 	return record, nil
 }
 
-// isCRDFile returns whether an object comes from a crds directory of a chart or a subchart: Helm does not count those to the manifest.
+// isCRDFile returns whether an object comes from a crds directory of a chart or a subchart: Helm does not count those
+// to the manifest.
 func isCRDFile(source string) bool {
 	_, file, _ := strings.Cut(source, "/") // without the name of the chart
 	for {

@@ -11,7 +11,8 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// TestManifestLacksCRDFiles checks that the manifest of a record has the objects of templates, and none of the crds directories.
+// TestManifestLacksCRDFiles checks that the manifest of a record has the objects of templates, and none of the crds
+// directories.
 func TestManifestLacksCRDFiles(t *testing.T) {
 	t.Parallel()
 	item := bundle.Item{Release: &bundle.Release{Name: "web", Namespace: "site"}}

@@ -58,8 +58,9 @@ type ChartRequest struct {
 
 	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other owners.
 	Owner string `json:"-"`
-	// Generated returns the values that former renderings of the release generated. It is called only for a chart that generates values
-	// or looks up objects. Their sum with Release.Generated, see Generated.Add, must be kept before the release is delivered.
+	// Generated returns the values that former renderings of the release generated. It is called only for a chart that
+	// generates values or looks up objects. Their sum with Release.Generated, see Generated.Add, must be kept before
+	// the release is delivered.
 	Generated func(ctx context.Context) (Generated, error) `json:"-"`
 	// Lookup reads the member for charts that call lookup; without it they find nothing.
 	Lookup LookupFunc `json:"-"`

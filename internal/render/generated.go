@@ -18,10 +18,11 @@ import (
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// Generated holds the results of the template functions of a release that may return another result at every call, as JSON: randAlphaNum,
-// genCA, now and the like, and lookup. The keys name the call: the template, the function, a digest of the arguments, and the number of
-// the call. A key of lookup has a digest of the chart, the values and the options instead of the template: Helm reads the cluster when a
-// person installs or upgrades a release, and finding the objects that were deployed then must not look like another upgrade.
+// Generated holds the results of the template functions of a release that may return another result at every call, as
+// JSON: randAlphaNum, genCA, now and the like, and lookup. The keys name the call: the template, the function, a digest
+// of the arguments, and the number of the call. A key of lookup has a digest of the chart, the values and the options
+// instead of the template: Helm reads the cluster when a person installs or upgrades a release, and finding the objects
+// that were deployed then must not look like another upgrade.
 type Generated map[string]json.RawMessage
 
 // lookupPrefix begins the keys of the results of lookup.

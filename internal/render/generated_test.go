@@ -270,7 +270,8 @@ func TestChartMayGenerateAndLookUp(t *testing.T) {
 	}
 }
 
-// TestLookupIsAskedAgainForAnotherInput renders a chart that finds on the member what it has deployed itself. That alone must make no revision.
+// TestLookupIsAskedAgainForAnotherInput renders a chart that finds on the member what it has deployed itself. That
+// alone must make no revision.
 func TestLookupIsAskedAgainForAnotherInput(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" .Release.Namespace "there" }}`+object("ConfigMap", "generated")+

@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// HelmChartAction says what to do with a chart.
+// HelmChartAction is the operation on a chart.
 //
 // +kubebuilder:validation:Enum:=Install;Uninstall
 type HelmChartAction string
@@ -14,11 +14,11 @@ type HelmChartAction string
 const (
 	// HelmChartActionInstall installs the release, or upgrades it.
 	HelmChartActionInstall HelmChartAction = "Install"
-	// HelmChartActionUninstall takes the release away.
+	// HelmChartActionUninstall uninstalls the release.
 	HelmChartActionUninstall HelmChartAction = "Uninstall"
 )
 
-// RegistryCredentialsConfig says how to log in to a chart repository.
+// RegistryCredentialsConfig configures the login to a chart repository.
 type RegistryCredentialsConfig struct {
 	// Credentials is a Secret with the login: a Docker config JSON, or the keys username and password.
 	// +optional
@@ -28,7 +28,8 @@ type RegistryCredentialsConfig struct {
 	// +optional
 	Key string `json:"key,omitempty"`
 
-	// CA is a Secret whose key ca.crt signs the repository's certificate. Default: the system's authorities.
+	// CA is a Secret whose key ca.crt holds the authorities that sign the repository's certificate. Default: the
+	// system's authorities.
 	// +optional
 	CA *corev1.SecretReference `json:"ca,omitempty"`
 
@@ -36,12 +37,12 @@ type RegistryCredentialsConfig struct {
 	// +optional
 	InsecureSkipTLSVerify bool `json:"insecureSkipTLSVerify,omitempty"`
 
-	// PlainHTTP talks to an OCI registry without TLS. Default false.
+	// PlainHTTP connects to an OCI registry without TLS. Default false.
 	// +optional
 	PlainHTTP bool `json:"plainHTTP,omitempty"`
 }
 
-// SignatureProvider says what a chart's signature is checked against.
+// SignatureProvider selects the key or the identity that a chart's signature is checked against.
 //
 // +kubebuilder:validation:Enum:=PublicKey;Keyless
 type SignatureProvider string
@@ -65,7 +66,8 @@ type OIDCIdentityMatch struct {
 	Subject string `json:"subject"`
 }
 
-// SignatureVerification demands a cosign signature of a chart in an OCI registry. A chart without a valid one is not deployed.
+// SignatureVerification requires a cosign signature of a chart in an OCI registry. A chart without a valid one is not
+// deployed.
 type SignatureVerification struct {
 	// Provider of the signature.
 	Provider SignatureProvider `json:"provider"`
@@ -75,30 +77,30 @@ type SignatureVerification struct {
 	// +optional
 	SecretRef *corev1.SecretReference `json:"secretRef,omitempty"`
 
-	// MatchOIDCIdentity accepts a signature if one of them matches. Keyless needs at least one.
+	// MatchOIDCIdentity lists identities. A signature must match one of them. Keyless needs at least one.
 	// +optional
 	MatchOIDCIdentity []OIDCIdentityMatch `json:"matchOIDCIdentity,omitempty"`
 }
 
-// ProvenanceVerification demands a provenance file beside a chart. A chart without a valid one is not deployed.
+// ProvenanceVerification requires a provenance file beside a chart. A chart without a valid one is not deployed.
 type ProvenanceVerification struct {
 	// KeyringSecretRef is a Secret whose key keyring.gpg holds the public keys. Default namespace: the cluster's.
 	// +optional
 	KeyringSecretRef *corev1.SecretReference `json:"keyringSecretRef,omitempty"`
 }
 
-// HelmChart is one release to have, or not to have, on a cluster. Every string may be a Go template.
+// HelmChart is one release to install on a cluster, or to uninstall. Every string may be a Go template.
 //
 // +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci')) || (has(self.repositoryName) && self.repositoryName != \"\")",message="RepositoryName must be defined"
 // +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci')) || (has(self.chartName) && self.chartName != \"\")",message="ChartName must be defined"
 // +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci')) || (has(self.chartVersion) && self.chartVersion != \"\")",message="ChartVersion must be defined"
 type HelmChart struct {
-	// RepositoryURL is where the chart is: a repository (http, https), an OCI registry (oci), or a Flux source as
-	// gitrepository://, ocirepository:// or bucket:// and <namespace>/<name>/<path>.
+	// RepositoryURL is the location of the chart: a repository (http, https), an OCI registry (oci), or a Flux source
+	// as gitrepository://, ocirepository:// or bucket:// and <namespace>/<name>/<path>.
 	// +kubebuilder:validation:MinLength=1
 	RepositoryURL string `json:"repositoryURL"`
 
-	// RepositoryName is a name of the user's for the repository. Required for http, https and oci.
+	// RepositoryName is a name for the repository, which the user chooses. Required for http, https and oci.
 	// +optional
 	RepositoryName string `json:"repositoryName,omitempty"`
 
@@ -118,15 +120,15 @@ type HelmChart struct {
 	// +kubebuilder:validation:MinLength=1
 	ReleaseNamespace string `json:"releaseNamespace"`
 
-	// Values of the chart as YAML. Those that are not YAML, or do not fit the chart's schema, fail the feature.
+	// Values of the chart as YAML. The feature fails if they are not YAML or do not fit the chart's schema.
 	// +optional
 	Values string `json:"values,omitempty"`
 
-	// ValuesFrom are further values; they override values, and later ones earlier ones.
+	// ValuesFrom are further values. They override values; a later entry overrides an earlier one.
 	// +optional
 	ValuesFrom []ValueFrom `json:"valuesFrom,omitempty"`
 
-	// HelmChartAction is what to do. Default Install.
+	// HelmChartAction is the operation. Default Install.
 	// +kubebuilder:default:=Install
 	// +optional
 	HelmChartAction HelmChartAction `json:"helmChartAction,omitempty"`
@@ -135,20 +137,20 @@ type HelmChart struct {
 	// +optional
 	Options *HelmOptions `json:"options,omitempty"`
 
-	// RegistryCredentialsConfig says how to log in. Default: without a login.
+	// RegistryCredentialsConfig configures the login. Default: no login.
 	// +optional
 	RegistryCredentialsConfig *RegistryCredentialsConfig `json:"registryCredentialsConfig,omitempty"`
 
-	// SignatureVerification demands a cosign signature. Default: none is demanded.
+	// SignatureVerification requires a cosign signature. Default: none is required.
 	// +optional
 	SignatureVerification *SignatureVerification `json:"signatureVerification,omitempty"`
 
-	// ProvenanceVerification demands a provenance file. Default: none is demanded.
+	// ProvenanceVerification requires a provenance file. Default: none is required.
 	// +optional
 	ProvenanceVerification *ProvenanceVerification `json:"provenanceVerification,omitempty"`
 }
 
-// PostRenderStrategy says what patches are applied to.
+// PostRenderStrategy selects the objects that patches are applied to.
 //
 // +kubebuilder:validation:Enum:=combined;separate;nohooks
 type PostRenderStrategy string
@@ -194,28 +196,30 @@ type HelmOptions struct {
 	// +optional
 	DisableHooks bool `json:"disableHooks,omitempty"`
 
-	// DisableOpenAPIValidation does not check objects against the cluster's schema before they are sent. Default false. Towline
-	// never does: the API server checks them.
+	// DisableOpenAPIValidation disables the check of objects against the cluster's schema before they are sent. Default
+	// false. No effect: Towline never makes this check, since the API server does.
 	// +kubebuilder:default:=false
 	// +optional
 	DisableOpenAPIValidation bool `json:"disableOpenAPIValidation,omitempty"`
 
-	// Atomic takes a failed installation away and rolls a failed upgrade back. Implies wait. Default false.
+	// Atomic uninstalls a failed installation and rolls back a failed upgrade. Implies wait. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	Atomic bool `json:"atomic,omitempty"`
 
-	// DependencyUpdate fetches subcharts the archive lacks. Default false. True is refused: as with Helm, it has a meaning for a
-	// directory with a chart only, and the archive of a repository that lacks a subchart is refused.
+	// DependencyUpdate fetches subcharts that a chart lacks. Default false. True is refused: as with Helm, it works for
+	// charts in directories only. An archive that lacks a subchart is refused.
 	// +kubebuilder:default:=false
 	// +optional
 	DependencyUpdate bool `json:"dependencyUpdate,omitempty"`
 
-	// Labels of the release record. Those that Helm sets itself (createdAt, modifiedAt, name, owner, status, version) are refused.
+	// Labels of the release record. Those that Helm sets itself (createdAt, modifiedAt, name, owner, status, version)
+	// are refused.
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// EnableClientCache keeps discovery results between operations. Default false. Towline always does.
+	// EnableClientCache keeps discovery results between operations. Default false. No effect: Towline always keeps
+	// them.
 	// +kubebuilder:default:=false
 	// +optional
 	EnableClientCache bool `json:"enableClientCache,omitempty"`
@@ -224,16 +228,18 @@ type HelmOptions struct {
 	// +optional
 	Description string `json:"description,omitempty"`
 
-	// PassCredentialsAll sends the login to every host the repository points at. Default false: to its own host only.
+	// PassCredentialsAll sends the login to every host in the URLs of the repository. Default false: to its own host
+	// only.
 	// +optional
 	PassCredentialsAll bool `json:"passCredentialsAll,omitempty"`
 
-	// RunTests runs the chart's tests after the release is deployed. A failed test fails the release. Default false.
+	// RunTests runs the chart's test hooks after the release is deployed. A failed test fails the release. Default
+	// false.
 	// +optional
 	RunTests bool `json:"runTests,omitempty"`
 
-	// PostRenderStrategy says what patches are applied to. Default: Helm's. It is refused, as there is nothing that it could apply to:
-	// the patches of a profile are not supported yet.
+	// PostRenderStrategy selects the objects that patches are applied to. Default: Helm's. It is refused, since the
+	// patches of a profile are not supported yet.
 	// +optional
 	PostRenderStrategy PostRenderStrategy `json:"postRenderStrategy,omitempty"`
 
@@ -245,20 +251,20 @@ type HelmOptions struct {
 	// +optional
 	UpgradeOptions *HelmUpgradeOptions `json:"upgradeOptions,omitempty"`
 
-	// UninstallOptions apply to taking the release away.
+	// UninstallOptions apply when the release is uninstalled.
 	// +optional
 	UninstallOptions *HelmUninstallOptions `json:"uninstallOptions,omitempty"`
 }
 
-// HelmInstallOptions are options of the first installation. Without them the defaults of the fields hold.
+// HelmInstallOptions are options of the first installation. Without them the defaults of the fields apply.
 type HelmInstallOptions struct {
 	// CreateNamespace creates the release namespace if it is missing. Default true.
 	// +kubebuilder:default:=true
 	// +optional
 	CreateNamespace *bool `json:"createNamespace,omitempty"`
 
-	// Replace reuses the name of a release that was taken away with its history kept. Default true. False is refused: the release
-	// could not be deployed again until somebody deletes its history on the cluster.
+	// Replace reuses the name of a release that was uninstalled with keepHistory. Default true. False is refused: the
+	// release could not be deployed again until a person deletes its history on the cluster.
 	// +kubebuilder:default:=true
 	// +optional
 	Replace *bool `json:"replace,omitempty"`
@@ -268,39 +274,40 @@ type HelmInstallOptions struct {
 	// +optional
 	DisableHooks bool `json:"disableHooks,omitempty"`
 
-	// TakeOwnership adopts objects that exist and belong to no release. Default false. Towline always adopts objects that no other
-	// profile manages: with the default filled in, false does not tell whether anybody asked for a refusal.
+	// TakeOwnership adopts objects that exist and belong to no release. Default false. No effect: Towline always adopts
+	// objects that no other profile manages. False cannot be distinguished from the default.
 	// +kubebuilder:default:=false
 	// +optional
 	TakeOwnership bool `json:"takeOwnership,omitempty"`
 
-	// RecoverAfterConsecutiveFailures is the number of failed attempts in a row after which a stuck release is taken away and
-	// installed again; 0 never takes it away. Default 5.
+	// RecoverAfterConsecutiveFailures is the number of failed installations in a row after which the release is
+	// uninstalled before the next attempt; 0 means never. Default 5.
 	// +kubebuilder:default:=5
 	// +optional
 	RecoverAfterConsecutiveFailures *int32 `json:"recoverAfterConsecutiveFailures,omitempty"`
 }
 
-// HelmUpgradeOptions are options of upgrades. Without them the defaults of the fields hold.
+// HelmUpgradeOptions are options of upgrades. Without them the defaults of the fields apply.
 type HelmUpgradeOptions struct {
-	// Force deletes an object and creates it again when a field changed that cannot be changed. Default false.
+	// Force deletes an object and creates it again when an immutable field changes. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	Force bool `json:"force,omitempty"`
 
-	// ResetValues drops the values of the current release. Default false. Towline always does: the profile holds all values.
+	// ResetValues drops the values of the current release. Default false. No effect: Towline always drops them, since
+	// the profile has all values.
 	// +kubebuilder:default:=false
 	// +optional
 	ResetValues bool `json:"resetValues,omitempty"`
 
-	// ReuseValues keeps the values of the current release and merges the new ones into them. Default false. True is refused: the
-	// values of a release are those that its profile has now, on every cluster, whatever was deployed there before.
+	// ReuseValues keeps the values of the current release and merges the new ones into them. Default false. True is
+	// refused: a release has the values of its profile on every cluster, and does not depend on earlier deployments.
 	// +kubebuilder:default:=false
 	// +optional
 	ReuseValues bool `json:"reuseValues,omitempty"`
 
-	// ResetThenReuseValues starts from the chart's own values, then merges those of the current release and the new ones.
-	// Default false. True is refused, as for reuseValues.
+	// ResetThenReuseValues starts from the chart's own values, then merges those of the current release and the new
+	// ones. Default false. True is refused, as for reuseValues.
 	// +kubebuilder:default:=false
 	// +optional
 	ResetThenReuseValues bool `json:"resetThenReuseValues,omitempty"`
@@ -310,7 +317,7 @@ type HelmUpgradeOptions struct {
 	// +optional
 	Recreate bool `json:"recreate,omitempty"`
 
-	// MaxHistory is the number of revisions kept per release; 0 keeps all. Default 2.
+	// MaxHistory is the number of recorded revisions of a release; 0 means no limit. Default 2.
 	// +kubebuilder:default:=2
 	// +optional
 	MaxHistory *int32 `json:"maxHistory,omitempty"`
@@ -325,8 +332,8 @@ type HelmUpgradeOptions struct {
 	// +optional
 	SubNotes bool `json:"subNotes,omitempty"`
 
-	// UpgradeCRDs applies the chart's crds directory on upgrades too. Default false. Towline always does, unless options.skipCRDs leaves
-	// the directory out: with the default filled in, false does not tell whether anybody asked for old definitions.
+	// UpgradeCRDs applies the chart's crds directory on upgrades, too. Default false. No effect: Towline always applies
+	// it, unless options.skipCRDs is set. False cannot be distinguished from the default.
 	// +kubebuilder:default:=false
 	// +optional
 	UpgradeCRDs bool `json:"upgradeCRDs,omitempty"`
@@ -336,20 +343,21 @@ type HelmUpgradeOptions struct {
 	// +optional
 	DisableHooks bool `json:"disableHooks,omitempty"`
 
-	// TakeOwnership adopts objects that exist and belong to no release. Default false. Towline always does, as at the installation.
+	// TakeOwnership adopts objects that exist and belong to no release. Default false. No effect: Towline always adopts
+	// them, as at the installation.
 	// +kubebuilder:default:=false
 	// +optional
 	TakeOwnership bool `json:"takeOwnership,omitempty"`
 }
 
-// DeletionPropagation says what happens to the dependents of a deleted object.
+// DeletionPropagation selects how the dependents of a deleted object are deleted.
 //
 // +kubebuilder:validation:Enum:=orphan;foreground;background
 type DeletionPropagation string
 
 // The ways to propagate a deletion.
 const (
-	// DeletionOrphan keeps dependents.
+	// DeletionOrphan does not delete dependents.
 	DeletionOrphan DeletionPropagation = "orphan"
 	// DeletionForeground deletes dependents first.
 	DeletionForeground DeletionPropagation = "foreground"
@@ -357,13 +365,13 @@ const (
 	DeletionBackground DeletionPropagation = "background"
 )
 
-// HelmUninstallOptions are options of taking a release away. Without them the defaults of the fields hold.
+// HelmUninstallOptions are options of uninstalling a release. Without them the defaults of the fields apply.
 type HelmUninstallOptions struct {
 	// KeepHistory keeps the release records. Default false.
 	// +optional
 	KeepHistory bool `json:"keepHistory,omitempty"`
 
-	// DeletionPropagation says what happens to dependents. Default background; not filled in.
+	// DeletionPropagation selects how dependents are deleted. Default background; not filled in.
 	// +optional
 	DeletionPropagation DeletionPropagation `json:"deletionPropagation,omitempty"`
 

@@ -65,7 +65,7 @@ type link struct {
 	toldAt time.Time
 	// beatSoon holds one request for a heartbeat that does not wait for its time.
 	beatSoon chan struct{}
-	// toldUnrequested is what the Lease says of bundles that no group asks for; nil means not known.
+	// toldUnrequested is the value of kube.AnnotationUnrequested in the hub's last answer; nil means not known.
 	toldUnrequested *string
 }
 

@@ -190,8 +190,8 @@ func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 	return w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoved})
 }
 
-// Unrequested returns what the agent's Lease is to say of the bundles of profiles that the member holds and no group on the hub asks for (see
-// kube.AnnotationUnrequested); known is false until hub and member have said what they have.
+// Unrequested returns the value of kube.AnnotationUnrequested for the bundles of profiles. known is false until the
+// groups on the hub and the records on the member have been listed.
 func Unrequested(engine Memory, inbox *deliver.Inbox) (value string, known bool) {
 	if engine == nil || inbox == nil {
 		return "", false

@@ -40,8 +40,8 @@ type Composer struct {
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
 	Renderer *render.Charts
-	// Dial returns how to connect to the members of a mode, for charts that look up objects or ask for the revision. On the members of other
-	// modes lookup finds nothing.
+	// Dial returns how to connect to the members of a mode, for charts that look up objects or ask for the revision. On
+	// the members of other modes lookup finds nothing.
 	Dial map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// HubUID is the uid of the hub's namespace kube-system, which every bundle carries.
 	HubUID string

@@ -43,7 +43,8 @@ type generatedStore struct {
 	member  fleet.Member
 	summary *configv1beta1.ClusterSummary
 	release match.Release
-	// secret is as it was read, without a resourceVersion if there is none; kept are its values. Both are nil before load.
+	// secret is as it was read, without a resourceVersion if there is none; kept are its values. Both are nil before
+	// load.
 	secret *corev1.Secret
 	kept   render.Generated
 }
@@ -55,7 +56,8 @@ func generatedName(m fleet.Member, release match.Release) client.ObjectKey {
 	return client.ObjectKey{Namespace: m.Namespace, Name: "towline-generated-" + hex.EncodeToString(sum[:10])}
 }
 
-// generatedReferences lists the Secrets with the generated values of a summary: a person deletes one to have others generated.
+// generatedReferences lists the Secrets with the generated values of a summary: a person deletes one to have others
+// generated.
 func generatedReferences(r Request) []source.Reference {
 	var all []source.Reference
 	for _, chart := range namedCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) {
@@ -67,8 +69,8 @@ func generatedReferences(r Request) []source.Reference {
 
 func (g *generatedStore) key() client.ObjectKey { return generatedName(g.member, g.release) }
 
-// load returns the values that were generated before. It reads from the API server: a cache that is behind would make the chart generate
-// others.
+// load returns the values that were generated before. It reads from the API server: a cache that is behind would make
+// the chart generate others.
 func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	secret := &corev1.Secret{}
 	err := g.hub.Get(ctx, g.key(), secret)
@@ -85,8 +87,8 @@ func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	return kept, nil
 }
 
-// save adds values to those that were loaded. It must be called before they are delivered. It fails with a conflict if another process
-// changed the Secret since load.
+// save adds values to those that were loaded. It must be called before they are delivered. It fails with a conflict if
+// another process changed the Secret since load.
 func (g *generatedStore) save(ctx context.Context, used render.Generated) error {
 	if g.secret == nil || len(used) == 0 {
 		return nil
@@ -97,7 +99,8 @@ func (g *generatedStore) save(ctx context.Context, used render.Generated) error 
 		return nil
 	}
 	var raw []byte
-	// Without the results of lookup, every rendering reads the member. The release needs no values that it does not have now.
+	// Without the results of lookup, every rendering reads the member. The release needs no values that it does not
+	// have now.
 	for _, values := range []render.Generated{all, all.WithoutLookup(), used.WithoutLookup()} {
 		var err error
 		if raw, err = encodeGenerated(values); err != nil {

@@ -36,8 +36,8 @@ func indexGenerated(secret client.Object) []string {
 	return uids
 }
 
-// The owners of generated values are the cluster and the summaries that render the release. With the cluster among them, the garbage
-// collector keeps the values while the release has no summary.
+// The owners of generated values are the cluster and the summaries that render the release. With the cluster among
+// them, the garbage collector keeps the values while the release has no summary.
 
 func clusterOwner(m fleet.Member) metav1.OwnerReference {
 	cluster := fleet.Reference(m)
@@ -61,8 +61,9 @@ func addOwner(owners []metav1.OwnerReference, owner metav1.OwnerReference) []met
 	return append(slices.Clone(owners), owner)
 }
 
-// cleanUpGenerated gives up the generated values of releases that the summary has uninstalled. Another summary that wants the release
-// becomes their owner; without one they are deleted. A release that stays on the member without a summary keeps its values.
+// cleanUpGenerated gives up the generated values of releases that the summary has uninstalled. Another summary that
+// wants the release becomes their owner; without one they are deleted. A release that stays on the member without a
+// summary keeps its values.
 func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	if s.cluster == nil || !s.hasUninstalledDropped() || s.leave() && !s.member.Deleting {
 		return nil
@@ -111,8 +112,8 @@ func generatedFor(secret client.Object) match.Release {
 	return match.Release{Namespace: namespace, Name: name}
 }
 
-// successors returns which of the other summaries of the cluster own the values after summary. One that is being deleted gives up its own
-// part itself.
+// successors returns which of the other summaries of the cluster own the values after summary. One that is being
+// deleted gives up its own part itself.
 func successors(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary, secret client.Object) []metav1.OwnerReference {
 	var all []metav1.OwnerReference
 	for i := range others {
@@ -125,8 +126,8 @@ func successors(summary *configv1beta1.ClusterSummary, others []configv1beta1.Cl
 	return all
 }
 
-// replaceOwner makes summaries own the Secret, and deletes it if there are none. It fails with a conflict if the Secret has changed: another
-// summary may have begun to use it.
+// replaceOwner makes summaries own the Secret, and deletes it if there are none. It fails with a conflict if the Secret
+// has changed: another summary may have begun to use it.
 func (c *Controller) replaceOwner(ctx context.Context, s *state, secret *metav1.PartialObjectMetadata, summaries []metav1.OwnerReference) error {
 	if len(summaries) == 0 {
 		unchanged := client.Preconditions{UID: &secret.UID, ResourceVersion: &secret.ResourceVersion}

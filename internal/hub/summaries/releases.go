@@ -154,8 +154,8 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 	return c.nextRecorded(ctx, r.Member, of)
 }
 
-// nextRecorded returns the revision and the operation that come after the release records on a member: helm, or another profile, may have
-// deployed the release. It assumes an installation on a member that the hub cannot read.
+// nextRecorded returns the revision and the operation that come after the release records on a member: helm, or another
+// profile, may have deployed the release. It assumes an installation on a member that the hub cannot read.
 func (c *Composer) nextRecorded(ctx context.Context, m fleet.Member, of match.Release) (revision int, isUpgrade bool, err error) {
 	if c.Dial[m.Mode] == nil {
 		return 1, false, nil
