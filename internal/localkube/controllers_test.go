@@ -16,6 +16,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
@@ -177,5 +178,26 @@ func TestApprovedCertificateIsSigned(t *testing.T) {
 	eventually(t, "certificate is signed", func(ctx context.Context) (bool, string) {
 		have, err := requests.Get(ctx, request.Name, metav1.GetOptions{})
 		return err == nil && len(have.Status.Certificate) > 0, fmt.Sprint(err)
+	})
+}
+
+func TestDeletedClaimOfAVolumeIsGone(t *testing.T) {
+	t.Parallel()
+	p := localkube.Shared(t)
+	claims := clientOf(p).CoreV1().PersistentVolumeClaims(p.Namespace(t, "volumes"))
+	_, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data"},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := claims.Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "claim is gone", func(ctx context.Context) (bool, string) {
+		have, err := claims.Get(ctx, "data", metav1.GetOptions{})
+		return apierrors.IsNotFound(err), fmt.Sprint(have.Finalizers, err)
 	})
 }

@@ -35,6 +35,7 @@ import (
 	"k8s.io/kubernetes/pkg/controller/replicaset"
 	"k8s.io/kubernetes/pkg/controller/serviceaccount"
 	"k8s.io/kubernetes/pkg/controller/statefulset"
+	"k8s.io/kubernetes/pkg/controller/volume/pvcprotection"
 	tokens "k8s.io/kubernetes/pkg/serviceaccount"
 )
 
@@ -76,7 +77,7 @@ func newControllers(ctx context.Context, config *rest.Config, certs pki) (*contr
 	}
 	for _, add := range []func(context.Context) error{
 		c.addServiceAccounts, c.addNamespaces, c.addGarbageCollector, c.addSigners, c.addCertificates, c.addBootstrap,
-		c.addReplicas, c.addWorkloads, c.addEndpoints,
+		c.addReplicas, c.addWorkloads, c.addEndpoints, c.addClaimProtection,
 	} {
 		if err := add(ctx); err != nil {
 			return nil, fmt.Errorf("build controller: %w", err)
@@ -249,5 +250,16 @@ func (c *controllers) addEndpoints(ctx context.Context) error {
 	slices := endpointslice.NewController(ctx, core.Pods(), core.Services(), core.Nodes(),
 		c.informers.Discovery().V1().EndpointSlices(), endpointsPerSlice, c.client, 0)
 	c.addWorkers(slices.Run)
+	return nil
+}
+
+// addClaimProtection adds the controller that lets deleted PersistentVolumeClaims go: the API server gives each one a finalizer.
+func (c *controllers) addClaimProtection(ctx context.Context) error {
+	core := c.informers.Core().V1()
+	protection, err := pvcprotection.NewPVCProtectionController(klog.FromContext(ctx), core.PersistentVolumeClaims(), core.Pods(), c.client)
+	if err != nil {
+		return err
+	}
+	c.addWorkers(protection.Run)
 	return nil
 }
