@@ -15,19 +15,22 @@ import (
 )
 
 const (
-	// archivesVariable names a directory with packaged charts. Beside NAME-VERSION.tgz may be NAME-VERSION.yaml, the values to install with, and
-	// NAME-VERSION.upgrade.yaml, the values to upgrade to. Without the latter a value of the chart is changed that changes its manifest.
+	// archivesVariable names a directory with packaged charts. Beside NAME-VERSION.tgz may be NAME-VERSION.yaml, the values to
+	// install with, and NAME-VERSION.upgrade.yaml, the values to upgrade to. Without the latter a value of the chart is changed
+	// that changes its manifest.
 	archivesVariable = "TOWLINE_CHARTS"
-	// modeVariable is push (the default) or pull.
+	// modeVariable is push or pull. Without it each chart is deployed in both modes.
 	modeVariable = "TOWLINE_CHARTS_MODE"
 	// namespace is that of every release.
 	namespace = "compared"
 )
 
-// TestCharts deploys each chart archive of a directory with a ClusterProfile to a member of its own, upgrades and uninstalls it, and compares
-// each step with the real helm. Example:
+// TestCharts deploys each chart archive of a directory with a ClusterProfile to a member, upgrades and uninstalls it, and
+// compares each step with the real helm: in push mode, and then in pull mode with the agent as a process. The charts of a mode
+// share a member, which is emptied between them and replaced after a failure. Examples:
 //
 //	TOWLINE_CHARTS=$HOME/charts go test -v -count 1 -timeout 2h ./test/charts
+//	TOWLINE_CHARTS=$HOME/charts go test -v -count 1 -run 'TestCharts/pull/kyverno' ./test/charts
 func TestCharts(t *testing.T) {
 	dir := os.Getenv(archivesVariable)
 	if dir == "" {
@@ -38,19 +41,30 @@ func TestCharts(t *testing.T) {
 		t.Fatalf("chart archives in %s: %q, %v", dir, archives, err)
 	}
 	h := newHub(t, archives)
-	var table strings.Builder
-	table.WriteString("| chart | objects | hooks | upgrade | uninstall | notes |\n|---|---|---|---|---|---|\n")
-	for _, archive := range archives {
-		name := strings.TrimSuffix(filepath.Base(archive), ".tgz")
-		t.Run(name, func(t *testing.T) {
-			before := time.Now()
-			defer func() { t.Logf("took %.0f s", time.Since(before).Seconds()) }()
-			c := &comparison{T: t, hub: h, archive: archive, base: strings.TrimSuffix(archive, ".tgz")}
-			defer func() { fmt.Fprintf(&table, "| %s | %s |\n", name, strings.Join(c.results(), " | ")) }()
-			c.run()
+	var results table
+	for _, mode := range []string{"push", "pull"} {
+		if only := os.Getenv(modeVariable); only != "" && only != mode {
+			continue
+		}
+		t.Run(mode, func(t *testing.T) {
+			var m *member
+			for _, archive := range archives {
+				if m == nil {
+					m = h.newMember(t, mode)
+				}
+				succeeded := t.Run(strings.TrimSuffix(filepath.Base(archive), ".tgz"), func(t *testing.T) {
+					c := newComparison(t, h, m, archive)
+					defer results.add(c)
+					c.run()
+				})
+				if !succeeded || !m.empty(t) {
+					h.removeMember(t, m)
+					m = nil
+				}
+			}
 		})
 	}
-	t.Logf("\n%s", table.String())
+	t.Logf("\n%s", results.String())
 }
 
 // serve serves the archives as a Helm repository.
@@ -83,85 +97,121 @@ func serve(t *testing.T, archives []string) string {
 	return server.URL
 }
 
-// comparison is what happens with one chart.
+// comparison is the deployment of one chart in one mode.
 type comparison struct {
 	*testing.T
 	hub           *hub
 	archive, base string
 	member        *member
 	chart, at     string // name and version
-	values        string // YAML
-	random        bool   // two renderings differ
-	upgraded      bool   // to other values
+	profile       string
+	defaults      map[string]any // the values of the chart
+	values        string         // YAML
+	crds          objects        // of the crds directories
+	apis          []string       // API versions for `helm template`
+	random        paths
+	upgraded      bool // to other values
 
-	objects, hooks, upgrade, uninstall string
-	notes                              []string
+	row row
 }
 
-func (c *comparison) results() []string {
-	return []string{c.objects, c.hooks, c.upgrade, c.uninstall, strings.Join(c.notes, "; ")}
+func newComparison(t *testing.T, h *hub, m *member, archive string) *comparison {
+	t.Helper()
+	chart, err := loader.LoadFile(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := strings.TrimSuffix(archive, ".tgz")
+	c := &comparison{
+		T: t, hub: h, archive: archive, base: base, member: m, chart: chart.Name(), at: chart.Metadata.Version, defaults: chart.Values,
+		profile: strings.ToLower(strings.ReplaceAll(m.mode+"-"+filepath.Base(base), "+", "-")),
+	}
+	c.row = row{chart: c.chart, version: c.at, mode: m.mode}
+	if raw, err := os.ReadFile(base + ".yaml"); err == nil {
+		c.values = string(raw)
+		c.note("values: %s", strings.Join(strings.Fields(filepath.Base(base+".yaml")), " "))
+	}
+	return c
 }
 
 func (c *comparison) note(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	c.Logf("note: %s", text)
-	if !slices.Contains(c.notes, text) {
-		c.notes = append(c.notes, text)
+	if !slices.Contains(c.row.notes, text) {
+		c.row.notes = append(c.row.notes, text)
 	}
 }
 
-// judge returns yes, or no after the differences are reported.
-func (c *comparison) judge(step string, differences []string) string {
-	if len(differences) == 0 {
-		return "yes"
+// judge returns yes with the number of objects, or no with the number of differences after they are reported.
+func (c *comparison) judge(step string, differences []string, objects int) string {
+	switch {
+	case len(differences) > 0:
+		c.Errorf("%s: %d differences:\n  %s", step, len(differences), strings.Join(differences, "\n  "))
+		return fmt.Sprintf("no (%d differences)", len(differences))
+	case objects == 0:
+		return "none"
 	}
-	c.Errorf("%s: %d differences:\n  %s", step, len(differences), strings.Join(differences, "\n  "))
-	return fmt.Sprintf("no (%d)", len(differences))
+	return fmt.Sprintf("yes (%d)", objects)
 }
 
 func (c *comparison) run() {
-	c.objects, c.hooks, c.upgrade, c.uninstall = "-", "-", "-", "-"
-	chart, err := loader.LoadFile(c.archive)
-	if err != nil {
-		c.Fatal(err)
-	}
-	c.chart, c.at = chart.Name(), chart.Metadata.Version
-	if raw, err := os.ReadFile(c.base + ".yaml"); err == nil {
-		c.values = string(raw)
-	}
-	c.member = c.hub.newMember(c.T, c.chart)
-	before := c.member.inventory(c.T)
-	want := c.render(c.values, false)
-	c.random = c.isRandom()
 	began := time.Now()
+	defer func() { c.Logf("took %.0f s", time.Since(began).Seconds()) }()
+	before := c.prepare()
+	want := c.render(c.values, false)
+	c.random = c.randomPaths(want)
+	deployed := time.Now()
 	c.deploy(c.values)
-	if problem := c.hub.await(c.member, 3*time.Minute); problem != "" {
-		c.objects = "not deployed"
+	if problem := c.hub.await(c.member, deployLimit); problem != "" {
+		c.row.objects = "not deployed"
 		c.Errorf("not provisioned: %s", problem)
 		c.delete(before, want)
 		return
 	}
-	c.note("%d objects, %d hooks, deployed in %.1f s", len(want.manifest), len(want.hooks), time.Since(began).Seconds())
+	c.note("deployed in %.1f s", time.Since(deployed).Seconds())
 	differences, hooks := c.compare(want)
-	c.objects = c.judge("objects after install", differences)
-	c.hooks = c.judge("hooks after install", append(hooks, c.hooksRun("install")...))
-	if len(want.hooks) == 0 && len(hooks) == 0 {
-		c.hooks = "none"
-	}
-	want = c.change(chart.Values, want)
+	c.row.objects = c.judge("objects after install", differences, len(want.manifest)+len(want.crds))
+	c.row.hooks = c.judge("hooks after install", append(hooks, c.hooksRun("install")...), len(want.hooks))
+	want = c.change(want)
 	c.checkRevision()
 	c.delete(before, want)
 }
 
-// checkRevision reports revisions that nothing has asked for.
+// prepare reads the member and returns its inventory.
+func (c *comparison) prepare() map[string]bool {
+	c.Helper()
+	c.member.mapper.Reset()
+	before := c.member.inventory(c.T)
+	crds, err := c.decode(must(c.T, c.member.plane, "helm", "show", "crds", c.archive))
+	if err != nil {
+		c.Fatal(err)
+	}
+	if c.apis, err = c.apiVersions(crds); err != nil {
+		c.Fatal(err)
+	}
+	c.crds = crds
+	return before
+}
+
+// checkRevision lets the hub reconcile the summary again and reports revisions that nothing has asked for.
 func (c *comparison) checkRevision() {
 	c.Helper()
 	want := 1
 	if c.upgraded {
 		want = 2
 	}
-	history := must(c.T, c.member.plane, "helm", "history", "-n", namespace, c.chart)
-	if got := strings.Count(strings.TrimSpace(history), "\n"); got != want {
+	c.hub.touch(c.T, c.member)
+	history, got := "", 0
+	await(settleTime, func() string {
+		history = must(c.T, c.member.plane, "helm", "history", "-n", namespace, c.chart)
+		if got = strings.Count(strings.TrimSpace(history), "\n"); got > want {
+			return ""
+		}
+		return "no other revision yet"
+	})
+	c.row.revisions = fmt.Sprintf("yes (%d)", got)
+	if got != want {
+		c.row.revisions = fmt.Sprintf("no (%d, not %d)", got, want)
 		c.Errorf("want %d revisions:\n%s", want, history)
 		c.explainRevision()
 	}
@@ -185,32 +235,31 @@ func (c *comparison) explainRevision() {
 		manifests = append(manifests, found)
 	}
 	if len(manifests) == 2 {
-		c.Logf("the last two manifests differ:\n  %s", strings.Join(differences(manifests[0], manifests[1], false), "\n  "))
+		c.Logf("the last two manifests differ:\n  %s", strings.Join(differences(manifests[0], manifests[1], nil), "\n  "))
 	}
 }
 
 // change upgrades the release to other values, if there are any that change the manifest.
-func (c *comparison) change(defaults map[string]any, installed rendering) rendering {
-	values, what := c.changedValues(defaults)
+func (c *comparison) change(installed rendering) rendering {
+	values, what := c.changedValues()
 	if values == "" {
-		c.upgrade = "no value to change"
+		c.row.upgrade = "no value to change"
 		return installed
 	}
 	c.deploy(values)
 	c.upgraded = true
-	if problem := c.member.awaitRevision(c.T, c.chart, 2, 3*time.Minute); problem != "" {
-		c.upgrade = "failed"
-		c.Errorf("upgrade with %s: %s", what, problem)
-		return installed
+	problem := c.member.awaitRevision(c.T, c.chart, 2, deployLimit)
+	if problem == "" {
+		problem = c.hub.await(c.member, deployLimit)
 	}
-	if problem := c.hub.await(c.member, time.Minute); problem != "" {
-		c.upgrade = "failed"
+	if problem != "" {
+		c.row.upgrade = "failed"
 		c.Errorf("upgrade with %s: %s", what, problem)
 		return installed
 	}
 	want := c.render(values, true)
 	differences, hooks := c.compare(want)
-	c.upgrade = c.judge("upgrade with "+what, slices.Concat(differences, hooks, c.hooksRun("upgrade")))
+	c.row.upgrade = c.judge("upgrade with "+what, slices.Concat(differences, hooks, c.hooksRun("upgrade")), len(want.manifest)+len(want.crds))
 	if len(want.manifest) < len(installed.manifest) {
 		want.manifest = installed.manifest
 	}
@@ -218,12 +267,12 @@ func (c *comparison) change(defaults map[string]any, installed rendering) render
 }
 
 // changedValues returns values for an upgrade, and what they change.
-func (c *comparison) changedValues(defaults map[string]any) (values, what string) {
+func (c *comparison) changedValues() (values, what string) {
 	if raw, err := os.ReadFile(c.base + ".upgrade.yaml"); err == nil {
 		return string(raw), filepath.Base(c.base) + ".upgrade.yaml"
 	}
 	unchanged := c.render(c.values, true)
-	for _, candidate := range candidates(defaults) {
+	for _, candidate := range candidates(c.defaults) {
 		changed := map[string]any{}
 		if err := yaml.Unmarshal([]byte(c.values), &changed); err != nil {
 			c.Fatal(err)
@@ -243,12 +292,15 @@ func (c *comparison) changedValues(defaults map[string]any) (values, what string
 
 // delete deletes the profile and reports what is left on the member.
 func (c *comparison) delete(before map[string]bool, want rendering) {
-	c.hub.deleteProfile(c.T, c.chart)
-	if problem := c.hub.awaitGone(c.member, 3*time.Minute); problem != "" {
-		c.uninstall = "failed"
+	c.hub.deleteProfile(c.T, c.profile)
+	if problem := c.hub.awaitGone(c.member, deployLimit); problem != "" {
+		c.row.uninstall = "failed"
 		c.Errorf("uninstall: %s", problem)
 		return
 	}
-	left := c.member.awaitClean(c.T, before, want)
-	c.uninstall = c.judge("left after uninstall", left)
+	c.row.uninstall, c.row.remainder = "yes", "none"
+	if left := c.member.awaitClean(c.T, before, want); len(left) > 0 {
+		c.row.remainder = fmt.Sprintf("%d objects", len(left))
+		c.Errorf("left after uninstall: %d objects that helm does not leave:\n  %s", len(left), strings.Join(left, "\n  "))
+	}
 }

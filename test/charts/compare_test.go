@@ -44,24 +44,13 @@ func (c *comparison) tryRender(values string, upgrade bool) (rendering, error) {
 	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
 		return rendering{}, err
 	}
-	crds, err := run(c.Context(), c.member.plane, "", "helm", "show", "crds", c.archive)
-	if err != nil {
-		return rendering{}, err
-	}
-	r := rendering{manifest: objects{}, hooks: objects{}}
-	if r.crds, err = c.decode(crds); err != nil {
-		return rendering{}, err
-	}
+	r := rendering{crds: maps.Clone(c.crds), manifest: objects{}, hooks: objects{}}
 	version, err := c.member.discovery.ServerVersion()
 	if err != nil {
 		return rendering{}, err
 	}
-	apis, err := c.apiVersions(r.crds)
-	if err != nil {
-		return rendering{}, err
-	}
 	args := []string{
-		"template", c.chart, c.archive, "-n", namespace, "-f", file, "--kube-version", version.GitVersion, "--api-versions", strings.Join(apis, ","),
+		"template", c.chart, c.archive, "-n", namespace, "-f", file, "--kube-version", version.GitVersion, "--api-versions", strings.Join(c.apis, ","),
 	}
 	if upgrade {
 		args = append(args, "--is-upgrade")
@@ -112,12 +101,16 @@ func (c *comparison) apiVersions(crds objects) ([]string, error) {
 	return slices.Compact(versions), nil
 }
 
-// isRandom returns whether two renderings of the chart differ.
-func (c *comparison) isRandom() bool {
-	a, b := c.render(c.values, false), c.render(c.values, false)
-	random := len(differences(a.manifest, b.manifest, false))+len(differences(a.hooks, b.hooks, false)) > 0
-	if random {
-		c.note("random values: structure compared")
+// randomPaths returns the paths at which another rendering of the chart differs.
+func (c *comparison) randomPaths(first rendering) paths {
+	second := c.render(c.values, false)
+	random := paths{}
+	for _, line := range slices.Concat(differences(first.manifest, second.manifest, nil), differences(first.hooks, second.hooks, nil)) {
+		path, _, _ := strings.Cut(line, ": ")
+		random[path] = true
+	}
+	if len(random) > 0 {
+		c.note("random values at %d paths", len(random))
 	}
 	return random
 }
@@ -170,7 +163,7 @@ func (c *comparison) compare(want rendering) (found, hooks []string) {
 	}
 	// Where values are random, the record holds those that were deployed.
 	applied := want.manifest
-	if c.random {
+	if len(c.random) > 0 {
 		applied = manifest
 	}
 	for _, key := range slices.Sorted(maps.Keys(applied)) {
@@ -222,7 +215,7 @@ func (c *comparison) compareLive(key string, rendered *unstructured.Unstructured
 		}
 		return []string{key + ": apply as a dry run: " + err.Error()}
 	}
-	return diff(key+": live", cleaned(applied), cleaned(live), false)
+	return diff("live "+key, cleaned(applied), cleaned(live), nil)
 }
 
 // cleaned returns the content of an object without the marks of Towline and Helm and without what the API server keeps in it.
@@ -251,15 +244,18 @@ func isMark(name, kind string) bool {
 		name == kube.AnnotationKeep && kind == "CustomResourceDefinition"
 }
 
-// differences returns how got differs from want. With structure only, the values of scalars do not count.
-func differences(want, got objects, structure bool) []string {
+// paths are paths of values in objects.
+type paths map[string]bool
+
+// differences returns how got differs from want, as PATH: DIFFERENCE.
+func differences(want, got objects, ignored paths) []string {
 	var found []string
 	for _, key := range slices.Sorted(maps.Keys(want)) {
 		if got[key] == nil {
 			found = append(found, key+": missing")
 			continue
 		}
-		found = append(found, diff(key, cleaned(want[key]), cleaned(got[key]), structure)...)
+		found = append(found, diff(key, cleaned(want[key]), cleaned(got[key]), ignored)...)
 	}
 	for _, key := range slices.Sorted(maps.Keys(got)) {
 		if want[key] == nil {
@@ -269,8 +265,11 @@ func differences(want, got objects, structure bool) []string {
 	return found
 }
 
-// diff returns the paths at which two values differ.
-func diff(path string, want, got any, structure bool) []string {
+// diff returns the paths at which two values differ, but for ignored ones.
+func diff(path string, want, got any, ignored paths) []string {
+	if ignored[path] {
+		return nil
+	}
 	switch want := want.(type) {
 	case map[string]any:
 		got, ok := got.(map[string]any)
@@ -286,7 +285,7 @@ func diff(path string, want, got any, structure bool) []string {
 		slices.Sort(names)
 		var found []string
 		for _, name := range names {
-			found = append(found, diff(path+"."+name, want[name], got[name], structure)...)
+			found = append(found, diff(path+"."+name, want[name], got[name], ignored)...)
 		}
 		return found
 	case []any:
@@ -296,11 +295,11 @@ func diff(path string, want, got any, structure bool) []string {
 		}
 		var found []string
 		for i := range want {
-			found = append(found, diff(fmt.Sprintf("%s[%d]", path, i), want[i], got[i], structure)...)
+			found = append(found, diff(fmt.Sprintf("%s[%d]", path, i), want[i], got[i], ignored)...)
 		}
 		return found
 	}
-	if reflect.DeepEqual(want, got) || structure && reflect.TypeOf(want) == reflect.TypeOf(got) {
+	if reflect.DeepEqual(want, got) {
 		return nil
 	}
 	return []string{fmt.Sprintf("%s: want %s, got %s", path, short(want), short(got))}

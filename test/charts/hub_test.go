@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,8 +26,16 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// poll is the interval at which a wait checks.
-const poll = 200 * time.Millisecond
+const (
+	// poll is the interval at which a wait checks.
+	poll = 200 * time.Millisecond
+	// deployLimit is how long a deployment, and a removal, may take.
+	deployLimit = 3 * time.Minute
+	// settleTime is how long a revision that nothing has asked for is waited for.
+	settleTime = 3 * time.Second
+	// emptyLimit is how long it may take to empty a member.
+	emptyLimit = time.Minute
+)
 
 func fileServer(content map[string][]byte) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -43,12 +52,15 @@ func fileServer(content map[string][]byte) http.Handler {
 type hub struct {
 	plane      *localkube.Plane
 	repository string
-	pull       bool
+	members    int
 }
 
-// member is a member cluster with one profile for it.
+// member is a member cluster.
 type member struct {
-	name      string
+	name, mode string
+	// initial is its inventory before the first chart.
+	initial map[string]bool
+
 	plane     *localkube.Plane
 	discovery discovery.DiscoveryInterface
 	metadata  metadata.Interface
@@ -58,7 +70,7 @@ type member struct {
 
 func newHub(t *testing.T, archives []string) *hub {
 	t.Helper()
-	h := &hub{plane: localkube.ForTest(t, localkube.Named("hub")), repository: serve(t, archives), pull: os.Getenv(modeVariable) == "pull"}
+	h := &hub{plane: localkube.ForTest(t, localkube.Named("hub")), repository: serve(t, archives)}
 	log, err := os.Create(filepath.Join(t.TempDir(), "hub.log"))
 	if err != nil {
 		t.Fatal(err)
@@ -81,27 +93,44 @@ func newHub(t *testing.T, archives []string) *hub {
 }
 
 // newMember starts and registers a member.
-func (h *hub) newMember(t *testing.T, name string) *member {
+func (h *hub) newMember(t *testing.T, mode string) *member {
 	t.Helper()
+	h.members++
+	name := fmt.Sprintf("%s-%d", mode, h.members)
 	plane := localkube.ForTest(t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, binary(t, "towline")))
 	m := &member{
-		name: fmt.Sprintf("%s-%d", name, time.Now().Unix()), plane: plane, discovery: discovery.NewDiscoveryClientForConfigOrDie(plane.Config),
+		name: name, mode: mode, plane: plane, discovery: discovery.NewDiscoveryClientForConfigOrDie(plane.Config),
 		metadata: metadata.NewForConfigOrDie(plane.Config), objects: dynamic.NewForConfigOrDie(plane.Config),
 	}
 	m.mapper = kube.NewMapper(m.discovery)
-	labels := "--labels=chart=" + name
-	if h.pull {
-		manifest := must(t, h.plane, "sveltosctl", "register", "cluster", "--namespace="+m.name, "--cluster="+m.name, "--pullmode", labels)
-		apply(t, plane, manifest)
+	register := []string{"register", "cluster", "--namespace=" + name, "--cluster=" + name, "--labels=member=" + name}
+	if mode == "pull" {
+		apply(t, plane, must(t, h.plane, "sveltosctl", append(register, "--pullmode")...))
 	} else {
-		must(t, h.plane, "kubectl", "create", "namespace", m.name)
-		must(t, h.plane, "sveltosctl", "register", "cluster", "--namespace="+m.name, "--cluster="+m.name, "--kubeconfig="+plane.Kubeconfig, labels)
+		must(t, h.plane, "kubectl", "create", "namespace", name)
+		must(t, h.plane, "sveltosctl", append(register, "--kubeconfig="+plane.Kubeconfig)...)
 	}
-	h.eventually(t, name+" is ready", func() error { return h.isReady(m.name, m.name) })
-	t.Cleanup(func() {
-		_, _ = run(context.WithoutCancel(t.Context()), h.plane, "", "kubectl", "delete", "sveltoscluster", "-n", m.name, m.name, "--wait=false")
-	})
+	h.eventually(t, name+" is ready", func() error { return h.isReady(name, name) })
+	m.initial = m.inventory(t)
 	return m
+}
+
+// removeMember stops a member and lets the hub forget it.
+func (h *hub) removeMember(t *testing.T, m *member) {
+	t.Helper()
+	if err := m.plane.Stop(); err != nil {
+		t.Error(err)
+	}
+	_, err := run(t.Context(), h.plane, "", "kubectl", "delete", "sveltoscluster", "-n", m.name, m.name, "--wait=false")
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// touch changes a label of the member that no profile selects.
+func (h *hub) touch(t *testing.T, m *member) {
+	t.Helper()
+	must(t, h.plane, "kubectl", "label", "sveltoscluster", "-n", m.name, m.name, "--overwrite", "touched="+strconv.FormatInt(time.Now().UnixNano(), 10))
 }
 
 func (h *hub) isReady(namespace, name string) error {
@@ -116,9 +145,9 @@ func (h *hub) isReady(namespace, name string) error {
 func (c *comparison) deploy(values string) {
 	c.Helper()
 	profile := map[string]any{
-		"apiVersion": "config.projectsveltos.io/v1beta1", "kind": "ClusterProfile", "metadata": map[string]any{"name": c.chart},
+		"apiVersion": "config.projectsveltos.io/v1beta1", "kind": "ClusterProfile", "metadata": map[string]any{"name": c.profile},
 		"spec": map[string]any{
-			"clusterSelector": map[string]any{"matchLabels": map[string]string{"chart": c.chart}}, "syncMode": "Continuous",
+			"clusterSelector": map[string]any{"matchLabels": map[string]string{"member": c.member.name}}, "syncMode": "Continuous",
 			"helmCharts": []any{map[string]any{
 				"repositoryURL": c.hub.repository, "repositoryName": "compared", "chartName": "compared/" + c.chart, "chartVersion": c.at,
 				"releaseName": c.chart, "releaseNamespace": namespace, "helmChartAction": "Install", "values": values,

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/towline/towline/internal/kube"
 )
@@ -39,14 +40,30 @@ func (c *comparison) hooksRun(operation string) []string {
 	return missed
 }
 
-// inventory returns everything on the member, but for events, leases and the like.
+// item is an object on a member.
+type item struct {
+	resource schema.GroupVersionResource
+	meta     *metav1.PartialObjectMetadata
+}
+
+// inventory returns the keys of everything on the member, but for events, leases and the like.
 func (m *member) inventory(t *testing.T) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	for key := range m.items(t) {
+		found[key] = true
+	}
+	return found
+}
+
+// items returns the objects of the inventory by key.
+func (m *member) items(t *testing.T) map[string]item {
 	t.Helper()
 	_, lists, err := m.discovery.ServerGroupsAndResources()
 	if err != nil {
 		t.Log(err) // an aggregated API of the chart that nothing serves
 	}
-	found := map[string]bool{}
+	found := map[string]item{}
 	for _, list := range lists {
 		version, err := schema.ParseGroupVersion(list.GroupVersion)
 		if err != nil {
@@ -56,14 +73,15 @@ func (m *member) inventory(t *testing.T) map[string]bool {
 			if !slices.Contains(resource.Verbs, "list") || isTransient(resource.Kind) {
 				continue
 			}
-			objects, err := m.metadata.Resource(version.WithResource(resource.Name)).List(t.Context(), metav1.ListOptions{})
+			gvr := version.WithResource(resource.Name)
+			objects, err := m.metadata.Resource(gvr).List(t.Context(), metav1.ListOptions{})
 			if err != nil {
 				continue // the kind is removed at this moment
 			}
 			for i := range objects.Items {
 				o := &objects.Items[i]
 				if !isAutomatic(resource.Kind, o) {
-					found[fmt.Sprintf("%s.%s %s/%s", resource.Kind, version.Group, o.Namespace, o.Name)] = true
+					found[fmt.Sprintf("%s.%s %s/%s", resource.Kind, version.Group, o.Namespace, o.Name)] = item{gvr, o}
 				}
 			}
 		}
@@ -71,12 +89,43 @@ func (m *member) inventory(t *testing.T) map[string]bool {
 	return found
 }
 
+// empty deletes everything that was not on the member before the first chart: the namespaces and definitions that helm leaves. It
+// returns whether that succeeded.
+func (m *member) empty(t *testing.T) bool {
+	t.Helper()
+	return await(emptyLimit, func() string {
+		problem := ""
+		for key, it := range m.items(t) {
+			if !m.initial[key] && it.meta.Namespace != kube.AgentNamespace {
+				problem = key + " is still there"
+				m.remove(t, it)
+			}
+		}
+		return problem
+	}) == ""
+}
+
+// remove deletes an object, and the finalizers whose controller is not running.
+func (m *member) remove(t *testing.T, it item) {
+	t.Helper()
+	api := m.metadata.Resource(it.resource).Namespace(it.meta.Namespace)
+	if it.meta.DeletionTimestamp == nil {
+		_ = api.Delete(t.Context(), it.meta.Name, metav1.DeleteOptions{}) // the next round sees a failure
+		return
+	}
+	if len(it.meta.Finalizers) > 0 && it.resource.Group != "apiextensions.k8s.io" {
+		patch := []byte(`{"metadata":{"finalizers":null}}`)
+		_, _ = api.Patch(t.Context(), it.meta.Name, types.MergePatchType, patch, metav1.PatchOptions{}) // likewise
+	}
+}
+
 // isTransient returns whether objects of a kind come and go without anybody's doing.
 func isTransient(kind string) bool {
 	return slices.Contains([]string{"Event", "Lease", "Endpoints", "EndpointSlice", "ComponentStatus", "Node", "ControllerRevision", "IPAddress"}, kind)
 }
 
-// isAutomatic returns whether the cluster itself makes an object: in every namespace, for every CRD, or as part of another, or from the claim template of a StatefulSet.
+// isAutomatic returns whether the cluster itself makes an object: in every namespace, for every CRD, as part of another, or from
+// the claim template of a StatefulSet. Helm leaves the latter, too.
 func isAutomatic(kind string, o *metav1.PartialObjectMetadata) bool {
 	return o.Name == "kube-root-ca.crt" || kind == "PersistentVolumeClaim" && o.Annotations[kube.AnnotationRequestor] == "" || kind == "ServiceAccount" && o.Name == "default" || metav1.GetControllerOf(o) != nil ||
 		kind == "APIService" && o.Labels["kube-aggregator.kubernetes.io/automanaged"] != ""
