@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -110,7 +111,6 @@ type comparison struct {
 	crds          objects        // of the crds directories
 	apis          []string       // API versions for `helm template`
 	random        paths
-	upgraded      bool // to other values
 
 	row row
 }
@@ -172,8 +172,8 @@ func (c *comparison) run() {
 	differences, hooks := c.compare(want)
 	c.row.objects = c.judge("objects after install", differences, len(want.manifest)+len(want.crds))
 	c.row.hooks = c.judge("hooks after install", append(hooks, c.hooksRun("install")...), len(want.hooks))
+	c.checkRevision(1)
 	want = c.change(want)
-	c.checkRevision()
 	c.delete(before, want)
 }
 
@@ -194,41 +194,53 @@ func (c *comparison) prepare() map[string]bool {
 }
 
 // checkRevision lets the hub reconcile the summary again and reports revisions that nothing has asked for.
-func (c *comparison) checkRevision() {
+func (c *comparison) checkRevision(want int) {
 	c.Helper()
-	want := 1
-	if c.upgraded {
-		want = 2
-	}
 	c.hub.touch(c.T, c.member)
-	history, got := "", 0
+	var revisions []int
+	got := 0
 	await(settleTime, func() string {
-		history = must(c.T, c.member.plane, "helm", "history", "-n", namespace, c.chart)
-		if got = strings.Count(strings.TrimSpace(history), "\n"); got > want {
+		revisions = c.revisions()
+		if got = revisions[len(revisions)-1]; got > want {
 			return ""
 		}
 		return "no other revision yet"
 	})
-	c.row.revisions = fmt.Sprintf("yes (%d)", got)
+	if !strings.HasPrefix(c.row.revisions, "no") {
+		c.row.revisions = fmt.Sprintf("yes (%d)", got)
+	}
 	if got != want {
 		c.row.revisions = fmt.Sprintf("no (%d, not %d)", got, want)
-		c.Errorf("want %d revisions:\n%s", want, history)
-		c.explainRevision()
+		c.Errorf("want revision %d, got %v", want, revisions)
+		c.explainRevision(revisions)
 	}
 }
 
-// explainRevision logs how the last two revisions differ.
-func (c *comparison) explainRevision() {
+// revisions returns the revisions that the history still has, oldest first.
+func (c *comparison) revisions() []int {
 	c.Helper()
-	var revisions []struct {
+	var history []struct {
 		Revision int `json:"revision"`
 	}
-	if err := yaml.Unmarshal([]byte(must(c.T, c.member.plane, "helm", "history", "-n", namespace, c.chart, "-o", "json")), &revisions); err != nil {
-		c.Fatal(err)
+	text := must(c.T, c.member.plane, "helm", "history", "-n", namespace, c.chart, "-o", "json")
+	if err := yaml.Unmarshal([]byte(text), &history); err != nil || len(history) == 0 {
+		c.Fatalf("history %s: %v", text, err)
 	}
+	var revisions []int
+	for _, r := range history {
+		revisions = append(revisions, r.Revision)
+	}
+	slices.Sort(revisions)
+	return revisions
+}
+
+// explainRevision logs how the last two revisions differ.
+func (c *comparison) explainRevision(revisions []int) {
+	c.Helper()
 	var manifests []objects
 	for _, r := range revisions[max(0, len(revisions)-2):] {
-		found, err := c.decode(must(c.T, c.member.plane, "helm", "get", "manifest", "-n", namespace, c.chart, "--revision", fmt.Sprint(r.Revision)))
+		manifest := must(c.T, c.member.plane, "helm", "get", "manifest", "-n", namespace, c.chart, "--revision", strconv.Itoa(r))
+		found, err := c.decode(manifest)
 		if err != nil {
 			c.Fatal(err)
 		}
@@ -247,7 +259,6 @@ func (c *comparison) change(installed rendering) rendering {
 		return installed
 	}
 	c.deploy(values)
-	c.upgraded = true
 	problem := c.member.awaitRevision(c.T, c.chart, 2, deployLimit)
 	if problem == "" {
 		problem = c.hub.await(c.member, deployLimit)
@@ -260,6 +271,7 @@ func (c *comparison) change(installed rendering) rendering {
 	want := c.render(values, true)
 	differences, hooks := c.compare(want)
 	c.row.upgrade = c.judge("upgrade with "+what, slices.Concat(differences, hooks, c.hooksRun("upgrade")), len(want.manifest)+len(want.crds))
+	c.checkRevision(2)
 	if len(want.manifest) < len(installed.manifest) {
 		want.manifest = installed.manifest
 	}
