@@ -197,6 +197,7 @@ func (h *hub) wire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	composer.ListDeployed = transport.ListDeployed
 	composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){fleet.Push: h.members.Config}
 	h.remainder = unclaimed.Remainder{Live: h.live, Transport: transport, HubUID: composer.HubUID}
 	shard := h.opts.shard()

@@ -43,6 +43,8 @@ type Composer struct {
 	// Dial returns how to connect to the members of a mode, for charts that look up objects or ask for the revision. On
 	// the members of other modes lookup finds nothing.
 	Dial map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
+	// ListDeployed lists the bundles of a member, see deliver.Transport.
+	ListDeployed func(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
 	// HubUID is the uid of the hub's namespace kube-system, which every bundle carries.
 	HubUID string
 }

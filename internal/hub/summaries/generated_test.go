@@ -49,7 +49,10 @@ func newComposer(t *testing.T, hub client.Client) *summaries.Composer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &summaries.Composer{Contents: hub, Hub: hub, Charts: fetched, Renderer: render.NewCharts(), HubUID: "hub"}
+	return &summaries.Composer{
+		Contents: hub, Hub: hub, Charts: fetched, Renderer: render.NewCharts(), HubUID: "hub",
+		ListDeployed: func(context.Context, fleet.Member) ([]bundle.Deployed, error) { return nil, nil },
+	}
 }
 
 // requestFor asks for a release of chart hello on a pull member.

@@ -154,11 +154,27 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 	return c.nextRecorded(ctx, r.Member, of)
 }
 
-// nextRecorded returns the revision and the operation that come after the release records on a member: helm, or another
-// profile, may have deployed the release. It assumes an installation on a member that the hub cannot read.
+// nextListed is nextRecorded for a member that the hub cannot read: it finds the release in the bundles of other profiles.
+func (c *Composer) nextListed(ctx context.Context, m fleet.Member, of match.Release) (revision int, isUpgrade bool, err error) {
+	deployed, err := c.ListDeployed(ctx, m)
+	if err != nil {
+		return 0, false, err
+	}
+	for _, d := range deployed {
+		for _, former := range d.Releases {
+			if former.Namespace == of.Namespace && former.Name == of.Name {
+				return max(1, former.Revision) + 1, true, nil
+			}
+		}
+	}
+	return 1, false, nil
+}
+
+// nextRecorded returns the revision and the operation that come after the release records on a member: helm or another
+// profile may have deployed the release.
 func (c *Composer) nextRecorded(ctx context.Context, m fleet.Member, of match.Release) (revision int, isUpgrade bool, err error) {
 	if c.Dial[m.Mode] == nil {
-		return 1, false, nil
+		return c.nextListed(ctx, m, of)
 	}
 	config, err := c.dial(ctx, m)
 	if err != nil {

@@ -93,6 +93,21 @@ func TestReleaseThatExistedBefore(t *testing.T) {
 	}
 }
 
+func TestReleaseOfAnotherProfileInPullMode(t *testing.T) {
+	t.Parallel()
+	address := charts(t, with(`seen: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }}"`))
+	composer := newComposer(t, newHub(interceptor.Funcs{}))
+	composer.ListDeployed = func(context.Context, fleet.Member) ([]bundle.Deployed, error) {
+		return []bundle.Deployed{
+			{Releases: []bundle.DeployedRelease{{Namespace: "site", Name: "other", Revision: 7}}},
+			{Releases: []bundle.DeployedRelease{{Namespace: "site", Name: "web", Inputs: "former", Revision: 3}}},
+		}, nil
+	}
+	if got, want := field(t, compose(t, composer, requestFor("one", address)), "seen"), "4 false true"; got != want {
+		t.Errorf("templates see %q, want %q", got, want)
+	}
+}
+
 func TestReleaseThatDoesNotLookHasNoRevision(t *testing.T) {
 	t.Parallel()
 	r := requestFor("one", charts(t, examples.Chart{}))
