@@ -128,6 +128,58 @@ func TestHelmGeneratedValues(t *testing.T) {
 		w.wantHidden(m.plane, s.values[m.cluster])
 	}
 	payloads.wantPrivate(w, s.values)
+	s.handOver()
+}
+
+// handOver moves the release to another profile that waits for it, then to one that takes it from that.
+func (s *generatedStory) handOver() {
+	s.t.Helper()
+	s.deployBy("waiting", 100, "4")
+	s.reported("waiting", "FailedNonRetriable")
+	s.kubectl(s.hub, "delete", "clusterprofile", "all")
+	s.reported("waiting", "Provisioned")
+	s.wantSame("another profile waited for the release")
+	s.deployBy("taking", 50, "5")
+	s.reported("taking", "Provisioned")
+	s.kubectl(s.hub, "delete", "clusterprofile", "waiting")
+	s.wantSame("another profile took the release over")
+	s.deployBy("taking", 50, "6")
+	for _, m := range s.members {
+		s.eventually("an upgrade by the other profile on "+m.cluster, func() error {
+			out, err := s.try(m.plane, "kubectl", "get", "configmap", "seen", "-n", m.release, "-o", "jsonpath={.data.message}")
+			if err == nil && out != "6" {
+				err = fmt.Errorf("the message is %q", out)
+			}
+			return err
+		})
+	}
+	s.wantSame("an upgrade by the other profile")
+	s.kubectl(s.hub, "delete", "clusterprofile", "taking")
+	s.eventually("the generated values are deleted", func() error {
+		out, err := s.try(s.hub, "kubectl", "get", "secrets", "-n", "fleet", "--field-selector=type=towline.dev/generated-values", "-o", "name")
+		if err == nil && out != "" {
+			err = fmt.Errorf("there are %s", out)
+		}
+		return err
+	})
+}
+
+// deployBy deploys the release by a profile of this name.
+func (s *generatedStory) deployBy(profile string, tier int, message string) {
+	s.t.Helper()
+	s.members[0].values = map[string]any{"message": message}
+	manifest := strings.Replace(s.members[0].manifest(), "name: all", "name: "+profile, 1)
+	s.apply(s.hub, strings.Replace(manifest, "spec:\n", fmt.Sprintf("spec:\n  tier: %d\n", tier), 1))
+}
+
+// reported waits until the summaries of a profile have a status.
+func (s *generatedStory) reported(profile, status string) {
+	s.t.Helper()
+	for _, m := range s.members {
+		s.eventually("profile "+profile+" on "+m.cluster, func() error {
+			return s.wantStatuses("fleet", profile+"-sveltos-"+m.cluster, status)
+		})
+	}
 }
 
 // upgrade deploys a revision to all members.
