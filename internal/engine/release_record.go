@@ -43,7 +43,7 @@ func (d *releaseDeployment) putRecord(ctx context.Context, status common.Status,
 func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status common.Status, description string) error {
 	s := o.state
 	if o.helmRecord == nil || o.helmRecord.Version != s.Revision {
-		record, err := release.New(item, s.Revision)
+		record, err := release.NewRecord(item, s.Revision)
 		if err != nil {
 			return err
 		}

@@ -106,7 +106,7 @@ func TestReleaseOfHelmIsAdoptedAsAnUpgrade(t *testing.T) {
 		obj.SetAnnotations(map[string]string{"meta.helm.sh/release-name": "web", "meta.helm.sh/release-namespace": c.ns})
 		return obj
 	}
-	record, err := release.New(c.releaseItem("web", bundle.ReleaseOptions{}, c.configMap("main", "helm"), c.configMap("dropped", "helm")), 7)
+	record, err := release.NewRecord(c.releaseItem("web", bundle.ReleaseOptions{}, c.configMap("main", "helm"), c.configMap("dropped", "helm")), 7)
 	if err != nil {
 		t.Fatal(err)
 	}

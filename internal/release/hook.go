@@ -12,13 +12,13 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// Hook is one hook of a release, as its annotations describe it (https://helm.sh/docs/topics/charts_hooks).
+// Hook is a hook of a release, as its annotations describe it (https://helm.sh/docs/topics/charts_hooks).
 type Hook struct {
 	Object *unstructured.Unstructured
 	Path   string // of the template
 	Events []helm.HookEvent
 	Weight int
-	// DeletePolicies is before-hook-creation where the hook names none, as with Helm.
+	// DeletePolicies is before-hook-creation if the hook names none, as in Helm.
 	DeletePolicies []helm.HookDeletePolicy
 }
 
@@ -54,29 +54,31 @@ func splitList(text string) []string {
 	return all
 }
 
-// minJobLife is how many seconds a Job of a hook exists after its end, at least. One with a shorter ttlSecondsAfterFinished may be
-// deleted before anybody has read how it ended.
-const minJobLife = 3600
+// minHookJobTTL is the smallest ttlSecondsAfterFinished of the Job of a hook, in seconds. With a smaller one the Job
+// may be deleted before the engine has read its result.
+const minHookJobTTL = 3600
 
-// expiresEarly returns whether the hook is a Job that asks to be deleted soon after its end.
-func (h Hook) expiresEarly() bool {
+// hasShortTTL returns whether the hook is a Job with a ttlSecondsAfterFinished below minHookJobTTL.
+func (h Hook) hasShortTTL() bool {
 	seconds, ok, err := unstructured.NestedInt64(h.Object.Object, "spec", "ttlSecondsAfterFinished")
-	return h.Object.GetKind() == "Job" && ok && err == nil && seconds < minJobLife
+	return h.Object.GetKind() == "Job" && ok && err == nil && seconds < minHookJobTTL
 }
 
-// NewObject returns the object to create for the hook. A Job that would be deleted soon after its end stays for an hour: IsDeletedOn
-// returns that it is deleted once its end is known.
+// NewObject returns the object to create for the hook. It raises the TTL of a Job to minHookJobTTL. The caller deletes
+// such a Job as soon as it knows the Job's result: IsDeletedOn is true for it.
 func (h Hook) NewObject() (*unstructured.Unstructured, error) {
 	object := h.Object.DeepCopy()
-	if !h.expiresEarly() {
+	if !h.hasShortTTL() {
 		return object, nil
 	}
-	return object, unstructured.SetNestedField(object.Object, int64(minJobLife), "spec", "ttlSecondsAfterFinished")
+	return object, unstructured.SetNestedField(object.Object, int64(minHookJobTTL), "spec", "ttlSecondsAfterFinished")
 }
 
-// IsDeletedOn returns whether the hook has a delete policy. CustomResourceDefinitions are never deleted: their objects would be, too.
+// IsDeletedOn returns whether the hook's object is deleted in the situation that policy names: the hook has the policy,
+// or it is a Job with a short TTL, which is deleted after its end in any case. A CustomResourceDefinition is never
+// deleted, since that deletes all its custom resources.
 func (h Hook) IsDeletedOn(policy helm.HookDeletePolicy) bool {
-	if h.expiresEarly() && policy != helm.HookBeforeHookCreation {
+	if h.hasShortTTL() && policy != helm.HookBeforeHookCreation {
 		return true
 	}
 	return h.Object.GetKind() != "CustomResourceDefinition" && slices.Contains(h.DeletePolicies, policy)
@@ -93,7 +95,7 @@ func ItemHooks(item bundle.Item) []Hook {
 	return hooks
 }
 
-// ForEvent returns the hooks of an event in the order in which they run: by weight, then by name.
+// ForEvent returns the hooks of an event in their execution order: by weight, then by name.
 func ForEvent(hooks []Hook, event helm.HookEvent) []Hook {
 	var selected []Hook
 	for _, h := range hooks {

@@ -22,24 +22,27 @@ import (
 )
 
 const (
-	// maxRecord is how many bytes of a Secret a record may take. An API server refuses Secrets of more than 1 MiB.
-	maxRecord = 1<<20 - 16<<10
-	// maxDecoded bounds what a record, which anybody on the cluster may have written, is decompressed to.
-	maxDecoded = 256 << 20
+	// maxEncodedBytes is the maximum size of an encoded record. The API server rejects Secrets of more than 1 MiB.
+	maxEncodedBytes = 1<<20 - 16<<10
+	// maxDecodedBytes limits the memory for a decompressed record, which is untrusted input.
+	maxDecodedBytes = 256 << 20
 )
 
 // ErrTooLarge is the error of a record that does not fit into a Secret.
 var ErrTooLarge = errors.New("the release record is larger than a Secret may be")
 
-// manifestTooLarge takes the place of a manifest that does not fit into a Secret.
+// manifestTooLarge replaces the manifest in a record that does not fit into a Secret with it.
 const manifestTooLarge = "# The manifest is left out: the release record would be larger than a Secret may be.\n"
 
-// New returns the record of one revision of the release of a Helm item, without Info.
-func New(item bundle.Item, revision int) (*helm.Release, error) {
+// NewRecord returns the record of one revision of the release of a Helm item. Its Info has the notes only: the caller
+// sets the rest with SetStatus.
+func NewRecord(item bundle.Item, revision int) (*helm.Release, error) {
 	r := item.Release
+	metadata := &chart.Metadata{Name: r.ChartName, Version: r.ChartVersion, AppVersion: r.AppVersion, Icon: r.Icon}
 	record := &helm.Release{
-		Name: r.Name, Namespace: r.Namespace, Version: revision, Labels: r.Options.Labels, Info: &helm.Info{Notes: r.Data.Notes},
-		Chart:       &chart.Chart{Metadata: &chart.Metadata{Name: r.ChartName, Version: r.ChartVersion, AppVersion: r.AppVersion, Icon: r.Icon}},
+		Name: r.Name, Namespace: r.Namespace, Version: revision, Labels: r.Options.Labels,
+		Info:        &helm.Info{Notes: r.Data.Notes},
+		Chart:       &chart.Chart{Metadata: metadata},
 		ApplyMethod: string(helm.ApplyMethodServerSideApply),
 	}
 	if len(r.Data.Chart) > 0 {
@@ -78,8 +81,8 @@ func New(item bundle.Item, revision int) (*helm.Release, error) {
 	return record, nil
 }
 
-// isCRDFile returns whether an object comes from a crds directory of a chart or a subchart: Helm does not count those
-// to the manifest.
+// isCRDFile returns whether an object comes from a crds directory of a chart or a subchart. Helm's manifest has no such
+// objects.
 func isCRDFile(source string) bool {
 	_, file, _ := strings.Cut(source, "/") // without the name of the chart
 	for {
@@ -91,9 +94,13 @@ func isCRDFile(source string) bool {
 	}
 }
 
-// Item returns the manifest and the hooks of a record as a Helm item with the given options.
+// Item returns the Helm item that deploys a record again, with the given options. Its objects are those of the
+// manifest, without template paths, and then the hooks.
 func Item(record *helm.Release, options bundle.ReleaseOptions) (bundle.Item, error) {
-	item := bundle.Item{Release: &bundle.Release{Name: record.Name, Namespace: record.Namespace, Options: options}, Sensitive: true}
+	item := bundle.Item{
+		Release:   &bundle.Release{Name: record.Name, Namespace: record.Namespace, Options: options},
+		Sensitive: true,
+	}
 	if record.Info != nil {
 		item.Release.Data.Notes = record.Info.Notes
 	}
@@ -102,7 +109,8 @@ func Item(record *helm.Release, options bundle.ReleaseOptions) (bundle.Item, err
 		item.Release.ChartName, item.Release.ChartVersion, item.Release.AppVersion = m.Name, m.Version, m.AppVersion
 		raw, err := json.Marshal(m)
 		if err != nil {
-			return bundle.Item{}, fmt.Errorf("encode the chart metadata of release %s/%s: %w", record.Namespace, record.Name, err)
+			return bundle.Item{}, fmt.Errorf("encode the chart metadata of release %s/%s: %w",
+				record.Namespace, record.Name, err)
 		}
 		item.Release.Data.Chart = raw
 	}
@@ -135,7 +143,7 @@ func Item(record *helm.Release, options bundle.ReleaseOptions) (bundle.Item, err
 	return item, nil
 }
 
-// HasManifest returns whether a record has the manifest of its release.
+// HasManifest returns whether a record has the manifest of its release, so that the release can be rolled back to it.
 func HasManifest(record *helm.Release) bool { return record.Manifest != manifestTooLarge }
 
 // Objects returns the objects in the manifest of a record.
@@ -147,7 +155,7 @@ func Objects(record *helm.Release) ([]*unstructured.Unstructured, error) {
 	return objects, nil
 }
 
-// SetStatus sets what `helm list` and `helm status` show of a revision.
+// SetStatus sets the status, the description and the times of a revision, which `helm list` and `helm status` print.
 func SetStatus(record *helm.Release, status common.Status, description string, firstDeployed, now time.Time) {
 	if record.Info == nil {
 		record.Info = &helm.Info{}
@@ -156,28 +164,31 @@ func SetStatus(record *helm.Release, status common.Status, description string, f
 	record.Info.FirstDeployed, record.Info.LastDeployed = firstDeployed, now
 }
 
-// encode returns a record as Helm stores it: JSON, compressed with gzip, in base64. The manifest is left out of one that is too large.
+// encode returns a record as Helm stores it. A record that is too large loses the chart's templates and files, and then
+// its manifest. It fails with ErrTooLarge if that is not enough.
 func encode(record *helm.Release) ([]byte, error) {
-	encoded, err := encodeWhole(record)
-	if err != nil || len(encoded) <= maxRecord {
+	encoded, err := encodeUnlimited(record)
+	if err != nil || len(encoded) <= maxEncodedBytes {
 		return encoded, err
 	}
-	short := *record
+	reduced := *record
 	if record.Chart != nil {
-		// Records of Helm have the chart's templates and files, too.
-		short.Chart = &chart.Chart{Metadata: record.Chart.Metadata, Values: record.Chart.Values}
+		// Only records that the helm command wrote have templates and files.
+		reduced.Chart = &chart.Chart{Metadata: record.Chart.Metadata, Values: record.Chart.Values}
 	}
-	if encoded, err = encodeWhole(&short); err != nil || len(encoded) <= maxRecord {
+	if encoded, err = encodeUnlimited(&reduced); err != nil || len(encoded) <= maxEncodedBytes {
 		return encoded, err
 	}
-	short.Manifest = manifestTooLarge
-	if encoded, err = encodeWhole(&short); err == nil && len(encoded) > maxRecord {
-		return nil, fmt.Errorf("%w: that of %s/%s takes %d bytes without its manifest", ErrTooLarge, record.Namespace, record.Name, len(encoded))
+	reduced.Manifest = manifestTooLarge
+	if encoded, err = encodeUnlimited(&reduced); err == nil && len(encoded) > maxEncodedBytes {
+		return nil, fmt.Errorf("%w: release %s/%s needs %d bytes without its manifest",
+			ErrTooLarge, record.Namespace, record.Name, len(encoded))
 	}
 	return encoded, err
 }
 
-func encodeWhole(record *helm.Release) ([]byte, error) {
+// encodeUnlimited returns a record of any size as JSON, compressed with gzip, in base64.
+func encodeUnlimited(record *helm.Release) ([]byte, error) {
 	raw, err := json.Marshal(record)
 	if err != nil {
 		return nil, fmt.Errorf("encode the record of release %s/%s: %w", record.Namespace, record.Name, err)
@@ -187,7 +198,7 @@ func encodeWhole(record *helm.Release) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("compress the record of release %s/%s: %w", record.Namespace, record.Name, err)
 	}
-	// A bytes.Buffer takes everything.
+	// Writing to a bytes.Buffer cannot fail.
 	_, _ = writer.Write(raw)
 	if err := writer.Close(); err != nil {
 		return nil, fmt.Errorf("compress the record of release %s/%s: %w", record.Namespace, record.Name, err)
@@ -205,7 +216,7 @@ func decode(encoded []byte) (*helm.Release, error) {
 	if err != nil {
 		return nil, fmt.Errorf("decompress: %w", err)
 	}
-	raw, err := io.ReadAll(io.LimitReader(reader, maxDecoded))
+	raw, err := io.ReadAll(io.LimitReader(reader, maxDecodedBytes))
 	if err != nil {
 		return nil, fmt.Errorf("decompress: %w", err)
 	}

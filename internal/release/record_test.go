@@ -24,7 +24,7 @@ func TestManifestLacksCRDFiles(t *testing.T) {
 		item.Objects = append(item.Objects, &unstructured.Unstructured{Object: map[string]any{"kind": "ConfigMap"}})
 		item.Release.Data.Paths = append(item.Release.Data.Paths, path)
 	}
-	record, err := release.New(item, 1)
+	record, err := release.NewRecord(item, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

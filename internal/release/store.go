@@ -41,13 +41,13 @@ func SystemLabels() []string {
 	return []string{labelName, labelOwner, labelStatus, labelVersion, labelCreatedAt, labelModifiedAt}
 }
 
-// Key names a release of a cluster.
+// Key identifies a release in a cluster.
 type Key struct{ Namespace, Name string }
 
 // String prints the key as namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// SecretName returns the name of the Secret with the record of a revision.
+// SecretName returns the name of the Secret that holds the record of a revision.
 func SecretName(name string, revision int) string {
 	return fmt.Sprintf("sh.helm.release.v1.%s.v%d", name, revision)
 }
@@ -57,7 +57,7 @@ type Store struct {
 	Secrets  corev1client.SecretsGetter
 	Metadata metadata.Interface
 	Clock    clock.PassiveClock
-	// Labels and Annotations are set on every Secret that is written, beside those of Helm.
+	// Labels and Annotations are added to every Secret that Put writes.
 	Labels, Annotations map[string]string
 }
 
@@ -69,17 +69,17 @@ type Entry struct {
 	Secret   metav1.ObjectMeta
 }
 
-// ParseEntry reads the labels of a Secret. ok is false if it is not that of a release record.
+// ParseEntry reads the labels of a Secret. ok is false if the Secret is not a release record.
 func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
 	revision, err := strconv.Atoi(secret.Labels[labelVersion])
 	entry = Entry{
-		Key: Key{Namespace: secret.Namespace, Name: secret.Labels[labelName]}, Revision: revision, Status: common.Status(secret.Labels[labelStatus]),
-		Secret: secret,
+		Key:      Key{Namespace: secret.Namespace, Name: secret.Labels[labelName]},
+		Revision: revision, Status: common.Status(secret.Labels[labelStatus]), Secret: secret,
 	}
 	return entry, err == nil && secret.Labels[labelOwner] == ownerHelm && secret.Name == SecretName(entry.Name, revision)
 }
 
-// Modified returns when the revision was written last, as far as its Secret tells.
+// Modified returns the time of the last write of the record: the label of Helm, or else the Secret's creation time.
 func (e Entry) Modified() time.Time {
 	for _, label := range []string{labelModifiedAt, labelCreatedAt} {
 		if seconds, err := strconv.ParseInt(e.Secret.Labels[label], 10, 64); err == nil {
@@ -89,7 +89,7 @@ func (e Entry) Modified() time.Time {
 	return e.Secret.CreationTimestamp.Time
 }
 
-// List returns the recorded revisions of a release, the oldest first. It reads metadata only.
+// List returns the recorded revisions of a release, oldest first. It reads metadata only.
 func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
 	selector := labels.Set{labelOwner: ownerHelm, labelName: key.Name}.String()
 	list, err := s.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(key.Namespace).
@@ -107,7 +107,7 @@ func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
 	return entries, nil
 }
 
-// Get reads the record of a revision. ok is false if there is none that can be read: anybody who may write Secrets can spoil one.
+// Get reads the record of a revision. ok is false if the record does not exist or cannot be decoded.
 func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Release, ok bool, err error) {
 	secret, err := s.Secrets.Secrets(key.Namespace).Get(ctx, SecretName(key.Name, revision), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -116,7 +116,7 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Rel
 	if err != nil {
 		return nil, false, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
 	}
-	if record, ok = readable(secret); !ok {
+	if record, ok = decodeSecret(secret); !ok {
 		return nil, false, nil
 	}
 	record.Labels = map[string]string{}
@@ -128,8 +128,8 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Rel
 	return record, true, nil
 }
 
-// readable returns the record in a Secret; ok is false if it is no record.
-func readable(secret *corev1.Secret) (record *helm.Release, ok bool) {
+// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record.
+func decodeSecret(secret *corev1.Secret) (record *helm.Release, ok bool) {
 	record, err := decode(secret.Data[dataKey])
 	return record, err == nil && record.Info != nil
 }
@@ -143,7 +143,8 @@ func (s Store) Put(ctx context.Context, record *helm.Release) (metav1.ObjectMeta
 	api := s.Secrets.Secrets(record.Namespace)
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: record.Namespace, Name: SecretName(record.Name, record.Version), Labels: map[string]string{}, Annotations: s.Annotations,
+			Namespace: record.Namespace, Name: SecretName(record.Name, record.Version),
+			Labels: map[string]string{}, Annotations: s.Annotations,
 		},
 		Type: secretType,
 		Data: map[string][]byte{dataKey: encoded},
@@ -151,7 +152,8 @@ func (s Store) Put(ctx context.Context, record *helm.Release) (metav1.ObjectMeta
 	maps.Copy(secret.Labels, record.Labels)
 	maps.Copy(secret.Labels, s.Labels)
 	maps.Copy(secret.Labels, map[string]string{
-		labelName: record.Name, labelOwner: ownerHelm, labelStatus: record.Info.Status.String(), labelVersion: strconv.Itoa(record.Version),
+		labelName: record.Name, labelOwner: ownerHelm,
+		labelStatus: record.Info.Status.String(), labelVersion: strconv.Itoa(record.Version),
 		labelModifiedAt: strconv.FormatInt(s.Clock.Now().Unix(), 10),
 	})
 	written, err := api.Update(ctx, secret, metav1.UpdateOptions{FieldManager: kube.FieldManager})
@@ -161,12 +163,13 @@ func (s Store) Put(ctx context.Context, record *helm.Release) (metav1.ObjectMeta
 		written, err = api.Create(ctx, secret, metav1.CreateOptions{FieldManager: kube.FieldManager})
 	}
 	if err != nil {
-		return metav1.ObjectMeta{}, fmt.Errorf("write the record of release %s/%s, revision %d: %w", record.Namespace, record.Name, record.Version, err)
+		return metav1.ObjectMeta{}, fmt.Errorf("write the record of release %s/%s, revision %d: %w",
+			record.Namespace, record.Name, record.Version, err)
 	}
 	return written.ObjectMeta, nil
 }
 
-// Supersede marks the deployed revisions in entries as superseded, but for one.
+// Supersede sets the status of the deployed revisions in entries to superseded, except for the revision except.
 func (s Store) Supersede(ctx context.Context, entries []Entry, except int) error {
 	for _, entry := range entries {
 		if entry.Revision == except || entry.Status != common.StatusDeployed {
@@ -179,7 +182,9 @@ func (s Store) Supersede(ctx context.Context, entries []Entry, except int) error
 	return nil
 }
 
-// SetStatus sets the status of a recorded revision which is not the current one, and its description unless that is empty.
+// SetStatus sets the status of a revision that is no longer the current one, and its description unless that is empty.
+// It removes s.Labels and s.Annotations from the Secret: they describe the current revision. A record that
+// does not exist or cannot be decoded is left alone.
 func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status, description string) error {
 	record, ok, err := s.Get(ctx, entry.Key, entry.Revision)
 	if err != nil || !ok {
@@ -189,22 +194,23 @@ func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status,
 	if description != "" {
 		record.Info.Description = description
 	}
-	unmarked := s
-	unmarked.Labels, unmarked.Annotations = nil, nil
+	unlabelled := s
+	unlabelled.Labels, unlabelled.Annotations = nil, nil
 	for name := range s.Labels {
 		delete(record.Labels, name)
 	}
-	_, err = unmarked.Put(ctx, record)
+	_, err = unlabelled.Put(ctx, record)
 	return err
 }
 
-// Prune deletes the oldest revisions in entries beyond most, but for the one that is to stay. Zero means no limit.
-func (s Store) Prune(ctx context.Context, key Key, entries []Entry, most, stays int) error {
-	if most <= 0 {
+// Prune deletes all records in entries but the newest limit ones. It never deletes the record of revision keep. A limit
+// of zero means no limit.
+func (s Store) Prune(ctx context.Context, key Key, entries []Entry, limit, keep int) error {
+	if limit <= 0 {
 		return nil
 	}
-	for _, entry := range entries[:max(len(entries)-most, 0)] {
-		if entry.Revision == stays {
+	for _, entry := range entries[:max(len(entries)-limit, 0)] {
+		if entry.Revision == keep {
 			continue
 		}
 		if err := s.delete(ctx, key, entry); err != nil {
@@ -214,7 +220,7 @@ func (s Store) Prune(ctx context.Context, key Key, entries []Entry, most, stays 
 	return nil
 }
 
-// Delete deletes the records in entries.
+// Delete deletes all records in entries.
 func (s Store) Delete(ctx context.Context, key Key, entries []Entry) error {
 	for _, entry := range entries {
 		if err := s.delete(ctx, key, entry); err != nil {
