@@ -12,94 +12,94 @@ import (
 	"time"
 )
 
-// refusalLife is how long a chart that is not verified is refused without asking its repository again.
-const refusalLife = time.Minute
+// failureTTL is the time for which a failed verification is cached.
+const failureTTL = time.Minute
 
-// kept returns the chart that was ordered if it is on disk. What another process left there is checked against its
-// digest once.
-func (c *Charts) kept(wanted order) (Chart, bool) {
-	key := wanted.key()
+// cached returns the requested chart if its archive is on disk. The first call verifies the digest of an archive that
+// an earlier process wrote.
+func (c *Charts) cached(request chartRequest) (Chart, bool) {
+	key := request.key()
 	c.mu.Lock()
-	kept, known := c.known[key]
+	chart, ok := c.byKey[key]
 	c.mu.Unlock()
-	if known {
-		_, err := os.Stat(kept.Path)
-		return kept, err == nil
+	if ok {
+		_, err := os.Stat(chart.Path)
+		return chart, err == nil
 	}
 	raw, err := os.ReadFile(c.entryPath(key))
-	if err != nil || json.Unmarshal(raw, &kept) != nil {
+	if err != nil || json.Unmarshal(raw, &chart) != nil {
 		return Chart{}, false
 	}
-	kept.Path = c.archivePath(kept.Digest)
-	archive, err := os.ReadFile(kept.Path)
-	if err != nil || digestOf(archive) != kept.Digest {
+	chart.Path = c.archivePath(chart.Digest)
+	archive, err := os.ReadFile(chart.Path)
+	if err != nil || digestOf(archive) != chart.Digest {
 		return Chart{}, false
 	}
-	c.remember(key, kept)
-	return kept, true
+	c.addCached(key, chart)
+	return chart, true
 }
 
-// keep writes the archive and then the entry that leads to it, so that no half-written archive can ever be read.
-func (c *Charts) keep(found order, got download) (Chart, error) {
-	kept := Chart{
+// store writes the archive, and then the entry that refers to it: so no incomplete archive is ever read.
+func (c *Charts) store(request chartRequest, got download) (Chart, error) {
+	chart := Chart{
 		Digest:     digestOf(got.archive),
 		Name:       got.metadata.Name,
 		Version:    got.metadata.Version,
 		AppVersion: got.metadata.AppVersion,
 		Icon:       got.metadata.Icon,
 	}
-	kept.Path = c.archivePath(kept.Digest)
-	entry, err := json.Marshal(kept)
+	chart.Path = c.archivePath(chart.Digest)
+	entry, err := json.Marshal(chart)
 	if err != nil {
-		return Chart{}, fmt.Errorf("encode what is known of the chart: %w", err)
+		return Chart{}, fmt.Errorf("encode the entry of the chart: %w", err)
 	}
-	if err := c.write(kept.Path, got.archive); err != nil {
+	if err := c.write(chart.Path, got.archive); err != nil {
 		return Chart{}, err
 	}
-	if err := c.write(c.entryPath(found.key()), entry); err != nil {
+	if err := c.write(c.entryPath(request.key()), entry); err != nil {
 		return Chart{}, err
 	}
-	c.remember(found.key(), kept)
-	return kept, nil
+	c.addCached(request.key(), chart)
+	return chart, nil
 }
 
-func (c *Charts) remember(key string, kept Chart) {
+func (c *Charts) addCached(key string, chart Chart) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.known[key] = kept
+	c.byKey[key] = chart
 }
 
-// refusal is the reason why an order was not verified.
-type refusal struct {
+// failedVerification is the error of a request whose chart is not verified.
+type failedVerification struct {
 	err error
 	at  time.Time
 }
 
-// refusal returns the error of an order that was not verified within refusalLife. So a fleet that asks for a chart
-// without a valid signature downloads it once a minute, and not once per cluster.
-func (c *Charts) refusal(wanted order) error {
+// cachedFailure returns the error if the same request failed verification within failureTTL. So a chart without a valid
+// signature is downloaded once a minute, and not once per cluster.
+func (c *Charts) cachedFailure(request chartRequest) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.refused, func(_ string, old refusal) bool { return c.clock.Since(old.at) >= refusalLife })
-	return c.refused[wanted.key()].err
+	maps.DeleteFunc(c.failures, func(_ string, old failedVerification) bool { return c.clock.Since(old.at) >= failureTTL })
+	return c.failures[request.key()].err
 }
 
-// refuse remembers err if it is about the chart, and not about the way to it.
-func (c *Charts) refuse(wanted order, err error) {
+// addFailure caches err if it wraps ErrUnverified. Other errors, such as those of the network, are not cached.
+func (c *Charts) addFailure(request chartRequest, err error) {
 	if !errors.Is(err, ErrUnverified) {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refused[wanted.key()] = refusal{err: err, at: c.clock.Now()}
+	c.failures[request.key()] = failedVerification{err: err, at: c.clock.Now()}
 }
 
 func (c *Charts) write(path string, content []byte) error {
 	file, err := os.CreateTemp(c.dir, "partial-")
 	if err != nil {
-		return fmt.Errorf("keep the chart: %w", err)
+		return fmt.Errorf("store the chart: %w", err)
 	}
-	defer os.Remove(file.Name()) // gone already if all went well
+	defer os.Remove(file.Name()) // already renamed, unless something failed
 	_, err = file.Write(content)
 	if closed := file.Close(); err == nil {
 		err = closed
@@ -108,7 +108,7 @@ func (c *Charts) write(path string, content []byte) error {
 		err = os.Rename(file.Name(), path)
 	}
 	if err != nil {
-		return fmt.Errorf("keep the chart: %w", err)
+		return fmt.Errorf("store the chart: %w", err)
 	}
 	return nil
 }

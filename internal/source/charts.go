@@ -36,20 +36,19 @@ type Chart struct {
 	Icon       string `json:"icon,omitempty"`
 }
 
-// Charts fetches chart archives and keeps them in a directory, so that each is downloaded once: not once per cluster,
-// nor again after a restart. An exact version that is kept is never asked for again, even if the repository changes
-// what it has under that version. What one login was given is not given to another. A chart that must be verified is
-// fetched apart from those that need not be, and is kept once it is verified: so it is verified once for each
-// verification.
+// Charts fetches chart archives and caches them in a directory, which survives restarts. Clusters share the archives.
+// An exact version in the cache is never requested again, even if the repository replaces its archive. The cache key
+// includes the login and the verification: an archive that was fetched with one login is not used for another one, and
+// an archive is in the cache for a verification only after it has been verified.
 type Charts struct {
 	dir     string
 	clock   clock.PassiveClock
 	flights singleflight.Group
 
-	mu      sync.Mutex // guards what follows; nothing is taken inside it
-	known   map[string]Chart
-	indexes map[string]*index
-	refused map[string]refusal
+	mu       sync.Mutex // guards what follows; nothing is taken inside it
+	byKey    map[string]Chart
+	indexes  map[string]*index
+	failures map[string]failedVerification
 
 	// publicRoot returns the trust root of Sigstore's public services.
 	publicRoot func() (root.TrustedMaterial, error)
@@ -61,7 +60,8 @@ func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 		return nil, fmt.Errorf("make the chart directory: %w", err)
 	}
 	return &Charts{
-		dir: dir, clock: clock, known: map[string]Chart{}, indexes: map[string]*index{}, refused: map[string]refusal{},
+		dir: dir, clock: clock,
+		byKey: map[string]Chart{}, indexes: map[string]*index{}, failures: map[string]failedVerification{},
 		publicRoot: publicRoot(filepath.Join(dir, "sigstore"), tuf.DefaultOptions()),
 	}, nil
 }
@@ -75,12 +75,12 @@ type repository interface {
 	locate(ctx context.Context, name, version string) (location, error)
 	// download returns the archive at a location that locate returned.
 	download(ctx context.Context, at location) ([]byte, error)
-	// provenance returns the provenance file of that archive. It fails with ErrNotFound if there is none.
-	provenance(ctx context.Context, at location) ([]byte, error)
+	// downloadProvenance returns the provenance file of that archive. It fails with ErrNotFound if there is none.
+	downloadProvenance(ctx context.Context, at location) ([]byte, error)
 }
 
-// location says where in its repository one version of a chart is. Digest is empty if the repository does not tell.
-// File is the name of the archive.
+// location is the location of one version of a chart in its repository. Digest is empty if the repository reports none.
+// File is the file name of the archive.
 type location struct {
 	version string
 	url     string
@@ -88,8 +88,8 @@ type location struct {
 	file    string
 }
 
-// order is one chart to fetch.
-type order struct {
+// chartRequest is a chart to fetch.
+type chartRequest struct {
 	repositoryURL string
 	name          string
 	version       string
@@ -98,12 +98,14 @@ type order struct {
 }
 
 // Fetch returns the archive of an expanded chart (see ExpandChart). Errors name the chart and the repository:
-// ErrNotFound if the repository does not have it, phase.Invalid if only the user can cure it, and any other error for a
-// repository that cannot be reached or does not answer as it should, which is worth another try. A chart that is not
-// proven as verification demands is an error with ErrUnverified. It stays so for a minute, and then the repository is
-// asked again.
-func (c *Charts) Fetch(ctx context.Context, chart configv1beta1.HelmChart, login Login, verification Verification) (Chart, error) {
-	wanted := order{
+// ErrNotFound if the repository does not have the chart, phase.Invalid if the profile or a Secret must be corrected,
+// and any other error for a repository that cannot be reached or returns an invalid response, which the caller retries.
+// ErrUnverified means that the chart lacks a valid signature that verification requires. This result is cached for a
+// minute.
+func (c *Charts) Fetch(
+	ctx context.Context, chart configv1beta1.HelmChart, login Login, verification Verification,
+) (Chart, error) {
+	request := chartRequest{
 		repositoryURL: chart.RepositoryURL,
 		name:          chartIn(chart),
 		version:       chart.ChartVersion,
@@ -114,23 +116,24 @@ func (c *Charts) Fetch(ctx context.Context, chart configv1beta1.HelmChart, login
 	if err != nil {
 		return Chart{}, err
 	}
-	if isExact(wanted.version) {
-		if kept, ok := c.kept(wanted); ok {
-			return kept, nil
+	if isExact(request.version) {
+		if cached, ok := c.cached(request); ok {
+			return cached, nil
 		}
 	}
-	flight := c.flights.DoChan("chart "+wanted.key(), func() (any, error) {
-		// Others may wait for the same chart: it must not matter to them that the first one gives up.
+	flight := c.flights.DoChan("chart "+request.key(), func() (any, error) {
+		// Other callers may wait for the same chart: it is fetched even if the first caller's context ends.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
 		defer cancel()
-		return c.fetch(ctx, wanted, open)
+		return c.fetch(ctx, request, open)
 	})
 	select {
 	case <-ctx.Done():
 		return Chart{}, fmt.Errorf("fetch chart %s: %w", chart.ChartName, ctx.Err())
 	case done := <-flight:
 		if done.Err != nil {
-			return Chart{}, fmt.Errorf("chart %s %s in %s: %w", chart.ChartName, chart.ChartVersion, redacted(chart.RepositoryURL), done.Err)
+			return Chart{}, fmt.Errorf("chart %s %s in %s: %w",
+				chart.ChartName, chart.ChartVersion, redacted(chart.RepositoryURL), done.Err)
 		}
 		return done.Val.(Chart), nil
 	}
@@ -150,24 +153,24 @@ func openerFor(address string) (opener, error) {
 	return nil, phase.Invalidf("repositoryURL %q does not begin with http://, https:// or oci://", redacted(address))
 }
 
-func (c *Charts) fetch(ctx context.Context, wanted order, open opener) (Chart, error) {
-	if err := c.refusal(wanted); err != nil {
+func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (Chart, error) {
+	if err := c.cachedFailure(request); err != nil {
 		return Chart{}, err
 	}
-	transport, err := newTransport(wanted.login)
+	transport, err := newTransport(request.login)
 	if err != nil {
 		return Chart{}, err
 	}
 	defer transport.CloseIdleConnections()
-	repository := open(c, wanted.repositoryURL, wanted.login, transport)
-	at, err := repository.locate(ctx, wanted.name, wanted.version)
+	repository := open(c, request.repositoryURL, request.login, transport)
+	at, err := repository.locate(ctx, request.name, request.version)
 	if err != nil {
 		return Chart{}, err
 	}
-	found := wanted
-	found.version = at.version
-	if kept, ok := c.kept(found); ok {
-		return kept, nil
+	exact := request
+	exact.version = at.version
+	if cached, ok := c.cached(exact); ok {
+		return cached, nil
 	}
 	archive, err := repository.download(ctx, at)
 	if err != nil {
@@ -178,18 +181,18 @@ func (c *Charts) fetch(ctx context.Context, wanted order, open opener) (Chart, e
 		return Chart{}, fmt.Errorf("read the archive: %w", err)
 	}
 	got := download{at: at, archive: archive, metadata: loaded.Metadata}
-	if err := c.verify(ctx, repository, found, got); err != nil {
-		c.refuse(wanted, err)
+	if err := c.verify(ctx, repository, exact, got); err != nil {
+		c.addFailure(request, err)
 		return Chart{}, err
 	}
-	return c.keep(found, got)
+	return c.store(exact, got)
 }
 
-// key tells orders apart; the leading v of a version makes no difference.
-func (o order) key() string {
-	parts := []string{o.repositoryURL, o.name, strings.TrimPrefix(o.version, "v"), o.login.digest()}
-	if !o.verification.isZero() {
-		parts = append(parts, o.verification.digest())
+// key identifies the archive of a request in the cache. It ignores the leading v of a version.
+func (r chartRequest) key() string {
+	parts := []string{r.repositoryURL, r.name, strings.TrimPrefix(r.version, "v"), r.login.digest()}
+	if !r.verification.isZero() {
+		parts = append(parts, r.verification.digest())
 	}
 	raw, _ := json.Marshal(parts) // always has a JSON form
 	sum := sha256.Sum256(raw)

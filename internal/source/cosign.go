@@ -23,49 +23,50 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// signStatement is the type of the statement with which cosign signs an artifact. Other statements about it, such as
-// how it was built, are no signatures.
+// signStatement is the predicate type of cosign's signatures. Statements of other types, such as build provenance, are
+// attestations, which do not count as signatures.
 const signStatement = "https://sigstore.dev/cosign/sign/v1"
 
-// cosigned is a signature that cosign wrote beside an artifact.
-type cosigned struct {
+// cosignSignature is a signature of an artifact in one of cosign's two layouts. In the legacy layout of cosign 2 a
+// signature is a layer under the tag sha256-<digest>.sig. In the layout of cosign 3 it is a Sigstore bundle that refers
+// to the artifact.
+type cosignSignature struct {
 	bundle *bundle.Bundle
-	// payload is the text that is signed in cosign's classic layout. It names the artifact. Nil: the bundle signs the
-	// artifact itself.
+	// payload is the signed text of the legacy layout, which has the digest of the artifact. It is nil in the other
+	// layout, where the artifact itself is signed.
 	payload []byte
 }
 
-// cosignRegistry finds the signatures that cosign wrote for an artifact.
+// cosignRegistry lists the cosign signatures of an artifact. Each method also returns one error for each signature that
+// cannot be parsed.
 type cosignRegistry interface {
-	// classicSignatures returns the signatures of cosign's classic layout, and the error of each that cannot be read.
-	classicSignatures(ctx context.Context, at location) ([]cosigned, []error, error)
-	// bundleSignatures returns the signatures in Sigstore bundles, and the error of each that cannot be read.
-	bundleSignatures(ctx context.Context, at location) ([]cosigned, []error, error)
+	legacySignatures(ctx context.Context, at location) ([]cosignSignature, []error, error)
+	bundleSignatures(ctx context.Context, at location) ([]cosignSignature, []error, error)
 }
 
 var _ cosignRegistry = (*ociRegistry)(nil)
 
-// verifySignature checks that one of the artifact's signatures is the one that is demanded.
-func (c *Charts) verifySignature(ctx context.Context, from repository, wanted Signature, at location) error {
-	registry, ok := from.(cosignRegistry)
+// verifySignature returns nil if at least one signature of the artifact is valid and meets the requirements.
+func (c *Charts) verifySignature(ctx context.Context, repo repository, required Signature, at location) error {
+	registry, ok := repo.(cosignRegistry)
 	if !ok {
 		return phase.Invalidf("cosign signs charts in OCI registries (oci://) only")
 	}
-	demand, err := c.demandFor(wanted)
+	policy, err := c.newSignaturePolicy(required)
 	if err != nil {
 		return err
 	}
 	var failures []error
-	for _, list := range []func(context.Context, location) ([]cosigned, []error, error){
-		registry.classicSignatures, registry.bundleSignatures,
+	for _, list := range []func(context.Context, location) ([]cosignSignature, []error, error){
+		registry.legacySignatures, registry.bundleSignatures,
 	} {
-		found, unreadable, err := list(ctx, at)
+		signatures, unreadable, err := list(ctx, at)
 		if err != nil {
 			return err
 		}
 		failures = append(failures, unreadable...)
-		for _, candidate := range found {
-			err := demand.check(candidate, at.digest)
+		for _, candidate := range signatures {
+			err := policy.verify(candidate, at.digest)
 			if err == nil {
 				return nil
 			}
@@ -76,25 +77,27 @@ func (c *Charts) verifySignature(ctx context.Context, from repository, wanted Si
 	case 0:
 		return unverified("the chart has no cosign signature")
 	case 1:
-		return unverified("its cosign signature is not valid: %s", reason(failures[0]))
+		return unverified("its cosign signature is not valid: %s", oneLine(failures[0]))
 	}
-	return unverified("none of its %d cosign signatures is valid, the last one because: %s", len(failures), reason(failures[len(failures)-1]))
+	last := failures[len(failures)-1]
+	return unverified("none of its %d cosign signatures is valid, the last one because: %s", len(failures), oneLine(last))
 }
 
-// demand is a Signature, ready to check signatures against.
-type demand struct {
+// signaturePolicy verifies signatures as a Signature requires.
+type signaturePolicy struct {
 	verifier *verify.Verifier
-	policy   []verify.PolicyOption
+	options  []verify.PolicyOption
 }
 
-// demandFor returns errors that are phase.Invalid, except for those about reaching the public trust root.
-func (c *Charts) demandFor(wanted Signature) (demand, error) {
-	if wanted.PublicKey != nil {
-		return keyDemand(wanted.PublicKey)
+// newSignaturePolicy returns the policy for a Signature. It fails with phase.Invalid if the Signature is not usable,
+// and with another error if the public trust root cannot be fetched.
+func (c *Charts) newSignaturePolicy(required Signature) (signaturePolicy, error) {
+	if required.PublicKey != nil {
+		return newPublicKeyPolicy(required.PublicKey)
 	}
-	trusted, err := c.trustRoot(wanted.TrustRoot)
+	trusted, err := c.trustRoot(required.TrustRoot)
 	if err != nil {
-		return demand{}, err
+		return signaturePolicy{}, err
 	}
 	options := []verify.VerifierOption{verify.WithTransparencyLog(1), verify.WithObserverTimestamps(1)}
 	if len(trusted.CTLogs()) > 0 {
@@ -102,56 +105,60 @@ func (c *Charts) demandFor(wanted Signature) (demand, error) {
 	}
 	verifier, err := verify.NewVerifier(trusted, options...)
 	if err != nil {
-		return demand{}, phase.Invalidf("the trust root: %s", reason(err))
+		return signaturePolicy{}, phase.Invalidf("the trust root: %s", oneLine(err))
 	}
-	identities := demand{verifier: verifier}
-	for _, match := range wanted.Identities {
+	policy := signaturePolicy{verifier: verifier}
+	for _, match := range required.Identities {
 		identity, err := verify.NewShortCertificateIdentity("", match.Issuer, "", match.Subject)
 		if err != nil {
-			return demand{}, phase.Invalidf("matchOIDCIdentity: %s", reason(err))
+			return signaturePolicy{}, phase.Invalidf("matchOIDCIdentity: %s", oneLine(err))
 		}
-		identities.policy = append(identities.policy, verify.WithCertificateIdentity(identity))
+		policy.options = append(policy.options, verify.WithCertificateIdentity(identity))
 	}
-	return identities, nil
+	return policy, nil
 }
 
-// keyDemand asks for no transparency log, as the owner of the key vouches for the signature.
-func keyDemand(pem []byte) (demand, error) {
+// newPublicKeyPolicy returns the policy for signatures of one public key. They need no entry in a transparency log and
+// no timestamp, since the key has no validity period.
+func newPublicKeyPolicy(pem []byte) (signaturePolicy, error) {
 	key, err := cryptoutils.UnmarshalPEMToPublicKey(pem)
 	if err != nil {
-		return demand{}, phase.Invalidf("key %s is not a public key in PEM: %s", keyPublicKey, reason(err))
+		return signaturePolicy{}, phase.Invalidf("key %s is not a public key in PEM: %s", keyPublicKey, oneLine(err))
 	}
 	loaded, err := signature.LoadVerifier(key, crypto.SHA256)
 	if err != nil {
-		return demand{}, phase.Invalidf("key %s: %s", keyPublicKey, reason(err))
+		return signaturePolicy{}, phase.Invalidf("key %s: %s", keyPublicKey, oneLine(err))
 	}
-	always := root.NewExpiringKey(loaded, time.Time{}, time.Time{})
-	trusted := root.NewTrustedPublicKeyMaterial(func(string) (root.TimeConstrainedVerifier, error) { return always, nil })
+	unlimited := root.NewExpiringKey(loaded, time.Time{}, time.Time{})
+	trusted := root.NewTrustedPublicKeyMaterial(func(string) (root.TimeConstrainedVerifier, error) {
+		return unlimited, nil
+	})
 	verifier, err := verify.NewVerifier(trusted, verify.WithNoObserverTimestamps())
 	if err != nil {
-		return demand{}, phase.Invalidf("key %s: %s", keyPublicKey, reason(err))
+		return signaturePolicy{}, phase.Invalidf("key %s: %s", keyPublicKey, oneLine(err))
 	}
-	return demand{verifier: verifier, policy: []verify.PolicyOption{verify.WithKey()}}, nil
+	return signaturePolicy{verifier: verifier, options: []verify.PolicyOption{verify.WithKey()}}, nil
 }
 
-func (c *Charts) trustRoot(given []byte) (root.TrustedMaterial, error) {
-	if given == nil {
-		// One at a time: they write to the same directory.
+// trustRoot parses a trusted_root.json. Nil means the trust root of Sigstore's public services.
+func (c *Charts) trustRoot(trustedRoot []byte) (root.TrustedMaterial, error) {
+	if trustedRoot == nil {
+		// Concurrent fetches would write to the same directory.
 		public, err, _ := c.flights.Do("public trust root", func() (any, error) { return c.publicRoot() })
 		if err != nil {
 			return nil, fmt.Errorf("fetch the public trust root of Sigstore (secretRef can name another): %w", plain(err))
 		}
 		return public.(root.TrustedMaterial), nil
 	}
-	trusted, err := root.NewTrustedRootFromJSON(given)
+	trusted, err := root.NewTrustedRootFromJSON(trustedRoot)
 	if err != nil {
-		return nil, phase.Invalidf("key %s: %s", keyTrustRoot, reason(err))
+		return nil, phase.Invalidf("key %s: %s", keyTrustRoot, oneLine(err))
 	}
 	return trusted, nil
 }
 
-// publicRoot fetches the trust root of Sigstore's public services, or what options have in their place, and keeps it in
-// dir for a day.
+// publicRoot returns a function that fetches the trust root of Sigstore's public services and caches it in dir for a
+// day. The options can name another TUF repository.
 func publicRoot(dir string, options *tuf.Options) func() (root.TrustedMaterial, error) {
 	return func() (root.TrustedMaterial, error) {
 		transport, err := newTransport(Login{})
@@ -159,14 +166,14 @@ func publicRoot(dir string, options *tuf.Options) func() (root.TrustedMaterial, 
 			return nil, err
 		}
 		defer transport.CloseIdleConnections()
-		bounded := fetcher.NewDefaultFetcher()
-		bounded.SetHTTPClient(&http.Client{Transport: transport, Timeout: headerTimeout})
-		return root.FetchTrustedRootWithOptions(options.WithCachePath(dir).WithCacheValidity(1).WithFetcher(bounded))
+		httpFetcher := fetcher.NewDefaultFetcher()
+		httpFetcher.SetHTTPClient(&http.Client{Transport: transport, Timeout: headerTimeout})
+		return root.FetchTrustedRootWithOptions(options.WithCachePath(dir).WithCacheValidity(1).WithFetcher(httpFetcher))
 	}
 }
 
-// check returns nil if the signature is one of the artifact with digest, and is the one that is demanded.
-func (d demand) check(signed cosigned, digest string) error {
+// verify returns nil if the policy accepts the signature and the signature is of the artifact with the digest.
+func (p signaturePolicy) verify(signed cosignSignature, digest string) error {
 	artifact := verify.WithArtifact(bytes.NewReader(signed.payload))
 	if signed.payload == nil {
 		algorithm, sum, _ := strings.Cut(digest, ":")
@@ -176,7 +183,7 @@ func (d demand) check(signed cosigned, digest string) error {
 		}
 		artifact = verify.WithArtifactDigest(algorithm, raw)
 	}
-	result, err := d.verifier.Verify(signed.bundle, verify.NewPolicy(artifact, d.policy...))
+	result, err := p.verifier.Verify(signed.bundle, verify.NewPolicy(artifact, p.options...))
 	if err != nil {
 		return err
 	}
@@ -189,7 +196,7 @@ func (d demand) check(signed cosigned, digest string) error {
 	return checkPayload(signed.payload, digest)
 }
 
-// checkPayload checks that a signed text of cosign's classic layout is about the artifact with digest.
+// checkPayload returns nil if the signed text of a legacy signature has the digest of the artifact.
 func checkPayload(payload []byte, digest string) error {
 	var claim struct {
 		Critical struct {

@@ -109,5 +109,5 @@ func (r *ociRegistry) versions(ctx context.Context, name string) ([]string, erro
 	if err != nil {
 		return nil, err
 	}
-	return tagged(ctx, opened)
+	return listVersions(ctx, opened)
 }

@@ -56,7 +56,7 @@ func TestTransportOptionsOfRegistries(t *testing.T) {
 	}
 }
 
-// As with Helm, plainHTTP is about OCI registries: it does not make https:// a request without TLS.
+// As in Helm, plainHTTP has an effect on OCI registries only: requests to https:// still use TLS.
 func TestPlainHTTPIsForRegistriesOnly(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(exampleRepository(t))

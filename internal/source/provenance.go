@@ -11,16 +11,16 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// maxProvenance is far more than a Chart.yaml and a signature need.
-const maxProvenance = 4 << 20
+// maxProvenanceBytes limits a provenance file: a Chart.yaml and a signature, which need a few KiB.
+const maxProvenanceBytes = 4 << 20
 
-// verifyProvenance checks the archive against the provenance file beside it, as Helm does with --verify.
-func verifyProvenance(ctx context.Context, from repository, keyring []byte, got download) error {
+// verifyProvenance verifies the archive with its provenance file and the keys in keyring, as `helm pull --verify` does.
+func verifyProvenance(ctx context.Context, repo repository, keyring []byte, got download) error {
 	keys, err := readKeyring(keyring)
 	if err != nil {
-		return phase.Invalidf("key %s: %s", keyKeyring, reason(err))
+		return phase.Invalidf("key %s: %s", keyKeyring, oneLine(err))
 	}
-	file, err := from.provenance(ctx, got.at)
+	file, err := repo.downloadProvenance(ctx, got.at)
 	if errors.Is(err, ErrNotFound) {
 		return unverified("the chart has no provenance file")
 	}
@@ -29,12 +29,12 @@ func verifyProvenance(ctx context.Context, from repository, keyring []byte, got 
 	}
 	signatory := &provenance.Signatory{KeyRing: keys}
 	if _, err := signatory.Verify(got.archive, file, got.at.file); err != nil {
-		return unverified("%s", reason(err))
+		return unverified("%s", oneLine(err))
 	}
 	return nil
 }
 
-// readKeyring reads OpenPGP keys, as gpg --export writes them with and without --armor.
+// readKeyring parses the OpenPGP keys of `gpg --export`, with or without --armor.
 func readKeyring(raw []byte) (openpgp.EntityList, error) {
 	read := openpgp.ReadKeyRing
 	if bytes.HasPrefix(bytes.TrimSpace(raw), []byte("-----BEGIN PGP")) {

@@ -18,7 +18,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 )
 
-// maxManifest is what registries themselves accept as a manifest.
+// maxManifest limits a manifest: registries accept up to 4 MiB.
 const maxManifest = 4 << 20
 
 // ociRegistry is a repository of charts in an OCI registry: one artifact per chart, one tag per version.
@@ -60,7 +60,7 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 	}
 	candidates := spellings(version)
 	if !isExact(version) {
-		versions, err := tagged(ctx, opened)
+		versions, err := listVersions(ctx, opened)
 		if err != nil {
 			return location{}, err
 		}
@@ -88,8 +88,8 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 	return location{}, ErrNotFound
 }
 
-// tagged returns the tags of a chart as versions.
-func tagged(ctx context.Context, opened *remote.Repository) ([]string, error) {
+// listVersions returns the tags of a chart as versions.
+func listVersions(ctx context.Context, opened *remote.Repository) ([]string, error) {
 	var versions []string
 	err := opened.Tags(ctx, "", func(tags []string) error {
 		for _, tag := range tags {
@@ -108,20 +108,23 @@ func tagged(ctx context.Context, opened *remote.Repository) ([]string, error) {
 }
 
 func (r *ociRegistry) download(ctx context.Context, at location) ([]byte, error) {
-	archive, err := r.layer(ctx, at, maxArchive, chartMediaTypes()...)
+	archive, err := r.downloadLayer(ctx, at, maxArchive, chartMediaTypes()...)
 	if errors.Is(err, ErrNotFound) {
 		return nil, fmt.Errorf("%s/%s is not a Helm chart", r.base, at.url)
 	}
 	return archive, err
 }
 
-// provenance returns the layer that helm push adds for the file beside the archive.
-func (r *ociRegistry) provenance(ctx context.Context, at location) ([]byte, error) {
-	return r.layer(ctx, at, maxProvenance, "application/vnd.cncf.helm.chart.provenance.v1.prov")
+// downloadProvenance returns the layer with the provenance file, which `helm push` adds.
+func (r *ociRegistry) downloadProvenance(ctx context.Context, at location) ([]byte, error) {
+	return r.downloadLayer(ctx, at, maxProvenanceBytes, "application/vnd.cncf.helm.chart.provenance.v1.prov")
 }
 
-// layer returns the first layer of a chart that has one of the media types. It fails with ErrNotFound if there is none.
-func (r *ociRegistry) layer(ctx context.Context, at location, limit int64, mediaTypes ...string) ([]byte, error) {
+// downloadLayer returns the first layer of a chart that has one of the media types. It fails with ErrNotFound if there
+// is none.
+func (r *ociRegistry) downloadLayer(
+	ctx context.Context, at location, limit int64, mediaTypes ...string,
+) ([]byte, error) {
 	opened, err := r.open(at.url)
 	if err != nil {
 		return nil, err
@@ -142,7 +145,7 @@ func (r *ociRegistry) layer(ctx context.Context, at location, limit int64, media
 	return nil, ErrNotFound
 }
 
-// readManifest returns the manifest with a digest or tag. It fails with errdef.ErrNotFound if there is none.
+// readManifest returns the manifest with a digest or tag. It fails with errdef.ErrNotFound if the manifest is missing.
 func readManifest(ctx context.Context, opened *remote.Repository, reference string) (ocispec.Manifest, error) {
 	described, err := opened.Resolve(ctx, reference)
 	if err != nil {
@@ -159,7 +162,7 @@ func readManifest(ctx context.Context, opened *remote.Repository, reference stri
 	return manifest, nil
 }
 
-// fetch reads a blob or manifest and checks it against its digest.
+// fetch reads a blob or manifest of at most limit bytes and verifies its digest.
 func fetch(ctx context.Context, opened *remote.Repository, described ocispec.Descriptor, limit int64) ([]byte, error) {
 	if described.Size > limit {
 		return nil, fmt.Errorf("it has more than %d MiB", limit>>20)
@@ -171,7 +174,7 @@ func fetch(ctx context.Context, opened *remote.Repository, described ocispec.Des
 	return raw, nil
 }
 
-// chartMediaTypes are the media types of a chart's layer: Helm's, and the one before Helm's was settled.
+// chartMediaTypes returns the media types of a chart's layer: Helm's own, and the one that early Helm versions used.
 func chartMediaTypes() []string {
 	return []string{"application/vnd.cncf.helm.chart.content.v1.tar+gzip", "application/tar+gzip"}
 }

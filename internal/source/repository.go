@@ -121,17 +121,17 @@ func (r *httpRepository) download(ctx context.Context, at location) ([]byte, err
 	return archive, nil
 }
 
-// provenance returns the file beside the archive.
-func (r *httpRepository) provenance(ctx context.Context, at location) ([]byte, error) {
+// downloadProvenance returns the file <URL of the archive>.prov.
+func (r *httpRepository) downloadProvenance(ctx context.Context, at location) ([]byte, error) {
 	response, err := r.get(ctx, at.url+".prov", nil)
-	if answer, ok := errors.AsType[*answerError](err); ok && answer.code == http.StatusNotFound {
+	if failed, ok := errors.AsType[*responseError](err); ok && failed.code == http.StatusNotFound {
 		return nil, ErrNotFound
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer response.Body.Close()
-	file, err := readAtMost(response.Body, maxProvenance)
+	file, err := readAtMost(response.Body, maxProvenanceBytes)
 	if err != nil {
 		return nil, fmt.Errorf("download %s.prov: %w", redacted(at.url), err)
 	}
@@ -205,8 +205,8 @@ func parseIndex(raw []byte) (*index, error) {
 	return parsed, nil
 }
 
-// get asks for address and returns any answer that is OK or, for conditional requests, Not Modified. It fails with an
-// answerError for any other answer.
+// get sends a GET request. It returns the response if its status is OK or, for a conditional request, Not Modified, and
+// fails with a responseError for any other status.
 func (r *httpRepository) get(ctx context.Context, address string, header http.Header) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
@@ -227,16 +227,16 @@ func (r *httpRepository) get(ctx context.Context, address string, header http.He
 		return response, nil
 	}
 	response.Body.Close()
-	return nil, fmt.Errorf("get %s: %w", redacted(address), &answerError{code: response.StatusCode, status: response.Status})
+	return nil, fmt.Errorf("get %s: %w", redacted(address), &responseError{code: response.StatusCode, status: response.Status})
 }
 
-// answerError is an answer of a repository that is not what was asked for.
-type answerError struct {
+// responseError is a response of a repository with an unexpected status.
+type responseError struct {
 	code   int
 	status string
 }
 
-func (e *answerError) Error() string { return "the repository answers " + e.status }
+func (e *responseError) Error() string { return "the repository answers " + e.status }
 
 func (r *httpRepository) isOwnHost(address *url.URL) bool {
 	own, err := url.Parse(r.url)

@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// maxSignatures is how many signatures of one artifact are looked at, in each layout.
+	// maxSignatures limits the signatures of one artifact that are verified in each layout.
 	maxSignatures = 50
-	// maxSignature is far more than a signature with its certificate and log entry needs.
-	maxSignature = 1 << 20
+	// maxSignatureBytes limits one signature with its certificate and log entry. They need a few KiB.
+	maxSignatureBytes = 1 << 20
 
-	classicMediaType = "application/vnd.dev.cosign.simplesigning.v1+json"
-	bundleMediaType  = "application/vnd.dev.sigstore.bundle"
+	legacyMediaType = "application/vnd.dev.cosign.simplesigning.v1+json"
+	bundleMediaType = "application/vnd.dev.sigstore.bundle"
 
 	annotationSignature   = "dev.cosignproject.cosign/signature"
 	annotationCertificate = "dev.sigstore.cosign/certificate"
@@ -38,8 +38,11 @@ const (
 	annotationTimestamp   = "dev.sigstore.cosign/rfc3161timestamp"
 )
 
-// classicSignatures reads the tag sha256-<digest>.sig: a layer for each signature, with the signed text as its content.
-func (r *ociRegistry) classicSignatures(ctx context.Context, at location) (found []cosigned, unreadable []error, err error) {
+// legacySignatures reads the tag sha256-<digest>.sig. It has a layer for each signature: the content is the signed
+// text, and the annotations hold the signature.
+func (r *ociRegistry) legacySignatures(
+	ctx context.Context, at location,
+) (found []cosignSignature, unreadable []error, err error) {
 	opened, err := r.open(at.url)
 	if err != nil {
 		return nil, nil, err
@@ -52,34 +55,37 @@ func (r *ociRegistry) classicSignatures(ctx context.Context, at location) (found
 		return nil, nil, err
 	}
 	for _, layer := range manifest.Layers[:min(len(manifest.Layers), maxSignatures)] {
-		if layer.MediaType != classicMediaType {
+		if layer.MediaType != legacyMediaType {
 			continue
 		}
-		if layer.Size > maxSignature {
-			unreadable = append(unreadable, fmt.Errorf("it has more than %d MiB", maxSignature>>20))
+		if layer.Size > maxSignatureBytes {
+			unreadable = append(unreadable, fmt.Errorf("it has more than %d MiB", maxSignatureBytes>>20))
 			continue
 		}
-		payload, err := fetch(ctx, opened, layer, maxSignature)
+		payload, err := fetch(ctx, opened, layer, maxSignatureBytes)
 		if err != nil {
 			return nil, nil, fmt.Errorf("read a signature of %s: %w", opened.Reference.Repository, err)
 		}
-		signed, err := classicBundle(payload, layer.Annotations)
+		signed, err := legacyBundle(payload, layer.Annotations)
 		if err != nil {
 			unreadable = append(unreadable, err)
 			continue
 		}
-		found = append(found, cosigned{bundle: signed, payload: payload})
+		found = append(found, cosignSignature{bundle: signed, payload: payload})
 	}
 	return found, unreadable, nil
 }
 
-// bundleSignatures reads the Sigstore bundles that refer to the artifact, as OCI 1.1 has it.
-func (r *ociRegistry) bundleSignatures(ctx context.Context, at location) (found []cosigned, unreadable []error, err error) {
+// bundleSignatures reads the Sigstore bundles that refer to the artifact, with the referrers API of OCI 1.1 or its
+// fallback tag.
+func (r *ociRegistry) bundleSignatures(
+	ctx context.Context, at location,
+) (found []cosignSignature, unreadable []error, err error) {
 	opened, err := r.open(at.url)
 	if err != nil {
 		return nil, nil, err
 	}
-	referrers, err := listSignatures(ctx, opened, at.digest)
+	referrers, err := listSignatureReferrers(ctx, opened, at.digest)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -88,16 +94,18 @@ func (r *ociRegistry) bundleSignatures(ctx context.Context, at location) (found 
 		if err != nil {
 			return nil, nil, err
 		}
-		index := slices.IndexFunc(manifest.Layers, func(l ocispec.Descriptor) bool { return strings.HasPrefix(l.MediaType, bundleMediaType) })
+		index := slices.IndexFunc(manifest.Layers, func(l ocispec.Descriptor) bool {
+			return strings.HasPrefix(l.MediaType, bundleMediaType)
+		})
 		if index < 0 {
 			continue
 		}
 		layer := manifest.Layers[index]
-		if layer.Size > maxSignature {
-			unreadable = append(unreadable, fmt.Errorf("it has more than %d MiB", maxSignature>>20))
+		if layer.Size > maxSignatureBytes {
+			unreadable = append(unreadable, fmt.Errorf("it has more than %d MiB", maxSignatureBytes>>20))
 			continue
 		}
-		raw, err := fetch(ctx, opened, layer, maxSignature)
+		raw, err := fetch(ctx, opened, layer, maxSignatureBytes)
 		if err != nil {
 			return nil, nil, fmt.Errorf("read a signature of %s: %w", opened.Reference.Repository, err)
 		}
@@ -106,18 +114,20 @@ func (r *ociRegistry) bundleSignatures(ctx context.Context, at location) (found 
 			unreadable = append(unreadable, err)
 			continue
 		}
-		found = append(found, cosigned{bundle: signed})
+		found = append(found, cosignSignature{bundle: signed})
 	}
 	return found, unreadable, nil
 }
 
-// listSignatures returns the artifacts that refer to the one with digest and can hold a bundle with a signature.
-func listSignatures(ctx context.Context, opened *remote.Repository, digest string) ([]ocispec.Descriptor, error) {
+// listSignatureReferrers returns the artifacts that refer to the artifact with the digest and can hold a signature.
+func listSignatureReferrers(
+	ctx context.Context, opened *remote.Repository, digest string,
+) ([]ocispec.Descriptor, error) {
 	var referrers []ocispec.Descriptor
 	subject := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: godigest.Digest(digest)}
 	err := opened.Referrers(ctx, subject, "", func(page []ocispec.Descriptor) error {
 		for _, referrer := range page {
-			if mayBeSignature(referrer) && len(referrers) < maxSignatures {
+			if canBeSignature(referrer) && len(referrers) < maxSignatures {
 				referrers = append(referrers, referrer)
 			}
 		}
@@ -129,24 +139,24 @@ func listSignatures(ctx context.Context, opened *remote.Repository, digest strin
 	return referrers, nil
 }
 
-// mayBeSignature says whether an artifact can hold a bundle with a signature. Some registries list the type of its
-// configuration in place of its own. Cosign marks attestations, which can be large.
-func mayBeSignature(referrer ocispec.Descriptor) bool {
-	if kind, marked := referrer.Annotations[annotationPredicate]; marked && kind != signStatement {
+// canBeSignature returns whether an artifact can hold a Sigstore bundle with a signature. Some registries report the
+// media type of the artifact's configuration as its artifact type, so these are accepted, too. Attestations have an
+// annotation of cosign and are not downloaded, since they can be large.
+func canBeSignature(referrer ocispec.Descriptor) bool {
+	if predicate, ok := referrer.Annotations[annotationPredicate]; ok && predicate != signStatement {
 		return false
 	}
 	return strings.HasPrefix(referrer.ArtifactType, bundleMediaType) ||
 		slices.Contains([]string{"", ocispec.MediaTypeEmptyJSON}, referrer.ArtifactType)
 }
 
-// classicBundle makes a Sigstore bundle of a signature in cosign's classic layout, so that both are verified in one
-// way.
-func classicBundle(payload []byte, annotations map[string]string) (*bundle.Bundle, error) {
+// legacyBundle converts a legacy signature to a Sigstore bundle, so that both layouts are verified by the same code.
+func legacyBundle(payload []byte, annotations map[string]string) (*bundle.Bundle, error) {
 	raw, err := base64.StdEncoding.DecodeString(annotations[annotationSignature])
 	if err != nil || len(raw) == 0 {
 		return nil, fmt.Errorf("annotation %s is not a signature in base64", annotationSignature)
 	}
-	material, err := classicMaterial(annotations)
+	material, err := legacyMaterial(annotations)
 	if err != nil {
 		return nil, err
 	}
@@ -161,9 +171,9 @@ func classicBundle(payload []byte, annotations map[string]string) (*bundle.Bundl
 	})
 }
 
-// classicMaterial returns what a signature is verified with: its certificate, log entry and timestamp, as far as it has
-// them.
-func classicMaterial(annotations map[string]string) (*protobundle.VerificationMaterial, error) {
+// legacyMaterial reads the verification material of a legacy signature from the annotations of its layer: certificate,
+// log entry and timestamp, each of them optional.
+func legacyMaterial(annotations map[string]string) (*protobundle.VerificationMaterial, error) {
 	material := &protobundle.VerificationMaterial{
 		Content: &protobundle.VerificationMaterial_PublicKey{PublicKey: &protocommon.PublicKeyIdentifier{}},
 	}
@@ -175,11 +185,12 @@ func classicMaterial(annotations map[string]string) (*protobundle.VerificationMa
 	if block == nil {
 		return nil, fmt.Errorf("annotation %s is not PEM", annotationCertificate)
 	}
-	material.Content = &protobundle.VerificationMaterial_X509CertificateChain{X509CertificateChain: &protocommon.X509CertificateChain{
+	chain := &protocommon.X509CertificateChain{
 		Certificates: []*protocommon.X509Certificate{{RawBytes: block.Bytes}},
-	}}
+	}
+	material.Content = &protobundle.VerificationMaterial_X509CertificateChain{X509CertificateChain: chain}
 	if entry, ok := annotations[annotationLogEntry]; ok {
-		parsed, err := classicLogEntry([]byte(entry))
+		parsed, err := parseLegacyLogEntry([]byte(entry))
 		if err != nil {
 			return nil, fmt.Errorf("annotation %s: %w", annotationLogEntry, err)
 		}
@@ -197,7 +208,8 @@ func classicMaterial(annotations map[string]string) (*protobundle.VerificationMa
 	return material, nil
 }
 
-func classicLogEntry(text []byte) (*protorekor.TransparencyLogEntry, error) {
+// parseLegacyLogEntry parses the entry of the transparency log in the annotation of a legacy signature.
+func parseLegacyLogEntry(text []byte) (*protorekor.TransparencyLogEntry, error) {
 	var logged struct {
 		SignedEntryTimestamp []byte
 		Payload              struct {

@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// ErrUnverified is in every error about a chart whose publisher is not proven: its signature is missing, or is not
-// valid. Such an error is also phase.Invalid.
+// ErrUnverified is wrapped by every error about a chart with a missing or invalid signature. Such an error is also
+// phase.Invalid.
 var ErrUnverified = errors.New("not verified")
 
 // The keys of the Secrets that a verification reads.
@@ -30,23 +30,23 @@ const (
 	keyTrustRoot = "trusted_root.json"
 )
 
-// Verification is the proof of origin that is demanded of a chart. The zero Verification demands none.
+// Verification lists the signatures that a chart must have. The zero Verification requires none.
 type Verification struct {
-	// Keyring holds OpenPGP public keys. One of them must have signed the chart's provenance file. Nil demands no such
-	// file.
+	// Keyring holds OpenPGP public keys. One of them must have signed the chart's provenance file. If it is nil, no
+	// provenance file is required.
 	Keyring []byte
-	// Signature is the cosign signature that the registry must hold for the chart. Nil demands none.
+	// Signature describes the required cosign signature. If it is nil, none is required.
 	Signature *Signature
 }
 
-// Signature demands a cosign signature of one public key, or of one of some identities.
+// Signature requires a cosign signature: made with the key of PublicKey, or by one of Identities.
 type Signature struct {
 	// PublicKey in PEM. If it is nil, the signature must have a certificate for one of Identities.
 	PublicKey []byte
-	// Identities that are accepted. Issuer and subject are regular expressions.
+	// Identities are the accepted identities. Issuer and subject are regular expressions.
 	Identities []configv1beta1.OIDCIdentityMatch
-	// TrustRoot is a trusted_root.json of Sigstore that certificates are checked against. Nil means Sigstore's public
-	// one.
+	// TrustRoot is a trusted_root.json of Sigstore, which certificates are verified with. Nil means the trust root of
+	// Sigstore's public services.
 	TrustRoot []byte
 }
 
@@ -62,10 +62,13 @@ func VerificationSecrets(chart configv1beta1.HelmChart) []corev1.SecretReference
 	return refs
 }
 
-// VerificationFor reads the keys for the verification of an expanded chart from the Secrets on the hub that it names.
-// They default to the cluster's namespace. It fails with ErrNotFound if a Secret is missing, and with phase.Invalid if
-// it lacks the key, if it may not be read for the subject, or if the verification cannot be done for such a chart.
-func VerificationFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, subject Subject) (Verification, error) {
+// VerificationFor returns the Verification of an expanded chart, with the keys from the Secrets on the hub that the
+// chart refers to. The namespace of a Secret defaults to the cluster's. It fails with ErrNotFound if a Secret is
+// missing, and with phase.Invalid if a Secret lacks the key, if the subject may not read it, or if a field is not
+// valid.
+func VerificationFor(
+	ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, subject Subject,
+) (Verification, error) {
 	var verification Verification
 	if wanted := chart.ProvenanceVerification; wanted != nil {
 		keyring, err := readKey(ctx, hub, wanted.KeyringSecretRef, keyKeyring, subject)
@@ -84,7 +87,8 @@ func VerificationFor(ctx context.Context, hub client.Reader, chart configv1beta1
 	return verification, nil
 }
 
-// signatureFor returns errors that begin with the field below signatureVerification, or with a colon.
+// signatureFor returns the Signature of a chart. Its errors begin with ".<field>: ": the caller puts
+// signatureVerification before them.
 func signatureFor(
 	ctx context.Context, hub client.Reader, wanted configv1beta1.SignatureVerification, subject Subject,
 ) (*Signature, error) {
@@ -107,7 +111,7 @@ func signatureFor(
 		signature.TrustRoot = root
 	}
 	if len(wanted.MatchOIDCIdentity) == 0 {
-		// Anybody can get a certificate of the public Sigstore: such a signature would prove nothing.
+		// Everybody can get a certificate of the public Sigstore: a signature of any identity proves nothing.
 		return nil, phase.Invalidf(".matchOIDCIdentity: provider Keyless needs at least one identity")
 	}
 	for i, match := range wanted.MatchOIDCIdentity {
@@ -120,6 +124,8 @@ func signatureFor(
 	return signature, nil
 }
 
+// expandIdentity expands the templates in an identity. It fails with phase.Invalid if the result is empty or no regular
+// expression.
 func expandIdentity(match configv1beta1.OIDCIdentityMatch, subject Subject) (configv1beta1.OIDCIdentityMatch, error) {
 	for _, field := range []struct {
 		name string
@@ -140,7 +146,9 @@ func expandIdentity(match configv1beta1.OIDCIdentityMatch, subject Subject) (con
 	return match, nil
 }
 
-func readKey(ctx context.Context, hub client.Reader, ref *corev1.SecretReference, key string, subject Subject) ([]byte, error) {
+func readKey(
+	ctx context.Context, hub client.Reader, ref *corev1.SecretReference, key string, subject Subject,
+) ([]byte, error) {
 	if ref == nil {
 		return nil, phase.Invalidf("it must name a Secret with the key %s", key)
 	}
@@ -163,30 +171,30 @@ func (v Verification) digest() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// download is one archive with its place in a repository, on the way to be verified.
+// download is an archive that is not verified yet, with its location in the repository.
 type download struct {
 	at       location
 	archive  []byte
 	metadata *helmchart.Metadata
 }
 
-// verify checks the proofs that the order demands of what was downloaded for it.
-func (c *Charts) verify(ctx context.Context, from repository, wanted order, got download) error {
-	verification := wanted.verification
+// verify returns nil if the downloaded archive is the requested chart and has all signatures that the request requires.
+func (c *Charts) verify(ctx context.Context, repo repository, request chartRequest, got download) error {
+	verification := request.verification
 	if verification.isZero() {
 		return nil
 	}
-	// A signature covers the archive, but not the place where the repository offers it.
-	if got.metadata.Name != path.Base(wanted.name) || tagOf(got.metadata.Version) != tagOf(got.at.version) {
+	// A signature covers the archive, but not the name and version under which the repository lists it.
+	if got.metadata.Name != path.Base(request.name) || tagOf(got.metadata.Version) != tagOf(got.at.version) {
 		return unverified("the archive is that of chart %s %s", got.metadata.Name, got.metadata.Version)
 	}
 	if verification.Keyring != nil {
-		if err := verifyProvenance(ctx, from, verification.Keyring, got); err != nil {
+		if err := verifyProvenance(ctx, repo, verification.Keyring, got); err != nil {
 			return fmt.Errorf("provenanceVerification: %w", err)
 		}
 	}
 	if verification.Signature != nil {
-		if err := c.verifySignature(ctx, from, *verification.Signature, got.at); err != nil {
+		if err := c.verifySignature(ctx, repo, *verification.Signature, got.at); err != nil {
 			return fmt.Errorf("signatureVerification: %w", err)
 		}
 	}
@@ -198,10 +206,10 @@ func unverified(format string, args ...any) error {
 	return phase.Invalid{Err: unverifiedError{fmt.Errorf(format, args...)}}
 }
 
-// unverifiedError is ErrUnverified with a message of its own.
+// unverifiedError is an error with its own message that errors.Is reports as ErrUnverified.
 type unverifiedError struct{ error }
 
 func (unverifiedError) Is(target error) bool { return target == ErrUnverified }
 
-// reason returns err on one line.
-func reason(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+// oneLine returns the message of err on one line.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
