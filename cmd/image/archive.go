@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// writeArchive writes the files of a directory to a tar, in the order of their names. A file that cannot be written whole is deleted.
+// writeArchive writes the files of a directory to a tar file, sorted by name. If it fails, it deletes the tar file.
 func writeArchive(file, dir string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // the image is no secret
 		return err
@@ -17,7 +17,7 @@ func writeArchive(file, dir string) error {
 	if err != nil {
 		return err
 	}
-	tarred := tar.NewWriter(out)
+	writer := tar.NewWriter(out)
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return err
@@ -26,9 +26,9 @@ func writeArchive(file, dir string) error {
 		if err != nil {
 			return err
 		}
-		return addFile(tarred, filepath.ToSlash(name), path, 0o644)
+		return addFile(writer, filepath.ToSlash(name), path, 0o644)
 	})
-	if err = errors.Join(err, tarred.Close(), out.Close()); err != nil {
+	if err = errors.Join(err, writer.Close(), out.Close()); err != nil {
 		os.Remove(file)
 	}
 	return err

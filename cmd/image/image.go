@@ -23,16 +23,16 @@ import (
 	"oras.land/oras-go/v2/registry/remote/credentials"
 )
 
-// user runs the program. Pod security standards want a number.
+// user is the user of the container. runAsNonRoot needs a numeric user.
 const user = "65532:65532"
 
-// containerdName is the annotation that gives an image in an archive its whole name.
+// containerdName is the annotation with the full name of an image in an archive, which containerd reads.
 const containerdName = "io.containerd.image.name"
 
-// epoch is the one time in an image: it must not depend on when it was built.
+// epoch is the value of all timestamps in the image. The image must not depend on the time of the build.
 func epoch() time.Time { return time.Unix(0, 0).UTC() }
 
-// build builds the image and writes it to the archive and the registry of the options.
+// build builds the image for each platform, and writes it to the archive and the registry in the options.
 func (o options) build(ctx context.Context, compile compiler) error {
 	name, tag, err := splitReference(o.reference)
 	if err != nil {
@@ -40,15 +40,15 @@ func (o options) build(ctx context.Context, compile compiler) error {
 	}
 	work, err := os.MkdirTemp("", "towline-image-")
 	if err != nil {
-		return fmt.Errorf("make a directory: %w", err)
+		return fmt.Errorf("create a directory: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(work) }()
 	layout := filepath.Join(work, "layout")
 	store, err := oci.NewWithContext(ctx, layout)
 	if err != nil {
-		return fmt.Errorf("make an OCI layout: %w", err)
+		return fmt.Errorf("create an OCI layout: %w", err)
 	}
-	// Its index would list the manifests of the platforms, too, in any order.
+	// The index that the store writes also lists the manifest of each platform, in random order. writeIndex replaces it.
 	store.AutoSaveIndex = false
 	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	for _, platform := range o.platforms {
@@ -69,7 +69,7 @@ func (o options) build(ctx context.Context, compile compiler) error {
 	if err := store.Tag(ctx, root, tag); err != nil {
 		return fmt.Errorf("tag the image: %w", err)
 	}
-	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag, containerdName: qualified(name) + ":" + tag}
+	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag, containerdName: qualifiedName(name) + ":" + tag}
 	if err := writeIndex(layout, root); err != nil {
 		return fmt.Errorf("write the index of the layout: %w", err)
 	}
@@ -79,7 +79,7 @@ func (o options) build(ctx context.Context, compile compiler) error {
 		}
 	}
 	if o.push {
-		return o.pushTo(ctx, store, name, tag)
+		return o.pushImage(ctx, store, name, tag)
 	}
 	return nil
 }
@@ -91,14 +91,14 @@ func splitReference(reference string) (name, tag string, err error) {
 		return "", "", fmt.Errorf("image %q has no tag", reference)
 	}
 	name, tag = reference[:at], reference[at+1:]
-	if _, err := registry.ParseReference(qualified(name) + ":" + tag); err != nil {
+	if _, err := registry.ParseReference(qualifiedName(name) + ":" + tag); err != nil {
 		return "", "", fmt.Errorf("image %q: %w", reference, err)
 	}
 	return name, tag, nil
 }
 
-// qualified adds the registry that container engines add to names without one.
-func qualified(name string) string {
+// qualifiedName adds the default registry, as container engines do, to a name without a registry.
+func qualifiedName(name string) string {
 	host, _, found := strings.Cut(name, "/")
 	switch {
 	case !found:
@@ -113,22 +113,22 @@ func qualified(name string) string {
 // addPlatform adds the image of one platform to the store.
 func (o options) addPlatform(ctx context.Context, store oras.Target, platform, program string) (ocispec.Descriptor, error) {
 	system, architecture, _ := strings.Cut(platform, "/")
-	where := ocispec.Platform{OS: system, Architecture: architecture}
-	files, err := o.files(program)
+	target := ocispec.Platform{OS: system, Architecture: architecture}
+	files, err := o.layerArchive(program)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	layer, diffID, err := compressed(files)
+	layer, diffID, err := compress(files)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	layers, err := oras.PushBytes(ctx, store, ocispec.MediaTypeImageLayerGzip, layer)
+	layerDescriptor, err := oras.PushBytes(ctx, store, ocispec.MediaTypeImageLayerGzip, layer)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	created := epoch()
 	config, err := pushJSON(ctx, store, ocispec.MediaTypeImageConfig, ocispec.Image{
-		Created: &created, Platform: where,
+		Created: &created, Platform: target,
 		Config: ocispec.ImageConfig{User: user, Entrypoint: []string{"/manager"}, Env: []string{"PATH=/bin"}, WorkingDir: "/"},
 		RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{diffID}},
 	})
@@ -136,54 +136,56 @@ func (o options) addPlatform(ctx context.Context, store oras.Target, platform, p
 		return ocispec.Descriptor{}, err
 	}
 	manifest, err := pushJSON(ctx, store, ocispec.MediaTypeImageManifest, ocispec.Manifest{
-		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: config, Layers: []ocispec.Descriptor{layers},
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: config, Layers: []ocispec.Descriptor{layerDescriptor},
 	})
-	manifest.Platform = &where
+	manifest.Platform = &target
 	return manifest, err
 }
 
-// files returns the file system of the image as a tar.
-func (o options) files(program string) ([]byte, error) {
+// layerArchive returns the file system of the image as a tar archive.
+func (o options) layerArchive(program string) ([]byte, error) {
 	var archive bytes.Buffer
-	tarred := tar.NewWriter(&archive)
-	if err := addFile(tarred, "manager", program, 0o755); err != nil {
+	writer := tar.NewWriter(&archive)
+	if err := addFile(writer, "manager", program, 0o755); err != nil {
 		return nil, err
 	}
 	// Manifests of Karmada start the agent by this name.
 	link := tar.Header{Name: "bin/karmada-agent", Linkname: "/manager", Typeflag: tar.TypeSymlink, Mode: 0o777, ModTime: epoch()}
-	if err := tarred.WriteHeader(&link); err != nil {
+	if err := writer.WriteHeader(&link); err != nil {
 		return nil, err
 	}
 	for _, file := range o.licenses {
-		if err := addFile(tarred, "licenses/"+filepath.Base(file), file, 0o644); err != nil {
+		if err := addFile(writer, "licenses/"+filepath.Base(file), file, 0o644); err != nil {
 			return nil, fmt.Errorf("add a license: %w", err)
 		}
 	}
 	if o.certificates != "" {
-		if err := addFile(tarred, "etc/ssl/certs/ca-certificates.crt", o.certificates, 0o644); err != nil {
+		if err := addFile(writer, "etc/ssl/certs/ca-certificates.crt", o.certificates, 0o644); err != nil {
 			return nil, fmt.Errorf("add the certificate authorities; name another file with --certificates: %w", err)
 		}
 	}
-	if err := tarred.Close(); err != nil {
+	if err := writer.Close(); err != nil {
 		return nil, err
 	}
 	return archive.Bytes(), nil
 }
 
-func addFile(tarred *tar.Writer, name, file string, mode int64) error {
+func addFile(writer *tar.Writer, name, file string, mode int64) error {
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	if err := tarred.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(content)), ModTime: epoch()}); err != nil {
+	header := tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(content)), ModTime: epoch()}
+	if err := writer.WriteHeader(&header); err != nil {
 		return err
 	}
-	_, err = tarred.Write(content)
+	_, err = writer.Write(content)
 	return err
 }
 
-// compressed returns the compressed content, and the digest of the content itself.
-func compressed(content []byte) ([]byte, digest.Digest, error) {
+// compress returns the compressed content, and the digest of the uncompressed content.
+func compress(content []byte) ([]byte, digest.Digest, error) {
 	var out bytes.Buffer
 	zipped := gzip.NewWriter(&out)
 	if _, err := zipped.Write(content); err != nil {
@@ -203,7 +205,7 @@ func pushJSON(ctx context.Context, store oras.Target, mediaType string, value an
 	return oras.PushBytes(ctx, store, mediaType, content)
 }
 
-// writeIndex makes an image the only one of an OCI layout.
+// writeIndex writes the index of an OCI layout, with one image.
 func writeIndex(layout string, root ocispec.Descriptor) error {
 	index := ocispec.Index{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{root},
@@ -215,18 +217,18 @@ func writeIndex(layout string, root ocispec.Descriptor) error {
 	return os.WriteFile(filepath.Join(layout, ocispec.ImageIndexFile), content, 0o600)
 }
 
-// pushTo copies the image to its registry.
-func (o options) pushTo(ctx context.Context, store oras.ReadOnlyTarget, name, tag string) error {
-	repository, err := remote.NewRepository(qualified(name))
+// pushImage copies the image to its registry.
+func (o options) pushImage(ctx context.Context, store oras.ReadOnlyTarget, name, tag string) error {
+	repository, err := remote.NewRepository(qualifiedName(name))
 	if err != nil {
 		return fmt.Errorf("open %s: %w", name, err)
 	}
-	logins, err := credentials.NewStoreFromDocker(credentials.StoreOptions{})
+	credentialStore, err := credentials.NewStoreFromDocker(credentials.StoreOptions{})
 	if err != nil {
-		return fmt.Errorf("read the logins of registries: %w", err)
+		return fmt.Errorf("read the credentials for registries: %w", err)
 	}
 	repository.PlainHTTP = o.plainHTTP
-	repository.Client = &auth.Client{Cache: auth.NewCache(), Credential: credentials.Credential(logins)}
+	repository.Client = &auth.Client{Cache: auth.NewCache(), Credential: credentials.Credential(credentialStore)}
 	if _, err := oras.Copy(ctx, store, tag, repository, tag, oras.DefaultCopyOptions); err != nil {
 		return fmt.Errorf("push %s:%s: %w", name, tag, err)
 	}

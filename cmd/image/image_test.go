@@ -24,12 +24,12 @@ import (
 	"oras.land/oras-go/v2/registry/remote"
 )
 
-// program stands in for the compiler.
+// program is a compiler that writes a text file.
 func program(_ context.Context, platform, file string) error {
 	return os.WriteFile(file, []byte("program for "+platform), 0o600)
 }
 
-// testOptions are those of an image that is written to a file of the test.
+// testOptions returns options that write an image to a temporary file.
 func testOptions(t *testing.T, reference string) options {
 	t.Helper()
 	certificates := filepath.Join(t.TempDir(), "ca.crt")
@@ -238,7 +238,7 @@ func TestSplitReference(t *testing.T) {
 		name, tag, err := splitReference(reference)
 		got := ""
 		if err == nil {
-			got = qualified(name) + ":" + tag
+			got = qualifiedName(name) + ":" + tag
 		}
 		if got != want {
 			t.Errorf("%s: got %q and error %v, want %q", reference, got, err, want)

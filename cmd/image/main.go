@@ -1,4 +1,5 @@
-// Command image builds the image of Towline, for the hub and for agents, without a container engine: as an archive, and into a registry.
+// Command image builds the container image of Towline, for the hub and for agents, without a container engine. It
+// writes the image to an archive, to a registry, or to both.
 package main
 
 import (
@@ -44,13 +45,14 @@ func newCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "image --image=<repository>:<tag> [--archive=<file>] [--push]",
 		Short: "Build the image of Towline from the module in the working directory",
-		Long: `Build the image of Towline from the module in the working directory, for each platform, with Go's compiler and nothing else. The same
-source gives the same image. --archive writes it as a tar of an OCI layout, which docker load, podman load, ctr image import and k3s read.
---push writes it to the registry in its name, with the login that docker login, podman login or helm registry login keeps.`,
+		Long: `Build the image of Towline from the module in the working directory, for each platform. It needs the Go
+compiler only. The same source gives the same image. --archive writes a tar of an OCI layout, for docker load,
+podman load, ctr image import and k3s. --push pushes the image to the registry in its name, with the credentials of docker login,
+podman login or helm registry login.`,
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.archive == "" && !o.push {
-				return errors.New("nothing to write: --archive, --push or both")
+				return errors.New("pass --archive, --push or both")
 			}
 			if _, err := os.Stat(o.certificates); errors.Is(err, fs.ErrNotExist) && !cmd.Flags().Changed("certificates") {
 				cmd.PrintErrf("warning: %s does not exist: the image trusts no certificate authority\n", o.certificates)
@@ -72,13 +74,14 @@ source gives the same image. --archive writes it as a tar of an OCI layout, whic
 	return cmd
 }
 
-// compiler builds the program of a platform into a file.
+// compiler compiles the program for a platform and writes it to a file.
 type compiler func(ctx context.Context, platform, file string) error
 
 // compile runs go build.
 func (o options) compile(ctx context.Context, platform, file string) error {
 	system, architecture, _ := strings.Cut(platform, "/")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags="+o.ldflags, "-o", file, "./cmd/towline") //nolint:gosec // built from flags
+	arguments := []string{"build", "-trimpath", "-ldflags=" + o.ldflags, "-o", file, "./cmd/towline"}
+	cmd := exec.CommandContext(ctx, "go", arguments...) //nolint:gosec // built from flags
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+system, "GOARCH="+architecture)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	return cmd.Run()
