@@ -22,10 +22,10 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// rendered are the objects of a chart, by kind and name.
+// rendered holds the objects of a rendered chart by kind and name.
 type rendered map[string]*unstructured.Unstructured
 
-// template runs helm template with values given as for --set-json.
+// template runs helm template and passes values with --set-json.
 func template(t *testing.T, values ...string) (rendered, error) {
 	t.Helper()
 	helm, err := localkube.Binary("helm")
@@ -95,7 +95,8 @@ func (r rendered) names() []string {
 	return names
 }
 
-// wantAccepted checks that towline hub has the flags of these arguments: it refuses the one that is added, and no other.
+// wantAccepted checks that towline hub has all flags in args: it must fail only because of the unknown flag that the
+// check adds.
 func wantAccepted(t *testing.T, args []string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer

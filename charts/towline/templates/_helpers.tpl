@@ -3,7 +3,7 @@
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{/* towline.labels are the labels of every object. Names and labels do not follow the release: a cluster has one hub. */}}
+{{/* towline.labels are the labels of every object. A cluster has one hub, so they do not depend on the name of the release. */}}
 {{- define "towline.labels" -}}
 app.kubernetes.io/name: towline
 {{- end }}
