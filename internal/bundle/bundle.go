@@ -73,9 +73,10 @@ type Reference struct {
 // Options say how a bundle is applied.
 type Options struct {
 	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`
-	// ContinueOnError applies the other objects after one failed. Objects that the bundle no longer holds are deleted although something failed,
-	// if all objects that come from the same reference or release were applied, or the bundle holds nothing from there any more: a failed object
-	// may be the replacement. Namespaces and CustomResourceDefinitions wait until nothing fails. Without this option, or with a Problem, all wait.
+	// ContinueOnError applies the remaining objects after one failed. It also prunes after a failure: an object is pruned
+	// if all objects of the same reference or release are applied, since a failed object may be its replacement. Namespaces and
+	// CustomResourceDefinitions are pruned only if no object failed. Without this option, or with a Problem, nothing is
+	// pruned after a failure.
 	ContinueOnError bool `json:"continueOnError,omitempty"`
 	// Heal puts back what others changed or deleted, without a new delivery.
 	Heal bool `json:"heal,omitempty"`

@@ -25,9 +25,9 @@ type Report struct {
 	ID     ID
 	Digest Digest // of the bundle that the report is about; zero if the member has seen none
 	State  State
-	// Message names the object and the reason when State is StateFailed, and what a Helm release waits for when it is StateApplying. It begins with
-	// KeptPrefix if objects are kept when it is StateApplied.
-	// The same problem has the same message.
+	// Message depends on State. StateFailed: the object and the reason; the same problem has the same message.
+	// StateApplying: the hook or object that a Helm release waits for. StateApplied: it begins with KeptPrefix if objects
+	// are kept.
 	Message string
 	// Kinds are the kinds now deployed, as "Kind.version.group", sorted.
 	Kinds []string
