@@ -162,10 +162,9 @@ func (c *comparison) run() {
 	c.random = c.randomPaths(want)
 	deployed := time.Now()
 	c.deploy(c.values)
-	if problem := c.hub.await(c.member, deployLimit); problem != "" {
-		c.row.objects = "not deployed"
-		c.Errorf("not provisioned: %s", problem)
+	if problem := c.hub.awaitProvisioned(c.member); problem != "" {
 		c.delete(before, want)
+		c.judgeFailure(problem)
 		return
 	}
 	c.note("deployed in %.1f s", time.Since(deployed).Seconds())
@@ -175,6 +174,28 @@ func (c *comparison) run() {
 	c.checkRevision(1)
 	want = c.change(want)
 	c.delete(before, want)
+}
+
+// judgeFailure reports that the chart is not deployed: a failure, unless helm cannot install it either.
+func (c *comparison) judgeFailure(problem string) {
+	c.Helper()
+	file := filepath.Join(c.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(c.values), 0o600); err != nil {
+		c.Fatal(err)
+	}
+	_, err := run(c.Context(), c.member.plane, "", "helm", "install", c.chart, c.archive, "-n", namespace, "--create-namespace", "-f", file)
+	if err == nil {
+		c.row.objects = "not deployed"
+		c.Errorf("not provisioned, but helm installs it: %s", problem)
+		return
+	}
+	c.row.objects = "helm fails, too"
+	c.note("towline: %s", problem)
+	c.note("helm: %s", err)
+	_, err = run(c.Context(), c.member.plane, "", "helm", "uninstall", c.chart, "-n", namespace, "--ignore-not-found", "--no-hooks")
+	if err != nil {
+		c.note("helm: %s", err)
+	}
 }
 
 // prepare reads the member and returns its inventory.
@@ -261,7 +282,7 @@ func (c *comparison) change(installed rendering) rendering {
 	c.deploy(values)
 	problem := c.member.awaitRevision(c.T, c.chart, 2, deployLimit)
 	if problem == "" {
-		problem = c.hub.await(c.member, deployLimit)
+		problem = c.hub.awaitProvisioned(c.member)
 	}
 	if problem != "" {
 		c.row.upgrade = "failed"

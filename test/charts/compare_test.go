@@ -52,8 +52,8 @@ func (c *comparison) tryRender(values string, upgrade bool) (rendering, error) {
 	args := []string{
 		"template", c.chart, c.archive, "-n", namespace, "-f", file, "--kube-version", version.GitVersion, "--api-versions", strings.Join(c.apis, ","),
 	}
-	if upgrade {
-		args = append(args, "--is-upgrade")
+	if upgrade { // it looks up passwords that the installation generated
+		args = append(args, "--is-upgrade", "--dry-run=server")
 	}
 	text, err := run(c.Context(), c.member.plane, "", "helm", args...)
 	if err != nil {
@@ -108,6 +108,9 @@ func (c *comparison) randomPaths(first rendering) paths {
 	for _, line := range slices.Concat(differences(first.manifest, second.manifest, nil), differences(first.hooks, second.hooks, nil)) {
 		path, _, _ := strings.Cut(line, ": ")
 		random[path] = true
+		if key, found := strings.CutSuffix(line, ": missing"); found {
+			random[scopeOf(key)] = true // its name is random
+		}
 	}
 	if len(random) > 0 {
 		c.note("random values at %d paths", len(random))
@@ -138,6 +141,12 @@ func (c *comparison) decode(manifest string) (objects, error) {
 func keyOf(object *unstructured.Unstructured) string {
 	gvk := object.GroupVersionKind()
 	return fmt.Sprintf("%s.%s %s/%s", gvk.Kind, gvk.Group, object.GetNamespace(), object.GetName())
+}
+
+// scopeOf returns the kind and the namespace of a key.
+func scopeOf(key string) string {
+	scope, _, _ := strings.Cut(key, "/")
+	return scope
 }
 
 // compare returns how the release record, the live objects and the recorded hooks differ from what helm renders.
@@ -252,13 +261,15 @@ func differences(want, got objects, ignored paths) []string {
 	var found []string
 	for _, key := range slices.Sorted(maps.Keys(want)) {
 		if got[key] == nil {
-			found = append(found, key+": missing")
+			if !ignored[scopeOf(key)] {
+				found = append(found, key+": missing")
+			}
 			continue
 		}
 		found = append(found, diff(key, cleaned(want[key]), cleaned(got[key]), ignored)...)
 	}
 	for _, key := range slices.Sorted(maps.Keys(got)) {
-		if want[key] == nil {
+		if want[key] == nil && !ignored[scopeOf(key)] {
 			found = append(found, key+": not wanted")
 		}
 	}

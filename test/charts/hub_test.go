@@ -31,6 +31,8 @@ const (
 	poll = 200 * time.Millisecond
 	// deployLimit is how long a deployment, and a removal, may take.
 	deployLimit = 3 * time.Minute
+	// failLimit is how long a deployment may fail, retries included.
+	failLimit = 30 * time.Second
 	// settleTime is how long a revision that nothing has asked for is waited for.
 	settleTime = 3 * time.Second
 	// emptyLimit is how long it may take to empty a member.
@@ -188,20 +190,33 @@ func (h *hub) summaries(m *member) (features []map[string]any, found bool, err e
 	return features, len(list.Items) > 0, nil
 }
 
-// await waits until the profile is provisioned on the member. It returns the problem if that does not happen in time.
-func (h *hub) await(m *member, limit time.Duration) string {
-	return await(limit, func() string {
+// awaitProvisioned waits until the profile is provisioned on the member. It returns the problem if that does not happen in time, or
+// if it fails for failLimit.
+func (h *hub) awaitProvisioned(m *member) string {
+	problem, failing := "", time.Time{}
+	await(deployLimit, func() string {
 		features, _, err := h.summaries(m)
 		if err != nil || len(features) == 0 {
-			return fmt.Sprintf("no summary yet (%v)", err)
+			problem = fmt.Sprintf("no summary yet (%v)", err)
+			return problem
 		}
+		problem = ""
 		for _, feature := range features {
 			if feature["status"] != "Provisioned" {
-				return fmt.Sprintf("%v: %v", feature["status"], feature["failureMessage"])
+				problem = fmt.Sprintf("%v: %v", feature["status"], feature["failureMessage"])
 			}
 		}
-		return ""
+		switch {
+		case !strings.HasPrefix(problem, "Failed"):
+			failing = time.Time{}
+		case failing.IsZero():
+			failing = time.Now()
+		case time.Since(failing) > failLimit:
+			return "" // it is not going to succeed
+		}
+		return problem
 	})
+	return problem
 }
 
 // awaitGone waits until the member has no summary any more.
