@@ -261,7 +261,7 @@ func TestWaitForObjects(t *testing.T) {
 		"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": map[string]any{"name": "never-bound", "namespace": c.ns},
 		"spec": map[string]any{"accessModes": []any{"ReadWriteOnce"}, "resources": map[string]any{"requests": map[string]any{"storage": "1Gi"}}},
 	}}
-	b := c.chart(bundle.ReleaseOptions{Wait: true, WaitForJobs: true, Timeout: 2 * time.Second}, c.configMap("main", "1"), c.job("work", true))
+	b := c.chart(bundle.ReleaseOptions{Wait: true, WaitForJobs: true, Timeout: 30 * time.Second}, c.configMap("main", "1"), c.job("work", true))
 	deploy(t, e, b)
 	if phase, _, _ := unstructured.NestedInt64(c.get(jobs, c.ns, "work").Object, "status", "succeeded"); phase != 1 {
 		t.Errorf("the Job was not waited for")
