@@ -11,11 +11,11 @@ import (
 	"strings"
 	"time"
 
+	goyaml "go.yaml.in/yaml/v2"
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/release/common"
 	helm "helm.sh/helm/v4/pkg/release/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -61,7 +61,7 @@ func NewRecord(item bundle.Item, revision int) (*helm.Release, error) {
 		if bundle.IsHook(object) || isCRDFile(source) {
 			continue
 		}
-		text, err := yaml.Marshal(object.Object)
+		text, err := goyaml.Marshal(object.Object)
 		if err != nil {
 			return nil, fmt.Errorf("encode %s: %w", kube.RefOf(object), err)
 		}
@@ -69,7 +69,7 @@ func NewRecord(item bundle.Item, revision int) (*helm.Release, error) {
 	}
 	record.Manifest = manifest.String()
 	for _, h := range ItemHooks(item) {
-		text, err := yaml.Marshal(h.Object.Object)
+		text, err := goyaml.Marshal(h.Object.Object)
 		if err != nil {
 			return nil, fmt.Errorf("encode %s: %w", kube.RefOf(h.Object), err)
 		}
