@@ -16,11 +16,12 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// adoptTries is how often an object that changes all the time is read again before its fields are taken over.
-const adoptTries = 5
+// maxAdoptAttempts is the number of attempts to take over the fields of an object that others change meanwhile.
+const maxAdoptAttempts = 5
 
-// isPastManager says whether an entry lists fields that a tool has written which stops managing an object that is adopted: kubectl and all its
-// commands, and helm, whether they apply on the client or on the server. Controllers, what they report as status, and unknown tools are not.
+// isPastManager returns whether a managedFields entry belongs to a tool that stops managing an adopted object: helm, or
+// kubectl with any command, with client-side or server-side apply. Controllers, status writers and unknown tools
+// continue to manage it.
 func isPastManager(entry metav1.ManagedFieldsEntry) bool {
 	if entry.Subresource != "" || entry.FieldsV1 == nil {
 		return false
@@ -32,29 +33,30 @@ func isPastManager(entry metav1.ManagedFieldsEntry) bool {
 	return strings.HasPrefix(entry.Manager, "kubectl")
 }
 
-// adoptFields takes over the fields of an object that nobody has marked and that is not in the record.
-func (p *pass) adoptFields(ctx context.Context, v verdict) error {
-	if v.seen == nil || v.seen.IsMarked() || p.prior.Entries[v.key()].UID == v.seen.UID {
+// adoptFields takes over the fields of an object that has no ownership labels and is not in the inventory.
+func (p *applyRun) adoptFields(ctx context.Context, v decision) error {
+	if v.existing == nil || v.existing.IsMarked() || p.prior.Entries[v.key()].UID == v.existing.UID {
 		return nil
 	}
-	return p.takeFields(ctx, v, v.seen)
+	return p.takeOverFields(ctx, v, v.existing)
 }
 
-// adoptCreated applies once more an object that somebody created between reading and applying it.
-func (p *pass) adoptCreated(ctx context.Context, v verdict, now *live) (*live, error) {
+// adoptCreated takes over the fields of an object that another client created between our read and our apply, and
+// applies it again.
+func (p *applyRun) adoptCreated(ctx context.Context, v decision, now *live) (*live, error) {
 	v.adopt = true
-	if err := p.takeFields(ctx, v, now); err != nil {
+	if err := p.takeOverFields(ctx, v, now); err != nil {
 		return nil, err
 	}
 	return p.request(ctx, v, now.UID)
 }
 
-// takeFields makes the fields that past managers have set on an object that is adopted ours, so that the next apply deletes those that the bundle
-// lacks. Without that they would stay for good. It makes no request for an object that no past manager has written.
-func (p *pass) takeFields(ctx context.Context, v verdict, seen *live) error {
+// takeOverFields makes our field manager the owner of the fields that past managers have set on an adopted object, so
+// that the next apply deletes the fields that the bundle lacks. It sends no request if no past manager has set fields.
+func (p *applyRun) takeOverFields(ctx context.Context, v decision, existing *live) error {
 	api := p.engine.member.at(v.resource, v.ref.Namespace)
-	entries, version := seen.managers, seen.Version
-	for range adoptTries {
+	entries, version := existing.managers, existing.Version
+	for range maxAdoptAttempts {
 		merged, err := mergePastManagers(entries, v.ref.GVK().GroupVersion().String())
 		if err != nil || merged == nil {
 			return err
@@ -72,7 +74,7 @@ func (p *pass) takeFields(ctx context.Context, v verdict, seen *live) error {
 			return ignoreNotFound("take over its fields", err)
 		}
 		obj, err := api.Get(ctx, v.ref.Name, metav1.GetOptions{})
-		if err != nil || obj.UID != seen.UID {
+		if err != nil || obj.UID != existing.UID {
 			return ignoreNotFound("read its field managers", err) // applying deals with an object that is replaced
 		}
 		entries, version = obj.ManagedFields, obj.ResourceVersion
@@ -80,16 +82,16 @@ func (p *pass) takeFields(ctx context.Context, v verdict, seen *live) error {
 	return errBusy
 }
 
-func ignoreNotFound(what string, err error) error {
+func ignoreNotFound(operation string, err error) error {
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", what, err)
+	return fmt.Errorf("%s: %w", operation, err)
 }
 
-// mergePastManagers returns entries with the fields of past managers in the entry of our last apply; nil if there is nothing to merge. One entry
-// can only list the fields of one API version: that of our last apply or else, if there is a choice, of the next one. Entries of past managers
-// in other versions stay.
+// mergePastManagers moves the fields of past managers to the entry of our last apply, and returns the new
+// managedFields, or nil if there is nothing to move. An entry has one API version: that of our last apply, or else
+// preferably next. Entries of past managers with other API versions are not changed.
 func mergePastManagers(entries []metav1.ManagedFieldsEntry, next string) ([]metav1.ManagedFieldsEntry, error) {
 	version, found := mergeVersion(entries, next)
 	if !found {
@@ -129,7 +131,7 @@ func mergePastManagers(entries []metav1.ManagedFieldsEntry, next string) ([]meta
 	return append(rest, ours), nil
 }
 
-// mergeVersion returns the API version of the entries to merge; found is false if there are no entries of past managers or ours.
+// mergeVersion returns the API version of the entries to merge. found is false if no entry is ours or a past manager's.
 func mergeVersion(entries []metav1.ManagedFieldsEntry, next string) (version string, found bool) {
 	var newest metav1.ManagedFieldsEntry
 	for _, entry := range entries {

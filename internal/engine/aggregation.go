@@ -62,14 +62,14 @@ func roleStateOf(role *metav1.PartialObjectMetadata) roleState {
 // readRole reads a ClusterRole whose metadata does not tell who has written it, and sets its state. A role without
 // any content counts as created again: that is how the controller creates it when all the roles that it aggregated
 // are deleted, too.
-func (m *member) readRole(ctx context.Context, s spot, seen *live) error {
-	role, err := m.wholes.Resource(s.resource.GVR).Get(ctx, s.key.Name, metav1.GetOptions{})
+func (m *memberClient) readRole(ctx context.Context, s objectLocation, existing *live) error {
+	role, err := m.dynamicClient.Resource(s.resource.GVR).Get(ctx, s.key.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("read %s: %w", s.key, err)
 	}
-	seen.role = roleOwned
-	if err == nil && role.GetUID() == seen.UID && role.Object["rules"] == nil && role.Object["aggregationRule"] == nil {
-		seen.role = roleRecreated
+	existing.role = roleOwned
+	if err == nil && role.GetUID() == existing.UID && role.Object["rules"] == nil && role.Object["aggregationRule"] == nil {
+		existing.role = roleRecreated
 	}
 	return nil
 }
@@ -94,7 +94,7 @@ func (e *Engine) orderRoles(ctx context.Context, groups [][]inventory.Entry) ([]
 func splitRoles(groups [][]inventory.Entry, at int, found map[kube.Ref]*live) [][]inventory.Entry {
 	var aggregating, others []inventory.Entry
 	for _, item := range groups[at] {
-		if seen := found[item.Ref.Key()]; seen.aggregated() {
+		if existing := found[item.Ref.Key()]; existing.aggregated() {
 			aggregating = append(aggregating, item)
 		} else {
 			others = append(others, item)
@@ -104,7 +104,7 @@ func splitRoles(groups [][]inventory.Entry, at int, found map[kube.Ref]*live) []
 	return slices.DeleteFunc(ordered, func(items []inventory.Entry) bool { return len(items) == 0 })
 }
 
-// aggregated says whether the aggregation controller writes to an object, which is nil if it does not exist.
+// aggregated returns whether the aggregation controller writes to an object, which is nil if it does not exist.
 func (l *live) aggregated() bool {
 	return l != nil && (l.role == roleAggregating || l.role == roleRecreated)
 }

@@ -161,14 +161,14 @@ func (h hook) wrap(next http.RoundTripper) http.RoundTripper {
 				return nil, err
 			}
 		}
-		answer, err := next.RoundTrip(r)
+		response, err := next.RoundTrip(r)
 		if matched && h.after != nil && err == nil {
 			if err := h.after(); err != nil {
-				_ = answer.Body.Close()
+				_ = response.Body.Close()
 				return nil, err
 			}
 		}
-		return answer, err
+		return response, err
 	})
 }
 
@@ -258,7 +258,7 @@ func TestRoleThatAggregationLeftIsNotAdopted(t *testing.T) {
 	for name, guarded := range map[string]bool{"free": false, "guarded": true} {
 		for name, test := range map[string]struct {
 			content string
-			meeting bool // it appears only after the pass has looked
+			meeting bool // it appears only after the run has looked
 		}{
 			name + ", with rules":             {staleRules, false},
 			name + ", without rules":          {"", false},
@@ -326,14 +326,14 @@ func TestWithdrawDeletesAggregatingRoleFirst(t *testing.T) {
 
 func TestPruneDeletesAggregatingRoleFirst(t *testing.T) {
 	t.Parallel()
-	for name, goOn := range map[string]bool{"stops at errors": false, "continues on errors": true} {
+	for name, proceed := range map[string]bool{"stops at errors": false, "continues on errors": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			converge(t, c.engine(nil), c.bundle("one", c.aggregatedChart()...))
 			c.keepAggregatingRole()
 			after := c.bundle("one", c.configMap("a", "1"))
-			after.Options.ContinueOnError = goOn
+			after.Options.ContinueOnError = proceed
 			convergeFails(t, c.engine(nil), after)
 			c.wantGatheredRolesKept()
 			converge(t, c.engine(nil), after)

@@ -23,14 +23,14 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ensureNamespaces creates the namespaces that objects are about to be created in and that the bundle does not hold itself. If the bundle goes
-// on after errors, a namespace that cannot be created is the failure of those objects alone.
-func (p *pass) ensureNamespaces(ctx context.Context, verdicts []verdict) error {
+// ensureNamespaces creates the namespaces that objects are about to be created in and that the bundle does not hold
+// itself. If the bundle goes on after errors, a namespace that cannot be created is the failure of those objects alone.
+func (p *applyRun) ensureNamespaces(ctx context.Context, decisions []decision) error {
 	var mu sync.Mutex // guards failed
 	failed := map[string]error{}
 	work, limited := errgroup.WithContext(ctx)
 	work.SetLimit(parallel)
-	for _, name := range p.missingNamespaces(verdicts) {
+	for _, name := range p.missingNamespaces(decisions) {
 		work.Go(func() error {
 			err := p.engine.member.ensureNamespace(limited, name)
 			if err == nil {
@@ -49,38 +49,38 @@ func (p *pass) ensureNamespaces(ctx context.Context, verdicts []verdict) error {
 	if err := work.Wait(); err != nil {
 		return err
 	}
-	for i, v := range verdicts {
+	for i, v := range decisions {
 		if err := failed[v.ref.Namespace]; err != nil && v.needsNamespace() {
-			verdicts[i].verb, verdicts[i].err = refuse, err
+			decisions[i].action, decisions[i].err = actionReject, err
 		}
 	}
 	return nil
 }
 
-// needsNamespace says whether an object is about to be created in a namespace that may have to be created first.
-func (v verdict) needsNamespace() bool {
-	return v.verb == write && v.seen == nil && v.resource.Namespaced && !v.skipNamespaceCreation
+// needsNamespace returns whether an object is about to be created in a namespace that may have to be created first.
+func (v decision) needsNamespace() bool {
+	return v.action == actionApply && v.existing == nil && v.resource.Namespaced && !v.skipNamespaceCreation
 }
 
 // missingNamespaces lists the namespaces that may have to be created, sorted.
-func (p *pass) missingNamespaces(verdicts []verdict) []string {
+func (p *applyRun) missingNamespaces(decisions []decision) []string {
 	missing := map[string]bool{}
-	for _, v := range verdicts {
-		if v.needsNamespace() && !p.wanted[kube.Ref{Kind: "Namespace", Name: v.ref.Namespace}] {
+	for _, v := range decisions {
+		if v.needsNamespace() && !p.desired[kube.Ref{Kind: "Namespace", Name: v.ref.Namespace}] {
 			missing[v.ref.Namespace] = true
 		}
 	}
-	for _, v := range verdicts {
-		if v.seen != nil && v.resource.Namespaced {
+	for _, v := range decisions {
+		if v.existing != nil && v.resource.Namespaced {
 			delete(missing, v.ref.Namespace)
 		}
 	}
 	return slices.Sorted(maps.Keys(missing))
 }
 
-// writeOne makes one object right.
-func (p *pass) writeOne(ctx context.Context, v verdict) (bundle.Action, error) {
-	if v.verb == refuse {
+// applyTarget carries out the decision about one target.
+func (p *applyRun) applyTarget(ctx context.Context, v decision) (bundle.Action, error) {
+	if v.action == actionReject {
 		return bundle.Failed, v.err
 	}
 	now, err := p.applyOne(ctx, v)
@@ -92,25 +92,25 @@ func (p *pass) writeOne(ctx context.Context, v verdict) (bundle.Action, error) {
 		return bundle.Failed, err
 	}
 	p.hold(v, now)
-	if err == nil && v.isCRD() && (v.seen == nil || v.seen.Version != now.Version) {
+	if err == nil && v.isCRD() && (v.existing == nil || v.existing.Version != now.Version) {
 		p.addUnserved(v)
 	}
 	switch {
 	case err != nil:
 		return bundle.Failed, err
-	case v.seen == nil:
+	case v.existing == nil:
 		return bundle.Created, nil
-	case v.seen.UID == now.UID && v.seen.Version == now.Version:
+	case v.existing.UID == now.UID && v.existing.Version == now.Version:
 		return bundle.Unchanged, nil
 	}
 	return bundle.Configured, nil
 }
 
 // applyOne applies an object, in place of the old one if the bundle wants that and there is no other way.
-func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
+func (p *applyRun) applyOne(ctx context.Context, v decision) (*live, error) {
 	var uid types.UID
-	if v.seen != nil {
-		uid = v.seen.UID
+	if v.existing != nil {
+		uid = v.existing.UID
 	}
 	if err := p.adoptFields(ctx, v); err != nil {
 		return nil, err
@@ -119,21 +119,22 @@ func (p *pass) applyOne(ctx context.Context, v verdict) (*live, error) {
 	if apierrors.IsConflict(err) && uid != "" {
 		now, err = p.applyAnew(ctx, v)
 	}
-	if apierrors.IsInvalid(err) && v.force && v.seen != nil && v.rank != rankCRD && v.rank != rankNamespace {
+	if apierrors.IsInvalid(err) && v.force && v.existing != nil && v.rank != rankCRD && v.rank != rankNamespace {
 		return p.recreate(ctx, v, err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if v.seen == nil && now.shared && !v.adopt && !now.IsAdopted() {
+	if v.existing == nil && now.shared && !v.adopt && !now.IsAdopted() {
 		// It did not exist when we looked, yet others have set fields: somebody made it in between.
 		return p.adoptCreated(ctx, v, now)
 	}
 	return now, nil
 }
 
-// applyAnew applies an object that somebody deleted or replaced since we looked. What we make now has another UID than the record says.
-func (p *pass) applyAnew(ctx context.Context, v verdict) (*live, error) {
+// applyAnew applies an object that somebody deleted or replaced since we looked. What we make now has another UID than
+// the record says.
+func (p *applyRun) applyAnew(ctx context.Context, v decision) (*live, error) {
 	if v.guarded && !v.overwrite {
 		return nil, errReplaced
 	}
@@ -144,7 +145,7 @@ func (p *pass) applyAnew(ctx context.Context, v verdict) (*live, error) {
 }
 
 // request sends the apply request, again and again for a while if the object's kind was defined only now.
-func (p *pass) request(ctx context.Context, v verdict, uid types.UID) (*live, error) {
+func (p *applyRun) request(ctx context.Context, v decision, uid types.UID) (*live, error) {
 	if uid != "" && v.retains() {
 		return p.applyRetaining(ctx, v, uid)
 	}
@@ -180,41 +181,41 @@ func missesNamespace(err error) bool {
 }
 
 // hold puts an applied object into the record to come.
-func (p *pass) hold(v verdict, now *live) {
+func (p *applyRun) hold(v decision, now *live) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.next.Entries[v.key()] = inventory.Entry{Ref: v.ref, UID: now.UID, Fields: now.Fingerprint(), Adopted: now.IsAdopted(), Origin: v.origin}
 }
 
 // blank saves that the UID of an object is not known, before the object gets another one.
-func (p *pass) blank(ctx context.Context, v verdict) error {
+func (p *applyRun) blank(ctx context.Context, v decision) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.next.Entries[v.key()] = inventory.Entry{Ref: v.ref, Adopted: v.adopt, Origin: v.origin}
 	return p.save(ctx)
 }
 
-// recreate deletes an object that refused a change and creates it anew. It gives the first error back if the object would be refused as a new
-// one too: then nothing is deleted.
-func (p *pass) recreate(ctx context.Context, v verdict, refused error) (*live, error) {
+// recreate deletes an object that refused a change and creates it anew. It gives the first error back if the object
+// would be refused as a new one too: then nothing is deleted.
+func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (*live, error) {
 	if p.refusesNew(ctx, v) {
 		return nil, refused
 	}
 	if err := p.blank(ctx, v); err != nil {
 		return nil, err
 	}
-	old := spot{key: v.key(), resource: v.resource}
-	if err := p.engine.member.delete(ctx, old, v.seen.UID); err != nil {
+	old := objectLocation{key: v.key(), resource: v.resource}
+	if err := p.engine.member.delete(ctx, old, v.existing.UID); err != nil {
 		return nil, fmt.Errorf("delete it to create it again: %w", err)
 	}
-	if err := p.engine.member.awaitGone(ctx, old, v.seen.UID); err != nil {
+	if err := p.engine.member.awaitGone(ctx, old, v.existing.UID); err != nil {
 		return nil, err
 	}
 	return p.request(ctx, v, "")
 }
 
 // refusesNew tries, without storing anything, whether the object under another name would be refused as invalid.
-func (p *pass) refusesNew(ctx context.Context, v verdict) bool {
+func (p *applyRun) refusesNew(ctx context.Context, v decision) bool {
 	body, err := v.stamped(v.adopt, "")
 	if err != nil {
 		return true

@@ -32,7 +32,7 @@ func TestCutAnywhereEndsRightAndOrphanFree(t *testing.T) {
 	}
 }
 
-// cutOnce cuts one pass after n requests, lets new processes go on, and returns false if the pass needed no more than n.
+// cutOnce cuts one run after n requests, lets new processes go on, and returns false if the run needed no more than n.
 func (c *cluster) cutOnce(line *meter, n int) bool {
 	c.t.Helper()
 	before := c.bundle("one", c.configMap("changed", "1"), c.configMap("dropped", "1"), c.configMap("kept", "1"))
@@ -186,7 +186,7 @@ func TestLargeBundle(t *testing.T) {
 		t.Fatalf("resume: got %s, %t, %v", report.State, ok, err)
 	}
 	wantChanges(t, report.Changes, counts{bundle.Unchanged: count})
-	// A lost part is noticed, and written again by the next pass.
+	// A lost part is noticed, and written again by the next run.
 	parts := metav1.ListOptions{LabelSelector: "towline.dev/record=chunk"}
 	if err := c.objects.Resource(secrets).Namespace(c.records).DeleteCollection(t.Context(), metav1.DeleteOptions{}, parts); err != nil {
 		t.Fatal(err)

@@ -47,11 +47,11 @@ func TestNothingMoreIsAskedWithoutAnAnswer(t *testing.T) {
 	if got := asked.Swap(0); got == 0 || got > parallel {
 		t.Errorf("converging: %d requests without an answer, want at most %d", got, parallel)
 	}
-	seen, err := e.Observe(t.Context(), b.ID)
-	if got := asked.Load(); err == nil || got == 0 || got > parallel || len(seen) != len(objects) {
-		t.Errorf("observing: %d requests without an answer, %d observations, error %v", got, len(seen), err)
+	existing, err := e.Observe(t.Context(), b.ID)
+	if got := asked.Load(); err == nil || got == 0 || got > parallel || len(existing) != len(objects) {
+		t.Errorf("observing: %d requests without an answer, %d observations, error %v", got, len(existing), err)
 	}
-	for _, one := range seen {
+	for _, one := range existing {
 		if one.Health != engine.Unknown || one.Ref.Name == "" {
 			t.Errorf("got %v", one)
 		}

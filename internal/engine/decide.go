@@ -14,20 +14,20 @@ import (
 // ErrConflict is in every error about an object that another profile deploys.
 var ErrConflict = errors.New("conflict")
 
-// errDeleting says that an object is on its way out: it can be created again once it is gone.
+// errDeleting is the error of an object that is being deleted.
 var errDeleting = errors.New("it is being deleted; it is created again once it is gone")
 
-// conflictError names the object and who deploys it now.
+// conflictError has the object and its current owner.
 type conflictError struct {
 	ref   kube.Ref
 	owner string
-	// rival is the requestor that deploys the object for the same profile, "" if another profile does.
-	rival string
-	// text says it otherwise than the Sveltos surface does.
+	// competingOwner is the requestor that deploys the object for the same profile, "" if another profile does.
+	competingOwner string
+	// text is used instead of Sveltos' message.
 	text string
 }
 
-// Error is the sentence that the Sveltos surface promises, or the conflict's own.
+// Error returns text, or the message that Sveltos has for a conflict.
 func (e *conflictError) Error() string {
 	if e.text != "" {
 		return e.text
@@ -43,182 +43,184 @@ func (e *conflictError) Error() string {
 // Is makes errors.Is(err, ErrConflict) true.
 func (e *conflictError) Is(target error) bool { return target == ErrConflict }
 
-// verb is what has to be done with one object.
-type verb int
+// action is the action for one object.
+type action int
 
 const (
-	keep   verb = iota // it is as it should be
-	write              // apply it
-	refuse             // it cannot be applied; verdict.err says why
+	actionNone   action = iota // the object is up to date
+	actionApply                // the object must be applied
+	actionReject               // the object must not be applied; decision.err has the reason
 )
 
-// verdict is the decision about one target.
-type verdict struct {
+// decision is the decision about one target.
+type decision struct {
 	*target
-	verb  verb
-	adopt bool  // mark it as there before us
-	seen  *live // nil if it does not exist
-	// claim is the version of seen that is taken over from the same profile's delivery to this cluster under another name, "" if it is not.
+	action   action
+	adopt    bool  // mark the object as adopted
+	existing *live // nil if it does not exist
+	// claim is the resourceVersion of existing, if the object is taken over from another requestor of the same profile
+	// (the cluster was registered under another name). Otherwise it is "".
 	claim string
-	// unread says that the server did not tell whether the object exists.
+	// unread is true if it is not known whether the object exists.
 	unread bool
 	err    error
 }
 
-// asker is who wants a target, and why now.
-type asker struct {
+// requester is the bundle that a run applies, with the trigger of the run.
+type requester struct {
 	id         bundle.ID
 	ownerScope inventory.OwnerScope
 	owner      bundle.Owner
-	motive     motive
+	trigger    trigger
 }
 
-// sign is in the marks of what the asker has.
-func (a asker) sign() string { return a.ownerScope.Signature(a.id) }
+// signature returns the owner key in the annotations of the requester's objects.
+func (a requester) signature() string { return a.ownerScope.Signature(a.id) }
 
-// motive is why a pass runs.
-type motive int
+// trigger is the reason for a run.
+type trigger int
 
 const (
-	asked     motive = iota // the same bundle is asked for again
-	delivered               // the record holds another bundle, or none
-	healing                 // nobody asks: the record alone says so
+	triggerRequest  trigger = iota // the same bundle is requested again
+	triggerDelivery                // the inventory has another bundle, or none
+	triggerDrift                   // drift correction of the recorded bundle
 )
 
-// decide compares one target with what is there and with what the record holds of it.
-func decide(t *target, seen *live, had inventory.Entry, who asker) verdict {
-	v := verdict{target: t, seen: seen, verb: write}
-	if err := hindrance(t, seen, had, who); err != nil {
-		v.verb, v.err = refuse, err
+// decide compares one target with the existing object and with its inventory entry.
+func decide(t *target, existing *live, recorded inventory.Entry, requestedBy requester) decision {
+	v := decision{target: t, existing: existing, action: actionApply}
+	if err := checkApplicable(t, existing, recorded, requestedBy); err != nil {
+		v.action, v.err = actionReject, err
 		return v
 	}
-	if seen == nil {
+	if existing == nil {
 		return v
 	}
-	v.adopt = seen.IsAdopted()
+	v.adopt = existing.IsAdopted()
 	switch {
-	case seen.Signature() == who.sign():
-		v.adopt = v.adopt || had.RecordsAdoption(seen.UID)
-		if t.marks.on(seen) && undrifted(seen, had) {
-			v.verb = keep
+	case existing.Signature() == requestedBy.signature():
+		v.adopt = v.adopt || recorded.RecordsAdoption(existing.UID)
+		if t.marks.areOn(existing) && hasNotDrifted(existing, recorded) {
+			v.action = actionNone
 		}
-	case seen.role == roleRecreated:
-		// It has no content of anybody: it was neither there before us nor does it belong to somebody else.
+	case existing.role == roleRecreated:
+		// The aggregation controller created it again: it was not there before us, and has no other owner.
 	case t.guarded:
-		return guard(v, had, who)
-	case !seen.IsMarked():
-		// The object in our record under this UID is what it was when we applied it, even if somebody took the marks
-		// off.
-		v.adopt = (had.UID != seen.UID || had.Adopted) && !seen.belongsTo(t.release)
-	case rivals(t, seen, who), elsewhere(seen, who):
-		return takeOver(v, had, who)
+		return decideGuarded(v, recorded, requestedBy)
+	case !existing.IsMarked():
+		// The object with the recorded UID is ours, even if another client removed the labels and annotations.
+		v.adopt = (recorded.UID != existing.UID || recorded.Adopted) && !existing.belongsTo(t.release)
+	case isFromOtherRequestor(t, existing, requestedBy), isFromOtherScope(existing, requestedBy):
+		return decideTakeover(v, recorded, requestedBy)
 	default:
-		if owner, ok := incumbent(t, seen, who.owner); ok {
-			v.verb, v.err = refuse, &conflictError{ref: t.ref, owner: owner}
+		if owner, ok := currentOwner(t, existing, requestedBy.owner); ok {
+			v.action, v.err = actionReject, &conflictError{ref: t.ref, owner: owner}
 		}
 	}
 	return v
 }
 
-// hindrance says why a target cannot be applied now, whoever has marked what is there; nil if nothing is in the way.
-func hindrance(t *target, seen *live, had inventory.Entry, who asker) error {
+// checkApplicable returns an error if a target cannot be applied now, independent of the owner of the existing object.
+func checkApplicable(t *target, existing *live, recorded inventory.Entry, requestedBy requester) error {
 	switch {
 	case t.resource == (kube.Resource{}):
 		return errUnknownKind
-	case seen != nil && seen.OwnerScope().Hub != "" && seen.OwnerScope().Hub != who.ownerScope.Hub:
-		return foreign(t, seen)
-	case had.Rival != "" && who.motive == healing && (seen == nil || seen.Signature() != who.sign()):
-		// It was taken over, whatever became of it then: only who delivers for this requestor can know that it is wanted again.
-		return contested(t, who.owner, had.Rival)
-	case seen != nil && seen.Deleting:
+	case existing != nil && existing.OwnerScope().Hub != "" && existing.OwnerScope().Hub != requestedBy.ownerScope.Hub:
+		return otherHubError(t, existing)
+	case recorded.Rival != "" && requestedBy.trigger == triggerDrift && (existing == nil || existing.Signature() != requestedBy.signature()):
+		// Another requestor took it over. Only a new delivery can take it back, also if it was deleted since.
+		return competingOwnerError(t, requestedBy.owner, recorded.Rival)
+	case existing != nil && existing.Deleting:
 		return errDeleting
 	}
 	return nil
 }
 
-// undrifted says whether an object that carries our marks is still as we applied it. When somebody else changes a field that we
-// set, the server takes that field off our list of fields, whose fingerprint is in the record.
-func undrifted(seen *live, had inventory.Entry) bool {
-	return seen.IgnoresDrift() || (had.UID == seen.UID && had.Fields == seen.Fingerprint())
+// hasNotDrifted returns whether an object with our labels is as we applied it. If another client changes one of our
+// fields, the API server removes the field from our managed fields, and their fingerprint differs from the recorded
+// one.
+func hasNotDrifted(existing *live, recorded inventory.Entry) bool {
+	return existing.IgnoresDrift() || (recorded.UID == existing.UID && recorded.Fields == existing.Fingerprint())
 }
 
-// rivals says whether an object was deployed from the same source and for the same profile, but for another requestor: the cluster was
-// registered again under another name. The last one to deliver something new has the object; healing takes nothing back.
-func rivals(t *target, seen *live, who asker) bool {
-	if seen.Annotations[kube.AnnotationOwnerKind] != who.owner.Kind || seen.Annotations[kube.AnnotationOwnerName] != who.owner.Name ||
-		seen.Requestor() == "" || seen.Labels[kube.LabelReason] != who.id.Feature {
+// isFromOtherRequestor returns whether an object was deployed from the same source for the same profile, but for
+// another requestor: the cluster was registered again under another name. The latest delivery owns the object. Drift
+// correction takes nothing back.
+func isFromOtherRequestor(t *target, existing *live, requestedBy requester) bool {
+	if existing.Annotations[kube.AnnotationOwnerKind] != requestedBy.owner.Kind || existing.Annotations[kube.AnnotationOwnerName] != requestedBy.owner.Name ||
+		existing.Requestor() == "" || existing.Labels[kube.LabelReason] != requestedBy.id.Feature {
 		return false
 	}
 	for _, name := range []string{kube.AnnotationReferenceKind, kube.AnnotationReferenceNS, kube.AnnotationReferenceName} {
-		if seen.Annotations[name] != t.marks.annotations[name] {
+		if existing.Annotations[name] != t.marks.annotations[name] {
 			return false
 		}
 	}
 	return true
 }
 
-// contested is the conflict with rival over t.
-func contested(t *target, owner bundle.Owner, rival string) error {
-	err := &conflictError{ref: t.ref, owner: fmt.Sprintf("%s %s (for %s)", owner.Kind, owner.Name, rival), rival: rival}
+// competingOwnerError returns the conflict with competingOwner about t.
+func competingOwnerError(t *target, owner bundle.Owner, competingOwner string) error {
+	err := &conflictError{ref: t.ref, owner: fmt.Sprintf("%s %s (for %s)", owner.Kind, owner.Name, competingOwner), competingOwner: competingOwner}
 	if t.guarded {
-		err.text = fmt.Sprintf("%s was taken over for %s", t.ref, rival)
+		err.text = fmt.Sprintf("%s was taken over for %s", t.ref, competingOwner)
 	}
 	return err
 }
 
-// incumbent says who keeps an object that is marked as deployed by another bundle: its owner, unless ours goes first. The lower tier
-// goes first, between profiles the profile's and within a profile the reference's; the incumbent wins a tie.
-func incumbent(t *target, seen *live, owner bundle.Owner) (string, bool) {
-	kind, name := seen.Annotations[kube.AnnotationOwnerKind], seen.Annotations[kube.AnnotationOwnerName]
-	who := fmt.Sprintf("%s %s", kind, name)
+// currentOwner returns the owner of an object of another bundle, and whether it keeps the object. The lower tier wins:
+// between profiles that of the profile, within a profile that of the reference. The current owner wins a tie.
+func currentOwner(t *target, existing *live, owner bundle.Owner) (string, bool) {
+	kind, name := existing.Annotations[kube.AnnotationOwnerKind], existing.Annotations[kube.AnnotationOwnerName]
+	requestedBy := fmt.Sprintf("%s %s", kind, name)
 	if kind != owner.Kind || name != owner.Name {
-		return who, owner.Tier >= parseTier(seen.Annotations[kube.AnnotationOwnerTier])
+		return requestedBy, owner.Tier >= parseTier(existing.Annotations[kube.AnnotationOwnerTier])
 	}
-	if seen.Requestor() == "" {
+	if existing.Requestor() == "" {
 		return "", false // an engine that marks only owners, working for the same profile
 	}
-	if ref := seen.Annotations[kube.AnnotationReferenceName]; ref != "" {
-		who += fmt.Sprintf(" (%s %s/%s)", seen.Annotations[kube.AnnotationReferenceKind], seen.Annotations[kube.AnnotationReferenceNS], ref)
+	if ref := existing.Annotations[kube.AnnotationReferenceName]; ref != "" {
+		requestedBy += fmt.Sprintf(" (%s %s/%s)", existing.Annotations[kube.AnnotationReferenceKind], existing.Annotations[kube.AnnotationReferenceNS], ref)
 	}
 	ours := parseTier(t.marks.annotations[kube.AnnotationReferenceTier])
-	return who, ours >= parseTier(seen.Annotations[kube.AnnotationReferenceTier])
+	return requestedBy, ours >= parseTier(existing.Annotations[kube.AnnotationReferenceTier])
 }
 
-// fate is what happens to an object that the bundle no longer wants.
-type fate int
+// pruneAction is the action for an object that the bundle no longer has.
+type pruneAction int
 
 const (
-	forget fate = iota // it is gone, or no longer ours: only the record changes
-	remove             // delete it
-	strip              // keep it, take our marks off
-	await              // it is being deleted already
+	pruneForget pruneAction = iota // delete only the entry: the object does not exist or is not ours
+	pruneDelete                    // delete the object
+	pruneOrphan                    // keep the object, remove our labels and annotations
+	pruneAwait                     // the object is being deleted already
 )
 
-// condemn decides what happens to an object of the record that is no longer wanted. The reason says why it is left alone.
-// A ClusterRole that the aggregation controller created again is deleted too: its UID is not the recorded one.
-func condemn(had inventory.Entry, seen *live, id bundle.ID, of inventory.OwnerScope) (fate, string) {
+// decidePrune returns the action for an entry that the bundle no longer has, and the reason if the object is kept. It
+// also deletes a ClusterRole that the aggregation controller created again, although its UID is not the recorded one.
+func decidePrune(recorded inventory.Entry, existing *live, id bundle.ID, of inventory.OwnerScope) (pruneAction, string) {
 	switch {
-	case seen == nil:
-		return forget, ""
-	case seen.role == roleRecreated:
-		return remove, ""
-	case had.UID != "" && had.UID != seen.UID:
-		return forget, "somebody replaced it"
-	case had.FromHelm && !seen.IsMarked() && seen.belongsTo(strings.TrimPrefix(had.Origin, originOfRelease(""))):
-		if seen.Annotations[kube.AnnotationKeep] == "keep" {
-			return forget, "its " + kube.AnnotationKeep + " annotation says keep"
+	case existing == nil:
+		return pruneForget, ""
+	case existing.role == roleRecreated:
+		return pruneDelete, ""
+	case recorded.UID != "" && recorded.UID != existing.UID:
+		return pruneForget, "somebody replaced it"
+	case recorded.FromHelm && !existing.IsMarked() && existing.belongsTo(strings.TrimPrefix(recorded.Origin, originOfRelease(""))):
+		if existing.Annotations[kube.AnnotationKeep] == "keep" {
+			return pruneForget, "its " + kube.AnnotationKeep + " annotation says keep"
 		}
-		return remove, ""
-	case seen.Signature() != of.Signature(id):
-		return forget, "it is no longer marked as deployed for " + id.String()
-	case seen.IsAdopted(), had.RecordsAdoption(seen.UID):
-		return strip, "it existed before"
-	case seen.letGo():
-		return strip, "its label " + workv1alpha1.ManagedLabel + " was taken off"
-	case seen.Annotations[kube.AnnotationKeep] == "keep":
-		return strip, "its " + kube.AnnotationKeep + " annotation says keep"
-	case seen.Deleting:
-		return await, ""
+		return pruneDelete, ""
+	case existing.Signature() != of.Signature(id):
+		return pruneForget, "it is no longer marked as deployed for " + id.String()
+	case existing.IsAdopted(), recorded.RecordsAdoption(existing.UID):
+		return pruneOrphan, "it existed before"
+	case existing.isReleased():
+		return pruneOrphan, "its label " + workv1alpha1.ManagedLabel + " was taken off"
+	case existing.Annotations[kube.AnnotationKeep] == "keep":
+		return pruneOrphan, "its " + kube.AnnotationKeep + " annotation says keep"
+	case existing.Deleting:
+		return pruneAwait, ""
 	}
-	return remove, ""
+	return pruneDelete, ""
 }

@@ -127,66 +127,66 @@ func TestDecide(t *testing.T) {
 		t.Fatal(err)
 	}
 	mine := func(change func(*live)) *live {
-		seen := &live{LiveMeta: inventory.LiveMeta{
+		existing := &live{LiveMeta: inventory.LiveMeta{
 			UID: "u", Version: "7", Fields: "f", Labels: map[string]string{kube.LabelReason: "Resources"}, Annotations: map[string]string{},
 		}}
 		for name, value := range targets[0].marks.annotations {
-			seen.Annotations[name] = value
+			existing.Annotations[name] = value
 		}
-		change(seen)
-		return seen
+		change(existing)
+		return existing
 	}
 	recorded := inventory.Entry{UID: "u", Fields: "f"}
-	rival := mine(func(l *live) { l.Annotations[kube.AnnotationRequestor] = "ClusterSummary/other/Resources" })
+	competingOwner := mine(func(l *live) { l.Annotations[kube.AnnotationRequestor] = "ClusterSummary/other/Resources" })
 	for name, test := range map[string]struct {
 		seen   *live
 		had    inventory.Entry
-		want   verb
+		want   action
 		adopt  bool
-		motive motive
+		motive trigger
 	}{
-		"a rival's":                          {rival, recorded, refuse, false, asked},
-		"a rival's, seen by healing":         {rival, recorded, refuse, false, healing},
-		"a rival's, but ours is newer":       {rival, inventory.Entry{}, write, false, delivered},
-		"a rival's, claimed by a cut pass":   {rival, inventory.Entry{Claim: "7"}, write, false, healing},
-		"a rival's, changed since the claim": {rival, inventory.Entry{Claim: "6"}, refuse, false, healing},
-		"a rival's, gone, and ours is asked": {nil, inventory.Entry{Rival: "x"}, write, false, asked},
-		"a rival's, gone, seen by healing":   {nil, inventory.Entry{Rival: "x"}, refuse, false, healing},
-		"a rival's, left, seen by healing":   {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{Rival: "x"}, refuse, false, healing},
-		"a rival's of another feature":       {mine(func(l *live) { l.Labels = nil; l.Annotations[kube.AnnotationRequestor] = "x" }), inventory.Entry{}, refuse, false, delivered},
+		"a rival's":                          {competingOwner, recorded, actionReject, false, triggerRequest},
+		"a rival's, seen by healing":         {competingOwner, recorded, actionReject, false, triggerDrift},
+		"a rival's, but ours is newer":       {competingOwner, inventory.Entry{}, actionApply, false, triggerDelivery},
+		"a rival's, claimed by a cut pass":   {competingOwner, inventory.Entry{Claim: "7"}, actionApply, false, triggerDrift},
+		"a rival's, changed since the claim": {competingOwner, inventory.Entry{Claim: "6"}, actionReject, false, triggerDrift},
+		"a rival's, gone, and ours is asked": {nil, inventory.Entry{Rival: "x"}, actionApply, false, triggerRequest},
+		"a rival's, gone, seen by healing":   {nil, inventory.Entry{Rival: "x"}, actionReject, false, triggerDrift},
+		"a rival's, left, seen by healing":   {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{Rival: "x"}, actionReject, false, triggerDrift},
+		"a rival's of another feature":       {mine(func(l *live) { l.Labels = nil; l.Annotations[kube.AnnotationRequestor] = "x" }), inventory.Entry{}, actionReject, false, triggerDelivery},
 		"a rival's, from another source of it": {mine(func(l *live) {
 			l.Annotations[kube.AnnotationRequestor], l.Annotations[kube.AnnotationReferenceName] = "x", "x"
-		}), inventory.Entry{}, refuse, false, delivered},
-		"absent":                               {nil, recorded, write, false, asked},
-		"as applied":                           {mine(func(*live) {}), recorded, keep, false, asked},
-		"fields taken":                         {mine(func(l *live) { l.Fields = "g" }), recorded, write, false, asked},
-		"nothing recorded":                     {mine(func(*live) {}), inventory.Entry{}, write, false, asked},
-		"other content":                        {mine(func(l *live) { l.Annotations[kube.AnnotationHash] = "sha256:00" }), recorded, write, false, asked},
-		"label gone":                           {mine(func(l *live) { l.Labels = nil }), recorded, write, false, asked},
-		"drift is ignored":                     {mine(func(l *live) { l.Fields, l.Annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, keep, false, asked},
-		"no field lists":                       {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fields: "version 7"}, keep, false, asked},
-		"no lists, changed":                    {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fields: "version 6"}, write, false, asked},
-		"adopted stays so":                     {mine(func(l *live) { l.Annotations[kube.AnnotationAdopted] = "true" }), inventory.Entry{}, write, true, asked},
-		"adopted, annotation lost":             {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fields: "f", Adopted: true}, write, true, asked},
-		"adopted, all marks taken off":         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fields: "f", Adopted: true}, write, true, asked},
-		"adopted by a cut pass":                {mine(func(*live) {}), inventory.Entry{Adopted: true}, write, true, asked},
-		"adopted, then made anew":              {nil, inventory.Entry{UID: "u", Adopted: true}, write, false, asked},
-		"adopted, then another's":              {mine(func(l *live) { l.UID = "x" }), inventory.Entry{UID: "u", Adopted: true}, write, false, asked},
-		"a rival's, adopted under another UID": {rival, inventory.Entry{Adopted: true}, write, false, delivered},
-		"not marked":                           {&live{LiveMeta: inventory.LiveMeta{UID: "x"}}, inventory.Entry{}, write, true, asked},
-		"role recreated":                       {&live{LiveMeta: inventory.LiveMeta{UID: "x"}, role: roleRecreated}, recorded, write, false, asked},
-		"marks taken off":                      {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, recorded, write, false, asked},
-		"on its way out":                       {mine(func(l *live) { l.Deleting = true }), recorded, refuse, false, asked},
+		}), inventory.Entry{}, actionReject, false, triggerDelivery},
+		"absent":                               {nil, recorded, actionApply, false, triggerRequest},
+		"as applied":                           {mine(func(*live) {}), recorded, actionNone, false, triggerRequest},
+		"fields taken":                         {mine(func(l *live) { l.Fields = "g" }), recorded, actionApply, false, triggerRequest},
+		"nothing recorded":                     {mine(func(*live) {}), inventory.Entry{}, actionApply, false, triggerRequest},
+		"other content":                        {mine(func(l *live) { l.Annotations[kube.AnnotationHash] = "sha256:00" }), recorded, actionApply, false, triggerRequest},
+		"label gone":                           {mine(func(l *live) { l.Labels = nil }), recorded, actionApply, false, triggerRequest},
+		"drift is ignored":                     {mine(func(l *live) { l.Fields, l.Annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, actionNone, false, triggerRequest},
+		"no field lists":                       {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fields: "version 7"}, actionNone, false, triggerRequest},
+		"no lists, changed":                    {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fields: "version 6"}, actionApply, false, triggerRequest},
+		"adopted stays so":                     {mine(func(l *live) { l.Annotations[kube.AnnotationAdopted] = "true" }), inventory.Entry{}, actionApply, true, triggerRequest},
+		"adopted, annotation lost":             {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fields: "f", Adopted: true}, actionApply, true, triggerRequest},
+		"adopted, all marks taken off":         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fields: "f", Adopted: true}, actionApply, true, triggerRequest},
+		"adopted by a cut pass":                {mine(func(*live) {}), inventory.Entry{Adopted: true}, actionApply, true, triggerRequest},
+		"adopted, then made anew":              {nil, inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
+		"adopted, then another's":              {mine(func(l *live) { l.UID = "x" }), inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
+		"a rival's, adopted under another UID": {competingOwner, inventory.Entry{Adopted: true}, actionApply, false, triggerDelivery},
+		"not marked":                           {&live{LiveMeta: inventory.LiveMeta{UID: "x"}}, inventory.Entry{}, actionApply, true, triggerRequest},
+		"role recreated":                       {&live{LiveMeta: inventory.LiveMeta{UID: "x"}, role: roleRecreated}, recorded, actionApply, false, triggerRequest},
+		"marks taken off":                      {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, recorded, actionApply, false, triggerRequest},
+		"on its way out":                       {mine(func(l *live) { l.Deleting = true }), recorded, actionReject, false, triggerRequest},
 		"another's": {mine(func(l *live) {
 			l.Annotations[kube.AnnotationRequestor], l.Annotations[kube.AnnotationOwnerName] = "x", "x"
-		}), inventory.Entry{}, refuse, false, asked},
-		"marked by an engine that knows no requestors": {mine(func(l *live) { delete(l.Annotations, kube.AnnotationRequestor) }), inventory.Entry{}, write, false, asked},
+		}), inventory.Entry{}, actionReject, false, triggerRequest},
+		"marked by an engine that knows no requestors": {mine(func(l *live) { delete(l.Annotations, kube.AnnotationRequestor) }), inventory.Entry{}, actionApply, false, triggerRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := decide(targets[0], test.seen, test.had, asker{id: b.ID, owner: b.Owner, motive: test.motive})
-			if got.verb != test.want || got.adopt != test.adopt {
-				t.Errorf("got verb %d, adopt %t, error %v; want verb %d, adopt %t", got.verb, got.adopt, got.err, test.want, test.adopt)
+			got := decide(targets[0], test.seen, test.had, requester{id: b.ID, owner: b.Owner, trigger: test.motive})
+			if got.action != test.want || got.adopt != test.adopt {
+				t.Errorf("got verb %d, adopt %t, error %v; want verb %d, adopt %t", got.action, got.adopt, got.err, test.want, test.adopt)
 			}
 		})
 	}
@@ -196,38 +196,38 @@ func TestCondemn(t *testing.T) {
 	t.Parallel()
 	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "mine", Feature: "Helm"}
 	mine := func(annotations ...string) *live {
-		seen := &live{LiveMeta: inventory.LiveMeta{UID: "u", Annotations: map[string]string{kube.AnnotationRequestor: id.String()}}}
+		existing := &live{LiveMeta: inventory.LiveMeta{UID: "u", Annotations: map[string]string{kube.AnnotationRequestor: id.String()}}}
 		for i := 0; i < len(annotations); i += 2 {
-			seen.Annotations[annotations[i]] = annotations[i+1]
+			existing.Annotations[annotations[i]] = annotations[i+1]
 		}
-		return seen
+		return existing
 	}
 	for name, test := range map[string]struct {
 		had  inventory.Entry
 		seen *live
-		want fate
+		want pruneAction
 	}{
-		"gone":                                {inventory.Entry{UID: "u"}, nil, forget},
-		"ours":                                {inventory.Entry{UID: "u"}, mine(), remove},
-		"ours, never recorded":                {inventory.Entry{}, mine(), remove},
-		"not ours, only planned":              {inventory.Entry{}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, forget},
-		"made anew by somebody":               {inventory.Entry{UID: "v"}, mine(), forget},
-		"taken by another bundle":             {inventory.Entry{UID: "u"}, mine(kube.AnnotationRequestor, "x"), forget},
-		"adopted":                             {inventory.Entry{UID: "u"}, mine(kube.AnnotationAdopted, "true"), strip},
-		"adopted, annotation lost":            {inventory.Entry{UID: "u", Adopted: true}, mine(), strip},
-		"adopted by a cut pass":               {inventory.Entry{Adopted: true}, mine(), strip},
-		"adopted, then made anew by somebody": {inventory.Entry{UID: "v", Adopted: true}, mine(), forget},
-		"adopted, then not marked":            {inventory.Entry{Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, forget},
-		"kept by its chart":                   {inventory.Entry{UID: "u"}, mine(kube.AnnotationKeep, "keep"), strip},
+		"gone":                                {inventory.Entry{UID: "u"}, nil, pruneForget},
+		"ours":                                {inventory.Entry{UID: "u"}, mine(), pruneDelete},
+		"ours, never recorded":                {inventory.Entry{}, mine(), pruneDelete},
+		"not ours, only planned":              {inventory.Entry{}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, pruneForget},
+		"made anew by somebody":               {inventory.Entry{UID: "v"}, mine(), pruneForget},
+		"taken by another bundle":             {inventory.Entry{UID: "u"}, mine(kube.AnnotationRequestor, "x"), pruneForget},
+		"adopted":                             {inventory.Entry{UID: "u"}, mine(kube.AnnotationAdopted, "true"), pruneOrphan},
+		"adopted, annotation lost":            {inventory.Entry{UID: "u", Adopted: true}, mine(), pruneOrphan},
+		"adopted by a cut pass":               {inventory.Entry{Adopted: true}, mine(), pruneOrphan},
+		"adopted, then made anew by somebody": {inventory.Entry{UID: "v", Adopted: true}, mine(), pruneForget},
+		"adopted, then not marked":            {inventory.Entry{Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, pruneForget},
+		"kept by its chart":                   {inventory.Entry{UID: "u"}, mine(kube.AnnotationKeep, "keep"), pruneOrphan},
 
-		"created again by role aggregation":          {inventory.Entry{UID: "u"}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, remove},
-		"created again by role aggregation, adopted": {inventory.Entry{UID: "u", Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, remove},
-		"created again by role aggregation, planned": {inventory.Entry{}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, remove},
-		"an aggregating role of somebody":            {inventory.Entry{UID: "u"}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleAggregating}, forget},
+		"created again by role aggregation":          {inventory.Entry{UID: "u"}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, pruneDelete},
+		"created again by role aggregation, adopted": {inventory.Entry{UID: "u", Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, pruneDelete},
+		"created again by role aggregation, planned": {inventory.Entry{}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, pruneDelete},
+		"an aggregating role of somebody":            {inventory.Entry{UID: "u"}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleAggregating}, pruneForget},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got, reason := condemn(test.had, test.seen, id, inventory.OwnerScope{}); got != test.want {
+			if got, reason := decidePrune(test.had, test.seen, id, inventory.OwnerScope{}); got != test.want {
 				t.Errorf("fate: got %d (%s), want %d", got, reason, test.want)
 			}
 		})
@@ -236,7 +236,7 @@ func TestCondemn(t *testing.T) {
 
 func TestGateGivesAllKeysOrNone(t *testing.T) {
 	t.Parallel()
-	g := newGate[string]()
+	g := newKeyLock[string]()
 	release, err := g.acquire(t.Context(), "a", "b")
 	if err != nil {
 		t.Fatal(err)

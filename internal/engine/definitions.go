@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// establishLimit is how long a CustomResourceDefinition may take to be established, and its kinds to be served.
+	// establishLimit is the timeout until a CustomResourceDefinition is established and its kinds are served.
 	establishLimit = 30 * time.Second
-	// definitionReads is how many discovery requests are made before a CustomResourceDefinition itself is read: real ones have
-	// hundreds of kilobytes, and reading them again and again slows down the API server that has to establish them.
+	// definitionReads is the number of discovery requests per read of the CustomResourceDefinition itself. Definitions can
+	// have hundreds of kilobytes, so frequent reads slow down the API server.
 	definitionReads = 20
 )
 
-// isServed returns whether all kinds of a definition are known to be served.
-func (p *pass) isServed(v verdict) bool {
+// isServed returns whether the REST mapper knows all kinds of a definition.
+func (p *applyRun) isServed(v decision) bool {
 	kinds := map[schema.GroupVersionKind]kube.Resource{}
 	define(kinds, v.content)
 	for gvk := range kinds {
@@ -38,8 +38,8 @@ func (p *pass) isServed(v verdict) bool {
 	return true
 }
 
-// addUnserved notes a definition that was created or changed, or is not served yet: the API server serves its kinds later.
-func (p *pass) addUnserved(v verdict) {
+// addUnserved adds a definition to those that awaitServed waits for: it was created or changed, or is not served yet.
+func (p *applyRun) addUnserved(v decision) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.unserved == nil {
@@ -53,21 +53,21 @@ func (p *pass) addUnserved(v verdict) {
 	}
 }
 
-// needsServed returns whether objects are of a kind that the pass has defined.
-func (p *pass) needsServed(verdicts []verdict) bool {
-	return slices.ContainsFunc(verdicts, func(v verdict) bool { return v.verb == write && p.defined[v.ref.GVK().GroupKind()] })
+// hasDefinedKinds returns whether an object to apply is of a kind that the run has defined.
+func (p *applyRun) hasDefinedKinds(decisions []decision) bool {
+	return slices.ContainsFunc(decisions, func(v decision) bool { return v.action == actionApply && p.defined[v.ref.GVK().GroupKind()] })
 }
 
-// awaitServed waits until all kinds that the pass has defined are served. It returns whether the pass may go on: definitions
-// that are refused are failures.
-func (p *pass) awaitServed(ctx context.Context) (goOn bool) {
+// awaitServed waits until all kinds that the run has defined are served. It records the definitions that are not served
+// as failures, and returns whether the run may continue.
+func (p *applyRun) awaitServed(ctx context.Context) (proceed bool) {
 	if len(p.unserved) == 0 {
 		return true
 	}
 	refused := p.engine.member.awaitServed(ctx, p.unserved)
 	p.unserved = nil
 	p.engine.member.mapper.Reset()
-	goOn = true
+	proceed = true
 	for i, change := range p.changes {
 		err := refused[change.Ref.Name]
 		if err == nil || change.Ref.Group != groupAPIExtensions {
@@ -76,28 +76,28 @@ func (p *pass) awaitServed(ctx context.Context) (goOn bool) {
 		err = fmt.Errorf("wait for the definition to be established: %w", err)
 		p.changes[i].Action, p.changes[i].Reason = bundle.Failed, err.Error()
 		p.failures = append(p.failures, &objectError{ref: change.Ref, err: err})
-		goOn = goOn && p.tolerates(err)
+		proceed = proceed && p.canTolerate(err)
 	}
-	return goOn
+	return proceed
 }
 
-// awaitServed waits until the API server serves all kinds of CustomResourceDefinitions, which are given by name. It returns
-// the reasons of those that it does not serve.
-func (m *member) awaitServed(ctx context.Context, pending map[string]map[schema.GroupVersionKind]kube.Resource) map[string]error {
+// awaitServed waits until the API server serves all kinds of the pending CustomResourceDefinitions. It returns an error
+// for each definition that is not served. The keys are names of definitions.
+func (m *memberClient) awaitServed(ctx context.Context, pending map[string]map[schema.GroupVersionKind]kube.Resource) map[string]error {
 	refused, reasons := map[string]error{}, map[string]string{}
 	tries := 0
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
 		tries++
 		served := m.servedResources(ctx, pending)
 		for name, kinds := range pending {
-			if isSubset(kinds, served) {
+			if areServed(kinds, served) {
 				delete(pending, name)
 				continue
 			}
 			if tries%definitionReads != 0 {
 				continue
 			}
-			// An APIService may serve the group instead of the definition, or the definition's names are taken.
+			// The kinds may never be served: an APIService serves the group, or another definition has the names.
 			established, reason, err := m.definitionState(ctx, name)
 			if reasons[name] = reason; established || err != nil {
 				refused[name] = err
@@ -112,8 +112,8 @@ func (m *member) awaitServed(ctx context.Context, pending map[string]map[schema.
 	return refused
 }
 
-// servedResources returns the resources of the groups and versions that the definitions define, as far as they are served.
-func (m *member) servedResources(
+// servedResources returns the served resources of the API versions of the pending definitions.
+func (m *memberClient) servedResources(
 	ctx context.Context, pending map[string]map[schema.GroupVersionKind]kube.Resource,
 ) map[schema.GroupVersionResource]bool {
 	served, read := map[schema.GroupVersionResource]bool{}, map[schema.GroupVersion]bool{}
@@ -136,7 +136,8 @@ func (m *member) servedResources(
 	return served
 }
 
-func isSubset(kinds map[schema.GroupVersionKind]kube.Resource, served map[schema.GroupVersionResource]bool) bool {
+// areServed returns whether the resources of all kinds are in served.
+func areServed(kinds map[schema.GroupVersionKind]kube.Resource, served map[schema.GroupVersionResource]bool) bool {
 	for _, resource := range kinds {
 		if !served[resource.GVR] {
 			return false
@@ -145,9 +146,8 @@ func isSubset(kinds map[schema.GroupVersionKind]kube.Resource, served map[schema
 	return true
 }
 
-// definitionState reads whether a CustomResourceDefinition is established, or the reason why it is not yet. The error means
-// that it never will be.
-func (m *member) definitionState(ctx context.Context, name string) (established bool, reason string, err error) {
+// definitionState reads a CustomResourceDefinition and returns crdState.
+func (m *memberClient) definitionState(ctx context.Context, name string) (established bool, reason string, err error) {
 	raw, err := m.raw.Get().AbsPath("/apis", groupAPIExtensions, "v1", "customresourcedefinitions", name).Do(ctx).Raw()
 	if err != nil {
 		return false, "", err
@@ -155,7 +155,8 @@ func (m *member) definitionState(ctx context.Context, name string) (established 
 	return crdState(raw)
 }
 
-// crdState reads the conditions of a CustomResourceDefinition.
+// crdState returns whether a CustomResourceDefinition is established, or the reason why it is not established yet. An
+// error means that it cannot be established.
 func crdState(raw []byte) (established bool, reason string, err error) {
 	var crd struct {
 		Status struct {

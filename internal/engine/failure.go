@@ -29,11 +29,11 @@ func (e *objectError) Error() string {
 // Unwrap returns the reason.
 func (e *objectError) Unwrap() error { return e.err }
 
-// passError is why a pass did not reach its end: one or more objects, in order.
-type passError []error
+// applyErrors is why a run did not reach its end: one or more objects, in order.
+type applyErrors []error
 
 // Error names the first few. It is the same for the same failures.
-func (e passError) Error() string {
+func (e applyErrors) Error() string {
 	var texts []string
 	for _, err := range e[:min(len(e), maxNamed)] {
 		texts = append(texts, err.Error())
@@ -46,10 +46,10 @@ func (e passError) Error() string {
 }
 
 // Unwrap returns all of them.
-func (e passError) Unwrap() []error { return e }
+func (e applyErrors) Unwrap() []error { return e }
 
-// unanswered says whether err is that of a request that got no answer: neither will others.
-func unanswered(err error) bool {
+// isUnanswered returns whether err is that of a request that got no answer: neither will others.
+func isUnanswered(err error) bool {
 	_, ok := errors.AsType[*url.Error](err)
 	return ok
 }

@@ -156,7 +156,7 @@ func TestAnotherHubsObjectsAreNotTouched(t *testing.T) {
 func TestHealingHubsDoNotFight(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	var beats [2]*healing
+	var beats [2]*triggerDrift
 	for i, hub := range []string{"hub-1", "hub-2"} {
 		beats[i] = c.healOf(t, hub)
 	}
@@ -274,7 +274,7 @@ func TestWithdrawalOfGuardedBundle(t *testing.T) {
 }
 
 // healOf runs an engine of a hub.
-func (c *cluster) healOf(t *testing.T, hub string, change ...func(*engine.Options)) *healing {
+func (c *cluster) healOf(t *testing.T, hub string, change ...func(*engine.Options)) *triggerDrift {
 	t.Helper()
 	return c.heal(t, nil, append(change, func(o *engine.Options) { o.Hub, o.Scope = hub, "of-"+hub })...)
 }
@@ -305,25 +305,25 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: none, resources: {request
 `, "NS", c.ns))
 	b := c.work("one", append(objects, c.configMap("plain", "1"))...)
 	converge(t, h.Engine, b)
-	seen := map[string]engine.Observation{}
+	existing := map[string]engine.Observation{}
 	look := func() bool {
 		all, err := h.Observe(t.Context(), b.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, one := range all {
-			seen[one.Resource] = one
+			existing[one.Resource] = one
 		}
-		return seen["deployments"].Health == engine.Healthy
+		return existing["deployments"].Health == engine.Healthy
 	}
 	eventually(t, "the Deployment is healthy", look)
-	if got := string(seen["deployments"].Status); !strings.Contains(got, `"availableReplicas":1`) {
+	if got := string(existing["deployments"].Status); !strings.Contains(got, `"availableReplicas":1`) {
 		t.Errorf("status of the Deployment: got %s", got)
 	}
-	if got := seen["persistentvolumeclaims"]; got.Health != engine.Unhealthy || !strings.Contains(string(got.Status), "Pending") {
+	if got := existing["persistentvolumeclaims"]; got.Health != engine.Unhealthy || !strings.Contains(string(got.Status), "Pending") {
 		t.Errorf("claim: got %s %s", got.Health, got.Status)
 	}
-	if got := seen["configmaps"]; got.Health != engine.Healthy || got.Status != nil || got.Ref.Name != "plain" {
+	if got := existing["configmaps"]; got.Health != engine.Healthy || got.Status != nil || got.Ref.Name != "plain" {
 		t.Errorf("ConfigMap: got %v", got)
 	}
 	before := told(b.ID)

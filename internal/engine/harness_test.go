@@ -153,7 +153,8 @@ func (c *cluster) configMap(name, value string) *unstructured.Unstructured {
 	}}
 }
 
-// bundle returns a healing bundle named name of these objects. All tests share one API server, so each has requestors of its own.
+// bundle returns a healing bundle named name of these objects. All tests share one API server, so each has requestors
+// of its own.
 func (c *cluster) bundle(name string, objects ...*unstructured.Unstructured) bundle.Bundle {
 	return bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: "ClusterSummary", RequestorName: c.ns + "-" + name, Feature: "Resources"},
@@ -197,8 +198,8 @@ func withdraw(t testing.TB, e *engine.Engine, w bundle.Withdrawal) {
 	})
 }
 
-// patience bounds every wait. Kubernetes can take half a minute to delete a namespace on a busy machine.
-const patience = 2 * time.Minute
+// stallTimer bounds every wait. Kubernetes can take half a minute to delete a namespace on a busy machine.
+const stallTimer = 2 * time.Minute
 
 // counts is what a ChangeSet says, in numbers.
 type counts map[bundle.Action]int
@@ -216,7 +217,7 @@ func wantChanges(t testing.TB, changes bundle.ChangeSet, want counts) {
 
 func eventually(t testing.TB, what string, check func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, stallTimer, true, func(context.Context) (bool, error) {
 		return check(), nil
 	})
 	if err != nil {
@@ -245,15 +246,15 @@ func (m *meter) wrap(next http.RoundTripper) http.RoundTripper {
 		if !m.pass(r) {
 			return nil, errCut
 		}
-		answer, err := next.RoundTrip(r)
+		response, err := next.RoundTrip(r)
 		if err == nil && m.loses() {
-			_ = answer.Body.Close()
+			_ = response.Body.Close()
 			return nil, errCut
 		}
 		if err == nil {
-			answer.Body = &countedBody{ReadCloser: answer.Body, meter: m}
+			response.Body = &countedBody{ReadCloser: response.Body, meter: m}
 		}
-		return answer, err
+		return response, err
 	})
 }
 

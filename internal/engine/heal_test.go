@@ -15,18 +15,18 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// healing is an engine that runs until the test ends.
-type healing struct {
+// triggerDrift is an engine that runs until the test ends.
+type triggerDrift struct {
 	*engine.Engine
 	mu    sync.Mutex
 	heals []bundle.ChangeSet
 }
 
-func (h *healing) count() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.heals) }
+func (h *triggerDrift) count() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.heals) }
 
-func (c *cluster) heal(t *testing.T, m *meter, change ...func(*engine.Options)) *healing {
+func (c *cluster) heal(t *testing.T, m *meter, change ...func(*engine.Options)) *triggerDrift {
 	t.Helper()
-	h := &healing{}
+	h := &triggerDrift{}
 	h.Engine = c.engine(m, append(change, func(o *engine.Options) {
 		o.OnHeal = func(_ bundle.ID, changes bundle.ChangeSet) {
 			h.mu.Lock()

@@ -13,12 +13,12 @@ import (
 // maxKeptListed is how many kept objects a message lists.
 const maxKeptListed = 10
 
-// retain computes the objects that prune must not delete: those in the bundle, those marked Kept and, with KeepObjects, all others in the
-// inventory, which it marks Kept.
-func (p *pass) retain() {
-	p.retained = maps.Clone(p.wanted)
+// retain computes the objects that prune must not delete: those in the bundle, those marked Kept and, with KeepObjects,
+// all others in the inventory, which it marks Kept.
+func (p *applyRun) retain() {
+	p.retained = maps.Clone(p.desired)
 	for key, item := range p.next.Entries {
-		if p.wanted[key] || (!item.Kept && !p.bundle.KeepObjects) {
+		if p.desired[key] || (!item.Kept && !p.bundle.KeepObjects) {
 			continue
 		}
 		item.Kept = true
@@ -28,8 +28,8 @@ func (p *pass) retain() {
 }
 
 // forgetGone removes Kept entries from the inventory whose objects no longer exist.
-func (p *pass) forgetGone(ctx context.Context) error {
-	var spots []spot
+func (p *applyRun) forgetGone(ctx context.Context) error {
+	var locations []objectLocation
 	for key, item := range p.next.Entries {
 		if !item.Kept {
 			continue
@@ -38,16 +38,16 @@ func (p *pass) forgetGone(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("look for kept objects: %w", err)
 		}
-		spots = append(spots, spot{key: key, resource: resource})
+		locations = append(locations, objectLocation{key: key, resource: resource})
 	}
-	if len(spots) == 0 {
+	if len(locations) == 0 {
 		return nil
 	}
-	found, err := p.engine.member.observe(ctx, spots)
+	found, err := p.engine.member.observe(ctx, locations)
 	if err != nil {
 		return fmt.Errorf("look for kept objects: %w", err)
 	}
-	for _, s := range spots {
+	for _, s := range locations {
 		if found[s.key] == nil {
 			delete(p.next.Entries, s.key)
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// marks are what Towline writes on an object beside its content.
+// marks are the ownership label and annotations that Towline adds to an object.
 type marks struct {
 	reason      string
 	annotations map[string]string
@@ -35,7 +35,7 @@ func marksOf(b bundle.Bundle, item bundle.Item, hash string) marks {
 	return marks{reason: b.ID.Feature, annotations: annotations}
 }
 
-// markNames lists every annotation that can be a mark, for taking them all off.
+// markNames returns the names of all ownership annotations, for their removal.
 func markNames() []string {
 	return []string{
 		kube.AnnotationHash, kube.AnnotationRequestor, kube.AnnotationAdopted, kube.AnnotationHub, kube.AnnotationScope,
@@ -44,13 +44,13 @@ func markNames() []string {
 	}
 }
 
-// on says whether an object carries exactly these marks.
-func (m marks) on(seen *live) bool {
-	if seen.Labels[kube.LabelReason] != m.reason {
+// areOn returns whether an object has these marks.
+func (m marks) areOn(existing *live) bool {
+	if existing.Labels[kube.LabelReason] != m.reason {
 		return false
 	}
 	for name, want := range m.annotations {
-		if got, ok := seen.Annotations[name]; !ok || got != want {
+		if got, ok := existing.Annotations[name]; !ok || got != want {
 			return false
 		}
 	}
@@ -67,10 +67,11 @@ func parseTier(text string) int32 {
 	return int32(tier)
 }
 
-// live is what the engine knows of an object that exists: its metadata, no more.
+// live is the metadata of an existing object.
 type live struct {
 	inventory.LiveMeta
-	// shared says that others have set fields of the object too. The aggregation controller does not count: see roleRecreated.
+	// shared is true if other field managers have set fields of the object. The aggregation controller does not count: see
+	// roleRecreated.
 	shared bool
 	role   roleState // roleOwned if it is no ClusterRole
 	// managers are all field managers of an object that a past manager has written, see isPastManager; nil for others.
@@ -78,12 +79,12 @@ type live struct {
 }
 
 func liveOf(meta *metav1.PartialObjectMetadata) *live {
-	seen := &live{LiveMeta: *inventory.LiveMetaOf(meta)}
+	existing := &live{LiveMeta: *inventory.LiveMetaOf(meta)}
 	if slices.ContainsFunc(meta.ManagedFields, isPastManager) {
-		seen.managers = meta.ManagedFields
+		existing.managers = meta.ManagedFields
 	}
-	seen.shared = slices.ContainsFunc(meta.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
+	existing.shared = slices.ContainsFunc(meta.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
 		return entry.Manager != kube.FieldManager && entry.Manager != aggregationManager
 	})
-	return seen
+	return existing
 }

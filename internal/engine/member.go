@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// parallel is how many requests of one pass are under way at once.
+	// parallel is how many requests of one run are under way at once.
 	parallel = 8
 	// recreateLimit is how long an object that is replaced may take to go.
 	recreateLimit = 60 * time.Second
@@ -33,18 +33,19 @@ const (
 	pollInterval = 50 * time.Millisecond
 )
 
-// member is the API server of one cluster. It moves metadata only, even when it writes: making objects right needs no more.
-type member struct {
-	objects    metadata.Interface
-	wholes     dynamic.Interface // to report how objects are, and for hooks
-	core       corev1client.CoreV1Interface
-	namespaces corev1client.NamespaceInterface
-	raw        rest.Interface
-	served     discovery.DiscoveryInterface
-	mapper     *kube.Mapper
+// memberClient is the API server of one cluster. It moves metadata only, even when it writes: making objects right
+// needs no more.
+type memberClient struct {
+	objects       metadata.Interface
+	dynamicClient dynamic.Interface // to report how objects are, and for hooks
+	core          corev1client.CoreV1Interface
+	namespaces    corev1client.NamespaceInterface
+	raw           rest.Interface
+	served        discovery.DiscoveryInterface
+	mapper        *kube.Mapper
 }
 
-func (m *member) at(resource kube.Resource, namespace string) metadata.ResourceInterface {
+func (m *memberClient) at(resource kube.Resource, namespace string) metadata.ResourceInterface {
 	if resource.Namespaced {
 		return m.objects.Resource(resource.GVR).Namespace(namespace)
 	}
@@ -52,7 +53,7 @@ func (m *member) at(resource kube.Resource, namespace string) metadata.ResourceI
 }
 
 // apply makes the one server-side apply request of an object.
-func (m *member) apply(ctx context.Context, t *target, body []byte) (*live, error) {
+func (m *memberClient) apply(ctx context.Context, t *target, body []byte) (*live, error) {
 	force := true
 	obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.ApplyPatchType, body,
 		metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force})
@@ -62,13 +63,14 @@ func (m *member) apply(ctx context.Context, t *target, body []byte) (*live, erro
 	return liveOf(obj), nil
 }
 
-// delete deletes exactly the object with this UID, and its dependents in the background. One that does not exist is no error.
-func (m *member) delete(ctx context.Context, s spot, uid types.UID) error {
+// delete deletes exactly the object with this UID, and its dependents in the background. One that does not exist is no
+// error.
+func (m *memberClient) delete(ctx context.Context, s objectLocation, uid types.UID) error {
 	return m.deleteWith(ctx, s, uid, metav1.DeletePropagationBackground)
 }
 
 // deleteWith is delete with another propagation policy.
-func (m *member) deleteWith(ctx context.Context, s spot, uid types.UID, propagation metav1.DeletionPropagation) error {
+func (m *memberClient) deleteWith(ctx context.Context, s objectLocation, uid types.UID, propagation metav1.DeletionPropagation) error {
 	err := m.at(s.resource, s.key.Namespace).Delete(ctx, s.key.Name,
 		metav1.DeleteOptions{Preconditions: uidOf(uid), PropagationPolicy: &propagation})
 	if apierrors.IsNotFound(err) {
@@ -78,26 +80,26 @@ func (m *member) deleteWith(ctx context.Context, s spot, uid types.UID, propagat
 }
 
 // unmark takes our marks, and those of the Work that it came from, off exactly the object that was seen.
-func (m *member) unmark(ctx context.Context, s spot, seen *live) error {
+func (m *memberClient) unmark(ctx context.Context, s objectLocation, existing *live) error {
 	labels, annotations := map[string]any{kube.LabelReason: nil}, map[string]any{}
 	for _, name := range markNames() {
 		annotations[name] = nil
 	}
-	if seen.Annotations[workv1alpha1.WorkNameAnnotation] != "" {
+	if existing.Annotations[workv1alpha1.WorkNameAnnotation] != "" {
 		labels[workv1alpha1.ManagedLabel] = nil
-		for name := range seen.Labels {
+		for name := range existing.Labels {
 			if strings.HasPrefix(name, workv1alpha1.GroupName+"/") {
 				labels[name] = nil
 			}
 		}
-		for name := range seen.Annotations {
+		for name := range existing.Annotations {
 			if strings.HasPrefix(name, workv1alpha1.GroupName+"/") {
 				annotations[name] = nil
 			}
 		}
 	}
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": seen.UID, "labels": labels, "annotations": annotations,
+		"uid": existing.UID, "labels": labels, "annotations": annotations,
 	}})
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
@@ -111,7 +113,7 @@ func (m *member) unmark(ctx context.Context, s spot, seen *live) error {
 }
 
 // awaitGone waits until the object with this UID is gone.
-func (m *member) awaitGone(ctx context.Context, s spot, uid types.UID) error {
+func (m *memberClient) awaitGone(ctx context.Context, s objectLocation, uid types.UID) error {
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, recreateLimit, true, func(ctx context.Context) (bool, error) {
 		obj, err := m.at(s.resource, s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -126,7 +128,7 @@ func (m *member) awaitGone(ctx context.Context, s spot, uid types.UID) error {
 }
 
 // ensureNamespace creates a namespace if it does not exist. It carries no marks: nobody ever prunes it.
-func (m *member) ensureNamespace(ctx context.Context, name string) error {
+func (m *memberClient) ensureNamespace(ctx context.Context, name string) error {
 	_, err := m.namespaces.Get(ctx, name, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
 		return err
@@ -139,8 +141,8 @@ func (m *member) ensureNamespace(ctx context.Context, name string) error {
 	return err
 }
 
-// resolve finds where the given kinds are served now. Kinds that nobody knows are not in the result.
-func (m *member) resolve(gvks map[schema.GroupVersionKind]bool) (kinds, error) {
+// resolveKinds finds where the given kinds are served now. Kinds that nobody knows are not in the result.
+func (m *memberClient) resolveKinds(gvks map[schema.GroupVersionKind]bool) (kinds, error) {
 	known, unknown, err := m.lookUp(gvks)
 	if err != nil || !unknown {
 		return known, err
@@ -150,7 +152,7 @@ func (m *member) resolve(gvks map[schema.GroupVersionKind]bool) (kinds, error) {
 	return known, err
 }
 
-func (m *member) lookUp(gvks map[schema.GroupVersionKind]bool) (known kinds, unknown bool, err error) {
+func (m *memberClient) lookUp(gvks map[schema.GroupVersionKind]bool) (known kinds, unknown bool, err error) {
 	known = kinds{exact: map[schema.GroupVersionKind]kube.Resource{}, any: map[schema.GroupVersionKind]kube.Resource{}}
 	for gvk := range gvks {
 		exact, err := m.mapper.Resource(gvk)

@@ -39,9 +39,10 @@ type Observation struct {
 	Health Health
 }
 
-// Observe returns how the objects are that the record of id holds, in a fixed order; there are none without a record. It changes nothing, and
-// reads only objects whole that have changed since this Engine read them last. With an error the health of what could not be read is Unknown: of
-// all the rest after a request without an answer. There are no observations if the record could not be read.
+// Observe returns how the objects are that the record of id holds, in a fixed order; there are none without a record.
+// It changes nothing, and reads only objects whole that have changed since this Engine read them last. With an error
+// the health of what could not be read is Unknown: of all the rest after a request without an answer. There are no
+// observations if the record could not be read.
 func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, error) {
 	rec, err := e.recorded(ctx, id)
 	if err != nil {
@@ -49,10 +50,10 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	}
 	items := rec.SortedEntries()
 	states := make([]observedState, len(items))
-	unread := make(passError, len(items))
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
-	unchanged := e.unchanged(ctx, giveUp, items, e.observed.of(id))
+	unread := make(applyErrors, len(items))
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	unchanged := e.unchanged(ctx, abort, items, e.observed.get(id))
 	var work errgroup.Group
 	work.SetLimit(parallel)
 	for i, item := range items {
@@ -60,9 +61,9 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 			states[i] = state
 			continue
 		}
-		states[i] = unobserved(item)
+		states[i] = newObservedState(item)
 		work.Go(func() error {
-			unread[i] = unlessGivenUp(ctx, giveUp, func() (err error) {
+			unread[i] = requestUnlessAborted(ctx, abort, func() (err error) {
 				states[i], err = e.member.whole(ctx, item)
 				return err
 			})
@@ -72,14 +73,14 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	// What could not be read is in unread, no error of the group.
 	_ = work.Wait()
 	e.observed.set(id, states, unread)
-	seen := make([]Observation, len(items))
+	existing := make([]Observation, len(items))
 	for i, state := range states {
-		seen[i] = state.observation
+		existing[i] = state.observation
 	}
 	if unread = slices.DeleteFunc(unread, func(err error) bool { return err == nil }); len(unread) > 0 {
-		return seen, fmt.Errorf("observe %s: %w", id, unread)
+		return existing, fmt.Errorf("observe %s: %w", id, unread)
 	}
-	return seen, nil
+	return existing, nil
 }
 
 // recorded returns the record of id as this engine knows it; an empty one if there is none.
@@ -100,9 +101,9 @@ func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*inventory.Record,
 }
 
 // whole reads one object of a record.
-func (m *member) whole(ctx context.Context, item inventory.Entry) (observedState, error) {
-	state := unobserved(item)
-	seen := &state.observation
+func (m *memberClient) whole(ctx context.Context, item inventory.Entry) (observedState, error) {
+	state := newObservedState(item)
+	existing := &state.observation
 	resource, err := m.mapper.AnyVersion(item.Ref.GVK())
 	if meta.IsNoMatchError(err) {
 		return state, nil
@@ -110,11 +111,11 @@ func (m *member) whole(ctx context.Context, item inventory.Entry) (observedState
 	if err != nil {
 		return state, err
 	}
-	seen.Resource = resource.GVR.Resource
+	existing.Resource = resource.GVR.Resource
 	if item.UID == "" {
 		return state, nil
 	}
-	obj, err := m.wholeAt(resource, item.Ref.Namespace).Get(ctx, item.Ref.Name, metav1.GetOptions{})
+	obj, err := m.dynamicAt(resource, item.Ref.Namespace).Get(ctx, item.Ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || (err == nil && obj.GetUID() != item.UID) {
 		return state, nil
 	}
@@ -122,11 +123,11 @@ func (m *member) whole(ctx context.Context, item inventory.Entry) (observedState
 		return state, fmt.Errorf("read %s: %w", item.Ref, err)
 	}
 	if status, ok := obj.Object["status"]; ok {
-		if seen.Status, err = json.Marshal(status); err != nil {
+		if existing.Status, err = json.Marshal(status); err != nil {
 			return state, fmt.Errorf("encode the status of %s: %w", item.Ref, err)
 		}
 	}
-	state.version, seen.Health = obj.GetResourceVersion(), healthOf(obj)
+	state.version, existing.Health = obj.GetResourceVersion(), healthOf(obj)
 	return state, nil
 }
 

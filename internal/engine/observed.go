@@ -11,7 +11,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxObservedStatus is how many bytes of a status are remembered; an object with a longer one is read each time.
+// maxObservedStatus is the maximum size of a cached status in bytes. An object with a larger status is read each time.
 const maxObservedStatus = 16 << 10
 
 // observedState is an observation of one object in one version.
@@ -22,24 +22,24 @@ type observedState struct {
 	observation Observation
 }
 
-func unobserved(item inventory.Entry) observedState {
+func newObservedState(item inventory.Entry) observedState {
 	return observedState{uid: item.UID, observation: Observation{Ref: item.Ref, Health: Unknown}}
 }
 
-// observedStates remembers the last observations of each bundle, so that news of one object costs reading one object.
+// observedStates caches the last observations of each bundle, so that a change of one object costs one read.
 type observedStates struct {
 	// mu guards byID. The maps in it are replaced, never changed.
 	mu   sync.Mutex
 	byID map[bundle.ID]map[kube.Ref]observedState
 }
 
-func (o *observedStates) of(id bundle.ID) map[kube.Ref]observedState {
+func (o *observedStates) get(id bundle.ID) map[kube.Ref]observedState {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.byID[id]
 }
 
-// set remembers the states of all objects of id, except those that were not read.
+// set caches the states of all objects of id, except those that were not read.
 func (o *observedStates) set(id bundle.ID, states []observedState, unread []error) {
 	known := make(map[kube.Ref]observedState, len(states))
 	for i, state := range states {
@@ -57,15 +57,16 @@ func (o *observedStates) set(id bundle.ID, states []observedState, unread []erro
 	o.byID[id] = known
 }
 
-// forget drops the observations of id.
+// forget deletes the observations of id.
 func (o *observedStates) forget(id bundle.ID) { o.set(id, nil, nil) }
 
-// unchanged returns the states of the objects in known that need not be read whole: they are as they were, or do not exist. It asks only where
-// metadata costs fewer requests than that: for many objects of one kind and namespace. It calls giveUp after a request without an answer.
+// unchanged returns the cached states of the objects that have not changed or do not exist, which need not be read
+// whole. It reads metadata only for many objects of one kind and namespace, where that costs fewer requests. It calls
+// abort after a request without a response.
 func (e *Engine) unchanged(
-	ctx context.Context, giveUp context.CancelCauseFunc, items []inventory.Entry, known map[kube.Ref]observedState,
+	ctx context.Context, abort context.CancelCauseFunc, items []inventory.Entry, known map[kube.Ref]observedState,
 ) map[kube.Ref]observedState {
-	areas := map[area][]spot{}
+	collections := map[collection][]objectLocation{}
 	for _, item := range items {
 		if state, ok := known[item.Ref.Key()]; !ok || state.uid != item.UID {
 			continue
@@ -74,29 +75,29 @@ func (e *Engine) unchanged(
 		if err != nil {
 			continue // reading the object whole deals with it
 		}
-		a := area{resource, item.Ref.Namespace}
-		areas[a] = append(areas[a], spot{key: item.Ref.Key(), resource: resource})
+		a := collection{resource, item.Ref.Namespace}
+		collections[a] = append(collections[a], objectLocation{key: item.Ref.Key(), resource: resource})
 	}
-	var spots []spot
-	for _, some := range areas {
-		if len(some) > getLimit {
-			spots = append(spots, some...)
+	var locations []objectLocation
+	for _, group := range collections {
+		if len(group) > getLimit {
+			locations = append(locations, group...)
 		}
 	}
-	found, unread := e.member.observeEach(ctx, spots)
-	same := map[kube.Ref]observedState{}
-	for _, s := range spots {
-		state, seen, err := known[s.key], found[s.key], unread[s.key]
+	found, unread := e.member.observeEach(ctx, locations)
+	unchanged := map[kube.Ref]observedState{}
+	for _, s := range locations {
+		state, existing, err := known[s.key], found[s.key], unread[s.key]
 		switch {
-		case unanswered(err):
-			giveUp(err)
+		case isUnanswered(err):
+			abort(err)
 		case err != nil:
-		case seen == nil || seen.UID != state.uid:
+		case existing == nil || existing.UID != state.uid:
 			state.version, state.observation.Status, state.observation.Health = "", nil, Unknown
-			same[s.key] = state
-		case seen.Version == state.version:
-			same[s.key] = state
+			unchanged[s.key] = state
+		case existing.Version == state.version:
+			unchanged[s.key] = state
 		}
 	}
-	return same
+	return unchanged
 }

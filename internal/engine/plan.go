@@ -27,16 +27,19 @@ type target struct {
 	ref   kube.Ref
 	rank  int
 	marks marks
-	// item is the index of the item of the bundle, for a bundle with Helm releases, and release its release as namespace/name.
+	// item is the index of the item of the bundle, for a bundle with Helm releases, and release its release as
+	// namespace/name.
 	item    int
 	release string
 	// origin is that of inventory.Entry.
 	origin string
-	// content is the object as it was rendered, in the namespace where it goes, without what only a server sets and without marks.
+	// content is the object as it was rendered, in the namespace where it goes, without what only a server sets and
+	// without marks.
 	content map[string]any
 	// resource is zero while neither the server nor a definition in the bundle knows the kind.
 	resource kube.Resource
-	// served is the resource under which the object can be seen now: another version than its own, maybe. Zero: it cannot exist yet.
+	// served is the resource under which the object can be seen now: another version than its own, maybe. Zero: it cannot
+	// exist yet.
 	served kube.Resource
 
 	skipNamespaceCreation bool
@@ -55,9 +58,9 @@ type kinds struct {
 	any   map[schema.GroupVersionKind]kube.Resource
 }
 
-// plan lists the targets of b in the order in which they are applied, and what is wrong with the rest. It fails, naming what is wrong, if b
-// cannot be meant.
-func plan(b bundle.Bundle, known kinds) (targets []*target, problems passError, err error) {
+// plan lists the targets of b in the order in which they are applied, and what is wrong with the rest. It fails, naming
+// what is wrong, if b cannot be meant.
+func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors, err error) {
 	defined := definedKinds(b)
 	origin := map[kube.Ref]bundle.Item{}
 	tolerate := func(err error) error {
@@ -163,8 +166,9 @@ func markRelease(metadata map[string]any, release *bundle.Release) {
 	metadata["labels"], metadata["annotations"] = labels, annotations
 }
 
-// foldStringData writes a Secret's stringData as data, as the server does when it stores it: the server forgets who set what came
-// as stringData, so changes by others would go unseen. To the server null is an empty map, and an empty string in one.
+// foldStringData writes a Secret's stringData as data, as the server does when it stores it: the server forgets who set
+// what came as stringData, so changes by others would go unseen. To the server null is an empty map, and an empty
+// string in one.
 func foldStringData(content map[string]any) error {
 	written, found := content["stringData"]
 	if !found {
@@ -224,8 +228,8 @@ func seal(t *target, item bundle.Item, b bundle.Bundle) error {
 	return nil
 }
 
-// body returns the target as an apply request says it: its content and its marks. A uid makes the request fail unless it meets the object
-// that was seen.
+// body returns the target as an apply request says it: its content and its marks. A uid makes the request fail unless
+// it meets the object that was seen.
 func (t *target) body(adopt bool, uid types.UID) map[string]any {
 	body := maps.Clone(t.content)
 	metadata := maps.Clone(body["metadata"].(map[string]any))

@@ -19,9 +19,9 @@ import (
 // removal is what became of one object that is no longer wanted.
 type removal struct {
 	inventory.Entry
-	fate   fate
+	fate   pruneAction
 	reason string
-	spot   spot
+	spot   objectLocation
 	seen   *live // nil if it did not exist
 	err    error
 }
@@ -29,15 +29,16 @@ type removal struct {
 // removeOptions change how objects are removed.
 type removeOptions struct {
 	// instead replaces decisions by others.
-	instead map[fate]fate
+	instead map[pruneAction]pruneAction
 	// propagation is how dependents are deleted, in the background if it is empty.
 	propagation metav1.DeletionPropagation
 }
 
-// removeRank removes objects of one rank, as far as each of them is still ours to remove. Its own error means that nothing was tried.
+// removeRank removes objects of one rank, as far as each of them is still ours to remove. Its own error means that
+// nothing was tried.
 func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory.Entry, options removeOptions) ([]removal, error) {
 	removals := make([]removal, len(items))
-	spots, found, err := e.observe(ctx, items)
+	locations, found, err := e.observe(ctx, items)
 	if err != nil {
 		return nil, err
 	}
@@ -45,23 +46,23 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory
 	work.SetLimit(parallel)
 	var mu sync.Mutex // guards removals
 	for i, item := range items {
-		seen := found[item.Ref.Key()]
-		what, reason := condemn(item, seen, id, e.ownerScope)
+		existing := found[item.Ref.Key()]
+		what, reason := decidePrune(item, existing, id, e.ownerScope)
 		if instead, ok := options.instead[what]; ok {
 			what, reason = instead, ""
 		}
 		work.Go(func() error {
 			var err error
 			switch what {
-			case remove:
-				err = e.member.deleteWith(ctx, spots[i], seen.UID, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
-			case strip:
-				err = e.member.unmark(ctx, spots[i], seen)
-			case forget, await:
+			case pruneDelete:
+				err = e.member.deleteWith(ctx, locations[i], existing.UID, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
+			case pruneOrphan:
+				err = e.member.unmark(ctx, locations[i], existing)
+			case pruneForget, pruneAwait:
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			removals[i] = removal{Entry: item, fate: what, reason: reason, spot: spots[i], seen: seen, err: err}
+			removals[i] = removal{Entry: item, fate: what, reason: reason, spot: locations[i], seen: existing, err: err}
 			return nil
 		})
 	}
@@ -71,20 +72,21 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory
 }
 
 // observe reads the metadata of objects of a record.
-func (e *Engine) observe(ctx context.Context, items []inventory.Entry) ([]spot, map[kube.Ref]*live, error) {
-	spots := make([]spot, len(items))
+func (e *Engine) observe(ctx context.Context, items []inventory.Entry) ([]objectLocation, map[kube.Ref]*live, error) {
+	locations := make([]objectLocation, len(items))
 	for i, item := range items {
 		resource, err := e.locate(item.Ref)
 		if err != nil {
 			return nil, nil, err
 		}
-		spots[i] = spot{key: item.Ref.Key(), resource: resource}
+		locations[i] = objectLocation{key: item.Ref.Key(), resource: resource}
 	}
-	found, err := e.member.observe(ctx, spots)
-	return spots, found, err
+	found, err := e.member.observe(ctx, locations)
+	return locations, found, err
 }
 
-// locate finds where an object of a record is served. The zero Resource means that its kind is certainly gone, and the object with it.
+// locate finds where an object of a record is served. The zero Resource means that its kind is certainly gone, and the
+// object with it.
 func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 	resource, err := e.member.mapper.AnyVersion(ref.GVK())
 	if err == nil || !meta.IsNoMatchError(err) {
@@ -101,12 +103,12 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 	return e.member.mapper.AnyVersion(ref.GVK())
 }
 
-// prune removes what the record holds and the bundle does not want any more, the last ranks first. What fails, and what waits because of
-// failures, stays in the record.
-func (p *pass) prune(ctx context.Context) error {
+// prune removes what the record holds and the bundle does not want any more, the last ranks first. What fails, and what
+// waits because of failures, stays in the record.
+func (p *applyRun) prune(ctx context.Context) error {
 	groups := toPrune(p.prior.Entries, p.retained)
 	if len(p.failures) > 0 {
-		if groups = p.prunable(groups); len(groups) == 0 {
+		if groups = p.selectPrunable(groups); len(groups) == 0 {
 			return nil
 		}
 	} else if err := p.forgetGone(ctx); err != nil {
@@ -116,18 +118,18 @@ func (p *pass) prune(ctx context.Context) error {
 }
 
 // pruneGroups removes objects that the bundle does not want, group by group.
-func (p *pass) pruneGroups(ctx context.Context, groups [][]inventory.Entry) error {
+func (p *applyRun) pruneGroups(ctx context.Context, groups [][]inventory.Entry) error {
 	groups, err := p.engine.orderRoles(ctx, groups)
 	if err != nil {
 		return fmt.Errorf("prune: %w", err)
 	}
 	for i, items := range groups {
-		goOn, err := p.pruneGroup(ctx, items)
+		proceed, err := p.pruneGroup(ctx, items)
 		if err != nil {
 			p.keepRecorded(groups[i:])
 			return fmt.Errorf("prune: %w", err)
 		}
-		if !goOn {
+		if !proceed {
 			p.keepRecorded(groups[i+1:])
 			return nil
 		}
@@ -136,14 +138,14 @@ func (p *pass) pruneGroups(ctx context.Context, groups [][]inventory.Entry) erro
 }
 
 // keepRecorded keeps objects in the record that the next prune must look at, even those that this one has deleted.
-func (p *pass) keepRecorded(groups [][]inventory.Entry) {
+func (p *applyRun) keepRecorded(groups [][]inventory.Entry) {
 	for _, item := range slices.Concat(groups...) {
 		p.next.Entries[item.Ref.Key()] = item
 	}
 }
 
-// pruneGroup removes objects, and says whether others may be removed after them.
-func (p *pass) pruneGroup(ctx context.Context, items []inventory.Entry) (goOn bool, err error) {
+// pruneGroup removes objects, and returns whether others may be removed after them.
+func (p *applyRun) pruneGroup(ctx context.Context, items []inventory.Entry) (proceed bool, err error) {
 	removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, removeOptions{})
 	if err != nil {
 		return false, err
@@ -157,12 +159,12 @@ func (p *pass) pruneGroup(ctx context.Context, items []inventory.Entry) (goOn bo
 		if left[r.Ref.Key()] && r.err == nil {
 			r.err = errAggregating
 		}
-		p.noteRemoval(r)
+		p.recordRemoval(r)
 	}
 	return len(left) == 0 && (len(p.failures) == 0 || p.bundle.Options.ContinueOnError), nil
 }
 
-func (p *pass) noteRemoval(r removal) {
+func (p *applyRun) recordRemoval(r removal) {
 	if _, ok := p.next.Entries[r.Ref.Key()]; !ok && r.err == nil {
 		return // an earlier group of orderRoles held it, too
 	}
@@ -173,7 +175,7 @@ func (p *pass) noteRemoval(r removal) {
 		p.failures = append(p.failures, &objectError{ref: r.Ref, err: fmt.Errorf("delete it: %w", r.err)})
 	case r.reason != "":
 		change.Action, change.Reason = bundle.Skipped, r.reason
-	case r.fate == forget:
+	case r.fate == pruneForget:
 		change.Reason = "it was gone already"
 	}
 	if r.err == nil {

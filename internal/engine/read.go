@@ -13,30 +13,32 @@ import (
 )
 
 const (
-	// getLimit is up to how many objects of one kind and namespace are read one by one; more are read as a list first.
+	// getLimit is the maximum number of objects of one kind and namespace that are read with get requests. More objects
+	// are read with a list request first.
 	getLimit = 3
-	// listFactor is how many objects of a list cost about as much as one object that is read by itself. A list that is longer is given up.
+	// listFactor is the number of objects in a list that cost about as much as one get request. A longer list is not read
+	// to its end.
 	listFactor = 10
-	// pageSize is how many objects one list request asks for.
+	// pageSize is the maximum number of objects per list request.
 	pageSize = 500
 )
 
-// spot names one object by the resource under which it is read.
-type spot struct {
+// objectLocation identifies an object by the resource with which it is read.
+type objectLocation struct {
 	key      kube.Ref // the Ref.Key of the object
 	resource kube.Resource
 }
 
-// area is one kind in one namespace.
-type area struct {
+// collection is a resource in one namespace.
+type collection struct {
 	resource  kube.Resource
 	namespace string
 }
 
-// observe reads the metadata of the objects at spots; those that do not exist are not in the result.
-func (m *member) observe(ctx context.Context, spots []spot) (map[kube.Ref]*live, error) {
-	found, unread := m.observeEach(ctx, spots)
-	for _, s := range spots {
+// observe reads the metadata of the objects. Objects that do not exist are not in the result.
+func (m *memberClient) observe(ctx context.Context, locations []objectLocation) (map[kube.Ref]*live, error) {
+	found, unread := m.observeEach(ctx, locations)
+	for _, s := range locations {
 		if err := unread[s.key]; err != nil {
 			return nil, err
 		}
@@ -44,23 +46,23 @@ func (m *member) observe(ctx context.Context, spots []spot) (map[kube.Ref]*live,
 	return found, nil
 }
 
-// observeEach does what observe does, and returns the error for each object that it could not read. It makes no further request after one that
-// got no answer.
-func (m *member) observeEach(ctx context.Context, spots []spot) (found map[kube.Ref]*live, unread map[kube.Ref]error) {
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
-	r := &reader{member: m, giveUp: giveUp, found: make(map[kube.Ref]*live, len(spots)), unread: map[kube.Ref]error{}}
-	areas := map[area][]kube.Ref{}
-	for _, s := range spots {
+// observeEach is like observe, and returns an error for each object that it could not read. It sends no further request
+// after a request without a response.
+func (m *memberClient) observeEach(ctx context.Context, locations []objectLocation) (found map[kube.Ref]*live, unread map[kube.Ref]error) {
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	r := &reader{member: m, abort: abort, found: make(map[kube.Ref]*live, len(locations)), unread: map[kube.Ref]error{}}
+	collections := map[collection][]kube.Ref{}
+	for _, s := range locations {
 		if s.resource != (kube.Resource{}) {
-			a := area{s.resource, s.key.Namespace}
-			areas[a] = append(areas[a], s.key)
+			a := collection{s.resource, s.key.Namespace}
+			collections[a] = append(collections[a], s.key)
 		}
 	}
-	r.readAreas(ctx, areas)
-	for _, s := range spots {
-		if seen := r.found[s.key]; seen != nil && seen.role == roleUnlisted {
-			if err := unlessGivenUp(ctx, giveUp, func() error { return m.readRole(ctx, s, seen) }); err != nil {
+	r.readCollections(ctx, collections)
+	for _, s := range locations {
+		if existing := r.found[s.key]; existing != nil && existing.role == roleUnlisted {
+			if err := requestUnlessAborted(ctx, abort, func() error { return m.readRole(ctx, s, existing) }); err != nil {
 				r.unread[s.key] = err
 			}
 		}
@@ -68,10 +70,10 @@ func (m *member) observeEach(ctx context.Context, spots []spot) (found map[kube.
 	return r.found, r.unread
 }
 
-// reader reads the metadata of objects, several at once.
+// reader reads the metadata of objects concurrently.
 type reader struct {
-	member *member
-	giveUp context.CancelCauseFunc
+	member *memberClient
+	abort  context.CancelCauseFunc
 
 	// mu guards what follows.
 	mu     sync.Mutex
@@ -79,15 +81,16 @@ type reader struct {
 	unread map[kube.Ref]error
 }
 
-// readAreas lists the areas of which many objects are wanted, and then reads one by one those of which the lists do not tell whether they exist.
-// The number of requests depends on how many objects are wanted, not on how many others there are.
-func (r *reader) readAreas(ctx context.Context, areas map[area][]kube.Ref) {
+// readCollections lists the collections from which many objects are requested. It then reads each object with a get
+// request that the lists do not show as present or missing. The number of requests depends on the number of requested
+// objects, and not on the size of the collections.
+func (r *reader) readCollections(ctx context.Context, collections map[collection][]kube.Ref) {
 	var lists, gets errgroup.Group
 	lists.SetLimit(parallel)
 	gets.SetLimit(parallel)
-	rest := make(map[area][]kube.Ref, len(areas))
+	rest := make(map[collection][]kube.Ref, len(collections))
 	var mu sync.Mutex // guards rest
-	for a, keys := range areas {
+	for a, keys := range collections {
 		if len(keys) <= getLimit {
 			rest[a] = keys
 			continue
@@ -104,7 +107,7 @@ func (r *reader) readAreas(ctx context.Context, areas map[area][]kube.Ref) {
 			return nil
 		})
 	}
-	// What could not be read is in unread, no error of a group.
+	// Errors are in unread and not in the group.
 	_ = lists.Wait()
 	for a, keys := range rest {
 		for _, key := range keys {
@@ -117,9 +120,9 @@ func (r *reader) readAreas(ctx context.Context, areas map[area][]kube.Ref) {
 	_ = gets.Wait()
 }
 
-// try makes requests for keys, and notes their error.
+// try sends a request for keys and stores its error for each key.
 func (r *reader) try(ctx context.Context, keys []kube.Ref, request func() error) {
-	if err := unlessGivenUp(ctx, r.giveUp, request); err != nil {
+	if err := requestUnlessAborted(ctx, r.abort, request); err != nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for _, key := range keys {
@@ -129,16 +132,16 @@ func (r *reader) try(ctx context.Context, keys []kube.Ref, request func() error)
 }
 
 func (r *reader) add(key kube.Ref, obj *metav1.PartialObjectMetadata) {
-	seen := liveOf(obj)
+	existing := liveOf(obj)
 	if isClusterRole(key) {
-		seen.role = roleStateOf(obj)
+		existing.role = roleStateOf(obj)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.found[key] = seen
+	r.found[key] = existing
 }
 
-func (r *reader) get(ctx context.Context, a area, key kube.Ref) error {
+func (r *reader) get(ctx context.Context, a collection, key kube.Ref) error {
 	obj, err := r.member.at(a.resource, a.namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -150,9 +153,10 @@ func (r *reader) get(ctx context.Context, a area, key kube.Ref) error {
 	return nil
 }
 
-// list reads objects of one area as lists, and returns those of which it does not know whether they exist. After the first delivery nearly all
-// of them have our label; before it they are absent or somebody else's.
-func (r *reader) list(ctx context.Context, a area, keys []kube.Ref) (missing []kube.Ref, err error) {
+// list reads objects of one collection with list requests, and returns the keys that it could not decide. First it
+// lists the objects with our label: after the first delivery nearly all objects have it. Then it lists the other
+// objects.
+func (r *reader) list(ctx context.Context, a collection, keys []kube.Ref) (missing []kube.Ref, err error) {
 	missing, all, err := r.listSome(ctx, a, keys, kube.LabelReason)
 	if err != nil || !all || len(missing) <= getLimit {
 		return missing, err
@@ -164,8 +168,9 @@ func (r *reader) list(ctx context.Context, a area, keys []kube.Ref) (missing []k
 	return missing, err
 }
 
-// listSome lists objects of one area until it has all of keys, at most listFactor objects for each of them. all says that the list is complete.
-func (r *reader) listSome(ctx context.Context, a area, keys []kube.Ref, selector string) (missing []kube.Ref, all bool, err error) {
+// listSome lists objects of one collection until it has found all keys, at most listFactor objects per key. all is true
+// if the list is complete.
+func (r *reader) listSome(ctx context.Context, a collection, keys []kube.Ref, selector string) (missing []kube.Ref, all bool, err error) {
 	wanted := make(map[string]kube.Ref, len(keys))
 	for _, key := range keys {
 		wanted[key.Name] = key
@@ -176,7 +181,7 @@ func (r *reader) listSome(ctx context.Context, a area, keys []kube.Ref, selector
 		opts.Limit = int64(min(budget, pageSize))
 		page, err := r.member.at(a.resource, a.namespace).List(ctx, opts)
 		if apierrors.IsNotFound(err) {
-			return nil, true, nil // the kind is gone
+			return nil, true, nil // the kind is no longer served
 		}
 		if err != nil {
 			return nil, false, fmt.Errorf("list %s in namespace %q: %w", keys[0].Kind, keys[0].Namespace, err)
@@ -196,18 +201,18 @@ func (r *reader) listSome(ctx context.Context, a area, keys []kube.Ref, selector
 	return missing, all, nil
 }
 
-// unlessGivenUp makes a request, and gives all of ctx up if it gets no answer. Requests that were given up have the error of the one that was
-// not answered.
-func unlessGivenUp(ctx context.Context, giveUp context.CancelCauseFunc, request func() error) error {
+// requestUnlessAborted sends a request, and cancels ctx if there is no response. After that all requests fail with the
+// error of the request without a response.
+func requestUnlessAborted(ctx context.Context, abort context.CancelCauseFunc, request func() error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	err := request()
-	if unanswered(err) {
-		giveUp(err)
+	if isUnanswered(err) {
+		abort(err)
 	}
 	if err != nil && ctx.Err() != nil {
-		// One that was not sent yet ends with the error of the context alone.
+		// The error of a request that was not sent is only that of the context.
 		return context.Cause(ctx)
 	}
 	return err

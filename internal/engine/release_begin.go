@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// begin applies Namespaces and CustomResourceDefinitions, decides which operation has to be done and starts it.
+// begin applies Namespaces and CustomResourceDefinitions, chooses the operation and starts it.
 func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	s := d.op.state
 	if prepared, err := d.prepare(ctx); err != nil || !prepared {
@@ -22,7 +22,7 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if len(entries) > 0 && d.op.waitForOthers(entries[len(entries)-1]) {
+	if len(entries) > 0 && d.op.waitForHelmClient(entries[len(entries)-1]) {
 		return false, nil
 	}
 	if after := s.Options.RecoverAfter; after > 0 && s.Failures > s.Recovered && s.Failures%after == 0 && s.Operation == inventory.Installing {
@@ -31,7 +31,7 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	d.nextRevision(entries)
-	if err := d.endPending(ctx, entries); err != nil {
+	if err := d.failPending(ctx, entries); err != nil {
 		return false, err
 	}
 	if err := d.op.records().Prune(ctx, s.Key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
@@ -40,20 +40,21 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	return true, d.start(ctx, entries)
 }
 
-// prepare does what comes before a revision begins. prepared is false if the release cannot be deployed now.
+// prepare checks for conflicts, applies Namespaces and CustomResourceDefinitions, and creates the release namespace.
+// prepared is false if the release cannot be deployed now.
 func (d *releaseDeployment) prepare(ctx context.Context) (prepared bool, err error) {
 	if conflicts := d.conflicts(); len(conflicts) > 0 {
-		d.early, d.goOn, d.verdicts = true, false, nil
-		_, err := d.writeRanks(ctx, conflicts)
+		d.earlyApplied, d.proceed, d.decisions = true, false, nil
+		_, err := d.applyRanks(ctx, conflicts)
 		return false, err
 	}
-	if goOn, err := d.writeEarly(ctx); err != nil || !goOn {
-		d.goOn = false
-		d.skip()
+	if proceed, err := d.applyEarly(ctx); err != nil || !proceed {
+		d.proceed = false
+		d.skipUnapplied()
 		return false, err
 	}
 	namespace := d.op.state.Namespace
-	if d.item.SkipNamespaceCreation || d.wanted[kube.Ref{Kind: "Namespace", Name: namespace}] {
+	if d.item.SkipNamespaceCreation || d.desired[kube.Ref{Kind: "Namespace", Name: namespace}] {
 		return true, nil
 	}
 	if err := d.engine.member.ensureNamespace(ctx, namespace); err != nil {
@@ -62,12 +63,12 @@ func (d *releaseDeployment) prepare(ctx context.Context) (prepared bool, err err
 	return true, nil
 }
 
-// nextRevision numbers the revision that begins, after the recorded ones.
+// nextRevision sets the number of the new revision, after the recorded ones, and the former revision.
 func (d *releaseDeployment) nextRevision(entries []release.Entry) {
 	s := d.op.state
 	if s.Revision == 0 {
 		// A version of Towline without release records may have deployed it.
-		s.Existed = slices.ContainsFunc(d.verdicts, func(v verdict) bool { return v.rank > rankCRD && d.prior.Entries[v.key()].UID != "" })
+		s.Existed = slices.ContainsFunc(d.decisions, func(v decision) bool { return v.rank > rankCRD && d.prior.Entries[v.key()].UID != "" })
 	}
 	s.Former = 0
 	for _, entry := range entries {
@@ -80,10 +81,11 @@ func (d *releaseDeployment) nextRevision(entries []release.Entry) {
 	s.SecretUID, s.SecretState = "", ""
 }
 
-// endPending records that revisions have failed which this bundle began and did not end, because its content changed.
-func (d *releaseDeployment) endPending(ctx context.Context, entries []release.Entry) error {
+// failPending sets the status of this bundle's pending revisions to failed. They did not end because the content of the
+// bundle changed.
+func (d *releaseDeployment) failPending(ctx context.Context, entries []release.Entry) error {
 	for _, entry := range entries {
-		if !entry.Status.IsPending() || isOfHelm(entry) {
+		if !entry.Status.IsPending() || isFromHelm(entry) {
 			continue
 		}
 		description := fmt.Sprintf("Replaced by revision %d before it was deployed", d.op.state.Revision)
@@ -94,18 +96,18 @@ func (d *releaseDeployment) endPending(ctx context.Context, entries []release.En
 	return nil
 }
 
-// start begins the operation. Nothing has to be undone if the pass ends in the middle of it.
+// start begins the operation. If the run is aborted in between, the next run can repeat all of it.
 func (d *releaseDeployment) start(ctx context.Context, entries []release.Entry) error {
 	s := d.op.state
 	now := d.engine.now()
-	what, status, description := inventory.Upgrading, common.StatusPendingUpgrade, "Preparing upgrade"
+	operation, status, description := inventory.Upgrading, common.StatusPendingUpgrade, "Preparing upgrade"
 	if s.Former == 0 && !s.Existed {
-		what, status, description = inventory.Installing, common.StatusPendingInstall, "Initial install underway"
+		operation, status, description = inventory.Installing, common.StatusPendingInstall, "Initial install underway"
 		s.FirstDeployed = now
 	}
-	beginOperation(s, what, now)
+	beginOperation(s, operation, now)
 	s.FirstDeployed = firstNonZero(s.FirstDeployed, now)
-	if i := slices.IndexFunc(entries, func(entry release.Entry) bool { return entry.Revision == s.Former }); i >= 0 && isOfHelm(entries[i]) {
+	if i := slices.IndexFunc(entries, func(entry release.Entry) bool { return entry.Revision == s.Former }); i >= 0 && isFromHelm(entries[i]) {
 		if err := d.adoptFormer(ctx); err != nil {
 			return err
 		}

@@ -14,51 +14,52 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// annotationRevisionDigest on the Secret of a release record holds the bundle.Item.RevisionDigest of what the revision deployed. With it a
-// lost inventory is no reason to run hooks again: see Engine.traceReleases.
+// annotationRevisionDigest on the Secret of a release record holds the bundle.Item.RevisionDigest of the revision. If
+// the inventory is lost, Engine.traceReleases reads it, so that hooks do not run again.
 const annotationRevisionDigest = "towline.dev/revision-digest"
 
-// operate returns an operation on a release of the pass.
-func (p *pass) operate(s *inventory.ReleaseState, hooks []release.Hook) *releaseOp {
+// newReleaseOp returns an operation on a release.
+func (p *applyRun) newReleaseOp(s *inventory.ReleaseState, hooks []release.Hook) *releaseOp {
 	return &releaseOp{engine: p.engine, id: p.bundle.ID, record: p.next, save: p.save, state: s, hooks: hooks}
 }
 
-// writeItems applies the items in order, each Helm release in Helm's stages. It stops before an item that must not be deployed yet.
-func (p *pass) writeItems(ctx context.Context, verdicts []verdict) error {
+// applyItems applies the items in order, each Helm release in stages. It stops before an item that must wait.
+func (p *applyRun) applyItems(ctx context.Context, decisions []decision) error {
 	for i, item := range p.bundle.Items {
-		of := func(v verdict) bool { return v.item == i }
-		start := slices.IndexFunc(verdicts, of)
-		var own []verdict
+		of := func(v decision) bool { return v.item == i }
+		start := slices.IndexFunc(decisions, of)
+		var own []decision
 		if start >= 0 {
 			end := start
-			for end < len(verdicts) && of(verdicts[end]) {
+			for end < len(decisions) && of(decisions[end]) {
 				end++
 			}
-			own, verdicts = verdicts[:end], verdicts[end:]
+			own, decisions = decisions[:end], decisions[end:]
 		}
 		deploy := p.deployRelease
 		if item.Release == nil {
-			deploy = func(ctx context.Context, _ bundle.Item, own []verdict) (bool, error) { return p.writeRanks(ctx, own) }
+			deploy = func(ctx context.Context, _ bundle.Item, own []decision) (bool, error) { return p.applyRanks(ctx, own) }
 		}
-		goOn, err := deploy(ctx, item, own)
+		proceed, err := deploy(ctx, item, own)
 		if err != nil {
 			return err
 		}
-		if !goOn {
-			p.skipRest(verdicts)
+		if !proceed {
+			p.skipRemaining(decisions)
 			return nil
 		}
 	}
 	return nil
 }
 
-// deployRelease moves a release toward its item, whose objects the verdicts are about. goOn is false if the items after it have to wait.
-func (p *pass) deployRelease(ctx context.Context, item bundle.Item, verdicts []verdict) (goOn bool, err error) {
+// deployRelease continues the deployment of a release item. The decisions are those about the objects of the item.
+// proceed is false if the next items must wait.
+func (p *applyRun) deployRelease(ctx context.Context, item bundle.Item, decisions []decision) (proceed bool, err error) {
 	s := p.next.FindRelease(releaseKey(item))
 	if s.Stage == inventory.StageDeployed {
-		return p.writeRanks(ctx, verdicts)
+		return p.applyRanks(ctx, decisions)
 	}
-	d := &releaseDeployment{pass: p, op: p.operate(s, release.ItemHooks(item)), item: item, verdicts: verdicts, goOn: true}
+	d := &releaseDeployment{applyRun: p, op: p.newReleaseOp(s, release.ItemHooks(item)), item: item, decisions: decisions, proceed: true}
 	if s.Operation == inventory.RollingBack && s.Stage != inventory.StageBegin && s.Stage != inventory.StageFailed {
 		if err := d.loadFormer(ctx); err != nil {
 			if err = d.endFailed(err, "the rollback failed"); err != nil {
@@ -72,23 +73,24 @@ func (p *pass) deployRelease(ctx context.Context, item bundle.Item, verdicts []v
 	return d.run(ctx)
 }
 
-// releaseDeployment is the deployment of one release in one pass.
+// releaseDeployment is the deployment of one release in one run.
 type releaseDeployment struct {
-	*pass
-	op       *releaseOp
-	item     bundle.Item
-	verdicts []verdict
-	// early and written say that the objects before the hooks, and all, were applied by this pass.
-	early, written bool
-	goOn           bool
+	*applyRun
+	op        *releaseOp
+	item      bundle.Item
+	decisions []decision
+	// earlyApplied is true if this run applied the Namespaces and CustomResourceDefinitions, allApplied if it applied all
+	// objects.
+	earlyApplied, allApplied bool
+	proceed                  bool
 }
 
-// run does one step after the other until the release is deployed, or something waits or has failed.
-func (d *releaseDeployment) run(ctx context.Context) (goOn bool, err error) {
+// run carries out steps until the release is deployed, waits, or has failed.
+func (d *releaseDeployment) run(ctx context.Context) (proceed bool, err error) {
 	s := d.op.state
 	next := d.step
 	if isAfterObjects(s) {
-		next = d.writeObjects // an earlier pass applied them, and they may have drifted since
+		next = d.applyObjects // an earlier run applied them, and they may have drifted
 	}
 	for s.Stage != inventory.StageDeployed && s.Stage != inventory.StageFailed {
 		done, err := next(ctx)
@@ -99,29 +101,29 @@ func (d *releaseDeployment) run(ctx context.Context) (goOn bool, err error) {
 			return false, err
 		}
 		if !done {
-			return d.stop(), nil
+			return d.stopRun(), nil
 		}
 		next = d.step
 	}
 	if s.Stage == inventory.StageFailed {
 		return d.reportFailure(ctx)
 	}
-	return d.goOn, nil
+	return d.proceed, nil
 }
 
-// stop ends the pass for a release that waits or whose objects have failed. It returns whether the items after it may be deployed.
-func (d *releaseDeployment) stop() (goOn bool) {
+// stopRun ends the run for a release that waits or whose objects have failed. It returns whether the next items may be
+// deployed.
+func (d *releaseDeployment) stopRun() (proceed bool) {
 	if d.op.waiting == nil {
-		return d.goOn
+		return d.proceed
 	}
 	d.waiting = d.op.waiting
 	d.waiting.message = fmt.Sprintf("Helm release %s: %s", d.op.state.Key(), d.waiting.message)
-	d.skip()
+	d.skipUnapplied()
 	return false
 }
 
-// step does the work of the stage that the release is in and enters the next one. done is false if the pass cannot go on with the release;
-// then something waits or has failed.
+// step carries out the current stage and enters the next one. done is false if the release waits or has failed.
 func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	s := d.op.state
 	pre, post := hookEvents(s.Operation)
@@ -129,11 +131,11 @@ func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	case s.Stage == inventory.StageBegin:
 		return d.begin(ctx)
 	case s.Operation == inventory.Uninstalling:
-		return d.undo(ctx)
+		return d.undoInstall(ctx)
 	case s.Stage == inventory.StagePreHooks:
 		return d.runHooks(ctx, pre, inventory.StageObjects)
 	case s.Stage == inventory.StageObjects:
-		return d.writeObjects(ctx)
+		return d.applyObjects(ctx)
 	case s.Stage == inventory.StageWait:
 		if (s.Options.Wait || s.Options.WaitForJobs) && !d.awaitDefinitions(ctx) {
 			return false, context.Cause(ctx)
@@ -151,8 +153,8 @@ func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	return d.recordDeployed(ctx)
 }
 
-// undo removes a failed installation: with the option atomic, or before the next attempt.
-func (d *releaseDeployment) undo(ctx context.Context) (done bool, err error) {
+// undoInstall uninstalls a failed installation: with the option atomic, or before the next attempt.
+func (d *releaseDeployment) undoInstall(ctx context.Context) (done bool, err error) {
 	s := d.op.state
 	if done, err := d.op.uninstall(ctx, nil); err != nil || !done {
 		return false, err
@@ -162,7 +164,7 @@ func (d *releaseDeployment) undo(ctx context.Context) (done bool, err error) {
 	return true, nil
 }
 
-// hooksDisabled returns whether the hooks of the operation are not run.
+// hooksDisabled returns whether the options disable the hooks of the operation.
 func (d *releaseDeployment) hooksDisabled() bool {
 	switch s := d.op.state; s.Operation {
 	case inventory.Installing:
@@ -175,14 +177,14 @@ func (d *releaseDeployment) hooksDisabled() bool {
 	return false
 }
 
-// awaitDefinitions waits until the kinds that the release has defined are served. If they are refused, it ends the pass for
-// the release and returns false.
+// awaitDefinitions waits until the kinds of applied CustomResourceDefinitions are served. If that fails, it ends the
+// run for the release and returns false.
 func (d *releaseDeployment) awaitDefinitions(ctx context.Context) bool {
 	if d.awaitServed(ctx) {
 		return true
 	}
-	d.goOn = false
-	d.skip()
+	d.proceed = false
+	d.skipUnapplied()
 	return false
 }
 
@@ -199,53 +201,53 @@ func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, 
 	return true, nil
 }
 
-// writeEarly applies what Helm installs before it runs hooks: CustomResourceDefinitions, and Namespaces since hooks may be in them.
-func (d *releaseDeployment) writeEarly(ctx context.Context) (goOn bool, err error) {
-	if d.early {
+// applyEarly applies the objects that hooks may need: CustomResourceDefinitions and Namespaces.
+func (d *releaseDeployment) applyEarly(ctx context.Context) (proceed bool, err error) {
+	if d.earlyApplied {
 		return true, nil
 	}
-	d.early = true
-	early := d.split()
-	return d.writeRanks(ctx, d.verdicts[:early])
+	d.earlyApplied = true
+	early := d.countEarly()
+	return d.applyRanks(ctx, d.decisions[:early])
 }
 
-// split returns how many of the verdicts are about Namespaces and CustomResourceDefinitions.
-func (d *releaseDeployment) split() int {
-	if i := slices.IndexFunc(d.verdicts, func(v verdict) bool { return v.rank > rankCRD }); i >= 0 {
+// countEarly returns the number of decisions about Namespaces and CustomResourceDefinitions, which come first.
+func (d *releaseDeployment) countEarly() int {
+	if i := slices.IndexFunc(d.decisions, func(v decision) bool { return v.rank > rankCRD }); i >= 0 {
 		return i
 	}
-	return len(d.verdicts)
+	return len(d.decisions)
 }
 
-// skip reports the objects that this pass did not come to.
-func (d *releaseDeployment) skip() {
+// skipUnapplied reports the objects that this run has not applied as skipped.
+func (d *releaseDeployment) skipUnapplied() {
 	switch {
-	case d.written:
-	case d.early:
-		d.skipRest(d.verdicts[d.split():])
+	case d.allApplied:
+	case d.earlyApplied:
+		d.skipRemaining(d.decisions[d.countEarly():])
 	default:
-		d.skipRest(d.verdicts)
+		d.skipRemaining(d.decisions)
 	}
 }
 
-// writeObjects applies the manifest. After a failure the same revision goes on with it later: no hook is run again for that.
-func (d *releaseDeployment) writeObjects(ctx context.Context) (bool, error) {
+// applyObjects applies the manifest. After a failure the next run retries the same revision, without its hooks.
+func (d *releaseDeployment) applyObjects(ctx context.Context) (bool, error) {
 	s := d.op.state
 	if s.Operation == inventory.RollingBack {
-		return d.writeFormer(ctx)
+		return d.applyFormer(ctx)
 	}
 	before := len(d.failures)
-	if goOn, err := d.writeEarly(ctx); err != nil || !goOn {
-		d.goOn = false
-		d.skip()
+	if proceed, err := d.applyEarly(ctx); err != nil || !proceed {
+		d.proceed = false
+		d.skipUnapplied()
 		return false, err
 	}
-	goOn, err := d.writeRanks(ctx, d.verdicts[d.split():])
+	proceed, err := d.applyRanks(ctx, d.decisions[d.countEarly():])
 	if err != nil {
 		return false, err
 	}
-	d.written, d.goOn = true, goOn
-	if len(d.failures) == before && !slices.ContainsFunc(d.failures, isNoObjects) {
+	d.allApplied, d.proceed = true, proceed
+	if len(d.failures) == before && !slices.ContainsFunc(d.failures, isBundleFailure) {
 		if err := d.pruneDropped(ctx); err != nil {
 			return false, err
 		}
@@ -269,23 +271,23 @@ func (d *releaseDeployment) writeObjects(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// pruneDropped deletes the objects that the former revision of the release has and this one lacks, as Helm does before it waits.
+// pruneDropped deletes the objects of the former revision that this revision lacks, as Helm does before it waits.
 func (d *releaseDeployment) pruneDropped(ctx context.Context) error {
 	return d.pruneGroups(ctx, toPrune(entriesOfRelease(d.prior, d.op.state.Key()), d.retained))
 }
 
-// conflicts returns the verdicts about objects that belong to others, so that no hook runs for a release that cannot be deployed.
-func (d *releaseDeployment) conflicts() []verdict {
-	var found []verdict
-	for _, v := range d.verdicts {
-		if errors.Is(v.err, ErrConflict) && !d.tolerates(v.err) {
+// conflicts returns the decisions about objects of other owners. The caller runs no hook for a release with conflicts.
+func (d *releaseDeployment) conflicts() []decision {
+	var found []decision
+	for _, v := range d.decisions {
+		if errors.Is(v.err, ErrConflict) && !d.canTolerate(v.err) {
 			found = append(found, v)
 		}
 	}
 	return found
 }
 
-// recordDeployed writes that the revision is deployed.
+// recordDeployed sets the status of the release record to deployed.
 func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	s := d.op.state
 	description := s.Options.Description

@@ -12,12 +12,12 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// fail ends the operation of a release. With the option atomic it begins the one that undoes it.
+// fail ends the operation of a release as failed. With the option atomic it begins the rollback or the uninstallation.
 func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) error {
 	s := d.op.state
 	now := d.engine.now()
 	if s.Operation == inventory.Uninstalling {
-		// What undoes a failed installation failed itself: the next attempt begins with a revision of its own.
+		// The uninstallation of a failed installation has failed: the next attempt is a new revision.
 		enterStage(s, inventory.StageFailed, now)
 		s.Message += "; uninstalling it failed: " + failure.text
 		return nil
@@ -45,7 +45,7 @@ func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) err
 		beginOperation(s, inventory.Uninstalling, now)
 		return nil
 	case s.Options.CleanupOnFail && s.Operation == inventory.Upgrading:
-		if err := d.cleanUp(ctx); err != nil {
+		if err := d.cleanUpCreated(ctx); err != nil {
 			return err
 		}
 	}
@@ -64,22 +64,23 @@ func (d *releaseDeployment) endFailed(err error, what string) error {
 	return nil
 }
 
-// reportFailure reports a release that failed and is not tried again yet. What it has deployed is kept as it is, unless that was undone.
-func (d *releaseDeployment) reportFailure(ctx context.Context) (goOn bool, err error) {
+// reportFailure reports a failed release before its next attempt. It corrects drift of the applied objects, unless they
+// were rolled back or uninstalled.
+func (d *releaseDeployment) reportFailure(ctx context.Context) (proceed bool, err error) {
 	s := d.op.state
-	if s.ObjectsApplied && !d.written {
-		if _, err := d.writeRanks(ctx, d.verdicts); err != nil {
+	if s.ObjectsApplied && !d.allApplied {
+		if _, err := d.applyRanks(ctx, d.decisions); err != nil {
 			return false, err
 		}
 	} else {
-		d.skip()
+		d.skipUnapplied()
 	}
 	d.failures = append(d.failures, &releaseFailure{key: s.Key(), message: s.Message})
 	return d.bundle.Options.ContinueOnError, nil
 }
 
-// cleanUp deletes the objects that a failed upgrade has created.
-func (d *releaseDeployment) cleanUp(ctx context.Context) error {
+// cleanUpCreated deletes the objects that a failed upgrade created.
+func (d *releaseDeployment) cleanUpCreated(ctx context.Context) error {
 	s := d.op.state
 	former, ok, err := d.op.records().Get(ctx, s.Key(), s.Former)
 	if err != nil || !ok || !release.HasManifest(former) {
@@ -93,14 +94,16 @@ func (d *releaseDeployment) cleanUp(ctx context.Context) error {
 	for _, obj := range item.Objects {
 		ref := kube.RefOf(obj)
 		keep[ref.Key()] = true
-		ref.Namespace = s.Namespace // of an object that names none; one that is not namespaced is not mistaken for another one
+		// An object without a namespace is in the namespace of the release. For a cluster-scoped object this key matches
+		// no entry.
+		ref.Namespace = s.Namespace
 		keep[ref.Key()] = true
 	}
 	s.ObjectsApplied = false
 	return d.pruneGroups(ctx, toPrune(entriesOfRelease(d.next, s.Key()), keep))
 }
 
-// releaseFailure is why a release of a bundle is not deployed.
+// releaseFailure is the error of a release that is not deployed.
 type releaseFailure struct {
 	key     release.Key
 	message string

@@ -27,29 +27,29 @@ import (
 const (
 	// annotationHookRun on the object of a hook names the release, the revision and the event that it was created for.
 	annotationHookRun = "towline.dev/hook-run"
-	// logLines and logBytes limit how much of the log of a failed hook is reported, and logLimit how long it may take to read it.
+	// logLines and logBytes limit the part of a failed hook's log that is reported, and logLimit the time to read it.
 	logLines = 10
 	logBytes = 2 << 10
 	logLimit = 5 * time.Second
 )
 
-// releaseError is why an operation of a release failed. Another attempt is a new revision.
+// releaseError is the error that ends an operation of a release as failed. The next attempt is a new revision.
 type releaseError struct{ text string }
 
 // Error returns the reason.
 func (e *releaseError) Error() string { return e.text }
 
-// releaseOp moves one Helm release forward, step by step. It saves its state before each step that must not be done twice.
+// releaseOp is an operation on one Helm release. It saves its state before each step that must not run twice.
 type releaseOp struct {
 	engine *Engine
 	id     bundle.ID
-	record *inventory.Record // the record to come, with state in it
+	record *inventory.Record // the next inventory, which contains state
 	save   func(context.Context) error
 	state  *inventory.ReleaseState
 	hooks  []release.Hook
-	// waiting is what the release waits for, nil for nothing.
+	// waiting is the condition that the release waits for, or nil.
 	waiting *pendingWait
-	// helmRecord is the release record that was written last: encoding the manifest again would cost as much as rendering it.
+	// helmRecord caches the last written release record, since encoding its manifest is expensive.
 	helmRecord *helm.Release
 }
 
@@ -57,8 +57,8 @@ func (o *releaseOp) wait(message string, isOver func(context.Context) bool) {
 	o.waiting = &pendingWait{message: message, since: o.engine.clock.Now(), isOver: isOver}
 }
 
-// runHooks runs the hooks of an event, one after the other. done is false while one of them runs. Those that were run already are not run
-// again. A hook that fails is a releaseError.
+// runHooks runs the hooks of an event one after the other, except for those that have succeeded in this operation. done
+// is false while a hook runs. It fails with a releaseError if a hook fails.
 func (o *releaseOp) runHooks(ctx context.Context, event helm.HookEvent) (done bool, err error) {
 	hooks := release.ForEvent(o.hooks, event)
 	for i, h := range hooks {
@@ -74,7 +74,7 @@ func (o *releaseOp) runHooks(ctx context.Context, event helm.HookEvent) (done bo
 	return true, o.deleteHooks(ctx, event, hooks)
 }
 
-// deleteHooks deletes the hooks that are to be deleted when they have succeeded, the last one first.
+// deleteHooks deletes the hooks with the delete policy hook-succeeded, last one first.
 func (o *releaseOp) deleteHooks(ctx context.Context, event helm.HookEvent, hooks []release.Hook) error {
 	for _, h := range slices.Backward(hooks) {
 		if !h.IsDeletedOn(helm.HookSucceeded) {
@@ -87,14 +87,14 @@ func (o *releaseOp) deleteHooks(ctx context.Context, event helm.HookEvent, hooks
 	return nil
 }
 
-// deleteHook deletes the object that a hook made for an event.
+// deleteHook deletes the object that was created for a hook and an event.
 func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h release.Hook) error {
 	ref, resource, err := o.locateHook(h)
 	if err != nil {
 		return err
 	}
 	if run := findHookRun(o.state, event, ref); run != nil && run.UID != "" {
-		err = o.engine.member.delete(ctx, spot{key: ref, resource: resource}, run.UID)
+		err = o.engine.member.delete(ctx, objectLocation{key: ref, resource: resource}, run.UID)
 	}
 	if err != nil && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete hook %s: %w", ref, err)
@@ -102,14 +102,14 @@ func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h rele
 	return nil
 }
 
-// deleteAbandoned deletes the hooks of operations that another one has replaced before they ended.
+// deleteAbandoned deletes the hook objects of operations that were replaced before they ended.
 func (o *releaseOp) deleteAbandoned(ctx context.Context) error {
 	for _, run := range o.state.Abandoned {
 		resource, err := o.engine.member.mapper.AnyVersion(run.Ref.GVK())
 		if err != nil {
 			continue // a kind that is not served has no objects
 		}
-		err = o.engine.member.delete(ctx, spot{key: run.Ref.Key(), resource: resource}, run.UID)
+		err = o.engine.member.delete(ctx, objectLocation{key: run.Ref.Key(), resource: resource}, run.UID)
 		if err != nil && !apierrors.IsConflict(err) {
 			return fmt.Errorf("delete hook %s of the former operation: %w", run.Ref, err)
 		}
@@ -118,7 +118,7 @@ func (o *releaseOp) deleteAbandoned(ctx context.Context) error {
 	return nil
 }
 
-// runHook runs one hook, unless it was run for this operation already.
+// runHook starts a hook, or checks its result if it runs already. done is true if it has succeeded.
 func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release.Hook) (done bool, err error) {
 	ref, resource, err := o.locateHook(h)
 	if err != nil {
@@ -132,7 +132,7 @@ func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release
 	}
 	run := findHookRun(o.state, event, ref)
 	if run.Phase == helm.HookPhaseUnknown {
-		free, err := o.deletePredecessor(ctx, h, run, resource)
+		free, err := o.deleteEarlierRun(ctx, h, run, resource)
 		if err != nil || !free {
 			return false, o.failHook(ctx, h, run, err)
 		}
@@ -145,23 +145,23 @@ func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release
 	if err != nil {
 		return false, o.failHook(ctx, h, run, err)
 	}
-	over, err := hookResult(obj)
+	completed, err := hookResult(obj)
 	switch {
 	case err != nil:
-		return false, o.failHook(ctx, h, run, &releaseError{text: err.Error() + o.lastLog(ctx, ref)})
-	case over:
+		return false, o.failHook(ctx, h, run, &releaseError{text: err.Error() + o.readLogTail(ctx, ref)})
+	case completed:
 		run.Phase, run.Completed = helm.HookPhaseSucceeded, o.engine.now()
 		return true, o.save(ctx)
 	}
 	return false, o.failHook(ctx, h, run, o.waitForHook(ctx, run, ref))
 }
 
-// waitForHook waits for the Job or Pod of a hook, as long as its time limit allows.
+// waitForHook sets the wait for the Job or Pod of a hook. It fails with a releaseError after the timeout.
 func (o *releaseOp) waitForHook(ctx context.Context, run *inventory.HookRun, ref kube.Ref) error {
 	limit := o.state.Options.TimeoutOrDefault()
 	deadline := run.Started.Add(limit)
 	if !o.engine.now().Before(deadline) {
-		return &releaseError{text: fmt.Sprintf("it did not end within %s", limit) + o.lastLog(ctx, ref)}
+		return &releaseError{text: fmt.Sprintf("it did not end within %s", limit) + o.readLogTail(ctx, ref)}
 	}
 	engine, uid := o.engine, run.UID
 	o.wait(fmt.Sprintf("waiting for %s hook %s", run.Event, ref), func(ctx context.Context) bool {
@@ -172,13 +172,14 @@ func (o *releaseOp) waitForHook(ctx context.Context, run *inventory.HookRun, ref
 		if !ok || obj.GetUID() != uid {
 			return true
 		}
-		over, err := hookResult(obj)
-		return over || err != nil || !engine.now().Before(deadline)
+		completed, err := hookResult(obj)
+		return completed || err != nil || !engine.now().Before(deadline)
 	})
 	return nil
 }
 
-// failHook returns err, and if that ends the operation, notes it of the hook and deletes the hook as its policy says.
+// failHook returns err. If err is a releaseError, it marks the hook as failed and deletes its object if it has the
+// delete policy hook-failed.
 func (o *releaseOp) failHook(ctx context.Context, h release.Hook, run *inventory.HookRun, err error) error {
 	var failure *releaseError
 	if !errors.As(err, &failure) {
@@ -192,7 +193,7 @@ func (o *releaseOp) failHook(ctx context.Context, h release.Hook, run *inventory
 	return failed
 }
 
-// locateHook returns where the object of a hook is.
+// locateHook returns the reference and the resource of the object of a hook.
 func (o *releaseOp) locateHook(h release.Hook) (kube.Ref, kube.Resource, error) {
 	ref := kube.RefOf(h.Object)
 	resource, err := o.engine.member.mapper.Resource(ref.GVK())
@@ -215,8 +216,9 @@ func (o *releaseOp) locateHook(h release.Hook) (kube.Ref, kube.Resource, error) 
 	return ref, resource, nil
 }
 
-// deletePredecessor deletes the object of an earlier run of the hook, if the hook asks for that. free is false while that exists.
-func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *inventory.HookRun, resource kube.Resource) (free bool, err error) {
+// deleteEarlierRun deletes the object of an earlier run, if the hook has the delete policy before-hook-creation. free
+// is false while the object still exists.
+func (o *releaseOp) deleteEarlierRun(ctx context.Context, h release.Hook, run *inventory.HookRun, resource kube.Resource) (free bool, err error) {
 	if !h.IsDeletedOn(helm.HookBeforeHookCreation) {
 		return true, nil
 	}
@@ -226,7 +228,7 @@ func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *
 		return true, nil
 	}
 	if err != nil {
-		return false, permanent(fmt.Errorf("delete the object of an earlier run: %w", err))
+		return false, asReleaseError(fmt.Errorf("delete the object of an earlier run: %w", err))
 	}
 	if _, err := api.Get(ctx, run.Ref.Name, metav1.GetOptions{}); err != nil {
 		return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
@@ -244,15 +246,16 @@ func (o *releaseOp) deletePredecessor(ctx context.Context, h release.Hook, run *
 	return false, nil
 }
 
-// ensureHook returns the object of a hook. It creates it, unless it did so before it could save that.
+// ensureHook returns the object of a hook, and creates it if necessary. If an earlier run created the object and could
+// not save its UID, the annotation identifies it.
 func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *inventory.HookRun, resource kube.Resource) (*unstructured.Unstructured, error) {
-	api := o.engine.member.wholeAt(resource, run.Ref.Namespace)
-	mark := fmt.Sprintf("%s.v%d/%s/%s", o.state.Key(), o.state.Revision, run.Event, o.state.Attempt)
+	api := o.engine.member.dynamicAt(resource, run.Ref.Namespace)
+	hookRun := fmt.Sprintf("%s.v%d/%s/%s", o.state.Key(), o.state.Revision, run.Event, o.state.Attempt)
 	existing, err := api.Get(ctx, run.Ref.Name, metav1.GetOptions{})
 	switch {
 	case err != nil && !apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("read hook %s: %w", run.Ref, err)
-	case err == nil && (run.UID != "" && existing.GetUID() == run.UID || run.UID == "" && existing.GetAnnotations()[annotationHookRun] == mark):
+	case err == nil && (run.UID != "" && existing.GetUID() == run.UID || run.UID == "" && existing.GetAnnotations()[annotationHookRun] == hookRun):
 		run.UID = existing.GetUID()
 		return existing, nil
 	case run.UID != "":
@@ -264,25 +267,25 @@ func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *invento
 	}
 	obj.SetNamespace(run.Ref.Namespace)
 	annotations := obj.GetAnnotations()
-	annotations[annotationHookRun] = mark
+	annotations[annotationHookRun] = hookRun
 	obj.SetAnnotations(annotations)
 	created, err := api.Create(ctx, obj, metav1.CreateOptions{FieldManager: kube.FieldManager})
 	if err != nil {
-		return nil, permanent(fmt.Errorf("create it: %w", err))
+		return nil, asReleaseError(fmt.Errorf("create it: %w", err))
 	}
 	run.UID = created.GetUID()
 	return created, nil
 }
 
-// permanent returns err as a releaseError if the API server has refused a request for good.
-func permanent(err error) error {
+// asReleaseError converts err to a releaseError if the API server rejects the request and a retry would not help.
+func asReleaseError(err error) error {
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsAlreadyExists(err) || apierrors.IsBadRequest(err) || apierrors.IsNotFound(err) {
 		return &releaseError{text: err.Error()}
 	}
 	return err
 }
 
-// jobResult is how a Job has ended, if it has.
+// jobResult is the result of a Job, or jobRunning.
 type jobResult int
 
 const (
@@ -313,9 +316,9 @@ func jobPhase(obj *unstructured.Unstructured) (jobResult, string) {
 	return jobRunning, ""
 }
 
-// hookResult returns whether a hook is over: Jobs and Pods when they have ended, CustomResourceDefinitions when they are established, other
-// objects when they exist. The error is why it failed.
-func hookResult(obj *unstructured.Unstructured) (over bool, err error) {
+// hookResult returns whether a hook has succeeded: a Job or Pod is complete, a CustomResourceDefinition is established,
+// another object exists. It returns an error if the hook has failed.
+func hookResult(obj *unstructured.Unstructured) (completed bool, err error) {
 	switch gk := obj.GroupVersionKind().GroupKind(); {
 	case gk.Group == "batch" && gk.Kind == "Job":
 		phase, message := jobPhase(obj)
@@ -341,8 +344,9 @@ func hookResult(obj *unstructured.Unstructured) (over bool, err error) {
 	return true, nil
 }
 
-// lastLog returns the last lines that the pods of a Job or Pod have logged, for a message; "" if they cannot be read, or may hold secrets.
-func (o *releaseOp) lastLog(ctx context.Context, ref kube.Ref) string {
+// readLogTail returns the last log lines of a Pod, or of the newest Pod of a Job, for a message. It returns "" if the
+// log cannot be read or may contain secrets.
+func (o *releaseOp) readLogTail(ctx context.Context, ref kube.Ref) string {
 	if o.state.Sensitive {
 		return ""
 	}

@@ -13,8 +13,8 @@ func releaseKey(item bundle.Item) release.Key {
 	return release.Key{Namespace: item.Release.Namespace, Name: item.Release.Name}
 }
 
-// planReleases writes into the record to come which releases have to be deployed or uninstalled.
-func (p *pass) planReleases() error {
+// planReleases sets the state of each release in the next inventory: it must be deployed or uninstalled.
+func (p *applyRun) planReleases() error {
 	if p.only != nil {
 		return nil
 	}
@@ -38,15 +38,15 @@ func (p *pass) planReleases() error {
 			continue
 		}
 		if p.bundle.KeepObjects || isReleaseKept(p.next, s.Key()) {
-			continue // the hub was restored from a backup: its objects stay, and so does the release
+			continue // the hub was restored from a backup: the objects are kept, and so is the release
 		}
 		beginUninstall(s, p.engine.now())
 	}
 	return nil
 }
 
-// planRelease writes into the record to come that the release of an item has to be deployed, if it is not.
-func (p *pass) planRelease(item bundle.Item) error {
+// planRelease begins a revision in the next inventory if the release of an item is not deployed.
+func (p *applyRun) planRelease(item bundle.Item) error {
 	key := releaseKey(item)
 	s := p.next.FindRelease(key)
 	if s == nil {
@@ -66,7 +66,7 @@ func (p *pass) planRelease(item bundle.Item) error {
 	return err
 }
 
-// releasesDeployed returns whether every release in the record to come is deployed.
-func (p *pass) releasesDeployed() bool {
+// releasesDeployed returns whether all releases in the next inventory are deployed.
+func (p *applyRun) releasesDeployed() bool {
 	return !slices.ContainsFunc(p.next.Releases, func(s inventory.ReleaseState) bool { return s.Stage != inventory.StageDeployed })
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// helmOwner is on the objects of Helm releases: the label and the annotations by which Helm knows them.
+// The label and the annotations that Helm sets on the objects of a release.
 const (
 	labelManagedBy             = "app.kubernetes.io/managed-by"
 	managedByHelm              = "Helm"
@@ -25,7 +25,8 @@ const (
 	annotationReleaseNamespace = "meta.helm.sh/release-namespace"
 )
 
-// records returns the release records of the cluster, written with the marks of the bundle.
+// records returns the store of the cluster's release records. It writes records with the ownership labels and
+// annotations of the bundle.
 func (o *releaseOp) records() release.Store {
 	annotations := map[string]string{kube.AnnotationRequestor: o.id.String(), annotationRevisionDigest: o.state.Digest}
 	o.engine.ownerScope.Annotate(annotations)
@@ -35,7 +36,7 @@ func (o *releaseOp) records() release.Store {
 	}
 }
 
-// putRecord writes the record of the revision of the operation.
+// putRecord writes the release record of the operation's revision.
 func (d *releaseDeployment) putRecord(ctx context.Context, status common.Status, description string) error {
 	return d.op.putRecord(ctx, d.item, status, description)
 }
@@ -63,16 +64,16 @@ func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status comm
 		return &releaseError{text: err.Error()}
 	}
 	if err != nil {
-		return permanent(err)
+		return asReleaseError(err)
 	}
-	seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: written})
-	s.SecretUID, s.SecretState = seen.UID, seen.Fingerprint()
+	existing := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: written})
+	s.SecretUID, s.SecretState = existing.UID, existing.Fingerprint()
 	return nil
 }
 
-// verifyRecords makes `helm list` show what is deployed, where somebody deleted or changed a record, or deployed another revision. It runs
-// no hook: the objects are as they were applied already.
-func (p *pass) verifyRecords(ctx context.Context) error {
+// verifyRecords corrects drift of release records: it writes a record again that was deleted or changed, or writes a
+// new revision after that of another client. It runs no hooks, since the objects are applied already.
+func (p *applyRun) verifyRecords(ctx context.Context) error {
 	for i := range p.next.Releases {
 		s := &p.next.Releases[i]
 		if s.Stage != inventory.StageDeployed || p.only != nil && !p.only[s.SecretRef()] {
@@ -89,26 +90,26 @@ func (p *pass) verifyRecords(ctx context.Context) error {
 	return nil
 }
 
-func (p *pass) verifyRecord(ctx context.Context, s *inventory.ReleaseState, item bundle.Item) error {
-	at := secretSpot(s)
-	found, err := p.engine.member.observe(ctx, []spot{at})
+func (p *applyRun) verifyRecord(ctx context.Context, s *inventory.ReleaseState, item bundle.Item) error {
+	at := recordLocation(s)
+	found, err := p.engine.member.observe(ctx, []objectLocation{at})
 	if err != nil {
 		return err
 	}
-	if seen := found[at.key]; seen != nil && seen.UID == s.SecretUID && seen.Fingerprint() == s.SecretState {
+	if existing := found[at.key]; existing != nil && existing.UID == s.SecretUID && existing.Fingerprint() == s.SecretState {
 		return nil
 	}
-	op := p.operate(s, nil)
+	op := p.newReleaseOp(s, nil)
 	entries, err := op.records().List(ctx, s.Key())
 	if err != nil {
 		return err
 	}
 	if len(entries) > 0 {
 		last := entries[len(entries)-1]
-		if op.isOfAnother(last) {
+		if op.isFromOtherBundle(last) {
 			return nil
 		}
-		if op.waitForOthers(last) {
+		if op.waitForHelmClient(last) {
 			p.waiting = op.waiting
 			p.waiting.message = fmt.Sprintf("Helm release %s: %s", s.Key(), p.waiting.message)
 			return nil
@@ -131,7 +132,7 @@ func (p *pass) verifyRecord(ctx context.Context, s *inventory.ReleaseState, item
 	return op.records().Prune(ctx, s.Key(), entries, s.Options.MaxHistory, s.Revision)
 }
 
-// traceReleases finds the releases of a bundle whose inventory is lost by their records.
+// traceReleases rebuilds the release states of a bundle from the release records, if the inventory is lost.
 func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]inventory.ReleaseState, error) {
 	selector := fmt.Sprintf("%s=helm,%s=%s", "owner", kube.LabelReason, id.Feature)
 	list, err := e.member.objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).List(ctx, metav1.ListOptions{LabelSelector: selector})
@@ -140,9 +141,9 @@ func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]inventory.R
 	}
 	found := &inventory.Record{}
 	for i := range list.Items {
-		seen := liveOf(&list.Items[i])
+		existing := liveOf(&list.Items[i])
 		entry, ok := release.ParseEntry(list.Items[i].ObjectMeta)
-		if !ok || seen.Signature() != e.ownerScope.Signature(id) {
+		if !ok || existing.Signature() != e.ownerScope.Signature(id) {
 			continue
 		}
 		s := found.FindRelease(entry.Key)
@@ -154,33 +155,33 @@ func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]inventory.R
 			continue
 		}
 		s.Revision, s.Digest, s.Stage, s.Operation = entry.Revision, "", inventory.StageBegin, inventory.Upgrading
-		s.SecretUID, s.SecretState = seen.UID, seen.Fingerprint()
+		s.SecretUID, s.SecretState = existing.UID, existing.Fingerprint()
 		if entry.Status == common.StatusDeployed {
-			s.Digest, s.Stage, s.ObjectsApplied = seen.Annotations[annotationRevisionDigest], inventory.StageDeployed, true
+			s.Digest, s.Stage, s.ObjectsApplied = existing.Annotations[annotationRevisionDigest], inventory.StageDeployed, true
 		}
 	}
 	return found.Releases, nil
 }
 
-// isOfAnother returns whether another bundle has written a revision: the release is that one's now.
-func (o *releaseOp) isOfAnother(entry release.Entry) bool {
+// isFromOtherBundle returns whether another bundle wrote the record of a revision, and so owns the release now.
+func (o *releaseOp) isFromOtherBundle(entry release.Entry) bool {
 	signature := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).Signature()
 	return signature != "" && signature != o.engine.ownerScope.Signature(o.id)
 }
 
-// isOfHelm returns whether a client of Helm has written a revision.
-func isOfHelm(entry release.Entry) bool {
+// isFromHelm returns whether another client of Helm wrote the record of a revision.
+func isFromHelm(entry release.Entry) bool {
 	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).Signature() == ""
 }
 
-// waitForOthers waits while another client of Helm works on the release, and returns whether it does: that client fails if the records change
-// meanwhile. One that was killed leaves its record behind, so that the wait is limited.
-func (o *releaseOp) waitForOthers(last release.Entry) bool {
+// waitForHelmClient sets a wait and returns true if another client of Helm is working on the release, since that client
+// fails if the records change. The wait is limited, because a killed client leaves a pending record.
+func (o *releaseOp) waitForHelmClient(last release.Entry) bool {
 	isOver := func(entry release.Entry) bool {
 		age := o.engine.now().Sub(entry.Modified())
 		return !entry.Status.IsPending() && entry.Status != common.StatusUninstalling || age > bundle.DefaultTimeout || age < -bundle.DefaultTimeout
 	}
-	if isOver(last) || !isOfHelm(last) {
+	if isOver(last) || !isFromHelm(last) {
 		return false
 	}
 	key, records := o.state.Key(), o.records()
@@ -192,8 +193,8 @@ func (o *releaseOp) waitForOthers(last release.Entry) bool {
 	return true
 }
 
-// adoptFormer adds the objects that the former revision has and the new one lacks to the inventory, if Helm itself deployed that revision:
-// they are deleted after the upgrade, as Helm does.
+// adoptFormer adds the objects of a former revision that the helm command deployed to the inventory, unless the new
+// revision has them, too. So they are deleted after the upgrade, as in Helm.
 func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s := d.op.state
 	record, ok, err := d.op.records().Get(ctx, s.Key(), s.Former)
@@ -218,7 +219,7 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 		case ref.Namespace == "":
 			ref.Namespace = s.Namespace
 		}
-		if _, known := d.next.Entries[ref.Key()]; !known && !d.wanted[ref.Key()] {
+		if _, known := d.next.Entries[ref.Key()]; !known && !d.desired[ref.Key()] {
 			items = append(items, inventory.Entry{Ref: ref, Origin: originOfRelease(s.Key().String()), FromHelm: true})
 		}
 	}
@@ -231,8 +232,8 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	}
 	d.prior = d.prior.Edit()
 	for _, item := range items {
-		if seen := found[item.Ref.Key()]; seen != nil && seen.belongsTo(s.Key().String()) {
-			item.UID = seen.UID
+		if existing := found[item.Ref.Key()]; existing != nil && existing.belongsTo(s.Key().String()) {
+			item.UID = existing.UID
 			d.next.Entries[item.Ref.Key()], d.prior.Entries[item.Ref.Key()] = item, item
 		}
 	}
@@ -248,12 +249,12 @@ func firstNonZero(times ...time.Time) time.Time {
 	return time.Time{}
 }
 
-// belongsTo returns whether Helm has marked the object as part of a release, which is written as namespace/name.
+// belongsTo returns whether Helm's annotations assign the object to a release. key is namespace/name.
 func (l *live) belongsTo(key string) bool {
 	return key != "" && l.Annotations[annotationReleaseNamespace]+"/"+l.Annotations[annotationReleaseName] == key
 }
 
-// releaseOrigin returns the origin of an object of a Helm release, "" of any other.
+// releaseOrigin returns the origin of an object of a Helm release, or "" for any other object.
 func (l *live) releaseOrigin() string {
 	if name := l.Annotations[annotationReleaseName]; name != "" {
 		return originOfRelease(l.Annotations[annotationReleaseNamespace] + "/" + name)
@@ -261,7 +262,7 @@ func (l *live) releaseOrigin() string {
 	return ""
 }
 
-// secretSpot returns where the release record of s is read.
-func secretSpot(s *inventory.ReleaseState) spot {
-	return spot{key: s.SecretRef(), resource: kube.Resource{GVR: corev1.SchemeGroupVersion.WithResource("secrets"), Namespaced: true}}
+// recordLocation returns the location of the release record of s.
+func recordLocation(s *inventory.ReleaseState) objectLocation {
+	return objectLocation{key: s.SecretRef(), resource: kube.Resource{GVR: corev1.SchemeGroupVersion.WithResource("secrets"), Namespaced: true}}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// loadFormer makes the release that the operation deploys that of the former revision.
+// loadFormer replaces the item and the hooks of the operation by those in the record of the former revision.
 func (d *releaseDeployment) loadFormer(ctx context.Context) error {
 	record, ok, err := d.op.records().Get(ctx, d.op.state.Key(), d.op.state.Former)
 	if err != nil {
@@ -25,27 +25,30 @@ func (d *releaseDeployment) loadFormer(ctx context.Context) error {
 	return nil
 }
 
-// writeFormer applies the manifest of the former revision, and deletes what the failed one has beside it.
-func (d *releaseDeployment) writeFormer(ctx context.Context) (bool, error) {
+// applyFormer applies the manifest of the former revision, and deletes the objects that only the failed revision has.
+func (d *releaseDeployment) applyFormer(ctx context.Context) (bool, error) {
 	s := d.op.state
 	former := bundle.Bundle{ID: d.bundle.ID, Owner: d.bundle.Owner, Options: d.bundle.Options, Items: []bundle.Item{d.item}}
-	rollback := &pass{engine: d.engine, bundle: former, digest: d.digest, motive: delivered, prior: d.next, defined: d.defined, next: d.next, saved: d.saved}
+	rollback := &applyRun{
+		engine: d.engine, bundle: former, digest: d.digest, trigger: triggerDelivery,
+		prior: d.next, defined: d.defined, next: d.next, saved: d.saved,
+	}
 	if err := rollback.plan(); err != nil {
 		return false, err
 	}
-	verdicts, err := rollback.look(ctx)
+	decisions, err := rollback.readAndDecide(ctx)
 	if err != nil {
 		return false, err
 	}
-	goOn, err := rollback.writeRanks(ctx, verdicts)
+	proceed, err := rollback.applyRanks(ctx, decisions)
 	d.saved, d.changes, d.unserved = rollback.saved, append(d.changes, rollback.changes...), rollback.unserved
 	if err != nil {
 		return false, err
 	}
-	if !goOn {
+	if !proceed {
 		return false, &releaseError{text: rollback.failures.Error()}
 	}
-	if done, err := d.op.removeObjects(ctx, rollback.wanted, entriesOfRelease(d.next, s.Key())); err != nil || !done {
+	if done, err := d.op.removeObjects(ctx, rollback.desired, entriesOfRelease(d.next, s.Key())); err != nil || !done {
 		return false, err
 	}
 	enterStage(s, inventory.StageWait, d.engine.now())

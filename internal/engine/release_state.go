@@ -26,29 +26,30 @@ func hookEvents(o inventory.Operation) (pre, post helm.HookEvent) {
 	return helm.HookPreDelete, helm.HookPostDelete
 }
 
-// enterStage begins a stage.
+// enterStage sets the stage and the time when it begins.
 func enterStage(s *inventory.ReleaseState, stage inventory.ReleaseStage, now time.Time) {
 	s.Stage, s.Changed = stage, now
 }
 
 // beginOperation starts an operation at its first stage.
-func beginOperation(s *inventory.ReleaseState, what inventory.Operation, now time.Time) {
+func beginOperation(s *inventory.ReleaseState, operation inventory.Operation, now time.Time) {
 	for _, run := range s.Hooks {
 		if run.UID != "" && (run.Phase == helm.HookPhaseRunning || run.DeleteOnSuccess) {
 			s.Abandoned = append(s.Abandoned, run)
 		}
 	}
-	s.Operation, s.Hooks, s.Attempt = what, nil, rand.String(8)
+	s.Operation, s.Hooks, s.Attempt = operation, nil, rand.String(8)
 	enterStage(s, inventory.StagePreHooks, now)
 }
 
-// beginUninstall begins to uninstall a release that the bundle no longer has. Without a digest it is deployed again if the bundle has it again.
+// beginUninstall begins to uninstall a release that the bundle no longer has. It deletes the digest, so that the
+// release is deployed again if the bundle has it again.
 func beginUninstall(s *inventory.ReleaseState, now time.Time) {
 	s.Digest = ""
 	beginOperation(s, inventory.Uninstalling, now)
 }
 
-// isAfterObjects returns whether the objects of the item were applied and something else has to be done before the release is deployed.
+// isAfterObjects returns whether the stage is after the objects were applied and before the release is deployed.
 func isAfterObjects(s *inventory.ReleaseState) bool {
 	switch s.Stage {
 	case inventory.StageWait, inventory.StagePostHooks, inventory.StageTests, inventory.StageRecord:
@@ -58,12 +59,12 @@ func isAfterObjects(s *inventory.ReleaseState) bool {
 	return false
 }
 
-// retryAt returns when a failed release may be tried again: later after each failure.
+// retryAt returns the time of the next attempt for a failed release. The delay grows with each failure.
 func retryAt(s *inventory.ReleaseState) time.Time {
 	return s.Changed.Add(drift.Backoff(max(s.Failures-1, 0)))
 }
 
-// findHookRun returns the execution of a hook for an event, nil if it was not begun.
+// findHookRun returns the run of a hook for an event, or nil if it has not begun.
 func findHookRun(s *inventory.ReleaseState, event helm.HookEvent, ref kube.Ref) *inventory.HookRun {
 	for i := range s.Hooks {
 		if s.Hooks[i].Event == event && s.Hooks[i].Ref == ref {
@@ -73,7 +74,8 @@ func findHookRun(s *inventory.ReleaseState, event helm.HookEvent, ref kube.Ref) 
 	return nil
 }
 
-// isReleaseKept returns whether the objects of a release are kept although the bundle lacks them: see bundle.Bundle.KeepObjects.
+// isReleaseKept returns whether the objects of a release are kept although the bundle lacks them, see
+// bundle.Bundle.KeepObjects.
 func isReleaseKept(r *inventory.Record, key release.Key) bool {
 	for _, item := range entriesOfRelease(r, key) {
 		if item.Kept {
@@ -83,7 +85,7 @@ func isReleaseKept(r *inventory.Record, key release.Key) bool {
 	return false
 }
 
-// entriesOfRelease lists the inventory of one release.
+// entriesOfRelease returns the inventory entries of one release.
 func entriesOfRelease(r *inventory.Record, key release.Key) map[kube.Ref]inventory.Entry {
 	items := map[kube.Ref]inventory.Entry{}
 	for ref, item := range r.Entries {

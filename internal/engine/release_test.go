@@ -169,7 +169,7 @@ func (c *cluster) cutRelease(b bundle.Bundle, line *meter, n int) bool {
 	})
 	isCut := func() bool { line.mu.Lock(); defer line.mu.Unlock(); return line.left == 0 }()
 	uids := map[string]bool{}
-	seen := func() {
+	existing := func() {
 		list, err := c.objects.Resource(jobs).Namespace(c.ns).List(c.t.Context(), metav1.ListOptions{})
 		if err != nil {
 			c.t.Fatal(err)
@@ -178,9 +178,9 @@ func (c *cluster) cutRelease(b bundle.Bundle, line *meter, n int) bool {
 			uids[job.GetName()+" "+string(job.GetUID())] = true
 		}
 	}
-	seen()
+	existing()
 	deploy(c.t, c.engine(nil), b)
-	seen()
+	existing()
 	if len(uids) != 2 {
 		c.t.Errorf("cut after %d requests: hooks were run as %v", n, uids)
 	}

@@ -17,9 +17,9 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// loadRecorded makes the hooks of the operation those of the recorded revision, or else of the last one that is recorded, as `helm uninstall`
-// does. There are none without a record.
-func (o *releaseOp) loadRecorded(ctx context.Context, entries []release.Entry) error {
+// loadRecordedHooks makes the hooks of the operation those of the recorded revision, or else of the last one that is
+// recorded, as `helm uninstall` does. There are none without a record.
+func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Entry) error {
 	o.hooks = nil
 	for _, entry := range slices.Backward(entries) {
 		if entry.Revision > o.state.Revision && entry.Revision != entries[0].Revision {
@@ -49,8 +49,9 @@ func (o *releaseOp) parseHooks(record *helm.Release) error {
 	return nil
 }
 
-// uninstall removes the release: it runs the hooks before that, deletes the objects that are not in keep, runs the hooks after that and deletes
-// the records. Of a release that another bundle has taken over it deletes the objects alone. done is false while something has to be waited for.
+// uninstall runs the pre-delete hooks, deletes the objects that are not in keep, runs the post-delete hooks and deletes
+// the release records. If another bundle has taken over the release, it only deletes the objects. done is false while
+// the release waits.
 func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	s := o.state
 	entries, err := o.records().List(ctx, s.Key())
@@ -60,10 +61,10 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 	if err := o.deleteAbandoned(ctx); err != nil {
 		return false, err
 	}
-	isTaken := len(entries) > 0 && o.isOfAnother(entries[len(entries)-1])
+	isTaken := len(entries) > 0 && o.isFromOtherBundle(entries[len(entries)-1])
 	o.hooks = nil
 	if !isTaken && !s.Options.DisableUninstallHooks {
-		if err := o.loadRecorded(ctx, entries); err != nil {
+		if err := o.loadRecordedHooks(ctx, entries); err != nil {
 			return false, err
 		}
 	}
@@ -94,7 +95,8 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 	return true, o.removeRecords(ctx, entries)
 }
 
-// runPostDelete runs the hooks after the deletion. The release does not exist any more: as with Helm, a failure is only reported.
+// runPostDelete runs the post-delete hooks. As in Helm, a failure is only logged, since the objects are deleted
+// already.
 func (o *releaseOp) runPostDelete(ctx context.Context) (done bool, err error) {
 	done, err = o.runHooks(ctx, helm.HookPostDelete)
 	if failure, ok := errors.AsType[*releaseError](err); ok {
@@ -105,7 +107,8 @@ func (o *releaseOp) runPostDelete(ctx context.Context) (done bool, err error) {
 	return done, err
 }
 
-// removeRecords deletes the release records, or marks the last one with the option keepHistory.
+// removeRecords deletes the release records. With the option keepHistory it sets the status of the last one to
+// uninstalled instead.
 func (o *releaseOp) removeRecords(ctx context.Context, entries []release.Entry) error {
 	s := o.state
 	if !s.Options.KeepHistory {
@@ -123,14 +126,15 @@ func (o *releaseOp) removeRecords(ctx context.Context, entries []release.Entry) 
 		return err
 	}
 	record.Info.Status, record.Info.Description, record.Info.Deleted = common.StatusUninstalled, "Uninstallation complete", o.engine.now()
-	unmarked := o.records()
-	unmarked.Labels, unmarked.Annotations = nil, nil
+	unlabelled := o.records()
+	unlabelled.Labels, unlabelled.Annotations = nil, nil
 	delete(record.Labels, kube.LabelReason)
-	_, err = unmarked.Put(ctx, record)
+	_, err = unlabelled.Put(ctx, record)
 	return err
 }
 
-// removeObjects deletes objects of the inventory that are not in keep, the last ranks first, each rank when those before it no longer exist.
+// removeObjects deletes the objects of the entries that are not in keep, in reverse order of ranks. It deletes a rank
+// when all objects of the rank before it no longer exist. done is false while it waits for that.
 func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, items map[kube.Ref]inventory.Entry) (done bool, err error) {
 	groups, err := o.engine.orderRoles(ctx, toPrune(items, keep))
 	if err != nil {
@@ -160,7 +164,7 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, i
 	return true, nil
 }
 
-// waitDeleted waits until objects no longer exist.
+// waitDeleted sets the wait until the first of the objects no longer exists.
 func (o *releaseOp) waitDeleted(left map[kube.Ref]bool) {
 	refs := make([]kube.Ref, 0, len(left))
 	for key := range left {
@@ -174,7 +178,7 @@ func (o *releaseOp) waitDeleted(left map[kube.Ref]bool) {
 	})
 }
 
-// propagationOf returns how dependents of deleted objects are deleted.
+// propagationOf returns the deletion propagation for the option deletionPropagation.
 func propagationOf(option string) metav1.DeletionPropagation {
 	switch option {
 	case "orphan":
@@ -185,15 +189,15 @@ func propagationOf(option string) metav1.DeletionPropagation {
 	return metav1.DeletePropagationBackground
 }
 
-// uninstallDropped uninstalls the releases that the bundle no longer has, the last one first. done is false while one has to be waited for or
-// has failed.
-func (p *pass) uninstallDropped(ctx context.Context) (done bool, err error) {
+// uninstallDropped uninstalls the releases that the bundle no longer has, last one first. done is false while a release
+// waits or has failed.
+func (p *applyRun) uninstallDropped(ctx context.Context) (done bool, err error) {
 	for i := len(p.next.Releases) - 1; i >= 0; i-- {
 		s := &p.next.Releases[i]
 		if s.Operation != inventory.Uninstalling || p.hasItem(s.Key()) {
 			continue
 		}
-		op := p.operate(s, nil)
+		op := p.newReleaseOp(s, nil)
 		done, err := op.uninstallAgain(ctx, p.retained)
 		var failure *releaseError
 		switch {
@@ -211,7 +215,7 @@ func (p *pass) uninstallDropped(ctx context.Context) (done bool, err error) {
 	return true, nil
 }
 
-// uninstallAgain uninstalls a release, and begins anew after a failure once the pause is over.
+// uninstallAgain uninstalls a release. After a failure it begins again when retryAt has passed.
 func (o *releaseOp) uninstallAgain(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	s := o.state
 	if s.Stage == inventory.StageFailed {
@@ -231,7 +235,7 @@ func (o *releaseOp) uninstallAgain(ctx context.Context, keep map[kube.Ref]bool) 
 	return done, err
 }
 
-func (p *pass) hasItem(key release.Key) bool {
+func (p *applyRun) hasItem(key release.Key) bool {
 	for _, item := range p.bundle.Items {
 		if item.Release != nil && releaseKey(item) == key {
 			return true
@@ -240,7 +244,8 @@ func (p *pass) hasItem(key release.Key) bool {
 	return false
 }
 
-// removeReleases uninstalls the releases of a record that is being withdrawn; those whose objects stay lose our marks only.
+// removeReleases uninstalls the releases of an inventory that is being withdrawn. If the objects are orphaned, it only
+// removes the ownership labels from the release records.
 func (e *Engine) removeReleases(ctx context.Context, rec *inventory.Record) (stored *inventory.Record, done bool, err error) {
 	if rec.Leave {
 		e.waits.set(rec.ID, nil)
@@ -249,7 +254,8 @@ func (e *Engine) removeReleases(ctx context.Context, rec *inventory.Record) (sto
 	return e.uninstallReleases(ctx, rec)
 }
 
-// uninstallReleases uninstalls all releases of a record that is being withdrawn, the last one first. It returns the record as it is stored then.
+// uninstallReleases uninstalls all releases of an inventory that is being withdrawn, last one first. It returns the
+// stored inventory.
 func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (stored *inventory.Record, done bool, err error) {
 	for len(rec.Releases) > 0 {
 		next := rec.Edit()
@@ -278,7 +284,7 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (
 	return rec, true, nil
 }
 
-// unmarkRecords takes our marks off the release records, which stay with the objects.
+// unmarkRecords removes the ownership labels and annotations from the release records, which are kept.
 func (e *Engine) unmarkRecords(ctx context.Context, rec *inventory.Record) error {
 	for i := range rec.Releases {
 		op := &releaseOp{engine: e, id: rec.ID, state: &rec.Releases[i]}
@@ -287,12 +293,12 @@ func (e *Engine) unmarkRecords(ctx context.Context, rec *inventory.Record) error
 			return err
 		}
 		for _, entry := range entries {
-			seen := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret})
-			if seen.Signature() != e.ownerScope.Signature(rec.ID) {
+			existing := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret})
+			if existing.Signature() != e.ownerScope.Signature(rec.ID) {
 				continue
 			}
-			at := secretSpot(&inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})
-			if err := e.member.unmark(ctx, at, seen); err != nil {
+			at := recordLocation(&inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})
+			if err := e.member.unmark(ctx, at, existing); err != nil {
 				return err
 			}
 		}

@@ -19,28 +19,28 @@ import (
 )
 
 const (
-	// pollFirst and pollMost are the shortest and the longest pause between two looks at what a release waits for; in between it is a tenth of
-	// the time that it waits already.
+	// pollFirst and pollMost are the minimum and the maximum poll interval of a waiting release. Between them the interval
+	// is a tenth of the time since the wait began.
 	pollFirst = 200 * time.Millisecond
 	pollMost  = 2 * time.Second
 )
 
-// pendingWait is what a release of a bundle waits for. Nothing is locked meanwhile.
+// pendingWait is the condition that a release of a bundle waits for. The run has ended, so no key is locked.
 type pendingWait struct {
 	digest  bundle.Digest
 	message string
 	since   time.Time
-	// isOver reports whether it is worth to go on with the release, because what it waits for has happened or can no longer happen.
+	// isOver returns whether the release can continue: the condition is met, cannot be met any more, or timed out.
 	isOver func(context.Context) bool
 }
 
-// waitList holds what the bundles of an engine wait for.
+// waitList holds the pending wait of each bundle.
 type waitList struct {
 	mu    sync.Mutex // guards waits
 	waits map[bundle.ID]*pendingWait
 }
 
-// set notes what a bundle waits for, nil for nothing.
+// set replaces the pending wait of a bundle. Nil deletes it.
 func (l *waitList) set(id bundle.ID, w *pendingWait) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,13 +63,13 @@ func (l *waitList) get(id bundle.ID) *pendingWait {
 	return l.waits[id]
 }
 
-// isWaiting returns whether a release of a bundle has to wait still.
+// isWaiting returns whether a release of the bundle still waits.
 func (e *Engine) isWaiting(ctx context.Context, id bundle.ID, digest bundle.Digest) bool {
 	w := e.waits.get(id)
 	return w != nil && w.digest == digest && !w.isOver(ctx)
 }
 
-// pollPause returns the pause before the next look at what a bundle waits for; ok is false if it does not wait.
+// pollPause returns the time until the next poll of a bundle's wait. ok is false if the bundle does not wait.
 func (e *Engine) pollPause(id bundle.ID) (pause time.Duration, ok bool) {
 	w := e.waits.get(id)
 	if w == nil {
@@ -78,8 +78,8 @@ func (e *Engine) pollPause(id bundle.ID) (pause time.Duration, ok bool) {
 	return min(max(e.clock.Since(w.since)/10, pollFirst), pollMost), true
 }
 
-// waitReady returns whether all objects of a release are ready, by the rules of kstatus. Jobs count only with waitForJobs, and have to be
-// complete then.
+// waitReady returns whether all objects of a release are ready by the rules of kstatus. With waitForJobs, Jobs must be
+// complete; otherwise they are ignored.
 func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
 	options := o.state.Options
 	var items []inventory.Entry
@@ -89,7 +89,7 @@ func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
 		}
 		items = append(items, item)
 	}
-	items, reason, err := o.engine.unready(ctx, items)
+	items, reason, err := o.engine.listUnready(ctx, items)
 	if err != nil || len(items) == 0 {
 		return err == nil, err
 	}
@@ -100,7 +100,7 @@ func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
 	engine := o.engine
 	o.wait("waiting for "+reason, func(ctx context.Context) bool {
 		var err error
-		items, _, err = engine.unready(ctx, items)
+		items, _, err = engine.listUnready(ctx, items)
 		return err != nil || len(items) == 0 || !engine.now().Before(deadline)
 	})
 	return false, nil
@@ -108,24 +108,25 @@ func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
 
 func isJob(ref kube.Ref) bool { return ref.Group == "batch" && ref.Kind == "Job" }
 
-// unready returns the items that are not ready, and the reason of the first one. A Job that failed is an error.
-func (e *Engine) unready(ctx context.Context, items []inventory.Entry) (left []inventory.Entry, reason string, err error) {
+// listUnready returns the entries of objects that are not ready, and the reason of the first one. It fails with a
+// releaseError if a Job has failed.
+func (e *Engine) listUnready(ctx context.Context, items []inventory.Entry) (left []inventory.Entry, reason string, err error) {
 	for _, item := range items {
-		why, err := e.unreadyReason(ctx, item)
+		cause, err := e.unreadyReason(ctx, item)
 		if err != nil {
 			return nil, "", err
 		}
-		if why == "" {
+		if cause == "" {
 			continue
 		}
 		if left = append(left, item); reason == "" {
-			reason = fmt.Sprintf("%s: %s", item.Ref, why)
+			reason = fmt.Sprintf("%s: %s", item.Ref, cause)
 		}
 	}
 	return left, reason, nil
 }
 
-// unreadyReason returns why an object is not ready, "" if it is.
+// unreadyReason returns the reason why an object is not ready, or "" if it is ready.
 func (e *Engine) unreadyReason(ctx context.Context, item inventory.Entry) (string, error) {
 	obj, ok, err := e.member.read(ctx, item.Ref)
 	if err != nil {
@@ -157,8 +158,8 @@ func (e *Engine) unreadyReason(ctx context.Context, item inventory.Entry) (strin
 	return result.Message, nil
 }
 
-// read returns an object as it is now, whole; ok is false if it does not exist.
-func (m *member) read(ctx context.Context, ref kube.Ref) (obj *unstructured.Unstructured, ok bool, err error) {
+// read reads a whole object from the API server. ok is false if it does not exist.
+func (m *memberClient) read(ctx context.Context, ref kube.Ref) (obj *unstructured.Unstructured, ok bool, err error) {
 	resource, err := m.mapper.AnyVersion(ref.GVK())
 	if meta.IsNoMatchError(err) {
 		return nil, false, nil
@@ -166,7 +167,7 @@ func (m *member) read(ctx context.Context, ref kube.Ref) (obj *unstructured.Unst
 	if err != nil {
 		return nil, false, err
 	}
-	obj, err = m.wholeAt(resource, ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	obj, err = m.dynamicAt(resource, ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, false, nil
 	}
@@ -176,9 +177,9 @@ func (m *member) read(ctx context.Context, ref kube.Ref) (obj *unstructured.Unst
 	return obj, true, nil
 }
 
-func (m *member) wholeAt(resource kube.Resource, namespace string) dynamic.ResourceInterface {
+func (m *memberClient) dynamicAt(resource kube.Resource, namespace string) dynamic.ResourceInterface {
 	if resource.Namespaced {
-		return m.wholes.Resource(resource.GVR).Namespace(namespace)
+		return m.dynamicClient.Resource(resource.GVR).Namespace(namespace)
 	}
-	return m.wholes.Resource(resource.GVR)
+	return m.dynamicClient.Resource(resource.GVR)
 }

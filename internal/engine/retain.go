@@ -15,23 +15,24 @@ import (
 )
 
 const (
-	// labelRetainReplicas on an object of a guarded bundle, "true", leaves the number of its replicas to its cluster, once it is there.
+	// labelRetainReplicas on an object of a guarded bundle, "true", leaves the number of its replicas to its cluster, once
+	// it is there.
 	labelRetainReplicas = "resourcetemplate.karmada.io/retain-replicas"
 	// retainTries is how often an object that changes all the time is read again before it is applied.
 	retainTries = 5
 )
 
-// retains says whether the replicas of a target are its cluster's to say.
+// retains returns whether the replicas of a target are its cluster's to say.
 func (t *target) retains() bool {
 	_, scales := mapOf(t.content["spec"])["replicas"]
 	return scales && t.guarded && mapOf(mapOf(t.content["metadata"])["labels"])[labelRetainReplicas] == "true"
 }
 
-// applyRetaining applies an object that exists without saying how many replicas it has. While nobody else has set them, leaving them out would
-// set them to one: then they are sent as they are.
-func (p *pass) applyRetaining(ctx context.Context, v verdict, uid types.UID) (now *live, err error) {
+// applyRetaining applies an object that exists without saying how many replicas it has. While nobody else has set them,
+// leaving them out would set them to one: then they are sent as they are.
+func (p *applyRun) applyRetaining(ctx context.Context, v decision, uid types.UID) (now *live, err error) {
 	for range retainTries {
-		whole, err := p.engine.member.wholes.Resource(v.resource.GVR).Namespace(v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
+		whole, err := p.engine.member.dynamicClient.Resource(v.resource.GVR).Namespace(v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, err
 		}
@@ -56,7 +57,7 @@ func (p *pass) applyRetaining(ctx context.Context, v verdict, uid types.UID) (no
 	return nil, errBusy
 }
 
-// replicasOursAlone says whether we have set the replicas of an object, and nobody else has.
+// replicasOursAlone returns whether we have set the replicas of an object, and nobody else has.
 func replicasOursAlone(obj *unstructured.Unstructured) bool {
 	ours := false
 	for _, entry := range obj.GetManagedFields() {

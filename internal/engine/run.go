@@ -32,7 +32,7 @@ func (d driftEngine) Acquire(ctx context.Context, id bundle.ID) (release func(),
 
 // Resume converges objects of a bundle from its record.
 func (d driftEngine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (bundle.Report, bool, error) {
-	return d.engine.resume(ctx, id, healing, only)
+	return d.engine.resume(ctx, id, triggerDrift, only)
 }
 
 // ResumeWithdrawal continues a withdrawal.

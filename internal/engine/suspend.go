@@ -9,8 +9,9 @@ import (
 	"github.com/towline/towline/internal/inventory"
 )
 
-// Suspend leaves what id put on the cluster as it is from now on, drift and what failed included, until the bundle is converged or withdrawn;
-// a pass that is under way ends first. It returns what the record says of the bundle, without a State if there is no complete record.
+// Suspend leaves what id put on the cluster as it is from now on, drift and what failed included, until the bundle is
+// converged or withdrawn; a run that is under way ends first. It returns what the record says of the bundle, without a
+// State if there is no complete record.
 func (e *Engine) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error) {
 	release, err := e.ids.acquire(ctx, id)
 	if err != nil {

@@ -21,10 +21,10 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// trace returns rec, which has lost its inventory, with everything that was applied for its ID, as its marks say. It costs a list of
-// every kind. With an error it returns what it found until then.
+// trace returns rec, which has lost its inventory, with everything that was applied for its ID, as its marks say. It
+// costs a list of every kind. With an error it returns what it found until then.
 func (e *Engine) trace(ctx context.Context, rec *inventory.Record) (*inventory.Record, error) {
-	found, err := e.member.traces(ctx, rec.ID, e.ownerScope)
+	found, err := e.member.listMarked(ctx, rec.ID, e.ownerScope)
 	traced := rec.Edit()
 	for _, item := range found {
 		traced.Entries[item.Ref.Key()] = item
@@ -49,9 +49,9 @@ func (e *releaseTraceError) Error() string { return e.err.Error() }
 // Unwrap returns the reason.
 func (e *releaseTraceError) Unwrap() error { return e.err }
 
-// traces lists what was applied for id, in all kinds that the server can list now. Kinds that it cannot are logged and left out: one
-// that is broken for good must not keep everything else from being found.
-func (m *member) traces(ctx context.Context, id bundle.ID, of inventory.OwnerScope) ([]inventory.Entry, error) {
+// listMarked lists what was applied for id, in all kinds that the server can list now. Kinds that it cannot are logged
+// and left out: one that is broken for good must not keep everything else from being found.
+func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, of inventory.OwnerScope) ([]inventory.Entry, error) {
 	served, err := discovery.ServerPreferredResources(m.served)
 	if err != nil {
 		if !discovery.IsGroupDiscoveryFailedError(err) {
@@ -74,7 +74,7 @@ func (m *member) traces(ctx context.Context, id bundle.ID, of inventory.OwnerSco
 				continue
 			}
 			work.Go(func() error {
-				items, err := m.tracesIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), mine{id, of})
+				items, err := m.listMarkedIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), requestorFilter{id, of})
 				mu.Lock()
 				defer mu.Unlock()
 				found = append(found, items...)
@@ -86,24 +86,24 @@ func (m *member) traces(ctx context.Context, id bundle.ID, of inventory.OwnerSco
 	return found, err
 }
 
-func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, who mine) ([]inventory.Entry, error) {
+func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, requestedBy requestorFilter) ([]inventory.Entry, error) {
 	var found []inventory.Entry
-	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + who.id.Feature, Limit: pageSize}
+	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + requestedBy.id.Feature, Limit: pageSize}
 	for {
 		page, err := m.objects.Resource(gvr).List(ctx, opts)
-		if unlistable(err) {
+		if isUnlistable(err) {
 			log.FromContext(ctx).Info("without a record, not looking at a kind that cannot be listed",
-				logkeys.Bundle, who.id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
+				logkeys.Bundle, requestedBy.id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
 			return found, nil
 		}
 		if err != nil {
 			return found, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
 		}
 		for i := range page.Items {
-			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, who) {
+			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, requestedBy) {
 				ref := kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name}
-				seen := liveOf(obj)
-				found = append(found, inventory.Entry{Ref: ref, UID: obj.UID, Adopted: seen.IsAdopted(), Origin: seen.releaseOrigin()})
+				existing := liveOf(obj)
+				found = append(found, inventory.Entry{Ref: ref, UID: obj.UID, Adopted: existing.IsAdopted(), Origin: existing.releaseOrigin()})
 			}
 		}
 		if page.Continue == "" {
@@ -113,22 +113,24 @@ func (m *member) tracesIn(ctx context.Context, gvr schema.GroupVersionResource, 
 	}
 }
 
-// mine is a bundle of one scope.
-type mine struct {
+// requestorFilter is a bundle of one scope.
+type requestorFilter struct {
 	id bundle.ID
 	of inventory.OwnerScope
 }
 
-// unlistable says whether a list failed because of its kind: it may not be listed, or who serves or converts it does not work.
-func unlistable(err error) bool {
+// isUnlistable returns whether a list failed because of its kind: it may not be listed, or who serves or converts it
+// does not work.
+func isUnlistable(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err) ||
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
 }
 
-// appliedFor says whether our own apply, of an object of this API group, made obj what it is for a bundle. Marks alone say too little: restores,
-// operators and people copy them. And one object can be served in several groups: it is traced in the one where it was applied.
-func appliedFor(obj *metav1.PartialObjectMetadata, group string, who mine) bool {
-	if liveOf(obj).Signature() != who.of.Signature(who.id) || metav1.GetControllerOf(obj) != nil {
+// appliedFor returns whether our own apply, of an object of this API group, made obj what it is for a bundle. Marks
+// alone say too little: restores, operators and people copy them. And one object can be served in several groups: it is
+// traced in the one where it was applied.
+func appliedFor(obj *metav1.PartialObjectMetadata, group string, requestedBy requestorFilter) bool {
+	if liveOf(obj).Signature() != requestedBy.of.Signature(requestedBy.id) || metav1.GetControllerOf(obj) != nil {
 		return false
 	}
 	return slices.ContainsFunc(obj.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {

@@ -10,10 +10,11 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// prunable returns of groups what is deleted although something has failed, see bundle.Options.ContinueOnError. Objects whose origin is not known
-// wait, and so do namespaces and definitions: others are deleted with them.
-func (p *pass) prunable(groups [][]inventory.Entry) [][]inventory.Entry {
-	if !p.bundle.Options.ContinueOnError || slices.ContainsFunc(p.failures, isNoObjects) {
+// selectPrunable returns the entries that are pruned after a failure, see bundle.Options.ContinueOnError. It omits
+// entries without an origin. It also omits Namespaces and CustomResourceDefinitions, whose deletion deletes other
+// objects.
+func (p *applyRun) selectPrunable(groups [][]inventory.Entry) [][]inventory.Entry {
+	if !p.bundle.Options.ContinueOnError || slices.ContainsFunc(p.failures, isBundleFailure) {
 		return nil
 	}
 	incomplete := map[string]bool{"": true}
@@ -38,27 +39,27 @@ func (p *pass) prunable(groups [][]inventory.Entry) [][]inventory.Entry {
 			incomplete[t.origin] = true
 		}
 	}
-	waits := func(item inventory.Entry) bool {
+	mustWait := func(item inventory.Entry) bool {
 		return incomplete[item.Origin] || rankOf(item.Ref.GVK().GroupKind()) <= rankCRD
 	}
 	var safe [][]inventory.Entry
 	for _, items := range groups {
-		if items = slices.DeleteFunc(slices.Clone(items), waits); len(items) > 0 {
+		if items = slices.DeleteFunc(slices.Clone(items), mustWait); len(items) > 0 {
 			safe = append(safe, items)
 		}
 	}
 	return safe
 }
 
-// isNoObjects says whether a failure is not that of one known object or release: then nobody knows which objects it concerns.
-func isNoObjects(err error) bool {
+// isBundleFailure returns whether a failure is not that of one object or release, so that it may concern any object.
+func isBundleFailure(err error) bool {
 	_, isObject := errors.AsType[*objectError](err)
 	_, isRelease := errors.AsType[*releaseFailure](err)
 	return !isObject && !isRelease
 }
 
-// waitingMessage ends the message of a failed pass: it counts the objects that the bundle lacks and that nobody tried to delete.
-func (p *pass) waitingMessage() string {
+// pendingPruneMessage returns the end of the message of a failed run: the number of objects that are not pruned yet.
+func (p *applyRun) pendingPruneMessage() string {
 	tried := map[kube.Ref]bool{}
 	for _, change := range p.changes {
 		tried[change.Ref.Key()] = true

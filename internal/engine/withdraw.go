@@ -12,9 +12,10 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Withdraw removes what w.ID put on the cluster, as its record says, or the marks on the objects if the record is lost: the last ranks
-// first, and each rank only when everything of the ranks above it is gone, so that nothing that cleans up after an object goes before
-// it. done is false while something that was deleted still exists: call again. An error names what could not be removed.
+// Withdraw removes what w.ID put on the cluster, as its record says, or the marks on the objects if the record is lost:
+// the last ranks first, and each rank only when everything of the ranks above it is gone, so that nothing that cleans
+// up after an object goes before it. done is false while something that was deleted still exists: call again. An error
+// names what could not be removed.
 func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error) {
 	release, err := e.ids.acquire(ctx, w.ID)
 	if err != nil {
@@ -86,8 +87,8 @@ func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*inventory.Reco
 	return rec, err
 }
 
-// beginRemoval saves that the bundle of a record is being withdrawn: from then on nobody heals what is removed. What was delivered may be older
-// than what the user wants now, so only the withdrawal says whether the objects stay.
+// beginRemoval saves that the bundle of a record is being withdrawn: from then on nobody heals what is removed. What
+// was delivered may be older than what the user wants now, so only the withdrawal returns whether the objects stay.
 func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave bool) (*inventory.Record, error) {
 	if rec.State == bundle.StateRemoving && rec.Leave == leave {
 		return rec, nil
@@ -104,9 +105,9 @@ func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave 
 
 func (e *Engine) removeAll(ctx context.Context, rec *inventory.Record) (done bool, err error) {
 	groups := toPrune(rec.Entries, nil)
-	var instead map[fate]fate
+	var instead map[pruneAction]pruneAction
 	if rec.Leave {
-		instead = map[fate]fate{remove: strip, await: forget}
+		instead = map[pruneAction]pruneAction{pruneDelete: pruneOrphan, pruneAwait: pruneForget}
 	} else if groups, err = e.orderRoles(ctx, groups); err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
 	}
@@ -127,7 +128,7 @@ func (e *Engine) removeAll(ctx context.Context, rec *inventory.Record) (done boo
 }
 
 func removalErrors(removals []removal) error {
-	var failures passError
+	var failures applyErrors
 	for _, r := range removals {
 		if r.err != nil {
 			failures = append(failures, &objectError{ref: r.Ref, err: r.err})
@@ -143,24 +144,24 @@ func removalErrors(removals []removal) error {
 // object for as long as they like. A ClusterRole that the aggregation controller created again after its deletion is
 // left to the last group of orderRoles; one that was created again after that remains, too.
 func (e *Engine) remaining(ctx context.Context, removals []removal) (map[kube.Ref]bool, error) {
-	var spots []spot
+	var locations []objectLocation
 	before := map[kube.Ref]*live{}
 	for _, r := range removals {
-		if r.fate == remove || r.fate == await {
-			spots = append(spots, r.spot)
+		if r.fate == pruneDelete || r.fate == pruneAwait {
+			locations = append(locations, r.spot)
 			before[r.spot.key] = r.seen
 		}
 	}
-	if len(spots) == 0 {
+	if len(locations) == 0 {
 		return map[kube.Ref]bool{}, nil
 	}
-	found, err := e.member.observe(ctx, spots)
+	found, err := e.member.observe(ctx, locations)
 	if err != nil {
 		return nil, errors.Join(errors.New("look whether everything is gone"), err)
 	}
 	left := map[kube.Ref]bool{}
-	for key, seen := range found {
-		if old := before[key]; seen.UID == old.UID || (old.role == roleRecreated && seen.role == roleRecreated) {
+	for key, existing := range found {
+		if old := before[key]; existing.UID == old.UID || (old.role == roleRecreated && existing.role == roleRecreated) {
 			left[key] = true
 		}
 	}

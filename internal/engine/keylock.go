@@ -5,21 +5,20 @@ import (
 	"sync"
 )
 
-// gate gives keys to one holder at a time. A caller gets all its keys at once or waits holding none, so callers of one gate cannot
-// lock each other out.
-type gate[K comparable] struct {
+// keyLock is a mutex per key. A caller locks all its keys at once, so that callers cannot deadlock.
+type keyLock[K comparable] struct {
 	// mu guards taken and freed.
 	mu    sync.Mutex
 	taken map[K]bool
-	freed chan struct{} // closed and replaced when keys are given back
+	freed chan struct{} // closed and replaced when keys are released
 }
 
-func newGate[K comparable]() *gate[K] {
-	return &gate[K]{taken: map[K]bool{}, freed: make(chan struct{})}
+func newKeyLock[K comparable]() *keyLock[K] {
+	return &keyLock[K]{taken: map[K]bool{}, freed: make(chan struct{})}
 }
 
-// acquire waits until all keys are free, takes them and returns the function that gives them back.
-func (g *gate[K]) acquire(ctx context.Context, keys ...K) (release func(), err error) {
+// acquire waits until all keys are free, locks them and returns the function that releases them.
+func (g *keyLock[K]) acquire(ctx context.Context, keys ...K) (release func(), err error) {
 	for {
 		freed, ok := g.try(keys)
 		if ok {
@@ -31,9 +30,9 @@ func (g *gate[K]) acquire(ctx context.Context, keys ...K) (release func(), err e
 	}
 }
 
-// awaitFreed waits, which is no time that the caller gives the cluster.
+// awaitFreed waits until keys are released. It pauses the stall timer meanwhile.
 func awaitFreed(ctx context.Context, freed <-chan struct{}) error {
-	defer pause(ctx)()
+	defer pauseStallTimer(ctx)()
 	select {
 	case <-freed:
 		return nil
@@ -42,7 +41,7 @@ func awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	}
 }
 
-func (g *gate[K]) try(keys []K) (<-chan struct{}, bool) {
+func (g *keyLock[K]) try(keys []K) (<-chan struct{}, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, key := range keys {
@@ -56,7 +55,7 @@ func (g *gate[K]) try(keys []K) (<-chan struct{}, bool) {
 	return nil, true
 }
 
-func (g *gate[K]) release(keys []K) {
+func (g *keyLock[K]) release(keys []K) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, key := range keys {

@@ -11,7 +11,7 @@ import (
 func TestPatienceDoesNotCountWaitingForOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate[string]()
+		g := newKeyLock[string]()
 		release, err := g.acquire(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,443 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
+)
+
+// lastSaveLimit is the timeout for saving the inventory of an aborted run.
+const lastSaveLimit = 5 * time.Second
+
+// applyRun is one attempt to make the cluster equal one bundle. Its caller holds the bundle's ID.
+type applyRun struct {
+	engine  *Engine
+	bundle  bundle.Bundle
+	digest  bundle.Digest
+	trigger trigger
+	prior   *inventory.Record // the inventory before the run
+	only    map[kube.Ref]bool // if not nil: apply only these objects, and prune nothing
+	lost    bool              // prior has lost its inventory
+
+	targets []*target
+	desired map[kube.Ref]bool
+	// retained are the objects that are not pruned: the desired ones, and those that KeepObjects keeps.
+	retained map[kube.Ref]bool
+
+	// mu guards what follows while objects are applied in parallel.
+	mu    sync.Mutex
+	next  *inventory.Record // the inventory after the run
+	saved *inventory.Record // the inventory as it is stored now
+	// defined are the kinds of the CustomResourceDefinitions that this run has created or changed. unserved are the
+	// definitions, by name, whose kinds may not be served yet.
+	defined  map[schema.GroupKind]bool
+	unserved map[string]map[schema.GroupVersionKind]kube.Resource
+	changes  bundle.ChangeSet
+	failures applyErrors
+	// waiting is the condition that a Helm release waits for, or nil.
+	waiting *pendingWait
+}
+
+// run plans, reads, decides, and then writes: the planned inventory, the objects, and the resulting inventory.
+func (p *applyRun) run(ctx context.Context) (bundle.Report, error) {
+	report := p.prior.Report()
+	report.Digest = p.digest
+	if err := p.plan(); err != nil {
+		return failed(report, err)
+	}
+	decisions, release, err := p.lockAndDecide(ctx)
+	if err != nil {
+		return failed(report, err)
+	}
+	defer release()
+	if err := p.saveIntent(ctx, decisions); err != nil {
+		return failed(report, err)
+	}
+	if err := p.applyAll(ctx, decisions); err != nil {
+		return p.abort(ctx, err)
+	}
+	p.awaitServed(ctx)
+	if p.only == nil && p.waiting == nil {
+		done := true
+		if len(p.failures) == 0 || p.bundle.Options.ContinueOnError && !slices.ContainsFunc(p.failures, isBundleFailure) {
+			done, err = p.uninstallDropped(ctx)
+		}
+		if err == nil && done {
+			err = p.prune(ctx)
+		}
+		if err != nil {
+			return p.abort(ctx, err)
+		}
+	}
+	if err := p.verifyRecords(ctx); err != nil {
+		return p.abort(ctx, err)
+	}
+	return p.finish(ctx)
+}
+
+// plan converts the bundle to targets. An object of an unknown kind becomes a target without a resource.
+func (p *applyRun) plan() error {
+	gvks := map[schema.GroupVersionKind]bool{}
+	for _, ref := range p.bundle.Refs() {
+		gvks[ref.GVK()] = true
+	}
+	known, err := p.engine.member.resolveKinds(gvks)
+	if err != nil {
+		return err
+	}
+	targets, problems, err := plan(p.bundle, known)
+	if err != nil {
+		return err
+	}
+	p.failures = problems
+	p.desired = make(map[kube.Ref]bool, len(targets))
+	for _, t := range targets {
+		p.engine.ownerScope.Annotate(t.marks.annotations)
+		p.desired[t.key()] = true
+		if p.only == nil || p.only[t.key()] {
+			p.targets = append(p.targets, t)
+		}
+	}
+	return nil
+}
+
+// lockAndDecide locks all objects that the run may change, and decides about the targets. If the targets show that the
+// inventory was lost, it recovers the inventory and starts again, since then more objects must be locked at once.
+func (p *applyRun) lockAndDecide(ctx context.Context) (decisions []decision, release func(), err error) {
+	if p.lost {
+		if err := p.recoverInventory(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	for {
+		release, err := p.engine.objects.acquire(ctx, p.affectedKeys()...)
+		if err != nil {
+			return nil, nil, err
+		}
+		decisions, err := p.readAndDecide(ctx)
+		if err != nil {
+			release()
+			return nil, nil, err
+		}
+		if p.lost || p.prior.Exists() || !p.hasAppliedTargets(decisions) {
+			return decisions, release, nil
+		}
+		release()
+		p.lost = true
+		if err := p.recoverInventory(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// hasAppliedTargets returns whether a target was, or may have been, applied for the bundle's ID before.
+func (p *applyRun) hasAppliedTargets(decisions []decision) bool {
+	return slices.ContainsFunc(decisions, func(v decision) bool {
+		return v.unread || v.existing != nil && v.existing.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) && v.existing.Fields != ""
+	})
+}
+
+// recoverInventory rebuilds a lost inventory from the objects with our labels. It continues if some objects cannot be
+// listed, which are then not pruned. It fails if the Helm releases cannot be listed, since their hooks would run again.
+func (p *applyRun) recoverInventory(ctx context.Context) error {
+	traced, err := p.engine.trace(ctx, p.prior)
+	if err != nil {
+		log.FromContext(ctx).Info("could not rebuild the whole inventory", logkeys.Bundle, p.bundle.ID.String(), logkeys.Reason, err.Error())
+	}
+	p.prior = traced
+	var failure *releaseTraceError
+	if errors.As(err, &failure) {
+		return err
+	}
+	return nil
+}
+
+// affectedKeys returns the keys of all objects that the run may apply or prune.
+func (p *applyRun) affectedKeys() []kube.Ref {
+	keys := slices.Collect(maps.Keys(p.desired))
+	for key := range p.prior.Entries {
+		if !p.desired[key] {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// readAndDecide reads the metadata of every target and decides about it. With ContinueOnError, an API error for one
+// target does not affect the others.
+func (p *applyRun) readAndDecide(ctx context.Context) ([]decision, error) {
+	locations := make([]objectLocation, len(p.targets))
+	for i, t := range p.targets {
+		locations[i] = objectLocation{key: t.key(), resource: t.served}
+	}
+	found, unread := p.engine.member.observeEach(ctx, locations)
+	for _, t := range p.targets {
+		err := unread[t.key()]
+		if status := apierrors.APIStatus(nil); err != nil && (!p.bundle.Options.ContinueOnError || !errors.As(err, &status)) {
+			return nil, err
+		}
+	}
+	requestedBy := requester{id: p.bundle.ID, ownerScope: p.engine.ownerScope, owner: p.bundle.Owner, trigger: p.trigger}
+	decisions := make([]decision, len(p.targets))
+	for i, t := range p.targets {
+		if err := unread[t.key()]; err != nil {
+			decisions[i] = decision{target: t, action: actionReject, unread: true, err: err}
+			continue
+		}
+		decisions[i] = decide(t, found[t.key()], p.prior.Entries[t.key()], requestedBy)
+	}
+	return decisions, nil
+}
+
+// saveIntent plans the next inventory. It saves it with the content of the bundle if there is anything to write and the
+// stored inventory does not cover it. The entry of an object that is not applied yet has no UID: after a crash the next
+// run reads whether the object exists.
+func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
+	p.next = p.prior.Edit()
+	p.next.Head = inventory.Head{
+		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: p.digest[:],
+		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub), Releases: p.next.Releases,
+	}
+	if err := p.planReleases(); err != nil {
+		return err
+	}
+	p.saved = p.prior
+	p.defined = map[schema.GroupKind]bool{}
+	p.retain()
+	busy := p.only == nil && len(toPrune(p.prior.Entries, p.retained)) > 0 || !p.releasesDeployed()
+	for _, v := range decisions {
+		p.planEntry(v)
+		busy = busy || v.action == actionApply
+	}
+	if !busy || p.prior.Covers(p.next) {
+		return nil
+	}
+	return p.save(ctx)
+}
+
+// planEntry sets the entry of a decision's object in the next inventory.
+func (p *applyRun) planEntry(v decision) {
+	recorded, ok := p.next.Entries[v.key()]
+	if v.unread && ok {
+		return
+	}
+	item := inventory.Entry{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Origin: v.origin}
+	if v.action == actionReject {
+		item.Adopted = recorded.Adopted
+	}
+	var conflict *conflictError
+	if errors.As(v.err, &conflict) {
+		item.Rival = conflict.competingOwner
+	}
+	if v.existing != nil && v.action != actionReject && (v.existing.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) || recorded.UID == v.existing.UID) {
+		item.UID, item.Fields = v.existing.UID, recorded.Fields
+	}
+	if v.action == actionNone {
+		item.Fields = v.existing.Fingerprint()
+	}
+	p.next.Entries[v.key()] = item
+}
+
+// save stores the next inventory.
+func (p *applyRun) save(ctx context.Context) error {
+	var content *bundle.Bundle
+	if p.saved.BundleDigest() != p.digest || !p.saved.HasContent() {
+		content = &p.bundle
+	}
+	saved, err := p.engine.store.Save(ctx, p.saved, p.next, content)
+	if err != nil {
+		return err
+	}
+	p.saved = saved
+	return nil
+}
+
+// applyAll applies the objects rank by rank, and stops after a rank with a failure that the bundle does not tolerate.
+// It adds failures of objects to p.failures. An error means that the run must be aborted.
+func (p *applyRun) applyAll(ctx context.Context, decisions []decision) error {
+	if err := p.ensureNamespaces(ctx, decisions); err != nil {
+		p.failures = append(p.failures, err)
+		p.skipRemaining(decisions)
+		return context.Cause(ctx)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if len(p.next.Releases) > 0 {
+		return p.applyItems(ctx, decisions)
+	}
+	_, err := p.applyRanks(ctx, decisions)
+	return err
+}
+
+// applyRanks applies objects rank by rank. proceed is false after a failure that the bundle does not tolerate.
+func (p *applyRun) applyRanks(ctx context.Context, decisions []decision) (proceed bool, err error) {
+	for start := 0; start < len(decisions); {
+		end := start
+		for end < len(decisions) && decisions[end].rank == decisions[start].rank {
+			end++
+		}
+		proceed, err := p.applyRank(ctx, decisions[start:end])
+		if err != nil {
+			return false, err
+		}
+		if !proceed {
+			p.skipRemaining(decisions[end:])
+			return false, nil
+		}
+		start = end
+	}
+	return true, nil
+}
+
+// outcome is the result of one decision.
+type outcome struct {
+	action bundle.Action
+	err    error
+}
+
+// applyRank applies the objects of one rank concurrently. It starts them in order, so that the first failure in order
+// is always reported.
+func (p *applyRun) applyRank(ctx context.Context, decisions []decision) (proceed bool, err error) {
+	if p.hasDefinedKinds(decisions) && !p.awaitServed(ctx) {
+		p.skipRemaining(decisions)
+		return false, context.Cause(ctx)
+	}
+	outcomes := make([]outcome, len(decisions))
+	proceed = true
+	var mu sync.Mutex // guards goOn
+	canProceed := func() bool { mu.Lock(); defer mu.Unlock(); return proceed }
+	var work errgroup.Group
+	work.SetLimit(parallel)
+	for i, v := range decisions {
+		if v.action == actionNone {
+			outcomes[i] = outcome{action: bundle.Unchanged}
+			if v.isCRD() && !p.isServed(v) {
+				p.addUnserved(v)
+			}
+			continue
+		}
+		if !canProceed() || ctx.Err() != nil {
+			continue
+		}
+		work.Go(func() error {
+			action, err := p.applyTarget(ctx, v)
+			outcomes[i] = outcome{action, err}
+			if err != nil && !p.canTolerate(err) {
+				mu.Lock()
+				defer mu.Unlock()
+				proceed = false
+			}
+			return nil
+		})
+	}
+	// Failures of objects are outcomes, not errors of the group.
+	_ = work.Wait()
+	for i, v := range decisions {
+		p.recordOutcome(v, outcomes[i])
+	}
+	return proceed, context.Cause(ctx)
+}
+
+// recordOutcome adds one outcome to the changes and failures of the run.
+func (p *applyRun) recordOutcome(v decision, o outcome) {
+	change := bundle.Change{Ref: v.ref, Action: o.action}
+	switch {
+	case o.err != nil:
+		change.Action, change.Reason = bundle.Failed, o.err.Error()
+		p.failures = append(p.failures, &objectError{ref: v.ref, err: o.err})
+	case o.action == "":
+		change.Action, change.Reason = bundle.Skipped, "another object failed before it"
+		if p.waiting != nil {
+			change.Reason = "a Helm release is not deployed yet"
+		}
+	}
+	p.changes = append(p.changes, change)
+}
+
+func (p *applyRun) skipRemaining(decisions []decision) {
+	for _, v := range decisions {
+		if v.action == actionNone {
+			p.recordOutcome(v, outcome{action: bundle.Unchanged})
+			continue
+		}
+		p.recordOutcome(v, outcome{})
+	}
+}
+
+// canTolerate returns whether the run continues with other objects after err.
+func (p *applyRun) canTolerate(err error) bool {
+	var conflict *conflictError
+	if errors.As(err, &conflict) && conflict.competingOwner != "" {
+		// This bundle cannot resolve the conflict, and its other objects must still be applied.
+		return true
+	}
+	if errors.Is(err, ErrConflict) {
+		return p.bundle.Options.ContinueOnConflict
+	}
+	return p.bundle.Options.ContinueOnError
+}
+
+// finish saves the result of the run, if it is not stored yet, and reports it.
+func (p *applyRun) finish(ctx context.Context) (bundle.Report, error) {
+	p.next.State, p.next.Message = bundle.StateApplied, keptMessage(p.next)
+	switch {
+	case len(p.failures) > 0:
+		p.next.State, p.next.Message = bundle.StateFailed, p.failures.Error()+p.pendingPruneMessage()
+	case p.waiting != nil:
+		p.next.State, p.next.Message = bundle.StateApplying, p.waiting.message
+	}
+	if p.waiting != nil {
+		p.waiting.digest = p.digest
+	}
+	p.engine.waits.set(p.bundle.ID, p.waiting)
+	if !p.saved.Equal(p.next) {
+		if p.next.State == bundle.StateApplied {
+			p.next.LastApplied = p.engine.now()
+		}
+		if err := p.save(ctx); err != nil {
+			return p.abort(ctx, err)
+		}
+	}
+	report := p.saved.Report()
+	report.Changes = p.changes
+	if len(p.failures) > 0 {
+		return report, fmt.Errorf("converge %s: %w", p.bundle.ID, p.failures)
+	}
+	return report, nil
+}
+
+// abort reports a run that ends with err. After a timeout it saves the inventory first, so that the next run continues
+// from there.
+func (p *applyRun) abort(ctx context.Context, err error) (bundle.Report, error) {
+	p.engine.waits.set(p.bundle.ID, nil)
+	report, err := failed(p.report(), err)
+	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.Equal(p.next) {
+		return report, err
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSaveLimit)
+	defer cancel()
+	return report, errors.Join(err, p.save(last))
+}
+
+// report returns the report of a run that has not finished.
+func (p *applyRun) report() bundle.Report {
+	report := p.next.Report()
+	report.Changes = p.changes
+	return report
+}

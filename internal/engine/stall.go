@@ -1,0 +1,87 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// ErrTimeUp is the cause of a context whose limit of WithPatience has expired.
+var ErrTimeUp = errors.New("not everything was done in time; the next attempt goes on from there")
+
+// stallTimer limits the time that an Engine works on a cluster for one caller. It stops while the Engine waits for
+// locks.
+type stallTimer struct {
+	answered atomic.Bool
+
+	// mu guards what follows.
+	mu      sync.Mutex
+	timer   *time.Timer
+	left    time.Duration // when the timer was last started
+	since   time.Time     // the time of that start
+	waiting int           // number of waits for locks
+}
+
+type stallTimerKey struct{}
+
+// WithPatience returns a context for a call of an Engine. It ends with the cause ErrTimeUp when the Engine has worked
+// for limit. Waiting for locks does not count. The caller must call cancel.
+func WithPatience(ctx context.Context, limit time.Duration) (patient context.Context, cancel context.CancelFunc) {
+	patient, end := context.WithCancelCause(ctx)
+	p := &stallTimer{left: limit, since: time.Now()}
+	p.timer = time.AfterFunc(limit, func() { end(ErrTimeUp) })
+	return context.WithValue(patient, stallTimerKey{}, p), func() {
+		p.timer.Stop()
+		end(nil)
+	}
+}
+
+// Answered returns whether the cluster has responded to a request with this context of WithPatience.
+func Answered(ctx context.Context) bool {
+	p, ok := ctx.Value(stallTimerKey{}).(*stallTimer)
+	return ok && p.answered.Load()
+}
+
+// pauseStallTimer stops the timer of ctx until resume is called.
+func pauseStallTimer(ctx context.Context) (resume func()) {
+	p, ok := ctx.Value(stallTimerKey{}).(*stallTimer)
+	if !ok {
+		return func() {}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.waiting++; p.waiting == 1 {
+		p.timer.Stop()
+		p.left -= time.Since(p.since)
+	}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.waiting--; p.waiting == 0 && ctx.Err() == nil {
+			p.since = time.Now()
+			p.timer.Reset(p.left)
+		}
+	}
+}
+
+// trackResponses wraps a transport. It records in the stall timer of a request's context that the cluster responds.
+func trackResponses(next http.RoundTripper) http.RoundTripper {
+	return responseTracker{next}
+}
+
+type responseTracker struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (n responseTracker) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := n.next.RoundTrip(r)
+	if p, ok := r.Context().Value(stallTimerKey{}).(*stallTimer); ok && err == nil {
+		p.answered.Store(true)
+	}
+	return response, err
+}
+
+// WrappedRoundTripper lets client-go find the transport below.
+func (n responseTracker) WrappedRoundTripper() http.RoundTripper { return n.next }
