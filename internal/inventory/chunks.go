@@ -15,8 +15,8 @@ import (
 // chunksOf lists the chunks that the head of a record names.
 func chunksOf(r *Record) []string { return slices.Concat(r.content.chunks, r.entryData.chunks) }
 
-// writeChunks returns a value as it is stored: a small one goes into the head, a big one is written in chunks, which
-// are named by their content.
+// writeChunks returns the stored form of a value. A value of at most limit bytes is stored in the head. A larger value
+// is written to chunks, which are named by their content.
 func (s *Store) writeChunks(ctx context.Context, id bundle.ID, packed []byte, limit int) (storedValue, error) {
 	if len(packed) <= limit {
 		return storedValue{inline: packed}, nil

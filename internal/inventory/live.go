@@ -10,14 +10,14 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// LiveMeta is what Towline reads of an object that exists: its metadata, no more.
+// LiveMeta is the metadata of an existing object, as far as Towline uses it.
 type LiveMeta struct {
 	UID         types.UID
 	Version     string // the resourceVersion
 	Labels      map[string]string
 	Annotations map[string]string
-	// Fields is the fingerprint of the fields that Towline's last apply set and nobody else has changed since, "" if
-	// there are none.
+	// Fields is the fingerprint of the fields that Towline's last apply set and that no other client has changed since. It
+	// is "" if there are none.
 	Fields   string
 	Deleting bool
 }
@@ -36,8 +36,9 @@ func LiveMetaOf(meta *metav1.PartialObjectMetadata) *LiveMeta {
 	return seen
 }
 
-// Fingerprint changes when somebody else changes a field that Towline has set: the server removes the field from
-// Towline's list of fields then. Some API servers keep no such lists; with them any change of the object counts.
+// Fingerprint identifies the state of the fields that Towline has set. It changes when another client changes one of
+// them, since the API server then removes the field from Towline's managed fields. If an API server keeps no managed
+// fields, it changes with each change of the object.
 func (l *LiveMeta) Fingerprint() string {
 	if l.Fields != "" {
 		return l.Fields
@@ -78,7 +79,7 @@ func IsOwnApply(entry metav1.ManagedFieldsEntry) bool {
 		entry.Subresource == "" && entry.FieldsV1 != nil
 }
 
-// fingerprint is short, because a record has one for each object: 64 bits tell two states of one object apart.
+// fingerprint returns a digest of 64 bits. It is short because a record has one for each object.
 func fingerprint(fields []byte) string {
 	sum := sha256.Sum256(fields)
 	return hex.EncodeToString(sum[:8])

@@ -35,9 +35,9 @@ type Head struct {
 	State       bundle.State   `json:"state"`
 	Message     string         `json:"message,omitempty"`
 	LastApplied time.Time      `json:"lastApplied,omitzero"`
-	// Hub is the uid of the hub that delivered the bundle, "" where that is not known.
+	// Hub is the UID of the hub that delivered the bundle, or "" if it is not known.
 	Hub string `json:"hub,omitempty"`
-	// Leave is true if the bundle is being withdrawn and its objects stay.
+	// Leave is true if the bundle is being withdrawn and its objects are kept.
 	Leave bool `json:"leave,omitempty"`
 	// Suspended is true if drift is not corrected and nothing is retried until the bundle is converged.
 	Suspended bool `json:"suspended,omitempty"`
@@ -118,7 +118,7 @@ func (r *Record) Report() bundle.Report {
 	}
 }
 
-// kinds lists the kinds of the objects that are there, as "Kind.version.group".
+// kinds returns the kinds of the existing objects, as "Kind.version.group".
 func (r *Record) kinds() []string {
 	set := map[string]bool{}
 	for _, item := range r.Entries {

@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// Operation is how a revision of a Helm release is made or removed.
+// Operation is the Helm operation on a release.
 type Operation string
 
 // The operations.
@@ -49,21 +49,21 @@ type ReleaseState struct {
 	Revision  int          `json:"revision,omitempty"`
 	Operation Operation    `json:"operation,omitempty"`
 	Stage     ReleaseStage `json:"stage,omitempty"`
-	// Changed is when Stage was entered; it begins the time limit of a wait.
+	// Changed is the time when Stage was entered. The timeout of a wait begins then.
 	Changed       time.Time `json:"changed,omitzero"`
 	FirstDeployed time.Time `json:"firstDeployed,omitzero"`
-	// Hooks are the hooks of the operation that were begun, in order.
+	// Hooks are the started hooks of the operation, in order.
 	Hooks []HookRun `json:"hooks,omitempty"`
-	// Abandoned are hooks of former operations whose objects have to be deleted, if they exist still.
+	// Abandoned are hooks of former operations whose objects must be deleted if they still exist.
 	Abandoned []HookRun `json:"abandoned,omitempty"`
-	// Attempt identifies the operation, and is in the marks of its hooks.
+	// Attempt identifies the operation. It is part of the annotation of its hooks.
 	Attempt string `json:"attempt,omitempty"`
-	// Message is why the release failed, and Failures how often in a row it did. Recovered is how many of the failures
-	// were followed by an uninstallation.
+	// Message is the reason of the last failure, and Failures the number of consecutive failures. Recovered is the value
+	// of Failures at the last uninstallation by RecoverAfter.
 	Message   string `json:"message,omitempty"`
 	Failures  int    `json:"failures,omitempty"`
 	Recovered int    `json:"recovered,omitempty"`
-	// Sensitive is that of the item: logs of its hooks are not reported.
+	// Sensitive is true if the item is: then logs of its hooks are not reported.
 	Sensitive bool `json:"sensitive,omitempty"`
 	// Former is the revision that was deployed before the operation, 0 if there was none.
 	Former int `json:"former,omitempty"`
@@ -72,14 +72,14 @@ type ReleaseState struct {
 	Existed bool `json:"existed,omitempty"`
 	// ObjectsApplied is true if the objects on the member are those of Digest.
 	ObjectsApplied bool `json:"objectsApplied,omitempty"`
-	// Options are those of the item, for the time when the bundle no longer has it.
+	// Options are the options of the item. They are used after the bundle no longer has the item.
 	Options bundle.ReleaseOptions `json:"options,omitzero"`
-	// Inputs, RenderedRevision and IsUpgrade are those of the bundle.Release.
+	// Inputs, RenderedRevision and IsUpgrade have the values of the fields of bundle.Release.
 	Inputs           string `json:"inputs,omitempty"`
 	RenderedRevision int    `json:"renderedRevision,omitempty"`
 	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
 	// SecretUID and SecretState are the UID and the LiveMeta.Fingerprint of the release record of Revision as it was
-	// written last. They are empty until it is.
+	// last written. They are empty before the first write.
 	SecretUID   types.UID `json:"secretUID,omitempty"`
 	SecretState string    `json:"secretState,omitempty"`
 }
@@ -88,7 +88,7 @@ type ReleaseState struct {
 type HookRun struct {
 	Event helm.HookEvent `json:"event"`
 	Ref   kube.Ref       `json:"ref"`
-	// UID is that of the created object; it is empty while it is not known whether the object was created.
+	// UID is the UID of the created object. It is empty while it is not known whether the object was created.
 	UID       types.UID      `json:"uid,omitempty"`
 	Started   time.Time      `json:"started,omitzero"`
 	Completed time.Time      `json:"completed,omitzero"`
@@ -115,8 +115,8 @@ func (r *Record) FindRelease(key release.Key) *ReleaseState {
 	return nil
 }
 
-// DeployedReleases describes the releases as they were delivered; the revision is the recorded one where no template
-// asks for it.
+// DeployedReleases describes the releases as they were delivered. If no template reads the revision, it is that of the
+// release record.
 func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	var all []bundle.DeployedRelease
 	for _, s := range r.Releases {

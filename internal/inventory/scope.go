@@ -5,8 +5,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// OwnerScope tells what one engine deploys from what other engines, of other hubs or for other registrations, deploy on
-// the same cluster. That of the Sveltos surface is the zero one.
+// OwnerScope separates the objects of this engine from those of engines of other hubs or other registrations on the
+// same cluster. A SveltosCluster has the zero OwnerScope.
 type OwnerScope struct {
 	// Hub identifies the hub, and Registration the object on it that declares the cluster.
 	Hub, Registration string
