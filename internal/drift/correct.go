@@ -76,7 +76,7 @@ func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) (changes
 	}
 	c.recordResult(id, report.Changes, err)
 	if err != nil && ctx.Err() == nil {
-		// A run that failed early has not saved in the record that anything differs.
+		// A run that failed early has not saved the difference in the record.
 		c.requeueTask(id, t)
 		c.requeueAfterBackoff(id)
 	} else if report.State == bundle.StateApplying && ctx.Err() == nil {
@@ -107,7 +107,7 @@ func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (only map[kube
 	case t.all && correctsDrift(rec):
 		return nil, true
 	case t.retry && rec.State != bundle.StateApplied:
-		// What has drifted is corrected although a release waits.
+		// Drifted objects are corrected although a release waits.
 		return c.selectDrifted(rec, t), rec.State != bundle.StateRemoving
 	case !correctsDrift(rec):
 		return nil, false
@@ -116,8 +116,8 @@ func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (only map[kube
 	return only, len(only) > 0
 }
 
-// selectDrifted returns the observed objects that differ from the record, nil if there are none. Those that were
-// corrected too often lately are queued again with a pause.
+// selectDrifted returns the observed objects that differ from the record, or nil if there are none. It queues objects
+// again that may not be corrected yet because of their backoff.
 func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (only map[kube.Ref]bool) {
 	if !correctsDrift(rec) {
 		return nil

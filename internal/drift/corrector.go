@@ -15,29 +15,28 @@ import (
 )
 
 const (
-	// batchDelay is how long a correction waits for further events: one run corrects what was changed together.
+	// batchDelay is the time that a correction waits for further events, so that one run corrects related changes.
 	batchDelay = 100 * time.Millisecond
-	// resyncInterval is how often all objects are compared, whatever the watches reported.
+	// resyncInterval is the interval at which all objects are compared, independent of the watches.
 	resyncInterval = 10 * time.Minute
-	// workers is how many bundles are worked on at once.
+	// workers is the number of bundles that are corrected concurrently.
 	workers = 4
 )
 
 // Engine applies and removes bundles for a Corrector.
 type Engine interface {
-	// Acquire waits until nobody else works on id, and reserves it until release is called.
+	// Acquire waits until id is not locked, and locks it until release is called.
 	Acquire(ctx context.Context, id bundle.ID) (release func(), err error)
 	// Resume converges the objects in only, or all if only is nil, from the record of id, which its caller has
 	// acquired. ok is false if the content has to be delivered again.
 	Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (report bundle.Report, ok bool, err error)
 	// ResumeWithdrawal acquires id and continues its withdrawal. done is true if none is in progress any more.
 	ResumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error)
-	// PollPause returns the pause before Resume checks again what a run of id waits for; ok is false if it does not
-	// wait.
+	// PollPause returns the time until Resume must check the wait of id again. ok is false if id does not wait.
 	PollPause(id bundle.ID) (pause time.Duration, ok bool)
 }
 
-// Options are what a Corrector works with. All fields are required.
+// Options are the dependencies of a Corrector. All fields are required.
 type Options struct {
 	Engine Engine
 	// Store has the records of the member, Objects its objects, and Mapper its kinds.
@@ -72,7 +71,7 @@ type Corrector struct {
 	backoffs       map[objectKey]objectBackoff
 }
 
-// task is why a bundle is in the queue.
+// task is the reason why a bundle is in the queue.
 type task struct {
 	all         bool // compare every object
 	retry       bool // converge every object if the last run did not end well
@@ -230,7 +229,7 @@ func (c *Corrector) retryRecordCheck(id bundle.ID) {
 	c.checkRecordAfter(id, pause)
 }
 
-// requeueTask keeps what a failed run had to compare for the next one, except objects with newer events.
+// requeueTask adds the objects of a failed run to the next one, except objects with newer events.
 func (c *Corrector) requeueTask(id bundle.ID, failed *task) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

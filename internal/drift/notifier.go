@@ -14,7 +14,8 @@ import (
 // notifyInterval is the shortest time between two notifications of a bundle, unless an object was deleted.
 const notifyInterval = 3 * time.Second
 
-// changeNotifier collects which bundles have objects that changed, and notifies of each of them now and then.
+// changeNotifier collects the bundles with changed objects, and notifies of each bundle at most once per
+// notifyInterval.
 type changeNotifier struct {
 	// mu guards what follows.
 	mu       sync.Mutex

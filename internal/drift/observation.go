@@ -6,7 +6,7 @@ import (
 	"github.com/towline/towline/internal/inventory"
 )
 
-// observation is what a watch reported of one object.
+// observation is the state of one object that a watch has reported.
 type observation struct {
 	deleted bool
 	// uid is empty if a list lacks the object.

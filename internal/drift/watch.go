@@ -83,7 +83,7 @@ func (w *watchSet) watchRecords(ctx context.Context) {
 	w.follow(ctx, "engine records", w.corrector.Store.ListWatch(), &recordSink{w.corrector})
 }
 
-// follow reports to sink what lister lists and watches, until ctx ends.
+// follow runs a reflector from lister to sink until ctx ends.
 func (w *watchSet) follow(ctx context.Context, name string, lister cache.ListerWatcher, sink cache.ReflectorStore) {
 	reflector := cache.NewReflectorWithOptions(lister, &metav1.PartialObjectMetadata{}, sink, cache.ReflectorOptions{Name: name})
 	w.ended.Go(func() { reflector.RunWithContext(ctx) })
@@ -158,7 +158,7 @@ func (s *objectSink) Replace(objects []any, _ string) error {
 // Resync does nothing: the corrector has a resync of its own.
 func (s *objectSink) Resync() error { return nil }
 
-// recordSink is a reflector's store that stores nothing: it has records checked whose Secrets were deleted.
+// recordSink is a reflector's store that stores nothing: it queues a check of records whose Secrets were deleted.
 type recordSink struct{ corrector *Corrector }
 
 var _ cache.ReflectorStore = (*recordSink)(nil)
@@ -169,7 +169,7 @@ func (*recordSink) Add(any) error { return nil }
 // Update does nothing either.
 func (*recordSink) Update(any) error { return nil }
 
-// Delete takes a Secret that was deleted. Most of them the engine has deleted itself; their records are not cached.
+// Delete handles a deleted Secret. The engine itself has deleted most of them, and their records are no longer cached.
 func (s *recordSink) Delete(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		s.checkRecords(func(name string) bool { return name != meta.Name })
@@ -177,7 +177,7 @@ func (s *recordSink) Delete(obj any) error {
 	return nil
 }
 
-// Replace takes all Secrets of records that exist.
+// Replace handles the list of all existing Secrets of records.
 func (s *recordSink) Replace(objects []any, _ string) error {
 	existing := map[string]bool{}
 	for _, obj := range objects {
