@@ -48,51 +48,53 @@ type ChartRequest struct {
 	SkipCRDs bool
 	// SkipSchemaValidation accepts values that the chart's schema does not.
 	SkipSchemaValidation bool
-	// DisableHooks leaves all hooks out.
+	// DisableHooks omits all hooks.
 	DisableHooks bool
 	// SubNotes adds the notes of the subcharts to those of the chart.
 	SubNotes bool
-	// Revision and IsUpgrade are what templates see of the release; zero is the first revision, and not an upgrade an installation.
+	// Revision and IsUpgrade are the values for the templates. A Revision of zero means 1. Without IsUpgrade the operation
+	// is an installation.
 	Revision  int
 	IsUpgrade bool
 
-	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other owners.
+	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other
+	// owners.
 	Owner string `json:"-"`
 	// Generated returns the values that former renderings of the release generated. It is called only for a chart that
 	// generates values or looks up objects. Their sum with Release.Generated, see Generated.Add, must be kept before
 	// the release is delivered.
 	Generated func(ctx context.Context) (Generated, error) `json:"-"`
-	// Lookup reads the member for charts that call lookup; without it they find nothing.
+	// Lookup reads the member for charts that call lookup. If it is nil, lookup returns nothing.
 	Lookup LookupFunc `json:"-"`
 }
 
-// Charts renders charts as Helm does, but without a cluster, except for lookup, and without asking the network.
+// Charts renders charts as Helm does. It reads no cluster, except for lookup, and sends no request to the network.
 //
-// An identical rendering is done once for all members: requests that differ only in what the chart cannot see (it is known which charts
-// look at the version or the API list) share one result. A chart that generates values or looks up objects is rendered for each release
-// on each member, see ChartRequest.Owner.
+// Members share identical renderings: requests that differ only in inputs that the chart does not read, see chartFacts,
+// have one result. A chart that generates values or looks up
+// objects is rendered for each release on each member, see ChartRequest.Owner.
 type Charts struct {
 	flights singleflight.Group
 	// shared keeps releases for all members, own those of one member.
 	shared, own *memory
-	facts       *factsByDigest
+	facts       *factsCache
 }
 
 // NewCharts returns Charts.
 func NewCharts() *Charts {
-	return &Charts{shared: newMemory(maxShared), own: newMemory(maxOwn), facts: newFactsByDigest()}
+	return &Charts{shared: newMemory(maxShared), own: newMemory(maxOwn), facts: newFactsCache()}
 }
 
-// Render returns a release. Errors name the chart and the template or value; all but those of ctx, of reading the archive and of the
-// functions in request are phase.Invalid.
+// Render returns a release. Errors name the chart and the template or value; all but those of ctx, of reading the
+// archive and of the functions in request are phase.Invalid.
 //
 // Go cannot stop a template that runs: when ctx ends Render returns, and the work ends whenever it does.
 func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, error) {
-	facts, err := c.facts.of(request.Chart)
+	facts, err := c.facts.get(request.Chart)
 	if err != nil {
 		return Release{}, err
 	}
-	if request, err = facts.narrow(request); err != nil {
+	if request, err = facts.normalizeRequest(request); err != nil {
 		return Release{}, err
 	}
 	key, err := request.key()
@@ -103,7 +105,7 @@ func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, err
 	if !known {
 		release, err = c.once(ctx, key, request, func() (Release, error) { return c.renderForAll(key, request) })
 	}
-	if release.generates || release.LooksUp && request.Lookup != nil {
+	if release.needsMember || release.UsesLookup && request.Lookup != nil {
 		return c.renderForMember(ctx, key, request)
 	}
 	return release, err
@@ -112,15 +114,15 @@ func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, err
 // Inputs returns a digest of the chart, the values and the options of a rendering, for a chart that looks at either;
 // for all others "".
 func (c *Charts) Inputs(request ChartRequest) (string, error) {
-	facts, err := c.facts.of(request.Chart)
+	facts, err := c.facts.get(request.Chart)
 	if err != nil {
 		return "", err
 	}
-	revision, operation := facts.sees(request)
+	revision, operation := facts.usesRelease(request)
 	if !revision && !operation {
 		return "", nil
 	}
-	if request, err = facts.narrow(request); err != nil {
+	if request, err = facts.normalizeRequest(request); err != nil {
 		return "", err
 	}
 	return request.inputs()
@@ -129,7 +131,7 @@ func (c *Charts) Inputs(request ChartRequest) (string, error) {
 // inputs returns a digest of the chart, the values and the options.
 func (r ChartRequest) inputs() (string, error) {
 	r.Revision, r.IsUpgrade = 0, false
-	// A new API on the member must not look like an upgrade that somebody asked for.
+	// A new API on the member must not cause an upgrade that nobody requested.
 	r.KubeVersion, r.APIVersions = "", nil
 	return r.key()
 }
@@ -139,23 +141,24 @@ func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error)
 	if known, ok := c.shared.get(key); ok {
 		return known, nil // rendered since the caller looked
 	}
-	release, err := request.render(&calls{})
+	release, err := request.render(&templateCalls{})
 	if err == nil {
 		c.shared.put(key, release)
 	}
 	return release, err
 }
 
-// renderForMember renders a chart with the values that it generated before. shared is the key of the rendering for all members.
+// renderForMember renders a chart with the values that it generated before. shared is the key of the rendering for all
+// members.
 func (c *Charts) renderForMember(ctx context.Context, shared string, request ChartRequest) (Release, error) {
-	var kept Generated
+	var stored Generated
 	if request.Generated != nil {
 		var err error
-		if kept, err = request.Generated(ctx); err != nil {
+		if stored, err = request.Generated(ctx); err != nil {
 			return Release{}, fmt.Errorf("render chart %s: %w", request.Chart.Name, err)
 		}
 	}
-	key, err := request.ownKey(shared, kept)
+	key, err := request.ownKey(shared, stored)
 	if err != nil {
 		return Release{}, err
 	}
@@ -167,13 +170,13 @@ func (c *Charts) renderForMember(ctx context.Context, shared string, request Cha
 		return Release{}, err
 	}
 	release, err := c.once(ctx, key, request, func() (Release, error) {
-		return request.render(&calls{ofMember: true, kept: kept, used: Generated{}, lookup: request.Lookup, inputs: inputs})
+		return request.render(&templateCalls{forMember: true, stored: stored, used: Generated{}, lookup: request.Lookup, inputs: inputs})
 	})
 	if err != nil {
 		return release, err
 	}
 	// The next request comes with the values of this one.
-	if key, err = request.ownKey(shared, kept.Add(release.Generated)); err != nil {
+	if key, err = request.ownKey(shared, stored.Add(release.Generated)); err != nil {
 		return Release{}, err
 	}
 	c.own.put(key, release)
@@ -195,9 +198,9 @@ func (c *Charts) once(ctx context.Context, key string, request ChartRequest, ren
 	}
 }
 
-// ownKey tells the renderings for one member apart. shared is the key of the rendering for all members.
-func (r ChartRequest) ownKey(shared string, kept Generated) (string, error) {
-	raw, err := json.Marshal([]any{shared, r.Owner, r.Lookup != nil, kept})
+// ownKey returns the cache key of a rendering for one member. shared is the key of the rendering for all members.
+func (r ChartRequest) ownKey(shared string, stored Generated) (string, error) {
+	raw, err := json.Marshal([]any{shared, r.Owner, r.Lookup != nil, stored})
 	if err != nil {
 		return "", fmt.Errorf("encode generated values: %w", err)
 	}
@@ -205,7 +208,7 @@ func (r ChartRequest) ownKey(shared string, kept Generated) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// key tells requests apart.
+// key returns the cache key of a request.
 func (r ChartRequest) key() (string, error) {
 	r.Chart = source.Chart{Digest: r.Chart.Digest}
 	r.APIVersions = slices.Clone(r.APIVersions)
@@ -218,7 +221,7 @@ func (r ChartRequest) key() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-func (r ChartRequest) render(calls *calls) (Release, error) {
+func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	chart, err := load(r.Chart)
 	if err != nil {
 		return Release{}, err
@@ -227,18 +230,18 @@ func (r ChartRequest) render(calls *calls) (Release, error) {
 	if err := chartutil.ProcessDependencies(chart, values); err != nil {
 		return Release{}, phase.Invalid{Err: fmt.Errorf("process the subcharts: %w", err)}
 	}
-	collected := &parts{}
+	collected := &releaseBuilder{}
 	if err := r.addCRDs(collected, chart); err != nil {
 		return Release{}, err
 	}
 	texts, err := r.execute(chart, values, collected.crds, calls)
 	switch {
-	case calls.generates && !calls.ofMember:
-		return Release{generates: true, size: minSize}, nil
+	case calls.usesGenerator && !calls.forMember:
+		return Release{needsMember: true, size: minSize}, nil
 	case err != nil && calls.failure != nil:
 		return Release{}, calls.failure // the member may answer the next time
 	case err != nil:
-		return Release{LooksUp: calls.looksUp}, err
+		return Release{UsesLookup: calls.usesLookup}, err
 	}
 	notes := r.cutNotes(chart, texts)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
@@ -250,16 +253,16 @@ func (r ChartRequest) render(calls *calls) (Release, error) {
 	if err != nil {
 		return Release{}, phase.Invalid{Err: fmt.Errorf("encode Chart.yaml: %w", err)}
 	}
-	release := collected.release()
+	release := collected.build()
 	release.Chart, release.Notes = metadata, notes
-	release.Generated, release.LooksUp = calls.used, calls.looksUp
-	release.Private = len(calls.used) > 0
+	release.Generated, release.UsesLookup = calls.used, calls.usesLookup
+	release.MemberSpecific = len(calls.used) > 0
 	release.size += len(notes)
 	return release, nil
 }
 
-// addCRDs adds what is in the crds directories, unless the request leaves it out.
-func (r ChartRequest) addCRDs(collected *parts, chart *helmchart.Chart) error {
+// addCRDs adds the objects of the crds directories, unless the request omits them.
+func (r ChartRequest) addCRDs(collected *releaseBuilder, chart *helmchart.Chart) error {
 	if r.SkipCRDs {
 		return nil
 	}
@@ -273,7 +276,7 @@ func (r ChartRequest) addCRDs(collected *parts, chart *helmchart.Chart) error {
 }
 
 // execute returns the rendered templates by their paths.
-func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crds []part, calls *calls) (map[string]string, error) {
+func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crds []releaseObject, calls *templateCalls) (map[string]string, error) {
 	capabilities, err := r.capabilities(crds)
 	if err != nil {
 		return nil, err
@@ -285,7 +288,7 @@ func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crd
 	if err != nil {
 		return nil, phase.Invalid{Err: oneLine(err)}
 	}
-	if calls.ofMember {
+	if calls.forMember {
 		markTemplates(chart)
 	}
 	texts, err := engine.Engine{CustomTemplateFuncs: calls.functions()}.Render(chart, full)
@@ -295,8 +298,8 @@ func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crd
 	return texts, nil
 }
 
-// cutNotes takes the notes out of the rendered templates and returns those of the chart, followed by those of its subcharts if they are
-// asked for.
+// cutNotes takes the notes out of the rendered templates and returns those of the chart, followed by those of its
+// subcharts if they are asked for.
 func (r ChartRequest) cutNotes(chart *helmchart.Chart, texts map[string]string) string {
 	own := path.Join(chart.Name(), "templates", notesFile)
 	var notes []string
@@ -315,16 +318,17 @@ func (r ChartRequest) cutNotes(chart *helmchart.Chart, texts map[string]string) 
 	return strings.Join(notes, "\n")
 }
 
-// keep makes CRDs outlive their release, unless the chart says otherwise: with them would go every object of their kinds, the users' own
-// too. Helm never deletes what it finds in a chart's crds directories. Nor are they hooks there: some still have crd-install of Helm 2.
-func keep(crds []part) {
+// keep adds the annotation that keeps CRDs when their release is uninstalled, unless the chart sets it: the deletion of
+// a CRD deletes all its custom resources. Helm does not delete objects of the crds directories either. keep also
+// removes the hook annotation, since some CRDs still have crd-install of Helm 2.
+func keep(crds []releaseObject) {
 	for _, crd := range crds {
 		annotations := crd.object.GetAnnotations()
 		if annotations == nil {
 			annotations = map[string]string{}
 		}
 		delete(annotations, helmrelease.HookAnnotation)
-		if _, said := annotations[kube.AnnotationKeep]; !said {
+		if _, ok := annotations[kube.AnnotationKeep]; !ok {
 			annotations[kube.AnnotationKeep] = "keep"
 		}
 		crd.object.SetAnnotations(annotations)
@@ -340,8 +344,9 @@ func load(chart source.Chart) (*helmchart.Chart, error) {
 	return loaded, nil
 }
 
-// capabilities are the member's, and what the chart's own CRDs add to them: an installation has them in place before it renders.
-func (r ChartRequest) capabilities(crds []part) (*common.Capabilities, error) {
+// capabilities returns the member's capabilities with the API versions of the chart's own CRDs, which Helm installs
+// before it renders.
+func (r ChartRequest) capabilities(crds []releaseObject) (*common.Capabilities, error) {
 	capabilities := common.DefaultCapabilities.Copy()
 	version, err := common.ParseKubeVersion(r.KubeVersion)
 	if err != nil {
@@ -361,7 +366,7 @@ func (r ChartRequest) capabilities(crds []part) (*common.Capabilities, error) {
 	return capabilities, nil
 }
 
-// servedBy returns what a CRD adds to the list of API versions.
+// servedBy returns the entries that a CRD adds to the list of API versions.
 func servedBy(crd *unstructured.Unstructured) []string {
 	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
 	kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")

@@ -14,30 +14,31 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// chartFacts are what is known of a chart before it is rendered.
+// chartFacts are the facts about a chart that do not depend on a rendering.
 type chartFacts struct {
 	name        string
-	kubeVersion string // the versions of Kubernetes it is for; "" for all
-	// seesVersion and seesAPIs say that its templates look at the member's version and API list.
-	seesVersion bool
-	seesAPIs    bool
-	// seesRevision and seesOperation say that its templates may look at the revision, and at whether it is an upgrade.
-	seesRevision  bool
-	seesOperation bool
+	kubeVersion string // the supported versions of Kubernetes; "" for all
+	// usesVersion and usesAPIs are true if a template may read the Kubernetes version and the API versions of the member.
+	usesVersion bool
+	usesAPIs    bool
+	// usesRevision and usesOperation are true if a template may read .Release.Revision, and .Release.IsInstall or
+	// .IsUpgrade.
+	usesRevision  bool
+	usesOperation bool
 }
 
-// factsByDigest finds the facts of every archive once.
-type factsByDigest struct {
-	mu    sync.Mutex // guards known
-	known map[string]chartFacts
+// factsCache caches the facts of each archive.
+type factsCache struct {
+	mu       sync.Mutex // guards known
+	byDigest map[string]chartFacts
 }
 
-func newFactsByDigest() *factsByDigest { return &factsByDigest{known: map[string]chartFacts{}} }
+func newFactsCache() *factsCache { return &factsCache{byDigest: map[string]chartFacts{}} }
 
-// of returns the facts of a chart, or phase.Invalid for one that cannot be installed anywhere.
-func (t *factsByDigest) of(wanted source.Chart) (chartFacts, error) {
+// get returns the facts of a chart. It fails with phase.Invalid if the chart cannot be installed on any member.
+func (t *factsCache) get(wanted source.Chart) (chartFacts, error) {
 	t.mu.Lock()
-	found, ok := t.known[wanted.Digest]
+	found, ok := t.byDigest[wanted.Digest]
 	t.mu.Unlock()
 	if ok {
 		return found, nil
@@ -52,7 +53,7 @@ func (t *factsByDigest) of(wanted source.Chart) (chartFacts, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.known[wanted.Digest] = found
+	t.byDigest[wanted.Digest] = found
 	return found, nil
 }
 
@@ -70,41 +71,41 @@ func factsOf(loaded *helmchart.Chart) (chartFacts, error) {
 		}
 	}
 	found := chartFacts{name: loaded.Metadata.Name, kubeVersion: loaded.Metadata.KubeVersion}
-	found.read(loaded)
+	found.scanFiles(loaded)
 	return found, nil
 }
 
-// read looks at the text of all templates, and of default values and other files, since they may be templates too. It rather sees
-// too much: that costs no more than a rendering that could have been shared.
-func (f *chartFacts) read(loaded *helmchart.Chart) {
+// scanFiles searches the text of all templates, and of the default values and other files, which templates may
+// evaluate, too. A false positive costs only a rendering that could have been shared.
+func (f *chartFacts) scanFiles(loaded *helmchart.Chart) {
 	for _, file := range loaded.Raw {
 		if strings.HasPrefix(file.Name, "crds/") || strings.HasSuffix(file.Name, ".md") {
 			continue
 		}
-		f.seesAPIs = f.seesAPIs || seesAPIs(string(file.Data))
-		f.seesVersion = f.seesVersion || seesCapabilities(string(file.Data))
-		f.seesRevision = f.seesRevision || seesRevision(string(file.Data))
-		f.seesOperation = f.seesOperation || seesOperation(string(file.Data))
+		f.usesAPIs = f.usesAPIs || usesAPIs(string(file.Data))
+		f.usesVersion = f.usesVersion || usesCapabilities(string(file.Data))
+		f.usesRevision = f.usesRevision || usesRevision(string(file.Data))
+		f.usesOperation = f.usesOperation || usesOperation(string(file.Data))
 	}
 	for _, sub := range loaded.Dependencies() {
-		f.read(sub)
+		f.scanFiles(sub)
 	}
 }
 
-// seesAPIs says whether text looks at more of the capabilities than the version.
-func seesAPIs(text string) bool {
+// usesAPIs returns whether text reads .Capabilities other than the version.
+func usesAPIs(text string) bool {
 	rest := regexp.MustCompile(`Capabilities\.(KubeVersion|HelmVersion)`).ReplaceAllString(text, "")
-	return seesCapabilities(rest)
+	return usesCapabilities(rest)
 }
 
-// seesRevision returns whether a template in text may look at the revision of the release.
-func seesRevision(text string) bool { return inAction(text, `\bRevision\b`) }
+// usesRevision returns whether a template in text may read .Release.Revision.
+func usesRevision(text string) bool { return matchesAction(text, `\bRevision\b`) }
 
-// seesOperation returns whether a template in text may look at whether the release is installed or upgraded.
-func seesOperation(text string) bool { return inAction(text, `\bIs(Install|Upgrade)\b`) }
+// usesOperation returns whether a template in text may read .Release.IsInstall or .Release.IsUpgrade.
+func usesOperation(text string) bool { return matchesAction(text, `\bIs(Install|Upgrade)\b`) }
 
-// inAction returns whether expression matches in an action of a template in text.
-func inAction(text, expression string) bool {
+// matchesAction returns whether expression matches in a template action ({{ }}) in text.
+func matchesAction(text, expression string) bool {
 	if !strings.Contains(text, "{{") {
 		return false
 	}
@@ -112,14 +113,14 @@ func inAction(text, expression string) bool {
 	return slices.ContainsFunc(regexp.MustCompile(`(?s)\{\{.*?\}\}`).FindAllString(text, -1), wanted.MatchString)
 }
 
-// sees returns whether the chart or the values of request may look at the revision, and at the operation.
-func (f chartFacts) sees(request ChartRequest) (revision, operation bool) {
-	return f.seesRevision || anyText(request.Values, seesRevision), f.seesOperation || anyText(request.Values, seesOperation)
+// usesRelease returns whether the chart or the values of request may read the revision, and the operation.
+func (f chartFacts) usesRelease(request ChartRequest) (revision, operation bool) {
+	return f.usesRevision || containsText(request.Values, usesRevision), f.usesOperation || containsText(request.Values, usesOperation)
 }
 
-// narrow returns request without what the chart cannot see, so that requests with the same result are the same. It fails with
-// phase.Invalid if the chart is not for the member's version.
-func (f chartFacts) narrow(request ChartRequest) (ChartRequest, error) {
+// normalizeRequest removes the inputs that the chart does not read from request, so that requests with the same result
+// are equal. It fails with phase.Invalid if the chart does not support the member's version.
+func (f chartFacts) normalizeRequest(request ChartRequest) (ChartRequest, error) {
 	if request.KubeVersion == "" {
 		return ChartRequest{}, fmt.Errorf("render chart %s: the Kubernetes version of the cluster is not known yet", f.name)
 	}
@@ -127,18 +128,18 @@ func (f chartFacts) narrow(request ChartRequest) (ChartRequest, error) {
 		return ChartRequest{}, phase.Invalidf("chart %s %s is for Kubernetes %s, but the cluster has %s",
 			request.Chart.Name, request.Chart.Version, f.kubeVersion, request.KubeVersion)
 	}
-	values := anyText(request.Values, seesCapabilities)
+	values := containsText(request.Values, usesCapabilities)
 	switch {
-	case !f.seesAPIs && !values:
+	case !f.usesAPIs && !values:
 		request.APIVersions = nil
 	case len(request.APIVersions) == 0:
-		// Without the list, objects for the APIs of others would be left out, and pruned.
+		// Without the list, the chart would omit objects of optional APIs, and the engine would prune them.
 		return ChartRequest{}, fmt.Errorf("render chart %s: the APIs that the cluster serves are not known yet", f.name)
 	}
-	if !f.seesVersion && !values {
-		request.KubeVersion = "v1.0.0" // any: nothing looks at it
+	if !f.usesVersion && !values {
+		request.KubeVersion = "v1.0.0" // any valid version: the chart does not read it
 	}
-	revision, operation := f.sees(request)
+	revision, operation := f.usesRelease(request)
 	if !revision {
 		request.Revision = 0
 	}
@@ -146,21 +147,21 @@ func (f chartFacts) narrow(request ChartRequest) (ChartRequest, error) {
 	return request, nil
 }
 
-// anyText says whether is holds for any text in value, which charts may use as a template.
-func anyText(value any, is func(string) bool) bool {
+// containsText returns whether is returns true for any text in value. Charts may use such a text as a template.
+func containsText(value any, is func(string) bool) bool {
 	switch value := value.(type) {
 	case string:
 		return is(value)
 	case map[string]any:
 		for _, nested := range value {
-			if anyText(nested, is) {
+			if containsText(nested, is) {
 				return true
 			}
 		}
 	case []any:
-		return slices.ContainsFunc(value, func(nested any) bool { return anyText(nested, is) })
+		return slices.ContainsFunc(value, func(nested any) bool { return containsText(nested, is) })
 	}
 	return false
 }
 
-func seesCapabilities(text string) bool { return strings.Contains(text, "Capabilities") }
+func usesCapabilities(text string) bool { return strings.Contains(text, "Capabilities") }

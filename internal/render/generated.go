@@ -18,17 +18,17 @@ import (
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// Generated holds the results of the template functions of a release that may return another result at every call, as
-// JSON: randAlphaNum, genCA, now and the like, and lookup. The keys name the call: the template, the function, a digest
-// of the arguments, and the number of the call. A key of lookup has a digest of the chart, the values and the options
-// instead of the template: Helm reads the cluster when a person installs or upgrades a release, and finding the objects
-// that were deployed then must not look like another upgrade.
+// Generated holds the results of the non-deterministic template functions of a release as JSON: randAlphaNum, genCA,
+// now and the like, and lookup. The key identifies the call: the template, the function, a digest of the arguments, and
+// the number of the call. The key of a lookup has a digest of the chart, the values and the options instead of the
+// template. Helm evaluates lookup at an installation and an upgrade only. So a lookup that finds the objects of its own
+// release later must not cause another upgrade.
 type Generated map[string]json.RawMessage
 
 // lookupPrefix begins the keys of the results of lookup.
 const lookupPrefix = "lookup "
 
-// Add returns the results to keep after a rendering that used some: these, and all others but those of lookup.
+// Add returns the results to store after a rendering: the used ones, and all others except those of lookup.
 func (g Generated) Add(used Generated) Generated {
 	all := g.WithoutLookup()
 	maps.Copy(all, used)
@@ -46,32 +46,33 @@ func (g Generated) WithoutLookup() Generated {
 	return rest
 }
 
-// LookupFunc reads objects of a cluster for templates: one object, or a list if name is empty. Something that does not exist is an
-// empty map.
+// LookupFunc reads objects of a cluster for templates: one object, or a list if name is empty. It returns an empty map
+// if the object or kind does not exist.
 type LookupFunc = func(apiVersion, kind, namespace, name string) (map[string]any, error)
 
-// errGenerates ends a rendering that is meant for several members and generates a value.
-var errGenerates = errors.New("it generates values")
+// errMemberSpecific ends a rendering for several members when a template generates a value.
+var errMemberSpecific = errors.New("it generates values")
 
-// The functions that mark where a template begins and ends.
+// The functions that markTemplates inserts at the begin and the end of each template.
 const (
 	beginTemplate = "towlineBeginTemplate"
 	endTemplate   = "towlineEndTemplate"
 )
 
-// calls provides the template functions of one rendering whose results depend on more than their arguments.
-type calls struct {
-	// ofMember says that the rendering is for one release on one member: functions may generate values, and lookup reads the member.
-	ofMember bool
-	// kept are the results of former renderings, used those of this one.
-	kept, used Generated
-	lookup     LookupFunc
+// templateCalls provides the non-deterministic template functions of one rendering.
+type templateCalls struct {
+	// forMember is true if the rendering is for one member. Then functions may generate values, and lookup reads the
+	// member.
+	forMember bool
+	// stored are the results of former renderings, used those of this rendering.
+	stored, used Generated
+	lookup       LookupFunc
 	// inputs is a digest of the chart, the values and the options.
 	inputs string
-	// generates and looksUp say which functions were called, failure why lookup failed.
-	generates, looksUp bool
-	failure            error
-	// templates are those that are being executed, the innermost last.
+	// usesGenerator and usesLookup are true if such a function was called. failure is the error of lookup.
+	usesGenerator, usesLookup bool
+	failure                   error
+	// templates is the stack of the templates that are being executed.
 	templates []execution
 }
 
@@ -81,8 +82,8 @@ type execution struct {
 	counts map[string]int // of equal calls
 }
 
-// functions returns the functions that replace those of Helm.
-func (c *calls) functions() template.FuncMap {
+// functions returns the functions that replace Helm's.
+func (c *templateCalls) functions() template.FuncMap {
 	functions := template.FuncMap{
 		beginTemplate: func(path string) string {
 			c.templates = append(c.templates, execution{path: path, counts: map[string]int{}})
@@ -108,52 +109,53 @@ func (c *calls) functions() template.FuncMap {
 	return functions
 }
 
-// lookUp finds nothing in a rendering that several members may share. It reads the member once for the same inputs.
-func (c *calls) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
-	c.looksUp = true
-	if !c.ofMember || c.lookup == nil {
+// lookUp implements lookup. It returns an empty map in a rendering for several members. It reads the member once for
+// the same inputs.
+func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
+	c.usesLookup = true
+	if !c.forMember || c.lookup == nil {
 		return map[string]any{}, nil
 	}
 	key := fmt.Sprintf("%s%s %x", lookupPrefix, c.inputs, sha256.Sum256([]byte(strings.Join([]string{apiVersion, kind, namespace, name}, "\x00"))))
-	kept, ok := c.used[key]
+	stored, ok := c.used[key]
 	if !ok {
-		kept, ok = c.kept[key]
+		stored, ok = c.stored[key]
 	}
 	if !ok {
 		found, err := c.lookup(apiVersion, kind, namespace, name)
 		if err == nil {
-			kept, err = json.Marshal(found)
+			stored, err = json.Marshal(found)
 		}
 		if err != nil {
 			c.failure = fmt.Errorf("look up %s %s %s/%s: %w", apiVersion, kind, namespace, name, err)
 			return nil, c.failure
 		}
 	}
-	c.used[key] = kept
+	c.used[key] = stored
 	var found map[string]any
-	err := kubejson.Unmarshal(kept, &found) // integers stay integers
+	err := kubejson.Unmarshal(stored, &found) // integers stay integers
 	return found, err
 }
 
-// keepResults returns a function of the same type that returns the kept result of the same call, if there is one.
-func (c *calls) keepResults(name string, function any) any {
+// keepResults wraps a function. The wrapper returns the stored result of the same call, if there is one.
+func (c *templateCalls) keepResults(name string, function any) any {
 	original := reflect.ValueOf(function)
 	return reflect.MakeFunc(original.Type(), func(args []reflect.Value) []reflect.Value {
 		if isDeterministic(name, args) {
 			return original.Call(args)
 		}
-		c.generates = true
-		if !c.ofMember {
-			panic(errGenerates) // the template engine returns it as an error
+		c.usesGenerator = true
+		if !c.forMember {
+			panic(errMemberSpecific) // the template engine returns it as an error
 		}
 		key := c.key(name, args)
 		results := make([]reflect.Value, original.Type().NumOut())
 		for i := range results {
 			results[i] = reflect.Zero(original.Type().Out(i))
 		}
-		kept, ok := c.used[key] // the template is executed once more
+		stored, ok := c.used[key] // the template is executed again in this rendering
 		if !ok {
-			kept, ok = c.kept[key]
+			stored, ok = c.stored[key]
 		}
 		if !ok {
 			results = original.Call(args)
@@ -161,23 +163,23 @@ func (c *calls) keepResults(name string, function any) any {
 				return results
 			}
 			var err error
-			if kept, err = json.Marshal(results[0].Interface()); err != nil {
+			if stored, err = json.Marshal(results[0].Interface()); err != nil {
 				panic(fmt.Errorf("keep the result of %s: %w", name, err))
 			}
 		}
-		// The first rendering gets what all later ones get, for instance a time without a monotonic clock.
+		// Decoding gives the first rendering the same value as later ones: for example, JSON drops the monotonic clock.
 		result := reflect.New(original.Type().Out(0))
-		if err := json.Unmarshal(kept, result.Interface()); err != nil {
+		if err := json.Unmarshal(stored, result.Interface()); err != nil {
 			panic(fmt.Errorf("read the kept result of %s: %w", name, err))
 		}
-		c.used[key] = kept
+		c.used[key] = stored
 		results[0] = result.Elem()
 		return results
 	}).Interface()
 }
 
-// key names a call. The arguments may be secret: only their digest is part of it.
-func (c *calls) key(function string, args []reflect.Value) string {
+// key returns the key of a call in Generated. It has a digest of the arguments, since they may be secret.
+func (c *templateCalls) key(function string, args []reflect.Value) string {
 	values := make([]any, 0, len(args))
 	for _, arg := range args {
 		values = append(values, arg.Interface())
@@ -193,8 +195,8 @@ func (c *calls) key(function string, args []reflect.Value) string {
 	return fmt.Sprintf("%s %d", call, number)
 }
 
-// isDeterministic returns whether the arguments alone decide the result of a function. Those that format a time take the current one for
-// an argument that is none; durationRound takes the time since a time.
+// isDeterministic returns whether the result of a function depends on its arguments only. Functions that format a time
+// use the current time if the argument is not a time. durationRound of a time is the duration until now.
 func isDeterministic(function string, args []reflect.Value) bool {
 	isTime := func(arg reflect.Value) bool {
 		switch arg.Interface().(type) {
@@ -213,7 +215,7 @@ func isDeterministic(function string, args []reflect.Value) bool {
 	return false
 }
 
-// sortedKeys is keys of Sprig, which returns them in another order at every call.
+// sortedKeys replaces Sprig's keys, whose order is random.
 func sortedKeys(dicts ...map[string]any) []string {
 	all := []string{}
 	for _, dict := range dicts {
@@ -222,7 +224,7 @@ func sortedKeys(dicts ...map[string]any) []string {
 	return all
 }
 
-// sortedValues is values of Sprig, in the order of their keys.
+// sortedValues replaces Sprig's values. It returns the values in the order of their keys.
 func sortedValues(dict map[string]any) []any {
 	all := make([]any, 0, len(dict))
 	for _, key := range sortedKeys(dict) {
@@ -231,8 +233,9 @@ func sortedValues(dict map[string]any) []any {
 	return all
 }
 
-// markTemplates makes all templates of a chart say where they begin and end, so that the results of one template do not depend on the
-// calls of others. A template that others include, as they do for a checksum, has the same results there.
+// markTemplates inserts beginTemplate and endTemplate into all templates of a chart, so that the keys of a template's
+// calls do not depend on other templates. A template that others include, for example for a checksum, then has the same
+// results there.
 func markTemplates(chart *helmchart.Chart) {
 	for _, file := range chart.Templates {
 		name := path.Join(chart.ChartFullPath(), file.Name)

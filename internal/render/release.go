@@ -18,54 +18,55 @@ import (
 
 // Release is a rendered chart. It is shared with other callers and must not be changed.
 type Release struct {
-	// Objects are first the CRDs of the crds directories, then the manifest in Helm's install order, then the hooks, which have the
-	// annotation helm.sh/hook.
+	// Objects are the CRDs of the crds directories, then the manifest in Helm's install order, then the hooks, which have
+	// the annotation helm.sh/hook.
 	Objects []*unstructured.Unstructured
-	// Paths are the template paths of Objects, in their order.
+	// Paths has the template path of each object, in the order of Objects.
 	Paths []string
 	// Chart is the content of Chart.yaml as JSON, as Helm stores it in its release record.
 	Chart json.RawMessage
 	// Notes is the rendered NOTES.txt.
 	Notes string
-	// Generated are the values that the chart generated or looked up, now or before, and that this release has.
+	// Generated has the generated values and the lookup results that this release uses.
 	Generated Generated
-	// LooksUp says that the chart called lookup.
-	LooksUp bool
-	// Private says that the release holds values that were generated for one member, or read on it.
-	Private bool
+	// UsesLookup is true if the chart called lookup.
+	UsesLookup bool
+	// MemberSpecific is true if the release contains values that were generated for one member, or read from it.
+	MemberSpecific bool
 
-	size int // bytes of text that the objects and the notes come from
-	// generates says that there is no release that several members may share.
-	generates bool
+	size int // size of the rendered text in bytes
+	// needsMember is true if the chart generates values, so that it must be rendered for each member. The release is
+	// empty.
+	needsMember bool
 }
 
-// part is one object of a release and the path of its template.
-type part struct {
+// releaseObject is an object of a release and the path of its template.
+type releaseObject struct {
 	object *unstructured.Unstructured
 	path   string
 }
 
-// parts collects the objects of a release.
-type parts struct {
-	crds, manifest, hooks []part
+// releaseBuilder collects the objects of a release.
+type releaseBuilder struct {
+	crds, manifest, hooks []releaseObject
 	size                  int
 }
 
 // addCRDs adds the objects of a file of a crds directory.
-func (p *parts) addCRDs(path string, text []byte) error {
+func (p *releaseBuilder) addCRDs(path string, text []byte) error {
 	found, err := p.decode(path, text, kube.DecodeLenient)
 	p.crds = append(p.crds, found...)
 	return err
 }
 
-// addTemplate adds the objects of a rendered template. Helm skips hooks with an event that it does not know, crd-install of Helm 2
-// among them.
-func (p *parts) addTemplate(path, text string, disableHooks bool) error {
-	separated := []byte(separate(text))
+// addTemplate adds the objects of a rendered template. As in Helm, it omits hooks with an unknown event, such as
+// crd-install of Helm 2.
+func (p *releaseBuilder) addTemplate(path, text string, disableHooks bool) error {
+	separated := []byte(separateDocuments(text))
 	found, err := p.decode(path, separated, kube.DecodeManifestOfHelm)
-	if err == nil && slices.ContainsFunc(found, part.isHook) {
+	if err == nil && slices.ContainsFunc(found, releaseObject.isHook) {
 		// Helm leaves the text of hooks as it is.
-		var exact []part
+		var exact []releaseObject
 		exact, err = p.decode(path, separated, kube.DecodeLenient)
 		for i := range exact {
 			if exact[i].isHook() {
@@ -85,19 +86,19 @@ func (p *parts) addTemplate(path, text string, disableHooks bool) error {
 	return err
 }
 
-func (p part) isHook() bool {
+func (p releaseObject) isHook() bool {
 	_, isHook := p.object.GetAnnotations()[helmrelease.HookAnnotation]
 	return isHook
 }
 
-// separate sets off the separators of documents from what follows on the same line: Helm takes ---apiVersion: v1 for both, which templates
-// that trim line breaks print.
-func separate(text string) string {
+// separateDocuments adds a space after each document separator. Templates that trim line breaks print ---apiVersion:
+// v1, which Helm accepts.
+func separateDocuments(text string) string {
 	return regexp.MustCompile(`(?m)^---[ \t]*`).ReplaceAllString(text, "--- ")
 }
 
-// decode reads the objects in text.
-func (p *parts) decode(path string, text []byte, decode func([]byte) ([]*unstructured.Unstructured, error)) ([]part, error) {
+// decode decodes the objects in text, and limits the size of the whole release.
+func (p *releaseBuilder) decode(path string, text []byte, decode func([]byte) ([]*unstructured.Unstructured, error)) ([]releaseObject, error) {
 	if p.size += len(text); p.size > maxRendering {
 		return nil, phase.Invalidf("it renders to more than %d MiB", maxRendering>>20)
 	}
@@ -105,15 +106,15 @@ func (p *parts) decode(path string, text []byte, decode func([]byte) ([]*unstruc
 	if err != nil {
 		return nil, phase.Invalidf("%s, %w", path, err)
 	}
-	found := make([]part, 0, len(objects))
+	found := make([]releaseObject, 0, len(objects))
 	for _, object := range objects {
 		convertAnnotations(object)
-		found = append(found, part{object: object, path: path})
+		found = append(found, releaseObject{object: object, path: path})
 	}
 	return found, nil
 }
 
-// convertAnnotations makes strings of numbers, booleans and null, as Helm reads annotations.
+// convertAnnotations converts annotation values that are numbers, booleans or null to strings, as Helm does.
 func convertAnnotations(object *unstructured.Unstructured) {
 	annotations, _, _ := unstructured.NestedFieldNoCopy(object.Object, "metadata", "annotations")
 	values, _ := annotations.(map[string]any)
@@ -127,10 +128,10 @@ func convertAnnotations(object *unstructured.Unstructured) {
 	}
 }
 
-// release returns what was collected, in Helm's order.
-func (p *parts) release() Release {
+// build returns the release with the collected objects in Helm's order.
+func (p *releaseBuilder) build() Release {
 	release := Release{size: p.size}
-	for _, list := range [][]part{p.crds, sortByKind(p.manifest), sortByKind(p.hooks)} {
+	for _, list := range [][]releaseObject{p.crds, sortByKind(p.manifest), sortByKind(p.hooks)} {
 		for _, part := range list {
 			release.Objects = append(release.Objects, part.object)
 			release.Paths = append(release.Paths, part.path)
@@ -139,15 +140,15 @@ func (p *parts) release() Release {
 	return release
 }
 
-// sortByKind puts parts in Helm's install order: known kinds first, then the others by name. Parts of one kind keep their order.
-func sortByKind(parts []part) []part {
+// sortByKind sorts objects in Helm's install order: known kinds first, then other kinds by name. It is stable.
+func sortByKind(parts []releaseObject) []releaseObject {
 	rank := func(kind string) int {
 		if at := slices.Index(releaseutil.InstallOrder, kind); at >= 0 {
 			return at
 		}
 		return len(releaseutil.InstallOrder)
 	}
-	slices.SortStableFunc(parts, func(a, b part) int {
+	slices.SortStableFunc(parts, func(a, b releaseObject) int {
 		kindA, kindB := a.object.GetKind(), b.object.GetKind()
 		return cmp.Or(cmp.Compare(rank(kindA), rank(kindB)), strings.Compare(kindA, kindB))
 	})

@@ -194,7 +194,7 @@ func (c *Composer) manifests(ctx context.Context, r Request) (composed, error) {
 // unclaimed leaves out the objects that a reference of a lower tier holds already. Those of the same tier are left for the member to
 // refuse: nobody said which of them is meant.
 func unclaimed(objects []*unstructured.Unstructured, tier int32, seen map[kube.Ref]int32) []*unstructured.Unstructured {
-	kept := make([]*unstructured.Unstructured, 0, len(objects))
+	stored := make([]*unstructured.Unstructured, 0, len(objects))
 	for _, obj := range objects {
 		key := kube.RefOf(obj).Key()
 		holder, held := seen[key]
@@ -202,9 +202,9 @@ func unclaimed(objects []*unstructured.Unstructured, tier int32, seen map[kube.R
 			continue
 		}
 		seen[key] = tier
-		kept = append(kept, obj)
+		stored = append(stored, obj)
 	}
-	return kept
+	return stored
 }
 
 func tier(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }
@@ -254,7 +254,7 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 	}
 	release.Options = options
 	release.Data.Values = encoded
-	sensitive := rendered.Private || render.HasSecret(rendered.Objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
+	sensitive := rendered.MemberSpecific || render.HasSecret(rendered.Objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
 	item := bundle.Item{
 		Objects:               rendered.Objects,
 		Release:               &release,
@@ -263,7 +263,7 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 		Force:                 isForced(expanded.Options),
 	}
 	all := composed{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}}
-	if rendered.LooksUp && c.Dial[r.Member.Mode] == nil {
+	if rendered.UsesLookup && c.Dial[r.Member.Mode] == nil {
 		all.unanswered = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
 	}
 	return all, nil

@@ -170,7 +170,7 @@ func (c *Controller) rivals(ctx context.Context, obj client.Object) []reconcile.
 	if len(obj.(*configv1beta1.ClusterSummary).Spec.ClusterProfileSpec.HelmCharts) == 0 {
 		return nil
 	}
-	changed, summaries, err := c.contenders(ctx, obj.(*configv1beta1.ClusterSummary))
+	changed, summaries, err := c.loadClusterSummaries(ctx, obj.(*configv1beta1.ClusterSummary))
 	if err != nil {
 		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Summary, client.ObjectKeyFromObject(obj))
 		return nil

@@ -29,38 +29,39 @@ const (
 	generatedType corev1.SecretType = "towline.dev/generated-values"
 	// generatedKey is the key in such a Secret: the values as JSON, compressed with zstd.
 	generatedKey = "values.json.zst"
-	// generatedRelease is the annotation that names the release.
+	// generatedRelease is the annotation with the namespace and the name of the release.
 	generatedRelease = "towline.dev/release"
-	// maxGenerated is how many bytes the compressed values may have; a Secret holds 1 MiB.
+	// maxGenerated is the maximum size of the compressed values in bytes. The limit of a Secret is 1 MiB.
 	maxGenerated = 1000 << 10
-	// maxGeneratedDecoded is how many bytes they may have when they are read.
+	// maxGeneratedDecoded limits the memory for decompressing them.
 	maxGeneratedDecoded = 64 << 20
 )
 
-// generatedStore keeps the values that the chart of one release on one member generated in a Secret on the hub.
+// generatedStore stores the generated values of one release on one member in a Secret on the hub.
 type generatedStore struct {
 	hub     client.Client
 	member  fleet.Member
 	summary *configv1beta1.ClusterSummary
 	release match.Release
-	// secret is as it was read, without a resourceVersion if there is none; kept are its values. Both are nil before
-	// load.
+	// secret is the Secret that load has read, without a resourceVersion if it does not exist, and stored its values. Both
+	// are nil before load.
 	secret *corev1.Secret
-	kept   render.Generated
+	stored render.Generated
 }
 
-// generatedName names the Secret of a release on a member. It does not depend on the profile, which may change.
+// generatedName returns the name of the Secret for a release on a member. It does not depend on the profile, so that a
+// release can move to another profile.
 func generatedName(m fleet.Member, release match.Release) client.ObjectKey {
 	identity := []string{string(m.Type), m.Namespace, m.Name, m.UID, release.Namespace, release.Name}
 	sum := sha256.Sum256([]byte(strings.Join(identity, "\x00")))
 	return client.ObjectKey{Namespace: m.Namespace, Name: "towline-generated-" + hex.EncodeToString(sum[:10])}
 }
 
-// generatedReferences lists the Secrets with the generated values of a summary: a person deletes one to have others
-// generated.
+// generatedReferences returns references to the Secrets with generated values of a summary. They are watched, since
+// users delete such a Secret to generate new values.
 func generatedReferences(r Request) []source.Reference {
 	var all []source.Reference
-	for _, chart := range namedCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) {
+	for _, chart := range resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) {
 		name := generatedName(r.Member, match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName})
 		all = append(all, source.Reference{Kind: "Secret", Namespace: name.Namespace, Name: name.Name})
 	}
@@ -69,38 +70,38 @@ func generatedReferences(r Request) []source.Reference {
 
 func (g *generatedStore) key() client.ObjectKey { return generatedName(g.member, g.release) }
 
-// load returns the values that were generated before. It reads from the API server: a cache that is behind would make
-// the chart generate others.
+// load returns the stored values. It reads from the API server, since with a stale cache the chart would generate new
+// values.
 func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	secret := &corev1.Secret{}
 	err := g.hub.Get(ctx, g.key(), secret)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read generated values of release %s: %w", g.release, err)
 	}
-	kept := render.Generated{}
+	stored := render.Generated{}
 	if err == nil {
-		if kept, err = decodeGenerated(secret.Data[generatedKey]); err != nil {
+		if stored, err = decodeGenerated(secret.Data[generatedKey]); err != nil {
 			return nil, fmt.Errorf("read generated values in Secret %s: %w", g.key(), err)
 		}
 	}
-	g.secret, g.kept = secret, kept
-	return kept, nil
+	g.secret, g.stored = secret, stored
+	return stored, nil
 }
 
-// save adds values to those that were loaded. It must be called before they are delivered. It fails with a conflict if
-// another process changed the Secret since load.
+// save adds the used values to the loaded ones and stores them. It must be called before they are delivered. It fails
+// with a conflict if another process changed the Secret since load.
 func (g *generatedStore) save(ctx context.Context, used render.Generated) error {
 	if g.secret == nil || len(used) == 0 {
 		return nil
 	}
-	all := g.kept.Add(used)
+	all := g.stored.Add(used)
 	owners := addOwner(addOwner(g.secret.OwnerReferences, clusterOwner(g.member)), summaryOwner(g.summary))
-	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.kept) {
+	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
 		return nil
 	}
 	var raw []byte
-	// Without the results of lookup, every rendering reads the member. The release needs no values that it does not
-	// have now.
+	// If the values are too large, first the results of lookup are dropped, so that every rendering reads the member. Then
+	// all values are dropped that this rendering has not used.
 	for _, values := range []render.Generated{all, all.WithoutLookup(), used.WithoutLookup()} {
 		var err error
 		if raw, err = encodeGenerated(values); err != nil {
@@ -127,7 +128,7 @@ func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.
 	if desired.ResourceVersion == "" {
 		err = g.hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager))
 	} else {
-		err = g.hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager)) // fails if somebody else wrote since load
+		err = g.hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager)) // fails with a conflict if the Secret has changed since load
 	}
 	if err != nil {
 		return fmt.Errorf("keep generated values of release %s: %w", g.release, err)

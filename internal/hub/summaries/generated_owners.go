@@ -61,9 +61,9 @@ func addOwner(owners []metav1.OwnerReference, owner metav1.OwnerReference) []met
 	return append(slices.Clone(owners), owner)
 }
 
-// cleanUpGenerated gives up the generated values of releases that the summary has uninstalled. Another summary that
-// wants the release becomes their owner; without one they are deleted. A release that stays on the member without a
-// summary keeps its values.
+// cleanUpGenerated removes the summary from the owners of the generated values of releases that it has uninstalled.
+// Another summary with the release becomes the owner. Without one the values are deleted. If a release is kept on the
+// member without a summary, its values are kept, too.
 func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	if s.cluster == nil || !s.hasUninstalledDropped() || s.leave() && !s.member.Deleting {
 		return nil
@@ -77,7 +77,7 @@ func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	if len(list.Items) == 0 {
 		return nil
 	}
-	summary, others, err := c.contenders(ctx, s.summary)
+	summary, others, err := c.loadClusterSummaries(ctx, s.summary)
 	if err != nil {
 		return err
 	}
@@ -86,14 +86,14 @@ func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 		if !s.deleting() && slices.Contains(match.Installed(summary), release) {
 			continue
 		}
-		if err := c.replaceOwner(ctx, s, &list.Items[i], successors(s.summary, others, &list.Items[i])); err != nil {
+		if err := c.replaceOwner(ctx, s, &list.Items[i], remainingOwners(s.summary, others, &list.Items[i])); err != nil {
 			return fmt.Errorf("give up the generated values of release %s: %w", release, err)
 		}
 	}
 	return nil
 }
 
-// hasUninstalledDropped returns whether the member has no release of the summary that the summary does not want.
+// hasUninstalledDropped returns whether all releases that the summary no longer has are uninstalled from the member.
 func (s *state) hasUninstalledDropped() bool {
 	const helm = libv1beta1.FeatureHelm
 	switch {
@@ -106,15 +106,15 @@ func (s *state) hasUninstalledDropped() bool {
 	return composed && status.FeatureOf(status.Fold(s.summary.Status, s.pass), helm).Status == libv1beta1.FeatureStatusProvisioned
 }
 
-// generatedFor returns the release that generatedRelease names.
+// generatedFor returns the release in the annotation generatedRelease.
 func generatedFor(secret client.Object) match.Release {
 	namespace, name, _ := strings.Cut(secret.GetAnnotations()[generatedRelease], "/")
 	return match.Release{Namespace: namespace, Name: name}
 }
 
-// successors returns which of the other summaries of the cluster own the values after summary. One that is being
-// deleted gives up its own part itself.
-func successors(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary, secret client.Object) []metav1.OwnerReference {
+// remainingOwners returns the other summaries of the cluster that own the values without summary. A summary that is
+// being deleted removes itself later.
+func remainingOwners(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary, secret client.Object) []metav1.OwnerReference {
 	var all []metav1.OwnerReference
 	for i := range others {
 		other := &others[i]
@@ -126,8 +126,8 @@ func successors(summary *configv1beta1.ClusterSummary, others []configv1beta1.Cl
 	return all
 }
 
-// replaceOwner makes summaries own the Secret, and deletes it if there are none. It fails with a conflict if the Secret
-// has changed: another summary may have begun to use it.
+// replaceOwner sets the summaries that own the Secret, and deletes it if there are none. It fails with a conflict if
+// the Secret has changed, since another summary may use it now.
 func (c *Controller) replaceOwner(ctx context.Context, s *state, secret *metav1.PartialObjectMetadata, summaries []metav1.OwnerReference) error {
 	if len(summaries) == 0 {
 		unchanged := client.Preconditions{UID: &secret.UID, ResourceVersion: &secret.ResourceVersion}

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// defaultMaxHistory is how many revisions are recorded of a release that does not say.
+	// defaultMaxHistory is the default of upgradeOptions.maxHistory.
 	defaultMaxHistory = 2
-	// defaultRecoverAfter is after how many failed installations a release is uninstalled that does not say.
+	// defaultRecoverAfter is the default of installOptions.recoverAfterConsecutiveFailures.
 	defaultRecoverAfter = 5
 )
 
-// releaseOptions returns the options of a chart for the engine. It fails with phase.Invalid for options that Helm does not take.
+// releaseOptions converts the options of a chart for the engine. It fails with phase.Invalid for invalid options.
 func releaseOptions(options *configv1beta1.HelmOptions) (bundle.ReleaseOptions, error) {
 	var spec configv1beta1.HelmOptions
 	if options != nil {
@@ -51,13 +51,13 @@ func releaseOptions(options *configv1beta1.HelmOptions) (bundle.ReleaseOptions, 
 
 func addInstallOptions(release *bundle.ReleaseOptions, install *configv1beta1.HelmInstallOptions) {
 	release.DisableInstallHooks = install.DisableHooks
-	release.RecoverAfter = limit(install.RecoverAfterConsecutiveFailures, defaultRecoverAfter)
+	release.RecoverAfter = limitOrDefault(install.RecoverAfterConsecutiveFailures, defaultRecoverAfter)
 }
 
 func addUpgradeOptions(release *bundle.ReleaseOptions, upgrade *configv1beta1.HelmUpgradeOptions) {
 	release.DisableUpgradeHooks = upgrade.DisableHooks
 	release.CleanupOnFail = upgrade.CleanupOnFail
-	release.MaxHistory = limit(upgrade.MaxHistory, defaultMaxHistory)
+	release.MaxHistory = limitOrDefault(upgrade.MaxHistory, defaultMaxHistory)
 }
 
 func addUninstallOptions(release *bundle.ReleaseOptions, uninstall *configv1beta1.HelmUninstallOptions) {
@@ -66,8 +66,8 @@ func addUninstallOptions(release *bundle.ReleaseOptions, uninstall *configv1beta
 	release.DeletionPropagation = string(uninstall.DeletionPropagation)
 }
 
-// limit returns a count, or fallback if none is set. Zero and less mean no limit, as with Helm.
-func limit(count *int32, fallback int) int {
+// limitOrDefault returns count, or fallback if count is not set. As in Helm, zero or less means no limit.
+func limitOrDefault(count *int32, fallback int) int {
 	if count == nil {
 		return fallback
 	}
@@ -79,7 +79,8 @@ func isForced(options *configv1beta1.HelmOptions) bool {
 	return options != nil && options.UpgradeOptions != nil && options.UpgradeOptions.Force
 }
 
-// checkLabels returns phase.Invalid for labels that the Secret with a release record cannot have. The system labels are Helm's own.
+// checkLabels returns phase.Invalid for labels that are not valid on the Secret of a release record, or that Helm sets
+// itself.
 func checkLabels(labels map[string]string) error {
 	system := []string{"createdAt", "modifiedAt", "name", "owner", "status", "version"}
 	var problems []string

@@ -18,28 +18,28 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// contenders returns summary and all summaries of its cluster, with their releases named as they are there.
-func (c *Controller) contenders(ctx context.Context, summary *configv1beta1.ClusterSummary) (*configv1beta1.ClusterSummary, []configv1beta1.ClusterSummary, error) {
+// loadClusterSummaries returns summary and all summaries of its cluster. Templates in names of releases are expanded.
+func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1beta1.ClusterSummary) (*configv1beta1.ClusterSummary, []configv1beta1.ClusterSummary, error) {
 	cluster := match.Target(summary)
 	all, err := c.siblings(ctx, cluster)
 	if err != nil {
 		return nil, nil, err
 	}
-	if all, err = c.named(ctx, cluster, append(all, *summary)); err != nil {
+	if all, err = c.resolveReleaseNames(ctx, cluster, append(all, *summary)); err != nil {
 		return nil, nil, fmt.Errorf("name the releases of cluster %s: %w", cluster, err)
 	}
 	last := len(all) - 1
 	return &all[last], all[:last], nil
 }
 
-// named returns summaries of one cluster with their releases named as they are on it, without templates.
-func (c *Controller) named(ctx context.Context, cluster fleet.ID, summaries []configv1beta1.ClusterSummary) ([]configv1beta1.ClusterSummary, error) {
-	if !slices.ContainsFunc(summaries, namedByTemplate) {
+// resolveReleaseNames expands the templates in the names of releases in summaries of one cluster.
+func (c *Controller) resolveReleaseNames(ctx context.Context, cluster fleet.ID, summaries []configv1beta1.ClusterSummary) ([]configv1beta1.ClusterSummary, error) {
+	if !slices.ContainsFunc(summaries, hasTemplatedRelease) {
 		return summaries, nil
 	}
 	_, found, err := fleet.Get(ctx, c.Hub, cluster.Type, cluster.Namespace, cluster.Name)
 	if apierrors.IsNotFound(err) {
-		return summaries, nil // nothing is deployed to a cluster that is not there
+		return summaries, nil // nothing is deployed to a cluster that does not exist
 	}
 	if err != nil {
 		return nil, err
@@ -50,21 +50,22 @@ func (c *Controller) named(ctx context.Context, cluster fleet.ID, summaries []co
 	}
 	all := make([]configv1beta1.ClusterSummary, 0, len(summaries))
 	for _, summary := range summaries {
-		// The charts come from a cache: they are exchanged, not changed.
-		summary.Spec.ClusterProfileSpec.HelmCharts = namedCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
+		// The charts are in the informer cache: they are replaced and not modified.
+		summary.Spec.ClusterProfileSpec.HelmCharts = resolveCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
 		all = append(all, summary)
 	}
 	return all, nil
 }
 
-func namedByTemplate(summary configv1beta1.ClusterSummary) bool {
+func hasTemplatedRelease(summary configv1beta1.ClusterSummary) bool {
 	return slices.ContainsFunc(summary.Spec.ClusterProfileSpec.HelmCharts, func(chart configv1beta1.HelmChart) bool {
 		return strings.Contains(chart.ReleaseName+chart.ReleaseNamespace, "{{")
 	})
 }
 
-// namedCharts leaves out a chart whose release cannot be named: it is not deployed either, and composing says why.
-func namedCharts(charts []configv1beta1.HelmChart, subject source.Subject) []configv1beta1.HelmChart {
+// resolveCharts expands the templates in the release names of charts. It omits a chart with an invalid template, which
+// is not deployed either: the Composer reports the error.
+func resolveCharts(charts []configv1beta1.HelmChart, subject source.Subject) []configv1beta1.HelmChart {
 	all := make([]configv1beta1.HelmChart, 0, len(charts))
 	for _, chart := range charts {
 		var nameErr, namespaceErr error
@@ -77,9 +78,10 @@ func namedCharts(charts []configv1beta1.HelmChart, subject source.Subject) []con
 	return all
 }
 
-// restoreIncumbents gives the summaries of a cluster that lost their status the releases that their bundle on the member has, but for those that
-// others have by their status: who holds a release must not change because a status did. The summaries must be the caller's to change.
-func (c *Controller) restoreIncumbents(ctx context.Context, m fleet.Member, all []*configv1beta1.ClusterSummary) error {
+// restoreReleaseOwners restores the releases in the status of summaries that lost their status, from their bundles on
+// the member. It omits releases that another summary manages by its status, so that the owner of a release does not
+// change. It changes the summaries, so the caller must own them.
+func (c *Controller) restoreReleaseOwners(ctx context.Context, m fleet.Member, all []*configv1beta1.ClusterSummary) error {
 	taken := map[match.Release]bool{}
 	for _, summary := range all {
 		for _, release := range summary.Status.HelmReleaseSummaries {
@@ -97,7 +99,7 @@ func (c *Controller) restoreIncumbents(ctx context.Context, m fleet.Member, all 
 			return err
 		}
 		if ok {
-			summary.Status.HelmReleaseSummaries = slices.DeleteFunc(managed(summary), func(r configv1beta1.HelmChartSummary) bool {
+			summary.Status.HelmReleaseSummaries = slices.DeleteFunc(managedReleases(summary), func(r configv1beta1.HelmChartSummary) bool {
 				return taken[match.Release{Namespace: r.ReleaseNamespace, Name: r.ReleaseName}]
 			})
 		}
@@ -105,8 +107,9 @@ func (c *Controller) restoreIncumbents(ctx context.Context, m fleet.Member, all 
 	return nil
 }
 
-// managed lists the releases of a summary whose bundle is on the member: as its status has them, or else as its spec names them.
-func managed(summary *configv1beta1.ClusterSummary) []configv1beta1.HelmChartSummary {
+// managedReleases returns the releases of a summary whose bundle is on the member: those in its status, or else those
+// in its spec.
+func managedReleases(summary *configv1beta1.ClusterSummary) []configv1beta1.HelmChartSummary {
 	if len(summary.Status.HelmReleaseSummaries) > 0 {
 		return summary.Status.HelmReleaseSummaries
 	}
@@ -119,8 +122,8 @@ func managed(summary *configv1beta1.ClusterSummary) []configv1beta1.HelmChartSum
 	return all
 }
 
-// withUninstalled adds an entry to releases for each one that is to be uninstalled. Towline takes away only what it brought: people are
-// told that there is nothing of that, once there is not.
+// withUninstalled adds an entry to releases for each chart with the action Uninstall that is not listed. Towline
+// uninstalls only releases that it deployed: the entry reports that no such release exists.
 func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv1beta1.HelmChart) []configv1beta1.HelmChartSummary {
 	all := slices.Clone(releases)
 	for _, chart := range charts {
@@ -139,8 +142,8 @@ func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv
 	return all
 }
 
-// nextRevision returns the revision and the operation that templates of a release see: those of the release as it was deployed, as long as
-// its inputs are the same, so that looking at them changes nothing.
+// nextRevision returns the revision and the operation for the templates of a release. As long as the inputs do not
+// change, they are those of the deployed release, so that reading them causes no new revision.
 func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
 	for _, former := range r.Deployed {
 		switch {
@@ -154,7 +157,8 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 	return c.nextRecorded(ctx, r.Member, of)
 }
 
-// nextListed is nextRecorded for a member that the hub cannot read: it finds the release in the bundles of other profiles.
+// nextListed is nextRecorded for a member that the hub cannot read. It searches the bundles of other profiles for the
+// release.
 func (c *Composer) nextListed(ctx context.Context, m fleet.Member, of match.Release) (revision int, isUpgrade bool, err error) {
 	deployed, err := c.ListDeployed(ctx, m)
 	if err != nil {

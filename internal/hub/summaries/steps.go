@@ -297,7 +297,7 @@ func (s *state) reportSettled(feature libv1beta1.FeatureID) {
 	}
 	var releases []configv1beta1.HelmChartSummary
 	if feature == libv1beta1.FeatureHelm {
-		releases = managed(s.summary)
+		releases = managedReleases(s.summary)
 	}
 	s.find(status.Finding{Feature: feature, Kind: status.Delivered, Want: deployed.Report.Digest, Report: deployed.Report, Releases: releases})
 }
@@ -306,7 +306,7 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Reque
 	var lost []match.Contest
 	var charts []configv1beta1.HelmChart
 	if feature == libv1beta1.FeatureHelm {
-		me, others, err := c.contenders(ctx, s.summary)
+		me, others, err := c.loadClusterSummaries(ctx, s.summary)
 		if err != nil {
 			return Composition{}, err
 		}
@@ -314,7 +314,7 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Reque
 		for i := range others {
 			all = append(all, &others[i])
 		}
-		if err := c.restoreIncumbents(ctx, s.member, all); err != nil {
+		if err := c.restoreReleaseOwners(ctx, s.member, all); err != nil {
 			return Composition{}, err
 		}
 		charts, lost = me.Spec.ClusterProfileSpec.HelmCharts, match.Lost(me, others)
