@@ -27,7 +27,7 @@ func newSigstore(t *testing.T) *ca.VirtualSigstore {
 	return sigstore
 }
 
-// trustRoot is the trusted_root.json of a Sigstore of one's own. Its certificates are in no transparency log.
+// trustRoot returns the trusted_root.json of a private Sigstore. Its certificates are in no transparency log.
 func trustRoot(t *testing.T, sigstore root.TrustedMaterial, ctLogs map[string]*root.TransparencyLog) []byte {
 	t.Helper()
 	logs := sigstore.RekorLogs()
@@ -52,7 +52,7 @@ func trustRoot(t *testing.T, sigstore root.TrustedMaterial, ctLogs map[string]*r
 	return raw
 }
 
-// logEntry returns the log entry of a signature, with the log's promise that it is included.
+// logEntry returns the log entry of a signature with its inclusion promise.
 func logEntry(t *testing.T, sigstore *ca.VirtualSigstore, entity *ca.TestEntity) *protorekor.TransparencyLogEntry {
 	t.Helper()
 	entries, err := entity.TlogEntries()

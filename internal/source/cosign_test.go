@@ -271,7 +271,7 @@ func TestSignaturesByKeyAreVerified(t *testing.T) {
 	}
 }
 
-// wantVerified checks that err is nil if want is empty, and else a refusal that says what, where and why.
+// wantVerified checks that err is nil if want is empty. Otherwise err must have the chart, the repository and want.
 func wantVerified(t *testing.T, err error, chart signedChart, want string) {
 	t.Helper()
 	if want == "" {
@@ -302,7 +302,7 @@ func TestAttestationsAreNoSignatures(t *testing.T) {
 	}
 }
 
-// A signature is of one manifest: a tag that was moved to another chart has none.
+// A signature belongs to one manifest. A tag that was moved to another manifest has no signature.
 func TestSignatureOfATagThatWasMoved(t *testing.T) {
 	t.Parallel()
 	key, chart := ecdsaKey(t), newSignedChart(t)
@@ -311,7 +311,7 @@ func TestSignatureOfATagThatWasMoved(t *testing.T) {
 	charts, wanted := newCharts(t, t.TempDir()), source.Signature{PublicKey: publicPEM(t, key)}
 	wantVerified(t, chart.fetch(t, charts, wanted), chart, "the chart has no cosign signature")
 
-	// Neither is the signed chart another one under a new tag.
+	// The signed chart is also not accepted under another tag.
 	signed := newSignedChart(t)
 	signed.attachClassic(t, classicByKey(t, key, signed.manifest.Digest.String()))
 	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})

@@ -164,7 +164,7 @@ func readKey(
 
 func (v Verification) isZero() bool { return v.Keyring == nil && v.Signature == nil }
 
-// digest tells verifications apart: a chart that one of them accepted is not accepted for another.
+// digest identifies the verification in the cache key of a chart.
 func (v Verification) digest() string {
 	raw, _ := json.Marshal(v) // strings and bytes always have a JSON form
 	sum := sha256.Sum256(raw)
