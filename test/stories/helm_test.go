@@ -78,7 +78,7 @@ func (m *helmMember) deploy() {
 	m.apply(m.hub, m.manifest())
 }
 
-// deployed waits until a revision of the release is deployed, and its summary says so.
+// deployed waits until a revision of the release is deployed and its summary reports that.
 func (m *helmMember) deployed(revision int) {
 	m.t.Helper()
 	m.eventually(fmt.Sprintf("revision %d of %s is deployed on %s", revision, m.release, m.cluster), func() error {
@@ -92,7 +92,8 @@ func (m *helmMember) deployed(revision int) {
 	})
 }
 
-// failed waits until the summary reports that the chart failed, with a message that holds all the texts, and returns the message.
+// failed waits until the summary reports that the chart failed, with a message that holds all the texts, and returns
+// the message.
 func (m *helmMember) failed(texts ...string) string {
 	m.t.Helper()
 	var message string

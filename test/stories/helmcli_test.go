@@ -10,7 +10,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// helm runs the real helm command against a plane and returns its standard output. Its repositories are those of the story.
+// helm runs the real helm command against a plane and returns its standard output. Its repositories are those of the
+// story.
 func (w *world) helm(plane *localkube.Plane, args ...string) string {
 	w.t.Helper()
 	out, err := w.tryHelm(plane, args...)
@@ -29,7 +30,7 @@ func (w *world) tryHelm(plane *localkube.Plane, args ...string) (string, error) 
 	return output(cmd)
 }
 
-// chartRepository is a directory with what `make chart` leaves, and its address.
+// chartRepository is the directory that `make chart` writes, and its address.
 type chartRepository struct {
 	dist string
 	URL  string
@@ -48,7 +49,7 @@ func (w *world) newChartRepository() chartRepository {
 func (w *world) publish(r chartRepository, version string) {
 	w.t.Helper()
 	cmd := exec.CommandContext(w.t.Context(), "make", "-C", "../..", "chart", "VERSION="+version, "DIST="+r.dist, "HELM="+w.binary("helm"))
-	// The make that runs the tests has none of its flags for this one.
+	// This make must not inherit the flags of the make that runs the tests.
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MFLAGS=")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		w.t.Fatalf("make chart: %v\n%s", err, out)

@@ -17,7 +17,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// commandsChart is a chart of which version 2 drops an object of version 1. Its hooks are Jobs that stay, so that each run has a UID.
+// commandsChart is a chart of which version 2 drops an object of version 1. Its hooks are Jobs that stay, so that each
+// run has a UID.
 func commandsChart(version int) examples.Chart {
 	c := examples.Chart{Name: "commands", Version: fmt.Sprintf("0.%d.0", version), AppVersion: fmt.Sprintf("%d.0.0", version), Files: map[string]string{
 		"templates/hooks.yaml": `
@@ -156,7 +157,7 @@ func (s *commandsStory) wantRuns(what string, want map[string]int) {
 	})
 }
 
-// isAdopted installs version 1 by hand. The profile takes it over as an upgrade to version 2.
+// isAdopted installs version 1 with the helm command. The profile adopts it with an upgrade to version 2.
 func (s *commandsStory) isAdopted() {
 	s.t.Helper()
 	s.helm("install", "web", s.archive(1), "-n", "web", "--create-namespace", "--set", "message=by hand")
@@ -239,7 +240,8 @@ func (s *commandsStory) message(want string) error {
 	return err
 }
 
-// upgradeByHand deploys other values by hand. They do not stay, and no hook runs but those that Helm itself ran.
+// upgradeByHand deploys other values with the helm command. Towline corrects that as drift. Only the hooks of Helm's
+// own upgrade run.
 func (s *commandsStory) upgradeByHand() {
 	s.t.Helper()
 	s.helm("upgrade", "web", s.archive(2), "-n", "web", "--set", "message=by hand", "--force-conflicts")
@@ -257,7 +259,7 @@ func (s *commandsStory) upgradeByHand() {
 	s.wantRuns("an upgrade by hand", map[string]int{"pre-install": 1, "pre-upgrade": 3, "post-upgrade": 3})
 }
 
-// uninstallByHand uninstalls the release by hand. It comes back without its hooks.
+// uninstallByHand uninstalls the release with the helm command. Towline deploys it again without hooks.
 func (s *commandsStory) uninstallByHand() {
 	s.t.Helper()
 	s.helm("uninstall", "web", "-n", "web")
@@ -306,7 +308,7 @@ func (s *commandsStory) rollsBack() {
 	}
 }
 
-// endsWithTheProfile deletes the profile: the release is uninstalled but for what its policy keeps.
+// endsWithTheProfile deletes the profile. The release is uninstalled, except for objects that a resource policy keeps.
 func (s *commandsStory) endsWithTheProfile() {
 	s.t.Helper()
 	before := s.hookRuns()["pre-delete"]

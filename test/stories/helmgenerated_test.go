@@ -71,15 +71,15 @@ spec:
   policyRefs: [{kind: ConfigMap, namespace: default, name: widgets}]
 `
 
-// generatedStory is a fleet with the chart, and what each member got.
+// generatedStory is a fleet with the chart, and the generated values of each member.
 type generatedStory struct {
 	*world
 	members []*helmMember
 	values  map[string]map[string]string // by cluster
 }
 
-// TestHelmGeneratedValues upgrades a chart that generates a password and certificates. Each member keeps its own, whatever happens, and nobody
-// else can read them.
+// TestHelmGeneratedValues upgrades a chart that generates a password and certificates. Each member keeps its own,
+// whatever happens, and nobody else can read them.
 func TestHelmGeneratedValues(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -206,7 +206,7 @@ func (s *generatedStory) wantDifferent() {
 	}
 }
 
-// wantSame checks that every member has what it got first.
+// wantSame checks that every member still has its first generated values.
 func (s *generatedStory) wantSame(after string) {
 	s.t.Helper()
 	for _, m := range s.members {
@@ -216,7 +216,7 @@ func (s *generatedStory) wantSame(after string) {
 	}
 }
 
-// generated returns what the chart generated for the member.
+// generated returns the values that the chart generated for the member.
 func (m *helmMember) generated() map[string]string {
 	m.t.Helper()
 	secret := &corev1.Secret{}
@@ -282,7 +282,8 @@ func (w *world) watchPayloads() *payloads {
 	return p
 }
 
-// wantPrivate checks that each pull member's values were in bundles of one namespace, where nobody else's were.
+// wantPrivate checks that each pull member's values were in bundles of one namespace only, without other members'
+// values.
 func (p *payloads) wantPrivate(w *world, generated map[string]map[string]string) {
 	w.t.Helper()
 	decoder, err := zstd.NewReader(nil)

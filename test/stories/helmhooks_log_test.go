@@ -28,7 +28,7 @@ type hookEvent struct {
 	run      string // of a hook: release, revision and event
 }
 
-// hookLog lists what happens to Jobs, Pods without an owner, ConfigMaps and Deployments of a namespace, in the order in which it happens.
+// hookLog lists the events of Jobs, Pods without an owner, ConfigMaps and Deployments of a namespace, in their order.
 type hookLog struct {
 	// mu guards events and ended.
 	mu     sync.Mutex

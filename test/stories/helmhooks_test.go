@@ -14,8 +14,8 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// hookTemplate has hooks for every event, in reverse order: what makes Helm run them as it does are their weights and names. A subchart has a
-// hook of its own for each.
+// hookTemplate has hooks for every event, in reverse order: what makes Helm run them as it does are their weights and
+// names. A subchart has a hook of its own for each.
 const hookTemplate = `
 {{- $policies := dict "early" "before-hook-creation,hook-succeeded" "late" "before-hook-creation,hook-failed" "only" "" "fails" "hook-failed" "hangs" "" }}
 {{- $weights := dict "early" -5 "late" 5 "only" 0 "fails" 9 "hangs" 9 }}
@@ -97,7 +97,7 @@ data: {revision: "{{ .Values.revision }}"}
 	}}
 }
 
-// hookStory is a member with the chart, and what can be done to whoever deploys it.
+// hookStory is a member with the chart, and the process that deploys it.
 type hookStory struct {
 	*helmMember
 	log      *hookLog
@@ -176,7 +176,8 @@ func (s *hookStory) seen(what, name string) error {
 	return nil
 }
 
-// hooksOf returns what happens when the hooks of an event run. Those of a former run are there if again.
+// hooksOf returns the expected events when the hooks of an event run. If again is true, the objects of an earlier run
+// exist.
 func hooksOf(event string, again bool) []string {
 	name := func(part string) string { return "hook-" + event + "-" + part }
 	var all []string
@@ -197,8 +198,8 @@ func hooksOf(event string, again bool) []string {
 	return append(all, "deleted "+name("note"), "deleted "+name("early"))
 }
 
-// wantHooks waits until the hooks of events, one after the other, are all that happened to hooks since a resource version. Objects of the
-// release appear where the event "objects" is.
+// wantHooks waits until the hooks of events, one after the other, are all that happened to hooks since a resource
+// version. Objects of the release appear where the event "objects" is.
 func (s *hookStory) wantHooks(since int64, again bool, events ...string) {
 	s.t.Helper()
 	var want []string
@@ -258,8 +259,8 @@ func (s *hookStory) lifeOfRelease() {
 	}
 }
 
-// killedWhileHooksRun kills what deploys the release with -9 between any two steps: the hub in push mode, the agent and the hub in pull mode.
-// Each hook runs once all the same, and it stays one revision.
+// killedWhileHooksRun kills the deploying process with -9 between any two steps: the hub in push mode, the agent and
+// the hub in pull mode. Each hook runs once all the same, and it stays one revision.
 func (s *hookStory) killedWhileHooksRun() {
 	s.t.Helper()
 	jobs := regexp.MustCompile(`/namespaces/hooked/jobs$`)

@@ -74,8 +74,8 @@ type optionStory struct {
 	log *hookLog
 }
 
-// optionStories are the options and what each does. Those that only say how Towline works anyway are not in it, nor are runTests, which
-// TestHelmHooks shows, and atomic upgrades, which TestHelmCommands shows.
+// optionStories are the options and what each does. Those that only say how Towline works anyway are not in it, nor are
+// runTests, which TestHelmHooks shows, and atomic upgrades, which TestHelmCommands shows.
 func optionStories() map[string]func(*optionStory) {
 	return map[string]func(*optionStory){
 		"labels-description-subnotes-maxhistory": (*optionStory).recordsAreMarked,
@@ -107,7 +107,7 @@ func optionStories() map[string]func(*optionStory) {
 	}
 }
 
-// TestHelmOptions deploys a release for each option, and shows what the option does.
+// TestHelmOptions deploys a release for each option and checks the effect of the option.
 func TestHelmOptions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -194,7 +194,7 @@ func (s *optionStory) skips() {
 	})
 }
 
-// waits deploys what never gets ready: without options nobody waits for that.
+// waits deploys an object that never becomes ready. Without options Towline does not wait for it.
 func (s *optionStory) waits(value string, options map[string]any, message string) {
 	s.t.Helper()
 	s.upgrade(1, nil, value)

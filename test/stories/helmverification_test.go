@@ -31,7 +31,8 @@ import (
 
 // publication is a way to publish charts and to sign them.
 type publication interface {
-	// publish publishes a version of the chart, signed with a key, or unsigned if key is negative. If tampered, what is signed is another archive.
+	// publish publishes a version of the chart, signed with a key, or unsigned if key is negative. If tampered, another
+	// archive is signed.
 	publish(version string, key int, tampered bool)
 	// secret returns the key and the value of the Secret with the public half of a key.
 	secret(key int) (name string, value []byte)
