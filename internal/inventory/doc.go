@@ -3,7 +3,7 @@
 // A Record holds one bundle: its content, how far its delivery is, one Entry for each object with the UID that the
 // member gave it, and the state of each Helm release. A Store keeps the records in Secrets of one namespace of the
 // member. The member alone is the source of truth: an agent or a hub that is killed, replaced or restored from a backup
-// continues from the records, and only what a record names is pruned.
+// continues from the records, and only objects with an entry in a record are pruned.
 //
 // The head Secret of a record has the label towline.dev/record=head and a name that is computed from the bundle ID. It
 // holds the head as JSON and the content and the entries as compressed JSON. What does not fit into it is in chunk
@@ -21,6 +21,6 @@
 //     are neither read nor written, but those of earlier registrations with the same hub are deleted once the hub has
 //     confirmed the present one.
 //
-// LiveMeta is what is compared with an Entry: the ownership labels and annotations of an object that exists, and the
+// LiveMeta is the state that is compared with an Entry: the ownership labels and annotations of an object that exists, and the
 // fingerprint of the fields that Towline has set.
 package inventory
