@@ -54,7 +54,7 @@ type Engine struct {
 	ownerScope inventory.OwnerScope
 	observed   *observedStates
 
-	// ids is held, one ID at a time, for a whole pass or withdrawal; objects after it, for the same time: bundles that
+	// ids is held, one ID at a time, for a whole run or withdrawal; objects after it, for the same time: bundles that
 	// want the same object see each other's marks.
 	ids     *keyLock[bundle.ID]
 	objects *keyLock[kube.Ref]
@@ -185,7 +185,7 @@ func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report
 	return e.resume(ctx, id, triggerRequest, nil)
 }
 
-// resume converges the objects in only, or all of them if only is nil or the last pass did not end well. Its caller has
+// resume converges the objects in only, or all of them if only is nil or the last run did not end well. Its caller has
 // acquired id.
 func (e *Engine) resume(ctx context.Context, id bundle.ID, cause trigger, only map[kube.Ref]bool) (bundle.Report, bool, error) {
 	prior, err := e.store.Load(ctx, id)
