@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -237,19 +238,22 @@ func (c *comparison) checkRevision(want int) {
 	}
 }
 
-// revisions returns the revisions that the history still has, oldest first.
+// revisions returns the revisions that have a record, oldest first.
 func (c *comparison) revisions() []int {
 	c.Helper()
-	var history []struct {
-		Revision int `json:"revision"`
-	}
-	text := must(c.T, c.member.plane, "helm", "history", "-n", namespace, c.chart, "-o", "json")
-	if err := yaml.Unmarshal([]byte(text), &history); err != nil || len(history) == 0 {
-		c.Fatalf("history %s: %v", text, err)
+	list, err := c.member.metadata.Resource(secrets()).Namespace(namespace).List(c.Context(), metav1.ListOptions{
+		LabelSelector: "owner=helm,name=" + c.chart,
+	})
+	if err != nil || len(list.Items) == 0 {
+		c.Fatalf("release records %v, %v", list, err)
 	}
 	var revisions []int
-	for _, r := range history {
-		revisions = append(revisions, r.Revision)
+	for i := range list.Items {
+		revision, err := strconv.Atoi(list.Items[i].Labels["version"])
+		if err != nil {
+			c.Fatal(err)
+		}
+		revisions = append(revisions, revision)
 	}
 	slices.Sort(revisions)
 	return revisions

@@ -20,7 +20,10 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -53,6 +56,7 @@ func fileServer(content map[string][]byte) http.Handler {
 // hub is a running Towline hub with a chart repository.
 type hub struct {
 	plane      *localkube.Plane
+	client     client.Client
 	repository string
 	members    int
 }
@@ -73,6 +77,10 @@ type member struct {
 func newHub(t *testing.T, archives []string) *hub {
 	t.Helper()
 	h := &hub{plane: localkube.ForTest(t, localkube.Named("hub")), repository: serve(t, archives)}
+	var err error
+	if h.client, err = client.New(h.plane.Config, client.Options{Scheme: kube.Scheme()}); err != nil {
+		t.Fatal(err)
+	}
 	log, err := os.Create(filepath.Join(t.TempDir(), "hub.log"))
 	if err != nil {
 		t.Fatal(err)
@@ -169,23 +177,13 @@ func (h *hub) deleteProfile(t *testing.T, name string) {
 }
 
 // summaries returns the feature summaries of a member.
-func (h *hub) summaries(m *member) (features []map[string]any, found bool, err error) {
-	out, err := run(context.Background(), h.plane, "", "kubectl", "get", "clustersummaries", "-n", m.name, "-o", "json")
-	if err != nil {
+func (h *hub) summaries(m *member) (features []configv1beta1.FeatureSummary, found bool, err error) {
+	var list configv1beta1.ClusterSummaryList
+	if err := h.client.List(context.Background(), &list, client.InNamespace(m.name)); err != nil {
 		return nil, false, err
 	}
-	var list struct {
-		Items []struct {
-			Status struct {
-				FeatureSummaries []map[string]any `json:"featureSummaries"`
-			} `json:"status"`
-		} `json:"items"`
-	}
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		return nil, false, err
-	}
-	for _, item := range list.Items {
-		features = append(features, item.Status.FeatureSummaries...)
+	for i := range list.Items {
+		features = append(features, list.Items[i].Status.FeatureSummaries...)
 	}
 	return features, len(list.Items) > 0, nil
 }
@@ -202,8 +200,8 @@ func (h *hub) awaitProvisioned(m *member) string {
 		}
 		problem = ""
 		for _, feature := range features {
-			if feature["status"] != "Provisioned" {
-				problem = fmt.Sprintf("%v: %v", feature["status"], feature["failureMessage"])
+			if feature.Status != libv1beta1.FeatureStatusProvisioned {
+				problem = fmt.Sprintf("%s: %s", feature.Status, feature.FailureMessage)
 			}
 		}
 		switch {
