@@ -92,7 +92,7 @@ func (p *applyRun) applyTarget(ctx context.Context, v decision) (bundle.Action, 
 		return bundle.Failed, err
 	}
 	p.hold(v, now)
-	if err == nil && v.isCRD() && (v.existing == nil || v.existing.Version != now.Version) {
+	if err == nil && v.isCRD() && (v.existing == nil || v.existing.Version != now.Version || !p.isServed(v)) {
 		p.addUnserved(v)
 	}
 	switch {

@@ -20,11 +20,15 @@ import (
 
 const (
 	// establishLimit is the timeout until a CustomResourceDefinition is established and its kinds are served.
-	establishLimit = 30 * time.Second
+	establishLimit = time.Minute
 	// definitionReads is the number of discovery requests per read of the CustomResourceDefinition itself. Definitions can
 	// have hundreds of kilobytes, so frequent reads slow down the API server.
 	definitionReads = 20
 )
+
+// errUnserved is the error of a definition whose kinds are not served within establishLimit, although the API server did
+// not refuse it.
+var errUnserved = errors.New("its kinds are not served yet")
 
 // isServed returns whether the REST mapper knows all kinds of a definition.
 func (p *applyRun) isServed(v decision) bool {
@@ -107,7 +111,7 @@ func (m *memberClient) awaitServed(ctx context.Context, pending map[string]map[s
 		return len(pending) == 0, nil
 	})
 	for name := range pending {
-		refused[name] = fmt.Errorf("%s: %w", cmp.Or(reasons[name], "its kinds are not served"), err)
+		refused[name] = fmt.Errorf("%w: %s: %w", errUnserved, cmp.Or(reasons[name], "no reason is known"), err)
 	}
 	return refused
 }

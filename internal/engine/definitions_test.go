@@ -57,16 +57,35 @@ func TestDefinitionsAreAwaitedWithoutReadingThem(t *testing.T) {
 
 func TestRefusedDefinitionIsReportedAndNoHookRuns(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t)
-	hook := asHook(c.configMap("hook", "1"), "post-install", 0, "")
-	converge(t, c.engine(nil), c.bundle("first", c.definitionOf("First", "taken")))
+	for _, event := range []string{"pre-install", "post-install"} {
+		t.Run(event, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			converge(t, c.engine(nil), c.bundle("first", c.definitionOf("First", "taken")))
 
-	b := c.chart(bundle.ReleaseOptions{}, c.definitionOf("Second", "taken"), c.configMap("plain", "1"), hook)
-	for range 2 {
-		report := convergeFails(t, c.engine(nil), b)
-		if !strings.Contains(report.Message, "taken") || report.Changes.Count(bundle.Failed) != 1 {
-			t.Errorf("got %q and changes %v, want the reason of the API server", report.Message, report.Changes)
-		}
+			b := c.chart(bundle.ReleaseOptions{}, c.definitionOf("Second", "taken"), asHook(c.configMap("hook", "1"), event, 0, ""))
+			for range 3 {
+				report := convergeFails(t, c.engine(nil), b)
+				if !strings.Contains(report.Message, "taken") || report.Changes.Count(bundle.Failed) != 1 {
+					t.Errorf("got %q and changes %v, want the reason of the API server", report.Message, report.Changes)
+				}
+			}
+			c.wantAll(configMaps)
+		})
 	}
-	c.wantNames(configMaps, "plain")
+}
+
+func TestRefusedDefinitionFailsAnAtomicRelease(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	converge(t, e, c.bundle("first", c.definitionOf("First", "taken")))
+
+	options := bundle.ReleaseOptions{Atomic: true, MaxHistory: 10}
+	deploy(t, e, c.chart(options, c.configMap("main", "1")))
+	report := settle(t, e, c.chart(options, c.configMap("main", "2"), c.definitionOf("Second", "taken")))
+	if !strings.Contains(report.Message, "taken") || !strings.Contains(report.Message, "rolled back to revision 1") {
+		t.Errorf("got %s %q, want a rollback", report.State, report.Message)
+	}
+	c.wantHistory("1 superseded", "2 failed", "3 deployed")
 }

@@ -85,7 +85,7 @@ func (d *releaseDeployment) nextRevision(entries []release.Entry) {
 // bundle changed.
 func (d *releaseDeployment) failPending(ctx context.Context, entries []release.Entry) error {
 	for _, entry := range entries {
-		if !entry.Status.IsPending() || isFromHelm(entry) {
+		if !entry.Status.IsPending() || isFromHelm(entry) || d.op.isFromOtherBundle(entry) {
 			continue
 		}
 		description := fmt.Sprintf("Replaced by revision %d before it was deployed", d.op.state.Revision)

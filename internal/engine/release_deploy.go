@@ -137,8 +137,10 @@ func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	case s.Stage == inventory.StageObjects:
 		return d.applyObjects(ctx)
 	case s.Stage == inventory.StageWait:
-		if (s.Options.Wait || s.Options.WaitForJobs) && !d.awaitDefinitions(ctx) {
-			return false, context.Cause(ctx)
+		if s.Options.Wait || s.Options.WaitForJobs || s.Options.Atomic {
+			if served, err := d.awaitDefinitions(ctx); err != nil || !served {
+				return false, err
+			}
 		}
 		if done, err := d.op.waitReady(ctx); err != nil || !done {
 			return false, err
@@ -177,21 +179,46 @@ func (d *releaseDeployment) hooksDisabled() bool {
 	return false
 }
 
-// awaitDefinitions waits until the kinds of applied CustomResourceDefinitions are served. If that fails, it ends the
-// run for the release and returns false.
-func (d *releaseDeployment) awaitDefinitions(ctx context.Context) bool {
-	if d.awaitServed(ctx) {
-		return true
+// awaitDefinitions waits until the kinds of the CustomResourceDefinitions of the release are served. If that fails, it
+// ends the run for the release. A definition that the API server refuses fails an atomic release.
+func (d *releaseDeployment) awaitDefinitions(ctx context.Context) (served bool, err error) {
+	before := len(d.failures)
+	proceed := true
+	if s := d.op.state; s.Stage == inventory.StagePreHooks && s.Operation != inventory.RollingBack {
+		// An earlier run applied them, and it may have been killed before they were served.
+		if proceed, err = d.applyEarly(ctx); err != nil {
+			return false, err
+		}
+	}
+	if proceed && d.awaitServed(ctx) {
+		return true, nil
 	}
 	d.proceed = false
 	d.skipUnapplied()
-	return false
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	return false, d.failAtomic(before)
+}
+
+// failAtomic returns the failures after the first ones as a releaseError if the release is atomic and they are final. A
+// slow API server is no reason to undo a release.
+func (d *releaseDeployment) failAtomic(first int) error {
+	isSlow := func(err error) bool { return errors.Is(err, errUnserved) }
+	if !d.op.state.Options.Atomic || len(d.failures) == first || slices.ContainsFunc(d.failures[first:], isSlow) {
+		return nil
+	}
+	reason := d.failures[first:].Error()
+	d.failures = d.failures[:first]
+	return &releaseError{text: reason}
 }
 
 func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, next inventory.ReleaseStage) (bool, error) {
 	if event == helm.HookTest || !d.hooksDisabled() {
-		if len(release.ForEvent(d.op.hooks, event)) > 0 && !d.awaitDefinitions(ctx) {
-			return false, context.Cause(ctx)
+		if len(release.ForEvent(d.op.hooks, event)) > 0 {
+			if served, err := d.awaitDefinitions(ctx); err != nil || !served {
+				return false, err
+			}
 		}
 		if done, err := d.op.runHooks(ctx, event); err != nil || !done {
 			return false, err
@@ -254,9 +281,8 @@ func (d *releaseDeployment) applyObjects(ctx context.Context) (bool, error) {
 	}
 	if len(d.failures) > before {
 		reason := d.failures[before:].Error()
-		if s.Options.Atomic {
-			d.failures = d.failures[:before]
-			return false, &releaseError{text: reason}
+		if err := d.failAtomic(before); err != nil {
+			return false, err
 		}
 		if s.Message != reason {
 			s.Message = reason

@@ -261,10 +261,7 @@ func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *invento
 	case run.UID != "":
 		return nil, &releaseError{text: "it was deleted before its end was seen"}
 	}
-	obj, err := h.NewObject()
-	if err != nil {
-		return nil, err
-	}
+	obj := h.NewObject()
 	obj.SetNamespace(run.Ref.Namespace)
 	annotations := obj.GetAnnotations()
 	annotations[annotationHookRun] = hookRun

@@ -31,7 +31,7 @@ func (d *releaseDeployment) applyFormer(ctx context.Context) (bool, error) {
 	former := bundle.Bundle{ID: d.bundle.ID, Owner: d.bundle.Owner, Options: d.bundle.Options, Items: []bundle.Item{d.item}}
 	rollback := &applyRun{
 		engine: d.engine, bundle: former, digest: d.digest, trigger: triggerDelivery,
-		prior: d.next, defined: d.defined, next: d.next, saved: d.saved,
+		prior: d.next, defined: d.defined, next: d.next, saved: d.saved, unserved: d.unserved,
 	}
 	if err := rollback.plan(); err != nil {
 		return false, err

@@ -54,9 +54,9 @@ func splitList(text string) []string {
 	return all
 }
 
-// minHookJobTTL is the smallest ttlSecondsAfterFinished of the Job of a hook, in seconds. With a smaller one the Job
-// may be deleted before the engine has read its result.
-const minHookJobTTL = 3600
+// minHookJobTTL is the smallest ttlSecondsAfterFinished that the Job of a hook keeps, in seconds. With a smaller one the
+// Job may be deleted before the engine has read its result.
+const minHookJobTTL = 24 * 3600
 
 // hasShortTTL returns whether the hook is a Job with a ttlSecondsAfterFinished below minHookJobTTL.
 func (h Hook) hasShortTTL() bool {
@@ -64,14 +64,14 @@ func (h Hook) hasShortTTL() bool {
 	return h.Object.GetKind() == "Job" && ok && err == nil && seconds < minHookJobTTL
 }
 
-// NewObject returns the object to create for the hook. It raises the TTL of a Job to minHookJobTTL. The caller deletes
-// such a Job as soon as it knows the Job's result: IsDeletedOn is true for it.
-func (h Hook) NewObject() (*unstructured.Unstructured, error) {
+// NewObject returns the object to create for the hook. A Job with a short TTL gets none: the caller deletes it as soon as
+// it knows the Job's result, since IsDeletedOn is true for it.
+func (h Hook) NewObject() *unstructured.Unstructured {
 	object := h.Object.DeepCopy()
-	if !h.hasShortTTL() {
-		return object, nil
+	if h.hasShortTTL() {
+		unstructured.RemoveNestedField(object.Object, "spec", "ttlSecondsAfterFinished")
 	}
-	return object, unstructured.SetNestedField(object.Object, int64(minHookJobTTL), "spec", "ttlSecondsAfterFinished")
+	return object
 }
 
 // IsDeletedOn returns whether the hook's object is deleted in the situation that policy names: the hook has the policy,
