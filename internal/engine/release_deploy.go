@@ -20,7 +20,7 @@ const annotationRevisionDigest = "towline.dev/revision-digest"
 
 // newReleaseOp returns an operation on a release.
 func (p *applyRun) newReleaseOp(s *inventory.ReleaseState, hooks []release.Hook) *releaseOp {
-	return &releaseOp{engine: p.engine, id: p.bundle.ID, record: p.next, save: p.save, state: s, hooks: hooks}
+	return &releaseOp{engine: p.engine, id: p.bundle.ID, inventory: p.next, save: p.save, state: s, hooks: hooks}
 }
 
 // applyItems applies the items in order, each Helm release in stages. It stops before an item that must wait.

@@ -41,16 +41,16 @@ func (e *releaseError) Error() string { return e.text }
 
 // releaseOp is an operation on one Helm release. It saves its state before each step that must not run twice.
 type releaseOp struct {
-	engine *Engine
-	id     bundle.ID
-	record *inventory.Record // the next inventory, which contains state
-	save   func(context.Context) error
-	state  *inventory.ReleaseState
-	hooks  []release.Hook
+	engine    *Engine
+	id        bundle.ID
+	inventory *inventory.Record // the next inventory, which contains state
+	save      func(context.Context) error
+	state     *inventory.ReleaseState
+	hooks     []release.Hook
 	// waiting is the condition that the release waits for, or nil.
 	waiting *pendingWait
-	// helmRecord caches the last written release record, since encoding its manifest is expensive.
-	helmRecord *helm.Release
+	// releaseRecord caches the last written release record, since encoding its manifest is expensive.
+	releaseRecord *helm.Release
 }
 
 func (o *releaseOp) wait(message string, isOver func(context.Context) bool) {

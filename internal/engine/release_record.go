@@ -43,14 +43,14 @@ func (d *releaseDeployment) putRecord(ctx context.Context, status common.Status,
 
 func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status common.Status, description string) error {
 	s := o.state
-	if o.helmRecord == nil || o.helmRecord.Version != s.Revision {
+	if o.releaseRecord == nil || o.releaseRecord.Version != s.Revision {
 		record, err := release.NewRecord(item, s.Revision)
 		if err != nil {
 			return err
 		}
-		o.helmRecord = record
+		o.releaseRecord = record
 	}
-	record := o.helmRecord
+	record := o.releaseRecord
 	release.SetStatus(record, status, description, s.FirstDeployed, o.engine.now())
 	for _, h := range record.Hooks {
 		for _, run := range s.Hooks {

@@ -73,7 +73,7 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 		run   func() (bool, error)
 	}{
 		{inventory.StagePreHooks, func() (bool, error) { return o.runHooks(ctx, helm.HookPreDelete) }},
-		{inventory.StageObjects, func() (bool, error) { return o.removeObjects(ctx, keep, entriesOfRelease(o.record, s.Key())) }},
+		{inventory.StageObjects, func() (bool, error) { return o.removeObjects(ctx, keep, entriesOfRelease(o.inventory, s.Key())) }},
 		{inventory.StagePostHooks, func() (bool, error) { return o.runPostDelete(ctx) }},
 	}
 	for i, step := range steps {
@@ -158,7 +158,7 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, i
 			return false, nil
 		}
 		for _, r := range removals {
-			delete(o.record.Entries, r.Ref.Key())
+			delete(o.inventory.Entries, r.Ref.Key())
 		}
 	}
 	return true, nil
@@ -168,7 +168,7 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, i
 func (o *releaseOp) waitDeleted(left map[kube.Ref]bool) {
 	refs := make([]kube.Ref, 0, len(left))
 	for key := range left {
-		refs = append(refs, o.record.Entries[key].Ref)
+		refs = append(refs, o.inventory.Entries[key].Ref)
 	}
 	slices.SortFunc(refs, kube.CompareRefs)
 	engine := o.engine
@@ -261,7 +261,7 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (
 		next := rec.Edit()
 		saved := rec
 		s := &next.Releases[len(next.Releases)-1]
-		op := &releaseOp{engine: e, id: rec.ID, record: next, state: s, save: func(ctx context.Context) (err error) {
+		op := &releaseOp{engine: e, id: rec.ID, inventory: next, state: s, save: func(ctx context.Context) (err error) {
 			saved, err = e.store.Save(ctx, saved, next, nil)
 			return err
 		}}

@@ -83,7 +83,7 @@ func (e *Engine) pollPause(id bundle.ID) (pause time.Duration, ok bool) {
 func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
 	options := o.state.Options
 	var items []inventory.Entry
-	for _, item := range entriesOfRelease(o.record, o.state.Key()) {
+	for _, item := range entriesOfRelease(o.inventory, o.state.Key()) {
 		if isJob(item.Ref) && !options.WaitForJobs || !isJob(item.Ref) && !options.Wait {
 			continue
 		}
