@@ -290,7 +290,8 @@ func (c *comparison) change(installed rendering) rendering {
 	}
 	if problem != "" {
 		c.row.upgrade = "failed"
-		c.Errorf("upgrade with %s: %s", what, problem)
+		features, _, err := c.hub.summaries(c.member)
+		c.Errorf("upgrade with %s: %s; summary %+v, %v", what, problem, features, err)
 		return installed
 	}
 	want := c.render(values, true)
