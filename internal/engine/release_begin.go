@@ -15,6 +15,10 @@ import (
 // begin applies Namespaces and CustomResourceDefinitions, chooses the operation and starts it.
 func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	s := d.op.state
+	// Definitions make the API server busy for a while, and everything after them slow.
+	if err := d.op.prepareRecord(d.item); err != nil {
+		return false, err
+	}
 	if prepared, err := d.prepare(ctx); err != nil || !prepared {
 		return false, err
 	}

@@ -49,7 +49,7 @@ type releaseOp struct {
 	hooks     []release.Hook
 	// waiting is the condition that the release waits for, or nil.
 	waiting *pendingWait
-	// releaseRecord caches the last written release record, since encoding its manifest is expensive.
+	// releaseRecord is the release record of the item that is deployed: encoding its manifest is expensive.
 	releaseRecord *helm.Release
 }
 

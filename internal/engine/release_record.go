@@ -41,16 +41,21 @@ func (d *releaseDeployment) putRecord(ctx context.Context, status common.Status,
 	return d.op.putRecord(ctx, d.item, status, description)
 }
 
+// prepareRecord encodes the manifest of an item for the release record, unless that is done.
+func (o *releaseOp) prepareRecord(item bundle.Item) (err error) {
+	if o.releaseRecord == nil {
+		o.releaseRecord, err = release.NewRecord(item, o.state.Revision)
+	}
+	return err
+}
+
 func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status common.Status, description string) error {
 	s := o.state
-	if o.releaseRecord == nil || o.releaseRecord.Version != s.Revision {
-		record, err := release.NewRecord(item, s.Revision)
-		if err != nil {
-			return err
-		}
-		o.releaseRecord = record
+	if err := o.prepareRecord(item); err != nil {
+		return err
 	}
 	record := o.releaseRecord
+	record.Version = s.Revision
 	release.SetStatus(record, status, description, s.FirstDeployed, o.engine.now())
 	for _, h := range record.Hooks {
 		for _, run := range s.Hooks {

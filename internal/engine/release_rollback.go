@@ -21,7 +21,7 @@ func (d *releaseDeployment) loadFormer(ctx context.Context) error {
 	if d.item, err = release.Item(record, d.op.state.Options); err != nil {
 		return err
 	}
-	d.op.hooks = release.ItemHooks(d.item)
+	d.op.hooks, d.op.releaseRecord = release.ItemHooks(d.item), nil
 	return nil
 }
 

@@ -156,11 +156,23 @@ func (s Store) Put(ctx context.Context, record *helm.Release) (metav1.ObjectMeta
 		labelStatus: record.Info.Status.String(), labelVersion: strconv.Itoa(record.Version),
 		labelModifiedAt: strconv.FormatInt(s.Clock.Now().Unix(), 10),
 	})
-	written, err := api.Update(ctx, secret, metav1.UpdateOptions{FieldManager: kube.FieldManager})
-	if apierrors.IsNotFound(err) {
-		delete(secret.Labels, labelModifiedAt)
-		secret.Labels[labelCreatedAt] = strconv.FormatInt(s.Clock.Now().Unix(), 10)
-		written, err = api.Create(ctx, secret, metav1.CreateOptions{FieldManager: kube.FieldManager})
+	create := func() (*corev1.Secret, error) {
+		created := secret.DeepCopy()
+		delete(created.Labels, labelModifiedAt)
+		created.Labels[labelCreatedAt] = strconv.FormatInt(s.Clock.Now().Unix(), 10)
+		return api.Create(ctx, created, metav1.CreateOptions{FieldManager: kube.FieldManager})
+	}
+	update := func() (*corev1.Secret, error) {
+		return api.Update(ctx, secret, metav1.UpdateOptions{FieldManager: kube.FieldManager})
+	}
+	var written *corev1.Secret
+	if record.Info.Status.IsPending() {
+		// A revision begins: it rarely has a record.
+		if written, err = create(); apierrors.IsAlreadyExists(err) {
+			written, err = update()
+		}
+	} else if written, err = update(); apierrors.IsNotFound(err) {
+		written, err = create()
 	}
 	if err != nil {
 		return metav1.ObjectMeta{}, fmt.Errorf("write the record of release %s/%s, revision %d: %w",
