@@ -100,7 +100,7 @@ func (s *state) hasUninstalledDropped() bool {
 	case s.deleting():
 		return s.free
 	case !s.asksFor(helm):
-		return slices.Contains(s.unlisted, helm) || !slices.Contains(s.leaving(), helm)
+		return !s.settled(helm) && (slices.Contains(s.unlisted, helm) || !slices.Contains(s.leaving(), helm))
 	}
 	composed := slices.ContainsFunc(s.compositions, func(c Composition) bool { return c.Feature == helm })
 	return composed && status.FeatureOf(status.Fold(s.summary.Status, s.pass), helm).Status == libv1beta1.FeatureStatusProvisioned
