@@ -58,6 +58,8 @@ type Request struct {
 	Audience int
 	// Deployed are the Helm releases that the member has of the summary.
 	Deployed []bundle.DeployedRelease
+	// Lost are the releases that the member has of another summary.
+	Lost []match.Contest
 }
 
 // Composition is what one feature wants on a member.
@@ -282,6 +284,7 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 		}
 	}
 	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release}
+	store.isLost = slices.ContainsFunc(r.Lost, func(lost match.Contest) bool { return lost.Release == release })
 	request.Owner = store.key().String()
 	request.Generated = store.load
 	request.Lookup = c.lookup(ctx, r.Member)

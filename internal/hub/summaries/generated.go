@@ -43,6 +43,8 @@ type generatedStore struct {
 	member  fleet.Member
 	summary *configv1beta1.ClusterSummary
 	release match.Release
+	// isLost is true if the member has the release of another summary.
+	isLost bool
 	// secret is the Secret that load has read, without a resourceVersion if it does not exist, and stored its values. Both
 	// are nil before load.
 	secret *corev1.Secret
@@ -94,7 +96,7 @@ func (g *generatedStore) save(ctx context.Context, used render.Generated) error 
 	if g.secret == nil || len(used) == 0 {
 		return nil
 	}
-	all := g.stored.Add(used)
+	all := g.add(used)
 	owners := addOwner(addOwner(g.secret.OwnerReferences, clusterOwner(g.member)), summaryOwner(g.summary))
 	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
 		return nil
@@ -112,6 +114,17 @@ func (g *generatedStore) save(ctx context.Context, used render.Generated) error 
 		}
 	}
 	return phase.Invalidf("the values that the chart generates take %d KiB, and a Secret holds %d", len(raw)>>10, maxGenerated>>10)
+}
+
+// add returns the loaded values and the used ones. The results of lookup are those of the summary that has the release:
+// if two summaries stored theirs, each would drop those of the other, and the change of the Secret would wake both.
+func (g *generatedStore) add(used render.Generated) render.Generated {
+	if !g.isLost {
+		return g.stored.Add(used)
+	}
+	all := maps.Clone(g.stored)
+	maps.Copy(all, used.WithoutLookup())
+	return all
 }
 
 func isSame(a, b render.Generated) bool {

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/match"
@@ -115,5 +116,45 @@ func TestLookupThatIsTooLargeToKeep(t *testing.T) {
 	}
 	if got := field(t, compose(t, composer, r), "password"); got != field(t, first, "password") {
 		t.Error("the generated value is not kept")
+	}
+}
+
+// TestLookupOfALostRelease composes a release for two summaries with different values, in turn.
+func TestLookupOfALostRelease(t *testing.T) {
+	t.Parallel()
+	address := charts(t, with(`there: "{{ (lookup "v1" "Secret" "site" "there").data.password }} {{ .Values.message }}", password: "{{ randAlphaNum 20 }}"`))
+	there := "Zmlyc3Q="
+	config := cluster(t, &there)
+	hub := newHub(interceptor.Funcs{})
+	owner, loser := requestFor("one", address), requestFor("one", address)
+	owner.Member.Mode, loser.Member.Mode = fleet.Push, fleet.Push
+	loser.Summary.Name, loser.Summary.UID = "loser", "loser"
+	loser.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = "message: other\n"
+	loser.Lost = []match.Contest{{Release: match.Release{Namespace: "site", Name: "web"}, Holder: owner.Summary.Name}}
+	composeNow := func(r summaries.Request) bundle.Item {
+		composer := newComposer(t, hub)
+		composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+			fleet.Push: func(context.Context, fleet.Member) (*rest.Config, error) { return config, nil },
+		}
+		return compose(t, composer, r)
+	}
+	first := composeNow(owner)
+	former := composeNow(loser)
+	version := generatedSecrets(t, hub)[0].ResourceVersion
+	there = "c2Vjb25k"
+	for range 2 {
+		if diff := cmp.Diff(first.Objects, composeNow(owner).Objects); diff != "" {
+			t.Errorf("the release differs although its inputs do not (-want +got):\n%s", diff)
+		}
+		lost := composeNow(loser)
+		if got := field(t, lost, "there"); got != "c2Vjb25k other" {
+			t.Errorf("the lost release found %q", got)
+		}
+		if field(t, lost, "password") != field(t, former, "password") {
+			t.Error("the generated value of the lost release is not kept")
+		}
+	}
+	if got := generatedSecrets(t, hub)[0].ResourceVersion; got != version {
+		t.Error("the Secret is written although no inputs change")
 	}
 }

@@ -318,6 +318,7 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Reque
 			return Composition{}, err
 		}
 		charts, lost = me.Spec.ClusterProfileSpec.HelmCharts, match.Lost(me, others)
+		request.Lost = lost
 		if len(lost) > 0 && !s.spec().ContinueOnConflict {
 			return Composition{}, &contestError{lost: lost}
 		}
