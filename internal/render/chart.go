@@ -172,7 +172,7 @@ func (c *Charts) renderForMember(ctx context.Context, shared string, request Cha
 	release, err := c.once(ctx, key, request, func() (Release, error) {
 		return request.render(&templateCalls{forMember: true, stored: stored, used: Generated{}, lookup: request.Lookup, inputs: inputs})
 	})
-	if err != nil {
+	if err != nil || release.isTransient {
 		return release, err
 	}
 	// The next request comes with the values of this one.
@@ -255,9 +255,10 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	}
 	release := collected.build()
 	release.Chart, release.Notes = metadata, notes
-	release.Generated, release.UsesLookup = calls.used, calls.usesLookup
+	kept, all := calls.kept()
+	release.Generated, release.UsesLookup, release.isTransient = kept, calls.usesLookup, !all
 	release.MemberSpecific = len(calls.used) > 0
-	release.size += len(notes)
+	release.size += len(notes) + kept.size()
 	return release, nil
 }
 

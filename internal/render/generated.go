@@ -25,8 +25,12 @@ import (
 // release later must not cause another upgrade.
 type Generated map[string]json.RawMessage
 
-// lookupPrefix begins the keys of the results of lookup.
-const lookupPrefix = "lookup "
+const (
+	// lookupPrefix begins the keys of the results of lookup.
+	lookupPrefix = "lookup "
+	// maxLookup is the maximum size of the results of lookup that are kept for a release.
+	maxLookup = 64 << 10
+)
 
 // Add returns the results to store after a rendering: the used ones, and all others except those of lookup.
 func (g Generated) Add(used Generated) Generated {
@@ -44,6 +48,15 @@ func (g Generated) WithoutLookup() Generated {
 		}
 	}
 	return rest
+}
+
+// size returns the size of the keys and the results in bytes.
+func (g Generated) size() int {
+	size := 0
+	for key, result := range g {
+		size += len(key) + len(result)
+	}
+	return size
 }
 
 // LookupFunc reads objects of a cluster for templates: one object, or a list if name is empty. It returns an empty map
@@ -80,6 +93,15 @@ type templateCalls struct {
 type execution struct {
 	path   string
 	counts map[string]int // of equal calls
+}
+
+// kept returns the results to keep. all is false if the results of lookup are too large and not among them.
+func (c *templateCalls) kept() (kept Generated, all bool) {
+	others := c.used.WithoutLookup()
+	if c.used.size()-others.size() > maxLookup {
+		return others, false
+	}
+	return c.used, true
 }
 
 // functions returns the functions that replace Helm's.

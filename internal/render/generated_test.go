@@ -366,3 +366,53 @@ func TestRevisionAndOperation(t *testing.T) {
 		t.Errorf("got inputs %q, error %v, want some for values that look", got, err)
 	}
 }
+
+// TestLargeResultsOfLookupAreNotKept looks up results around the limit of 64 KiB, twice each.
+func TestLargeResultsOfLookupAreNotKept(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(`{{ $found := lookup "v1" "ConfigMapList" "" "" }}`+object("ConfigMap", "generated")+
+		"data:\n  size: {{ $found.data | len | quote }}\n  password: {{ randAlphaNum 20 }}\n"))
+	for size, want := range map[int]int{60 << 10: 1, 70 << 10: 2} {
+		reads := 0
+		asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+			reads++
+			return map[string]any{"data": strings.Repeat("x", size)}, nil
+		}
+		m, charts := &member{name: "one"}, render.NewCharts()
+		first, second := m.render(t, charts, asked), m.render(t, charts, asked)
+		if diff := cmp.Diff(generated(t, first), generated(t, second)); diff != "" {
+			t.Errorf("%d bytes: the renderings differ (-want +got):\n%s", size, diff)
+		}
+		if !second.MemberSpecific {
+			t.Errorf("%d bytes: other members share the rendering", size)
+		}
+		if reads != want {
+			t.Errorf("%d bytes: got %d reads, want %d", size, reads, want)
+		}
+		kept := 0
+		for _, result := range m.kept {
+			kept += len(result)
+		}
+		if kept > 64<<10 {
+			t.Errorf("%d bytes: %d are kept", size, kept)
+		}
+	}
+}
+
+// TestGeneratedValuesCountInTheCache generates 40 MiB for five members. The cache has room for 32 MiB.
+func TestGeneratedValuesCountInTheCache(t *testing.T) {
+	t.Parallel()
+	asked := request(t, generating(map[string]string{"size": "randBytes 6291456 | len"}))
+	charts := render.NewCharts()
+	var members []*member
+	var former []render.Release
+	for _, name := range []string{"one", "two", "three", "four", "five"} {
+		members = append(members, &member{name: name})
+		former = append(former, members[len(members)-1].render(t, charts, asked))
+	}
+	for i, want := range map[int]bool{4: true, 0: false} {
+		if cached := members[i].render(t, charts, asked).Objects[0] == former[i].Objects[0]; cached != want {
+			t.Errorf("member %s: cached is %t, want %t", members[i].name, cached, want)
+		}
+	}
+}

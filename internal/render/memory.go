@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// maxShared and maxOwn are how many bytes of rendered text the releases in memory may come from, those of all members and those of one; as
-// objects they take some five times as much.
+// maxShared and maxOwn limit the bytes of rendered text and generated values of the releases in memory: those of all
+// members and those of one. As objects, the text takes about five times as much.
 const (
 	maxShared = 64 << 20
 	maxOwn    = 32 << 20

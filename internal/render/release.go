@@ -27,14 +27,17 @@ type Release struct {
 	Chart json.RawMessage
 	// Notes is the rendered NOTES.txt.
 	Notes string
-	// Generated has the generated values and the lookup results that this release uses.
+	// Generated has the generated values and the lookup results that this release uses, without lookup results of more
+	// than 64 KiB.
 	Generated Generated
 	// UsesLookup is true if the chart called lookup.
 	UsesLookup bool
 	// MemberSpecific is true if the release contains values that were generated for one member, or read from it.
 	MemberSpecific bool
 
-	size int // size of the rendered text in bytes
+	size int // size of the rendered text and the generated values in bytes
+	// isTransient is true if not all results of lookup are kept, so that every rendering must read the member.
+	isTransient bool
 	// needsMember is true if the chart generates values, so that it must be rendered for each member. The release is
 	// empty.
 	needsMember bool
