@@ -29,6 +29,9 @@ const (
 // annotations of the bundle.
 func (o *releaseOp) records() release.Store {
 	annotations := map[string]string{kube.AnnotationRequestor: o.id.String(), annotationRevisionDigest: o.state.Digest}
+	if s := o.state; s.Inputs != "" {
+		release.AnnotateRendering(annotations, release.Rendering{Inputs: s.Inputs, Revision: s.RenderedRevision, IsUpgrade: s.IsUpgrade})
+	}
 	o.engine.ownerScope.Annotate(annotations)
 	return release.Store{
 		Secrets: o.engine.member.core, Metadata: o.engine.member.objects, Clock: o.engine.clock,

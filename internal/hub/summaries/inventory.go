@@ -78,7 +78,7 @@ func (c Configurations) Update(ctx context.Context, m fleet.Member, owner metav1
 		for _, change := range changes {
 			now = status.Inventory(now, owner.Kind, owner.Name, change)
 		}
-		return c.write(ctx, m, inventory{have: have, name: name, now: now, owner: owner})
+		return c.write(ctx, m, inventoryChange{have: have, name: name, now: now, owner: owner})
 	})
 	if err != nil {
 		return fmt.Errorf("update inventory %s: %w", name, err)
@@ -86,15 +86,15 @@ func (c Configurations) Update(ctx context.Context, m fleet.Member, owner metav1
 	return nil
 }
 
-// inventory is one change of a ClusterConfiguration.
-type inventory struct {
+// inventoryChange is one change of a ClusterConfiguration.
+type inventoryChange struct {
 	have  *configv1beta1.ClusterConfiguration
 	name  client.ObjectKey
 	now   configv1beta1.ClusterConfigurationStatus
 	owner metav1.OwnerReference
 }
 
-func (c Configurations) write(ctx context.Context, m fleet.Member, i inventory) error {
+func (c Configurations) write(ctx context.Context, m fleet.Member, i inventoryChange) error {
 	exists := i.have.UID != ""
 	if status.Empty(i.now) {
 		if !exists {
@@ -131,7 +131,7 @@ func (c Configurations) write(ctx context.Context, m fleet.Member, i inventory) 
 }
 
 // owners returns the owner references of an inventory: one per profile in it.
-func owners(have []metav1.OwnerReference, i inventory) []metav1.OwnerReference {
+func owners(have []metav1.OwnerReference, i inventoryChange) []metav1.OwnerReference {
 	same := func(r metav1.OwnerReference) bool { return r.Kind == i.owner.Kind && r.Name == i.owner.Name }
 	now := slices.DeleteFunc(slices.Clone(have), same)
 	if !listed(i.now, i.owner) {

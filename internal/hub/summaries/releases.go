@@ -8,11 +8,13 @@ import (
 
 	"helm.sh/helm/v4/pkg/release/common"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/metadata"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/release"
 	"github.com/towline/towline/internal/source"
@@ -154,7 +156,7 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 			return max(1, former.Revision) + 1, true, nil
 		}
 	}
-	return c.nextRecorded(ctx, r.Member, of)
+	return c.nextRecorded(ctx, r, of, inputs)
 }
 
 // nextListed is nextRecorded for a member that the hub cannot read. It searches the bundles of other profiles for the
@@ -175,20 +177,13 @@ func (c *Composer) nextListed(ctx context.Context, m fleet.Member, of match.Rele
 }
 
 // nextRecorded returns the revision and the operation that come after the release records on a member: helm or another
-// profile may have deployed the release.
-func (c *Composer) nextRecorded(ctx context.Context, m fleet.Member, of match.Release) (revision int, isUpgrade bool, err error) {
-	if c.Dial[m.Mode] == nil {
-		return c.nextListed(ctx, m, of)
+// profile may have deployed the release. If the summary itself deployed it with the same inputs, the inventory of the
+// member is lost: the revision and the operation are those of the deployed release.
+func (c *Composer) nextRecorded(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
+	if c.Dial[r.Member.Mode] == nil {
+		return c.nextListed(ctx, r.Member, of)
 	}
-	config, err := c.dial(ctx, m)
-	if err != nil {
-		return 0, false, err
-	}
-	objects, err := metadata.NewForConfig(config)
-	if err != nil {
-		return 0, false, fmt.Errorf("make client for the member: %w", err)
-	}
-	entries, err := release.Store{Metadata: objects}.List(ctx, release.Key{Namespace: of.Namespace, Name: of.Name})
+	entries, err := c.listRecords(ctx, r.Member, of)
 	if err != nil {
 		return 0, false, err
 	}
@@ -196,5 +191,31 @@ func (c *Composer) nextRecorded(ctx context.Context, m fleet.Member, of match.Re
 		revision = entry.Revision // they are sorted
 		isUpgrade = isUpgrade || entry.Status == common.StatusDeployed
 	}
+	if revision > 0 {
+		last := entries[len(entries)-1].Secret
+		if former, ok := release.RenderingOf(last); ok && former.Inputs == inputs && isWrittenFor(r, last) {
+			return former.Revision, former.IsUpgrade, nil
+		}
+	}
 	return revision + 1, isUpgrade, nil
+}
+
+// isWrittenFor returns whether the Secret of a release record was written for the bundle of the summary.
+func isWrittenFor(r Request, secret metav1.ObjectMeta) bool {
+	scope := inventory.OwnerScope{Hub: r.Member.Hub, Registration: r.Member.Scope}
+	written := inventory.LiveMetaOf(&metav1.PartialObjectMetadata{ObjectMeta: secret})
+	return written.Signature() == scope.Signature(idOf(r.Summary, libv1beta1.FeatureHelm))
+}
+
+// listRecords lists the records of a release on a member, oldest first.
+func (c *Composer) listRecords(ctx context.Context, m fleet.Member, of match.Release) ([]release.Entry, error) {
+	config, err := c.dial(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make client for the member: %w", err)
+	}
+	return release.Store{Metadata: objects}.List(ctx, release.Key{Namespace: of.Namespace, Name: of.Name})
 }

@@ -117,3 +117,64 @@ func TestReleaseThatDoesNotLookHasNoRevision(t *testing.T) {
 		t.Errorf("got %+v, want no inputs, revision and operation", release)
 	}
 }
+
+// TestReleaseOfALostInventory has release records on the member, and no inventory. The rendering of a record has the
+// placeholder INPUTS for the inputs of the request.
+func TestReleaseOfALostInventory(t *testing.T) {
+	t.Parallel()
+	address := charts(t, with(`seen: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }}"`))
+	const own = "ClusterSummary/profile-one/Helm"
+	for name, tc := range map[string]struct {
+		status, requestor, rendering string
+		hub                          string
+		want                         string
+	}{
+		"an installation":           {status: "deployed", requestor: own, rendering: "INPUTS 1 false", want: "1 true false"},
+		"an upgrade":                {status: "deployed", requestor: own, rendering: "INPUTS 5 true", want: "5 false true"},
+		"a failed attempt":          {status: "failed", requestor: own, rendering: "INPUTS 1 false", want: "1 true false"},
+		"other inputs":              {status: "deployed", requestor: own, rendering: "other 1 false", want: "3 false true"},
+		"of another profile":        {status: "deployed", requestor: "ClusterSummary/other/Helm", rendering: "INPUTS 1 false", want: "3 false true"},
+		"of another hub":            {status: "deployed", requestor: own, rendering: "INPUTS 1 false", hub: "other", want: "3 false true"},
+		"no rendering in it":        {status: "deployed", requestor: own, want: "3 false true"},
+		"an unreadable rendering":   {status: "deployed", requestor: own, rendering: "INPUTS -1 x", want: "3 false true"},
+		"helm wrote the last one":   {status: "deployed", want: "3 false true"},
+		"helm uninstalled the last": {status: "uninstalled", want: "3 true false"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := requestFor("one", address)
+			r.Member.Mode = fleet.Push
+			composer := newComposer(t, newHub(interceptor.Funcs{}))
+			inputs := ""
+			record := func() metav1.PartialObjectMetadata {
+				annotations := map[string]string{}
+				for key, value := range map[string]string{
+					"towline.dev/requestor": tc.requestor, "towline.dev/hub": tc.hub,
+					"towline.dev/rendering": strings.ReplaceAll(tc.rendering, "INPUTS", inputs),
+				} {
+					if value != "" {
+						annotations[key] = value
+					}
+				}
+				return metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+					Namespace: "site", Name: "sh.helm.release.v1.web.v2", Annotations: annotations,
+					Labels: map[string]string{"owner": "helm", "name": "web", "version": "2", "status": tc.status},
+				}}
+			}
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}}
+				list.Items = append(list.Items, record())
+				w.Header().Set("Content-Type", "application/json")
+				_ = json.NewEncoder(w).Encode(list)
+			}))
+			t.Cleanup(server.Close)
+			composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+				fleet.Push: func(context.Context, fleet.Member) (*rest.Config, error) { return &rest.Config{Host: server.URL}, nil },
+			}
+			inputs = compose(t, composer, r).Release.Inputs
+			if got := field(t, compose(t, composer, r), "seen"); got != tc.want {
+				t.Errorf("templates see %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
