@@ -60,6 +60,9 @@ type Request struct {
 	Deployed []bundle.DeployedRelease
 	// Lost are the releases that the member has of another summary.
 	Lost []match.Contest
+	// EnsureFinalizer sets the finalizer of the summary. It is called before generated values are stored, since the
+	// deletion of a summary without the finalizer leaves them.
+	EnsureFinalizer func(ctx context.Context) error
 }
 
 // Composition is what one feature wants on a member.
@@ -283,7 +286,7 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 			return bundle.Release{}, render.Release{}, err
 		}
 	}
-	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release}
+	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release, ensureFinalizer: r.EnsureFinalizer}
 	store.isLost = slices.ContainsFunc(r.Lost, func(lost match.Contest) bool { return lost.Release == release })
 	request.Owner = store.key().String()
 	request.Generated = store.load

@@ -43,6 +43,8 @@ type generatedStore struct {
 	member  fleet.Member
 	summary *configv1beta1.ClusterSummary
 	release match.Release
+	// ensureFinalizer is Request.EnsureFinalizer.
+	ensureFinalizer func(ctx context.Context) error
 	// isLost is true if the member has the release of another summary.
 	isLost bool
 	// secret is the Secret that load has read, without a resourceVersion if it does not exist, and stored its values. Both
@@ -132,6 +134,9 @@ func isSame(a, b render.Generated) bool {
 }
 
 func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.OwnerReference) error {
+	if err := g.ensureFinalizer(ctx); err != nil {
+		return err
+	}
 	desired := g.secret.DeepCopy()
 	desired.Namespace, desired.Name, desired.Type = g.key().Namespace, g.key().Name, generatedType
 	desired.Annotations = map[string]string{generatedRelease: g.release.String()}

@@ -66,7 +66,8 @@ func requestFor(member, address string) summaries.Request {
 		Member: fleet.Member{
 			Type: fleet.TypeSveltos, Namespace: "fleet", Name: member, UID: "cluster-" + member, Mode: fleet.Pull, KubernetesVersion: "v1.36.0", APIVersions: []string{"v1", "apps/v1"},
 		},
-		Subject: source.Subject{Namespace: "fleet", Name: member},
+		Subject:         source.Subject{Namespace: "fleet", Name: member},
+		EnsureFinalizer: func(context.Context) error { return nil },
 	}
 }
 
@@ -223,6 +224,27 @@ func TestGeneratedValuesMustBeKeptFirst(t *testing.T) {
 	_, err := newComposer(t, hub).Compose(t.Context(), requestFor("one", charts(t, with(`password: "{{ randAlphaNum 20 }}"`))), libv1beta1.FeatureHelm)
 	if !errors.Is(err, refused) {
 		t.Errorf("got %v, want nothing to deliver", err)
+	}
+}
+
+// TestFinalizerIsSetBeforeGeneratedValuesAreStored has a second chart that cannot be fetched, so that nothing is
+// delivered.
+func TestFinalizerIsSetBeforeGeneratedValuesAreStored(t *testing.T) {
+	t.Parallel()
+	hub := newHub(interceptor.Funcs{})
+	r := requestFor("one", charts(t, with(`password: "{{ randAlphaNum 20 }}"`)))
+	missing := r.Summary.Spec.ClusterProfileSpec.HelmCharts[0]
+	missing.ChartName, missing.ReleaseName = "r/missing", "missing"
+	r.Summary.Spec.ClusterProfileSpec.HelmCharts = append(r.Summary.Spec.ClusterProfileSpec.HelmCharts, missing)
+	refused := errors.New("the summary has changed")
+	r.EnsureFinalizer = func(context.Context) error { return refused }
+	if _, err := newComposer(t, hub).Compose(t.Context(), r, libv1beta1.FeatureHelm); !errors.Is(err, refused) || len(generatedSecrets(t, hub)) != 0 {
+		t.Errorf("got %v and %d Secrets, want the error of the finalizer and no Secret", err, len(generatedSecrets(t, hub)))
+	}
+	set := 0
+	r.EnsureFinalizer = func(context.Context) error { set++; return nil }
+	if _, err := newComposer(t, hub).Compose(t.Context(), r, libv1beta1.FeatureHelm); err == nil || set != 1 || len(generatedSecrets(t, hub)) != 1 {
+		t.Errorf("got %v, %d calls and %d Secrets, want a failure after the finalizer and the Secret", err, set, len(generatedSecrets(t, hub)))
 	}
 }
 

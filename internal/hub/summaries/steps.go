@@ -174,11 +174,16 @@ func (s *state) neverDelivered() bool {
 		!slices.ContainsFunc(features, func(f configv1beta1.FeatureSummary) bool { return len(f.Hash) > 0 || f.LastAppliedTime != nil })
 }
 
-// hold puts our finalizer on the summary before anything is delivered for it. A summary without it has nothing on the member.
+// hold puts our finalizer on the summary before anything is delivered for it. A summary without it has nothing on the member, and no
+// generated values.
 func (c *Controller) hold(ctx context.Context, s *state) error {
 	if len(s.compositions) == 0 && len(s.deployed) == 0 {
 		return nil
 	}
+	return c.ensureFinalizer(ctx, s)
+}
+
+func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	held := s.summary.DeepCopy()
 	if !controllerutil.AddFinalizer(held, configv1beta1.ClusterSummaryFinalizer) {
 		return nil
@@ -259,6 +264,7 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
+	request.EnsureFinalizer = func(ctx context.Context) error { return c.ensureFinalizer(ctx, s) }
 	references := append(c.Composer.References(request), generatedReferences(request)...)
 	c.reading.set(client.ObjectKeyFromObject(s.summary), references)
 	for _, feature := range s.wanted() {
@@ -267,6 +273,9 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 			continue
 		}
 		composition, err := c.composeFeature(ctx, s, request, feature)
+		if apierrors.IsConflict(err) {
+			return err // the summary or its generated values have changed: the reconcile is repeated
+		}
 		if err != nil {
 			s.broken(feature, err)
 			continue
