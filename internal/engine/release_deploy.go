@@ -137,22 +137,28 @@ func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	case s.Stage == inventory.StageObjects:
 		return d.applyObjects(ctx)
 	case s.Stage == inventory.StageWait:
-		if s.Options.Wait || s.Options.WaitForJobs || s.Options.Atomic {
-			if served, err := d.awaitDefinitions(ctx); err != nil || !served {
-				return false, err
-			}
-		}
-		if done, err := d.op.waitReady(ctx); err != nil || !done {
-			return false, err
-		}
-		enterStage(s, inventory.StagePostHooks, d.engine.now())
-		return true, nil
+		return d.waitReady(ctx)
 	case s.Stage == inventory.StagePostHooks:
 		return d.runHooks(ctx, post, inventory.StageTests)
 	case s.Stage == inventory.StageTests && s.Options.RunTests && s.Operation != inventory.RollingBack:
 		return d.runHooks(ctx, helm.HookTest, inventory.StageRecord)
 	}
 	return d.recordDeployed(ctx)
+}
+
+// waitReady waits for the objects of the release as its options demand.
+func (d *releaseDeployment) waitReady(ctx context.Context) (done bool, err error) {
+	s := d.op.state
+	if s.Options.Wait || s.Options.WaitForJobs || s.Options.Atomic {
+		if served, err := d.awaitDefinitions(ctx); err != nil || !served {
+			return false, err
+		}
+	}
+	if done, err := d.op.waitReady(ctx); err != nil || !done {
+		return false, err
+	}
+	enterStage(s, inventory.StagePostHooks, d.engine.now())
+	return true, nil
 }
 
 // undoInstall uninstalls a failed installation: with the option atomic, or before the next attempt.
