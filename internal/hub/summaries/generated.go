@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -33,7 +34,7 @@ const (
 	generatedRelease = "towline.dev/release"
 	// maxGenerated is the maximum size of the compressed values in bytes. The limit of a Secret is 1 MiB.
 	maxGenerated = 1000 << 10
-	// maxGeneratedDecoded limits the memory for decompressing them.
+	// maxGeneratedDecoded is their maximum size before compression. It limits the memory for decompressing them.
 	maxGeneratedDecoded = 64 << 20
 )
 
@@ -103,19 +104,19 @@ func (g *generatedStore) save(ctx context.Context, used render.Generated) error 
 	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
 		return nil
 	}
-	var raw []byte
 	// If the values are too large, first the results of lookup are dropped, so that every rendering reads the member. Then
 	// all values are dropped that this rendering has not used.
+	var tooLarge phase.Invalid
 	for _, values := range []render.Generated{all, all.WithoutLookup(), used.WithoutLookup()} {
-		var err error
-		if raw, err = encodeGenerated(values); err != nil {
-			return err
-		}
-		if len(raw) <= maxGenerated {
+		raw, err := encodeGenerated(values)
+		if err == nil {
 			return g.write(ctx, raw, owners)
 		}
+		if !errors.As(err, &tooLarge) {
+			return err
+		}
 	}
-	return phase.Invalidf("the values that the chart generates take %d KiB, and a Secret holds %d", len(raw)>>10, maxGenerated>>10)
+	return tooLarge
 }
 
 // add returns the loaded values and the used ones. The results of lookup are those of the summary that has the release:
@@ -154,17 +155,25 @@ func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.
 	return nil
 }
 
+// encodeGenerated returns what decodeGenerated decodes. It fails with phase.Invalid if the values are too large.
 func encodeGenerated(values render.Generated) ([]byte, error) {
 	raw, err := json.Marshal(values)
 	if err != nil {
 		return nil, fmt.Errorf("encode generated values: %w", err)
+	}
+	if len(raw) > maxGeneratedDecoded {
+		return nil, phase.Invalidf("the values that the chart generates take %d MiB, and the limit is %d", len(raw)>>20, maxGeneratedDecoded>>20)
 	}
 	encoder, err := zstd.NewWriter(nil)
 	if err != nil {
 		return nil, fmt.Errorf("compress generated values: %w", err)
 	}
 	defer encoder.Close()
-	return encoder.EncodeAll(raw, nil), nil
+	compressed := encoder.EncodeAll(raw, nil)
+	if len(compressed) > maxGenerated {
+		return nil, phase.Invalidf("the values that the chart generates take %d KiB, and a Secret holds %d", len(compressed)>>10, maxGenerated>>10)
+	}
+	return compressed, nil
 }
 
 func decodeGenerated(raw []byte) (render.Generated, error) {
