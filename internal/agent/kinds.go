@@ -2,22 +2,29 @@ package agent
 
 import (
 	"context"
+	"math"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/agent/session"
+	"github.com/towline/towline/internal/kube/logkeys"
 )
 
 // watchKinds requests a look at the served APIs when a CustomResourceDefinition or an APIService of the member changes,
 // until ctx ends.
 func (s *self) watchKinds(ctx context.Context) {
+	logger := log.FromContext(ctx)
 	// A member that does not answer is logged by watch.
 	ctx = klog.NewContext(ctx, logr.Discard())
 	var all sync.WaitGroup
@@ -27,12 +34,17 @@ func (s *self) watchKinds(ctx context.Context) {
 		{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"},
 	} {
 		definitions := s.objects.Resource(resource)
+		forbidden := &forbiddenLog{logger: logger.WithValues("resource", resource.GroupResource().String())}
 		source := &cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-				return definitions.List(ctx, options)
+				list, err := definitions.List(ctx, options)
+				forbidden.check(err)
+				return list, err
 			},
 			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-				return definitions.Watch(ctx, options)
+				events, err := definitions.Watch(ctx, options)
+				forbidden.check(err)
+				return events, err
 			},
 		}
 		all.Go(func() {
@@ -42,6 +54,37 @@ func (s *self) watchKinds(ctx context.Context) {
 			).RunWithContext(ctx)
 		})
 	}
+}
+
+// forbiddenLog logs the first forbidden request of a watch.
+type forbiddenLog struct {
+	logger logr.Logger
+	once   sync.Once
+}
+
+func (f *forbiddenLog) check(err error) {
+	if apierrors.IsForbidden(err) {
+		f.once.Do(func() {
+			f.logger.Info("cannot watch definitions of kinds; a change is known within ten minutes", logkeys.Reason, err.Error())
+		})
+	}
+}
+
+// kindsBackoff limits how often the agent reads the served APIs while definitions change all the time, for example
+// because two controllers overwrite each other's caBundle.
+type kindsBackoff struct {
+	backoff wait.Backoff
+	// read is the time of the last read of the served APIs.
+	read time.Time
+}
+
+// delay returns the time from a change of definitions, now, until the next read. It is settleTime, and longer after
+// each read that is followed by a change within maxKindsDelay.
+func (b *kindsBackoff) delay(now time.Time) time.Duration {
+	if b.backoff.Duration == 0 || now.Sub(b.read) > maxKindsDelay {
+		b.backoff = wait.Backoff{Duration: settleTime, Factor: 2, Cap: maxKindsDelay, Steps: math.MaxInt32}
+	}
+	return b.backoff.Step()
 }
 
 // kindsListener is a reflector's store that keeps nothing, and is called for every change.

@@ -22,6 +22,8 @@ const (
 	probeRetry = 5 * time.Second
 	// settleTime is how long a new kind gets to be served before the agent looks.
 	settleTime = 2 * time.Second
+	// maxKindsDelay is the longest time from a changed definition until the agent looks.
+	maxKindsDelay = 30 * time.Second
 )
 
 // self is what the agent knows of its own cluster.
@@ -44,6 +46,7 @@ func newSelf(member *rest.Config, objects metadata.Interface, clock clock.Clock)
 
 // watch looks at the member at once, when kinds changed, and every ten minutes, until ctx ends. answered is called after each success.
 func (s *self) watch(ctx context.Context, answered func()) {
+	var changes kindsBackoff
 	for {
 		pause := factsInterval
 		if err := s.look(ctx); err != nil {
@@ -54,12 +57,13 @@ func (s *self) watch(ctx context.Context, answered func()) {
 		} else {
 			answered()
 		}
+		changes.read = s.clock.Now()
 		timer := s.clock.NewTimer(pause)
 		select {
 		case <-timer.C():
 		case <-s.kinds:
 			timer.Stop()
-			if !session.Sleep(ctx, s.clock, settleTime) {
+			if !session.Sleep(ctx, s.clock, min(changes.delay(s.clock.Now()), pause)) {
 				return
 			}
 		case <-ctx.Done():
