@@ -216,6 +216,9 @@ func tier(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }
 
 // releases fetches and renders helmCharts, in list order. A chart that is to be uninstalled is simply not there.
 func (c *Composer) releases(ctx context.Context, r Request) (composed, error) {
+	if err := checkDistinct(resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject)); err != nil {
+		return composed{}, atStage(status.ReasonRender, err)
+	}
 	var all composed
 	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
 		if chart.HelmChartAction == configv1beta1.HelmChartActionUninstall {

@@ -158,3 +158,21 @@ func TestLookupOfALostRelease(t *testing.T) {
 		t.Error("the Secret is written although no inputs change")
 	}
 }
+
+// TestReleaseThatIsListedTwice has two charts of one release. They would store their lookup results in turn.
+func TestReleaseThatIsListedTwice(t *testing.T) {
+	t.Parallel()
+	hub := newHub(interceptor.Funcs{})
+	r := requestFor("one", charts(t, with(`password: "{{ randAlphaNum 20 }}"`)))
+	second := r.Summary.Spec.ClusterProfileSpec.HelmCharts[0]
+	second.ReleaseName, second.Values = `{{ print "web" }}`, "message: other\n"
+	r.Summary.Spec.ClusterProfileSpec.HelmCharts = append(r.Summary.Spec.ClusterProfileSpec.HelmCharts, second)
+	_, err := newComposer(t, hub).Compose(t.Context(), r, libv1beta1.FeatureHelm)
+	var invalid phase.Invalid
+	if !errors.As(err, &invalid) || !strings.Contains(err.Error(), "helm release site/web is listed twice") {
+		t.Errorf("got %v, want a refusal that names the release", err)
+	}
+	if len(generatedSecrets(t, hub)) != 0 {
+		t.Error("generated values are stored")
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/release"
 	"github.com/towline/towline/internal/source"
 )
@@ -78,6 +79,22 @@ func resolveCharts(charts []configv1beta1.HelmChart, subject source.Subject) []c
 		}
 	}
 	return all
+}
+
+// checkDistinct refuses two charts of one release: each would replace what the other one has rendered and stored.
+func checkDistinct(charts []configv1beta1.HelmChart) error {
+	seen := map[match.Release]bool{}
+	for _, chart := range charts {
+		of := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
+		if chart.HelmChartAction == configv1beta1.HelmChartActionUninstall {
+			continue
+		}
+		if seen[of] {
+			return phase.Invalidf("helm release %s is listed twice", of)
+		}
+		seen[of] = true
+	}
+	return nil
 }
 
 // restoreReleaseOwners restores the releases in the status of summaries that lost their status, from their bundles on
