@@ -12,13 +12,9 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// begin applies Namespaces and CustomResourceDefinitions, chooses the operation and starts it.
+// begin chooses the operation and starts it.
 func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	s := d.op.state
-	// Definitions make the API server busy for a while, and everything after them slow.
-	if err := d.op.prepareRecord(d.item); err != nil {
-		return false, err
-	}
 	if prepared, err := d.prepare(ctx); err != nil || !prepared {
 		return false, err
 	}
@@ -44,21 +40,24 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	return true, d.start(ctx, entries)
 }
 
-// prepare checks for conflicts, applies Namespaces and CustomResourceDefinitions, and creates the release namespace.
-// prepared is false if the release cannot be deployed now.
+// prepare checks for conflicts and creates the release namespace, for the release record. prepared is false if the
+// release cannot be deployed now.
 func (d *releaseDeployment) prepare(ctx context.Context) (prepared bool, err error) {
 	if conflicts := d.conflicts(); len(conflicts) > 0 {
 		d.earlyApplied, d.proceed, d.decisions = true, false, nil
 		_, err := d.applyRanks(ctx, conflicts)
 		return false, err
 	}
-	if proceed, err := d.applyEarly(ctx); err != nil || !proceed {
-		d.proceed = false
-		d.skipUnapplied()
-		return false, err
-	}
 	namespace := d.op.state.Namespace
-	if d.item.SkipNamespaceCreation || d.desired[kube.Ref{Kind: "Namespace", Name: namespace}] {
+	if d.desired[kube.Ref{Kind: "Namespace", Name: namespace}] {
+		if proceed, err := d.applyEarly(ctx); err != nil || !proceed {
+			d.proceed = false
+			d.skipUnapplied()
+			return false, err
+		}
+		return true, nil
+	}
+	if d.item.SkipNamespaceCreation {
 		return true, nil
 	}
 	if err := d.engine.member.ensureNamespace(ctx, namespace); err != nil {

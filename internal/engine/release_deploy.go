@@ -270,16 +270,16 @@ func (d *releaseDeployment) applyObjects(ctx context.Context) (bool, error) {
 		return d.applyFormer(ctx)
 	}
 	before := len(d.failures)
-	if proceed, err := d.applyEarly(ctx); err != nil || !proceed {
-		d.proceed = false
-		d.skipUnapplied()
-		return false, err
+	proceed, err := d.applyEarly(ctx)
+	if err == nil && proceed {
+		d.allApplied = true
+		proceed, err = d.applyRanks(ctx, d.decisions[d.countEarly():])
 	}
-	proceed, err := d.applyRanks(ctx, d.decisions[d.countEarly():])
 	if err != nil {
 		return false, err
 	}
-	d.allApplied, d.proceed = true, proceed
+	d.proceed = proceed
+	d.skipUnapplied()
 	if len(d.failures) == before && !slices.ContainsFunc(d.failures, isBundleFailure) {
 		if err := d.pruneDropped(ctx); err != nil {
 			return false, err

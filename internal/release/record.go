@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"strings"
 	"time"
 
 	goyaml "go.yaml.in/yaml/v2"
+	"golang.org/x/sync/errgroup"
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/release/common"
 	helm "helm.sh/helm/v4/pkg/release/v1"
@@ -55,19 +57,27 @@ func NewRecord(item bundle.Item, revision int) (*helm.Release, error) {
 			return nil, fmt.Errorf("parse the values of release %s/%s: %w", r.Namespace, r.Name, err)
 		}
 	}
-	var manifest strings.Builder
+	documents := make([]string, len(item.Objects))
+	var work errgroup.Group
+	work.SetLimit(runtime.GOMAXPROCS(0))
 	for i, object := range item.Objects {
 		source := pathOf(item, i)
 		if bundle.IsHook(object) || isCRDFile(source) {
 			continue
 		}
-		text, err := goyaml.Marshal(object.Object)
-		if err != nil {
-			return nil, fmt.Errorf("encode %s: %w", kube.RefOf(object), err)
-		}
-		fmt.Fprintf(&manifest, "---\n# Source: %s\n%s", source, text)
+		work.Go(func() error {
+			text, err := goyaml.Marshal(object.Object)
+			if err != nil {
+				return fmt.Errorf("encode %s: %w", kube.RefOf(object), err)
+			}
+			documents[i] = fmt.Sprintf("---\n# Source: %s\n%s", source, text)
+			return nil
+		})
 	}
-	record.Manifest = manifest.String()
+	if err := work.Wait(); err != nil {
+		return nil, err
+	}
+	record.Manifest = strings.Join(documents, "")
 	for _, h := range ItemHooks(item) {
 		text, err := goyaml.Marshal(h.Object.Object)
 		if err != nil {
