@@ -35,7 +35,7 @@ type module struct {
 	Replace            *module
 }
 
-// license is what a module says about its use.
+// license holds the licenses of a module, by SPDX identifier, and the texts to pass on.
 type license struct {
 	module module
 	ids    []string

@@ -195,7 +195,7 @@ func (p *applyRun) blank(ctx context.Context, v decision) error {
 	return p.save(ctx)
 }
 
-// recreate deletes an object that refused a change and creates it anew. It gives the first error back if the object
+// recreate deletes an object that refused a change and creates it again. It returns the first error if the object
 // would be refused as a new one too: then nothing is deleted.
 func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (*live, error) {
 	if p.refusesNew(ctx, v) {

@@ -2,8 +2,8 @@
 //
 // A run plans first, then reads the metadata of the objects, then decides about each of them. Before it writes
 // anything it saves in the inventory what it is about to do, and afterwards the UIDs of what it has applied. Objects
-// are applied rank by rank, those of a Helm release stage by stage; what the inventory has and the bundle lacks is
-// pruned last, in the reverse order.
+// are applied rank by rank, those of a Helm release stage by stage. Objects that only the inventory has are pruned
+// last, in the reverse order.
 //
 // Invariants:
 //

@@ -27,7 +27,7 @@ type Options struct {
 	// OnHeal is called after Run has put something back, or tried to, with what it did; and without changes when it finds
 	// that a record was lost, so that the bundle has to be delivered again. It must not block for long.
 	OnHeal func(bundle.ID, bundle.ChangeSet)
-	// Scope and Hub tell what is deployed with this Engine from what others deploy on the same cluster: the uid of the
+	// Scope and Hub distinguish the objects of this Engine from those of others on the same cluster: the uid of the
 	// object that declares the cluster, and that of its hub. Engines of different scope do not see each other's records,
 	// and objects of another hub are never touched; those of another scope of the same hub are taken over by what is
 	// delivered. Both are empty on the Sveltos surface.

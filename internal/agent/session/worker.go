@@ -215,7 +215,7 @@ func failed(d deliver.Delivery, err error) bundle.Report {
 	return bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateFailed, Message: err.Error()}
 }
 
-// touchesKinds says whether changes added or removed kinds that the member serves.
+// touchesKinds returns whether changes added or removed kinds that the member serves.
 func touchesKinds(changes bundle.ChangeSet) bool {
 	for _, change := range changes {
 		if change.Action == bundle.Unchanged || change.Action == bundle.Failed || change.Action == bundle.Skipped {
