@@ -48,7 +48,7 @@ func (p *applyRun) adoptCreated(ctx context.Context, v decision, now *live) (*li
 	if err := p.takeOverFields(ctx, v, now); err != nil {
 		return nil, err
 	}
-	return p.request(ctx, v, now.UID)
+	return p.requestApply(ctx, v, now.UID)
 }
 
 // takeOverFields makes our field manager the owner of the fields that past managers have set on an adopted object, so
@@ -90,8 +90,8 @@ func ignoreNotFound(operation string, err error) error {
 }
 
 // mergePastManagers moves the fields of past managers to the entry of our last apply, and returns the new
-// managedFields, or nil if there is nothing to move. An entry has one API version: that of our last apply, or else
-// preferably next. Entries of past managers with other API versions are not changed.
+// managedFields, or nil if there is nothing to move. An entry has one API version: our last apply's if there is one,
+// otherwise preferably next. Entries of past managers with other API versions are not changed.
 func mergePastManagers(entries []metav1.ManagedFieldsEntry, next string) ([]metav1.ManagedFieldsEntry, error) {
 	version, found := mergeVersion(entries, next)
 	if !found {

@@ -19,22 +19,22 @@ import (
 // request creates it again, with nothing but rules.
 const aggregationManager = "clusterrole-aggregation-controller"
 
-// errAggregating says that a pruned ClusterRole with an aggregationRule still exists.
+// errAggregating is the error of a pruned ClusterRole with an aggregationRule that still exists.
 var errAggregating = errors.New("it is not deleted yet; the ClusterRoles that it aggregates are deleted after it")
 
-// roleState says who has written the content of a ClusterRole.
+// roleState is the origin of a ClusterRole's content.
 type roleState int
 
 const (
-	roleOwned       roleState = iota // a person or a program, or the object is no ClusterRole
+	roleOwned       roleState = iota // a user or a program, or the object is no ClusterRole
 	roleAggregating                  // the same, and it has an aggregationRule
 	roleRecreated                    // only the aggregation controller: it created a deleted role again
-	roleUnlisted                     // the metadata does not tell: nobody is listed
+	roleUnlisted                     // unknown: the metadata has no field managers
 )
 
 func isClusterRole(ref kube.Ref) bool { return ref.Group == groupRBAC && ref.Kind == "ClusterRole" }
 
-// roleStateOf judges a ClusterRole by its metadata.
+// roleStateOf returns the state of a ClusterRole according to its metadata.
 func roleStateOf(role *metav1.PartialObjectMetadata) roleState {
 	bare := len(role.Labels) == 0 && len(role.Annotations) == 0
 	if bare && len(role.ManagedFields) == 0 {
@@ -59,9 +59,8 @@ func roleStateOf(role *metav1.PartialObjectMetadata) roleState {
 	return roleOwned
 }
 
-// readRole reads a ClusterRole whose metadata does not tell who has written it, and sets its state. A role without
-// any content counts as created again: that is how the controller creates it when all the roles that it aggregated
-// are deleted, too.
+// readRole reads a ClusterRole without field managers in its metadata, and sets its state. A role without any content
+// counts as created again: so the controller creates it when all the roles that it aggregated are deleted, too.
 func (m *memberClient) readRole(ctx context.Context, s objectLocation, existing *live) error {
 	role, err := m.dynamicClient.Resource(s.resource.GVR).Get(ctx, s.key.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -90,7 +89,7 @@ func (e *Engine) orderRoles(ctx context.Context, groups [][]inventory.Entry) ([]
 	return splitRoles(groups, at, found), nil
 }
 
-// splitRoles does what orderRoles does. The group at index at has the ClusterRoles, found those that exist.
+// splitRoles implements orderRoles. The group at index at has the ClusterRoles; found has the existing ones.
 func splitRoles(groups [][]inventory.Entry, at int, found map[kube.Ref]*live) [][]inventory.Entry {
 	var aggregating, others []inventory.Entry
 	for _, item := range groups[at] {

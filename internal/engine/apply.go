@@ -23,8 +23,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ensureNamespaces creates the namespaces that objects are about to be created in and that the bundle does not hold
-// itself. If the bundle goes on after errors, a namespace that cannot be created is the failure of those objects alone.
+// ensureNamespaces creates the missing namespaces of objects to create, unless the bundle has them itself. With
+// ContinueOnError, a namespace that cannot be created fails only the objects in it.
 func (p *applyRun) ensureNamespaces(ctx context.Context, decisions []decision) error {
 	var mu sync.Mutex // guards failed
 	failed := map[string]error{}
@@ -57,7 +57,7 @@ func (p *applyRun) ensureNamespaces(ctx context.Context, decisions []decision) e
 	return nil
 }
 
-// needsNamespace returns whether an object is about to be created in a namespace that may have to be created first.
+// needsNamespace returns whether an object must be created in a namespace that may not exist.
 func (v decision) needsNamespace() bool {
 	return v.action == actionApply && v.existing == nil && v.resource.Namespaced && !v.skipNamespaceCreation
 }
@@ -78,20 +78,20 @@ func (p *applyRun) missingNamespaces(decisions []decision) []string {
 	return slices.Sorted(maps.Keys(missing))
 }
 
-// applyTarget carries out the decision about one target.
+// applyTarget executes the decision about one target.
 func (p *applyRun) applyTarget(ctx context.Context, v decision) (bundle.Action, error) {
 	if v.action == actionReject {
 		return bundle.Failed, v.err
 	}
 	now, err := p.applyOne(ctx, v)
 	if apierrors.IsNotFound(err) {
-		// The kind may have gone since the mapper looked.
+		// The kind may no longer be served.
 		p.engine.member.mapper.Reset()
 	}
 	if now == nil {
 		return bundle.Failed, err
 	}
-	p.hold(v, now)
+	p.setEntry(v, now)
 	if err == nil && v.isCRD() && (v.existing == nil || v.existing.Version != now.Version || !p.isServed(v)) {
 		p.addUnserved(v)
 	}
@@ -106,7 +106,8 @@ func (p *applyRun) applyTarget(ctx context.Context, v decision) (bundle.Action, 
 	return bundle.Configured, nil
 }
 
-// applyOne applies an object, in place of the old one if the bundle wants that and there is no other way.
+// applyOne applies an object. If the API server refuses the change and the bundle has the option Force, it deletes the
+// object and creates it again.
 func (p *applyRun) applyOne(ctx context.Context, v decision) (*live, error) {
 	var uid types.UID
 	if v.existing != nil {
@@ -115,9 +116,9 @@ func (p *applyRun) applyOne(ctx context.Context, v decision) (*live, error) {
 	if err := p.adoptFields(ctx, v); err != nil {
 		return nil, err
 	}
-	now, err := p.request(ctx, v, uid)
+	now, err := p.requestApply(ctx, v, uid)
 	if apierrors.IsConflict(err) && uid != "" {
-		now, err = p.applyAnew(ctx, v)
+		now, err = p.applyReplaced(ctx, v)
 	}
 	if apierrors.IsInvalid(err) && v.force && v.existing != nil && v.rank != rankCRD && v.rank != rankNamespace {
 		return p.recreate(ctx, v, err)
@@ -126,37 +127,37 @@ func (p *applyRun) applyOne(ctx context.Context, v decision) (*live, error) {
 		return nil, err
 	}
 	if v.existing == nil && now.shared && !v.adopt && !now.IsAdopted() {
-		// It did not exist when we looked, yet others have set fields: somebody made it in between.
+		// It did not exist when it was read, and others have set fields: another client created it in between.
 		return p.adoptCreated(ctx, v, now)
 	}
 	return now, nil
 }
 
-// applyAnew applies an object that somebody deleted or replaced since we looked. What we make now has another UID than
-// the record says.
-func (p *applyRun) applyAnew(ctx context.Context, v decision) (*live, error) {
+// applyReplaced applies an object that was deleted or replaced after it was read. The applied object has another UID
+// than its inventory entry.
+func (p *applyRun) applyReplaced(ctx context.Context, v decision) (*live, error) {
 	if v.guarded && !v.overwrite {
 		return nil, errReplaced
 	}
-	if err := p.blank(ctx, v); err != nil {
+	if err := p.clearUID(ctx, v); err != nil {
 		return nil, err
 	}
-	return p.request(ctx, v, "")
+	return p.requestApply(ctx, v, "")
 }
 
-// request sends the apply request, again and again for a while if the object's kind was defined only now.
-func (p *applyRun) request(ctx context.Context, v decision, uid types.UID) (*live, error) {
+// requestApply sends the apply request. It retries for establishLimit if this run has defined the object's kind.
+func (p *applyRun) requestApply(ctx context.Context, v decision, uid types.UID) (*live, error) {
 	if uid != "" && v.retains() {
 		return p.applyRetaining(ctx, v, uid)
 	}
-	body, err := v.stamped(v.adopt, uid)
+	body, err := v.encodeBody(v.adopt, uid)
 	if err != nil {
 		return nil, err
 	}
 	p.mu.Lock()
-	young := p.defined[v.ref.GVK().GroupKind()]
+	isNew := p.defined[v.ref.GVK().GroupKind()]
 	p.mu.Unlock()
-	if !young {
+	if !isNew {
 		return p.engine.member.apply(ctx, v.target, body)
 	}
 	var now *live
@@ -174,49 +175,49 @@ func (p *applyRun) request(ctx context.Context, v decision, uid types.UID) (*liv
 	return now, err
 }
 
-// missesNamespace tells a missing namespace from a kind that is not served yet.
+// missesNamespace returns whether the namespace is missing. Otherwise the kind is not served yet.
 func missesNamespace(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
-// hold puts an applied object into the record to come.
-func (p *applyRun) hold(v decision, now *live) {
+// setEntry sets the entry of an applied object in the next inventory.
+func (p *applyRun) setEntry(v decision, now *live) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.next.Entries[v.key()] = inventory.Entry{Ref: v.ref, UID: now.UID, Fields: now.Fingerprint(), Adopted: now.IsAdopted(), Origin: v.origin}
 }
 
-// blank saves that the UID of an object is not known, before the object gets another one.
-func (p *applyRun) blank(ctx context.Context, v decision) error {
+// clearUID saves the entry of an object without a UID, before the object gets another one.
+func (p *applyRun) clearUID(ctx context.Context, v decision) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.next.Entries[v.key()] = inventory.Entry{Ref: v.ref, Adopted: v.adopt, Origin: v.origin}
 	return p.save(ctx)
 }
 
-// recreate deletes an object that refused a change and creates it again. It returns the first error if the object
-// would be refused as a new one too: then nothing is deleted.
+// recreate deletes an object and creates it again after the API server refused to change it. It deletes nothing and
+// returns refused if the server would also refuse to create it.
 func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (*live, error) {
 	if p.refusesNew(ctx, v) {
 		return nil, refused
 	}
-	if err := p.blank(ctx, v); err != nil {
+	if err := p.clearUID(ctx, v); err != nil {
 		return nil, err
 	}
 	old := objectLocation{key: v.key(), resource: v.resource}
 	if err := p.engine.member.delete(ctx, old, v.existing.UID); err != nil {
 		return nil, fmt.Errorf("delete it to create it again: %w", err)
 	}
-	if err := p.engine.member.awaitGone(ctx, old, v.existing.UID); err != nil {
+	if err := p.engine.member.awaitDeleted(ctx, old, v.existing.UID); err != nil {
 		return nil, err
 	}
-	return p.request(ctx, v, "")
+	return p.requestApply(ctx, v, "")
 }
 
-// refusesNew tries, without storing anything, whether the object under another name would be refused as invalid.
+// refusesNew returns whether the API server refuses to create the object, with a dry run under another name.
 func (p *applyRun) refusesNew(ctx context.Context, v decision) bool {
-	body, err := v.stamped(v.adopt, "")
+	body, err := v.encodeBody(v.adopt, "")
 	if err != nil {
 		return true
 	}

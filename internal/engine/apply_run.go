@@ -24,7 +24,7 @@ import (
 // lastSaveLimit is the timeout for saving the inventory of an aborted run.
 const lastSaveLimit = 5 * time.Second
 
-// applyRun is one attempt to make the cluster equal one bundle. Its caller holds the bundle's ID.
+// applyRun is one attempt to make the cluster equal one bundle. The caller must hold the lock of the bundle's ID.
 type applyRun struct {
 	engine  *Engine
 	bundle  bundle.Bundle
@@ -36,10 +36,10 @@ type applyRun struct {
 
 	targets []*target
 	desired map[kube.Ref]bool
-	// retained are the objects that are not pruned: the desired ones, and those that KeepObjects keeps.
+	// retained are the objects that are not pruned: the desired ones, and others because of KeepObjects.
 	retained map[kube.Ref]bool
 
-	// mu guards what follows while objects are applied in parallel.
+	// mu guards the fields below while objects are applied in parallel.
 	mu    sync.Mutex
 	next  *inventory.Record // the inventory after the run
 	saved *inventory.Record // the inventory as it is stored now
@@ -320,7 +320,7 @@ func (p *applyRun) applyRank(ctx context.Context, decisions []decision) (proceed
 	}
 	outcomes := make([]outcome, len(decisions))
 	proceed = true
-	var mu sync.Mutex // guards goOn
+	var mu sync.Mutex // guards proceed
 	canProceed := func() bool { mu.Lock(); defer mu.Unlock(); return proceed }
 	var work errgroup.Group
 	work.SetLimit(parallel)

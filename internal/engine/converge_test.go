@@ -259,7 +259,7 @@ func TestDuplicatesAreRefusedBeforeAnythingIsWritten(t *testing.T) {
 	meter := &meter{}
 	e := c.engine(meter)
 	report := convergeFails(t, e, c.bundle("one", c.configMap("a", "1"), c.configMap("a", "2")))
-	want := "ConfigMap " + c.ns + "/a is there twice: in ConfigMap default/manifests and in ConfigMap default/manifests"
+	want := "ConfigMap " + c.ns + "/a is listed twice: in ConfigMap default/manifests and in ConfigMap default/manifests"
 	if report.Message != want {
 		t.Errorf("message: got %q, want %q", report.Message, want)
 	}

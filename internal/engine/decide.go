@@ -17,7 +17,7 @@ var ErrConflict = errors.New("conflict")
 // errDeleting is the error of an object that is being deleted.
 var errDeleting = errors.New("it is being deleted; it is created again once it is gone")
 
-// conflictError has the object and its current owner.
+// conflictError is the error of an object that another owner deploys.
 type conflictError struct {
 	ref   kube.Ref
 	owner string
@@ -168,22 +168,23 @@ func competingOwnerError(t *target, owner bundle.Owner, competingOwner string) e
 	return err
 }
 
-// currentOwner returns the owner of an object of another bundle, and whether it keeps the object. The lower tier wins:
-// between profiles that of the profile, within a profile that of the reference. The current owner wins a tie.
-func currentOwner(t *target, existing *live, owner bundle.Owner) (string, bool) {
+// currentOwner returns the owner of an object of another bundle, and whether it keeps the object. The owner with the
+// lower tier gets the object, and the current owner if the tiers are equal. Two profiles compare their own tiers, two
+// references of one profile those of the references.
+func currentOwner(t *target, existing *live, owner bundle.Owner) (current string, keeps bool) {
 	kind, name := existing.Annotations[kube.AnnotationOwnerKind], existing.Annotations[kube.AnnotationOwnerName]
-	requestedBy := fmt.Sprintf("%s %s", kind, name)
+	current = fmt.Sprintf("%s %s", kind, name)
 	if kind != owner.Kind || name != owner.Name {
-		return requestedBy, owner.Tier >= parseTier(existing.Annotations[kube.AnnotationOwnerTier])
+		return current, owner.Tier >= parseTier(existing.Annotations[kube.AnnotationOwnerTier])
 	}
 	if existing.Requestor() == "" {
-		return "", false // an engine that marks only owners, working for the same profile
+		return "", false // an older engine, which sets no requestor, deployed it for the same profile
 	}
 	if ref := existing.Annotations[kube.AnnotationReferenceName]; ref != "" {
-		requestedBy += fmt.Sprintf(" (%s %s/%s)", existing.Annotations[kube.AnnotationReferenceKind], existing.Annotations[kube.AnnotationReferenceNS], ref)
+		current += fmt.Sprintf(" (%s %s/%s)", existing.Annotations[kube.AnnotationReferenceKind], existing.Annotations[kube.AnnotationReferenceNS], ref)
 	}
 	ours := parseTier(t.marks.annotations[kube.AnnotationReferenceTier])
-	return requestedBy, ours >= parseTier(existing.Annotations[kube.AnnotationReferenceTier])
+	return current, ours >= parseTier(existing.Annotations[kube.AnnotationReferenceTier])
 }
 
 // pruneAction is the action for an object that the bundle no longer has.

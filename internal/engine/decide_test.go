@@ -95,11 +95,11 @@ func TestPlanRefuses(t *testing.T) {
 	}{
 		"twice": {
 			[]*unstructured.Unstructured{object("v1", "ConfigMap", "", "a"), object("v1", "ConfigMap", "default", "a")},
-			"ConfigMap default/a is there twice: in Secret eu/s and in Secret eu/s",
+			"ConfigMap default/a is listed twice: in Secret eu/s and in Secret eu/s",
 		},
 		"twice in two versions": {
 			[]*unstructured.Unstructured{object("example.com/v1", "Boat", "", "a"), object("example.com/v2", "Boat", "", "a")},
-			"Boat example.com a is there twice: in Secret eu/s and in Secret eu/s",
+			"Boat example.com a is listed twice: in Secret eu/s and in Secret eu/s",
 		},
 		"no name": {[]*unstructured.Unstructured{object("v1", "ConfigMap", "", "")}, "a ConfigMap in Secret eu/s has no name"},
 		"no kind": {[]*unstructured.Unstructured{object("v1", "", "", "a")}, "an object in Secret eu/s has no kind or no apiVersion"},

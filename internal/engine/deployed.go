@@ -11,7 +11,7 @@ import (
 	"github.com/towline/towline/internal/inventory"
 )
 
-// deployed describes the bundle of a record.
+// deployed returns the description of the bundle of a record.
 func (e *Engine) deployed(rec *inventory.Record) bundle.Deployed {
 	return bundle.Deployed{
 		ID: rec.ID, Owner: rec.Owner, Hub: cmp.Or(rec.Hub, e.ownerScope.Hub), Removing: rec.State == bundle.StateRemoving, Leave: rec.Leave,
@@ -19,7 +19,8 @@ func (e *Engine) deployed(rec *inventory.Record) bundle.Deployed {
 	}
 }
 
-// FindDeployed returns the Deployed of the record of id; ok is false if there is none. It makes no request once Run has read the records.
+// FindDeployed returns the Deployed of the record of id; ok is false if there is none. It sends no request after Run has
+// read the records.
 func (e *Engine) FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deployed, ok bool, err error) {
 	if rec := e.store.Cached(id); rec != nil {
 		return e.deployed(rec), true, nil
@@ -47,8 +48,8 @@ func (e *Engine) KnownDeployed() (all []bundle.Deployed, ok bool) {
 	return all, true
 }
 
-// ListDeployed lists what the records on the cluster say now, sorted by ID. It costs one list of metadata, and one read of each record that
-// another process has changed.
+// ListDeployed lists the bundles of the records on the cluster, sorted by ID. It costs one list of metadata, and one read
+// of each record that another process has changed.
 func (e *Engine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
 	records, err := e.store.ListHeads(ctx)
 	if err != nil {

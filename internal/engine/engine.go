@@ -24,41 +24,40 @@ import (
 type Options struct {
 	// Namespace is where the records are kept; it is created when the first one is. Default: kube.AgentNamespace.
 	Namespace string
-	// OnHeal is called after Run has put something back, or tried to, with what it did; and without changes when it finds
-	// that a record was lost, so that the bundle has to be delivered again. It must not block for long.
+	// OnHeal is called after Run has corrected drift, or has tried to, with the changes. It is called without changes if
+	// the inventory of a bundle is lost, so that the bundle must be delivered again. It must not block for long.
 	OnHeal func(bundle.ID, bundle.ChangeSet)
-	// Scope and Hub distinguish the objects of this Engine from those of others on the same cluster: the uid of the
-	// object that declares the cluster, and that of its hub. Engines of different scope do not see each other's records,
-	// and objects of another hub are never touched; those of another scope of the same hub are taken over by what is
-	// delivered. Both are empty on the Sveltos surface.
+	// Scope is the uid of the object that declares the cluster, Hub the uid of the hub. They separate this Engine from
+	// others on the same cluster: Engines of different scopes do not see each other's inventories. Objects of another hub
+	// are never changed. A delivery takes over objects of another scope of the same hub. Both are empty for a
+	// SveltosCluster.
 	Scope string
 	Hub   string
-	// OnChange is told, while Run runs, of which bundles with the option Heal there is news of objects: their status
-	// included, and what this Engine did. News of one bundle that comes together is told once, and what comes soon after
-	// that is told some seconds later, unless an object went. It may wait, but not beyond the end of Run's context.
+	// OnChange is called, while Run runs, for a bundle with the option Heal whose objects have changed: their status, or
+	// by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The deletion of
+	// an object is not delayed. It may block, but not longer than Run's context.
 	OnChange func(bundle.ID)
 	// Clock stamps reports and paces healing. Default: the real clock.
 	Clock clock.WithTicker
 }
 
-// Engine makes one cluster equal its bundles. What it must remember it keeps on that cluster, in one record per bundle,
-// so that it can be killed at any moment and another Engine goes on where it was. One Engine at a time may work on a
-// cluster.
+// Engine makes one cluster equal its bundles. It stores its state on that cluster, in one inventory record per bundle.
+// So it can be killed at any moment, and another Engine continues. Only one Engine at a time may work on a cluster.
 type Engine struct {
 	member *memberClient
 	store  *inventory.Store
 	clock  clock.WithTicker
 	onHeal func(bundle.ID, bundle.ChangeSet)
-	// onChange is that of the Options.
+	// onChange is Options.OnChange.
 	onChange   func(bundle.ID)
 	ownerScope inventory.OwnerScope
 	observed   *observedStates
 
-	// ids is held, one ID at a time, for a whole run or withdrawal; objects after it, for the same time: bundles that
-	// want the same object see each other's marks.
+	// A run or withdrawal locks its ID in ids, and then all its objects in objects, until it ends. So bundles with the
+	// same object see each other's ownership labels.
 	ids     *keyLock[bundle.ID]
 	objects *keyLock[kube.Ref]
-	// waits is what Helm releases wait for.
+	// waits has the conditions that Helm releases wait for.
 	waits waitList
 	// confirmed is closed by confirm once the hub has confirmed that ownerScope is that of this cluster.
 	confirmed chan struct{}
@@ -112,11 +111,11 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a metadata client of the member: %w", err)
 	}
-	wholes, err := dynamic.NewForConfigAndClient(cfg, client)
+	dynamicClient, err := dynamic.NewForConfigAndClient(cfg, client)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a dynamic client of the member: %w", err)
 	}
-	found, err := discovery.NewDiscoveryClientForConfigAndClient(cfg, client)
+	discoveryClient, err := discovery.NewDiscoveryClientForConfigAndClient(cfg, client)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a discovery client of the member: %w", err)
 	}
@@ -128,15 +127,14 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 		return nil, nil, fmt.Errorf("make a core client of the member: %w", err)
 	}
 	return &memberClient{
-		objects: objects, dynamicClient: wholes, core: core, namespaces: core.Namespaces(), raw: found.RESTClient(), served: found, mapper: kube.NewMapper(found),
+		objects: objects, dynamicClient: dynamicClient, core: core, namespaces: core.Namespaces(), raw: discoveryClient.RESTClient(), served: discoveryClient, mapper: kube.NewMapper(discoveryClient),
 	}, core, nil
 }
 
-// Converge makes the cluster equal b: it applies what is new or different and prunes what b no longer holds. If the
-// record turns out to be lost, what it held is what carries our marks. The error is nil exactly when the report says
-// Applied; it wraps ErrConflict if an object belongs to another profile. After an error what could not be done is still
-// in the record, and converging again goes on from there. If b's options do not say Heal, a bundle that was applied
-// once is not looked at again until it changes.
+// Converge makes the cluster equal b: it applies new and changed objects, and prunes objects that b no longer has. If
+// the inventory is lost, Converge rebuilds it from the objects with our ownership labels. The error is nil exactly if
+// the report's state is Applied. It wraps ErrConflict if an object belongs to another profile. After an error the next
+// call continues from the inventory. Without the option Heal, an applied bundle is not read again until it changes.
 func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
 	report := bundle.Report{ID: b.ID}
 	digest, err := b.Digest()
@@ -150,8 +148,8 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	}
 	defer release()
 	prior, err := e.store.Load(ctx, b.ID)
-	spoilt := errors.Is(err, inventory.ErrIncomplete)
-	if err != nil && !spoilt {
+	isLost := errors.Is(err, inventory.ErrIncomplete)
+	if err != nil && !isLost {
 		return failed(report, err)
 	}
 	intact, err := e.store.IsComplete(ctx, prior)
@@ -167,15 +165,15 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	if intact && prior.BundleDigest() == digest && prior.State == bundle.StateApplying && e.isWaiting(ctx, b.ID, digest) {
 		return prior.Report(), nil
 	}
-	p := &applyRun{engine: e, bundle: b, digest: digest, prior: prior, lost: spoilt}
+	p := &applyRun{engine: e, bundle: b, digest: digest, prior: prior, lost: isLost}
 	if prior.BundleDigest() != digest {
 		p.trigger = triggerDelivery
 	}
 	return p.run(ctx)
 }
 
-// Resume converges id again from the content in its record; one that is suspended is left as it is. ok is false if
-// there is no complete record, or one that is being withdrawn: then the content has to be delivered again.
+// Resume converges id again from the content in its record. A suspended bundle is not changed. ok is false if there is
+// no complete record, or if the bundle is being withdrawn: then the content must be delivered again.
 func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error) {
 	release, err := e.ids.acquire(ctx, id)
 	if err != nil {
@@ -185,8 +183,8 @@ func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report
 	return e.resume(ctx, id, triggerRequest, nil)
 }
 
-// resume converges the objects in only, or all of them if only is nil or the last run did not end well. Its caller has
-// acquired id.
+// resume converges the objects in only. It converges all objects if only is nil or the last run failed. The caller must
+// hold the lock of id.
 func (e *Engine) resume(ctx context.Context, id bundle.ID, cause trigger, only map[kube.Ref]bool) (bundle.Report, bool, error) {
 	prior, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && (!prior.Exists() || prior.State == bundle.StateRemoving)) {
@@ -213,8 +211,8 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, cause trigger, only m
 	return report, true, err
 }
 
-// Have says which bundle the member's record of id holds and how far it is. ok is false if there is no complete record:
-// then the content has to be delivered again.
+// Have returns the digest and the state of the bundle in the record of id. ok is false if there is no complete record:
+// then the content must be delivered again.
 func (e *Engine) Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error) {
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) {
@@ -229,13 +227,13 @@ func (e *Engine) Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, 
 	return rec.BundleDigest(), rec.State, true, nil
 }
 
-// ConfirmScope tells Run that the hub has said that Options.Scope is the registration of this cluster. Only then are
-// the records of other registrations earlier ones: what the cluster itself remembers of its registration may be wrong.
+// ConfirmScope must be called when the hub has confirmed that Options.Scope is the registration of this cluster, since
+// the registration that the agent has stored may be outdated. Then Run deletes the records of earlier registrations.
 func (e *Engine) ConfirmScope() { e.confirm() }
 
 func (e *Engine) now() time.Time { return e.clock.Now().UTC().Truncate(time.Second) }
 
-// failed returns report as one of a run that ended with err.
+// failed returns report with the state and the message of a run that ended with err.
 func failed(report bundle.Report, err error) (bundle.Report, error) {
 	report.State, report.Message = bundle.StateFailed, err.Error()
 	return report, err

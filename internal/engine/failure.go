@@ -9,16 +9,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxNamed is how many failures a message names before it only counts.
+// maxNamed is the maximum number of failures in a message. The others are only counted.
 const maxNamed = 5
 
-// objectError is why one object could not be made right.
+// objectError is the error of one object that could not be applied or removed.
 type objectError struct {
 	ref kube.Ref
 	err error
 }
 
-// Error names the object and the reason, except where the reason names the object itself.
+// Error names the object and the reason. A conflict names the object itself.
 func (e *objectError) Error() string {
 	if errors.Is(e.err, ErrConflict) {
 		return e.err.Error()
@@ -29,10 +29,10 @@ func (e *objectError) Error() string {
 // Unwrap returns the reason.
 func (e *objectError) Unwrap() error { return e.err }
 
-// applyErrors is why a run did not reach its end: one or more objects, in order.
+// applyErrors are the failures of a run, in the order of the objects.
 type applyErrors []error
 
-// Error names the first few. It is the same for the same failures.
+// Error names the first failures. It is the same for the same failures.
 func (e applyErrors) Error() string {
 	var texts []string
 	for _, err := range e[:min(len(e), maxNamed)] {
@@ -48,7 +48,7 @@ func (e applyErrors) Error() string {
 // Unwrap returns all of them.
 func (e applyErrors) Unwrap() []error { return e }
 
-// isUnanswered returns whether err is that of a request that got no answer: neither will others.
+// isUnanswered returns whether a request got no response, so that others will get none either.
 func isUnanswered(err error) bool {
 	_, ok := errors.AsType[*url.Error](err)
 	return ok

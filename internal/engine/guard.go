@@ -10,10 +10,10 @@ import (
 )
 
 // errReplaced is the error of an object that was deleted or replaced after it was read. The next run decides again.
-var errReplaced = errors.New("somebody deleted or replaced it just now; it is looked at again")
+var errReplaced = errors.New("it was deleted or replaced just now; it is read again")
 
 // errBusy is the error of an object that changes faster than it can be read and applied.
-var errBusy = errors.New("it changes all the time; it is looked at again")
+var errBusy = errors.New("it changes all the time; it is read again")
 
 // decideGuarded decides about an existing object that is not labelled for a guarded bundle. An object that such a
 // bundle takes over belongs to the bundle, and is deleted with it.

@@ -25,19 +25,18 @@ import (
 )
 
 const (
-	// parallel is how many requests of one run are under way at once.
+	// parallel is the maximum number of concurrent requests of one run.
 	parallel = 8
-	// recreateLimit is how long an object that is replaced may take to go.
+	// recreateLimit is the timeout until a deleted object that is to be recreated no longer exists.
 	recreateLimit = 60 * time.Second
-	// pollInterval is the pause between two looks at something that has no watch worth its cost.
+	// pollInterval is the pause between two reads where a watch would cost more.
 	pollInterval = 50 * time.Millisecond
 )
 
-// memberClient is the API server of one cluster. It moves metadata only, even when it writes: making objects right
-// needs no more.
+// memberClient is a client of one cluster. Nearly all responses have only metadata, also those of write requests.
 type memberClient struct {
 	objects       metadata.Interface
-	dynamicClient dynamic.Interface // to report how objects are, and for hooks
+	dynamicClient dynamic.Interface // for the health of objects, and for hooks
 	core          corev1client.CoreV1Interface
 	namespaces    corev1client.NamespaceInterface
 	raw           rest.Interface
@@ -52,7 +51,7 @@ func (m *memberClient) at(resource kube.Resource, namespace string) metadata.Res
 	return m.objects.Resource(resource.GVR)
 }
 
-// apply makes the one server-side apply request of an object.
+// apply sends the server-side apply request of an object.
 func (m *memberClient) apply(ctx context.Context, t *target, body []byte) (*live, error) {
 	force := true
 	obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.ApplyPatchType, body,
@@ -63,8 +62,8 @@ func (m *memberClient) apply(ctx context.Context, t *target, body []byte) (*live
 	return liveOf(obj), nil
 }
 
-// delete deletes exactly the object with this UID, and its dependents in the background. One that does not exist is no
-// error.
+// delete deletes the object with this UID, and its dependents in the background. It returns nil if the object does not
+// exist.
 func (m *memberClient) delete(ctx context.Context, s objectLocation, uid types.UID) error {
 	return m.deleteWith(ctx, s, uid, metav1.DeletePropagationBackground)
 }
@@ -72,14 +71,14 @@ func (m *memberClient) delete(ctx context.Context, s objectLocation, uid types.U
 // deleteWith is delete with another propagation policy.
 func (m *memberClient) deleteWith(ctx context.Context, s objectLocation, uid types.UID, propagation metav1.DeletionPropagation) error {
 	err := m.at(s.resource, s.key.Namespace).Delete(ctx, s.key.Name,
-		metav1.DeleteOptions{Preconditions: uidOf(uid), PropagationPolicy: &propagation})
+		metav1.DeleteOptions{Preconditions: uidPrecondition(uid), PropagationPolicy: &propagation})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	return err
 }
 
-// unmark takes our marks, and those of the Work that it came from, off exactly the object that was seen.
+// unmark deletes our ownership labels and annotations, and those of its Work, from the object with the UID of existing.
 func (m *memberClient) unmark(ctx context.Context, s objectLocation, existing *live) error {
 	labels, annotations := map[string]any{kube.LabelReason: nil}, map[string]any{}
 	for _, name := range markNames() {
@@ -112,8 +111,8 @@ func (m *memberClient) unmark(ctx context.Context, s objectLocation, existing *l
 	return err
 }
 
-// awaitGone waits until the object with this UID is gone.
-func (m *memberClient) awaitGone(ctx context.Context, s objectLocation, uid types.UID) error {
+// awaitDeleted waits until the object with this UID no longer exists.
+func (m *memberClient) awaitDeleted(ctx context.Context, s objectLocation, uid types.UID) error {
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, recreateLimit, true, func(ctx context.Context) (bool, error) {
 		obj, err := m.at(s.resource, s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -122,12 +121,12 @@ func (m *memberClient) awaitGone(ctx context.Context, s objectLocation, uid type
 		return err == nil && obj.UID != uid, err
 	})
 	if err != nil {
-		return fmt.Errorf("wait for the old object to go: %w", err)
+		return fmt.Errorf("wait until the old object is deleted: %w", err)
 	}
 	return nil
 }
 
-// ensureNamespace creates a namespace if it does not exist. It carries no marks: nobody ever prunes it.
+// ensureNamespace creates a namespace if it does not exist. It has no ownership labels, so it is never pruned.
 func (m *memberClient) ensureNamespace(ctx context.Context, name string) error {
 	_, err := m.namespaces.Get(ctx, name, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
@@ -141,7 +140,7 @@ func (m *memberClient) ensureNamespace(ctx context.Context, name string) error {
 	return err
 }
 
-// resolveKinds finds where the given kinds are served now. Kinds that nobody knows are not in the result.
+// resolveKinds returns the resources of the given kinds. Unknown kinds are not in the result.
 func (m *memberClient) resolveKinds(gvks map[schema.GroupVersionKind]bool) (kinds, error) {
 	known, unknown, err := m.lookUp(gvks)
 	if err != nil || !unknown {
@@ -174,5 +173,5 @@ func (m *memberClient) lookUp(gvks map[schema.GroupVersionKind]bool) (known kind
 	return known, unknown, nil
 }
 
-// uidOf is for a precondition.
-func uidOf(uid types.UID) *metav1.Preconditions { return &metav1.Preconditions{UID: &uid} }
+// uidPrecondition returns the precondition that an object has this UID.
+func uidPrecondition(uid types.UID) *metav1.Preconditions { return &metav1.Preconditions{UID: &uid} }

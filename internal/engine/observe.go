@@ -19,17 +19,17 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Health says how an object is.
+// Health is the health of an object.
 type Health string
 
-// The healths of an object. One whose kind has no idea of health is Healthy while it exists.
+// The healths of an object. An object of a kind without a notion of health is Healthy while it exists.
 const (
 	Healthy   Health = "Healthy"
-	Unhealthy Health = "Unhealthy" // it failed, is not there yet, or is on its way out
-	Unknown   Health = "Unknown"   // it does not exist, or is not the bundle's
+	Unhealthy Health = "Unhealthy" // it failed, is in progress, or is being deleted
+	Unknown   Health = "Unknown"   // it does not exist, or does not belong to the bundle
 )
 
-// Observation is how one object of a bundle is now.
+// Observation is the state of one object of a bundle.
 type Observation struct {
 	Ref kube.Ref
 	// Resource is the plural name of the kind, "" if the cluster does not know the kind.
@@ -39,10 +39,10 @@ type Observation struct {
 	Health Health
 }
 
-// Observe returns how the objects are that the record of id holds, in a fixed order; there are none without a record.
-// It changes nothing, and reads only objects whole that have changed since this Engine read them last. With an error
-// the health of what could not be read is Unknown: of all the rest after a request without an answer. There are no
-// observations if the record could not be read.
+// Observe returns the state of the objects in the record of id, in a fixed order, and nothing without a record. It reads
+// only objects that have changed since this Engine read them last. With an error the health of the objects that could
+// not be read is Unknown. After a request without a response no further request is sent. There are no observations if
+// the record could not be read.
 func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, error) {
 	rec, err := e.recorded(ctx, id)
 	if err != nil {
@@ -64,13 +64,13 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 		states[i] = newObservedState(item)
 		work.Go(func() error {
 			unread[i] = requestUnlessAborted(ctx, abort, func() (err error) {
-				states[i], err = e.member.whole(ctx, item)
+				states[i], err = e.member.observeObject(ctx, item)
 				return err
 			})
 			return nil
 		})
 	}
-	// What could not be read is in unread, no error of the group.
+	// Errors are in unread and not in the group.
 	_ = work.Wait()
 	e.observed.set(id, states, unread)
 	existing := make([]Observation, len(items))
@@ -83,7 +83,7 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	return existing, nil
 }
 
-// recorded returns the record of id as this engine knows it; an empty one if there is none.
+// recorded returns the cached or stored record of id, or an empty one.
 func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*inventory.Record, error) {
 	if rec := e.store.Cached(id); rec != nil {
 		return rec, nil
@@ -100,8 +100,8 @@ func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*inventory.Record,
 	return rec, err
 }
 
-// whole reads one object of a record.
-func (m *memberClient) whole(ctx context.Context, item inventory.Entry) (observedState, error) {
+// observeObject reads one object of a record.
+func (m *memberClient) observeObject(ctx context.Context, item inventory.Entry) (observedState, error) {
 	state := newObservedState(item)
 	existing := &state.observation
 	resource, err := m.mapper.AnyVersion(item.Ref.GVK())
@@ -131,7 +131,7 @@ func (m *memberClient) whole(ctx context.Context, item inventory.Entry) (observe
 	return state, nil
 }
 
-// healthOf judges an object by the rules of its kind, as they are in kstatus.
+// healthOf returns the health of an object by the rules of kstatus.
 func healthOf(obj *unstructured.Unstructured) Health {
 	result, err := kstatus.Compute(obj)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// defaultNamespace is where namespaced objects go that name no namespace and belong to no release.
+// defaultNamespace is the namespace of namespaced objects that name no namespace and belong to no release.
 const defaultNamespace = "default"
 
 // target is one object of a bundle, ready to be compared with the cluster and applied.
@@ -31,35 +31,35 @@ type target struct {
 	// namespace/name.
 	item    int
 	release string
-	// origin is that of inventory.Entry.
+	// origin is inventory.Entry.Origin.
 	origin string
-	// content is the object as it was rendered, in the namespace where it goes, without what only a server sets and
-	// without marks.
+	// content is the rendered object with its namespace, without the fields that only a server sets, and without
+	// ownership labels.
 	content map[string]any
 	// resource is zero while neither the server nor a definition in the bundle knows the kind.
 	resource kube.Resource
-	// served is the resource under which the object can be seen now: another version than its own, maybe. Zero: it cannot
-	// exist yet.
+	// served is the resource with which the object can be read now. Its version may differ from the object's. It is zero
+	// if the kind is not served, so that the object cannot exist yet.
 	served kube.Resource
 
 	skipNamespaceCreation bool
 	force                 bool
-	guarded               bool // leave alone what is not managed
-	overwrite             bool // but for this object
+	guarded               bool // do not change an existing object that is not managed
+	overwrite             bool // change this object even if guarded is true
 }
 
 func (t *target) key() kube.Ref { return t.ref.Key() }
 
 func (t *target) isCRD() bool { return t.rank == rankCRD }
 
-// kinds is what a plan needs to know of the cluster: where each kind of the bundle is served now.
+// kinds has the resources of a bundle's kinds on the cluster: exact in the requested version, any in any version.
 type kinds struct {
 	exact map[schema.GroupVersionKind]kube.Resource
 	any   map[schema.GroupVersionKind]kube.Resource
 }
 
-// plan lists the targets of b in the order in which they are applied, and what is wrong with the rest. It fails, naming
-// what is wrong, if b cannot be meant.
+// plan lists the targets of b in the order in which they are applied. A guarded bundle has a problem for each invalid
+// object, another bundle fails with the first one.
 func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors, err error) {
 	defined := definedKinds(b)
 	origin := map[kube.Ref]bundle.Item{}
@@ -95,16 +95,16 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 			if t.resource == (kube.Resource{}) {
 				t.resource = defined[gvk]
 			}
-			place(t, item)
+			setNamespace(t, item)
 			if first, ok := origin[t.key()]; ok {
-				err := fmt.Errorf("%s is there twice: in %s and in %s", t.ref, describe(first), describe(item))
+				err := fmt.Errorf("%s is listed twice: in %s and in %s", t.ref, describe(first), describe(item))
 				if err := tolerate(err); err != nil {
 					return nil, nil, err
 				}
 				continue
 			}
 			origin[t.key()] = item
-			if err := seal(t, item, b); err != nil {
+			if err := setMarks(t, item, b); err != nil {
 				if err := tolerate(err); err != nil {
 					return nil, nil, err
 				}
@@ -117,7 +117,7 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 	return targets, problems, nil
 }
 
-// newTarget copies what it changes: a bundle is a value that others hold too.
+// newTarget returns the target of an object. It copies the fields that it changes, since others use the bundle too.
 func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle) (*target, error) {
 	ref := kube.RefOf(obj)
 	switch {
@@ -147,7 +147,7 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 		}
 	}
 	if _, ok := content["aggregationRule"]; ok && ref.Group == groupRBAC && ref.Kind == "ClusterRole" {
-		// A controller of the cluster writes the rules of an aggregated role: whoever sets them fights it.
+		// A controller of the cluster writes the rules of an aggregated role, and would overwrite ours again and again.
 		delete(content, "rules")
 	}
 	force := item.Force || obj.GetAnnotations()[kube.AnnotationForceRecreate] == "true"
@@ -166,9 +166,9 @@ func markRelease(metadata map[string]any, release *bundle.Release) {
 	metadata["labels"], metadata["annotations"] = labels, annotations
 }
 
-// foldStringData writes a Secret's stringData as data, as the server does when it stores it: the server forgets who set
-// what came as stringData, so changes by others would go unseen. To the server null is an empty map, and an empty
-// string in one.
+// foldStringData converts a Secret's stringData to data, as the API server does when it stores the Secret. The server
+// records no field managers for stringData, so drift of it would not be noticed. The server treats null as an empty map,
+// and a null value as an empty string.
 func foldStringData(content map[string]any) error {
 	written, found := content["stringData"]
 	if !found {
@@ -197,8 +197,9 @@ func foldStringData(content map[string]any) error {
 	return nil
 }
 
-// place gives the target the namespace that its kind wants. Of an unknown kind the namespace stays as written.
-func place(t *target, item bundle.Item) {
+// setNamespace sets the namespace of a namespaced target and deletes that of a cluster-scoped one. It changes nothing
+// if the kind is unknown.
+func setNamespace(t *target, item bundle.Item) {
 	resource := t.resource
 	if resource == (kube.Resource{}) {
 		return
@@ -218,7 +219,8 @@ func place(t *target, item bundle.Item) {
 	}
 }
 
-func seal(t *target, item bundle.Item, b bundle.Bundle) error {
+// setMarks sets the ownership labels and annotations of a target, with the digest of its content.
+func setMarks(t *target, item bundle.Item, b bundle.Bundle) error {
 	raw, err := json.Marshal(t.content)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", t.ref, err)
@@ -228,8 +230,8 @@ func seal(t *target, item bundle.Item, b bundle.Bundle) error {
 	return nil
 }
 
-// body returns the target as an apply request says it: its content and its marks. A uid makes the request fail unless
-// it meets the object that was seen.
+// body returns the body of an apply request: the content and the ownership labels. With a uid the request fails unless
+// the object has this UID.
 func (t *target) body(adopt bool, uid types.UID) map[string]any {
 	body := maps.Clone(t.content)
 	metadata := maps.Clone(body["metadata"].(map[string]any))
@@ -251,8 +253,8 @@ func (t *target) body(adopt bool, uid types.UID) map[string]any {
 	return body
 }
 
-// stamped returns the body of an apply request in JSON.
-func (t *target) stamped(adopt bool, uid types.UID) ([]byte, error) {
+// encodeBody returns the body of an apply request in JSON.
+func (t *target) encodeBody(adopt bool, uid types.UID) ([]byte, error) {
 	return encode(t.ref, t.body(adopt, uid))
 }
 
@@ -271,7 +273,7 @@ func mapOf(value any) map[string]any {
 	return map[string]any{}
 }
 
-// describe names where an item comes from, for people.
+// describe names the origin of an item in messages.
 func describe(item bundle.Item) string {
 	return cmp.Or(originOf(item), "the bundle")
 }
@@ -302,6 +304,7 @@ func definedKinds(b bundle.Bundle) map[schema.GroupVersionKind]kube.Resource {
 	return defined
 }
 
+// define adds the kinds that a CustomResourceDefinition serves.
 func define(defined map[schema.GroupVersionKind]kube.Resource, crd map[string]any) {
 	text := func(path ...string) string {
 		value, _, err := unstructured.NestedString(crd, path...)
@@ -327,5 +330,5 @@ func define(defined map[schema.GroupVersionKind]kube.Resource, crd map[string]an
 	}
 }
 
-// errUnknownKind says that neither the server nor the bundle knows a kind.
+// errUnknownKind is the error of an object whose kind neither the server nor the bundle defines.
 var errUnknownKind = errors.New("the cluster does not know this kind, and no CustomResourceDefinition of the bundle defines it")

@@ -16,26 +16,25 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// removal is what became of one object that is no longer wanted.
+// removal is the result of removing one object.
 type removal struct {
 	inventory.Entry
-	fate   pruneAction
-	reason string
-	spot   objectLocation
-	seen   *live // nil if it did not exist
-	err    error
+	action   pruneAction
+	reason   string
+	location objectLocation
+	existing *live // nil if it did not exist
+	err      error
 }
 
 // removeOptions change how objects are removed.
 type removeOptions struct {
 	// instead replaces decisions by others.
 	instead map[pruneAction]pruneAction
-	// propagation is how dependents are deleted, in the background if it is empty.
+	// propagation is the policy for dependents. Default: Background.
 	propagation metav1.DeletionPropagation
 }
 
-// removeRank removes objects of one rank, as far as each of them is still ours to remove. Its own error means that
-// nothing was tried.
+// removeRank removes those objects of one rank that the bundle still owns. With an error it has removed nothing.
 func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory.Entry, options removeOptions) ([]removal, error) {
 	removals := make([]removal, len(items))
 	locations, found, err := e.observe(ctx, items)
@@ -47,13 +46,13 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory
 	var mu sync.Mutex // guards removals
 	for i, item := range items {
 		existing := found[item.Ref.Key()]
-		what, reason := decidePrune(item, existing, id, e.ownerScope)
-		if instead, ok := options.instead[what]; ok {
-			what, reason = instead, ""
+		action, reason := decidePrune(item, existing, id, e.ownerScope)
+		if instead, ok := options.instead[action]; ok {
+			action, reason = instead, ""
 		}
 		work.Go(func() error {
 			var err error
-			switch what {
+			switch action {
 			case pruneDelete:
 				err = e.member.deleteWith(ctx, locations[i], existing.UID, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
 			case pruneOrphan:
@@ -62,7 +61,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			removals[i] = removal{Entry: item, fate: what, reason: reason, spot: locations[i], seen: existing, err: err}
+			removals[i] = removal{Entry: item, action: action, reason: reason, location: locations[i], existing: existing, err: err}
 			return nil
 		})
 	}
@@ -85,8 +84,8 @@ func (e *Engine) observe(ctx context.Context, items []inventory.Entry) ([]object
 	return locations, found, err
 }
 
-// locate finds where an object of a record is served. The zero Resource means that its kind is certainly gone, and the
-// object with it.
+// locate returns the resource with which an object of a record is read. It is zero if the kind no longer exists, and
+// with it the object.
 func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 	resource, err := e.member.mapper.AnyVersion(ref.GVK())
 	if err == nil || !meta.IsNoMatchError(err) {
@@ -103,8 +102,8 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 	return e.member.mapper.AnyVersion(ref.GVK())
 }
 
-// prune removes what the record holds and the bundle does not want any more, the last ranks first. What fails, and what
-// waits because of failures, stays in the record.
+// prune removes the objects in the inventory that the bundle lacks, the highest rank first. Objects that are not removed,
+// because of an error or of other failures, stay in the inventory.
 func (p *applyRun) prune(ctx context.Context) error {
 	groups := toPrune(p.prior.Entries, p.retained)
 	if len(p.failures) > 0 {
@@ -117,7 +116,7 @@ func (p *applyRun) prune(ctx context.Context) error {
 	return p.pruneGroups(ctx, groups)
 }
 
-// pruneGroups removes objects that the bundle does not want, group by group.
+// pruneGroups removes objects that the bundle lacks, group by group.
 func (p *applyRun) pruneGroups(ctx context.Context, groups [][]inventory.Entry) error {
 	groups, err := p.engine.orderRoles(ctx, groups)
 	if err != nil {
@@ -137,20 +136,20 @@ func (p *applyRun) pruneGroups(ctx context.Context, groups [][]inventory.Entry) 
 	return nil
 }
 
-// keepRecorded keeps objects in the record that the next prune must look at, even those that this one has deleted.
+// keepRecorded keeps the entries of objects that the next prune must read again, even of those deleted by this one.
 func (p *applyRun) keepRecorded(groups [][]inventory.Entry) {
 	for _, item := range slices.Concat(groups...) {
 		p.next.Entries[item.Ref.Key()] = item
 	}
 }
 
-// pruneGroup removes objects, and returns whether others may be removed after them.
+// pruneGroup removes objects. proceed is true if the next group may be removed.
 func (p *applyRun) pruneGroup(ctx context.Context, items []inventory.Entry) (proceed bool, err error) {
 	removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, removeOptions{})
 	if err != nil {
 		return false, err
 	}
-	aggregating := slices.DeleteFunc(slices.Clone(removals), func(r removal) bool { return !r.seen.aggregated() })
+	aggregating := slices.DeleteFunc(slices.Clone(removals), func(r removal) bool { return !r.existing.aggregated() })
 	left, err := p.engine.remaining(ctx, aggregating)
 	if err != nil {
 		return false, err
@@ -164,9 +163,10 @@ func (p *applyRun) pruneGroup(ctx context.Context, items []inventory.Entry) (pro
 	return len(left) == 0 && (len(p.failures) == 0 || p.bundle.Options.ContinueOnError), nil
 }
 
+// recordRemoval adds a removal to the changes and failures of the run.
 func (p *applyRun) recordRemoval(r removal) {
 	if _, ok := p.next.Entries[r.Ref.Key()]; !ok && r.err == nil {
-		return // an earlier group of orderRoles held it, too
+		return // an earlier group of orderRoles had it, too
 	}
 	change := bundle.Change{Ref: r.Ref, Action: bundle.Deleted}
 	switch {
@@ -175,8 +175,8 @@ func (p *applyRun) recordRemoval(r removal) {
 		p.failures = append(p.failures, &objectError{ref: r.Ref, err: fmt.Errorf("delete it: %w", r.err)})
 	case r.reason != "":
 		change.Action, change.Reason = bundle.Skipped, r.reason
-	case r.fate == pruneForget:
-		change.Reason = "it was gone already"
+	case r.action == pruneForget:
+		change.Reason = "it did not exist any more"
 	}
 	if r.err == nil {
 		delete(p.next.Entries, r.Ref.Key())

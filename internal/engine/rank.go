@@ -2,12 +2,12 @@ package engine
 
 import "k8s.io/apimachinery/pkg/runtime/schema"
 
-// The ranks with rules of their own. Objects are applied in the order of their ranks and removed in the reverse order.
+// The ranks that other code refers to. Objects are applied in the order of their ranks and removed in the reverse order.
 const (
 	rankNamespace = 0
 	rankCRD       = 1
 	rankOther     = 100 // kinds that are not listed: custom resources, mostly
-	rankLast      = 200 // what changes how the API server treats everything else
+	rankLast      = 200 // webhooks and APIServices, which change how the API server treats all other objects
 )
 
 const (
@@ -15,8 +15,8 @@ const (
 	groupRBAC          = "rbac.authorization.k8s.io"
 )
 
-// rankOf returns the rank of a kind: what others refer to comes before what refers to it. Custom resources come after the workloads
-// that may serve them and before webhooks, which may refuse everything until their workloads run.
+// rankOf returns the rank of a kind. A kind that others refer to has a lower rank than they. Custom resources come after
+// the workloads that may serve them, and before webhooks, which may refuse every request until their workloads run.
 func rankOf(gk schema.GroupKind) int {
 	switch gk.Group {
 	case "":

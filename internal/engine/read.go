@@ -75,7 +75,7 @@ type reader struct {
 	member *memberClient
 	abort  context.CancelCauseFunc
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu     sync.Mutex
 	found  map[kube.Ref]*live
 	unread map[kube.Ref]error
@@ -212,7 +212,7 @@ func requestUnlessAborted(ctx context.Context, abort context.CancelCauseFunc, re
 		abort(err)
 	}
 	if err != nil && ctx.Err() != nil {
-		// The error of a request that was not sent is only that of the context.
+		// A request that was not sent fails with the error of the context.
 		return context.Cause(ctx)
 	}
 	return err

@@ -25,7 +25,7 @@ func (p *applyRun) planReleases() error {
 		}
 		key := releaseKey(item)
 		if wanted[key] {
-			return fmt.Errorf("helm release %s is there twice", key)
+			return fmt.Errorf("helm release %s is listed twice", key)
 		}
 		wanted[key] = true
 		if err := p.planRelease(item); err != nil {

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// labelRetainReplicas on an object of a guarded bundle, "true", leaves the number of its replicas to its cluster, once
-	// it is there.
+	// labelRetainReplicas with the value "true" on an object of a guarded bundle leaves the number of replicas of an
+	// existing object to its cluster.
 	labelRetainReplicas = "resourcetemplate.karmada.io/retain-replicas"
-	// retainTries is how often an object that changes all the time is read again before it is applied.
+	// retainTries is the maximum number of attempts to apply an object that others change meanwhile.
 	retainTries = 5
 )
 
-// retains returns whether the replicas of a target are its cluster's to say.
+// retains returns whether the cluster decides about the replicas of a target.
 func (t *target) retains() bool {
 	_, scales := mapOf(t.content["spec"])["replicas"]
 	return scales && t.guarded && mapOf(mapOf(t.content["metadata"])["labels"])[labelRetainReplicas] == "true"
 }
 
-// applyRetaining applies an object that exists without saying how many replicas it has. While nobody else has set them,
-// leaving them out would set them to one: then they are sent as they are.
+// applyRetaining applies an existing object without its replicas. If only we have set them, the API server would reset
+// omitted replicas to one: then it sends the existing number.
 func (p *applyRun) applyRetaining(ctx context.Context, v decision, uid types.UID) (now *live, err error) {
 	for range retainTries {
 		whole, err := p.engine.member.dynamicClient.Resource(v.resource.GVR).Namespace(v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
@@ -57,7 +57,7 @@ func (p *applyRun) applyRetaining(ctx context.Context, v decision, uid types.UID
 	return nil, errBusy
 }
 
-// replicasOursAlone returns whether we have set the replicas of an object, and nobody else has.
+// replicasOursAlone returns whether we have set the replicas of an object, and no other field manager has.
 func replicasOursAlone(obj *unstructured.Unstructured) bool {
 	ours := false
 	for _, entry := range obj.GetManagedFields() {

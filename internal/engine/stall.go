@@ -10,14 +10,14 @@ import (
 )
 
 // ErrTimeUp is the cause of a context whose limit of WithPatience has expired.
-var ErrTimeUp = errors.New("not everything was done in time; the next attempt goes on from there")
+var ErrTimeUp = errors.New("the time limit was reached; the next attempt continues from there")
 
 // stallTimer limits the time that an Engine works on a cluster for one caller. It stops while the Engine waits for
 // locks.
 type stallTimer struct {
 	answered atomic.Bool
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu      sync.Mutex
 	timer   *time.Timer
 	left    time.Duration // when the timer was last started

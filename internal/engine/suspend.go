@@ -9,9 +9,8 @@ import (
 	"github.com/towline/towline/internal/inventory"
 )
 
-// Suspend leaves what id put on the cluster as it is from now on, drift and what failed included, until the bundle is
-// converged or withdrawn; a run that is under way ends first. It returns what the record says of the bundle, without a
-// State if there is no complete record.
+// Suspend stops the correction of drift and the retries of id until the bundle is converged or withdrawn. It waits for
+// the end of the current run. It returns the report in the record, without a State if there is no complete record.
 func (e *Engine) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error) {
 	release, err := e.ids.acquire(ctx, id)
 	if err != nil {
@@ -20,7 +19,7 @@ func (e *Engine) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, erro
 	defer release()
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && !rec.Exists()) {
-		return bundle.Report{ID: id}, nil // there is nothing to heal from
+		return bundle.Report{ID: id}, nil // without a record drift is not corrected
 	}
 	if err != nil {
 		return bundle.Report{ID: id}, fmt.Errorf("suspend %s: %w", id, err)

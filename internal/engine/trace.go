@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// trace returns rec, which has lost its inventory, with everything that was applied for its ID, as its marks say. It
-// costs a list of every kind. With an error it returns what it found until then.
+// trace rebuilds the lost inventory of rec from the objects with the ownership labels of its ID. It lists every kind.
+// With an error it returns the objects that it has found.
 func (e *Engine) trace(ctx context.Context, rec *inventory.Record) (*inventory.Record, error) {
 	found, err := e.member.listMarked(ctx, rec.ID, e.ownerScope)
 	traced := rec.Edit()
@@ -35,12 +35,12 @@ func (e *Engine) trace(ctx context.Context, rec *inventory.Record) (*inventory.R
 		releaseErr = &releaseTraceError{err: releaseErr}
 	}
 	if err = errors.Join(err, releaseErr); err != nil {
-		return traced, fmt.Errorf("look for what was deployed, without a record: %w", err)
+		return traced, fmt.Errorf("rebuild the inventory: %w", err)
 	}
 	return traced, nil
 }
 
-// releaseTraceError is why the Helm releases of a bundle are not known.
+// releaseTraceError is the error if the Helm releases of a bundle could not be listed.
 type releaseTraceError struct{ err error }
 
 // Error returns the reason.
@@ -49,15 +49,15 @@ func (e *releaseTraceError) Error() string { return e.err.Error() }
 // Unwrap returns the reason.
 func (e *releaseTraceError) Unwrap() error { return e.err }
 
-// listMarked lists what was applied for id, in all kinds that the server can list now. Kinds that it cannot are logged
-// and left out: one that is broken for good must not keep everything else from being found.
+// listMarked lists the objects with the ownership labels of id, in all kinds that can be listed. It logs and omits the
+// other kinds, since one broken kind must not prevent finding all other objects.
 func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, of inventory.OwnerScope) ([]inventory.Entry, error) {
 	served, err := discovery.ServerPreferredResources(m.served)
 	if err != nil {
 		if !discovery.IsGroupDiscoveryFailedError(err) {
 			return nil, fmt.Errorf("list the kinds of the cluster: %w", err)
 		}
-		log.FromContext(ctx).Info("without a record, not looking at kinds that the cluster does not tell",
+		log.FromContext(ctx).Info("rebuilding the inventory without the kinds that discovery does not return",
 			logkeys.Bundle, id.String(), logkeys.Reason, err.Error())
 	}
 	var mu sync.Mutex // guards found
@@ -67,7 +67,7 @@ func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, of inventor
 	for _, group := range served {
 		gv, err := schema.ParseGroupVersion(group.GroupVersion)
 		if err != nil {
-			continue // nothing was ever applied in a version that is none
+			continue // no object can have an invalid version
 		}
 		for _, resource := range group.APIResources {
 			if strings.Contains(resource.Name, "/") || !slices.Contains(resource.Verbs, "list") || !slices.Contains(resource.Verbs, "delete") {
@@ -92,7 +92,7 @@ func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersion
 	for {
 		page, err := m.objects.Resource(gvr).List(ctx, opts)
 		if isUnlistable(err) {
-			log.FromContext(ctx).Info("without a record, not looking at a kind that cannot be listed",
+			log.FromContext(ctx).Info("rebuilding the inventory without a kind that cannot be listed",
 				logkeys.Bundle, requestedBy.id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
 			return found, nil
 		}
@@ -113,22 +113,22 @@ func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersion
 	}
 }
 
-// requestorFilter is a bundle of one scope.
+// requestorFilter selects the objects of a bundle of one scope.
 type requestorFilter struct {
 	id bundle.ID
 	of inventory.OwnerScope
 }
 
-// isUnlistable returns whether a list failed because of its kind: it may not be listed, or who serves or converts it
-// does not work.
+// isUnlistable returns whether a list failed because of its kind: it is forbidden, or its API server or conversion
+// webhook does not work.
 func isUnlistable(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err) ||
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
 }
 
-// appliedFor returns whether our own apply, of an object of this API group, made obj what it is for a bundle. Marks
-// alone say too little: restores, operators and people copy them. And one object can be served in several groups: it is
-// traced in the one where it was applied.
+// appliedFor returns whether our own apply request, in this API group, applied obj for a bundle. The ownership labels
+// are not sufficient: restores, operators and users copy them. An object that is served in several groups counts in the
+// group in which it was applied.
 func appliedFor(obj *metav1.PartialObjectMetadata, group string, requestedBy requestorFilter) bool {
 	if liveOf(obj).Signature() != requestedBy.of.Signature(requestedBy.id) || metav1.GetControllerOf(obj) != nil {
 		return false

@@ -51,7 +51,7 @@ func (p *applyRun) selectPrunable(groups [][]inventory.Entry) [][]inventory.Entr
 	return safe
 }
 
-// isBundleFailure returns whether a failure is not that of one object or release, so that it may concern any object.
+// isBundleFailure returns whether a failure concerns the whole bundle, and not one object or release.
 func isBundleFailure(err error) bool {
 	_, isObject := errors.AsType[*objectError](err)
 	_, isRelease := errors.AsType[*releaseFailure](err)

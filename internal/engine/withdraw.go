@@ -12,10 +12,10 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Withdraw removes what w.ID put on the cluster, as its record says, or the marks on the objects if the record is lost:
-// the last ranks first, and each rank only when everything of the ranks above it is gone, so that nothing that cleans
-// up after an object goes before it. done is false while something that was deleted still exists: call again. An error
-// names what could not be removed.
+// Withdraw removes the objects of a bundle from the cluster: the objects in its record, or those with its ownership
+// labels if the record is lost. It removes the highest rank first, and the next rank after all objects of the former one
+// no longer exist. So a controller that cleans up after an object is not deleted before the object. done is false while
+// a deleted object still exists: the caller must call again. An error names the objects that could not be removed.
 func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error) {
 	release, err := e.ids.acquire(ctx, w.ID)
 	if err != nil {
@@ -29,7 +29,7 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 	return e.withdraw(ctx, rec, w)
 }
 
-// resumeWithdrawal goes on with the withdrawal of id. done is also true if none is in progress any more.
+// resumeWithdrawal continues the withdrawal of id. done is also true if no withdrawal is in progress.
 func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error) {
 	release, err := e.ids.acquire(ctx, id)
 	if err != nil {
@@ -38,7 +38,7 @@ func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool,
 	defer release()
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) {
-		return true, nil // who ordered it looks for what is left
+		return true, nil // the requester calls Withdraw, which rebuilds the inventory
 	}
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", id, err)
@@ -49,7 +49,7 @@ func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool,
 	return e.withdraw(ctx, rec, bundle.Withdrawal{ID: id, Leave: rec.Leave})
 }
 
-// withdraw removes what a record holds. Its caller holds the ID.
+// withdraw removes the objects of a record. The caller must hold the lock of its ID.
 func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.Withdrawal) (done bool, err error) {
 	if !rec.Exists() && len(rec.Entries) == 0 && len(rec.Releases) == 0 {
 		return true, nil
@@ -78,7 +78,7 @@ func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.W
 	return true, nil
 }
 
-// loadOrTrace returns the record of id, or what is found of the bundle on the cluster if it is lost.
+// loadOrTrace returns the record of id. If it is lost, it rebuilds the record from the objects on the cluster.
 func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*inventory.Record, error) {
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && !rec.Exists()) {
@@ -87,8 +87,8 @@ func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*inventory.Reco
 	return rec, err
 }
 
-// beginRemoval saves that the bundle of a record is being withdrawn: from then on nobody heals what is removed. What
-// was delivered may be older than what the user wants now, so only the withdrawal returns whether the objects stay.
+// beginRemoval saves that the bundle of a record is being withdrawn. From then on drift is not corrected. leave is saved
+// because the delivered bundle may be older than the withdrawal.
 func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave bool) (*inventory.Record, error) {
 	if rec.State == bundle.StateRemoving && rec.Leave == leave {
 		return rec, nil
@@ -103,6 +103,7 @@ func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave 
 	return e.store.Save(ctx, rec, next, nil)
 }
 
+// removeAll removes all objects of a record, rank by rank. done is false while a deleted object still exists.
 func (e *Engine) removeAll(ctx context.Context, rec *inventory.Record) (done bool, err error) {
 	groups := toPrune(rec.Entries, nil)
 	var instead map[pruneAction]pruneAction
@@ -140,16 +141,16 @@ func removalErrors(removals []removal) error {
 	return failures
 }
 
-// remaining reads again the objects that were deleted, and returns those that still exist: finalizers can keep an
-// object for as long as they like. A ClusterRole that the aggregation controller created again after its deletion is
-// left to the last group of orderRoles; one that was created again after that remains, too.
+// remaining reads the deleted objects again, and returns those that still exist, for example because of a finalizer. A
+// ClusterRole that the aggregation controller created again is removed with the last group of orderRoles. If it was
+// created again after that, it remains, too.
 func (e *Engine) remaining(ctx context.Context, removals []removal) (map[kube.Ref]bool, error) {
 	var locations []objectLocation
 	before := map[kube.Ref]*live{}
 	for _, r := range removals {
-		if r.fate == pruneDelete || r.fate == pruneAwait {
-			locations = append(locations, r.spot)
-			before[r.spot.key] = r.seen
+		if r.action == pruneDelete || r.action == pruneAwait {
+			locations = append(locations, r.location)
+			before[r.location.key] = r.existing
 		}
 	}
 	if len(locations) == 0 {
@@ -157,7 +158,7 @@ func (e *Engine) remaining(ctx context.Context, removals []removal) (map[kube.Re
 	}
 	found, err := e.member.observe(ctx, locations)
 	if err != nil {
-		return nil, errors.Join(errors.New("look whether everything is gone"), err)
+		return nil, errors.Join(errors.New("read whether the deleted objects still exist"), err)
 	}
 	left := map[kube.Ref]bool{}
 	for key, existing := range found {

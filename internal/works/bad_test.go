@@ -35,7 +35,7 @@ func TestBadManifestKeepsNoOther(t *testing.T) {
 		},
 		"there twice": {
 			"{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: OBJECTS, namespace: other}}",
-			fmt.Sprintf("ClusterRole rbac.authorization.k8s.io %[1]s is there twice: in the bundle and in the bundle", w.objects),
+			fmt.Sprintf("ClusterRole rbac.authorization.k8s.io %[1]s is listed twice: in the bundle and in the bundle", w.objects),
 		},
 	} {
 		// One after the other: it is the same Work.
