@@ -62,7 +62,7 @@ type Corrector struct {
 	queue    workqueue.TypedDelayingInterface[bundle.ID]
 	notifier *changeNotifier
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu             sync.Mutex
 	tasks          map[bundle.ID]*task
 	failures       map[bundle.ID]int // runs that failed in a row

@@ -1,4 +1,4 @@
-// Package drift notices what others change or delete of applied objects, and has it corrected.
+// Package drift detects changes and deletions of applied objects by others, and triggers their correction.
 //
 // A Corrector watches the metadata of every kind that a record of the member names, and the Secrets of the records. It
 // compares each event with the entry in the inventory, and asks the Engine to converge again the objects that differ.

@@ -17,7 +17,7 @@ const notifyInterval = 3 * time.Second
 // changeNotifier collects the bundles with changed objects, and notifies of each bundle at most once per
 // notifyInterval.
 type changeNotifier struct {
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu       sync.Mutex
 	pending  map[bundle.ID]bool
 	urgent   map[bundle.ID]bool

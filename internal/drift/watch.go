@@ -119,7 +119,7 @@ func (s *objectSink) Add(obj any) error {
 	return nil
 }
 
-// Update does what Add does.
+// Update is like Add.
 func (s *objectSink) Update(obj any) error { return s.Add(obj) }
 
 // Delete reports an object that was deleted, or whose label was removed.

@@ -1,4 +1,4 @@
-// Package inventory remembers on a member what was applied to it, per bundle.
+// Package inventory records on a member the objects that were applied to it, per bundle.
 //
 // A Record holds one bundle: its content, how far its delivery is, one Entry for each object with the UID that the
 // member gave it, and the state of each Helm release. A Store keeps the records in Secrets of one namespace of the
@@ -6,7 +6,7 @@
 // continues from the records, and only objects with an entry in a record are pruned.
 //
 // The head Secret of a record has the label towline.dev/record=head and a name that is computed from the bundle ID. It
-// holds the head as JSON and the content and the entries as compressed JSON. What does not fit into it is in chunk
+// holds the head as JSON and the content and the entries as compressed JSON. Larger content and entries are in chunk
 // Secrets, which are immutable and named by their content.
 //
 // Invariants:
@@ -18,9 +18,9 @@
 //     overwritten.
 //   - A record that was loaded or saved is never changed. Edit returns a copy to change and save.
 //   - Each record belongs to one OwnerScope: a hub and a registration of the cluster with it. Records of other scopes
-//     are neither read nor written, but those of earlier registrations with the same hub are deleted once the hub has
-//     confirmed the present one.
+//     are neither read nor written. Records of earlier registrations with the same hub are deleted after the hub has
+//     confirmed the current one.
 //
-// LiveMeta is the state that is compared with an Entry: the ownership labels and annotations of an object that exists, and the
-// fingerprint of the fields that Towline has set.
+// LiveMeta is the state that is compared with an Entry: the ownership labels and annotations of an existing object, and
+// the fingerprint of the fields that Towline has set.
 package inventory

@@ -24,7 +24,7 @@ type Entry struct {
 	// Claim is the resourceVersion at which the object is taken over from another requestor, "" if it is not taken
 	// over.
 	Claim string `json:"claimed,omitempty"`
-	// FromHelm is true if a client of Helm deployed the object, in a revision before that of the bundle.
+	// FromHelm is true if a client of Helm deployed the object, in a revision before the bundle's first one.
 	FromHelm bool `json:"fromHelm,omitempty"`
 	// IsReleaseRecord is true if the object is a release record, which is in no Record.Entries: see Record.FindTracked.
 	IsReleaseRecord bool `json:"-"`
@@ -32,7 +32,7 @@ type Entry struct {
 	Rival string `json:"rival,omitempty"`
 }
 
-// RecordsAdoption returns whether the entry is that of the object with this UID, and the object existed before it was
+// RecordsAdoption returns whether the entry is for the object with this UID, and the object existed before it was
 // applied. While the entry has no UID, the caller must make sure that the object is marked for the bundle.
 func (e Entry) RecordsAdoption(uid types.UID) bool {
 	return e.Adopted && (e.UID == "" || e.UID == uid)

@@ -11,7 +11,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Record is the inventory of one bundle. The zero Record with an ID is that of a bundle without one. A Record that a
+// Record is the inventory of one bundle. A bundle without an inventory has a zero Record with its ID. A Record that a
 // Store has returned must not be changed: other goroutines read it. Edit returns a copy to change and save.
 type Record struct {
 	Head

@@ -17,7 +17,7 @@ import (
 // member. An error is only logged: the records do no harm.
 func (s *Store) DeleteOlderRegistrations(ctx context.Context) {
 	if err := s.deleteOlder(ctx); err != nil && ctx.Err() == nil {
-		log.FromContext(ctx).Info("records of earlier registrations are left", logkeys.Reason, err.Error())
+		log.FromContext(ctx).Info("could not delete the records of earlier registrations", logkeys.Reason, err.Error())
 	}
 }
 

@@ -70,7 +70,7 @@ type ReleaseState struct {
 	// Existed is true if objects of the release were deployed before its first recorded revision: no failure uninstalls
 	// them.
 	Existed bool `json:"existed,omitempty"`
-	// ObjectsApplied is true if the objects on the member are those of Digest.
+	// ObjectsApplied is true if the objects with Digest are applied on the member.
 	ObjectsApplied bool `json:"objectsApplied,omitempty"`
 	// Options are the options of the item. They are used after the bundle no longer has the item.
 	Options bundle.ReleaseOptions `json:"options,omitzero"`

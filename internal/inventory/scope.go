@@ -5,7 +5,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// OwnerScope separates the objects of this engine from those of engines of other hubs or other registrations on the
+// OwnerScope separates the objects of this engine from objects of engines of other hubs or other registrations on the
 // same cluster. A SveltosCluster has the zero OwnerScope.
 type OwnerScope struct {
 	// Hub identifies the hub, and Registration the object on it that declares the cluster.
@@ -22,7 +22,7 @@ func (s OwnerScope) signatureOf(requestor string) string {
 	return requestor + " in " + s.Registration + " of " + s.Hub
 }
 
-// Annotate adds the annotations that name the scope to those of an object.
+// Annotate adds the annotations that name the scope to the annotations of an object.
 func (s OwnerScope) Annotate(annotations map[string]string) {
 	if s.Hub != "" {
 		annotations[kube.AnnotationHub] = s.Hub
@@ -32,7 +32,7 @@ func (s OwnerScope) Annotate(annotations map[string]string) {
 	}
 }
 
-// label names the scope in the labels of records, "" for the zero one.
+// label returns the label value for the scope, "" for the zero OwnerScope.
 func (s OwnerScope) label() string {
 	if s == (OwnerScope{}) {
 		return ""
@@ -40,7 +40,7 @@ func (s OwnerScope) label() string {
 	return shortHash([]byte(s.Registration + " of " + s.Hub))
 }
 
-// hubLabel names the hub in the labels of records, "" if there is none.
+// hubLabel returns the label value for the hub, "" if there is none.
 func (s OwnerScope) hubLabel() string {
 	if s.Hub == "" {
 		return ""

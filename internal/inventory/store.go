@@ -32,8 +32,8 @@ const (
 	// labelRecordOf names the head that a chunk belongs to.
 	labelRecordOf = "towline.dev/record-of"
 
-	// labelRecordScope tells records of different scopes and hubs apart, and labelRecordHub those of different hubs;
-	// records of the zero OwnerScope have neither.
+	// labelRecordScope distinguishes records of different scopes, labelRecordHub records of different hubs. Records of the
+	// zero OwnerScope have neither.
 	labelRecordScope = "towline.dev/record-scope"
 	labelRecordHub   = "towline.dev/record-hub"
 
@@ -60,12 +60,12 @@ type Store struct {
 	secrets    corev1client.SecretInterface
 	metadata   metadata.ResourceInterface // of the same Secrets
 	namespaces corev1client.NamespaceInterface
-	// changed is that of Changes.
+	// changed is the channel of Changes.
 	changed chan struct{}
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu sync.Mutex
-	// cache holds the records as they were last read or written; listed says that it has all of them.
+	// cache holds the records as they were last read or written. listed is true if it has all of them.
 	cache  map[bundle.ID]*Record
 	listed bool
 }
@@ -111,11 +111,11 @@ func (s *Store) labels(part string) map[string]string {
 }
 
 // selector narrows a label selector to the records of the store's scope.
-func (s *Store) selector(what string) string {
+func (s *Store) selector(base string) string {
 	if key := s.scope.label(); key != "" {
-		return what + "," + labelRecordScope + "=" + key
+		return base + "," + labelRecordScope + "=" + key
 	}
-	return what + ",!" + labelRecordScope
+	return base + ",!" + labelRecordScope
 }
 
 // shortHash returns 20 lower-case base32 characters: 100 bits.
@@ -124,8 +124,8 @@ func shortHash(raw []byte) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:20])
 }
 
-// Load returns the record of id as it is on the member: one that does not exist if there is none. With ErrIncomplete
-// the record exists and has nothing but the ID; the caller may save over it.
+// Load returns the record of id on the member. If there is none, Record.Exists of the result is false. With
+// ErrIncomplete the record exists and has nothing but the ID; the caller may overwrite it.
 func (s *Store) Load(ctx context.Context, id bundle.ID) (*Record, error) {
 	secret, err := s.secrets.Get(ctx, s.nameOf(id), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -143,7 +143,7 @@ func (s *Store) Load(ctx context.Context, id bundle.ID) (*Record, error) {
 	return rec, err
 }
 
-// List returns every record on the member, sorted by ID, and caches them. Incomplete ones are left out.
+// List returns every record on the member, sorted by ID, and caches them. It omits incomplete records.
 func (s *Store) List(ctx context.Context) ([]*Record, error) {
 	list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + keyHead)})
 	if err != nil {
@@ -236,8 +236,8 @@ func (s *Store) IsComplete(ctx context.Context, rec *Record) (bool, error) {
 	return true, nil
 }
 
-// Save writes next in place of prior, which must be what Load or Save returned last for the ID, or a copy of it.
-// Without content the content of prior stays. It returns the record as it is stored now; next can be changed further.
+// Save replaces prior by next. prior must be the last result of Load or Save for the ID, or a copy of it. Without
+// content the content of prior stays. Save returns the stored record; the caller may change next further.
 func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.Bundle) (*Record, error) {
 	saved := next.Edit()
 	saved.content = prior.content

@@ -75,14 +75,14 @@ type ChartRequest struct {
 // objects is rendered for each release on each member, see ChartRequest.Owner.
 type Charts struct {
 	flights singleflight.Group
-	// shared keeps releases for all members, own those of one member.
-	shared, own *memory
+	// shared caches releases for all members, own releases for one member.
+	shared, own *releaseCache
 	facts       *factsCache
 }
 
 // NewCharts returns Charts.
 func NewCharts() *Charts {
-	return &Charts{shared: newMemory(maxShared), own: newMemory(maxOwn), facts: newFactsCache()}
+	return &Charts{shared: newReleaseCache(maxShared), own: newReleaseCache(maxOwn), facts: newFactsCache()}
 }
 
 // Render returns a release. Errors name the chart and the template or value; all but those of ctx, of reading the

@@ -10,13 +10,13 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// Manifests returns the Kubernetes objects in content, in the order of its files and of what is in them; the items of lists stand for
-// the list. Every file is a YAML stream, and a template over the subject if content says so. Errors are phase.Invalid and name the
-// ConfigMap or Secret, the key, the document and the line.
+// Manifests returns the Kubernetes objects in content, in the order of its files. A list is replaced by its items. Every
+// file is a YAML stream, and with Content.Template a template that is expanded for the subject. Errors are phase.Invalid
+// and name the ConfigMap or Secret, the key, the document and the line.
 func Manifests(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, error) {
 	var all []*unstructured.Unstructured
 	for _, file := range content.Files {
-		stream, err := expanded(content, file, subject)
+		stream, err := expandFile(content, file, subject)
 		if err != nil {
 			return nil, err
 		}
@@ -29,8 +29,8 @@ func Manifests(content source.Content, subject source.Subject) ([]*unstructured.
 	return all, nil
 }
 
-// expanded returns the bytes of a file of content, with its templates filled in if it has any.
-func expanded(content source.Content, file source.File, subject source.Subject) ([]byte, error) {
+// expandFile returns the bytes of a file of content. It expands the file if content has templates.
+func expandFile(content source.Content, file source.File, subject source.Subject) ([]byte, error) {
 	if !content.Template {
 		return file.Data, nil
 	}
@@ -38,7 +38,7 @@ func expanded(content source.Content, file source.File, subject source.Subject) 
 	return []byte(text), err
 }
 
-// HasSecret says whether any of objects is a Secret, so that they must be carried as such.
+// HasSecret returns whether any of the objects is a Secret, so that all of them must be delivered in Secrets.
 func HasSecret(objects []*unstructured.Unstructured) bool {
 	for _, object := range objects {
 		if object.GetKind() == "Secret" && object.GroupVersionKind().Group == "" {

@@ -11,13 +11,13 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// Unsupported returns the JSON paths of what spec asks for and Towline does not do yet, sorted: "spec.kustomizationRefs",
-// "spec.helmCharts[0].options.wait". A field that is at its default asks for nothing. A profile with any of them must be refused: no
-// field is silently ignored.
+// Unsupported returns the JSON paths of the fields in spec that Towline does not support yet, sorted, for example
+// "spec.kustomizationRefs" and "spec.helmCharts[0].options.wait". Fields with their default value are supported. A
+// profile with an unsupported field must be refused: no field is silently ignored.
 func Unsupported(spec configv1beta1.ProfileSpec) []string {
 	raw, err := json.Marshal(spec)
 	if err != nil {
-		return []string{"spec"} // has no JSON form, so nothing of it can be acted on
+		return []string{"spec"} // it cannot be encoded
 	}
 	var fields map[string]any
 	if err := json.Unmarshal(raw, &fields); err != nil {
@@ -31,8 +31,8 @@ func Unsupported(spec configv1beta1.ProfileSpec) []string {
 	return paths
 }
 
-// UnsupportedLabels is Unsupported for the labels of a profile: deploying as a ServiceAccount is not done yet, and to deploy as
-// Towline instead would give the profile more rights than its author has.
+// UnsupportedLabels is Unsupported for the labels of a profile. Deploying as a ServiceAccount is not supported yet:
+// deploying as Towline instead would give the profile more rights than its author has.
 func UnsupportedLabels(labels map[string]string) []string {
 	var paths []string
 	for _, label := range []string{libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel} {
@@ -43,23 +43,22 @@ func UnsupportedLabels(labels map[string]string) []string {
 	return paths
 }
 
-// verdict says what is to be thought of one field.
-type verdict string
+// support is the support of one field.
+type support string
 
 const (
-	acted   verdict = "acted"   // Towline does what it and everything below it says
-	partly  verdict = "partly"  // each field below it has a verdict of its own
-	ignored verdict = "ignored" // Towline does not act on it
-	unknown verdict = "unknown" // nobody has thought of it
+	supported   support = "supported"   // with all fields below it
+	nested      support = "nested"      // each field below it has its own support
+	unsupported support = "unsupported" // Towline does not act on it yet, or no rule lists it
 )
 
-// refused returns the paths at or below path that Towline does not act on. Pattern is path without "spec." and indices. Fields that are
-// not set never come here, as they are not in the JSON form; what is there and empty was set on purpose.
+// refused returns the unsupported paths at or below path. Pattern is path without "spec." and indices. Unset fields are
+// not in the JSON of the spec, so an empty value was set on purpose.
 func refused(path, pattern string, value any) []string {
-	switch judge(pattern, value) {
-	case acted:
+	switch supportOf(pattern, value) {
+	case supported:
 		return nil
-	case partly:
+	case nested:
 		return refusedBelow(path, pattern, value)
 	}
 	return []string{path}
@@ -80,71 +79,65 @@ func refusedBelow(path, pattern string, value any) []string {
 	return paths
 }
 
-// judge gives the verdict on the field at pattern if it has this value.
-func judge(pattern string, value any) verdict {
+// supportOf returns the support of the field at pattern with this value.
+func supportOf(pattern string, value any) support {
 	list, field, inItem := strings.Cut(pattern, "[].")
 	switch {
 	case !inItem:
-		return judgeSpec(pattern, value)
+		return supportOfSpec(pattern, value)
 	case list == "policyRefs":
-		return judgePolicyRef(field, value)
+		return supportOfPolicyRef(field, value)
 	case list == "helmCharts":
 		if option, ok := strings.CutPrefix(field, "options."); ok {
-			return judgeHelmOption(option, value)
+			return supportOfHelmOption(option, value)
 		}
-		return judgeHelmChart(field, value)
+		return supportOfHelmChart(field, value)
 	}
-	return unknown
+	return unsupported
 }
 
-func judgeSpec(field string, value any) verdict {
+func supportOfSpec(field string, value any) support {
 	switch field {
 	case "clusterSelector", "clusterRefs", "tier", "continueOnConflict", "continueOnError", "stopMatchingBehavior":
-		return acted
+		return supported
 	case "syncMode":
-		return actedIf(value != string(configv1beta1.SyncModeDryRun))
+		return supportedIf(value != string(configv1beta1.SyncModeDryRun))
 	case "policyRefs", "helmCharts":
-		return partly
+		return nested
 	case "reloader":
-		return actedIf(value == false)
-	case "setRefs", "maxUpdate", "templateResourceRefs", "dependsOn", "transitionFrom", "kustomizationRefs", "preDeployChecks",
-		"validateHealths", "preDeleteChecks", "postDeleteChecks", "patches", "patchesFrom", "driftExclusions",
-		"maxConsecutiveFailures", "extraLabels", "extraAnnotations":
-		return ignored
+		return supportedIf(value == false)
 	}
-	return unknown
+	return unsupported
 }
 
-func judgePolicyRef(field string, value any) verdict {
+func supportOfPolicyRef(field string, value any) support {
 	switch field {
 	case "namespace", "name", "optional", "tier", "skipNamespaceCreation", "force":
-		return acted
+		return supported
 	case "kind":
-		return actedIf(value == string(libv1beta1.SourceConfigMap) || value == string(libv1beta1.SourceSecret))
+		return supportedIf(value == string(libv1beta1.SourceConfigMap) || value == string(libv1beta1.SourceSecret))
 	case "deploymentType":
-		return actedIf(value == string(libv1beta1.DeploymentTypeRemote))
-	case "path", "remoteURL":
-		return ignored
+		return supportedIf(value == string(libv1beta1.DeploymentTypeRemote))
 	}
-	return unknown
+	return unsupported
 }
 
-func judgeHelmChart(field string, value any) verdict {
+func supportOfHelmChart(field string, value any) support {
 	switch field {
 	case "repositoryName", "chartName", "chartVersion", "releaseName", "releaseNamespace", "values", "valuesFrom", "helmChartAction",
 		"registryCredentialsConfig", "signatureVerification", "provenanceVerification":
-		return acted
+		return supported
 	case "repositoryURL":
 		scheme, _, _ := strings.Cut(fmt.Sprint(value), "://")
-		return actedIf(!slices.Contains([]string{"gitrepository", "ocirepository", "bucket"}, scheme))
+		return supportedIf(!slices.Contains([]string{"gitrepository", "ocirepository", "bucket"}, scheme))
 	case "options":
-		return partly
+		return nested
 	}
-	return unknown
+	return unsupported
 }
 
-// judgeHelmOption gives the verdict on an option of a chart. The doc comments of the API say why some are refused.
-func judgeHelmOption(option string, value any) verdict {
+// supportOfHelmOption returns the support of an option of a chart. The doc comments of the API have the reasons.
+func supportOfHelmOption(option string, value any) support {
 	switch option {
 	case "skipCRDs", "skipSchemaValidation", "disableHooks", "passCredentialsAll", "wait", "waitForJobs", "timeout", "atomic", "runTests",
 		"labels", "description",
@@ -152,28 +145,26 @@ func judgeHelmOption(option string, value any) verdict {
 		"upgradeOptions.force", "upgradeOptions.maxHistory", "upgradeOptions.cleanupOnFail", "upgradeOptions.subNotes",
 		"upgradeOptions.disableHooks",
 		"uninstallOptions.keepHistory", "uninstallOptions.deletionPropagation", "uninstallOptions.disableHooks":
-		return acted
+		return supported
 	case "disableOpenAPIValidation", "enableClientCache":
-		return acted // the API server checks objects, and Towline caches discovery, whatever they say
+		return supported // no effect: the API server validates objects, and Towline caches discovery
 	case "installOptions.takeOwnership", "upgradeOptions.takeOwnership":
-		return acted // always so: with the default filled in, false does not tell whether anybody asked for a refusal
+		return supported // always true: after defaulting, false does not show whether the user has set it
 	case "upgradeOptions.resetValues", "upgradeOptions.upgradeCRDs":
-		return acted // always so: a member equals its bundle, which holds the CRDs and never an earlier release's values
+		return supported // always true: a member equals its bundle, which has the CRDs and no values of earlier releases
 	case "installOptions", "upgradeOptions", "uninstallOptions":
-		return partly
+		return nested
 	case "installOptions.replace":
-		return actedIf(value == true)
+		return supportedIf(value == true)
 	case "dependencyUpdate", "upgradeOptions.reuseValues", "upgradeOptions.resetThenReuseValues", "upgradeOptions.recreate":
-		return actedIf(value == false)
-	case "postRenderStrategy":
-		return ignored
+		return supportedIf(value == false)
 	}
-	return unknown
+	return unsupported
 }
 
-func actedIf(does bool) verdict {
-	if does {
-		return acted
+func supportedIf(condition bool) support {
+	if condition {
+		return supported
 	}
-	return ignored
+	return unsupported
 }

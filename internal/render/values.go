@@ -24,7 +24,7 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 	}
 	for _, content := range plainFirst(from) {
 		for _, file := range content.Files {
-			raw, err := expanded(content, file, subject)
+			raw, err := expandFile(content, file, subject)
 			if err != nil {
 				return nil, err
 			}

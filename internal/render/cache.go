@@ -1,0 +1,61 @@
+package render
+
+import (
+	"container/list"
+	"sync"
+)
+
+// maxShared and maxOwn limit the size in bytes of rendered text and generated values in memory: of releases for all
+// members, and of releases for one member. As objects, the text takes about five times as much.
+const (
+	maxShared = 64 << 20
+	maxOwn    = 32 << 20
+)
+
+// minSize is the counted size of a release without objects in bytes.
+const minSize = 1 << 10
+
+// releaseCache caches renderings. It deletes the least recently used ones when their size exceeds the limit. A rendering
+// that is larger than the limit is kept until the next one is added.
+type releaseCache struct {
+	mu     sync.Mutex // guards the fields below
+	limit  int
+	size   int
+	byKey  map[string]*list.Element
+	recent *list.List // of cachedRelease, the least recently used one last
+}
+
+type cachedRelease struct {
+	key     string
+	release Release
+}
+
+func newReleaseCache(limit int) *releaseCache {
+	return &releaseCache{limit: limit, byKey: map[string]*list.Element{}, recent: list.New()}
+}
+
+func (m *releaseCache) get(key string) (Release, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	element, ok := m.byKey[key]
+	if !ok {
+		return Release{}, false
+	}
+	m.recent.MoveToFront(element)
+	return element.Value.(cachedRelease).release, true
+}
+
+func (m *releaseCache) put(key string, release Release) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.byKey[key]; ok {
+		return
+	}
+	m.byKey[key] = m.recent.PushFront(cachedRelease{key: key, release: release})
+	m.size += release.size
+	for m.size > m.limit && m.recent.Len() > 1 {
+		oldest := m.recent.Remove(m.recent.Back()).(cachedRelease)
+		delete(m.byKey, oldest.key)
+		m.size -= oldest.release.size
+	}
+}
