@@ -84,7 +84,7 @@ func (c *Charts) cachedFailure(request chartRequest) error {
 	return c.failures[request.key()].err
 }
 
-// addFailure caches err if it wraps ErrUnverified. Other errors, such as those of the network, are not cached.
+// addFailure caches err if it wraps ErrUnverified. Other errors, for example of the network, are not cached.
 func (c *Charts) addFailure(request chartRequest, err error) {
 	if !errors.Is(err, ErrUnverified) {
 		return

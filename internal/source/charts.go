@@ -29,7 +29,7 @@ type Chart struct {
 	Path string `json:"-"`
 	// Digest is the hex SHA-256 of the archive.
 	Digest string `json:"digest"`
-	// Name, Version, AppVersion and Icon are what the archive says of itself.
+	// Name, Version, AppVersion and Icon are the fields of the archive's Chart.yaml.
 	Name       string `json:"name"`
 	Version    string `json:"version"`
 	AppVersion string `json:"appVersion,omitempty"`
@@ -45,7 +45,7 @@ type Charts struct {
 	clock   clock.PassiveClock
 	flights singleflight.Group
 
-	mu       sync.Mutex // guards what follows; nothing is taken inside it
+	mu       sync.Mutex // guards the fields below; no other lock is acquired while it is held
 	byKey    map[string]Chart
 	indexes  map[string]*index
 	failures map[string]failedVerification
@@ -54,10 +54,10 @@ type Charts struct {
 	publicRoot func() (root.TrustedMaterial, error)
 }
 
-// NewCharts returns Charts that keeps its archives in dir, which is made if it is missing.
+// NewCharts returns Charts that stores its archives in dir, and creates dir if it does not exist.
 func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the chart directory: %w", err)
+		return nil, fmt.Errorf("create the chart directory: %w", err)
 	}
 	return &Charts{
 		dir: dir, clock: clock,
@@ -66,7 +66,7 @@ func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 	}, nil
 }
 
-// repository is one place that charts come from. All methods may take as long as ctx lets them.
+// repository is a chart repository. Its methods return when ctx ends.
 type repository interface {
 	// versions returns all versions of a chart, in any order and spelling. It fails with ErrNotFound if there is no
 	// such chart.
@@ -107,7 +107,7 @@ func (c *Charts) Fetch(
 ) (Chart, error) {
 	request := chartRequest{
 		repositoryURL: chart.RepositoryURL,
-		name:          chartIn(chart),
+		name:          nameInRepository(chart),
 		version:       chart.ChartVersion,
 		login:         login,
 		verification:  verification,
@@ -141,7 +141,7 @@ func (c *Charts) Fetch(
 
 type opener func(charts *Charts, address string, login Login, transport *http.Transport) repository
 
-// openerFor chooses by the scheme of the URL.
+// openerFor returns the opener for the scheme of a URL.
 func openerFor(address string) (opener, error) {
 	scheme, _, _ := strings.Cut(address, "://")
 	switch scheme {
@@ -194,7 +194,7 @@ func (r chartRequest) key() string {
 	if !r.verification.isZero() {
 		parts = append(parts, r.verification.digest())
 	}
-	raw, _ := json.Marshal(parts) // always has a JSON form
+	raw, _ := json.Marshal(parts) // cannot fail for these types
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:])
 }

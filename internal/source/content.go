@@ -21,23 +21,23 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// ErrNotFound is in every error about something that a profile points at and that is not there. The error names it.
+// ErrNotFound is wrapped by every error about a missing object or chart that a profile refers to. The error names it.
 var ErrNotFound = errors.New("does not exist")
 
-// The kinds that hold content on the hub.
+// The kinds of hub objects with content.
 const (
 	kindConfigMap = string(libv1beta1.SourceConfigMap)
 	kindSecret    = string(libv1beta1.SourceSecret)
 )
 
-// Reference names one ConfigMap or Secret on the hub.
+// Reference identifies one ConfigMap or Secret on the hub.
 type Reference struct {
 	Kind      string
 	Namespace string
 	Name      string
 }
 
-// String prints r for people: "ConfigMap eu/web".
+// String returns r for messages, for example "ConfigMap eu/web".
 func (r Reference) String() string { return r.Kind + " " + r.Namespace + "/" + r.Name }
 
 // File is one key of a ConfigMap or Secret.
@@ -46,21 +46,21 @@ type File struct {
 	Data []byte
 }
 
-// Content is what one ConfigMap or Secret holds. It is a value: nobody changes it.
+// Content is the content of one ConfigMap or Secret. It must not be changed.
 type Content struct {
 	Reference Reference
-	// Files are in the order of their names; there are none if an optional reference points at nothing.
+	// Files are sorted by name. There are none if the object of an optional reference does not exist.
 	Files []File
 	// Digest is "sha256:" and the hex digest of the files' names and bytes.
 	Digest string
-	// Sensitive says that the content came from a Secret.
+	// Sensitive is true if the content is from a Secret.
 	Sensitive bool
-	// Template says that the files are Go templates over the Subject.
+	// Template is true if the files are Go templates, see Subject.
 	Template bool
 }
 
-// ManifestsReference returns what ref points at for the subject: names may be templates, and the namespace defaults to the cluster's.
-// Errors are phase.Invalid, also about a namespace that the subject is not confined to.
+// ManifestsReference expands the templates in ref for the subject. The namespace defaults to the cluster's namespace.
+// Errors are phase.Invalid, also for a namespace that Subject.Confined does not allow.
 func ManifestsReference(ref libv1beta1.PolicyRef, subject Subject) (Reference, error) {
 	return resolve(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
@@ -75,38 +75,23 @@ func LoginReference(ref corev1.SecretReference, subject Subject) (Reference, err
 	return resolve(Reference{Kind: kindSecret, Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
 
-// Manifests reads the Kubernetes objects that ref points at. It fails with ErrNotFound if they are missing and not optional, and with
-// phase.Invalid for a Secret of the wrong type or content that Towline does not understand.
+// Manifests reads the ConfigMap or Secret of ref. It fails with ErrNotFound if the object is missing and not optional,
+// and with phase.Invalid for a Secret of the wrong type or an unsupported annotation.
 func Manifests(ctx context.Context, hub client.Reader, ref libv1beta1.PolicyRef, subject Subject) (Content, error) {
 	reference, err := ManifestsReference(ref, subject)
 	if err != nil {
 		return Content{}, err
 	}
-	return read(ctx, hub, reference, presence(ref.Optional))
+	return read(ctx, hub, reference, ref.Optional)
 }
 
-// Values reads the values that ref points at. It fails like Manifests.
+// Values reads the values in the ConfigMap or Secret of ref. It fails like Manifests.
 func Values(ctx context.Context, hub client.Reader, ref configv1beta1.ValueFrom, subject Subject) (Content, error) {
 	reference, err := ValuesReference(ref, subject)
 	if err != nil {
 		return Content{}, err
 	}
-	return read(ctx, hub, reference, presence(ref.Optional))
-}
-
-// need says whether something has to be there.
-type need string
-
-const (
-	required need = "required"
-	optional need = "optional"
-)
-
-func presence(isOptional bool) need {
-	if isOptional {
-		return optional
-	}
-	return required
+	return read(ctx, hub, reference, ref.Optional)
 }
 
 func resolve(ref Reference, subject Subject) (Reference, error) {
@@ -127,10 +112,10 @@ func resolve(ref Reference, subject Subject) (Reference, error) {
 	return ref, nil
 }
 
-func read(ctx context.Context, hub client.Reader, ref Reference, needed need) (Content, error) {
+func read(ctx context.Context, hub client.Reader, ref Reference, isOptional bool) (Content, error) {
 	meta, data, err := readData(ctx, hub, ref)
 	if apierrors.IsNotFound(err) {
-		if needed == optional {
+		if isOptional {
 			return newContent(ref, nil), nil
 		}
 		return Content{}, fmt.Errorf("%s %w", ref, ErrNotFound)
@@ -183,7 +168,7 @@ func newContent(ref Reference, data map[string][]byte) Content {
 	for _, name := range slices.Sorted(maps.Keys(data)) {
 		content.Files = append(content.Files, File{Name: name, Data: data[name]})
 		for _, part := range [][]byte{[]byte(name), data[name]} {
-			// The lengths keep the end of one part from passing as the beginning of the next.
+			// With the lengths, two lists of different parts never have the same digest.
 			sum.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
 			sum.Write(part)
 		}

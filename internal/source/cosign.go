@@ -146,7 +146,7 @@ func (c *Charts) trustRoot(trustedRoot []byte) (root.TrustedMaterial, error) {
 		// Concurrent fetches would write to the same directory.
 		public, err, _ := c.flights.Do("public trust root", func() (any, error) { return c.publicRoot() })
 		if err != nil {
-			return nil, fmt.Errorf("fetch the public trust root of Sigstore (secretRef can name another): %w", plain(err))
+			return nil, fmt.Errorf("fetch the public trust root of Sigstore (secretRef can name another): %w", stableError(err))
 		}
 		return public.(root.TrustedMaterial), nil
 	}

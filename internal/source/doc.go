@@ -1,2 +1,30 @@
-// Package source fetches what a profile points at into a read-only, digest-named file tree.
+// Package source reads the content and the charts that a profile refers to.
+//
+// internal/hub/summaries calls it for each feature of a ClusterSummary, before internal/render makes objects of the
+// result; internal/hub/outdated calls it to find newer versions of deployed charts.
+//
+// The steps for a policyRef: ManifestsReference expands the templates in the reference, Manifests reads the ConfigMap
+// or Secret. The steps for a chart: ExpandChart expands the templates in its fields, LoginFor and VerificationFor read
+// its Secrets, Charts.Fetch returns the archive, and Values reads the content of valuesFrom.
+//
+// Terms:
+//
+//   - Content: the data of one ConfigMap or Secret on the hub, with a digest.
+//   - Subject: the cluster for which templates are expanded, and the hub namespace that they may read.
+//   - Login: the credentials and the transport options for a repository. It is part of the cache keys: a chart that was
+//     fetched with one login is not returned for another one.
+//   - Verification: the required provenance file and cosign signature of a chart.
+//   - Repository: a chart repository with an index.yaml (http, https), or an OCI registry (oci).
+//   - Archive: the .tgz file of a chart. Its name in the cache is its digest.
+//
+// Invariants:
+//
+//   - Exact versions in the cache are not requested again. A range requests the index, or the tags, at most once a
+//     minute.
+//   - An archive is stored for a Verification only after it has been verified.
+//   - Errors that a user must correct are phase.Invalid. Errors about missing objects and charts wrap ErrNotFound. All
+//     others are transient, and the caller retries. No error has data of a Secret.
+//   - The same problem has the same message, so that it does not change the status of a ClusterSummary again and again.
+//
+// Start reading at Charts.Fetch in charts.go and at Manifests in content.go.
 package source

@@ -6,11 +6,11 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 )
 
-// ExpandChart returns chart with its templates filled in, except for its values: those are expanded where they are merged. Errors are
+// ExpandChart expands the templates in the fields of chart, except for the values, see render.Values. Errors are
 // phase.Invalid and name the field.
 func ExpandChart(chart configv1beta1.HelmChart, subject Subject) (configv1beta1.HelmChart, error) {
 	release := chart.ReleaseNamespace + "/" + chart.ReleaseName
-	// In one order, so that the same problem has the same message.
+	// The order is fixed, so that the same problem has the same message.
 	for _, field := range []struct {
 		name string
 		text *string

@@ -10,10 +10,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// functions returns what templates may call: Sprig without what reads the environment, the clock or chance, and conversions.
+// functions returns the functions of templates: conversions, and the functions of Sprig except those that read the
+// environment or the clock or return random values.
 func functions() template.FuncMap {
 	funcs := sprig.HermeticTxtFuncMap()
-	// Sprig calls these hermetic although they draw random numbers or read the clock.
+	// Sprig lists these as hermetic although they return random values or read the clock.
 	for _, name := range []string{
 		"ago", "bcrypt", "encryptAES", "genCA", "genCAWithKey", "genPrivateKey", "genSelfSignedCert", "genSelfSignedCertWithKey",
 		"genSignedCert", "genSignedCertWithKey", "htpasswd", "randInt", "shuffle",
@@ -42,7 +43,7 @@ func toTOML(value any) (string, error) {
 
 func yamlUnmarshal(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }
 
-// parse returns a template function that reads a T out of text.
+// parse returns a template function that parses text as a T.
 func parse[T any](unmarshal func([]byte, any) error) func(string) (T, error) {
 	return func(text string) (T, error) {
 		var value T

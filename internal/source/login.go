@@ -19,30 +19,32 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// Login says how to talk to one chart repository. The zero Login is anonymous and trusts the system's authorities.
+// Login has the credentials and the transport options for a chart repository. The zero Login is anonymous and trusts the
+// certificate authorities of the system.
 type Login struct {
 	Username string
 	Password string
-	// CA are PEM certificates that sign the repository's; empty means the system's authorities.
+	// CA are the PEM certificates of the repository's authorities. Default: the authorities of the system.
 	CA []byte
-	// InsecureSkipTLSVerify accepts any certificate, because the profile says so.
+	// InsecureSkipTLSVerify accepts any certificate of the repository.
 	InsecureSkipTLSVerify bool
-	// PlainHTTP talks to an OCI registry without TLS.
+	// PlainHTTP connects to an OCI registry without TLS.
 	PlainHTTP bool
-	// PassCredentialsAll sends the login to every host that the repository's index points at.
+	// PassCredentialsAll sends the login to every host that the repository's index names.
 	PassCredentialsAll bool
 }
 
-// digest tells logins apart without showing them: what one login may read is not served to another.
+// digest identifies the login in cache keys, without its secrets. So charts that were read with one login are not
+// returned for another one.
 func (l Login) digest() string {
-	raw, _ := json.Marshal(l) // strings, bytes and bools always have a JSON form
+	raw, _ := json.Marshal(l) // cannot fail for strings, bytes and bools
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:])
 }
 
-// LoginFor reads the login of an expanded chart from the Secrets on the hub that it names; they default to the cluster's namespace.
-// It fails with ErrNotFound if one is missing and with phase.Invalid if it holds no login for the repository or may not be read for the
-// subject.
+// LoginFor reads the login of an expanded chart from its Secrets on the hub. Their namespace defaults to the cluster's
+// namespace. It fails with ErrNotFound if a Secret is missing, and with phase.Invalid if it has no login for the
+// repository or must not be read for the subject.
 func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, subject Subject) (Login, error) {
 	var login Login
 	if chart.Options != nil {
@@ -89,7 +91,7 @@ func readSecret(ctx context.Context, hub client.Reader, ref corev1.SecretReferen
 	return &secret, nil
 }
 
-// credentials finds the login for repositoryURL in secret. Errors never show what the Secret holds.
+// credentials returns the login for repositoryURL in secret. Errors never contain data of the Secret.
 func credentials(secret *corev1.Secret, key, repositoryURL string) (username, password string, err error) {
 	if user, ok := secret.Data[corev1.BasicAuthUsernameKey]; ok && key == "" {
 		return string(user), string(secret.Data[corev1.BasicAuthPasswordKey]), nil
@@ -122,7 +124,7 @@ func credentials(secret *corev1.Secret, key, repositoryURL string) (username, pa
 		decoded, err := base64.StdEncoding.DecodeString(auth.Auth)
 		user, pass, found := strings.Cut(string(decoded), ":")
 		if err != nil || !found {
-			return "", "", fmt.Errorf("key %q has no readable login for %s", key, host)
+			return "", "", fmt.Errorf("key %q has an invalid login for %s", key, host)
 		}
 		return user, pass, nil
 	}
@@ -133,14 +135,14 @@ func dockerConfig(secret *corev1.Secret, key string) (raw []byte, found string) 
 	if key != "" {
 		return secret.Data[key], key
 	}
-	for _, usual := range []string{corev1.DockerConfigJsonKey, "config.json"} {
-		if raw, ok := secret.Data[usual]; ok {
-			return raw, usual
+	for _, name := range []string{corev1.DockerConfigJsonKey, "config.json"} {
+		if raw, ok := secret.Data[name]; ok {
+			return raw, name
 		}
 	}
 	if len(secret.Data) == 1 {
-		for only, raw := range secret.Data {
-			return raw, only
+		for name, raw := range secret.Data {
+			return raw, name
 		}
 	}
 	return nil, ""
@@ -155,7 +157,7 @@ func registryHost(address string) (string, error) {
 	if err != nil || parsed.Host == "" {
 		return "", fmt.Errorf("%q is not the address of a registry", address)
 	}
-	// Docker's own name for its registry differs from the one people write.
+	// Docker's registry has another host name than the one in image references.
 	if parsed.Host == "index.docker.io" || parsed.Host == "docker.io" {
 		return "registry-1.docker.io", nil
 	}

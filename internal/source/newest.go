@@ -11,7 +11,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 )
 
-// Repository is a place that charts come from, as one login sees it.
+// Repository is a chart repository with the login that is used for it.
 type Repository struct {
 	URL   string
 	Login Login
@@ -19,20 +19,21 @@ type Repository struct {
 
 // RepositoryOf returns the repository of an expanded chart (see ExpandChart), and the chart's name in it.
 func RepositoryOf(chart configv1beta1.HelmChart, login Login) (r Repository, name string) {
-	return Repository{URL: chart.RepositoryURL, Login: login}, chartIn(chart)
+	return Repository{URL: chart.RepositoryURL, Login: login}, nameInRepository(chart)
 }
 
-// chartIn returns the name under which a chart's repository knows it.
-func chartIn(chart configv1beta1.HelmChart) string {
+// nameInRepository returns the name of a chart in its repository.
+func nameInRepository(chart configv1beta1.HelmChart) string {
 	return strings.TrimPrefix(chart.ChartName, chart.RepositoryName+"/")
 }
 
-// Key tells repositories apart. It does not show the login.
+// Key identifies the repository and the login, without secrets.
 func (r Repository) Key() string { return strings.TrimRight(r.URL, "/") + " " + r.Login.digest() }
 
-// Newest returns, by name, the newest version that a repository has of each chart, pre-releases left out: "" if it has nothing else. An index
-// is asked for once for all of them, the tags in a registry once for each. Charts that cannot be told are missing from the answer, and the
-// error says why: ErrNotFound for one that the repository does not have, phase.Invalid for a URL or CA that only the user can cure.
+// Newest returns, by name, the newest version of each chart in a repository that is not a pre-release, or "" if it has
+// only pre-releases. It requests an index once for all charts, and the tags in a registry once per chart. A chart whose
+// versions cannot be read is missing from the result. The error then wraps ErrNotFound if the repository does not have
+// the chart, and phase.Invalid if the user must correct the URL or the CA.
 func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[string]string, error) {
 	open, err := openerFor(r.URL)
 	if err != nil {
@@ -51,7 +52,7 @@ func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[
 		if err != nil {
 			failures = append(failures, fmt.Errorf("chart %s in %s: %w", name, redacted(r.URL), err))
 			if !errors.Is(err, ErrNotFound) {
-				break // it would be no different with the next one
+				break // the next chart would fail too
 			}
 			continue
 		}
@@ -60,7 +61,7 @@ func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[
 	return newest, errors.Join(failures...)
 }
 
-// newestStable returns the newest of versions that is no pre-release; "" if there is none.
+// newestStable returns the newest version that is not a pre-release, "" if there is none.
 func newestStable(versions []string) string {
 	var newest *semver.Version
 	for _, version := range versions {
@@ -78,16 +79,16 @@ func newestStable(versions []string) string {
 	return newest.Original()
 }
 
-// Outdated says whether newest is a newer version than version. What is no version is neither.
-func Outdated(version, newest string) bool {
+// IsOutdated returns whether newest is a newer version than version. It returns false if one of them is no version.
+func IsOutdated(version, newest string) bool {
 	have, haveErr := semver.NewVersion(version)
 	want, wantErr := semver.NewVersion(newest)
 	return haveErr == nil && wantErr == nil && want.GreaterThan(have)
 }
 
-// versions returns what the index has of a chart.
+// versions returns the versions of a chart in the index.
 func (r *httpRepository) versions(ctx context.Context, name string) ([]string, error) {
-	listing, err := r.index(ctx, indexLife)
+	listing, err := r.index(ctx, indexTTL)
 	if err != nil {
 		return nil, err
 	}

@@ -91,7 +91,7 @@ func TestOutdated(t *testing.T) {
 		"no version":     {"latest", "1.0.0", false},
 		"nothing newer":  {"1.0.0", "", false},
 	} {
-		if got := source.Outdated(test.version, test.newest); got != test.want {
+		if got := source.IsOutdated(test.version, test.newest); got != test.want {
 			t.Errorf("%s: got %t, want %t", name, got, test.want)
 		}
 	}

@@ -64,7 +64,7 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 		if err != nil {
 			return location{}, err
 		}
-		chosen, err := choose(versions, version)
+		chosen, err := chooseVersion(versions, version)
 		if err != nil {
 			return location{}, err
 		}
@@ -76,7 +76,7 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 			continue
 		}
 		if err != nil {
-			return location{}, fmt.Errorf("look up %s:%s: %w", opened.Reference.Repository, tagOf(candidate), plain(err))
+			return location{}, fmt.Errorf("look up %s:%s: %w", opened.Reference.Repository, tagOf(candidate), stableError(err))
 		}
 		return location{
 			version: candidate,
@@ -102,7 +102,7 @@ func listVersions(ctx context.Context, opened *remote.Repository) ([]string, err
 		return nil, ErrNotFound
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list the tags of %s: %w", opened.Reference.Repository, plain(err))
+		return nil, fmt.Errorf("list the tags of %s: %w", opened.Reference.Repository, stableError(err))
 	}
 	return versions, nil
 }
@@ -149,7 +149,7 @@ func (r *ociRegistry) downloadLayer(
 func readManifest(ctx context.Context, opened *remote.Repository, reference string) (ocispec.Manifest, error) {
 	described, err := opened.Resolve(ctx, reference)
 	if err != nil {
-		return ocispec.Manifest{}, fmt.Errorf("look up %s of %s: %w", reference, opened.Reference.Repository, plain(err))
+		return ocispec.Manifest{}, fmt.Errorf("look up %s of %s: %w", reference, opened.Reference.Repository, stableError(err))
 	}
 	raw, err := fetch(ctx, opened, described, maxManifest)
 	if err != nil {
@@ -169,7 +169,7 @@ func fetch(ctx context.Context, opened *remote.Repository, described ocispec.Des
 	}
 	raw, err := content.FetchAll(ctx, opened, described)
 	if err != nil {
-		return nil, plain(err)
+		return nil, stableError(err)
 	}
 	return raw, nil
 }

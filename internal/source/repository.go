@@ -17,10 +17,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// indexLife is how long an index is used without asking the repository whether it changed.
-const indexLife = time.Minute
+// indexTTL is the time for which a cached index is used without a request.
+const indexTTL = time.Minute
 
-// index is a repository's list of charts, as far as it is used, and what is needed to ask whether it changed.
+// index is a repository's index.yaml, with the header fields for conditional requests.
 type index struct {
 	Entries map[string][]*indexEntry `json:"entries"`
 
@@ -35,7 +35,7 @@ type indexEntry struct {
 	Digest  string   `json:"digest"`
 }
 
-// httpRepository is a chart repository behind http or https: an index.yaml and archives.
+// httpRepository is a chart repository with an index.yaml and archives, with the scheme http or https.
 type httpRepository struct {
 	charts *Charts
 	url    string // ends in a slash
@@ -55,13 +55,13 @@ func newHTTPRepository(charts *Charts, address string, login Login, transport *h
 }
 
 func (r *httpRepository) locate(ctx context.Context, name, version string) (location, error) {
-	listing, err := r.index(ctx, indexLife)
+	listing, err := r.index(ctx, indexTTL)
 	if err != nil {
 		return location{}, err
 	}
 	entry, err := r.find(listing, name, version)
 	if errors.Is(err, ErrNotFound) {
-		// It may have been published since.
+		// It may have been published after the index was cached.
 		if listing, err = r.index(ctx, 0); err != nil {
 			return location{}, err
 		}
@@ -98,7 +98,7 @@ func (r *httpRepository) find(listing *index, name, version string) (*indexEntry
 			byVersion[entry.Version] = entry
 		}
 	}
-	chosen, err := choose(versions, version)
+	chosen, err := chooseVersion(versions, version)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func (r *httpRepository) downloadProvenance(ctx context.Context, at location) ([
 	return file, nil
 }
 
-// index returns the repository's index; one that was checked within maxAge is not asked for again.
+// index returns the repository's index. It sends no request if the index was requested within maxAge.
 func (r *httpRepository) index(ctx context.Context, maxAge time.Duration) (*index, error) {
 	key := "index " + r.url + " " + r.login.digest()
 	known := r.charts.knownIndex(key)
@@ -158,7 +158,7 @@ func (r *httpRepository) index(ctx context.Context, maxAge time.Duration) (*inde
 	return shared.(*index), nil
 }
 
-// fetchIndex returns the index as it is now; known, if not nil, spares the transfer of one that did not change.
+// fetchIndex requests the index. If known is not nil, an unchanged index is not transferred again.
 func (r *httpRepository) fetchIndex(ctx context.Context, known *index) (*index, error) {
 	header := http.Header{}
 	if known != nil && known.etag != "" {
@@ -193,7 +193,7 @@ func (r *httpRepository) fetchIndex(ctx context.Context, known *index) (*index, 
 func parseIndex(raw []byte) (*index, error) {
 	unmarshal := func(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }
 	if bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) {
-		unmarshal = json.Unmarshal // of the same meaning, and much faster for the large ones
+		unmarshal = json.Unmarshal // much faster for large indexes
 	}
 	parsed := &index{}
 	if err := unmarshal(raw, parsed); err != nil {
@@ -210,7 +210,7 @@ func parseIndex(raw []byte) (*index, error) {
 func (r *httpRepository) get(ctx context.Context, address string, header http.Header) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
-		return nil, fmt.Errorf("get %s: %w", redacted(address), plain(err))
+		return nil, fmt.Errorf("get %s: %w", redacted(address), stableError(err))
 	}
 	for name := range header {
 		request.Header.Set(name, header.Get(name))
@@ -221,7 +221,7 @@ func (r *httpRepository) get(ctx context.Context, address string, header http.He
 	}
 	response, err := r.client.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("get %s: %w", redacted(address), plain(err))
+		return nil, fmt.Errorf("get %s: %w", redacted(address), stableError(err))
 	}
 	if response.StatusCode == http.StatusOK || response.StatusCode == http.StatusNotModified {
 		return response, nil
@@ -236,14 +236,14 @@ type responseError struct {
 	status string
 }
 
-func (e *responseError) Error() string { return "the repository answers " + e.status }
+func (e *responseError) Error() string { return "the repository returned " + e.status }
 
 func (r *httpRepository) isOwnHost(address *url.URL) bool {
 	own, err := url.Parse(r.url)
 	return err == nil && own.Scheme == address.Scheme && own.Host == address.Host
 }
 
-// redacted returns address without a password that somebody wrote into it.
+// redacted returns address without its password.
 func redacted(address string) string {
 	parsed, err := url.Parse(address)
 	if err != nil {

@@ -134,7 +134,7 @@ func listSignatureReferrers(
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list the signatures of %s: %w", opened.Reference.Repository, plain(err))
+		return nil, fmt.Errorf("list the signatures of %s: %w", opened.Reference.Repository, stableError(err))
 	}
 	return referrers, nil
 }

@@ -8,47 +8,48 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// maxExpanded is how many bytes one template may make: more than any API server takes in one object, with room for many objects.
+// maxExpanded limits the size of an expanded template in bytes. It is larger than any single object may be.
 const maxExpanded = 64 << 20
 
-// Subject is the cluster that content is fetched for. Names, chart fields and marked content may be Go templates over it, with the
-// fields .Cluster (the whole object, as in YAML), .ClusterNamespace and .ClusterName.
+// Subject is the cluster for which templates in names, chart fields and content are expanded. They have the fields
+// .Cluster (the whole object, as in YAML), .ClusterNamespace and .ClusterName.
 type Subject struct {
 	Cluster   map[string]any
 	Namespace string
 	Name      string
-	// Confined is the one namespace of the hub that may be read for a Profile; empty, as for a ClusterProfile, means any.
+	// Confined is the only hub namespace that may be read for a Profile. It is empty for a ClusterProfile, which may read
+	// every namespace.
 	Confined string
 }
 
-// Expand returns text with its templates filled in; what names the text in errors. A field that does not exist is an error, and so
-// is a function whose result would not be the same every time (now, randAlphaNum, genCA, env, ...): such text could never be at
-// rest. Errors are phase.Invalid.
-func (s Subject) Expand(what, text string) (string, error) {
+// Expand expands the templates in text. Errors are phase.Invalid and begin with description. A field that does not exist
+// is an error, and so is a function whose result differs between calls (now, randAlphaNum, genCA, env, ...), since the
+// result would be deployed again and again.
+func (s Subject) Expand(description, text string) (string, error) {
 	if !strings.Contains(text, "{{") {
 		return text, nil
 	}
 	parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Parse(text)
 	if err != nil {
-		return "", phase.Invalidf("parse %s: %s", what, place(err))
+		return "", phase.Invalidf("parse %s: %s", description, templateMessage(err))
 	}
 	out := &boundedBuilder{left: maxExpanded}
 	data := map[string]any{"Cluster": s.Cluster, "ClusterNamespace": s.Namespace, "ClusterName": s.Name}
 	if err := parsed.Execute(out, data); err != nil {
-		return "", phase.Invalidf("expand %s: %s", what, place(err))
+		return "", phase.Invalidf("expand %s: %s", description, templateMessage(err))
 	}
 	return out.String(), nil
 }
 
-// templateName is how text/template calls our texts in its errors; place takes it out again.
+// templateName is the name of all templates in errors of text/template. templateMessage removes it.
 const templateName = "text"
 
-// place returns the message of a template error with the line, and the column if there is one, first.
-func place(err error) string {
+// templateMessage returns the message of a template error, beginning with the line and the column.
+func templateMessage(err error) string {
 	return strings.NewReplacer("template: "+templateName+":", "line ", `executing "`+templateName+`" at`, "at").Replace(err.Error())
 }
 
-// boundedBuilder is a strings.Builder that refuses to grow beyond what is left.
+// boundedBuilder is a strings.Builder with a limit: left is the number of bytes that can be added.
 type boundedBuilder struct {
 	strings.Builder
 	left int

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// fetchTimeout ends the fetch of one chart, index included.
+	// fetchTimeout limits the fetch of one chart, index included.
 	fetchTimeout = 2 * time.Minute
-	// dialTimeout and headerTimeout end the wait for a repository that does not answer.
+	// dialTimeout and headerTimeout limit the wait for a repository that does not respond.
 	dialTimeout   = 10 * time.Second
 	headerTimeout = 30 * time.Second
-	// maxIndex is larger than any public index, of which the largest have some 30 MiB.
+	// maxIndex is larger than any public index; the largest ones have about 30 MiB.
 	maxIndex = 128 << 20
-	// maxArchive is Helm's own limit for what a chart holds when it is unpacked.
+	// maxArchive is Helm's limit for the size of an unpacked chart.
 	maxArchive = 100 << 20
 )
 
@@ -31,7 +31,7 @@ const (
 func newTransport(login Login) (*http.Transport, error) {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		// The profile asks for it by name, for one repository.
+		// A profile can set it for one repository.
 		InsecureSkipVerify: login.InsecureSkipTLSVerify,
 	}
 	if len(login.CA) > 0 {
@@ -54,7 +54,7 @@ func newTransport(login Login) (*http.Transport, error) {
 func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 	raw, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err != nil {
-		return nil, plain(err)
+		return nil, stableError(err)
 	}
 	if int64(len(raw)) > limit {
 		return nil, fmt.Errorf("it has more than %d MiB", limit>>20)
@@ -62,8 +62,8 @@ func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 	return raw, nil
 }
 
-// plain returns err without what is repeated or differs from one attempt to the next, such as the local port of a connection.
-func plain(err error) error {
+// stableError returns err without repetitions and without parts that differ between attempts, such as a local port.
+func stableError(err error) error {
 	if asked, ok := errors.AsType[*url.Error](err); ok {
 		err = asked.Err
 	}
@@ -74,7 +74,7 @@ func plain(err error) error {
 		return fmt.Errorf("%s: %w", op.Op, op.Err)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("no answer in time: %w", err)
+		return fmt.Errorf("no response in time: %w", err)
 	}
 	return err
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// isExact says whether version names one version of a chart, and not a range of them.
+// isExact returns whether version is one version and not a range.
 func isExact(version string) bool {
 	_, err := semver.StrictNewVersion(strings.TrimPrefix(version, "v"))
 	return err == nil
 }
 
-// spellings returns the ways to write an exact version: as given, then with the leading v added or taken away.
+// spellings returns an exact version as given, and with the leading v added or removed.
 func spellings(version string) []string {
 	if bare, prefixed := strings.CutPrefix(version, "v"); prefixed {
 		return []string{version, bare}
@@ -24,9 +24,10 @@ func spellings(version string) []string {
 	return []string{version, "v" + version}
 }
 
-// choose returns the newest of versions that wanted allows: an exact version, or a range as Helm writes it. Pre-releases count only
-// if wanted speaks of one. It fails with ErrNotFound if there is none and with phase.Invalid if wanted means nothing.
-func choose(versions []string, wanted string) (string, error) {
+// chooseVersion returns the newest of versions in wanted, an exact version or a range in Helm's syntax. Pre-releases
+// count only if the range has one. It fails with ErrNotFound if there is none and with phase.Invalid if wanted is
+// invalid.
+func chooseVersion(versions []string, wanted string) (string, error) {
 	if isExact(wanted) {
 		for _, spelling := range spellings(wanted) {
 			if slices.Contains(versions, spelling) {

@@ -65,7 +65,7 @@ func (w *Watch) Collect(to chan<- prometheus.Metric) {
 			}
 			told[of] = true
 			outdated := 0.0
-			if source.Outdated(version, latest) {
+			if source.IsOutdated(version, latest) {
 				outdated = 1
 			}
 			to <- prometheus.MustNewConstMetric(chartDesc(), prometheus.GaugeValue, outdated,
