@@ -8,57 +8,58 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ID says what a bundle is for: one feature of one requestor. It is unique within a member.
+// ID identifies a bundle on a member: one feature of one requestor.
 type ID struct {
 	RequestorKind string `json:"requestorKind"` // "ClusterSummary"
 	RequestorName string `json:"requestorName"`
 	Feature       string `json:"feature"` // "Resources" or "Helm"
 }
 
-// String prints the ID as kind/name/feature.
+// String returns kind/name/feature.
 func (id ID) String() string {
 	return strings.Join([]string{id.RequestorKind, id.RequestorName, id.Feature}, "/")
 }
 
-// Bundle is everything that one feature of one requestor wants on a member. It is a value: nobody changes it after it was made.
+// Bundle is the desired state of one feature of one requestor on a member. It must not be changed.
 type Bundle struct {
 	ID      ID      `json:"id"`
 	Owner   Owner   `json:"owner"`
 	Items   []Item  `json:"items"` // in the order in which they are applied
 	Options Options `json:"options"`
-	// Audience is how many pull members get the same content now; above one, content without secrets is stored once for all of them.
-	// It is a hint and no part of the digest.
+	// Audience is the number of pull members with the same content. If it is above one, content without secrets is stored
+	// once for all of them. It is a hint, and not part of the digest.
 	Audience int `json:"-"`
-	// Hub is the uid of the namespace kube-system of the hub that delivers the bundle, "" where that is not known. It is no part of the
-	// digest: a member that changes its hub keeps what it has.
+	// Hub is the uid of the namespace kube-system of the hub that delivers the bundle, "" if it is not known. It is not part
+	// of the digest, so a change of the hub alone changes nothing on the member.
 	Hub string `json:"-"`
-	// KeepObjects says that the member seems to hold a newer bundle of this ID than the hub knows of, as after a restore of the hub: objects that
-	// this one lacks are kept until everything is withdrawn.
+	// KeepObjects is true if the member seems to have a newer bundle of this ID than the hub, as after a restore of the hub.
+	// Objects that this bundle lacks are then kept until the bundle is withdrawn.
 	KeepObjects bool `json:"-"`
 }
 
-// Owner is the profile behind a bundle. It decides conflicts: the lower tier wins, the incumbent wins a tie.
+// Owner is the profile of a bundle. Of two profiles with the same object, the one with the lower tier deploys it, and the
+// current owner if the tiers are equal.
 type Owner struct {
 	Kind string `json:"kind"` // ClusterProfile or Profile
 	Name string `json:"name"` // namespaced owners are "namespace/name"
 	Tier int32  `json:"tier"`
 }
 
-// DefaultTier is the tier of what names none: that of the Sveltos surface.
+// DefaultTier is the tier of a profile or reference that sets none, as in Sveltos.
 const DefaultTier = 100
 
-// Item is a run of objects that came from one place.
+// Item is a list of objects from one reference or Helm release.
 type Item struct {
 	Objects   []*unstructured.Unstructured `json:"objects"`
 	Reference Reference                    `json:"reference,omitzero"`
 	Release   *Release                     `json:"release,omitempty"` // set for objects of a Helm release
-	// Sensitive says that the content holds a Secret or came from one: it stays in the member's own delivery namespace.
+	// Sensitive is true if the content has a Secret or is from one. It is stored only in the member's own delivery namespace.
 	Sensitive             bool `json:"sensitive,omitempty"`
 	SkipNamespaceCreation bool `json:"skipNamespaceCreation,omitempty"`
-	Force                 bool `json:"force,omitempty"` // delete and create again when an immutable field changed
-	// Problem says why objects of this item could not be made out, "" if all are there. It counts as a failure, so that nothing is pruned.
+	Force                 bool `json:"force,omitempty"` // delete and create an object again if an immutable field changes
+	// Problem is the error if some objects of this item could not be decoded. It counts as a failure, so nothing is pruned.
 	Problem string `json:"problem,omitempty"`
-	// Overwrite takes over, in a guarded bundle, what is there and is not managed.
+	// Overwrite takes over existing objects that are not managed, in a bundle with the option Guarded.
 	Overwrite bool `json:"overwrite,omitempty"`
 }
 
@@ -70,7 +71,7 @@ type Reference struct {
 	Tier      int32  `json:"tier,omitempty"`
 }
 
-// Options say how a bundle is applied.
+// Options are the options for applying a bundle.
 type Options struct {
 	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`
 	// ContinueOnError applies the remaining objects after one failed. It also prunes after a failure: an object is pruned
@@ -78,21 +79,22 @@ type Options struct {
 	// CustomResourceDefinitions are pruned only if no object failed. Without this option, or with a Problem, nothing is
 	// pruned after a failure.
 	ContinueOnError bool `json:"continueOnError,omitempty"`
-	// Heal puts back what others changed or deleted, without a new delivery.
+	// Heal corrects drift: it reverts changes and deletions by others without a new delivery.
 	Heal bool `json:"heal,omitempty"`
-	// Guarded leaves alone what is on the member and was not made from this bundle: such an object is an error, unless its item says
-	// Overwrite. What is there twice is applied once. The content carries the marks of the Work it comes from; they say what is managed, too.
+	// Guarded does not change existing objects that are not managed by this bundle: such an object is an error, unless its
+	// item has Overwrite. Of duplicate objects the first one is applied. The labels of the Work in the content also mark
+	// an object as managed.
 	Guarded bool `json:"guarded,omitempty"`
 }
 
-// Withdrawal asks to take everything that ID put on a member away again.
+// Withdrawal is the request to remove all objects of a bundle from a member.
 type Withdrawal struct {
 	ID ID
-	// Leave keeps the objects and strips our marks.
+	// Leave keeps the objects and removes only the ownership labels.
 	Leave bool
 }
 
-// Refs lists the objects of b in order, as they are written there.
+// Refs lists the objects of b in order.
 func (b Bundle) Refs() []kube.Ref {
 	var refs []kube.Ref
 	for _, item := range b.Items {
@@ -103,7 +105,7 @@ func (b Bundle) Refs() []kube.Ref {
 	return refs
 }
 
-// Sensitive says whether any item of b is.
+// Sensitive returns whether any item of b is sensitive.
 func (b Bundle) Sensitive() bool {
 	for _, item := range b.Items {
 		if item.Sensitive {

@@ -7,10 +7,11 @@ import (
 	"fmt"
 )
 
-// Digest is the SHA-256 of a bundle's canonical form: equal bundles have equal digests, in every process. The zero Digest is of nothing.
+// Digest is the SHA-256 of a bundle's canonical form. Equal bundles have equal digests. The zero Digest stands for no
+// bundle.
 type Digest [sha256.Size]byte
 
-// String prints d as sha256:<hex>, or "" for the zero Digest.
+// String returns sha256:<hex>, or "" for the zero Digest.
 func (d Digest) String() string {
 	if d == (Digest{}) {
 		return ""
@@ -18,7 +19,7 @@ func (d Digest) String() string {
 	return "sha256:" + hex.EncodeToString(d[:])
 }
 
-// DigestFromBytes returns the Digest with these bytes, and the zero Digest when there are not 32 of them.
+// DigestFromBytes returns the Digest with these bytes, or the zero Digest if there are not 32 bytes.
 func DigestFromBytes(raw []byte) Digest {
 	var d Digest
 	if len(raw) == len(d) {
@@ -27,7 +28,7 @@ func DigestFromBytes(raw []byte) Digest {
 	return d
 }
 
-// Digest returns the digest of b's content, owner and options. It fails only for objects that have no JSON form.
+// Digest returns the digest of b's content, owner and options. It fails only if an object cannot be encoded.
 func (b Bundle) Digest() (Digest, error) {
 	// encoding/json writes struct fields in order and map keys sorted, so the bytes are canonical.
 	raw, err := json.Marshal(b)

@@ -1,2 +1,2 @@
-// Package bundle defines the two values that travel: Bundle going down and Report coming up.
+// Package bundle defines the Bundle that a hub delivers to a member, and the Report that it gets back.
 package bundle

@@ -6,42 +6,42 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// State says how far a member is with a bundle.
+// State is the state of a bundle on a member.
 type State string
 
 // The states of a Report.
 const (
-	StatePending  State = "Pending"  // delivered or being delivered; the member has not begun, as far as is known
-	StateApplying State = "Applying" // the member is at work
+	StatePending  State = "Pending"  // it is delivered, or is being delivered; the member has not reported a start
+	StateApplying State = "Applying" // the member is applying it
 	StateApplied  State = "Applied"  // the member equals the bundle
-	StateFailed   State = "Failed"   // the member tried; Message says what is wrong; it tries again
+	StateFailed   State = "Failed"   // applying failed and is retried; Message has the reason
 	StateMissing  State = "Missing"  // the member needs the content again
 	StateRemoving State = "Removing"
 	StateRemoved  State = "Removed"
 )
 
-// Report is what a member says of one bundle.
+// Report is the report of a member about one bundle.
 type Report struct {
 	ID     ID
-	Digest Digest // of the bundle that the report is about; zero if the member has seen none
+	Digest Digest // of the bundle that the report is about; zero if the member has none
 	State  State
 	// Message depends on State. StateFailed: the object and the reason; the same problem has the same message.
 	// StateApplying: the hook or object that a Helm release waits for. StateApplied: it begins with KeptPrefix if objects
 	// are kept.
 	Message string
-	// Kinds are the kinds now deployed, as "Kind.version.group", sorted.
+	// Kinds are the kinds of the deployed objects, as "Kind.version.group", sorted.
 	Kinds []string
-	// LastApplied is when the member last equalled the bundle; zero if never.
+	// LastApplied is the time when the bundle was last applied completely; zero if never.
 	LastApplied time.Time
-	// Changes is what the last pass did; only transports that run the engine themselves fill it.
+	// Changes are the changes of the last run. They are not sent to the hub in pull mode.
 	Changes ChangeSet
 }
 
-// KeptPrefix begins the message about objects that a bundle lacks and that are kept all the same (see Bundle.KeepObjects).
+// KeptPrefix is the begin of the message about kept objects (see Bundle.KeepObjects).
 const KeptPrefix = "the hub delivers an older version than the cluster has, as after a restore from a backup; " +
 	"kept until the profile is withdrawn, or deleted by hand: "
 
-// Action is what a pass did with one object.
+// Action is the action of a run on one object.
 type Action string
 
 // The actions of a Change.
@@ -50,21 +50,21 @@ const (
 	Configured Action = "configured"
 	Unchanged  Action = "unchanged"
 	Deleted    Action = "deleted"
-	Skipped    Action = "skipped" // left alone on purpose; Reason says why
-	Failed     Action = "failed"  // Reason says why
+	Skipped    Action = "skipped" // not changed; Reason has the reason
+	Failed     Action = "failed"  // Reason has the error
 )
 
-// Change is what a pass did with one object, and why where that is not plain.
+// Change is the action of a run on one object, with the reason if it is not obvious.
 type Change struct {
 	Ref    kube.Ref
 	Action Action
 	Reason string
 }
 
-// ChangeSet lists what a pass did, in the order in which it was done.
+// ChangeSet lists the changes of a run in their order.
 type ChangeSet []Change
 
-// Count returns how many changes have the action a.
+// Count returns the number of changes with the action a.
 func (cs ChangeSet) Count(a Action) int {
 	n := 0
 	for _, c := range cs {

@@ -8,27 +8,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// OnConflict is Insist for conflicts: do reads an object, changes it and writes it, and does so again if others wrote it meanwhile.
+// OnConflict calls Insist with conflicts as retriable errors. do must read an object, change it and write it.
 func OnConflict(ctx context.Context, do func() error) error {
 	return Insist(ctx, apierrors.IsConflict, do)
 }
 
-// Insist is InsistAt at a pace that suits an object that few write at the same time: 5 tries, with 0.4 s between the first and the last.
+// Insist is InsistAt with a back-off for objects with few concurrent writers: 5 attempts within 0.4 s.
 func Insist(ctx context.Context, again func(error) bool, do func() error) error {
 	return InsistAt(ctx, wait.Backoff{Steps: 5, Duration: 10 * time.Millisecond, Factor: 3, Jitter: 0.1}, again, do)
 }
 
-// InsistAt calls do until it succeeds, until it fails with an error for which again is false, until the tries of pace are used up, or until ctx
-// ends. It returns nil only if do did; if ctx ended between two tries, or before the first, its error; and else the error of the last try.
+// InsistAt calls do until it succeeds, fails with an error for which again returns false, has used all attempts of pace,
+// or ctx ends. It returns nil only if do succeeded, the error of ctx if it ended between two attempts, and otherwise the
+// error of the last attempt.
 //
-// The package retry of client-go is not for us: it takes an error of do that is, or wraps, context.Canceled or context.DeadlineExceeded, as that
-// of a request that was cut off or whose time was up is, for the end of its own waiting. It answers with the conflict before it, and if there
-// was none with nil, which passes off as written what was not. And it goes on waiting when ctx has ended.
+// client-go's package retry is not suitable. If do returns an error that wraps context.Canceled or
+// context.DeadlineExceeded, for example of an aborted request, retry returns the error of the attempt before, or nil if
+// there was none. It also continues after ctx has ended.
 func InsistAt(ctx context.Context, pace wait.Backoff, again func(error) bool, do func() error) error {
 	var last error
 	err := wait.ExponentialBackoffWithContext(ctx, pace, func(context.Context) (bool, error) {
 		last = do()
-		// What do returns is kept apart from what the waiting returns, which may be the very same error.
+		// The error of do is kept separately, since the back-off may return an equal one.
 		return last == nil || !again(last), nil
 	})
 	if err != nil && ctx.Err() != nil {
@@ -37,7 +38,8 @@ func InsistAt(ctx context.Context, pace wait.Backoff, again func(error) bool, do
 	return last
 }
 
-// ChangedMeanwhile says whether someone else was faster to create, change or delete an object, so that looking again helps.
+// ChangedMeanwhile returns whether a write request failed because another client has created, changed or deleted the
+// object, so that it can succeed after another read.
 func ChangedMeanwhile(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }

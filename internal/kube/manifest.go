@@ -13,19 +13,19 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// DecodeManifest reads the Kubernetes objects in a stream of YAML or JSON documents, in order; the items of lists stand for the list.
-// Errors name the document, counted from one without the empty ones, and the line. A key given twice is an error.
+// DecodeManifest decodes the Kubernetes objects in a stream of YAML or JSON documents, in order. A list is replaced by its
+// items. Errors name the document, counted from one without the empty ones, and the line. A duplicate key is an error.
 func DecodeManifest(stream []byte) ([]*unstructured.Unstructured, error) {
 	return decode(stream, yaml.YAMLToJSONStrict)
 }
 
-// DecodeLenient is DecodeManifest, but of a key given twice the last one counts.
+// DecodeLenient is DecodeManifest, but uses the last value of a duplicate key.
 func DecodeLenient(stream []byte) ([]*unstructured.Unstructured, error) {
 	return decode(stream, yaml.YAMLToJSON)
 }
 
-// DecodeManifestOfHelm is DecodeLenient, but every document ends with one more line break, which a block of text may end with then: Helm adds it
-// to each document that it writes into the manifest of a release.
+// DecodeManifestOfHelm is DecodeLenient, but adds a line break to each document, as Helm does in the manifest of a
+// release. A text block at the end of a document may then end with the line break.
 func DecodeManifestOfHelm(stream []byte) ([]*unstructured.Unstructured, error) {
 	return decode(stream, func(text []byte) ([]byte, error) {
 		raw, err := yaml.YAMLToJSON(append(text[:len(text):len(text)], '\n'))
@@ -166,7 +166,7 @@ func flatten(content any) ([]*unstructured.Unstructured, error) {
 	return all, nil
 }
 
-// withDefaultKind gives an item of a typed list, for instance a ConfigMapList, the kind that the list implies.
+// withDefaultKind sets the kind of an item without one in a typed list, for example a ConfigMapList.
 func withDefaultKind(item, apiVersion any, kind string) {
 	fields, ok := item.(map[string]any)
 	if !ok || kind == "" {
@@ -181,7 +181,7 @@ func withDefaultKind(item, apiVersion any, kind string) {
 	}
 }
 
-// checked returns the object with these fields if it has what every Kubernetes object needs.
+// checked returns the object with these fields. It fails without apiVersion, kind or metadata.name.
 func checked(fields map[string]any) (*unstructured.Unstructured, error) {
 	for _, needed := range [][]string{{"apiVersion"}, {"kind"}, {"metadata", "name"}} {
 		text, found, err := unstructured.NestedString(fields, needed...)

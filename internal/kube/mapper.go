@@ -11,13 +11,13 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// Resource says where the API server serves a kind. The zero Resource is of no kind.
+// Resource is the API resource of a kind. The zero Resource stands for no kind.
 type Resource struct {
 	GVR        schema.GroupVersionResource
 	Namespaced bool
 }
 
-// Mapper finds the resources of kinds. It remembers what the server said until Reset. It is safe for concurrent use.
+// Mapper finds the resources of kinds. It caches discovery until Reset. It is safe for concurrent use.
 type Mapper struct {
 	live   discovery.DiscoveryInterface
 	mapper *restmapper.DeferredDiscoveryRESTMapper
@@ -28,10 +28,11 @@ func NewMapper(client discovery.DiscoveryInterface) *Mapper {
 	return &Mapper{live: client, mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client))}
 }
 
-// Reset forgets what the server said, so that new kinds are seen and deleted ones are not.
+// Reset clears the cache, so that new kinds are found and deleted ones are not.
 func (m *Mapper) Reset() { m.mapper.Reset() }
 
-// Resource returns the resource of gvk in exactly its version. The error satisfies meta.IsNoMatchError if the server has no such kind.
+// Resource returns the resource of gvk in exactly its version. The error satisfies meta.IsNoMatchError if the server does
+// not serve the kind.
 func (m *Mapper) Resource(gvk schema.GroupVersionKind) (Resource, error) {
 	mapping, err := m.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
@@ -40,8 +41,9 @@ func (m *Mapper) Resource(gvk schema.GroupVersionKind) (Resource, error) {
 	return resourceOf(mapping), nil
 }
 
-// AnyVersion returns the resource of gvk in its version or else in the version that the server prefers: good enough for metadata,
-// which is the same in all. The error satisfies meta.IsNoMatchError if the server has no such kind.
+// AnyVersion returns the resource of gvk in its version, or in the preferred version of the server. This is sufficient
+// for metadata, which is the same in all versions. The error satisfies meta.IsNoMatchError if the server does not serve
+// the kind.
 func (m *Mapper) AnyVersion(gvk schema.GroupVersionKind) (Resource, error) {
 	found, err := m.Resource(gvk)
 	if !meta.IsNoMatchError(err) {
@@ -54,8 +56,8 @@ func (m *Mapper) AnyVersion(gvk schema.GroupVersionKind) (Resource, error) {
 	return resourceOf(mapping), nil
 }
 
-// Gone asks the server whether it serves gvk no more, in no version. Unlike a missing mapping, which can also mean that an
-// aggregated API server is away for a moment, this is certain.
+// Gone requests from the server whether it no longer serves gvk. A missing mapping is not sufficient: an aggregated API
+// server may be unavailable.
 func (m *Mapper) Gone(gvk schema.GroupVersionKind) (bool, error) {
 	list, err := m.live.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 	if apierrors.IsNotFound(err) {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Ref names one object of one cluster. Namespace is empty for cluster-scoped kinds.
+// Ref identifies one object of one cluster. Namespace is empty for cluster-scoped kinds.
 type Ref struct {
 	Group     string `json:"group,omitempty"`
 	Version   string `json:"version"`
@@ -17,7 +17,7 @@ type Ref struct {
 	Name      string `json:"name"`
 }
 
-// RefOf returns the Ref of obj as it is written there.
+// RefOf returns the Ref of obj.
 func RefOf(obj *unstructured.Unstructured) Ref {
 	gvk := obj.GroupVersionKind()
 	return Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.GetNamespace(), Name: obj.GetName()}
@@ -34,7 +34,7 @@ func (r Ref) Key() Ref {
 	return r
 }
 
-// String prints r for people: "Deployment apps eu/web", "Namespace eu".
+// String returns r for messages, for example "Deployment apps eu/web" and "Namespace eu".
 func (r Ref) String() string {
 	var b strings.Builder
 	b.WriteString(r.Kind)

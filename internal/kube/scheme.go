@@ -19,8 +19,8 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 )
 
-// Scheme returns a new scheme with every kind that Towline reads or writes as a typed object: core, apps, rbac, coordination,
-// events, authentication, authorization, certificates, apiextensions and the groups of both surfaces. Two types for one kind are a programmer's error, at which it panics.
+// Scheme returns a new scheme with every kind that Towline reads or writes as a typed object. It panics if two types have
+// the same kind, which is a programming error.
 func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{

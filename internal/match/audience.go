@@ -7,11 +7,11 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// AudienceAnnotation on a ClusterSummary tells how many pull members got the same from its profile when the summary was last written.
-// It decides only where content is stored, so that it may be out of date.
+// AudienceAnnotation on a ClusterSummary has the number of pull members that matched its profile when the summary was
+// last written. It decides only where content is stored, so it may be outdated.
 const AudienceAnnotation = "towline.dev/audience"
 
-// Pulling counts the pull members among members.
+// Pulling returns the number of pull members in members.
 func Pulling(members []fleet.Member) int {
 	count := 0
 	for _, m := range members {
@@ -22,7 +22,7 @@ func Pulling(members []fleet.Member) int {
 	return count
 }
 
-// Audience reads AudienceAnnotation; 0 if it says nothing.
+// Audience returns the value of AudienceAnnotation, 0 if it is missing or invalid.
 func Audience(summary *configv1beta1.ClusterSummary) int {
 	count, err := strconv.Atoi(summary.Annotations[AudienceAnnotation])
 	if err != nil {

@@ -1,2 +1,2 @@
-// Package match decides which profiles land on which members, in what order and how many at once.
+// Package match computes the members of each profile, and the profile that manages each Helm release.
 package match

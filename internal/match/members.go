@@ -13,10 +13,11 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// Members returns the members that spec lands on, sorted by namespace and name: those whose labels match clusterSelector, once they are ready,
-// and those that clusterRefs name, ready or not. A member that is being deleted matches nothing. namespace is that of a Profile, which sees no
-// other, and "" for a ClusterProfile. served are the members that have a summary of the profile: they were ready, and still match if their
-// status, which can be lost, does not say so. It fails only for a selector that does not parse.
+// Members returns the members that spec selects, sorted by namespace and name: the ready members whose labels match
+// clusterSelector, and the members in clusterRefs, ready or not. A member that is being deleted never matches. namespace
+// is the namespace of a Profile, which selects only members in it, and "" for a ClusterProfile. served are the members
+// with a summary of the profile. They match even if they are not ready, since their status can be lost. Members fails
+// only if the selector is invalid.
 func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.Member, served map[fleet.ID]bool) ([]fleet.Member, error) {
 	selector, err := selectorOf(spec.ClusterSelector)
 	if err != nil {
@@ -45,7 +46,7 @@ func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.
 }
 
 func selectorOf(selector metav1.LabelSelector) (labels.Selector, error) {
-	// The empty selector of Kubernetes matches everything; that of a profile matches nothing.
+	// An empty selector of Kubernetes matches everything, an empty clusterSelector matches nothing.
 	if len(selector.MatchLabels) == 0 && len(selector.MatchExpressions) == 0 {
 		return labels.Nothing(), nil
 	}
@@ -56,7 +57,7 @@ func selectorOf(selector metav1.LabelSelector) (labels.Selector, error) {
 	return parsed, nil
 }
 
-// Refs lists members as a profile's status names them.
+// Refs returns the references to members in a profile's status.
 func Refs(members []fleet.Member) []corev1.ObjectReference {
 	refs := make([]corev1.ObjectReference, 0, len(members))
 	for _, m := range members {
@@ -65,7 +66,7 @@ func Refs(members []fleet.Member) []corev1.ObjectReference {
 	return refs
 }
 
-// UnsupportedRefs lists the entries of clusterRefs that name a kind of cluster that Towline does not know.
+// UnsupportedRefs returns the paths of the entries in clusterRefs with an unknown kind.
 func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	var fields []string
 	for i, ref := range spec.ClusterRefs {
@@ -76,7 +77,7 @@ func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	return fields
 }
 
-// Target names the member that summary is about.
+// Target returns the ID of the summary's member.
 func Target(summary *configv1beta1.ClusterSummary) fleet.ID {
 	spec := summary.Spec
 	return fleet.ID{Type: fleet.Type(spec.ClusterType), Namespace: spec.ClusterNamespace, Name: spec.ClusterName}

@@ -11,12 +11,12 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// hashLength is how many hex digits tell names apart that would be the same: 40 bits.
+// hashLength is the number of hex digits (40 bits) that are added to a name to make it unique.
 const hashLength = 10
 
-// SummaryName returns the name of the ClusterSummary of one profile on m: <profile>-sveltos-<cluster>, with "p--" before it for a
-// Profile. Two pairs can get the same name ("a-sveltos-b" on "c", "a" on "b-sveltos-c"): see DistinctSummaryName. Nothing may be read
-// back from a name; labels and the owner say what a summary is for.
+// SummaryName returns the name of the ClusterSummary of one profile on m: <profile>-sveltos-<cluster>, with the prefix
+// "p--" for a Profile. Two pairs can have the same name ("a-sveltos-b" on "c", "a" on "b-sveltos-c"), see
+// DistinctSummaryName. Names must not be parsed: the labels and the owner identify the profile and the member.
 func SummaryName(profileKind, profile string, m fleet.Member) string {
 	name := profile + "-" + strings.ToLower(string(m.Type)) + "-" + m.Name
 	if profileKind == configv1beta1.ProfileKind {
@@ -25,15 +25,15 @@ func SummaryName(profileKind, profile string, m fleet.Member) string {
 	return shorten(name, validation.DNS1123SubdomainMaxLength)
 }
 
-// DistinctSummaryName returns the name of the same ClusterSummary when another pair holds SummaryName.
+// DistinctSummaryName returns the name of the ClusterSummary if the SummaryName of another pair is the same.
 func DistinctSummaryName(profileKind, profile string, m fleet.Member) string {
 	identity := strings.Join([]string{profileKind, profile, string(m.Type), m.Name}, "/")
 	name := SummaryName(profileKind, profile, m)
-	room := validation.DNS1123SubdomainMaxLength - hashLength - 1
-	return name[:min(len(name), room)] + "-" + hash(identity)
+	limit := validation.DNS1123SubdomainMaxLength - hashLength - 1
+	return name[:min(len(name), limit)] + "-" + hash(identity)
 }
 
-// LabelValue returns s as the value of a label: shortened, with a hash to keep it distinct, if it is too long for one.
+// LabelValue returns s as the value of a label. A longer value is shortened, and a hash makes it unique.
 func LabelValue(s string) string { return shorten(s, validation.LabelValueMaxLength) }
 
 func shorten(s string, limit int) string {

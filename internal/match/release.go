@@ -8,38 +8,39 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 )
 
-// Release names one Helm release on a member.
+// Release identifies one Helm release on a member.
 type Release struct{ Namespace, Name string }
 
-// String prints r as namespace/name.
+// String returns namespace/name.
 func (r Release) String() string { return r.Namespace + "/" + r.Name }
 
-// Contest is a release that two summaries of one member want, and that the one asking has lost.
+// Contest is a release of a summary that another summary of the same member manages.
 type Contest struct {
 	Release Release
-	// Holder is the summary that keeps the release.
+	// Holder is the name of the other summary.
 	Holder string
 }
 
-// Message says who holds the release.
+// Message names the summary that manages the release.
 func (c Contest) Message() string {
 	return fmt.Sprintf("helm release %s is managed by ClusterSummary %s", c.Release, c.Holder)
 }
 
-// Lost returns the releases of summary that another summary of the same member holds, in the order of the charts: the lowest tier
-// wins; of equals the incumbent, then the older one. Summaries that are being deleted hold what they hold until they are gone. Names are
-// compared as they are: the caller fills in their templates.
+// Lost returns the releases of summary that another summary of the same member manages, in the order of the charts. The
+// summary with the lowest tier manages a release. Of equal tiers it is the one that manages it already, and otherwise the
+// oldest one. Summaries that are being deleted count until they are deleted. The caller must expand the templates in the
+// names of releases.
 func Lost(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary) []Contest {
 	var lost []Contest
 	for _, release := range Installed(summary) {
 		var holder *configv1beta1.ClusterSummary
 		for i := range others {
-			rival := &others[i]
-			if rival.UID == summary.UID || !wants(rival, release) || !beats(rival, summary, release) {
+			other := &others[i]
+			if other.UID == summary.UID || !hasChart(other, release) || !hasPriority(other, summary, release) {
 				continue
 			}
-			if holder == nil || beats(rival, holder, release) {
-				holder = rival
+			if holder == nil || hasPriority(other, holder, release) {
+				holder = other
 			}
 		}
 		if holder != nil {
@@ -49,7 +50,8 @@ func Lost(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterS
 	return lost
 }
 
-// Installed lists the releases that summary wants on its member, in the order of the charts.
+// Installed returns the releases of a summary's charts, except those with the action Uninstall, in the order of the
+// charts.
 func Installed(summary *configv1beta1.ClusterSummary) []Release {
 	var releases []Release
 	for _, chart := range summary.Spec.ClusterProfileSpec.HelmCharts {
@@ -60,12 +62,12 @@ func Installed(summary *configv1beta1.ClusterSummary) []Release {
 	return releases
 }
 
-func wants(summary *configv1beta1.ClusterSummary, release Release) bool {
+func hasChart(summary *configv1beta1.ClusterSummary, release Release) bool {
 	return slices.Contains(Installed(summary), release)
 }
 
-// beats says whether a holds release against b.
-func beats(a, b *configv1beta1.ClusterSummary, release Release) bool {
+// hasPriority returns whether a manages release if both a and b have it.
+func hasPriority(a, b *configv1beta1.ClusterSummary, release Release) bool {
 	return cmp.Or(
 		cmp.Compare(a.Spec.ClusterProfileSpec.Tier, b.Spec.ClusterProfileSpec.Tier),
 		-cmp.Compare(manages(a, release), manages(b, release)),
@@ -74,11 +76,11 @@ func beats(a, b *configv1beta1.ClusterSummary, release Release) bool {
 	) < 0
 }
 
-// manages is 1 if summary has release on the member by what its status says, else 0.
+// manages returns 1 if summary manages release according to its status, and 0 otherwise.
 func manages(summary *configv1beta1.ClusterSummary, release Release) int {
-	for _, have := range summary.Status.HelmReleaseSummaries {
-		if have.ReleaseName == release.Name && have.ReleaseNamespace == release.Namespace &&
-			have.Status == configv1beta1.HelmChartStatusManaging {
+	for _, managed := range summary.Status.HelmReleaseSummaries {
+		if managed.ReleaseName == release.Name && managed.ReleaseNamespace == release.Namespace &&
+			managed.Status == configv1beta1.HelmChartStatusManaging {
 			return 1
 		}
 	}

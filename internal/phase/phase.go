@@ -7,22 +7,23 @@ import (
 	"time"
 )
 
-// Step is one named part of a reconcile over the state S, which earlier steps fill for later ones.
+// Step is one named step of a reconcile. Steps share the state S: earlier steps set fields for later ones.
 type Step[S any] struct {
 	Name string
 	Run  func(ctx context.Context, state S) error
 }
 
-// Wait ends a reconcile that has nothing to do yet. After is the longest time until the next look; zero means that a watch will wake it.
+// Wait is the error of a step that must wait. After is the longest time until the next reconcile; zero means that a watch
+// triggers it.
 type Wait struct {
 	After  time.Duration
 	Reason string
 }
 
-// Error returns the reason, so that a Wait can travel as an error.
+// Error returns the reason.
 func (w Wait) Error() string { return w.Reason }
 
-// Invalid ends a reconcile that only the user can cure: it is not tried again until an input changes.
+// Invalid is an error that only the user can correct. The reconcile is not retried until an input changes.
 type Invalid struct{ Err error }
 
 // Error returns the text of the wrapped error.
@@ -31,10 +32,10 @@ func (i Invalid) Error() string { return i.Err.Error() }
 // Unwrap returns the wrapped error.
 func (i Invalid) Unwrap() error { return i.Err }
 
-// Invalidf returns an Invalid with a formatted message; %w works.
+// Invalidf returns an Invalid with a formatted message. The format may contain %w.
 func Invalidf(format string, args ...any) error { return Invalid{Err: fmt.Errorf(format, args...)} }
 
-// Kind tells the four ways in which a reconcile can end apart.
+// Kind is the kind of an Outcome.
 type Kind string
 
 // The kinds of outcome.
@@ -45,16 +46,16 @@ const (
 	Retriable Kind = "Retriable" // a step returned any other error
 )
 
-// Outcome is the one end of a reconcile: its kind, the step that ended it ("" when Done) and that step's error.
+// Outcome is the result of a reconcile: its kind, the step that ended it ("" if Done) and the error of that step.
 type Outcome struct {
 	Kind Kind
 	Step string
 	Err  error
-	// After is the Wait's longest time until the next look.
+	// After is Wait.After.
 	After time.Duration
 }
 
-// Message returns the outcome's text for people, "" when Done.
+// Message returns the text of the error, "" if Done.
 func (o Outcome) Message() string {
 	if o.Err == nil {
 		return ""
@@ -62,7 +63,7 @@ func (o Outcome) Message() string {
 	return o.Err.Error()
 }
 
-// Run runs the steps in order until one returns an error, and says how it ended.
+// Run runs the steps in order until one returns an error, and returns the outcome.
 func Run[S any](ctx context.Context, state S, steps []Step[S]) Outcome {
 	for _, step := range steps {
 		if err := step.Run(ctx, state); err != nil {

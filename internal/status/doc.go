@@ -1,2 +1,2 @@
-// Package status folds reports into the status and events people read.
+// Package status computes the status and the events of ClusterSummaries from reports.
 package status

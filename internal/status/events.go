@@ -16,28 +16,28 @@ import (
 const (
 	ReasonSource      = "SourceFailed"  // content or a chart could not be read
 	ReasonMissing     = "NotFound"      // a referenced object does not exist
-	ReasonRender      = "RenderFailed"  // content or a chart could not be turned into objects
-	ReasonDeliver     = "DeliverFailed" // the member, or its inbox, could not be reached
-	ReasonApply       = "ApplyFailed"   // the member did not take an object
-	ReasonConflict    = "Conflict"      // another profile holds an object or a release
-	ReasonUnsupported = "Unsupported"   // the profile uses a field that is not acted on yet
-	ReasonNotReady    = "NotReady"      // the cluster was never reached, or is not reached now
-	ReasonKept        = "ObjectsKept"   // objects that the profile lacks are kept: the hub was restored from a backup
-	// ReasonSveltos is the reason of events about a success; the word is part of the surface.
+	ReasonRender      = "RenderFailed"  // content or a chart could not be rendered
+	ReasonDeliver     = "DeliverFailed" // the member or its delivery namespace could not be reached
+	ReasonApply       = "ApplyFailed"   // an object could not be applied
+	ReasonConflict    = "Conflict"      // another profile manages an object or a release
+	ReasonUnsupported = "Unsupported"   // the profile has a field that is not supported yet
+	ReasonNotReady    = "NotReady"      // the cluster is not ready or not reachable
+	ReasonKept        = "ObjectsKept"   // objects that the profile lacks are kept, since the hub was restored from a backup
+	// ReasonSveltos is the reason of events about a success, as in Sveltos.
 	ReasonSveltos = "Sveltos"
 )
 
-// maxNote is the longest note of an event that the API takes, in bytes.
+// maxNote is the API's limit for the note of an event in bytes.
 const maxNote = 1024
 
-// Event is one event to record. Type is that of Kubernetes: Normal or Warning.
+// Event is one event to record. Type is Normal or Warning.
 type Event struct{ Type, Reason, Note string }
 
-// Events lists what changed from old to now on m, so that each change is told once.
+// Events returns an event for each change from old to now on m.
 func Events(old, now configv1beta1.ClusterSummaryStatus, m fleet.Member) []Event {
 	var events []Event
 	if now.FailureMessage != "" && now.FailureMessage != old.FailureMessage {
-		events = append(events, Event{Type: corev1.EventTypeWarning, Reason: summaryReason(now), Note: clip(now.FailureMessage)})
+		events = append(events, Event{Type: corev1.EventTypeWarning, Reason: summaryReason(now), Note: truncate(now.FailureMessage)})
 	}
 	for _, feature := range now.FeatureSummaries {
 		before := FeatureOf(old, feature.FeatureID)
@@ -65,7 +65,7 @@ func featureEvent(old, now configv1beta1.FeatureSummary, m fleet.Member) (Event,
 	switch now.Status {
 	case libv1beta1.FeatureStatusProvisioned:
 		if now.FailureMessage != "" && old.FailureMessage != now.FailureMessage {
-			return Event{corev1.EventTypeWarning, failureReason(now), clip(fmt.Sprintf("Feature: %s: %s", now.FeatureID, now.FailureMessage))}, true
+			return Event{corev1.EventTypeWarning, failureReason(now), truncate(fmt.Sprintf("Feature: %s: %s", now.FeatureID, now.FailureMessage))}, true
 		}
 		if old.Status == now.Status && bytes.Equal(old.Hash, now.Hash) {
 			return Event{}, false
@@ -83,11 +83,11 @@ func featureEvent(old, now configv1beta1.FeatureSummary, m fleet.Member) (Event,
 		if now.FailureMessage == "" || (old.FailureMessage == now.FailureMessage && old.Status == now.Status) {
 			return Event{}, false
 		}
-		return Event{corev1.EventTypeWarning, failureReason(now), clip(fmt.Sprintf("Feature: %s: %s", now.FeatureID, now.FailureMessage))}, true
+		return Event{corev1.EventTypeWarning, failureReason(now), truncate(fmt.Sprintf("Feature: %s: %s", now.FeatureID, now.FailureMessage))}, true
 	}
 }
 
-// failureReason is the word of the surface where it has one.
+// failureReason returns the reason of an event, with Sveltos' word for it if there is one.
 func failureReason(f configv1beta1.FeatureSummary) string {
 	switch {
 	case f.FailureReason == ReasonConflict:
@@ -101,8 +101,8 @@ func failureReason(f configv1beta1.FeatureSummary) string {
 	}
 }
 
-// clip cuts a note to what the API takes, at a whole character.
-func clip(note string) string {
+// truncate shortens a note to the limit of the API, at a whole character.
+func truncate(note string) string {
 	if len(note) <= maxNote {
 		return note
 	}
@@ -110,7 +110,8 @@ func clip(note string) string {
 	return strings.ToValidUTF8(note[:maxNote-len(mark)], "") + mark
 }
 
-// Abandoned is the event about what a cluster keeps of a profile because nobody withdraws it any more; why is said of the cluster.
+// Abandoned returns the event about objects of a profile that stay on a cluster because they are no longer withdrawn. why
+// is a predicate of the cluster.
 func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string) Event {
 	var kept []string
 	for _, info := range s.DeployedGVKs {
@@ -120,16 +121,17 @@ func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string)
 	if len(kept) > 0 {
 		note += ", left there: " + strings.Join(kept, "; ")
 	}
-	return Event{corev1.EventTypeWarning, "Abandoned", clip(note)}
+	return Event{corev1.EventTypeWarning, "Abandoned", truncate(note)}
 }
 
-// LookupUnanswered is the event about a Helm release whose chart calls lookup, and finds nothing because the hub cannot read the member.
+// LookupUnanswered returns the event about a Helm release whose chart calls lookup, which returns nothing because the hub
+// cannot read the member.
 func LookupUnanswered(release string, m fleet.Member) Event {
 	note := fmt.Sprintf("the chart of release %s calls lookup, which finds nothing on cluster %s %s: the hub does not reach a cluster in pull mode", release, m.Type, m.Key())
-	return Event{corev1.EventTypeWarning, "LookupUnanswered", clip(note)}
+	return Event{corev1.EventTypeWarning, "LookupUnanswered", truncate(note)}
 }
 
-// Unsupported is the message about the fields of a profile that are not acted on yet, "" if there are none.
+// Unsupported returns the message about unsupported fields of a profile, "" if there are none.
 func Unsupported(fields []string) string {
 	if len(fields) == 0 {
 		return ""

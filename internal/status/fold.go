@@ -12,53 +12,55 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// NoDependencies is what a ClusterSummary says when it waits for no other profile.
+// NoDependencies is the status.dependencies of a ClusterSummary that waits for no other profile.
 const NoDependencies = "no dependencies"
 
-// Kind tells what a reconcile did about a feature.
+// Kind is the kind of a Finding.
 type Kind string
 
-// The kinds of finding.
+// The kinds of findings.
 const (
-	// Delivered: the member was asked for the bundle with digest Want, and Report is the answer.
+	// Delivered means that the bundle with the digest Want was delivered, with Report as the result.
 	Delivered Kind = "Delivered"
-	// Broken: there is nothing to deliver, or it could not be delivered, because of Err. What was delivered before is untouched.
+	// Broken means that the bundle could not be made or delivered because of Err. The bundle that was delivered before has
+	// not changed.
 	Broken Kind = "Broken"
-	// Held: nothing was tried, because of Err, which is no fault of the feature. A provisioned feature stays provisioned.
+	// Held means that nothing was tried because of Err, which is no failure of the feature. A provisioned feature stays
+	// provisioned.
 	Held Kind = "Held"
-	// Leaving: the feature is being withdrawn; Err says what is in the way, if anything is.
+	// Leaving means that the feature is being withdrawn. Err is the reason why it is not withdrawn yet, if there is one.
 	Leaving Kind = "Leaving"
-	// Left: nothing of the feature is left on the member.
+	// Left means that the feature is withdrawn.
 	Left Kind = "Left"
 )
 
-// Finding is what one reconcile found of one feature.
+// Finding is the result of one reconcile for one feature.
 type Finding struct {
 	Feature libv1beta1.FeatureID
 	Kind    Kind
 	Want    bundle.Digest
 	Report  bundle.Report
 	Err     error
-	// Status is the feature's status for Broken, Held and Leaving.
+	// Status is the status of the feature for Broken, Held and Leaving.
 	Status libv1beta1.FeatureStatus
-	// Reason is one CamelCase word for the kind of failure.
+	// Reason is the reason of a failure, one of the Reason constants.
 	Reason string
-	// Attempt says that something was tried now and failed, which counts.
+	// Attempt is true if an attempt failed, so that consecutiveFailures is incremented.
 	Attempt bool
-	// Releases are those the feature wants on the member, or has lost, or, without a status, wants gone; only Helm has any.
+	// Releases are the Helm releases of the feature, also the lost ones. A release without a status is to be uninstalled.
 	Releases []configv1beta1.HelmChartSummary
 }
 
-// Pass is everything that one reconcile of a ClusterSummary found. Features without a finding keep their status.
+// Pass is the result of one reconcile of a ClusterSummary. Features without a finding keep their status.
 type Pass struct {
 	Findings []Finding
-	// Message says what keeps the profile as a whole from being deployed, "" if nothing does.
+	// Message is the reason why no feature of the profile is deployed, "" if there is none.
 	Message string
-	// Suspended says why nothing is being done on purpose, "" if that is not so.
+	// Suspended is the reason why the reconciliation is suspended, "" if it is not.
 	Suspended string
 }
 
-// Fold returns the status of a ClusterSummary after pass. It does not change old.
+// Fold returns the status of a ClusterSummary with the old status after pass. It does not change old.
 func Fold(old configv1beta1.ClusterSummaryStatus, pass Pass) configv1beta1.ClusterSummaryStatus {
 	now := *old.DeepCopy()
 	dependencies := NoDependencies
@@ -75,7 +77,7 @@ func Fold(old configv1beta1.ClusterSummaryStatus, pass Pass) configv1beta1.Clust
 	return now
 }
 
-// FeatureOf returns what s says of a feature; of one that it does not mention, only the ID.
+// FeatureOf returns the summary of a feature in s, or one with only the ID if there is none.
 func FeatureOf(s configv1beta1.ClusterSummaryStatus, id libv1beta1.FeatureID) configv1beta1.FeatureSummary {
 	for _, feature := range s.FeatureSummaries {
 		if feature.FeatureID == id {
@@ -97,7 +99,7 @@ func setFeature(s *configv1beta1.ClusterSummaryStatus, feature configv1beta1.Fea
 	})
 }
 
-// rank orders features as they are deployed.
+// rank returns the position of a feature in the order of deployment.
 func rank(id libv1beta1.FeatureID) int {
 	return slices.Index([]libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}, id)
 }
@@ -148,7 +150,7 @@ func foldReport(old configv1beta1.FeatureSummary, finding Finding) configv1beta1
 		}
 	case bundle.StateFailed:
 		if report.Digest != finding.Want && report.Digest != (bundle.Digest{}) {
-			// The failure is that of the bundle before this one.
+			// An earlier bundle failed.
 			return pending(now, old, same)
 		}
 		finding.Err, finding.Reason = reportError(report.Message), cmp.Or(finding.Reason, ReasonApply)
@@ -162,7 +164,8 @@ func foldReport(old configv1beta1.FeatureSummary, finding Finding) configv1beta1
 	return now
 }
 
-// applying is a feature that the member works on. The message names the hook or the object that a Helm release waits for.
+// applying returns the status of a feature whose bundle is being applied. The message names the hook or the object that a
+// Helm release waits for.
 func applying(now, old configv1beta1.FeatureSummary, same bool, message string) configv1beta1.FeatureSummary {
 	now = pending(now, old, same)
 	if now.Status == libv1beta1.FeatureStatusProvisioning {
@@ -171,7 +174,8 @@ func applying(now, old configv1beta1.FeatureSummary, same bool, message string) 
 	return now
 }
 
-// pending is a feature on its way. One that failed stays so until the member has something new to say: the next attempt alone is no news.
+// pending returns the status of a feature whose bundle is not applied yet. A failed feature stays failed until the member
+// reports another result, so that retries do not change its status.
 func pending(now, old configv1beta1.FeatureSummary, same bool) configv1beta1.FeatureSummary {
 	if same && old.Status == libv1beta1.FeatureStatusFailed {
 		return now
@@ -190,10 +194,10 @@ func failed(old configv1beta1.FeatureSummary, finding Finding, status libv1beta1
 	return old
 }
 
-// reportError is a message of a member as an error.
+// reportError is the message of a member's report as an error.
 type reportError string
 
-// Error returns the member's message.
+// Error returns the message.
 func (e reportError) Error() string { return string(e) }
 
 func message(err error) string {
@@ -203,7 +207,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// appliedTime returns applied as the API keeps it, in whole seconds, and what was known before where the member does not say.
+// appliedTime returns applied in whole seconds, as the API stores it, or the old time if applied is not known.
 func appliedTime(old configv1beta1.FeatureSummary, applied time.Time) *metav1.Time {
 	if applied.IsZero() {
 		return old.LastAppliedTime
@@ -240,7 +244,7 @@ func foldReleases(s *configv1beta1.ClusterSummaryStatus, finding Finding) {
 	now := slices.Clone(finding.Releases)
 	applied := finding.Kind == Delivered && finding.Report.State == bundle.StateApplied && finding.Report.Digest == finding.Want
 	if !applied {
-		// What was there before is still there until the member has done with it.
+		// Former releases stay on the member until the bundle is applied.
 		for _, old := range s.HelmReleaseSummaries {
 			at := slices.IndexFunc(now, func(r configv1beta1.HelmChartSummary) bool { return sameRelease(r, old) })
 			switch {

@@ -11,8 +11,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// Deployed lists what the member has of b, applied at the given time, as an inventory shows it: the objects of plain content, and the
-// releases of charts.
+// Deployed returns the entry of an applied bundle in a ClusterConfiguration: its objects, and the releases of its charts.
 func Deployed(b bundle.Bundle, at *metav1.Time) configv1beta1.DeployedFeature {
 	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}
 	for _, item := range b.Items {
@@ -31,7 +30,7 @@ func Deployed(b bundle.Bundle, at *metav1.Time) configv1beta1.DeployedFeature {
 	return feature
 }
 
-// addChart adds a release once, however many items it is spread over.
+// addChart adds a release, unless charts has it already.
 func addChart(charts []configv1beta1.DeployedChart, r bundle.Release, at *metav1.Time) []configv1beta1.DeployedChart {
 	if slices.ContainsFunc(charts, func(c configv1beta1.DeployedChart) bool { return c.ReleaseName == r.Name && c.Namespace == r.Namespace }) {
 		return charts
@@ -43,9 +42,9 @@ func addChart(charts []configv1beta1.DeployedChart, r bundle.Release, at *metav1
 }
 
 const (
-	// maxInventory is how many bytes of objects an inventory lists. One object of the API holds 1.5 MiB, in which metadata must fit too.
+	// maxInventory limits the listed objects of an inventory in bytes. An API object has at most 1.5 MiB, metadata included.
 	maxInventory = 1 << 20
-	// entryOverhead is the size of one entry without what is in its fields.
+	// entryOverhead is the size of one entry without the values of its fields.
 	entryOverhead = 170
 )
 
@@ -53,14 +52,14 @@ func sizeOf(r configv1beta1.DeployedResource) int {
 	return entryOverhead + len(r.Name) + len(r.Namespace) + len(r.Group) + len(r.Kind) + len(r.Version)
 }
 
-// fitting cuts the objects of feature to what fits beside those of others.
-func fitting(feature configv1beta1.DeployedFeature, others configv1beta1.ClusterConfigurationStatus) configv1beta1.DeployedFeature {
+// truncateResources removes the objects of feature that exceed maxInventory together with the objects of others.
+func truncateResources(feature configv1beta1.DeployedFeature, others configv1beta1.ClusterConfigurationStatus) configv1beta1.DeployedFeature {
 	left := maxInventory
 	for _, profile := range others.ClusterProfileResources {
-		left -= taken(profile.Features)
+		left -= sizeOfFeatures(profile.Features)
 	}
 	for _, profile := range others.ProfileResources {
-		left -= taken(profile.Features)
+		left -= sizeOfFeatures(profile.Features)
 	}
 	for i, resource := range feature.Resources {
 		if left -= sizeOf(resource); left < 0 {
@@ -71,7 +70,7 @@ func fitting(feature configv1beta1.DeployedFeature, others configv1beta1.Cluster
 	return feature
 }
 
-func taken(features []configv1beta1.DeployedFeature) int {
+func sizeOfFeatures(features []configv1beta1.DeployedFeature) int {
 	size := 0
 	for _, feature := range features {
 		for _, resource := range feature.Resources {
@@ -81,14 +80,15 @@ func taken(features []configv1beta1.DeployedFeature) int {
 	return size
 }
 
-// Inventory returns a cluster's inventory in which the profile has feature, in place of what it had of it. A feature without resources
-// and charts takes itself out, and the last feature takes the profile out. Objects beyond 1 MiB of an inventory are not listed. It does not change old.
+// Inventory returns the status of a ClusterConfiguration with feature in place of the profile's former entry for it. A
+// feature without resources and charts is removed, and so is a profile without features. Objects beyond 1 MiB are not
+// listed. Inventory does not change old.
 func Inventory(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
 	without := set(old, kind, profile, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
 	if len(feature.Resources) == 0 && len(feature.Charts) == 0 {
 		return without
 	}
-	return set(without, kind, profile, fitting(feature, without))
+	return set(without, kind, profile, truncateResources(feature, without))
 }
 
 func set(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
@@ -113,12 +113,12 @@ func set(old configv1beta1.ClusterConfigurationStatus, kind, profile string, fea
 	return now
 }
 
-// Empty says whether nothing is left in an inventory.
+// Empty returns whether an inventory has no entries.
 func Empty(s configv1beta1.ClusterConfigurationStatus) bool {
 	return len(s.ClusterProfileResources) == 0 && len(s.ProfileResources) == 0
 }
 
-// access reads the entries of one profile kind, which differ in the name of one field only.
+// access has functions for the entries of one profile kind. The two kinds differ in the name of one field.
 type access[T any] struct {
 	make func() T
 	read func(*T) (name string, features *[]configv1beta1.DeployedFeature)
