@@ -249,7 +249,7 @@ func TestUnreportedCluster(t *testing.T) {
 	}
 	want := map[string]any{"conditions": []any{map[string]any{
 		"type": "Ready", "status": "Unknown", "reason": "ClusterStatusNeverUpdated",
-		"message": "nobody has reported on the cluster yet", "lastTransitionTime": "1970-01-01T00:00:00Z",
+		"message": "the status of the cluster is not reported yet", "lastTransitionTime": "1970-01-01T00:00:00Z",
 	}}}
 	if diff := cmp.Diff(any(want), stored.Object["status"]); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)

@@ -6,7 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ClusterSyncMode says who dials whom.
+// ClusterSyncMode is the direction in which connections are made.
 //
 // +kubebuilder:validation:Enum=Push;Pull
 type ClusterSyncMode string
@@ -30,16 +30,16 @@ type LocalSecretReference struct {
 	Name string `json:"name"`
 }
 
-// ClusterSpec says how to reach a cluster and what it is.
+// ClusterSpec describes a cluster and how it is reached.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.zone) || !has(self.zones) || size(self.zones) == 0",message="zone and zones exclude each other"
 type ClusterSpec struct {
-	// ID tells the cluster from every other one: the uid of its kube-system namespace.
+	// ID identifies the cluster: the uid of its kube-system namespace.
 	// +kubebuilder:validation:MaxLength=128000
 	// +optional
 	ID string `json:"id,omitempty"`
 
-	// SyncMode says who dials whom.
+	// SyncMode is Push if the hub dials the cluster, and Pull if an agent in the cluster dials the hub.
 	SyncMode ClusterSyncMode `json:"syncMode"`
 
 	// APIEndpoint is the URL of the cluster's API server. Without it the cluster cannot be dialled.
@@ -82,7 +82,7 @@ type ClusterSpec struct {
 	// +optional
 	Region string `json:"region,omitempty"`
 
-	// Zone of the cluster. Deprecated: zones says it.
+	// Zone of the cluster. Deprecated: use zones.
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$`
 	// +optional
@@ -95,7 +95,7 @@ type ClusterSpec struct {
 	// +optional
 	Zones []string `json:"zones,omitempty"`
 
-	// Taints keep work off the cluster. The hub sets those of the domain cluster.karmada.io itself.
+	// Taints prevent scheduling to the cluster. The hub sets the taints of the domain cluster.karmada.io itself.
 	// +listType=atomic
 	// +optional
 	Taints []corev1.Taint `json:"taints,omitempty"`
@@ -111,7 +111,7 @@ type ResourceModel struct {
 	// Grade is the number of the grade, from 0.
 	Grade uint `json:"grade"`
 
-	// Ranges say which nodes are of the grade.
+	// Ranges are the resources of a node of the grade.
 	// +listType=atomic
 	Ranges []ResourceModelRange `json:"ranges"`
 }
@@ -128,13 +128,14 @@ type ResourceModelRange struct {
 	Max resource.Quantity `json:"max"`
 }
 
-// ClusterStatus is what is known of a cluster: the hub says it of one that it dials, the agent of any other.
+// ClusterStatus is the observed state of a cluster. The hub writes it for a push-mode cluster, the agent for a pull-mode
+// cluster.
 type ClusterStatus struct {
 	// KubernetesVersion is the gitVersion of the cluster.
 	// +optional
 	KubernetesVersion string `json:"kubernetesVersion,omitempty"`
 
-	// APIEnablements lists what the cluster serves, sorted, without subresources.
+	// APIEnablements lists the resources that the cluster serves, sorted, without subresources.
 	// +listType=atomic
 	// +optional
 	APIEnablements []APIEnablement `json:"apiEnablements,omitempty"`
@@ -149,7 +150,7 @@ type ClusterStatus struct {
 	// +optional
 	NodeSummary *NodeSummary `json:"nodeSummary,omitempty"`
 
-	// ResourceSummary adds up the resources of the nodes and what pods ask of them.
+	// ResourceSummary has the sums of the resources of the nodes and of the requests of pods.
 	// +optional
 	ResourceSummary *ResourceSummary `json:"resourceSummary,omitempty"`
 
@@ -192,15 +193,15 @@ type NodeSummary struct {
 
 // ResourceSummary adds up the resources of a cluster.
 type ResourceSummary struct {
-	// Allocatable is what the nodes together offer to pods.
+	// Allocatable is the sum of the resources that the nodes offer to pods.
 	// +optional
 	Allocatable corev1.ResourceList `json:"allocatable,omitempty"`
 
-	// Allocating is what pods ask for that have no node yet.
+	// Allocating is the sum of the requests of pods without a node.
 	// +optional
 	Allocating corev1.ResourceList `json:"allocating,omitempty"`
 
-	// Allocated is what pods ask for that have a node and are not finished.
+	// Allocated is the sum of the requests of pods that have a node and are not finished.
 	// +optional
 	Allocated corev1.ResourceList `json:"allocated,omitempty"`
 
@@ -240,8 +241,8 @@ type Cluster struct {
 
 	Spec ClusterSpec `json:"spec"`
 
-	// Status of the cluster. What nobody has reported on yet is not known to be ready.
-	// +kubebuilder:default={conditions: {{type: "Ready", status: "Unknown", reason: "ClusterStatusNeverUpdated", message: "nobody has reported on the cluster yet", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
+	// Status of the cluster. Before the first report the condition Ready is Unknown.
+	// +kubebuilder:default={conditions: {{type: "Ready", status: "Unknown", reason: "ClusterStatusNeverUpdated", message: "the status of the cluster is not reported yet", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
 	// +optional
 	Status ClusterStatus `json:"status,omitzero"`
 }

@@ -11,9 +11,9 @@ const (
 	ReasonClusterReady              = "ClusterReady"              // True
 	ReasonClusterNotReachable       = "ClusterNotReachable"       // False: no answer
 	ReasonClusterNotReady           = "ClusterNotReady"           // False: it answers that it is not healthy
-	ReasonStatusCollectionFailed    = "StatusCollectionFailed"    // False: nobody knows how to ask it
-	ReasonClusterStatusNeverUpdated = "ClusterStatusNeverUpdated" // Unknown: nobody has reported yet
-	ReasonClusterStatusUnknown      = "ClusterStatusUnknown"      // Unknown: nobody reports any more
+	ReasonStatusCollectionFailed    = "StatusCollectionFailed"    // False: the status of the cluster cannot be read
+	ReasonClusterStatusNeverUpdated = "ClusterStatusNeverUpdated" // Unknown: there is no report yet
+	ReasonClusterStatusUnknown      = "ClusterStatusUnknown"      // Unknown: reports no longer arrive
 )
 
 // Reasons of the condition CompleteAPIEnablements.
@@ -30,10 +30,10 @@ const (
 	TaintUnschedulable = "cluster.karmada.io/unschedulable" // people set it
 )
 
-// ClusterFinalizer on a Cluster lets the hub withdraw what is on it before it goes.
+// ClusterFinalizer on a Cluster lets the hub withdraw its objects from the cluster first.
 const ClusterFinalizer = "karmada.io/cluster-controller"
 
-// SystemLabel is "true" on what a registration makes, on the hub and on the cluster.
+// SystemLabel is "true" on the objects that a registration creates, on the hub and on the cluster.
 const SystemLabel = "karmada.io/system"
 
 // ExecutionSpacePrefix and the name of a Cluster make the name of the hub's namespace in which its Works live.

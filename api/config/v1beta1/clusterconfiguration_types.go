@@ -31,7 +31,7 @@ type DeployedResource struct {
 	// +optional
 	LastAppliedTime *metav1.Time `json:"lastAppliedTime,omitempty"`
 
-	// DeploymentType says which cluster it is on. Default Remote.
+	// DeploymentType is the cluster that has the object. Default Remote.
 	// +kubebuilder:default:=Remote
 	// +optional
 	DeploymentType libv1beta1.DeploymentType `json:"deploymentType,omitempty"`
@@ -54,7 +54,7 @@ type DeployedChart struct {
 	// ChartVersion of the chart.
 	ChartVersion string `json:"chartVersion"`
 
-	// AppVersion of what is in the chart.
+	// AppVersion of the chart.
 	// +optional
 	AppVersion string `json:"appVersion,omitempty"`
 
@@ -67,7 +67,7 @@ type DeployedChart struct {
 	LastAppliedTime *metav1.Time `json:"lastAppliedTime,omitempty"`
 }
 
-// DeployedFeature lists what one feature of a profile has on a cluster.
+// DeployedFeature lists the objects or charts that one feature of a profile has deployed to a cluster.
 type DeployedFeature struct {
 	// FeatureID is the feature.
 	FeatureID libv1beta1.FeatureID `json:"featureID"`
@@ -81,7 +81,7 @@ type DeployedFeature struct {
 	Charts []DeployedChart `json:"charts,omitempty"`
 }
 
-// ClusterProfileResource lists what a ClusterProfile has on a cluster.
+// ClusterProfileResource lists the deployed features of a ClusterProfile on a cluster.
 type ClusterProfileResource struct {
 	// ClusterProfileName is the name of the ClusterProfile.
 	ClusterProfileName string `json:"clusterProfileName"`
@@ -91,7 +91,7 @@ type ClusterProfileResource struct {
 	Features []DeployedFeature `json:"Features,omitempty"`
 }
 
-// ProfileResource lists what a Profile has on a cluster.
+// ProfileResource lists the deployed features of a Profile on a cluster.
 type ProfileResource struct {
 	// ProfileName is the name of the Profile.
 	ProfileName string `json:"profileName"`
@@ -101,7 +101,7 @@ type ProfileResource struct {
 	Features []DeployedFeature `json:"Features,omitempty"`
 }
 
-// ClusterConfigurationStatus lists what profiles have on a cluster.
+// ClusterConfigurationStatus lists the objects and charts that profiles have deployed to a cluster.
 type ClusterConfigurationStatus struct {
 	// ClusterProfileResources has one entry per ClusterProfile.
 	// +optional

@@ -7,7 +7,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// ClusterSummarySpec is what one profile wants of one cluster.
+// ClusterSummarySpec is the desired state of one cluster for one profile.
 type ClusterSummarySpec struct {
 	// ClusterNamespace is the namespace of the cluster.
 	ClusterNamespace string `json:"clusterNamespace"`
@@ -23,12 +23,12 @@ type ClusterSummarySpec struct {
 	ClusterProfileSpec ProfileSpec `json:"clusterProfileSpec,omitzero"`
 }
 
-// FeatureSummary says how one feature does on the cluster.
+// FeatureSummary is the state of one feature on the cluster.
 type FeatureSummary struct {
 	// FeatureID is the feature.
 	FeatureID libv1beta1.FeatureID `json:"featureID"`
 
-	// Hash of what was last deployed: content and options.
+	// Hash of the last deployed content and options.
 	// +optional
 	Hash []byte `json:"hash,omitempty"`
 
@@ -36,7 +36,7 @@ type FeatureSummary struct {
 	// +optional
 	ConsecutiveFailures int64 `json:"consecutiveFailures,omitempty"`
 
-	// Status says how far the feature has come.
+	// Status of the feature.
 	// +optional
 	Status libv1beta1.FeatureStatus `json:"status,omitempty"`
 
@@ -44,7 +44,7 @@ type FeatureSummary struct {
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
 
-	// FailureMessage says what failed and where; absent after a success.
+	// FailureMessage is the reason of the failure and its place; absent after a success.
 	// +optional
 	FailureMessage string `json:"failureMessage,omitempty"`
 
@@ -56,12 +56,12 @@ type FeatureSummary struct {
 	// +optional
 	LastAppliedTime *metav1.Time `json:"lastAppliedTime,omitempty"`
 
-	// ResourceSummaryDeployed says that drift is being watched for. Default false.
+	// ResourceSummaryDeployed is true while drift is detected. Default false.
 	// +optional
 	ResourceSummaryDeployed bool `json:"resourceSummaryDeployed,omitempty"`
 }
 
-// HelmChartStatus says whose a release is.
+// HelmChartStatus is the ownership of a release.
 //
 // +kubebuilder:validation:Enum:=Managing;Conflict
 type HelmChartStatus string
@@ -74,7 +74,7 @@ const (
 	HelmChartStatusConflict HelmChartStatus = "Conflict"
 )
 
-// HelmChartSummary says how one release does on the cluster.
+// HelmChartSummary is the state of one release on the cluster.
 type HelmChartSummary struct {
 	// ReleaseName of the release.
 	// +kubebuilder:validation:MinLength=1
@@ -84,7 +84,7 @@ type HelmChartSummary struct {
 	// +kubebuilder:validation:MinLength=1
 	ReleaseNamespace string `json:"releaseNamespace"`
 
-	// Status says whose the release is.
+	// Status is the ownership of the release.
 	// +optional
 	Status HelmChartStatus `json:"status,omitempty"`
 
@@ -96,12 +96,12 @@ type HelmChartSummary struct {
 	// +optional
 	PatchesHash []byte `json:"patchesHash,omitempty"`
 
-	// ConflictMessage says whose the release is, if not this ClusterSummary's. Of one that is to be uninstalled it says, without a status,
+	// ConflictMessage names the owner of the release if it is another ClusterSummary. Of a release to uninstall it reports, without a status,
 	// that nothing of it is this ClusterSummary's, or is no longer.
 	// +optional
 	ConflictMessage string `json:"conflictMessage,omitempty"`
 
-	// FailureMessage says why the release is not deployed; absent after a success.
+	// FailureMessage is the reason why the release is not deployed; absent after a success.
 	// +optional
 	FailureMessage string `json:"failureMessage,omitempty"`
 
@@ -137,14 +137,14 @@ type HelmChartSummary struct {
 	// +optional
 	LastCheckedTime *metav1.Time `json:"lastCheckedTime,omitempty"`
 
-	// NeedsRedeploy says that the release must be deployed again although nothing changed. Default false.
+	// NeedsRedeploy is true if the release must be deployed again although nothing changed. Default false.
 	// +optional
 	NeedsRedeploy bool `json:"needsRedeploy,omitempty"`
 }
 
-// ClusterSummaryStatus says how one profile does on one cluster.
+// ClusterSummaryStatus is the state of one profile on one cluster.
 type ClusterSummaryStatus struct {
-	// Dependencies says which profiles are waited for, or "no dependencies".
+	// Dependencies names the profiles that are waited for, or is "no dependencies".
 	// +optional
 	Dependencies *string `json:"dependencies,omitempty"`
 
@@ -171,15 +171,15 @@ type ClusterSummaryStatus struct {
 	// +optional
 	NextReconcileTime *metav1.Time `json:"nextReconcileTime,omitempty"`
 
-	// FailureMessage says what keeps the profile as a whole from being deployed; absent otherwise.
+	// FailureMessage is the reason why no feature of the profile is deployed; absent otherwise.
 	// +optional
 	FailureMessage string `json:"failureMessage,omitempty"`
 
-	// ReconciliationSuspended says that nothing is being done. Default false.
+	// ReconciliationSuspended is true while changes are not deployed. Default false.
 	// +optional
 	ReconciliationSuspended bool `json:"reconciliationSuspended,omitempty"`
 
-	// SuspensionReason says why.
+	// SuspensionReason is the reason for that.
 	// +optional
 	SuspensionReason string `json:"suspensionReason,omitempty"`
 }
@@ -198,9 +198,9 @@ type ClusterSummary struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	// Spec is what the profile wants of the cluster.
+	// Spec is the desired state of the cluster for the profile.
 	Spec ClusterSummarySpec `json:"spec,omitzero"`
-	// Status says how it does.
+	// Status is the state of the profile on the cluster.
 	Status ClusterSummaryStatus `json:"status,omitzero"`
 }
 

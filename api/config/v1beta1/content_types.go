@@ -75,7 +75,7 @@ type KustomizationRef struct {
 	// +optional
 	TargetNamespace string `json:"targetNamespace,omitempty"`
 
-	// DeploymentType says where the objects go. Default Remote.
+	// DeploymentType is the cluster to which the objects are deployed. Default Remote.
 	// +kubebuilder:default:=Remote
 	// +optional
 	DeploymentType libv1beta1.DeploymentType `json:"deploymentType,omitempty"`
@@ -112,7 +112,7 @@ type KustomizationRef struct {
 
 // TemplateResourceRef makes an object of the hub available to templates.
 type TemplateResourceRef struct {
-	// Resource is the object. Its namespace and name may be Go templates; the namespace's default is that of the cluster.
+	// Resource is the object. Its namespace and name may be Go templates. The namespace defaults to the namespace of the cluster.
 	Resource corev1.ObjectReference `json:"resource"`
 
 	// Identifier under which templates find it, as .MgmtResources.<identifier>.
@@ -123,7 +123,7 @@ type TemplateResourceRef struct {
 	// +optional
 	Optional bool `json:"optional,omitempty"`
 
-	// IgnoreStatusChanges renders anew only when something outside the object's status changed. Default false.
+	// IgnoreStatusChanges does not render again after a change of the object's status only. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	IgnoreStatusChanges bool `json:"ignoreStatusChanges,omitempty"`

@@ -17,7 +17,7 @@ const (
 	ClusterConfigurationKind = "ClusterConfiguration"
 )
 
-// Finalizers that hold an object until what it deployed is withdrawn.
+// Finalizers that keep an object until its deployed objects are withdrawn.
 const (
 	ClusterProfileFinalizer = "clusterprofilefinalizer.projectsveltos.io"
 	ProfileFinalizer        = "profilefinalizer.projectsveltos.io"

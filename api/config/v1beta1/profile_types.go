@@ -8,7 +8,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// SyncMode says when a cluster gets what a profile holds.
+// SyncMode determines when a profile is deployed to a cluster.
 //
 // +kubebuilder:validation:Enum:=OneTime;Continuous;ContinuousWithDriftDetection;DryRun
 type SyncMode string
@@ -19,13 +19,14 @@ const (
 	SyncModeOneTime SyncMode = "OneTime"
 	// SyncModeContinuous deploys every change.
 	SyncModeContinuous SyncMode = "Continuous"
-	// SyncModeContinuousWithDriftDetection also reverts what others change on the cluster.
+	// SyncModeContinuousWithDriftDetection also reverts changes by others on the cluster.
 	SyncModeContinuousWithDriftDetection SyncMode = "ContinuousWithDriftDetection"
-	// SyncModeDryRun changes nothing and reports what would change.
+	// SyncModeDryRun changes nothing and reports the changes that would be made.
 	SyncModeDryRun SyncMode = "DryRun"
 )
 
-// StopMatchingBehavior says what happens on a cluster that no longer matches, or whose profile is deleted.
+// StopMatchingBehavior determines whether deployed objects stay on a cluster that no longer matches, or whose profile is
+// deleted.
 //
 // +kubebuilder:validation:Enum:=WithdrawPolicies;LeavePolicies
 type StopMatchingBehavior string
@@ -38,7 +39,8 @@ const (
 	LeavePolicies StopMatchingBehavior = "LeavePolicies"
 )
 
-// ProfileSpec says what to run on which clusters. ClusterProfile, Profile and ClusterSummary share it.
+// ProfileSpec has the charts and objects to deploy, and the clusters. It is part of ClusterProfile, Profile and
+// ClusterSummary.
 type ProfileSpec struct {
 	// ClusterSelector matches ready clusters by label. An empty selector matches none.
 	// +optional
@@ -52,7 +54,7 @@ type ProfileSpec struct {
 	// +optional
 	SetRefs []string `json:"setRefs,omitempty"`
 
-	// SyncMode says when a cluster gets a change. Default Continuous.
+	// SyncMode determines when a change is deployed. Default Continuous.
 	// +kubebuilder:default:=Continuous
 	// +optional
 	SyncMode SyncMode `json:"syncMode,omitempty"`
@@ -63,12 +65,12 @@ type ProfileSpec struct {
 	// +optional
 	Tier int32 `json:"tier,omitempty"`
 
-	// ContinueOnConflict goes on with other objects after one belongs to another profile. Default false.
+	// ContinueOnConflict deploys the other objects if one belongs to another profile. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`
 
-	// ContinueOnError goes on with other objects and charts after one failed. Default false.
+	// ContinueOnError deploys the other objects and charts if one fails. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	ContinueOnError bool `json:"continueOnError,omitempty"`
@@ -80,7 +82,7 @@ type ProfileSpec struct {
 	// +optional
 	MaxUpdate *intstr.IntOrString `json:"maxUpdate,omitempty"`
 
-	// StopMatchingBehavior says what happens on clusters that no longer match. Default WithdrawPolicies.
+	// StopMatchingBehavior determines whether deployed objects stay on clusters that no longer match. Default WithdrawPolicies.
 	// +kubebuilder:default:=WithdrawPolicies
 	// +optional
 	StopMatchingBehavior StopMatchingBehavior `json:"stopMatchingBehavior,omitempty"`
@@ -151,11 +153,11 @@ type ProfileSpec struct {
 	// +optional
 	MaxConsecutiveFailures *int64 `json:"maxConsecutiveFailures,omitempty"`
 
-	// ExtraLabels are set on every deployed object, over what it has. Patches do the same and more.
+	// ExtraLabels are set on every deployed object, and replace its own values. Patches can do the same.
 	// +optional
 	ExtraLabels map[string]string `json:"extraLabels,omitempty"`
 
-	// ExtraAnnotations are set on every deployed object, over what it has. Deprecated: use patches.
+	// ExtraAnnotations are set on every deployed object, and replace its own values. Deprecated: use patches.
 	// +optional
 	ExtraAnnotations map[string]string `json:"extraAnnotations,omitempty"`
 }
@@ -176,7 +178,7 @@ type FailedCluster struct {
 	// ClusterRef is the cluster.
 	ClusterRef corev1.ObjectReference `json:"clusterRef"`
 
-	// FailureMessage says why.
+	// FailureMessage is the reason.
 	// +optional
 	FailureMessage string `json:"failureMessage,omitempty"`
 
@@ -185,7 +187,7 @@ type FailedCluster struct {
 	LastFailureTime *metav1.Time `json:"lastFailureTime,omitempty"`
 }
 
-// ProfileStatus says which clusters a profile reaches and how far its rollout has come.
+// ProfileStatus lists the matching clusters and the progress of the rollout.
 type ProfileStatus struct {
 	// MatchingClusters are the clusters the profile is for, now.
 	// +optional
@@ -207,16 +209,16 @@ type ProfileStatus struct {
 	// +optional
 	DependenciesHash []byte `json:"dependenciesHash,omitempty"`
 
-	// ReconciliationSuspended says that nothing is being done. Default false.
+	// ReconciliationSuspended is true while changes are not deployed. Default false.
 	// +optional
 	ReconciliationSuspended bool `json:"reconciliationSuspended,omitempty"`
 
-	// SuspensionReason says why.
+	// SuspensionReason is the reason for that.
 	// +optional
 	SuspensionReason string `json:"suspensionReason,omitempty"`
 }
 
-// ClusterProfile says what to run on the matching clusters of all namespaces.
+// ClusterProfile declares the charts and objects for the matching clusters of all namespaces.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=clusterprofiles,scope=Cluster
@@ -226,9 +228,9 @@ type ClusterProfile struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	// Spec says what to run where.
+	// Spec has the charts, the objects and the clusters.
 	Spec ProfileSpec `json:"spec,omitzero"`
-	// Status says where it is.
+	// Status lists the matching clusters and the progress of the rollout.
 	Status ProfileStatus `json:"status,omitzero"`
 }
 
@@ -243,7 +245,7 @@ type ClusterProfileList struct {
 	Items []ClusterProfile `json:"items"`
 }
 
-// Profile says what to run on the matching clusters of its own namespace.
+// Profile declares the charts and objects for the matching clusters of its own namespace.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=profiles,scope=Namespaced
@@ -253,9 +255,9 @@ type Profile struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	// Spec says what to run where.
+	// Spec has the charts, the objects and the clusters.
 	Spec ProfileSpec `json:"spec,omitzero"`
-	// Status says where it is.
+	// Status lists the matching clusters and the progress of the rollout.
 	Status ProfileStatus `json:"status,omitzero"`
 }
 

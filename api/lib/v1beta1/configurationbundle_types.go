@@ -44,12 +44,12 @@ type ConfigurationBundleSpec struct {
 	// +optional
 	HelmRepoURL string `json:"helmRepoURL,omitempty"`
 
-	// HelmReleaseUninstall says that the objects are part of taking the release away. Default false.
+	// HelmReleaseUninstall is true if the objects are part of the uninstallation of the release. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	HelmReleaseUninstall bool `json:"helmReleaseUninstall,omitempty"`
 
-	// IsLastHelmReleaseBundle marks the release's last bundle, after which what is obsolete in it may be pruned. Default false.
+	// IsLastHelmReleaseBundle is true for the last bundle of a release. Obsolete objects may be pruned after it. Default false.
 	// +kubebuilder:default:=false
 	// +optional
 	IsLastHelmReleaseBundle bool `json:"isLastHelmReleaseBundle,omitempty"`

@@ -15,7 +15,7 @@ const (
 	FeatureKustomize FeatureID = "Kustomize"
 )
 
-// FeatureStatus says how far a feature has come on one cluster. Empty means that nothing was tried yet.
+// FeatureStatus is the state of a feature on one cluster. Empty means that nothing was tried yet.
 //
 // +kubebuilder:validation:Enum:=Provisioning;Provisioned;Failed;FailedNonRetriable;Removing;Removed;AgentRemoving
 type FeatureStatus string
@@ -24,7 +24,7 @@ type FeatureStatus string
 const (
 	// FeatureStatusProvisioning: on its way, or waiting for something.
 	FeatureStatusProvisioning FeatureStatus = "Provisioning"
-	// FeatureStatusProvisioned: the cluster has what was asked for.
+	// FeatureStatusProvisioned: the feature is deployed.
 	FeatureStatusProvisioned FeatureStatus = "Provisioned"
 	// FeatureStatusFailed: the last attempt failed and will be repeated.
 	FeatureStatusFailed FeatureStatus = "Failed"
@@ -34,7 +34,7 @@ const (
 	FeatureStatusRemoving FeatureStatus = "Removing"
 	// FeatureStatusRemoved: nothing is left on the cluster.
 	FeatureStatusRemoved FeatureStatus = "Removed"
-	// FeatureStatusAgentRemoving: the agent of a pull-mode cluster was told to withdraw and has not finished.
+	// FeatureStatusAgentRemoving: the agent of a pull-mode cluster has not finished the withdrawal.
 	FeatureStatusAgentRemoving FeatureStatus = "AgentRemoving"
 )
 
@@ -49,7 +49,7 @@ type FeatureDeploymentInfo struct {
 	DeployedGroupVersionKind []string `json:"deployedGroupVersionKind,omitempty"`
 }
 
-// ClusterType tells the cluster kinds of the hub apart.
+// ClusterType is the kind of a cluster object.
 //
 // +kubebuilder:validation:Enum:=Capi;Sveltos;Karmada
 type ClusterType string

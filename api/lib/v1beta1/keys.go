@@ -38,7 +38,7 @@ const (
 	PullRequestorFeatureLabel = "pullmode.projectsveltos.io/requestorfeature"
 	// PullRequestorNameAnnotation carries the requestor's name; an annotation, since it may exceed 63 characters.
 	PullRequestorNameAnnotation = "pullmode.projectsveltos.io/requestorname"
-	// PullIndexAnnotation on a bundle tells the bundles of one group apart.
+	// PullIndexAnnotation on a bundle distinguishes the bundles of one group.
 	PullIndexAnnotation = "pullmode.projectsveltos.io/index"
 )
 
@@ -64,7 +64,7 @@ const (
 	OwnerTierAnnotation = "projectsveltos.io/owner-tier"
 )
 
-// Annotations people set, on content or on what refers to it. Only their presence counts unless said otherwise.
+// Annotations that users set on content or on objects that refer to it. Unless noted, only their presence counts.
 const (
 	// TemplateAnnotation marks a ConfigMap or Secret whose content is a Go template.
 	TemplateAnnotation = "projectsveltos.io/template"
@@ -78,7 +78,7 @@ const (
 	ProfilePausedAnnotation = "profile.projectsveltos.io/paused"
 	// IgnoreDriftAnnotation exempts a deployed object from drift detection.
 	IgnoreDriftAnnotation = "projectsveltos.io/driftDetectionIgnore"
-	// ForceRecreateAnnotation lets a deployed object be deleted and created anew when an immutable field changed.
+	// ForceRecreateAnnotation allows to delete a deployed object and to create it again if an immutable field changes.
 	ForceRecreateAnnotation = "projectsveltos.io/forceRecreate"
 	// CheckNameAnnotation on a Job names the check it runs for.
 	CheckNameAnnotation = "validatehealth.projectsveltos.io/check-name"
@@ -88,6 +88,6 @@ const (
 const ProfileSecretType corev1.SecretType = "addons.projectsveltos.io/cluster-profile"
 
 // ConditionUnclaimedBundles on a SveltosCluster or Cluster is True while the cluster holds bundles that no ClusterSummary of the hub accounts for
-// and that the hub keeps, since nobody has ordered to withdraw them. Its message lists them, with the command that withdraws them. It is absent
+// and that the hub keeps, since no user has requested to withdraw them. Its message lists them, with the command that withdraws them. It is absent
 // otherwise. Towline's own.
 const ConditionUnclaimedBundles = "UnclaimedBundles"

@@ -24,7 +24,7 @@ const (
 	SourceBucket SourceKind = "Bucket"
 )
 
-// DeploymentType says which cluster content goes to.
+// DeploymentType is the cluster to which content is deployed.
 //
 // +kubebuilder:validation:Enum:=Local;Remote
 type DeploymentType string
@@ -44,7 +44,7 @@ type RemoteSource struct {
 	// +kubebuilder:validation:Pattern=`^(https?|oci)://`
 	URL string `json:"url"`
 
-	// Interval after which the URL is looked at again. Default 5m.
+	// Interval after which the URL is read again. Default 5m.
 	// +kubebuilder:default:="5m"
 	// +optional
 	Interval *metav1.Duration `json:"interval,omitempty"`
@@ -66,7 +66,7 @@ type RemoteSource struct {
 type RemoteURL struct {
 	RemoteSource `json:",inline"`
 
-	// Template says that the content is a Go template. Default false.
+	// Template is true if the content is a Go template. Default false.
 	// +optional
 	Template bool `json:"template,omitempty"`
 }
@@ -92,7 +92,7 @@ type PolicyRef struct {
 	// +optional
 	Path string `json:"path,omitempty"`
 
-	// DeploymentType says where the objects go. Default Remote.
+	// DeploymentType is the cluster to which the objects are deployed. Default Remote.
 	// +kubebuilder:default:=Remote
 	// +optional
 	DeploymentType DeploymentType `json:"deploymentType,omitempty"`

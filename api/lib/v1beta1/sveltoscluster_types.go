@@ -37,7 +37,7 @@ type TokenRequestRenewalOption struct {
 	KubeconfigKeyName string `json:"kubeconfigKeyName,omitempty"`
 }
 
-// SveltosClusterSpec says how to reach a cluster and when it may change.
+// SveltosClusterSpec describes how a cluster is reached and when it may be changed.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.workloadIdentity) || !has(self.kubeconfigName) || self.kubeconfigName == \"\"",message="workloadIdentity and kubeconfigName exclude each other"
 type SveltosClusterSpec struct {
@@ -53,7 +53,7 @@ type SveltosClusterSpec struct {
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 
-	// TokenRequestRenewalOption renews the kubeconfig's token. While that fails, failureMessage says why and the connection stays
+	// TokenRequestRenewalOption renews the kubeconfig's token. While that fails, failureMessage has the reason and the connection stays
 	// Healthy, since the present token works. Default: it is not renewed. Push mode only.
 	// +optional
 	TokenRequestRenewalOption *TokenRequestRenewalOption `json:"tokenRequestRenewalOption,omitempty"`
@@ -63,7 +63,7 @@ type SveltosClusterSpec struct {
 	Data map[string]string `json:"data,omitempty"`
 
 	// ActiveWindow pauses the cluster whenever the window closes and unpauses it whenever the window opens; a window that is new or
-	// changed does so at once. What people write into paused in between holds until then. Removing a window that is closed unpauses
+	// changed does so at once. A value that a user sets in between stays until then. Removing a window that is closed unpauses
 	// the cluster; removing an open one leaves paused as it is. Default: paused is left to people.
 	// +optional
 	ActiveWindow *ActiveWindow `json:"activeWindow,omitempty"`
@@ -82,7 +82,7 @@ type SveltosClusterSpec struct {
 	// +optional
 	LivenessChecks []ClusterCheck `json:"livenessChecks,omitempty"`
 
-	// PullMode says that an agent in the cluster dials the hub, rather than the hub dialling the cluster. Default false. It
+	// PullMode is true if an agent in the cluster dials the hub, and false if the hub dials the cluster. Default false. It
 	// cannot be changed.
 	// +kubebuilder:default:=false
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="Value is immutable"
@@ -93,12 +93,12 @@ type SveltosClusterSpec struct {
 	// +optional
 	WorkloadIdentity *WorkloadIdentity `json:"workloadIdentity,omitempty"`
 
-	// CleanupGracePeriod keeps a deleted SveltosCluster around for that long before it goes. Default: it goes at once.
+	// CleanupGracePeriod is the time for which a deleted SveltosCluster is kept. Default: it is not kept.
 	// +optional
 	CleanupGracePeriod *metav1.Duration `json:"cleanupGracePeriod,omitempty"`
 }
 
-// ConnectionStatus says whether hub and member are in touch. Empty means not known yet.
+// ConnectionStatus is the state of the connection between hub and cluster. Empty means not known yet.
 //
 // +kubebuilder:validation:Enum:=Healthy;Down
 type ConnectionStatus string
@@ -107,20 +107,20 @@ type ConnectionStatus string
 const (
 	// ConnectionHealthy: the last contact succeeded.
 	ConnectionHealthy ConnectionStatus = "Healthy"
-	// ConnectionDown: contacts failed as often in a row as consecutiveFailureThreshold says.
+	// ConnectionDown: the last consecutiveFailureThreshold contacts failed.
 	ConnectionDown ConnectionStatus = "Down"
 )
 
 // AgentReportTooOld is the failureMessage of a pull-mode cluster whose agent has fallen silent. Other tools compare it literally.
 const AgentReportTooOld = "AgentLastReportTime is older than max allowed age."
 
-// SveltosClusterStatus is what is known of a cluster.
+// SveltosClusterStatus is the observed state of a cluster.
 type SveltosClusterStatus struct {
-	// Version of Kubernetes in the cluster: as the cluster says it in push mode, without build metadata in pull mode.
+	// Version of Kubernetes in the cluster: as the cluster reports it in push mode, without build metadata in pull mode.
 	// +optional
 	Version string `json:"version,omitempty"`
 
-	// APIVersions lists what the cluster serves, as group/version and group/version/Kind ("v1" and "v1/ConfigMap" for the core
+	// APIVersions lists the served APIs, as group/version and group/version/Kind ("v1" and "v1/ConfigMap" for the core
 	// group), sorted. Charts for a pull-mode cluster are rendered with it. Towline's own field.
 	// +listType=atomic
 	// +optional
@@ -130,11 +130,11 @@ type SveltosClusterStatus struct {
 	// +optional
 	Ready bool `json:"ready,omitempty"`
 
-	// ConnectionStatus says whether hub and member are in touch.
+	// ConnectionStatus is the state of the connection between hub and cluster.
 	// +optional
 	ConnectionStatus ConnectionStatus `json:"connectionStatus,omitempty"`
 
-	// FailureMessage says why the last contact failed; absent after a success.
+	// FailureMessage is the reason why the last contact failed; absent after a success.
 	// +optional
 	FailureMessage string `json:"failureMessage,omitempty"`
 
@@ -163,7 +163,7 @@ type SveltosClusterStatus struct {
 	// +optional
 	AgentCheckFailures int32 `json:"agentCheckFailures,omitempty"`
 
-	// AgentCheckMessage says which check fails and why; absent when they pass. Towline's own field.
+	// AgentCheckMessage names the failing check and the reason; absent if all pass. Towline's own field.
 	// +optional
 	AgentCheckMessage string `json:"agentCheckMessage,omitempty"`
 
@@ -199,9 +199,9 @@ type SveltosCluster struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	// Spec says how to reach the cluster.
+	// Spec describes how the cluster is reached.
 	Spec SveltosClusterSpec `json:"spec,omitzero"`
-	// Status is what is known of the cluster.
+	// Status is the observed state of the cluster.
 	Status SveltosClusterStatus `json:"status,omitzero"`
 }
 

@@ -14,7 +14,7 @@ const (
 	ReasonSuspendDispatching = "SuspendDispatching"
 )
 
-// ExecutionFinalizer on a Work lets whoever executes it withdraw its manifests before it goes.
+// ExecutionFinalizer on a Work keeps it until its manifests are withdrawn.
 const ExecutionFinalizer = "karmada.io/execution-controller"
 
 // Marks on the objects that come from a Work.
@@ -23,12 +23,13 @@ const (
 	PermanentIDLabel        = "work.karmada.io/permanent-id"
 	WorkNameAnnotation      = "work.karmada.io/name"
 	WorkNamespaceAnnotation = "work.karmada.io/namespace"
-	// ConflictResolutionAnnotation on a manifest, or on the Work, says what to do with an object that is there and is not managed.
+	// ConflictResolutionAnnotation on a manifest, or on the Work, determines whether an existing object that is not managed is
+// taken over.
 	ConflictResolutionAnnotation = "work.karmada.io/conflict-resolution"
 )
 
 // Values of ConflictResolutionAnnotation.
 const (
-	ConflictAbort     = "abort" // leave it alone and say so; the default
+	ConflictAbort     = "abort" // do not change it, and report a conflict; the default
 	ConflictOverwrite = "overwrite"
 )

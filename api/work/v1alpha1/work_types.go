@@ -5,13 +5,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// WorkSpec says what a cluster is to have.
+// WorkSpec has the objects to deploy to a cluster.
 type WorkSpec struct {
 	// Workload holds the manifests.
 	// +optional
 	Workload WorkloadTemplate `json:"workload,omitzero"`
 
-	// SuspendDispatching keeps changes of the Work from the cluster while it is true. What is there stays, and its status is reported.
+	// SuspendDispatching stops the delivery of changes of the Work. Deployed objects stay, and their status is reported.
 	// +optional
 	SuspendDispatching *bool `json:"suspendDispatching,omitempty"`
 
@@ -37,7 +37,7 @@ type Manifest struct {
 	runtime.RawExtension `json:",inline"`
 }
 
-// WorkStatus says what became of a Work.
+// WorkStatus is the state of a Work on its cluster.
 type WorkStatus struct {
 	// Conditions of the Work: Applied and Dispatching.
 	// +listType=map
@@ -53,7 +53,7 @@ type WorkStatus struct {
 
 // ManifestStatus is the status of one object.
 type ManifestStatus struct {
-	// Identifier says which object.
+	// Identifier identifies the object.
 	Identifier ResourceIdentifier `json:"identifier"`
 
 	// Status is the object's own.
@@ -92,7 +92,7 @@ type ResourceIdentifier struct {
 	Name string `json:"name"`
 }
 
-// ResourceHealth says how an object is.
+// ResourceHealth is the health of an object.
 //
 // +kubebuilder:validation:Enum=Healthy;Unhealthy;Unknown
 type ResourceHealth string
