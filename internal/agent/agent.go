@@ -55,7 +55,7 @@ type agent struct {
 	departure *departure
 	refusal   *session.Refusal
 	// inbox is that of the session that runs, if one does.
-	inbox atomic.Pointer[deliver.Inbox]
+	inbox atomic.Pointer[deliver.AgentSource]
 	// others are what lookForOthers told of last.
 	others []string
 }
@@ -211,7 +211,7 @@ func (a *agent) newLink(credential *join.Credential, hub client.Client, member t
 
 // serve does what the hub asks for. It returns errOrdered when that is to leave, and errDisplaced when another cluster does it now.
 func (a *agent) serve(ctx context.Context, credential *join.Credential, hub client.WithWatch, link *link) error {
-	in := deliver.NewInbox(hub, credential.DeliveryNamespace(), a.opts.Name)
+	in := deliver.NewAgentSource(hub, credential.DeliveryNamespace(), a.opts.Name)
 	a.inbox.Store(in)
 	defer a.inbox.Store(nil)
 	work := &session.Worker{Inbox: in, Engine: a.engine, Gate: a.gate, ChangedKinds: a.self.kindsChanged, Converged: a.metrics.Converged,

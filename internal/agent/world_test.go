@@ -42,7 +42,7 @@ type world struct {
 	hub, member *localkube.Plane
 	hubClient   client.Client
 	client      client.Client // of the member
-	outbox      *deliver.Outbox
+	outbox      *deliver.PullTransport
 	cluster     client.ObjectKey
 	// way changes the kubeconfig in manifests before they are applied.
 	way func(*clientcmdapi.Config)
@@ -66,7 +66,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.outbox, err = deliver.NewOutbox(w.hubClient, w.hubClient, key); err != nil {
+	if w.outbox, err = deliver.NewPullTransport(w.hubClient, w.hubClient, key); err != nil {
 		t.Fatal(err)
 	}
 	return w

@@ -8,48 +8,48 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// ByMode is the Transport that hands every member to the one of its mode. It is the only place that asks for the mode.
+// ByMode is the Transport that selects a Transport by the mode of the member.
 type ByMode map[fleet.Mode]Transport
 
 var _ Transport = ByMode(nil)
 
-// Deliver delivers through the transport of m's mode.
+// Deliver calls Deliver of the transport for m's mode.
 func (t ByMode) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
-	transport, err := t.of(m)
+	transport, err := t.transportFor(m)
 	if err != nil {
 		return bundle.Report{ID: b.ID, State: bundle.StatePending}, err
 	}
 	return transport.Deliver(ctx, m, b)
 }
 
-// Withdraw withdraws through the transport of m's mode.
+// Withdraw calls Withdraw of the transport for m's mode.
 func (t ByMode) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
-	transport, err := t.of(m)
+	transport, err := t.transportFor(m)
 	if err != nil {
 		return false, err
 	}
 	return transport.Withdraw(ctx, m, w)
 }
 
-// FindDeployed asks the transport of m's mode.
+// FindDeployed calls FindDeployed of the transport for m's mode.
 func (t ByMode) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
-	transport, err := t.of(m)
+	transport, err := t.transportFor(m)
 	if err != nil {
 		return bundle.Deployed{}, false, err
 	}
 	return transport.FindDeployed(ctx, m, id)
 }
 
-// ListDeployed asks the transport of m's mode.
+// ListDeployed calls ListDeployed of the transport for m's mode.
 func (t ByMode) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
-	transport, err := t.of(m)
+	transport, err := t.transportFor(m)
 	if err != nil {
 		return nil, err
 	}
 	return transport.ListDeployed(ctx, m)
 }
 
-func (t ByMode) of(m fleet.Member) (Transport, error) {
+func (t ByMode) transportFor(m fleet.Member) (Transport, error) {
 	transport, ok := t[m.Mode]
 	if !ok {
 		return nil, fmt.Errorf("deliver to member %s: no transport for mode %q", m.Key(), m.Mode)

@@ -13,14 +13,14 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// errUnclaimed says that nobody has claimed a namespace for the deliveries of a member yet.
+// errUnclaimed is the error if no namespace is claimed for the deliveries of a member yet.
 var errUnclaimed = errors.New("no namespace is claimed for its deliveries yet")
 
 // checkClaim returns whether the delivery namespace of m is claimed for it. The annotation of a cluster object that
 // names the namespace can be lost or changed; the claim is on the namespace itself. It fails if the claim of m is on
-// its other namespace: then m's bundles would be readable for the agent of another cluster, and what was delivered
-// would look as if it was never there.
-func (o *Outbox) checkClaim(ctx context.Context, m fleet.Member) (claimed bool, err error) {
+// its other namespace: otherwise the agent of another cluster could read m's bundles, and its deployed bundles would seem
+// to be missing.
+func (o *PullTransport) checkClaim(ctx context.Context, m fleet.Member) (claimed bool, err error) {
 	if m.DeliveryNamespace == "" {
 		return false, errors.New("it has no delivery namespace")
 	}
@@ -40,14 +40,14 @@ func (o *Outbox) checkClaim(ctx context.Context, m fleet.Member) (claimed bool, 
 			return false, err
 		}
 		if claimed {
-			return false, fmt.Errorf("namespace %s carries its deliveries; annotation %s of the cluster does not say so", other, kube.AnnotationDeliveryNS)
+			return false, fmt.Errorf("namespace %s carries its deliveries; annotation %s of the cluster does not name it", other, kube.AnnotationDeliveryNS)
 		}
 	}
 	return false, nil
 }
 
-// isClaimed says whether namespace is claimed for the deliveries of m.
-func (o *Outbox) isClaimed(ctx context.Context, m fleet.Member, namespace string) (bool, error) {
+// isClaimed returns whether namespace is claimed for the deliveries of m.
+func (o *PullTransport) isClaimed(ctx context.Context, m fleet.Member, namespace string) (bool, error) {
 	obj := &metav1.PartialObjectMetadata{}
 	obj.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	if err := o.hub.Get(ctx, client.ObjectKey{Name: namespace}, obj); client.IgnoreNotFound(err) != nil {

@@ -16,41 +16,43 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// The limits of what travels in one ConfigurationBundle and in one bundle.Bundle.
+// The limits of one ConfigurationBundle and of one bundle.Bundle.
 const (
-	// maxPayload is the most compressed bytes per ConfigurationBundle: a third of what etcd takes in one request, base64 included.
+	// maxPayload limits the compressed bytes per ConfigurationBundle. In base64 it is less than half of etcd's limit for a
+	// request.
 	maxPayload = 512 << 10
-	// maxStream is the most bytes that one payload decompresses to, so that a reader knows what memory it needs.
+	// maxStream limits the decompressed bytes per ConfigurationBundle, and with it the memory of a reader.
 	maxStream = 8 << 20
-	// maxContent is the most bytes of documents per bundle. It guards the readers' memory and is far above what etcd would store
-	// of the result on a member.
+	// maxContent limits the documents of a bundle in bytes, and with it the memory of a reader. It is far more than etcd could
+	// store on a member.
 	maxContent = 1 << 30
-	// separator is between two documents of a stream. Documents are JSON on one line, so it cannot occur inside one.
+	// separator separates two documents of a stream. A document is JSON in one line, so it does not have the separator.
 	separator = "---\n"
 )
 
-// ErrCorrupt is the error of content that is not what the group says it is, or cannot be read.
+// ErrCorrupt is the error of content whose hash differs from the group's, or that cannot be decoded.
 var ErrCorrupt = errors.New("content is corrupt")
 
 // The values of header.Continues.
 const (
-	continuesItem     = "item"     // the stream holds further documents of the item before
-	continuesDocument = "document" // the stream starts in the middle of the last document of the chunk before
+	continuesItem     = "item"     // the stream has further documents of the previous chunk's item
+	continuesDocument = "document" // the stream continues the last document of the previous chunk
 )
 
-// header is everything about a chunk but its documents. It is stored as text, and it is that text which is hashed, so that no
-// version of the API types between writer and reader can change it.
+// header has the data of a chunk without its documents. It is stored and hashed as text, so that a reader with other
+// versions of the API types computes the same hash.
 type header struct {
-	// Item is the item without its objects and its release data. Objects is nil unless the item has an empty list of them.
+	// Item is the item without its objects and its release data. An empty list of objects stays, since the digest
+	// distinguishes it from nil.
 	Item bundle.Item `json:"item"`
-	// Continues says how the chunk follows the chunk before it; "" begins an item.
+	// Continues is "" for the first chunk of an item, or else how the chunk continues the previous one.
 	Continues string `json:"continues,omitempty"`
 }
 
-// chunk is the content of one ConfigurationBundle. Chunks are values: the cache of the Outbox shares them.
+// chunk is the content of one ConfigurationBundle. It must not be changed, since the encoder caches chunks.
 type chunk struct {
 	item    bundle.Item // without objects
-	private bool        // may not leave the member's own delivery namespace
+	private bool        // it may be stored only in the member's own delivery namespace
 	last    bool        // of its item
 	index   int         // within its item
 	header  string
@@ -59,8 +61,8 @@ type chunk struct {
 	name    string
 }
 
-// canonical returns the bytes that identify a chunk: its header, a newline and its stream before compression, which another
-// version of the compressor would not write in the same way.
+// canonical returns the bytes that identify a chunk: its header, a newline and its stream. The stream is not compressed,
+// since the result of the compression depends on the version of the library.
 func canonical(header string, stream []byte) []byte {
 	raw := make([]byte, 0, len(header)+1+len(stream))
 	raw = append(raw, header...)
@@ -71,7 +73,7 @@ func canonical(header string, stream []byte) []byte {
 // releaseDataKind is the kind of the document that holds the bundle.ReleaseData of an item. It comes before the objects of the item.
 const releaseDataKind = "ReleaseData"
 
-// releaseDocument is that document.
+// releaseDocument is the document with the ReleaseData.
 type releaseDocument struct {
 	metav1.TypeMeta `json:",inline"`
 	Data            bundle.ReleaseData `json:"data"`
@@ -103,8 +105,8 @@ func documents(item bundle.Item) ([][]byte, error) {
 	return docs, nil
 }
 
-// takeReleaseData moves the release data at the beginning of stream into item, and returns the rest. The data is kept byte by byte: its digest
-// counts the order of its keys.
+// takeReleaseData moves the release data at the beginning of stream into item, and returns the rest. It does not parse the
+// values and the chart metadata, since the digest depends on the order of their keys.
 func takeReleaseData(item *bundle.Item, stream []byte) (rest []byte) {
 	if item.Release == nil {
 		return stream
@@ -133,7 +135,7 @@ func outlineOf(item bundle.Item) bundle.Item {
 	return item
 }
 
-// sourceOf names the place an item came from, for messages.
+// sourceOf names the origin of an item in messages.
 func sourceOf(item bundle.Item) string {
 	switch {
 	case item.Release != nil:
@@ -145,8 +147,9 @@ func sourceOf(item bundle.Item) string {
 	}
 }
 
-// private says whether item may only be stored in the member's own delivery namespace. A Secret is private even if nobody said so.
-func private(item bundle.Item) bool {
+// isPrivate returns whether item may be stored only in the member's own delivery namespace. An item with a Secret is always
+// private.
+func isPrivate(item bundle.Item) bool {
 	if item.Sensitive {
 		return true
 	}
@@ -158,56 +161,58 @@ func private(item bundle.Item) bool {
 	return false
 }
 
-// part is a stretch of an item's stream that fits into one chunk.
+// part is a part of an item's stream that fits into one chunk.
 type part struct {
 	continues string
 	stream    []byte
 	payload   []byte
 }
 
-// splitter cuts an item's documents into parts that fit.
-type splitter struct{ encoder *zstd.Encoder }
+// chunker splits the documents of an item into parts that fit into chunks.
+type chunker struct{ encoder *zstd.Encoder }
 
-func newSplitter() (*splitter, error) {
-	// One goroutine, so that the same input has the same output.
+func newChunker() (*chunker, error) {
+	// With one goroutine, the same input has the same output.
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
 	if err != nil {
 		return nil, fmt.Errorf("make compressor: %w", err)
 	}
-	return &splitter{encoder: encoder}, nil
+	return &chunker{encoder: encoder}, nil
 }
 
-// split halves docs until each half fits, and one document that does not fit alone as bytes. The first part continues as it is told.
-func (s *splitter) split(docs [][]byte, continues string) []part {
+// split halves docs until each half fits into a chunk. It splits a single document that does not fit into bytes. continues
+// is header.Continues of the first part.
+func (c *chunker) split(docs [][]byte, continues string) []part {
 	stream := bytes.Join(docs, []byte(separator))
 	if len(docs) <= 1 {
-		return s.splitBytes(stream, continues)
+		return c.splitBytes(stream, continues)
 	}
-	if payload, ok := s.compress(stream); ok {
+	if payload, ok := c.compress(stream); ok {
 		return []part{{continues: continues, stream: stream, payload: payload}}
 	}
 	half := len(docs) / 2
-	return append(s.split(docs[:half], continues), s.split(docs[half:], continuesItem)...)
+	return append(c.split(docs[:half], continues), c.split(docs[half:], continuesItem)...)
 }
 
-func (s *splitter) splitBytes(stream []byte, continues string) []part {
-	if payload, ok := s.compress(stream); ok {
+func (c *chunker) splitBytes(stream []byte, continues string) []part {
+	if payload, ok := c.compress(stream); ok {
 		return []part{{continues: continues, stream: stream, payload: payload}}
 	}
 	half := len(stream) / 2
-	return append(s.splitBytes(stream[:half], continues), s.splitBytes(stream[half:], continuesDocument)...)
+	return append(c.splitBytes(stream[:half], continues), c.splitBytes(stream[half:], continuesDocument)...)
 }
 
-// compress returns stream compressed; ok is false if either form is too long for one chunk.
-func (s *splitter) compress(stream []byte) (payload []byte, ok bool) {
+// compress compresses stream; ok is false if the stream or the result is too long for one chunk.
+func (c *chunker) compress(stream []byte) (payload []byte, ok bool) {
 	if len(stream) > maxStream {
 		return nil, false
 	}
-	payload = s.encoder.EncodeAll(stream, nil)
+	payload = c.encoder.EncodeAll(stream, nil)
 	return payload, len(payload) <= maxPayload
 }
 
-// decompress returns the stream in payload, and ErrCorrupt if it is none or longer than maxStream.
+// decompress returns the stream in payload. It fails with ErrCorrupt if the payload is invalid or the stream longer than
+// maxStream. The limit for the payload is twice the writer's, so that a later version may write more.
 func decompress(payload []byte) ([]byte, error) {
 	if len(payload) > 2*maxPayload {
 		return nil, fmt.Errorf("%w: a payload of %d bytes", ErrCorrupt, len(payload))
@@ -240,7 +245,7 @@ func parseStream(stream []byte) ([]*unstructured.Unstructured, error) {
 	return objects, nil
 }
 
-// parseDocument appends the object in doc, JSON or YAML, to objects. There may be none in it.
+// parseDocument appends the object in doc, JSON or YAML, to objects. doc may be empty.
 func parseDocument(objects []*unstructured.Unstructured, doc []byte) ([]*unstructured.Unstructured, error) {
 	doc = bytes.TrimSpace(doc)
 	if len(doc) == 0 {

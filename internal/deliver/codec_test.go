@@ -62,7 +62,7 @@ func pack(t *testing.T, b bundle.Bundle) (*libv1beta1.ConfigurationGroup, []*lib
 	var items []libv1beta1.ConfigurationItem
 	var bundles []*libv1beta1.ConfigurationBundle
 	for _, c := range chunks {
-		items = append(items, itemOf(namespaceOf(m, b, c), c))
+		items = append(items, configurationItem(namespaceOf(m, b, c), c))
 		bundles = append(bundles, throughJSON(t, bundleObject(m, b.ID, namespaceOf(m, b, c), c)))
 	}
 	digest, err := b.Digest()
@@ -90,7 +90,7 @@ func throughJSON[T any](t *testing.T, in *T) *T {
 }
 
 func unpack(group *libv1beta1.ConfigurationGroup, bundles []*libv1beta1.ConfigurationBundle) (bundle.Bundle, error) {
-	parts := &assembly{}
+	parts := &decoder{}
 	for i, obj := range bundles {
 		if err := parts.add(group.Spec.ConfigurationItems[i], obj); err != nil {
 			return bundle.Bundle{}, err

@@ -14,18 +14,19 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// assembly puts a bundle together from its ConfigurationBundles, in the order of the group.
-type assembly struct {
+// decoder decodes a bundle from its ConfigurationBundles, in the order of the group.
+type decoder struct {
 	items []bundle.Item
 	// stream holds the documents of the last item of items, which are parsed when the next item begins.
 	stream []byte
 	total  int
 }
 
-// add takes the next ConfigurationBundle, which item of the group points at. It trusts nothing in it before the hash was checked.
-func (a *assembly) add(item libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
+// add decodes the next ConfigurationBundle, to which item of the group refers. It decompresses a limited payload and
+// verifies the hash before it uses anything else.
+func (d *decoder) add(item libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
 	if obj.Annotations[annotationItem] == "" {
-		return a.addResources(item, obj)
+		return d.addResources(item, obj)
 	}
 	stream, err := decompress(obj.Spec.Payload)
 	if err != nil {
@@ -39,41 +40,41 @@ func (a *assembly) add(item libv1beta1.ConfigurationItem, obj *libv1beta1.Config
 	if err := json.Unmarshal([]byte(text), &head); err != nil {
 		return fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationItem, err)
 	}
-	if err := a.grow(len(stream)); err != nil {
+	if err := d.addSize(len(stream)); err != nil {
 		return err
 	}
 	switch {
 	case head.Continues == "":
-		if err := a.finish(); err != nil {
+		if err := d.finish(); err != nil {
 			return err
 		}
-		a.items = append(a.items, head.Item)
-		a.stream = stream
+		d.items = append(d.items, head.Item)
+		d.stream = stream
 		return nil
-	case len(a.items) == 0:
-		return fmt.Errorf("%w: it continues nothing", ErrCorrupt)
+	case len(d.items) == 0:
+		return fmt.Errorf("%w: the first part continues another part", ErrCorrupt)
 	case head.Continues == continuesDocument:
-		a.stream = append(a.stream, stream...)
+		d.stream = append(d.stream, stream...)
 		return nil
 	case head.Continues == continuesItem:
-		a.stream = append(append(a.stream, separator...), stream...)
+		d.stream = append(append(d.stream, separator...), stream...)
 		return nil
 	default:
-		return fmt.Errorf("%w: it continues by %q", ErrCorrupt, head.Continues)
+		return fmt.Errorf("%w: unknown continuation %q", ErrCorrupt, head.Continues)
 	}
 }
 
-// addResources takes a bundle that another hub wrote: an item of its own, with plain documents.
-func (a *assembly) addResources(item libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
+// addResources adds a ConfigurationBundle of another hub as one item. Its documents are in spec.resources.
+func (d *decoder) addResources(item libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
 	if len(obj.Spec.Payload) > 0 || obj.Spec.NotTracked || obj.Spec.HelmReleaseUninstall {
-		return fmt.Errorf("%w: it asks for what this agent does not know", ErrUnsupported)
+		return fmt.Errorf("%w: it has options that this agent does not know", ErrUnsupported)
 	}
-	if err := a.finish(); err != nil {
+	if err := d.finish(); err != nil {
 		return err
 	}
 	var objects []*unstructured.Unstructured
 	for _, doc := range obj.Spec.Resources {
-		if err := a.grow(len(doc)); err != nil {
+		if err := d.addSize(len(doc)); err != nil {
 			return err
 		}
 		var err error
@@ -84,11 +85,11 @@ func (a *assembly) addResources(item libv1beta1.ConfigurationItem, obj *libv1bet
 	if len(item.Hash) > 0 && !resourcesMatch(item.Hash, objects) {
 		return fmt.Errorf("%w: its hash is not the one in the group", ErrCorrupt)
 	}
-	a.items = append(a.items, itemFromSpec(obj.Spec, objects))
+	d.items = append(d.items, itemFromSpec(obj.Spec, objects))
 	return nil
 }
 
-// itemFromSpec returns the item that the fields of the Sveltos surface describe. Since it may hold anything, it is sensitive.
+// itemFromSpec returns the item of a spec that another hub wrote. It is sensitive, since it may have Secrets.
 func itemFromSpec(spec libv1beta1.ConfigurationBundleSpec, objects []*unstructured.Unstructured) bundle.Item {
 	item := bundle.Item{
 		Objects: objects,
@@ -108,8 +109,8 @@ func itemFromSpec(spec libv1beta1.ConfigurationBundleSpec, objects []*unstructur
 	return item
 }
 
-// resourcesMatch says whether hash is the SHA-256 over the JSON of all objects in order, with or without a newline after each:
-// both are JSON forms that the object library writes.
+// resourcesMatch returns whether hash is the SHA-256 of the JSON of all objects in order, with or without a newline after
+// each: unstructured objects are encoded in both forms.
 func resourcesMatch(hash []byte, objects []*unstructured.Unstructured) bool {
 	lines, plain := sha256.New(), sha256.New()
 	for _, obj := range objects {
@@ -123,60 +124,62 @@ func resourcesMatch(hash []byte, objects []*unstructured.Unstructured) bool {
 	return bytes.Equal(hash, lines.Sum(nil)) || bytes.Equal(hash, plain.Sum(nil))
 }
 
-func (a *assembly) grow(n int) error {
-	a.total += n
-	if a.total > maxContent {
+// addSize adds to the size of the documents. It fails if they are too large.
+func (d *decoder) addSize(n int) error {
+	d.total += n
+	if d.total > maxContent {
 		return fmt.Errorf("%w: it is larger than %d bytes", ErrCorrupt, maxContent)
 	}
 	return nil
 }
 
-// finish parses what was collected for the last item.
-func (a *assembly) finish() error {
-	if len(a.stream) == 0 {
+// finish parses the documents of the last item.
+func (d *decoder) finish() error {
+	if len(d.stream) == 0 {
 		return nil
 	}
-	last := &a.items[len(a.items)-1]
-	objects, err := parseStream(takeReleaseData(last, a.stream))
+	last := &d.items[len(d.items)-1]
+	objects, err := parseStream(takeReleaseData(last, d.stream))
 	if err != nil {
 		return err
 	}
 	isNil := last.Objects == nil
 	last.Objects = append(last.Objects, objects...)
-	a.stream = nil
+	d.stream = nil
 	if isNil && len(last.Objects) == 0 {
 		last.Objects = nil
 	}
 	return nil
 }
 
-// bundle returns what was put together for group.
-func (a *assembly) bundle(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, error) {
-	if err := a.finish(); err != nil {
+// bundle returns the decoded bundle of group.
+func (d *decoder) bundle(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, error) {
+	if err := d.finish(); err != nil {
 		return bundle.Bundle{}, err
 	}
-	if !ours(group) {
-		return foreignBundle(group, a.items), nil
+	if !isFromTowline(group) {
+		return foreignBundle(group, d.items), nil
 	}
 	var b bundle.Bundle
 	if err := json.Unmarshal([]byte(group.Annotations[annotationBundle]), &b); err != nil {
 		return bundle.Bundle{}, fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationBundle, err)
 	}
-	if len(a.items) > 0 {
-		b.Items = a.items
+	if len(d.items) > 0 {
+		b.Items = d.items
 	}
 	digest, err := b.Digest()
 	if err != nil {
 		return bundle.Bundle{}, err
 	}
 	if want := bundle.DigestFromBytes(group.Spec.RequestorHash); digest != want {
-		return bundle.Bundle{}, fmt.Errorf("%w: it is %s, want %s", ErrCorrupt, digest, want)
+		return bundle.Bundle{}, fmt.Errorf("%w: its digest is %s, want %s", ErrCorrupt, digest, want)
 	}
 	b.Hub = group.Annotations[kube.AnnotationHub]
 	return b, nil
 }
 
-// foreignBundle returns the bundle of a group that another hub wrote. That hub does not name the profile; the requestor stands in for it.
+// foreignBundle returns the bundle of a group that another hub wrote. The group does not name the profile, so the requestor
+// is used instead.
 func foreignBundle(group *libv1beta1.ConfigurationGroup, items []bundle.Item) bundle.Bundle {
 	id, _ := IDOf(group)
 	return bundle.Bundle{

@@ -24,7 +24,7 @@ const maxUnrequested = 200
 func deployedBy(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 	id, ok := IDOf(group)
 	report := ReportOf(group)
-	if !observed(group) {
+	if !isObserved(group) {
 		// The status describes an older spec.
 		report = bundle.Report{ID: id, State: bundle.StatePending}
 	}
@@ -40,15 +40,15 @@ func deployedBy(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 // list none.
 func releasesOf(group *libv1beta1.ConfigurationGroup) []bundle.DeployedRelease {
 	var outlined outline
-	if !ours(group) || json.Unmarshal([]byte(group.Annotations[annotationBundle]), &outlined) != nil {
+	if !isFromTowline(group) || json.Unmarshal([]byte(group.Annotations[annotationBundle]), &outlined) != nil {
 		return nil
 	}
 	return outlined.Releases
 }
 
-// FindDeployed returns the Deployed of the group of id. It makes no request if the Outbox reads groups from a cache.
-func (o *Outbox) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
-	group, err := o.group(ctx, o.hub, m, id)
+// FindDeployed returns the Deployed of the group of id. It makes no request if the PullTransport reads groups from a cache.
+func (o *PullTransport) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	group, err := o.readClaimedGroup(ctx, o.hub, m, id)
 	if err != nil || !exists(group) {
 		return bundle.Deployed{}, false, err
 	}
@@ -57,7 +57,7 @@ func (o *Outbox) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID)
 }
 
 // ListDeployed lists the bundles in m's groups and the unrequested bundles on its agent's Lease.
-func (o *Outbox) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+func (o *PullTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
 	if _, err := o.checkClaim(ctx, m); err != nil {
 		return nil, fmt.Errorf("list bundles of member %s: %w", m.Key(), err)
 	}
@@ -102,7 +102,7 @@ func unrequestedOn(lease *coordinationv1.Lease) []bundle.Deployed {
 
 // Unrequested returns the value of kube.AnnotationUnrequested: the bundles in deployed without a group, "" if there are none. known is false
 // before the groups have been listed.
-func (i *Inbox) Unrequested(deployed []bundle.Deployed) (value string, known bool) {
+func (i *AgentSource) Unrequested(deployed []bundle.Deployed) (value string, known bool) {
 	i.groups.mu.Lock()
 	defer i.groups.mu.Unlock()
 	if !i.groups.synced {

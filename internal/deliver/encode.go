@@ -9,26 +9,26 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// cachedItems is how many encoded items are kept for the other members that get the same.
+// cachedItems is the number of cached encoded items. Members with the same item use the same chunks.
 const cachedItems = 64
 
-// encoder turns items into chunks. The same item is compressed once, not once per member.
+// encoder encodes items as chunks. It compresses the same item once, and not once per member.
 type encoder struct {
 	key Key
 
-	// mu guards splitter and cache. It is held while an item is compressed, so that members that want the same item at the same
-	// time do not all do the work.
-	mu       sync.Mutex
-	splitter *splitter
-	cache    map[[sha256.Size]byte][]chunk
+	// mu guards chunker and cache. It is held while an item is compressed, so that concurrent deliveries of the same item
+	// compress it once.
+	mu      sync.Mutex
+	chunker *chunker
+	cache   map[[sha256.Size]byte][]chunk
 }
 
 func newEncoder(key Key) (*encoder, error) {
-	splitter, err := newSplitter()
+	chunker, err := newChunker()
 	if err != nil {
 		return nil, err
 	}
-	return &encoder{key: key, splitter: splitter, cache: map[[sha256.Size]byte][]chunk{}}, nil
+	return &encoder{key: key, chunker: chunker, cache: map[[sha256.Size]byte][]chunk{}}, nil
 }
 
 // encode returns the chunks of b in order: at least one per item.
@@ -46,7 +46,7 @@ func (e *encoder) encode(b bundle.Bundle) ([]chunk, error) {
 		if total > maxContent {
 			return nil, fmt.Errorf("encode bundle %s: it is larger than %d bytes", b.ID, maxContent)
 		}
-		more, err := e.item(item, docs)
+		more, err := e.encodeItem(item, docs)
 		if err != nil {
 			return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
 		}
@@ -55,10 +55,10 @@ func (e *encoder) encode(b bundle.Bundle) ([]chunk, error) {
 	return chunks, nil
 }
 
-// item returns the chunks of one item whose objects are docs.
-func (e *encoder) item(item bundle.Item, docs [][]byte) ([]chunk, error) {
+// encodeItem returns the chunks of one item whose objects are docs.
+func (e *encoder) encodeItem(item bundle.Item, docs [][]byte) ([]chunk, error) {
 	outline := outlineOf(item)
-	id, err := identify(outline, docs)
+	id, err := hashItem(outline, docs)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (e *encoder) item(item bundle.Item, docs [][]byte) ([]chunk, error) {
 	if chunks, ok := e.cache[id]; ok {
 		return chunks, nil
 	}
-	parts := e.splitter.split(docs, "")
+	parts := e.chunker.split(docs, "")
 	chunks := make([]chunk, 0, len(parts))
 	for i, p := range parts {
 		raw, err := json.Marshal(header{Item: outline, Continues: p.continues})
@@ -76,7 +76,7 @@ func (e *encoder) item(item bundle.Item, docs [][]byte) ([]chunk, error) {
 		}
 		content := canonical(string(raw), p.stream)
 		chunks = append(chunks, chunk{
-			item: outline, private: private(item), last: i == len(parts)-1, index: i,
+			item: outline, private: isPrivate(item), last: i == len(parts)-1, index: i,
 			header: string(raw), payload: p.payload, hash: sha256.Sum256(content), name: e.key.bundleName(content),
 		})
 	}
@@ -87,8 +87,8 @@ func (e *encoder) item(item bundle.Item, docs [][]byte) ([]chunk, error) {
 	return chunks, nil
 }
 
-// identify returns a hash of everything that the chunks of an item are made of.
-func identify(outline bundle.Item, docs [][]byte) (id [sha256.Size]byte, err error) {
+// hashItem returns a hash of the contents of an item's chunks.
+func hashItem(outline bundle.Item, docs [][]byte) (id [sha256.Size]byte, err error) {
 	hash := sha256.New()
 	if err := json.NewEncoder(hash).Encode(outline); err != nil {
 		return id, fmt.Errorf("encode %s: %w", sourceOf(outline), err)

@@ -24,23 +24,23 @@ import (
 )
 
 const (
-	// retryFirst and retryLast bound the growing time after which a failed handling of a delivery is tried again.
+	// retryFirst and retryLast are the limits of the back-off for failed deliveries.
 	retryFirst = 200 * time.Millisecond
 	retryLast  = time.Minute
-	// dialFirst and dialLast bound the growing time between attempts to reach a hub that does not answer; jitter doubles it at most.
+	// dialFirst and dialLast are the limits of the back-off for a hub that does not respond. Jitter doubles it at most.
 	dialFirst = 300 * time.Millisecond
 	dialLast  = 8 * time.Second
 	dialSteps = 6
 )
 
-// Handler does what a delivery asks for. An error makes the Inbox call it again later, with the delivery as it is then.
+// Handler executes a delivery. After an error the AgentSource calls it again later, with the then current delivery.
 type Handler func(ctx context.Context, d Delivery) error
 
-// Run holds one watch on the member's groups and calls handle for each that asks for something new, until ctx ends. It calls handle
-// for one group at a time per group and for as many groups at once as workers says. It calls again after an error, later each time.
-// A group that goes away calls nothing: only a delivery with Remove set removes anything. Run goes on for as long as the hub is away,
-// and looks at everything again when it is back.
-func (i *Inbox) Run(ctx context.Context, workers int, handle Handler) error {
+// Run watches the member's groups with one watch and calls handle for each changed request, until ctx ends. It calls handle
+// for up to workers groups concurrently, and not concurrently for the same group. After an error it calls handle again
+// with a back-off. It does not call handle for a deleted group: only a delivery with Remove removes objects. While the
+// hub is not reachable Run retries. After that it handles all groups that are not provisioned.
+func (i *AgentSource) Run(ctx context.Context, workers int, handle Handler) error {
 	reflector := cache.NewReflectorWithOptions(i.listWatch(), &libv1beta1.ConfigurationGroup{}, i.groups, cache.ReflectorOptions{
 		Name:    "inbox",
 		Backoff: &wait.Backoff{Duration: dialFirst, Cap: dialLast, Steps: dialSteps, Factor: 2, Jitter: 1},
@@ -59,8 +59,8 @@ func (i *Inbox) Run(ctx context.Context, workers int, handle Handler) error {
 	return nil
 }
 
-// Find returns the delivery for id as it was last seen; ok is false if there is none, or the hub was not reached yet.
-func (i *Inbox) Find(id bundle.ID) (d Delivery, ok bool) {
+// Find returns the last known delivery for id; ok is false if there is none, or if the hub was not reached yet.
+func (i *AgentSource) Find(id bundle.ID) (d Delivery, ok bool) {
 	i.groups.mu.Lock()
 	defer i.groups.mu.Unlock()
 	for _, group := range i.groups.byName {
@@ -72,20 +72,20 @@ func (i *Inbox) Find(id bundle.ID) (d Delivery, ok bool) {
 }
 
 // Wake makes Run handle the delivery for id again.
-func (i *Inbox) Wake(id bundle.ID) {
+func (i *AgentSource) Wake(id bundle.ID) {
 	if d, ok := i.Find(id); ok {
 		i.groups.queue.Add(d.Name())
 	}
 }
 
-// Synced says whether the hub has been reached once and all groups it then had were seen.
-func (i *Inbox) Synced() bool {
+// Synced returns whether all groups have been listed at least once.
+func (i *AgentSource) Synced() bool {
 	i.groups.mu.Lock()
 	defer i.groups.mu.Unlock()
 	return i.groups.synced
 }
 
-func (i *Inbox) listWatch() cache.ListerWatcher {
+func (i *AgentSource) listWatch() cache.ListerWatcher {
 	mine := []client.ListOption{
 		client.InNamespace(i.namespace), client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(i.cluster)},
 	}
@@ -104,14 +104,14 @@ func (i *Inbox) listWatch() cache.ListerWatcher {
 	}), i.hub)
 }
 
-// groups is the reflector's store: the groups by name, and a queue of the names of those that have something new to say.
+// groups is the store of the reflector: the groups by name, and a queue with the names of the groups to handle.
 type groups struct {
 	queue workqueue.TypedRateLimitingInterface[string]
 
 	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[string]*libv1beta1.ConfigurationGroup
-	// reporting counts the reports on a group that are being written: what the watch shows of its status meanwhile is their echo.
+	// reporting counts the running status writes of each group. Status changes in the watch meanwhile are the agent's own.
 	reporting map[string]int
 	synced    bool
 }
@@ -125,7 +125,7 @@ func newGroups() *groups {
 	}
 }
 
-// handleNext handles one group; it returns false when there will be no more.
+// handleNext handles one group. It returns false after the shutdown of the queue.
 func (g *groups) handleNext(ctx context.Context, handle Handler) bool {
 	name, shutdown := g.queue.Get()
 	if shutdown {
@@ -155,13 +155,13 @@ func (g *groups) handleNext(ctx context.Context, handle Handler) bool {
 	return true
 }
 
-// Add takes a group that the watch saw for the first time.
+// Add stores a new group.
 func (g *groups) Add(obj any) error { return g.put(obj) }
 
-// Update takes a group that changed.
+// Update stores a changed group.
 func (g *groups) Update(obj any) error { return g.put(obj) }
 
-// Delete forgets a group. It is no order to remove anything.
+// Delete deletes a group from the store. This removes nothing from the member.
 func (g *groups) Delete(obj any) error {
 	group, err := asGroup(obj)
 	if err != nil {
@@ -173,12 +173,12 @@ func (g *groups) Delete(obj any) error {
 	return nil
 }
 
-// Replace takes all groups that the hub has now.
+// Replace stores the list of all groups.
 func (g *groups) Replace(objects []any, _ string) error {
 	g.mu.Lock()
-	gone := make(map[string]struct{}, len(g.byName))
+	deleted := make(map[string]struct{}, len(g.byName))
 	for name := range g.byName {
-		gone[name] = struct{}{}
+		deleted[name] = struct{}{}
 	}
 	g.mu.Unlock()
 	for _, obj := range objects {
@@ -186,26 +186,26 @@ func (g *groups) Replace(objects []any, _ string) error {
 		if err != nil {
 			return err
 		}
-		delete(gone, group.Name)
-		// An older version counts, too: the hub may have been restored from a backup.
+		delete(deleted, group.Name)
+		// An older version is stored, too: the hub may have been restored from a backup.
 		g.mu.Lock()
-		g.take(group)
+		g.store(group)
 		g.mu.Unlock()
-		if ReportOf(group).State != bundle.StateApplied || !observed(group) {
-			// It may have changed and changed back unseen.
+		if ReportOf(group).State != bundle.StateApplied || !isObserved(group) {
+			// It may have changed back after a change that was missed.
 			g.queue.Add(group.Name)
 		}
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for name := range gone {
+	for name := range deleted {
 		delete(g.byName, name)
 	}
 	g.synced = true
 	return nil
 }
 
-// Resync does nothing: nothing is asked for that the queue does not know.
+// Resync does nothing, since the queue has all groups to handle.
 func (g *groups) Resync() error { return nil }
 
 func (g *groups) put(obj any) error {
@@ -215,23 +215,23 @@ func (g *groups) put(obj any) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !older(group, g.byName[group.Name]) {
-		g.take(group)
+	if !isOlder(group, g.byName[group.Name]) {
+		g.store(group)
 	}
 	return nil
 }
 
-// take stores group and queues it if the hub said something new. Its caller holds mu.
-func (g *groups) take(group *libv1beta1.ConfigurationGroup) {
+// store stores group, and queues it if the hub has changed the request. The caller must hold mu.
+func (g *groups) store(group *libv1beta1.ConfigurationGroup) {
 	old := g.byName[group.Name]
 	g.byName[group.Name] = group
-	if newsIn(old, group) || (g.reporting[group.Name] == 0 && !sameNews(old.Status, group.Status)) {
-		// The second: somebody else has changed the agent's report, or lost it.
+	if isNewRequest(old, group) || (g.reporting[group.Name] == 0 && !isSameReport(old.Status, group.Status)) {
+		// In the second case another client has changed the agent's report, or the status was lost.
 		g.queue.Add(group.Name)
 	}
 }
 
-// beginReport is called before a report on a group is written; end is called after it.
+// beginReport must be called before the status of a group is written, and end after it.
 func (g *groups) beginReport(name string) (end func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -245,28 +245,29 @@ func (g *groups) beginReport(name string) (end func()) {
 	}
 }
 
-// latest returns group as it was seen or written last.
+// latest returns the newest known version of group.
 func (g *groups) latest(group *libv1beta1.ConfigurationGroup) *libv1beta1.ConfigurationGroup {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if seen := g.byName[group.Name]; seen != nil && seen.UID == group.UID && older(group, seen) {
-		return seen
+	if known := g.byName[group.Name]; known != nil && known.UID == group.UID && isOlder(group, known) {
+		return known
 	}
 	return group
 }
 
-// wrote takes a group as it is after a report, ahead of the watch.
-func (g *groups) wrote(group *libv1beta1.ConfigurationGroup) {
+// storeWritten stores the group in the response of a status write.
+func (g *groups) storeWritten(group *libv1beta1.ConfigurationGroup) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	// What was written on top of news that the watch has not told yet must not hide them.
-	if seen := g.byName[group.Name]; seen != nil && !newsIn(seen, group) && older(seen, group) {
+	// If the response has a new request, which the watch has not delivered yet, it must not replace the group: then the
+	// request would not be queued.
+	if known := g.byName[group.Name]; known != nil && !isNewRequest(known, group) && isOlder(known, group) {
 		g.byName[group.Name] = group
 	}
 }
 
-// older says whether a is an older version of the object b. The versions of custom resources are decimal numbers that grow.
-func older(a, b *libv1beta1.ConfigurationGroup) bool {
+// isOlder returns whether a is an older version of the same object as b.
+func isOlder(a, b *libv1beta1.ConfigurationGroup) bool {
 	if b == nil || a.UID != b.UID {
 		return false
 	}
@@ -274,8 +275,8 @@ func older(a, b *libv1beta1.ConfigurationGroup) bool {
 	return err == nil && order < 0
 }
 
-// newsIn says whether the hub said something new between old and group. Most changes are the agent's own reports.
-func newsIn(old, group *libv1beta1.ConfigurationGroup) bool {
+// isNewRequest returns whether the hub has changed the request from old to group. Most changes are the agent's reports.
+func isNewRequest(old, group *libv1beta1.ConfigurationGroup) bool {
 	return old == nil || old.UID != group.UID || old.Generation != group.Generation ||
 		(old.Status.ContentMissing && !group.Status.ContentMissing)
 }
@@ -283,7 +284,7 @@ func newsIn(old, group *libv1beta1.ConfigurationGroup) bool {
 func asGroup(obj any) (*libv1beta1.ConfigurationGroup, error) {
 	group, ok := obj.(*libv1beta1.ConfigurationGroup)
 	if !ok {
-		return nil, fmt.Errorf("take group: got %T", obj)
+		return nil, fmt.Errorf("store group: unexpected type %T", obj)
 	}
 	return group, nil
 }

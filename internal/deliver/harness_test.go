@@ -205,12 +205,12 @@ func writes(log []string) []string {
 	return slices.DeleteFunc(slices.Clone(log), func(line string) bool { return strings.HasPrefix(line, http.MethodGet) })
 }
 
-// hub is a real API server with our kinds, and an Outbox on it.
+// hub is a real API server with our kinds, and an PullTransport on it.
 type hub struct {
 	t        *testing.T
 	plane    *localkube.Plane
 	admin    client.Client
-	outbox   *Outbox
+	outbox   *PullTransport
 	requests *requests
 }
 
@@ -224,11 +224,11 @@ func newHub(t *testing.T, plane *localkube.Plane) *hub {
 	return h
 }
 
-// restart replaces the Outbox by one that remembers nothing.
+// restart replaces the PullTransport by one that remembers nothing.
 func (h *hub) restart() {
 	h.t.Helper()
 	hubClient := clientFor(h.t, h.requests.wrap(h.plane.Config))
-	outbox, err := NewOutbox(hubClient, hubClient, testKey)
+	outbox, err := NewPullTransport(hubClient, hubClient, testKey)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -312,7 +312,7 @@ func (h *hub) startAgent(m fleet.Member, engine *memberEngine) (log *requests, s
 	log = &requests{}
 	config := log.wrap(LimitResponses(h.plane.Config))
 	config.Impersonate.UserName = m.DeliveryNamespace
-	inbox := NewInbox(clientFor(h.t, config), m.DeliveryNamespace, m.Name)
+	inbox := NewAgentSource(clientFor(h.t, config), m.DeliveryNamespace, m.Name)
 	ctx, cancel := context.WithCancel(h.t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -329,7 +329,7 @@ func (h *hub) startAgent(m fleet.Member, engine *memberEngine) (log *requests, s
 }
 
 // handle does what an agent does with a delivery.
-func handle(ctx context.Context, inbox *Inbox, engine *memberEngine, d Delivery) error {
+func handle(ctx context.Context, inbox *AgentSource, engine *memberEngine, d Delivery) error {
 	if d.Remove {
 		if _, err := engine.Withdraw(ctx, d.Withdrawal()); err != nil {
 			return err
@@ -344,7 +344,7 @@ func handle(ctx context.Context, inbox *Inbox, engine *memberEngine, d Delivery)
 	if !ok || digest != d.Digest {
 		b, err = inbox.Fetch(ctx, d)
 		if errors.Is(err, ErrContentMissing) {
-			return inbox.Report(ctx, d, d.Missing(err.Error()))
+			return inbox.Report(ctx, d, d.MissingReport(err.Error()))
 		}
 		if err != nil {
 			return errors.Join(err, inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateFailed, Message: err.Error()}))

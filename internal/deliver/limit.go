@@ -8,15 +8,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// maxResponse is the most bytes read of one answer of the hub's API server: more than any object that etcd stores, and more than the
-// list of all groups of a member.
+// maxResponse limits one response of the hub's API server in bytes. It is more than any object that etcd stores, and more
+// than the list of all groups of a member.
 const maxResponse = 64 << 20
 
-// errTooLong is the error of reading an answer that is longer than maxResponse.
-var errTooLong = errors.New("answer of the hub is too long")
+// errTooLong is the error of a response that is longer than maxResponse.
+var errTooLong = errors.New("the response of the hub is too long")
 
-// LimitResponses returns a copy of config whose clients read no answer longer than 64 MiB, however long the server makes it.
-// Watches are streams without an end and are not limited.
+// LimitResponses returns a copy of config whose clients fail for responses longer than 64 MiB. Watches are not limited.
 func LimitResponses(config *rest.Config) *rest.Config {
 	limited := rest.CopyConfig(config)
 	limited.Wrap(func(next http.RoundTripper) http.RoundTripper { return limiter{next: next} })
@@ -25,7 +24,7 @@ func LimitResponses(config *rest.Config) *rest.Config {
 
 type limiter struct{ next http.RoundTripper }
 
-// RoundTrip does what the next transport does, with a limit on the body.
+// RoundTrip calls the next transport and limits the body of the response.
 func (l limiter) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := l.next.RoundTrip(request)
 	if err == nil && response.Body != nil && request.URL.Query().Get("watch") == "" {
@@ -34,7 +33,7 @@ func (l limiter) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// WrappedRoundTripper lets client-go find the transport below, which closes idle connections.
+// WrappedRoundTripper returns the next transport, so that client-go can close its idle connections.
 func (l limiter) WrappedRoundTripper() http.RoundTripper { return l.next }
 
 type limitedBody struct {
@@ -42,7 +41,7 @@ type limitedBody struct {
 	left int64
 }
 
-// Read returns errTooLong once more than the limit was there to be read.
+// Read returns errTooLong if the body is longer than the limit.
 func (b *limitedBody) Read(p []byte) (int, error) {
 	if int64(len(p)) > b.left+1 {
 		p = p[:b.left+1]

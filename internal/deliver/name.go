@@ -24,7 +24,7 @@ const (
 	// keySecret is the Secret in kube.AgentNamespace of the hub that holds the key of bundle names.
 	keySecret = "towline-bundle-key"
 	keyField  = "key"
-	// namePrefix and nameLength give groups and bundles the shape of names that the Sveltos surface has.
+	// namePrefix and nameLength give groups and bundles names of the same form as in Sveltos.
 	namePrefix = "config-"
 	nameLength = 20
 )
@@ -32,8 +32,8 @@ const (
 // Key makes the names of bundles: without it a name cannot be guessed from the content.
 type Key []byte
 
-// LoadOrCreateKey returns the hub's key, made on first use. hub must read from the API server, not from a cache, and its namespace
-// kube.AgentNamespace must exist. It may be called by several processes at once: all get the same key.
+// LoadOrCreateKey returns the hub's key, and creates it on first use. hub must read from the API server, not from a cache,
+// and its namespace kube.AgentNamespace must exist. Several processes may call it concurrently: all get the same key.
 func LoadOrCreateKey(ctx context.Context, hub client.Client) (Key, error) {
 	secret := &corev1.Secret{}
 	name := client.ObjectKey{Namespace: kube.AgentNamespace, Name: keySecret}
@@ -65,8 +65,8 @@ func createKey(ctx context.Context, hub client.Client, name client.ObjectKey) er
 	})
 }
 
-// of returns the key of a shard.
-func (k Key) of(shard fleet.Shard) Key {
+// forShard returns the key of a shard.
+func (k Key) forShard(shard fleet.Shard) Key {
 	if shard.Default() {
 		return k
 	}
@@ -94,7 +94,7 @@ func nameOf(sum []byte) string {
 	return namePrefix + strings.ToLower(text[:nameLength])
 }
 
-// labelValue returns name where it can be the value of a label, and a name made from its hash where it is too long.
+// labelValue returns name, or a name with its hash if it is too long for the value of a label.
 func labelValue(name string) string {
 	if len(name) <= validation.LabelValueMaxLength {
 		return name

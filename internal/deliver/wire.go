@@ -21,26 +21,26 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Marks of our own on groups and bundles. What they say is in the fields of the Sveltos surface, too, as far as that has fields.
+// Towline's own labels and annotations on groups and bundles. Fields that Sveltos has, too, are also set in the spec.
 const (
-	// annotationBundle on a group holds its outline as JSON.
+	// annotationBundle on a group has its outline as JSON.
 	annotationBundle = "towline.dev/bundle"
-	// annotationItem on a bundle holds its header.
+	// annotationItem on a bundle has the header of its chunk.
 	annotationItem = "towline.dev/item"
-	// labelManagedBy tells our bundles from those of others.
+	// labelManagedBy marks our bundles.
 	labelManagedBy = "app.kubernetes.io/managed-by"
 	managedBy      = "towline"
-	// labelShard on a bundle names the shard whose Outbox wrote it; the default shard's have none.
+	// labelShard on a bundle names the shard whose PullTransport wrote it. Bundles of the default shard do not have it.
 	labelShard = "towline.dev/shard"
 )
 
-// maxMessage is the longest failure message that travels, in bytes.
+// maxMessage limits the failure message in a status in bytes.
 const maxMessage = 8 << 10
 
-// missingPrefix begins the failure message of a group whose content is missing.
+// missingPrefix is the prefix of the failure message if content is missing.
 const missingPrefix = "content is missing"
 
-// IDOf returns what a ConfigurationGroup or ConfigurationBundle is for; ok is false if obj does not say.
+// IDOf returns the bundle ID of a ConfigurationGroup or ConfigurationBundle; ok is false if obj has none.
 func IDOf(obj client.Object) (id bundle.ID, ok bool) {
 	labels := obj.GetLabels()
 	id = bundle.ID{
@@ -60,7 +60,7 @@ func requestorLabels(m fleet.Member, id bundle.ID) map[string]string {
 	}
 }
 
-// bundleObject returns the ConfigurationBundle of c for id on m in namespace. Shared ones carry no mark of a member.
+// bundleObject returns the ConfigurationBundle of c for id on m in namespace. A shared bundle has no labels of a member.
 func bundleObject(m fleet.Member, id bundle.ID, namespace string, c chunk) *libv1beta1.ConfigurationBundle {
 	obj := &libv1beta1.ConfigurationBundle{
 		ObjectMeta: metav1.ObjectMeta{
@@ -119,7 +119,7 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	if err != nil {
 		return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
 	}
-	group := emptyGroup(m, b.ID)
+	group := newGroup(m, b.ID)
 	group.Annotations[annotationBundle] = string(raw)
 	group.Annotations[kube.AnnotationOwnerKind] = b.Owner.Kind
 	group.Annotations[kube.AnnotationOwnerName] = b.Owner.Name
@@ -137,9 +137,9 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	return group, nil
 }
 
-// removeGroup returns the group that asks m to withdraw w, in place of before, which is empty if there was none.
+// removeGroup returns the group that requests m to withdraw w. before is the existing group, or an empty one.
 func removeGroup(m fleet.Member, w bundle.Withdrawal, before *libv1beta1.ConfigurationGroup) *libv1beta1.ConfigurationGroup {
-	group := emptyGroup(m, w.ID)
+	group := newGroup(m, w.ID)
 	for _, name := range []string{kube.AnnotationOwnerKind, kube.AnnotationOwnerName, kube.AnnotationHub} {
 		if value, ok := before.Annotations[name]; ok {
 			group.Annotations[name] = value
@@ -152,7 +152,8 @@ func removeGroup(m fleet.Member, w bundle.Withdrawal, before *libv1beta1.Configu
 	return group
 }
 
-func emptyGroup(m fleet.Member, id bundle.ID) *libv1beta1.ConfigurationGroup {
+// newGroup returns a group without an action.
+func newGroup(m fleet.Member, id bundle.ID) *libv1beta1.ConfigurationGroup {
 	return &libv1beta1.ConfigurationGroup{
 		TypeMeta: metav1.TypeMeta{APIVersion: libv1beta1.GroupVersion.String(), Kind: libv1beta1.ConfigurationGroupKind},
 		ObjectMeta: metav1.ObjectMeta{
@@ -168,7 +169,8 @@ func emptyGroup(m fleet.Member, id bundle.ID) *libv1beta1.ConfigurationGroup {
 	}
 }
 
-func itemOf(namespace string, c chunk) libv1beta1.ConfigurationItem {
+// configurationItem returns the reference to a chunk in the spec of a group.
+func configurationItem(namespace string, c chunk) libv1beta1.ConfigurationItem {
 	return libv1beta1.ConfigurationItem{
 		ContentRef: &corev1.ObjectReference{
 			APIVersion: libv1beta1.GroupVersion.String(), Kind: libv1beta1.ConfigurationBundleKind, Namespace: namespace, Name: c.name,
@@ -177,26 +179,27 @@ func itemOf(namespace string, c chunk) libv1beta1.ConfigurationItem {
 	}
 }
 
-// observed says whether the group's status is about its spec as it is now. An agent that tells no generation is believed by hash.
-func observed(group *libv1beta1.ConfigurationGroup) bool {
+// isObserved returns whether the status of a group is about its current spec. Without an observed generation, which other
+// agents do not set, the hash alone decides.
+func isObserved(group *libv1beta1.ConfigurationGroup) bool {
 	status := group.Status
 	return (status.ObservedGeneration == 0 || status.ObservedGeneration == group.Generation) &&
 		bytes.Equal(status.ObservedRequestorHash, group.Spec.RequestorHash)
 }
 
-// ReportOf returns what the agent has said about group. A report about an older bundle has that one's digest; one that does not say
-// whether it is about the group as it is now is no report.
+// ReportOf returns the agent's report about group. A report about an older bundle has the digest of that bundle. If the
+// status is about an older spec with the same hash, the report is Pending.
 func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	id, _ := IDOf(group)
 	report := bundle.Report{ID: id, State: bundle.StatePending}
 	status := group.Status
 	if status.DeploymentStatus == "" ||
-		(!observed(group) && bytes.Equal(status.ObservedRequestorHash, group.Spec.RequestorHash)) {
+		(!isObserved(group) && bytes.Equal(status.ObservedRequestorHash, group.Spec.RequestorHash)) {
 		return report
 	}
 	report.Digest = bundle.DigestFromBytes(status.ObservedRequestorHash)
 	report.State = stateOf(status)
-	report.Message = clip(status.FailureMessage)
+	report.Message = truncate(status.FailureMessage)
 	report.Kinds = slices.Clone(status.DeployedGroupVersionKind)
 	if status.LastAppliedTime != nil {
 		report.LastApplied = status.LastAppliedTime.Time
@@ -204,6 +207,7 @@ func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	return report
 }
 
+// stateOf returns the bundle state in the status of a group.
 func stateOf(status libv1beta1.ConfigurationGroupStatus) bundle.State {
 	switch status.DeploymentStatus {
 	case libv1beta1.FeatureStatusProvisioning:
@@ -239,7 +243,7 @@ func featureStatusOf(state bundle.State) libv1beta1.FeatureStatus {
 	}
 }
 
-// statusFor returns the status that says report about group. What report leaves open stays as it was in old.
+// statusFor returns the status of group with report. Fields that report does not set stay as in old.
 func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.ConfigurationGroupStatus, report bundle.Report) libv1beta1.ConfigurationGroupStatus {
 	status := *old.DeepCopy()
 	status.DeploymentStatus = featureStatusOf(report.State)
@@ -247,14 +251,14 @@ func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.Configuratio
 	status.FailureMessage = ""
 	switch {
 	case report.State == bundle.StateFailed, report.State == bundle.StateApplied, report.State == bundle.StateApplying:
-		status.FailureMessage = clip(report.Message)
+		status.FailureMessage = truncate(report.Message)
 	case status.ContentMissing:
-		status.FailureMessage = clip(strings.TrimSuffix(missingPrefix+": "+report.Message, ": "))
+		status.FailureMessage = truncate(strings.TrimSuffix(missingPrefix+": "+report.Message, ": "))
 	}
 	status.ObservedRequestorHash = group.Spec.RequestorHash
 	status.ObservedGeneration = group.Generation
-	if ours(group) && report.Digest != (bundle.Digest{}) && !bytes.Equal(report.Digest[:], group.Spec.RequestorHash) {
-		// The member speaks of an older bundle, of which this group has nothing to observe.
+	if isFromTowline(group) && report.Digest != (bundle.Digest{}) && !bytes.Equal(report.Digest[:], group.Spec.RequestorHash) {
+		// The report is about an older bundle: the current generation is not observed yet.
 		status.ObservedRequestorHash = report.Digest[:]
 		status.ObservedGeneration = old.ObservedGeneration
 	}
@@ -262,32 +266,32 @@ func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.Configuratio
 		status.DeployedGroupVersionKind = slices.Clone(report.Kinds)
 	}
 	if !report.LastApplied.IsZero() {
-		// The API keeps whole seconds; a finer time would look like news every time.
+		// The API stores whole seconds. A more precise time would differ each time.
 		status.LastAppliedTime = &metav1.Time{Time: report.LastApplied.UTC().Truncate(time.Second)}
 	}
 	return status
 }
 
-// ours says whether a Towline hub made group: then requestorHash is the digest of its bundle.
-func ours(group *libv1beta1.ConfigurationGroup) bool {
+// isFromTowline returns whether a Towline hub has written group. Then requestorHash is the digest of its bundle.
+func isFromTowline(group *libv1beta1.ConfigurationGroup) bool {
 	return group.Annotations[annotationBundle] != ""
 }
 
-// sameNews says whether b tells nothing that a does not. The time of the last pass alone is no news.
-func sameNews(a, b libv1beta1.ConfigurationGroupStatus) bool {
+// isSameReport returns whether a and b are equal, except for the time of the last run.
+func isSameReport(a, b libv1beta1.ConfigurationGroupStatus) bool {
 	a.LastAppliedTime, b.LastAppliedTime = nil, nil
 	return apiequality.Semantic.DeepEqual(a, b)
 }
 
-// clip cuts a message to what may travel, at a whole character.
-func clip(message string) string {
+// truncate shortens a message to maxMessage bytes, at a whole character.
+func truncate(message string) string {
 	if len(message) <= maxMessage {
 		return message
 	}
 	return strings.ToValidUTF8(message[:maxMessage], "") + "…"
 }
 
-// hashMatches says whether an item's hash is the one of the content.
+// hashMatches returns whether the item has the hash of the content.
 func hashMatches(item libv1beta1.ConfigurationItem, content []byte) bool {
 	sum := sha256.Sum256(content)
 	return bytes.Equal(item.Hash, sum[:])

@@ -62,7 +62,7 @@ func TestReportsTravelThroughGroupStatus(t *testing.T) {
 			if diff := cmp.Diff(tc.want, ReportOf(throughJSON(t, told))); diff != "" {
 				t.Errorf("report (-want +got):\n%s", diff)
 			}
-			if again := statusFor(told, told.Status, tc.in); !sameNews(told.Status, again) {
+			if again := statusFor(told, told.Status, tc.in); !isSameReport(told.Status, again) {
 				t.Error("the same report again is news")
 			}
 		})

@@ -306,14 +306,14 @@ func (h *hub) transport(ctx context.Context) (deliver.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	outbox, err := deliver.NewShardOutbox(cached, h.live, key, h.opts.shard())
+	pull, err := deliver.NewShardPullTransport(cached, h.live, key, h.opts.shard())
 	if err != nil {
-		return nil, fmt.Errorf("make the outbox: %w", err)
+		return nil, fmt.Errorf("make the pull transport: %w", err)
 	}
-	if err := h.Add(&deliver.Sweeper{Outbox: outbox, Clock: clock.RealClock{}}); err != nil {
-		return nil, fmt.Errorf("add the sweeper: %w", err)
+	if err := h.Add(&deliver.GarbageCollector{Transport: pull, Clock: clock.RealClock{}}); err != nil {
+		return nil, fmt.Errorf("add the garbage collector: %w", err)
 	}
-	return counted{deliver.ByMode{fleet.Push: &deliver.Direct{Engines: h.engines.of}, fleet.Pull: outbox}, h.tally.operations}, nil
+	return counted{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.of}, fleet.Pull: pull}, h.tally.operations}, nil
 }
 
 func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir string) (*summaries.Composer, error) {

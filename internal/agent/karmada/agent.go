@@ -45,7 +45,7 @@ type agent struct {
 	// pending is a renewed certificate that could not be kept yet.
 	pending *renewal
 	// inbox and works are those of the session that runs, if one does.
-	inbox atomic.Pointer[deliver.Inbox]
+	inbox atomic.Pointer[deliver.AgentSource]
 	works atomic.Pointer[workload]
 }
 

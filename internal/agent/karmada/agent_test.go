@@ -142,7 +142,7 @@ func TestAgentDeploysBundles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	outbox, err := deliver.NewOutbox(w.hubClient, w.hubClient, key)
+	outbox, err := deliver.NewPullTransport(w.hubClient, w.hubClient, key)
 	if err != nil {
 		t.Fatal(err)
 	}

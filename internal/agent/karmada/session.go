@@ -273,7 +273,7 @@ func (l *link) serve(ctx context.Context) error {
 
 // deliveries works on what the hub deploys: Works, and the bundles of profiles.
 func (l *link) deliveries(ctx context.Context, running *sync.WaitGroup) {
-	in := deliver.NewInbox(l.hub, l.lease().Namespace, l.opts.Cluster)
+	in := deliver.NewAgentSource(l.hub, l.lease().Namespace, l.opts.Cluster)
 	worker := &session.Worker{Inbox: in, Engine: l.engine, Gate: l.gate, ChangedKinds: func() { session.Request(l.look) }, Converged: l.metrics.Converged,
 		Withdrew: func() { session.Request(l.beatSoon) },
 	}

@@ -19,7 +19,7 @@ import (
 // removalPoll is the time between two looks at objects that were deleted and are not gone yet.
 const removalPoll = time.Second
 
-// Inbox is what a Worker needs of deliver.Inbox.
+// Inbox is what a Worker needs of deliver.AgentSource.
 type Inbox interface {
 	Fetch(ctx context.Context, d deliver.Delivery) (bundle.Bundle, error)
 	Report(ctx context.Context, d deliver.Delivery, report bundle.Report) error
@@ -84,7 +84,7 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 	b.KeepObjects = w.isOlder(d)
 	switch {
 	case errors.Is(err, deliver.ErrContentMissing):
-		return w.Inbox.Report(ctx, d, d.Missing(err.Error()))
+		return w.Inbox.Report(ctx, d, d.MissingReport(err.Error()))
 	case errors.Is(err, deliver.ErrCorrupt), errors.Is(err, deliver.ErrUnsupported):
 		return errors.Join(err, w.Inbox.Report(ctx, d, failed(d, err)))
 	case err != nil:
@@ -192,7 +192,7 @@ func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 
 // Unrequested returns the value of kube.AnnotationUnrequested for the bundles of profiles. known is false until the
 // groups on the hub and the records on the member have been listed.
-func Unrequested(engine Memory, inbox *deliver.Inbox) (value string, known bool) {
+func Unrequested(engine Memory, inbox *deliver.AgentSource) (value string, known bool) {
 	if engine == nil || inbox == nil {
 		return "", false
 	}

@@ -321,7 +321,7 @@ func TestWithdrawalDoesNotTrustACache(t *testing.T) {
 			return apierrors.NewNotFound(schema.GroupResource{}, "group")
 		},
 	})
-	outbox, err := NewOutbox(stale, live, testKey)
+	outbox, err := NewPullTransport(stale, live, testKey)
 	if err != nil {
 		t.Fatal(err)
 	}

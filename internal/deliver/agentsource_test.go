@@ -42,7 +42,7 @@ func TestInboxFindsAndWakes(t *testing.T) {
 	m := h.member("find")
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, h.outbox, m, b)
-	inbox := NewInbox(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
+	inbox := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
 	handled := make(chan Delivery, 10)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -112,7 +112,7 @@ func TestUnrequestedBundlesAreListed(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m, engine := h.member("unrequested"), newMemberEngine()
-	inbox := NewInbox(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
+	inbox := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
 	deployed := []bundle.Deployed{
 		{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "left", Feature: "Helm"}, Owner: bundle.Owner{Kind: "Profile", Name: "eu/left"}, Hub: "uid", Removing: true},
 	}
@@ -162,7 +162,7 @@ func TestInboxReadsNobodyElsesBundles(t *testing.T) {
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, h.outbox, other, b)
 	group := h.group(other, b.ID)
-	inbox := NewInbox(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
+	inbox := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
 	d, _ := newDelivery(group)
 	if _, err := inbox.Fetch(t.Context(), d); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("got error %v, want %v", err, ErrCorrupt)

@@ -21,8 +21,8 @@ import (
 
 func sweep(t *testing.T, h *hub) {
 	t.Helper()
-	sweeper := &Sweeper{Outbox: h.outbox, Clock: clock.RealClock{}}
-	if err := sweeper.Sweep(t.Context()); err != nil {
+	sweeper := &GarbageCollector{Transport: h.outbox, Clock: clock.RealClock{}}
+	if err := sweeper.Collect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -80,7 +80,7 @@ func TestSweeper(t *testing.T) {
 	t.Run("leaves the bundles of another shard to its own sweeper", func(t *testing.T) {
 		h := newHub(t, h.plane)
 		m := h.member("sharded")
-		other, err := NewShardOutbox(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
+		other, err := NewShardPullTransport(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestSweeper(t *testing.T) {
 		}
 		sweep(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 1)
-		if err := (&Sweeper{Outbox: other, Clock: clock.RealClock{}}).Sweep(t.Context()); err != nil {
+		if err := (&GarbageCollector{Transport: other, Clock: clock.RealClock{}}).Collect(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 0)
@@ -100,15 +100,15 @@ func TestSweeper(t *testing.T) {
 	t.Run("removes what a shard left behind that is gone", func(t *testing.T) {
 		h := newHub(t, h.plane)
 		m := h.member("stray")
-		other, err := NewShardOutbox(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
+		other, err := NewShardPullTransport(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, version := range []string{"1", "2"} {
 			mustDeliver(t, other, m, testBundle(objects("a", version)))
 		}
-		later := testclock.NewFakeClock(time.Now().Add(2 * strayAge))
-		if err := (&Sweeper{Outbox: h.outbox, Clock: later}).Sweep(t.Context()); err != nil {
+		later := testclock.NewFakeClock(time.Now().Add(2 * otherShardAge))
+		if err := (&GarbageCollector{Transport: h.outbox, Clock: later}).Collect(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 1)
@@ -136,7 +136,7 @@ func TestSweeper(t *testing.T) {
 		h := newHub(t, h.plane)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- (&Sweeper{Outbox: h.outbox, Clock: clock.RealClock{}}).Start(ctx) }()
+		go func() { ended <- (&GarbageCollector{Transport: h.outbox, Clock: clock.RealClock{}}).Start(ctx) }()
 		m := h.member("soon")
 		h.startAgent(m, newMemberEngine())
 		b := testBundle(objects("a", "1"))
@@ -174,7 +174,7 @@ func sweepAgainstDeliveries(t *testing.T, h *hub) {
 	go func() {
 		defer close(swept)
 		for ctx.Err() == nil {
-			if err := (&Sweeper{Outbox: h.outbox, Clock: clock.RealClock{}}).Sweep(ctx); err != nil && ctx.Err() == nil {
+			if err := (&GarbageCollector{Transport: h.outbox, Clock: clock.RealClock{}}).Collect(ctx); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
 			sweeps++

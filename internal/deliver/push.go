@@ -8,16 +8,16 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// Direct is the Transport of push: it runs the engine here, through a client of the member.
-type Direct struct {
-	// Engines returns the engine of a member. It is called for every delivery and keeps what should be kept.
+// PushTransport is the Transport for push members. It runs the engine in this process, with a client of the member.
+type PushTransport struct {
+	// Engines returns the engine of a member. It is called for every delivery, so it should cache engines.
 	Engines func(ctx context.Context, m fleet.Member) (Inventory, error)
 }
 
-var _ Transport = (*Direct)(nil)
+var _ Transport = (*PushTransport)(nil)
 
-// Deliver converges m to b now. The report is valid also when the error is not nil, as far as the engine came.
-func (d *Direct) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
+// Deliver converges m to b. With an error the report has the changes that were made before.
+func (d *PushTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	engine, err := d.Engines(ctx, m)
 	if err != nil {
 		return bundle.Report{ID: b.ID, State: bundle.StatePending}, fmt.Errorf("reach member %s: %w", m.Key(), err)
@@ -29,8 +29,8 @@ func (d *Direct) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (
 	return report, nil
 }
 
-// Withdraw withdraws w from m now.
-func (d *Direct) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+// Withdraw withdraws w from m.
+func (d *PushTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	engine, err := d.Engines(ctx, m)
 	if err != nil {
 		return false, fmt.Errorf("reach member %s: %w", m.Key(), err)
@@ -42,21 +42,21 @@ func (d *Direct) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdraw
 	return done, nil
 }
 
-// FindDeployed returns what the records on m say of id.
-func (d *Direct) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+// FindDeployed returns the bundle id according to the inventory on m.
+func (d *PushTransport) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
 	engine, err := d.Engines(ctx, m)
 	if err != nil {
 		return bundle.Deployed{}, false, fmt.Errorf("reach member %s: %w", m.Key(), err)
 	}
 	found, ok, err := engine.FindDeployed(ctx, id)
 	if err != nil {
-		return bundle.Deployed{}, false, fmt.Errorf("look for %s on member %s: %w", id, m.Key(), err)
+		return bundle.Deployed{}, false, fmt.Errorf("read bundle %s on member %s: %w", id, m.Key(), err)
 	}
 	return found, ok, nil
 }
 
-// ListDeployed lists what the records on m say.
-func (d *Direct) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+// ListDeployed lists the bundles in the inventory on m.
+func (d *PushTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
 	engine, err := d.Engines(ctx, m)
 	if err != nil {
 		return nil, fmt.Errorf("reach member %s: %w", m.Key(), err)
