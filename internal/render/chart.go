@@ -64,7 +64,8 @@ type ChartRequest struct {
 	// generates values or looks up objects. Their sum with Release.Generated, see Generated.Add, must be kept before
 	// the release is delivered.
 	Generated func(ctx context.Context) (Generated, error) `json:"-"`
-	// Lookup reads the member for charts that call lookup. If it is nil, lookup returns nothing.
+	// Lookup reads the member for charts that call lookup. If it is nil, lookup finds only the Secrets and ConfigMaps of
+	// the last rendering in Generated.
 	Lookup LookupFunc `json:"-"`
 }
 
@@ -105,7 +106,7 @@ func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, err
 	if !known {
 		release, err = c.once(ctx, key, request, func() (Release, error) { return c.renderForAll(key, request) })
 	}
-	if release.needsMember || release.UsesLookup && request.Lookup != nil {
+	if release.needsMember || release.Unanswered && request.Lookup != nil {
 		return c.renderForMember(ctx, key, request)
 	}
 	return release, err
@@ -170,7 +171,7 @@ func (c *Charts) renderForMember(ctx context.Context, shared string, request Cha
 		return Release{}, err
 	}
 	release, err := c.once(ctx, key, request, func() (Release, error) {
-		return request.render(&templateCalls{forMember: true, stored: stored, used: Generated{}, lookup: request.Lookup, inputs: inputs})
+		return request.render(newMemberCalls(stored, request.Lookup, inputs))
 	})
 	if err != nil || release.isTransient {
 		return release, err
@@ -236,12 +237,12 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	}
 	texts, err := r.execute(chart, values, collected.crds, calls)
 	switch {
-	case calls.usesGenerator && !calls.forMember:
+	case calls.needsMember && !calls.forMember:
 		return Release{needsMember: true, size: minSize}, nil
 	case err != nil && calls.failure != nil:
 		return Release{}, calls.failure // the member may answer the next time
 	case err != nil:
-		return Release{UsesLookup: calls.usesLookup}, err
+		return Release{Unanswered: calls.unanswered}, err
 	}
 	notes := r.cutNotes(chart, texts)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
@@ -255,9 +256,12 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	}
 	release := collected.build()
 	release.Chart, release.Notes = metadata, notes
+	if err := calls.keepRendered(release.Objects, r.Namespace); err != nil {
+		return Release{}, err
+	}
 	kept, all := calls.kept()
-	release.Generated, release.UsesLookup, release.isTransient = kept, calls.usesLookup, !all
-	release.MemberSpecific = len(calls.used) > 0
+	release.Generated, release.isTransient = kept, !all
+	release.MemberSpecific, release.Unanswered = calls.memberSpecific, calls.unanswered
 	release.size += len(notes) + kept.size()
 	return release, nil
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/Masterminds/sprig/v3"
 	helmchart "helm.sh/helm/v4/pkg/chart/v2"
-	kubejson "k8s.io/apimachinery/pkg/util/json"
 )
 
 // Generated holds the results of the non-deterministic template functions of a release as JSON: randAlphaNum, genCA,
@@ -23,14 +22,10 @@ import (
 // the number of the call. The key of a lookup has a digest of the chart, the values and the options instead of the
 // template. Helm evaluates lookup at an installation and an upgrade only. So a lookup that finds the objects of its own
 // release later must not cause another upgrade.
+//
+// For a member that cannot be read, Generated also holds the Secrets and ConfigMaps of the last rendering that its
+// templates look up. The key identifies the arguments of lookup.
 type Generated map[string]json.RawMessage
-
-const (
-	// lookupPrefix begins the keys of the results of lookup.
-	lookupPrefix = "lookup "
-	// maxLookup is the maximum size of the results of lookup that are kept for a release.
-	maxLookup = 64 << 10
-)
 
 // Add returns the results to store after a rendering: the used ones, and all others except those of lookup.
 func (g Generated) Add(used Generated) Generated {
@@ -39,11 +34,16 @@ func (g Generated) Add(used Generated) Generated {
 	return all
 }
 
-// WithoutLookup returns a copy of g without the results of lookup.
-func (g Generated) WithoutLookup() Generated {
+// WithoutLookup returns a copy of g without the results of lookup and without rendered objects.
+func (g Generated) WithoutLookup() Generated { return g.without(lookupPrefix, renderedPrefix) }
+
+// WithoutRendered returns a copy of g without rendered objects.
+func (g Generated) WithoutRendered() Generated { return g.without(renderedPrefix) }
+
+func (g Generated) without(prefixes ...string) Generated {
 	rest := make(Generated, len(g))
 	for key, result := range g {
-		if !strings.HasPrefix(key, lookupPrefix) {
+		if !slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(key, prefix) }) {
 			rest[key] = result
 		}
 	}
@@ -59,12 +59,9 @@ func (g Generated) size() int {
 	return size
 }
 
-// LookupFunc reads objects of a cluster for templates: one object, or a list if name is empty. It returns an empty map
-// if the object or kind does not exist.
-type LookupFunc = func(apiVersion, kind, namespace, name string) (map[string]any, error)
-
-// errMemberSpecific ends a rendering for several members when a template generates a value.
-var errMemberSpecific = errors.New("it generates values")
+// errMemberSpecific ends a rendering for several members when a template generates a value or looks up an object that
+// may be stored.
+var errMemberSpecific = errors.New("its result depends on the member")
 
 // The functions that markTemplates inserts at the begin and the end of each template.
 const (
@@ -74,19 +71,30 @@ const (
 
 // templateCalls provides the non-deterministic template functions of one rendering.
 type templateCalls struct {
-	// forMember is true if the rendering is for one member. Then functions may generate values, and lookup reads the
-	// member.
+	// forMember is true if the rendering is for one member. Then functions may generate values and look up objects.
 	forMember bool
 	// stored are the results of former renderings, used those of this rendering.
 	stored, used Generated
-	lookup       LookupFunc
+	// lookup reads the member. If it is nil, stored objects of the last rendering answer for the member.
+	lookup LookupFunc
 	// inputs is a digest of the chart, the values and the options.
 	inputs string
-	// usesGenerator and usesLookup are true if such a function was called. failure is the error of lookup.
-	usesGenerator, usesLookup bool
-	failure                   error
+	// lookedUp has the calls of lookup for one object. failure is the error of lookup.
+	lookedUp map[lookupCall]bool
+	failure  error
+	// needsMember is true if a function was called that needs forMember.
+	needsMember bool
+	// memberSpecific and unanswered are those of Release.
+	memberSpecific, unanswered bool
 	// templates is the stack of the templates that are being executed.
 	templates []execution
+}
+
+// newMemberCalls returns the functions of a rendering for one member. The arguments are fields of templateCalls.
+func newMemberCalls(stored Generated, lookup LookupFunc, inputs string) *templateCalls {
+	return &templateCalls{
+		forMember: true, stored: stored, used: Generated{}, lookup: lookup, inputs: inputs, lookedUp: map[lookupCall]bool{},
+	}
 }
 
 // execution is one execution of a template.
@@ -98,7 +106,7 @@ type execution struct {
 // kept returns the results to keep. all is false if the results of lookup are too large and not among them.
 func (c *templateCalls) kept() (kept Generated, all bool) {
 	others := c.used.WithoutLookup()
-	if c.used.size()-others.size() > maxLookup {
+	if c.lookup != nil && c.used.size()-others.size() > maxLookup {
 		return others, false
 	}
 	return c.used, true
@@ -131,34 +139,6 @@ func (c *templateCalls) functions() template.FuncMap {
 	return functions
 }
 
-// lookUp implements lookup. It returns an empty map in a rendering for several members. It reads the member once for
-// the same inputs.
-func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
-	c.usesLookup = true
-	if !c.forMember || c.lookup == nil {
-		return map[string]any{}, nil
-	}
-	key := fmt.Sprintf("%s%s %x", lookupPrefix, c.inputs, sha256.Sum256([]byte(strings.Join([]string{apiVersion, kind, namespace, name}, "\x00"))))
-	stored, ok := c.used[key]
-	if !ok {
-		stored, ok = c.stored[key]
-	}
-	if !ok {
-		found, err := c.lookup(apiVersion, kind, namespace, name)
-		if err == nil {
-			stored, err = json.Marshal(found)
-		}
-		if err != nil {
-			c.failure = fmt.Errorf("look up %s %s %s/%s: %w", apiVersion, kind, namespace, name, err)
-			return nil, c.failure
-		}
-	}
-	c.used[key] = stored
-	var found map[string]any
-	err := kubejson.Unmarshal(stored, &found) // integers stay integers
-	return found, err
-}
-
 // keepResults wraps a function. The wrapper returns the stored result of the same call, if there is one.
 func (c *templateCalls) keepResults(name string, function any) any {
 	original := reflect.ValueOf(function)
@@ -166,7 +146,7 @@ func (c *templateCalls) keepResults(name string, function any) any {
 		if isDeterministic(name, args) {
 			return original.Call(args)
 		}
-		c.usesGenerator = true
+		c.needsMember, c.memberSpecific = true, true
 		if !c.forMember {
 			panic(errMemberSpecific) // the template engine returns it as an error
 		}

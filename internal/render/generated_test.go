@@ -200,7 +200,7 @@ func TestChartThatDoesNotGenerateIsShared(t *testing.T) {
 		"  day: {{ date \"2006\" 86400 | quote }}\n"))
 	charts, m := render.NewCharts(), &member{name: "one"}
 	release := m.render(t, charts, asked)
-	if m.loads != 0 || release.Generated != nil || release.UsesLookup {
+	if m.loads != 0 || release.Generated != nil || release.Unanswered {
 		t.Errorf("got %d loads and generated values %v, want none", m.loads, release.Generated)
 	}
 	if diff := cmp.Diff(map[string]string{"keys": "a,b,c2,3,1", "day": "1970"}, generated(t, release)); diff != "" {
@@ -230,8 +230,8 @@ func TestLookupReadsTheMember(t *testing.T) {
 		"data:\n  found: {{ (lookup \"v1\" \"Secret\" .Release.Namespace \"there\").data | default \"nothing\" | quote }}\n"))
 	charts := render.NewCharts()
 	shared := rendered(t, charts, asked)
-	if got := generated(t, shared)["found"]; !shared.UsesLookup || got != "nothing" {
-		t.Errorf("without a cluster: got %q and %v, want nothing, and a note of the lookup", got, shared.UsesLookup)
+	if got := generated(t, shared)["found"]; !shared.Unanswered || got != "nothing" {
+		t.Errorf("without a cluster: got %q, unanswered is %t; want nothing, unanswered", got, shared.Unanswered)
 	}
 	content := "first"
 	asked.Owner, asked.Lookup = "one", func(apiVersion, kind, namespace, name string) (map[string]any, error) {
@@ -256,7 +256,7 @@ func TestChartMayGenerateAndLookUp(t *testing.T) {
 		"data:\n  password: {{ $found.password | default (randAlphaNum 20) }}\n"))
 	charts, m := render.NewCharts(), &member{name: "one"}
 	first, again := m.render(t, charts, asked), m.render(t, charts, asked)
-	if !first.UsesLookup || !first.MemberSpecific || generated(t, first)["password"] != generated(t, again)["password"] {
+	if !first.Unanswered || !first.MemberSpecific || generated(t, first)["password"] != generated(t, again)["password"] {
 		t.Errorf("in pull mode: got %v, then %v", generated(t, first), generated(t, again))
 	}
 	if first.Objects[0] != again.Objects[0] {

@@ -27,19 +27,20 @@ type Release struct {
 	Chart json.RawMessage
 	// Notes is the rendered NOTES.txt.
 	Notes string
-	// Generated has the generated values and the lookup results that this release uses, without lookup results of more
-	// than 64 KiB.
+	// Generated has the generated values and the lookup results that this release uses, and its objects for the lookups of
+	// the next upgrade. It has no lookup results of more than 64 KiB, and no objects of more than 64 KiB.
 	Generated Generated
-	// UsesLookup is true if the chart called lookup.
-	UsesLookup bool
+	// Unanswered is true if a call of lookup found nothing because ChartRequest.Lookup is nil. A call for an object in
+	// Generated is answered: before the installation the object does not exist.
+	Unanswered bool
 	// MemberSpecific is true if the release contains values that were generated for one member, or read from it.
 	MemberSpecific bool
 
 	size int // size of the rendered text and the generated values in bytes
 	// isTransient is true if not all results of lookup are kept, so that every rendering must read the member.
 	isTransient bool
-	// needsMember is true if the chart generates values, so that it must be rendered for each member. The release is
-	// empty.
+	// needsMember is true if the chart generates values or looks up a Secret or ConfigMap, so that it must be rendered for
+	// each member. The release is empty.
 	needsMember bool
 }
 

@@ -124,10 +124,11 @@ func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string)
 	return Event{corev1.EventTypeWarning, "Abandoned", truncate(note)}
 }
 
-// LookupUnanswered returns the event about a Helm release whose chart calls lookup, which returns nothing because the hub
-// cannot read the member.
+// LookupUnanswered returns the event about a Helm release whose chart looks up objects that are not its own, on a member that the hub
+// cannot read.
 func LookupUnanswered(release string, m fleet.Member) Event {
-	note := fmt.Sprintf("the chart of release %s calls lookup, which finds nothing on cluster %s %s: the hub does not reach a cluster in pull mode", release, m.Type, m.Key())
+	note := fmt.Sprintf("the chart of release %s looks up objects on cluster %s %s that the hub cannot read: "+
+		"in pull mode lookup finds only Secrets and ConfigMaps of the release, by their names", release, m.Type, m.Key())
 	return Event{corev1.EventTypeWarning, "LookupUnanswered", truncate(note)}
 }
 

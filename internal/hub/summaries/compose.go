@@ -41,7 +41,7 @@ type Composer struct {
 	Charts   *source.Charts
 	Renderer *render.Charts
 	// Dial returns how to connect to the members of a mode, for charts that look up objects or ask for the revision. On
-	// the members of other modes lookup finds nothing.
+	// the members of other modes lookup finds only Secrets and ConfigMaps of the release.
 	Dial map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// ListDeployed lists the bundles of a member, see deliver.Transport.
 	ListDeployed func(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
@@ -71,7 +71,7 @@ type Composition struct {
 	Bundle   bundle.Bundle
 	Digest   bundle.Digest
 	Releases []configv1beta1.HelmChartSummary
-	// Unanswered are the releases whose charts call lookup, on a member that the hub cannot read.
+	// Unanswered are the releases whose charts look up objects that only the member has, and the hub cannot read it.
 	Unanswered []match.Release
 }
 
@@ -271,7 +271,7 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 		Force:                 isForced(expanded.Options),
 	}
 	all := composed{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}}
-	if rendered.UsesLookup && c.Dial[r.Member.Mode] == nil {
+	if rendered.Unanswered {
 		all.unanswered = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
 	}
 	return all, nil

@@ -2,11 +2,18 @@ package summaries
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"maps"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -17,18 +24,22 @@ import (
 	"github.com/towline/towline/internal/render"
 )
 
-// TestSavedGeneratedValuesCanBeLoaded saves values that a Secret holds only because they are compressed.
-func TestSavedGeneratedValuesCanBeLoaded(t *testing.T) {
-	t.Parallel()
-	large := func(size int) json.RawMessage { return json.RawMessage(`"` + strings.Repeat("a", size) + `"`) }
-	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).Build()
-	newStore := func() *generatedStore {
+// storesOf returns a function that makes stores of one release.
+func storesOf(hub client.Client) func() *generatedStore {
+	return func() *generatedStore {
 		return &generatedStore{
 			hub: hub, member: fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one", UID: "one"},
 			summary: &configv1beta1.ClusterSummary{}, release: match.Release{Namespace: "site", Name: "web"},
 			ensureFinalizer: func(context.Context) error { return nil },
 		}
 	}
+}
+
+// TestSavedGeneratedValuesCanBeLoaded saves values that a Secret holds only because they are compressed.
+func TestSavedGeneratedValuesCanBeLoaded(t *testing.T) {
+	t.Parallel()
+	newStore := storesOf(fake.NewClientBuilder().WithScheme(kube.Scheme()).Build())
+	large := func(size int) json.RawMessage { return json.RawMessage(`"` + strings.Repeat("a", size) + `"`) }
 	for _, used := range []render.Generated{{"first": large(35 << 20)}, {"second": large(35 << 20)}} {
 		store := newStore()
 		if _, err := store.load(t.Context()); err != nil {
@@ -53,5 +64,45 @@ func TestSavedGeneratedValuesCanBeLoaded(t *testing.T) {
 	var invalid phase.Invalid
 	if !errors.As(err, &invalid) || !strings.Contains(err.Error(), "the limit is 64") {
 		t.Errorf("got %v, want a refusal that names the limit", err)
+	}
+}
+
+// TestGeneratedPasswordsAreDroppedLast saves values that hardly compress.
+func TestGeneratedPasswordsAreDroppedLast(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		sizes map[string]int // of the texts in KiB
+		want  []string
+	}{
+		"all fit":            {map[string]int{"password": 600, "lookup a": 200, "rendered a": 100}, []string{"lookup a", "password", "rendered a"}},
+		"without rendered":   {map[string]int{"password": 600, "lookup a": 200, "rendered a": 600}, []string{"lookup a", "password"}},
+		"without any lookup": {map[string]int{"password": 600, "lookup a": 800, "rendered a": 10}, []string{"password"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			newStore := storesOf(fake.NewClientBuilder().WithScheme(kube.Scheme()).Build())
+			used := render.Generated{}
+			for key, size := range test.sizes {
+				random := make([]byte, size<<10*3/4)
+				_, _ = rand.Read(random)
+				used[key] = json.RawMessage(strconv.Quote(base64.StdEncoding.EncodeToString(random)))
+			}
+			for range 2 {
+				store := newStore()
+				if _, err := store.load(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := store.save(t.Context(), used); err != nil {
+					t.Fatal(err)
+				}
+				stored, err := newStore().load(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(test.want, slices.Sorted(maps.Keys(stored))); diff != "" {
+					t.Errorf("stored keys (-want +got):\n%s", diff)
+				}
+			}
+		})
 	}
 }

@@ -12,10 +12,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/summaries"
@@ -71,12 +74,12 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 		}
 		return strings.Join([]string{name, field(t, item, "there"), field(t, item, "missing")}, " ")
 	}
-	all := []string{got("one", fleet.Push), got("two", fleet.Push), got("one", fleet.Pull)}
+	all := []string{got("one", fleet.Push), got("two", fleet.Push), got("pulled", fleet.Pull)}
 	first = "Y2hhbmdlZA=="
 	all = append(all, got("one", fleet.Push))
 	values = "other: value\n"
 	all = append(all, got("one", fleet.Push))
-	if diff := cmp.Diff([]string{"one Zmlyc3Q= 0", "two c2Vjb25k 0", "one  0", "one Zmlyc3Q= 0", "one Y2hhbmdlZA== 0"}, all); diff != "" {
+	if diff := cmp.Diff([]string{"one Zmlyc3Q= 0", "two c2Vjb25k 0", "pulled  0", "one Zmlyc3Q= 0", "one Y2hhbmdlZA== 0"}, all); diff != "" {
 		t.Errorf("found objects differ (-want +got):\n%s", diff)
 	}
 	_, err := composer.Compose(t.Context(), requestTo("three", fleet.Push), libv1beta1.FeatureHelm)
@@ -85,7 +88,8 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 		t.Errorf("got %v, want an error to try again after", err)
 	}
 	for mode, want := range map[fleet.Mode][]match.Release{fleet.Push: nil, fleet.Pull: {{Namespace: "site", Name: "web"}}} {
-		made, err := composer.Compose(t.Context(), requestTo("one", mode), libv1beta1.FeatureHelm)
+		member := map[fleet.Mode]string{fleet.Push: "one", fleet.Pull: "pulled"}[mode]
+		made, err := composer.Compose(t.Context(), requestTo(member, mode), libv1beta1.FeatureHelm)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,6 +160,116 @@ func TestLookupOfALostRelease(t *testing.T) {
 	}
 	if got := generatedSecrets(t, hub)[0].ResourceVersion; got != version {
 		t.Error("the Secret is written although no inputs change")
+	}
+}
+
+// managing is a chart whose upgrade fails without the Secret of its installation.
+func managing() examples.Chart {
+	chart := with(`found: "{{ $found.data.message }} {{ $found.data.password }}"`)
+	const added = "templates/added.yaml"
+	chart.Files[added] = `{{ $found := lookup "v1" "Secret" "site" "own" | default (dict "data" (dict "message" "-" "password" "-")) }}` +
+		"{{ if and .Release.IsUpgrade (eq $found.data.message \"-\") }}{{ fail \"PASSWORDS ERROR\" }}{{ end }}\n" + chart.Files[added] +
+		"---\napiVersion: v1\nkind: Secret\nmetadata: {name: own}\nstringData: {message: {{ .Values.message }}, password: {{ randAlphaNum 20 }}}\n"
+	return chart
+}
+
+// foundText returns field "found" of a release of managing that finds these texts.
+func foundText(message, password string) string {
+	return base64.StdEncoding.EncodeToString([]byte(message)) + " " + base64.StdEncoding.EncodeToString([]byte(password))
+}
+
+// ownPassword returns the password in Secret own.
+func ownPassword(t *testing.T, item bundle.Item) string {
+	t.Helper()
+	for _, object := range item.Objects {
+		if object.GetName() == "own" {
+			password, _, _ := unstructured.NestedString(object.Object, "stringData", "password")
+			return password
+		}
+	}
+	t.Fatal("Secret own is missing")
+	return ""
+}
+
+// TestUpgradeOfAPullMemberFindsItsOwnObjects composes each revision twice, as a hub that was restarted.
+func TestUpgradeOfAPullMemberFindsItsOwnObjects(t *testing.T) {
+	t.Parallel()
+	writes := 0
+	hub := newHub(interceptor.Funcs{
+		Update: func(ctx context.Context, hub client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			writes++
+			return hub.Update(ctx, obj, opts...)
+		},
+	})
+	r := requestFor("one", charts(t, managing()))
+	password := ""
+	for i, message := range []string{"first", "second", "third"} {
+		r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = "message: " + message + "\n"
+		var digests []bundle.Digest
+		for range 2 {
+			made, err := newComposer(t, hub).Compose(t.Context(), r, libv1beta1.FeatureHelm)
+			if err != nil {
+				t.Fatalf("%s: %v", message, err)
+			}
+			if len(made.Unanswered) > 0 {
+				t.Errorf("%s: lookups of %v are reported", message, made.Unanswered)
+			}
+			r.Deployed = made.Bundle.DeployedReleases()
+			digests = append(digests, made.Digest)
+			item := made.Bundle.Items[0]
+			if want := []string{"- -", foundText("first", password), foundText("second", password)}[i]; field(t, item, "found") != want {
+				t.Errorf("%s: found %q, want %q", message, field(t, item, "found"), want)
+			}
+			password = ownPassword(t, item)
+		}
+		if digests[0] != digests[1] {
+			t.Errorf("%s: another revision without another input", message)
+		}
+	}
+	if writes != 2 {
+		t.Errorf("got %d updates of the generated values, want one for each upgrade", writes)
+	}
+}
+
+// TestUpgradeFindsTheObjectsOfTheReleaseOwner composes a release for two summaries in turn, on a pull member. Then the
+// other summary takes the release over.
+func TestUpgradeFindsTheObjectsOfTheReleaseOwner(t *testing.T) {
+	t.Parallel()
+	hub, address := newHub(interceptor.Funcs{}), charts(t, managing())
+	owner, loser := requestFor("one", address), requestFor("one", address)
+	loser.Summary.Name, loser.Summary.UID = "loser", "loser"
+	loser.Lost = []match.Contest{{Release: match.Release{Namespace: "site", Name: "web"}, Holder: owner.Summary.Name}}
+	deploy := func(r summaries.Request, message string) bundle.Item {
+		t.Helper()
+		r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = "message: " + message + "\n"
+		return compose(t, newComposer(t, hub), r)
+	}
+	password := ownPassword(t, deploy(owner, "first"))
+	version := ""
+	for _, step := range []struct {
+		request summaries.Request
+		message string
+		found   string
+	}{
+		{loser, "lost", "first"},
+		{owner, "second", "first"},
+		{loser, "lost", "second"},
+		{owner, "second", "first"},
+	} {
+		if got, want := field(t, deploy(step.request, step.message), "found"), foundText(step.found, password); got != want {
+			t.Errorf("%s found %q, want %q", step.message, got, want)
+		}
+		if step.message == "second" {
+			now := generatedSecrets(t, hub)[0].ResourceVersion
+			if version != "" && now != version {
+				t.Error("the Secret is written although no inputs change")
+			}
+			version = now
+		}
+	}
+	loser.Lost = nil
+	if got, want := field(t, deploy(loser, "taken over"), "found"), foundText("second", password); got != want {
+		t.Errorf("the new owner found %q, want %q", got, want)
 	}
 }
 

@@ -1,0 +1,197 @@
+package render
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	helmrelease "helm.sh/helm/v4/pkg/release/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	kubejson "k8s.io/apimachinery/pkg/util/json"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// lookupPrefix begins the keys of the results of lookup.
+	lookupPrefix = "lookup "
+	// renderedPrefix begins the keys of rendered objects.
+	renderedPrefix = "rendered "
+	// maxLookup is the maximum size of the results of lookup that are kept for a release, and of its rendered objects.
+	maxLookup = 64 << 10
+)
+
+// LookupFunc reads objects of a cluster for templates: one object, or a list if name is empty. It returns an empty map
+// if the object or kind does not exist.
+type LookupFunc = func(apiVersion, kind, namespace, name string) (map[string]any, error)
+
+// lookupCall is a call of lookup.
+type lookupCall struct{ apiVersion, kind, namespace, name string }
+
+func (l lookupCall) String() string {
+	return fmt.Sprintf("%s %s %s/%s", l.apiVersion, l.kind, l.namespace, l.name)
+}
+
+func (l lookupCall) digest() string {
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join([]string{l.apiVersion, l.kind, l.namespace, l.name}, "\x00"))))
+}
+
+// isKeepable returns whether the call is for one Secret or ConfigMap. Objects of other kinds have fields that the API
+// server or a controller sets, such as a status, and templates read these.
+func (l lookupCall) isKeepable() bool {
+	return l.apiVersion == "v1" && (l.kind == "Secret" || l.kind == "ConfigMap") && l.name != ""
+}
+
+// resultKey returns the key of the result in Generated. inputs is that of templateCalls.
+func (l lookupCall) resultKey(inputs string) string { return lookupPrefix + inputs + " " + l.digest() }
+
+// renderedKey returns the key of the rendered object in Generated.
+func (l lookupCall) renderedKey() string { return renderedPrefix + l.digest() }
+
+// lookUp implements lookup. It reads the member, or else the stored objects, once for the same inputs.
+func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
+	call := lookupCall{apiVersion, kind, namespace, name}
+	switch {
+	case c.lookup == nil && !call.isKeepable():
+		c.unanswered = true
+		return map[string]any{}, nil
+	case !c.forMember:
+		c.needsMember = true
+		return nil, errMemberSpecific
+	}
+	key := call.resultKey(c.inputs)
+	stored, ok := c.used[key]
+	if !ok {
+		stored, ok = c.stored[key]
+	}
+	if !ok {
+		var err error
+		if stored, err = c.read(call); err != nil {
+			c.failure = fmt.Errorf("look up %s: %w", call, err)
+			return nil, c.failure
+		}
+	}
+	c.used[key], c.lookedUp[call] = stored, true
+	var found map[string]any
+	err := kubejson.Unmarshal(stored, &found) // integers stay integers
+	c.memberSpecific = c.memberSpecific || c.lookup != nil || len(found) > 0
+	return found, err
+}
+
+// read reads the member, or else the stored objects.
+func (c *templateCalls) read(call lookupCall) (json.RawMessage, error) {
+	if c.lookup != nil {
+		found, err := c.lookup(call.apiVersion, call.kind, call.namespace, call.name)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(found)
+	}
+	if rendered, ok := c.stored[call.renderedKey()]; ok {
+		return rendered, nil
+	}
+	return json.RawMessage("{}"), nil
+}
+
+// keepRendered adds the objects that the templates look up to the results, for the next upgrade, unless lookup reads
+// the member. If they are too large together, it omits the largest. objects are those of the release. namespace is the
+// namespace of the release.
+func (c *templateCalls) keepRendered(objects []*unstructured.Unstructured, namespace string) error {
+	if c.lookup != nil {
+		return nil
+	}
+	kept := map[lookupCall]json.RawMessage{}
+	for call := range c.lookedUp {
+		if former := c.stored[call.renderedKey()]; hasKeepPolicy(former) {
+			kept[call] = former // the object remains on the member even if the release no longer has it
+		}
+	}
+	for _, object := range objects {
+		call := lookupCall{object.GetAPIVersion(), object.GetKind(), cmp.Or(object.GetNamespace(), namespace), object.GetName()}
+		former, isStored := c.stored[call.renderedKey()]
+		switch {
+		case !c.lookedUp[call] || !remainsOnMember(object):
+		case isStored && !isAppliedByUpgrade(object):
+			kept[call] = former
+		default:
+			result, err := lookupResult(object, call.namespace)
+			if err != nil {
+				return fmt.Errorf("encode %s: %w", call, err)
+			}
+			kept[call] = result
+		}
+	}
+	bySize := func(a, b lookupCall) int {
+		return cmp.Or(cmp.Compare(len(kept[a]), len(kept[b])), strings.Compare(a.digest(), b.digest()))
+	}
+	size := 0
+	for _, call := range slices.SortedFunc(maps.Keys(c.lookedUp), bySize) {
+		key := call.renderedKey()
+		object, isKept := kept[call]
+		if isKept && size+len(key)+len(object) <= maxLookup {
+			size += len(key) + len(object)
+			c.used[key] = object
+			continue
+		}
+		// Without the object, the next rendering finds nothing again: the result need not be kept.
+		if result := call.resultKey(c.inputs); string(c.used[result]) == "{}" {
+			c.unanswered = true
+			delete(c.used, result)
+		}
+	}
+	return nil
+}
+
+// lookupResult returns a rendered Secret or ConfigMap as the API server returns it, without the metadata that the API
+// server sets.
+func lookupResult(object *unstructured.Unstructured, namespace string) (json.RawMessage, error) {
+	result := object.DeepCopy()
+	result.SetNamespace(namespace)
+	if texts, ok := result.Object["stringData"].(map[string]any); ok {
+		data, ok := result.Object["data"].(map[string]any)
+		if !ok {
+			data = map[string]any{}
+		}
+		for key, value := range texts {
+			if text, ok := value.(string); ok {
+				data[key] = base64.StdEncoding.EncodeToString([]byte(text))
+			}
+		}
+		result.Object["data"] = data
+		delete(result.Object, "stringData")
+	}
+	return json.Marshal(result.Object)
+}
+
+// hasKeepPolicy returns whether the encoded object stays on the member when its release no longer has it.
+func hasKeepPolicy(encoded json.RawMessage) bool {
+	object := &unstructured.Unstructured{}
+	if err := kubejson.Unmarshal(encoded, &object.Object); err != nil {
+		return false // there is no object
+	}
+	return object.GetAnnotations()[kube.AnnotationKeep] == "keep"
+}
+
+// remainsOnMember returns whether an object is on the member after an installation as it is rendered. Hooks may run at
+// other times, or be deleted after they succeed. Kubernetes adds the data of a service account token.
+func remainsOnMember(object *unstructured.Unstructured) bool {
+	if object.Object["type"] == string(corev1.SecretTypeServiceAccountToken) {
+		return false
+	}
+	annotations := object.GetAnnotations()
+	events, isHook := annotations[helmrelease.HookAnnotation]
+	isDeleted := strings.Contains(annotations[helmrelease.HookDeleteAnnotation], helmrelease.HookSucceeded.String())
+	return !isHook || strings.Contains(strings.ToLower(events), "-install") && !isDeleted
+}
+
+// isAppliedByUpgrade returns whether an upgrade applies an object.
+func isAppliedByUpgrade(object *unstructured.Unstructured) bool {
+	events, isHook := object.GetAnnotations()[helmrelease.HookAnnotation]
+	return !isHook || strings.Contains(strings.ToLower(events), "-upgrade")
+}
