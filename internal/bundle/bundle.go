@@ -35,6 +35,8 @@ type Bundle struct {
 	// KeepObjects is true if the member seems to have a newer bundle of this ID than the hub, as after a restore of the hub.
 	// Objects that this bundle lacks are then kept until the bundle is withdrawn.
 	KeepObjects bool `json:"-"`
+	// RendersAgain is true if the hub renders Helm releases again that Report.Outdated lists. It is no part of the digest.
+	RendersAgain bool `json:"-"`
 }
 
 // Owner is the profile of a bundle. Of two profiles with the same object, the one with the lower tier deploys it, and the

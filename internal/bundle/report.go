@@ -33,8 +33,19 @@ type Report struct {
 	Kinds []string
 	// LastApplied is the time when the bundle was last applied completely; zero if never.
 	LastApplied time.Time
+	// Outdated are the Helm releases that the hub must render again before the member deploys the bundle.
+	Outdated []OutdatedRelease
 	// Changes are the changes of the last run. They are not sent to the hub in pull mode.
 	Changes ChangeSet
+}
+
+// OutdatedRelease is a Helm release whose templates have read an installation of revision 1, although the member has
+// records of the release. Its templates must read Revision and IsUpgrade.
+type OutdatedRelease struct {
+	Namespace string
+	Name      string
+	Revision  int
+	IsUpgrade bool
 }
 
 // KeptPrefix is the begin of the message about kept objects (see Bundle.KeepObjects).

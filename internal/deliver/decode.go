@@ -160,10 +160,11 @@ func (d *decoder) bundle(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, e
 	if !isFromTowline(group) {
 		return foreignBundle(group, d.items), nil
 	}
-	var b bundle.Bundle
-	if err := json.Unmarshal([]byte(group.Annotations[annotationBundle]), &b); err != nil {
+	var outlined outline
+	if err := json.Unmarshal([]byte(group.Annotations[annotationBundle]), &outlined); err != nil {
 		return bundle.Bundle{}, fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationBundle, err)
 	}
+	b := outlined.Bundle
 	if len(d.items) > 0 {
 		b.Items = d.items
 	}
@@ -174,7 +175,7 @@ func (d *decoder) bundle(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, e
 	if want := bundle.DigestFromBytes(group.Spec.RequestorHash); digest != want {
 		return bundle.Bundle{}, fmt.Errorf("%w: its digest is %s, want %s", ErrCorrupt, digest, want)
 	}
-	b.Hub = group.Annotations[kube.AnnotationHub]
+	b.Hub, b.RendersAgain = group.Annotations[kube.AnnotationHub], outlined.RendersAgain
 	return b, nil
 }
 

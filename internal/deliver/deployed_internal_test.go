@@ -25,6 +25,7 @@ func TestDeployedListsHelmReleases(t *testing.T) {
 	if deployed, ok := deployedBy(group); !ok || cmp.Diff(want, deployed.Releases) != "" {
 		t.Errorf("got %t and %+v, want %+v", ok, deployed.Releases, want)
 	}
+	b.RendersAgain = true // a template reads the revision
 	if got, err := unpack(group, bundles); err != nil || cmp.Diff(b, got) != "" {
 		t.Errorf("the agent does not get the bundle: %v\n%s", err, cmp.Diff(b, got))
 	}
@@ -35,5 +36,26 @@ func TestDeployedListsHelmReleases(t *testing.T) {
 	foreign := &libv1beta1.ConfigurationGroup{}
 	if deployed, _ := deployedBy(foreign); deployed.Releases != nil {
 		t.Errorf("of another hub: got %+v, want none", deployed.Releases)
+	}
+}
+
+// TestOutdatedReleasesAreThoseOfTheCurrentGroup reports outdated releases of a group. A newer bundle and a newer report
+// end that.
+func TestOutdatedReleasesAreThoseOfTheCurrentGroup(t *testing.T) {
+	t.Parallel()
+	group, _ := pack(t, testBundle(bundle.Item{Release: &bundle.Release{Namespace: "a", Name: "adopted", Inputs: "x", Revision: 1}}))
+	outdated := []bundle.OutdatedRelease{{Namespace: "a", Name: "adopted", Revision: 3, IsUpgrade: true}}
+	group.Status = statusFor(group, group.Status, bundle.Report{State: bundle.StateApplying, Outdated: outdated})
+	if deployed, _ := deployedBy(group); cmp.Diff(outdated, deployed.Report.Outdated) != "" {
+		t.Errorf("got %+v, want %+v", deployed.Report.Outdated, outdated)
+	}
+	newer := group.DeepCopy()
+	newer.Spec.RequestorHash = sum([]byte("rendered again"))
+	if deployed, _ := deployedBy(newer); deployed.Report.Outdated != nil {
+		t.Errorf("of a newer bundle: got %+v, want none", deployed.Report.Outdated)
+	}
+	newer.Status = statusFor(newer, newer.Status, bundle.Report{State: bundle.StateApplying})
+	if got := newer.Status.OutdatedReleases; got != nil {
+		t.Errorf("after the next report: got %+v, want none", got)
 	}
 }

@@ -107,11 +107,14 @@ func indexOf(c chunk) string {
 type outline struct {
 	bundle.Bundle
 	Releases []bundle.DeployedRelease `json:"releases,omitempty"`
+	// RendersAgain is bundle.Bundle.RendersAgain.
+	RendersAgain bool `json:"rendersAgain,omitempty"`
 }
 
 // deployGroup returns the group that asks m for b, whose content is in items.
 func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []libv1beta1.ConfigurationItem) (*libv1beta1.ConfigurationGroup, error) {
 	outlined := outline{Bundle: b, Releases: b.DeployedReleases()}
+	outlined.RendersAgain = slices.ContainsFunc(outlined.Releases, func(r bundle.DeployedRelease) bool { return r.Inputs != "" })
 	if len(outlined.Items) > 0 {
 		outlined.Items = nil
 	}
@@ -201,6 +204,11 @@ func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	report.State = stateOf(status)
 	report.Message = truncate(status.FailureMessage)
 	report.Kinds = slices.Clone(status.DeployedGroupVersionKind)
+	for _, r := range status.OutdatedReleases {
+		report.Outdated = append(report.Outdated, bundle.OutdatedRelease{
+			Namespace: r.Namespace, Name: r.Name, Revision: int(r.Revision), IsUpgrade: r.IsUpgrade,
+		})
+	}
 	if status.LastAppliedTime != nil {
 		report.LastApplied = status.LastAppliedTime.Time
 	}
@@ -249,6 +257,12 @@ func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.Configuratio
 	status.DeploymentStatus = featureStatusOf(report.State)
 	status.ContentMissing = report.State == bundle.StateMissing
 	status.FailureMessage = ""
+	status.OutdatedReleases = nil
+	for _, r := range report.Outdated {
+		status.OutdatedReleases = append(status.OutdatedReleases, libv1beta1.OutdatedRelease{
+			Namespace: r.Namespace, Name: r.Name, Revision: int64(r.Revision), IsUpgrade: r.IsUpgrade,
+		})
+	}
 	switch {
 	case report.State == bundle.StateFailed, report.State == bundle.StateApplied, report.State == bundle.StateApplying:
 		status.FailureMessage = truncate(report.Message)

@@ -30,6 +30,7 @@ func TestReportsTravelThroughGroupStatus(t *testing.T) {
 	older := bundle.DigestFromBytes(sum([]byte("older")))
 	applied := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	id := testBundle().ID
+	outdated := []bundle.OutdatedRelease{{Namespace: "a", Name: "adopted", Revision: 3, IsUpgrade: true}, {Namespace: "a", Name: "failed", Revision: 2}}
 	tests := map[string]struct{ in, want bundle.Report }{
 		"applied": {
 			in:   bundle.Report{ID: id, Digest: digest, State: bundle.StateApplied, Kinds: []string{"ConfigMap.v1."}, LastApplied: applied.Add(5 * time.Millisecond)},
@@ -42,6 +43,10 @@ func TestReportsTravelThroughGroupStatus(t *testing.T) {
 		"applying": {
 			in:   bundle.Report{ID: id, Digest: digest, State: bundle.StateApplying, Message: "waiting for a hook"},
 			want: bundle.Report{ID: id, Digest: digest, State: bundle.StateApplying, Message: "waiting for a hook"},
+		},
+		"outdated": {
+			in:   bundle.Report{ID: id, Digest: digest, State: bundle.StateApplying, Message: "waiting", Outdated: outdated},
+			want: bundle.Report{ID: id, Digest: digest, State: bundle.StateApplying, Message: "waiting", Outdated: outdated},
 		},
 		"missing": {
 			in:   bundle.Report{ID: id, Digest: digest, State: bundle.StateMissing, Message: "bundle eu/config-x"},

@@ -173,8 +173,12 @@ func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]inventory.R
 
 // isFromOtherBundle returns whether another bundle wrote the record of a revision, and so owns the release now.
 func (o *releaseOp) isFromOtherBundle(entry release.Entry) bool {
-	signature := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).Signature()
-	return signature != "" && signature != o.engine.ownerScope.Signature(o.id)
+	return !isFromHelm(entry) && !o.isFromBundle(entry.Secret)
+}
+
+// isFromBundle returns whether this bundle wrote the record in a Secret.
+func (o *releaseOp) isFromBundle(secret metav1.ObjectMeta) bool {
+	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: secret}).Signature() == o.engine.ownerScope.Signature(o.id)
 }
 
 // isFromHelm returns whether another client of Helm wrote the record of a revision.

@@ -1,12 +1,19 @@
 package engine_test
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"helm.sh/helm/v4/pkg/release/common"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/engine"
 	"github.com/towline/towline/internal/release"
 )
 
@@ -24,5 +31,175 @@ func TestReleaseRecordHasItsRendering(t *testing.T) {
 	got, _ := release.RenderingOf(metav1.ObjectMeta{Annotations: record.GetAnnotations()})
 	if diff := cmp.Diff(release.Rendering{Inputs: "inputs", Revision: 4, IsUpgrade: true}, got); diff != "" {
 		t.Errorf("the rendering differs (-want +got):\n%s", diff)
+	}
+}
+
+// asInstallation makes the release of b one that the hub has rendered as an installation of revision 1.
+func asInstallation(b bundle.Bundle) bundle.Bundle {
+	b.RendersAgain = true
+	b.Items[0].Release.Inputs, b.Items[0].Release.Revision = "inputs", 1
+	return b
+}
+
+// rendered makes the release of b one with another rendering.
+func rendered(b bundle.Bundle, revision int, isUpgrade bool) bundle.Bundle {
+	b.Items = slices.Clone(b.Items)
+	r := *b.Items[0].Release
+	r.Revision, r.IsUpgrade = revision, isUpgrade
+	b.Items[0].Release = &r
+	return b
+}
+
+// putRecord writes a record of a release as helm does.
+func (c *cluster) putRecord(item bundle.Item, revision int, status common.Status) {
+	c.t.Helper()
+	record, err := release.NewRecord(item, revision)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	now := time.Now().Add(-time.Hour)
+	release.SetStatus(record, status, "by helm", now, now)
+	if _, err := c.releases().Put(c.t.Context(), record); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// convergeOutdated converges to b and returns the report, which is that b is not applied.
+func convergeOutdated(t *testing.T, e *engine.Engine, b bundle.Bundle) bundle.Report {
+	t.Helper()
+	report, err := e.Converge(t.Context(), b)
+	if err != nil || report.State != bundle.StateApplying {
+		t.Fatalf("got %+v and error %v, want the state Applying", report, err)
+	}
+	return report
+}
+
+// TestReleaseOfHelmIsRenderedAgain deploys a release of which helm has records. With the first rendering the engine
+// changes nothing, also after a restart. It deploys the second one.
+func TestReleaseOfHelmIsRenderedAgain(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		statuses []common.Status
+		want     bundle.OutdatedRelease
+		history  []string
+	}{
+		"deployed": {
+			statuses: []common.Status{common.StatusSuperseded, common.StatusDeployed},
+			want:     bundle.OutdatedRelease{Revision: 3, IsUpgrade: true},
+			history:  []string{"1 superseded", "2 superseded", "3 deployed"},
+		},
+		"failed": {
+			statuses: []common.Status{common.StatusFailed, common.StatusFailed, common.StatusFailed},
+			want:     bundle.OutdatedRelease{Revision: 4},
+			history:  []string{"1 failed", "2 failed", "3 failed", "4 deployed"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			b := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
+			for i, status := range tc.statuses {
+				c.putRecord(b.Items[0], i+1, status)
+			}
+			tc.want.Namespace, tc.want.Name = c.ns, "web"
+			before := c.history()
+			digest, err := b.Digest()
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := &meter{}
+			for range 2 { // the second engine is that of an agent that was killed
+				report := convergeOutdated(t, c.engine(m), b)
+				want := bundle.Report{
+					ID: b.ID, Digest: digest, State: bundle.StateApplying, Outdated: []bundle.OutdatedRelease{tc.want},
+					Message: fmt.Sprintf("Helm release %s/web exists on the cluster: waiting for the hub to render revision %d", c.ns, tc.want.Revision),
+				}
+				if diff := cmp.Diff(want, report, cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("the report differs (-want +got):\n%s", diff)
+				}
+			}
+			for _, line := range m.take() {
+				if !strings.HasPrefix(line, "GET ") {
+					t.Errorf("the engine made the request %s", line)
+				}
+			}
+			c.wantHistory(before...)
+			second := rendered(b, tc.want.Revision, tc.want.IsUpgrade)
+			if report := deploy(t, c.engine(nil), second); len(report.Outdated) > 0 {
+				t.Errorf("got %v after the second rendering", report.Outdated)
+			}
+			c.wantHistory(tc.history...)
+		})
+	}
+}
+
+// TestSecondRenderingIsDeployed deploys a second rendering although helm has made another revision since the first one.
+func TestSecondRenderingIsDeployed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	b := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1")))
+	c.putRecord(b.Items[0], 1, common.StatusDeployed)
+	if report := convergeOutdated(t, c.engine(nil), b); len(report.Outdated) != 1 {
+		t.Fatalf("got %+v, want an outdated release", report)
+	}
+	c.putRecord(b.Items[0], 2, common.StatusFailed)
+	deploy(t, c.engine(nil), rendered(b, 2, true))
+	c.wantHistory("1 superseded", "2 failed", "3 deployed")
+}
+
+// TestReleaseOfHelmWithoutSecondRendering deploys the first rendering of a hub that does not render again, and of one
+// that was restored from a backup.
+func TestReleaseOfHelmWithoutSecondRendering(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*bundle.Bundle){
+		"an earlier version of the hub": func(b *bundle.Bundle) { b.RendersAgain = false },
+		"a restored hub":                func(b *bundle.Bundle) { b.KeepObjects = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			b := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
+			c.putRecord(b.Items[0], 1, common.StatusDeployed)
+			change(&b)
+			deploy(t, c.engine(nil), b)
+			c.wantHistory("1 superseded", "2 deployed")
+		})
+	}
+}
+
+// TestOwnReleaseIsRenderedAgain delivers an upgrade as an installation, as a hub does that has lost its
+// ConfigurationGroups. The second rendering is that of the deployed revision and makes no new one.
+func TestOwnReleaseIsRenderedAgain(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	first := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
+	deploy(t, e, first)
+	if report := converge(t, e, first); report.State != bundle.StateApplied {
+		t.Errorf("the same again: got %+v", report)
+	}
+	second := rendered(asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "2"))), 2, true)
+	deploy(t, e, second)
+	c.wantHistory("1 superseded", "2 deployed")
+	report := convergeOutdated(t, e, first)
+	if diff := cmp.Diff([]bundle.OutdatedRelease{{Namespace: c.ns, Name: "web", Revision: 2, IsUpgrade: true}}, report.Outdated); diff != "" {
+		t.Errorf("the outdated releases differ (-want +got):\n%s", diff)
+	}
+	deploy(t, e, second)
+	c.wantHistory("1 superseded", "2 deployed")
+}
+
+// TestManualUpgradeIsNotOutdated upgrades a release with helm that is deployed. A change of another object of the bundle
+// makes no new rendering.
+func TestManualUpgradeIsNotOutdated(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	b := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
+	deploy(t, e, b)
+	c.putRecord(b.Items[0], 2, common.StatusDeployed)
+	b.Items = append(slices.Clone(b.Items), bundle.Item{Objects: c.bundle("other", c.configMap("other", "1")).Items[0].Objects})
+	if report := converge(t, e, b); len(report.Outdated) > 0 {
+		t.Errorf("got the outdated releases %v", report.Outdated)
 	}
 }

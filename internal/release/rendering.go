@@ -3,6 +3,7 @@ package release
 import (
 	"fmt"
 
+	"helm.sh/helm/v4/pkg/release/common"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -16,6 +17,24 @@ type Rendering struct {
 	Inputs    string
 	Revision  int
 	IsUpgrade bool
+}
+
+// NextRendering returns the revision and the operation for the templates of the revision that comes after the recorded
+// ones, which are sorted: helm or another profile may have written them. If the same bundle, as isOwn finds, wrote the
+// last record for the same inputs, it returns the rendering of that record, since nothing has changed.
+func NextRendering(entries []Entry, inputs string, isOwn func(secret metav1.ObjectMeta) bool) Rendering {
+	next := Rendering{Inputs: inputs, Revision: 1}
+	for _, entry := range entries {
+		next.Revision = entry.Revision + 1
+		next.IsUpgrade = next.IsUpgrade || entry.Status == common.StatusDeployed
+	}
+	if len(entries) > 0 {
+		last := entries[len(entries)-1].Secret
+		if former, ok := RenderingOf(last); ok && former.Inputs == inputs && isOwn(last) {
+			return former
+		}
+	}
+	return next
 }
 
 // AnnotateRendering adds a Rendering to the annotations for the Secret of a record.

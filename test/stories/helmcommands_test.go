@@ -69,7 +69,7 @@ type commandsStory struct {
 func TestHelmCommands(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.serve(commandsChart(1), commandsChart(2))
+	w.serve(commandsChart(1), commandsChart(2), revisionChart())
 	for _, cluster := range []string{"pushed", "pulled"} {
 		m := &helmMember{world: w, cluster: cluster, chart: "commands", version: "0.2.0", release: "web", values: map[string]any{"message": "one"}}
 		if cluster == "pushed" {
@@ -96,6 +96,7 @@ func TestHelmCommands(t *testing.T) {
 			s.uninstallByHand()
 			s.rollsBack()
 			s.endsWithTheProfile()
+			s.readsItsRevision()
 		})
 	}
 }
@@ -119,7 +120,7 @@ func (s *commandsStory) history() []string {
 		Chart       string
 		Description string
 	}
-	if err := json.Unmarshal([]byte(s.helm("history", "web", "-n", "web", "-o", "json")), &revisions); err != nil {
+	if err := json.Unmarshal([]byte(s.helm("history", s.release, "-n", s.release, "-o", "json")), &revisions); err != nil {
 		s.t.Fatal(err)
 	}
 	var all []string

@@ -210,6 +210,30 @@ type ConfigurationGroupStatus struct {
 	// bundles again. Towline's own field.
 	// +optional
 	ContentMissing bool `json:"contentMissing,omitempty"`
+
+	// OutdatedReleases are the Helm releases that the hub must render again before the agent applies the group. Towline's
+	// own field.
+	// +listType=atomic
+	// +optional
+	OutdatedReleases []OutdatedRelease `json:"outdatedReleases,omitempty"`
+}
+
+// OutdatedRelease is a Helm release that was rendered as an installation of revision 1, although the member has records
+// of it.
+type OutdatedRelease struct {
+	// Namespace of the release.
+	Namespace string `json:"namespace"`
+
+	// Name of the release.
+	Name string `json:"name"`
+
+	// Revision is the number that the templates must read as .Release.Revision.
+	// +kubebuilder:validation:Minimum=1
+	Revision int64 `json:"revision"`
+
+	// IsUpgrade is the value that the templates must read as .Release.IsUpgrade.
+	// +optional
+	IsUpgrade bool `json:"isUpgrade,omitempty"`
 }
 
 // ConfigurationGroup is the order of one requestor to the agent of one member: an ordered list of bundles and what to do with them.

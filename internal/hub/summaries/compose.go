@@ -58,6 +58,8 @@ type Request struct {
 	Audience int
 	// Deployed are the Helm releases that the member has of the summary.
 	Deployed []bundle.DeployedRelease
+	// Outdated are the releases that the member asks to render again.
+	Outdated []bundle.OutdatedRelease
 	// Lost are the releases that the member has of another summary.
 	Lost []match.Contest
 	// EnsureFinalizer sets the finalizer of the summary. It is called before generated values are stored, since the

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"helm.sh/helm/v4/pkg/release/common"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/metadata"
@@ -162,8 +161,14 @@ func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv
 }
 
 // nextRevision returns the revision and the operation for the templates of a release. As long as the inputs do not
-// change, they are those of the deployed release, so that reading them causes no new revision.
+// change, they are those of the deployed release, so that reading them causes no new revision. A member that has records
+// of the release reports them after the first rendering.
 func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
+	for _, outdated := range r.Outdated {
+		if outdated.Namespace == of.Namespace && outdated.Name == of.Name {
+			return outdated.Revision, outdated.IsUpgrade, nil
+		}
+	}
 	for _, former := range r.Deployed {
 		switch {
 		case former.Namespace != of.Namespace || former.Name != of.Name:
@@ -204,17 +209,8 @@ func (c *Composer) nextRecorded(ctx context.Context, r Request, of match.Release
 	if err != nil {
 		return 0, false, err
 	}
-	for _, entry := range entries {
-		revision = entry.Revision // they are sorted
-		isUpgrade = isUpgrade || entry.Status == common.StatusDeployed
-	}
-	if revision > 0 {
-		last := entries[len(entries)-1].Secret
-		if former, ok := release.RenderingOf(last); ok && former.Inputs == inputs && isWrittenFor(r, last) {
-			return former.Revision, former.IsUpgrade, nil
-		}
-	}
-	return revision + 1, isUpgrade, nil
+	next := release.NextRendering(entries, inputs, func(secret metav1.ObjectMeta) bool { return isWrittenFor(r, secret) })
+	return next.Revision, next.IsUpgrade, nil
 }
 
 // isWrittenFor returns whether the Secret of a release record was written for the bundle of the summary.

@@ -108,6 +108,56 @@ func TestReleaseOfAnotherProfileInPullMode(t *testing.T) {
 	}
 }
 
+// TestOutdatedReleaseIsRenderedAgain composes a release that a member in pull mode reports as outdated, and then again
+// with the second rendering delivered.
+func TestOutdatedReleaseIsRenderedAgain(t *testing.T) {
+	t.Parallel()
+	address := charts(t, with(`seen: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }} {{ .Values.message }}"`))
+	for name, tc := range map[string]struct {
+		outdated bundle.OutdatedRelease
+		values   string
+		want     string
+	}{
+		"a deployed release": {
+			outdated: bundle.OutdatedRelease{Namespace: "site", Name: "web", Revision: 3, IsUpgrade: true}, values: "message: a", want: "3 false true a",
+		},
+		"a failed release": {
+			outdated: bundle.OutdatedRelease{Namespace: "site", Name: "web", Revision: 4}, values: "message: a", want: "4 true false a",
+		},
+		"the values change at the same time": {
+			outdated: bundle.OutdatedRelease{Namespace: "site", Name: "web", Revision: 3, IsUpgrade: true}, values: "message: b", want: "3 false true b",
+		},
+		"another release": {
+			outdated: bundle.OutdatedRelease{Namespace: "site", Name: "other", Revision: 3, IsUpgrade: true}, values: "message: a", want: "1 true false a",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := requestFor("one", address)
+			r.Member.Mode = fleet.Pull
+			deploy := func(values string) string {
+				r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = values
+				made, err := newComposer(t, newHub(interceptor.Funcs{})).Compose(t.Context(), r, libv1beta1.FeatureHelm)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Deployed, r.Outdated = made.Bundle.DeployedReleases(), nil
+				return field(t, made.Bundle.Items[0], "seen")
+			}
+			if got, want := deploy("message: a"), "1 true false a"; got != want {
+				t.Fatalf("the first rendering: got %q, want %q", got, want)
+			}
+			r.Outdated = []bundle.OutdatedRelease{tc.outdated}
+			if got := deploy(tc.values); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+			if got := deploy(tc.values); got != tc.want {
+				t.Errorf("after it was delivered: got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestReleaseThatDoesNotLookHasNoRevision(t *testing.T) {
 	t.Parallel()
 	r := requestFor("one", charts(t, examples.Chart{}))

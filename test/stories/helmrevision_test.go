@@ -1,0 +1,109 @@
+package stories
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/towline/towline/examples"
+)
+
+// revisionChart is a chart whose templates write the revision and the operation into a ConfigMap.
+func revisionChart() examples.Chart {
+	return examples.Chart{Name: "revision", Version: "0.1.0", AppVersion: "1.0.0", Files: map[string]string{
+		"templates/revision.yaml": `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: revision, namespace: {{ .Release.Namespace }}}
+data: {read: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }} {{ .Values.message }}"}
+`,
+	}}
+}
+
+// readsItsRevision deploys a release whose templates read the revision, after two revisions of the helm command. Only
+// changes of the values make revisions, whatever is lost.
+func (s *commandsStory) readsItsRevision() {
+	s.t.Helper()
+	m := *s
+	m.helmMember = &helmMember{
+		world: s.world, plane: s.plane, cluster: s.cluster, chart: "revision", version: "0.1.0", release: "reader",
+		values: map[string]any{"message": "a"}, options: map[string]any{"upgradeOptions": map[string]any{"maxHistory": 9}},
+	}
+	raw, err := revisionChart().Archive()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	archive := filepath.Join(s.archives, "revision.tgz")
+	if err := os.WriteFile(archive, raw, 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	m.helm("install", "reader", archive, "-n", "reader", "--create-namespace", "--set", "message=by hand")
+	m.helm("upgrade", "reader", archive, "-n", "reader", "--set", "message=by hand")
+	m.deploy()
+	m.wantRead(3, "3 false true a")
+
+	m.losesReports()
+	m.wantRead(3, "3 false true a")
+	m.values["message"] = "b"
+	m.deploy()
+	m.wantRead(4, "4 false true b")
+	m.losesReports()
+	m.wantRead(4, "4 false true b")
+
+	// The profile leaves the release on the member and comes back.
+	m.kubectl(m.hub, "patch", "clusterprofile", m.profile(), "--type=merge", "-p", `{"spec":{"stopMatchingBehavior":"LeavePolicies"}}`)
+	m.kubectl(m.hub, "delete", "clusterprofile", m.profile())
+	m.eventually("the profile has left", func() error { return m.absent(m.hub, "clustersummary", m.summary(), "fleet") })
+	m.deploy()
+	m.wantRead(5, "5 false true b")
+}
+
+// wantRead waits until a revision is deployed, and compares the text that its template has written. There must be no
+// other revisions.
+func (s *commandsStory) wantRead(revision int, want string) {
+	s.t.Helper()
+	s.deployed(revision)
+	if got := s.kubectl(s.plane, "get", "configmap", "revision", "-n", s.release, "-o", "jsonpath={.data.read}"); got != want {
+		s.t.Errorf("the templates of revision %d on %s read %q, want %q", revision, s.cluster, got, want)
+	}
+	var expected, got []string
+	for i := 1; i <= revision; i++ {
+		status := "superseded"
+		if i == revision {
+			status = "deployed"
+		}
+		expected = append(expected, fmt.Sprintf("%d %s", i, status))
+	}
+	for _, line := range s.history() {
+		words := strings.Fields(line)
+		got = append(got, words[0]+" "+words[1])
+	}
+	if diff := cmp.Diff(expected, got); diff != "" {
+		s.t.Errorf("helm history on %s (-want +got):\n%s", s.cluster, diff)
+	}
+}
+
+// losesReports deletes the status of the summary, and in pull mode its ConfigurationGroup, and waits until the hub has
+// them again.
+func (s *commandsStory) losesReports() {
+	s.t.Helper()
+	if s.cluster == "pulled" {
+		groups := []string{"configurationgroups", "-n", "fleet", "-o", "jsonpath={range .items[*]}{.metadata.uid}={.status.status}{\"\\n\"}{end}"}
+		before, _, _ := strings.Cut(s.kubectl(s.hub, append([]string{"get"}, groups...)...), "=")
+		s.kubectl(s.hub, "delete", "configurationgroups", "-n", "fleet", "--all")
+		s.eventually("the group is there again", func() error {
+			out, err := s.try(s.hub, "kubectl", append([]string{"get"}, groups...)...)
+			if err == nil && (strings.HasPrefix(out, before) || strings.TrimSpace(out) == "" || !strings.HasSuffix(strings.TrimSpace(out), "=Provisioned")) {
+				err = fmt.Errorf("the groups are %q", out)
+			}
+			return err
+		})
+	}
+	s.kubectl(s.hub, "patch", "clustersummary", s.summary(), "-n", "fleet", "--subresource=status", "--type=merge", "-p", `{"status":null}`)
+	s.eventually("the status is there again", func() error {
+		return s.wantStatuses("fleet", s.summary(), "Provisioned")
+	})
+}
