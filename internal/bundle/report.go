@@ -39,8 +39,8 @@ type Report struct {
 	Changes ChangeSet
 }
 
-// OutdatedRelease is a Helm release whose templates have read an installation of revision 1, although the member has
-// records of the release. Its templates must read Revision and IsUpgrade.
+// OutdatedRelease is a Helm release whose templates have read another revision or operation than the one that comes
+// after the release records of the member. Its templates must read Revision and IsUpgrade.
 type OutdatedRelease struct {
 	Namespace string
 	Name      string

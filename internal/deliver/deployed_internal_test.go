@@ -17,6 +17,7 @@ func TestDeployedListsHelmReleases(t *testing.T) {
 		bundle.Item{Release: &bundle.Release{Namespace: "b", Name: "plain", Data: bundle.ReleaseData{Notes: "long"}}},
 		bundle.Item{Reference: bundle.Reference{Kind: "ConfigMap", Name: "c"}},
 	)
+	b.RendersAgain = true
 	group, bundles := pack(t, b)
 	want := []bundle.DeployedRelease{
 		{Namespace: "a", Name: "looks", Inputs: "x", Revision: 3, IsUpgrade: true},
@@ -25,7 +26,6 @@ func TestDeployedListsHelmReleases(t *testing.T) {
 	if deployed, ok := deployedBy(group); !ok || cmp.Diff(want, deployed.Releases) != "" {
 		t.Errorf("got %t and %+v, want %+v", ok, deployed.Releases, want)
 	}
-	b.RendersAgain = true // a template reads the revision
 	if got, err := unpack(group, bundles); err != nil || cmp.Diff(b, got) != "" {
 		t.Errorf("the agent does not get the bundle: %v\n%s", err, cmp.Diff(b, got))
 	}

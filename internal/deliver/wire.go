@@ -113,8 +113,7 @@ type outline struct {
 
 // deployGroup returns the group that asks m for b, whose content is in items.
 func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []libv1beta1.ConfigurationItem) (*libv1beta1.ConfigurationGroup, error) {
-	outlined := outline{Bundle: b, Releases: b.DeployedReleases()}
-	outlined.RendersAgain = slices.ContainsFunc(outlined.Releases, func(r bundle.DeployedRelease) bool { return r.Inputs != "" })
+	outlined := outline{Bundle: b, Releases: b.DeployedReleases(), RendersAgain: b.RendersAgain}
 	if len(outlined.Items) > 0 {
 		outlined.Items = nil
 	}

@@ -54,18 +54,11 @@ type applyRun struct {
 }
 
 // run plans, reads, decides, and then writes: the planned inventory, the objects, and the resulting inventory.
-func (p *applyRun) run(ctx context.Context) (_ bundle.Report, err error) {
+func (p *applyRun) run(ctx context.Context) (bundle.Report, error) {
 	report := p.prior.Report()
 	report.Digest = p.digest
 	if err := p.plan(); err != nil {
 		return failed(report, err)
-	}
-	if report.Outdated, err = p.findOutdated(ctx); err != nil {
-		return failed(report, err)
-	}
-	if len(report.Outdated) > 0 {
-		report.State, report.Message = bundle.StateApplying, outdatedMessage(report.Outdated[0])
-		return report, nil
 	}
 	decisions, release, err := p.lockAndDecide(ctx)
 	if err != nil {

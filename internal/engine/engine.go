@@ -132,9 +132,10 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 }
 
 // Converge makes the cluster equal b: it applies new and changed objects, and prunes objects that b no longer has. If
-// the inventory is lost, Converge rebuilds it from the objects with our ownership labels. The error is nil exactly if
-// the report's state is Applied. It wraps ErrConflict if an object belongs to another profile. After an error the next
-// call continues from the inventory. Without the option Heal, an applied bundle is not read again until it changes.
+// the inventory is lost, Converge rebuilds it from the objects with our ownership labels. The error is nil if the
+// report's state is Applied, or Applying while a Helm release waits. It wraps ErrConflict if an object belongs to another
+// profile. After an error the next call continues from the inventory. Without the option Heal, an applied bundle is not
+// read again until it changes. Converge changes nothing if the report has Outdated releases.
 func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
 	report := bundle.Report{ID: b.ID}
 	digest, err := b.Digest()
@@ -169,7 +170,7 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	if prior.BundleDigest() != digest {
 		p.trigger = triggerDelivery
 	}
-	return p.run(ctx)
+	return p.runDelivery(ctx)
 }
 
 // Resume converges id again from the content in its record. A suspended bundle is not changed. ok is false if there is

@@ -9,19 +9,34 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// findOutdated returns the releases that the hub must render again: it rendered an installation of revision 1, since it
-// cannot read the release records of the cluster. The next rendering has a higher revision or is an upgrade, and is
-// deployed in any case.
-//
-// It must be called before the run writes anything: the hub may render the same release again that is deployed now, as
-// after the loss of its ConfigurationGroups, and that must not be a new revision.
+// runDelivery is run for a bundle that was delivered. It changes nothing if the bundle has outdated releases.
+func (p *applyRun) runDelivery(ctx context.Context) (bundle.Report, error) {
+	report := p.prior.Report()
+	report.Digest = p.digest
+	outdated, err := p.findOutdated(ctx)
+	if err != nil {
+		return failed(report, err)
+	}
+	if len(outdated) == 0 {
+		return p.run(ctx)
+	}
+	first := outdated[0]
+	report.State, report.Outdated = bundle.StateApplying, outdated
+	report.Message = fmt.Sprintf("Helm release %s/%s: waiting for the hub to render it as revision %d, as the release records demand",
+		first.Namespace, first.Name, first.Revision)
+	return report, nil
+}
+
+// findOutdated returns the releases whose templates have read another revision or operation than the one that comes
+// after the release records. Nothing may have been written for the bundle before: the hub may render the revision again
+// that is deployed now, as after the loss of its ConfigurationGroups, and that must not be a new revision.
 func (p *applyRun) findOutdated(ctx context.Context) ([]bundle.OutdatedRelease, error) {
 	if !p.bundle.RendersAgain || p.bundle.KeepObjects {
 		return nil, nil // an older version from a backup is deployed as it is
 	}
 	var all []bundle.OutdatedRelease
 	for _, item := range p.bundle.Items {
-		if !isRenderedAsFirst(item.Release) {
+		if item.Release == nil || item.Release.Inputs == "" {
 			continue
 		}
 		begun, err := p.hasBegun(item)
@@ -31,24 +46,15 @@ func (p *applyRun) findOutdated(ctx context.Context) ([]bundle.OutdatedRelease, 
 		if begun {
 			continue
 		}
-		s := inventory.ReleaseState{Namespace: item.Release.Namespace, Name: item.Release.Name}
-		op := p.newReleaseOp(&s, nil)
-		entries, err := op.records().List(ctx, s.Key())
+		outdated, ok, err := p.compareRendering(ctx, item)
 		if err != nil {
 			return nil, err
 		}
-		if next := release.NextRendering(entries, item.Release.Inputs, op.isFromBundle); next.Revision > 1 || next.IsUpgrade {
-			all = append(all, bundle.OutdatedRelease{
-				Namespace: s.Namespace, Name: s.Name, Revision: next.Revision, IsUpgrade: next.IsUpgrade,
-			})
+		if !ok {
+			all = append(all, outdated)
 		}
 	}
 	return all, nil
-}
-
-// isRenderedAsFirst returns whether the templates of a release have read that it is an installation of revision 1.
-func isRenderedAsFirst(r *bundle.Release) bool {
-	return r != nil && r.Inputs != "" && r.Revision == 1 && !r.IsUpgrade
 }
 
 // hasBegun returns whether the revision of an item has begun before, as the inventory says. Then the records change
@@ -62,8 +68,21 @@ func (p *applyRun) hasBegun(item bundle.Item) (bool, error) {
 	return s.Digest == digest, err
 }
 
-// outdatedMessage is the message of a run that changes nothing because of an outdated release.
-func outdatedMessage(r bundle.OutdatedRelease) string {
-	return fmt.Sprintf("Helm release %s/%s exists on the cluster: waiting for the hub to render revision %d",
-		r.Namespace, r.Name, r.Revision)
+// compareRendering compares the rendering of an item with the release records. ok is true if the templates have read the
+// revision and the operation that come next, or if the records were deleted.
+func (p *applyRun) compareRendering(ctx context.Context, item bundle.Item) (next bundle.OutdatedRelease, ok bool, err error) {
+	s := inventory.ReleaseState{Namespace: item.Release.Namespace, Name: item.Release.Name}
+	op := p.newReleaseOp(&s, nil)
+	entries, err := op.records().List(ctx, s.Key())
+	if err != nil {
+		return bundle.OutdatedRelease{}, false, err
+	}
+	if prior := p.prior.FindRelease(s.Key()); len(entries) == 0 && prior != nil && prior.Revision > 0 {
+		return bundle.OutdatedRelease{}, true, nil
+	}
+	rendering := release.NextRendering(entries, item.Release.Inputs, op.isFromBundle)
+	next = bundle.OutdatedRelease{
+		Namespace: s.Namespace, Name: s.Name, Revision: rendering.Revision, IsUpgrade: rendering.IsUpgrade,
+	}
+	return next, next.Revision == item.Release.Revision && next.IsUpgrade == item.Release.IsUpgrade, nil
 }

@@ -41,7 +41,14 @@ func asInstallation(b bundle.Bundle) bundle.Bundle {
 	return b
 }
 
-// rendered makes the release of b one with another rendering.
+// renderedAgain returns b with the second rendering of its release.
+func renderedAgain(b bundle.Bundle, revision int, isUpgrade bool) bundle.Bundle {
+	b = rendered(b, revision, isUpgrade)
+	b.RendersAgain = false
+	return b
+}
+
+// rendered returns b with another rendering of its release.
 func rendered(b bundle.Bundle, revision int, isUpgrade bool) bundle.Bundle {
 	b.Items = slices.Clone(b.Items)
 	r := *b.Items[0].Release
@@ -112,7 +119,8 @@ func TestReleaseOfHelmIsRenderedAgain(t *testing.T) {
 				report := convergeOutdated(t, c.engine(m), b)
 				want := bundle.Report{
 					ID: b.ID, Digest: digest, State: bundle.StateApplying, Outdated: []bundle.OutdatedRelease{tc.want},
-					Message: fmt.Sprintf("Helm release %s/web exists on the cluster: waiting for the hub to render revision %d", c.ns, tc.want.Revision),
+					Message: fmt.Sprintf("Helm release %s/web: waiting for the hub to render it as revision %d, as the release records demand",
+						c.ns, tc.want.Revision),
 				}
 				if diff := cmp.Diff(want, report, cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("the report differs (-want +got):\n%s", diff)
@@ -124,7 +132,7 @@ func TestReleaseOfHelmIsRenderedAgain(t *testing.T) {
 				}
 			}
 			c.wantHistory(before...)
-			second := rendered(b, tc.want.Revision, tc.want.IsUpgrade)
+			second := renderedAgain(b, tc.want.Revision, tc.want.IsUpgrade)
 			if report := deploy(t, c.engine(nil), second); len(report.Outdated) > 0 {
 				t.Errorf("got %v after the second rendering", report.Outdated)
 			}
@@ -143,7 +151,7 @@ func TestSecondRenderingIsDeployed(t *testing.T) {
 		t.Fatalf("got %+v, want an outdated release", report)
 	}
 	c.putRecord(b.Items[0], 2, common.StatusFailed)
-	deploy(t, c.engine(nil), rendered(b, 2, true))
+	deploy(t, c.engine(nil), renderedAgain(b, 2, true))
 	c.wantHistory("1 superseded", "2 failed", "3 deployed")
 }
 
@@ -178,13 +186,17 @@ func TestOwnReleaseIsRenderedAgain(t *testing.T) {
 	if report := converge(t, e, first); report.State != bundle.StateApplied {
 		t.Errorf("the same again: got %+v", report)
 	}
-	second := rendered(asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "2"))), 2, true)
+	second := rendered(asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "revision 2"))), 2, true)
+	second.Items[0].Release.Inputs = "changed"
 	deploy(t, e, second)
 	c.wantHistory("1 superseded", "2 deployed")
-	report := convergeOutdated(t, e, first)
+	lost := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "revision 1")))
+	lost.Items[0].Release.Inputs = "changed"
+	report := convergeOutdated(t, e, lost)
 	if diff := cmp.Diff([]bundle.OutdatedRelease{{Namespace: c.ns, Name: "web", Revision: 2, IsUpgrade: true}}, report.Outdated); diff != "" {
 		t.Errorf("the outdated releases differ (-want +got):\n%s", diff)
 	}
+	second.RendersAgain = false
 	deploy(t, e, second)
 	c.wantHistory("1 superseded", "2 deployed")
 }
@@ -202,4 +214,38 @@ func TestManualUpgradeIsNotOutdated(t *testing.T) {
 	if report := converge(t, e, b); len(report.Outdated) > 0 {
 		t.Errorf("got the outdated releases %v", report.Outdated)
 	}
+}
+
+// TestChangedReleaseIsRenderedAgain delivers a rendering that does not follow the records: a bundle that the hub has
+// delivered before was never deployed, or a revision of helm has followed the own one.
+func TestChangedReleaseIsRenderedAgain(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	b := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1")))
+	wantOutdated := func(b bundle.Bundle, revision int, isUpgrade bool) {
+		t.Helper()
+		report := convergeOutdated(t, e, b)
+		want := []bundle.OutdatedRelease{{Namespace: c.ns, Name: "web", Revision: revision, IsUpgrade: isUpgrade}}
+		if diff := cmp.Diff(want, report.Outdated); diff != "" {
+			t.Errorf("the outdated releases differ (-want +got):\n%s", diff)
+		}
+	}
+	wantOutdated(rendered(b, 2, true), 1, false)
+	deploy(t, e, renderedAgain(b, 1, false))
+	c.putRecord(b.Items[0], 2, common.StatusDeployed)
+	changed := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "2")))
+	changed.Items[0].Release.Inputs = "changed"
+	wantOutdated(rendered(changed, 2, true), 3, true)
+	deploy(t, e, rendered(changed, 3, true))
+	c.wantHistory("1 superseded", "2 superseded", "3 deployed")
+
+	// Without records the revision of the inventory counts.
+	for i := range 3 {
+		c.delete(secrets, release.SecretName("web", i+1))
+	}
+	last := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "3")))
+	last.Items[0].Release.Inputs = "last"
+	deploy(t, e, rendered(last, 4, true))
+	c.wantHistory("4 deployed")
 }

@@ -218,8 +218,8 @@ type ConfigurationGroupStatus struct {
 	OutdatedReleases []OutdatedRelease `json:"outdatedReleases,omitempty"`
 }
 
-// OutdatedRelease is a Helm release that was rendered as an installation of revision 1, although the member has records
-// of it.
+// OutdatedRelease is a Helm release that was rendered for another revision or operation than the one that comes after the
+// release records of the member.
 type OutdatedRelease struct {
 	// Namespace of the release.
 	Namespace string `json:"namespace"`

@@ -157,8 +157,9 @@ func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.Fe
 			ContinueOnError:    spec.ContinueOnError,
 			Heal:               spec.SyncMode != configv1beta1.SyncModeOneTime,
 		},
-		Audience: r.Audience,
-		Hub:      c.HubUID,
+		Audience:     r.Audience,
+		Hub:          c.HubUID,
+		RendersAgain: c.rendersAgain(r, parts.items),
 	}}
 	if made.Digest, err = made.Bundle.Digest(); err != nil {
 		return Composition{}, atStage(status.ReasonRender, phase.Invalid{Err: err})

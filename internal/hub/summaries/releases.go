@@ -12,6 +12,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/match"
@@ -161,8 +162,8 @@ func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv
 }
 
 // nextRevision returns the revision and the operation for the templates of a release. As long as the inputs do not
-// change, they are those of the deployed release, so that reading them causes no new revision. A member that has records
-// of the release reports them after the first rendering.
+// change, they are those of the deployed release, so that reading them causes no new revision. A member in pull mode
+// reports the releases for which they are wrong.
 func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
 	for _, outdated := range r.Outdated {
 		if outdated.Namespace == of.Namespace && outdated.Name == of.Name {
@@ -179,6 +180,13 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 		}
 	}
 	return c.nextRecorded(ctx, r, of, inputs)
+}
+
+// rendersAgain returns whether the member must compare the revisions that templates have read with its release records.
+// It compares each bundle once, so that a client of Helm that makes one revision after the other holds up no deployment.
+func (c *Composer) rendersAgain(r Request, items []bundle.Item) bool {
+	return c.Dial[r.Member.Mode] == nil && len(r.Outdated) == 0 &&
+		slices.ContainsFunc(items, func(item bundle.Item) bool { return item.Release != nil && item.Release.Inputs != "" })
 }
 
 // nextListed is nextRecorded for a member that the hub cannot read. It searches the bundles of other profiles for the

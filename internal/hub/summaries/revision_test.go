@@ -141,6 +141,9 @@ func TestOutdatedReleaseIsRenderedAgain(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				if got, want := made.Bundle.RendersAgain, len(r.Outdated) == 0; got != want {
+					t.Errorf("the bundle has RendersAgain %t, want %t", got, want)
+				}
 				r.Deployed, r.Outdated = made.Bundle.DeployedReleases(), nil
 				return field(t, made.Bundle.Items[0], "seen")
 			}
