@@ -170,16 +170,23 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 			return outdated.Revision, outdated.IsUpgrade, nil
 		}
 	}
-	for _, former := range r.Deployed {
-		switch {
-		case former.Namespace != of.Namespace || former.Name != of.Name:
-		case former.Inputs == inputs:
-			return former.Revision, former.IsUpgrade, nil
-		default:
-			return max(1, former.Revision) + 1, true, nil
-		}
+	i := slices.IndexFunc(r.Deployed, func(d bundle.DeployedRelease) bool { return d.Namespace == of.Namespace && d.Name == of.Name })
+	if i < 0 {
+		return c.nextRecorded(ctx, r, of, inputs)
 	}
-	return c.nextRecorded(ctx, r, of, inputs)
+	former := r.Deployed[i]
+	if former.Inputs == inputs {
+		return former.Revision, former.IsUpgrade, nil
+	}
+	if c.Dial[r.Member.Mode] != nil {
+		// Failed attempts and other clients of Helm may have made further revisions.
+		revision, isUpgrade, err = c.nextRecorded(ctx, r, of, inputs)
+		if err != nil || revision > 1 {
+			return revision, isUpgrade, err
+		}
+		// The records were deleted.
+	}
+	return max(1, former.Revision) + 1, true, nil
 }
 
 // rendersAgain returns whether the member must compare the revisions that templates have read with its release records.

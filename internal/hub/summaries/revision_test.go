@@ -52,16 +52,17 @@ func TestReleaseSeesItsRevision(t *testing.T) {
 	}
 }
 
-// TestReleaseThatExistedBefore deploys a release that helm has deployed, on a member that the hub can read.
-func TestReleaseThatExistedBefore(t *testing.T) {
+// TestReleaseWithRecords deploys a release with records on a member that the hub can read. helm has deployed the release,
+// or the summary itself with other values.
+func TestReleaseWithRecords(t *testing.T) {
 	t.Parallel()
 	address := charts(t, with(`seen: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }}"`))
-	for records, want := range map[string]string{
-		"":                        "1 true false",
-		"1 failed":                "2 true false",
-		"3 uninstalled":           "4 true false",
-		"1 superseded 2 deployed": "3 false true",
-		"2 deployed 3 failed":     "4 false true",
+	for records, want := range map[string]struct{ first, later string }{
+		"":                        {first: "1 true false", later: "6 false true"}, // later: the records were deleted
+		"1 failed":                {first: "2 true false", later: "2 true false"},
+		"3 uninstalled":           {first: "4 true false", later: "4 true false"},
+		"1 superseded 2 deployed": {first: "3 false true", later: "3 false true"},
+		"2 deployed 3 failed":     {first: "4 false true", later: "4 false true"},
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}}
@@ -83,12 +84,16 @@ func TestReleaseThatExistedBefore(t *testing.T) {
 		}
 		r := requestFor("one", address)
 		r.Member.Mode = fleet.Push
-		if got := field(t, compose(t, composer, r), "seen"); got != want {
-			t.Errorf("with records %q: templates see %q, want %q", records, got, want)
+		if got := field(t, compose(t, composer, r), "seen"); got != want.first {
+			t.Errorf("with records %q: templates see %q, want %q", records, got, want.first)
 		}
 		r.Member.Mode = fleet.Pull
 		if got, want := field(t, compose(t, composer, r), "seen"), "1 true false"; got != want {
 			t.Errorf("with records %q in pull mode: templates see %q, want %q", records, got, want)
+		}
+		r.Member.Mode, r.Deployed = fleet.Push, []bundle.DeployedRelease{{Namespace: "site", Name: "web", Inputs: "former", Revision: 5, IsUpgrade: true}}
+		if got := field(t, compose(t, composer, r), "seen"); got != want.later {
+			t.Errorf("with records %q and other values deployed: templates see %q, want %q", records, got, want.later)
 		}
 	}
 }
