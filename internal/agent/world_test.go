@@ -306,7 +306,7 @@ var id = bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "profile-svel
 // bundleOf holds one ConfigMap per name, all with value.
 func bundleOf(value string, names ...string) bundle.Bundle {
 	b := bundle.Bundle{
-		ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "profile", Tier: 100}, Options: bundle.Options{Heal: true},
+		ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "profile", Tier: 100}, Options: bundle.Options{CorrectDrift: true},
 	}
 	item := bundle.Item{Reference: bundle.Reference{Kind: "ConfigMap", Namespace: "default", Name: "source"}}
 	for _, name := range names {

@@ -26,9 +26,9 @@ type Bundle struct {
 	Owner   Owner   `json:"owner"`
 	Items   []Item  `json:"items"` // in the order in which they are applied
 	Options Options `json:"options"`
-	// Audience is the number of pull members with the same content. If it is above one, content without secrets is stored
+	// SharedBy is the number of pull members with the same content. If it is above one, content without secrets is stored
 	// once for all of them. It is a hint, and not part of the digest.
-	Audience int `json:"-"`
+	SharedBy int `json:"-"`
 	// Hub is the uid of the namespace kube-system of the hub that delivers the bundle, "" if it is not known. It is not part
 	// of the digest, so a change of the hub alone changes nothing on the member.
 	Hub string `json:"-"`
@@ -60,9 +60,9 @@ type Item struct {
 	Sensitive             bool `json:"sensitive,omitempty"`
 	SkipNamespaceCreation bool `json:"skipNamespaceCreation,omitempty"`
 	Force                 bool `json:"force,omitempty"` // delete and create an object again if an immutable field changes
-	// Problem is the error if some objects of this item could not be decoded. It counts as a failure, so nothing is pruned.
-	Problem string `json:"problem,omitempty"`
-	// Overwrite takes over existing objects that are not managed, in a bundle with the option Guarded.
+	// DecodeError is the error if some objects of this item could not be decoded. It counts as a failure, so nothing is pruned.
+	DecodeError string `json:"problem,omitempty"`
+	// Overwrite takes over existing objects that are not managed, in a bundle with the option RejectUnmanaged.
 	Overwrite bool `json:"overwrite,omitempty"`
 }
 
@@ -79,22 +79,22 @@ type Options struct {
 	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`
 	// ContinueOnError applies the remaining objects after one failed. It also prunes after a failure: an object is pruned
 	// if all objects of the same reference or release are applied, since a failed object may be its replacement. Namespaces and
-	// CustomResourceDefinitions are pruned only if no object failed. Without this option, or with a Problem, nothing is
+	// CustomResourceDefinitions are pruned only if no object failed. Without this option, or with a DecodeError, nothing is
 	// pruned after a failure.
 	ContinueOnError bool `json:"continueOnError,omitempty"`
-	// Heal corrects drift: it reverts changes and deletions by others without a new delivery.
-	Heal bool `json:"heal,omitempty"`
-	// Guarded does not change existing objects that are not managed by this bundle: such an object is an error, unless its
+	// CorrectDrift corrects drift: it reverts changes and deletions by others without a new delivery.
+	CorrectDrift bool `json:"heal,omitempty"`
+	// RejectUnmanaged does not change existing objects that are not managed by this bundle: such an object is an error, unless its
 	// item has Overwrite. Of duplicate objects the first one is applied. The labels of the Work in the content also mark
 	// an object as managed.
-	Guarded bool `json:"guarded,omitempty"`
+	RejectUnmanaged bool `json:"guarded,omitempty"`
 }
 
 // Withdrawal is the request to remove all objects of a bundle from a member.
 type Withdrawal struct {
 	ID ID
-	// Leave keeps the objects and removes only the ownership labels.
-	Leave bool
+	// Orphan keeps the objects and removes only the ownership labels.
+	Orphan bool
 }
 
 // Refs lists the objects of b in order.

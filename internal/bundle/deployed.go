@@ -9,8 +9,8 @@ type Deployed struct {
 	Hub string `json:"hub,omitempty"`
 	// Removing is true while the bundle is withdrawn.
 	Removing bool `json:"removing,omitempty"`
-	// Leave is true if this withdrawal leaves the objects on the member.
-	Leave bool `json:"leave,omitempty"`
+	// Orphan is true if this withdrawal leaves the objects on the member.
+	Orphan bool `json:"leave,omitempty"`
 	// CorrectDrift is true if the member corrects drift of the objects.
 	CorrectDrift bool `json:"-"`
 	// Requested is true if the hub has a ConfigurationGroup for the bundle, to deploy or to withdraw it.

@@ -35,8 +35,8 @@ type Delivery struct {
 	Digest bundle.Digest
 	// Remove is true if the hub requests to withdraw ID, see Withdrawal. Otherwise it requests the bundle that Fetch returns.
 	Remove bool
-	// Leave is true if the withdrawal keeps the objects.
-	Leave bool
+	// Orphan is true if the withdrawal keeps the objects.
+	Orphan bool
 	// Reported is the last report about this group. Its state is Pending if there is none for the current group.
 	Reported bundle.Report
 
@@ -44,7 +44,9 @@ type Delivery struct {
 }
 
 // Withdrawal returns the requested withdrawal if d.Remove is true.
-func (d Delivery) Withdrawal() bundle.Withdrawal { return bundle.Withdrawal{ID: d.ID, Leave: d.Leave} }
+func (d Delivery) Withdrawal() bundle.Withdrawal {
+	return bundle.Withdrawal{ID: d.ID, Orphan: d.Orphan}
+}
 
 // Name returns the name of the group on the hub.
 func (d Delivery) Name() string { return d.group.Name }
@@ -59,7 +61,7 @@ func newDelivery(group *libv1beta1.ConfigurationGroup) (d Delivery, ok bool) {
 		ID:       id,
 		Digest:   bundle.DigestFromBytes(group.Spec.RequestorHash),
 		Remove:   group.Spec.Action == libv1beta1.ActionRemove,
-		Leave:    group.Spec.LeavePolicies,
+		Orphan:   group.Spec.LeavePolicies,
 		Reported: ReportOf(group),
 		group:    group,
 	}, true

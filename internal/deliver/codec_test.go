@@ -43,7 +43,7 @@ func testBundle(items ...bundle.Item) bundle.Bundle {
 		ID:      bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "deploy-sveltos-eu-1", Feature: "Resources"},
 		Owner:   bundle.Owner{Kind: "ClusterProfile", Name: "deploy", Tier: 100},
 		Items:   items,
-		Options: bundle.Options{ContinueOnError: true, Heal: true},
+		Options: bundle.Options{ContinueOnError: true, CorrectDrift: true},
 	}
 }
 

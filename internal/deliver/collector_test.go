@@ -116,7 +116,7 @@ func TestSweeper(t *testing.T) {
 	t.Run("keeps shared content until the last member has it", func(t *testing.T) {
 		h := newHub(t, h.plane)
 		b := testBundle(objects("late-marker", "1"))
-		b.Audience = 2
+		b.SharedBy = 2
 		first, late := h.member("first"), h.member("late")
 		mustDeliver(t, h.outbox, late, b)
 		h.startAgent(first, newMemberEngine())
@@ -194,7 +194,7 @@ func sweepAgainstDeliveries(t *testing.T, h *hub) {
 func deliverToAndFro(t *testing.T, h *hub, m fleet.Member) {
 	for i := range 60 {
 		b := testBundle(objects("race-marker", fmt.Sprint(i%2)))
-		b.Audience = i % 3
+		b.SharedBy = i % 3
 		if _, err := h.outbox.Deliver(t.Context(), m, b); err != nil {
 			t.Error(err)
 			return

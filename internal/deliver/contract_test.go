@@ -162,7 +162,7 @@ func TestTransportLeavesWhatItIsToldToLeave(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
 		b := testBundle(objects("a", "1"))
 		deliverUntil(t, f.transport, f.member, b, bundle.StateApplied)
-		withdrawUntilDone(t, f.transport, f.member, bundle.Withdrawal{ID: b.ID, Leave: true})
+		withdrawUntilDone(t, f.transport, f.member, bundle.Withdrawal{ID: b.ID, Orphan: true})
 		wantNames(t, f.engine, "a")
 		if _, ok := f.engine.record(b.ID); ok {
 			t.Error("the member still has a record")

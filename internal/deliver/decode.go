@@ -190,7 +190,7 @@ func foreignBundle(group *libv1beta1.ConfigurationGroup, items []bundle.Item) bu
 		Options: bundle.Options{
 			ContinueOnConflict: group.Spec.ContinueOnConflict,
 			ContinueOnError:    group.Spec.ContinueOnError,
-			Heal:               group.Spec.DriftDetection,
+			CorrectDrift:       group.Spec.DriftDetection,
 		},
 	}
 }

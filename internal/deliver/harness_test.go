@@ -85,7 +85,7 @@ func (e *memberEngine) Converge(_ context.Context, b bundle.Bundle) (bundle.Repo
 func (e *memberEngine) Withdraw(_ context.Context, w bundle.Withdrawal) (bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !w.Leave {
+	if !w.Orphan {
 		for _, ref := range e.records[w.ID].Refs() {
 			delete(e.objects, ref.Name)
 			e.writes++
@@ -101,7 +101,7 @@ func (e *memberEngine) FindDeployed(_ context.Context, id bundle.ID) (bundle.Dep
 	b, ok := e.records[id]
 	digest, err := b.Digest()
 	return bundle.Deployed{
-		ID: id, Owner: b.Owner, Hub: b.Hub, CorrectDrift: b.Options.Heal, Report: bundle.Report{ID: id, Digest: digest, State: bundle.StateApplied},
+		ID: id, Owner: b.Owner, Hub: b.Hub, CorrectDrift: b.Options.CorrectDrift, Report: bundle.Report{ID: id, Digest: digest, State: bundle.StateApplied},
 	}, ok, err
 }
 

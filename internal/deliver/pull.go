@@ -219,7 +219,7 @@ func hasSpecOf(group, want *libv1beta1.ConfigurationGroup) bool {
 // namespaceOf returns the namespace of a chunk of b: a shared one if several members have the same chunk and it is not
 // private.
 func namespaceOf(m fleet.Member, b bundle.Bundle, c chunk) string {
-	if b.Audience > 1 && !c.private {
+	if b.SharedBy > 1 && !c.private {
 		return kube.AgentNamespace
 	}
 	return m.DeliveryNamespace
@@ -272,7 +272,7 @@ func (o *PullTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.W
 	if group.DeletionTimestamp != nil {
 		return false, nil // it is created again after it is deleted, which triggers the watch
 	}
-	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Leave {
+	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Orphan {
 		if group, err = o.apply(ctx, removeGroup(m, w, group)); err != nil {
 			return false, fmt.Errorf("withdraw %s from member %s: %w", w.ID, m.Key(), err)
 		}

@@ -208,7 +208,7 @@ func TestSharedContentIsStoredOnce(t *testing.T) {
 	private := objects("shared-marker-private", "1")
 	private.Sensitive = true
 	b := testBundle(objects("shared-marker-public", "1"), private, bundle.Item{Objects: []*unstructured.Unstructured{secret}})
-	b.Audience = 2
+	b.SharedBy = 2
 	members := []fleet.Member{h.member("one"), h.member("two")}
 	for i, m := range members {
 		// Each member has a summary of its own.

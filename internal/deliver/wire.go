@@ -135,7 +135,7 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	group.Spec.Tier = max(1, b.Owner.Tier)
 	group.Spec.ContinueOnConflict = b.Options.ContinueOnConflict
 	group.Spec.ContinueOnError = b.Options.ContinueOnError
-	group.Spec.DriftDetection = b.Options.Heal
+	group.Spec.DriftDetection = b.Options.CorrectDrift
 	return group, nil
 }
 
@@ -149,7 +149,7 @@ func removeGroup(m fleet.Member, w bundle.Withdrawal, before *libv1beta1.Configu
 	}
 	group.Spec.Action = libv1beta1.ActionRemove
 	group.Spec.SourceStatus = libv1beta1.SourceDeleted
-	group.Spec.LeavePolicies = w.Leave
+	group.Spec.LeavePolicies = w.Orphan
 	group.Spec.RequestorHash = before.Spec.RequestorHash
 	return group
 }

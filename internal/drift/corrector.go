@@ -244,5 +244,5 @@ func (c *Corrector) requeueTask(id bundle.ID, failed *task) {
 
 // correctsDrift returns whether drift of a bundle is corrected.
 func correctsDrift(rec *inventory.Record) bool {
-	return rec.Options.Heal && rec.State != bundle.StateRemoving && !rec.Suspended
+	return rec.Options.CorrectDrift && rec.State != bundle.StateRemoving && !rec.Suspended
 }

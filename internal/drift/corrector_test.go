@@ -62,7 +62,7 @@ func newBundleOnMember(t *testing.T, names ...string) *bundleOnMember {
 		t.Fatal(err)
 	}
 	next := none.Edit()
-	next.State, next.Options.Heal = bundle.StateApplied, true
+	next.State, next.Options.CorrectDrift = bundle.StateApplied, true
 	for _, name := range names {
 		if err := b.apply(t.Context(), name); err != nil {
 			t.Fatal(err)

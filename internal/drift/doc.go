@@ -17,7 +17,7 @@
 //   - An object that others change again and again is corrected ever more slowly, others of the same bundle are not.
 //   - Every run that fails is retried, with a pause that doubles up to 5 minutes. What it had to correct is not lost.
 //   - Every 10 minutes all objects are compared, whatever the watches reported.
-//   - Bundles without the option Heal, suspended ones and those that are being withdrawn are not corrected.
+//   - Bundles without the option CorrectDrift, suspended ones and those that are being withdrawn are not corrected.
 //
 // A bundle whose record is deleted by others is reported as lost, so that it is delivered again.
 package drift

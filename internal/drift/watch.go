@@ -34,7 +34,7 @@ func (w *watchSet) update(ctx context.Context, records []*inventory.Record) {
 	wanted := map[watchedKind]bool{}
 	checked := map[schema.GroupVersionKind]bool{}
 	for _, rec := range records {
-		if !rec.Options.Heal {
+		if !rec.Options.CorrectDrift {
 			continue
 		}
 		for _, ref := range rec.TrackedRefs() {
@@ -142,7 +142,7 @@ func (s *objectSink) Replace(objects []any, _ string) error {
 		}
 	}
 	for _, rec := range s.corrector.Store.ListCached() {
-		if !rec.Options.Heal {
+		if !rec.Options.CorrectDrift {
 			continue
 		}
 		for _, ref := range rec.TrackedRefs() {

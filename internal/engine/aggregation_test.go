@@ -268,7 +268,7 @@ func TestRoleThatAggregationLeftIsNotAdopted(t *testing.T) {
 				t.Parallel()
 				c := newCluster(t)
 				b := c.bundle("one", c.aggregatedChart()...)
-				b.Options.Guarded = guarded
+				b.Options.RejectUnmanaged = guarded
 				stale := func() error { c.applyStale(test.content); return nil }
 				e := c.engine(nil)
 				if test.meeting {

@@ -136,7 +136,7 @@ func (p *applyRun) applyOne(ctx context.Context, v decision) (*live, error) {
 // applyReplaced applies an object that was deleted or replaced after it was read. The applied object has another UID
 // than its inventory entry.
 func (p *applyRun) applyReplaced(ctx context.Context, v decision) (*live, error) {
-	if v.guarded && !v.overwrite {
+	if v.rejectUnmanaged && !v.overwrite {
 		return nil, errReplaced
 	}
 	if err := p.clearUID(ctx, v); err != nil {

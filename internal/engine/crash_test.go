@@ -222,7 +222,7 @@ func TestLeaveKeepsObjectsWithoutMarks(t *testing.T) {
 	e := c.engine(nil)
 	b := c.bundle("one", c.configMap("a", "1"))
 	converge(t, e, b)
-	withdraw(t, e, bundle.Withdrawal{ID: b.ID, Leave: true})
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID, Orphan: true})
 	obj := c.get(configMaps, c.ns, "a")
 	if obj == nil || len(obj.GetAnnotations()) > 0 || len(obj.GetLabels()) > 0 {
 		t.Fatalf("got %v, want the object without marks", obj)
@@ -263,12 +263,12 @@ func TestOneTimeBundlesAreLeftAlone(t *testing.T) {
 	c := newCluster(t)
 	e := c.engine(nil)
 	b := c.bundle("one", c.configMap("a", "1"))
-	b.Options.Heal = false
+	b.Options.CorrectDrift = false
 	converge(t, e, b)
 	c.delete(configMaps, "a")
 	converge(t, e, b)
 	c.wantNames(configMaps)
-	b.Options.Heal = true
+	b.Options.CorrectDrift = true
 	converge(t, e, b)
 	c.wantNames(configMaps, "a")
 }

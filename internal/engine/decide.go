@@ -105,8 +105,8 @@ func decide(t *target, existing *live, recorded inventory.Entry, requestedBy req
 		}
 	case existing.role == roleRecreated:
 		// The aggregation controller created it again: it was not there before us, and has no other owner.
-	case t.guarded:
-		return decideGuarded(v, recorded, requestedBy)
+	case t.rejectUnmanaged:
+		return decideUnmanaged(v, recorded, requestedBy)
 	case !existing.IsMarked():
 		// The object with the recorded UID is ours, even if another client removed the labels and annotations.
 		v.adopt = (recorded.UID != existing.UID || recorded.Adopted) && !existing.belongsTo(t.release)
@@ -162,7 +162,7 @@ func isFromOtherRequestor(t *target, existing *live, requestedBy requester) bool
 // competingOwnerError returns the conflict with competingOwner about t.
 func competingOwnerError(t *target, owner bundle.Owner, competingOwner string) error {
 	err := &conflictError{ref: t.ref, owner: fmt.Sprintf("%s %s (for %s)", owner.Kind, owner.Name, competingOwner), competingOwner: competingOwner}
-	if t.guarded {
+	if t.rejectUnmanaged {
 		err.text = fmt.Sprintf("%s was taken over for %s", t.ref, competingOwner)
 	}
 	return err

@@ -14,8 +14,8 @@ import (
 // deployed returns the description of the bundle of a record.
 func (e *Engine) deployed(rec *inventory.Record) bundle.Deployed {
 	return bundle.Deployed{
-		ID: rec.ID, Owner: rec.Owner, Hub: cmp.Or(rec.Hub, e.ownerScope.Hub), Removing: rec.State == bundle.StateRemoving, Leave: rec.Leave,
-		CorrectDrift: rec.Options.Heal, Report: rec.Report(), Releases: rec.DeployedReleases(),
+		ID: rec.ID, Owner: rec.Owner, Hub: cmp.Or(rec.Hub, e.ownerScope.Hub), Removing: rec.State == bundle.StateRemoving, Orphan: rec.Orphan,
+		CorrectDrift: rec.Options.CorrectDrift, Report: rec.Report(), Releases: rec.DeployedReleases(),
 	}
 }
 

@@ -33,7 +33,7 @@ type Options struct {
 	// SveltosCluster.
 	Scope string
 	Hub   string
-	// OnChange is called, while Run runs, for a bundle with the option Heal whose objects have changed: their status, or
+	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift whose objects have changed: their status, or
 	// by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The deletion of
 	// an object is not delayed. It may block, but not longer than Run's context.
 	OnChange func(bundle.ID)
@@ -134,7 +134,7 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 // Converge makes the cluster equal b: it applies new and changed objects, and prunes objects that b no longer has. If
 // the inventory is lost, Converge rebuilds it from the objects with our ownership labels. The error is nil if the
 // report's state is Applied, or Applying while a Helm release waits. It wraps ErrConflict if an object belongs to another
-// profile. After an error the next call continues from the inventory. Without the option Heal, an applied bundle is not
+// profile. After an error the next call continues from the inventory. Without the option CorrectDrift, an applied bundle is not
 // read again until it changes. Converge changes nothing if the report has Outdated releases.
 func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
 	report := bundle.Report{ID: b.ID}
@@ -160,7 +160,7 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	if !intact {
 		prior = prior.WithoutContent()
 	}
-	if !b.Options.Heal && prior.State == bundle.StateApplied && prior.BundleDigest() == digest {
+	if !b.Options.CorrectDrift && prior.State == bundle.StateApplied && prior.BundleDigest() == digest {
 		return prior.Report(), nil
 	}
 	if intact && prior.BundleDigest() == digest && prior.State == bundle.StateApplying && e.isWaiting(ctx, b.ID, digest) {

@@ -162,7 +162,7 @@ func (c *cluster) bundle(name string, objects ...*unstructured.Unstructured) bun
 		Items: []bundle.Item{{
 			Objects: objects, Reference: bundle.Reference{Kind: "ConfigMap", Namespace: "default", Name: "manifests", Tier: 100},
 		}},
-		Options: bundle.Options{Heal: true},
+		Options: bundle.Options{CorrectDrift: true},
 	}
 }
 

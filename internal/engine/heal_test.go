@@ -131,7 +131,7 @@ func TestDriftIgnoredAndOneTimeObjectsStayEdited(t *testing.T) {
 	ignored.SetAnnotations(map[string]string{"projectsveltos.io/driftDetectionIgnore": "ok"})
 	converge(t, h.Engine, c.bundle("one", ignored, c.configMap("normal", "1")))
 	once := c.bundle("once", c.configMap("once", "1"))
-	once.Options.Heal = false
+	once.Options.CorrectDrift = false
 	converge(t, h.Engine, once)
 	for _, name := range []string{"ignored", "once", "normal"} {
 		c.patch(configMaps, name, `{"data":{"key":"2"}}`)
@@ -150,7 +150,7 @@ func TestHealingEndsWithTheOption(t *testing.T) {
 	converge(t, h.Engine, b)
 	c.patch(configMaps, "a", `{"data":{"key":"2"}}`)
 	eventually(t, "healed", func() bool { return c.value("a") == "1" })
-	b.Options.Heal = false
+	b.Options.CorrectDrift = false
 	wantChanges(t, converge(t, h.Engine, b).Changes, counts{bundle.Unchanged: 1})
 	sentinel := c.bundle("two", c.configMap("b", "1"))
 	converge(t, h.Engine, sentinel)

@@ -131,7 +131,7 @@ func TestWithdrawWithoutARecordLeavesWhatIsToBeLeft(t *testing.T) {
 	b := c.bundle("one", c.configMap("a", "1"))
 	converge(t, c.engine(nil), b)
 	c.loseRecords("head")
-	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID, Leave: true})
+	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID, Orphan: true})
 	c.wantNames(configMaps)
 	if c.value("a") != "1" {
 		t.Error("the object is gone")

@@ -44,8 +44,8 @@ type target struct {
 
 	skipNamespaceCreation bool
 	force                 bool
-	guarded               bool // do not change an existing object that is not managed
-	overwrite             bool // change this object even if guarded is true
+	rejectUnmanaged       bool // do not change an existing object that is not managed
+	overwrite             bool // change this object even if rejectUnmanaged is true
 }
 
 func (t *target) key() kube.Ref { return t.ref.Key() }
@@ -58,13 +58,13 @@ type kinds struct {
 	any   map[schema.GroupVersionKind]kube.Resource
 }
 
-// plan lists the targets of b in the order in which they are applied. A guarded bundle has a problem for each invalid
+// plan lists the targets of b in the order in which they are applied. A bundle with RejectUnmanaged has a problem for each invalid
 // object, another bundle fails with the first one.
 func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors, err error) {
 	defined := definedKinds(b)
 	origin := map[kube.Ref]bundle.Item{}
 	tolerate := func(err error) error {
-		if !b.Options.Guarded {
+		if !b.Options.RejectUnmanaged {
 			return err
 		}
 		problems = append(problems, err)
@@ -72,8 +72,8 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 	}
 	inOrder := slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil })
 	for i, item := range b.Items {
-		if item.Problem != "" {
-			problems = append(problems, errors.New(item.Problem))
+		if item.DecodeError != "" {
+			problems = append(problems, errors.New(item.DecodeError))
 		}
 		for _, obj := range item.Objects {
 			if item.Release != nil && bundle.IsHook(obj) {
@@ -154,7 +154,7 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 	return &target{
 		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content, release: release, origin: originOf(item),
 		skipNamespaceCreation: item.SkipNamespaceCreation, force: force,
-		guarded: b.Options.Guarded, overwrite: item.Overwrite,
+		rejectUnmanaged: b.Options.RejectUnmanaged, overwrite: item.Overwrite,
 	}, nil
 }
 

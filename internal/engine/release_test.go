@@ -90,7 +90,7 @@ func TestWithdrawalThatLeavesObjectsLeavesTheRelease(t *testing.T) {
 	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("bye", true), "pre-delete", 0, ""))
 	e := c.engine(nil)
 	deploy(t, e, b)
-	withdraw(t, e, bundle.Withdrawal{ID: b.ID, Leave: true})
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID, Orphan: true})
 	c.wantHistory("1 deployed")
 	c.wantAll(configMaps, "main")
 	c.wantAll(jobs)

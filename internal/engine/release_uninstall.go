@@ -247,7 +247,7 @@ func (p *applyRun) hasItem(key release.Key) bool {
 // removeReleases uninstalls the releases of an inventory that is being withdrawn. If the objects are orphaned, it only
 // removes the ownership labels from the release records.
 func (e *Engine) removeReleases(ctx context.Context, rec *inventory.Record) (stored *inventory.Record, done bool, err error) {
-	if rec.Leave {
+	if rec.Orphan {
 		e.waits.set(rec.ID, nil)
 		return rec, true, e.unmarkRecords(ctx, rec)
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// labelRetainReplicas with the value "true" on an object of a guarded bundle leaves the number of replicas of an
+	// labelRetainReplicas with the value "true" on an object of a bundle with RejectUnmanaged leaves the number of replicas of an
 	// existing object to its cluster.
 	labelRetainReplicas = "resourcetemplate.karmada.io/retain-replicas"
 	// retainTries is the maximum number of attempts to apply an object that others change meanwhile.
@@ -25,7 +25,7 @@ const (
 // retains returns whether the cluster decides about the replicas of a target.
 func (t *target) retains() bool {
 	_, scales := mapOf(t.content["spec"])["replicas"]
-	return scales && t.guarded && mapOf(mapOf(t.content["metadata"])["labels"])[labelRetainReplicas] == "true"
+	return scales && t.rejectUnmanaged && mapOf(mapOf(t.content["metadata"])["labels"])[labelRetainReplicas] == "true"
 }
 
 // applyRetaining applies an existing object without its replicas. If only we have set them, the API server would reset

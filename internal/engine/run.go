@@ -9,7 +9,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Run corrects drift until ctx ends: objects of bundles with the option Heal that others change or delete are applied
+// Run corrects drift until ctx ends: objects of bundles with the option CorrectDrift that others change or delete are applied
 // again, and runs that failed or were interrupted are retried. It needs nothing but the records on the cluster. It
 // returns nil when ctx has ended and everything that it started has ended too. It is called once.
 func (e *Engine) Run(ctx context.Context) error {

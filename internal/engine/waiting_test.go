@@ -55,7 +55,7 @@ func TestPruneAfterFailures(t *testing.T) {
 		"continues; a problem hides objects": {
 			bundle.Options{ContinueOnError: true},
 			func(c *cluster) []bundle.Item {
-				return append(c.items(objects{c.configMap("a-old", "1")}, nil, nil), bundle.Item{Problem: "it cannot be decoded"})
+				return append(c.items(objects{c.configMap("a-old", "1")}, nil, nil), bundle.Item{DecodeError: "it cannot be decoded"})
 			},
 			[]string{"a-old", "b-old", "r-old"}, "; 3 objects are deleted after that",
 		},
@@ -85,7 +85,7 @@ func TestPruneAfterFailures(t *testing.T) {
 			b := c.bundle("one")
 			b.Items = c.items(objects{c.configMap("a-old", "1"), c.namespace(c.ns + "-extra")}, objects{c.configMap("b-old", "1")}, objects{c.configMap("r-old", "1")})
 			converge(t, e, b)
-			test.options.Heal = true
+			test.options.CorrectDrift = true
 			b.Options, b.Items = test.options, test.items(c)
 			report := convergeFails(t, e, b)
 			if diff := cmp.Diff(c.names(configMaps), test.want); diff != "" {

@@ -46,7 +46,7 @@ func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool,
 	if rec.State != bundle.StateRemoving {
 		return true, nil
 	}
-	return e.withdraw(ctx, rec, bundle.Withdrawal{ID: id, Leave: rec.Leave})
+	return e.withdraw(ctx, rec, bundle.Withdrawal{ID: id, Orphan: rec.Orphan})
 }
 
 // withdraw removes the objects of a record. The caller must hold the lock of its ID.
@@ -59,7 +59,7 @@ func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.W
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
 	defer freed()
-	if rec, err = e.beginRemoval(ctx, rec, w.Leave); err != nil {
+	if rec, err = e.beginRemoval(ctx, rec, w.Orphan); err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
 	if rec, done, err = e.removeReleases(ctx, rec); err == nil && done {
@@ -90,11 +90,11 @@ func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*inventory.Reco
 // beginRemoval saves that the bundle of a record is being withdrawn. From then on drift is not corrected. leave is saved
 // because the delivered bundle may be older than the withdrawal.
 func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave bool) (*inventory.Record, error) {
-	if rec.State == bundle.StateRemoving && rec.Leave == leave {
+	if rec.State == bundle.StateRemoving && rec.Orphan == leave {
 		return rec, nil
 	}
 	next := rec.Edit()
-	next.State, next.Message, next.Leave = bundle.StateRemoving, "", leave
+	next.State, next.Message, next.Orphan = bundle.StateRemoving, "", leave
 	for i := range next.Releases {
 		if s := &next.Releases[i]; s.Operation != inventory.Uninstalling && !leave {
 			beginUninstall(s, e.now())
@@ -107,7 +107,7 @@ func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave 
 func (e *Engine) removeAll(ctx context.Context, rec *inventory.Record) (done bool, err error) {
 	groups := toPrune(rec.Entries, nil)
 	var instead map[pruneAction]pruneAction
-	if rec.Leave {
+	if rec.Orphan {
 		instead = map[pruneAction]pruneAction{pruneDelete: pruneOrphan, pruneAwait: pruneForget}
 	} else if groups, err = e.orderRoles(ctx, groups); err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)

@@ -135,7 +135,7 @@ func TestDeregisterWithdrawsThenAgentThenIdentity(t *testing.T) {
 			d := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, KeepAddons: keep})
 			w.agentLeaves(one)
 			departure := d.wait(w)
-			want := []bundle.Withdrawal{{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: summary.Name, Feature: "Resources"}, Leave: keep}}
+			want := []bundle.Withdrawal{{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: summary.Name, Feature: "Resources"}, Orphan: keep}}
 			if err := same(want, w.withdrawals()); err != nil {
 				t.Errorf("withdrawals %v", err)
 			}

@@ -242,7 +242,7 @@ func TestDeletionWithdrawsOrLeaves(t *testing.T) {
 				}
 				return nil
 			})
-			want := []bundle.Withdrawal{{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: summary.Name, Feature: "Resources"}, Leave: leave}}
+			want := []bundle.Withdrawal{{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: summary.Name, Feature: "Resources"}, Orphan: leave}}
 			if err := same(want, w.withdrawals()); err != nil {
 				t.Errorf("withdrawals %v", err)
 			}

@@ -63,7 +63,7 @@ func (b *mailbox) heals(member string) bool {
 	defer b.mu.Unlock()
 	for key, has := range b.has {
 		if key == member+" "+has.ID.String() {
-			return has.Options.Heal
+			return has.Options.CorrectDrift
 		}
 	}
 	return false

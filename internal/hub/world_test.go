@@ -137,7 +137,7 @@ func (b *mailbox) record(m fleet.Member, want bundle.Bundle, report bundle.Repor
 		b.records = map[string]bundle.Deployed{}
 	}
 	b.records[m.Name+" "+want.ID.String()] = bundle.Deployed{
-		ID: want.ID, Owner: want.Owner, Hub: want.Hub, CorrectDrift: want.Options.Heal, Report: report, Releases: want.DeployedReleases(),
+		ID: want.ID, Owner: want.Owner, Hub: want.Hub, CorrectDrift: want.Options.CorrectDrift, Report: report, Releases: want.DeployedReleases(),
 	}
 }
 

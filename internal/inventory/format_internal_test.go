@@ -24,7 +24,7 @@ func TestStoredFormatDoesNotChange(t *testing.T) {
 		"head": {
 			Head{
 				ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "web", Tier: 100}, Digest: []byte{1, 2}, State: bundle.StateApplying,
-				Message: "m", LastApplied: at, Hub: "hub-uid", Leave: true, Suspended: true,
+				Message: "m", LastApplied: at, Hub: "hub-uid", Orphan: true, Suspended: true,
 				ContentChunks: []string{"c"}, InventoryChunks: []string{"i"},
 			},
 			`{"id":{"requestorKind":"ClusterSummary","requestorName":"eu/web","feature":"Helm"},` +

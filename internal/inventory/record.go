@@ -37,8 +37,8 @@ type Head struct {
 	LastApplied time.Time      `json:"lastApplied,omitzero"`
 	// Hub is the UID of the hub that delivered the bundle, or "" if it is not known.
 	Hub string `json:"hub,omitempty"`
-	// Leave is true if the bundle is being withdrawn and its objects are kept.
-	Leave bool `json:"leave,omitempty"`
+	// Orphan is true if the bundle is being withdrawn and its objects are kept.
+	Orphan bool `json:"leave,omitempty"`
 	// Suspended is true if drift is not corrected and nothing is retried until the bundle is converged.
 	Suspended bool `json:"suspended,omitempty"`
 	// Releases are the states of the Helm releases of the bundle.
@@ -91,7 +91,7 @@ func (r *Record) BundleDigest() bundle.Digest { return bundle.DigestFromBytes(r.
 // Equal returns whether saving next in place of r would change nothing but LastApplied.
 func (r *Record) Equal(next *Record) bool {
 	return r.version != "" && r.BundleDigest() == next.BundleDigest() && r.State == next.State && r.Message == next.Message &&
-		r.Hub == next.Hub && r.Leave == next.Leave && r.Suspended == next.Suspended && maps.Equal(r.Entries, next.Entries) &&
+		r.Hub == next.Hub && r.Orphan == next.Orphan && r.Suspended == next.Suspended && maps.Equal(r.Entries, next.Entries) &&
 		reflect.DeepEqual(r.Releases, next.Releases)
 }
 

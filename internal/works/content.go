@@ -28,7 +28,7 @@ func Bundle(work *workv1alpha1.Work) bundle.Bundle {
 	b := bundle.Bundle{
 		ID:      Requestor(work),
 		Owner:   bundle.Owner{Kind: workv1alpha1.WorkKind, Name: work.Namespace + "/" + work.Name, Tier: bundle.DefaultTier},
-		Options: bundle.Options{ContinueOnConflict: true, ContinueOnError: true, Heal: true, Guarded: true},
+		Options: bundle.Options{ContinueOnConflict: true, ContinueOnError: true, CorrectDrift: true, RejectUnmanaged: true},
 	}
 	ordinals := map[kube.Ref]int{}
 	for i, manifest := range work.Spec.Workload.Manifests {
@@ -42,7 +42,7 @@ func Bundle(work *workv1alpha1.Work) bundle.Bundle {
 			}
 		}
 		if err != nil {
-			b.Items = append(b.Items, bundle.Item{Problem: fmt.Sprintf("manifest %d: %v", i, err)})
+			b.Items = append(b.Items, bundle.Item{DecodeError: fmt.Sprintf("manifest %d: %v", i, err)})
 			continue
 		}
 		prune(obj)

@@ -28,8 +28,8 @@ func TestManifestThatCannotBeMeant(t *testing.T) {
 			if len(items) != 3 || len(items[0].Objects) != 1 || len(items[1].Objects) != 0 || len(items[2].Objects) != 1 {
 				t.Fatalf("got %v", items)
 			}
-			if !strings.HasPrefix(items[1].Problem, test.want) {
-				t.Errorf("got %q, want %s", items[1].Problem, test.want)
+			if !strings.HasPrefix(items[1].DecodeError, test.want) {
+				t.Errorf("got %q, want %s", items[1].DecodeError, test.want)
 			}
 		})
 	}

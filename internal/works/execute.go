@@ -222,7 +222,7 @@ func (e *Executor) remove(ctx context.Context, work *workv1alpha1.Work, at Circu
 	leave := at.Orphan || ptr.Deref(work.Spec.PreserveResourcesOnDeletion, false)
 	cluster, cancel := e.limited(ctx)
 	defer cancel()
-	done, err := e.Engine.Withdraw(cluster, bundle.Withdrawal{ID: Requestor(work), Leave: leave})
+	done, err := e.Engine.Withdraw(cluster, bundle.Withdrawal{ID: Requestor(work), Orphan: leave})
 	if err != nil {
 		err = silence(cluster, err)
 		next := work.Status.DeepCopy()

@@ -118,7 +118,7 @@ func renderBundle(b *testing.B, plane *localkube.Plane, archive, name, version s
 	return bundle.Bundle{
 		ID:      bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "bench", Feature: "Helm"},
 		Owner:   bundle.Owner{Kind: "ClusterProfile", Name: "bench", Tier: bundle.DefaultTier},
-		Options: bundle.Options{Heal: true},
+		Options: bundle.Options{CorrectDrift: true},
 		Items: []bundle.Item{{
 			Objects: rendered.Objects,
 			Release: &bundle.Release{

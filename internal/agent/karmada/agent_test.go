@@ -148,7 +148,7 @@ func TestAgentDeploysBundles(t *testing.T) {
 	}
 	w.start()
 	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "profile-karmada-bundles", Feature: "Resources"}
-	b := bundle.Bundle{ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "profile", Tier: bundle.DefaultTier}, Options: bundle.Options{Heal: true}, Items: []bundle.Item{{
+	b := bundle.Bundle{ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "profile", Tier: bundle.DefaultTier}, Options: bundle.Options{CorrectDrift: true}, Items: []bundle.Item{{
 		Objects: []*unstructured.Unstructured{{Object: map[string]any{
 			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "default", "name": "bundles-one"}, "data": map[string]any{"key": "first"},
 		}}},

@@ -155,9 +155,9 @@ func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.Fe
 		Options: bundle.Options{
 			ContinueOnConflict: spec.ContinueOnConflict,
 			ContinueOnError:    spec.ContinueOnError,
-			Heal:               spec.SyncMode != configv1beta1.SyncModeOneTime,
+			CorrectDrift:       spec.SyncMode != configv1beta1.SyncModeOneTime,
 		},
-		Audience:     r.Audience,
+		SharedBy:     r.Audience,
 		Hub:          c.HubUID,
 		RendersAgain: c.rendersAgain(r, parts.items),
 	}}

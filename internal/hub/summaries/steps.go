@@ -434,7 +434,7 @@ func (c *Controller) retire(ctx context.Context, s *state) error {
 		return nil
 	}
 	for _, feature := range s.leaving() {
-		w := bundle.Withdrawal{ID: s.id(feature), Leave: s.leave()}
+		w := bundle.Withdrawal{ID: s.id(feature), Orphan: s.leave()}
 		done, err := c.withdraw(ctx, s.member, w)
 		if ctx.Err() != nil {
 			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())

@@ -35,7 +35,7 @@ func (r Remainder) Withdraw(ctx context.Context, m fleet.Member) (pending, kept 
 			kept = append(kept, Describe(d))
 			continue
 		}
-		done, err := r.Transport.Withdraw(ctx, m, bundle.Withdrawal{ID: d.ID, Leave: m.KeepAddons})
+		done, err := r.Transport.Withdraw(ctx, m, bundle.Withdrawal{ID: d.ID, Orphan: m.KeepAddons})
 		if err != nil {
 			return pending, kept, fmt.Errorf("withdraw %s: %w", d.ID, err)
 		}

@@ -62,7 +62,7 @@ func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
 		switch decide(e) {
 		case withdraw:
 			// Before the next bundle is looked at: the evidence can become stale.
-			err = c.withdraw(ctx, s, bundle.Withdrawal{ID: d.ID, Leave: leave || (d.Removing && d.Leave)})
+			err = c.withdraw(ctx, s, bundle.Withdrawal{ID: d.ID, Orphan: leave || (d.Removing && d.Orphan)})
 		case keep:
 			s.kept = append(s.kept, d)
 		case claimed:

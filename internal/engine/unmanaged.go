@@ -15,9 +15,9 @@ var errReplaced = errors.New("it was deleted or replaced just now; it is read ag
 // errBusy is the error of an object that changes faster than it can be read and applied.
 var errBusy = errors.New("it changes all the time; it is read again")
 
-// decideGuarded decides about an existing object that is not labelled for a guarded bundle. An object that such a
-// bundle takes over belongs to the bundle, and is deleted with it.
-func decideGuarded(v decision, recorded inventory.Entry, requestedBy requester) decision {
+// decideUnmanaged decides about an existing object without the ownership labels of a bundle with RejectUnmanaged. An
+// object that such a bundle takes over belongs to it, and is deleted with it.
+func decideUnmanaged(v decision, recorded inventory.Entry, requestedBy requester) decision {
 	v.adopt = false
 	switch {
 	case !v.existing.IsMarked() && (recorded.UID == v.existing.UID || isFromSameWork(v.target, v.existing)):
@@ -63,7 +63,7 @@ func decideTakeover(v decision, recorded inventory.Entry, requestedBy requester)
 	return v
 }
 
-// unmanagedError returns the conflict of a guarded bundle with an object that existed before.
+// unmanagedError returns the conflict of a bundle with RejectUnmanaged with an object that existed before.
 func unmanagedError(t *target, existing *live) error {
 	state := "is not managed"
 	switch kind := existing.Annotations[kube.AnnotationOwnerKind]; {

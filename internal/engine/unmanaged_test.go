@@ -28,7 +28,7 @@ func (c *cluster) work(name string, objects ...*unstructured.Unstructured) bundl
 	b.ID = bundle.ID{RequestorKind: "Work", RequestorName: c.ns + "-" + name, Feature: "Work"}
 	b.Owner = bundle.Owner{Kind: "Work", Name: "karmada-es-one/" + name, Tier: bundle.DefaultTier}
 	b.Items[0].Reference = bundle.Reference{}
-	b.Options = bundle.Options{ContinueOnConflict: true, ContinueOnError: true, Heal: true, Guarded: true}
+	b.Options = bundle.Options{ContinueOnConflict: true, ContinueOnError: true, CorrectDrift: true, RejectUnmanaged: true}
 	for _, obj := range objects {
 		obj.SetLabels(map[string]string{"karmada.io/managed": "true"})
 		obj.SetAnnotations(map[string]string{"work.karmada.io/name": name, "work.karmada.io/namespace": "karmada-es-one"})
@@ -262,7 +262,7 @@ func TestWithdrawalOfGuardedBundle(t *testing.T) {
 		"work.karmada.io/name": "two", "work.karmada.io/namespace": "karmada-es-one", "work.karmada.io/conflict-resolution": "abort", "note": "kept",
 	})
 	converge(t, e, b)
-	withdraw(t, e, bundle.Withdrawal{ID: b.ID, Leave: true})
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID, Orphan: true})
 	left := c.get(configMaps, c.ns, "left")
 	if diff := cmp.Diff(left.GetLabels(), map[string]string{"app": "left"}); diff != "" {
 		t.Errorf("labels (-got +want):\n%s", diff)
