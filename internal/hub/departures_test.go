@@ -198,47 +198,6 @@ func ownWorld(t *testing.T, name string) (w *world, run func() (stop func())) {
 	}
 }
 
-func TestSilentMemberIsHeldUntilForced(t *testing.T) {
-	w, run := ownWorld(t, "silent")
-	stop := run()
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	profile := w.profile(nil)
-	summary := w.wantProvisioned(profile, "one")
-	// A hub that starts believes the time in the Lease.
-	stop()
-	w.beat(one, time.Now().Add(-time.Hour))
-	run()
-	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool { return s.ConnectionStatus == libv1beta1.ConnectionDown })
-
-	request := join.DeregisterRequest{Request: join.Request{Name: "one"}, Wait: time.Second}
-	request.Namespace = w.ns
-	_, err := join.Deregister(t.Context(), w.plane.Config, request)
-	if err == nil || !errors.Is(err, join.ErrGoesOn) || !strings.Contains(err.Error(), "ClusterSummary "+w.ns+"/"+summary.Name+" to be withdrawn") ||
-		!strings.Contains(err.Error(), "silent since") {
-		t.Errorf("err = %v", err)
-	}
-	if got := w.withdrawals(); got != nil {
-		t.Errorf("withdrawn: %v", got)
-	}
-	w.wantAll(w.registration("one", w.ns))
-
-	request.Force = true
-	departure, err := join.Deregister(t.Context(), w.plane.Config, request)
-	w.must(err)
-	if err := same([]string{"ConfigMap default/a", "the agent, in namespace projectsveltos"}, departure.Left); err != nil || !departure.Forced {
-		t.Errorf("left %v, forced %t", err, departure.Forced)
-	}
-	w.wantNone(w.registration("one", w.ns))
-	w.eventually("event", func() error {
-		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one is not reached and leaves by force; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
-		if all := w.events(summary); !slices.Contains(all, want) {
-			return fmt.Errorf("events are %q", all)
-		}
-		return nil
-	})
-}
-
 func TestGracePeriodForces(t *testing.T) {
 	w := newWorld(t)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": []byte("{")}}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -24,6 +25,8 @@ const (
 	lookLimit    = 5 * time.Second
 	// latelyLimit is how old the API server's last answer may be for the hub to be ready: two looks that failed.
 	latelyLimit = 3*lookInterval + lookLimit
+	// gapLimit is the longest time between two answers if no look fails. A longer one is an outage.
+	gapLimit = lookInterval + lookLimit
 	// stuckLimit is how long a process may go without looking, although it looks every few seconds, before it is to be started anew.
 	stuckLimit = time.Minute
 	// fillLimit is how long caches may take to fill, although the API server answers, before the process is to be started anew.
@@ -34,7 +37,7 @@ const (
 type health struct {
 	clock  clock.WithTicker
 	tenure *tenure
-	// ask asks the API server something small.
+	// ask reads something small from the storage of the API server.
 	ask func(context.Context) error
 
 	// mu guards what follows.
@@ -43,8 +46,8 @@ type health struct {
 	filled func(context.Context) (bool, error)
 	ready  bool
 	// looked is when the last look ended, answered when the API server last answered, and unfilled since when it has answered without the
-	// caches being full; zero if they are, or if it does not answer.
-	looked, answered, unfilled time.Time
+	// caches being full; zero if they are, or if it does not answer. sees is the first answer after the last outage.
+	looked, answered, unfilled, sees time.Time
 }
 
 func newHealth(cfg *rest.Config, clock clock.WithTicker) (*health, error) {
@@ -56,7 +59,9 @@ func newHealth(cfg *rest.Config, clock clock.WithTicker) (*health, error) {
 	}
 	return &health{
 		clock: clock, tenure: &tenure{clock: clock}, looked: clock.Now(),
-		ask: func(ctx context.Context) error { return api.RESTClient().Get().AbsPath("/version").Do(ctx).Error() },
+		ask: func(ctx context.Context) error {
+			return api.RESTClient().Get().AbsPath("/api/v1/namespaces", metav1.NamespaceSystem).Do(ctx).Error()
+		},
 	}, nil
 }
 
@@ -104,6 +109,9 @@ func (h *health) look(ctx context.Context) {
 	defer h.mu.Unlock()
 	h.looked, h.ready = h.clock.Now(), full
 	if answer == nil {
+		if h.looked.Sub(h.answered) > gapLimit {
+			h.sees = h.looked
+		}
 		h.answered = h.looked
 	}
 	switch {
@@ -112,6 +120,16 @@ func (h *health) look(ctx context.Context) {
 	case h.unfilled.IsZero():
 		h.unfilled = h.looked
 	}
+}
+
+// seesSince returns since when the API server has answered without an outage; the present time during an outage.
+func (h *health) seesSince() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if now := h.clock.Now(); now.Sub(h.answered) > gapLimit {
+		return now
+	}
+	return h.sees
 }
 
 // Alive fails if nothing but a new start of the process helps.

@@ -73,3 +73,45 @@ func TestLeadThatWasGivenUpIsNotMissed(t *testing.T) {
 		t.Error("it counts as lost")
 	}
 }
+
+func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
+	t.Parallel()
+	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
+	away := false
+	h := &health{clock: clock, tenure: &tenure{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
+		if away {
+			return errors.New("away")
+		}
+		return nil
+	}}
+	// looks looks for a time, and pauses between two looks for as long as given.
+	looks := func(during, pause time.Duration) {
+		for end := clock.Now().Add(during); clock.Now().Before(end); clock.Step(pause) {
+			h.look(t.Context())
+		}
+	}
+	want := func(what string, want time.Time) {
+		t.Helper()
+		if got := h.seesSince(); !got.Equal(want) {
+			t.Errorf("%s: sees since %s, want %s", what, got.Format(time.TimeOnly), want.Format(time.TimeOnly))
+		}
+	}
+	want("before the first look", clock.Now())
+	start := clock.Now()
+	looks(time.Minute, lookInterval)
+	want("without an outage", start)
+	looks(time.Minute, gapLimit)
+	want("slow answers", start)
+	away = true
+	looks(3*time.Minute, lookInterval)
+	want("during an outage", clock.Now())
+	away = false
+	back := clock.Now()
+	looks(time.Minute, lookInterval)
+	want("after the outage", back)
+	clock.Step(time.Minute)
+	want("while the process is stopped", clock.Now())
+	back = clock.Now()
+	looks(time.Minute, lookInterval)
+	want("after the process was stopped", back)
+}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub/clusters"
 	"github.com/towline/towline/internal/hub/outdated"
 	"github.com/towline/towline/internal/hub/profiles"
@@ -168,8 +169,8 @@ type hub struct {
 	engines *engines
 	// remainder withdraws what deregistered clusters hold beyond summaries and Works.
 	remainder unclaimed.Remainder
-	// clusters knows when agents were heard of.
-	clusters *clusters.Controller
+	// heartbeats judges the agents of pull members, for everything in this hub.
+	heartbeats *heartbeats.Judge
 }
 
 // wire adds everything that runs in a hub to its manager, in the order of the journey.
@@ -201,10 +202,7 @@ func (h *hub) wire(ctx context.Context) error {
 	composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){fleet.Push: h.members.Config}
 	h.remainder = unclaimed.Remainder{Live: h.live, Transport: transport, HubUID: composer.HubUID}
 	shard := h.opts.shard()
-	h.clusters = &clusters.Controller{
-		Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget,
-		Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
-	}
+	h.heartbeats = &heartbeats.Judge{Hub: h.GetClient(), Live: h.live, Clock: clock.RealClock{}, SeesSince: h.health.seesSince}
 	if shard.Default() {
 		if err := h.wireFleet(ctx); err != nil {
 			return err
@@ -214,7 +212,10 @@ func (h *hub) wire(ctx context.Context) error {
 		h.watchCharts(composer),
 		h.lifecycle(ctx),
 		h.karmada(ctx),
-		h.clusters.Setup(ctx, h),
+		(&clusters.Controller{
+			Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
+			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+		}).Setup(ctx, h),
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport,
 			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: h.engines.healed, Away: h.away(),

@@ -31,14 +31,14 @@ func (h *hub) karmada(ctx context.Context) error {
 		}
 	}
 	asking := &members.Controller{
-		Hub: h.GetClient(), Live: h.live, Shard: shard, Dial: h.members.Config, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+		Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Heartbeats: h.heartbeats, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
 	}
 	h.census.contacts = asking.Failures
 	return errors.Join(
 		asking.Setup(ctx, h),
 		(&spaces.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Config: h.members.Config, WithdrawRest: h.remainder.Withdraw, Forget: h.engines.forget,
-			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+			Heartbeats: h.heartbeats, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&hubworks.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Engines: h.engines.observing, Woken: h.engines.worked, Clock: clock.RealClock{},

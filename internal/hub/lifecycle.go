@@ -29,7 +29,7 @@ func (h *hub) lifecycle(ctx context.Context) error {
 	}
 	return errors.Join(
 		(&registrations.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), Keep: keeper(h.GetConfig(), h.live, h.opts), Turns: turns,
+			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), Keep: h.keeper(), Turns: turns,
 			Events: h.GetEventRecorder(recorder),
 		}).Setup(ctx, h),
 		(&departures.Controller{
@@ -47,7 +47,7 @@ func (h *hub) reach() *departures.Reach {
 		}
 		return fleet.Probe(ctx, config)
 	}
-	return &departures.Reach{Live: h.live, Contact: dial, Heard: h.clusters.Heard, Clock: clock.RealClock{}}
+	return &departures.Reach{Live: h.live, Contact: dial, Heartbeats: h.heartbeats}
 }
 
 // away says of any cluster why nothing can be done on it, "" if something can: of each type whoever knows.
@@ -64,16 +64,17 @@ func (h *hub) away() func(ctx context.Context, cluster client.Object) (string, e
 }
 
 // keeper keeps manifests ready with the address under which agents reach the hub now.
-func keeper(hub *rest.Config, live client.Client, opts Options) func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
-	beats := &join.Beats{}
-	given := join.HubAddress{Server: opts.ManagementClusterURL, CA: opts.ManagementClusterCA}
+func (h *hub) keeper() func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
+	given := join.HubAddress{Server: h.opts.ManagementClusterURL, CA: h.opts.ManagementClusterCA}
 	return func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
-		address, err := join.FindHubAddress(ctx, hub, given)
+		address, err := join.FindHubAddress(ctx, h.GetConfig(), given)
 		if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
 			return 0, err
 		}
 		// A cluster may have an address of its own for the hub.
-		manifests := join.Manifests{Hub: live, Address: address, Image: opts.AgentImage, Version: opts.Version, Beats: beats, Clock: clock.RealClock{}}
+		manifests := join.Manifests{
+			Hub: h.live, Address: address, Image: h.opts.AgentImage, Version: h.opts.Version, Heartbeats: h.heartbeats, Clock: clock.RealClock{},
+		}
 		return manifests.Keep(ctx, cluster)
 	}
 }

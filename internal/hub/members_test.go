@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,29 +29,6 @@ func (w *world) wantCluster(cluster *libv1beta1.SveltosCluster, want func(libv1b
 		}
 		return nil
 	})
-}
-
-func TestSilentAgentIsDownAndLeftAlone(t *testing.T) {
-	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	one := w.unready("one", w.prod())
-	w.beat(one, time.Now().Add(-time.Hour))
-	w.ready(one)
-	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
-		return s.Ready && s.ConnectionStatus == libv1beta1.ConnectionDown && s.FailureMessage == "AgentLastReportTime is older than max allowed age." && s.ConnectionFailures == 3
-	})
-	profile := w.profile(nil)
-	w.wantFeature(profile, "one", configv1beta1.FeatureSummary{
-		FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusProvisioning, FailureMessage: "agent in managed cluster is not healthy.",
-	})
-	if got := w.refs("one", "Resources"); got != nil {
-		t.Errorf("one has %v", got)
-	}
-	w.beat(one, time.Now())
-	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
-		return s.ConnectionStatus == libv1beta1.ConnectionHealthy && s.FailureMessage == "" && s.ConnectionFailures == 0
-	})
-	w.wantProvisioned(profile, "one")
 }
 
 func TestPushMemberIsContacted(t *testing.T) {

@@ -17,6 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -47,8 +49,8 @@ type Manifests struct {
 	Image string
 	// Version is the release of Towline that the manifests are told to be of.
 	Version string
-	// Beats remembers when agents were heard of. Without it, what their Leases say is believed.
-	Beats *Beats
+	// Heartbeats judges the agents.
+	Heartbeats *heartbeats.Judge
 	// Clock tells the time. Default: the real one.
 	Clock clock.Clock
 }
@@ -64,9 +66,6 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	}
 	if m.Clock == nil {
 		m.Clock = clock.RealClock{}
-	}
-	if m.Beats == nil {
-		m.Beats = &Beats{}
 	}
 	l := &ledger{hubClient: m.Hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 	if cluster.Status.Ready && cluster.Status.ConnectionStatus != libv1beta1.ConnectionDown {
@@ -94,9 +93,7 @@ func (m Manifests) arrived(ctx context.Context, cluster *libv1beta1.SveltosClust
 	if err := m.Hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("read Lease %s: %w", key, err)
 	}
-	now := m.Clock.Now()
-	last := m.Beats.Last(cluster, lease, now)
-	return !last.IsZero() && now.Sub(last) < leaseDuration*time.Second, nil
+	return m.Heartbeats.Look(fleet.FromSveltosCluster(cluster), lease, "").State == heartbeats.Alive, nil
 }
 
 // retire deletes the registration Secret of a connected cluster when nobody needs it any more.

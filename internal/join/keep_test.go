@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -39,6 +40,7 @@ func newWaiting(t *testing.T) *waiting {
 	established(t, hubClient, w.cluster)
 	w.manifests = join.Manifests{
 		Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host, CA: plane.Config.CAData}, Version: "v1.2.3", Clock: w.clock,
+		Heartbeats: &heartbeats.Judge{Clock: w.clock},
 	}
 	return w
 }
@@ -281,7 +283,7 @@ func TestKeepRenewsNoManifestForAnAgentThatHasJustCome(t *testing.T) {
 func TestKeepDoesNotBelieveABeatFromTheFuture(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
-	w.manifests.Beats = &join.Beats{}
+	w.keep(t)
 	lease := &coordinationv1.Lease{}
 	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), lease); err != nil {
 		t.Fatal(err)

@@ -24,6 +24,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -51,7 +52,7 @@ const (
 
 // Controller keeps the status of SveltosClusters true.
 type Controller struct {
-	// Hub reads SveltosClusters and Leases from a cache.
+	// Hub reads SveltosClusters from a cache.
 	Hub client.Client
 	// Shard is the part of the fleet that this hub looks after.
 	Shard fleet.Shard
@@ -59,26 +60,19 @@ type Controller struct {
 	Dial func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// Forget drops what was kept for the member "namespace/name", which is gone or another shard's.
 	Forget func(member string)
-	Events events.EventRecorder
-	Clock  clock.PassiveClock
+	// Heartbeats judges the agents of pull members.
+	Heartbeats *heartbeats.Judge
+	Events     events.EventRecorder
+	Clock      clock.PassiveClock
 
-	// mu guards beats, awaited, gaps and turns.
+	// mu guards awaited, gaps and turns.
 	mu sync.Mutex
-	// beats remembers when heartbeats were seen by our own clock, since that of the member may be wrong. After a restart the times in
-	// the Leases are believed until the next heartbeat.
-	beats map[types.NamespacedName]beat
 	// awaited are the pull members that we saw not ready: an event tells when one is. A restart loses no more than that.
 	awaited map[types.NamespacedName]struct{}
 	// gaps has the APIs of the push members that do not list all of them now, as they were listed before.
 	gaps map[types.NamespacedName][]string
 	// turns holds one entry for each member whose checks run.
 	turns chan struct{}
-}
-
-// beat is one heartbeat: the version of the Lease that carried it, and when we saw it.
-type beat struct {
-	version string
-	at      time.Time
 }
 
 // Setup makes mgr run the controller.
@@ -218,9 +212,9 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 
 func (c *Controller) forget(name types.NamespacedName) {
 	c.Forget(name.String())
+	c.Heartbeats.Forget(fleet.ID{Type: fleet.TypeSveltos, Namespace: name.Namespace, Name: name.Name})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.beats, name)
 	delete(c.awaited, name)
 	delete(c.gaps, name)
 }

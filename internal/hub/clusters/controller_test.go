@@ -31,6 +31,7 @@ import (
 	"github.com/towline/towline/api/crds"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub/clusters"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
@@ -49,6 +50,9 @@ type world struct {
 	events     *events.FakeRecorder
 	controller *clusters.Controller
 	cluster    *libv1beta1.SveltosCluster
+	// away says that the hub's API server does not answer; otherwise it has answered since back.
+	away bool
+	back time.Time
 }
 
 func newWorld(t *testing.T, spec libv1beta1.SveltosClusterSpec) *world {
@@ -66,6 +70,7 @@ func newWorld(t *testing.T, spec libv1beta1.SveltosClusterSpec) *world {
 		Hub: hub, Dial: func(context.Context, fleet.Member) (*rest.Config, error) { return plane.Config, nil },
 		Forget: func(string) {}, Events: w.events, Clock: w.clock,
 	}
+	w.startJudge()
 	w.cluster = &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Finalizers: []string{"example.com/test"}}, Spec: spec,
 	}
@@ -78,6 +83,16 @@ func newWorld(t *testing.T, spec libv1beta1.SveltosClusterSpec) *world {
 		}
 	})
 	return w
+}
+
+// startJudge makes the controller judge heartbeats as one that has just started.
+func (w *world) startJudge() {
+	w.controller.Heartbeats = &heartbeats.Judge{Hub: w.Client, Live: w.Client, Clock: w.clock, SeesSince: func() time.Time {
+		if w.away {
+			return w.clock.Now()
+		}
+		return w.back
+	}}
 }
 
 // crdOnce serves the tests of this binary, which share a control plane.
@@ -279,7 +294,7 @@ func TestAgentsChecksCountForAPullMember(t *testing.T) {
 	w.want(true, healthy, 1, "liveness check c: no")
 	report(`{"agentCheckFailures":2,"agentCheckMessage":"liveness check c: still no"}`)
 	w.want(true, down, 2, "liveness check c: still no")
-	w.clock.Step(clusters.SilenceLimit)
+	w.clock.Step(heartbeats.SveltosLimit)
 	w.want(true, down, 2, libv1beta1.AgentReportTooOld)
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: w.clock.Now()}
 	w.must(w.Update(t.Context(), lease))

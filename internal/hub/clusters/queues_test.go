@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,6 +21,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub/clusters"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -44,8 +46,10 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 	}
 	installCRD(t, hub)
 	var dialled atomic.Int32
+	listening := clocktesting.NewFakeClock(start)
 	controller := &clusters.Controller{
-		Hub: mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{},
+		Heartbeats: &heartbeats.Judge{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: listening},
+		Hub:        mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{},
 		Dial: func(ctx context.Context, _ fleet.Member) (*rest.Config, error) {
 			dialled.Add(1)
 			<-ctx.Done()
@@ -69,15 +73,15 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 		}
 	}
 	eventually(t, "all workers are taken", func(context.Context) (bool, error) { return dialled.Load() >= 100, nil })
-	silence(t, hub, namespace)
+	silence(t, hub, namespace, listening)
 }
 
-// silence makes a pull member whose agent was last heard of long ago, and waits until it is Down.
-func silence(t *testing.T, hub client.Client, namespace string) {
+// silence makes a pull member whose agent falls silent by the clock of the judge, and waits until it is Down.
+func silence(t *testing.T, hub client.Client, namespace string, listening *clocktesting.FakeClock) {
 	t.Helper()
 	pull := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pull"}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true}}
-	old := &metav1.MicroTime{Time: time.Now().Add(-time.Hour)}
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pull"}, Spec: coordinationv1.LeaseSpec{RenewTime: old}}
+	beat := &metav1.MicroTime{Time: start}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pull"}, Spec: coordinationv1.LeaseSpec{RenewTime: beat}}
 	for _, obj := range []client.Object{lease, pull} {
 		if err := hub.Create(t.Context(), obj); err != nil {
 			t.Fatal(err)
@@ -86,11 +90,21 @@ func silence(t *testing.T, hub client.Client, namespace string) {
 	if err := hub.Status().Patch(t.Context(), pull, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"ready":true}}`))); err != nil {
 		t.Fatal(err)
 	}
+	becomes := func(want libv1beta1.ConnectionStatus) {
+		eventually(t, "the member is "+string(want), func(ctx context.Context) (bool, error) {
+			err := hub.Get(ctx, client.ObjectKeyFromObject(pull), pull)
+			return err == nil && pull.Status.ConnectionStatus == want, err
+		})
+	}
+	becomes(libv1beta1.ConnectionHealthy)
+	listening.Step(heartbeats.SveltosLimit)
+	// The controller would look again after that time by the real clock.
+	touched := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"example.com/touched":"true"}}}`))
+	if err := hub.Patch(t.Context(), lease, touched); err != nil {
+		t.Fatal(err)
+	}
 	from := time.Now()
-	eventually(t, "the silent member is down", func(ctx context.Context) (bool, error) {
-		err := hub.Get(ctx, client.ObjectKeyFromObject(pull), pull)
-		return err == nil && pull.Status.ConnectionStatus == libv1beta1.ConnectionDown, err
-	})
+	becomes(libv1beta1.ConnectionDown)
 	// Those that do not answer keep their workers for ten seconds.
 	if took := time.Since(from); took > 5*time.Second {
 		t.Errorf("it took %s", took)

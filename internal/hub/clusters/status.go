@@ -9,10 +9,8 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 )
-
-// SilenceLimit is how long the agent of a pull member may stay silent before the member counts as Down: three heartbeats of 30 s.
-const SilenceLimit = 90 * time.Second
 
 // defaultThreshold is the number of failed contacts that make a member Down unless its spec says otherwise: that of the Sveltos surface.
 const defaultThreshold = 3
@@ -56,20 +54,24 @@ func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string
 	return now
 }
 
-// heard returns the status of a pull member whose agent was last heard of at last, and when to look again if nothing is heard until
+// heard returns the status of a pull member by the judgement about its agent, and when to look again if nothing is heard until
 // then; zero means that only news can change it.
-func heard(old libv1beta1.SveltosClusterStatus, threshold int32, last, now time.Time) (libv1beta1.SveltosClusterStatus, time.Duration) {
-	if last.IsZero() || (!old.Ready && old.AgentCheckFailures == 0) {
+func heard(old libv1beta1.SveltosClusterStatus, threshold int32, verdict heartbeats.Verdict) (libv1beta1.SveltosClusterStatus, time.Duration) {
+	threshold = cmp.Or(threshold, defaultThreshold)
+	switch {
+	case !verdict.Heard || (!old.Ready && old.AgentCheckFailures == 0):
 		// Nobody is missed before the first contact.
 		return old, 0
+	case verdict.State == heartbeats.Silent:
+		silent := missed(old, threshold, libv1beta1.AgentReportTooOld)
+		silent.ConnectionFailures, silent.ConnectionStatus = threshold, libv1beta1.ConnectionDown
+		return silent, 0
+	case verdict.State == heartbeats.Unsure && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
+		// It was silent before. Only a heartbeat ends that.
+		return old, verdict.Left
+	default:
+		return reported(old, threshold), verdict.Left
 	}
-	if left := SilenceLimit - now.Sub(last); left > 0 {
-		return reported(old, threshold), left
-	}
-	silent := missed(old, threshold, libv1beta1.AgentReportTooOld)
-	silent.ConnectionFailures = cmp.Or(threshold, defaultThreshold)
-	silent.ConnectionStatus = libv1beta1.ConnectionDown
-	return silent, 0
 }
 
 // reported returns the status of a pull member whose agent is at work and says of its checks what is in old.

@@ -12,6 +12,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 )
 
 type clusterStatus = libv1beta1.SveltosClusterStatus
@@ -118,7 +119,6 @@ func TestLostFactsAreNoticed(t *testing.T) {
 
 func TestHeartbeatsExpire(t *testing.T) {
 	t.Parallel()
-	now := time.Unix(1e9, 0)
 	ready := clusterStatus{Ready: true}
 	says := func(ready bool, failures int32) clusterStatus {
 		return clusterStatus{Ready: ready, AgentCheckFailures: failures, AgentCheckMessage: "liveness check c: no"}
@@ -128,33 +128,43 @@ func TestHeartbeatsExpire(t *testing.T) {
 		return old
 	}
 	down := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 3, FailureMessage: libv1beta1.AgentReportTooOld}
+	alive := heartbeats.Verdict{State: heartbeats.Alive, Heard: true, Left: time.Minute}
+	unsure := heartbeats.Verdict{State: heartbeats.Unsure, Heard: true, Left: time.Minute}
+	silent := heartbeats.Verdict{State: heartbeats.Silent, Heard: true}
+	healthy := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy}
 	tests := map[string]struct {
 		old      clusterStatus
-		last     time.Time
+		verdict  heartbeats.Verdict
 		want     clusterStatus
 		wantNext time.Duration
 	}{
-		"never heard of":             {old: clusterStatus{}, last: now},
-		"ready without a heartbeat":  {old: ready, want: ready},
-		"a fresh one":                {old: ready, last: now.Add(-30 * time.Second), want: clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy}, wantNext: time.Minute},
-		"three missed":               {old: ready, last: now.Add(-SilenceLimit), want: down},
-		"heard of again":             {old: down, last: now, want: clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy}, wantNext: SilenceLimit},
-		"still silent is not news":   {old: down, last: now.Add(-time.Hour), want: down},
-		"silent before it was ready": {old: clusterStatus{}, last: now.Add(-time.Hour)},
+		"never ready":                {old: clusterStatus{}, verdict: alive},
+		"ready without a heartbeat":  {old: ready, verdict: heartbeats.Verdict{State: heartbeats.Silent}, want: ready},
+		"alive":                      {old: ready, verdict: alive, want: healthy, wantNext: time.Minute},
+		"silent":                     {old: ready, verdict: silent, want: down},
+		"heard of again":             {old: down, verdict: alive, want: healthy, wantNext: time.Minute},
+		"still silent is not news":   {old: down, verdict: silent, want: down},
+		"silent before it was ready": {old: clusterStatus{}, verdict: silent},
+		"not heard of yet":           {old: healthy, verdict: unsure, want: healthy, wantNext: time.Minute},
+		"not heard of again yet":     {old: down, verdict: unsure, want: down, wantNext: time.Minute},
+		"not heard of yet, down by a check": {
+			old: checked(says(true, 3), libv1beta1.ConnectionDown), verdict: unsure, wantNext: time.Minute,
+			want: checked(says(true, 3), libv1beta1.ConnectionDown),
+		},
 		"a check fails once": {
-			old: says(true, 1), last: now, wantNext: SilenceLimit,
+			old: says(true, 1), verdict: alive, wantNext: time.Minute,
 			want: checked(says(true, 1), libv1beta1.ConnectionHealthy),
 		},
-		"a check fails for long": {old: says(true, 3), last: now, wantNext: SilenceLimit, want: checked(says(true, 3), libv1beta1.ConnectionDown)},
+		"a check fails for long": {old: says(true, 3), verdict: alive, wantNext: time.Minute, want: checked(says(true, 3), libv1beta1.ConnectionDown)},
 		"fewer checks fail than none": {
-			old: says(true, -5), last: now, wantNext: SilenceLimit,
+			old: says(true, -5), verdict: alive, wantNext: time.Minute,
 			want: clusterStatus{Ready: true, AgentCheckFailures: -5, AgentCheckMessage: "liveness check c: no", ConnectionStatus: libv1beta1.ConnectionHealthy},
 		},
 		"it is not ready by a check": {
-			old: says(false, 2), last: now, wantNext: SilenceLimit, want: checked(says(false, 2), libv1beta1.ConnectionHealthy),
+			old: says(false, 2), verdict: alive, wantNext: time.Minute, want: checked(says(false, 2), libv1beta1.ConnectionHealthy),
 		},
 		"silent while a check keeps it from being ready": {
-			old: clusterStatus{AgentCheckFailures: 1, AgentCheckMessage: "check"}, last: now.Add(-time.Hour),
+			old: clusterStatus{AgentCheckFailures: 1, AgentCheckMessage: "check"}, verdict: silent,
 			want: clusterStatus{
 				AgentCheckFailures: 1, AgentCheckMessage: "check", ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 3,
 				FailureMessage: libv1beta1.AgentReportTooOld,
@@ -164,7 +174,7 @@ func TestHeartbeatsExpire(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, next := heard(tc.old, 0, tc.last, now)
+			got, next := heard(tc.old, 0, tc.verdict)
 			if diff := cmp.Diff(tc.want, got); diff != "" || next != tc.wantNext {
 				t.Errorf("heard() next %s, want %s (-want +got):\n%s", next, tc.wantNext, diff)
 			}

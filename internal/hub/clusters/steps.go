@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -164,16 +163,15 @@ func (c *Controller) renew(ctx context.Context, s *state) {
 	s.remark(err.Error())
 }
 
-// listen looks at the heartbeats of a pull member's agent.
+// listen judges a pull member by the heartbeats of its agent.
 func (c *Controller) listen(ctx context.Context, s *state) error {
-	lease := &coordinationv1.Lease{}
-	err := c.Hub.Get(ctx, types.NamespacedName{Namespace: s.member.DeliveryNamespace, Name: s.member.Name}, lease)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read lease of %s: %w", s.member.Key(), err)
+	report := ""
+	if at := s.cluster.Status.AgentLastReportTime; at != nil {
+		report = at.UTC().String()
 	}
-	last := c.Heard(client.ObjectKeyFromObject(s.cluster), lease)
-	if reported := s.cluster.Status.AgentLastReportTime; reported != nil && reported.After(last) && !reported.After(c.Clock.Now()) {
-		last = reported.Time
+	verdict, err := c.Heartbeats.Ask(ctx, s.member, report)
+	if err != nil {
+		return err
 	}
 	if !s.cluster.Status.Ready {
 		c.await(client.ObjectKeyFromObject(s.cluster))
@@ -181,38 +179,13 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	before := *s.cluster.Status.DeepCopy()
 	if s.member.Deleting {
 		// A check that fails must not keep what is deployed from being withdrawn, and neither must a status that was lost.
-		before.AgentCheckFailures, before.Ready = 0, before.Ready || !last.IsZero()
+		before.AgentCheckFailures, before.Ready = 0, before.Ready || verdict.Heard
 	}
-	status, next := heard(before, s.cluster.Spec.ConsecutiveFailureThreshold, last, c.Clock.Now())
+	status, next := heard(before, s.cluster.Spec.ConsecutiveFailureThreshold, verdict)
 	s.status = status
 	s.status.AgentCheckFailures = s.cluster.Status.AgentCheckFailures
 	s.look(next)
 	return nil
-}
-
-// Heard returns when lease, that of the pull member name, was last renewed, by our clock where we saw it happen; zero if it never was.
-func (c *Controller) Heard(name types.NamespacedName, lease *coordinationv1.Lease) time.Time {
-	if lease.Spec.RenewTime == nil {
-		return time.Time{}
-	}
-	now := c.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.beats == nil {
-		c.beats = map[types.NamespacedName]beat{}
-	}
-	seen, ok := c.beats[name]
-	switch {
-	case !ok:
-		seen = beat{version: lease.ResourceVersion, at: lease.Spec.RenewTime.Time}
-		if seen.at.After(now) {
-			seen.at = now
-		}
-	case seen.version != lease.ResourceVersion:
-		seen = beat{version: lease.ResourceVersion, at: now}
-	}
-	c.beats[name] = seen
-	return seen.at
 }
 
 // label writes the labels of a push member, if they differ.

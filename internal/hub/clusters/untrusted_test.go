@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
-	"github.com/towline/towline/internal/hub/clusters"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 )
 
 func TestALeavingMemberThatAnswersIsReady(t *testing.T) {
@@ -27,7 +27,7 @@ func TestALeavingMemberThatAnswersIsReady(t *testing.T) {
 			w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))))
 			w.want(true, healthy, 0, "")
 			if pull {
-				w.clock.Step(clusters.SilenceLimit)
+				w.clock.Step(heartbeats.SveltosLimit)
 				w.want(true, down, 3, "")
 			}
 		})

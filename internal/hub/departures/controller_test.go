@@ -19,6 +19,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/hub/departures"
 	"github.com/towline/towline/internal/hub/registrations"
@@ -40,7 +41,8 @@ func newWorld(t *testing.T, hubClient client.Client, namespace string, spec libv
 	t.Helper()
 	w := &world{TB: t, Client: hubClient, clock: clocktesting.NewFakeClock(time.Now())}
 	w.controller = &departures.Controller{
-		Hub: hubClient, Live: hubClient, Reach: &departures.Reach{Live: hubClient, Clock: w.clock}, Turns: &registrations.Turns{},
+		Hub: hubClient, Live: hubClient, Turns: &registrations.Turns{},
+		Reach:  &departures.Reach{Live: hubClient, Heartbeats: &heartbeats.Judge{Clock: w.clock}},
 		Events: events.NewFakeRecorder(100), Clock: w.clock,
 	}
 	spec.PullMode = true

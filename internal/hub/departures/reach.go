@@ -7,14 +7,11 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/hub/clusters"
-	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 )
 
 // contactLimit is how long a push member may take to answer.
@@ -26,11 +23,8 @@ type Reach struct {
 	Live client.Reader
 	// Contact asks a push member how it is.
 	Contact func(ctx context.Context, m fleet.Member) (fleet.Facts, error)
-	// Heard says when the agent of a pull member was last heard of, by who has listened for longer: the clock of an agent may be wrong, and
-	// only who saw its Lease renewed knows when. It may be nil.
-	Heard func(member types.NamespacedName, lease *coordinationv1.Lease) time.Time
-	Clock clock.PassiveClock
-	beats join.Beats
+	// Heartbeats judges the agents of pull members.
+	Heartbeats *heartbeats.Judge
 }
 
 // Away says, for people, why nothing can be done on a member, "" if something can. It contacts a push member; of a pull member, it says what
@@ -47,20 +41,14 @@ func (r *Reach) Away(ctx context.Context, cluster *libv1beta1.SveltosCluster) (s
 	if doomed != "" {
 		return "namespace " + doomed + " is being deleted, and its agent's identity with it", nil
 	}
-	last, err := r.lastBeat(ctx, cluster)
-	if err != nil {
+	verdict, came, err := r.listen(ctx, cluster)
+	switch {
+	case err != nil:
 		return "", err
-	}
-	if last.IsZero() && !m.Ready {
+	case !came:
 		return "its agent has never come", nil
-	}
-	// Whatever the status says: it may have been edited, or restored.
-	if last.IsZero() && !cluster.DeletionTimestamp.IsZero() {
-		// The Lease was lost. An agent that is at work renews it again.
-		last = cluster.DeletionTimestamp.Time
-	}
-	if !last.IsZero() && r.Clock.Since(last) >= clusters.SilenceLimit {
-		return "its agent is silent since " + last.UTC().Format(time.RFC3339), nil
+	case verdict.State == heartbeats.Silent:
+		return "its agent is silent since " + verdict.Since.UTC().Format(time.RFC3339), nil
 	}
 	return "", nil
 }
@@ -98,23 +86,15 @@ func (r *Reach) doomed(ctx context.Context, m fleet.Member) (string, error) {
 	return "", nil
 }
 
-// lastBeat returns when the agent of a pull member was last heard of; zero if it never was.
-func (r *Reach) lastBeat(ctx context.Context, cluster *libv1beta1.SveltosCluster) (time.Time, error) {
+// listen judges the agent of a pull member. came is false if there has never been one: neither the status says so, which may have been edited or
+// restored, nor a heartbeat. A Lease from before the cluster is that of another one.
+func (r *Reach) listen(ctx context.Context, cluster *libv1beta1.SveltosCluster) (verdict heartbeats.Verdict, came bool, err error) {
 	m := fleet.FromSveltosCluster(cluster)
 	lease := &coordinationv1.Lease{}
-	err := r.Live.Get(ctx, client.ObjectKey{Namespace: m.DeliveryNamespace, Name: m.Name}, lease)
-	if client.IgnoreNotFound(err) != nil {
-		return time.Time{}, fmt.Errorf("read lease of %s: %w", m.Key(), err)
+	if err := r.Live.Get(ctx, client.ObjectKey{Namespace: m.DeliveryNamespace, Name: m.Name}, lease); client.IgnoreNotFound(err) != nil {
+		return verdict, false, fmt.Errorf("read lease of %s: %w", m.Key(), err)
 	}
-	now := r.Clock.Now()
-	last := r.beats.Last(cluster, lease, now)
-	if !last.IsZero() && r.Heard != nil {
-		if heard := r.Heard(client.ObjectKeyFromObject(cluster), lease); heard.After(last) {
-			last = heard
-		}
-	}
-	if reported := cluster.Status.AgentLastReportTime; reported != nil && reported.After(last) && !reported.After(now) {
-		last = reported.Time
-	}
-	return last, nil
+	came = m.Ready || cluster.Status.AgentLastReportTime != nil ||
+		lease.Spec.RenewTime != nil && !lease.CreationTimestamp.Before(&cluster.CreationTimestamp)
+	return r.Heartbeats.Look(m, lease, ""), came, nil
 }

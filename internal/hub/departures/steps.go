@@ -94,9 +94,8 @@ func (c *Controller) awaitAgent(ctx context.Context, s *state) error {
 	if s.member.Mode != fleet.Pull {
 		return nil
 	}
-	last, err := c.Reach.lastBeat(ctx, s.cluster)
-	if err != nil || (last.IsZero() && !s.member.Ready) {
-		return err // there is no agent
+	if _, came, err := c.Reach.listen(ctx, s.cluster); err != nil || !came {
+		return err
 	}
 	return s.wait("its agent, to withdraw what it holds")
 }
@@ -152,12 +151,8 @@ func (c *Controller) dismissAgent(ctx context.Context, s *state) error {
 	if told && s.cluster.Status.AgentRemovedAt != nil {
 		return nil
 	}
-	last, err := c.Reach.lastBeat(ctx, s.cluster)
-	if err != nil {
+	if _, came, err := c.Reach.listen(ctx, s.cluster); err != nil || !came {
 		return err
-	}
-	if last.IsZero() && !s.member.Ready {
-		return nil // there is no agent
 	}
 	if s.member.Forced && (s.away != "" || told && c.remaining(s) <= 0) {
 		return c.leave(ctx, s, join.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")

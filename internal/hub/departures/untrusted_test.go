@@ -8,7 +8,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -55,6 +54,7 @@ func TestNoStatusEndsTheGracePeriod(t *testing.T) {
 			hubClient, plane := installed(t)
 			w := newWorld(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: time.Second}})
 			w.say(func(s *libv1beta1.SveltosClusterStatus) { *s = status })
+			w.reconcile()
 			w.clock.Step(80 * time.Second)
 			w.reconcile()
 			if strings.Contains(w.cluster.Annotations[kube.AnnotationDeregister], kube.DeregisterForce) {
@@ -125,10 +125,15 @@ func TestAnAgentWhoseClockIsWrongIsHeard(t *testing.T) {
 	t.Parallel()
 	hubClient, plane := installed(t)
 	w := newWorld(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: time.Second}})
-	w.clock.Step(time.Hour)
-	heard := w.clock.Now()
-	w.controller.Reach.Heard = func(types.NamespacedName, *coordinationv1.Lease) time.Time { return heard }
-	w.want("its agent to remove itself", 30*time.Second, false)
+	w.reconcile()
+	lease := &coordinationv1.Lease{}
+	w.must(hubClient.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), lease))
+	for range 3 {
+		w.clock.Step(80 * time.Second)
+		lease.Spec.RenewTime = &metav1.MicroTime{Time: w.clock.Now().Add(-time.Hour)}
+		w.must(hubClient.Update(t.Context(), lease))
+		w.want("its agent to remove itself", 30*time.Second, false)
+	}
 	w.clock.Step(91 * time.Second)
 	w.wantGone()
 }

@@ -27,6 +27,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -49,23 +50,21 @@ const (
 
 // Controller keeps the status of Clusters true, and the taints that follow from it, and their specs complete.
 type Controller struct {
-	// Hub reads Clusters and Leases from a cache.
+	// Hub reads Clusters from a cache.
 	Hub client.Client
-	// Live reads Leases from the API server, before an agent is given up.
-	Live client.Reader
 	// Shard is the part of the fleet that this hub looks after.
 	Shard fleet.Shard
 	// Dial says how to reach a push member: by the same pointer until that changes.
-	Dial   func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	Events events.EventRecorder
-	Clock  clock.PassiveClock
+	Dial func(ctx context.Context, m fleet.Member) (*rest.Config, error)
+	// Heartbeats judges the agents of pull members.
+	Heartbeats *heartbeats.Judge
+	Events     events.EventRecorder
+	Clock      clock.PassiveClock
 
 	observers observers
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// beats remembers when agents were heard of by our own clock, since that of a member may be wrong.
-	beats map[string]beat
 	// told is what the condition Ready said when we looked last, so that events tell of what agents write, too. A restart loses no more than that.
 	told map[string]string
 	// failures counts the looks at each push member that failed in a row.
@@ -233,9 +232,9 @@ func (c *Controller) count(name string, next func(before int) int) {
 // forget drops what is kept of a Cluster that is gone, or not ours to look after.
 func (c *Controller) forget(name string) {
 	c.observers.drop(name)
+	c.Heartbeats.Forget(fleet.FromCluster(&clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: name}}).ID())
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.beats, name)
 	delete(c.told, name)
 	delete(c.failures, name)
 }

@@ -34,6 +34,7 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/api/crds"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub/members"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -50,6 +51,9 @@ type world struct {
 	events     *events.FakeRecorder
 	controller *members.Controller
 	cluster    *clusterv1alpha1.Cluster
+	// away says that the hub's API server does not answer; otherwise it has answered since back.
+	away bool
+	back time.Time
 }
 
 func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *world {
@@ -62,8 +66,9 @@ func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *worl
 	installCRD(t, hub)
 	w := &world{TB: t, Client: hub, clock: clocktesting.NewFakeClock(noon), events: events.NewFakeRecorder(100)}
 	w.controller = &members.Controller{
-		Hub: hub, Live: hub, Dial: dialling(plane.Config, nil), Events: w.events, Clock: w.clock,
+		Hub: hub, Dial: dialling(plane.Config, nil), Events: w.events, Clock: w.clock,
 	}
+	w.startJudge()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.controller.Start(ctx) }()
@@ -80,6 +85,16 @@ func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *worl
 		}
 	})
 	return w
+}
+
+// startJudge makes the controller judge heartbeats as one that has just started.
+func (w *world) startJudge() {
+	w.controller.Heartbeats = &heartbeats.Judge{Hub: w.Client, Live: w.Client, Clock: w.clock, SeesSince: func() time.Time {
+		if w.away {
+			return w.clock.Now()
+		}
+		return w.back
+	}}
 }
 
 func dialling(config *rest.Config, err error) func(context.Context, fleet.Member) (*rest.Config, error) {
@@ -452,15 +467,28 @@ func TestPullMemberIsJudgedByItsHeartbeats(t *testing.T) {
 	w.wantSaid("Warning ClusterNotReady cluster pull: ill")
 }
 
-func TestNewHubGivesAgentsTimeToBeHeard(t *testing.T) {
+func TestRestartOfTheHubCallsNoLiveAgentSilent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "new-hub", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
-	w.beat(w.space(), noon.Add(-time.Hour))
+	lease := w.space()
+	// The member's clock is two minutes behind.
+	const behind = 2 * time.Minute
+	w.beat(lease, noon.Add(-behind))
 	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
-	if next := w.reconcile(); next != 15*time.Second {
-		t.Errorf("it looks again after %s, want 15s", next)
+	w.want("True/ClusterReady: well")
+	for range 3 {
+		w.clock.Step(heartbeats.KarmadaLimit - time.Second)
+		w.want("True/ClusterReady: well")
+		w.beat(lease, w.clock.Now().Add(-behind))
+		w.want("True/ClusterReady: well")
+		w.startJudge()
+		if next := w.reconcile(); next != heartbeats.KarmadaLimit {
+			t.Errorf("it looks again after %s, want %s", next, heartbeats.KarmadaLimit)
+		}
 	}
-	w.clock.Step(15 * time.Second)
+	w.wantSaid()
+	// It died with the hub.
+	w.clock.Step(heartbeats.KarmadaLimit)
 	w.want("Unknown/ClusterStatusUnknown: ", unreachable)
 	w.wantSaid("Warning ClusterStatusUnknown cluster new-hub: the agent of the cluster does not report any more")
 }
@@ -472,23 +500,47 @@ func (deaf) Get(context.Context, client.ObjectKey, client.Object, ...client.GetO
 	return errors.New("it does not answer")
 }
 
-func TestAgentIsNotGivenUpWhileTheHubItselfIsAway(t *testing.T) {
+func TestOutageOfTheHubCallsNoLiveAgentSilent(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "hub-away", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
-	lease := w.space()
-	w.beat(lease, noon)
+	for name, dies := range map[string]bool{"hub-away": false, "hub-away-dies": true} {
+		w := newWorld(t, name, clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
+		lease := w.space()
+		w.beat(lease, noon)
+		w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
+		w.reconcile()
+		w.away, w.controller.Heartbeats.Live = true, deaf{}
+		for range 18 {
+			w.clock.Step(10 * time.Second)
+			w.want("True/ClusterReady: well")
+		}
+		w.away, w.back, w.controller.Heartbeats.Live = false, w.clock.Now(), w.Client
+		w.clock.Step(heartbeats.KarmadaLimit - time.Second)
+		w.want("True/ClusterReady: well")
+		if dies {
+			w.clock.Step(time.Second)
+			w.want("Unknown/ClusterStatusUnknown: ", unreachable)
+			continue
+		}
+		w.beat(lease, noon.Add(-time.Minute))
+		w.clock.Step(time.Second)
+		w.want("True/ClusterReady: well")
+		w.wantSaid()
+	}
+}
+
+func TestSilenceThatCannotBeConfirmedIsNone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "not-confirmed", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
+	w.beat(w.space(), noon)
 	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
 	w.reconcile()
 	w.clock.Step(time.Minute)
-	w.controller.Live = deaf{}
+	w.controller.Heartbeats.Live = deaf{}
 	if _, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)}); err == nil {
 		t.Error("a Lease that cannot be read is no error")
 	}
-	w.controller.Live = w.Client
-	w.want("True/ClusterReady: well")
-	w.clock.Step(14 * time.Second)
-	w.want("True/ClusterReady: well")
-	w.beat(lease, w.clock.Now())
-	w.clock.Step(2 * time.Second)
-	w.want("True/ClusterReady: well")
+	w.read()
+	if got := w.ready(); !strings.HasPrefix(got, "True/") {
+		t.Errorf("Ready is %q", got)
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -58,70 +57,27 @@ func TestTaintsFollowReady(t *testing.T) {
 	}
 }
 
-// look is one look at a Cluster and a Lease, so long after noon.
-type look struct {
-	after   time.Duration
-	renewed time.Time
-	ready   *metav1.Condition
-}
-
-func TestSignsOfLifeAreTimedByOurClock(t *testing.T) {
+func TestOnlyReportsOfTheAgentAreMarked(t *testing.T) {
 	t.Parallel()
-	is, unknown := ready("True", "ClusterReady"), ready("Unknown", "ClusterStatusUnknown")
+	mark := func(ready *metav1.Condition, at time.Time) string {
+		ready.LastTransitionTime = metav1.NewTime(at)
+		return reportMark(clusterv1alpha1.ClusterStatus{Conditions: []metav1.Condition{*ready}})
+	}
+	first := mark(ready("True", "ClusterReady"), noon)
 	for name, c := range map[string]struct {
-		looks []look
-		// want is when the agent was heard of, after noon.
-		want time.Duration
+		mark    string
+		changed bool
 	}{
-		"first look, just renewed":           {[]look{{0, noon.Add(-3 * time.Second), is}}, -3 * time.Second},
-		"first look, a clock ahead of ours":  {[]look{{0, noon.Add(time.Hour), is}}, 0},
-		"first look, a clock behind ours":    {[]look{{0, noon.Add(-time.Hour), is}}, comeback - SilenceLimit},
-		"first look, no Lease":               {[]look{{0, time.Time{}, is}}, comeback - SilenceLimit},
-		"renewed, by whatever clock":         {[]look{{0, noon, is}, {10 * time.Second, noon.Add(-time.Hour), is}}, 10 * time.Second},
-		"not renewed":                        {[]look{{0, noon, is}, {10 * time.Second, noon, is}}, 0},
-		"the Lease is gone":                  {[]look{{0, noon, is}, {10 * time.Second, time.Time{}, is}}, 0},
-		"the agent reports":                  {[]look{{0, noon, unknown}, {10 * time.Second, noon, is}}, 10 * time.Second},
-		"we report, which is no sign":        {[]look{{0, noon, is}, {10 * time.Second, noon, unknown}}, 0},
-		"the agent reports what it had said": {[]look{{0, noon, is}, {10 * time.Second, noon, unknown}, {20 * time.Second, noon, is}}, 0},
+		"the same":          {mark(ready("True", "ClusterReady"), noon), false},
+		"another time":      {mark(ready("True", "ClusterReady"), noon.Add(time.Second)), true},
+		"another condition": {mark(ready("False", "ClusterNotReady"), noon), true},
 	} {
-		var seen beat
-		for _, l := range c.looks {
-			lease := &coordinationv1.Lease{}
-			if !l.renewed.IsZero() {
-				lease.Spec.RenewTime = &metav1.MicroTime{Time: l.renewed}
-			}
-			cluster := &clusterv1alpha1.Cluster{Status: clusterv1alpha1.ClusterStatus{Conditions: []metav1.Condition{*l.ready}}}
-			seen = seen.heard(cluster, lease, noon.Add(l.after))
-		}
-		if got := seen.at.Sub(noon); got != c.want {
-			t.Errorf("%s: heard %s after noon, want %s", name, got, c.want)
+		if changed := c.mark != first; changed != c.changed {
+			t.Errorf("%s: changed %t, want %t", name, changed, c.changed)
 		}
 	}
-}
-
-func TestPatienceEndsOnceAndNotBeforeTheFirstReport(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		ready   *metav1.Condition
-		silent  time.Duration
-		left    time.Duration
-		awaited bool
-	}{
-		"nobody said anything": {nil, time.Hour, 0, false},
-		"never reported":       {ready("Unknown", clusterv1alpha1.ReasonClusterStatusNeverUpdated), time.Hour, 0, false},
-		"known to be silent":   {ready("Unknown", clusterv1alpha1.ReasonClusterStatusUnknown), time.Hour, 0, false},
-		"just heard":           {ready("True", ""), 0, 38 * time.Second, true},
-		"heard a while ago":    {ready("False", ""), 37 * time.Second, time.Second, true},
-		"silent":               {ready("True", ""), 38 * time.Second, 0, true},
-	} {
-		status := clusterv1alpha1.ClusterStatus{}
-		if c.ready != nil {
-			status.Conditions = append(status.Conditions, *c.ready)
-		}
-		left, awaited := patience(status, noon, noon.Add(c.silent))
-		if left != c.left || awaited != c.awaited {
-			t.Errorf("%s: %s left, awaited %t, want %s, %t", name, left, awaited, c.left, c.awaited)
-		}
+	if got := mark(ready("Unknown", "ClusterStatusUnknown"), noon) + reportMark(clusterv1alpha1.ClusterStatus{}); got != "" {
+		t.Errorf("the hub's own word is marked: %q", got)
 	}
 }
 

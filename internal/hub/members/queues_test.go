@@ -25,6 +25,7 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub/members"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -60,7 +61,8 @@ func runHub(t *testing.T, shard string, dial func(context.Context, fleet.Member)
 		t.Fatal(err)
 	}
 	controller := &members.Controller{
-		Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Shard: fleet.Shard(shard), Dial: dial, Events: events.NewFakeRecorder(10 * unanswered), Clock: clock.RealClock{},
+		Hub: mgr.GetClient(), Shard: fleet.Shard(shard), Dial: dial, Events: events.NewFakeRecorder(10 * unanswered), Clock: clock.RealClock{},
+		Heartbeats: &heartbeats.Judge{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}},
 	}
 	if err := controller.Setup(t.Context(), mgr); err != nil {
 		t.Fatal(err)

@@ -7,28 +7,23 @@ import (
 	"net"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/survey"
 )
 
-const (
-	// dialLimit is how long it may take to find out how a member is dialled.
-	dialLimit = 5 * time.Second
-	// leaseLimit is how long the API server may take to show a Lease.
-	leaseLimit = 5 * time.Second
-)
+// dialLimit is how long it may take to find out how a member is dialled.
+const dialLimit = 5 * time.Second
 
 // state is what the steps of one reconcile know.
 type state struct {
@@ -88,64 +83,23 @@ func passes(err error) bool {
 		apierrors.IsTooManyRequests(err) || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err)
 }
 
-// listen looks at the heartbeats of a pull member's agent. It takes no request of the API server unless one is missing.
+// listen judges a pull member by the heartbeats of its agent. It takes no request of the API server unless one is missing.
 func (c *Controller) listen(ctx context.Context, s *state) error {
 	c.observers.drop(s.member.Name)
-	lease := &coordinationv1.Lease{}
-	at := types.NamespacedName{Namespace: s.member.DeliveryNamespace, Name: s.member.Name}
-	if err := c.Hub.Get(ctx, at, lease); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read lease of %s: %w", s.member.Name, err)
+	verdict, err := c.Heartbeats.Ask(ctx, s.member, reportMark(s.cluster.Status))
+	if err != nil {
+		return err
 	}
-	left, awaited := patience(s.cluster.Status, c.heard(s.cluster, lease), c.Clock.Now())
-	if awaited && left <= 0 {
-		var err error
-		if left, err = c.confirm(ctx, s.cluster, at); err != nil {
-			return err
-		}
+	if ready := readyOf(s.cluster.Status); ready == nil || ready.Status == metav1.ConditionUnknown {
+		// It was never reported on, or its agent is known to be silent: only a report of the agent ends that.
+		return nil
 	}
-	switch {
-	case !awaited:
-	case left > 0:
-		s.next = left
-	default:
+	if verdict.State == heartbeats.Silent {
 		s.status = silent(s.cluster.Status, c.Clock.Now())
+		return nil
 	}
+	s.next = verdict.Left
 	return nil
-}
-
-// confirm asks the API server itself for the Lease of an agent that seems to be silent, and returns how much longer to wait for it. If the
-// API server does not answer, the agent could not reach it either, and gets time to come back.
-func (c *Controller) confirm(ctx context.Context, cluster *clusterv1alpha1.Cluster, at types.NamespacedName) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, leaseLimit)
-	defer cancel()
-	lease := &coordinationv1.Lease{}
-	if err := c.Live.Get(ctx, at, lease); client.IgnoreNotFound(err) != nil {
-		c.bearWith(cluster.Name)
-		return 0, fmt.Errorf("read lease of %s: %w", cluster.Name, err)
-	}
-	left, _ := patience(cluster.Status, c.heard(cluster, lease), c.Clock.Now())
-	return left, nil
-}
-
-// heard returns when the agent of a Cluster was last heard of, by our clock where we saw it happen.
-func (c *Controller) heard(cluster *clusterv1alpha1.Cluster, lease *coordinationv1.Lease) time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.beats == nil {
-		c.beats = map[string]beat{}
-	}
-	seen := c.beats[cluster.Name].heard(cluster, lease, c.Clock.Now())
-	c.beats[cluster.Name] = seen
-	return seen.at
-}
-
-// bearWith waits for the agent of a Cluster a little longer.
-func (c *Controller) bearWith(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	seen := c.beats[name]
-	seen.at = c.Clock.Now().Add(comeback - SilenceLimit)
-	c.beats[name] = seen
 }
 
 // report writes the status, if it differs, and tells what changed.

@@ -32,6 +32,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/phase"
 )
@@ -61,8 +62,10 @@ type Controller struct {
 	WithdrawRest func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget drops what is kept of a member "namespace/name" that is gone or given up, and cuts off what is being done to it; it may be nil.
 	Forget func(member string)
-	Events events.EventRecorder
-	Clock  clock.PassiveClock
+	// Heartbeats judges the agents of pull members.
+	Heartbeats *heartbeats.Judge
+	Events     events.EventRecorder
+	Clock      clock.PassiveClock
 
 	patience patience
 }

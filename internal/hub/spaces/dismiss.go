@@ -15,6 +15,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
@@ -27,8 +28,6 @@ const (
 	dismissed = "dismissed"
 	// contactLimit is how long a push member may take to answer, or one that is not ready to let our account be removed.
 	contactLimit = 5 * time.Second
-	// beatLimit is how long ago an agent may have been heard of that is alive: two heartbeats.
-	beatLimit = 20 * time.Second
 )
 
 // alive says whether the member gives a sign of life: it answers, or its agent renews its Lease.
@@ -49,24 +48,13 @@ func (c *Controller) alive(ctx context.Context, s *state) (bool, error) {
 	return err == nil, nil
 }
 
-// heard says whether the agent of a pull member is heard of. The first time that it is asked, it is for any agent that ever came.
+// heard says whether the agent of a pull member counts as alive. One that never came does not.
 func (c *Controller) heard(ctx context.Context, s *state) (bool, error) {
 	lease, err := c.lease(ctx, s)
 	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
 		return false, err
 	}
-	beat := lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano)
-	return c.patience.silent(s.cluster.UID, beat, c.Clock.Now()) < beatLimit, nil
-}
-
-// listen lets the silence of an agent count from now on, and not only from when somebody asks whether it is alive: one that has just died would
-// be waited for twice.
-func (c *Controller) listen(ctx context.Context, s *state) error {
-	if s.member.Mode != fleet.Pull {
-		return nil
-	}
-	_, err := c.heard(ctx, s)
-	return err
+	return c.Heartbeats.Look(s.member, lease, "").State != heartbeats.Silent, nil
 }
 
 func (c *Controller) memberClient(ctx context.Context, m fleet.Member) (client.Client, error) {

@@ -25,6 +25,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/hub/spaces"
 	"github.com/towline/towline/internal/join/bootstrap"
@@ -100,8 +101,10 @@ func (w *world) run() error {
 		return err
 	}
 	members := fleet.NewClients(w.hubClient, w.hub.Config)
+	hubClock := fast{time.Now()}
 	c := &spaces.Controller{
-		Hub: mgr.GetClient(), Live: live, Config: members.Config, Forget: members.Forget, Events: mgr.GetEventRecorder("test"), Clock: fast{time.Now()},
+		Heartbeats: &heartbeats.Judge{Clock: hubClock},
+		Hub:        mgr.GetClient(), Live: live, Config: members.Config, Forget: members.Forget, Events: mgr.GetEventRecorder("test"), Clock: hubClock,
 	}
 	if err := c.Setup(context.Background(), mgr); err != nil {
 		return err

@@ -18,10 +18,7 @@ type patience struct {
 type vigil struct {
 	left  string
 	since time.Time
-	// beat is when the agent says that it was alive, and beaten when the hub learned that.
-	beat   string
-	beaten time.Time
-	told   string
+	told  string
 }
 
 func (p *patience) vigil(cluster types.UID) *vigil {
@@ -43,17 +40,6 @@ func (p *patience) still(cluster types.UID, left string, now time.Time) time.Dur
 		v.left, v.since = left, now
 	}
 	return now.Sub(v.since)
-}
-
-// silent returns how long the agent's word has been the same, by the hub's own clock.
-func (p *patience) silent(cluster types.UID, beat string, now time.Time) time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	v := p.vigil(cluster)
-	if v.beat != beat || v.beaten.IsZero() {
-		v.beat, v.beaten = beat, now
-	}
-	return now.Sub(v.beaten)
 }
 
 // news says whether this is the first time that text is told of the Cluster, last.

@@ -39,7 +39,7 @@ func (c *Controller) judge(ctx context.Context, s *state) error {
 	}
 	ready := meta.FindStatusCondition(s.cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	if ready != nil && ready.Status == metav1.ConditionTrue {
-		return c.listen(ctx, s)
+		return nil
 	}
 	if alive, err := c.alive(ctx, s); alive || err != nil {
 		return err

@@ -1,0 +1,2 @@
+// Package heartbeats judges whether the agents of pull members are alive.
+package heartbeats

@@ -1,0 +1,235 @@
+package heartbeats_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
+)
+
+const (
+	alive  = heartbeats.Alive
+	silent = heartbeats.Silent
+	unsure = heartbeats.Unsure
+)
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+// leases returns the same Lease for every name, or an error.
+type leases struct {
+	client.Reader
+	lease coordinationv1.Lease
+	err   error
+}
+
+func (l *leases) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	l.lease.DeepCopyInto(obj.(*coordinationv1.Lease))
+	return l.err
+}
+
+// renew writes a time of the member's clock.
+func (l *leases) renew(at time.Time) { l.lease.Spec.RenewTime = &metav1.MicroTime{Time: at} }
+
+// court is a judge, the two views of the Lease that it judges by, and an outage of the API server.
+type court struct {
+	testing.TB
+	clock        *clocktesting.FakeClock
+	judge        *heartbeats.Judge
+	cached, live *leases
+	member       fleet.Member
+	report       string
+	// away says that the API server does not answer; otherwise it has answered since back.
+	away bool
+	back time.Time
+}
+
+func newCourt(t *testing.T, of fleet.Type) *court {
+	t.Helper()
+	c := &court{TB: t, clock: clocktesting.NewFakeClock(noon), cached: &leases{}, live: &leases{}, member: fleet.Member{Type: of, Name: "one", UID: "1"}}
+	c.start()
+	return c
+}
+
+// start makes a new judge, as a restart of the hub does.
+func (c *court) start() {
+	c.back = c.clock.Now()
+	c.judge = &heartbeats.Judge{Hub: c.cached, Live: c.live, Clock: c.clock, SeesSince: func() time.Time {
+		if c.away {
+			return c.clock.Now()
+		}
+		return c.back
+	}}
+}
+
+// renew gives a heartbeat that all see.
+func (c *court) renew(at time.Time) {
+	c.cached.renew(at)
+	c.live.renew(at)
+}
+
+// outage has the API server not answer for a time, with a judgement each ten seconds.
+func (c *court) outage(d time.Duration) {
+	c.Helper()
+	c.away, c.live.err = true, errors.New("connection refused")
+	for end := c.clock.Now().Add(d); c.clock.Now().Before(end); c.clock.Step(10 * time.Second) {
+		if verdict, err := c.judge.Ask(c.Context(), c.member, c.report); err == nil && verdict.State == silent {
+			c.Fatalf("the agent is silent at %s, while nobody could hear it", c.clock.Now())
+		}
+	}
+	c.away, c.live.err, c.back = false, nil, c.clock.Now()
+}
+
+func (c *court) want(state heartbeats.State, left time.Duration) {
+	c.Helper()
+	verdict, err := c.judge.Ask(c.Context(), c.member, c.report)
+	if err != nil {
+		c.Fatal(err)
+	}
+	if verdict.State != state || verdict.Left != left {
+		c.Errorf("at %s: %s with %s left, want %s, %s", c.clock.Now().Format(time.TimeOnly), verdict.State, verdict.Left, state, left)
+	}
+}
+
+// each runs a test for both dialects.
+func each(t *testing.T, test func(*court, time.Duration)) {
+	t.Helper()
+	t.Parallel()
+	for of, limit := range map[fleet.Type]time.Duration{fleet.TypeSveltos: 90 * time.Second, fleet.TypeKarmada: 38 * time.Second} {
+		t.Run(string(of), func(t *testing.T) { test(newCourt(t, of), limit) })
+	}
+}
+
+func TestAgentIsAliveUntilTheLimitAfterItsLastHeartbeat(t *testing.T) {
+	each(t, func(c *court, limit time.Duration) {
+		c.want(unsure, limit)
+		c.clock.Step(5 * time.Second)
+		// The member's clock can be wrong in both directions, and can be set back.
+		for _, wrong := range []time.Duration{-2 * time.Minute, 1000 * time.Hour, -3 * time.Minute} {
+			c.renew(c.clock.Now().Add(wrong))
+			c.want(alive, limit)
+			c.clock.Step(limit - time.Second)
+			c.want(alive, time.Second)
+		}
+		c.clock.Step(time.Second)
+		c.want(silent, 0)
+		c.clock.Step(time.Hour)
+		c.want(silent, 0)
+		c.renew(c.clock.Now())
+		c.want(alive, limit)
+	})
+}
+
+func TestOutageOfTheAPIServerStartsTheLimitAgain(t *testing.T) {
+	each(t, func(c *court, limit time.Duration) {
+		c.want(unsure, limit)
+		c.renew(noon)
+		c.want(alive, limit)
+		c.outage(3 * time.Minute)
+		c.want(unsure, limit)
+		c.clock.Step(limit - time.Second)
+		c.want(unsure, time.Second)
+		c.renew(noon.Add(time.Hour))
+		c.want(alive, limit)
+	})
+}
+
+func TestAgentThatDiedDuringAnOutageIsSilentAfterTheLimit(t *testing.T) {
+	each(t, func(c *court, limit time.Duration) {
+		c.want(unsure, limit)
+		c.renew(noon)
+		c.want(alive, limit)
+		c.outage(3 * time.Minute)
+		c.clock.Step(limit - time.Second)
+		c.want(unsure, time.Second)
+		c.clock.Step(time.Second)
+		c.want(silent, 0)
+	})
+}
+
+func TestRestartOfTheHubStartsTheLimitAgain(t *testing.T) {
+	each(t, func(c *court, limit time.Duration) {
+		// The member's clock is two minutes behind.
+		c.renew(noon.Add(-2 * time.Minute))
+		c.start()
+		c.want(unsure, limit)
+		c.clock.Step(20 * time.Second)
+		c.renew(c.clock.Now().Add(-2 * time.Minute))
+		c.want(alive, limit)
+		c.start()
+		c.clock.Step(limit / 2)
+		c.want(unsure, limit)
+		c.clock.Step(limit)
+		c.want(silent, 0)
+	})
+}
+
+func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
+	each(t, func(c *court, limit time.Duration) {
+		c.renew(noon)
+		c.want(unsure, limit)
+		c.clock.Step(limit)
+		c.live.err = errors.New("connection refused")
+		if verdict, err := c.judge.Ask(t.Context(), c.member, ""); err == nil {
+			t.Errorf("got %v, want an error", verdict)
+		}
+		c.live.err = nil
+		// The watch is late.
+		c.live.renew(noon.Add(time.Minute))
+		c.want(alive, limit)
+		// It returns the former Lease for some time, which is no heartbeat.
+		c.clock.Step(limit - time.Second)
+		c.want(alive, time.Second)
+		c.clock.Step(time.Second)
+		c.want(silent, 0)
+	})
+}
+
+func TestReportIsASignOfLife(t *testing.T) {
+	each(t, func(c *court, limit time.Duration) {
+		c.report = "first"
+		c.want(unsure, limit)
+		c.clock.Step(10 * time.Second)
+		c.report = "second"
+		c.want(alive, limit)
+		c.clock.Step(10 * time.Second)
+		// Somebody who has not read the report, or a status that was lost.
+		c.report = ""
+		c.want(alive, limit-10*time.Second)
+		c.report = "second"
+		c.want(alive, limit-10*time.Second)
+	})
+}
+
+func TestLeaseThatIsGoneIsNoSignOfLife(t *testing.T) {
+	each(t, func(c *court, limit time.Duration) {
+		c.renew(noon)
+		c.want(unsure, limit)
+		c.clock.Step(10 * time.Second)
+		c.cached.lease.Spec.RenewTime, c.live.lease.Spec.RenewTime = nil, nil
+		c.want(unsure, limit-10*time.Second)
+		c.renew(noon)
+		c.want(unsure, limit-10*time.Second)
+	})
+}
+
+func TestClusterThatIsRegisteredAgainIsAnotherOne(t *testing.T) {
+	each(t, func(c *court, limit time.Duration) {
+		c.want(unsure, limit)
+		c.renew(noon)
+		c.want(alive, limit)
+		c.member.UID = "2"
+		c.want(unsure, limit)
+		c.renew(noon.Add(time.Second))
+		c.want(alive, limit)
+		c.judge.Forget(c.member.ID())
+		c.want(unsure, limit)
+	})
+}

@@ -1,0 +1,117 @@
+package clusters_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet/heartbeats"
+)
+
+// behind is how far the clock of the member is behind that of the hub.
+const behind = 2 * time.Minute
+
+// newPullWorld has a pull member whose agent is at work, with the Lease of that agent.
+func newPullWorld(t *testing.T) (*world, *coordinationv1.Lease) {
+	t.Helper()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true})
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}
+	w.must(w.Create(t.Context(), lease))
+	w.beat(lease)
+	report := `{"status":{"ready":true,"version":"v1.36.3","agentLastReportTime":"` + start.Add(-behind).Format(time.RFC3339) + `"}}`
+	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(report))))
+	w.want(true, healthy, 0, "")
+	w.said()
+	return w, lease
+}
+
+// beat renews the Lease by the clock of the member.
+func (w *world) beat(lease *coordinationv1.Lease) {
+	w.Helper()
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: w.clock.Now().Add(-behind)}
+	w.must(w.Update(w.Context(), lease))
+}
+
+// deaf is an API server that does not answer.
+type deaf struct{ client.Reader }
+
+func (deaf) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return errors.New("it does not answer")
+}
+
+func TestOutageOfTheHubMakesNobodyDown(t *testing.T) {
+	t.Parallel()
+	for name, dies := range map[string]bool{"lives": false, "dies": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, lease := newPullWorld(t)
+			w.away, w.controller.Heartbeats.Live = true, deaf{}
+			for range 18 {
+				w.clock.Step(10 * time.Second)
+				w.want(true, healthy, 0, "")
+			}
+			w.away, w.back, w.controller.Heartbeats.Live = false, w.clock.Now(), w.Client
+			w.clock.Step(heartbeats.SveltosLimit - time.Second)
+			w.want(true, healthy, 0, "")
+			if dies {
+				w.clock.Step(time.Second)
+				w.want(true, down, 3, libv1beta1.AgentReportTooOld)
+				w.wantSaid("Warning Down cluster ns/one is down: " + libv1beta1.AgentReportTooOld)
+				return
+			}
+			w.beat(lease)
+			w.clock.Step(time.Second)
+			w.want(true, healthy, 0, "")
+			w.wantSaid("")
+		})
+	}
+}
+
+func TestRestartOfTheHubMakesNobodyDown(t *testing.T) {
+	t.Parallel()
+	w, lease := newPullWorld(t)
+	for range 3 {
+		w.startJudge()
+		w.want(true, healthy, 0, "")
+		w.clock.Step(30 * time.Second)
+		w.beat(lease)
+		w.want(true, healthy, 0, "")
+	}
+	w.wantSaid("")
+	// It dies with the hub.
+	w.startJudge()
+	w.want(true, healthy, 0, "")
+	w.clock.Step(heartbeats.SveltosLimit)
+	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
+	w.wantSaid("Warning Down cluster ns/one is down: " + libv1beta1.AgentReportTooOld)
+	// Another restart does not make it healthy, a heartbeat does.
+	w.startJudge()
+	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
+	w.wantSaid("")
+	w.beat(lease)
+	w.want(true, healthy, 0, "")
+	w.wantSaid("Normal Healthy cluster ns/one is healthy again")
+}
+
+func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
+	t.Parallel()
+	w, _ := newPullWorld(t)
+	w.clock.Step(heartbeats.SveltosLimit)
+	w.controller.Heartbeats.Live = deaf{}
+	if _, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)}); err == nil {
+		t.Error("a Lease that cannot be read is no error")
+	}
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
+	if got := w.cluster.Status.ConnectionStatus; got != healthy {
+		t.Errorf("the connection is %q", got)
+	}
+	w.controller.Heartbeats.Live = w.Client
+	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
+}

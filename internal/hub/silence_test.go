@@ -1,0 +1,205 @@
+package hub_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
+	"github.com/towline/towline/internal/join"
+)
+
+const (
+	// outage is how long the API server of the hub is away: longer than agents of both kinds may be silent.
+	outage = heartbeats.SveltosLimit + 10*time.Second
+	// comeback is how long live agents take to be heard again.
+	comeback = 20 * time.Second
+	// clockError is how far the clocks of members are behind that of the hub.
+	clockError = 2 * time.Minute
+)
+
+// beating renews the Leases of these members every few seconds, as far as the API server takes that, until the returned function is called.
+func (w *world) beating(members ...fleet.Member) (stop func()) {
+	ctx, cancel := context.WithCancel(w.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		wait.UntilWithContext(ctx, func(ctx context.Context) {
+			for _, m := range members {
+				lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: m.Name}}
+				at := time.Now().Add(-clockError).UTC().Format(metav1.RFC3339Micro)
+				patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"renewTime":"`+at+`"}}`))
+				// The next one comes soon.
+				_ = w.Patch(ctx, lease, patch)
+			}
+		}, 3*time.Second)
+	})
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+// pullCluster makes a Cluster in pull mode that is ready.
+func (w *world) pullCluster(name string) *clusterv1alpha1.Cluster {
+	w.Helper()
+	cluster := w.declared(name, clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull})
+	// No profile matches it.
+	update(w, cluster, func(c *clusterv1alpha1.Cluster) { c.Labels = nil })
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: fleet.ExecutionSpace(name), Name: name}}
+	w.must(client.IgnoreAlreadyExists(w.Create(w.Context(), lease)))
+	return cluster
+}
+
+// heard says which members the hub calls alive now.
+func (w *world) heard() ([]string, error) {
+	var names []string
+	var sveltos libv1beta1.SveltosClusterList
+	var karmada clusterv1alpha1.ClusterList
+	err := errors.Join(w.List(w.Context(), &sveltos, client.InNamespace(w.ns)), w.List(w.Context(), &karmada))
+	for _, c := range sveltos.Items {
+		if c.Status.ConnectionStatus == libv1beta1.ConnectionHealthy {
+			names = append(names, c.Name)
+		}
+	}
+	for _, c := range karmada.Items {
+		if meta.IsStatusConditionTrue(c.Status.Conditions, clusterv1alpha1.ClusterConditionReady) {
+			names = append(names, c.Name)
+		}
+	}
+	slices.Sort(names)
+	return names, err
+}
+
+// wantHeard looks for a time, and fails if the hub calls others alive than these.
+func (w *world) wantHeard(during time.Duration, want ...string) {
+	w.Helper()
+	for end := time.Now().Add(during); time.Now().Before(end); <-time.After(200 * time.Millisecond) {
+		names, err := w.heard()
+		if err := errors.Join(err, same(want, names)); err != nil {
+			w.Fatalf("alive: %v", err)
+		}
+	}
+}
+
+// becomesHeard waits until the hub calls these members alive, and no others.
+func (w *world) becomesHeard(within time.Duration, want ...string) {
+	w.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(w.Context(), 200*time.Millisecond, within, true, func(context.Context) (bool, error) {
+		names, err := w.heard()
+		last = errors.Join(err, same(want, names))
+		return last == nil, nil
+	})
+	if err != nil {
+		w.Fatalf("alive: %v", last)
+	}
+}
+
+func TestNobodyAliveIsDownAfterAnOutageOrARestart(t *testing.T) {
+	w, run := ownWorld(t, "outage")
+	stop := run()
+	w.configMap("manifests", manifest("a"))
+	lives, dies, leaves := w.member("lives", nil), w.member("dies", nil), w.member("leaves", w.prod())
+	profile := w.profile(nil)
+	summary := w.wantProvisioned(profile, "leaves")
+	alive := []fleet.Member{fleet.FromSveltosCluster(lives), fleet.FromCluster(w.pullCluster("runs"))}
+	dead := []fleet.Member{fleet.FromSveltosCluster(dies), fleet.FromSveltosCluster(leaves), fleet.FromCluster(w.pullCluster("ends"))}
+	stopBeats := w.beating(append(dead, alive...)...)
+	w.becomesHeard(patience, "dies", "ends", "leaves", "lives", "runs")
+
+	w.must(w.plane.Kill())
+	stopBeats()
+	<-time.After(outage)
+	w.must(w.plane.Restart(t.Context()))
+	back := time.Now()
+	w.wantHeard(comeback, "dies", "ends", "leaves", "lives", "runs")
+	stopBeats = w.beating(alive...)
+	w.becomesHeard(patience, "dies", "leaves", "lives", "runs")
+	w.becomesHeard(heartbeats.SveltosLimit-time.Since(back)+patience, "lives", "runs")
+	w.isLeftAlone(dies)
+	w.isHeldUntilForced(leaves, summary)
+
+	stop()
+	stopBeats()
+	run()
+	w.wantHeard(comeback, "dies", "lives", "runs")
+	stopBeats = w.beating(append(alive, dead[0])...)
+	defer stopBeats()
+	w.wantHeard(heartbeats.KarmadaLimit, "dies", "lives", "runs")
+	for _, cluster := range []client.Object{lives, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "runs"}}} {
+		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster))
+		for _, event := range w.events(cluster) {
+			if strings.HasPrefix(event, "Warning") {
+				t.Errorf("%s: %s", cluster.GetName(), event)
+			}
+		}
+	}
+}
+
+// isLeftAlone has a profile match a silent member, which gets it after a heartbeat and not before.
+func (w *world) isLeftAlone(member *libv1beta1.SveltosCluster) {
+	w.Helper()
+	w.wantCluster(member, func(s libv1beta1.SveltosClusterStatus) bool {
+		return s.Ready && s.ConnectionStatus == libv1beta1.ConnectionDown && s.FailureMessage == "AgentLastReportTime is older than max allowed age." && s.ConnectionFailures == 3
+	})
+	update(w, member, func(c *libv1beta1.SveltosCluster) { c.Labels = map[string]string{"left": w.ns} })
+	profile := w.profile(func(s *configv1beta1.ProfileSpec) { s.ClusterSelector.MatchLabels = map[string]string{"left": w.ns} })
+	w.wantFeature(profile, member.Name, configv1beta1.FeatureSummary{
+		FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusProvisioning, FailureMessage: "agent in managed cluster is not healthy.",
+	})
+	if got := w.refs(member.Name, "Resources"); got != nil {
+		w.Errorf("%s has %v", member.Name, got)
+	}
+	w.beat(member, time.Now())
+	w.wantCluster(member, func(s libv1beta1.SveltosClusterStatus) bool {
+		return s.ConnectionStatus == libv1beta1.ConnectionHealthy && s.FailureMessage == "" && s.ConnectionFailures == 0
+	})
+	w.wantProvisioned(profile, member.Name)
+}
+
+// isHeldUntilForced deregisters a silent member that has something deployed.
+func (w *world) isHeldUntilForced(member *libv1beta1.SveltosCluster, summary *configv1beta1.ClusterSummary) {
+	w.Helper()
+	request := join.DeregisterRequest{Request: join.Request{Namespace: w.ns, Name: member.Name}, Wait: time.Second}
+	_, err := join.Deregister(w.Context(), w.plane.Config, request)
+	if err == nil || !errors.Is(err, join.ErrGoesOn) || !strings.Contains(err.Error(), "ClusterSummary "+w.ns+"/"+summary.Name+" to be withdrawn") ||
+		!strings.Contains(err.Error(), "silent since") {
+		w.Errorf("err = %v", err)
+	}
+	if got := w.withdrawals(); got != nil {
+		w.Errorf("withdrawn: %v", got)
+	}
+	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(member), member))
+	registered := w.registration(member.Name, fleet.FromSveltosCluster(member).DeliveryNamespace)
+	w.wantAll(registered)
+
+	request.Force = true
+	departure, err := join.Deregister(w.Context(), w.plane.Config, request)
+	w.must(err)
+	if err := same([]string{"ConfigMap default/a", "the agent, in namespace projectsveltos"}, departure.Left); err != nil || !departure.Forced {
+		w.Errorf("left %v, forced %t", err, departure.Forced)
+	}
+	w.wantNone(registered)
+	w.eventually("event", func() error {
+		want := "Warning Abandoned cluster Sveltos " + w.ns + "/" + member.Name + " is not reached and leaves by force; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
+		if all := w.events(summary); !slices.Contains(all, want) {
+			return fmt.Errorf("events are %q", all)
+		}
+		return nil
+	})
+}
