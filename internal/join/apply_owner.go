@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -37,8 +37,9 @@ func (a *application) checkName(ctx context.Context, hub client.Client) error {
 		}
 		return fmt.Errorf("read Lease %s: %w", key, err)
 	}
-	other, beat := lease.Annotations[kube.AnnotationMember], lease.Spec.RenewTime
-	if other == "" || beat == nil || time.Since(beat.Time) >= leaseDuration*time.Second {
+	// The hub calls a cluster Down whose agent is silent. The clock of the agent may be wrong.
+	other := lease.Annotations[kube.AnnotationMember]
+	if other == "" || lease.Spec.RenewTime == nil || cluster.Status.ConnectionStatus == libv1beta1.ConnectionDown {
 		return nil
 	}
 	uid, err := memberUID(ctx, a.member)

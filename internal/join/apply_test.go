@@ -179,20 +179,20 @@ func TestRegisterAndApply(t *testing.T) {
 // refusesAnotherMember lets an agent be at work on another member.
 func refusesAnotherMember(t *testing.T, plane *localkube.Plane, hubClient client.Client, r join.ApplyRequest) {
 	t.Helper()
-	beats := func(at time.Time) {
-		t.Helper()
-		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name}}
-		lease.Annotations = map[string]string{kube.AnnotationMember: "another"}
-		lease.Spec.RenewTime = &metav1.MicroTime{Time: at}
-		if err := hubClient.Patch(t.Context(), lease, client.MergeFrom(&coordinationv1.Lease{})); err != nil {
-			t.Fatal(err)
-		}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name}}
+	lease.Annotations = map[string]string{kube.AnnotationMember: "another"}
+	// Its clock is behind.
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(-2 * time.Minute)}
+	if err := hubClient.Patch(t.Context(), lease, client.MergeFrom(&coordinationv1.Lease{})); err != nil {
+		t.Fatal(err)
 	}
-	beats(time.Now())
 	_, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
 	wantText(t, err, "cluster "+r.Namespace+"/c is another cluster")
 	wantText(t, err, "deregister it first or choose another name")
-	beats(time.Now().Add(-2 * time.Minute))
+	down := client.RawPatch("application/merge-patch+json", []byte(`{"status":{"connectionStatus":"Down"}}`))
+	if err := hubClient.Status().Patch(t.Context(), clusterNamed(t, hubClient, r.Namespace, "c"), down); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard); err != nil {
 		t.Errorf("the other member is silent: %v", err)
 	}

@@ -225,18 +225,17 @@ func AnnotateDeparture(ctx context.Context, hub client.Client, cluster *libv1bet
 	return nil
 }
 
-// outOfReach says whether the hub is known not to get through to the member: its agent never came or is silent, or it is Down.
+// outOfReach says whether the hub does not reach the member: it is Down, or its agent never came.
 func (d *departure) outOfReach(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
-	if !cluster.Spec.PullMode {
-		return cluster.Status.ConnectionStatus == libv1beta1.ConnectionDown, nil
+	if down := cluster.Status.ConnectionStatus == libv1beta1.ConnectionDown; down || !cluster.Spec.PullMode {
+		return down, nil
 	}
 	lease := &coordinationv1.Lease{}
 	err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}, lease)
 	if client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("read Lease of the agent: %w", err)
 	}
-	beat := lease.Spec.RenewTime
-	return beat == nil || time.Since(beat.Time) > leaseDuration*time.Second, nil
+	return lease.Spec.RenewTime == nil, nil
 }
 
 // conclude takes back what no hub did, and says what is gone: the SveltosCluster, what the hub deleted, and what this deleted.

@@ -26,10 +26,8 @@ const (
 	takenUpWait = 30 * time.Second
 	// leadGrace is how long after its end a leader's Lease may still be about to be taken over.
 	leadGrace = 4 * time.Second
-	// agentLook is the time between two looks at the agent of a cluster that is leaving.
-	agentLook = 10 * time.Second
-	// silentAfter is how long an agent may be silent before that is told: two heartbeats.
-	silentAfter = time.Minute
+	// watchLimit is how long one watch of a cluster that is leaving lasts: its connection can be lost unnoticed.
+	watchLimit = 10 * time.Second
 	// departurePoll is the time between two looks at a cluster that is leaving and cannot be watched.
 	departurePoll = 300 * time.Millisecond
 )
@@ -112,7 +110,7 @@ func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluste
 			return true, nil
 		}
 		d.see(cluster, now)
-		d.tell(ctx, cluster)
+		d.tell(cluster)
 		if limited.Err() == nil && d.watch(limited, cluster) {
 			return true, nil
 		}
@@ -125,9 +123,9 @@ func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluste
 }
 
 // watch sees every change of cluster, so that what is written last is not missed. It returns true when cluster is gone, and false if it cannot
-// be watched any longer, or ctx ended, or it is time to look at the agent again.
+// be watched any longer, or ctx ended, or the watch has lasted for watchLimit.
 func (d *departure) watch(ctx context.Context, cluster *libv1beta1.SveltosCluster) (gone bool) {
-	ctx, cancel := context.WithTimeout(ctx, agentLook)
+	ctx, cancel := context.WithTimeout(ctx, watchLimit)
 	defer cancel()
 	from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: cluster.ResourceVersion}}
 	changes, err := d.hubClient.Watch(ctx, &libv1beta1.SveltosClusterList{}, from,
@@ -146,36 +144,20 @@ func (d *departure) watch(ctx context.Context, cluster *libv1beta1.SveltosCluste
 			return true
 		}
 		d.see(cluster, now)
-		d.tell(ctx, cluster)
+		d.tell(cluster)
 	}
 	return false
 }
 
-func (d *departure) tell(ctx context.Context, cluster *libv1beta1.SveltosCluster) {
+func (d *departure) tell(cluster *libv1beta1.SveltosCluster) {
 	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
 	if !waiting || d.request.Progress == nil {
 		return
-	}
-	if !strings.Contains(message, "silent") && !strings.Contains(message, "never come") {
-		message += d.silence(ctx, cluster)
 	}
 	if message != d.told {
 		d.told = message
 		d.request.Progress("waiting for " + message)
 	}
-}
-
-// silence says since when the agent of a cluster in pull mode is silent, "" if it is not.
-func (d *departure) silence(ctx context.Context, cluster *libv1beta1.SveltosCluster) string {
-	if !cluster.Spec.PullMode || cluster.Status.AgentRemovedAt != nil {
-		return ""
-	}
-	lease := &coordinationv1.Lease{}
-	err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}, lease)
-	if err != nil || lease.Spec.RenewTime == nil || time.Since(lease.Spec.RenewTime.Time) < silentAfter {
-		return ""
-	}
-	return "; its agent is silent since " + lease.Spec.RenewTime.UTC().Format(time.RFC3339)
 }
 
 // overdue says why the cluster is still there.
