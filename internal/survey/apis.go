@@ -14,13 +14,13 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
-// apis lists what the cluster serves. With the error of some group versions comes the list of the others.
-func (o *Observer) apis() ([]clusterv1alpha1.APIEnablement, error) {
-	_, lists, err := o.discovery.ServerGroupsAndResources()
+// listAPIs lists the APIs that the cluster serves. If some group versions fail, it returns the other ones and an error.
+func (o *Observer) listAPIs() ([]clusterv1alpha1.APIEnablement, error) {
+	_, lists, err := o.discoveryClient.ServerGroupsAndResources()
 	return enablements(lists), err
 }
 
-// enablements lists APIs, sorted and without subresources.
+// enablements converts discovery results. The result is sorted and has no subresources.
 func enablements(lists []*metav1.APIResourceList) []clusterv1alpha1.APIEnablement {
 	var all []clusterv1alpha1.APIEnablement
 	for _, list := range lists {
@@ -43,8 +43,9 @@ func sortAPIs(all []clusterv1alpha1.APIEnablement) {
 	slices.SortFunc(all, func(a, b clusterv1alpha1.APIEnablement) int { return cmp.Compare(a.GroupVersion, b.GroupVersion) })
 }
 
-// silent returns the group versions that did not answer, by the error of a list; all says that none did.
-func silent(err error) (versions map[schema.GroupVersion]error, all bool) {
+// failedGroupVersions returns the group versions that a discovery error is about. all is true if discovery failed as a
+// whole.
+func failedGroupVersions(err error) (versions map[schema.GroupVersion]error, all bool) {
 	var failed *discovery.ErrGroupDiscoveryFailed
 	if errors.As(err, &failed) {
 		return failed.Groups, false
@@ -52,48 +53,48 @@ func silent(err error) (versions map[schema.GroupVersion]error, all bool) {
 	return nil, err != nil
 }
 
-// listed is a list of APIs. With an error it has gaps, or is empty.
-type listed struct {
+// discoveryResult is a list of APIs. If err is set, the list is incomplete or empty.
+type discoveryResult struct {
 	found []clusterv1alpha1.APIEnablement
 	err   error
 }
 
-// merge returns the APIs of a cluster of which old were known, and those of them that do not answer. These are served
-// as before: a list with gaps would make charts render as if an API had gone. away are those that did not answer
-// before: old is output, and may have been lost since.
-func merge(old, away []clusterv1alpha1.APIEnablement, now listed) (merged, nowAway []clusterv1alpha1.APIEnablement) {
-	failed, all := silent(now.err)
+// mergeAPIs returns the APIs of a cluster and, of them, the unavailable ones: those are kept as they were known before,
+// because charts would render differently if an API disappeared from the list. old comes from the status, which may
+// have been overwritten, so unavailable holds the APIs that failed in the previous discovery.
+func mergeAPIs(old, unavailable []clusterv1alpha1.APIEnablement, now discoveryResult) (merged, nowUnavailable []clusterv1alpha1.APIEnablement) {
+	failed, all := failedGroupVersions(now.err)
 	if all || len(now.found) == 0 {
-		return old, away
+		return old, unavailable
 	}
 	known := make(map[string]bool, len(now.found))
 	for _, api := range now.found {
 		known[api.GroupVersion] = true
 	}
-	for _, api := range slices.Concat(old, away) {
-		gv, bad := schema.ParseGroupVersion(api.GroupVersion)
-		if _, missing := failed[gv]; bad == nil && missing && !known[api.GroupVersion] {
+	for _, api := range slices.Concat(old, unavailable) {
+		gv, parseErr := schema.ParseGroupVersion(api.GroupVersion)
+		if _, missing := failed[gv]; parseErr == nil && missing && !known[api.GroupVersion] {
 			known[api.GroupVersion] = true
-			nowAway = append(nowAway, api)
+			nowUnavailable = append(nowUnavailable, api)
 		}
 	}
-	merged = slices.Concat(now.found, nowAway)
+	merged = slices.Concat(now.found, nowUnavailable)
 	sortAPIs(merged)
-	return merged, nowAway
+	return merged, nowUnavailable
 }
 
-// completeness returns the condition CompleteAPIEnablements of a cluster that listed found with err.
-func completeness(found []clusterv1alpha1.APIEnablement, err error) metav1.Condition {
+// completenessCondition returns the condition CompleteAPIEnablements for the result of a discovery.
+func completenessCondition(found []clusterv1alpha1.APIEnablement, err error) metav1.Condition {
 	condition := metav1.Condition{Type: clusterv1alpha1.ClusterConditionCompleteAPIEnablements, Status: metav1.ConditionFalse}
-	failed, all := silent(err)
+	failed, all := failedGroupVersions(err)
 	switch {
 	case all:
-		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsEmpty, "no API is known: "+Steadily(err)
+		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsEmpty, "no API is known: "+StableMessage(err)
 	case len(found) == 0:
 		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsEmpty, "no API is known: the cluster lists none"
 	case err != nil:
-		names := slices.Sorted(maps.Keys(namesOf(failed)))
-		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsPartial, shortened("these APIs do not answer: "+strings.Join(names, ", "))
+		names := slices.Sorted(maps.Keys(groupVersionNames(failed)))
+		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsPartial, truncate("these APIs do not answer: "+strings.Join(names, ", "))
 	default:
 		condition.Status = metav1.ConditionTrue
 		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsComplete, "all APIs are known"
@@ -101,7 +102,7 @@ func completeness(found []clusterv1alpha1.APIEnablement, err error) metav1.Condi
 	return condition
 }
 
-func namesOf(versions map[schema.GroupVersion]error) map[string]struct{} {
+func groupVersionNames(versions map[schema.GroupVersion]error) map[string]struct{} {
 	names := make(map[string]struct{}, len(versions))
 	for gv := range versions {
 		names[gv.String()] = struct{}{}

@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	// maxAnswer is how many bytes of an answer are read: /readyz lists some hundred checks at most.
-	maxAnswer = 64 << 10
-	// maxReason is how many bytes of a reason are told.
-	maxReason = 512
+	// maxBody is how many bytes of a response are read: /readyz lists a few hundred checks at most.
+	maxBody = 64 << 10
+	// maxMessage is the length of a message in bytes.
+	maxMessage = 512
 )
 
-// ask asks the cluster how it is, and returns what that makes of the condition Ready.
-func (o *Observer) ask(ctx context.Context) metav1.Condition {
-	ctx, cancel := context.WithTimeout(ctx, healthLimit)
+// checkHealth requests /readyz, or /healthz if the cluster has no /readyz, and returns the condition Ready.
+func (o *Observer) checkHealth(ctx context.Context) metav1.Condition {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	path := "readyz"
 	code, body, err := o.get(ctx, path)
@@ -37,12 +37,12 @@ func (o *Observer) ask(ctx context.Context) metav1.Condition {
 		path = "healthz"
 		code, body, err = o.get(ctx, path)
 	}
-	return judge(path, code, string(body), err)
+	return readyCondition(path, code, string(body), err)
 }
 
-// version returns the gitVersion of the cluster, "" if it does not say.
-func (o *Observer) version(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, healthLimit)
+// readVersion returns the gitVersion of the cluster, or "" on failure.
+func (o *Observer) readVersion(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	code, body, err := o.get(ctx, "version")
 	info := version.Info{}
@@ -52,48 +52,49 @@ func (o *Observer) version(ctx context.Context) string {
 	return info.GitVersion
 }
 
-// get returns the answer of the cluster at path.
+// get requests a path of the API server.
 func (o *Observer) get(ctx context.Context, path string) (code int, body []byte, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.base.JoinPath(path).String(), nil)
 	if err != nil {
-		return 0, nil, fmt.Errorf("make request: %w", err)
+		return 0, nil, fmt.Errorf("create request: %w", err)
 	}
-	answer, err := o.http.Do(req)
+	response, err := o.httpClient.Do(req)
 	if err != nil {
 		return 0, nil, err
 	}
-	defer answer.Body.Close()
-	body, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	defer response.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(response.Body, maxBody))
 	if err != nil {
-		return 0, nil, fmt.Errorf("read answer: %w", err)
+		return 0, nil, fmt.Errorf("read response: %w", err)
 	}
-	return answer.StatusCode, body, nil
+	return response.StatusCode, body, nil
 }
 
-// judge returns what an answer at path makes of the condition Ready: its code and body, or err if there was none.
-func judge(path string, code int, body string, err error) metav1.Condition {
+// readyCondition returns the condition Ready for a response (code and body) from path, or for err if there was no
+// response.
+func readyCondition(path string, code int, body string, err error) metav1.Condition {
 	ready := metav1.Condition{Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionFalse}
 	switch {
 	case err != nil:
-		ready.Reason, ready.Message = clusterv1alpha1.ReasonClusterNotReachable, "cluster is not reachable: "+Steadily(err)
+		ready.Reason, ready.Message = clusterv1alpha1.ReasonClusterNotReachable, "cluster is not reachable: "+StableMessage(err)
 	case code >= http.StatusOK && code < http.StatusMultipleChoices:
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "cluster is healthy"
 	case code == http.StatusUnauthorized, code == http.StatusForbidden:
 		ready.Reason = clusterv1alpha1.ReasonClusterNotReady
-		ready.Message = fmt.Sprintf("cluster is reachable, and does not let us ask how it is: /%s answers %s", path, status(code))
+		ready.Message = fmt.Sprintf("cluster is reachable, but denies the health request: /%s answers %s", path, statusText(code))
 	default:
 		ready.Reason = clusterv1alpha1.ReasonClusterNotReady
-		ready.Message = fmt.Sprintf("cluster is reachable, and not ready: /%s answers %s%s", path, status(code), failing(body))
+		ready.Message = fmt.Sprintf("cluster is reachable, and not ready: /%s answers %s%s", path, statusText(code), failedChecks(body))
 	}
 	return ready
 }
 
-func status(code int) string {
+func statusText(code int) string {
 	return strings.TrimSpace(fmt.Sprintf("%d %s", code, http.StatusText(code)))
 }
 
-// failing lists the checks that a health endpoint says have failed: lines as "[-]etcd failed: ...".
-func failing(body string) string {
+// failedChecks lists the failed checks in the body of a health response: lines such as "[-]etcd failed: ...".
+func failedChecks(body string) string {
 	var checks []string
 	for line := range strings.Lines(body) {
 		if check, ok := strings.CutPrefix(line, "[-]"); ok {
@@ -104,39 +105,39 @@ func failing(body string) string {
 	if len(checks) == 0 {
 		return ""
 	}
-	return shortened(", failing: " + strings.Join(checks, ", "))
+	return truncate(", failing: " + strings.Join(checks, ", "))
 }
 
-// passing finds what of a failure is another one each time: the port that a connection was made from.
-var passing = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->`)
+// sourcePort matches the source address of a connection, whose port differs each time.
+var sourcePort = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->`)
 
-// Steadily says why a cluster could not be asked, in the same words for the same reason: without times, ports of our own and limits that
-// depend on the moment.
-func Steadily(err error) string {
-	var request *url.Error
-	if errors.As(err, &request) {
-		err = request.Err
+// StableMessage describes why a request to a cluster failed. The same cause always gives the same message: it leaves
+// out times, source ports and remaining timeouts.
+func StableMessage(err error) string {
+	var urlErr *url.Error
+	if errors.As(err, &urlErr) {
+		err = urlErr.Err
 	}
 	var (
-		lookup *net.DNSError
-		slow   net.Error
-		dated  x509.CertificateInvalidError
+		dnsErr  *net.DNSError
+		netErr  net.Error
+		certErr x509.CertificateInvalidError
 	)
 	switch {
-	case errors.As(err, &lookup):
-		return shortened(fmt.Sprintf("lookup %s: %s", lookup.Name, lookup.Err))
-	case errors.As(err, &dated) && dated.Reason == x509.Expired:
-		return fmt.Sprintf("its certificate is valid from %s to %s only", dated.Cert.NotBefore.UTC().Format(time.RFC3339), dated.Cert.NotAfter.UTC().Format(time.RFC3339))
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &slow) && slow.Timeout():
-		return fmt.Sprintf("it does not answer within %s", healthLimit)
+	case errors.As(err, &dnsErr):
+		return truncate(fmt.Sprintf("lookup %s: %s", dnsErr.Name, dnsErr.Err))
+	case errors.As(err, &certErr) && certErr.Reason == x509.Expired:
+		return fmt.Sprintf("its certificate is valid from %s to %s only", certErr.Cert.NotBefore.UTC().Format(time.RFC3339), certErr.Cert.NotAfter.UTC().Format(time.RFC3339))
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &netErr) && netErr.Timeout():
+		return fmt.Sprintf("it does not answer within %s", healthTimeout)
 	}
-	return shortened(passing.ReplaceAllString(err.Error(), ""))
+	return truncate(sourcePort.ReplaceAllString(err.Error(), ""))
 }
 
-// shortened cuts a text that strangers may have made long.
-func shortened(text string) string {
-	if len(text) <= maxReason {
+// truncate limits a text from a cluster to maxMessage bytes.
+func truncate(text string) string {
+	if len(text) <= maxMessage {
 		return text
 	}
-	return strings.ToValidUTF8(text[:maxReason], "") + "..."
+	return strings.ToValidUTF8(text[:maxMessage], "") + "..."
 }

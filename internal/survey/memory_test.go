@@ -18,63 +18,64 @@ import (
 )
 
 const (
-	// manyPods is how many pods the large cluster has, on manyNodes nodes.
+	// manyPods is the number of pods of the large cluster, manyNodes the number of its nodes.
 	manyPods, manyNodes = 20_000, 200
-	// maxPerPod is how many bytes may be kept of a pod: more than twice what it takes, and an eighth of a whole one at most, see wholePod.
+	// maxPerPod limits the bytes that are kept for each pod: more than twice the actual size, and an eighth of a whole
+	// object, see wholePod.
 	maxPerPod = 512
-	// wholePod is how many bytes one of our pods takes at least, so that the bound means something.
+	// wholePod is the minimal size of one of our pods in bytes, which makes the limit meaningful.
 	wholePod = 4000
-	// maxHeld is how many Pod objects may be in memory when all was said: those that a stream and its reader have in their hands.
+	// maxHeld limits how many Pod objects may be in memory at the end: the stream and its reader hold a few.
 	maxHeld = 10
 )
 
-// It is not parallel: it looks at the memory of the whole process.
+// It is not parallel, because it measures the memory of the whole process.
 //
 //nolint:paralleltest // see above
-func TestPodsOfALargeClusterAreNotKept(t *testing.T) {
+func TestPodObjectsAreNotKept(t *testing.T) {
 	before := heap()
-	sums := newTally()
-	nodes, pods := shelves(sums)
+	sums := newCounters()
+	nodes, pods := newStores(sums)
 	if err := nodes.Replace(nil, "1"); err != nil {
 		t.Fatal(err)
 	}
-	source := &largeCluster{again: make(chan struct{}), told: make(chan struct{})}
+	source := &largeCluster{resend: make(chan struct{}), sent: make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
 	following.Go(func() {
-		follow(ctx, &corev1.Pod{}, cache.ToListWatcherWithWatchListSemantics(source.lists(), nil), pods)
+		runReflector(ctx, &corev1.Pod{}, cache.ToListWatcherWithWatchListSemantics(source.listWatch(), nil), pods)
 	})
 	t.Cleanup(func() {
 		cancel()
 		following.Wait()
 	})
-	<-sums.known
+	<-sums.synced
 	source.wantLittle(t, "listed", sums, before)
-	source.again <- struct{}{}
-	<-source.told
+	source.resend <- struct{}{}
+	<-source.sent
 	source.wantLittle(t, "changed", sums, before)
 	runtime.KeepAlive(sums)
 }
 
-// largeCluster streams its pods, and a change of each when again is sent to, and then sends to told.
+// largeCluster streams its pods. After a receive from resend it streams a change of each, and then sends to sent.
 type largeCluster struct {
-	again, told chan struct{}
+	resend, sent chan struct{}
 	// mu guards made.
 	mu sync.Mutex
-	// made are all Pod objects that were ever streamed.
+	// made are all Pod objects that were streamed.
 	made []weak.Pointer[corev1.Pod]
 }
 
-// wantLittle wants little more in memory than before, and none of the pods.
-func (c *largeCluster) wantLittle(t *testing.T, when string, sums *tally, before int64) {
+// wantLittle checks the memory in use since before, and that no Pod object is kept.
+func (c *largeCluster) wantLittle(t *testing.T, when string, sums *counters, before int64) {
 	t.Helper()
 	perPod := (heap() - before) / manyPods
-	t.Logf("%s: %d bytes are kept of each of %d pods", when, perPod, manyPods)
-	if len(sums.pods) != manyPods || sums.bound.pods != manyPods {
-		t.Errorf("%s: %d pods are known, and %d in the sums", when, len(sums.pods), sums.bound.pods)
+	t.Logf("%s: %d bytes are kept for each of %d pods", when, perPod, manyPods)
+	if len(sums.pods) != manyPods || sums.scheduled.pods != manyPods {
+		t.Errorf("%s: %d pods are known, and %d in the sums", when, len(sums.pods), sums.scheduled.pods)
 	}
 	if perPod > maxPerPod {
-		t.Errorf("%s: %d bytes are kept of each pod, want %d at most", when, perPod, maxPerPod)
+		t.Errorf("%s: %d bytes are kept for each pod, want %d at most", when, perPod, maxPerPod)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,7 +90,7 @@ func (c *largeCluster) wantLittle(t *testing.T, when string, sums *tally, before
 	}
 }
 
-// heap returns how many bytes are in use.
+// heap returns the number of bytes in use.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -98,26 +99,28 @@ func heap() int64 {
 	return int64(stats.HeapAlloc)
 }
 
-// lists streams the pods, which are as large as pods are.
-func (c *largeCluster) lists() *cache.ListWatch {
+// listWatch streams the pods, which have a realistic size.
+func (c *largeCluster) listWatch() *cache.ListWatch {
 	return &cache.ListWatch{
-		ListWithContextFunc: func(context.Context, metav1.ListOptions) (apiruntime.Object, error) { panic("it is to be streamed") },
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (apiruntime.Object, error) {
+			panic("the list must be streamed")
+		},
 		WatchFuncWithContext: func(ctx context.Context, _ metav1.ListOptions) (watch.Interface, error) {
 			out := make(chan watch.Event)
 			go func() {
-				tell := func(kind watch.EventType) {
+				sendAll := func(kind watch.EventType) {
 					for i := range manyPods {
-						c.tell(ctx, out, watch.Event{Type: kind, Object: c.pod(i)})
+						c.send(ctx, out, watch.Event{Type: kind, Object: c.pod(i)})
 					}
 					end := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "9", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}
-					c.tell(ctx, out, watch.Event{Type: watch.Bookmark, Object: end})
+					c.send(ctx, out, watch.Event{Type: watch.Bookmark, Object: end})
 				}
-				tell(watch.Added)
+				sendAll(watch.Added)
 				for ctx.Err() == nil {
 					select {
-					case <-c.again:
-						tell(watch.Modified)
-						c.told <- struct{}{}
+					case <-c.resend:
+						sendAll(watch.Modified)
+						c.sent <- struct{}{}
 					case <-ctx.Done():
 					}
 				}
@@ -127,14 +130,14 @@ func (c *largeCluster) lists() *cache.ListWatch {
 	}
 }
 
-func (*largeCluster) tell(ctx context.Context, out chan<- watch.Event, event watch.Event) {
+func (*largeCluster) send(ctx context.Context, out chan<- watch.Event, event watch.Event) {
 	select {
 	case out <- event:
 	case <-ctx.Done():
 	}
 }
 
-// pod makes a Pod object, and remembers that it did.
+// pod makes a Pod object, and adds it to made.
 func (c *largeCluster) pod(i int) *corev1.Pod {
 	pod := testPod(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i), fmt.Sprint("node-", i%manyNodes), corev1.PodRunning, "cpu", "100m", "memory", "128Mi")
 	pod.Namespace, pod.ResourceVersion, pod.UID = "default", fmt.Sprint(i+1), types.UID(strings.Clone(string(pod.UID)))

@@ -11,8 +11,9 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
-// DefaultResourceModels returns the grades of a Cluster whose spec names none, which are those of the Karmada surface: grade 0 has less than
-// one CPU and 4 GiB of memory, each further one up to twice as much as the one before it, grade 8 from 128 CPUs and 1024 GiB on.
+// DefaultResourceModels returns the resource models of a Cluster that sets none, as Karmada defines them. A node of
+// grade 0 has less than one CPU or less than 4 GiB of memory; grade 8 begins at 128 CPUs and 1024 GiB; most grades
+// double the one before.
 func DefaultResourceModels() []clusterv1alpha1.ResourceModel {
 	const gib = 1 << 30
 	cpus := []int64{0, 1, 2, 4, 8, 16, 32, 64, 128, math.MaxInt64}
@@ -27,11 +28,11 @@ func DefaultResourceModels() []clusterv1alpha1.ResourceModel {
 	return models
 }
 
-// grades is a list of models, sorted by grade.
+// grades is a list of resource models, sorted by grade.
 type grades []clusterv1alpha1.ResourceModel
 
-// gradesOf sorts models; none means the default ones.
-func gradesOf(models []clusterv1alpha1.ResourceModel) grades {
+// sortGrades sorts models. An empty list stands for the default models.
+func sortGrades(models []clusterv1alpha1.ResourceModel) grades {
 	if len(models) == 0 {
 		return DefaultResourceModels()
 	}
@@ -40,19 +41,19 @@ func gradesOf(models []clusterv1alpha1.ResourceModel) grades {
 	return sorted
 }
 
-// of returns the index of the grade of a node that has so much to offer: of the grades that its resources reach, each for itself, the
-// lowest. It is -1 for a node that does not reach the first one.
-func (g grades) of(offer amounts) int {
+// indexOf returns the index of the grade of a node with these free amounts: the lowest of the grades that each resource
+// reaches by itself, or -1 if one resource does not reach the first grade.
+func (g grades) indexOf(free amounts) int {
 	lowest := len(g) - 1
 	reached := map[corev1.ResourceName]int{}
 	for i, model := range g {
-		for _, within := range model.Ranges {
-			if _, ok := reached[within.Name]; !ok {
-				reached[within.Name] = -1
+		for _, limits := range model.Ranges {
+			if _, ok := reached[limits.Name]; !ok {
+				reached[limits.Name] = -1
 			}
-			has := offer.quantity(within.Name)
-			if has.Cmp(within.Min) >= 0 {
-				reached[within.Name] = i
+			quantity := free.quantity(limits.Name)
+			if quantity.Cmp(limits.Min) >= 0 {
+				reached[limits.Name] = i
 			}
 		}
 	}

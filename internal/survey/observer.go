@@ -22,49 +22,51 @@ import (
 )
 
 const (
-	// DefaultThreshold is how long a change of health must last before it counts: that of the Karmada surface.
+	// DefaultThreshold is how long a change of health must last before the condition Ready changes. It is Karmada's
+	// default.
 	DefaultThreshold = 30 * time.Second
-	// healthLimit is how long a cluster may take to say how it is.
-	healthLimit = 5 * time.Second
-	// discoveryLimit is how long it may take to list its APIs.
-	discoveryLimit = 8 * time.Second
-	// discoveryInterval is the time between two lists of its APIs.
+	// healthTimeout limits a request for health or version.
+	healthTimeout = 5 * time.Second
+	// discoveryTimeout limits each request of a discovery.
+	discoveryTimeout = 8 * time.Second
+	// discoveryInterval is the time between two discoveries of a healthy cluster.
 	discoveryInterval = time.Minute
-	// tallyLimit is how long the first observation waits for the sums of nodes and pods.
-	tallyLimit = 2 * time.Second
+	// syncTimeout limits how long the first observation waits for the counters of nodes and pods.
+	syncTimeout = 2 * time.Second
 )
 
-// Options change how a cluster is observed.
+// Options configure an Observer.
 type Options struct {
-	// Clock is asked for the time of an observation. Default: the real one.
+	// Clock gives the time of each observation. Default: the real clock.
 	Clock clock.PassiveClock
-	// Success is how long a cluster that was not ready must be healthy to be ready again, Failure how long one that was ready must fail to
-	// count as not ready. Default: DefaultThreshold each.
+	// Success is how long a cluster that is not ready must be healthy to become ready. Failure is how long a ready
+	// cluster must be unhealthy to become not ready. Default of both: DefaultThreshold.
 	Success, Failure time.Duration
 }
 
-// Observer knows how one cluster is. Use NewObserver, and have Run run beside Observe.
+// Observer observes one cluster. Create it with NewObserver and call Run in a goroutine beside Observe. Its methods may
+// be called concurrently.
 type Observer struct {
-	opts      Options
-	base      *url.URL
-	http      *http.Client
-	core      typedcorev1.CoreV1Interface
-	discovery discovery.DiscoveryInterface
-	tally     *tally
+	opts            Options
+	base            *url.URL
+	httpClient      *http.Client
+	coreClient      typedcorev1.CoreV1Interface
+	discoveryClient discovery.DiscoveryInterface
+	counters        *counters
 
-	// mu guards what follows: one observation at a time.
+	// mu guards the fields below, and admits one observation at a time.
 	mu sync.Mutex
-	// health is how long the cluster has been as it is.
+	// health is the current series of equal health results.
 	health streak
-	// learned is when its version and APIs were asked for last.
-	learned time.Time
-	// away are the APIs that did not answer when the APIs were listed last.
-	away []clusterv1alpha1.APIEnablement
-	// awaited says that an observation has waited for the sums.
-	awaited bool
+	// discoveredAt is the time of the last discovery.
+	discoveredAt time.Time
+	// unavailableAPIs are the APIs that failed in the last discovery.
+	unavailableAPIs []clusterv1alpha1.APIEnablement
+	// hasWaited is true once an observation has waited for the counters.
+	hasWaited bool
 }
 
-// NewObserver returns an Observer of the cluster behind cfg, which is copied. It fails if no client can be made of cfg.
+// NewObserver returns an Observer for the cluster of cfg, which it copies. It fails if cfg is invalid.
 func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
@@ -76,41 +78,42 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 		opts.Failure = DefaultThreshold
 	}
 	cfg = rest.CopyConfig(cfg)
-	// Watches outlast any limit for a whole request, and the cluster's own priority and fairness limits the rate better than a client can.
+	// A timeout would end watches. The cluster's priority and fairness limits the rate better than a client can.
 	cfg.Timeout, cfg.QPS = 0, -1
 	cfg.ContentType = runtime.ContentTypeProtobuf
 	cfg.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	base, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("read the address of the cluster: %w", err)
+		return nil, fmt.Errorf("parse the address of the cluster: %w", err)
 	}
-	shared, err := rest.HTTPClientFor(cfg)
+	httpClient, err := rest.HTTPClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the cluster: %w", err)
+		return nil, fmt.Errorf("create a client for the cluster: %w", err)
 	}
-	core, err := typedcorev1.NewForConfigAndClient(cfg, shared)
+	coreClient, err := typedcorev1.NewForConfigAndClient(cfg, httpClient)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the cluster: %w", err)
+		return nil, fmt.Errorf("create a client for the cluster: %w", err)
 	}
-	limited := *shared
-	limited.Timeout = discoveryLimit
-	plain := rest.CopyConfig(cfg)
-	plain.ContentType, plain.AcceptContentTypes = "", ""
-	apis, err := discovery.NewDiscoveryClientForConfigAndClient(plain, &limited)
+	withTimeout := *httpClient
+	withTimeout.Timeout = discoveryTimeout
+	jsonConfig := rest.CopyConfig(cfg)
+	jsonConfig.ContentType, jsonConfig.AcceptContentTypes = "", ""
+	discoveryClient, err := discovery.NewDiscoveryClientForConfigAndClient(jsonConfig, &withTimeout)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the cluster: %w", err)
+		return nil, fmt.Errorf("create a client for the cluster: %w", err)
 	}
-	asking := *shared
-	asking.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Observer{opts: opts, base: base, http: &asking, core: core, discovery: apis, tally: newTally()}, nil
+	noRedirects := *httpClient
+	noRedirects.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &Observer{opts: opts, base: base, httpClient: &noRedirects, coreClient: coreClient, discoveryClient: discoveryClient, counters: newCounters()}, nil
 }
 
-// Observe returns what old becomes by what the cluster says now, with models as spec.resourceModels. What cannot be asked is in the
-// conditions, or stays as it was; sums that could not be kept for a minute go. It takes a few seconds if the cluster does not answer, and returns old when ctx ends.
+// Observe returns the new status of a cluster whose status was old and whose spec.resourceModels are models. Failures
+// are in the conditions, and data that cannot be read keeps its old value; but counters that are stale for a minute are
+// removed. It takes a few seconds if the cluster does not answer, and returns old if ctx ends.
 func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) clusterv1alpha1.ClusterStatus {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	found := o.ask(ctx)
+	found := o.checkHealth(ctx)
 	if ctx.Err() != nil {
 		return old
 	}
@@ -118,62 +121,63 @@ func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatu
 	at := o.opts.Clock.Now()
 	before := meta.FindStatusCondition(old.Conditions, clusterv1alpha1.ClusterConditionReady)
 	o.health = o.health.extend(found.Status == metav1.ConditionTrue, at)
-	ready := settle(before, found, o.health, at, thresholds{o.opts.Success, o.opts.Failure})
-	note(&now.Conditions, ready, at)
+	ready := applyThresholds(before, found, o.health, at, thresholds{o.opts.Success, o.opts.Failure})
+	setCondition(&now.Conditions, ready, at)
 	if found.Status != metav1.ConditionTrue {
-		o.tally.excuse()
+		o.counters.resetFailures()
 		return now
 	}
-	if before == nil || before.Status != metav1.ConditionTrue || len(old.APIEnablements) == 0 || old.KubernetesVersion == "" || at.Sub(o.learned) >= discoveryInterval {
-		o.learn(ctx, &now)
+	if before == nil || before.Status != metav1.ConditionTrue || len(old.APIEnablements) == 0 || old.KubernetesVersion == "" || at.Sub(o.discoveredAt) >= discoveryInterval {
+		o.discover(ctx, &now)
 	}
-	reasons := o.count(ctx, &now, models)
+	reasons := o.summarize(ctx, &now, models)
 	if ctx.Err() != nil {
 		return old
 	}
 	if len(reasons) > 0 && ready.Status == metav1.ConditionTrue {
 		ready.Message += "; " + strings.Join(reasons, "; ")
-		note(&now.Conditions, ready, at)
+		setCondition(&now.Conditions, ready, at)
 	}
 	return now
 }
 
-// Failures returns how often in a row the cluster was found not healthy, 0 if it was healthy when it was observed last.
+// Failures returns the number of consecutive unhealthy results, 0 if the last result was healthy.
 func (o *Observer) Failures() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.health.healthy {
 		return 0
 	}
-	return o.health.times
+	return o.health.count
 }
 
-// learn asks for the version and the APIs.
-func (o *Observer) learn(ctx context.Context, now *clusterv1alpha1.ClusterStatus) {
+// discover reads the version and the APIs of the cluster into now.
+func (o *Observer) discover(ctx context.Context, now *clusterv1alpha1.ClusterStatus) {
 	at := o.opts.Clock.Now()
-	if version := o.version(ctx); version != "" {
+	if version := o.readVersion(ctx); version != "" {
 		now.KubernetesVersion = version
 	}
-	list, err := o.apis()
-	now.APIEnablements, o.away = merge(now.APIEnablements, o.away, listed{list, err})
-	note(&now.Conditions, completeness(list, err), at)
-	o.learned = at
+	list, err := o.listAPIs()
+	now.APIEnablements, o.unavailableAPIs = mergeAPIs(now.APIEnablements, o.unavailableAPIs, discoveryResult{list, err})
+	setCondition(&now.Conditions, completenessCondition(list, err), at)
+	o.discoveredAt = at
 }
 
-// count adds the sums of nodes and pods, once they are known, and returns why some are not known any more.
-func (o *Observer) count(ctx context.Context, now *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) (reasons []string) {
-	if !o.awaited {
-		o.awaited = true
-		o.tally.wait(ctx, tallyLimit)
+// summarize writes the counters of nodes and pods into now, and returns the reasons why some are stale.
+func (o *Observer) summarize(ctx context.Context, now *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) (reasons []string) {
+	if !o.hasWaited {
+		o.hasWaited = true
+		o.counters.waitForSync(ctx, syncTimeout)
 	}
-	return o.tally.sum(now, models, o.opts.Clock.Now())
+	return o.counters.writeSummaries(now, models, o.opts.Clock.Now())
 }
 
-// note puts condition into conditions. The time of its transition is at if its status differs, and what it was if not.
-func note(conditions *[]metav1.Condition, condition metav1.Condition, at time.Time) {
+// setCondition sets condition in a copy of conditions. It keeps the transition time unless the status changes to
+// another value.
+func setCondition(conditions *[]metav1.Condition, condition metav1.Condition, at time.Time) {
 	condition.LastTransitionTime = metav1.NewTime(at)
-	if had := meta.FindStatusCondition(*conditions, condition.Type); had != nil && had.Status == condition.Status {
-		condition.LastTransitionTime = had.LastTransitionTime
+	if old := meta.FindStatusCondition(*conditions, condition.Type); old != nil && old.Status == condition.Status {
+		condition.LastTransitionTime = old.LastTransitionTime
 	}
 	*conditions = slices.Clone(*conditions)
 	meta.SetStatusCondition(conditions, condition)

@@ -21,7 +21,7 @@ import (
 	"github.com/towline/towline/internal/survey"
 )
 
-// noon is when the tests begin.
+// noon is the start time of the tests.
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
 // observe returns an Observer that runs until the test ends.
@@ -59,7 +59,7 @@ func wantReady(t *testing.T, status clusterv1alpha1.ClusterStatus, want string) 
 	}
 }
 
-func TestClusterIsObserved(t *testing.T) {
+func TestObserveCluster(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
 	clock := clocktesting.NewFakePassiveClock(noon)
@@ -87,13 +87,13 @@ func TestClusterIsObserved(t *testing.T) {
 	}
 	clock.SetTime(noon.Add(10 * time.Second))
 	if diff := cmp.Diff(first, o.Observe(t.Context(), first, nil)); diff != "" {
-		t.Errorf("a second look finds other things: first -, second +\n%s", diff)
+		t.Errorf("the second observation differs: first -, second +\n%s", diff)
 	}
-	podsCount(t, plane.Config, o, first)
+	checkPodCounters(t, plane.Config, o, first)
 }
 
-// podsCount creates pods and wants them in the sums.
-func podsCount(t *testing.T, cfg *rest.Config, o *survey.Observer, status clusterv1alpha1.ClusterStatus) {
+// checkPodCounters creates and deletes pods, and checks the counters.
+func checkPodCounters(t *testing.T, cfg *rest.Config, o *survey.Observer, status clusterv1alpha1.ClusterStatus) {
 	t.Helper()
 	pods := kubernetes.NewForConfigOrDie(cfg).CoreV1().Pods("default")
 	for name, node := range map[string]string{"bound": "", "waits": "none-such"} {

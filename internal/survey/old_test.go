@@ -22,32 +22,33 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
-// oldCluster is an API server of long ago: without /readyz, aggregated discovery and streamed lists, and with an API that may not answer.
+// oldCluster is an old API server: it has no /readyz, no aggregated discovery and no streamed lists, and one API may be
+// unavailable.
 type oldCluster struct {
 	*httptest.Server
-	// ill and broken say that it is not healthy, and that the API metrics/v1 does not answer.
-	ill, broken atomic.Bool
-	// forbidden is what may not be read: "nodes", "pods", "all" or nothing.
+	// isUnhealthy makes it unhealthy, isMetricsDown makes the API metrics/v1 unavailable.
+	isUnhealthy, isMetricsDown atomic.Bool
+	// forbidden names the resource that must not be read: "nodes", "pods", "all" or "".
 	forbidden atomic.Value
-	// listed counts how often its APIs were asked for, paged how many pages of pods.
-	listed, paged atomic.Int32
-	// gone ends its watches: a server that stops waits for them.
-	gone context.CancelFunc
-	end  <-chan struct{}
+	// discoveries counts the requests for its APIs, podPages the pages of pods.
+	discoveries, podPages atomic.Int32
+	// endWatches ends its watches, because a server waits for them when it stops.
+	endWatches context.CancelFunc
+	end        <-chan struct{}
 }
 
 func newOldCluster(t *testing.T) *oldCluster {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	c := &oldCluster{gone: cancel, end: ctx.Done()}
+	c := &oldCluster{endWatches: cancel, end: ctx.Done()}
 	c.Server = httptest.NewServer(http.HandlerFunc(c.answer))
 	t.Cleanup(c.stop)
 	return c
 }
 
-// stop makes the cluster answer no more.
+// stop stops the server.
 func (c *oldCluster) stop() {
-	c.gone()
+	c.endWatches()
 	c.Close()
 }
 
@@ -62,13 +63,13 @@ func (c *oldCluster) answer(out http.ResponseWriter, r *http.Request) {
 	code, answer := http.StatusOK, any(nil)
 	switch r.URL.Path {
 	case "/healthz":
-		if c.ill.Load() {
+		if c.isUnhealthy.Load() {
 			code = http.StatusInternalServerError
 		}
 	case "/version":
 		answer = map[string]string{"gitVersion": "v1.20.0"}
 	case "/api":
-		c.listed.Add(1)
+		c.discoveries.Add(1)
 		answer = metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}}
 	case "/apis":
 		answer = metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group("metrics"), group("apps")}}
@@ -78,7 +79,7 @@ func (c *oldCluster) answer(out http.ResponseWriter, r *http.Request) {
 		answer = list("apps/v1", metav1.APIResource{Name: "deployments", Kind: "Deployment"})
 	case "/apis/metrics/v1":
 		code, answer = http.StatusServiceUnavailable, list("")
-		if !c.broken.Load() {
+		if !c.isMetricsDown.Load() {
 			code, answer = http.StatusOK, list("metrics/v1", metav1.APIResource{Name: "loads", Kind: "Load"})
 		}
 	case "/api/v1/nodes", "/api/v1/pods":
@@ -93,16 +94,16 @@ func (c *oldCluster) answer(out http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// objects lists one node, and the 600 pods on it in two pages. Watches end with the test.
+// objects lists one node, and the 600 pods on it in two pages. A watch stays open until the test ends.
 func (c *oldCluster) objects(r *http.Request) (int, any) {
 	query := r.URL.Query()
-	what := strings.TrimPrefix(r.URL.Path, "/api/v1/")
+	resourceName := strings.TrimPrefix(r.URL.Path, "/api/v1/")
 	switch forbidden := c.forbidden.Load(); {
-	case forbidden == what, forbidden == "all":
+	case forbidden == resourceName, forbidden == "all":
 		verb := map[bool]string{true: "watch", false: "list"}[query.Has("watch")]
 		return http.StatusForbidden, metav1.Status{
 			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden,
-			Message: what + ` is forbidden: User "towline" cannot ` + verb + ` resource "` + what + `"`,
+			Message: resourceName + ` is forbidden: User "towline" cannot ` + verb + ` resource "` + resourceName + `"`,
 		}
 	case query.Has("sendInitialEvents"):
 		return http.StatusUnprocessableEntity, metav1.Status{
@@ -114,13 +115,13 @@ func (c *oldCluster) objects(r *http.Request) (int, any) {
 		case <-c.end:
 		}
 		return http.StatusOK, nil
-	case what == "nodes":
+	case resourceName == "nodes":
 		return http.StatusOK, corev1.NodeList{
 			TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"},
 			Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "n"}}},
 		}
 	}
-	c.paged.Add(1)
+	c.podPages.Add(1)
 	list := corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
 	from, to := 0, 500
 	if query.Get("continue") != "" {
@@ -137,7 +138,7 @@ func (c *oldCluster) objects(r *http.Request) (int, any) {
 	return http.StatusOK, list
 }
 
-func TestOldClusterIsObserved(t *testing.T) {
+func TestObserveOldCluster(t *testing.T) {
 	t.Parallel()
 	old := newOldCluster(t)
 	clock := clocktesting.NewFakePassiveClock(noon)
@@ -151,7 +152,7 @@ func TestOldClusterIsObserved(t *testing.T) {
 		t.Fatalf("node summary is %+v", status.NodeSummary)
 	}
 	wantSums(t, status.ResourceSummary.Allocated, map[corev1.ResourceName]string{"cpu": "6", "pods": "600"})
-	if pages := old.paged.Load(); pages != 2 {
+	if pages := old.podPages.Load(); pages != 2 {
 		t.Errorf("%d pages were read, want 2", pages)
 	}
 }
@@ -162,37 +163,37 @@ func TestHealthAndAPIsFollowTheCluster(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(noon)
 	o := observe(t, &rest.Config{Host: old.URL}, clock)
 	first := o.Observe(t.Context(), clusterv1alpha1.ClusterStatus{}, nil)
-	look := func(after time.Duration, status clusterv1alpha1.ClusterStatus) clusterv1alpha1.ClusterStatus {
+	observeAt := func(after time.Duration, status clusterv1alpha1.ClusterStatus) clusterv1alpha1.ClusterStatus {
 		clock.SetTime(noon.Add(after))
 		return o.Observe(t.Context(), status, nil)
 	}
-	old.broken.Store(true)
-	status := look(59*time.Second, first)
+	old.isMetricsDown.Store(true)
+	status := observeAt(59*time.Second, first)
 	if diff := cmp.Diff(first, status); diff != "" {
 		t.Errorf("it changed within the minute: first -, now +\n%s", diff)
 	}
-	if listed := old.listed.Load(); listed != 1 {
-		t.Errorf("its APIs were asked for %d times within a minute", listed)
+	if listed := old.discoveries.Load(); listed != 1 {
+		t.Errorf("%d discoveries within a minute", listed)
 	}
-	status = look(time.Minute, status)
+	status = observeAt(time.Minute, status)
 	if got := condition(status, clusterv1alpha1.ClusterConditionCompleteAPIEnablements); got != "False/Partial these APIs do not answer: metrics/v1 @ 1m0s" {
 		t.Errorf("CompleteAPIEnablements is %q", got)
 	}
 	if diff := cmp.Diff(first.APIEnablements, status.APIEnablements); diff != "" {
-		t.Errorf("an API that does not answer has gone: first -, now +\n%s", diff)
+		t.Errorf("an API that does not answer was removed: first -, now +\n%s", diff)
 	}
-	old.broken.Store(false)
-	status = look(2*time.Minute, status)
+	old.isMetricsDown.Store(false)
+	status = observeAt(2*time.Minute, status)
 	if got := condition(status, clusterv1alpha1.ClusterConditionCompleteAPIEnablements); got != "True/Complete all APIs are known @ 2m0s" {
 		t.Errorf("CompleteAPIEnablements is %q", got)
 	}
-	old.ill.Store(true)
-	status = look(130*time.Second, status)
+	old.isUnhealthy.Store(true)
+	status = observeAt(130*time.Second, status)
 	wantReady(t, status, "True/ClusterReady cluster is healthy @ 0s")
-	status = look(160*time.Second, status)
+	status = observeAt(160*time.Second, status)
 	wantReady(t, status, "False/ClusterNotReady cluster is reachable, and not ready: /healthz answers 500 Internal Server Error @ 2m40s")
 	old.stop()
-	status = look(170*time.Second, status)
+	status = observeAt(170*time.Second, status)
 	want := "False/ClusterNotReachable cluster is not reachable: dial tcp " + strings.TrimPrefix(old.URL, "http://") + ": connect: connection refused @ 2m40s"
 	wantReady(t, status, want)
 	if diff := cmp.Diff(first.ResourceSummary, status.ResourceSummary); diff != "" || status.KubernetesVersion == "" {

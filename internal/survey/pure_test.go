@@ -24,27 +24,27 @@ import (
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// observation is one observation, so many seconds after noon.
+// observation is a health result, a number of seconds after noon.
 type observation struct {
 	after   int
 	healthy bool
 }
 
-func TestHealthSettles(t *testing.T) {
+func TestThresholdsDelayReady(t *testing.T) {
 	t.Parallel()
 	limits := thresholds{success: 30 * time.Second, failure: 30 * time.Second}
 	const yes, no, unknown = metav1.ConditionTrue, metav1.ConditionFalse, metav1.ConditionUnknown
 	for name, c := range map[string]struct {
-		old    metav1.ConditionStatus
-		looks  []observation
-		settle []metav1.ConditionStatus
+		old     metav1.ConditionStatus
+		results []observation
+		settle  []metav1.ConditionStatus
 	}{
-		"nothing known, well":          {"", []observation{{0, true}}, []metav1.ConditionStatus{yes}},
-		"nothing known, ill":           {"", []observation{{0, false}}, []metav1.ConditionStatus{no}},
-		"unknown, well":                {unknown, []observation{{0, true}}, []metav1.ConditionStatus{yes}},
-		"unknown, ill":                 {unknown, []observation{{0, false}}, []metav1.ConditionStatus{no}},
-		"first look, well":             {no, []observation{{0, true}}, []metav1.ConditionStatus{yes}},
-		"first look does not give up":  {yes, []observation{{0, false}, {29, false}, {30, false}}, []metav1.ConditionStatus{yes, yes, no}},
+		"nothing known, healthy":       {"", []observation{{0, true}}, []metav1.ConditionStatus{yes}},
+		"nothing known, unhealthy":     {"", []observation{{0, false}}, []metav1.ConditionStatus{no}},
+		"unknown, healthy":             {unknown, []observation{{0, true}}, []metav1.ConditionStatus{yes}},
+		"unknown, unhealthy":           {unknown, []observation{{0, false}}, []metav1.ConditionStatus{no}},
+		"first result, healthy":        {no, []observation{{0, true}}, []metav1.ConditionStatus{yes}},
+		"first result, unhealthy":      {yes, []observation{{0, false}, {29, false}, {30, false}}, []metav1.ConditionStatus{yes, yes, no}},
 		"a failure that passes":        {yes, []observation{{0, true}, {10, false}, {30, false}, {35, true}, {45, false}}, []metav1.ConditionStatus{yes, yes, yes, yes, yes}},
 		"a failure that lasts":         {yes, []observation{{0, true}, {10, false}, {20, false}, {39, false}, {40, false}}, []metav1.ConditionStatus{yes, yes, yes, yes, no}},
 		"a success that passes":        {no, []observation{{0, false}, {10, true}, {35, true}, {36, false}, {45, true}}, []metav1.ConditionStatus{no, no, no, no, no}},
@@ -57,11 +57,11 @@ func TestHealthSettles(t *testing.T) {
 		}
 		var run streak
 		var got []metav1.ConditionStatus
-		for _, look := range c.looks {
-			at := noon.Add(time.Duration(look.after) * time.Second)
-			found := metav1.Condition{Status: map[bool]metav1.ConditionStatus{true: yes, false: no}[look.healthy]}
-			run = run.extend(look.healthy, at)
-			settled := settle(old, found, run, at, limits)
+		for _, result := range c.results {
+			at := noon.Add(time.Duration(result.after) * time.Second)
+			found := metav1.Condition{Status: map[bool]metav1.ConditionStatus{true: yes, false: no}[result.healthy]}
+			run = run.extend(result.healthy, at)
+			settled := applyThresholds(old, found, run, at, limits)
 			got, old = append(got, settled.Status), &settled
 		}
 		if diff := cmp.Diff(got, c.settle); diff != "" {
@@ -70,7 +70,7 @@ func TestHealthSettles(t *testing.T) {
 	}
 }
 
-func TestAnswersAreJudged(t *testing.T) {
+func TestReadyCondition(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		code int
@@ -78,22 +78,22 @@ func TestAnswersAreJudged(t *testing.T) {
 		err  error
 		want string
 	}{
-		"well":     {200, "ok", nil, "True/ClusterReady: cluster is healthy"},
-		"ill":      {500, "", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 500 Internal Server Error"},
-		"failing":  {500, "[+]ping ok\n[-]etcd failed: reason withheld\n[-]poststarthook/x failed: reason withheld\nreadyz check failed\n", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 500 Internal Server Error, failing: etcd, poststarthook/x"},
-		"moved":    {302, "", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 302 Found"},
-		"unknown":  {599, "", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 599"},
-		"not let":  {401, "", nil, "False/ClusterNotReady: cluster is reachable, and does not let us ask how it is: /readyz answers 401 Unauthorized"},
-		"no reply": {0, "", errors.New("connection refused"), "False/ClusterNotReachable: cluster is not reachable: connection refused"},
+		"healthy":   {200, "ok", nil, "True/ClusterReady: cluster is healthy"},
+		"unhealthy": {500, "", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 500 Internal Server Error"},
+		"failing":   {500, "[+]ping ok\n[-]etcd failed: reason withheld\n[-]poststarthook/x failed: reason withheld\nreadyz check failed\n", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 500 Internal Server Error, failing: etcd, poststarthook/x"},
+		"moved":     {302, "", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 302 Found"},
+		"unknown":   {599, "", nil, "False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 599"},
+		"denied":    {401, "", nil, "False/ClusterNotReady: cluster is reachable, but denies the health request: /readyz answers 401 Unauthorized"},
+		"no reply":  {0, "", errors.New("connection refused"), "False/ClusterNotReachable: cluster is not reachable: connection refused"},
 	} {
-		got := judge("readyz", c.code, c.body, c.err)
+		got := readyCondition("readyz", c.code, c.body, c.err)
 		if text := fmt.Sprintf("%s/%s: %s", got.Status, got.Reason, got.Message); text != c.want {
 			t.Errorf("%s: got %q, want %q", name, text, c.want)
 		}
 	}
 }
 
-func TestFailuresAreToldInTheSameWords(t *testing.T) {
+func TestStableMessage(t *testing.T) {
 	t.Parallel()
 	expired := x509.CertificateInvalidError{Cert: &x509.Certificate{NotBefore: noon, NotAfter: noon.Add(time.Hour)}, Reason: x509.Expired, Detail: "current time is another one each time"}
 	for name, c := range map[string]struct {
@@ -106,13 +106,13 @@ func TestFailuresAreToldInTheSameWords(t *testing.T) {
 		"unknown": {&url.Error{Err: &net.DNSError{Err: "no such host", Name: "x", Server: "10.0.0.2:53"}}, "lookup x: no such host"},
 		"expired": {fmt.Errorf("tls: %w", expired), "its certificate is valid from 2026-01-02T12:00:00Z to 2026-01-02T13:00:00Z only"},
 	} {
-		if got := Steadily(c.err); got != c.want {
+		if got := StableMessage(c.err); got != c.want {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)
 		}
 	}
 }
 
-func TestAPIsThatDoNotAnswerStay(t *testing.T) {
+func TestUnavailableAPIsAreKept(t *testing.T) {
 	t.Parallel()
 	api := func(names ...string) []clusterv1alpha1.APIEnablement {
 		var all []clusterv1alpha1.APIEnablement
@@ -156,14 +156,14 @@ func TestAPIsThatDoNotAnswerStay(t *testing.T) {
 		},
 		"no list": {old: api("a/v1"), want: api("a/v1"), condition: "False/Empty: no API is known: the cluster lists none"},
 	} {
-		merged, away := merge(c.old, c.away, listed{c.found, c.err})
+		merged, away := mergeAPIs(c.old, c.away, discoveryResult{c.found, c.err})
 		if diff := cmp.Diff(merged, c.want); diff != "" {
 			t.Errorf("%s: got -, want +\n%s", name, diff)
 		}
 		if diff := cmp.Diff(away, c.wantAway); diff != "" {
 			t.Errorf("%s: those that do not answer: got -, want +\n%s", name, diff)
 		}
-		got := completeness(c.found, c.err)
+		got := completenessCondition(c.found, c.err)
 		if text := fmt.Sprintf("%s/%s: %s", got.Status, got.Reason, got.Message); text != c.condition {
 			t.Errorf("%s: got %q, want %q", name, text, c.condition)
 		}
@@ -204,22 +204,22 @@ func TestPodsAskForTheMostThatTheyNeedAtOnce(t *testing.T) {
 	}{
 		"nothing":    {corev1.PodSpec{Containers: []corev1.Container{{}}}, requests()},
 		"containers": {corev1.PodSpec{Containers: []corev1.Container{container("cpu", "1", "memory", "1Gi"), container("cpu", "500m", "ephemeral-storage", "2Gi")}}, requests("cpu", "1500m", "memory", "1Gi", "ephemeral-storage", "2Gi")},
-		"a hungry start": {
+		"init containers": {
 			corev1.PodSpec{InitContainers: []corev1.Container{container("cpu", "3"), container("memory", "1Gi")}, Containers: []corev1.Container{container("cpu", "1", "memory", "2Gi")}},
 			requests("cpu", "3", "memory", "2Gi"),
 		},
-		"helpers stay": {
+		"sidecars": {
 			corev1.PodSpec{InitContainers: []corev1.Container{container("cpu", "1"), helper, container("cpu", "1")}, Containers: []corev1.Container{container("cpu", "1")}},
 			requests("cpu", "1100m"),
 		},
 		"overhead": {corev1.PodSpec{Overhead: requests("memory", "10Mi"), Containers: []corev1.Container{container("cpu", "1")}}, requests("cpu", "1", "memory", "10Mi")},
 		"others":   {corev1.PodSpec{Containers: []corev1.Container{container("example.com/gpu", "1"), container("example.com/gpu", "2", "hugepages-2Mi", "4Mi")}}, requests("example.com/gpu", "3", "hugepages-2Mi", "4Mi")},
-		"as a whole": {
+		"pod-level requests": {
 			corev1.PodSpec{Resources: &corev1.ResourceRequirements{Requests: requests("cpu", "4")}, Containers: []corev1.Container{container("cpu", "1", "memory", "1Gi")}},
 			requests("cpu", "4", "memory", "1Gi"),
 		},
 	} {
-		if diff := cmp.Diff(asked(&c.spec).list(0), c.want); diff != "" {
+		if diff := cmp.Diff(podRequests(&c.spec).list(0), c.want); diff != "" {
 			t.Errorf("%s: got -, want +\n%s", name, diff)
 		}
 	}
@@ -238,15 +238,15 @@ func testNode(name string, ready corev1.ConditionStatus, pairs ...string) *corev
 	}}
 }
 
-// shelves returns what reflectors would tell of.
-func shelves(t *tally) (*shelf[*corev1.Node, node], *shelf[*corev1.Pod, pod]) {
-	return &shelf[*corev1.Node, node]{take: nodeOf, put: t.setNode, replace: t.setNodes}, &shelf[*corev1.Pod, pod]{take: podOf, put: t.setPod, replace: t.setPods}
+// newStores returns the stores of the two reflectors.
+func newStores(t *counters) (*entryStore[*corev1.Node, node], *entryStore[*corev1.Pod, pod]) {
+	return &entryStore[*corev1.Node, node]{convert: newNodeEntry, put: t.setNode, replace: t.setNodes}, &entryStore[*corev1.Pod, pod]{convert: newPodEntry, put: t.setPod, replace: t.setPods}
 }
 
 func TestSumsFollowNodesAndPods(t *testing.T) {
 	t.Parallel()
-	sums := newTally()
-	nodes, pods := shelves(sums)
+	sums := newCounters()
+	nodes, pods := newStores(sums)
 	do := func(errs ...error) {
 		t.Helper()
 		if err := errors.Join(errs...); err != nil {
@@ -256,7 +256,7 @@ func TestSumsFollowNodesAndPods(t *testing.T) {
 	want := func(nodes string, allocatable, allocated, allocating corev1.ResourceList, grades string) {
 		t.Helper()
 		status := clusterv1alpha1.ClusterStatus{}
-		if reasons := sums.sum(&status, nil, noon); reasons != nil || status.NodeSummary == nil || status.ResourceSummary == nil {
+		if reasons := sums.writeSummaries(&status, nil, noon); reasons != nil || status.NodeSummary == nil || status.ResourceSummary == nil {
 			t.Fatalf("%+v, %q", status, reasons)
 		}
 		counted, resources := status.NodeSummary, status.ResourceSummary
@@ -273,8 +273,8 @@ func TestSumsFollowNodesAndPods(t *testing.T) {
 	}
 	known := clusterv1alpha1.ClusterStatus{NodeSummary: &clusterv1alpha1.NodeSummary{TotalNum: 9}, ResourceSummary: &clusterv1alpha1.ResourceSummary{}}
 	before := *known.DeepCopy()
-	if reasons := sums.sum(&known, nil, noon); reasons != nil || cmp.Diff(before, known) != "" {
-		t.Errorf("before anything is listed, what was known becomes %+v: %q", known, reasons)
+	if reasons := sums.writeSummaries(&known, nil, noon); reasons != nil || cmp.Diff(before, known) != "" {
+		t.Errorf("before the first list, the known status becomes %+v: %q", known, reasons)
 	}
 	gpus := []string{"cpu", "8", "memory", "32Gi", "pods", "10", "example.com/gpu", "2", "hugepages-1Gi", "0"}
 	do(nodes.Replace([]any{testNode("n1", "True", gpus...), testNode("n2", "Unknown", "cpu", "2", "memory", "4Gi", "pods", "1")}, "1"))
@@ -284,7 +284,7 @@ func TestSumsFollowNodesAndPods(t *testing.T) {
 	offered := requests("cpu", "10", "memory", "36Gi", "pods", "11", "example.com/gpu", "2")
 	// n1 has 7 CPUs (grade 3) and 32 GiB (grade 3) left, n2 has 2 CPUs (grade 2) and 4 GiB (grade 1).
 	want("1 of 2", offered, requests("cpu", "1", "example.com/gpu", "1", "pods", "1"), requests("memory", "1Gi", "pods", "1"), "010100000")
-	// b gets a node, which has no room for another one then.
+	// b gets a node, which has no room for another pod then.
 	do(pods.Update(testPod("b", "n2", corev1.PodRunning, "memory", "1Gi")), pods.Add(testPod("d", "", corev1.PodPending)))
 	want("1 of 2", offered, requests("cpu", "1", "memory", "1Gi", "example.com/gpu", "1", "pods", "2"), requests("pods", "1"), "000100000")
 	do(pods.Update(testPod("b", "n2", corev1.PodFailed, "memory", "1Gi")), pods.Delete(testPod("a", "n1", corev1.PodRunning)), pods.Delete(testPod("d", "", "")))
@@ -292,8 +292,8 @@ func TestSumsFollowNodesAndPods(t *testing.T) {
 	want("2 of 2", offered, requests(), requests(), "010100000")
 	do(nodes.Delete(testNode("n1", "True")), pods.Replace(nil, "2"))
 	want("1 of 1", requests("cpu", "2", "memory", "4Gi", "pods", "1"), requests(), requests(), "010000000")
-	if len(sums.pods) != 0 || len(sums.byNode) != 0 {
-		t.Errorf("%d pods and %d nodes with pods are left", len(sums.pods), len(sums.byNode))
+	if len(sums.pods) != 0 || len(sums.loadByNode) != 0 {
+		t.Errorf("%d pods and %d nodes with pods are left", len(sums.pods), len(sums.loadByNode))
 	}
 }
 
@@ -321,33 +321,33 @@ func TestNodesAreGradedByTheScarcestResource(t *testing.T) {
 		"own, none":       {own, requests("cpu", "10"), -1},
 		"overcommitted":   {nil, requests("cpu", "-1", "memory", "1Gi"), -1},
 	} {
-		if got := gradesOf(c.models).of(amountsOf(c.offer)); got != c.want {
+		if got := sortGrades(c.models).indexOf(amountsOf(c.offer)); got != c.want {
 			t.Errorf("%s: grade at %d, want %d", name, got, c.want)
 		}
 	}
 }
 
-func TestFeedIsLostAfterAMinute(t *testing.T) {
+func TestWatchIsLostAfterAMinute(t *testing.T) {
 	t.Parallel()
-	f := &feed{known: true}
+	f := &watchState{hasSynced: true}
 	want := func(after time.Duration, why string) {
 		t.Helper()
-		if got, pending := f.look(noon.Add(after)); got != why || pending {
+		if got, pending := f.evaluate(noon.Add(after)); got != why || pending {
 			t.Errorf("after %s: %q, pending %t, want %q", after, got, pending, why)
 		}
 	}
 	want(0, "")
-	f.fails(verbWatch, errors.New("no watch"), noon)
-	f.fails(verbList, errors.New("no list"), noon.Add(30*time.Second))
-	f.fails(verbWatch, errors.New("no watch"), noon.Add(50*time.Second))
+	f.setFailed(verbWatch, errors.New("no watch"), noon)
+	f.setFailed(verbList, errors.New("no list"), noon.Add(30*time.Second))
+	f.setFailed(verbWatch, errors.New("no watch"), noon.Add(50*time.Second))
 	want(59*time.Second, "")
 	want(time.Minute, "no list")
-	f.flows()
+	f.setWatching()
 	want(time.Hour, "")
-	f.fails(verbWatch, errors.New("no watch"), noon.Add(time.Hour))
+	f.setFailed(verbWatch, errors.New("no watch"), noon.Add(time.Hour))
 	want(time.Hour+59*time.Second, "")
 	want(time.Hour+time.Minute, "no watch")
-	if _, pending := (&feed{}).look(noon); !pending {
-		t.Error("what was never asked for is not pending")
+	if _, pending := (&watchState{}).evaluate(noon); !pending {
+		t.Error("a kind that was never listed is not pending")
 	}
 }

@@ -25,8 +25,8 @@ const (
 	noPods  = `pods cannot be counted: pods is forbidden: User "towline" cannot list resource "pods"`
 )
 
-// awaitSums observes until the sums and the message are as wanted.
-func awaitSums(t *testing.T, o *survey.Observer, status clusterv1alpha1.ClusterStatus, want func(clusterv1alpha1.ClusterStatus) bool) clusterv1alpha1.ClusterStatus {
+// observeUntil observes until the status is as wanted.
+func observeUntil(t *testing.T, o *survey.Observer, status clusterv1alpha1.ClusterStatus, want func(clusterv1alpha1.ClusterStatus) bool) clusterv1alpha1.ClusterStatus {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 40*time.Second, true, func(ctx context.Context) (bool, error) {
 		status = o.Observe(ctx, status, nil)
@@ -38,7 +38,7 @@ func awaitSums(t *testing.T, o *survey.Observer, status clusterv1alpha1.ClusterS
 	return status
 }
 
-func says(text string) func(clusterv1alpha1.ClusterStatus) bool {
+func hasMessage(text string) func(clusterv1alpha1.ClusterStatus) bool {
 	return func(status clusterv1alpha1.ClusterStatus) bool {
 		return condition(status, clusterv1alpha1.ClusterConditionReady) == "True/ClusterReady cluster is healthy"+text+" @ 0s"
 	}
@@ -59,14 +59,14 @@ func TestNodesAreCountedWithoutPods(t *testing.T) {
 	status = o.Observe(t.Context(), status, nil)
 	wantReady(t, status, "True/ClusterReady cluster is healthy; "+noPods+" @ 0s")
 	if status.ResourceSummary == nil || status.ResourceSummary.Allocated != nil || status.ResourceSummary.AllocatableModelings != nil {
-		t.Errorf("resource summary is %+v, want that of the nodes only", status.ResourceSummary)
+		t.Errorf("resource summary is %+v, want only the counters of nodes", status.ResourceSummary)
 	}
 	if diff := cmp.Diff(status, o.Observe(t.Context(), status, nil)); diff != "" {
-		t.Errorf("the next look says something else: -, +\n%s", diff)
+		t.Errorf("the next observation differs: -, +\n%s", diff)
 	}
 }
 
-func TestSumsThatCannotBeReadAnyMoreGo(t *testing.T) {
+func TestStaleCountersAreRemoved(t *testing.T) {
 	t.Parallel()
 	for forbidden, c := range map[string]struct {
 		says  string
@@ -86,14 +86,14 @@ func TestSumsThatCannotBeReadAnyMoreGo(t *testing.T) {
 			old.forbidden.Store(forbidden)
 			old.CloseClientConnections()
 			looks := 0
-			status := awaitSums(t, o, first, func(status clusterv1alpha1.ClusterStatus) bool {
+			status := observeUntil(t, o, first, func(status clusterv1alpha1.ClusterStatus) bool {
 				looks++
 				clock.SetTime(noon.Add(time.Duration(looks) * time.Second))
-				return says(c.says)(status)
+				return hasMessage(c.says)(status)
 			})
-			// What was known last stays for a minute.
+			// The last known counters stay for a minute.
 			if looks <= 60 {
-				t.Errorf("it is said after %d seconds", looks)
+				t.Errorf("the message appears after %d seconds", looks)
 			}
 			if diff := cmp.Diff(status.NodeSummary, c.nodes); diff != "" {
 				t.Errorf("node summary: got -, want +\n%s", diff)
@@ -105,9 +105,9 @@ func TestSumsThatCannotBeReadAnyMoreGo(t *testing.T) {
 				t.Errorf("resource summary is %+v, with pods: %t", sums, c.pods)
 			}
 			old.forbidden.Store("")
-			status = awaitSums(t, o, status, says(""))
+			status = observeUntil(t, o, status, hasMessage(""))
 			if diff := cmp.Diff(first, status); diff != "" {
-				t.Errorf("the rights are back: before -, now +\n%s", diff)
+				t.Errorf("after the rights are granted again: before -, now +\n%s", diff)
 			}
 		})
 	}
@@ -120,20 +120,20 @@ func TestOutageIsNotTakenForMissingRights(t *testing.T) {
 	o := observe(t, &rest.Config{Host: old.URL}, clock)
 	first := o.Observe(t.Context(), clusterv1alpha1.ClusterStatus{}, nil)
 	old.forbidden.Store("all")
-	old.ill.Store(true)
+	old.isUnhealthy.Store(true)
 	old.CloseClientConnections()
-	status := awaitSums(t, o, first, func(status clusterv1alpha1.ClusterStatus) bool {
+	status := observeUntil(t, o, first, func(status clusterv1alpha1.ClusterStatus) bool {
 		clock.SetTime(clock.Now().Add(time.Second))
 		return strings.HasPrefix(condition(status, clusterv1alpha1.ClusterConditionReady), "False/") && clock.Now().After(noon.Add(5*time.Minute))
 	})
-	old.ill.Store(false)
+	old.isUnhealthy.Store(false)
 	status = o.Observe(t.Context(), status, nil)
 	if diff := cmp.Diff(first.ResourceSummary, status.ResourceSummary); diff != "" {
 		t.Errorf("what was known is lost: before -, now +\n%s", diff)
 	}
 }
 
-// TestRightsOfAServiceAccountDecide asks a real API server, which words a refusal to list, and one to watch, in its own way.
+// TestRightsOfAServiceAccountDecide uses a real API server, whose messages for a denied list and a denied watch differ.
 func TestRightsOfAServiceAccountDecide(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
@@ -157,7 +157,7 @@ func TestRightsOfAServiceAccountDecide(t *testing.T) {
 	o := observe(t, config, clock)
 	status := o.Observe(t.Context(), clusterv1alpha1.ClusterStatus{}, nil)
 	clock.SetTime(noon.Add(time.Minute))
-	status = awaitSums(t, o, status, says(`; pods cannot be counted: pods is forbidden: User "limited" cannot list resource "pods" in API group "" at the cluster scope`))
+	status = observeUntil(t, o, status, hasMessage(`; pods cannot be counted: pods is forbidden: User "limited" cannot list resource "pods" in API group "" at the cluster scope`))
 	if status.NodeSummary == nil || status.NodeSummary.TotalNum != 1 {
 		t.Errorf("node summary is %+v", status.NodeSummary)
 	}

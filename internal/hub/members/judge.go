@@ -31,7 +31,7 @@ func silent(old clusterv1alpha1.ClusterStatus, now time.Time) clusterv1alpha1.Cl
 // unasked returns the status of a Cluster that nobody knows how to dial.
 func unasked(old clusterv1alpha1.ClusterStatus, err error, now time.Time) clusterv1alpha1.ClusterStatus {
 	return stated(old, metav1.Condition{
-		Status: metav1.ConditionFalse, Reason: clusterv1alpha1.ReasonStatusCollectionFailed, Message: "cluster cannot be dialled: " + survey.Steadily(err),
+		Status: metav1.ConditionFalse, Reason: clusterv1alpha1.ReasonStatusCollectionFailed, Message: "cluster cannot be dialled: " + survey.StableMessage(err),
 	}, now)
 }
 

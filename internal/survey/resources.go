@@ -7,14 +7,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// amounts is how much of each resource there is, or is asked for. Those that nearly every pod and node has are fields, to be small.
+// amounts holds a quantity of each resource. The resources that nearly every pod and node has are fields, to save
+// memory.
 type amounts struct {
 	milliCPU, memory, storage int64
-	// others is nil for most pods. It is never changed once it is in the tally of a pod or node.
+	// others is nil for most pods. The map of a stored pod or node is never changed.
 	others map[corev1.ResourceName]int64
 }
 
-// amountsOf reads a list. The number of pods is not among the amounts: pods are counted.
+// amountsOf converts a resource list. It leaves out the resource "pods", because pods are counted.
 func amountsOf(list corev1.ResourceList) amounts {
 	var a amounts
 	for name, quantity := range list {
@@ -35,7 +36,7 @@ func amountsOf(list corev1.ResourceList) amounts {
 	return a
 }
 
-// set sets another resource.
+// set sets an amount that has no field of its own.
 func (a *amounts) set(name corev1.ResourceName, value int64) {
 	if a.others == nil {
 		a.others = map[corev1.ResourceName]int64{}
@@ -43,13 +44,13 @@ func (a *amounts) set(name corev1.ResourceName, value int64) {
 	a.others[name] = value
 }
 
-// add adds b as often as times says, which may be negative.
-func (a *amounts) add(b amounts, times int64) {
-	a.milliCPU += times * b.milliCPU
-	a.memory += times * b.memory
-	a.storage += times * b.storage
+// add adds b multiplied by factor, which may be negative.
+func (a *amounts) add(b amounts, factor int64) {
+	a.milliCPU += factor * b.milliCPU
+	a.memory += factor * b.memory
+	a.storage += factor * b.storage
 	for name, value := range b.others {
-		if sum := a.others[name] + times*value; sum != 0 {
+		if sum := a.others[name] + factor*value; sum != 0 {
 			a.set(name, sum)
 		} else {
 			delete(a.others, name)
@@ -57,8 +58,8 @@ func (a *amounts) add(b amounts, times int64) {
 	}
 }
 
-// raise makes each amount at least that of b.
-func (a *amounts) raise(b amounts) {
+// raiseTo raises each amount to at least the amount in b.
+func (a *amounts) raiseTo(b amounts) {
 	a.milliCPU, a.memory, a.storage = max(a.milliCPU, b.milliCPU), max(a.memory, b.memory), max(a.storage, b.storage)
 	for name, value := range b.others {
 		if value > a.others[name] {
@@ -83,7 +84,7 @@ func (a amounts) quantity(name corev1.ResourceName) resource.Quantity {
 	return *resource.NewQuantity(a.others[name], resource.DecimalSI)
 }
 
-// list returns the amounts that are not zero, with the number of pods.
+// list returns the amounts that are not zero, and the number of pods.
 func (a amounts) list(pods int64) corev1.ResourceList {
 	list := corev1.ResourceList{}
 	names := []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}
@@ -101,47 +102,48 @@ func (a amounts) list(pods int64) corev1.ResourceList {
 	return list
 }
 
-// asked returns what a pod asks for: what its containers do together, or what the hungriest moment of its start does if that is more, and
-// the overhead of its runtime. What is asked for the pod as a whole takes the place of what its containers ask.
-func asked(spec *corev1.PodSpec) amounts {
-	var sum, helpers, start amounts
+// podRequests returns the resource requests of a pod: the sum over its containers or the highest demand during its
+// initialisation, whichever is greater, plus the overhead of its runtime. Requests at pod level replace the requests of
+// the containers.
+func podRequests(spec *corev1.PodSpec) amounts {
+	var sum, sidecars, initPeak amounts
 	for i := range spec.Containers {
 		sum.add(amountsOf(spec.Containers[i].Resources.Requests), 1)
 	}
 	for i := range spec.InitContainers {
 		container := &spec.InitContainers[i]
-		moment := amountsOf(container.Resources.Requests)
+		requested := amountsOf(container.Resources.Requests)
 		if container.RestartPolicy != nil && *container.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			// It stays beside all that come after it.
-			helpers.add(moment, 1)
-			sum.add(moment, 1)
-			moment = amounts{}
+			// A sidecar keeps running beside all later containers.
+			sidecars.add(requested, 1)
+			sum.add(requested, 1)
+			requested = amounts{}
 		}
-		moment.add(helpers, 1)
-		start.raise(moment)
+		requested.add(sidecars, 1)
+		initPeak.raiseTo(requested)
 	}
-	sum.raise(start)
+	sum.raiseTo(initPeak)
 	if spec.Resources != nil {
-		sum.replace(spec.Resources.Requests)
+		sum.override(spec.Resources.Requests)
 	}
 	sum.add(amountsOf(spec.Overhead), 1)
 	return sum
 }
 
-// replace sets the amounts that list names.
-func (a *amounts) replace(list corev1.ResourceList) {
-	whole := amountsOf(list)
+// override sets the amounts of the resources in list.
+func (a *amounts) override(list corev1.ResourceList) {
+	values := amountsOf(list)
 	for name := range list {
 		switch name {
 		case corev1.ResourceCPU:
-			a.milliCPU = whole.milliCPU
+			a.milliCPU = values.milliCPU
 		case corev1.ResourceMemory:
-			a.memory = whole.memory
+			a.memory = values.memory
 		case corev1.ResourceEphemeralStorage:
-			a.storage = whole.storage
+			a.storage = values.storage
 		case corev1.ResourcePods:
 		default:
-			a.set(name, whole.others[name])
+			a.set(name, values.others[name])
 		}
 	}
 }

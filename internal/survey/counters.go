@@ -1,0 +1,301 @@
+package survey
+
+import (
+	"context"
+	"crypto/sha256"
+	"sync"
+	"time"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+)
+
+// uidHash identifies an object in less memory than its UID.
+type uidHash [16]byte
+
+func hashUID(uid types.UID) uidHash {
+	sum := sha256.Sum256([]byte(uid))
+	return uidHash(sum[:])
+}
+
+// pod is the stored part of a pod: its requests, and the name of its node (zero until it is scheduled).
+type pod struct {
+	node     unique.Handle[string]
+	requests amounts
+}
+
+// node is the stored part of a node.
+type node struct {
+	name        unique.Handle[string]
+	ready       bool
+	pods        int64
+	allocatable amounts
+}
+
+// load is a number of pods and their total requests, or the number and requests that nodes have room for.
+type load struct {
+	pods    int64
+	amounts amounts
+}
+
+func (l *load) add(requests amounts, factor int64) {
+	l.pods += factor
+	l.amounts.add(requests, factor)
+}
+
+// counters counts the nodes and pods of a cluster, and sums their resources.
+type counters struct {
+	// mu guards everything below.
+	mu    sync.Mutex
+	pods  map[uidHash]pod
+	nodes map[uidHash]node
+	// unscheduled is the load of the pods without a node, scheduled the load of all others, and loadByNode splits
+	// scheduled by node.
+	unscheduled, scheduled load
+	loadByNode             map[unique.Handle[string]]*load
+	// podWatch and nodeWatch are the states of the two watches. synced is closed once both kinds were listed.
+	podWatch, nodeWatch watchState
+	synced              chan struct{}
+}
+
+func newCounters() *counters {
+	return &counters{pods: map[uidHash]pod{}, nodes: map[uidHash]node{}, loadByNode: map[unique.Handle[string]]*load{}, synced: make(chan struct{})}
+}
+
+// entry is the stored part of an object, as a reflector passes it on.
+type entry[T any] struct {
+	uid   uidHash
+	value T
+	// isRemoved is true if the object was deleted or has finished, and does not count any more.
+	isRemoved bool
+}
+
+// newPodEntry converts a pod.
+func newPodEntry(p *corev1.Pod) entry[pod] {
+	e := entry[pod]{uid: hashUID(p.UID), isRemoved: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed}
+	e.value.requests = podRequests(&p.Spec)
+	if p.Spec.NodeName != "" {
+		e.value.node = unique.Make(p.Spec.NodeName)
+	}
+	return e
+}
+
+// newNodeEntry converts a node.
+func newNodeEntry(n *corev1.Node) entry[node] {
+	e := entry[node]{uid: hashUID(n.UID), value: node{name: unique.Make(n.Name), allocatable: amountsOf(n.Status.Allocatable)}}
+	e.value.pods = n.Status.Allocatable.Pods().Value()
+	for _, condition := range n.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			e.value.ready = condition.Status == corev1.ConditionTrue
+		}
+	}
+	return e
+}
+
+// setPod counts the current state of a pod.
+func (c *counters) setPod(e entry[pod]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.setPodLocked(e)
+}
+
+// setPodLocked is setPod for callers that hold mu.
+func (c *counters) setPodLocked(e entry[pod]) {
+	if old, ok := c.pods[e.uid]; ok {
+		c.addToLoads(old, -1)
+		delete(c.pods, e.uid)
+	}
+	if !e.isRemoved {
+		c.addToLoads(e.value, 1)
+		c.pods[e.uid] = e.value
+	}
+}
+
+// addToLoads adds a pod to the loads (factor 1) or subtracts it (factor -1).
+func (c *counters) addToLoads(p pod, factor int64) {
+	if p.node == (unique.Handle[string]{}) {
+		c.unscheduled.add(p.requests, factor)
+		return
+	}
+	c.scheduled.add(p.requests, factor)
+	onNode := c.loadByNode[p.node]
+	if onNode == nil {
+		onNode = &load{}
+		c.loadByNode[p.node] = onNode
+	}
+	onNode.add(p.requests, factor)
+	if onNode.pods == 0 {
+		delete(c.loadByNode, p.node)
+	}
+}
+
+// setPods counts these pods and removes all others.
+func (c *counters) setPods(all []entry[pod]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pods, c.loadByNode = make(map[uidHash]pod, len(all)), map[unique.Handle[string]]*load{}
+	c.unscheduled, c.scheduled = load{}, load{}
+	for _, e := range all {
+		c.setPodLocked(e)
+	}
+	c.setSynced(&c.podWatch)
+}
+
+// setNode counts the current state of a node.
+func (c *counters) setNode(e entry[node]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.setNodeLocked(e)
+}
+
+// setNodeLocked is setNode for callers that hold mu.
+func (c *counters) setNodeLocked(e entry[node]) {
+	if e.isRemoved {
+		delete(c.nodes, e.uid)
+		return
+	}
+	c.nodes[e.uid] = e.value
+}
+
+// setNodes counts these nodes and removes all others.
+func (c *counters) setNodes(all []entry[node]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodes = make(map[uidHash]node, len(all))
+	for _, e := range all {
+		c.setNodeLocked(e)
+	}
+	c.setSynced(&c.nodeWatch)
+}
+
+// setSynced records that all objects of a kind are known, and closes synced once both kinds are. The caller holds mu.
+func (c *counters) setSynced(state *watchState) {
+	state.setWatching()
+	state.hasSynced = true
+	select {
+	case <-c.synced:
+	default:
+		if c.podWatch.hasSynced && c.nodeWatch.hasSynced {
+			close(c.synced)
+		}
+	}
+}
+
+// setWatching records that the watch of a kind is established again.
+func (c *counters) setWatching(state *watchState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	state.setWatching()
+}
+
+// setFailed records that a list or watch of a kind has failed.
+func (c *counters) setFailed(state *watchState, verb string, err error, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	state.setFailed(verb, err, at)
+}
+
+// resetFailures restarts the time until a watch counts as lost. It is called while the cluster is unhealthy, which
+// explains the failures.
+func (c *counters) resetFailures() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, state := range []*watchState{&c.podWatch, &c.nodeWatch} {
+		if !state.isLost {
+			state.failingSince, state.message = time.Time{}, ""
+		}
+	}
+}
+
+// waitForSync waits until both kinds were listed, ctx ends or the timeout has passed.
+func (c *counters) waitForSync(ctx context.Context, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	select {
+	case <-c.synced:
+	case <-ctx.Done():
+	}
+}
+
+// writeSummaries writes the counters into status, with the spec.resourceModels in models. It removes stale counters and
+// returns the reasons. Counters of a kind that was never listed keep their old value.
+func (c *counters) writeSummaries(status *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel, at time.Time) (reasons []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	nodesLost, nodesPending := c.nodeWatch.evaluate(at)
+	podsLost, podsPending := c.podWatch.evaluate(at)
+	var summary *clusterv1alpha1.NodeSummary
+	resources := &clusterv1alpha1.ResourceSummary{}
+	if nodesLost == "" {
+		summary, resources.Allocatable = c.room()
+	} else {
+		reasons = append(reasons, "nodes cannot be counted: "+nodesLost)
+	}
+	if podsLost == "" {
+		resources.Allocating, resources.Allocated = c.unscheduled.amounts.list(c.unscheduled.pods), c.scheduled.amounts.list(c.scheduled.pods)
+	} else {
+		reasons = append(reasons, "pods cannot be counted: "+podsLost)
+	}
+	switch {
+	case nodesLost != "" && podsLost != "":
+		resources = nil
+	case nodesLost == "" && podsLost == "":
+		resources.AllocatableModelings = c.countGrades(models)
+	}
+	if !nodesPending {
+		status.NodeSummary = summary
+	}
+	// Equal quantities may differ in notation.
+	if !nodesPending && !podsPending && !equality.Semantic.DeepEqual(status.ResourceSummary, resources) {
+		status.ResourceSummary = resources
+	}
+	return reasons
+}
+
+// sumNodes counts the nodes, and sums their allocatable resources.
+func (c *counters) room() (*clusterv1alpha1.NodeSummary, corev1.ResourceList) {
+	nodes, room := &clusterv1alpha1.NodeSummary{}, load{}
+	for _, n := range c.nodes {
+		nodes.TotalNum++
+		if n.ready {
+			nodes.ReadyNum++
+		}
+		room.pods += n.pods
+		room.amounts.add(n.allocatable, 1)
+	}
+	return nodes, room.amounts.list(room.pods)
+}
+
+// countGrades counts the nodes of each grade by their free resources.
+func (c *counters) countGrades(models []clusterv1alpha1.ResourceModel) []clusterv1alpha1.AllocatableModeling {
+	sorted := sortGrades(models)
+	var counts []clusterv1alpha1.AllocatableModeling
+	for _, g := range sorted {
+		counts = append(counts, clusterv1alpha1.AllocatableModeling{Grade: g.Grade})
+	}
+	for _, n := range c.nodes {
+		if free, hasRoom := c.free(n); hasRoom {
+			if grade := sorted.indexOf(free); grade >= 0 {
+				counts[grade].Count++
+			}
+		}
+	}
+	return counts
+}
+
+// freeAmounts returns the allocatable resources of a node minus the requests of its pods, and whether the node has room
+// for one more pod.
+func (c *counters) free(n node) (free amounts, hasRoom bool) {
+	used := load{}
+	if onNode := c.loadByNode[n.name]; onNode != nil {
+		used = *onNode
+	}
+	// add changes the map of its receiver, and the map of the node must stay unchanged.
+	free.add(n.allocatable, 1)
+	free.add(used.amounts, -1)
+	return free, n.pods > used.pods
+}

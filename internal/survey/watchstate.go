@@ -1,0 +1,80 @@
+package survey
+
+import (
+	"context"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// lostAfter is how long list and watch may fail until the known objects count as stale. It leaves time for several
+// attempts.
+const lostAfter = time.Minute
+
+// watchState is the state of the list and watch of one kind. Its owner locks it.
+type watchState struct {
+	// hasSynced is true once all objects were listed. isLost is true while the known objects are stale.
+	hasSynced, isLost bool
+	// failingSince is the time of the first failure in a row; zero while requests succeed. message describes the
+	// failure in stable words.
+	failingSince time.Time
+	message      string
+}
+
+// setWatching records that a watch is established.
+func (s *watchState) setWatching() { s.isLost, s.failingSince, s.message = false, time.Time{}, "" }
+
+// setFailed records a failed list or watch. After a failed watch the reflector lists again, so the error of a list
+// replaces the error of a watch.
+func (s *watchState) setFailed(verb string, err error, at time.Time) {
+	if s.failingSince.IsZero() {
+		s.failingSince = at
+	}
+	if s.message == "" || verb == verbList {
+		s.message = StableMessage(err)
+	}
+}
+
+// evaluate returns the failure message if the known objects are stale at this time, else "". isPending is true if the
+// first list has neither succeeded nor failed for long enough.
+func (s *watchState) evaluate(at time.Time) (message string, isPending bool) {
+	s.isLost = s.isLost || !s.failingSince.IsZero() && at.Sub(s.failingSince) >= lostAfter
+	if s.isLost {
+		return s.message, false
+	}
+	return "", !s.hasSynced
+}
+
+const (
+	verbList  = "list"
+	verbWatch = "watch"
+)
+
+// trackFailures wraps source so that state records its failures and successful watches.
+func (o *Observer) trackFailures(state *watchState, source *cache.ListWatch) *cache.ListWatch {
+	list, startWatch := source.ListWithContextFunc, source.WatchFuncWithContext
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			all, err := list(ctx, options)
+			if err != nil && ctx.Err() == nil {
+				o.counters.setFailed(state, verbList, err, o.opts.Clock.Now())
+			}
+			return all, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := startWatch(ctx, options)
+			switch {
+			case err != nil && ctx.Err() == nil:
+				o.counters.setFailed(state, verbWatch, err, o.opts.Clock.Now())
+			case err == nil && options.SendInitialEvents == nil:
+				// This watch continues an earlier one. A watch that sends the initial events starts over, and counts
+				// once it has sent all objects: see Replace.
+				o.counters.setWatching(state)
+			}
+			return events, err
+		},
+	}
+}
