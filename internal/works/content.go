@@ -13,30 +13,31 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// feature is the one feature of a Work.
+// feature is the feature of each Work's bundle.
 const feature = workv1alpha1.WorkKind
 
-// Requestor names the bundle of a Work.
-func Requestor(work *workv1alpha1.Work) bundle.ID {
+// BundleID returns the ID of the bundle of a Work.
+func BundleID(work *workv1alpha1.Work) bundle.ID {
 	return bundle.ID{RequestorKind: workv1alpha1.WorkKind, RequestorName: work.Name, Feature: feature}
 }
 
-// Bundle returns what a Work wants on its cluster: its manifests, without what only a server sets, with the marks of the Work on them. What is
-// there already and is not managed is left alone, unless the manifest, or the Work for all of them, says overwrite. A manifest that cannot be
-// read is a problem of the bundle, which keeps no other from the cluster.
+// Bundle returns the desired state of a Work on its cluster: the manifests without server-set fields, with the
+// ownership labels and annotations of the Work. Existing unmanaged objects stay unchanged, unless the annotation of the
+// manifest or the Work is "overwrite". A manifest that cannot be decoded becomes an item with a Problem, and does not
+// block the others.
 func Bundle(work *workv1alpha1.Work) bundle.Bundle {
 	b := bundle.Bundle{
-		ID:      Requestor(work),
+		ID:      BundleID(work),
 		Owner:   bundle.Owner{Kind: workv1alpha1.WorkKind, Name: work.Namespace + "/" + work.Name, Tier: bundle.DefaultTier},
 		Options: bundle.Options{ContinueOnConflict: true, ContinueOnError: true, CorrectDrift: true, RejectUnmanaged: true},
 	}
 	ordinals := map[kube.Ref]int{}
 	for i, manifest := range work.Spec.Workload.Manifests {
-		obj, err := read(manifest)
+		obj, err := decodeManifest(manifest)
 		if err == nil {
 			key := kube.RefOf(obj).Key()
 			if first, ok := ordinals[key]; ok {
-				err = fmt.Errorf("%s is there already, as manifest %d", kube.RefOf(obj), first)
+				err = fmt.Errorf("%s is a duplicate of manifest %d", kube.RefOf(obj), first)
 			} else {
 				ordinals[key] = i
 			}
@@ -45,9 +46,9 @@ func Bundle(work *workv1alpha1.Work) bundle.Bundle {
 			b.Items = append(b.Items, bundle.Item{DecodeError: fmt.Sprintf("manifest %d: %v", i, err)})
 			continue
 		}
-		prune(obj)
+		removeServerFields(obj)
 		policy := cmp.Or(obj.GetAnnotations()[workv1alpha1.ConflictResolutionAnnotation], work.Annotations[workv1alpha1.ConflictResolutionAnnotation])
-		mark(obj, work)
+		setOwnership(obj, work)
 		b.Items = append(b.Items, bundle.Item{
 			Objects: []*unstructured.Unstructured{obj}, Overwrite: policy == workv1alpha1.ConflictOverwrite,
 			Sensitive: obj.GetKind() == "Secret" && obj.GroupVersionKind().Group == "",
@@ -56,28 +57,28 @@ func Bundle(work *workv1alpha1.Work) bundle.Bundle {
 	return b
 }
 
-// read decodes one manifest.
-func read(manifest workv1alpha1.Manifest) (*unstructured.Unstructured, error) {
+// decodeManifest decodes one manifest. It fails without kind, apiVersion or name.
+func decodeManifest(manifest workv1alpha1.Manifest) (*unstructured.Unstructured, error) {
 	obj := &unstructured.Unstructured{}
 	if err := utiljson.Unmarshal(manifest.Raw, &obj.Object); err != nil {
-		return nil, fmt.Errorf("decode it: %w", err)
+		return nil, fmt.Errorf("decode: %w", err)
 	}
 	switch ref := kube.RefOf(obj); {
 	case ref.Kind == "" || ref.Version == "":
-		return nil, errors.New("it has no kind or no apiVersion")
+		return nil, errors.New("kind or apiVersion is missing")
 	case ref.Name == "":
-		return nil, errors.New("it has no name")
+		return nil, errors.New("metadata.name is missing")
 	}
 	for _, field := range []string{"labels", "annotations"} {
 		if _, _, err := unstructured.NestedStringMap(obj.Object, "metadata", field); err != nil {
-			return nil, fmt.Errorf("metadata.%s: they are not all strings", field)
+			return nil, fmt.Errorf("metadata.%s: not all values are strings", field)
 		}
 	}
 	return obj, nil
 }
 
-// mark says on an object which Work it is of.
-func mark(obj *unstructured.Unstructured, work *workv1alpha1.Work) {
+// setOwnership sets the labels and annotations that refer from an object to its Work.
+func setOwnership(obj *unstructured.Unstructured, work *workv1alpha1.Work) {
 	labels := obj.GetLabels()
 	if labels == nil {
 		labels = map[string]string{}

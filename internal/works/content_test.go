@@ -8,15 +8,15 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-func TestManifestThatCannotBeMeant(t *testing.T) {
+func TestInvalidManifestIsAnItemWithAProblem(t *testing.T) {
 	t.Parallel()
 	w := &world{TB: t, objects: "ns"}
 	for name, test := range map[string]struct{ manifest, want string }{
-		"no name":             {"{apiVersion: v1, kind: ConfigMap, metadata: {namespace: a}}", "manifest 1: it has no name"},
-		"no kind":             {"{apiVersion: v1, metadata: {name: a}}", "manifest 1: it has no kind or no apiVersion"},
+		"no name":             {"{apiVersion: v1, kind: ConfigMap, metadata: {namespace: a}}", "manifest 1: metadata.name is missing"},
+		"no kind":             {"{apiVersion: v1, metadata: {name: a}}", "manifest 1: kind or apiVersion is missing"},
 		"label is a number":   {"{apiVersion: v1, kind: ConfigMap, metadata: {name: a, labels: {a: 1}}}", "manifest 1: metadata.labels: "},
-		"there already":       {configMap("fine", "2"), "manifest 1: ConfigMap ns/fine is there already, as manifest 0"},
-		"it is not an object": {"[]", "manifest 1: decode it: "},
+		"duplicate":           {configMap("fine", "2"), "manifest 1: ConfigMap ns/fine is a duplicate of manifest 0"},
+		"it is not an object": {"[]", "manifest 1: decode: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

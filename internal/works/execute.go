@@ -19,238 +19,242 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// removalRecheck is how soon to look again at objects that were deleted and still exist. News of them usually comes earlier.
-const removalRecheck = 2 * time.Second
+// removalRetryInterval is the time until deleted objects that still exist are checked again. A watch usually reports
+// their removal earlier.
+const removalRetryInterval = 2 * time.Second
 
-// Limit bounds what is done on a cluster for one Work at a time, and then how long is looked at its objects: clusters that take requests and never
-// answer are not waited for longer. What was not finished goes on with the next attempt.
+// Limit replaces the constant Limit unless it is zero.
 const Limit = time.Minute
 
 var (
-	// ErrSilent is in the error about a cluster that used up the limit and answered nothing.
-	ErrSilent = errors.New("the cluster does not answer")
-	// ErrStale is in the error about a Work that changed while it was executed. The caller should wait until it has the newer one.
+	// ErrUnresponsive is wrapped in errors about a cluster that sent no response within the limit.
+	ErrUnresponsive = errors.New("the cluster does not answer")
+	// ErrStale is wrapped in errors about a Work that changed during Execute. The caller should wait for the newer
+	// version.
 	ErrStale = errors.New("the Work has changed")
 )
 
-// Engine makes one cluster equal one bundle. *engine.Engine is the implementation.
+// Engine is the part of *engine.Engine that an Executor uses.
 type Engine interface {
-	// Converge makes the cluster equal b. It returns what it did even when it fails half-way.
+	// Converge makes the cluster equal b. The report lists the changes made, also with an error.
 	Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
-	// Withdraw removes what w.ID put there; done is false while something that was deleted still exists.
+	// Withdraw removes the objects of w.ID. done is false while a deleted object still exists.
 	Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error)
-	// Suspend leaves what id put there as it is from now on, until it is converged or withdrawn, and returns what became of it so far; there is
-	// no State if nothing did.
+	// Suspend stops changes to the objects of id until the next Converge or Withdraw. It returns the report of the last
+	// Converge; its State is empty if there was none.
 	Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error)
-	// Observe reads how the objects are that were applied for id, and those that were to be.
+	// Observe reads the state of the objects that were, or should have been, applied for id.
 	Observe(ctx context.Context, id bundle.ID) ([]engine.Observation, error)
 }
 
 var _ Engine = (*engine.Engine)(nil)
 
-// Circumstances say how the cluster stands that a Work is for.
-type Circumstances struct {
-	// Reachable says that something can be done on the cluster now. Until it is, Works only say so.
+// ClusterState is the state of the cluster that a Work is for.
+type ClusterState struct {
+	// Reachable is true if the cluster accepts changes now. Otherwise Execute only updates the status of the Work.
 	Reachable bool
-	// Hindrance says why the cluster is not reachable, if it is not for want of an answer.
-	Hindrance string
-	// Leaving says that the cluster is being removed from the fleet: nothing new is applied.
-	Leaving bool
-	// Orphan leaves the objects of deleted Works on the cluster, without our marks.
+	// UnreachableReason describes why the cluster is not reachable. Default: it does not answer.
+	UnreachableReason string
+	// Deregistering is true while the cluster is being deregistered: nothing is applied any more.
+	Deregistering bool
+	// Orphan leaves the objects of deleted Works on the cluster, without ownership labels.
 	Orphan bool
-	// Abandon lets go of deleted Works without touching the cluster, which then needs no Engine.
+	// Abandon removes the finalizers of deleted Works without a request to the cluster. Executor.Engine may then be
+	// nil.
 	Abandon bool
 }
 
-// Executor carries out the Works of one cluster.
+// Executor applies and removes the Works of one cluster.
 type Executor struct {
-	// Hub reads and writes Works. It needs to patch their status, and their finalizers when they are deleted.
+	// Hub reads and writes Works. It must be allowed to patch their status and their finalizers.
 	Hub    client.Client
 	Engine Engine
 	Clock  clock.PassiveClock
-	// Limit bounds what is done on the cluster for one Work at a time. Default: Limit.
+	// Limit replaces the constant Limit unless it is zero.
 	Limit time.Duration
 }
 
-// limited returns the context for what is done on the cluster.
-func (e *Executor) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+// withLimit returns a context for requests to the cluster.
+func (e *Executor) withLimit(ctx context.Context) (context.Context, context.CancelFunc) {
 	return engine.WithPatience(ctx, cmp.Or(e.Limit, Limit))
 }
 
-// silence returns err, and says in it if the cluster has used up its time: with ErrSilent if it answered nothing.
-func silence(cluster context.Context, err error) error {
-	why := ErrSilent
-	if engine.Answered(cluster) {
-		why = engine.ErrTimeUp
+// asUnresponsive returns err, and wraps the cause if the time for the cluster ended: ErrUnresponsive if the cluster
+// sent no response at all, else engine.ErrTimeUp.
+func asUnresponsive(clusterCtx context.Context, err error) error {
+	cause := ErrUnresponsive
+	if engine.Answered(clusterCtx) {
+		cause = engine.ErrTimeUp
 	}
-	if err != nil && errors.Is(context.Cause(cluster), engine.ErrTimeUp) && !errors.Is(err, why) {
-		return fmt.Errorf("%w: %w", why, err)
+	if err != nil && errors.Is(context.Cause(clusterCtx), engine.ErrTimeUp) && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
 }
 
-// Hold gives a Work the finalizer that lets it be withdrawn before it goes, if it has none, and updates work. It does nothing to a Work that
-// is being deleted. The error satisfies apierrors.IsConflict if work is not the newest.
-func Hold(ctx context.Context, hub client.Client, work *workv1alpha1.Work) error {
+// EnsureFinalizer adds the finalizer that delays the deletion of a Work until its objects are removed, and updates
+// work. It does nothing if the Work is being deleted. The error satisfies apierrors.IsConflict if work is not the
+// newest version.
+func EnsureFinalizer(ctx context.Context, hub client.Client, work *workv1alpha1.Work) error {
 	if !work.DeletionTimestamp.IsZero() || controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer) {
 		return nil
 	}
 	before := work.DeepCopy()
 	controllerutil.AddFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	if err := hub.Patch(ctx, work, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return fmt.Errorf("hold Work %s: %w", client.ObjectKeyFromObject(work), err)
+		return fmt.Errorf("set the finalizer of Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
 	return nil
 }
 
-// Execute does for one Work what has to be done now, and says in its status what became of it: apply it, or withdraw it and let it go if it
-// was deleted. The zero duration means that there is nothing to come back for; news of the objects, a change of the Work or of the
-// circumstances are for the caller to notice. With an error the same has to be tried again; it satisfies ErrStale if work is not the newest.
+// Execute applies a Work, or removes its objects and then its finalizer if the Work is being deleted. It writes the
+// result to the status. The caller must call it again after requeueAfter (zero: never), after an error, and when the
+// objects, the Work or the cluster state change. The error satisfies ErrStale if work is not the newest version.
 //
-// A Work without the finalizer (see Hold) is not applied: its deletion would be missed. One that has vanished without a deletion is none
-// of the Executor's business, so what it left stays. While a Work is suspended nothing of it reaches the cluster: what was applied before
-// stays there as it is, is not healed, and is reported. While the cluster is not reached, nothing is known of the objects' health.
-func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, at Circumstances) (again time.Duration, err error) {
-	held := controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
+// A Work without the finalizer (see EnsureFinalizer) is not applied, because its deletion could be missed. If a Work
+// disappears without a deletion, its objects stay. While a Work is suspended, its objects are neither changed nor
+// protected from drift, but they are observed. While the cluster is unreachable, the health of all objects is Unknown.
+func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, state ClusterState) (requeueAfter time.Duration, err error) {
+	hasFinalizer := controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	switch {
-	case !held:
+	case !hasFinalizer:
 		return 0, nil
 	case !work.DeletionTimestamp.IsZero():
-		return e.remove(ctx, work, at)
-	case at.Leaving:
+		return e.removeWork(ctx, work, state)
+	case state.Deregistering:
 		return 0, nil
 	}
-	next := work.Status.DeepCopy()
-	var verdict metav1.Condition
-	if at.Reachable {
-		verdict, err = e.carryOut(ctx, work, next)
+	newStatus := work.Status.DeepCopy()
+	var condition metav1.Condition
+	if state.Reachable {
+		condition, err = e.sync(ctx, work, newStatus)
 	} else {
-		verdict = unreached(work, cmp.Or(at.Hindrance, ErrSilent.Error()))
-		next.ManifestStatuses, _ = manifestStatuses(work, unseen(work))
+		condition = unreachableCondition(work, cmp.Or(state.UnreachableReason, ErrUnresponsive.Error()))
+		newStatus.ManifestStatuses, _ = manifestStatuses(work, lastObservations(work))
 	}
 	if ctx.Err() != nil {
 		return 0, fmt.Errorf("execute Work %s: %w", client.ObjectKeyFromObject(work), context.Cause(ctx))
 	}
-	e.set(next, work, verdict)
+	e.setCondition(newStatus, work, condition)
 	if ptr.Deref(work.Spec.SuspendDispatching, false) {
-		e.set(next, work, suspended())
+		e.setCondition(newStatus, work, suspendedCondition())
 	} else {
-		e.set(next, work, dispatching())
+		e.setCondition(newStatus, work, dispatchingCondition())
 	}
-	if err := errors.Join(err, e.report(ctx, work, next)); err != nil {
+	if err := errors.Join(err, e.patchStatus(ctx, work, newStatus)); err != nil {
 		return 0, fmt.Errorf("execute Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
 	return 0, nil
 }
 
-// carryOut does what has to be done on the cluster, and looks how the objects are. It returns the condition that says how that went, even with
-// an error.
-func (e *Executor) carryOut(ctx context.Context, work *workv1alpha1.Work, next *workv1alpha1.WorkStatus) (metav1.Condition, error) {
-	do := e.apply
+// sync applies or suspends a Work, and reads the state of its objects into newStatus. It returns the condition Applied,
+// also with an error.
+func (e *Executor) sync(ctx context.Context, work *workv1alpha1.Work, newStatus *workv1alpha1.WorkStatus) (metav1.Condition, error) {
+	action := e.apply
 	if ptr.Deref(work.Spec.SuspendDispatching, false) {
-		do = e.suspend
+		action = e.suspend
 	}
-	verdict, failure := do(ctx, work)
-	seen, blind := unseen(work), error(nil)
-	if !unanswered(failure) {
-		seen, blind = e.observe(ctx, work)
+	condition, actionErr := action(ctx, work)
+	observations, observeErr := lastObservations(work), error(nil)
+	if !isUnresponsive(actionErr) {
+		observations, observeErr = e.observe(ctx, work)
 	}
 	var omitted int
-	next.ManifestStatuses, omitted = manifestStatuses(work, seen)
+	newStatus.ManifestStatuses, omitted = manifestStatuses(work, observations)
 	if omitted > 0 {
-		verdict.Message += fmt.Sprintf("; %d of the objects' statuses are left out, they would make the Work too big", omitted)
+		condition.Message += fmt.Sprintf("; %d object statuses are omitted, because the Work would be too large", omitted)
 	}
-	return verdict, errors.Join(failure, blind)
+	return condition, errors.Join(actionErr, observeErr)
 }
 
-// observe looks how the objects are.
+// observe reads the state of the objects.
 func (e *Executor) observe(ctx context.Context, work *workv1alpha1.Work) ([]engine.Observation, error) {
-	ctx, cancel := e.limited(ctx)
+	ctx, cancel := e.withLimit(ctx)
 	defer cancel()
-	seen, err := e.Engine.Observe(ctx, Requestor(work))
-	if err != nil && seen == nil {
-		seen = unseen(work)
+	observations, err := e.Engine.Observe(ctx, BundleID(work))
+	if err != nil && observations == nil {
+		observations = lastObservations(work)
 	}
-	return seen, silence(ctx, err)
+	return observations, asUnresponsive(ctx, err)
 }
 
-// apply makes the cluster equal the Work.
+// apply makes the cluster equal the Work, and returns the condition Applied.
 func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
-	ctx, cancel := e.limited(ctx)
+	ctx, cancel := e.withLimit(ctx)
 	defer cancel()
 	report, err := e.Engine.Converge(ctx, Bundle(work))
-	err = silence(ctx, err)
+	err = asUnresponsive(ctx, err)
 	done := report.Changes.Count(bundle.Created) + report.Changes.Count(bundle.Configured) + report.Changes.Count(bundle.Unchanged)
 	switch {
 	case err == nil:
-		return applied(), nil
-	case unanswered(err) && done == 0:
-		return unreached(work, ErrSilent.Error()), err
+		return appliedCondition(), nil
+	case isUnresponsive(err) && done == 0:
+		return unreachableCondition(work, ErrUnresponsive.Error()), err
 	}
-	return notApplied(done, len(work.Spec.Workload.Manifests), steady(err, report.Message)), err
+	return notAppliedCondition(done, len(work.Spec.Workload.Manifests), stableMessage(err, report.Message)), err
 }
 
-// suspend has the cluster left as it is, and says how far the Work had come.
+// suspend stops changes for a Work, and returns the condition Applied for the progress so far.
 func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
-	ctx, cancel := e.limited(ctx)
+	ctx, cancel := e.withLimit(ctx)
 	defer cancel()
-	report, err := e.Engine.Suspend(ctx, Requestor(work))
+	report, err := e.Engine.Suspend(ctx, BundleID(work))
 	if err != nil {
-		err = silence(ctx, err)
-		return unreached(work, steady(err, "")), err
+		err = asUnresponsive(ctx, err)
+		return unreachableCondition(work, stableMessage(err, "")), err
 	}
 	digest, err := Bundle(work).Digest()
 	switch {
 	case err != nil:
-		return notAppliedYet(), err
+		return pendingCondition(), err
 	case report.Digest != digest:
-		return notAppliedYet(), nil
+		return pendingCondition(), nil
 	case report.State == bundle.StateApplied:
-		return applied(), nil
+		return appliedCondition(), nil
 	}
-	return cutOff(report.Message), nil
+	return interruptedCondition(report.Message), nil
 }
 
-// remove withdraws a deleted Work and lets it go.
-func (e *Executor) remove(ctx context.Context, work *workv1alpha1.Work, at Circumstances) (time.Duration, error) {
-	if at.Abandon {
-		return 0, e.release(ctx, work)
+// removeWork removes the objects of a deleted Work, and then its finalizer.
+func (e *Executor) removeWork(ctx context.Context, work *workv1alpha1.Work, state ClusterState) (time.Duration, error) {
+	if state.Abandon {
+		return 0, e.removeFinalizer(ctx, work)
 	}
-	if !at.Reachable {
+	if !state.Reachable {
 		return 0, nil
 	}
-	leave := at.Orphan || ptr.Deref(work.Spec.PreserveResourcesOnDeletion, false)
-	cluster, cancel := e.limited(ctx)
+	orphan := state.Orphan || ptr.Deref(work.Spec.PreserveResourcesOnDeletion, false)
+	clusterCtx, cancel := e.withLimit(ctx)
 	defer cancel()
-	done, err := e.Engine.Withdraw(cluster, bundle.Withdrawal{ID: Requestor(work), Orphan: leave})
+	done, err := e.Engine.Withdraw(clusterCtx, bundle.Withdrawal{ID: BundleID(work), Orphan: orphan})
 	if err != nil {
-		err = silence(cluster, err)
-		next := work.Status.DeepCopy()
-		e.set(next, work, notRemoved(steady(err, "")))
+		err = asUnresponsive(clusterCtx, err)
+		newStatus := work.Status.DeepCopy()
+		e.setCondition(newStatus, work, removalFailedCondition(stableMessage(err, "")))
 		if ctx.Err() == nil {
-			err = errors.Join(err, e.report(ctx, work, next))
+			err = errors.Join(err, e.patchStatus(ctx, work, newStatus))
 		}
-		return 0, fmt.Errorf("withdraw Work %s: %w", client.ObjectKeyFromObject(work), err)
+		return 0, fmt.Errorf("remove the objects of Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
 	if !done {
-		return removalRecheck, nil
+		return removalRetryInterval, nil
 	}
-	return 0, e.release(ctx, work)
+	return 0, e.removeFinalizer(ctx, work)
 }
 
-// release takes the finalizer off, which is the last thing that is done for a Work.
-func (e *Executor) release(ctx context.Context, work *workv1alpha1.Work) error {
-	freed := work.DeepCopy()
-	controllerutil.RemoveFinalizer(freed, workv1alpha1.ExecutionFinalizer)
-	err := e.Hub.Patch(ctx, freed, client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{}))
+// removeFinalizer is the last step for a deleted Work.
+func (e *Executor) removeFinalizer(ctx context.Context, work *workv1alpha1.Work) error {
+	changed := work.DeepCopy()
+	controllerutil.RemoveFinalizer(changed, workv1alpha1.ExecutionFinalizer)
+	err := e.Hub.Patch(ctx, changed, client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{}))
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("let go of Work %s: %w", client.ObjectKeyFromObject(work), stale(err))
+		return fmt.Errorf("remove the finalizer of Work %s: %w", client.ObjectKeyFromObject(work), asStale(err))
 	}
 	return nil
 }
 
-// stale adds ErrStale to err if the Work was not the newest.
-func stale(err error) error {
+// asStale wraps a conflict error with ErrStale.
+func asStale(err error) error {
 	if apierrors.IsConflict(err) {
 		return fmt.Errorf("%w: %w", ErrStale, err)
 	}

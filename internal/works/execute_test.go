@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-// there is a cluster that is reached and stays.
-var there = works.Circumstances{Reachable: true}
+// reachable is the state of a registered cluster.
+var reachable = works.ClusterState{Reachable: true}
 
 const deployment = `
 apiVersion: apps/v1
@@ -45,13 +45,13 @@ status: {replicas: 9}
 func TestWorkIsApplied(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	made := w.work("one", deployment, configMap("two", "1"))
-	w.must(w.execute("one", there))
+	made := w.createWork("one", deployment, configMap("two", "1"))
+	w.noError(w.execute("one", reachable))
 	w.wantCondition("one", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "Manifest has been successfully applied")
 	w.wantCondition("one", "Dispatching", metav1.ConditionTrue, "Dispatching", "Work is being dispatched to member clusters.")
 
 	web := &appsv1.Deployment{}
-	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "web"}, web))
+	w.noError(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "web"}, web))
 	for name, want := range map[string]string{"karmada.io/managed": "true", "work.karmada.io/permanent-id": string(made.UID)} {
 		if got := web.Labels[name]; got != want {
 			t.Errorf("label %s: got %q, want %q", name, got, want)
@@ -69,10 +69,10 @@ func TestWorkIsApplied(t *testing.T) {
 	}
 
 	w.eventually("the status of the Deployment is reported", func() bool {
-		w.must(w.execute("one", there))
-		return w.get("one").Status.ManifestStatuses[0].Health == workv1alpha1.ResourceHealthy
+		w.noError(w.execute("one", reachable))
+		return w.getWork("one").Status.ManifestStatuses[0].Health == workv1alpha1.ResourceHealthy
 	})
-	statuses := w.get("one").Status.ManifestStatuses
+	statuses := w.getWork("one").Status.ManifestStatuses
 	if got := string(statuses[0].Status.Raw); !strings.Contains(got, `"availableReplicas":2`) {
 		t.Errorf("status: got %s", got)
 	}
@@ -87,42 +87,42 @@ func TestWorkIsApplied(t *testing.T) {
 		t.Errorf("ConfigMap: got %v", statuses[1])
 	}
 
-	// Nothing new, nothing written.
-	before := w.get("one").ResourceVersion
-	w.must(w.execute("one", there))
-	if got := w.get("one").ResourceVersion; got != before {
+	// Without a change the Work is not written.
+	before := w.getWork("one").ResourceVersion
+	w.noError(w.execute("one", reachable))
+	if got := w.getWork("one").ResourceVersion; got != before {
 		t.Error("the Work was written again")
 	}
 }
 
-func TestManifestThatLeavesTheWorkIsPruned(t *testing.T) {
+func TestRemovedManifestIsPruned(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("a", "1"), configMap("b", "1"))
-	w.must(w.execute("one", there))
-	w.change("one", func(work *workv1alpha1.Work) {
+	w.createWork("one", configMap("a", "1"), configMap("b", "1"))
+	w.noError(w.execute("one", reachable))
+	w.updateWork("one", func(work *workv1alpha1.Work) {
 		work.Spec.Workload.Manifests = []workv1alpha1.Manifest{w.manifest(configMap("b", "2"))}
 	})
-	w.must(w.execute("one", there))
+	w.noError(w.execute("one", reachable))
 	if w.value("a") != "" || w.value("b") != "2" {
 		t.Errorf("got a=%q b=%q", w.value("a"), w.value("b"))
 	}
 }
 
-func TestWhatCannotBeAppliedIsSaid(t *testing.T) {
+func TestApplyErrorIsReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.set("theirs", "0")
-	w.work("one", configMap("theirs", "1"), configMap("ours", "1"), "{apiVersion: example.com/v1, kind: Nothing, metadata: {name: a, namespace: OBJECTS}}")
+	w.setValue("theirs", "0")
+	w.createWork("one", configMap("theirs", "1"), configMap("ours", "1"), "{apiVersion: example.com/v1, kind: Nothing, metadata: {name: a, namespace: OBJECTS}}")
 	var before string
 	for i := range 3 {
-		if err := w.execute("one", there); err == nil {
+		if err := w.execute("one", reachable); err == nil {
 			t.Error("no error")
 		}
-		if got := w.get("one").ResourceVersion; i > 0 && got != before {
+		if got := w.getWork("one").ResourceVersion; i > 0 && got != before {
 			t.Error("the same problem was written again")
 		}
-		before = w.get("one").ResourceVersion
+		before = w.getWork("one").ResourceVersion
 	}
 	w.wantCondition("one", "Applied", metav1.ConditionFalse, "AppliedFailed", fmt.Sprintf("Failed to apply all manifests (1/3): "+
 		"ConfigMap %[1]s/theirs already exists in the cluster and is not managed; annotation work.karmada.io/conflict-resolution: overwrite takes it over; "+
@@ -131,101 +131,101 @@ func TestWhatCannotBeAppliedIsSaid(t *testing.T) {
 		t.Errorf("got theirs=%q ours=%q", w.value("theirs"), w.value("ours"))
 	}
 	for i, want := range []workv1alpha1.ResourceHealth{"Unknown", "Healthy", "Unknown"} {
-		if got := w.get("one").Status.ManifestStatuses[i]; got.Health != want || got.Identifier.Ordinal != i || got.Status != nil {
+		if got := w.getWork("one").Status.ManifestStatuses[i]; got.Health != want || got.Identifier.Ordinal != i || got.Status != nil {
 			t.Errorf("status of manifest %d: got %v", i, got)
 		}
 	}
-	w.change("one", func(work *workv1alpha1.Work) {
+	w.updateWork("one", func(work *workv1alpha1.Work) {
 		work.Spec.Workload.Manifests = work.Spec.Workload.Manifests[:2]
 		work.Annotations = map[string]string{"work.karmada.io/conflict-resolution": "overwrite"}
 	})
-	w.must(w.execute("one", there))
+	w.noError(w.execute("one", reachable))
 	w.wantCondition("one", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "")
 	if got := w.value("theirs"); got != "1" {
 		t.Errorf("overwritten: got %q", got)
 	}
 }
 
-func TestUnreachedClusterIsSaidInOneMessage(t *testing.T) {
+func TestUnreachableClusterHasOneMessage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("a", "1"))
+	w.createWork("one", configMap("a", "1"))
 	executor := w.executor()
 	var err error
 	executor.Engine, err = engine.New(&rest.Config{Host: "http://127.0.0.1:1"}, engine.Options{})
-	w.must(err)
-	if _, err := executor.Execute(t.Context(), w.get("one"), there); err == nil {
+	w.noError(err)
+	if _, err := executor.Execute(t.Context(), w.getWork("one"), reachable); err == nil {
 		t.Error("no error")
 	}
 	w.wantCondition("one", "Applied", metav1.ConditionFalse, "AppliedFailed", "Failed to apply all manifests (0/1): the cluster does not answer")
-	w.must(w.execute("one", works.Circumstances{}))
+	w.noError(w.execute("one", works.ClusterState{}))
 	if got := w.value("a"); got != "" {
 		t.Errorf("applied though the cluster is not reached: %q", got)
 	}
 }
 
-func TestSuspendedWorkStaysAsItIs(t *testing.T) {
+func TestSuspendedWorkIsNotChanged(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.heal(t)
+	w.runEngine(t)
 	suspend := func(yes bool) func(*workv1alpha1.Work) {
 		return func(work *workv1alpha1.Work) {
 			work.Spec.SuspendDispatching = ptr.To(yes)
 			work.Spec.Workload.Manifests = []workv1alpha1.Manifest{w.manifest(configMap("a", fmt.Sprintf("%d", work.Generation)))}
 		}
 	}
-	w.work("one", configMap("a", "first"))
-	w.change("one", suspend(true))
-	w.must(w.execute("one", there))
+	w.createWork("one", configMap("a", "first"))
+	w.updateWork("one", suspend(true))
+	w.noError(w.execute("one", reachable))
 	w.wantCondition("one", "Dispatching", metav1.ConditionFalse, "SuspendDispatching", "Work dispatching is in a suspended state.")
 	if got := w.value("a"); got != "" {
 		t.Errorf("applied while suspended: %q", got)
 	}
-	if got := w.get("one").Status.ManifestStatuses[0]; got.Health != workv1alpha1.ResourceUnknown || got.Identifier.Resource != "configmaps" {
-		t.Errorf("status of what was never applied: got %v", got)
+	if got := w.getWork("one").Status.ManifestStatuses[0]; got.Health != workv1alpha1.ResourceUnknown || got.Identifier.Resource != "configmaps" {
+		t.Errorf("status of an object that was never applied: got %v", got)
 	}
-	w.change("one", suspend(false))
-	w.must(w.execute("one", there))
+	w.updateWork("one", suspend(false))
+	w.noError(w.execute("one", reachable))
 	w.wantCondition("one", "Dispatching", metav1.ConditionTrue, "Dispatching", "")
 	applied := w.value("a")
-	w.change("one", suspend(true))
-	w.must(w.execute("one", there))
+	w.updateWork("one", suspend(true))
+	w.noError(w.execute("one", reachable))
 	if got := w.value("a"); got != applied {
 		t.Errorf("changed while suspended: got %q, want %q", got, applied)
 	}
-	if got := w.get("one").Status.ManifestStatuses[0].Health; got != workv1alpha1.ResourceHealthy {
+	if got := w.getWork("one").Status.ManifestStatuses[0].Health; got != workv1alpha1.ResourceHealthy {
 		t.Errorf("health while suspended: got %s", got)
 	}
-	w.must(w.Delete(t.Context(), w.get("one")))
-	w.must(w.execute("one", there))
-	if !w.gone("one") || w.value("a") != "" {
-		t.Errorf("deleted while suspended: gone %v, left %q", w.gone("one"), w.value("a"))
+	w.noError(w.Delete(t.Context(), w.getWork("one")))
+	w.noError(w.execute("one", reachable))
+	if !w.isDeleted("one") || w.value("a") != "" {
+		t.Errorf("deleted while suspended: Work deleted: %v, ConfigMap: %q", w.isDeleted("one"), w.value("a"))
 	}
 }
 
-func TestWhatOthersChangeOrDeleteIsPutBack(t *testing.T) {
+func TestDriftIsCorrected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("edited", "1"), configMap("deleted", "1"))
-	w.must(w.execute("one", there))
-	// The hub is away: another process has nothing but the records.
-	w.heal(t)
-	w.set("edited", "2")
-	w.must(w.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.objects, Name: "deleted"}}))
+	w.createWork("one", configMap("edited", "1"), configMap("deleted", "1"))
+	w.noError(w.execute("one", reachable))
+	// A new process that has only the inventory.
+	w.runEngine(t)
+	w.setValue("edited", "2")
+	w.noError(w.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.objects, Name: "deleted"}}))
 	w.eventually("put back", func() bool { return w.value("edited") == "1" && w.value("deleted") == "1" })
 }
 
 func TestWorkWithoutFinalizerWaits(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("a", "1"))
-	w.change("one", func(work *workv1alpha1.Work) { work.Finalizers = nil })
-	w.must(w.execute("one", there))
+	w.createWork("one", configMap("a", "1"))
+	w.updateWork("one", func(work *workv1alpha1.Work) { work.Finalizers = nil })
+	w.noError(w.execute("one", reachable))
 	if got := w.value("a"); got != "" {
 		t.Errorf("applied without a finalizer: %q", got)
 	}
-	w.must(works.Hold(t.Context(), w.Client, w.get("one")))
-	w.must(w.execute("one", there))
+	w.noError(works.EnsureFinalizer(t.Context(), w.Client, w.getWork("one")))
+	w.noError(w.execute("one", reachable))
 	if got := w.value("a"); got != "1" {
 		t.Errorf("got %q", got)
 	}

@@ -13,50 +13,50 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-func TestDeletionWhileNobodyExecutesIsCarriedOutOnce(t *testing.T) {
+func TestDeletionWithoutExecutorIsExecutedOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("a", "1"))
-	w.must(w.execute("one", there))
-	w.must(w.Delete(t.Context(), w.get("one")))
-	deleted := w.get("one")
-	// An executor that is not there, and one that is and does not reach the cluster, change nothing.
-	w.must(w.execute("one", works.Circumstances{}))
-	if got := w.value("a"); got != "1" || w.gone("one") {
-		t.Fatalf("got %q, Work gone: %v", got, w.gone("one"))
+	w.createWork("one", configMap("a", "1"))
+	w.noError(w.execute("one", reachable))
+	w.noError(w.Delete(t.Context(), w.getWork("one")))
+	deleted := w.getWork("one")
+	// A process without an executor, and an executor that cannot reach the cluster, change nothing.
+	w.noError(w.execute("one", works.ClusterState{}))
+	if got := w.value("a"); got != "1" || w.isDeleted("one") {
+		t.Fatalf("got %q, Work deleted: %v", got, w.isDeleted("one"))
 	}
-	w.must(w.execute("one", there))
-	if got := w.value("a"); got != "" || !w.gone("one") {
-		t.Fatalf("left %q, Work gone: %v", got, w.gone("one"))
+	w.noError(w.execute("one", reachable))
+	if got := w.value("a"); got != "" || !w.isDeleted("one") {
+		t.Fatalf("left %q, Work deleted: %v", got, w.isDeleted("one"))
 	}
-	// Whoever comes late with the same deletion takes nothing away that was made since.
-	w.set("a", "theirs")
-	_, err := w.executor().Execute(t.Context(), deleted, there)
-	w.must(err)
+	// A late attempt at the same deletion does not delete objects created since.
+	w.setValue("a", "theirs")
+	_, err := w.executor().Execute(t.Context(), deleted, reachable)
+	w.noError(err)
 	if got := w.value("a"); got != "theirs" {
 		t.Errorf("got %q", got)
 	}
 	var records corev1.SecretList
-	w.must(w.List(t.Context(), &records, client.InNamespace(w.records)))
+	w.noError(w.List(t.Context(), &records, client.InNamespace(w.records)))
 	if len(records.Items) > 0 {
-		t.Errorf("%d records are left", len(records.Items))
+		t.Errorf("%d inventories are left", len(records.Items))
 	}
 }
 
-func TestVanishedWorkIsNoDeletion(t *testing.T) {
+func TestDisappearedWorkKeepsItsObjects(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("a", "1"))
-	w.must(w.execute("one", there))
-	w.change("one", func(work *workv1alpha1.Work) { work.Finalizers = nil })
-	w.must(w.Delete(t.Context(), w.get("one")))
-	w.heal(t)
-	w.set("a", "2")
+	w.createWork("one", configMap("a", "1"))
+	w.noError(w.execute("one", reachable))
+	w.updateWork("one", func(work *workv1alpha1.Work) { work.Finalizers = nil })
+	w.noError(w.Delete(t.Context(), w.getWork("one")))
+	w.runEngine(t)
+	w.setValue("a", "2")
 	w.eventually("still healed", func() bool { return w.value("a") == "1" })
 
-	// The hub was restored: the Work is another object with the same name, and has what the one before had.
-	w.work("one", configMap("b", "1"))
-	w.must(w.execute("one", there))
+	// The hub was restored: the Work is a new object with the old name, and has the manifests of the old one.
+	w.createWork("one", configMap("b", "1"))
+	w.noError(w.execute("one", reachable))
 	if w.value("a") != "" || w.value("b") != "1" {
 		t.Errorf("got a=%q b=%q", w.value("a"), w.value("b"))
 	}
@@ -66,28 +66,28 @@ func TestDeletedWorkCanLeaveItsObjects(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		preserve bool
-		at       works.Circumstances
+		at       works.ClusterState
 		marked   bool
 	}{
-		"the Work says so":        {preserve: true, at: there},
-		"the cluster is orphaned": {at: works.Circumstances{Reachable: true, Leaving: true, Orphan: true}},
+		"the Work says so":        {preserve: true, at: reachable},
+		"the cluster is orphaned": {at: works.ClusterState{Reachable: true, Deregistering: true, Orphan: true}},
 		"the cluster is abandoned": {
-			at: works.Circumstances{Leaving: true, Abandon: true}, marked: true,
+			at: works.ClusterState{Deregistering: true, Abandon: true}, marked: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.work("one", configMap("a", "1"))
-			w.change("one", func(work *workv1alpha1.Work) { work.Spec.PreserveResourcesOnDeletion = ptr.To(test.preserve) })
-			w.must(w.execute("one", there))
-			w.must(w.Delete(t.Context(), w.get("one")))
-			w.must(w.execute("one", test.at))
-			if !w.gone("one") {
-				t.Error("the Work is still there")
+			w.createWork("one", configMap("a", "1"))
+			w.updateWork("one", func(work *workv1alpha1.Work) { work.Spec.PreserveResourcesOnDeletion = ptr.To(test.preserve) })
+			w.noError(w.execute("one", reachable))
+			w.noError(w.Delete(t.Context(), w.getWork("one")))
+			w.noError(w.execute("one", test.at))
+			if !w.isDeleted("one") {
+				t.Error("the Work still exists")
 			}
 			var cm corev1.ConfigMap
-			w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "a"}, &cm))
+			w.noError(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "a"}, &cm))
 			if marked := len(cm.Labels)+len(cm.Annotations) > 0; marked != test.marked {
 				t.Errorf("marks: got %v %v", cm.Labels, cm.Annotations)
 			}
@@ -95,32 +95,32 @@ func TestDeletedWorkCanLeaveItsObjects(t *testing.T) {
 	}
 }
 
-func TestObjectThatDoesNotGoHoldsItsWork(t *testing.T) {
+func TestObjectWithFinalizerDelaysTheWork(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("a", "1"))
-	w.must(w.execute("one", there))
+	w.createWork("one", configMap("a", "1"))
+	w.noError(w.execute("one", reachable))
 	hold := func(finalizers ...string) {
 		cm := &corev1.ConfigMap{}
-		w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "a"}, cm))
+		w.noError(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "a"}, cm))
 		cm.Finalizers = finalizers
-		w.must(w.Update(t.Context(), cm))
+		w.noError(w.Update(t.Context(), cm))
 	}
 	hold("example.com/busy")
-	w.must(w.Delete(t.Context(), w.get("one")))
-	again, err := w.executor().Execute(t.Context(), w.get("one"), there)
-	w.must(err)
-	if again <= 0 || w.gone("one") {
-		t.Errorf("again in %s, Work gone: %v", again, w.gone("one"))
+	w.noError(w.Delete(t.Context(), w.getWork("one")))
+	again, err := w.executor().Execute(t.Context(), w.getWork("one"), reachable)
+	w.noError(err)
+	if again <= 0 || w.isDeleted("one") {
+		t.Errorf("requeued after %s,  Work deleted: %v", again, w.isDeleted("one"))
 	}
 	hold()
-	w.must(w.execute("one", there))
-	if !w.gone("one") {
-		t.Error("the Work is still there")
+	w.noError(w.execute("one", reachable))
+	if !w.isDeleted("one") {
+		t.Error("the Work still exists")
 	}
 }
 
-func TestBundleIsPruned(t *testing.T) {
+func TestServerFieldsAreRemoved(t *testing.T) {
 	t.Parallel()
 	w := &world{TB: t, objects: "ns"}
 	for name, test := range map[string]struct {

@@ -19,7 +19,7 @@ import (
 func TestReplicasAreRetained(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	executor := &works.Executor{Hub: w.Client, Engine: w.heal(t), Clock: clock.RealClock{}}
+	executor := &works.Executor{Hub: w.Client, Engine: w.runEngine(t), Clock: clock.RealClock{}}
 	retaining := func(replicas int, tag, retain string) string {
 		text := strings.Replace(deployment, "  namespace: OBJECTS\n", "  namespace: OBJECTS\n  labels: {resourcetemplate.karmada.io/retain-replicas: '"+retain+"'}\n", 1)
 		text = strings.Replace(text, "replicas: 2", fmt.Sprintf("replicas: %d", replicas), 1)
@@ -27,16 +27,16 @@ func TestReplicasAreRetained(t *testing.T) {
 	}
 	web := func() *appsv1.Deployment {
 		obj := &appsv1.Deployment{}
-		w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "web"}, obj))
+		w.noError(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "web"}, obj))
 		return obj
 	}
 	update := func(replicas int, tag, retain string) {
 		t.Helper()
-		w.change("one", func(work *workv1alpha1.Work) {
+		w.updateWork("one", func(work *workv1alpha1.Work) {
 			work.Spec.Workload.Manifests = []workv1alpha1.Manifest{w.manifest(retaining(replicas, tag, retain))}
 		})
-		_, err := executor.Execute(t.Context(), w.get("one"), there)
-		w.must(err)
+		_, err := executor.Execute(t.Context(), w.getWork("one"), reachable)
+		w.noError(err)
 	}
 	want := func(replicas int32, tag string) {
 		t.Helper()
@@ -45,22 +45,21 @@ func TestReplicasAreRetained(t *testing.T) {
 			t.Errorf("got %d replicas of %s, want %d of %s", *obj.Spec.Replicas, got, replicas, tag)
 		}
 	}
-	w.work("one", retaining(2, "v1", "true"))
-	_, err := executor.Execute(t.Context(), w.get("one"), there)
-	w.must(err)
+	w.createWork("one", retaining(2, "v1", "true"))
+	_, err := executor.Execute(t.Context(), w.getWork("one"), reachable)
+	w.noError(err)
 	want(2, "v1")
-	// Nobody on the cluster has said anything yet.
+	// The cluster has not changed the replicas yet.
 	update(5, "v2", "true")
 	want(2, "v2")
 
-	w.must(w.SubResource("scale").Update(t.Context(), web(), client.WithSubResourceBody(&autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: 3}})))
-	w.keeps("scaled", 2*time.Second, func() bool { return *web().Spec.Replicas == 3 })
+	w.noError(w.SubResource("scale").Update(t.Context(), web(), client.WithSubResourceBody(&autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: 3}})))
+	w.staysTrue("scaled", 2*time.Second, func() bool { return *web().Spec.Replicas == 3 })
 	update(6, "v3", "true")
 	want(3, "v3")
-	// What else drifts is healed.
-	// The cluster's own controllers write its status meanwhile, so nobody can say which version this changes.
+	// Drift of other fields is corrected.
 	drift := `{"spec":{"replicas":0,"template":{"spec":{"containers":[{"name":"web","image":"example.com/web:other"}]}}}}`
-	w.must(w.Patch(t.Context(), web(), client.RawPatch(types.StrategicMergePatchType, []byte(drift))))
+	w.noError(w.Patch(t.Context(), web(), client.RawPatch(types.StrategicMergePatchType, []byte(drift))))
 	w.eventually("healed", func() bool { return web().Spec.Template.Spec.Containers[0].Image == "example.com/web:v3" })
 	want(0, "v3")
 

@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-// define makes a kind Thing of the test's own group, and returns the group.
-func (w *world) define(t *testing.T) string {
+// createKind creates a kind Thing in the test's own API group, and returns the group.
+func (w *world) createKind(t *testing.T) string {
 	t.Helper()
 	group := w.objects + ".example.com"
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "things." + group}}
@@ -29,13 +29,13 @@ func (w *world) define(t *testing.T) string {
 			Type: "object", XPreserveUnknownFields: ptr.To(true),
 		}},
 	}}
-	w.must(w.Create(t.Context(), crd))
-	t.Cleanup(func() { w.must(w.Delete(context.WithoutCancel(t.Context()), crd)) })
+	w.noError(w.Create(t.Context(), crd))
+	t.Cleanup(func() { w.noError(w.Delete(context.WithoutCancel(t.Context()), crd)) })
 	return group
 }
 
-// thing reads a Thing; nil if there is none.
-func (w *world) thing(group, name string) *unstructured.Unstructured {
+// getThing returns a Thing, or nil if it does not exist.
+func (w *world) getThing(group, name string) *unstructured.Unstructured {
 	w.Helper()
 	obj := &unstructured.Unstructured{}
 	obj.SetAPIVersion(group + "/v1")
@@ -46,14 +46,14 @@ func (w *world) thing(group, name string) *unstructured.Unstructured {
 	return obj
 }
 
-// keeps checks for a while that something stays so.
-func (w *world) keeps(what string, pause time.Duration, check func() bool) {
+// staysTrue checks for some time that a condition holds.
+func (w *world) staysTrue(condition string, pause time.Duration, check func() bool) {
 	w.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(pause); time.Now().Before(end); <-tick.C {
 		if !check() {
-			w.Fatalf("%s: not so any more", what)
+			w.Fatalf("%s: not true any more", condition)
 		}
 	}
 }
@@ -65,41 +65,41 @@ func suspend(yes bool) func(*workv1alpha1.Work) {
 func TestNothingReachesTheClusterWhileSuspended(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	executor := &works.Executor{Hub: w.Client, Engine: w.heal(t), Clock: clock.RealClock{}}
-	execute := func() error { _, err := executor.Execute(t.Context(), w.get("one"), there); return err }
+	executor := &works.Executor{Hub: w.Client, Engine: w.runEngine(t), Clock: clock.RealClock{}}
+	execute := func() error { _, err := executor.Execute(t.Context(), w.getWork("one"), reachable); return err }
 	thing := "{apiVersion: OBJECTS.example.com/v1, kind: Thing, metadata: {name: b, namespace: OBJECTS}}"
-	w.work("one", configMap("a", "1"), thing)
+	w.createWork("one", configMap("a", "1"), thing)
 	if execute() == nil {
-		t.Fatal("applied what the cluster does not know")
+		t.Fatal("applied a kind that the cluster does not serve")
 	}
-	w.change("one", suspend(true))
-	w.must(execute())
-	group := w.define(t)
-	w.set("a", "2")
-	// Failed passes are tried again after 1, 2 and 4 s, and drift is healed at once.
-	w.keeps("nothing is applied", 4*time.Second, func() bool { return w.thing(group, "b") == nil && w.value("a") == "2" })
-	w.must(execute())
+	w.updateWork("one", suspend(true))
+	w.noError(execute())
+	group := w.createKind(t)
+	w.setValue("a", "2")
+	// Failed attempts are retried after 1, 2 and 4 s, and drift is corrected at once.
+	w.staysTrue("nothing is applied", 4*time.Second, func() bool { return w.getThing(group, "b") == nil && w.value("a") == "2" })
+	w.noError(execute())
 	w.wantCondition("one", "Dispatching", metav1.ConditionFalse, "SuspendDispatching", "")
 	w.wantCondition("one", "Applied", metav1.ConditionFalse, "AppliedFailed", "Not all manifests were applied before the Work was suspended: Thing "+
 		group+" "+w.objects+"/b: the cluster does not know this kind, and no CustomResourceDefinition of the bundle defines it")
 
-	w.change("one", suspend(false))
+	w.updateWork("one", suspend(false))
 	w.eventually("applied", func() bool { return execute() == nil })
 	w.wantCondition("one", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "")
-	if w.thing(group, "b") == nil || w.value("a") != "1" {
-		t.Errorf("not applied after all: a=%q", w.value("a"))
+	if w.getThing(group, "b") == nil || w.value("a") != "1" {
+		t.Errorf("not applied after the Work resumed: a=%q", w.value("a"))
 	}
-	w.change("one", suspend(true))
-	w.must(execute())
+	w.updateWork("one", suspend(true))
+	w.noError(execute())
 	w.wantCondition("one", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "")
-	w.change("one", func(work *workv1alpha1.Work) {
+	w.updateWork("one", func(work *workv1alpha1.Work) {
 		work.Spec.Workload.Manifests = append(work.Spec.Workload.Manifests, w.manifest(configMap("c", "1")))
 	})
-	w.must(execute())
-	w.wantCondition("one", "Applied", metav1.ConditionFalse, "SuspendDispatching", "The manifests as they are now were not applied before the Work was suspended")
-	// Healing goes on where the Work does.
-	w.change("one", suspend(false))
-	w.must(execute())
-	w.set("a", "3")
+	w.noError(execute())
+	w.wantCondition("one", "Applied", metav1.ConditionFalse, "SuspendDispatching", "The current manifests were not applied before the Work was suspended")
+	// Drift correction resumes with the Work.
+	w.updateWork("one", suspend(false))
+	w.noError(execute())
+	w.setValue("a", "3")
 	w.eventually("healed", func() bool { return w.value("a") == "1" })
 }

@@ -19,24 +19,24 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-// healths returns the healths that a Work reports.
-func (w *world) healths(name string) []workv1alpha1.ResourceHealth {
+// objectHealths returns the health of each object in the status of a Work.
+func (w *world) objectHealths(name string) []workv1alpha1.ResourceHealth {
 	w.Helper()
 	var all []workv1alpha1.ResourceHealth
-	for _, status := range w.get(name).Status.ManifestStatuses {
+	for _, status := range w.getWork(name).Status.ManifestStatuses {
 		all = append(all, status.Health)
 	}
 	return all
 }
 
-func (w *world) wantHealths(name string, want ...workv1alpha1.ResourceHealth) {
+func (w *world) wantObjectHealths(name string, want ...workv1alpha1.ResourceHealth) {
 	w.Helper()
-	if got := w.healths(name); !cmp.Equal(got, want) {
+	if got := w.objectHealths(name); !cmp.Equal(got, want) {
 		w.Errorf("healths of %s: got %v, want %v", name, got, want)
 	}
 }
 
-func TestWorkOfUnreachedCluster(t *testing.T) {
+func TestWorkOfUnreachableCluster(t *testing.T) {
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -53,37 +53,37 @@ func TestWorkOfUnreachedCluster(t *testing.T) {
 				t.Helper()
 				executor := w.executor()
 				executor.Engine, executor.Limit = nil, time.Second
-				at := works.Circumstances{}
+				at := works.ClusterState{}
 				if host != "" {
-					at = there
+					at = reachable
 					unreached, err := engine.New(&rest.Config{Host: host}, engine.Options{})
-					w.must(err)
+					w.noError(err)
 					executor.Engine = unreached
 				}
-				_, err := executor.Execute(t.Context(), w.get(name), at)
+				_, err := executor.Execute(t.Context(), w.getWork(name), at)
 				if host == "" {
-					w.must(err)
+					w.noError(err)
 				} else if err == nil {
 					t.Error("no error")
 				}
 			}
-			w.work("new", configMap("b", "1"))
+			w.createWork("new", configMap("b", "1"))
 			execute("new")
 			w.wantCondition("new", "Dispatching", metav1.ConditionTrue, "Dispatching", "")
 			w.wantCondition("new", "Applied", metav1.ConditionFalse, "AppliedFailed", "Failed to apply all manifests (0/1): the cluster does not answer")
-			w.wantHealths("new", workv1alpha1.ResourceUnknown)
+			w.wantObjectHealths("new", workv1alpha1.ResourceUnknown)
 
-			w.work("old", configMap("a", "1"))
-			w.must(w.execute("old", there))
-			w.wantHealths("old", workv1alpha1.ResourceHealthy)
-			before := w.get("old").Status.ManifestStatuses[0].Identifier
+			w.createWork("old", configMap("a", "1"))
+			w.noError(w.execute("old", reachable))
+			w.wantObjectHealths("old", workv1alpha1.ResourceHealthy)
+			before := w.getWork("old").Status.ManifestStatuses[0].Identifier
 			execute("old")
 			w.wantCondition("old", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "Manifest has been successfully applied")
-			w.wantHealths("old", workv1alpha1.ResourceUnknown)
-			if diff := cmp.Diff(w.get("old").Status.ManifestStatuses[0].Identifier, before); diff != "" {
+			w.wantObjectHealths("old", workv1alpha1.ResourceUnknown)
+			if diff := cmp.Diff(w.getWork("old").Status.ManifestStatuses[0].Identifier, before); diff != "" {
 				t.Errorf("identifier (-got +want):\n%s", diff)
 			}
-			w.change("old", func(work *workv1alpha1.Work) {
+			w.updateWork("old", func(work *workv1alpha1.Work) {
 				work.Spec.Workload.Manifests = []workv1alpha1.Manifest{w.manifest(configMap("a", "2"))}
 			})
 			for range 2 {
@@ -91,58 +91,58 @@ func TestWorkOfUnreachedCluster(t *testing.T) {
 				w.wantCondition("old", "Applied", metav1.ConditionUnknown, "AppliedFailed",
 					"Failed to apply all manifests (0/1): the cluster does not answer")
 			}
-			w.change("new", suspend(true))
+			w.updateWork("new", suspend(true))
 			execute("new")
 			w.wantCondition("new", "Dispatching", metav1.ConditionFalse, "SuspendDispatching", "")
-			w.must(w.execute("old", there))
+			w.noError(w.execute("old", reachable))
 			w.wantCondition("old", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "")
-			w.wantHealths("old", workv1alpha1.ResourceHealthy)
+			w.wantObjectHealths("old", workv1alpha1.ResourceHealthy)
 		})
 	}
 }
 
-// roundTripper is a function that carries requests.
+// roundTripper is a function that sends requests.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// breaking returns an engine for which those requests fail as a broken conversion fails.
-func (w *world) breaking(broken func(*http.Request) bool) *engine.Engine {
+// engineWithErrors returns an engine whose matching requests fail like a broken conversion.
+func (w *world) engineWithErrors(isBroken func(*http.Request) bool) *engine.Engine {
 	w.Helper()
 	cfg := rest.CopyConfig(w.plane.Config)
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			if broken(r) {
+			if isBroken(r) {
 				return &http.Response{StatusCode: http.StatusInternalServerError, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
 			}
 			return next.RoundTrip(r)
 		})
 	})
 	e, err := engine.New(cfg, engine.Options{Namespace: w.records, Hub: "hub", Scope: w.space})
-	w.must(err)
+	w.noError(err)
 	return e
 }
 
-func TestOneObjectThatCannotBeReadHidesNoOther(t *testing.T) {
+func TestUnreadableObjectDoesNotHideOthers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("a", "1"), configMap("b", "1"))
-	w.must(w.execute("one", there))
+	w.createWork("one", configMap("a", "1"), configMap("b", "1"))
+	w.noError(w.execute("one", reachable))
 	executor := w.executor()
-	executor.Engine = w.breaking(func(r *http.Request) bool {
+	executor.Engine = w.engineWithErrors(func(r *http.Request) bool {
 		return strings.HasSuffix(r.URL.Path, "/configmaps/a") && !strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata")
 	})
-	if _, err := executor.Execute(t.Context(), w.get("one"), there); err == nil {
+	if _, err := executor.Execute(t.Context(), w.getWork("one"), reachable); err == nil {
 		t.Error("no error")
 	}
-	w.wantHealths("one", workv1alpha1.ResourceUnknown, workv1alpha1.ResourceHealthy)
+	w.wantObjectHealths("one", workv1alpha1.ResourceUnknown, workv1alpha1.ResourceHealthy)
 	w.wantCondition("one", "Applied", metav1.ConditionTrue, "AppliedSuccessful", "")
 }
 
-func TestBusyClusterIsNotSilent(t *testing.T) {
+func TestBusyClusterIsNotUnresponsive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("a", "1"), configMap("b", "1"))
+	w.createWork("one", configMap("a", "1"), configMap("b", "1"))
 	var hanging atomic.Bool
 	var applied atomic.Int32
 	cfg := rest.CopyConfig(w.plane.Config)
@@ -162,60 +162,60 @@ func TestBusyClusterIsNotSilent(t *testing.T) {
 		})
 	})
 	busy, err := engine.New(cfg, engine.Options{Namespace: w.records, Hub: "hub", Scope: w.space})
-	w.must(err)
+	w.noError(err)
 	executor := w.executor()
 	executor.Engine = busy
-	_, err = executor.Execute(t.Context(), w.get("one"), there)
-	w.must(err)
-	w.change("one", func(work *workv1alpha1.Work) {
+	_, err = executor.Execute(t.Context(), w.getWork("one"), reachable)
+	w.noError(err)
+	w.updateWork("one", func(work *workv1alpha1.Work) {
 		work.Spec.Workload.Manifests = []workv1alpha1.Manifest{w.manifest(configMap("a", "2")), w.manifest(configMap("b", "2")), w.manifest(configMap("c", "2"))}
 	})
 	hanging.Store(true)
 	executor.Limit = 10 * time.Second
-	if _, err := executor.Execute(t.Context(), w.get("one"), there); !errors.Is(err, engine.ErrTimeUp) || errors.Is(err, works.ErrSilent) {
+	if _, err := executor.Execute(t.Context(), w.getWork("one"), reachable); !errors.Is(err, engine.ErrTimeUp) || errors.Is(err, works.ErrUnresponsive) {
 		t.Errorf("got %v", err)
 	}
 	w.wantCondition("one", "Applied", metav1.ConditionFalse, "AppliedFailed", "Failed to apply all manifests (2/3): "+engine.ErrTimeUp.Error())
-	w.wantHealths("one", workv1alpha1.ResourceHealthy, workv1alpha1.ResourceHealthy, workv1alpha1.ResourceHealthy)
+	w.wantObjectHealths("one", workv1alpha1.ResourceHealthy, workv1alpha1.ResourceHealthy, workv1alpha1.ResourceHealthy)
 	hanging.Store(false)
-	_, err = executor.Execute(t.Context(), w.get("one"), there)
-	w.must(err)
+	_, err = executor.Execute(t.Context(), w.getWork("one"), reachable)
+	w.noError(err)
 	if w.value("a") != "2" || w.value("b") != "2" || applied.Load() != 1 {
 		t.Errorf("got a=%q b=%q, c was applied %d times, want once", w.value("a"), w.value("b"), applied.Load())
 	}
 }
 
-func TestBigStatusHidesNoOther(t *testing.T) {
+func TestLargeStatusIsOmitted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	group := w.define(t)
+	group := w.createKind(t)
 	thing := func(name string) string {
 		return "{apiVersion: OBJECTS.example.com/v1, kind: Thing, metadata: {name: " + name + ", namespace: OBJECTS}}"
 	}
-	w.work("one", thing("a"), thing("b"))
-	w.eventually("applied", func() bool { return w.execute("one", there) == nil })
+	w.createWork("one", thing("a"), thing("b"))
+	w.eventually("applied", func() bool { return w.execute("one", reachable) == nil })
 	for name, size := range map[string]int{"a": 300 << 10, "b": 10} {
-		obj := w.thing(group, name)
-		w.must(unstructured.SetNestedField(obj.Object, strings.Repeat("x", size), "status", "text"))
-		w.must(w.Update(t.Context(), obj))
+		obj := w.getThing(group, name)
+		w.noError(unstructured.SetNestedField(obj.Object, strings.Repeat("x", size), "status", "text"))
+		w.noError(w.Update(t.Context(), obj))
 	}
-	w.must(w.execute("one", there))
-	statuses := w.get("one").Status.ManifestStatuses
+	w.noError(w.execute("one", reachable))
+	statuses := w.getWork("one").Status.ManifestStatuses
 	if statuses[0].Status != nil || statuses[1].Status == nil || statuses[0].Health != workv1alpha1.ResourceHealthy {
 		t.Errorf("got %v", statuses)
 	}
 	w.wantCondition("one", "Applied", metav1.ConditionTrue, "AppliedSuccessful",
-		"Manifest has been successfully applied; 1 of the objects' statuses are left out, they would make the Work too big")
+		"Manifest has been successfully applied; 1 object statuses are omitted, because the Work would be too large")
 }
 
-func TestStaleWorkIsSaidToBeStale(t *testing.T) {
+func TestStaleWorkIsReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.work("one", configMap("a", "1"))
-	old := w.get("one")
-	w.must(w.execute("one", there))
+	w.createWork("one", configMap("a", "1"))
+	old := w.getWork("one")
+	w.noError(w.execute("one", reachable))
 	old.Status = workv1alpha1.WorkStatus{}
-	again, err := w.executor().Execute(t.Context(), old, there)
+	again, err := w.executor().Execute(t.Context(), old, reachable)
 	if !errors.Is(err, works.ErrStale) || again != 0 {
 		t.Errorf("got %v, %v", again, err)
 	}

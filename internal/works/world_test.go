@@ -27,7 +27,8 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-// world is an execution space, and namespaces of a member for objects and for records, all on the shared API server.
+// world has an execution space, and a member with a namespace for objects and one for inventories, all on the shared
+// API server.
 type world struct {
 	testing.TB
 	client.Client
@@ -52,15 +53,15 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(func() {
 		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
 		var list workv1alpha1.WorkList
-		w.must(hub.List(context.WithoutCancel(t.Context()), &list, client.InNamespace(w.space)))
+		w.noError(hub.List(context.WithoutCancel(t.Context()), &list, client.InNamespace(w.space)))
 		for i := range list.Items {
-			w.must(client.IgnoreNotFound(hub.Patch(context.WithoutCancel(t.Context()), &list.Items[i], patch)))
+			w.noError(client.IgnoreNotFound(hub.Patch(context.WithoutCancel(t.Context()), &list.Items[i], patch)))
 		}
 	})
 	return w
 }
 
-// crdOnce serves the tests of this binary, which share a control plane.
+// crdOnce serialises the tests of this binary, which share a control plane.
 var crdOnce sync.Mutex
 
 func installCRD(t *testing.T, hub client.Client) {
@@ -86,39 +87,39 @@ func installCRD(t *testing.T, hub client.Client) {
 	}
 }
 
-func (w *world) must(err error) {
+func (w *world) noError(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
 	}
 }
 
-// engine returns a new Engine, as a process that was just started would have it.
+// engine returns an Engine in the state of a process that has just started.
 func (w *world) engine() *engine.Engine {
 	w.Helper()
 	e, err := engine.New(w.plane.Config, engine.Options{Namespace: w.records, Hub: "hub", Scope: w.space})
-	w.must(err)
+	w.noError(err)
 	return e
 }
 
-// executor returns an Executor of a process that was just started.
+// executor returns an Executor in the state of a process that has just started.
 func (w *world) executor() *works.Executor {
 	return &works.Executor{Hub: w.Client, Engine: w.engine(), Clock: clock.RealClock{}}
 }
 
-// heal runs an engine until the test ends, and returns it.
-func (w *world) heal(t *testing.T) *engine.Engine {
+// runEngine runs an engine, which corrects drift, until the test ends.
+func (w *world) runEngine(t *testing.T) *engine.Engine {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	e := w.engine()
 	go func() { done <- e.Run(ctx) }()
-	t.Cleanup(func() { cancel(); w.must(<-done) })
+	t.Cleanup(func() { cancel(); w.noError(<-done) })
 	return e
 }
 
-// work creates a Work of these manifests; OBJECTS in them is the namespace for objects.
-func (w *world) work(name string, manifests ...string) *workv1alpha1.Work {
+// createWork creates a Work of these manifests; OBJECTS in them stands for the namespace for objects.
+func (w *world) createWork(name string, manifests ...string) *workv1alpha1.Work {
 	w.Helper()
 	work := &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{
 		Namespace: w.space, Name: name, Finalizers: []string{workv1alpha1.ExecutionFinalizer},
@@ -126,14 +127,14 @@ func (w *world) work(name string, manifests ...string) *workv1alpha1.Work {
 	for _, manifest := range manifests {
 		work.Spec.Workload.Manifests = append(work.Spec.Workload.Manifests, w.manifest(manifest))
 	}
-	w.must(w.Create(w.Context(), work))
+	w.noError(w.Create(w.Context(), work))
 	return work
 }
 
 func (w *world) manifest(text string) workv1alpha1.Manifest {
 	w.Helper()
 	raw, err := yaml.YAMLToJSON([]byte(strings.ReplaceAll(text, "OBJECTS", w.objects)))
-	w.must(err)
+	w.noError(err)
 	return workv1alpha1.Manifest{RawExtension: runtime.RawExtension{Raw: raw}}
 }
 
@@ -141,74 +142,74 @@ func configMap(name, value string) string {
 	return "{apiVersion: v1, kind: ConfigMap, metadata: {name: " + name + ", namespace: OBJECTS}, data: {key: '" + value + "'}}"
 }
 
-// get reads a Work, which must exist.
-func (w *world) get(name string) *workv1alpha1.Work {
+// getWork returns a Work, which must exist.
+func (w *world) getWork(name string) *workv1alpha1.Work {
 	w.Helper()
 	work := &workv1alpha1.Work{}
-	w.must(w.Get(w.Context(), client.ObjectKey{Namespace: w.space, Name: name}, work))
+	w.noError(w.Get(w.Context(), client.ObjectKey{Namespace: w.space, Name: name}, work))
 	return work
 }
 
-// change changes a Work as a user does.
-func (w *world) change(name string, how func(*workv1alpha1.Work)) {
+// updateWork changes a Work as a user does.
+func (w *world) updateWork(name string, edit func(*workv1alpha1.Work)) {
 	w.Helper()
-	work := w.get(name)
-	how(work)
-	w.must(w.Update(w.Context(), work))
+	work := w.getWork(name)
+	edit(work)
+	w.noError(w.Update(w.Context(), work))
 }
 
-func (w *world) gone(name string) bool {
+func (w *world) isDeleted(name string) bool {
 	w.Helper()
 	err := w.Get(w.Context(), client.ObjectKey{Namespace: w.space, Name: name}, &workv1alpha1.Work{})
-	w.must(client.IgnoreNotFound(err))
+	w.noError(client.IgnoreNotFound(err))
 	return err != nil
 }
 
-// execute executes a Work as it is now, in a process of its own.
-func (w *world) execute(name string, at works.Circumstances) error {
+// execute executes the current version of a Work in a new process.
+func (w *world) execute(name string, at works.ClusterState) error {
 	w.Helper()
-	_, err := w.executor().Execute(w.Context(), w.get(name), at)
+	_, err := w.executor().Execute(w.Context(), w.getWork(name), at)
 	return err
 }
 
-// value returns what a ConfigMap of the member has; "" if there is none.
+// value returns the data of a ConfigMap on the member, or "" if it does not exist.
 func (w *world) value(name string) string {
 	w.Helper()
 	var cm corev1.ConfigMap
 	err := w.Get(w.Context(), client.ObjectKey{Namespace: w.objects, Name: name}, &cm)
-	w.must(client.IgnoreNotFound(err))
+	w.noError(client.IgnoreNotFound(err))
 	return cm.Data["key"]
 }
 
-// set makes or changes a ConfigMap of the member as somebody else does.
-func (w *world) set(name, value string) {
+// setValue creates or changes a ConfigMap on the member as another client does.
+func (w *world) setValue(name, value string) {
 	w.Helper()
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.objects, Name: name}}
 	if err := w.Get(w.Context(), client.ObjectKeyFromObject(cm), cm); err != nil {
-		w.must(client.IgnoreNotFound(err))
+		w.noError(client.IgnoreNotFound(err))
 		cm.Data = map[string]string{"key": value}
-		w.must(w.Create(w.Context(), cm))
+		w.noError(w.Create(w.Context(), cm))
 		return
 	}
 	cm.Data = map[string]string{"key": value}
-	w.must(w.Update(w.Context(), cm))
+	w.noError(w.Update(w.Context(), cm))
 }
 
-// wantCondition checks a condition, with its message if that is not "".
+// wantCondition checks a condition, and its message unless that is "".
 func (w *world) wantCondition(name, kind string, status metav1.ConditionStatus, reason, message string) {
 	w.Helper()
-	got := meta.FindStatusCondition(w.get(name).Status.Conditions, kind)
+	got := meta.FindStatusCondition(w.getWork(name).Status.Conditions, kind)
 	if got == nil || got.Status != status || got.Reason != reason || (message != "" && got.Message != message) {
 		raw, err := json.Marshal(got)
-		w.must(err)
+		w.noError(err)
 		w.Errorf("condition %s of %s: got %s, want %s %s %q", kind, name, raw, status, reason, message)
 	}
 }
 
-func (w *world) eventually(what string, check func() bool) {
+func (w *world) eventually(condition string, check func() bool) {
 	w.Helper()
 	err := wait.PollUntilContextTimeout(w.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return check(), nil })
 	if err != nil {
-		w.Fatalf("%s: %v", what, err)
+		w.Fatalf("%s: %v", condition, err)
 	}
 }

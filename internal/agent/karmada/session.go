@@ -295,9 +295,9 @@ func (l *link) deliveries(ctx context.Context, running *sync.WaitGroup) {
 }
 
 // circumstances say how the cluster stands. That it does not answer shows in the attempt.
-func (l *link) circumstances() works.Circumstances {
+func (l *link) circumstances() works.ClusterState {
 	m := fleet.FromCluster(l.seen.Load())
-	return works.Circumstances{Reachable: true, Leaving: m.Deleting, Orphan: m.Deleting && m.KeepAddons}
+	return works.ClusterState{Reachable: true, Deregistering: m.Deleting, Orphan: m.Deleting && m.KeepAddons}
 }
 
 // see takes the Cluster as it is now. An error is what is to be done first.

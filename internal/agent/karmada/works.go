@@ -37,7 +37,7 @@ type workload struct {
 	gate      *session.Gate
 	executor  *works.Executor
 	// circumstances are those of the cluster now.
-	circumstances func() works.Circumstances
+	circumstances func() works.ClusterState
 	queue         workqueue.TypedRateLimitingInterface[string]
 	// ready says that the hub was reached once.
 	ready atomic.Bool

@@ -153,7 +153,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	silent := false
 	defer func() { c.slots.give(name, silent) }()
 	result, err := c.look(ctx, req, name)
-	silent = errors.Is(err, works.ErrSilent)
+	silent = errors.Is(err, works.ErrUnresponsive)
 	if errors.Is(err, works.ErrStale) {
 		return reconcile.Result{RequeueAfter: c.stale.When(req)}, nil
 	}
@@ -184,30 +184,30 @@ func (c *Controller) look(ctx context.Context, req reconcile.Request, name strin
 
 // circumstances says how a cluster stands. One that is removed and not reached is waited for until its removal abandons it: a status that says so
 // may have been lost, and its removal asks the member.
-func circumstances(cluster *clusterv1alpha1.Cluster, m fleet.Member) works.Circumstances {
+func circumstances(cluster *clusterv1alpha1.Cluster, m fleet.Member) works.ClusterState {
 	reachable := m.Ready && !m.Down && m.Refused == ""
 	held := controllerutil.ContainsFinalizer(cluster, clusterv1alpha1.ClusterFinalizer)
-	return works.Circumstances{
-		Reachable: reachable,
-		Hindrance: m.Refused,
+	return works.ClusterState{
+		Reachable:         reachable,
+		UnreachableReason: m.Refused,
 		// What is not held goes without a word: what was applied could not be withdrawn in order.
-		Leaving: m.Deleting || !held,
-		Orphan:  m.Deleting && m.KeepAddons,
-		Abandon: m.Abandoned,
+		Deregistering: m.Deleting || !held,
+		Orphan:        m.Deleting && m.KeepAddons,
+		Abandon:       m.Abandoned,
 	}
 }
 
 // execute carries out a Work of a push member.
-func (c *Controller) execute(ctx context.Context, work *workv1alpha1.Work, m fleet.Member, at works.Circumstances) (reconcile.Result, error) {
+func (c *Controller) execute(ctx context.Context, work *workv1alpha1.Work, m fleet.Member, at works.ClusterState) (reconcile.Result, error) {
 	executor := &works.Executor{Hub: c.Hub, Clock: c.Clock, Limit: c.Limit}
 	deleted := !work.DeletionTimestamp.IsZero()
 	switch {
 	case deleted && at.Abandon:
-	case deleted && !at.Reachable, !deleted && at.Leaving:
+	case deleted && !at.Reachable, !deleted && at.Deregistering:
 		// News of the cluster or of the Work wakes this controller.
 		return reconcile.Result{}, nil
 	default:
-		err := works.Hold(ctx, c.Hub, work)
+		err := works.EnsureFinalizer(ctx, c.Hub, work)
 		if apierrors.IsConflict(err) {
 			return reconcile.Result{}, fmt.Errorf("%w: %w", works.ErrStale, err)
 		}
@@ -237,6 +237,6 @@ func (c *Controller) stray(ctx context.Context, work *workv1alpha1.Work, name st
 	if !apierrors.IsNotFound(err) {
 		return reconcile.Result{}, fmt.Errorf("read cluster %s: %w", name, err)
 	}
-	after, err := (&works.Executor{Hub: c.Hub, Clock: c.Clock}).Execute(ctx, work, works.Circumstances{Abandon: true})
+	after, err := (&works.Executor{Hub: c.Hub, Clock: c.Clock}).Execute(ctx, work, works.ClusterState{Abandon: true})
 	return reconcile.Result{RequeueAfter: after}, err
 }
