@@ -35,7 +35,7 @@ const (
 
 // healer is the engine as the agent uses it.
 type healer interface {
-	session.Memory
+	session.Engine
 	// Run puts back what others change in what was applied, from the records on the member, until ctx ends.
 	Run(ctx context.Context) error
 }
@@ -53,7 +53,7 @@ type agent struct {
 	probes     *session.Probes
 	// departure removes the agent from its member when the hub orders that.
 	departure *departure
-	refusal   *session.Refusal
+	refusal   *session.AuthErrorLog
 	// inbox is that of the session that runs, if one does.
 	inbox atomic.Pointer[deliver.AgentSource]
 	// others are what lookForOthers told of last.
@@ -80,11 +80,11 @@ func Run(ctx context.Context, opts Options) error {
 	a := &agent{
 		opts: opts, secrets: member.Secrets(kube.AgentNamespace), namespaces: member.Namespaces(),
 		self:    newSelf(opts.Member, objects, opts.Clock),
-		metrics: session.NewMetrics(fleet.TypeSveltos, types.NamespacedName{Namespace: opts.Namespace, Name: opts.Name}, session.NewPulse(opts.Clock, opts.Heartbeat)),
-		refusal: &session.Refusal{Clock: opts.Clock, Repair: join.Repair(opts.Namespace, opts.Name), Refused: refused},
+		metrics: session.NewMetrics(fleet.TypeSveltos, types.NamespacedName{Namespace: opts.Namespace, Name: opts.Name}, session.NewWatchdog(opts.Clock, opts.Heartbeat)),
+		refusal: &session.AuthErrorLog{Clock: opts.Clock, Repair: join.Repair(opts.Namespace, opts.Name), IsRejected: refused},
 	}
 	a.checks = newChecks(opts.Member, opts.Clock, a.self.announceSoon)
-	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Pulse: a.metrics.Pulse}
+	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Watchdog: a.metrics.Watchdog}
 	if a.departure, err = newDeparture(opts.Member, opts); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (a *agent) run(ctx context.Context) error {
 	running.Go(func() { a.self.watchKinds(ctx) })
 	running.Go(func() {
 		a.gate = session.NewGate(a.wasPaused(ctx))
-		running.Go(func() { a.gate.WhileOpen(ctx, func(ctx context.Context) { a.persist(ctx, "heal", a.engine.Run) }) })
+		running.Go(func() { a.gate.RunWhileOpen(ctx, func(ctx context.Context) { a.persist(ctx, "heal", a.engine.Run) }) })
 		// It ends with ctx, or when the agent has left.
 		a.persist(ctx, "connect to the hub", a.connect)
 		cancel()
@@ -122,9 +122,9 @@ func (a *agent) run(ctx context.Context) error {
 
 // persist runs work, and runs it again when it ends, after a growing pause, until ctx ends or the agent has left.
 func (a *agent) persist(ctx context.Context, what string, work func(context.Context) error) {
-	p := session.Persistence{
-		Clock: a.opts.Clock, Turned: a.metrics.Pulse.Turned, Told: a.refusal.Is,
-		Ends: func(err error) bool { return errors.Is(err, errDeparted) },
+	p := session.BackoffLoop{
+		Clock: a.opts.Clock, BeforeAttempt: a.metrics.Watchdog.Reset, LogError: a.refusal.LogIfRejected,
+		IsFinal: func(err error) bool { return errors.Is(err, errDeparted) },
 	}
 	// The only error that ends it has been dealt with by who returned it.
 	_ = p.Run(ctx, what, work)
@@ -180,7 +180,7 @@ func (a *agent) session(ctx context.Context) error {
 	if err := a.enter(ctx, credential, link); err != nil {
 		return err
 	}
-	err = a.serve(a.refusal.Hush(ctx), credential, hub, link)
+	err = a.serve(a.refusal.WithFilteredLog(ctx), credential, hub, link)
 	if errors.Is(err, errOrdered) {
 		return a.depart(ctx, hub)
 	}
@@ -205,7 +205,7 @@ func (a *agent) newLink(credential *join.Credential, hub client.Client, member t
 		identity: a.opts.Identity, heartbeat: a.opts.Heartbeat, clock: a.opts.Clock, metrics: a.metrics, self: a.self,
 		checks: a.checks, refusal: a.refusal, exchanged: credential.Exchanged,
 		beatSoon:    make(chan struct{}, 1),
-		unrequested: func() (string, bool) { return session.Unrequested(a.engine, a.inbox.Load()) },
+		unrequested: func() (string, bool) { return session.UnrequestedValue(a.engine, a.inbox.Load()) },
 	}
 }
 
@@ -214,8 +214,8 @@ func (a *agent) serve(ctx context.Context, credential *join.Credential, hub clie
 	in := deliver.NewAgentSource(hub, credential.DeliveryNamespace(), a.opts.Name)
 	a.inbox.Store(in)
 	defer a.inbox.Store(nil)
-	work := &session.Worker{Inbox: in, Engine: a.engine, Gate: a.gate, ChangedKinds: a.self.kindsChanged, Converged: a.metrics.Converged,
-		Withdrew: func() { session.Request(link.beatSoon) },
+	work := &session.Worker{Inbox: in, Engine: a.engine, Gate: a.gate, OnKindsChanged: a.self.kindsChanged, OnConverged: a.metrics.RecordConverge,
+		OnWithdrawn: func() { session.Signal(link.beatSoon) },
 	}
 
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -229,9 +229,9 @@ func (a *agent) serve(ctx context.Context, credential *join.Credential, hub clie
 	})
 	running.Go(func() { link.announce(ctx) })
 	running.Go(func() {
-		session.Own[*libv1beta1.SveltosCluster]{
-			Key: a.cluster(), Empty: &libv1beta1.SveltosCluster{}, List: func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
-			Tell: func(ctx context.Context, seen *libv1beta1.SveltosCluster) {
+		session.ClusterWatcher[*libv1beta1.SveltosCluster]{
+			Key: a.cluster(), Example: &libv1beta1.SveltosCluster{}, NewList: func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
+			OnChange: func(ctx context.Context, seen *libv1beta1.SveltosCluster) {
 				if ordered(seen) {
 					cancel(errOrdered)
 					return
@@ -259,7 +259,7 @@ func (a *agent) see(ctx context.Context, link *link, cluster *libv1beta1.Sveltos
 	}
 	// What is deployed on a cluster that is being deregistered is withdrawn, paused or not.
 	paused := cluster.Spec.Paused && cluster.DeletionTimestamp == nil
-	if !a.gate.Set(paused) {
+	if !a.gate.SetClosed(paused) {
 		return
 	}
 	log.FromContext(ctx).Info("the cluster was paused or unpaused", "paused", paused)
@@ -277,7 +277,7 @@ func (a *agent) see(ctx context.Context, link *link, cluster *libv1beta1.Sveltos
 // registered yet has no say.
 func (a *agent) wasPaused(ctx context.Context) bool {
 	for {
-		a.metrics.Pulse.Turned()
+		a.metrics.Watchdog.Reset()
 		secret, err := a.secrets.Get(ctx, a.opts.KubeconfigSecret, metav1.GetOptions{})
 		if err == nil {
 			return secret.Annotations[pausedAnnotation] == "true"
@@ -296,7 +296,7 @@ func (a *agent) wasPaused(ctx context.Context) bool {
 
 // healed takes what the engine put back: the hub is told if that failed, or works again.
 func (a *agent) healed(id bundle.ID, changes bundle.ChangeSet) {
-	a.metrics.Healed(id, changes)
+	a.metrics.RecordCorrection(id, changes)
 	if in := a.inbox.Load(); in != nil {
 		in.Wake(id)
 	}

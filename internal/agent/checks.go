@@ -79,7 +79,7 @@ func (c *checks) take(cluster *libv1beta1.SveltosCluster) {
 	}
 	c.mu.Unlock()
 	if news {
-		session.Request(c.asked)
+		session.Signal(c.asked)
 	}
 }
 

@@ -58,7 +58,7 @@ type mark struct {
 // departure removes the agent from its member. The agent's objects are handed over first, as dependents of the ClusterRole, which is then
 // deleted.
 type departure struct {
-	*session.Handover
+	*session.OwnerClient
 	member kubernetes.Interface
 	secret string
 	clock  clock.PassiveClock
@@ -69,11 +69,11 @@ func newDeparture(member *rest.Config, opts Options) (*departure, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make client for the member: %w", err)
 	}
-	handover, err := session.NewHandover(member, "ClusterRole", agentRole)
+	handover, err := session.NewOwnerClient(member, "ClusterRole", agentRole)
 	if err != nil {
 		return nil, err
 	}
-	return &departure{Handover: handover, member: clientset, secret: opts.KubeconfigSecret, clock: opts.Clock}, nil
+	return &departure{OwnerClient: handover, member: clientset, secret: opts.KubeconfigSecret, clock: opts.Clock}, nil
 }
 
 // dependents are the manifest's objects that go with the ClusterRole; Namespace and Secret are treated apart.

@@ -50,7 +50,7 @@ func (s *self) watchKinds(ctx context.Context) {
 		all.Go(func() {
 			cache.NewReflectorWithOptions(
 				cache.ToListWatcherWithWatchListSemantics(source, s.objects), &metav1.PartialObjectMetadata{}, kindsListener(s.kindsChanged),
-				cache.ReflectorOptions{Name: resource.Resource, TypeDescription: resource.String(), Backoff: session.Redial()},
+				cache.ReflectorOptions{Name: resource.Resource, TypeDescription: resource.String(), Backoff: session.HubBackoff()},
 			).RunWithContext(ctx)
 		})
 	}

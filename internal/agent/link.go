@@ -50,7 +50,7 @@ type link struct {
 	metrics   *session.Metrics
 	self      *self
 	checks    *checks
-	refusal   *session.Refusal
+	refusal   *session.AuthErrorLog
 	// exchanged returns what the hub is to know of the exchange of the manifest's token, and told what it was told in
 	// this session.
 	exchanged func() types.UID
@@ -86,10 +86,10 @@ func (l *link) beat(ctx context.Context) error {
 		err := l.renewLease(ctx)
 		switch {
 		case errors.Is(err, errDisplaced):
-			l.metrics.Beat(err)
+			l.metrics.RecordHeartbeat(err)
 			return err
 		case err != nil && ctx.Err() != nil:
-		case err != nil && l.refusal.Is(ctx, err):
+		case err != nil && l.refusal.LogIfRejected(ctx, err):
 			silent = true
 		case err != nil && !silent:
 			silent = true
@@ -101,9 +101,9 @@ func (l *link) beat(ctx context.Context) error {
 			l.self.announceSoon()
 		}
 		if err == nil {
-			l.refusal.Over()
+			l.refusal.Reset()
 		}
-		l.metrics.Beat(err)
+		l.metrics.RecordHeartbeat(err)
 		if !session.SleepOrWake(ctx, l.clock, time.Duration(float64(l.heartbeat)*(1-jitter*rand.Float64())), l.beatSoon) {
 			return nil
 		}
@@ -141,7 +141,7 @@ func (l *link) writeLease(ctx context.Context, version string) (*coordinationv1.
 	}
 	unrequested, known := l.unrequested()
 	if known && (l.toldUnrequested == nil || *l.toldUnrequested != unrequested) {
-		annotations[kube.AnnotationUnrequested] = session.OrNull(unrequested)
+		annotations[kube.AnnotationUnrequested] = session.NullIfEmpty(unrequested)
 	}
 	changes := map[string]any{"annotations": annotations}
 	if version != "" {
@@ -172,7 +172,7 @@ func (l *link) announce(ctx context.Context) {
 		if err == nil {
 			pause = announceRetryFirst
 		} else {
-			if ctx.Err() == nil && pause == announceRetryFirst && !l.refusal.Is(ctx, err) {
+			if ctx.Err() == nil && pause == announceRetryFirst && !l.refusal.LogIfRejected(ctx, err) {
 				log.FromContext(ctx).Info("cannot report on the cluster object yet", "reason", err.Error())
 			}
 			wait = time.Duration(float64(pause) * (1 - jitter*rand.Float64()))

@@ -19,11 +19,11 @@ func (d *departure) decideNamespace(ctx context.Context, owner *metav1.OwnerRefe
 	}
 	stranger := "it was not made by a registration"
 	if live.Labels[agentLabel] == agentLabelValue {
-		premises := session.Premises{
-			Discovery: d.member.Discovery(), Objects: d.Objects, Namespace: kube.AgentNamespace, Expected: expectedTenants(d.secret),
+		premises := session.NamespaceCheck{
+			Discovery: d.member.Discovery(), Objects: d.Metadata, Namespace: kube.AgentNamespace, Expected: expectedTenants(d.secret),
 		}
 		// What cannot be seen may be somebody's.
-		if stranger, err = premises.Stranger(ctx); err != nil {
+		if stranger, err = premises.FindForeignObject(ctx); err != nil {
 			stranger = err.Error()
 		}
 	}

@@ -69,7 +69,7 @@ func (r *rival) silent(lease *coordinationv1.Lease) bool {
 // tell says what is wrong, now and then.
 func (r *rival) tell(ctx context.Context, cluster types.NamespacedName) {
 	now := r.clock.Now()
-	if !r.said.IsZero() && now.Sub(r.said) < session.TellInterval {
+	if !r.said.IsZero() && now.Sub(r.said) < session.LogInterval {
 		return
 	}
 	r.said = now
@@ -87,16 +87,16 @@ func (a *agent) enter(ctx context.Context, credential *join.Credential, link *li
 	for {
 		err := link.claim(ctx, other)
 		if err == nil {
-			a.refusal.Over()
+			a.refusal.Reset()
 			return nil
 		}
-		a.metrics.Beat(err)
+		a.metrics.RecordHeartbeat(err)
 		pause := refusedRetry
 		if errors.Is(err, errRival) {
-			a.refusal.Over()
+			a.refusal.Reset()
 			other.tell(ctx, a.cluster())
 			pause = enterLook
-		} else if !a.refusal.Is(ctx, err) {
+		} else if !a.refusal.LogIfRejected(ctx, err) {
 			return err
 		}
 		if err := a.rest(ctx, credential, pause); err != nil {
@@ -108,7 +108,7 @@ func (a *agent) enter(ctx context.Context, credential *join.Credential, link *li
 // rest waits, and returns an error when there is nothing more to wait for.
 func (a *agent) rest(ctx context.Context, credential *join.Credential, pause time.Duration) error {
 	for end := a.opts.Clock.Now().Add(pause); a.opts.Clock.Now().Before(end); {
-		a.metrics.Pulse.Turned()
+		a.metrics.Watchdog.Reset()
 		if !session.Sleep(ctx, a.opts.Clock, enterLook) {
 			return ctx.Err()
 		}

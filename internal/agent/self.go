@@ -107,9 +107,9 @@ func (s *self) known() fleet.Facts {
 	return s.facts
 }
 
-func (s *self) announceSoon() { session.Request(s.news) }
+func (s *self) announceSoon() { session.Signal(s.news) }
 
-func (s *self) kindsChanged() { session.Request(s.kinds) }
+func (s *self) kindsChanged() { session.Signal(s.kinds) }
 
 // reportedVersion is the version in status: seeds show it without build metadata.
 func reportedVersion(facts fleet.Facts) string {

@@ -39,9 +39,9 @@ type agent struct {
 	healing *healing
 	// departure removes the agent from its member when the hub orders that.
 	departure *departure
-	refusal   *session.Refusal
+	refusal   *session.AuthErrorLog
 	// lost tells people of a hub that does not know the Cluster.
-	lost *session.Refusal
+	lost *session.AuthErrorLog
 	// pending is a renewed certificate that could not be kept yet.
 	pending *renewal
 	// inbox and works are those of the session that runs, if one does.
@@ -63,17 +63,17 @@ func Run(ctx context.Context, opts Options) error {
 		return fmt.Errorf("make client for the member: %w", err)
 	}
 	a.home = newHome(a.member, opts)
-	a.refusal = &session.Refusal{Clock: opts.Clock, Repair: Repair(opts.Cluster), Refused: refused}
-	a.lost = &session.Refusal{
-		Clock: opts.Clock, Refused: unknown, Message: "the hub does not let the agent see its Cluster; what is deployed stays and is healed",
+	a.refusal = &session.AuthErrorLog{Clock: opts.Clock, Repair: Repair(opts.Cluster), IsRejected: refused}
+	a.lost = &session.AuthErrorLog{
+		Clock: opts.Clock, IsRejected: unknown, Message: "the hub does not let the agent see its Cluster; what is deployed stays and is healed",
 		Repair: "if the cluster was unregistered while its agent was away, run: karmadactl unregister " + opts.Cluster + " --cluster-kubeconfig=FILE",
 	}
-	a.metrics = session.NewMetrics(fleet.TypeKarmada, types.NamespacedName{Name: opts.Cluster}, session.NewPulse(opts.Clock, opts.turn()))
-	a.pulses = &pulses{hub: a.metrics.Pulse}
+	a.metrics = session.NewMetrics(fleet.TypeKarmada, types.NamespacedName{Name: opts.Cluster}, session.NewWatchdog(opts.Clock, opts.turn()))
+	a.pulses = &pulses{hub: a.metrics.Watchdog}
 	if opts.LeaderElect {
-		a.pulses.election = session.NewPulse(opts.Clock, opts.ElectRetry)
+		a.pulses.election = session.NewWatchdog(opts.Clock, opts.ElectRetry)
 	}
-	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Pulse: a.pulses}
+	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Watchdog: a.pulses}
 	a.healing = &healing{agent: a}
 	if a.departure, err = newDeparture(opts, a.member, a.home); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (a *agent) run(ctx context.Context) error {
 
 // lead does the agent's work until ctx ends. It returns an error only when that is the end of the agent.
 func (a *agent) lead(ctx context.Context) error {
-	a.pulses.hub.Turned()
+	a.pulses.hub.Reset()
 	a.pulses.working.Store(true)
 	defer a.pulses.working.Store(false)
 	defer a.healing.stop()
@@ -142,19 +142,21 @@ func (a *agent) meet(ctx context.Context) error {
 	return nil
 }
 
-func (a *agent) persistence() session.Persistence {
-	return session.Persistence{
-		Clock: a.opts.Clock, Turned: a.metrics.Pulse.Turned,
-		Ends: func(err error) bool {
+func (a *agent) persistence() session.BackoffLoop {
+	return session.BackoffLoop{
+		Clock: a.opts.Clock, BeforeAttempt: a.metrics.Watchdog.Reset,
+		IsFinal: func(err error) bool {
 			return errors.Is(err, errDeparted) || errors.Is(err, errYielded) || errors.Is(err, joinkarmada.ErrTaken)
 		},
-		Told: func(ctx context.Context, err error) bool { return a.refusal.Is(ctx, err) || errors.Is(err, errLost) },
+		LogError: func(ctx context.Context, err error) bool {
+			return a.refusal.LogIfRejected(ctx, err) || errors.Is(err, errLost)
+		},
 	}
 }
 
 // healed takes what the engine put back: the hub is told if that failed, or works again.
 func (a *agent) healed(id bundle.ID, changes bundle.ChangeSet) {
-	a.metrics.Healed(id, changes)
+	a.metrics.RecordCorrection(id, changes)
 	if in := a.inbox.Load(); in != nil {
 		in.Wake(id)
 	}

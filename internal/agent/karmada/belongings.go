@@ -45,7 +45,7 @@ type departure struct {
 	member kubernetes.Interface
 	home   home
 	// role and account hand over to the agent's ClusterRole and to its ServiceAccount.
-	role, account *session.Handover
+	role, account *session.OwnerClient
 	// place is the agent's namespace, and keeper the object in which it keeps what it must know.
 	place  string
 	keeper session.Object
@@ -59,10 +59,10 @@ func newDeparture(o Options, member kubernetes.Interface, home home) (*departure
 		d.keeper = session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), secret.namespace, secret.name)
 	}
 	var err error
-	if d.role, err = session.NewHandover(o.Member, "ClusterRole", register.AgentRole); err != nil {
+	if d.role, err = session.NewOwnerClient(o.Member, "ClusterRole", register.AgentRole); err != nil {
 		return nil, err
 	}
-	d.account, err = session.NewHandover(o.Member, rbacv1.ServiceAccountKind, register.AgentAccount)
+	d.account, err = session.NewOwnerClient(o.Member, rbacv1.ServiceAccountKind, register.AgentAccount)
 	return d, err
 }
 
@@ -296,8 +296,8 @@ func (d *departure) removable(ctx context.Context, o session.Object) (doomed, bo
 			expected[own.Resource.GroupResource().String()+"/"+own.Name] = true
 		}
 	}
-	premises := session.Premises{Discovery: d.member.Discovery(), Objects: d.role.Objects, Namespace: o.Name, Expected: expected}
-	stranger, err := premises.Stranger(ctx)
+	premises := session.NamespaceCheck{Discovery: d.member.Discovery(), Objects: d.role.Metadata, Namespace: o.Name, Expected: expected}
+	stranger, err := premises.FindForeignObject(ctx)
 	return doomed{o, live.UID}, stranger == "" && err == nil, err
 }
 

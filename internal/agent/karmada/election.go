@@ -39,7 +39,7 @@ type term struct {
 // until it sees there that another one, whom the member may well answer, has taken over.
 func (a *agent) elect(ctx context.Context) error {
 	if !a.opts.LeaderElect {
-		a.gate.Set(false)
+		a.gate.SetClosed(false)
 		return a.lead(ctx)
 	}
 	t := &term{agent: a, ended: make(chan error, 1), yielded: make(chan struct{}, 1)}
@@ -48,7 +48,7 @@ func (a *agent) elect(ctx context.Context) error {
 	var running sync.WaitGroup
 	running.Go(func() {
 		taking := a.persistence()
-		taking.Turned = a.pulses.election.Turned
+		taking.BeforeAttempt = a.pulses.election.Reset
 		_ = taking.Run(electing, "elect one of the cluster's agents", func(electing context.Context) error { return t.campaign(ctx, electing) })
 	})
 	err := t.wait(ctx)
@@ -121,7 +121,7 @@ func (t *term) enter(ctx, leading context.Context) {
 	if leading.Err() != nil || ctx.Err() != nil {
 		return
 	}
-	t.agent.gate.Set(false)
+	t.agent.gate.SetClosed(false)
 	t.begin(ctx)
 }
 
@@ -136,7 +136,7 @@ func (t *term) begin(ctx context.Context) {
 		switch err := t.agent.lead(working); {
 		case errors.Is(err, errYielded):
 			log.FromContext(ctx).Info("this agent stops reporting until it is elected again", "reason", err.Error())
-			session.Request(t.yielded)
+			session.Signal(t.yielded)
 		case err != nil:
 			t.ended <- err
 		}
@@ -148,14 +148,14 @@ func (t *term) begin(ctx context.Context) {
 func (t *term) pause() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.agent.gate.Set(true)
+	t.agent.gate.SetClosed(true)
 }
 
 // leave ends the work.
 func (t *term) leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.agent.gate.Set(true)
+	t.agent.gate.SetClosed(true)
 	t.end()
 }
 
@@ -164,7 +164,7 @@ func (t *term) yield(ctx context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.end()
-	if t.agent.gate.Open() {
+	if t.agent.gate.IsOpen() {
 		t.begin(ctx)
 	}
 }
@@ -183,12 +183,12 @@ func electionName(cluster string) string { return register.DefaultAgentName + "-
 // turning is a lock that notes each look at it, which is a turn of the election, and waits for none longer than requestLimit.
 type turning struct {
 	resourcelock.Interface
-	pulse *session.Pulse
+	pulse *session.Watchdog
 }
 
 // Get reads the record.
 func (l turning) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	l.pulse.Turned()
+	l.pulse.Reset()
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
 	return l.Interface.Get(ctx)
@@ -196,7 +196,7 @@ func (l turning) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, [
 
 // Create makes the record.
 func (l turning) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	l.pulse.Turned()
+	l.pulse.Reset()
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
 	return l.Interface.Create(ctx, record)
@@ -204,7 +204,7 @@ func (l turning) Create(ctx context.Context, record resourcelock.LeaderElectionR
 
 // Update writes the record.
 func (l turning) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	l.pulse.Turned()
+	l.pulse.Reset()
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
 	return l.Interface.Update(ctx, record)
@@ -214,8 +214,8 @@ func (l turning) Update(ctx context.Context, record resourcelock.LeaderElectionR
 // the hub.
 type pulses struct {
 	// election is nil for an agent that takes part in none.
-	election *session.Pulse
-	hub      *session.Pulse
+	election *session.Watchdog
+	hub      *session.Watchdog
 	working  atomic.Bool
 }
 

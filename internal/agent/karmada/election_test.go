@@ -148,7 +148,7 @@ func TestAgentThatWaitsIsReadyAndAlive(t *testing.T) {
 		o.Member.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
 			return roundTripper(func(r *http.Request) (*http.Response, error) {
 				if strings.Contains(r.URL.Path, "/leases/") {
-					_, _ = hang.Wait(t.Context())
+					_, _ = hang.WaitOpen(t.Context())
 				}
 				return next.RoundTrip(r)
 			})
@@ -163,13 +163,13 @@ func TestAgentThatWaitsIsReadyAndAlive(t *testing.T) {
 	w.probed(health, "/readyz", http.StatusOK)
 	w.holder("first")
 
-	hang.Set(true)
+	hang.SetClosed(true)
 	w.settle(3 * w.options.ElectRetry)
 	forward.skip(10 * time.Minute)
 	w.probed(health, "/healthz", http.StatusServiceUnavailable)
 	w.settle(3 * w.options.ElectRetry)
 	w.probed(health, "/healthz", http.StatusServiceUnavailable)
-	hang.Set(false)
+	hang.SetClosed(false)
 	w.probed(health, "/healthz", http.StatusOK)
 
 	// The first one dies, so that it cannot give the election back.
@@ -196,20 +196,20 @@ func TestLoopsThatShouldTurn(t *testing.T) {
 		turned        func(*pulses)
 		want          string
 	}{
-		"waits":                    {elects: true, turned: func(p *pulses) { p.election.Turned() }},
-		"waits and hangs":          {elects: true, turned: func(p *pulses) { p.hub.Turned() }, want: "election"},
-		"works":                    {elects: true, works: true, turned: func(p *pulses) { p.election.Turned(); p.hub.Turned() }},
-		"works and does not renew": {elects: true, works: true, turned: func(p *pulses) { p.hub.Turned() }, want: "election"},
-		"works without the hub":    {elects: true, works: true, turned: func(p *pulses) { p.election.Turned() }, want: "hub"},
-		"works alone":              {works: true, turned: func(p *pulses) { p.hub.Turned() }},
+		"waits":                    {elects: true, turned: func(p *pulses) { p.election.Reset() }},
+		"waits and hangs":          {elects: true, turned: func(p *pulses) { p.hub.Reset() }, want: "election"},
+		"works":                    {elects: true, works: true, turned: func(p *pulses) { p.election.Reset(); p.hub.Reset() }},
+		"works and does not renew": {elects: true, works: true, turned: func(p *pulses) { p.hub.Reset() }, want: "election"},
+		"works without the hub":    {elects: true, works: true, turned: func(p *pulses) { p.election.Reset() }, want: "hub"},
+		"works alone":              {works: true, turned: func(p *pulses) { p.hub.Reset() }},
 		"works alone, without it":  {works: true, turned: func(*pulses) {}, want: "hub"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			forward := &skipping{}
-			p := &pulses{hub: session.NewPulse(forward, time.Second)}
+			p := &pulses{hub: session.NewWatchdog(forward, time.Second)}
 			if tc.elects {
-				p.election = session.NewPulse(forward, time.Second)
+				p.election = session.NewWatchdog(forward, time.Second)
 			}
 			p.working.Store(tc.works)
 			forward.skip(10 * time.Minute)

@@ -56,7 +56,7 @@ func (h *healing) start(ctx context.Context, scope, hub string) (*engine.Engine,
 	running, cancel := context.WithCancel(h.lead)
 	var ended sync.WaitGroup
 	ended.Go(func() {
-		a.gate.WhileOpen(running, func(ctx context.Context) { _ = a.persistence().Run(ctx, "heal", made.Run) })
+		a.gate.RunWhileOpen(running, func(ctx context.Context) { _ = a.persistence().Run(ctx, "heal", made.Run) })
 	})
 	h.engine, h.scope, h.hub = made, scope, hub
 	h.end = func() { cancel(); ended.Wait() }

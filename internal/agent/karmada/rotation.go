@@ -49,7 +49,7 @@ func (l *link) watchWay(ctx context.Context) error {
 			return nil
 		}
 		if !l.opts.runs(clusterStatus) {
-			l.metrics.Pulse.Turned()
+			l.metrics.Watchdog.Reset()
 		}
 		if l.replaced(ctx) {
 			return errReplaced
@@ -66,7 +66,7 @@ func (l *link) watchWay(ctx context.Context) error {
 				return errReplaced
 			}
 			next = l.opts.Clock.Now().Add(retry.Step())
-			if ctx.Err() == nil && !l.refusal.Is(ctx, err) {
+			if ctx.Err() == nil && !l.refusal.LogIfRejected(ctx, err) {
 				log.FromContext(ctx).Info("cannot renew the certificate for the hub yet", "reason", err.Error(), "expires", l.way.certificate().NotAfter)
 			}
 			continue

@@ -113,7 +113,7 @@ func (a *agent) session(ctx context.Context) error {
 	if err := l.enter(ctx); err != nil {
 		return err
 	}
-	err = l.serve(a.refusal.Hush(ctx))
+	err = l.serve(a.refusal.WithFilteredLog(ctx))
 	if errors.Is(err, errOrdered) {
 		return a.depart(ctx, l.hub)
 	}
@@ -154,19 +154,19 @@ func (l *link) meetHub(ctx context.Context) (*clusterv1alpha1.Cluster, error) {
 		cluster, err := l.readCluster(ctx)
 		switch {
 		case err == nil:
-			l.refusal.Over()
-			l.lost.Over()
+			l.refusal.Reset()
+			l.lost.Reset()
 			return cluster, nil
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case l.lost.Is(ctx, err):
-			l.metrics.Beat(err)
+		case l.lost.LogIfRejected(ctx, err):
+			l.metrics.RecordHeartbeat(err)
 			return nil, fmt.Errorf("%w: %w", errLost, err)
-		case !l.refusal.Is(ctx, err):
-			l.metrics.Beat(err)
+		case !l.refusal.LogIfRejected(ctx, err):
+			l.metrics.RecordHeartbeat(err)
 			return nil, err
 		}
-		l.metrics.Beat(err)
+		l.metrics.RecordHeartbeat(err)
 		if err := l.rest(ctx, refusedRetry); err != nil {
 			return nil, err
 		}
@@ -186,7 +186,7 @@ func (l *link) readCluster(ctx context.Context) (*clusterv1alpha1.Cluster, error
 // rest waits, and returns an error when there is nothing more to wait for.
 func (l *link) rest(ctx context.Context, pause time.Duration) error {
 	for end := l.opts.Clock.Now().Add(pause); l.opts.Clock.Now().Before(end); {
-		l.metrics.Pulse.Turned()
+		l.metrics.Watchdog.Reset()
 		if !session.Sleep(ctx, l.opts.Clock, lookAgain) {
 			return ctx.Err()
 		}
@@ -248,9 +248,9 @@ func (l *link) serve(ctx context.Context) error {
 	defer running.Wait()
 	defer cancel(nil)
 	running.Go(func() {
-		session.Own[*clusterv1alpha1.Cluster]{
-			Key: l.cluster(), Empty: &clusterv1alpha1.Cluster{}, List: func() client.ObjectList { return &clusterv1alpha1.ClusterList{} },
-			Tell: func(ctx context.Context, seen *clusterv1alpha1.Cluster) {
+		session.ClusterWatcher[*clusterv1alpha1.Cluster]{
+			Key: l.cluster(), Example: &clusterv1alpha1.Cluster{}, NewList: func() client.ObjectList { return &clusterv1alpha1.ClusterList{} },
+			OnChange: func(ctx context.Context, seen *clusterv1alpha1.Cluster) {
 				if err := l.see(ctx, seen); err != nil {
 					cancel(err)
 				}
@@ -274,8 +274,8 @@ func (l *link) serve(ctx context.Context) error {
 // deliveries works on what the hub deploys: Works, and the bundles of profiles.
 func (l *link) deliveries(ctx context.Context, running *sync.WaitGroup) {
 	in := deliver.NewAgentSource(l.hub, l.lease().Namespace, l.opts.Cluster)
-	worker := &session.Worker{Inbox: in, Engine: l.engine, Gate: l.gate, ChangedKinds: func() { session.Request(l.look) }, Converged: l.metrics.Converged,
-		Withdrew: func() { session.Request(l.beatSoon) },
+	worker := &session.Worker{Inbox: in, Engine: l.engine, Gate: l.gate, OnKindsChanged: func() { session.Signal(l.look) }, OnConverged: l.metrics.RecordConverge,
+		OnWithdrawn: func() { session.Signal(l.beatSoon) },
 	}
 	load := newWorkload(l.hub, l.lease().Namespace, l.opts)
 	load.gate = l.gate
@@ -320,7 +320,7 @@ func (l *link) see(ctx context.Context, cluster *clusterv1alpha1.Cluster) error 
 		load.wakeAll()
 	}
 	if l.disagrees(cluster) {
-		session.Request(l.look)
+		session.Signal(l.look)
 	}
 	return nil
 }
@@ -334,6 +334,6 @@ type counted struct {
 // Converge makes the cluster equal b.
 func (c counted) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
 	report, err := c.Engine.Converge(ctx, b)
-	c.metrics.Converged(err)
+	c.metrics.RecordConverge(err)
 	return report, err
 }

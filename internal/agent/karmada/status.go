@@ -41,7 +41,7 @@ func (l *link) reportAlways(ctx context.Context) {
 			return
 		case err == nil:
 			said, retry = false, reportRetry
-		case !l.refusal.Is(ctx, err) && !said:
+		case !l.refusal.LogIfRejected(ctx, err) && !said:
 			said = true
 			log.FromContext(ctx).Info("cannot report on the Cluster yet", "reason", err.Error())
 		}
@@ -97,7 +97,7 @@ func (l *link) report(ctx context.Context) error {
 	changed.Status = status
 	limited, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
-	if !l.gate.Open() {
+	if !l.gate.IsOpen() {
 		if _, err := l.alone(limited); err != nil {
 			return err
 		}
@@ -162,32 +162,32 @@ func (l *link) beat(ctx context.Context) {
 	l.silent = err != nil
 	switch {
 	case err == nil:
-		l.refusal.Over()
+		l.refusal.Reset()
 		if silent {
 			log.FromContext(ctx).Info("the hub takes the heartbeat again")
 			// It may have called the cluster unknown meanwhile.
-			session.Request(l.look)
+			session.Signal(l.look)
 		}
-	case l.refusal.Is(ctx, err):
+	case l.refusal.LogIfRejected(ctx, err):
 	case unknown(err) && l.forgotten(ctx):
 		l.end(errLost)
 	case !silent:
 		log.FromContext(ctx).Info("the hub does not take the heartbeat; what is deployed stays and is healed", "reason", err.Error())
 	}
-	l.metrics.Beat(err)
+	l.metrics.RecordHeartbeat(err)
 }
 
 // forgotten says whether the hub does not let the agent see its Cluster any more, and then tells people.
 func (l *link) forgotten(ctx context.Context) bool {
 	_, err := l.readCluster(ctx)
-	return l.lost.Is(ctx, err)
+	return l.lost.LogIfRejected(ctx, err)
 }
 
 // renewLease gives a heartbeat, unless that would hide the one of another agent that has been elected.
 func (l *link) renewLease(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, min(requestLimit, max(beatLimit, l.opts.heartbeat())))
 	defer cancel()
-	if l.gate.Open() {
+	if l.gate.IsOpen() {
 		return l.writeLease(ctx, map[string]any{})
 	}
 	return kube.OnConflict(ctx, func() error {
@@ -216,9 +216,9 @@ func (l *link) alone(ctx context.Context) (version string, err error) {
 }
 
 func (l *link) writeLease(ctx context.Context, metadata map[string]any) error {
-	unrequested, known := session.Unrequested(l.engine, l.inbox.Load())
+	unrequested, known := session.UnrequestedValue(l.engine, l.inbox.Load())
 	if known && (l.toldUnrequested == nil || *l.toldUnrequested != unrequested) {
-		metadata["annotations"] = map[string]any{kube.AnnotationUnrequested: session.OrNull(unrequested)}
+		metadata["annotations"] = map[string]any{kube.AnnotationUnrequested: session.NullIfEmpty(unrequested)}
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": map[string]any{
 		"holderIdentity": l.opts.Identity, "leaseDurationSeconds": int32(l.opts.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(l.opts.Clock.Now()),

@@ -65,7 +65,7 @@ func newWorkload(hub client.WithWatch, namespace string, o Options) *workload {
 // run watches the Works and executes them, several at once, until ctx ends.
 func (w *workload) run(ctx context.Context, workers int) {
 	reflector := cache.NewReflectorWithOptions(w.listWatch(), &workv1alpha1.Work{}, w, cache.ReflectorOptions{
-		Name: "works", ResyncPeriod: w.resync, Clock: w.clock, Backoff: session.Redial(),
+		Name: "works", ResyncPeriod: w.resync, Clock: w.clock, Backoff: session.HubBackoff(),
 	})
 	var running sync.WaitGroup
 	running.Go(func() { reflector.RunWithContext(ctx) })
@@ -103,7 +103,7 @@ func (w *workload) next(ctx context.Context) bool {
 		return false
 	}
 	defer w.queue.Done(name)
-	if _, ok := w.gate.Wait(ctx); !ok {
+	if _, ok := w.gate.WaitOpen(ctx); !ok {
 		return true
 	}
 	w.mu.Lock()

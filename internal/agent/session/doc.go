@@ -1,2 +1,27 @@
-// Package session is what the agents of every surface have in common: one way to the hub, the deliveries that come over it, and leaving.
+// Package session has the parts that the agents of both cluster kinds share: deliveries, connection, health and
+// removal.
+//
+// The agents of SveltosClusters (internal/agent) and of Clusters (internal/agent/karmada) import it. It has no Run of
+// its own: each agent wires these parts, in the order of a start:
+//
+//  1. Probes serves health and metrics (probes.go, metrics.go). A Watchdog lets the liveness probe fail if the loop of
+//     the heartbeats is stuck.
+//  2. BackoffLoop runs each long-lived task and restarts it with growing delays (backoffloop.go).
+//  3. AuthErrorLog logs a rejected credential with the command that repairs it, and filters the log lines of the
+//     single requests (autherrorlog.go).
+//  4. ClusterWatcher watches the cluster object of this agent on the hub (clusterwatcher.go). The agent closes its Gate
+//     while the cluster is paused (gate.go).
+//  5. Worker handles each delivery: it fetches a bundle, applies it with the engine and reports (worker.go).
+//  6. When the cluster is deregistered, OwnerClient makes the agent's objects dependents of one object and deletes that
+//     one (ownerclient.go). NamespaceCheck looks for objects of others before a namespace is deleted
+//     (namespacecheck.go).
+//
+// Words:
+//
+//   - delivery: a request of the hub to apply or remove a bundle; see internal/deliver.
+//   - inventory: the engine's record on the member of what it applied; see internal/engine.
+//   - foreign object: an object in the agent's namespace that neither the agent nor Kubernetes created there.
+//   - rejected credential: the hub responds, but with Unauthorized or Forbidden.
+//
+// Start reading at Worker.Handle.
 package session

@@ -5,81 +5,81 @@ import (
 	"sync"
 )
 
-// Gate stops work while the cluster is paused.
+// Gate holds work back while the cluster is paused.
 type Gate struct {
 	// mu guards the fields below.
-	mu     sync.Mutex
-	closed bool
-	// changed is closed, and replaced, when closed changes.
+	mu       sync.Mutex
+	isClosed bool
+	// changed is closed and replaced whenever isClosed changes.
 	changed chan struct{}
 }
 
 // NewGate returns a Gate that is closed or open.
-func NewGate(closed bool) *Gate { return &Gate{closed: closed, changed: make(chan struct{})} }
+func NewGate(isClosed bool) *Gate { return &Gate{isClosed: isClosed, changed: make(chan struct{})} }
 
-// Set closes or opens the gate; it says whether that was a change.
-func (g *Gate) Set(closed bool) bool {
+// SetClosed closes or opens the gate, and returns true if that is a change.
+func (g *Gate) SetClosed(isClosed bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.closed == closed {
+	if g.isClosed == isClosed {
 		return false
 	}
-	g.closed = closed
+	g.isClosed = isClosed
 	close(g.changed)
 	g.changed = make(chan struct{})
 	return true
 }
 
-// Open says whether the gate is open.
-func (g *Gate) Open() bool {
-	closed, _ := g.state()
-	return !closed
+// IsOpen returns true if the gate is open.
+func (g *Gate) IsOpen() bool {
+	isClosed, _ := g.state()
+	return !isClosed
 }
 
-func (g *Gate) state() (closed bool, changed <-chan struct{}) {
+func (g *Gate) state() (isClosed bool, changed <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.closed, g.changed
+	return g.isClosed, g.changed
 }
 
-// Wait returns when the gate is open, or with false when ctx ends. held says whether it had to wait.
-func (g *Gate) Wait(ctx context.Context) (held, ok bool) {
+// WaitOpen waits until the gate is open. ok is false if ctx ended first. hasWaited is true if the gate was closed.
+func (g *Gate) WaitOpen(ctx context.Context) (hasWaited, ok bool) {
 	for {
-		closed, changed := g.state()
-		if !closed {
-			return held, ctx.Err() == nil
+		isClosed, changed := g.state()
+		if !isClosed {
+			return hasWaited, ctx.Err() == nil
 		}
-		held = true
+		hasWaited = true
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return held, false
+			return hasWaited, false
 		}
 	}
 }
 
-// WhileOpen runs work whenever the gate is open, with a context that ends when it closes, until ctx ends.
-func (g *Gate) WhileOpen(ctx context.Context, work func(context.Context)) {
+// RunWhileOpen runs work each time the gate opens, until ctx ends. The context of work ends when the gate closes.
+func (g *Gate) RunWhileOpen(ctx context.Context, work func(context.Context)) {
 	for {
-		if _, ok := g.Wait(ctx); !ok {
+		if _, ok := g.WaitOpen(ctx); !ok {
 			return
 		}
-		opened, cancel := context.WithCancel(ctx)
+		openCtx, cancel := context.WithCancel(ctx)
 		_, changed := g.state()
-		if !g.Open() {
+		if !g.IsOpen() {
 			cancel()
 			continue
 		}
-		var watching sync.WaitGroup
-		watching.Go(func() {
+		var watcher sync.WaitGroup
+		watcher.Go(func() {
 			defer cancel()
 			select {
 			case <-changed:
-			case <-opened.Done():
+			case <-openCtx.Done():
 			}
 		})
-		work(opened)
+		work(openCtx)
 		cancel()
-		watching.Wait()
+		watcher.Wait()
 	}
 }

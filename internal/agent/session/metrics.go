@@ -11,66 +11,66 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// Metrics of one agent, in a registry of its own: several agents may live in one process.
+// Metrics are the metrics of one agent. Each agent has its own registry, because several agents may run in one process.
 type Metrics struct {
-	// Registry holds them.
-	Registry  *prometheus.Registry
-	connected prometheus.Gauge
-	lastBeat  prometheus.Gauge
-	passes    *prometheus.CounterVec
-	drifts    *prometheus.CounterVec
-	// Pulse turns with every heartbeat, taken or not.
-	Pulse *Pulse
+	// Registry contains all metrics.
+	Registry      *prometheus.Registry
+	connected     prometheus.Gauge
+	lastHeartbeat prometheus.Gauge
+	converges     *prometheus.CounterVec
+	corrections   *prometheus.CounterVec
+	// Watchdog is reset at every heartbeat, whether or not the hub accepts it.
+	Watchdog *Watchdog
 }
 
-// NewMetrics returns the metrics of the agent of a cluster, which has that name on the hub.
-func NewMetrics(kind fleet.Type, cluster types.NamespacedName, pulse *Pulse) *Metrics {
+// NewMetrics returns the metrics of the agent of the given cluster.
+func NewMetrics(kind fleet.Type, cluster types.NamespacedName, watchdog *Watchdog) *Metrics {
 	labels := prometheus.Labels{"cluster_namespace": cluster.Namespace, "cluster_name": cluster.Name}
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
-		Pulse:    pulse,
+		Watchdog: watchdog,
 		connected: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "towline_agent_hub_connected", Help: "1 if the hub took the last heartbeat, else 0.", ConstLabels: labels,
 		}),
-		lastBeat: prometheus.NewGauge(prometheus.GaugeOpts{
+		lastHeartbeat: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "towline_agent_last_heartbeat_timestamp_seconds", Help: "When the hub last took a heartbeat, in Unix time.", ConstLabels: labels,
 		}),
-		passes: prometheus.NewCounterVec(prometheus.CounterOpts{
+		converges: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "towline_agent_converge_total", Help: "Passes over bundles that the hub delivered, by result.", ConstLabels: labels,
 		}, []string{"result"}),
-		drifts: prometheus.NewCounterVec(prometheus.CounterOpts{
-			// The name and the labels of the Sveltos surface.
+		corrections: prometheus.NewCounterVec(prometheus.CounterOpts{
+			// Sveltos defines this name and these labels.
 			Name: "projectsveltos_total_drifts", Help: "Times that objects of a feature were put back.",
 			ConstLabels: prometheus.Labels{"cluster_type": string(kind), "cluster_namespace": cluster.Namespace, "cluster_name": cluster.Name},
 		}, []string{"feature"}),
 	}
-	m.Registry.MustRegister(m.connected, m.lastBeat, m.passes, m.drifts, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.Registry.MustRegister(m.connected, m.lastHeartbeat, m.converges, m.corrections, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// Beat says how the hub took a heartbeat.
-func (m *Metrics) Beat(err error) {
-	m.Pulse.Turned()
+// RecordHeartbeat records a heartbeat that the hub accepted (nil) or rejected.
+func (m *Metrics) RecordHeartbeat(err error) {
+	m.Watchdog.Reset()
 	if err != nil {
 		m.connected.Set(0)
 		return
 	}
 	m.connected.Set(1)
-	m.lastBeat.Set(float64(time.Now().UnixMilli()) / float64(time.Second/time.Millisecond))
+	m.lastHeartbeat.Set(float64(time.Now().UnixMilli()) / float64(time.Second/time.Millisecond))
 }
 
-// Converged counts a pass by how it ended.
-func (m *Metrics) Converged(err error) {
+// RecordConverge counts an attempt to apply a bundle.
+func (m *Metrics) RecordConverge(err error) {
 	result := "applied"
 	if err != nil {
 		result = "failed"
 	}
-	m.passes.WithLabelValues(result).Inc()
+	m.converges.WithLabelValues(result).Inc()
 }
 
-// Healed counts what the engine put back.
-func (m *Metrics) Healed(id bundle.ID, changes bundle.ChangeSet) {
+// RecordCorrection counts a drift correction if it changed objects.
+func (m *Metrics) RecordCorrection(id bundle.ID, changes bundle.ChangeSet) {
 	if changes.Count(bundle.Created)+changes.Count(bundle.Configured)+changes.Count(bundle.Deleted) > 0 {
-		m.drifts.WithLabelValues(id.Feature).Inc()
+		m.corrections.WithLabelValues(id.Feature).Inc()
 	}
 }

@@ -19,71 +19,71 @@ import (
 	"github.com/towline/towline/internal/diagnostics"
 )
 
-// stillLimit is how long the loop that keeps in touch with the hub may stand still before the agent is to be started anew: some turns of
-// it, each with requests that take as long as they may, whether or not the hub answers them. missedTurns is the same for slow heartbeats.
+// watchdogTimeout is the time without a heartbeat after which the agent must be restarted. It allows for several
+// attempts with slow requests, whether or not the hub answers. Slow heartbeats get missedHeartbeats intervals instead.
 const (
-	stillLimit  = 5 * time.Minute
-	missedTurns = 5
+	watchdogTimeout  = 5 * time.Minute
+	missedHeartbeats = 5
 )
 
 // Probes serves health and metrics until ctx ends.
 type Probes struct {
-	// Ready is set once the member's own API has answered, also in an agent that only waits for its turn to work.
+	// Ready is set once the member's API has answered, also in an agent that waits to become leader.
 	Ready atomic.Bool
-	// Metrics are what is served.
+	// Metrics is the registry to serve.
 	Metrics *prometheus.Registry
-	// Member is whom to ask who may read the metrics.
+	// Member is the cluster that authenticates and authorises requests for metrics.
 	Member *rest.Config
-	// Pulse fails when the agent is to be started anew.
-	Pulse interface{ Check() error }
+	// Watchdog returns an error when the agent must be restarted.
+	Watchdog interface{ Check() error }
 }
 
-// Pulse notes that the loop which keeps in touch with the hub turns.
-type Pulse struct {
-	clock clock.PassiveClock
-	limit time.Duration
-	// last is when it turned last, in Unix nanoseconds.
-	last atomic.Int64
+// Watchdog detects that the heartbeat loop is stuck.
+type Watchdog struct {
+	clock   clock.PassiveClock
+	timeout time.Duration
+	// lastReset is the time of the last Reset, in Unix nanoseconds.
+	lastReset atomic.Int64
 }
 
-// NewPulse returns a Pulse that turned just now, of an agent that beats in this interval.
-func NewPulse(clock clock.PassiveClock, heartbeat time.Duration) *Pulse {
-	p := &Pulse{clock: clock, limit: max(stillLimit, missedTurns*heartbeat)}
-	p.Turned()
-	return p
+// NewWatchdog returns a Watchdog that was reset just now. heartbeat is the interval of the heartbeats.
+func NewWatchdog(clock clock.PassiveClock, heartbeat time.Duration) *Watchdog {
+	w := &Watchdog{clock: clock, timeout: max(watchdogTimeout, missedHeartbeats*heartbeat)}
+	w.Reset()
+	return w
 }
 
-// Turned says that the loop turned.
-func (p *Pulse) Turned() { p.last.Store(p.clock.Now().UnixNano()) }
+// Reset records that the loop runs.
+func (w *Watchdog) Reset() { w.lastReset.Store(w.clock.Now().UnixNano()) }
 
-// Check fails if the loop stands still.
-func (p *Pulse) Check() error {
-	if p.clock.Since(time.Unix(0, p.last.Load())) > p.limit {
-		return errors.New("the loop that keeps in touch with the hub stands still")
+// Check returns an error if the loop is stuck.
+func (w *Watchdog) Check() error {
+	if w.clock.Since(time.Unix(0, w.lastReset.Load())) > w.timeout {
+		return errors.New("the heartbeat loop is stuck")
 	}
 	return nil
 }
 
-// Run serves at the two addresses; an empty one serves nothing. An address that another process on this machine has is left out with a
-// message: agents of several clusters may share a machine, and their work does not depend on it.
+// Run serves on the two addresses until ctx ends; an empty address is skipped. An address in use is skipped with a log
+// message, because agents of several clusters may share a machine and work without it.
 func (p *Probes) Run(ctx context.Context, health, metrics string) error {
-	guarded, err := diagnostics.Guard(p.Member, promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{}))
+	metricsHandler, err := diagnostics.Guard(p.Member, promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{}))
 	if err != nil {
 		return err
 	}
-	protected := http.NewServeMux()
-	protected.Handle("GET /metrics", guarded)
-	var serving sync.WaitGroup
-	defer serving.Wait()
+	metricsMux := http.NewServeMux()
+	metricsMux.Handle("GET /metrics", metricsHandler)
+	var servers sync.WaitGroup
+	defer servers.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for _, endpoint := range []struct {
-		address string
-		handler http.Handler
-		secure  func(net.Listener) net.Listener
+		address      string
+		handler      http.Handler
+		wrapListener func(net.Listener) net.Listener
 	}{
-		{health, diagnostics.Health(p.Pulse.Check, p.answered), func(l net.Listener) net.Listener { return l }},
-		{metrics, protected, diagnostics.Secure},
+		{health, diagnostics.Health(p.Watchdog.Check, p.checkMember), func(l net.Listener) net.Listener { return l }},
+		{metrics, metricsMux, diagnostics.Secure},
 	} {
 		if endpoint.address == "" {
 			continue
@@ -96,8 +96,8 @@ func (p *Probes) Run(ctx context.Context, health, metrics string) error {
 		if err != nil {
 			return err
 		}
-		serving.Go(func() {
-			if err := diagnostics.Serve(ctx, endpoint.secure(listener), endpoint.handler); err != nil {
+		servers.Go(func() {
+			if err := diagnostics.Serve(ctx, endpoint.wrapListener(listener), endpoint.handler); err != nil {
 				log.FromContext(ctx).Info("not serving any more", "address", endpoint.address, "reason", err.Error())
 			}
 		})
@@ -106,10 +106,10 @@ func (p *Probes) Run(ctx context.Context, health, metrics string) error {
 	return nil
 }
 
-// answered fails until the member's own API has answered.
-func (p *Probes) answered() error {
+// checkMember returns an error until the member's API has answered.
+func (p *Probes) checkMember() error {
 	if !p.Ready.Load() {
-		return errors.New("the cluster's own API has not answered yet")
+		return errors.New("the member's API has not answered yet")
 	}
 	return nil
 }

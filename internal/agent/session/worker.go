@@ -16,10 +16,10 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// removalPoll is the time between two looks at objects that were deleted and are not gone yet.
-const removalPoll = time.Second
+// removalRetryInterval is the time until deleted objects that still exist are checked again.
+const removalRetryInterval = time.Second
 
-// Inbox is what a Worker needs of deliver.AgentSource.
+// Inbox is the part of *deliver.AgentSource that a Worker uses.
 type Inbox interface {
 	Fetch(ctx context.Context, d deliver.Delivery) (bundle.Bundle, error)
 	Report(ctx context.Context, d deliver.Delivery, report bundle.Report) error
@@ -27,43 +27,44 @@ type Inbox interface {
 	Wake(id bundle.ID)
 }
 
-// Memory is the engine with its record of what is on the member.
-type Memory interface {
+// Engine is the part of *engine.Engine that a Worker uses.
+type Engine interface {
 	deliver.Inventory
-	// Have says which bundle the record of id holds and how far it is; ok is false if there is no complete record.
+	// Have returns the digest and state in the inventory of id; ok is false if there is no complete inventory.
 	Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
-	// Resume converges id again from its record; ok is false if there is no complete one.
+	// Resume converges id again from its inventory; ok is false if there is no complete inventory.
 	Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error)
-	// KnownDeployed lists the cached records, without a request; ok is false until they have been read.
+	// KnownDeployed lists the cached inventories without a request; ok is false until they were read.
 	KnownDeployed() (all []bundle.Deployed, ok bool)
 }
 
-// Worker does what deliveries ask for. Its inbox calls it for one delivery per ID at a time.
+// Worker handles deliveries. Its Inbox calls Handle for one delivery per ID at a time.
 type Worker struct {
 	Inbox  Inbox
-	Engine Memory
-	// Gate is closed while nothing is to be done.
+	Engine Engine
+	// Gate is closed while deliveries must wait.
 	Gate *Gate
-	// ChangedKinds is called after a pass that touched what kinds the member serves.
-	ChangedKinds func()
-	// Converged is told how each pass ended.
-	Converged func(error)
-	// Withdrew is called when a bundle was withdrawn, before that is reported: the Lease may list it.
-	Withdrew func()
+	// OnKindsChanged is called after the kinds that the member serves may have changed.
+	OnKindsChanged func()
+	// OnConverged is called with the result of each attempt to apply a bundle.
+	OnConverged func(error)
+	// OnWithdrawn is called after a bundle was removed and before that is reported, because the Lease may list the
+	// bundle.
+	OnWithdrawn func()
 
-	// mu guards older: the digests of bundles that the hub asks for although the member holds another one that it reported as applied after it.
-	// An agent that is started again before such a bundle arrives has forgotten that.
-	mu    sync.Mutex
-	older map[bundle.ID]bundle.Digest
+	// mu guards olderDigests: the digests of bundles that the hub requests although the member has a newer bundle which
+	// it reported as applied. They are lost if the agent restarts before such a bundle arrives.
+	mu           sync.Mutex
+	olderDigests map[bundle.ID]bundle.Digest
 }
 
-// Handle does what d asks for and reports it. An error means: again, later.
+// Handle applies or removes the bundle of d and reports the result. After an error the caller must retry later.
 func (w *Worker) Handle(ctx context.Context, d deliver.Delivery) error {
-	held, ok := w.Gate.Wait(ctx)
+	hasWaited, ok := w.Gate.WaitOpen(ctx)
 	if !ok {
 		return ctx.Err()
 	}
-	if held {
+	if hasWaited {
 		latest, ok := w.Inbox.Find(d.ID)
 		if !ok {
 			return nil
@@ -77,7 +78,7 @@ func (w *Worker) Handle(ctx context.Context, d deliver.Delivery) error {
 }
 
 func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
-	if answered, err := w.remember(ctx, d); answered || err != nil {
+	if isAnswered, err := w.answerFromInventory(ctx, d); isAnswered || err != nil {
 		return err
 	}
 	b, err := w.Inbox.Fetch(ctx, d)
@@ -86,31 +87,31 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 	case errors.Is(err, deliver.ErrContentMissing):
 		return w.Inbox.Report(ctx, d, d.MissingReport(err.Error()))
 	case errors.Is(err, deliver.ErrCorrupt), errors.Is(err, deliver.ErrUnsupported):
-		return errors.Join(err, w.Inbox.Report(ctx, d, failed(d, err)))
+		return errors.Join(err, w.Inbox.Report(ctx, d, failedReport(d, err)))
 	case err != nil:
 		return err
 	}
-	// Told only to be told: the outcome is reported in any case.
+	// Only informative: the result is reported in any case.
 	if err := w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying}); err != nil {
 		log.FromContext(ctx).Info("cannot report the start", logkeys.Bundle, d.ID.String(), logkeys.Reason, err.Error())
 	}
 	report, err := w.Engine.Converge(ctx, b)
 	if err == nil {
 		w.mu.Lock()
-		delete(w.older, d.ID)
+		delete(w.olderDigests, d.ID)
 		w.mu.Unlock()
 	}
-	return w.finish(ctx, d, report, err)
+	return w.reportResult(ctx, d, report, err)
 }
 
-// remember answers d from the record on the member, if that holds what d asks for: nothing is transferred then.
-func (w *Worker) remember(ctx context.Context, d deliver.Delivery) (answered bool, err error) {
+// answerFromInventory reports d from the inventory if that has the bundle already, so that no content is transferred.
+func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (isAnswered bool, err error) {
 	digest, state, ok, err := w.Engine.Have(ctx, d.ID)
 	if err != nil {
-		return false, fmt.Errorf("read the record of %s: %w", d.ID, err)
+		return false, fmt.Errorf("read the inventory of %s: %w", d.ID, err)
 	}
 	if ok && digest != d.Digest && state == bundle.StateApplied && d.Reported.State == bundle.StateApplied && d.Reported.Digest == d.Digest {
-		w.noteOlder(ctx, d)
+		w.recordOlder(ctx, d)
 	}
 	if !ok || digest != d.Digest || state == bundle.StateRemoving {
 		return false, nil
@@ -120,7 +121,7 @@ func (w *Worker) remember(ctx context.Context, d deliver.Delivery) (answered boo
 		if !ok {
 			return false, err
 		}
-		return true, w.finish(ctx, d, report, err)
+		return true, w.reportResult(ctx, d, report, err)
 	}
 	deployed, ok, err := w.Engine.FindDeployed(ctx, d.ID)
 	if err != nil || !ok {
@@ -129,46 +130,46 @@ func (w *Worker) remember(ctx context.Context, d deliver.Delivery) (answered boo
 	return true, w.Inbox.Report(ctx, d, deployed.Report)
 }
 
-// noteOlder records that the hub has an older bundle as applied, because it was restored from a backup.
-func (w *Worker) noteOlder(ctx context.Context, d deliver.Delivery) {
+// recordOlder records that the hub requests an older bundle, because the hub was restored from a backup.
+func (w *Worker) recordOlder(ctx context.Context, d deliver.Delivery) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.older == nil {
-		w.older = map[bundle.ID]bundle.Digest{}
+	if w.olderDigests == nil {
+		w.olderDigests = map[bundle.ID]bundle.Digest{}
 	}
-	if w.older[d.ID] != d.Digest {
-		log.FromContext(ctx).Info("the hub asks for an older version than the one deployed; objects that it lacks are kept", logkeys.Bundle, d.ID.String())
+	if w.olderDigests[d.ID] != d.Digest {
+		log.FromContext(ctx).Info("the hub requests an older version than the deployed one; objects that it lacks are kept", logkeys.Bundle, d.ID.String())
 	}
-	w.older[d.ID] = d.Digest
+	w.olderDigests[d.ID] = d.Digest
 }
 
-// isOlder reports whether noteOlder recorded the bundle of d.
+// isOlder returns true if recordOlder recorded the bundle of d.
 func (w *Worker) isOlder(d deliver.Delivery) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.older[d.ID] != (bundle.Digest{}) && w.older[d.ID] == d.Digest
+	return w.olderDigests[d.ID] != (bundle.Digest{}) && w.olderDigests[d.ID] == d.Digest
 }
 
-// finish reports the outcome of a pass. err is the pass's own, and comes back for the pass to be tried again.
-func (w *Worker) finish(ctx context.Context, d deliver.Delivery, report bundle.Report, err error) error {
-	w.Converged(err)
-	if touchesKinds(report.Changes) {
-		w.ChangedKinds()
+// reportResult reports the result of an attempt. It returns err, the error of the attempt, so that the caller retries.
+func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bundle.Report, err error) error {
+	w.OnConverged(err)
+	if changesKinds(report.Changes) {
+		w.OnKindsChanged()
 	}
 	if err != nil && ctx.Err() != nil {
 		return err
 	}
-	// Of a foreign hub the digest is a hash of its own making, which it wants to see again.
+	// The digest of a foreign hub is a hash of its own kind, which it expects back.
 	report.ID, report.Digest = d.ID, d.Digest
 	if err != nil && report.State != bundle.StateFailed {
-		report = failed(d, err)
+		report = failedReport(d, err)
 	}
 	return errors.Join(err, w.Inbox.Report(ctx, d, report))
 }
 
 func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 	if d.Reported.State == bundle.StateRemoved {
-		// The report is output: somebody else may have written it.
+		// The report is a status, which others may have written.
 		if _, deployed, err := w.Engine.FindDeployed(ctx, d.ID); err != nil || !deployed {
 			return err
 		}
@@ -178,21 +179,21 @@ func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 		if ctx.Err() != nil {
 			return err
 		}
-		return errors.Join(err, w.Inbox.Report(ctx, d, failed(d, err)))
+		return errors.Join(err, w.Inbox.Report(ctx, d, failedReport(d, err)))
 	}
 	if !done {
-		// A worker that waited here would keep others from their deliveries.
-		time.AfterFunc(removalPoll, func() { w.Inbox.Wake(d.ID) })
+		// Waiting here would block other deliveries.
+		time.AfterFunc(removalRetryInterval, func() { w.Inbox.Wake(d.ID) })
 		return w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoving})
 	}
-	w.ChangedKinds()
-	w.Withdrew()
+	w.OnKindsChanged()
+	w.OnWithdrawn()
 	return w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoved})
 }
 
-// Unrequested returns the value of kube.AnnotationUnrequested for the bundles of profiles. known is false until the
-// groups on the hub and the records on the member have been listed.
-func Unrequested(engine Memory, inbox *deliver.AgentSource) (value string, known bool) {
+// UnrequestedValue returns the value of kube.AnnotationUnrequested: the bundles of profiles on the member that have no
+// group on the hub. known is false until the groups and the inventories were listed.
+func UnrequestedValue(engine Engine, inbox *deliver.AgentSource) (value string, known bool) {
 	if engine == nil || inbox == nil {
 		return "", false
 	}
@@ -203,20 +204,20 @@ func Unrequested(engine Memory, inbox *deliver.AgentSource) (value string, known
 	return inbox.Unrequested(slices.DeleteFunc(deployed, func(d bundle.Deployed) bool { return d.ID.RequestorKind != configv1beta1.ClusterSummaryKind }))
 }
 
-// OrNull returns value as a merge patch takes it: null, which removes the field, for "".
-func OrNull(value string) any {
+// NullIfEmpty returns value for a merge patch: nil, which removes the field, for "".
+func NullIfEmpty(value string) any {
 	if value == "" {
 		return nil
 	}
 	return value
 }
 
-func failed(d deliver.Delivery, err error) bundle.Report {
+func failedReport(d deliver.Delivery, err error) bundle.Report {
 	return bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateFailed, Message: err.Error()}
 }
 
-// touchesKinds returns whether changes added or removed kinds that the member serves.
-func touchesKinds(changes bundle.ChangeSet) bool {
+// changesKinds returns true if changes may have added or removed kinds that the member serves.
+func changesKinds(changes bundle.ChangeSet) bool {
 	for _, change := range changes {
 		if change.Action == bundle.Unchanged || change.Action == bundle.Failed || change.Action == bundle.Skipped {
 			continue

@@ -1,0 +1,89 @@
+package session
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+const (
+	// retryFirst and retryLast bound the growing delay between attempts.
+	retryFirst = time.Second
+	retryLast  = 30 * time.Second
+	// jitter spreads the attempts of many agents: each delay is shortened by up to this fraction.
+	jitter = 0.2
+)
+
+// BackoffLoop runs the long-lived tasks of an agent.
+type BackoffLoop struct {
+	Clock clock.Clock
+	// BeforeAttempt is called before each attempt.
+	BeforeAttempt func()
+	// IsFinal returns true for errors that end the loop.
+	IsFinal func(error) bool
+	// LogError logs an error. It returns false for errors that it does not know, which the loop then logs itself.
+	LogError func(context.Context, error) bool
+}
+
+// Run runs task until ctx ends or task returns a final error, which Run returns. It restarts task after a growing
+// delay. action completes the log message "cannot <action>".
+func (l BackoffLoop) Run(ctx context.Context, action string, task func(context.Context) error) error {
+	pause := retryFirst
+	for {
+		l.BeforeAttempt()
+		started := l.Clock.Now()
+		err := task(ctx)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // ctx has ended, and its end explains the error
+		}
+		if err != nil && l.IsFinal(err) {
+			return err
+		}
+		if l.Clock.Since(started) > retryLast {
+			pause = retryFirst
+		}
+		if err != nil && !l.LogError(ctx, err) {
+			log.FromContext(ctx).Info("cannot "+action+"; retrying", "reason", err.Error())
+		}
+		if !Sleep(ctx, l.Clock, time.Duration(float64(pause)*(1-jitter*rand.Float64()))) {
+			return nil
+		}
+		pause = min(pause*2, retryLast)
+	}
+}
+
+// SleepOrWake waits until the pause has passed or wake receives a value. It returns false if ctx ended first.
+func SleepOrWake(ctx context.Context, clock clock.Clock, pause time.Duration, wake <-chan struct{}) bool {
+	timer := clock.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+	case <-wake:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
+
+// Sleep waits for the pause. It returns false if ctx ended first.
+func Sleep(ctx context.Context, clock clock.Clock, pause time.Duration) bool {
+	timer := clock.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Signal sends to c, which has a buffer of one, unless a signal is pending already.
+func Signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

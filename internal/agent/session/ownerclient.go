@@ -1,0 +1,137 @@
+package session
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// Object refers to an object of an agent on its member.
+type Object struct {
+	Resource  schema.GroupVersionResource
+	Namespace string
+	Name      string
+}
+
+// NewObject returns an Object; namespace is "" for cluster-scoped resources.
+func NewObject(resource schema.GroupVersionResource, namespace, name string) Object {
+	return Object{Resource: resource, Namespace: namespace, Name: name}
+}
+
+// String returns the object as resource/namespace/name.
+func (o Object) String() string {
+	return strings.Trim(o.Resource.Resource+"/"+o.Namespace+"/"+o.Name, "/")
+}
+
+// OwnerClient sets owner references of an agent's objects, so that the garbage collector deletes them. Deleting their
+// owner removes them all, although that deletes the agent's permissions too and the agent may end.
+type OwnerClient struct {
+	Metadata metadata.Interface
+	// Kind and Name identify the owner, regardless of its UID.
+	Kind, Name string
+}
+
+// NewOwnerClient returns an OwnerClient for owners of that kind and name on a member.
+func NewOwnerClient(member *rest.Config, kind, name string) (*OwnerClient, error) {
+	config := rest.CopyConfig(member)
+	// It reads every kind, including deprecated ones.
+	config.WarningHandler = rest.NoWarnings{}
+	// Each kind takes a request, and the hub waits for the result.
+	config.QPS = -1
+	metadataClient, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create a client for the member: %w", err)
+	}
+	return &OwnerClient{Metadata: metadataClient, Kind: kind, Name: name}, nil
+}
+
+// SetOwner makes owner the only owner of o with the kind and name of the OwnerClient; nil removes such owners. A
+// missing object is not an error.
+func (c *OwnerClient) SetOwner(ctx context.Context, o Object, owner *metav1.OwnerReference) error {
+	err := kube.OnConflict(ctx, func() error {
+		live, err := c.resource(o).Get(ctx, o.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		desired := c.WithOwner(live.OwnerReferences, owner)
+		if slices.EqualFunc(live.OwnerReferences, desired, func(a, b metav1.OwnerReference) bool { return a.UID == b.UID }) {
+			return nil
+		}
+		return c.Patch(ctx, o, map[string]any{"resourceVersion": live.ResourceVersion, "ownerReferences": desired})
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("set the owner of %s: %w", o, err)
+	}
+	return nil
+}
+
+// Get returns the metadata of o.
+func (c *OwnerClient) Get(ctx context.Context, o Object) (*metav1.PartialObjectMetadata, error) {
+	return c.resource(o).Get(ctx, o.Name, metav1.GetOptions{})
+}
+
+// Delete deletes o if it has that UID, and its dependents in the background. A missing object is not an error.
+func (c *OwnerClient) Delete(ctx context.Context, o Object, uid types.UID) error {
+	err := c.resource(o).Delete(ctx, o.Name, metav1.DeleteOptions{
+		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), Preconditions: metav1.NewUIDPreconditions(string(uid)),
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete %s: %w", o, err)
+	}
+	return nil
+}
+
+// Patch merges fields into the metadata of o.
+func (c *OwnerClient) Patch(ctx context.Context, o Object, fields map[string]any) error {
+	body, err := json.Marshal(map[string]any{"metadata": fields})
+	if err != nil {
+		return fmt.Errorf("encode patch of %s: %w", o, err)
+	}
+	_, err = c.resource(o).Patch(ctx, o.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: kube.FieldManager})
+	return err
+}
+
+func (c *OwnerClient) resource(o Object) metadata.ResourceInterface {
+	if o.Namespace == "" {
+		return c.Metadata.Resource(o.Resource)
+	}
+	return c.Metadata.Resource(o.Resource).Namespace(o.Namespace)
+}
+
+// WithOwner returns a copy of references without owners of the OwnerClient's kind and name, and with owner unless it is
+// nil.
+func (c *OwnerClient) WithOwner(references []metav1.OwnerReference, owner *metav1.OwnerReference) []metav1.OwnerReference {
+	desired := slices.DeleteFunc(slices.Clone(references), func(r metav1.OwnerReference) bool {
+		return r.Kind == c.Kind && r.Name == c.Name
+	})
+	if owner != nil {
+		desired = append(desired, *owner)
+	}
+	return desired
+}
+
+// Fingerprint returns a hash of the data of a Secret.
+func Fingerprint(secret *corev1.Secret) string {
+	hash := sha256.New()
+	for _, key := range slices.Sorted(maps.Keys(secret.Data)) {
+		_, _ = fmt.Fprintf(hash, "%s %d ", key, len(secret.Data[key])) // a hash never returns an error
+		hash.Write(secret.Data[key])
+	}
+	return hex.EncodeToString(hash.Sum(nil))
+}
