@@ -23,13 +23,13 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-func TestAgentReportsAndDescribes(t *testing.T) {
+func TestAgentReportsAndPatchesSpec(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "report", time.Hour)
-	_, _, _ = w.start(func(o *Options) {
+	_, _, _ = w.startAgent(func(o *Options) {
 		o.APIEndpoint, o.ProxyURL, o.Provider, o.Region, o.Zones = "https://member.example:6443", "http://proxy.example:3128", "acme", "north", []string{"a", "b"}
 	})
-	w.ready()
+	w.wantReady()
 	cluster := w.cluster()
 	if cluster.Status.KubernetesVersion == "" || len(cluster.Status.APIEnablements) == 0 || cluster.Status.NodeSummary == nil {
 		t.Errorf("status: got %+v", cluster.Status)
@@ -43,13 +43,13 @@ func TestAgentReportsAndDescribes(t *testing.T) {
 	if err != nil || lease.Spec.RenewTime == nil || *lease.Spec.LeaseDurationSeconds != 40 {
 		t.Errorf("Lease: got %+v and error %v", lease.Spec, err)
 	}
-	// What it needs for a start without the hub.
+	// The state for a start without the hub.
 	if got := w.secret().Annotations; got[kube.AnnotationScope] != string(cluster.UID) || got[kube.AnnotationHub] != w.hubID {
 		t.Errorf("annotations of the Secret: got %v", got)
 	}
 
-	// A hub that called the state unknown is told otherwise before the next look is due.
-	w.settle(6 * time.Second)
+	// The agent corrects the status unknown before the next report is due.
+	w.letPass(6 * time.Second)
 	changed := cluster.DeepCopy()
 	meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
 		Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionUnknown, Reason: clusterv1alpha1.ReasonClusterStatusUnknown, Message: "nobody reports",
@@ -57,10 +57,10 @@ func TestAgentReportsAndDescribes(t *testing.T) {
 	if err := w.hubClient.Status().Patch(t.Context(), changed, client.MergeFrom(cluster)); err != nil {
 		t.Fatal(err)
 	}
-	w.ready()
+	w.wantReady()
 }
 
-func TestLostReportIsNoticed(t *testing.T) {
+func TestNeedsReport(t *testing.T) {
 	t.Parallel()
 	ready := func(status metav1.ConditionStatus) []metav1.Condition {
 		return []metav1.Condition{{Type: clusterv1alpha1.ClusterConditionReady, Status: status}}
@@ -72,12 +72,12 @@ func TestLostReportIsNoticed(t *testing.T) {
 	}{
 		"as reported":    {clusterv1alpha1.ClusterStatus{Conditions: ready("True"), KubernetesVersion: "v1.36.3", APIEnablements: apis}, false},
 		"not ready":      {clusterv1alpha1.ClusterStatus{Conditions: ready("False"), KubernetesVersion: "v1.36.3", APIEnablements: apis}, false},
-		"called unknown": {clusterv1alpha1.ClusterStatus{Conditions: ready("Unknown"), KubernetesVersion: "v1.36.3", APIEnablements: apis}, true},
+		"set to unknown": {clusterv1alpha1.ClusterStatus{Conditions: ready("Unknown"), KubernetesVersion: "v1.36.3", APIEnablements: apis}, true},
 		"no conditions":  {clusterv1alpha1.ClusterStatus{KubernetesVersion: "v1.36.3", APIEnablements: apis}, true},
 		"no version":     {clusterv1alpha1.ClusterStatus{Conditions: ready("True"), APIEnablements: apis}, true},
 		"no APIs":        {clusterv1alpha1.ClusterStatus{Conditions: ready("True"), KubernetesVersion: "v1.36.3"}, true},
 	} {
-		if got := (&link{}).disagrees(&clusterv1alpha1.Cluster{Status: test.status}); got != test.want {
+		if got := (&hubSession{}).needsReport(&clusterv1alpha1.Cluster{Status: test.status}); got != test.want {
 			t.Errorf("%s: got %t, want %t", name, got, test.want)
 		}
 	}
@@ -86,12 +86,12 @@ func TestLostReportIsNoticed(t *testing.T) {
 func TestAgentExecutesWorks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "works", time.Hour)
-	_, stop, _ := w.start()
-	w.work("one", "first")
-	w.work("kept", "kept")
+	_, stop, _ := w.startAgent()
+	w.createWork("one", "first")
+	w.createWork("kept", "kept")
 	w.wantValue("one", "first")
 	w.wantValue("kept", "kept")
-	w.eventually("the Work says so", func(context.Context) error {
+	w.eventually("the Work is applied", func(context.Context) error {
 		work, err := w.getWork("one")
 		if err == nil && (!meta.IsStatusConditionTrue(work.Status.Conditions, workv1alpha1.WorkApplied) || len(work.Status.ManifestStatuses) != 1) {
 			err = fmt.Errorf("its status is %+v", work.Status)
@@ -99,17 +99,17 @@ func TestAgentExecutesWorks(t *testing.T) {
 		return err
 	})
 
-	// Drift is put back, with the hub away and after a restart.
+	// Drift is corrected while the hub is away and after a restart.
 	w.setAway(true)
 	stop()
-	_, stop, _ = w.start()
+	_, stop, _ = w.startAgent()
 	if err := w.memberClient.Delete(t.Context(), w.configMap("one")); err != nil {
 		t.Fatal(err)
 	}
 	w.wantValue("one", "first")
 	stop()
 
-	// While the agent is away one Work is deleted, and one vanishes.
+	// While the agent is down, one Work is deleted and one disappears.
 	work, err := w.getWork("one")
 	if err != nil {
 		t.Fatal(err)
@@ -129,9 +129,9 @@ func TestAgentExecutesWorks(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.setAway(false)
-	w.start()
-	w.gone(w.hubClient, work)
-	w.gone(w.memberClient, w.configMap("one"))
+	w.startAgent()
+	w.wantDeleted(w.hubClient, work)
+	w.wantDeleted(w.memberClient, w.configMap("one"))
 	w.wantValue("kept", "kept")
 }
 
@@ -146,7 +146,7 @@ func TestAgentDeploysBundles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.start()
+	w.startAgent()
 	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "profile-karmada-bundles", Feature: "Resources"}
 	b := bundle.Bundle{ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "profile", Tier: bundle.DefaultTier}, Options: bundle.Options{CorrectDrift: true}, Items: []bundle.Item{{
 		Objects: []*unstructured.Unstructured{{Object: map[string]any{
@@ -169,28 +169,28 @@ func TestAgentDeploysBundles(t *testing.T) {
 		}
 		return err
 	})
-	w.gone(w.memberClient, w.configMap("one"))
+	w.wantDeleted(w.memberClient, w.configMap("one"))
 }
 
-// An idle agent makes six requests a minute: its heartbeats. Watches are opened again every few minutes.
-func TestIdleAgentAsksLittle(t *testing.T) {
+// An idle agent sends six requests a minute, its heartbeats. Watches are reopened every few minutes.
+func TestIdleAgentSendsFewRequests(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "idle", time.Hour)
-	w.start()
-	w.work("one", "first")
+	w.startAgent()
+	w.createWork("one", "first")
 	w.wantValue("one", "first")
-	w.ready()
-	w.settle(5 * time.Second)
-	w.take()
-	w.settle(31 * time.Second)
-	seen, failed := w.take()
+	w.wantReady()
+	w.letPass(5 * time.Second)
+	w.takeRequests()
+	w.letPass(31 * time.Second)
+	seen, failed := w.takeRequests()
 	beats := 0
 	for _, request := range seen {
 		if request == "PATCH /apis/coordination.k8s.io/v1/namespaces/karmada-es-idle/leases/idle" {
 			beats++
 		}
 	}
-	// A pod or a node may change a sum once.
+	// A change of a pod or node may change a counter once.
 	if beats < 2 || beats > 4 || len(seen)-beats > 1 || len(failed) > 0 {
 		t.Errorf("requests in 31 s: got %v, failed %v, want three heartbeats", seen, failed)
 	}
@@ -201,7 +201,7 @@ func TestAgentOfAnotherClusterEnds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "taken", time.Hour)
 	w.patchCluster(`{"spec":{"id":"another"}}`)
-	ended, _, _ := w.start()
+	ended, _, _ := w.startAgent()
 	select {
 	case err := <-ended:
 		want := "the cluster ID " + w.memberID + " or the cluster name taken has been registered"
@@ -213,44 +213,44 @@ func TestAgentOfAnotherClusterEnds(t *testing.T) {
 	}
 }
 
-// A member may be unhealthy when its agent starts, and may stay that: the hub hears it all the same, and does not have to guess.
-func TestAgentOfAnUnhealthyMemberIsHeard(t *testing.T) {
+// An unhealthy member must not delay the heartbeats of a starting agent.
+func TestAgentOfUnhealthyMemberSendsHeartbeats(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "ill", time.Hour)
-	ill, forward, health := &ailment{}, &skipping{}, freeAddress(t)
-	ill.lasts.Store(true)
-	_, _, _ = w.start(func(o *Options) {
-		o.Member, o.Clock, o.HealthAddress = ill.wrap(o.Member), forward, health
+	unhealthy, clock, health := &unhealthyMember{}, &shiftedClock{}, freeAddress(t)
+	unhealthy.isActive.Store(true)
+	_, _, _ = w.startAgent(func(o *Options) {
+		o.Member, o.Clock, o.HealthAddress = unhealthy.wrap(o.Member), clock, health
 		o.StatusInterval, o.LeaseDuration, o.SuccessThreshold = time.Second, 4*time.Second, time.Second
 	})
-	w.eventually("the Cluster is not Ready", w.is(metav1.ConditionFalse))
+	w.eventually("the Cluster is not Ready", w.hasReadyStatus(metav1.ConditionFalse))
 	since := meta.FindStatusCondition(w.cluster().Status.Conditions, clusterv1alpha1.ClusterConditionReady).LastTransitionTime
-	heard := w.heartbeat()
-	w.settle(5 * time.Second)
-	if got := w.heartbeat(); !got.After(heard.Add(3 * time.Second)) {
+	heard := w.lastHeartbeat()
+	w.letPass(5 * time.Second)
+	if got := w.lastHeartbeat(); !got.After(heard.Add(3 * time.Second)) {
 		t.Errorf("last heartbeat: got %s, five seconds after it was %s", got, heard)
 	}
 	if got := meta.FindStatusCondition(w.cluster().Status.Conditions, clusterv1alpha1.ClusterConditionReady); !got.LastTransitionTime.Equal(&since) {
 		t.Errorf("Ready: got %+v, want it unchanged since %s", got, since)
 	}
-	forward.skip(10 * time.Minute)
-	w.probed(health, "/healthz", http.StatusOK)
-	ill.lasts.Store(false)
-	w.ready()
+	clock.advance(10 * time.Minute)
+	w.wantProbe(health, "/healthz", http.StatusOK)
+	unhealthy.isActive.Store(false)
+	w.wantReady()
 }
 
-// What the agent may leave to others is no reason to start it anew.
-func TestAgentThatDoesNotReportIsAlive(t *testing.T) {
+// Disabled controllers must not fail the liveness probe.
+func TestAgentWithoutStatusControllerIsAlive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "mute", 10*time.Hour)
-	forward, health := &skipping{}, freeAddress(t)
-	_, _, _ = w.start(func(o *Options) {
+	forward, health := &shiftedClock{}, freeAddress(t)
+	_, _, _ = w.startAgent(func(o *Options) {
 		o.Clock, o.HealthAddress, o.Controllers = forward, health, []string{"*", "-" + clusterStatus}
 	})
-	w.work("one", "first")
+	w.createWork("one", "first")
 	w.wantValue("one", "first")
-	forward.skip(time.Hour)
-	w.probed(health, "/healthz", http.StatusOK)
+	forward.advance(time.Hour)
+	w.wantProbe(health, "/healthz", http.StatusOK)
 	if lease, err := w.lease(t.Context()); err != nil || lease.Spec.RenewTime != nil {
 		t.Errorf("Lease: got %+v and error %v, want no heartbeat", lease.Spec, err)
 	}

@@ -17,69 +17,70 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
-// errYielded says that another agent of the Cluster has the say on the hub, and that this one holds no election.
-var errYielded = errors.New("another agent of the Cluster reports")
+// errSuperseded ends a session because another agent of the Cluster sends heartbeats while this one is not the leader.
+var errSuperseded = errors.New("another agent of the Cluster reports")
 
-// term is the time for which one of several agents of a Cluster works.
-type term struct {
+// leaderElection starts and stops the sessions of one of several agents of a Cluster.
+type leaderElection struct {
 	agent *agent
-	// ended has what lead returned when that is the end of the agent.
+	// ended receives the final error of runLeader.
 	ended chan error
-	// yielded has a request when lead has left the hub to another agent.
-	yielded chan struct{}
+	// superseded receives a signal when runLeader has ended with errSuperseded.
+	superseded chan struct{}
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu sync.Mutex
-	// stop ends the work and waits; nil while this agent does not work.
+	// stop ends the sessions and waits for that; nil while none runs.
 	stop func()
 }
 
-// elect works whenever no other agent of the Cluster does, until ctx ends or the work is over for good. The agents elect one by a Lease on
-// the member. One that cannot renew it, because the member does not answer, changes nothing on the member any more. It goes on telling the hub so,
-// until it sees there that another one, whom the member may well answer, has taken over.
-func (a *agent) elect(ctx context.Context) error {
+// runElection runs sessions while no other agent of the Cluster is leader. It returns when ctx ends or with a final
+// error. The agents elect a leader by a Lease on the member. A leader that cannot renew the Lease, because the member
+// does not answer, stops changing the member. It keeps reporting to the hub until another agent, which may reach the
+// member, sends heartbeats.
+func (a *agent) runElection(ctx context.Context) error {
 	if !a.opts.LeaderElect {
 		a.gate.SetClosed(false)
-		return a.lead(ctx)
+		return a.runLeader(ctx)
 	}
-	t := &term{agent: a, ended: make(chan error, 1), yielded: make(chan struct{}, 1)}
-	// The Lease is given back after the work has ended, for the next one not to meet it.
-	electing, resign := context.WithCancel(context.WithoutCancel(ctx))
-	var running sync.WaitGroup
-	running.Go(func() {
-		taking := a.persistence()
-		taking.BeforeAttempt = a.pulses.election.Reset
-		_ = taking.Run(electing, "elect one of the cluster's agents", func(electing context.Context) error { return t.campaign(ctx, electing) })
+	election := &leaderElection{agent: a, ended: make(chan error, 1), superseded: make(chan struct{}, 1)}
+	// The Lease is released after the sessions have ended, so that the next leader does not overlap.
+	electionCtx, endElection := context.WithCancel(context.WithoutCancel(ctx))
+	var elector sync.WaitGroup
+	elector.Go(func() {
+		loop := a.backoffLoop()
+		loop.BeforeAttempt = a.watchdogs.election.Reset
+		_ = loop.Run(electionCtx, "elect one of the cluster's agents", func(electionCtx context.Context) error { return election.runElector(ctx, electionCtx) })
 	})
-	err := t.wait(ctx)
-	t.leave()
-	resign()
-	running.Wait()
+	err := election.wait(ctx)
+	election.stopSessions()
+	endElection()
+	elector.Wait()
 	return err
 }
 
-// wait returns when ctx ends, or the work is over for good.
-func (t *term) wait(ctx context.Context) error {
+// wait returns when ctx ends or the sessions have ended with a final error.
+func (e *leaderElection) wait(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-t.ended:
+		case err := <-e.ended:
 			return err
-		case <-t.yielded:
-			t.yield(ctx)
+		case <-e.superseded:
+			e.onSuperseded(ctx)
 		}
 	}
 }
 
-// campaign takes part in one election, and works if it wins. electing ends after ctx.
-func (t *term) campaign(ctx, electing context.Context) error {
-	a := t.agent
-	if err := a.makeElectNamespace(electing); err != nil {
+// runElector takes part in one election, and runs sessions after winning it. electionCtx ends after ctx.
+func (e *leaderElection) runElector(ctx, electionCtx context.Context) error {
+	a := e.agent
+	if err := a.ensureElectNamespace(electionCtx); err != nil {
 		return err
 	}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: turning{pulse: a.pulses.election, Interface: &resourcelock.LeaseLock{
+		Lock: watchedLock{watchdog: a.watchdogs.election, Interface: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: a.opts.ElectNamespace, Name: electionName(a.opts.Cluster)},
 			Client:     a.member.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: a.opts.Identity},
@@ -88,144 +89,145 @@ func (t *term) campaign(ctx, electing context.Context) error {
 		LeaseDuration: a.opts.ElectDuration, RenewDeadline: a.opts.ElectDeadline, RetryPeriod: a.opts.ElectRetry,
 		ReleaseOnCancel: true, Name: register.DefaultAgentName,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(leading context.Context) { t.enter(ctx, leading) },
-			OnStoppedLeading: func() { t.pause() },
+			OnStartedLeading: func(leading context.Context) { e.onStartedLeading(ctx, leading) },
+			OnStoppedLeading: func() { e.onStoppedLeading() },
 			OnNewLeader: func(identity string) {
 				if identity != a.opts.Identity {
-					log.FromContext(ctx).Info("another agent of this cluster works", "agent", identity)
-					// One that waits is ready: it has seen on the member whom it waits for, and works when that one ends.
+					log.FromContext(ctx).Info("another agent of this cluster is the leader", "agent", identity)
+					// A waiting agent is ready: it has read the Lease of the leader on the member.
 					a.probes.Ready.Store(true)
-					t.leave()
+					e.stopSessions()
 				}
 			},
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("take part in the election of the cluster's agent: %w", err)
+		return fmt.Errorf("create the leader elector: %w", err)
 	}
-	elector.Run(electing)
+	elector.Run(electionCtx)
 	return nil
 }
 
-// makeElectNamespace makes the namespace of the Lease unless it is there.
-func (a *agent) makeElectNamespace(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+// ensureElectNamespace creates the namespace of the Lease unless it exists.
+func (a *agent) ensureElectNamespace(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return makeNamespace(ctx, a.member, a.opts.ElectNamespace)
+	return ensureNamespace(ctx, a.member, a.opts.ElectNamespace)
 }
 
-// enter begins to work, or goes on. leading ends when the agent is not the elected one any more.
-func (t *term) enter(ctx, leading context.Context) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// onStartedLeading opens the gate and starts the sessions unless they run. leading ends when the agent is not the
+// leader any more.
+func (e *leaderElection) onStartedLeading(ctx, leading context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if leading.Err() != nil || ctx.Err() != nil {
 		return
 	}
-	t.agent.gate.SetClosed(false)
-	t.begin(ctx)
+	e.agent.gate.SetClosed(false)
+	e.startLocked(ctx)
 }
 
-// begin begins to work, unless it has begun. The caller holds mu.
-func (t *term) begin(ctx context.Context) {
-	if t.stop != nil {
+// startLocked starts the sessions unless they run. The caller holds mu.
+func (e *leaderElection) startLocked(ctx context.Context) {
+	if e.stop != nil {
 		return
 	}
-	working, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() {
-		switch err := t.agent.lead(working); {
-		case errors.Is(err, errYielded):
+	sessionsCtx, cancel := context.WithCancel(ctx)
+	var sessions sync.WaitGroup
+	sessions.Go(func() {
+		switch err := e.agent.runLeader(sessionsCtx); {
+		case errors.Is(err, errSuperseded):
 			log.FromContext(ctx).Info("this agent stops reporting until it is elected again", "reason", err.Error())
-			session.Signal(t.yielded)
+			session.Signal(e.superseded)
 		case err != nil:
-			t.ended <- err
+			e.ended <- err
 		}
 	})
-	t.stop = func() { cancel(); running.Wait() }
+	e.stop = func() { cancel(); sessions.Wait() }
 }
 
-// pause keeps the agent from changing the member.
-func (t *term) pause() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.agent.gate.SetClosed(true)
+// onStoppedLeading closes the gate, so that the agent does not change the member. The sessions continue.
+func (e *leaderElection) onStoppedLeading() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.agent.gate.SetClosed(true)
 }
 
-// leave ends the work.
-func (t *term) leave() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.agent.gate.SetClosed(true)
-	t.end()
+// stopSessions closes the gate and stops the sessions.
+func (e *leaderElection) stopSessions() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.agent.gate.SetClosed(true)
+	e.stopLocked()
 }
 
-// yield takes note that the work has ended in favour of another agent, and begins again if this one was elected meanwhile.
-func (t *term) yield(ctx context.Context) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.end()
-	if t.agent.gate.IsOpen() {
-		t.begin(ctx)
+// onSuperseded stops the ended sessions, and restarts them if this agent has become leader again meanwhile.
+func (e *leaderElection) onSuperseded(ctx context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.stopLocked()
+	if e.agent.gate.IsOpen() {
+		e.startLocked(ctx)
 	}
 }
 
-// end ends the work and waits. The caller holds mu.
-func (t *term) end() {
-	if t.stop != nil {
-		t.stop()
-		t.stop = nil
+// stopLocked stops the sessions and waits for that. The caller holds mu.
+func (e *leaderElection) stopLocked() {
+	if e.stop != nil {
+		e.stop()
+		e.stop = nil
 	}
 }
 
 // electionName is the name of the Lease on the member.
 func electionName(cluster string) string { return register.DefaultAgentName + "-" + cluster }
 
-// turning is a lock that notes each look at it, which is a turn of the election, and waits for none longer than requestLimit.
-type turning struct {
+// watchedLock is a lock that resets the watchdog of the election on each request, and limits each request by
+// requestTimeout.
+type watchedLock struct {
 	resourcelock.Interface
-	pulse *session.Watchdog
+	watchdog *session.Watchdog
 }
 
-// Get reads the record.
-func (l turning) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	l.pulse.Reset()
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+// Get reads the record of the Lease.
+func (l watchedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	l.watchdog.Reset()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return l.Interface.Get(ctx)
 }
 
-// Create makes the record.
-func (l turning) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	l.pulse.Reset()
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+// Create creates the Lease.
+func (l watchedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	l.watchdog.Reset()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return l.Interface.Create(ctx, record)
 }
 
-// Update writes the record.
-func (l turning) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	l.pulse.Reset()
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+// Update updates the Lease.
+func (l watchedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	l.watchdog.Reset()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return l.Interface.Update(ctx, record)
 }
 
-// pulses tell whether an agent is alive. One that waits for its turn takes part in the election; one that works also keeps in touch with
-// the hub.
-type pulses struct {
-	// election is nil for an agent that takes part in none.
-	election *session.Watchdog
-	hub      *session.Watchdog
-	working  atomic.Bool
+// watchdogs check whether an agent is alive: the election loop must run, and in a session the heartbeat loop too.
+type watchdogs struct {
+	// election is nil without leader election.
+	election  *session.Watchdog
+	heartbeat *session.Watchdog
+	inSession atomic.Bool
 }
 
-// Check fails if a loop that should turn stands still.
-func (p *pulses) Check() error {
-	if p.election != nil && p.election.Check() != nil {
-		return errors.New("the loop that takes part in the election stands still")
+// Check returns an error if a loop is stuck.
+func (w *watchdogs) Check() error {
+	if w.election != nil && w.election.Check() != nil {
+		return errors.New("the election loop is stuck")
 	}
-	if p.working.Load() {
-		return p.hub.Check()
+	if w.inSession.Load() {
+		return w.heartbeat.Check()
 	}
 	return nil
 }

@@ -22,60 +22,60 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-func TestOneOfSeveralAgentsWorks(t *testing.T) {
+func TestOneAgentIsLeader(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "elect", time.Hour)
 	elect := func(identity string) func(*Options) {
 		return func(o *Options) { o.LeaderElect, o.Identity = true, identity }
 	}
-	_, stop, _ := w.start(elect("first"))
-	w.holder("first")
-	_, _, _ = w.start(elect("second"))
-	w.work("one", "first")
+	_, stop, _ := w.startAgent(elect("first"))
+	w.wantLeader("first")
+	_, _, _ = w.startAgent(elect("second"))
+	w.createWork("one", "first")
 	w.wantValue("one", "first")
-	w.settle(3 * time.Second)
-	w.holder("first")
+	w.letPass(3 * time.Second)
+	w.wantLeader("first")
 	stop()
-	// It gave the election back: nobody waits for it.
+	// It released the Lease, so that the other agent need not wait.
 	began := time.Now()
-	w.holder("second")
+	w.wantLeader("second")
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("taking over took %s", took)
 	}
-	w.work("two", "second")
+	w.createWork("two", "second")
 	w.wantValue("two", "second")
 }
 
-// An agent that loses its member keeps the hub, and tells it so; one that takes over has the say.
-func TestOneOfSeveralAgentsReports(t *testing.T) {
+// An agent that loses its member keeps reporting to the hub, until another agent takes over.
+func TestOneAgentReports(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "rivals", time.Hour)
 	w.options.StatusInterval, w.options.LeaseDuration = time.Second, 4*time.Second
 	w.options.SuccessThreshold, w.options.FailureThreshold = time.Second, 2*time.Second
 	w.options.ElectDuration, w.options.ElectDeadline, w.options.ElectRetry = 5*time.Second, 3*time.Second, time.Second
-	wire, health := &requests{}, freeAddress(t)
+	recorder, health := &requestRecorder{}, freeAddress(t)
 	elect := func(identity string) func(*Options) {
 		return func(o *Options) { o.LeaderElect, o.Identity = true, identity }
 	}
-	_, _, j := w.start(elect("first"), func(o *Options) {
+	_, _, logs := w.startAgent(elect("first"), func(o *Options) {
 		o.HealthAddress = health
 		o.Member = rest.CopyConfig(o.Member)
-		o.Member.Wrap(wire.wrap)
+		o.Member.Wrap(recorder.wrap)
 	})
-	w.holder("first")
-	w.ready()
+	w.wantLeader("first")
+	w.wantReady()
 
-	// Alone it goes on saying how the member is, although it has lost its election.
-	wire.setAway(true)
-	w.eventually("the Cluster is not Ready", w.is(metav1.ConditionFalse))
-	w.settle(w.options.ElectDuration)
-	heard := w.heartbeat()
-	w.settle(3 * time.Second)
-	if got := w.heartbeat(); !got.After(heard) {
+	// Without another agent it keeps reporting, although it has lost its election.
+	recorder.setAway(true)
+	w.eventually("the Cluster is not Ready", w.hasReadyStatus(metav1.ConditionFalse))
+	w.letPass(w.options.ElectDuration)
+	heard := w.lastHeartbeat()
+	w.letPass(3 * time.Second)
+	if got := w.lastHeartbeat(); !got.After(heard) {
 		t.Errorf("last heartbeat of an agent without its member: got %s, three seconds after it was %s", got, heard)
 	}
-	w.holder("first")
-	// What a dead agent has left does not keep it from that.
+	w.wantLeader("first")
+	// The Lease of a dead agent does not stop it.
 	died := metav1.NewMicroTime(time.Now().Add(-w.options.LeaseDuration))
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = fleet.ExecutionSpace(w.name), w.name
@@ -83,136 +83,136 @@ func TestOneOfSeveralAgentsReports(t *testing.T) {
 	if err := w.hubClient.Patch(t.Context(), lease, client.RawPatch(types.MergePatchType, beat)); err != nil {
 		t.Fatal(err)
 	}
-	w.holder("first")
+	w.wantLeader("first")
 
-	_, stop, _ := w.start(elect("second"))
-	w.holder("second")
-	w.ready()
-	w.eventually("the first one leaves", func(context.Context) error {
-		if len(j.with("this agent stops reporting")) != 1 {
-			return errors.New("it does not")
+	_, stop, _ := w.startAgent(elect("second"))
+	w.wantLeader("second")
+	w.wantReady()
+	w.eventually("the first agent stops reporting", func(context.Context) error {
+		if len(logs.linesWith("this agent stops reporting")) != 1 {
+			return errors.New("it reports")
 		}
 		return nil
 	})
 	before := w.cluster()
-	w.settle(6 * time.Second)
-	if after := w.cluster(); readiness(&after.Status) != "True" || after.Generation != before.Generation ||
+	w.letPass(6 * time.Second)
+	if after := w.cluster(); readyStatus(&after.Status) != "True" || after.Generation != before.Generation ||
 		!equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions) {
 		t.Errorf("Cluster: got %+v, want %+v", after, before)
 	}
-	w.holder("second")
-	w.probed(health, "/healthz", http.StatusOK)
-	if told := j.with("this agent stops reporting"); len(told) != 1 {
-		t.Errorf("leaving: got %v, want it once", told)
+	w.wantLeader("second")
+	w.wantProbe(health, "/healthz", http.StatusOK)
+	if told := logs.linesWith("this agent stops reporting"); len(told) != 1 {
+		t.Errorf("log lines: got %v, want one", told)
 	}
 
-	// It takes part in the election as before.
-	wire.setAway(false)
+	// It takes part in the election again.
+	recorder.setAway(false)
 	stop()
-	w.holder("first")
-	w.ready()
-	w.work("one", "first")
+	w.wantLeader("first")
+	w.wantReady()
+	w.createWork("one", "first")
 	w.wantValue("one", "first")
 }
 
-// skipping is a clock that can be put forward.
-type skipping struct {
+// shiftedClock is a clock that can be advanced.
+type shiftedClock struct {
 	clock.RealClock
-	ahead atomic.Int64
+	offset atomic.Int64
 }
 
-func (c *skipping) Now() time.Time { return c.RealClock.Now().Add(time.Duration(c.ahead.Load())) }
+func (c *shiftedClock) Now() time.Time { return c.RealClock.Now().Add(time.Duration(c.offset.Load())) }
 
-func (c *skipping) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+func (c *shiftedClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-func (c *skipping) skip(d time.Duration) { c.ahead.Add(int64(d)) }
+func (c *shiftedClock) advance(d time.Duration) { c.offset.Add(int64(d)) }
 
-// The kubelet of a Deployment with several replicas finds those that wait ready and alive, however long they wait, and one that hangs not.
-func TestAgentThatWaitsIsReadyAndAlive(t *testing.T) {
+// Waiting replicas are ready and alive for any time, and a replica whose election loop is stuck is not.
+func TestWaitingAgentIsReadyAndAlive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "standby", time.Hour)
 	w.options.ElectDuration, w.options.ElectDeadline, w.options.ElectRetry = 10*time.Second, 7*time.Second, time.Second
-	wire := &requests{}
-	_, stop, _ := w.start(func(o *Options) {
-		o.LeaderElect, o.Identity, o.wrapHub = true, "first", wire.wrap
+	recorder := &requestRecorder{}
+	_, stop, _ := w.startAgent(func(o *Options) {
+		o.LeaderElect, o.Identity, o.wrapHubTransport = true, "first", recorder.wrap
 		o.Member = rest.CopyConfig(o.Member)
-		o.Member.WrapTransport = wire.wrap
+		o.Member.WrapTransport = recorder.wrap
 	})
-	w.holder("first")
+	w.wantLeader("first")
 
-	// The second one's requests for Leases do not come back while hang is closed, whatever their contexts say.
-	hang, forward, health := session.NewGate(false), &skipping{}, freeAddress(t)
-	_, _, _ = w.start(func(o *Options) {
-		o.LeaderElect, o.Identity, o.Clock, o.HealthAddress = true, "second", forward, health
+	// The second agent's requests for Leases block while the gate is closed, even after their contexts end.
+	gate, clock, health := session.NewGate(false), &shiftedClock{}, freeAddress(t)
+	_, _, _ = w.startAgent(func(o *Options) {
+		o.LeaderElect, o.Identity, o.Clock, o.HealthAddress = true, "second", clock, health
 		o.Member = rest.CopyConfig(o.Member)
 		o.Member.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
 			return roundTripper(func(r *http.Request) (*http.Response, error) {
 				if strings.Contains(r.URL.Path, "/leases/") {
-					_, _ = hang.WaitOpen(t.Context())
+					_, _ = gate.WaitOpen(t.Context())
 				}
 				return next.RoundTrip(r)
 			})
 		}
 	})
 	began := time.Now()
-	w.probed(health, "/readyz", http.StatusOK)
-	w.probed(health, "/healthz", http.StatusOK)
+	w.wantProbe(health, "/readyz", http.StatusOK)
+	w.wantProbe(health, "/healthz", http.StatusOK)
 	t.Logf("a second replica is ready after %s", time.Since(began))
-	forward.skip(10 * time.Minute)
-	w.probed(health, "/healthz", http.StatusOK)
-	w.probed(health, "/readyz", http.StatusOK)
-	w.holder("first")
+	clock.advance(10 * time.Minute)
+	w.wantProbe(health, "/healthz", http.StatusOK)
+	w.wantProbe(health, "/readyz", http.StatusOK)
+	w.wantLeader("first")
 
-	hang.SetClosed(true)
-	w.settle(3 * w.options.ElectRetry)
-	forward.skip(10 * time.Minute)
-	w.probed(health, "/healthz", http.StatusServiceUnavailable)
-	w.settle(3 * w.options.ElectRetry)
-	w.probed(health, "/healthz", http.StatusServiceUnavailable)
-	hang.SetClosed(false)
-	w.probed(health, "/healthz", http.StatusOK)
+	gate.SetClosed(true)
+	w.letPass(3 * w.options.ElectRetry)
+	clock.advance(10 * time.Minute)
+	w.wantProbe(health, "/healthz", http.StatusServiceUnavailable)
+	w.letPass(3 * w.options.ElectRetry)
+	w.wantProbe(health, "/healthz", http.StatusServiceUnavailable)
+	gate.SetClosed(false)
+	w.wantProbe(health, "/healthz", http.StatusOK)
 
-	// The first one dies, so that it cannot give the election back.
-	wire.setAway(true)
+	// The first agent dies without releasing the Lease.
+	recorder.setAway(true)
 	stop()
 	began = time.Now()
-	w.holder("second")
+	w.wantLeader("second")
 	took := time.Since(began)
 	t.Logf("taking over from a dead replica took %s", took)
-	// A look comes up to 2.2 periods after the one before; the rest is for a busy machine.
+	// An attempt comes up to 2.2 periods after the previous one; the rest allows for a busy machine.
 	if most := w.options.ElectDuration + 3*w.options.ElectRetry + 10*time.Second; took > most {
 		t.Errorf("taking over took %s, want %s at most", took, most)
 	}
-	w.work("one", "second")
+	w.createWork("one", "second")
 	w.wantValue("one", "second")
-	w.probed(health, "/healthz", http.StatusOK)
-	w.probed(health, "/readyz", http.StatusOK)
+	w.wantProbe(health, "/healthz", http.StatusOK)
+	w.wantProbe(health, "/readyz", http.StatusOK)
 }
 
-func TestLoopsThatShouldTurn(t *testing.T) {
+func TestWatchdogsDetectStuckLoops(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		elects, works bool
-		turned        func(*pulses)
+		turned        func(*watchdogs)
 		want          string
 	}{
-		"waits":                    {elects: true, turned: func(p *pulses) { p.election.Reset() }},
-		"waits and hangs":          {elects: true, turned: func(p *pulses) { p.hub.Reset() }, want: "election"},
-		"works":                    {elects: true, works: true, turned: func(p *pulses) { p.election.Reset(); p.hub.Reset() }},
-		"works and does not renew": {elects: true, works: true, turned: func(p *pulses) { p.hub.Reset() }, want: "election"},
-		"works without the hub":    {elects: true, works: true, turned: func(p *pulses) { p.election.Reset() }, want: "hub"},
-		"works alone":              {works: true, turned: func(p *pulses) { p.hub.Reset() }},
-		"works alone, without it":  {works: true, turned: func(*pulses) {}, want: "hub"},
+		"waits":                    {elects: true, turned: func(p *watchdogs) { p.election.Reset() }},
+		"waits and hangs":          {elects: true, turned: func(p *watchdogs) { p.heartbeat.Reset() }, want: "election"},
+		"works":                    {elects: true, works: true, turned: func(p *watchdogs) { p.election.Reset(); p.heartbeat.Reset() }},
+		"works and does not renew": {elects: true, works: true, turned: func(p *watchdogs) { p.heartbeat.Reset() }, want: "election"},
+		"works without the hub":    {elects: true, works: true, turned: func(p *watchdogs) { p.election.Reset() }, want: "heartbeat"},
+		"works alone":              {works: true, turned: func(p *watchdogs) { p.heartbeat.Reset() }},
+		"works alone, without it":  {works: true, turned: func(*watchdogs) {}, want: "heartbeat"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			forward := &skipping{}
-			p := &pulses{hub: session.NewWatchdog(forward, time.Second)}
+			forward := &shiftedClock{}
+			p := &watchdogs{heartbeat: session.NewWatchdog(forward, time.Second)}
 			if tc.elects {
 				p.election = session.NewWatchdog(forward, time.Second)
 			}
-			p.working.Store(tc.works)
-			forward.skip(10 * time.Minute)
+			p.inSession.Store(tc.works)
+			forward.advance(10 * time.Minute)
 			tc.turned(p)
 			if err := p.Check(); (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %q", err, tc.want)

@@ -17,35 +17,35 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// An agent can run anywhere: then its way to the hub is a file, which it keeps fresh, and it takes nothing with it but what it made.
-func TestAgentElsewhere(t *testing.T) {
+// An agent outside the member keeps the kubeconfig in a file, renews it, and uninstalls only its own objects.
+func TestAgentOutsideItsMember(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "elsewhere", 10*time.Minute)
-	t.Cleanup(w.approve())
-	w.hold()
+	t.Cleanup(w.approveRequests())
+	w.addFinalizer()
 	path := filepath.Join(t.TempDir(), "hub.config")
 	first := w.secret().Data[register.KubeconfigKey]
 	if err := os.WriteFile(path, first, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ended, _, _ := w.start(func(o *Options) {
+	ended, _, _ := w.startAgent(func(o *Options) {
 		o.HubSecret, o.HubKubeconfig, o.RotationThreshold, o.LeaderElect = "", path, 0.66, true
 	})
-	w.ready()
-	w.work("one", "first")
+	w.wantReady()
+	w.createWork("one", "first")
 	w.wantValue("one", "first")
-	memo := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.place, Name: electionName(w.name)}}
+	memo := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: electionName(w.name)}}
 	w.eventually("the certificate in the file is renewed", func(ctx context.Context) error {
 		now, err := os.ReadFile(path)
 		if err == nil && bytes.Equal(now, first) {
-			err = errors.New("it is not")
+			err = errors.New("it is the first one")
 		}
 		return errors.Join(err, w.memberClient.Get(ctx, client.ObjectKeyFromObject(memo), memo))
 	})
 	if memo.Annotations[kube.AnnotationScope] != string(w.cluster().UID) || memo.Annotations[kube.AnnotationHub] != w.hubID {
-		t.Errorf("what it remembers: %v", memo.Annotations)
+		t.Errorf("state: %v", memo.Annotations)
 	}
-	w.order()
+	w.requestRemoval()
 	select {
 	case err := <-ended:
 		if err != nil {
@@ -54,11 +54,11 @@ func TestAgentElsewhere(t *testing.T) {
 	case <-time.After(40 * time.Second):
 		t.Fatal("the agent did not end")
 	}
-	w.answered()
-	w.gone(w.memberClient, memo)
-	// The Secret is somebody else's, and so is the namespace with it.
+	w.wantAnswer()
+	w.wantDeleted(w.memberClient, memo)
+	// The Secret is foreign, and its namespace stays with it.
 	if w.secret().UID == "" {
-		t.Error("the Secret is gone")
+		t.Error("the Secret was deleted")
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Error(err)

@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-func TestFlagsOfTheSurface(t *testing.T) {
+func TestFlagsAndDefaults(t *testing.T) {
 	t.Parallel()
 	o := Options{}
 	flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
@@ -29,7 +29,7 @@ func TestFlagsOfTheSurface(t *testing.T) {
 	} {
 		flag := flags.Lookup(name)
 		if flag == nil {
-			t.Errorf("--%s: there is none", name)
+			t.Errorf("--%s: no such flag", name)
 		} else if flag.DefValue != want {
 			t.Errorf("--%s: default is %s, want %s", name, flag.DefValue, want)
 		}
@@ -39,7 +39,7 @@ func TestFlagsOfTheSurface(t *testing.T) {
 	}
 }
 
-func TestOptionsThatCannotWork(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	t.Parallel()
 	good := func() Options {
 		o := Defaults()
@@ -78,7 +78,7 @@ func TestControllers(t *testing.T) {
 		o := Options{Controllers: strings.Split(text, ",")}
 		var got [4]bool
 		for i, name := range controllers() {
-			got[i] = o.runs(name)
+			got[i] = o.isEnabled(name)
 		}
 		if got != want {
 			t.Errorf("%s: got %v, want %v", text, got, want)

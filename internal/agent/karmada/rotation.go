@@ -18,63 +18,63 @@ import (
 )
 
 const (
-	// rotationLimit is how long the hub may take to issue a certificate.
-	rotationLimit = 5 * time.Minute
-	// rotationPause is the least time between two renewals, however short the certificate's life.
-	rotationPause = 5 * time.Second
-	// retryRotationFirst and retryRotationLast bound the growing time between attempts to renew.
+	// rotationTimeout is how long the hub may take to issue a certificate.
+	rotationTimeout = 5 * time.Minute
+	// minRotationInterval is the minimal time between two renewals, even for short lifetimes.
+	minRotationInterval = 5 * time.Second
+	// retryRotationFirst and retryRotationLast bound the growing delay between attempts to renew.
 	retryRotationFirst = time.Second
 	retryRotationLast  = time.Minute
 )
 
-// renewal is a certificate that was issued, and is not in use before it is kept.
+// renewal is an issued certificate. It is stored before it is used.
 type renewal struct {
-	// used is the kubeconfig that it comes after, and renewed that with the certificate.
+	// used is the kubeconfig with the previous certificate, and renewed the kubeconfig with the new one.
 	used, renewed []byte
 	certificate   *x509.Certificate
-	life          time.Duration
+	lifetime      time.Duration
 }
 
-// watchWay renews the certificate in time, until ctx ends; it returns errReplaced when somebody has put another way to the hub in the place
-// of the one in use.
-func (l *link) watchWay(ctx context.Context) error {
+// watchCredential renews the certificate in time, until ctx ends. It returns errReplaced when the stored kubeconfig is
+// not the one in use.
+func (s *hubSession) watchCredential(ctx context.Context) error {
 	retry := newRotationBackoff()
-	next := l.nextRotation(ctx)
+	next := s.nextRotation(ctx)
 	for {
-		wake := l.opts.Clock.Now().Add(lookAgain)
-		if !next.IsZero() && next.Before(wake) {
-			wake = next
+		nextCheck := s.opts.Clock.Now().Add(credentialCheckInterval)
+		if !next.IsZero() && next.Before(nextCheck) {
+			nextCheck = next
 		}
-		if !l.sleepUntil(ctx, wake) {
+		if !s.sleepUntil(ctx, nextCheck) {
 			return nil
 		}
-		if !l.opts.runs(clusterStatus) {
-			l.metrics.Watchdog.Reset()
+		if !s.opts.isEnabled(clusterStatus) {
+			s.metrics.Watchdog.Reset()
 		}
-		if l.replaced(ctx) {
+		if s.isReplaced(ctx) {
 			return errReplaced
 		}
-		if next.IsZero() || l.opts.Clock.Now().Before(next) {
+		if next.IsZero() || s.opts.Clock.Now().Before(next) {
 			continue
 		}
-		if !l.dueNow() {
-			next = l.nextRotation(ctx)
+		if !s.isDue() {
+			next = s.nextRotation(ctx)
 			continue
 		}
-		if err := l.rotate(ctx); err != nil {
+		if err := s.rotate(ctx); err != nil {
 			if errors.Is(err, errReplaced) {
 				return errReplaced
 			}
-			next = l.opts.Clock.Now().Add(retry.Step())
-			if ctx.Err() == nil && !l.refusal.LogIfRejected(ctx, err) {
-				log.FromContext(ctx).Info("cannot renew the certificate for the hub yet", "reason", err.Error(), "expires", l.way.certificate().NotAfter)
+			next = s.opts.Clock.Now().Add(retry.Step())
+			if ctx.Err() == nil && !s.rejected.LogIfRejected(ctx, err) {
+				log.FromContext(ctx).Info("cannot renew the certificate for the hub yet", "reason", err.Error(), "expires", s.transport.certificate().NotAfter)
 			}
 			continue
 		}
 		retry = newRotationBackoff()
-		next = l.nextRotation(ctx)
-		if least := l.opts.Clock.Now().Add(rotationPause); next.Before(least) {
-			next = least
+		next = s.nextRotation(ctx)
+		if earliest := s.opts.Clock.Now().Add(minRotationInterval); next.Before(earliest) {
+			next = earliest
 		}
 	}
 }
@@ -83,74 +83,75 @@ func newRotationBackoff() *wait.Backoff {
 	return &wait.Backoff{Duration: retryRotationFirst, Factor: 2, Jitter: 0.5, Steps: 10, Cap: retryRotationLast}
 }
 
-// nextRotation is when to look next whether the certificate is to be renewed; zero for never.
-func (l *link) nextRotation(ctx context.Context) time.Time {
-	certificate := l.way.certificate()
-	if !l.opts.runs(certRotation) {
+// nextRotation returns the time of the next check of the certificate; zero for never.
+func (s *hubSession) nextRotation(ctx context.Context) time.Time {
+	certificate := s.transport.certificate()
+	if !s.opts.isEnabled(certRotation) {
 		return time.Time{}
 	}
 	if certificate == nil {
 		log.FromContext(ctx).Info("the kubeconfig for the hub has no certificate that could be renewed")
 		return time.Time{}
 	}
-	at, look := due(certificate, l.opts.RotationThreshold), l.opts.Clock.Now().Add(l.opts.RotationInterval)
-	if look.Before(at) {
-		return look
+	renewAt, checkAt := renewalTime(certificate, s.opts.RotationThreshold), s.opts.Clock.Now().Add(s.opts.RotationInterval)
+	if checkAt.Before(renewAt) {
+		return checkAt
 	}
-	return at
+	return renewAt
 }
 
-// dueNow says whether no more remains of the certificate's life than the options say.
-func (l *link) dueNow() bool {
-	return !l.opts.Clock.Now().Before(due(l.way.certificate(), l.opts.RotationThreshold))
+// isDue returns true if the remaining lifetime of the certificate is below the threshold.
+func (s *hubSession) isDue() bool {
+	return !s.opts.Clock.Now().Before(renewalTime(s.transport.certificate(), s.opts.RotationThreshold))
 }
 
-// replaced says whether the kubeconfig is another one than that in use. What cannot be read is not.
-func (l *link) replaced(ctx context.Context) bool {
-	kubeconfig, _, err := l.home.read(ctx)
-	return err == nil && !bytes.Equal(kubeconfig, l.way.kubeconfig)
+// isReplaced returns true if the stored kubeconfig is not the one in use. It returns false if it cannot be read.
+func (s *hubSession) isReplaced(ctx context.Context) bool {
+	kubeconfig, _, err := s.credentials.read(ctx)
+	return err == nil && !bytes.Equal(kubeconfig, s.transport.kubeconfig)
 }
 
-// rotate renews the certificate. The new one is kept before it is used, so that a start at any moment finds one that works; from then on every
-// request presents it.
-func (l *link) rotate(ctx context.Context) error {
-	made := l.pending
-	if made == nil || !bytes.Equal(made.used, l.way.kubeconfig) {
+// rotate renews the certificate. It stores the new certificate before using it, so that a restart at any time finds a
+// valid one. From then on each request uses it.
+func (s *hubSession) rotate(ctx context.Context) error {
+	renewed := s.pendingRenewal
+	if renewed == nil || !bytes.Equal(renewed.used, s.transport.kubeconfig) {
 		var err error
-		if made, err = l.request(ctx); err != nil {
+		if renewed, err = s.requestCertificate(ctx); err != nil {
 			return err
 		}
-		l.pending = made
+		s.pendingRenewal = renewed
 	}
-	known := l.kept
-	known.life = noteLife(made.certificate, made.life)
-	if err := l.home.renew(ctx, made.used, made.renewed, known); err != nil {
+	state := s.state
+	state.lifetime = formatLifetime(renewed.certificate, renewed.lifetime)
+	if err := s.credentials.replace(ctx, renewed.used, renewed.renewed, state); err != nil {
 		return err
 	}
-	l.pending, l.kept = nil, known
-	if _, err := l.way.take(made.renewed); err != nil {
+	s.pendingRenewal, s.state = nil, state
+	if _, err := s.transport.setKubeconfig(renewed.renewed); err != nil {
 		return fmt.Errorf("use the renewed certificate: %w", err)
 	}
-	log.FromContext(ctx).Info("the certificate for the hub was renewed", "expires", made.certificate.NotAfter)
+	log.FromContext(ctx).Info("the certificate for the hub was renewed", "expires", renewed.certificate.NotAfter)
 	return nil
 }
 
-// request asks the hub for the next certificate. It returns errReplaced when nobody needs that any more.
-func (l *link) request(ctx context.Context) (*renewal, error) {
+// requestCertificate requests the next certificate from the hub. It returns errReplaced if the kubeconfig is replaced
+// meanwhile.
+func (s *hubSession) requestCertificate(ctx context.Context) (*renewal, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	var looking sync.WaitGroup
-	defer looking.Wait()
+	var checker sync.WaitGroup
+	defer checker.Wait()
 	defer cancel(nil)
-	looking.Go(func() {
-		for session.Sleep(ctx, l.opts.Clock, lookAgain) {
-			if l.replaced(ctx) {
+	checker.Go(func() {
+		for session.Sleep(ctx, s.opts.Clock, credentialCheckInterval) {
+			if s.isReplaced(ctx) {
 				cancel(errReplaced)
 			}
 		}
 	})
-	life := lifeOf(l.way.certificate(), l.kept.life)
-	issued, err := bootstrap.RequestCertificate(ctx, l.way.config, bootstrap.CertificateRequest{
-		Cluster: l.opts.Cluster, Life: life, Until: l.opts.Clock.Now().Add(rotationLimit),
+	lifetime := lifetimeOf(s.transport.certificate(), s.state.lifetime)
+	issued, err := bootstrap.RequestCertificate(ctx, s.transport.config, bootstrap.CertificateRequest{
+		Cluster: s.opts.Cluster, Life: lifetime, Until: s.opts.Clock.Now().Add(rotationTimeout),
 		Progress: func(line string) { log.FromContext(ctx).Info(line) },
 	})
 	if errors.Is(context.Cause(ctx), errReplaced) {
@@ -163,15 +164,15 @@ func (l *link) request(ctx context.Context) (*renewal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse the renewed certificate: %w", err)
 	}
-	renewed, err := l.way.with(issued.CertPEM, issued.KeyPEM)
+	renewed, err := s.transport.withCertificate(issued.CertPEM, issued.KeyPEM)
 	if err != nil {
 		return nil, err
 	}
-	return &renewal{used: l.way.kubeconfig, renewed: renewed, certificate: chain[0], life: life}, nil
+	return &renewal{used: s.transport.kubeconfig, renewed: renewed, certificate: chain[0], lifetime: lifetime}, nil
 }
 
-func (l *link) sleepUntil(ctx context.Context, at time.Time) bool {
-	timer := l.opts.Clock.NewTimer(max(at.Sub(l.opts.Clock.Now()), 0))
+func (s *hubSession) sleepUntil(ctx context.Context, at time.Time) bool {
+	timer := s.opts.Clock.NewTimer(max(at.Sub(s.opts.Clock.Now()), 0))
 	defer timer.Stop()
 	select {
 	case <-timer.C():

@@ -24,7 +24,7 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
-// certificate is the one in the Secret.
+// certificate returns the certificate in the Secret.
 func (w *world) certificate() *x509.Certificate {
 	w.t.Helper()
 	config, err := clientcmd.RESTConfigFromKubeConfig(w.secret().Data[register.KubeconfigKey])
@@ -40,47 +40,47 @@ func (w *world) certificate() *x509.Certificate {
 
 func TestCertificateIsRenewedWithoutARestart(t *testing.T) {
 	t.Parallel()
-	// The signer gives no less than ten minutes, and dates the certificate back by five.
+	// The signer issues at least ten minutes, and backdates by five.
 	w := newWorld(t, "rotate", 10*time.Minute)
-	t.Cleanup(w.approve())
-	door := w.inlet()
-	_, _, j := w.start(func(o *Options) { o.RotationThreshold = 0.66; o.LeaseDuration = time.Second })
-	w.work("one", "first")
+	t.Cleanup(w.approveRequests())
+	proxy := w.startFrontProxy()
+	_, _, logs := w.startAgent(func(o *Options) { o.RotationThreshold = 0.66; o.LeaseDuration = time.Second })
+	w.createWork("one", "first")
 	w.wantValue("one", "first")
-	serials := []string{serial(w.certificate())}
+	serials := []string{certificateID(w.certificate())}
 	for len(serials) < 4 {
 		w.eventually("the certificate is renewed", func(context.Context) error {
-			now := serial(w.certificate())
+			now := certificateID(w.certificate())
 			if slices.Contains(serials, now) {
 				return errors.New("it is not")
 			}
 			serials = append(serials, now)
 			return nil
 		})
-		// Its watches leave the old one behind before the next renewal.
+		// All watches use the new certificate before the next renewal.
 		began := time.Now()
-		w.eventually("all watches use the certificate", door.only(serials[len(serials)-1]))
-		t.Logf("all watches use the new certificate %s after it was kept", time.Since(began))
-		if lists := door.listed(); len(serials) > 2 && len(lists) > 0 {
-			t.Errorf("watches that did not go on where they were: %v", lists)
+		w.eventually("all watches use the certificate", proxy.wantWatches(serials[len(serials)-1]))
+		t.Logf("all watches use the new certificate %s after it was stored", time.Since(began))
+		if lists := proxy.takeLists(); len(serials) > 2 && len(lists) > 0 {
+			t.Errorf("watches that did not continue: %v", lists)
 		}
 	}
 	made := w.certificate()
 	if got := made.NotAfter.Sub(made.NotBefore); got != 15*time.Minute {
-		t.Errorf("life of the last certificate, with what it is dated back: got %s, want 15m", got)
+		t.Errorf("lifetime of the last certificate including the backdating: got %s, want 15m", got)
 	}
-	w.eventually("the last one is in use", func(context.Context) error {
-		if len(j.with("the certificate for the hub was renewed")) < 3 {
+	w.eventually("the last certificate is in use", func(context.Context) error {
+		if len(logs.linesWith("the certificate for the hub was renewed")) < 3 {
 			return errors.New("it is not")
 		}
 		return nil
 	})
-	// Nothing is missed: a Work that comes now is executed.
-	w.work("two", "second")
+	// No change is missed: a new Work is executed.
+	w.createWork("two", "second")
 	w.wantValue("two", "second")
-	_, failed := w.take()
+	_, failed := w.takeRequests()
 	failed = slices.DeleteFunc(failed, func(request string) bool {
-		// Until the hub has let it look at its request, it may not. A status that was made from an older one is made again.
+		// The agent may read its request only after the hub has granted that. A conflict on a status is retried.
 		return strings.Contains(request, "/certificatesigningrequests/") && strings.Contains(request, "403") ||
 			strings.Contains(request, "/works/") && strings.Contains(request, "409")
 	})
@@ -89,16 +89,16 @@ func TestCertificateIsRenewedWithoutARestart(t *testing.T) {
 	}
 }
 
-// lasting makes a certificate of any life, however short, that the hub accepts.
-func (w *world) lasting(life time.Duration) bootstrap.Certificate {
+// signShortLived returns a certificate of any lifetime, signed by the hub's authority.
+func (w *world) signShortLived(lifetime time.Duration) bootstrap.Certificate {
 	w.t.Helper()
-	return w.sign(time.Now().Add(life), func(template *x509.Certificate, key *ecdsa.PrivateKey) ([]byte, error) {
+	return w.sign(time.Now().Add(lifetime), func(template *x509.Certificate, key *ecdsa.PrivateKey) ([]byte, error) {
 		authority, private := w.hub.Authority(w.t)
 		return x509.CreateCertificate(rand.Reader, template, authority, key.Public(), private)
 	})
 }
 
-// forge makes a certificate that the hub does not accept.
+// forge returns a certificate that the hub rejects.
 func (w *world) forge() bootstrap.Certificate {
 	w.t.Helper()
 	return w.sign(time.Now().Add(time.Hour), func(template *x509.Certificate, key *ecdsa.PrivateKey) ([]byte, error) {
@@ -106,7 +106,7 @@ func (w *world) forge() bootstrap.Certificate {
 	})
 }
 
-// sign makes a certificate for the agent.
+// sign returns a certificate for the agent.
 func (w *world) sign(end time.Time, create func(*x509.Certificate, *ecdsa.PrivateKey) ([]byte, error)) bootstrap.Certificate {
 	w.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -131,25 +131,25 @@ func (w *world) sign(end time.Time, create func(*x509.Certificate, *ecdsa.Privat
 	}
 }
 
-func TestRefusedAgentSaysWhatToRunAndIsRepairedInPlace(t *testing.T) {
+func TestRejectedAgentIsRepairedInPlace(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "refused", time.Hour)
-	_, stop, _ := w.start()
-	w.work("one", "first")
+	_, stop, _ := w.startAgent()
+	w.createWork("one", "first")
 	w.wantValue("one", "first")
-	w.ready()
+	w.wantReady()
 	stop()
 	good := w.secret().Data[register.KubeconfigKey]
-	w.keep(w.kubeconfig(w.forge()))
-	_, _, j := w.start()
+	w.writeKubeconfig(w.kubeconfig(w.forge()))
+	_, _, j := w.startAgent()
 	said := func(context.Context) error {
-		lines := j.with(`karmadactl token create --cluster-name=refused --print-register-command`)
+		lines := j.linesWith(`karmadactl token create --cluster-name=refused --print-register-command`)
 		if len(lines) != 1 {
-			return fmt.Errorf("it is said in %d lines", len(lines))
+			return fmt.Errorf("%d log lines have it", len(lines))
 		}
 		return nil
 	}
-	w.eventually("the agent says what to run", said)
+	w.eventually("the agent logs the repair command", said)
 	if err := w.memberClient.Delete(t.Context(), w.configMap("one")); err != nil {
 		t.Fatal(err)
 	}
@@ -157,101 +157,101 @@ func TestRefusedAgentSaysWhatToRunAndIsRepairedInPlace(t *testing.T) {
 	if err := said(t.Context()); err != nil {
 		t.Error(err)
 	}
-	w.keep(good)
-	w.work("two", "second")
+	w.writeKubeconfig(good)
+	w.createWork("two", "second")
 	w.wantValue("two", "second")
 }
 
-// A certificate may end while the agent runs, because nobody answers its requests for the next one. Connections that are open then may stay
-// open: that the hub refuses shows in what is asked over them. A gate that checks certificates itself refuses in its own way.
-func TestAgentWhoseCertificateEndsSaysWhatToRun(t *testing.T) {
+// A certificate expires while the agent runs. Open connections may stay open, but the hub rejects requests on them. A
+// proxy that verifies certificates rejects with a TLS alert.
+func TestExpiredCertificateIsLogged(t *testing.T) {
 	t.Parallel()
 	for name, gated := range map[string]bool{"ends": false, "gated": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, name, time.Hour)
 			good := w.secret().Data[register.KubeconfigKey]
-			w.keep(w.kubeconfig(w.lasting(15 * time.Second)))
+			w.writeKubeconfig(w.kubeconfig(w.signShortLived(15 * time.Second)))
 			if gated {
-				w.inlet()
+				w.startFrontProxy()
 			}
-			_, _, j := w.start(func(o *Options) { o.LeaseDuration = 4 * time.Second })
-			w.work("one", "first")
+			_, _, j := w.startAgent(func(o *Options) { o.LeaseDuration = 4 * time.Second })
+			w.createWork("one", "first")
 			w.wantValue("one", "first")
-			w.ready()
+			w.wantReady()
 			said := func(context.Context) error {
-				lines := j.with(`karmadactl token create --cluster-name=` + name + ` --print-register-command`)
+				lines := j.linesWith(`karmadactl token create --cluster-name=` + name + ` --print-register-command`)
 				if len(lines) != 1 {
-					return fmt.Errorf("it is said in %d lines", len(lines))
+					return fmt.Errorf("%d log lines have it", len(lines))
 				}
 				return nil
 			}
-			w.eventually("the agent says what to run", said)
+			w.eventually("the agent logs the repair command", said)
 			if err := w.memberClient.Delete(t.Context(), w.configMap("one")); err != nil {
 				t.Fatal(err)
 			}
 			w.wantValue("one", "first")
-			w.settle(5 * time.Second)
+			w.letPass(5 * time.Second)
 			if err := said(t.Context()); err != nil {
 				t.Error(err)
 			}
 			repaired := time.Now()
-			w.keep(good)
-			w.eventually("the agent is heard", func(context.Context) error {
-				if last := w.heartbeat(); last.Before(repaired) {
-					return fmt.Errorf("it is silent since %s", last)
+			w.writeKubeconfig(good)
+			w.eventually("the agent sends heartbeats again", func(context.Context) error {
+				if last := w.lastHeartbeat(); last.Before(repaired) {
+					return fmt.Errorf("the last heartbeat was at %s", last)
 				}
 				return nil
 			})
-			w.work("two", "second")
+			w.createWork("two", "second")
 			w.wantValue("two", "second")
 		})
 	}
 }
 
-func TestDueAndLifeOfCertificates(t *testing.T) {
+func TestRenewalTimeAndLifetime(t *testing.T) {
 	t.Parallel()
 	begin := time.Unix(1e9, 0)
 	made := &x509.Certificate{NotBefore: begin, NotAfter: begin.Add(100 * time.Hour), Raw: []byte("one")}
-	if got, want := due(made, 0.2), begin.Add(80*time.Hour); !got.Equal(want) {
-		t.Errorf("due: got %s, want %s", got, want)
+	if got, want := renewalTime(made, 0.2), begin.Add(80*time.Hour); !got.Equal(want) {
+		t.Errorf("renewal time: got %s, want %s", got, want)
 	}
 	for name, tc := range map[string]struct {
 		total time.Duration
 		noted string
 		want  time.Duration
 	}{
-		"long":                         {100 * time.Hour, "", 100 * time.Hour},
-		"short, dated back":            {15 * time.Minute, "", 10 * time.Minute},
-		"noted":                        {15 * time.Minute, noteLife(made, 15*time.Minute), 15 * time.Minute},
-		"noted for another":            {15 * time.Minute, noteLife(&x509.Certificate{Raw: []byte("two")}, time.Hour), 10 * time.Minute},
-		"noted by somebody who cannot": {100 * time.Hour, "nonsense", 100 * time.Hour},
+		"long":                              {100 * time.Hour, "", 100 * time.Hour},
+		"short, backdated":                  {15 * time.Minute, "", 10 * time.Minute},
+		"annotation":                        {15 * time.Minute, formatLifetime(made, 15*time.Minute), 15 * time.Minute},
+		"annotation of another certificate": {15 * time.Minute, formatLifetime(&x509.Certificate{Raw: []byte("two")}, time.Hour), 10 * time.Minute},
+		"invalid annotation":                {100 * time.Hour, "nonsense", 100 * time.Hour},
 	} {
 		one := &x509.Certificate{NotBefore: begin, NotAfter: begin.Add(tc.total), Raw: []byte("one")}
-		if got := lifeOf(one, tc.noted); got != tc.want {
+		if got := lifetimeOf(one, tc.noted); got != tc.want {
 			t.Errorf("%s: got %s, want %s", name, got, tc.want)
 		}
 	}
 }
 
-func TestForgottenAgentSaysSo(t *testing.T) {
+func TestMissingClusterIsLogged(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "forgotten", time.Hour)
-	_, _, j := w.start(func(o *Options) { o.LeaseDuration = 4 * time.Second })
-	w.work("one", "first")
+	_, _, logs := w.startAgent(func(o *Options) { o.LeaseDuration = 4 * time.Second })
+	w.createWork("one", "first")
 	w.wantValue("one", "first")
-	w.ready()
-	// With the Cluster the hub takes the rights of its agent. What it deployed stays, and is healed.
-	gone := w.cluster()
-	if err := w.hubClient.Delete(t.Context(), gone); err != nil {
+	w.wantReady()
+	// The hub deletes the agent's permissions with the Cluster. Deployed objects stay, and drift is corrected.
+	cluster := w.cluster()
+	if err := w.hubClient.Delete(t.Context(), cluster); err != nil {
 		t.Fatal(err)
 	}
-	if err := joinkarmada.RemoveTraces(t.Context(), w.hubClient, gone); err != nil {
+	if err := joinkarmada.RemoveTraces(t.Context(), w.hubClient, cluster); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("the agent says so", func(context.Context) error {
-		if len(j.with("the hub does not let the agent see its Cluster")) != 1 {
-			return errors.New("it does not")
+	w.eventually("the agent logs that the Cluster is missing", func(context.Context) error {
+		if len(logs.linesWith("the hub does not let the agent see its Cluster")) != 1 {
+			return errors.New("it does not log that")
 		}
 		return nil
 	})
@@ -260,6 +260,6 @@ func TestForgottenAgentSaysSo(t *testing.T) {
 	}
 	w.wantValue("one", "first")
 	if w.secret().UID == "" {
-		t.Error("the Secret is gone")
+		t.Error("the Secret was deleted")
 	}
 }

@@ -22,229 +22,231 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// reportRetry is the time until the second attempt at a report. It doubles with each, up to the interval between two looks at the member.
+// reportRetry is the time until the second attempt at a report. It doubles up to StatusInterval.
 const reportRetry = time.Second
 
-// beatLimit is the least time that the hub gets for one heartbeat: a late one is better than none.
-const beatLimit = 5 * time.Second
+// minHeartbeatTimeout is the minimal timeout of a heartbeat: a late heartbeat is better than none.
+const minHeartbeatTimeout = 5 * time.Second
 
-// beatJitter spreads the heartbeats of a fleet: each comes up to this part of the interval early or late.
-const beatJitter = 0.04
+// heartbeatJitter spreads the heartbeats of many agents: each comes up to this fraction of the interval early or late.
+const heartbeatJitter = 0.04
 
-// reportAlways looks at the member and reports, at once, after each interval, and when asked to, until ctx ends.
-func (l *link) reportAlways(ctx context.Context) {
-	said, retry := false, reportRetry
+// runReports observes the member and reports at once, after each interval and on request, until ctx ends.
+func (s *hubSession) runReports(ctx context.Context) {
+	isLogged, retry := false, reportRetry
 	for {
-		err := l.report(ctx)
+		err := s.reportStatus(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
-			said, retry = false, reportRetry
-		case !l.refusal.LogIfRejected(ctx, err) && !said:
-			said = true
+			isLogged, retry = false, reportRetry
+		case !s.rejected.LogIfRejected(ctx, err) && !isLogged:
+			isLogged = true
 			log.FromContext(ctx).Info("cannot report on the Cluster yet", "reason", err.Error())
 		}
-		if err != nil && retry < l.opts.StatusInterval {
-			// The hub's API servers learn of new rights one after the other.
-			if !session.Sleep(ctx, l.opts.Clock, retry) {
+		if err != nil && retry < s.opts.StatusInterval {
+			// The hub's API servers learn of new permissions one after the other.
+			if !session.Sleep(ctx, s.opts.Clock, retry) {
 				return
 			}
 			retry *= 2
 			continue
 		}
-		if !l.awaitLook(ctx) {
+		if !s.waitForReport(ctx) {
 			return
 		}
 	}
 }
 
-// awaitLook returns when it is time for another look at the member; it returns false if ctx ended first. Looks that are asked for come no more
-// often than twice in an interval: if the hub insists on another status the two do not end up writing against each other.
-func (l *link) awaitLook(ctx context.Context) bool {
-	timer := l.opts.Clock.NewTimer(l.opts.StatusInterval)
+// waitForReport waits until the next report is due; it returns false if ctx ended first. Requested reports come at most
+// twice in an interval, so that the agent and a hub that writes another status do not overwrite each other quickly.
+func (s *hubSession) waitForReport(ctx context.Context) bool {
+	timer := s.opts.Clock.NewTimer(s.opts.StatusInterval)
 	defer timer.Stop()
-	if early := l.opts.StatusInterval/2 - l.opts.Clock.Since(l.toldAt); early > 0 && !session.Sleep(ctx, l.opts.Clock, early) {
+	if early := s.opts.StatusInterval/2 - s.opts.Clock.Since(s.reportedAt); early > 0 && !session.Sleep(ctx, s.opts.Clock, early) {
 		return false
 	}
 	select {
 	case <-timer.C():
 		return true
-	case <-l.look:
+	case <-s.reportRequested:
 		return true
 	case <-ctx.Done():
 		return false
 	}
 }
 
-// report looks at the member, and writes the status of the Cluster if it is another one.
-func (l *link) report(ctx context.Context) error {
-	cluster := l.seen.Load()
-	status := l.observer.Observe(ctx, cluster.Status, cluster.Spec.ResourceModels)
+// reportStatus observes the member, and patches the status of the Cluster if it has changed.
+func (s *hubSession) reportStatus(ctx context.Context) error {
+	cluster := s.cluster.Load()
+	status := s.observer.Observe(ctx, cluster.Status, cluster.Spec.ResourceModels)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if !l.opts.ResourceModeling && status.ResourceSummary != nil {
+	if !s.opts.ResourceModeling && status.ResourceSummary != nil {
 		status.ResourceSummary = status.ResourceSummary.DeepCopy()
 		status.ResourceSummary.AllocatableModelings = nil
 	}
-	// The hub must hear the heartbeat before it is told how the cluster is: without one it would not believe it for long, ready or not.
-	l.startBeating(ctx)
+	// The first heartbeat comes before the first status, because the hub sets the status of a Cluster without
+	// heartbeats to unknown.
+	s.startHeartbeats(ctx)
 	if equality.Semantic.DeepEqual(cluster.Status, status) {
 		return nil
 	}
 	changed := cluster.DeepCopy()
 	changed.Status = status
-	limited, cancel := context.WithTimeout(ctx, requestLimit)
+	patchCtx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	if !l.gate.IsOpen() {
-		if _, err := l.alone(limited); err != nil {
+	if !s.gate.IsOpen() {
+		if _, err := s.checkSuperseded(patchCtx); err != nil {
 			return err
 		}
 	}
-	if err := l.hub.Status().Patch(limited, changed, client.MergeFrom(cluster)); err != nil {
+	if err := s.hubClient.Status().Patch(patchCtx, changed, client.MergeFrom(cluster)); err != nil {
 		return fmt.Errorf("report on Cluster %s: %w", cluster.Name, err)
 	}
-	l.toldAt = l.opts.Clock.Now()
-	// Unless the watch was faster.
-	l.seen.CompareAndSwap(cluster, changed)
+	s.reportedAt = s.opts.Clock.Now()
+	// The watch may have stored a newer version already.
+	s.cluster.CompareAndSwap(cluster, changed)
 	return nil
 }
 
-// readiness is the status of the condition Ready, "" without one.
-func readiness(status *clusterv1alpha1.ClusterStatus) string {
+// readyStatus returns the status of the condition Ready, or "".
+func readyStatus(status *clusterv1alpha1.ClusterStatus) string {
 	if ready := meta.FindStatusCondition(status.Conditions, clusterv1alpha1.ClusterConditionReady); ready != nil {
 		return string(ready.Status)
 	}
 	return ""
 }
 
-// disagrees says whether the hub has called the state of the cluster unknown, or what was reported is lost.
-func (l *link) disagrees(cluster *clusterv1alpha1.Cluster) bool {
-	ready := readiness(&cluster.Status)
+// needsReport returns true if the hub has set the condition Ready to unknown, or the reported status is missing.
+func (s *hubSession) needsReport(cluster *clusterv1alpha1.Cluster) bool {
+	ready := readyStatus(&cluster.Status)
 	return ready == string(metav1.ConditionUnknown) || ready == "" || cluster.Status.KubernetesVersion == "" || len(cluster.Status.APIEnablements) == 0
 }
 
-// startBeating gives the first heartbeat, and has others follow.
-func (l *link) startBeating(ctx context.Context) {
+// startHeartbeats sends the first heartbeat, and starts the others.
+func (s *hubSession) startHeartbeats(ctx context.Context) {
 	select {
-	case <-l.beating:
+	case <-s.heartbeatsStarted:
 		return
 	default:
 	}
-	l.beat(ctx)
-	close(l.beating)
+	s.sendHeartbeat(ctx)
+	close(s.heartbeatsStarted)
 }
 
-// beatAlways renews the Lease from the first heartbeat on until ctx ends.
-func (l *link) beatAlways(ctx context.Context) {
+// runHeartbeats sends heartbeats after the first one, until ctx ends.
+func (s *hubSession) runHeartbeats(ctx context.Context) {
 	select {
-	case <-l.beating:
+	case <-s.heartbeatsStarted:
 	case <-ctx.Done():
 		return
 	}
 	for {
-		pause := time.Duration(float64(l.opts.heartbeat()) * (1 + beatJitter*(2*rand.Float64()-1)))
-		if !session.SleepOrWake(ctx, l.opts.Clock, pause, l.beatSoon) {
+		pause := time.Duration(float64(s.opts.heartbeatInterval()) * (1 + heartbeatJitter*(2*rand.Float64()-1)))
+		if !session.SleepOrWake(ctx, s.opts.Clock, pause, s.heartbeatRequested) {
 			return
 		}
-		l.beat(ctx)
+		s.sendHeartbeat(ctx)
 	}
 }
 
-// beat renews the Lease once.
-func (l *link) beat(ctx context.Context) {
-	err := l.renewLease(ctx)
+// sendHeartbeat renews the Lease once.
+func (s *hubSession) sendHeartbeat(ctx context.Context) {
+	err := s.renewLease(ctx)
 	if ctx.Err() != nil {
 		return
 	}
-	silent := l.silent
-	l.silent = err != nil
+	wasFailing := s.isHeartbeatFailing
+	s.isHeartbeatFailing = err != nil
 	switch {
 	case err == nil:
-		l.refusal.Reset()
-		if silent {
-			log.FromContext(ctx).Info("the hub takes the heartbeat again")
-			// It may have called the cluster unknown meanwhile.
-			session.Signal(l.look)
+		s.rejected.Reset()
+		if wasFailing {
+			log.FromContext(ctx).Info("the hub accepts the heartbeat again")
+			// The hub may have set the condition Ready to unknown meanwhile.
+			session.Signal(s.reportRequested)
 		}
-	case l.refusal.LogIfRejected(ctx, err):
-	case unknown(err) && l.forgotten(ctx):
-		l.end(errLost)
-	case !silent:
-		log.FromContext(ctx).Info("the hub does not take the heartbeat; what is deployed stays and is healed", "reason", err.Error())
+	case s.rejected.LogIfRejected(ctx, err):
+	case isMissingCluster(err) && s.isMissing(ctx):
+		s.end(errClusterMissing)
+	case !wasFailing:
+		log.FromContext(ctx).Info("the hub does not accept the heartbeat; deployed objects stay, and drift is corrected", "reason", err.Error())
 	}
-	l.metrics.RecordHeartbeat(err)
+	s.metrics.RecordHeartbeat(err)
 }
 
-// forgotten says whether the hub does not let the agent see its Cluster any more, and then tells people.
-func (l *link) forgotten(ctx context.Context) bool {
-	_, err := l.readCluster(ctx)
-	return l.lost.LogIfRejected(ctx, err)
+// isMissing returns true if the hub does not show the Cluster to the agent, and logs that.
+func (s *hubSession) isMissing(ctx context.Context) bool {
+	_, err := s.readCluster(ctx)
+	return s.missing.LogIfRejected(ctx, err)
 }
 
-// renewLease gives a heartbeat, unless that would hide the one of another agent that has been elected.
-func (l *link) renewLease(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, min(requestLimit, max(beatLimit, l.opts.heartbeat())))
+// renewLease sends a heartbeat. An agent that is not the leader first checks that no other agent sends heartbeats.
+func (s *hubSession) renewLease(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, min(requestTimeout, max(minHeartbeatTimeout, s.opts.heartbeatInterval())))
 	defer cancel()
-	if l.gate.IsOpen() {
-		return l.writeLease(ctx, map[string]any{})
+	if s.gate.IsOpen() {
+		return s.writeLease(ctx, map[string]any{})
 	}
 	return kube.OnConflict(ctx, func() error {
-		version, err := l.alone(ctx)
+		version, err := s.checkSuperseded(ctx)
 		if err != nil {
 			return err
 		}
-		return l.writeLease(ctx, map[string]any{"resourceVersion": version})
+		return s.writeLease(ctx, map[string]any{"resourceVersion": version})
 	})
 }
 
-// alone makes sure that no other agent gives heartbeats, and returns the version of the Lease that says so. Otherwise it ends the session.
-func (l *link) alone(ctx context.Context) (version string, err error) {
+// checkSuperseded returns the resource version of the Lease if no other agent sends heartbeats. Otherwise it ends the
+// session.
+func (s *hubSession) checkSuperseded(ctx context.Context) (version string, err error) {
 	lease := &coordinationv1.Lease{}
-	if err := l.hub.Get(ctx, l.lease(), lease); err != nil {
-		return "", fmt.Errorf("read Lease %s: %w", l.lease(), err)
+	if err := s.hubClient.Get(ctx, s.leaseKey(), lease); err != nil {
+		return "", fmt.Errorf("read Lease %s: %w", s.leaseKey(), err)
 	}
-	// One that has been silent for as long as that counts as dead: it cannot be waited for.
-	heard := ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{})
-	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != "" && holder != l.opts.Identity && l.opts.Clock.Since(heard.Time) < l.opts.LeaseDuration {
-		err := fmt.Errorf("%w: %s", errYielded, holder)
-		l.end(err)
+	// An agent without heartbeats for LeaseDuration counts as dead.
+	renewed := ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{})
+	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != "" && holder != s.opts.Identity && s.opts.Clock.Since(renewed.Time) < s.opts.LeaseDuration {
+		err := fmt.Errorf("%w: %s", errSuperseded, holder)
+		s.end(err)
 		return "", err
 	}
 	return lease.ResourceVersion, nil
 }
 
-func (l *link) writeLease(ctx context.Context, metadata map[string]any) error {
-	unrequested, known := session.UnrequestedValue(l.engine, l.inbox.Load())
-	if known && (l.toldUnrequested == nil || *l.toldUnrequested != unrequested) {
+func (s *hubSession) writeLease(ctx context.Context, metadata map[string]any) error {
+	unrequested, known := session.UnrequestedValue(s.engine, s.inbox.Load())
+	if known && (s.reportedUnrequested == nil || *s.reportedUnrequested != unrequested) {
 		metadata["annotations"] = map[string]any{kube.AnnotationUnrequested: session.NullIfEmpty(unrequested)}
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": map[string]any{
-		"holderIdentity": l.opts.Identity, "leaseDurationSeconds": int32(l.opts.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(l.opts.Clock.Now()),
+		"holderIdentity": s.opts.Identity, "leaseDurationSeconds": int32(s.opts.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(s.opts.Clock.Now()),
 	}})
 	if err != nil {
 		return fmt.Errorf("encode heartbeat: %w", err)
 	}
-	lease, err := l.patchLease(ctx, l.hub, patch)
+	lease, err := s.patchLease(ctx, s.hubClient, patch)
 	if err != nil {
 		return err
 	}
-	said := lease.Annotations[kube.AnnotationUnrequested]
-	l.toldUnrequested = &said
+	answered := lease.Annotations[kube.AnnotationUnrequested]
+	s.reportedUnrequested = &answered
 	return nil
 }
 
-// patchLease changes the agent's Lease and returns it as it is then.
+// patchLease patches the agent's Lease on the hub and returns the result.
 func (a *agent) patchLease(ctx context.Context, hub client.Client, patch []byte) (*coordinationv1.Lease, error) {
 	lease := &coordinationv1.Lease{}
-	lease.Namespace, lease.Name = a.lease().Namespace, a.lease().Name
+	lease.Namespace, lease.Name = a.leaseKey().Namespace, a.leaseKey().Name
 	err := hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, patch))
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = errors.New("the hub does not answer")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("renew Lease %s: %w", a.lease(), err)
+		return nil, fmt.Errorf("renew Lease %s: %w", a.leaseKey(), err)
 	}
 	return lease, nil
 }

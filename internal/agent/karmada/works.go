@@ -27,60 +27,60 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-// workload are the Works of the execution space as the hub last told of them, and a queue of the names of those that are to be looked at. It is
-// a reflector's store. A Work that vanishes leaves what it deployed: only one that is being deleted takes it away.
-type workload struct {
+// workQueue has the last known Works of the execution space, and a queue of the names to execute. It is a reflector's
+// store. A Work that disappears without a deletion keeps its objects on the member.
+type workQueue struct {
 	hub       client.WithWatch
 	namespace string
 	clock     clock.WithTicker
 	resync    time.Duration
 	gate      *session.Gate
 	executor  *works.Executor
-	// circumstances are those of the cluster now.
-	circumstances func() works.ClusterState
-	queue         workqueue.TypedRateLimitingInterface[string]
-	// ready says that the hub was reached once.
-	ready atomic.Bool
+	// clusterState returns the current state of the member.
+	clusterState func() works.ClusterState
+	queue        workqueue.TypedRateLimitingInterface[string]
+	// hasSynced is true once the Works were listed.
+	hasSynced atomic.Bool
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[string]*workv1alpha1.Work
-	// looks counts how often each Work was executed as it is in byName.
-	looks map[string]int
+	// pendingRuns counts how often each Work was executed in the version in byName.
+	pendingRuns map[string]int
 }
 
-var _ cache.ReflectorStore = (*workload)(nil)
+var _ cache.ReflectorStore = (*workQueue)(nil)
 
-func newWorkload(hub client.WithWatch, namespace string, o Options) *workload {
-	limits := workqueue.NewTypedMaxOfRateLimiter(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](o.RetryBase, o.RetryMost),
+func newWorkQueue(hub client.WithWatch, namespace string, o Options) *workQueue {
+	rateLimiter := workqueue.NewTypedMaxOfRateLimiter(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](o.RetryBase, o.RetryMax),
 		&workqueue.TypedBucketRateLimiter[string]{Limiter: rate.NewLimiter(rate.Limit(o.RetryQPS), o.RetryBurst)},
 	)
-	return &workload{
+	return &workQueue{
 		hub: hub, namespace: namespace, clock: o.Clock, resync: o.ResyncPeriod,
-		queue: workqueue.NewTypedRateLimitingQueue(limits), byName: map[string]*workv1alpha1.Work{}, looks: map[string]int{},
+		queue: workqueue.NewTypedRateLimitingQueue(rateLimiter), byName: map[string]*workv1alpha1.Work{}, pendingRuns: map[string]int{},
 	}
 }
 
-// run watches the Works and executes them, several at once, until ctx ends.
-func (w *workload) run(ctx context.Context, workers int) {
+// run watches and executes Works until ctx ends, with this number of workers.
+func (w *workQueue) run(ctx context.Context, workers int) {
 	reflector := cache.NewReflectorWithOptions(w.listWatch(), &workv1alpha1.Work{}, w, cache.ReflectorOptions{
 		Name: "works", ResyncPeriod: w.resync, Clock: w.clock, Backoff: session.HubBackoff(),
 	})
-	var running sync.WaitGroup
-	running.Go(func() { reflector.RunWithContext(ctx) })
+	var goroutines sync.WaitGroup
+	goroutines.Go(func() { reflector.RunWithContext(ctx) })
 	for range workers {
-		running.Go(func() {
-			for w.next(ctx) {
+		goroutines.Go(func() {
+			for w.processNext(ctx) {
 			}
 		})
 	}
 	<-ctx.Done()
 	w.queue.ShutDown()
-	running.Wait()
+	goroutines.Wait()
 }
 
-func (w *workload) listWatch() cache.ListerWatcher {
+func (w *workQueue) listWatch() cache.ListerWatcher {
 	options := func(raw metav1.ListOptions) []client.ListOption {
 		return []client.ListOption{client.InNamespace(w.namespace), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue}}
 	}
@@ -96,8 +96,8 @@ func (w *workload) listWatch() cache.ListerWatcher {
 	}), w.hub)
 }
 
-// next executes one Work; it returns false when there will be no more.
-func (w *workload) next(ctx context.Context) bool {
+// processNext executes one Work; it returns false after the shutdown of the queue.
+func (w *workQueue) processNext(ctx context.Context) bool {
 	name, shutdown := w.queue.Get()
 	if shutdown {
 		return false
@@ -109,7 +109,7 @@ func (w *workload) next(ctx context.Context) bool {
 	w.mu.Lock()
 	work := w.byName[name]
 	if work != nil {
-		w.looks[name]++
+		w.pendingRuns[name]++
 		work = work.DeepCopy()
 	}
 	w.mu.Unlock()
@@ -117,30 +117,30 @@ func (w *workload) next(ctx context.Context) bool {
 		w.queue.Forget(name)
 		return true
 	}
-	again, err := w.executor.Execute(ctx, work, w.circumstances())
+	requeueAfter, err := w.executor.Execute(ctx, work, w.clusterState())
 	switch {
 	case err != nil:
 		if ctx.Err() == nil && !errors.Is(err, works.ErrStale) {
-			log.FromContext(ctx).Error(err, "execute Work; trying again", "work", name)
+			log.FromContext(ctx).Error(err, "execute Work; retrying", "work", name)
 		}
 		w.queue.AddRateLimited(name)
 		return true
-	case again > 0:
-		w.queue.AddAfter(name, again)
+	case requeueAfter > 0:
+		w.queue.AddAfter(name, requeueAfter)
 	}
 	w.queue.Forget(name)
 	return true
 }
 
-// wake has the Work that id is for looked at, if it is for one.
-func (w *workload) wake(id bundle.ID) {
+// requeue queues the Work of bundle id, if the bundle is a Work's.
+func (w *workQueue) requeue(id bundle.ID) {
 	if id.RequestorKind == workv1alpha1.WorkKind {
 		w.queue.Add(id.RequestorName)
 	}
 }
 
-// wakeAll has all Works looked at.
-func (w *workload) wakeAll() {
+// requeueAll queues all Works.
+func (w *workQueue) requeueAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for name := range w.byName {
@@ -148,14 +148,14 @@ func (w *workload) wakeAll() {
 	}
 }
 
-// Add takes a Work that the watch saw for the first time.
-func (w *workload) Add(obj any) error { return w.Update(obj) }
+// Add stores a new Work.
+func (w *workQueue) Add(obj any) error { return w.Update(obj) }
 
-// Update takes a Work that changed.
-func (w *workload) Update(obj any) error {
+// Update stores a new version of a Work, and queues the Work if it must be executed again.
+func (w *workQueue) Update(obj any) error {
 	work, ok := obj.(*workv1alpha1.Work)
 	if !ok {
-		return fmt.Errorf("take Work: got %T", obj)
+		return fmt.Errorf("store Work: got %T", obj)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -164,54 +164,54 @@ func (w *workload) Update(obj any) error {
 	if old != nil && old.ResourceVersion == work.ResourceVersion {
 		return nil
 	}
-	// One that was looked at again before the watch told what the first look wrote was compared with what is not so any more.
-	if news(old, work) || w.looks[work.Name] > 1 {
+	// A Work that was executed twice in the same version was compared with an outdated status the second time.
+	if hasChanged(old, work) || w.pendingRuns[work.Name] > 1 {
 		w.queue.Add(work.Name)
 	}
-	w.looks[work.Name] = 0
+	w.pendingRuns[work.Name] = 0
 	return nil
 }
 
-// news says whether there is more in work than what became of it.
-func news(old, work *workv1alpha1.Work) bool {
+// hasChanged returns true if more than the status has changed.
+func hasChanged(old, work *workv1alpha1.Work) bool {
 	return old == nil || old.UID != work.UID || old.Generation != work.Generation || old.DeletionTimestamp.IsZero() != work.DeletionTimestamp.IsZero() ||
 		!slices.Equal(old.Finalizers, work.Finalizers) || !maps.Equal(old.Annotations, work.Annotations) || !maps.Equal(old.Labels, work.Labels)
 }
 
-// Delete forgets a Work.
-func (w *workload) Delete(obj any) error {
+// Delete removes a Work from the store.
+func (w *workQueue) Delete(obj any) error {
 	work, ok := obj.(*workv1alpha1.Work)
 	if !ok {
-		return fmt.Errorf("take Work: got %T", obj)
+		return fmt.Errorf("store Work: got %T", obj)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.byName, work.Name)
-	delete(w.looks, work.Name)
+	delete(w.pendingRuns, work.Name)
 	return nil
 }
 
-// Replace takes all Works that the hub has now.
-func (w *workload) Replace(objects []any, _ string) error {
+// Replace stores the listed Works and removes all others.
+func (w *workQueue) Replace(objects []any, _ string) error {
 	present := map[string]bool{}
 	for _, obj := range objects {
 		if err := w.Update(obj); err != nil {
 			return err
 		}
-		present[obj.(*workv1alpha1.Work).Name] = true //nolint:forcetypeassert // Update has looked
+		present[obj.(*workv1alpha1.Work).Name] = true //nolint:forcetypeassert // Update has checked it
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	maps.DeleteFunc(w.byName, func(name string, _ *workv1alpha1.Work) bool { return !present[name] })
-	maps.DeleteFunc(w.looks, func(name string, _ int) bool { return !present[name] })
-	w.ready.Store(true)
+	maps.DeleteFunc(w.pendingRuns, func(name string, _ int) bool { return !present[name] })
+	w.hasSynced.Store(true)
 	return nil
 }
 
-// Resync has all Works looked at.
-func (w *workload) Resync() error {
+// Resync queues all Works, if resync is enabled.
+func (w *workQueue) Resync() error {
 	if w.resync > 0 {
-		w.wakeAll()
+		w.requeueAll()
 	}
 	return nil
 }

@@ -40,17 +40,17 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// planes are a hub and a member that all tests share, each with Clusters and namespaces of its own.
-type planes struct {
+// clusters are a hub and a member that all tests share. Each test has its own Cluster and namespaces.
+type clusters struct {
 	hub, member             *localkube.Plane
 	hubClient, memberClient client.Client
 	hubID, memberID         string
 }
 
-var shared = sync.OnceValues(func() (*planes, error) {
+var shared = sync.OnceValues(func() (*clusters, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	p := &planes{}
+	p := &clusters{}
 	var starting sync.WaitGroup
 	var errs [2]error
 	for i, plane := range []**localkube.Plane{&p.hub, &p.member} {
@@ -67,7 +67,7 @@ var shared = sync.OnceValues(func() (*planes, error) {
 	if p.memberClient, p.memberID, err = clientOf(ctx, p.member); err != nil {
 		return nil, err
 	}
-	return p, p.install(ctx)
+	return p, p.installHub(ctx)
 })
 
 func clientOf(ctx context.Context, plane *localkube.Plane) (client.Client, string, error) {
@@ -80,8 +80,8 @@ func clientOf(ctx context.Context, plane *localkube.Plane) (client.Client, strin
 	return c, string(system.UID), err
 }
 
-// install makes the hub one.
-func (p *planes) install(ctx context.Context) error {
+// installHub creates the CRDs and namespaces of a hub.
+func (p *clusters) installHub(ctx context.Context) error {
 	files, err := fs.Glob(crds.FS, "*.yaml")
 	if err != nil {
 		return err
@@ -104,52 +104,52 @@ func (p *planes) install(ctx context.Context) error {
 	}
 	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		for _, list := range []client.ObjectList{&clusterv1alpha1.ClusterList{}, &workv1alpha1.WorkList{}, &libv1beta1.ConfigurationGroupList{}} {
-			// From the API server's cache, which sends those away who come before it is filled.
+			// From the watch cache, which rejects requests until it is filled.
 			if err := p.hubClient.List(ctx, list, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
-				return false, nil //nolint:nilerr // it is asked again
+				return false, nil //nolint:nilerr // it is retried
 			}
 		}
 		return true, nil
 	})
 }
 
-// world is one registration of the member: a Cluster, and the Secret with its agent's way to the hub.
+// world is a registration of the member: a Cluster, and the Secret with the agent's kubeconfig for the hub.
 type world struct {
-	*planes
-	t       *testing.T
-	name    string
-	place   string // the agent's namespace
-	options Options
-	requests
+	*clusters
+	t              *testing.T
+	name           string
+	agentNamespace string // the agent's namespace
+	options        Options
+	requestRecorder
 }
 
-// newWorld registers the member under a name, with a certificate of that life.
-func newWorld(t *testing.T, name string, life time.Duration) *world {
+// newWorld registers the member under a name, with a certificate of this lifetime.
+func newWorld(t *testing.T, name string, lifetime time.Duration) *world {
 	t.Helper()
 	p, err := shared()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{planes: p, t: t, name: name, place: "agent-" + name}
+	w := &world{clusters: p, t: t, name: name, agentNamespace: "agent-" + name}
 	w.options = Defaults()
-	w.options.Member, w.options.Cluster, w.options.HubSecret = p.member.Config, name, w.place+"/"+register.KubeconfigSecret
-	w.options.ClusterNamespace, w.options.ElectNamespace = "records-"+name, w.place
+	w.options.Member, w.options.Cluster, w.options.HubSecret = p.member.Config, name, w.agentNamespace+"/"+register.KubeconfigSecret
+	w.options.ClusterNamespace, w.options.ElectNamespace = "records-"+name, w.agentNamespace
 	w.options.HealthAddress, w.options.MetricsAddress, w.options.LeaderElect = "", "", false
-	w.options.wrapHub = w.wrap
+	w.options.wrapHubTransport = w.wrap
 	w.options.Identity = "test"
-	w.enroll(w.memberID)
+	w.createCluster(w.memberID)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-		Name: w.place, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: name},
+		Name: w.agentNamespace, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: name},
 	}}
 	if err := p.memberClient.Create(t.Context(), namespace); err != nil {
 		t.Fatal(err)
 	}
-	w.keep(w.kubeconfig(w.certify(life)))
+	w.writeKubeconfig(w.kubeconfig(w.issueCertificate(lifetime)))
 	return w
 }
 
-// enroll makes the Cluster, and grants its agent what it needs.
-func (w *world) enroll(id string) {
+// createCluster creates the Cluster, and grants the agent its permissions.
+func (w *world) createCluster(id string) {
 	w.t.Helper()
 	cluster := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: w.name, Annotations: map[string]string{kube.AnnotationHub: w.hubID}}}
 	cluster.Spec.ID, cluster.Spec.SyncMode = id, clusterv1alpha1.Pull
@@ -161,13 +161,13 @@ func (w *world) enroll(id string) {
 	}
 }
 
-// certify gets a certificate for the agent from the hub.
-func (w *world) certify(life time.Duration) bootstrap.Certificate {
+// issueCertificate gets a certificate for the agent from the hub.
+func (w *world) issueCertificate(lifetime time.Duration) bootstrap.Certificate {
 	w.t.Helper()
-	stop := w.approve()
+	stop := w.approveRequests()
 	defer stop()
 	made, err := bootstrap.RequestCertificate(w.t.Context(), w.hub.Config, bootstrap.CertificateRequest{
-		Cluster: w.name, ID: w.memberID, Life: life, Until: time.Now().Add(time.Minute),
+		Cluster: w.name, ID: w.memberID, Life: lifetime, Until: time.Now().Add(time.Minute),
 	})
 	if err != nil {
 		w.t.Fatal(err)
@@ -175,21 +175,21 @@ func (w *world) certify(life time.Duration) bootstrap.Certificate {
 	return made
 }
 
-// approve stands in for the hub: it approves the requests of the world's agent until stop is called.
-func (w *world) approve() (stop func()) {
+// approveRequests approves the agent's certificate requests like the hub, until stop is called.
+func (w *world) approveRequests() (stop func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-			w.approveOpen(ctx)
+			w.approvePending(ctx)
 			return false, nil
 		})
 	}()
 	return func() { cancel(); <-done }
 }
 
-func (w *world) approveOpen(ctx context.Context) {
+func (w *world) approvePending(ctx context.Context) {
 	csrs := &certificatesv1.CertificateSigningRequestList{}
 	if err := w.hubClient.List(ctx, csrs); err != nil {
 		return
@@ -211,7 +211,7 @@ func (w *world) approveOpen(ctx context.Context) {
 	}
 }
 
-// kubeconfig is the agent's way to the hub.
+// kubeconfig returns a kubeconfig for the hub with a certificate.
 func (w *world) kubeconfig(made bootstrap.Certificate) []byte {
 	w.t.Helper()
 	config := clientcmdapi.NewConfig()
@@ -226,14 +226,14 @@ func (w *world) kubeconfig(made bootstrap.Certificate) []byte {
 	return text
 }
 
-// keep puts a kubeconfig into the Secret.
-func (w *world) keep(kubeconfig []byte) {
+// writeKubeconfig writes a kubeconfig into the Secret.
+func (w *world) writeKubeconfig(kubeconfig []byte) {
 	w.t.Helper()
 	secret := w.secret()
 	labels := map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: w.name}
 	if secret.UID == "" {
 		secret = &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: w.place, Name: register.KubeconfigSecret, Labels: labels},
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: register.KubeconfigSecret, Labels: labels},
 			Data:       map[string][]byte{register.KubeconfigKey: kubeconfig},
 		}
 		if err := w.memberClient.Create(w.t.Context(), secret); err != nil {
@@ -247,26 +247,26 @@ func (w *world) keep(kubeconfig []byte) {
 	}
 }
 
-// secret is the Secret with the way to the hub, an empty one if there is none.
+// secret returns the Secret with the kubeconfig, or an empty Secret if it does not exist.
 func (w *world) secret() *corev1.Secret {
 	w.t.Helper()
 	secret := &corev1.Secret{}
-	err := w.memberClient.Get(w.t.Context(), client.ObjectKey{Namespace: w.place, Name: register.KubeconfigSecret}, secret)
+	err := w.memberClient.Get(w.t.Context(), client.ObjectKey{Namespace: w.agentNamespace, Name: register.KubeconfigSecret}, secret)
 	if client.IgnoreNotFound(err) != nil {
 		w.t.Fatal(err)
 	}
 	return secret
 }
 
-// start starts the agent; ended yields what it returned, and stop ends it and waits.
-func (w *world) start(change ...func(*Options)) (ended <-chan error, stop func(), j *journal) {
+// startAgent starts the agent. ended receives the result of Run; stop ends the agent and waits.
+func (w *world) startAgent(change ...func(*Options)) (ended <-chan error, stop func(), logs *logRecorder) {
 	w.t.Helper()
 	options := w.options
 	for _, f := range change {
 		f(&options)
 	}
-	j = &journal{}
-	ctx, cancel := context.WithCancel(log.IntoContext(w.t.Context(), j.logger()))
+	logs = &logRecorder{}
+	ctx, cancel := context.WithCancel(log.IntoContext(w.t.Context(), logs.logger()))
 	result, done := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -280,11 +280,11 @@ func (w *world) start(change ...func(*Options)) (ended <-chan error, stop func()
 			w.t.Error("the agent did not end")
 		}
 		if w.t.Failed() {
-			w.t.Logf("the agent's log:\n%s", strings.Join(j.with(""), "\n"))
+			w.t.Logf("the agent's log:\n%s", strings.Join(logs.linesWith(""), "\n"))
 		}
 	})
 	w.t.Cleanup(stop)
-	return result, stop, j
+	return result, stop, logs
 }
 
 func (w *world) cluster() *clusterv1alpha1.Cluster {
@@ -308,8 +308,8 @@ func (w *world) lease(ctx context.Context) (*coordinationv1.Lease, error) {
 	return lease, w.hubClient.Get(ctx, client.ObjectKey{Namespace: fleet.ExecutionSpace(w.name), Name: w.name}, lease)
 }
 
-// holder waits until the agent of that identity is the elected one, and the hub hears it.
-func (w *world) holder(want string) {
+// wantLeader waits until the agent with this identity is the leader, and its heartbeats reach the hub.
+func (w *world) wantLeader(want string) {
 	w.t.Helper()
 	is := func(lease *coordinationv1.Lease, err error) error {
 		if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != want) {
@@ -317,14 +317,14 @@ func (w *world) holder(want string) {
 		}
 		return err
 	}
-	w.eventually(want+" works", func(ctx context.Context) error {
+	w.eventually(want+" is the leader", func(ctx context.Context) error {
 		lease := &coordinationv1.Lease{}
-		return is(lease, w.memberClient.Get(ctx, client.ObjectKey{Namespace: w.place, Name: electionName(w.name)}, lease))
+		return is(lease, w.memberClient.Get(ctx, client.ObjectKey{Namespace: w.agentNamespace, Name: electionName(w.name)}, lease))
 	})
-	w.eventually("the hub hears "+want, func(ctx context.Context) error { return is(w.lease(ctx)) })
+	w.eventually("heartbeats of "+want, func(ctx context.Context) error { return is(w.lease(ctx)) })
 }
 
-// freeAddress returns an address that nobody listens on now.
+// freeAddress returns an address that is not in use.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -335,10 +335,10 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// probed waits until a probe, as a kubelet makes it, of an agent that serves at address yields that code.
-func (w *world) probed(address, path string, want int) {
+// wantProbe waits until a probe by the kubelet gets this status code.
+func (w *world) wantProbe(address, path string, want int) {
 	w.t.Helper()
-	// A probe's default timeoutSeconds.
+	// The default timeoutSeconds of a probe.
 	kubelet := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	w.eventually(fmt.Sprintf("%s answers %d", path, want), func(ctx context.Context) error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
@@ -358,24 +358,24 @@ func (w *world) probed(address, path string, want int) {
 	})
 }
 
-// ready waits until the Cluster is Ready.
-func (w *world) ready() {
+// wantReady waits until the Cluster is Ready.
+func (w *world) wantReady() {
 	w.t.Helper()
-	w.eventually("the Cluster is Ready", w.is(metav1.ConditionTrue))
+	w.eventually("the Cluster is Ready", w.hasReadyStatus(metav1.ConditionTrue))
 }
 
-// is checks the condition Ready.
-func (w *world) is(want metav1.ConditionStatus) func(context.Context) error {
+// hasReadyStatus returns a check of the condition Ready.
+func (w *world) hasReadyStatus(want metav1.ConditionStatus) func(context.Context) error {
 	return func(context.Context) error {
-		if got := readiness(&w.cluster().Status); got != string(want) {
+		if got := readyStatus(&w.cluster().Status); got != string(want) {
 			return fmt.Errorf("Ready is %q", got)
 		}
 		return nil
 	}
 }
 
-// heartbeat returns when the agent gave its last one, by its own clock.
-func (w *world) heartbeat() time.Time {
+// lastHeartbeat returns the time of the last heartbeat by the agent's clock.
+func (w *world) lastHeartbeat() time.Time {
 	w.t.Helper()
 	lease, err := w.lease(w.t.Context())
 	if err != nil {
@@ -387,8 +387,8 @@ func (w *world) heartbeat() time.Time {
 	return lease.Spec.RenewTime.Time
 }
 
-// work makes a Work of one ConfigMap in namespace default of the member.
-func (w *world) work(name, value string) {
+// createWork creates a Work with one ConfigMap in namespace default of the member.
+func (w *world) createWork(name, value string) {
 	w.t.Helper()
 	manifest, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "default", "name": w.name + "-" + name}, "data": map[string]any{"key": value},
@@ -414,7 +414,7 @@ func (w *world) configMap(name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: w.name + "-" + name}}
 }
 
-// wantValue waits until the ConfigMap on the member holds value.
+// wantValue waits until the ConfigMap on the member has value.
 func (w *world) wantValue(name, value string) {
 	w.t.Helper()
 	w.eventually("ConfigMap "+name+" holds "+value, func(ctx context.Context) error {
@@ -423,29 +423,30 @@ func (w *world) wantValue(name, value string) {
 			return err
 		}
 		if got.Data["key"] != value {
-			return fmt.Errorf("it holds %q", got.Data["key"])
+			return fmt.Errorf("it has %q", got.Data["key"])
 		}
 		return nil
 	})
 }
 
-// gone waits until an object is; a namespace may be about to, which takes Kubernetes more than five seconds.
-func (w *world) gone(c client.Client, obj client.Object) {
+// wantDeleted waits until an object is deleted. For a namespace the beginning of the deletion is enough, because the
+// deletion takes Kubernetes more than five seconds.
+func (w *world) wantDeleted(c client.Client, obj client.Object) {
 	w.t.Helper()
-	w.eventually(fmt.Sprintf("%T %s is gone", obj, obj.GetName()), func(ctx context.Context) error {
+	w.eventually(fmt.Sprintf("%T %s is deleted", obj, obj.GetName()), func(ctx context.Context) error {
 		err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 		if _, namespace := obj.(*corev1.Namespace); namespace && err == nil && obj.GetDeletionTimestamp() != nil {
 			return nil
 		}
 		if err == nil {
-			return errors.New("it is there")
+			return errors.New("it exists")
 		}
 		return client.IgnoreNotFound(err)
 	})
 }
 
 // eventually fails the test unless check succeeds within a minute.
-func (w *world) eventually(what string, check func(context.Context) error) {
+func (w *world) eventually(condition string, check func(context.Context) error) {
 	w.t.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(w.t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
@@ -453,13 +454,13 @@ func (w *world) eventually(what string, check func(context.Context) error) {
 		return last == nil, nil
 	})
 	if err != nil {
-		w.t.Fatalf("wait until %s: %v; last seen: %v", what, err, last)
+		w.t.Fatalf("wait until %s: %v; last seen: %v", condition, err, last)
 	}
 }
 
-// settle gives the agent the time to do what it must not do.
-func (w *world) settle(pause time.Duration) {
-	never, cancel := context.WithTimeout(w.t.Context(), pause)
+// letPass waits, so that the agent could make a mistake meanwhile.
+func (w *world) letPass(pause time.Duration) {
+	done, cancel := context.WithTimeout(w.t.Context(), pause)
 	defer cancel()
-	<-never.Done()
+	<-done.Done()
 }

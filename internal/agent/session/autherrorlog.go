@@ -46,7 +46,7 @@ func (l *AuthErrorLog) logIfRejected(logger logr.Logger, err error) bool {
 	if now := l.Clock.Now(); l.lastLogged.IsZero() || now.Sub(l.lastLogged) >= LogInterval {
 		l.lastLogged = now
 		// The error is a value and not the logged error, which a filtered log leaves out.
-		message := cmp.Or(l.Message, "the hub refuses the agent's credential; what is deployed stays and is healed")
+		message := cmp.Or(l.Message, "the hub refuses the agent's credential; deployed objects stay, and drift is corrected")
 		logger.Error(nil, message, "repair", l.Repair, "reason", err.Error())
 	}
 	return true

@@ -21,15 +21,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// install makes on the member what a registration makes there, and returns a way to it as the agent's own account.
-func (w *world) install(others ...rbacv1.Subject) *rest.Config {
+// installAgent creates the objects of a registration on the member, and returns a client configuration for the agent's
+// account.
+func (w *world) installAgent(others ...rbacv1.Subject) *rest.Config {
 	w.t.Helper()
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}}
 	}
-	account := &corev1.ServiceAccount{ObjectMeta: meta(w.place, register.AgentAccount)}
+	account := &corev1.ServiceAccount{ObjectMeta: meta(w.agentNamespace, register.AgentAccount)}
 	labels := map[string]string{"app": "karmada-agent"}
-	deployment := &appsv1.Deployment{ObjectMeta: meta(w.place, register.DefaultAgentName)}
+	deployment := &appsv1.Deployment{ObjectMeta: meta(w.agentNamespace, register.DefaultAgentName)}
 	deployment.Spec.Replicas = new(int32)
 	deployment.Spec.Selector = &metav1.LabelSelector{MatchLabels: labels}
 	deployment.Spec.Template.Labels = labels
@@ -39,7 +40,7 @@ func (w *world) install(others ...rbacv1.Subject) *rest.Config {
 	}}
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: meta("", register.AgentRole), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: register.AgentRole},
-		Subjects: append([]rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: w.place, Name: register.AgentAccount}}, others...),
+		Subjects: append([]rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: w.agentNamespace, Name: register.AgentAccount}}, others...),
 	}
 	for _, obj := range []client.Object{account, deployment, role, binding} {
 		if err := w.memberClient.Create(w.t.Context(), obj); err != nil {
@@ -55,8 +56,8 @@ func (w *world) install(others ...rbacv1.Subject) *rest.Config {
 	return config
 }
 
-// order deletes the Cluster and has the hub order the agent to leave.
-func (w *world) order() {
+// requestRemoval deletes the Cluster and sets the hub's removal request.
+func (w *world) requestRemoval() {
 	w.t.Helper()
 	if err := w.hubClient.Delete(w.t.Context(), w.cluster()); err != nil {
 		w.t.Fatal(err)
@@ -64,29 +65,29 @@ func (w *world) order() {
 	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentOrder + `":"` + kube.AgentOrderRemove + `"}}}`)
 }
 
-func (w *world) hold() {
+func (w *world) addFinalizer() {
 	w.t.Helper()
 	w.patchCluster(`{"metadata":{"finalizers":["` + clusterv1alpha1.ClusterFinalizer + `"]}}`)
 }
 
-func (w *world) answered() {
+func (w *world) wantAnswer() {
 	w.t.Helper()
-	w.eventually("the hub has its answer", func(ctx context.Context) error {
+	w.eventually("the hub has the answer", func(ctx context.Context) error {
 		lease, err := w.lease(ctx)
-		if err == nil && lease.Annotations[kube.AnnotationAgentOrder] != orderDone {
-			err = errors.New("it has none")
+		if err == nil && lease.Annotations[kube.AnnotationAgentOrder] != removedAnswer {
+			err = errors.New("the Lease has no answer")
 		}
 		return err
 	})
 }
 
-// own are the agent's objects on the member.
-func (w *world) own() []client.Object {
+// agentObjects returns the agent's objects on the member.
+func (w *world) agentObjects() []client.Object {
 	return []client.Object{
-		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.place, Name: register.KubeconfigSecret}},
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.place, Name: register.AgentAccount}},
-		&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: w.place, Name: register.DefaultAgentName}},
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.place}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: register.KubeconfigSecret}},
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: register.AgentAccount}},
+		&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: register.DefaultAgentName}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.agentNamespace}},
 	}
 }
 
@@ -97,90 +98,90 @@ func sharedObjects() []client.Object {
 	}
 }
 
-// The ClusterRole has one name on a member: these take turns.
-func TestAgentRemovesItself(t *testing.T) {
+// Sequential, because the ClusterRole has one name on a member.
+func TestUninstall(t *testing.T) {
 	t.Parallel()
-	t.Run("wherever it is interrupted", testInterruptedRemoval)
-	t.Run("and leaves what another agent uses", testSharedRemoval)
-	t.Run("only by an order", testNoRemoval)
+	t.Run("after any interruption", testInterruptedUninstall)
+	t.Run("without the objects of another agent", testSharedUninstall)
+	t.Run("only on request", testNoUninstall)
 }
 
-func testInterruptedRemoval(t *testing.T) {
+func testInterruptedUninstall(t *testing.T) {
 	for writes, finished := 0, false; !finished; writes++ {
 		if writes > 14 {
-			t.Fatal("the removal takes more writes than it should")
+			t.Fatal("the uninstallation takes too many writes")
 		}
 		w := newWorld(t, fmt.Sprintf("cut%d", writes), time.Hour)
-		account := w.install()
-		w.hold()
-		cut := newBreaker(writes)
-		ended, stop, _ := w.start(func(o *Options) { o.Member = cut.wrap(account) })
-		w.ready()
-		cut.arm()
-		w.order()
+		account := w.installAgent()
+		w.addFinalizer()
+		cut := newWriteLimiter(writes)
+		ended, stop, _ := w.startAgent(func(o *Options) { o.Member = cut.wrap(account) })
+		w.wantReady()
+		cut.activate()
+		w.requestRemoval()
 		select {
-		case <-cut.broken:
+		case <-cut.refused:
 			stop()
-			_, stop, _ = w.start(func(o *Options) { o.Member = account })
+			_, stop, _ = w.startAgent(func(o *Options) { o.Member = account })
 		case err := <-ended:
 			finished = true
 			if err != nil {
 				t.Error(err)
 			}
 		}
-		w.answered()
-		for _, obj := range append(w.own(), sharedObjects()...) {
-			w.gone(w.memberClient, obj)
+		w.wantAnswer()
+		for _, obj := range append(w.agentObjects(), sharedObjects()...) {
+			w.wantDeleted(w.memberClient, obj)
 		}
-		w.gone(w.memberClient, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.options.ClusterNamespace}})
+		w.wantDeleted(w.memberClient, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.options.ClusterNamespace}})
 		stop()
 		w.patchCluster(`{"metadata":{"finalizers":null}}`)
 	}
 }
 
-func testSharedRemoval(t *testing.T) {
+func testSharedUninstall(t *testing.T) {
 	other := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: "elsewhere", Name: register.AgentAccount}
 	for writes, finished := 0, false; !finished; writes++ {
 		if writes > 14 {
-			t.Fatal("the removal takes more writes than it should")
+			t.Fatal("the uninstallation takes too many writes")
 		}
 		w := newWorld(t, fmt.Sprintf("shared%d", writes), time.Hour)
-		account := w.install(other)
-		w.hold()
-		// Somebody else's: the namespace stays.
-		stranger := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.place, Name: "stranger"}}
+		account := w.installAgent(other)
+		w.addFinalizer()
+		// A foreign object keeps the namespace.
+		stranger := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: "stranger"}}
 		strange := writes%2 == 0
 		if strange {
 			if err := w.memberClient.Create(t.Context(), stranger); err != nil {
 				t.Fatal(err)
 			}
 		}
-		cut := newBreaker(writes)
-		ended, stop, _ := w.start(func(o *Options) { o.Member = cut.wrap(account) })
-		w.ready()
-		cut.arm()
-		w.order()
+		cut := newWriteLimiter(writes)
+		ended, stop, _ := w.startAgent(func(o *Options) { o.Member = cut.wrap(account) })
+		w.wantReady()
+		cut.activate()
+		w.requestRemoval()
 		select {
-		case <-cut.broken:
+		case <-cut.refused:
 			stop()
-			_, stop, _ = w.start(func(o *Options) { o.Member = account })
+			_, stop, _ = w.startAgent(func(o *Options) { o.Member = account })
 		case err := <-ended:
 			finished = true
 			if err != nil {
 				t.Error(err)
 			}
 		}
-		w.answered()
+		w.wantAnswer()
 		if strange {
-			for _, obj := range w.own()[:3] {
-				w.gone(w.memberClient, obj)
+			for _, obj := range w.agentObjects()[:3] {
+				w.wantDeleted(w.memberClient, obj)
 			}
 			if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(stranger), stranger); err != nil || stranger.DeletionTimestamp != nil {
-				t.Errorf("another one's ConfigMap: %v", err)
+				t.Errorf("foreign ConfigMap: %v", err)
 			}
 		} else {
-			// What is in it goes with it.
-			w.gone(w.memberClient, w.own()[3])
+			// The namespace is deleted with its content.
+			w.wantDeleted(w.memberClient, w.agentObjects()[3])
 		}
 		stop()
 		binding := &rbacv1.ClusterRoleBinding{}
@@ -188,7 +189,7 @@ func testSharedRemoval(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(binding.Subjects) != 1 || binding.Subjects[0] != other {
-			t.Errorf("subjects that are left: %v", binding.Subjects)
+			t.Errorf("remaining subjects: %v", binding.Subjects)
 		}
 		for _, obj := range sharedObjects() {
 			if err := w.memberClient.Delete(t.Context(), obj); err != nil {
@@ -199,30 +200,30 @@ func testSharedRemoval(t *testing.T) {
 	}
 }
 
-func testNoRemoval(t *testing.T) {
+func testNoUninstall(t *testing.T) {
 	w := newWorld(t, "kept", time.Hour)
-	w.install()
-	w.hold()
-	w.start()
-	w.ready()
+	w.installAgent()
+	w.addFinalizer()
+	w.startAgent()
+	w.wantReady()
 	untouched := func(when string) {
 		t.Helper()
-		w.settle(2 * time.Second)
-		for _, obj := range append(w.own(), sharedObjects()...) {
+		w.letPass(2 * time.Second)
+		for _, obj := range append(w.agentObjects(), sharedObjects()...) {
 			if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetDeletionTimestamp() != nil || len(obj.GetOwnerReferences()) > 0 {
 				t.Errorf("%s: %T %s: error %v, owners %v", when, obj, obj.GetName(), err, obj.GetOwnerReferences())
 			}
 		}
 	}
 	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentOrder + `":"` + kube.AgentOrderRemove + `"}}}`)
-	untouched("an order on a Cluster that nobody deletes")
+	untouched("a request on a Cluster that is not being deleted")
 	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentOrder + `":null}}}`)
 	if err := w.hubClient.Delete(t.Context(), w.cluster()); err != nil {
 		t.Fatal(err)
 	}
-	untouched("a deletion without an order")
+	untouched("a deletion without a request")
 	w.patchCluster(`{"metadata":{"finalizers":null}}`)
-	untouched("a Cluster that is gone")
+	untouched("a missing Cluster")
 	err := w.hubClient.Get(t.Context(), client.ObjectKey{Name: w.name}, &clusterv1alpha1.Cluster{})
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("the Cluster: %v", err)

@@ -23,20 +23,20 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
-// inlet stands before the hub, and knows which certificate each request was made with.
-type inlet struct {
+// frontProxy is a proxy before the hub that records the certificate of each request.
+type frontProxy struct {
 	server *httptest.Server
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu sync.Mutex
-	// open are the watches that are open, by certificate and path.
+	// open counts the open watches by certificate and resource.
 	open map[string]map[string]int
-	// lists are the requests that read a list as a whole, as a watch does that cannot go on where it was.
+	// lists are the resources that were listed, as a watch does that cannot continue.
 	lists []string
 }
 
-// inlet opens one, and has the agent of the world reach the hub through it.
-func (w *world) inlet() *inlet {
+// startFrontProxy starts a frontProxy, and writes its address into the agent's kubeconfig.
+func (w *world) startFrontProxy() *frontProxy {
 	w.t.Helper()
 	upstream, err := url.Parse(w.hub.Config.Host)
 	if err != nil {
@@ -46,7 +46,7 @@ func (w *world) inlet() *inlet {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	i := &inlet{open: map[string]map[string]int{}}
+	i := &frontProxy{open: map[string]map[string]int{}}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(upstream)
@@ -55,7 +55,7 @@ func (w *world) inlet() *inlet {
 			r.Out.Header["Impersonate-Group"] = subject.Organization
 		},
 		Transport: transport, FlushInterval: -1,
-		// Nobody waits for the answer of what is cut off.
+		// The client of a cancelled request does not read the response.
 		ErrorHandler: func(rw http.ResponseWriter, _ *http.Request, _ error) { rw.WriteHeader(http.StatusBadGateway) },
 	}
 	authorities := x509.NewCertPool()
@@ -63,7 +63,7 @@ func (w *world) inlet() *inlet {
 	i.server = httptest.NewUnstartedServer(i.count(proxy))
 	i.server.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authorities}
 	i.server.EnableHTTP2 = true
-	i.server.Config.ErrorLog = log.New(io.Discard, "", 0) // it tells of each connection that it refuses
+	i.server.Config.ErrorLog = log.New(io.Discard, "", 0) // it logs each rejected connection
 	i.server.StartTLS()
 	w.t.Cleanup(func() {
 		i.server.CloseClientConnections()
@@ -81,66 +81,66 @@ func (w *world) inlet() *inlet {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.keep(kubeconfig)
+	w.writeKubeconfig(kubeconfig)
 	return i
 }
 
-func (i *inlet) count(next http.Handler) http.Handler {
+func (i *frontProxy) count(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		query, resource := r.URL.Query(), r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 		if end := r.TLS.PeerCertificates[0].NotAfter; time.Now().After(end) {
-			// The next connection does not come about.
+			// The TLS handshake of the next connection fails.
 			rw.Header().Set("Connection", "close")
 			rw.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		// A list of one item is the check of kube.DetectRestore.
+		// kube.DetectRestore checks with lists of one item.
 		if query.Has("sendInitialEvents") || query.Has("limit") && query.Get("limit") != "1" {
 			i.mu.Lock()
 			i.lists = append(i.lists, resource)
 			i.mu.Unlock()
 		}
 		if query.Has("watch") {
-			by := serial(r.TLS.PeerCertificates[0])
-			i.add(by, resource, 1)
-			defer i.add(by, resource, -1)
+			certificate := certificateID(r.TLS.PeerCertificates[0])
+			i.add(certificate, resource, 1)
+			defer i.add(certificate, resource, -1)
 		}
 		next.ServeHTTP(rw, r)
 	})
 }
 
-func (i *inlet) add(by, resource string, n int) {
+func (i *frontProxy) add(certificate, resource string, n int) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.open[by] == nil {
-		i.open[by] = map[string]int{}
+	if i.open[certificate] == nil {
+		i.open[certificate] = map[string]int{}
 	}
-	if i.open[by][resource] += n; i.open[by][resource] == 0 {
-		delete(i.open[by], resource)
+	if i.open[certificate][resource] += n; i.open[certificate][resource] == 0 {
+		delete(i.open[certificate], resource)
 	}
-	if len(i.open[by]) == 0 {
-		delete(i.open, by)
+	if len(i.open[certificate]) == 0 {
+		delete(i.open, certificate)
 	}
 }
 
-// only checks that the agent has its watches open once, all with the certificate of that serial.
-func (i *inlet) only(by string) func(context.Context) error {
+// wantWatches returns a check that each watch is open once, all with this certificate.
+func (i *frontProxy) wantWatches(certificate string) func(context.Context) error {
 	return func(context.Context) error {
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		want := map[string]int{"clusters": 1, "works": 1, "configurationgroups": 1}
-		if len(i.open) != 1 || !maps.Equal(i.open[by], want) {
-			return fmt.Errorf("the watches are %v, want %v with %s", i.open, want, by)
+		if len(i.open) != 1 || !maps.Equal(i.open[certificate], want) {
+			return fmt.Errorf("the watches are %v, want %v with %s", i.open, want, certificate)
 		}
 		return nil
 	}
 }
 
-// listed returns which lists were read since it was called last.
-func (i *inlet) listed() []string {
+// takeLists returns the lists since the previous call.
+func (i *frontProxy) takeLists() []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	was := i.lists
+	lists := i.lists
 	i.lists = nil
-	return was
+	return lists
 }

@@ -14,25 +14,25 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// requests sees the agent's requests to the hub.
-type requests struct {
-	// mu guards what follows.
+// requestRecorder records the agent's requests to the hub.
+type requestRecorder struct {
+	// mu guards the fields below.
 	mu   sync.Mutex
 	seen []string
-	// failed are those that were not answered as they should be.
+	// failed are the requests that failed.
 	failed []string
-	// away lets all requests fail.
-	away bool
+	// isAway makes all requests fail.
+	isAway bool
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func (q *requests) wrap(next http.RoundTripper) http.RoundTripper {
+func (q *requestRecorder) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		q.mu.Lock()
-		away := q.away
+		away := q.isAway
 		q.seen = append(q.seen, r.Method+" "+r.URL.Path)
 		q.mu.Unlock()
 		if away {
@@ -51,14 +51,14 @@ func (q *requests) wrap(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-func (q *requests) setAway(away bool) {
+func (q *requestRecorder) setAway(away bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.away = away
+	q.isAway = away
 }
 
-// take returns what was seen since it was called last.
-func (q *requests) take() (seen, failed []string) {
+// takeRequests returns the requests since the previous call.
+func (q *requestRecorder) takeRequests() (seen, failed []string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	seen, failed = q.seen, q.failed
@@ -66,38 +66,40 @@ func (q *requests) take() (seen, failed []string) {
 	return seen, failed
 }
 
-// breaker lets some writes to the member through, and then nothing.
-type breaker struct {
+// writeLimiter lets a number of writes to the member pass, and then refuses all requests.
+type writeLimiter struct {
 	// mu guards the fields below.
-	mu    sync.Mutex
-	armed bool
-	left  int
-	// broken is closed when the first request is refused.
-	broken chan struct{}
+	mu       sync.Mutex
+	isActive bool
+	left     int
+	// refused is closed when the first request is refused.
+	refused chan struct{}
 }
 
-func newBreaker(writes int) *breaker { return &breaker{left: writes, broken: make(chan struct{})} }
-
-func (b *breaker) arm() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.armed = true
+func newWriteLimiter(writes int) *writeLimiter {
+	return &writeLimiter{left: writes, refused: make(chan struct{})}
 }
 
-func (b *breaker) allow(method string) bool {
+func (b *writeLimiter) activate() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.armed || method == http.MethodGet && b.left >= 0 {
+	b.isActive = true
+}
+
+func (b *writeLimiter) allow(method string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.isActive || method == http.MethodGet && b.left >= 0 {
 		return true
 	}
 	if b.left == 0 {
-		close(b.broken)
+		close(b.refused)
 	}
 	b.left--
 	return b.left >= 0
 }
 
-func (b *breaker) wrap(member *rest.Config) *rest.Config {
+func (b *writeLimiter) wrap(member *rest.Config) *rest.Config {
 	config := rest.CopyConfig(member)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -110,14 +112,14 @@ func (b *breaker) wrap(member *rest.Config) *rest.Config {
 	return config
 }
 
-// journal keeps a log.
-type journal struct {
+// logRecorder records a log.
+type logRecorder struct {
 	// mu guards lines.
 	mu    sync.Mutex
 	lines []string
 }
 
-func (j *journal) logger() logr.Logger {
+func (j *logRecorder) logger() logr.Logger {
 	return funcr.New(func(_, line string) {
 		j.mu.Lock()
 		defer j.mu.Unlock()
@@ -125,21 +127,21 @@ func (j *journal) logger() logr.Logger {
 	}, funcr.Options{})
 }
 
-// with returns the lines that hold text.
-func (j *journal) with(text string) []string {
+// linesWith returns the lines that contain text.
+func (j *logRecorder) linesWith(text string) []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(j.lines), func(line string) bool { return !strings.Contains(line, text) })
 }
 
-// ailment makes a member say of itself that it is not well, while it lasts.
-type ailment struct{ lasts atomic.Bool }
+// unhealthyMember makes the health checks of a member fail while it is active.
+type unhealthyMember struct{ isActive atomic.Bool }
 
-func (a *ailment) wrap(member *rest.Config) *rest.Config {
+func (a *unhealthyMember) wrap(member *rest.Config) *rest.Config {
 	config := rest.CopyConfig(member)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			if a.lasts.Load() && strings.HasSuffix(r.URL.Path, "z") {
+			if a.isActive.Load() && strings.HasSuffix(r.URL.Path, "z") {
 				return &http.Response{StatusCode: http.StatusInternalServerError, Body: http.NoBody, Request: r}, nil
 			}
 			return next.RoundTrip(r)

@@ -1,0 +1,79 @@
+package karmada
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/kube"
+)
+
+// engineRunner runs the engine for the Cluster that the agent knows.
+type engineRunner struct {
+	agent *agent
+
+	// mu guards the fields below.
+	mu sync.Mutex
+	// leaderCtx is the context of runLeader.
+	leaderCtx         context.Context //nolint:containedctx // the engine outlives the session that starts it
+	engine            *engine.Engine
+	clusterUID, hubID string
+	stopEngine        func()
+}
+
+// setContext sets the context that ends the engines.
+func (r *engineRunner) setContext(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leaderCtx = ctx
+}
+
+// ensureEngine returns the running engine for this UID of the Cluster and this hub ID. It stops another engine and
+// starts this one if necessary.
+//
+//nolint:contextcheck // the engine outlives the session that starts it
+func (r *engineRunner) ensureEngine(ctx context.Context, clusterUID, hubID string) (*engine.Engine, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.engine != nil && r.clusterUID == clusterUID && r.hubID == hubID {
+		return r.engine, nil
+	}
+	r.stopLocked()
+	a := r.agent
+	// The engine would create the namespace without the label that marks it as a registration's.
+	err := kube.Insist(ctx, func(error) bool { return ctx.Err() == nil }, func() error {
+		return ensureNamespace(ctx, a.member, a.opts.ClusterNamespace)
+	})
+	if err != nil {
+		return nil, err
+	}
+	newEngine, err := engine.New(a.opts.Member, engine.Options{
+		Namespace: a.opts.ClusterNamespace, Scope: clusterUID, Hub: hubID, OnHeal: a.onCorrected, OnChange: a.onChanged, Clock: a.opts.Clock,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create the engine for the member: %w", err)
+	}
+	engineCtx, cancel := context.WithCancel(r.leaderCtx)
+	var goroutine sync.WaitGroup
+	goroutine.Go(func() {
+		a.gate.RunWhileOpen(engineCtx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "heal", newEngine.Run) })
+	})
+	r.engine, r.clusterUID, r.hubID = newEngine, clusterUID, hubID
+	r.stopEngine = func() { cancel(); goroutine.Wait() }
+	return newEngine, nil
+}
+
+// stop stops the engine if one runs.
+func (r *engineRunner) stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopLocked()
+}
+
+func (r *engineRunner) stopLocked() {
+	if r.stopEngine != nil {
+		r.stopEngine()
+	}
+	r.engine, r.clusterUID, r.hubID, r.stopEngine = nil, "", "", nil
+}
