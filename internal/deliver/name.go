@@ -65,9 +65,9 @@ func createKey(ctx context.Context, hub client.Client, name client.ObjectKey) er
 	})
 }
 
-// forShard returns the key of a shard.
-func (k Key) forShard(shard fleet.Shard) Key {
-	if shard.Default() {
+// of returns the key of a shard.
+func (k Key) of(shard fleet.Shard) Key {
+	if shard.IsDefault() {
 		return k
 	}
 	mac := hmac.New(sha256.New, k)

@@ -18,10 +18,11 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// ErrPull is the error of asking for a client of a member that only dials out.
+// ErrPull is returned for the client configuration of a pull member, which accepts no connections.
 var ErrPull = errors.New("a pull member cannot be dialled")
 
-// Clients knows how to connect to push members. Use NewClients.
+// Clients returns client configurations of push members. Create it with NewClients. Its methods may be called
+// concurrently.
 type Clients struct {
 	hubReader client.Reader
 	hub       *rest.Config
@@ -31,8 +32,8 @@ type Clients struct {
 	cache map[string]cachedConfig
 }
 
-// cachedConfig is the config made from one version of one key of one Secret, with an Access if there is one, or from one identity and
-// certificate authority.
+// cachedConfig is a configuration and its inputs: one version and key of a Secret, and an Access if there is one; or an
+// identity and a certificate authority.
 type cachedConfig struct {
 	secretUID       types.UID
 	resourceVersion string
@@ -43,41 +44,43 @@ type cachedConfig struct {
 	config          *rest.Config
 }
 
-// NewClients returns Clients that read kubeconfigs through hubReader, which should not hold all Secrets of the hub in memory.
-// The hub itself is reached through hub.
+// NewClients returns Clients that read kubeconfigs through hubReader, which should not cache all Secrets of the hub.
+// hub is the configuration of the hub itself.
 func NewClients(hubReader client.Reader, hub *rest.Config) *Clients {
 	return &Clients{hubReader: hubReader, hub: hub, cache: map[string]cachedConfig{}}
 }
 
-// Config returns how to connect to m. It is the same pointer until the kubeconfig changes, or the identity or its certificate authority, or the
-// access or its Secret; copy it before changing it. It fails with ErrPull for pull members, and if the kubeconfig is missing, cannot be parsed,
-// or would run a program or read a file of the hub; if something that a token for the identity needs is missing; or if the access is not
-// complete. Tokens for an identity are asked for when the config is used: requests fail while there is none.
+// Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the
+// kubeconfig, the identity and its certificate authority, or the access and its Secret. Copy it before changing it.
+//
+// It fails with ErrPull for pull members. It also fails if the kubeconfig is missing, invalid, or refers to a program
+// or a file; if the identity is incomplete; or if the access is incomplete. Tokens of an identity are requested when
+// the configuration is used: requests fail while there is no token.
 func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 	if m.Mode == Pull {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), ErrPull)
 	}
 	if m.Access != nil {
-		return c.accessed(ctx, m)
+		return c.configFromAccess(ctx, m)
 	}
 	if m.Identity != nil {
-		return c.identified(ctx, m)
+		return c.configFromIdentity(ctx, m)
 	}
 	if m.KubeconfigSecret == "" {
 		return c.hub, nil
 	}
 	secret := &corev1.Secret{}
-	at := types.NamespacedName{Namespace: m.Namespace, Name: m.KubeconfigSecret}
-	if err := c.hubReader.Get(ctx, at, secret); err != nil {
+	key := types.NamespacedName{Namespace: m.Namespace, Name: m.KubeconfigSecret}
+	if err := c.hubReader.Get(ctx, key, secret); err != nil {
 		return nil, fmt.Errorf("read kubeconfig of %s: %w", m.Key(), err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	have, ok := c.cache[m.Key()]
-	if ok && have.identity == nil && have.access == nil && have.secretUID == secret.UID && have.resourceVersion == secret.ResourceVersion && have.key == m.KubeconfigKey {
-		return have.config, nil
+	cached, ok := c.cache[m.Key()]
+	if ok && cached.identity == nil && cached.access == nil && cached.secretUID == secret.UID && cached.resourceVersion == secret.ResourceVersion && cached.key == m.KubeconfigKey {
+		return cached.config, nil
 	}
-	config, err := fromSecret(secret, m.KubeconfigKey)
+	config, err := newKubeconfigConfig(secret, m.KubeconfigKey)
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig of %s: %w", m.Key(), err)
 	}
@@ -85,14 +88,14 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 	return config, nil
 }
 
-// Forget drops what is known of the member "namespace/name".
+// Forget removes the member "namespace/name" from the cache.
 func (c *Clients) Forget(member string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.cache, member)
 }
 
-func fromSecret(secret *corev1.Secret, key string) (*rest.Config, error) {
+func newKubeconfigConfig(secret *corev1.Secret, key string) (*rest.Config, error) {
 	if key == "" {
 		keys := make([]string, 0, len(secret.Data))
 		for k := range secret.Data {
@@ -114,8 +117,8 @@ func fromSecret(secret *corev1.Secret, key string) (*rest.Config, error) {
 	return config, nil
 }
 
-// ParseKubeconfig reads a kubeconfig that somebody handed in. It must hold everything itself: one that would run a program, read a
-// file of ours or skip the check of the server's certificate is an error.
+// ParseKubeconfig parses a kubeconfig of another party. It fails if the kubeconfig would run a program, read a local
+// file, or skip the verification of the server's certificate.
 func ParseKubeconfig(raw []byte) (*rest.Config, error) {
 	parsed, err := clientcmd.Load(raw)
 	if err != nil {
@@ -135,7 +138,7 @@ func ParseKubeconfig(raw []byte) (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse kubeconfig: %w", err)
 	}
-	// The member's own priority and fairness limits the rate better than a client can.
+	// The member's priority and fairness limits the rate better than a client can.
 	config.QPS = -1
 	return config, nil
 }
@@ -159,11 +162,12 @@ func checkCluster(cluster *clientcmdapi.Cluster) error {
 	case cluster.InsecureSkipTLSVerify:
 		return errors.New("insecure-skip-tls-verify is not accepted; embed the certificate authority")
 	}
-	return CheckProxyURL(cluster.ProxyURL)
+	return ValidateProxyURL(cluster.ProxyURL)
 }
 
-// CheckProxyURL says what is wrong with the proxy-url of a kubeconfig; "" is none. The error does not quote it, since a password may be in it.
-func CheckProxyURL(address string) error {
+// ValidateProxyURL returns an error unless address is a valid proxy-url of a kubeconfig, or "" for none. The error does
+// not contain the address, which may have a password.
+func ValidateProxyURL(address string) error {
 	if address == "" {
 		return nil
 	}

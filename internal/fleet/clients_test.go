@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-func TestClientsReachAPushMember(t *testing.T) {
+func TestConfigOfAPushMember(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
 	ns := plane.Namespace(t, "clients")
@@ -84,7 +84,7 @@ func TestProxyURLIsCheckedWithoutQuotingIt(t *testing.T) {
 		"": true, "http://proxy:3128": true, "https://me:secret@proxy": true, "socks5://proxy:1080": true,
 		"http://me:se cret@proxy:3128": false, "ftp://me:secret@proxy": false, "me:secret@proxy:3128": false, "http://": false,
 	} {
-		err := fleet.CheckProxyURL(address)
+		err := fleet.ValidateProxyURL(address)
 		if (err == nil) != valid {
 			t.Errorf("%q: got error %v", address, err)
 		}

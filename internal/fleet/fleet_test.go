@@ -106,7 +106,7 @@ func TestFromSveltosCluster(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tc.want.Home = "projectsveltos"
+			tc.want.MemberNamespace = "projectsveltos"
 			if diff := cmp.Diff(tc.want, fleet.FromSveltosCluster(&tc.cluster)); diff != "" {
 				t.Errorf("FromSveltosCluster() (-want +got):\n%s", diff)
 			}
@@ -151,7 +151,7 @@ func TestPlainVersion(t *testing.T) {
 	}
 }
 
-func TestParseKubeconfigRefusesWhatReachesOutside(t *testing.T) {
+func TestParseKubeconfigRejectsExternalReferences(t *testing.T) {
 	t.Parallel()
 	config := func(cluster, user string) string {
 		return `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}],` +

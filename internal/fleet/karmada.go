@@ -17,23 +17,24 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// DefaultClusterNamespace is where the credentials of Clusters are, on the hub and on the cluster, unless a registration says otherwise:
-// that of the Karmada surface.
+// DefaultClusterNamespace is the namespace with the credentials of Clusters, on the hub and on the member, unless a
+// registration sets another one. It is Karmada's default.
 const DefaultClusterNamespace = "karmada-cluster"
 
-// ReasonTaken is the reason of the condition Ready of a Cluster whose id another Cluster had first.
+// ReasonTaken is the reason of the condition Ready of a Cluster whose ID belongs to an older Cluster.
 const ReasonTaken = "ClusterIDTaken"
 
-// ExecutionSpace returns the hub's namespace for what is meant for a Cluster.
+// ExecutionSpace returns the hub namespace with the Works of a Cluster.
 func ExecutionSpace(cluster string) string { return clusterv1alpha1.ExecutionSpacePrefix + cluster }
 
-// OfExecutionSpace returns the name of the Cluster that namespace is the execution space of; ok is false if it is none.
-func OfExecutionSpace(namespace string) (cluster string, ok bool) {
+// ClusterOfExecutionSpace returns the name of the Cluster whose execution space namespace is; ok is false if it is not
+// an execution space.
+func ClusterOfExecutionSpace(namespace string) (cluster string, ok bool) {
 	cluster, ok = strings.CutPrefix(namespace, clusterv1alpha1.ExecutionSpacePrefix)
 	return cluster, ok && cluster != ""
 }
 
-// FromCluster reads a Cluster into a Member, which lives in the Cluster's execution space.
+// FromCluster converts a Cluster to a Member, whose namespace is the execution space of the Cluster.
 func FromCluster(c *clusterv1alpha1.Cluster) Member {
 	m := Member{
 		Type:      TypeKarmada,
@@ -41,19 +42,19 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 		Name:      c.Name,
 		Labels:    c.Labels,
 		Mode:      Push,
-		// Whoever reached the cluster has asked for its version.
+		// The version is read at the first connection.
 		Ready:      c.Status.KubernetesVersion != "",
-		Refused:    refusedCluster(c),
+		Refused:    clusterRefusal(c),
 		Deleting:   !c.DeletionTimestamp.IsZero(),
-		KeepAddons: deregistration(c, kube.DeregisterKeep),
-		Forced:     deregistration(c, kube.DeregisterForce),
-		Abandoned:  deregistration(c, kube.DeregisterAbandon),
-		// What bears no mark of this hub could not be told from what other hubs deploy.
-		Held:              slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
+		KeepAddons: hasDeregisterOption(c, kube.DeregisterKeep),
+		Forced:     hasDeregisterOption(c, kube.DeregisterForce),
+		Abandoned:  hasDeregisterOption(c, kube.DeregisterAbandon),
+		// Without the hub's ID, its objects could not be distinguished from other hubs' objects.
+		HasFinalizer:      slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
 		KubernetesVersion: c.Status.KubernetesVersion,
-		APIVersions:       enabled(c.Status.APIEnablements),
-		Home:              DefaultClusterNamespace,
+		APIVersions:       apiVersionsOf(c.Status.APIEnablements),
+		MemberNamespace:   DefaultClusterNamespace,
 		Scope:             string(c.UID),
 		Hub:               c.Annotations[kube.AnnotationHub],
 		UID:               string(c.UID),
@@ -73,14 +74,14 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 	}
 	if ref := c.Spec.SecretRef; ref != nil {
 		m.Access.Secret = types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
-		m.Home = cmp.Or(ref.Namespace, m.Home)
+		m.MemberNamespace = cmp.Or(ref.Namespace, m.MemberNamespace)
 	}
 	return m
 }
 
-// refusedCluster says why nothing may be done to c. Its id was found to be taken before anything was done for it: one that leaves may have been
-// held, whatever its status says, and is asked how it is.
-func refusedCluster(c *clusterv1alpha1.Cluster) string {
+// clusterRefusal returns the reason why nothing may be done to c, or "". A Cluster whose ID is taken is refused unless
+// it is being deleted: it may have been accepted before, so its deletion must be handled.
+func clusterRefusal(c *clusterv1alpha1.Cluster) string {
 	ready := meta.FindStatusCondition(c.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	switch {
 	case ready != nil && ready.Reason == ReasonTaken && c.DeletionTimestamp.IsZero():
@@ -91,8 +92,8 @@ func refusedCluster(c *clusterv1alpha1.Cluster) string {
 	return ""
 }
 
-// enabled lists APIs as a Member does.
-func enabled(apis []clusterv1alpha1.APIEnablement) []string {
+// apiVersionsOf converts APIs to the form of Member.APIVersions.
+func apiVersionsOf(apis []clusterv1alpha1.APIEnablement) []string {
 	var served []string
 	for _, api := range apis {
 		served = append(served, api.GroupVersion)
@@ -104,21 +105,21 @@ func enabled(apis []clusterv1alpha1.APIEnablement) []string {
 	return slices.Compact(served)
 }
 
-// settledCluster returns c without its nodes and pods, the times of its conditions, the taints that follow from these, and what only its
-// registration looks at.
-func settledCluster(c *clusterv1alpha1.Cluster) *clusterv1alpha1.Cluster {
-	settled := *c
-	settled.SetGroupVersionKind(clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind))
-	settled.ManagedFields, settled.ResourceVersion, settled.Generation = nil, "", 0
-	settled.Annotations = maps.Clone(c.Annotations)
-	delete(settled.Annotations, kube.AnnotationApproved)
-	settled.Spec.Taints = slices.DeleteFunc(slices.Clone(c.Spec.Taints), func(taint corev1.Taint) bool {
+// stripCluster returns c without nodes and pods, the transition times of conditions, the taints that result from these,
+// and the annotation that only its registration reads.
+func stripCluster(c *clusterv1alpha1.Cluster) *clusterv1alpha1.Cluster {
+	stripped := *c
+	stripped.SetGroupVersionKind(clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind))
+	stripped.ManagedFields, stripped.ResourceVersion, stripped.Generation = nil, "", 0
+	stripped.Annotations = maps.Clone(c.Annotations)
+	delete(stripped.Annotations, kube.AnnotationApproved)
+	stripped.Spec.Taints = slices.DeleteFunc(slices.Clone(c.Spec.Taints), func(taint corev1.Taint) bool {
 		return taint.Key == clusterv1alpha1.TaintNotReady || taint.Key == clusterv1alpha1.TaintUnreachable
 	})
-	settled.Status.NodeSummary, settled.Status.ResourceSummary = nil, nil
-	settled.Status.Conditions = slices.Clone(c.Status.Conditions)
-	for i := range settled.Status.Conditions {
-		settled.Status.Conditions[i].LastTransitionTime = metav1.Time{}
+	stripped.Status.NodeSummary, stripped.Status.ResourceSummary = nil, nil
+	stripped.Status.Conditions = slices.Clone(c.Status.Conditions)
+	for i := range stripped.Status.Conditions {
+		stripped.Status.Conditions[i].LastTransitionTime = metav1.Time{}
 	}
-	return &settled
+	return &stripped
 }

@@ -41,7 +41,7 @@ func TestFromCluster(t *testing.T) {
 	}{
 		"pull": {clusterv1alpha1.Cluster{Spec: pull}, func(*fleet.Member) {}},
 		"push": {clusterv1alpha1.Cluster{Spec: push}, func(m *fleet.Member) {
-			m.Mode, m.DeliveryNamespace, m.Home = fleet.Push, "", "creds"
+			m.Mode, m.DeliveryNamespace, m.MemberNamespace = fleet.Push, "", "creds"
 			m.Access = &fleet.Access{
 				Server: "https://h", ProxyURL: "http://p", ProxyHeader: map[string]string{"A": "b"}, Insecure: true,
 				Secret: types.NamespacedName{Namespace: "creds", Name: "one"},
@@ -69,7 +69,7 @@ func TestFromCluster(t *testing.T) {
 			clusterv1alpha1.Cluster{
 				ObjectMeta: metav1.ObjectMeta{Finalizers: []string{clusterv1alpha1.ClusterFinalizer}, Annotations: map[string]string{kube.AnnotationHub: "h"}}, Spec: pull,
 			},
-			func(m *fleet.Member) { m.Held, m.Hub = true, "h" },
+			func(m *fleet.Member) { m.HasFinalizer, m.Hub = true, "h" },
 		},
 		"not held without": {
 			clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{clusterv1alpha1.ClusterFinalizer}}, Spec: pull}, func(*fleet.Member) {},
@@ -96,10 +96,10 @@ func TestFromCluster(t *testing.T) {
 			tc.cluster.Name, tc.cluster.UID = "one", "u"
 			want := fleet.Member{
 				Type: fleet.TypeKarmada, Namespace: "karmada-es-one", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "karmada-es-one",
-				Home: "karmada-cluster", Scope: "u", UID: "u",
+				MemberNamespace: "karmada-cluster", Scope: "u", UID: "u",
 			}
 			tc.want(&want)
-			if diff := cmp.Diff(want, fleet.Of(&tc.cluster)); diff != "" {
+			if diff := cmp.Diff(want, fleet.FromObject(&tc.cluster)); diff != "" {
 				t.Errorf("Of() (-want +got):\n%s", diff)
 			}
 		})
@@ -108,14 +108,14 @@ func TestFromCluster(t *testing.T) {
 
 func TestExecutionSpacesAreForClusters(t *testing.T) {
 	t.Parallel()
-	m := fleet.Of(&libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-one", Name: "one"}})
+	m := fleet.FromObject(&libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-one", Name: "one"}})
 	if m.Refused == "" || !fleet.IsRefusal(m.Refused) {
 		t.Errorf("a SveltosCluster in an execution space is refused for %q", m.Refused)
 	}
 }
 
-// The fake reader stands for a cache: what is tested is which object is asked for.
-func TestGetAndListKnowBothKinds(t *testing.T) {
+// A fake reader replaces the cache, because only the keys of the requests matter.
+func TestGetAndListReadBothKinds(t *testing.T) {
 	t.Parallel()
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(
 		&libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "eu", Name: "one"}},
@@ -147,7 +147,7 @@ func TestGetAndListKnowBothKinds(t *testing.T) {
 	}
 }
 
-func TestSettledLeavesOutWhatChangesAllTheTime(t *testing.T) {
+func TestWithoutVolatileFields(t *testing.T) {
 	t.Parallel()
 	base := clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{Name: "one", Labels: map[string]string{"env": "prod"}}, Spec: clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull},
@@ -187,7 +187,7 @@ func TestSettledLeavesOutWhatChangesAllTheTime(t *testing.T) {
 			changed := base.DeepCopy()
 			tc.change(changed)
 			whole := changed.DeepCopy()
-			if got := cmp.Equal(settled(&base), settled(changed), cmp.Comparer(maps.Equal[map[string]string, map[string]string])); got != tc.same {
+			if got := cmp.Equal(strip(&base), strip(changed), cmp.Comparer(maps.Equal[map[string]string, map[string]string])); got != tc.same {
 				t.Errorf("Settled() is the same: %t, want %t", got, tc.same)
 			}
 			if diff := cmp.Diff(whole, changed); diff != "" {
@@ -197,9 +197,9 @@ func TestSettledLeavesOutWhatChangesAllTheTime(t *testing.T) {
 	}
 }
 
-// settled normalises empty lists, which nobody tells from none.
-func settled(c *clusterv1alpha1.Cluster) client.Object {
-	s := fleet.Settled(c).(*clusterv1alpha1.Cluster).DeepCopy()
+// strip removes the volatile fields, and replaces empty lists by nil.
+func strip(c *clusterv1alpha1.Cluster) client.Object {
+	s := fleet.WithoutVolatileFields(c).(*clusterv1alpha1.Cluster).DeepCopy()
 	if len(s.Spec.Taints) == 0 {
 		s.Spec.Taints = nil
 	}

@@ -19,133 +19,136 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// kind is one kind of objects that declare members.
+// kind describes a kind of objects that declare members.
 type kind struct {
 	schema.GroupVersionKind
-	// resource is the plural in its API's paths.
-	resource string
-	blank    func() client.Object
-	list     func() client.ObjectList
-	// at says where the object of a member is; ok is false if none can declare that member.
-	at func(namespace, name string) (key types.NamespacedName, ok bool)
-	// namespace is that of the member which a reference to an object names.
+	// resource is the plural name in API paths.
+	resource  string
+	newObject func() client.Object
+	newList   func() client.ObjectList
+	// key returns the key of the object that declares a member; ok is false if no object can declare that member.
+	key func(namespace, name string) (key types.NamespacedName, ok bool)
+	// namespace returns the namespace of the member that a reference names.
 	namespace func(ref corev1.ObjectReference) string
-	// has says whether obj is of the kind; member and settled expect one that is.
-	has     func(obj client.Object) bool
+	// matches returns true if obj is of the kind. member and strip expect such an object.
+	matches func(obj client.Object) bool
 	member  func(obj client.Object) Member
-	settled func(obj client.Object) client.Object
+	strip   func(obj client.Object) client.Object
 }
 
-// kinds has every kind of objects that declare members.
+// kinds returns the kinds of objects that declare members.
 func kinds() map[Type]kind {
 	return map[Type]kind{
 		TypeSveltos: {
 			GroupVersionKind: libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind),
 			resource:         "sveltosclusters",
-			blank:            func() client.Object { return &libv1beta1.SveltosCluster{} },
-			list:             func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
-			at: func(namespace, name string) (types.NamespacedName, bool) {
+			newObject:        func() client.Object { return &libv1beta1.SveltosCluster{} },
+			newList:          func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
+			key: func(namespace, name string) (types.NamespacedName, bool) {
 				return types.NamespacedName{Namespace: namespace, Name: name}, true
 			},
 			namespace: func(ref corev1.ObjectReference) string { return ref.Namespace },
-			has:       is[*libv1beta1.SveltosCluster],
+			matches:   isType[*libv1beta1.SveltosCluster],
 			member:    func(obj client.Object) Member { return FromSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
-			settled:   func(obj client.Object) client.Object { return settledSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
+			strip:     func(obj client.Object) client.Object { return stripSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
 		},
 		TypeKarmada: {
 			GroupVersionKind: clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind),
 			resource:         "clusters",
-			blank:            func() client.Object { return &clusterv1alpha1.Cluster{} },
-			list:             func() client.ObjectList { return &clusterv1alpha1.ClusterList{} },
-			at: func(namespace, name string) (types.NamespacedName, bool) {
+			newObject:        func() client.Object { return &clusterv1alpha1.Cluster{} },
+			newList:          func() client.ObjectList { return &clusterv1alpha1.ClusterList{} },
+			key: func(namespace, name string) (types.NamespacedName, bool) {
 				return types.NamespacedName{Name: name}, namespace == ExecutionSpace(name)
 			},
 			namespace: func(ref corev1.ObjectReference) string { return ExecutionSpace(ref.Name) },
-			has:       is[*clusterv1alpha1.Cluster],
+			matches:   isType[*clusterv1alpha1.Cluster],
 			member:    func(obj client.Object) Member { return FromCluster(obj.(*clusterv1alpha1.Cluster)) },
-			settled:   func(obj client.Object) client.Object { return settledCluster(obj.(*clusterv1alpha1.Cluster)) },
+			strip:     func(obj client.Object) client.Object { return stripCluster(obj.(*clusterv1alpha1.Cluster)) },
 		},
 	}
 }
 
-// is says whether obj is a T.
-func is[T client.Object](obj client.Object) bool {
+// isType returns true if obj is a T.
+func isType[T client.Object](obj client.Object) bool {
 	_, ok := obj.(T)
 	return ok
 }
 
-// Kinds returns one blank object of every kind that declares members, always in the same order.
+// Kinds returns an empty object of each kind that declares members, always in the same order.
 func Kinds() []client.Object {
 	all := kinds()
-	blanks := make([]client.Object, 0, len(all))
+	objects := make([]client.Object, 0, len(all))
 	for _, t := range slices.Sorted(maps.Keys(all)) {
-		blanks = append(blanks, all[t].blank())
+		objects = append(objects, all[t].newObject())
 	}
-	return blanks
+	return objects
 }
 
-// Of reads the object that declares a member. Any other object is a programmer's error, at which it panics. The Member shares memory with obj.
-func Of(obj client.Object) Member {
+// FromObject converts an object that declares a member. It panics for any other object. The Member shares memory with
+// obj.
+func FromObject(obj client.Object) Member {
 	return kindOf(obj).member(obj)
 }
 
 func kindOf(obj client.Object) kind {
 	for _, k := range kinds() {
-		if k.has(obj) {
+		if k.matches(obj) {
 			return k
 		}
 	}
 	panic(fmt.Sprintf("%T declares no member", obj))
 }
 
-// Settled returns obj, which declares a member, without what changes all the time and matters to nobody but those who look at it. It has its
-// kind and API version, and shares memory with obj, so that it must not be changed. It panics where Of does.
-func Settled(obj client.Object) client.Object {
-	return kindOf(obj).settled(obj)
+// WithoutVolatileFields returns obj, which declares a member, without the fields that change all the time and matter
+// only to the controllers that write them. The result has its kind and API version, and shares memory with obj: it must
+// not be changed. It panics for objects that declare no member.
+func WithoutVolatileFields(obj client.Object) client.Object {
+	return kindOf(obj).strip(obj)
 }
 
-// Get reads the member and the object that declares it. It fails with a NotFound of the API if there is none, which is so for every type that
-// is no type of members.
-func Get(ctx context.Context, hub client.Reader, of Type, namespace, name string) (Member, client.Object, error) {
-	k, known := kinds()[of]
-	if !known {
-		return Member{}, nil, apierrors.NewNotFound(schema.GroupResource{Resource: string(of) + " clusters"}, name)
+// Get returns a member and the object that declares it. It fails with the API error NotFound if there is none, also for
+// an unknown type.
+func Get(ctx context.Context, hub client.Reader, memberType Type, namespace, name string) (Member, client.Object, error) {
+	k, ok := kinds()[memberType]
+	if !ok {
+		return Member{}, nil, apierrors.NewNotFound(schema.GroupResource{Resource: string(memberType) + " clusters"}, name)
 	}
-	at, possible := k.at(namespace, name)
-	if !possible {
+	key, ok := k.key(namespace, name)
+	if !ok {
 		return Member{}, nil, apierrors.NewNotFound(schema.GroupResource{Group: k.Group, Resource: k.resource}, namespace+"/"+name)
 	}
-	obj := k.blank()
-	if err := hub.Get(ctx, at, obj); err != nil {
+	obj := k.newObject()
+	if err := hub.Get(ctx, key, obj); err != nil {
 		return Member{}, nil, fmt.Errorf("read cluster %s/%s: %w", namespace, name, err)
 	}
 	return k.member(obj), obj, nil
 }
 
-// Objects returns all objects that declare members, sorted by type, namespace and name. They may be those of hub's cache, and must not be changed.
+// Objects returns all objects that declare members, sorted by type, namespace and name. They may be from hub's cache
+// and must not be changed.
 func Objects(ctx context.Context, hub client.Reader) ([]client.Object, error) {
 	var objects []client.Object
 	all := kinds()
 	for _, t := range slices.Sorted(maps.Keys(all)) {
-		list := all[t].list()
-		// There may be many.
+		list := all[t].newList()
+		// Copies of many clusters would be expensive.
 		if err := hub.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, fmt.Errorf("list clusters of type %s: %w", t, err)
 		}
-		from := len(objects)
-		// The callback returns no error, and the lists are ours.
+		first := len(objects)
+		// The callback returns no error, and the lists have items.
 		_ = meta.EachListItem(list, func(obj runtime.Object) error {
 			objects = append(objects, obj.(client.Object))
 			return nil
 		})
-		slices.SortFunc(objects[from:], func(a, b client.Object) int {
+		slices.SortFunc(objects[first:], func(a, b client.Object) int {
 			return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 		})
 	}
 	return objects, nil
 }
 
-// List returns all members, in the order of Objects. They must not be changed.
+// List returns all members in the order of Objects. They must not be changed.
 func List(ctx context.Context, hub client.Reader) ([]Member, error) {
 	objects, err := Objects(ctx, hub)
 	if err != nil {
@@ -153,17 +156,18 @@ func List(ctx context.Context, hub client.Reader) ([]Member, error) {
 	}
 	members := make([]Member, 0, len(objects))
 	for _, obj := range objects {
-		members = append(members, Of(obj))
+		members = append(members, FromObject(obj))
 	}
 	return members, nil
 }
 
-// Named returns which member ref names; ok is false if it names something of another kind. Without a kind it names a SveltosCluster.
-func Named(ref corev1.ObjectReference) (id ID, ok bool) {
+// FromReference returns the ID of the member that ref names; ok is false if ref names an object of another kind.
+// Without a kind it names a SveltosCluster.
+func FromReference(ref corev1.ObjectReference) (id ID, ok bool) {
 	kindName := cmp.Or(ref.Kind, libv1beta1.SveltosClusterKind)
 	version := schema.FromAPIVersionAndKind(ref.APIVersion, kindName)
 	for t, k := range kinds() {
-		// A SveltosCluster needs no API version. A Cluster does: that of Cluster API is another kind.
+		// A SveltosCluster needs no API version. A Cluster does, because Cluster API has a kind of the same name.
 		if k.Kind == kindName && (k.Group == version.Group || t == TypeSveltos && ref.APIVersion == "") {
 			return ID{Type: t, Namespace: k.namespace(ref), Name: ref.Name}, true
 		}
@@ -171,12 +175,12 @@ func Named(ref corev1.ObjectReference) (id ID, ok bool) {
 	return ID{}, false
 }
 
-// Reference names the object that declares m.
+// Reference returns a reference to the object that declares m.
 func Reference(m Member) corev1.ObjectReference {
-	k, known := kinds()[m.Type]
-	if !known {
+	k, ok := kinds()[m.Type]
+	if !ok {
 		return corev1.ObjectReference{Namespace: m.Namespace, Name: m.Name}
 	}
-	at, _ := k.at(m.Namespace, m.Name)
-	return corev1.ObjectReference{APIVersion: k.GroupVersion().String(), Kind: k.Kind, Namespace: at.Namespace, Name: at.Name}
+	key, _ := k.key(m.Namespace, m.Name)
+	return corev1.ObjectReference{APIVersion: k.GroupVersion().String(), Kind: k.Kind, Namespace: key.Namespace, Name: key.Name}
 }

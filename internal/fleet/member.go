@@ -6,16 +6,16 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// Mode says who dials whom.
+// Mode is the direction of the connections between hub and member.
 type Mode string
 
 // The two modes.
 const (
-	Push Mode = "Push" // the hub dials the member
-	Pull Mode = "Pull" // an agent in the member dials the hub
+	Push Mode = "Push" // the hub connects to the member
+	Pull Mode = "Pull" // an agent in the member connects to the hub
 )
 
-// Type is the dialect of a member, in the words of ClusterSummary's clusterType.
+// Type is the kind of a member, with the values of ClusterSummary's clusterType.
 type Type string
 
 // The types of members.
@@ -24,67 +24,73 @@ const (
 	TypeKarmada Type = "Karmada" // Clusters of cluster.karmada.io
 )
 
-// Member is one cluster of the fleet, whatever kind of object declares it.
+// Member is a managed cluster of either kind.
 type Member struct {
 	Type      Type
 	Namespace string
 	Name      string
 	Labels    map[string]string
 	Mode      Mode
-	// Ready says that the cluster was reached once.
+	// Ready is true once the cluster was reached.
 	Ready bool
-	// Down says that the cluster is not reached now; DownMessage says what is known of the reason.
+	// Down is true while the cluster is not reachable; DownMessage has the known reason.
 	Down        bool
 	DownMessage string
 	Paused      bool
-	// Refused says which field of the cluster object is not acted on yet, so that nothing may be done to the cluster; "" if there is none.
+	// Refused is a message about a field of the cluster object that Towline does not support or accept, so that it must
+	// not touch the cluster; "" if there is none.
 	Refused string
-	// Held says that a running hub looks after the cluster, so that what is deployed can be withdrawn before the cluster object goes.
-	Held bool
-	// Deleting says that the cluster is being deregistered. KeepAddons says that what is deployed stays on it then, Forced that what cannot
-	// be reached is left behind, and Abandoned that the time of that is over: what is not withdrawn stays.
+	// HasFinalizer is true once the hub has set its finalizer (and, on a Cluster, its ID), so that deployed objects can
+	// be removed before the cluster object.
+	HasFinalizer bool
+	// Deleting is true while the cluster is being deregistered. With KeepAddons deployed objects stay; with Forced the
+	// deregistration does not wait for an unreachable cluster; with Abandoned the time for that has passed, and
+	// remaining objects stay.
 	Deleting   bool
 	KeepAddons bool
 	Forced     bool
 	Abandoned  bool
-	// Shard names the shard of hubs that looks after the cluster, "" being the default one.
+	// Shard is the shard of hubs that manages the cluster; "" is the default shard.
 	Shard string
-	// KubernetesVersion is the member's raw gitVersion, "" until known.
+	// KubernetesVersion is the gitVersion of the member; "" until known.
 	KubernetesVersion string
-	// APIVersions lists what the member serves, as "group/version" and "group/version/Kind"; empty until known.
+	// APIVersions are the served APIs, as "group/version" and "group/version/Kind"; empty until known.
 	APIVersions []string
 	// DeliveryNamespace is the hub namespace of a pull member's groups and bundles.
 	DeliveryNamespace string
-	// KubeconfigSecret and KubeconfigKey say where a push member's kubeconfig is, in Namespace; an empty key means the first one.
+	// KubeconfigSecret and KubeconfigKey are the Secret in Namespace, and its key, with the kubeconfig of a push
+	// member. An empty key stands for the first one.
 	KubeconfigSecret string
 	KubeconfigKey    string
-	// Identity says how a push member without a kubeconfig is reached with the hub's own cloud identity; nil if it has a kubeconfig.
+	// Identity is set for push members that are accessed with the hub's cloud identity; nil for members with a
+	// kubeconfig.
 	Identity *libv1beta1.WorkloadIdentity
-	// Access says how a push member of TypeKarmada is dialled; nil for every other member.
+	// Access is set for push members of TypeKarmada; nil for all others.
 	Access *Access
-	// Home is the namespace on the member in which Towline keeps what it knows of it.
-	Home string
-	// Scope and Hub tell what is deployed for this member from what other hubs, or earlier registrations, deployed on the same cluster: the uid
-	// of the cluster object, and that of the hub. Both are empty for members of TypeSveltos.
+	// MemberNamespace is the namespace on the member that has the inventories.
+	MemberNamespace string
+	// Scope and Hub separate the objects deployed for this member from the objects of other hubs and earlier
+	// registrations: they are the UID of the cluster object and the ID of the hub. Both are empty for members of
+	// TypeSveltos.
 	Scope string
 	Hub   string
-	// UID is the cluster object's uid: a cluster registered again under its old name is another member.
+	// UID is the UID of the cluster object: a cluster that is registered again under its old name is another member.
 	UID string
 }
 
-// Access says how a Cluster is dialled.
+// Access is the information to connect to a Cluster.
 type Access struct {
-	// Server is the URL of its API server, ProxyURL that of the proxy on the way there, with ProxyHeader for it; empty for none.
+	// Server is the URL of the API server. ProxyURL is the URL of a proxy, or "", and ProxyHeader its headers.
 	Server      string
 	ProxyURL    string
 	ProxyHeader map[string]string
-	// Insecure turns the check of the server's certificate off.
+	// Insecure disables the verification of the server's certificate.
 	Insecure bool
-	// Secret has the keys token and caBundle.
+	// Secret is the Secret with the keys token and caBundle.
 	Secret types.NamespacedName
 }
 
-// ID tells one member from all others, for as long as it is registered.
+// ID identifies a member while it is registered.
 type ID struct {
 	Type      Type
 	Namespace string
@@ -94,14 +100,14 @@ type ID struct {
 // ID returns the ID of m.
 func (m Member) ID() ID { return ID{Type: m.Type, Namespace: m.Namespace, Name: m.Name} }
 
-// Key returns "namespace/name", which no two members that are not refused share.
+// Key returns "namespace/name", which is unique among members that are not refused.
 func (m Member) Key() string { return m.Namespace + "/" + m.Name }
 
 // String returns "type namespace/name".
 func (i ID) String() string { return string(i.Type) + " " + i.Namespace + "/" + i.Name }
 
-// CredentialsSecret returns "namespace/name" of the Secret that a push member is reached with, "" if there is none: that of its kubeconfig,
-// of its token, or of the certificate authority beside its identity.
+// CredentialsSecret returns "namespace/name" of the Secret with the credentials of a push member, or "": of its
+// kubeconfig, of its token, or of the certificate authority of its identity.
 func (m Member) CredentialsSecret() string {
 	switch {
 	case m.Access != nil && m.Access.Secret.Name != "":
@@ -109,7 +115,7 @@ func (m Member) CredentialsSecret() string {
 	case m.KubeconfigSecret != "":
 		return m.Namespace + "/" + m.KubeconfigSecret
 	case m.Identity != nil && m.Identity.CASecretRef != nil:
-		return authorityAt(m).String()
+		return authoritySecret(m).String()
 	}
 	return ""
 }

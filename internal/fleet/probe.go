@@ -12,18 +12,18 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Facts are what a cluster says of itself.
+// Facts are the version and the APIs of a cluster.
 type Facts struct {
-	// Version is the raw gitVersion.
+	// Version is the gitVersion.
 	Version string
-	// APIVersions lists what the cluster serves, as "group/version" and "group/version/Kind", sorted.
+	// APIVersions are the served APIs, as "group/version" and "group/version/Kind", sorted.
 	APIVersions []string
-	// Complete is false if some aggregated API did not answer, so that APIVersions lacks what it serves.
+	// Complete is false if APIVersions lacks an aggregated API that did not answer.
 	Complete bool
 }
 
-// Probe asks the cluster behind cfg for its version and its APIs. It fails if the cluster cannot be reached, or does not let us in,
-// before ctx ends.
+// Probe reads the version and the APIs of the cluster behind cfg. It fails if the cluster is unreachable or denies
+// access, or if ctx ends.
 func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 	cfg = rest.CopyConfig(cfg)
 	// The discovery client takes no context, so the end of ctx reaches it as a timeout.
@@ -32,17 +32,17 @@ func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 	}
 	member, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
-		return Facts{}, fmt.Errorf("make client: %w", err)
+		return Facts{}, fmt.Errorf("create a client: %w", err)
 	}
 	version, err := member.ServerVersion()
 	if err != nil {
-		return Facts{}, fmt.Errorf("ask for the version: %w", err)
+		return Facts{}, fmt.Errorf("read the version: %w", err)
 	}
 	facts := Facts{Version: version.GitVersion, Complete: true}
 	_, resources, err := member.ServerGroupsAndResources()
 	if err != nil {
 		if !discovery.IsGroupDiscoveryFailedError(err) {
-			return Facts{}, fmt.Errorf("ask for the APIs: %w", err)
+			return Facts{}, fmt.Errorf("read the APIs: %w", err)
 		}
 		facts.Complete = false
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-func TestShardHearsOfItsClustersOnly(t *testing.T) {
+func TestShardPredicate(t *testing.T) {
 	t.Parallel()
 	in := func(shard fleet.Shard) *libv1beta1.SveltosCluster {
 		cluster := &libv1beta1.SveltosCluster{}
@@ -29,7 +29,7 @@ func TestShardHearsOfItsClustersOnly(t *testing.T) {
 	}
 	for name, tc := range tests {
 		for shard, want := range tc.want {
-			if got := shard.Concerned().Update(event.UpdateEvent{ObjectOld: in(tc.before), ObjectNew: in(tc.after)}); got != want {
+			if got := shard.Predicate().Update(event.UpdateEvent{ObjectOld: in(tc.before), ObjectNew: in(tc.after)}); got != want {
 				t.Errorf("%s: shard %q hears of it: %t, want %t", name, shard, got, want)
 			}
 			if got := shard.Serves(in(tc.after)); got != (shard == tc.after) {

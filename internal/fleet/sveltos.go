@@ -19,7 +19,7 @@ const (
 	HubName      = "mgmt"
 )
 
-// FromSveltosCluster reads a SveltosCluster into a Member.
+// FromSveltosCluster converts a SveltosCluster to a Member.
 func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 	m := Member{
 		Type:        TypeSveltos,
@@ -30,18 +30,18 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		Ready:       c.Status.Ready,
 		Down:        c.Status.ConnectionStatus == libv1beta1.ConnectionDown,
 		DownMessage: c.Status.FailureMessage,
-		// Deregistering a paused cluster means it.
+		// The deregistration of a paused cluster is executed.
 		Paused:            c.Spec.Paused && c.DeletionTimestamp.IsZero(),
-		Refused:           refused(c),
+		Refused:           sveltosRefusal(c),
 		Deleting:          !c.DeletionTimestamp.IsZero(),
-		KeepAddons:        deregistration(c, kube.DeregisterKeep),
-		Forced:            deregistration(c, kube.DeregisterForce),
-		Abandoned:         deregistration(c, kube.DeregisterAbandon),
-		Held:              slices.Contains(c.Finalizers, kube.FinalizerCluster),
+		KeepAddons:        hasDeregisterOption(c, kube.DeregisterKeep),
+		Forced:            hasDeregisterOption(c, kube.DeregisterForce),
+		Abandoned:         hasDeregisterOption(c, kube.DeregisterAbandon),
+		HasFinalizer:      slices.Contains(c.Finalizers, kube.FinalizerCluster),
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
 		KubernetesVersion: c.Status.Version,
 		APIVersions:       c.Status.APIVersions,
-		Home:              kube.AgentNamespace,
+		MemberNamespace:   kube.AgentNamespace,
 		UID:               string(c.UID),
 	}
 	if c.Spec.PullMode {
@@ -64,22 +64,22 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 	return m
 }
 
-// deregistration says whether c is being deleted and option is among what it says of that.
-func deregistration(c metav1.Object, option string) bool {
+// hasDeregisterOption returns true if c is being deleted with this option.
+func hasDeregisterOption(c metav1.Object, option string) bool {
 	options := strings.Split(c.GetAnnotations()[kube.AnnotationDeregister], ",")
 	return c.GetDeletionTimestamp() != nil && slices.Contains(options, option)
 }
 
-// KubeconfigSecretName returns the name of the Secret that holds the kubeconfig of cluster, unless its spec says otherwise.
+// KubeconfigSecretName returns the default name of the Secret with the kubeconfig of a cluster.
 func KubeconfigSecretName(cluster string) string { return cluster + "-sveltos-kubeconfig" }
 
-// IsHub says whether m is the hub itself.
+// IsHub returns true if m is the hub itself.
 func (m Member) IsHub() bool {
 	return m.Namespace == HubNamespace && m.Name == HubName && m.Mode == Push
 }
 
-// PlainVersion returns a gitVersion as v<major>.<minor>.<patch>, without pre-release and build metadata: "v1.31.6+k3s1" becomes
-// "v1.31.6". What is no version comes back as "".
+// PlainVersion returns a gitVersion as v<major>.<minor>.<patch>, without pre-release and build metadata: "v1.31.6" for
+// "v1.31.6+k3s1". It returns "" for an invalid version.
 func PlainVersion(gitVersion string) string {
 	v, err := version.ParseGeneric(gitVersion)
 	if err != nil {
@@ -88,25 +88,25 @@ func PlainVersion(gitVersion string) string {
 	return fmt.Sprintf("v%d.%d.%d", v.Major(), v.Minor(), v.Patch())
 }
 
-// RefusedSuffix ends what a Member says of the field that it is refused for.
+// RefusedSuffix ends a Member.Refused about an unsupported field.
 const RefusedSuffix = " is not supported yet"
 
-// overrideSuffix ends the annotations that name a ConfigMap with patches for an agent of the Sveltos surface. Of these agents, Towline has
-// the one that is patched by libv1beta1.AgentConfigAnnotation.
+// overrideSuffix ends the annotations that name a ConfigMap with patches for one of Sveltos's agents. Towline has only
+// the agent of libv1beta1.AgentConfigAnnotation.
 const overrideSuffix = "/config-override-ref"
 
-// IsRefusal says whether message is what a Member is refused for.
+// IsRefusal returns true if message is a value of Member.Refused.
 func IsRefusal(message string) bool {
 	return message == longPullName || message == foreignDelivery || message == reservedNamespace || strings.HasSuffix(message, RefusedSuffix)
 }
 
-// refused names the first field or annotation that would change what Towline does, if Towline acted on it.
-func refused(c *libv1beta1.SveltosCluster) string {
-	if _, reserved := OfExecutionSpace(c.Namespace); reserved {
+// sveltosRefusal returns a message about the first unsupported field or annotation of c, or "".
+func sveltosRefusal(c *libv1beta1.SveltosCluster) string {
+	if _, reserved := ClusterOfExecutionSpace(c.Namespace); reserved {
 		return reservedNamespace
 	}
 	if c.Spec.PullMode {
-		if long := LongName(c); long != "" {
+		if long := NameTooLong(c); long != "" {
 			return long
 		}
 		if _, foreign := DeliveryNamespace(c); foreign {
@@ -128,11 +128,11 @@ func refused(c *libv1beta1.SveltosCluster) string {
 	return ""
 }
 
-// settledSveltosCluster returns c without heartbeats, what counts them, and conditions, which are for people.
-func settledSveltosCluster(c *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
-	settled := *c
-	settled.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind))
-	settled.ManagedFields, settled.ResourceVersion = nil, ""
-	settled.Status.AgentLastReportTime, settled.Status.ConnectionFailures, settled.Status.Conditions = nil, 0, nil
-	return &settled
+// stripSveltosCluster returns c without heartbeats, failure counters and conditions.
+func stripSveltosCluster(c *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
+	stripped := *c
+	stripped.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind))
+	stripped.ManagedFields, stripped.ResourceVersion = nil, ""
+	stripped.Status.AgentLastReportTime, stripped.Status.ConnectionFailures, stripped.Status.Conditions = nil, 0, nil
+	return &stripped
 }

@@ -63,7 +63,7 @@ type running struct {
 type domain struct{ uid, home, scope, hub string }
 
 func domainOf(m fleet.Member) domain {
-	return domain{uid: m.UID, home: m.Home, scope: m.Scope, hub: m.Hub}
+	return domain{uid: m.UID, home: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
 }
 
 func newEngines(members *fleet.Clients, serves func(context.Context, fleet.Member) (bool, error),
@@ -217,7 +217,7 @@ func (e *engines) get(m fleet.Member, config *rest.Config) (*running, bool, erro
 		return have, false, nil
 	}
 	stop := make(chan struct{})
-	made, err := engine.New(config, engine.Options{Namespace: m.Home, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onHeal(m), OnChange: e.onChange(m, stop)})
+	made, err := engine.New(config, engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onHeal(m), OnChange: e.onChange(m, stop)})
 	if err != nil {
 		return nil, false, fmt.Errorf("make engine of %s: %w", m.Key(), err)
 	}

@@ -24,7 +24,7 @@ func (h *hub) karmada(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if shard.Default() && guarded {
+	if shard.IsDefault() && guarded {
 		answers := &approvals.Controller{Hub: h.GetClient(), Live: h.live, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{}}
 		if err := answers.Setup(ctx, h); err != nil {
 			return err

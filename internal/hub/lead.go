@@ -26,7 +26,7 @@ const (
 
 // leaseName names the Lease in kube.AgentNamespace that the active hub of a shard holds.
 func leaseName(shard fleet.Shard) string {
-	if shard.Default() {
+	if shard.IsDefault() {
 		return "towline-hub"
 	}
 	return "towline-hub-" + string(shard)

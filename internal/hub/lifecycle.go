@@ -54,7 +54,7 @@ func (h *hub) reach() *departures.Reach {
 func (h *hub) away() func(ctx context.Context, cluster client.Object) (string, error) {
 	reach := h.reach()
 	return func(ctx context.Context, cluster client.Object) (string, error) {
-		m := fleet.Of(cluster)
+		m := fleet.FromObject(cluster)
 		return map[fleet.Type]func() (string, error){
 			fleet.TypeSveltos: func() (string, error) { return reach.Away(ctx, cluster.(*libv1beta1.SveltosCluster)) },
 			// Its removal finds that out, and then abandons what is on it.

@@ -101,7 +101,7 @@ func (c *census) Collect(to chan<- prometheus.Metric) {
 			c.summary(to, &summaries.Items[i])
 		}
 	}
-	if c.shard.Default() {
+	if c.shard.IsDefault() {
 		c.profiles(ctx, to)
 	}
 }
@@ -112,7 +112,7 @@ func gauge(to chan<- prometheus.Metric, d *prometheus.Desc, value float64, label
 
 // cluster tells how one cluster is, and returns which one that is.
 func (c *census) cluster(ctx context.Context, to chan<- prometheus.Metric, cluster client.Object) fleet.ID {
-	member := fleet.Of(cluster)
+	member := fleet.FromObject(cluster)
 	of := []string{string(member.Type), member.Namespace, member.Name}
 	if version := fleet.PlainVersion(member.KubernetesVersion); version != "" {
 		gauge(to, c.version, 1, append(of, version)...)

@@ -183,7 +183,7 @@ func TestADepartureBeginsWithoutOrdersOfAnEarlierOne(t *testing.T) {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(one), one); err != nil {
 			return err
 		}
-		if fleet.DropDepartureOrders(one.DeepCopy()) || one.Annotations[kube.AnnotationDeregister] != kube.DeregisterForce {
+		if fleet.RemoveDeregistration(one.DeepCopy()) || one.Annotations[kube.AnnotationDeregister] != kube.DeregisterForce {
 			return fmt.Errorf("annotations are %v", one.Annotations)
 		}
 		return nil

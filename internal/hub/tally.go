@@ -194,7 +194,7 @@ func (t *tally) clusterGone(obj any) {
 
 // forget drops the counts of a cluster that is gone or another shard's.
 func (t *tally) forget(cluster client.Object) {
-	member := fleet.Of(cluster)
+	member := fleet.FromObject(cluster)
 	of := prometheus.Labels{"cluster_type": string(member.Type), "cluster_namespace": member.Namespace, "cluster_name": member.Name}
 	t.durations.DeletePartialMatch(of)
 	t.operations.DeletePartialMatch(of)

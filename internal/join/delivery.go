@@ -44,7 +44,7 @@ func holderOf(r Request, namespace string) string {
 
 // checkPlace refuses a cluster whose name does not fit into labels, or whose annotation names the namespace of others.
 func checkPlace(cluster *libv1beta1.SveltosCluster) error {
-	if long := fleet.LongName(cluster); long != "" {
+	if long := fleet.NameTooLong(cluster); long != "" {
 		return errors.New(long)
 	}
 	if _, foreign := fleet.DeliveryNamespace(cluster); foreign {

@@ -87,7 +87,7 @@ func checkCluster(cluster *clientcmdapi.Cluster) error {
 	if cluster.InsecureSkipTLSVerify {
 		return errors.New("it does not verify the server's certificate (insecure-skip-tls-verify)")
 	}
-	if err := fleet.CheckProxyURL(cluster.ProxyURL); err != nil {
+	if err := fleet.ValidateProxyURL(cluster.ProxyURL); err != nil {
 		return err
 	}
 	return noFile("certificate-authority", cluster.CertificateAuthority)

@@ -43,7 +43,7 @@ func (r WorkloadRequest) Validate() error {
 			return fmt.Errorf("%s is required", given.flag)
 		}
 	}
-	if err := fleet.CheckIdentity(&r.Identity); err != nil {
+	if err := fleet.ValidateIdentity(&r.Identity); err != nil {
 		return err
 	}
 	if r.CA == nil {

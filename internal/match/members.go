@@ -26,7 +26,7 @@ func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.
 	named := map[fleet.ID]bool{}
 	for _, ref := range spec.ClusterRefs {
 		ref.Namespace = cmp.Or(ref.Namespace, namespace)
-		if id, ok := fleet.Named(ref); ok {
+		if id, ok := fleet.FromReference(ref); ok {
 			named[id] = true
 		}
 	}
@@ -70,7 +70,7 @@ func Refs(members []fleet.Member) []corev1.ObjectReference {
 func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	var fields []string
 	for i, ref := range spec.ClusterRefs {
-		if _, ok := fleet.Named(ref); !ok {
+		if _, ok := fleet.FromReference(ref); !ok {
 			fields = append(fields, fmt.Sprintf("spec.clusterRefs[%d].kind", i))
 		}
 	}

@@ -19,22 +19,22 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// What an EKS cluster takes for a token: a signed request to ask STS who signed it. The numbers are those of EKS.
+// An EKS token is a presigned STS request GetCallerIdentity. EKS defines these values.
 const (
 	eksPrefix = "k8s-aws-v1."
 	eksHeader = "x-k8s-aws-id"
-	// eksSigned is how long the request may wait to be sent, in the words of the signature; EKS wants it to be there.
-	eksSigned = time.Minute
-	// eksLife is how long EKS takes a token, less a minute for clocks that differ.
-	eksLife = 14 * time.Minute
-	// emptyHash is the SHA-256 of nothing, in hex: the request has no body.
+	// eksPresignLifetime is how long the request may wait to be sent; EKS requires the value in the signature.
+	eksPresignLifetime = time.Minute
+	// eksTokenLifetime is how long EKS accepts a token, minus a minute for clocks that differ.
+	eksTokenLifetime = 14 * time.Minute
+	// emptyHash is the hexadecimal SHA-256 of the empty body.
 	emptyHash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 )
 
-// roleSession names the hub in the logs of AWS when it takes on a role.
+// roleSession is the session name of the hub in the logs of AWS when it assumes a role.
 const roleSession = "towline"
 
-// awsIssuer makes tokens of one EKS cluster.
+// awsIssuer issues tokens of one EKS cluster.
 type awsIssuer struct {
 	cluster libv1beta1.AWSIdentity
 	Options
@@ -44,7 +44,7 @@ func newAWS(w *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
 	if w.AWS == nil || w.AWS.ClusterName == "" {
 		return nil, errors.New("spec.workloadIdentity.aws.clusterName is missing")
 	}
-	// The region becomes a part of the name of the server that is asked for credentials.
+	// The region is part of the host name of STS.
 	if region := w.AWS.Region; region != "" && !regexp.MustCompile(`^[a-z0-9-]{1,63}$`).MatchString(region) {
 		return nil, fmt.Errorf("spec.workloadIdentity.aws.region: %q is not a region", region)
 	}
@@ -71,7 +71,7 @@ func (a *awsIssuer) issue(ctx context.Context) (Token, error) {
 	return a.sign(ctx, credentials, environment.Region)
 }
 
-// environment reads what the hub was given by whoever runs it.
+// environment loads the AWS configuration of the hub's process.
 func (a *awsIssuer) environment(ctx context.Context) (aws.Config, error) {
 	var options []func(*config.LoadOptions) error
 	if a.cluster.Region != "" {
@@ -85,25 +85,25 @@ func (a *awsIssuer) environment(ctx context.Context) (aws.Config, error) {
 		return environment, fmt.Errorf("read the hub's environment: %w", err)
 	}
 	if environment.Region == "" {
-		return environment, errors.New("no region is known: set spec.workloadIdentity.aws.region, or AWS_REGION in the hub's environment")
+		return environment, errors.New("no region: set spec.workloadIdentity.aws.region, or AWS_REGION in the hub's environment")
 	}
 	return environment, nil
 }
 
-// sign makes a token of credentials.
+// sign returns a token for credentials.
 func (a *awsIssuer) sign(ctx context.Context, credentials aws.Credentials, region string) (Token, error) {
-	server, err := sts.NewDefaultEndpointResolverV2().ResolveEndpoint(ctx, sts.EndpointParameters{Region: aws.String(region)})
+	endpoint, err := sts.NewDefaultEndpointResolverV2().ResolveEndpoint(ctx, sts.EndpointParameters{Region: aws.String(region)})
 	if err != nil {
-		return Token{}, fmt.Errorf("find STS of region %s: %w", region, err)
+		return Token{}, fmt.Errorf("resolve STS of region %s: %w", region, err)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URI.JoinPath("/").String(), nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint.URI.JoinPath("/").String(), nil)
 	if err != nil {
-		return Token{}, fmt.Errorf("find STS of region %s: %w", region, err)
+		return Token{}, fmt.Errorf("resolve STS of region %s: %w", region, err)
 	}
 	query := request.URL.Query()
 	query.Set("Action", "GetCallerIdentity")
 	query.Set("Version", "2011-06-15")
-	query.Set("X-Amz-Expires", strconv.Itoa(int(eksSigned/time.Second)))
+	query.Set("X-Amz-Expires", strconv.Itoa(int(eksPresignLifetime/time.Second)))
 	request.URL.RawQuery = query.Encode()
 	request.Header.Set(eksHeader, a.cluster.ClusterName)
 	now := a.Clock.Now()
@@ -111,7 +111,7 @@ func (a *awsIssuer) sign(ctx context.Context, credentials aws.Credentials, regio
 	if err != nil {
 		return Token{}, fmt.Errorf("sign the token: %w", err)
 	}
-	expires := now.Add(eksLife)
+	expires := now.Add(eksTokenLifetime)
 	if credentials.CanExpire && credentials.Expires.Before(expires) {
 		expires = credentials.Expires
 	}

@@ -30,7 +30,7 @@ const (
 	secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 )
 
-// awsHub makes the environment of the test that of a hub with a key, and returns the time there.
+// awsHub sets the environment of a hub with an AWS key, and returns its clock.
 func awsHub(t *testing.T) *testclock.FakeClock {
 	t.Helper()
 	for name, value := range map[string]string{
@@ -46,12 +46,12 @@ func eks(cluster libv1beta1.AWSIdentity) *libv1beta1.WorkloadIdentity {
 	return &libv1beta1.WorkloadIdentity{Provider: libv1beta1.WorkloadIdentityAWS, Endpoint: "https://127.0.0.1:1", AWS: &cluster}
 }
 
-// opened returns the request that a token stands for.
-func opened(t *testing.T, token string) *url.URL {
+// parseToken returns the request in a token.
+func parseToken(t *testing.T, token string) *url.URL {
 	t.Helper()
 	text, ok := strings.CutPrefix(token, "k8s-aws-v1.")
 	if !ok {
-		t.Fatalf("token %q has not the prefix of EKS", token)
+		t.Fatalf("token %q does not have the prefix of EKS", token)
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil {
@@ -64,7 +64,7 @@ func opened(t *testing.T, token string) *url.URL {
 	return request
 }
 
-// signature is that of AWS, version 4, for a GET of request by the key, worked out by hand.
+// signature computes the AWS signature, version 4, of a GET request with the key.
 func signature(request *url.URL, cluster, region, key string) string {
 	query := request.Query()
 	query.Del("X-Amz-Signature")
@@ -85,7 +85,7 @@ func signature(request *url.URL, cluster, region, key string) string {
 	return hex.EncodeToString(sum)
 }
 
-func TestEKSTokenIsASignedRequest(t *testing.T) {
+func TestEKSTokenIsAPresignedRequest(t *testing.T) {
 	clock := awsHub(t)
 	for name, test := range map[string]struct {
 		region, wantRegion, wantHost string
@@ -103,7 +103,7 @@ func TestEKSTokenIsASignedRequest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			request := opened(t, token)
+			request := parseToken(t, token)
 			want := url.Values{
 				"Action": {"GetCallerIdentity"}, "Version": {"2011-06-15"}, "X-Amz-Algorithm": {"AWS4-HMAC-SHA256"},
 				"X-Amz-Credential": {keyID + "/20260304/" + test.wantRegion + "/sts/aws4_request"}, "X-Amz-Date": {"20260304T050607Z"},
@@ -120,8 +120,9 @@ func TestEKSTokenIsASignedRequest(t *testing.T) {
 	}
 }
 
-// eksFront is an API server behind what EKS puts before one: it lets in who signed for this cluster with the key, as an account of the plane.
-func eksFront(t *testing.T, plane *localkube.Plane) *httptest.Server {
+// eksProxy is an API server behind the authenticator of EKS: it accepts tokens that were signed with the key for this
+// cluster, as an account of the plane.
+func eksProxy(t *testing.T, plane *localkube.Plane) *httptest.Server {
 	t.Helper()
 	host, err := url.Parse(plane.Config.Host)
 	if err != nil {
@@ -136,7 +137,7 @@ func eksFront(t *testing.T, plane *localkube.Plane) *httptest.Server {
 		r.Out.Header.Del("Authorization")
 	}}
 	front := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		signed := opened(t, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
+		signed := parseToken(t, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
 		if signed.Query().Get("X-Amz-Signature") != signature(signed, "prod", "eu-central-1", secret) {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
@@ -149,15 +150,15 @@ func eksFront(t *testing.T, plane *localkube.Plane) *httptest.Server {
 
 func TestEKSTokenReachesItsMemberOnly(t *testing.T) {
 	awsHub(t)
-	front := eksFront(t, localkube.Shared(t))
+	front := eksProxy(t, localkube.Shared(t))
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: front.Certificate().Raw})
 	for cluster, allowed := range map[string]bool{"prod": true, "other": false} {
 		source, err := identity.New(eks(libv1beta1.AWSIdentity{ClusterName: cluster}), identity.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := reach(t, front.URL, authority, source); (err == nil) != allowed || !allowed && !apierrors.IsUnauthorized(err) {
-			t.Errorf("cluster %s: got error %v, want it to be let in: %t", cluster, err, allowed)
+		if err := requestVersion(t, front.URL, authority, source); (err == nil) != allowed || !allowed && !apierrors.IsUnauthorized(err) {
+			t.Errorf("cluster %s: got error %v, want it to be accepted: %t", cluster, err, allowed)
 		}
 	}
 }
@@ -211,16 +212,16 @@ func TestEKSTokenOfARole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	query := opened(t, token).Query()
+	query := parseToken(t, token).Query()
 	if !strings.HasPrefix(query.Get("X-Amz-Credential"), "ASIAROLE/") || query.Get("X-Amz-Security-Token") != "role-session" ||
-		query.Get("X-Amz-Signature") != signature(opened(t, token), "prod", "eu-central-1", "role-secret") {
+		query.Get("X-Amz-Signature") != signature(parseToken(t, token), "prod", "eu-central-1", "role-secret") {
 		t.Errorf("token is signed as %v", query)
 	}
 	_, err = get("arn:aws:iam::123456789012:role/other")
 	wantLine(t, err, "workload identity: get a token from AWS: assume role arn:aws:iam::123456789012:role/other: ", "AccessDenied: not that role")
 }
 
-func TestEKSWithoutWhatItNeeds(t *testing.T) {
+func TestEKSWithMissingFields(t *testing.T) {
 	awsHub(t)
 	for name, test := range map[string]struct {
 		cluster libv1beta1.AWSIdentity

@@ -12,7 +12,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// azureScope asks for tokens for AKS; it is the application that all its clusters share.
+// azureScope is the scope of tokens for AKS, the application that all its clusters share.
 const azureScope = "6dae42f8-4368-4678-94ff-3960e28e3630/.default"
 
 func newAzure(w *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
@@ -24,7 +24,7 @@ func newAzure(w *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
 	}
 	options := &azidentity.WorkloadIdentityCredentialOptions{
 		TenantID: w.Azure.TenantID, ClientID: w.Azure.ClientID,
-		// Whoever runs the hub says which directory to trust; nobody else needs to be asked about it.
+		// The operator of the hub configures the trusted directory; no discovery is needed.
 		DisableInstanceDiscovery: true,
 	}
 	if o.Client != nil {
@@ -33,7 +33,7 @@ func newAzure(w *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
 	return func(ctx context.Context) (Token, error) {
 		credential, err := azidentity.NewWorkloadIdentityCredential(options)
 		if err != nil {
-			return Token{}, fmt.Errorf("find the hub's credentials: %w", err)
+			return Token{}, fmt.Errorf("load the hub's credentials: %w", err)
 		}
 		issued, err := credential.GetToken(ctx, policy.TokenRequestOptions{Scopes: []string{azureScope}})
 		if err != nil {

@@ -15,47 +15,48 @@ import (
 )
 
 const (
-	// maxReason is how many bytes of what a provider says fit into a status.
-	maxReason = 400
-	// maxAnswer is how many bytes of an answer that refuses a token are read.
-	maxAnswer = 16 << 10
+	// maxMessage limits the bytes of a provider's message, which is written to a status.
+	maxMessage = 400
+	// maxBody limits the bytes of a response that are read.
+	maxBody = 16 << 10
 )
 
-// tokenError says why there is no token.
+// tokenError is the reason why there is no token.
 type tokenError struct {
 	provider libv1beta1.WorkloadIdentityProvider
 	err      error
 }
 
-// Error is one line: libraries say it in many, and the status of a cluster has one.
+// Error returns one line, although libraries return several, because the message is written to the status of a cluster.
 func (e *tokenError) Error() string {
-	return fmt.Sprintf("workload identity: get a token from %s: %s", e.provider, reason(e.err))
+	return fmt.Sprintf("workload identity: get a token from %s: %s", e.provider, describe(e.err))
 }
 
 func (e *tokenError) Unwrap() error { return e.err }
 
-func reason(err error) string {
+func describe(err error) string {
 	text := err.Error()
 	var oauth *oauth2.RetrieveError
 	var azure *azidentity.AuthenticationFailedError
 	switch {
 	case errors.As(err, &oauth) && oauth.Response != nil:
-		text = answered(oauth.Response, oauth.Body)
+		text = describeResponse(oauth.Response, oauth.Body)
 	case errors.As(err, &azure) && azure.RawResponse != nil:
-		// What cannot be read is left out.
-		body, _ := io.ReadAll(io.LimitReader(azure.RawResponse.Body, maxAnswer))
-		text = answered(azure.RawResponse, body)
+		// An unreadable body is left out.
+		body, _ := io.ReadAll(io.LimitReader(azure.RawResponse.Body, maxBody))
+		text = describeResponse(azure.RawResponse, body)
 	}
 	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > maxReason {
-		text = strings.ToValidUTF8(text[:maxReason], "") + "..."
+	if len(text) > maxMessage {
+		text = strings.ToValidUTF8(text[:maxMessage], "") + "..."
 	}
 	return text
 }
 
-// answered says what a token endpoint answered. Of the body it shows only what RFC 6749 has for people.
-func answered(response *http.Response, body []byte) string {
-	var said struct {
+// describeResponse describes the response of a token endpoint. From the body it takes only the fields for people of RFC
+// 6749.
+func describeResponse(response *http.Response, body []byte) string {
+	var oauthError struct {
 		Error       string `json:"error"`
 		Description string `json:"error_description"`
 	}
@@ -63,10 +64,10 @@ func answered(response *http.Response, body []byte) string {
 	if response.Request != nil && response.Request.URL != nil {
 		text = response.Request.URL.Host + " answered " + text
 	}
-	if json.Unmarshal(body, &said) == nil && said.Error != "" {
-		text += ": " + said.Error
-		if said.Description != "" {
-			text += ": " + said.Description
+	if json.Unmarshal(body, &oauthError) == nil && oauthError.Error != "" {
+		text += ": " + oauthError.Error
+		if oauthError.Description != "" {
+			text += ": " + oauthError.Description
 		}
 	}
 	return text

@@ -10,7 +10,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// gcpScope is the scope that GKE wants of a token.
+// gcpScope is the scope that GKE requires.
 const gcpScope = "https://www.googleapis.com/auth/cloud-platform"
 
 func newGCP(_ *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
@@ -20,7 +20,7 @@ func newGCP(_ *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
 		}
 		credentials, err := google.FindDefaultCredentials(ctx, gcpScope)
 		if err != nil {
-			return Token{}, fmt.Errorf("find the hub's credentials: %w", err)
+			return Token{}, fmt.Errorf("load the hub's credentials: %w", err)
 		}
 		issued, err := credentials.TokenSource.Token()
 		if err != nil {

@@ -16,43 +16,46 @@ import (
 )
 
 const (
-	// issueLimit is how long a provider may take to issue a token. It is less than the time in which a member must answer.
-	issueLimit = 8 * time.Second
-	// failurePause is how long nobody asks again after a failure, so that many requests to a member do not become as many to the provider.
-	failurePause = 5 * time.Second
-	// maxMargin is how long before its end a token is renewed at the latest; one that lives less than five times as long, in its last fifth.
-	maxMargin = 5 * time.Minute
-	// unknownLife is how long a token is used whose provider does not say how long it lives.
-	unknownLife = 5 * time.Minute
-	// minRefusedAge is how old a token must be for its refusal by a member to be a reason to get another one.
-	minRefusedAge = time.Minute
+	// issueTimeout limits a token request to a provider. It is shorter than the time limit of a request to a member.
+	issueTimeout = 8 * time.Second
+	// failureBackoff is the minimal time between a failure and the next token request, so that many requests to a
+	// member do not become many requests to the provider.
+	failureBackoff = 5 * time.Second
+	// maxRenewalMargin is how long before its expiry a token is renewed. A token with less than five times this
+	// lifetime is renewed in its last fifth.
+	maxRenewalMargin = 5 * time.Minute
+	// defaultLifetime is how long a token without an expiry is used.
+	defaultLifetime = 5 * time.Minute
+	// minRejectedAge is the minimal age of a token that is replaced because a member rejected it.
+	minRejectedAge = time.Minute
 )
 
-// Token lets the hub into a member until it expires.
+// Token is accepted by a member until it expires.
 type Token struct {
 	Text    string
 	Expires time.Time
 }
 
-// Options are what a Source needs beside the identity. The zero value is right for a hub.
+// Options configure a Source. The zero value is right for a hub.
 type Options struct {
-	// Client reaches the provider. Default: the provider's own.
+	// Client sends the requests to the provider. Default: the client of the provider's library.
 	Client *http.Client
-	// Clock tells how old tokens are. Default: the real one.
+	// Clock gives the time. Default: the real clock.
 	Clock clock.PassiveClock
 }
 
-// issuer gets a new token. It keeps nothing, so that whatever changes in the hub's environment counts from the next token on.
+// issuer requests a new token. It keeps no state, so that changes of the hub's environment apply to the next token.
 type issuer func(context.Context) (Token, error)
 
-// Source hands out the token of one member, and renews it before it expires. Use New.
+// Source returns the token of one member, and renews it before it expires. Create it with New. Its methods may be
+// called concurrently.
 type Source struct {
 	provider libv1beta1.WorkloadIdentityProvider
 	issue    issuer
 	clock    clock.PassiveClock
 	flight   singleflight.Group
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu       sync.Mutex
 	token    Token
 	issued   time.Time
@@ -60,7 +63,7 @@ type Source struct {
 	failedAt time.Time
 }
 
-// New returns the Source for w. It contacts nobody. It fails if w lacks something that a token needs; the error names the field.
+// New returns the Source for w. It sends no request. It fails if w is incomplete; the error names the field.
 func New(w *libv1beta1.WorkloadIdentity, o Options) (*Source, error) {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
@@ -69,7 +72,7 @@ func New(w *libv1beta1.WorkloadIdentity, o Options) (*Source, error) {
 		libv1beta1.WorkloadIdentityAWS: newAWS, libv1beta1.WorkloadIdentityGCP: newGCP, libv1beta1.WorkloadIdentityAzure: newAzure,
 	}[w.Provider]
 	if !ok {
-		return nil, fmt.Errorf("spec.workloadIdentity.provider: no tokens are known for %q", w.Provider)
+		return nil, fmt.Errorf("spec.workloadIdentity.provider: %q is not supported", w.Provider)
 	}
 	issue, err := newIssuer(w, o)
 	if err != nil {
@@ -78,58 +81,59 @@ func New(w *libv1beta1.WorkloadIdentity, o Options) (*Source, error) {
 	return &Source{provider: w.Provider, issue: issue, clock: o.Clock}, nil
 }
 
-// Token returns a token that has not expired. It fails when there is none, and the provider has not issued one before ctx ends or eight
-// seconds have passed; the error names the provider and is one line.
+// Token returns a token that has not expired. It fails if there is none and the provider does not issue one before ctx
+// ends or eight seconds have passed. The error names the provider and is one line.
 func (s *Source) Token(ctx context.Context) (string, error) {
-	have, due, failure := s.look()
-	if !due {
-		return have, nil
+	token, needsRenewal, failure := s.current()
+	if !needsRenewal {
+		return token, nil
 	}
 	if failure == nil {
 		failure = s.renew(ctx)
-		have, _, _ = s.look()
+		token, _, _ = s.current()
 	}
-	if have != "" {
-		// The old one is good for a while yet.
-		return have, nil
+	if token != "" {
+		// The old token is still valid.
+		return token, nil
 	}
 	return "", cmp.Or(failure, error(&tokenError{provider: s.provider, err: errors.New("the token issued has expired already: is the hub's clock right?")}))
 }
 
-// look returns the token, "" being one that has expired, whether another one is due, and why it was not issued just now.
-func (s *Source) look() (have string, due bool, failure error) {
+// current returns the token ("" if it has expired), whether it must be renewed, and the error of a recent failure.
+func (s *Source) current() (token string, needsRenewal bool, failure error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	if s.failure != nil && now.Sub(s.failedAt) < failurePause {
+	if s.failure != nil && now.Sub(s.failedAt) < failureBackoff {
 		failure = s.failure
 	}
 	if s.token.Text == "" || !now.Before(s.token.Expires) {
 		return "", true, failure
 	}
-	margin := min(maxMargin, s.token.Expires.Sub(s.issued)/5)
+	margin := min(maxRenewalMargin, s.token.Expires.Sub(s.issued)/5)
 	return s.token.Text, !now.Before(s.token.Expires.Add(-margin)), failure
 }
 
-// renew gets another token, once for all who ask at the same time. One of them that goes away takes nothing from the others.
+// renew requests another token, once for all concurrent callers. The end of one caller's context does not affect the
+// others.
 func (s *Source) renew(ctx context.Context) error {
-	waiting, cancel := context.WithTimeout(ctx, issueLimit)
+	waitCtx, cancel := context.WithTimeout(ctx, issueTimeout)
 	defer cancel()
 	done := s.flight.DoChan("", func() (any, error) {
-		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), issueLimit)
+		issueCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), issueTimeout)
 		defer cancel()
-		token, err := s.issue(limited)
-		return nil, s.keep(token, err)
+		token, err := s.issue(issueCtx)
+		return nil, s.store(token, err)
 	})
 	select {
 	case result := <-done:
 		return result.Err
-	case <-waiting.Done():
-		return &tokenError{provider: s.provider, err: fmt.Errorf("no token was issued within %s: %w", issueLimit, waiting.Err())}
+	case <-waitCtx.Done():
+		return &tokenError{provider: s.provider, err: fmt.Errorf("no token was issued within %s: %w", issueTimeout, waitCtx.Err())}
 	}
 }
 
-func (s *Source) keep(token Token, err error) error {
+func (s *Source) store(token Token, err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
@@ -138,16 +142,16 @@ func (s *Source) keep(token Token, err error) error {
 	}
 	s.token, s.issued, s.failure = token, s.clock.Now(), nil
 	if token.Expires.IsZero() {
-		s.token.Expires = s.issued.Add(unknownLife)
+		s.token.Expires = s.issued.Add(defaultLifetime)
 	}
 	return nil
 }
 
-// refused makes the next request get another token, unless text has just been issued: then another one would be refused, too.
-func (s *Source) refused(text string) {
+// discard removes a rejected token, unless it was issued just now: another one would be rejected, too.
+func (s *Source) discard(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.token.Text == text && s.clock.Since(s.issued) >= minRefusedAge {
+	if s.token.Text == text && s.clock.Since(s.issued) >= minRejectedAge {
 		s.token = Token{}
 	}
 }

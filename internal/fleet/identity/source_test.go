@@ -32,7 +32,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// wantLine wants one line with all of texts, and nothing in it that is secret.
+// wantLine checks that err is one line with all of texts and without secrets.
 func wantLine(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	if err == nil {
@@ -48,21 +48,21 @@ func wantLine(t *testing.T, err error, texts ...string) {
 	}
 }
 
-// tokens answers like the token endpoint of a provider.
-type tokens struct {
+// tokenEndpoint is the token endpoint of a provider.
+type tokenEndpoint struct {
 	mu     sync.Mutex
 	status int
 	body   string
 	asked  atomic.Int64
 }
 
-func (s *tokens) say(status int, body string) {
+func (s *tokenEndpoint) respondWith(status int, body string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status, s.body = status, body
 }
 
-func (s *tokens) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *tokenEndpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if strings.HasSuffix(r.URL.Path, "/.well-known/openid-configuration") {
 		self := "https://" + r.Host + "/tenant"
@@ -80,10 +80,10 @@ func issued(token string) string {
 	return fmt.Sprintf(`{"access_token":%q,"token_type":"Bearer","expires_in":3600}`, token)
 }
 
-// gcpHub makes the environment of the test that of a hub with a Google service account, and returns who answers for Google.
-func gcpHub(t *testing.T) *tokens {
+// gcpHub sets the environment of a hub with a Google service account, and returns the token endpoint.
+func gcpHub(t *testing.T) *tokenEndpoint {
 	t.Helper()
-	google := &tokens{status: http.StatusInternalServerError}
+	google := &tokenEndpoint{status: http.StatusInternalServerError}
 	server := httptest.NewServer(google)
 	t.Cleanup(server.Close)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -128,8 +128,8 @@ func accountToken(t *testing.T, plane *localkube.Plane) string {
 	return request.Status.Token
 }
 
-// reach asks the API server at host for its version with the tokens of source.
-func reach(t *testing.T, host string, authority []byte, source *identity.Source) error {
+// requestVersion requests the version of the API server at host with the tokens of source.
+func requestVersion(t *testing.T, host string, authority []byte, source *identity.Source) error {
 	t.Helper()
 	endpoint, err := url.Parse(host)
 	if err != nil {
@@ -143,13 +143,13 @@ func reach(t *testing.T, host string, authority []byte, source *identity.Source)
 
 func TestGKETokenReachesAMember(t *testing.T) {
 	plane, google := localkube.Shared(t), gcpHub(t)
-	google.say(http.StatusOK, issued(accountToken(t, plane)))
+	google.respondWith(http.StatusOK, issued(accountToken(t, plane)))
 	source, err := identity.New(gke(), identity.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := reach(t, plane.Config.Host, plane.Config.CAData, source); err != nil {
+		if err := requestVersion(t, plane.Config.Host, plane.Config.CAData, source); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -159,7 +159,7 @@ func TestGKETokenReachesAMember(t *testing.T) {
 }
 
 func TestAKSTokenReachesAMember(t *testing.T) {
-	plane, entra := localkube.Shared(t), &tokens{}
+	plane, entra := localkube.Shared(t), &tokenEndpoint{}
 	server := httptest.NewTLSServer(entra)
 	t.Cleanup(server.Close)
 	file := filepath.Join(t.TempDir(), "token")
@@ -176,11 +176,11 @@ func TestAKSTokenReachesAMember(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	entra.say(http.StatusUnauthorized, `{"error":"invalid_client","error_description":"AADSTS700213: No matching\r\nfederated identity record found"}`)
-	wantLine(t, reach(t, plane.Config.Host, plane.Config.CAData, source), "workload identity: get a token from Azure: 127.0.0.1:", "answered 401 Unauthorized: invalid_client: AADSTS700213: No matching federated identity record found")
+	entra.respondWith(http.StatusUnauthorized, `{"error":"invalid_client","error_description":"AADSTS700213: No matching\r\nfederated identity record found"}`)
+	wantLine(t, requestVersion(t, plane.Config.Host, plane.Config.CAData, source), "workload identity: get a token from Azure: 127.0.0.1:", "answered 401 Unauthorized: invalid_client: AADSTS700213: No matching federated identity record found")
 	clock.Step(time.Minute)
-	entra.say(http.StatusOK, issued(accountToken(t, plane)))
-	if err := reach(t, plane.Config.Host, plane.Config.CAData, source); err != nil {
+	entra.respondWith(http.StatusOK, issued(accountToken(t, plane)))
+	if err := requestVersion(t, plane.Config.Host, plane.Config.CAData, source); err != nil {
 		t.Error(err)
 	}
 	t.Setenv("AZURE_FEDERATED_TOKEN_FILE", filepath.Join(t.TempDir(), "missing"))
@@ -196,13 +196,13 @@ func TestAKSTokenReachesAMember(t *testing.T) {
 	}
 }
 
-func TestTokenThatCannotBeRenewedIsUsedToItsEnd(t *testing.T) {
+func TestTokenIsUsedUntilItExpires(t *testing.T) {
 	google, clock := gcpHub(t), testclock.NewFakeClock(time.Now())
 	source, err := identity.New(gke(), identity.Options{Clock: clock})
 	if err != nil {
 		t.Fatal(err)
 	}
-	google.say(http.StatusBadRequest, `{"error":"invalid_grant","error_description":"Invalid JWT"}`)
+	google.respondWith(http.StatusBadRequest, `{"error":"invalid_grant","error_description":"Invalid JWT"}`)
 	for range 3 {
 		_, err := source.Token(t.Context())
 		wantLine(t, err, "workload identity: get a token from GCP: 127.0.0.1:", "answered 400 Bad Request: invalid_grant: Invalid JWT")
@@ -223,7 +223,7 @@ func TestTokenThatCannotBeRenewedIsUsedToItsEnd(t *testing.T) {
 		{5 * time.Minute, http.StatusInternalServerError, "", ""},
 		{time.Minute, http.StatusOK, `{"access_token":"second","expires_in":7200}`, "second"},
 	} {
-		google.say(step.says, step.body)
+		google.respondWith(step.says, step.body)
 		clock.Step(step.after)
 		if got, err := source.Token(t.Context()); got != step.want || (err != nil) != (step.want == "") {
 			t.Errorf("%s later: got token %q and error %v, want %q", step.after, got, err, step.want)
@@ -231,7 +231,7 @@ func TestTokenThatCannotBeRenewedIsUsedToItsEnd(t *testing.T) {
 	}
 }
 
-func TestNobodyWaitsForAProviderThatDoesNotAnswer(t *testing.T) {
+func TestUnresponsiveProviderDoesNotBlock(t *testing.T) {
 	silent := gcpHub(t)
 	silent.mu.Lock()
 	defer silent.mu.Unlock()
@@ -244,17 +244,17 @@ func TestNobodyWaitsForAProviderThatDoesNotAnswer(t *testing.T) {
 	_, err = source.Token(ctx)
 	wantLine(t, err, "workload identity: get a token from GCP: no token was issued")
 	if t.Context().Err() != nil {
-		t.Error("the request was held up")
+		t.Error("the request was delayed")
 	}
 }
 
-func TestTokenGoesToItsMemberOnly(t *testing.T) {
+func TestTokenIsSentToItsMemberOnly(t *testing.T) {
 	google, clock := gcpHub(t), testclock.NewFakeClock(time.Now())
 	source, err := identity.New(gke(), identity.Options{Clock: clock})
 	if err != nil {
 		t.Fatal(err)
 	}
-	google.say(http.StatusOK, issued("secret-token"))
+	google.respondWith(http.StatusOK, issued("secret-token"))
 	var elsewhere, here atomic.Value
 	other := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { elsewhere.Store(r.Header.Get("Authorization")) }))
 	t.Cleanup(other.Close)
@@ -284,8 +284,8 @@ func TestTokenGoesToItsMemberOnly(t *testing.T) {
 	if here.Load() != "Bearer secret-token" || elsewhere.Load() != "" {
 		t.Errorf("the member got %q, the one it redirects to %q", here.Load(), elsewhere.Load())
 	}
-	// A refused token is given up, unless it is brand-new.
-	google.say(http.StatusOK, issued("next-token"))
+	// A rejected token is discarded, unless it is new.
+	google.respondWith(http.StatusOK, issued("next-token"))
 	get("/refused")
 	get("/refused")
 	if here.Load() != "Bearer secret-token" {

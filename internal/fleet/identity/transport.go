@@ -5,8 +5,8 @@ import (
 	"net/url"
 )
 
-// Wrap returns what makes a transport send the Source's token with every request to endpoint, and with no other: a redirect takes it
-// nowhere. Requests fail when there is no token.
+// Wrap returns a function that wraps a transport. The transport adds the Source's token to each request to endpoint,
+// and to no other request, for example after a redirect. Requests fail if there is no token.
 func (s *Source) Wrap(endpoint *url.URL) func(http.RoundTripper) http.RoundTripper {
 	return func(next http.RoundTripper) http.RoundTripper {
 		return &transport{source: s, host: endpoint.Host, next: next}
@@ -35,10 +35,10 @@ func (t *transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	request.Header.Set("Authorization", "Bearer "+token)
 	response, err := t.next.RoundTrip(request)
 	if err == nil && response.StatusCode == http.StatusUnauthorized {
-		t.source.refused(token)
+		t.source.discard(token)
 	}
 	return response, err
 }
 
-// WrappedRoundTripper returns the transport beneath, for what client-go asks of it.
+// WrappedRoundTripper returns the wrapped transport, as client-go's transport utilities expect.
 func (t *transport) WrappedRoundTripper() http.RoundTripper { return t.next }

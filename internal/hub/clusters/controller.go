@@ -101,7 +101,7 @@ func (c *Controller) controller(mgr ctrl.Manager, name string, mode fleet.Mode, 
 	ours := predicate.NewPredicateFuncs(func(obj client.Object) bool { return modeOf(obj.(*libv1beta1.SveltosCluster)) == mode })
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(name).
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Concerned(), ours, othersChanged())).
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Predicate(), ours, othersChanged())).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
 }
 

@@ -79,7 +79,7 @@ type Controller struct {
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("departures").
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(leaving(), c.Shard.Concerned())).
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(leaving(), c.Shard.Predicate())).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.ofSummary), builder.WithPredicates(summaryLeaving())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,

@@ -101,7 +101,7 @@ func (c *Controller) controller(mgr ctrl.Manager, mode clusterv1alpha1.ClusterSy
 	names := map[clusterv1alpha1.ClusterSyncMode]string{clusterv1alpha1.Push: "members", clusterv1alpha1.Pull: "members-pull"}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(names[mode]).
-		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Concerned(), concerns(mode), othersChanged())).
+		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Predicate(), concerns(mode), othersChanged())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, observeInterval),
@@ -158,7 +158,7 @@ func (c *Controller) dialledWith(ctx context.Context, secret client.Object) []re
 
 // renewedBy returns the Cluster whose agent renews a Lease.
 func renewedBy(_ context.Context, lease client.Object) []reconcile.Request {
-	cluster, ok := fleet.OfExecutionSpace(lease.GetNamespace())
+	cluster, ok := fleet.ClusterOfExecutionSpace(lease.GetNamespace())
 	if !ok || lease.GetName() != cluster {
 		return nil
 	}

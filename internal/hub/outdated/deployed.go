@@ -78,7 +78,7 @@ func (w *Watch) deployed(ctx context.Context) (map[fleet.ID]client.Object, []*co
 	clusters := map[fleet.ID]client.Object{}
 	for _, cluster := range members {
 		if w.Shard.Serves(cluster) {
-			clusters[fleet.Of(cluster).ID()] = cluster
+			clusters[fleet.FromObject(cluster).ID()] = cluster
 		}
 	}
 	var list configv1beta1.ClusterSummaryList

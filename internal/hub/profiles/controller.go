@@ -107,8 +107,8 @@ func deletionBegan() predicate.Predicate {
 // matchingChanged passes what can make a cluster match or stop matching, or let it have a summary.
 func matchingChanged() predicate.Predicate {
 	return predicate.Or(deletionBegan(), predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := fleet.Of(e.ObjectOld), fleet.Of(e.ObjectNew)
-		return before.Ready != after.Ready || before.Held != after.Held || before.Refused != after.Refused || !maps.Equal(before.Labels, after.Labels)
+		before, after := fleet.FromObject(e.ObjectOld), fleet.FromObject(e.ObjectNew)
+		return before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused || !maps.Equal(before.Labels, after.Labels)
 	}})
 }
 
@@ -117,7 +117,7 @@ func (r *reconciler) all(ctx context.Context, cluster client.Object) []reconcile
 	list := r.kind.list()
 	var options []client.ListOption
 	if r.kind.name == configv1beta1.ProfileKind {
-		options = append(options, client.InNamespace(fleet.Of(cluster).Namespace))
+		options = append(options, client.InNamespace(fleet.FromObject(cluster).Namespace))
 	}
 	if err := r.Hub.List(ctx, list, options...); err != nil {
 		log.FromContext(ctx).Error(err, "list profiles")

@@ -77,7 +77,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("registrations").
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Concerned(), wantedChanged())).
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Predicate(), wantedChanged())).
 		Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(c.ofLease), builder.WithPredicates(exchanged())).
 		WatchesMetadata(namespaces, handler.EnqueueRequestsFromMapFunc(c.ofNamespace), builder.WithPredicates(claimLost())).
 		WithOptions(controller.Options{
@@ -171,7 +171,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !cluster.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, c.restore(ctx, cluster)
 	}
-	if fleet.LongName(cluster) != "" {
+	if fleet.NameTooLong(cluster) != "" {
 		// Nothing can be made for it, so that there is nothing to hold it for; the clusters controller says why.
 		return reconcile.Result{}, nil
 	}
@@ -229,7 +229,7 @@ func (s *state) next() time.Duration {
 // reset removes from the cluster what the hub noted on it when it was leaving: it has been restored from a backup.
 func (c *Controller) reset(ctx context.Context, s *state) error {
 	clean := s.cluster.DeepCopy()
-	if !fleet.DropDepartureOrders(clean) {
+	if !fleet.RemoveDeregistration(clean) {
 		return nil
 	}
 	// The lock makes sure that it still stays.

@@ -77,7 +77,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	inSpace := handler.EnqueueRequestsFromMapFunc(c.ofSpace)
 	clusters := ctrl.NewControllerManagedBy(mgr).
 		Named("spaces").
-		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Concerned(), wantedChanged())).
+		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Predicate(), wantedChanged())).
 		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.rivals), builder.WithPredicates(gone())).
 		Watches(&workv1alpha1.Work{}, inSpace, builder.WithPredicates(gone())).
 		Watches(&configv1beta1.ClusterSummary{}, inSpace, builder.WithPredicates(gone())).
@@ -93,7 +93,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		Named("work-holder").
 		For(&workv1alpha1.Work{}, builder.WithPredicates(unheld())).
 		Complete(&holder{hub: c.Hub, live: c.Live, shard: c.Shard})
-	if !c.Shard.Default() {
+	if !c.Shard.IsDefault() {
 		return errors.Join(clusters, works)
 	}
 	return errors.Join(clusters, works, mgr.Add(manager.RunnableFunc(c.sweepAll)))
@@ -143,7 +143,7 @@ func (c *Controller) ofSpace(ctx context.Context, obj client.Object) []reconcile
 	if space == "" {
 		space = obj.GetName()
 	}
-	name, ok := fleet.OfExecutionSpace(space)
+	name, ok := fleet.ClusterOfExecutionSpace(space)
 	if !ok {
 		return nil
 	}

@@ -109,7 +109,7 @@ func (c *Controller) removeMember(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
-	removed, err := karmada.RemoveMember(ctx, member, s.cluster.Name, s.member.Home, hubID)
+	removed, err := karmada.RemoveMember(ctx, member, s.cluster.Name, s.member.MemberNamespace, hubID)
 	if len(removed) > 0 {
 		log.FromContext(ctx).Info("removed the registration from the cluster", logkeys.Count, len(removed))
 	}

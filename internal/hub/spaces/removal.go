@@ -161,7 +161,7 @@ func (c *Controller) clear(ctx context.Context, s *state) error {
 
 // sweep deletes what the hub has of a Cluster that went without us, of which the hub of the default shard knows as well as any.
 func (c *Controller) sweep(ctx context.Context, name string) error {
-	if !c.Shard.Default() {
+	if !c.Shard.IsDefault() {
 		return nil
 	}
 	return karmada.Sweep(ctx, c.Live, name)

@@ -35,7 +35,7 @@ const (
 // reset removes from a Cluster what the hub noted on it when it was leaving: it has been restored from a backup.
 func (c *Controller) reset(ctx context.Context, s *state) error {
 	clean := s.cluster.DeepCopy()
-	if !fleet.DropDepartureOrders(clean) {
+	if !fleet.RemoveDeregistration(clean) {
 		return nil
 	}
 	// The lock makes sure that it still stays.

@@ -84,7 +84,7 @@ func (w *world) work(t *testing.T, cluster string) *workv1alpha1.Work {
 
 // execute withdraws a Work once it is deleted, as whoever executes it does, and says what its cluster was then.
 func (w *world) execute(ctx context.Context, work *workv1alpha1.Work) (*clusterv1alpha1.Cluster, error) {
-	name, _ := fleet.OfExecutionSpace(work.Namespace)
+	name, _ := fleet.ClusterOfExecutionSpace(work.Namespace)
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
 	for {
 		if err := w.hubClient.Get(ctx, client.ObjectKeyFromObject(work), work); err != nil {

@@ -36,7 +36,7 @@ func unheld() predicate.Predicate {
 
 // Reconcile holds one Work of a Cluster that stays.
 func (h *holder) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	name, ok := fleet.OfExecutionSpace(req.Namespace)
+	name, ok := fleet.ClusterOfExecutionSpace(req.Namespace)
 	if !ok {
 		return reconcile.Result{}, nil
 	}

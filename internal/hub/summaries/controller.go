@@ -103,7 +103,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
 		})
 	for _, cluster := range fleet.Kinds() {
-		made = made.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Concerned(), memberChanged()))
+		made = made.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
 	}
 	return made.Complete(c)
 }
@@ -133,7 +133,7 @@ func (c *Controller) statusEdited() predicate.Predicate {
 // memberChanged drops heartbeats, and what nodes and pods do.
 func memberChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return !equality.Semantic.DeepEqual(fleet.Settled(e.ObjectOld), fleet.Settled(e.ObjectNew))
+		return !equality.Semantic.DeepEqual(fleet.WithoutVolatileFields(e.ObjectOld), fleet.WithoutVolatileFields(e.ObjectNew))
 	}}
 }
 
@@ -157,7 +157,7 @@ func ofGroup(_ context.Context, obj client.Object) []reconcile.Request {
 
 // ofCluster lists the summaries of a cluster.
 func (c *Controller) ofCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
-	member := fleet.Of(cluster)
+	member := fleet.FromObject(cluster)
 	summaries, err := c.siblings(ctx, member.ID())
 	if err != nil {
 		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Member, member.Key())
@@ -187,7 +187,7 @@ func (c *Controller) ours(ctx context.Context, summary *configv1beta1.ClusterSum
 	of := match.Target(summary)
 	_, cluster, err := fleet.Get(ctx, c.Hub, of.Type, of.Namespace, of.Name)
 	if apierrors.IsNotFound(err) {
-		return c.Shard.Default(), nil
+		return c.Shard.IsDefault(), nil
 	}
 	if err != nil {
 		return false, err

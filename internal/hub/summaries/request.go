@@ -54,8 +54,8 @@ func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (s
 
 // subjectOf returns the cluster as templates see it, without what changes all the time.
 func subjectOf(cluster client.Object) (source.Subject, error) {
-	member := fleet.Of(cluster)
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.Settled(cluster))
+	member := fleet.FromObject(cluster)
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.WithoutVolatileFields(cluster))
 	if err != nil {
 		return source.Subject{}, fmt.Errorf("convert cluster %s: %w", member.Key(), err)
 	}

@@ -216,7 +216,7 @@ func (c *Controller) gate(_ context.Context, s *state) error {
 		s.hold(why)
 		return phase.Wait{Reason: why}
 	}
-	if !s.deleting() && !s.member.Held {
+	if !s.deleting() && !s.member.HasFinalizer {
 		// It could not be withdrawn in order. The hub is about to change that.
 		return phase.Wait{Reason: "the cluster is not held yet"}
 	}

@@ -82,7 +82,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](retryFirst, retryMost),
 		})
 	for _, cluster := range fleet.Kinds() {
-		made = made.Watches(cluster, later(ofCluster), builder.WithPredicates(c.Shard.Concerned(), clusterChanged()))
+		made = made.Watches(cluster, later(ofCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged()))
 	}
 	return made.Complete(c)
 }
@@ -163,9 +163,9 @@ func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
-			before, after := fleet.Of(e.ObjectOld), fleet.Of(e.ObjectNew)
+			before, after := fleet.FromObject(e.ObjectOld), fleet.FromObject(e.ObjectNew)
 			ordered := e.ObjectOld.GetAnnotations()[kube.AnnotationWithdraw] != e.ObjectNew.GetAnnotations()[kube.AnnotationWithdraw]
-			return ordered || isReachable(before) != isReachable(after) || before.Paused != after.Paused || before.Held != after.Held ||
+			return ordered || isReachable(before) != isReachable(after) || before.Paused != after.Paused || before.HasFinalizer != after.HasFinalizer ||
 				before.Shard != after.Shard || before.Refused != after.Refused
 		},
 	}
@@ -176,7 +176,7 @@ func isReachable(m fleet.Member) bool { return m.Ready && !m.Down }
 func ofNothing(context.Context, client.Object) []fleet.ID { return nil }
 
 func ofCluster(_ context.Context, obj client.Object) []fleet.ID {
-	return []fleet.ID{fleet.Of(obj).ID()}
+	return []fleet.ID{fleet.FromObject(obj).ID()}
 }
 
 func (c *Controller) ofSummary(_ context.Context, obj client.Object) []fleet.ID {
@@ -227,7 +227,7 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if member.Deleting || member.Paused || !member.Held || member.Refused != "" || !isReachable(member) {
+	if member.Deleting || member.Paused || !member.HasFinalizer || member.Refused != "" || !isReachable(member) {
 		return reconcile.Result{}, nil // a watch event triggers the next reconcile; deregistration withdraws its own bundles
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, member.Key()))

@@ -84,7 +84,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("works").
 		For(&workv1alpha1.Work{}, builder.WithPredicates(wantedChanged())).
-		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Concerned(), memberChanged())).
+		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged())).
 		WatchesRawSource(ctrlsource.Channel(c.Woken, &handler.EnqueueRequestForObject{})).
 		WatchesRawSource(ctrlsource.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			c.slots.queue = queue
@@ -143,7 +143,7 @@ func (c *Controller) ofCluster(ctx context.Context, cluster client.Object) []rec
 
 // Reconcile carries out one Work.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	name, ok := fleet.OfExecutionSpace(req.Namespace)
+	name, ok := fleet.ClusterOfExecutionSpace(req.Namespace)
 	if !ok {
 		return reconcile.Result{}, nil
 	}
@@ -227,7 +227,7 @@ func (c *Controller) execute(ctx context.Context, work *workv1alpha1.Work, m fle
 
 // stray lets go of a deleted Work whose Cluster is gone, so that its namespace can go: nobody else will.
 func (c *Controller) stray(ctx context.Context, work *workv1alpha1.Work, name string) (reconcile.Result, error) {
-	if work.DeletionTimestamp.IsZero() || !c.Shard.Default() {
+	if work.DeletionTimestamp.IsZero() || !c.Shard.IsDefault() {
 		return reconcile.Result{}, nil
 	}
 	err := c.Live.Get(ctx, types.NamespacedName{Name: name}, &clusterv1alpha1.Cluster{})

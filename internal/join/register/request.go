@@ -126,7 +126,7 @@ func (r Request) validate() error {
 
 // validatePlace checks what the agent writes into the Cluster, which would not take it.
 func (r Request) validatePlace() error {
-	if err := fleet.CheckProxyURL(r.ProxyServerAddress); err != nil {
+	if err := fleet.ValidateProxyURL(r.ProxyServerAddress); err != nil {
 		return fmt.Errorf("--proxy-server-address: %w", err)
 	}
 	given := []struct{ flag, value string }{{"--cluster-provider", r.Provider}, {"--cluster-region", r.Region}}

@@ -10,7 +10,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-func TestDropDepartureOrders(t *testing.T) {
+func TestRemoveDeregistration(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		annotations, want map[string]string
@@ -33,7 +33,7 @@ func TestDropDepartureOrders(t *testing.T) {
 			t.Parallel()
 			cluster := &clusterv1alpha1.Cluster{}
 			cluster.Annotations = tc.annotations
-			if dropped := fleet.DropDepartureOrders(cluster); dropped != tc.dropped {
+			if dropped := fleet.RemoveDeregistration(cluster); dropped != tc.dropped {
 				t.Errorf("DropDepartureOrders() = %t, want %t", dropped, tc.dropped)
 			}
 			if diff := cmp.Diff(tc.want, cluster.Annotations); diff != "" {

@@ -10,9 +10,10 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// DropDepartureOrders removes the annotations from cluster that only the hub writes, while the cluster is being deleted, and says whether there
-// were any. On a cluster that stays they come from a backup, and its deletion would begin in the middle. How people want it deleted stays.
-func DropDepartureOrders(cluster metav1.Object) bool {
+// RemoveDeregistration removes the annotations that only the hub writes during a deregistration, and returns true if
+// there were any. On a cluster that is not being deleted they come from a backup, and a later deletion would begin in
+// the middle. The options of the user stay.
+func RemoveDeregistration(cluster metav1.Object) bool {
 	annotations := maps.Clone(cluster.GetAnnotations())
 	for _, key := range []string{kube.AnnotationAgentOrder, kube.AnnotationDeadline, kube.AnnotationLeftBehind} {
 		delete(annotations, key)

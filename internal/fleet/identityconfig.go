@@ -19,22 +19,22 @@ import (
 	"github.com/towline/towline/internal/fleet/identity"
 )
 
-// AuthorityKey is the key, of the Secret that caSecretRef of an identity names, with the certificate authority in PEM.
+// AuthorityKey is the key of the PEM certificate authority in the Secret of an identity's caSecretRef.
 const AuthorityKey = "ca.crt"
 
-// identified returns how to connect to a member with the hub's own cloud identity.
-func (c *Clients) identified(ctx context.Context, m Member) (*rest.Config, error) {
-	authority, err := c.authority(ctx, m)
+// configFromIdentity returns the client configuration of a member that is accessed with the hub's cloud identity.
+func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Config, error) {
+	authority, err := c.readAuthority(ctx, m)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	have, ok := c.cache[m.Key()]
-	if ok && equality.Semantic.DeepEqual(have.identity, m.Identity) && bytes.Equal(have.authority, authority) {
-		return have.config, nil
+	cached, ok := c.cache[m.Key()]
+	if ok && equality.Semantic.DeepEqual(cached.identity, m.Identity) && bytes.Equal(cached.authority, authority) {
+		return cached.config, nil
 	}
-	config, err := fromIdentity(m.Identity, authority)
+	config, err := newIdentityConfig(m.Identity, authority)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
@@ -42,32 +42,32 @@ func (c *Clients) identified(ctx context.Context, m Member) (*rest.Config, error
 	return config, nil
 }
 
-// authorityAt says where the certificate authority of an identity is.
-func authorityAt(m Member) types.NamespacedName {
+// authoritySecret returns the key of the Secret with the certificate authority of an identity.
+func authoritySecret(m Member) types.NamespacedName {
 	ref := m.Identity.CASecretRef
 	return types.NamespacedName{Namespace: cmp.Or(ref.Namespace, m.Namespace), Name: ref.Name}
 }
 
-// authority reads the certificate authority of an identity; nil stands for those of the system.
-func (c *Clients) authority(ctx context.Context, m Member) ([]byte, error) {
+// readAuthority returns the certificate authority of an identity, or nil for the system's authorities.
+func (c *Clients) readAuthority(ctx context.Context, m Member) ([]byte, error) {
 	if m.Identity.CASecretRef == nil {
 		return nil, nil
 	}
-	at, secret := authorityAt(m), &corev1.Secret{}
-	if err := c.hubReader.Get(ctx, at, secret); err != nil {
+	key, secret := authoritySecret(m), &corev1.Secret{}
+	if err := c.hubReader.Get(ctx, key, secret); err != nil {
 		return nil, fmt.Errorf("read spec.workloadIdentity.caSecretRef: %w", err)
 	}
 	authority, ok := secret.Data[AuthorityKey]
 	if !ok {
-		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: secret %s has no key %q", at, AuthorityKey)
+		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: secret %s has no key %q", key, AuthorityKey)
 	}
 	if _, err := cert.ParseCertsPEM(authority); err != nil {
-		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: key %q of secret %s: %w", AuthorityKey, at, err)
+		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: key %q of secret %s: %w", AuthorityKey, key, err)
 	}
 	return authority, nil
 }
 
-func fromIdentity(w *libv1beta1.WorkloadIdentity, authority []byte) (*rest.Config, error) {
+func newIdentityConfig(w *libv1beta1.WorkloadIdentity, authority []byte) (*rest.Config, error) {
 	endpoint, err := ParseEndpoint(w.Endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("spec.workloadIdentity.endpoint: %w", err)
@@ -82,13 +82,13 @@ func fromIdentity(w *libv1beta1.WorkloadIdentity, authority []byte) (*rest.Confi
 	return config, nil
 }
 
-// CheckIdentity says what w lacks, or has wrong, so that nobody could be reached with it. The error names the field.
-func CheckIdentity(w *libv1beta1.WorkloadIdentity) error {
-	_, err := fromIdentity(w, nil)
+// ValidateIdentity returns an error, which names the field, if w is incomplete or invalid.
+func ValidateIdentity(w *libv1beta1.WorkloadIdentity) error {
+	_, err := newIdentityConfig(w, nil)
 	return err
 }
 
-// ParseEndpoint reads the address of an API server: an https URL, or a host with or without a port, as clouds show it.
+// ParseEndpoint parses the address of an API server: an https URL, or a host with or without a port.
 func ParseEndpoint(text string) (*url.URL, error) {
 	if !strings.Contains(text, "://") {
 		text = "https://" + text
@@ -96,13 +96,13 @@ func ParseEndpoint(text string) (*url.URL, error) {
 	endpoint, err := url.Parse(text)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("it is no address: %w", err)
+		return nil, fmt.Errorf("invalid address: %w", err)
 	case endpoint.Scheme != "https":
 		return nil, fmt.Errorf("%q is not an https address: tokens are sent over TLS only", text)
 	case endpoint.Hostname() == "":
-		return nil, fmt.Errorf("%q names no host", text)
+		return nil, fmt.Errorf("%q has no host", text)
 	case endpoint.User != nil || endpoint.RawQuery != "" || endpoint.Fragment != "":
-		return nil, errors.New("it may hold a host, a port and a path, and nothing else")
+		return nil, errors.New("only a host, a port and a path are allowed")
 	}
 	return endpoint, nil
 }

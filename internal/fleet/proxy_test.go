@@ -28,12 +28,12 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// socks is a proxy that speaks SOCKS5 to those who name themselves (RFC 1928 and 1929).
+// socks is a SOCKS5 proxy with authentication (RFC 1928 and 1929).
 type socks struct {
 	net.Listener
 	user, password string
-	// carried counts the connections that were carried.
-	carried atomic.Int32
+	// connections counts the forwarded connections.
+	connections atomic.Int32
 }
 
 func newSocks(t *testing.T, user, password string) *socks {
@@ -54,8 +54,8 @@ func newSocks(t *testing.T, user, password string) *socks {
 			serving.Go(func() {
 				defer context.AfterFunc(ctx, func() { _ = near.Close() })()
 				defer func() { _ = near.Close() }()
-				if far, err := s.greet(ctx, near); err == nil {
-					s.carry(ctx, near, far)
+				if far, err := s.accept(ctx, near); err == nil {
+					s.forward(ctx, near, far)
 				}
 			})
 		}
@@ -68,9 +68,9 @@ func newSocks(t *testing.T, user, password string) *socks {
 	return s
 }
 
-// greet lets a client in and dials whom it asks for.
-func (s *socks) greet(ctx context.Context, near net.Conn) (net.Conn, error) {
-	// The client says nothing of its own accord before it is told that it may: the reader cannot run ahead.
+// accept authenticates a client and connects to the requested address.
+func (s *socks) accept(ctx context.Context, near net.Conn) (net.Conn, error) {
+	// The client waits for each response, so that the reader cannot read too far.
 	in := bufio.NewReader(near)
 	text := func() string {
 		length, _ := in.ReadByte()
@@ -109,13 +109,13 @@ func (s *socks) greet(ctx context.Context, near net.Conn) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.carried.Add(1)
+	s.connections.Add(1)
 	_, err = near.Write([]byte{5, 0, 0, 1, 0, 0, 0, 0, 0, 0})
 	return far, err
 }
 
-// carry carries what both sides say until one of them ends.
-func (*socks) carry(ctx context.Context, near, far net.Conn) {
+// forward copies in both directions until one side ends.
+func (*socks) forward(ctx context.Context, near, far net.Conn) {
 	defer context.AfterFunc(ctx, func() { _ = far.Close() })()
 	go func() {
 		_, _ = io.Copy(far, near)
@@ -128,30 +128,30 @@ func TestMemberIsReachedThroughSOCKS(t *testing.T) {
 	t.Parallel()
 	server, proxy := newMember(t), newSocks(t, "user", "secret")
 	a := newAccess(t, server.URL)
-	a.has("token", "t", "caBundle", authorityOf(server))
+	a.setSecret("token", "t", "caBundle", authorityOf(server))
 	through := func(login string) {
 		a.member.Access = &fleet.Access{Server: server.URL, Secret: a.member.Access.Secret, ProxyURL: "socks5://" + login + "@" + proxy.Addr().String()}
 	}
 	through("user:secret")
-	if got, err := a.ask(); got != "Bearer t" || err != nil || proxy.carried.Load() != 1 {
-		t.Errorf("the member saw %q, %v, and the proxy carried %d connections", got, err, proxy.carried.Load())
+	if got, err := a.request(); got != "Bearer t" || err != nil || proxy.connections.Load() != 1 {
+		t.Errorf("the member saw %q, %v, and the proxy carried %d connections", got, err, proxy.connections.Load())
 	}
 	through("user:wrong")
-	if got, err := a.ask(); err == nil || proxy.carried.Load() != 1 {
+	if got, err := a.request(); err == nil || proxy.connections.Load() != 1 {
 		t.Errorf("with a wrong password the member saw %q", got)
 	}
 	through("user:secret")
-	// The certificate is checked behind it, too.
-	a.has("token", "t", "caBundle", string(localkube.Shared(t).Config.CAData))
-	if _, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+	// The certificate is verified behind it, too.
+	a.setSecret("token", "t", "caBundle", string(localkube.Shared(t).Config.CAData))
+	if _, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of another authority: error = %v", err)
 	}
-	if proxy.carried.Load() != 2 {
-		t.Errorf("the proxy carried %d connections, want 2", proxy.carried.Load())
+	if proxy.connections.Load() != 2 {
+		t.Errorf("the proxy carried %d connections, want 2", proxy.connections.Load())
 	}
 }
 
-// newSecuredProxy is a proxy behind TLS, with a certificate that no member has.
+// newSecuredProxy returns a proxy with TLS, whose certificate authority differs from the members'.
 func newSecuredProxy(t *testing.T) (server *httptest.Server, authority string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -166,29 +166,29 @@ func newSecuredProxy(t *testing.T) (server *httptest.Server, authority string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server = httptest.NewUnstartedServer(http.HandlerFunc((&proxy{}).carry))
+	server = httptest.NewUnstartedServer(http.HandlerFunc((&proxy{}).forward))
 	server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	return server, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-func TestSecuredProxyIsCheckedAgainstTheBundleOfTheCluster(t *testing.T) {
+func TestTLSProxyIsVerifiedWithTheBundleOfTheCluster(t *testing.T) {
 	t.Parallel()
 	server := newMember(t)
 	proxy, authority := newSecuredProxy(t)
 	a := newAccess(t, server.URL)
 	a.member.Access = &fleet.Access{Server: server.URL, Secret: a.member.Access.Secret, ProxyURL: proxy.URL}
-	a.has("token", "t", "caBundle", authorityOf(server))
-	if got, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+	a.setSecret("token", "t", "caBundle", authorityOf(server))
+	if got, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("by a proxy of another authority, the member saw %q: %v", got, err)
 	}
-	a.has("token", "t", "caBundle", authorityOf(server)+authority)
-	if got, err := a.ask(); got != "Bearer t" || err != nil {
+	a.setSecret("token", "t", "caBundle", authorityOf(server)+authority)
+	if got, err := a.request(); got != "Bearer t" || err != nil {
 		t.Errorf("with both authorities in the bundle, the member saw %q, %v", got, err)
 	}
-	a.has("token", "t", "caBundle", authority)
-	if got, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+	a.setSecret("token", "t", "caBundle", authority)
+	if got, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server that only the proxy's authority could speak for saw %q: %v", got, err)
 	}
 }

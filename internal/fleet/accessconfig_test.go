@@ -20,7 +20,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// access is a member by the name of the test, whose Secret is on a hub that is shared.
+// access is a member with the name of the test, and a Secret on a shared hub.
 type access struct {
 	testing.TB
 	hub     client.Client
@@ -45,8 +45,8 @@ func newAccess(t *testing.T, server string) *access {
 	return a
 }
 
-// has writes the Secret with these keys and values.
-func (a *access) has(pairs ...string) {
+// setSecret writes the Secret with these keys and values.
+func (a *access) setSecret(pairs ...string) {
 	a.Helper()
 	a.secret.Data = map[string][]byte{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -81,8 +81,8 @@ func (a *access) config() *rest.Config {
 	return config
 }
 
-// ask asks the member for anything and returns the answer.
-func (a *access) ask() (string, error) {
+// request sends a request to the member and returns the response.
+func (a *access) request() (string, error) {
 	a.Helper()
 	config := a.config()
 	dialled, err := rest.HTTPClientFor(config)
@@ -102,20 +102,20 @@ func (a *access) ask() (string, error) {
 	return string(body), err
 }
 
-func TestAccessNamesTheFieldThatIsWrong(t *testing.T) {
+func TestAccessErrorsNameTheField(t *testing.T) {
 	t.Parallel()
 	a := newAccess(t, "https://127.0.0.1:1")
 	of := a.member.Access
 	a.wantError(`connect to karmada-es-one/one: read spec.secretRef: secrets "one" not found`)
-	a.has("other", "x")
+	a.setSecret("other", "x")
 	a.wantError(`spec.secretRef: secret ` + of.Secret.String() + ` has no key "token"`)
-	a.has("token", "t")
+	a.setSecret("token", "t")
 	a.wantError(`has no key "caBundle"`)
-	a.has("token", "t", "caBundle", "nonsense")
+	a.setSecret("token", "t", "caBundle", "nonsense")
 	a.wantError(`key "caBundle" of secret ` + of.Secret.String() + `: `)
 	a.member.Access = &fleet.Access{Server: of.Server, Secret: of.Secret, Insecure: true, ProxyURL: "ftp://user:secret@h"}
-	a.wantError("spec.proxyURL: it is not an http://, https:// or socks5:// address")
-	for server, text := range map[string]string{"": "names no host", "http://h": "over TLS only", "https://user:secret@h": "nothing else"} {
+	a.wantError("spec.proxyURL: not an http://, https:// or socks5:// address")
+	for server, text := range map[string]string{"": "has no host", "http://h": "over TLS only", "https://user:secret@h": "are allowed"} {
 		a.member.Access = &fleet.Access{Server: server, Secret: of.Secret, Insecure: true}
 		a.wantError("spec.apiEndpoint: ")
 		a.wantError(text)
@@ -131,16 +131,16 @@ func TestReplacedTokenIsUsedAtOnce(t *testing.T) {
 	if got, want := a.member.CredentialsSecret(), a.member.Access.Secret.String(); got != want {
 		t.Errorf("CredentialsSecret() = %q, want %q", got, want)
 	}
-	a.has("token", "old\n", "caBundle", authorityOf(server))
+	a.setSecret("token", "old\n", "caBundle", authorityOf(server))
 	first := a.config()
 	if again := a.config(); again != first {
 		t.Errorf("Config() again = %p, want the same config %p", again, first)
 	}
-	if got, err := a.ask(); got != "Bearer old" || err != nil {
+	if got, err := a.request(); got != "Bearer old" || err != nil {
 		t.Errorf("the member saw %q, %v", got, err)
 	}
-	a.has("token", "new", "caBundle", authorityOf(server))
-	if got, err := a.ask(); got != "Bearer new" || err != nil {
+	a.setSecret("token", "new", "caBundle", authorityOf(server))
+	if got, err := a.request(); got != "Bearer new" || err != nil {
 		t.Errorf("the member saw %q, %v", got, err)
 	}
 	second := a.config()
@@ -152,22 +152,22 @@ func TestReplacedTokenIsUsedAtOnce(t *testing.T) {
 	}
 	a.clients.Forget(a.member.Key())
 	if fourth := a.config(); fourth == second {
-		t.Error("Config() is the same after it was forgotten")
+		t.Error("Config() is the same after Forget")
 	}
 }
 
-func TestTrustIsWhatTheClusterSays(t *testing.T) {
+func TestServerCertificateIsVerified(t *testing.T) {
 	t.Parallel()
 	server, other := newMember(t), localkube.Shared(t)
 	a := newAccess(t, server.URL)
-	a.has("token", "t", "caBundle", string(other.Config.CAData))
-	if _, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+	a.setSecret("token", "t", "caBundle", string(other.Config.CAData))
+	if _, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of another authority: error = %v", err)
 	}
 	insecure := *a.member.Access
 	insecure.Insecure = true
 	a.member.Access = &insecure
-	if got, err := a.ask(); got != "Bearer t" || err != nil {
+	if got, err := a.request(); got != "Bearer t" || err != nil {
 		t.Errorf("unchecked, the member saw %q, %v", got, err)
 	}
 }
@@ -176,32 +176,32 @@ func TestProxyGetsItsHeaders(t *testing.T) {
 	t.Parallel()
 	server, proxy := newMember(t), newProxy(t)
 	a := newAccess(t, server.URL)
-	a.has("token", "t", "caBundle", authorityOf(server))
+	a.setSecret("token", "t", "caBundle", authorityOf(server))
 	a.member.Access = &fleet.Access{
 		Server: server.URL, Secret: a.member.Access.Secret, ProxyURL: strings.Replace(proxy.URL, "http://", "http://user:secret@", 1),
 		ProxyHeader: map[string]string{"X-Route": "a, b", "X-Other": "c"},
 	}
-	if got, err := a.ask(); got != "Bearer t" || err != nil {
+	if got, err := a.request(); got != "Bearer t" || err != nil {
 		t.Fatalf("the member saw %q, %v", got, err)
 	}
 	seen := proxy.last()
 	if strings.Join(seen.Values("X-Route"), "|") != "a|b" || seen.Get("X-Other") != "c" || seen.Get("Proxy-Authorization") == "" || seen.Get("Authorization") != "" {
 		t.Errorf("the proxy saw %v", seen)
 	}
-	// A copy, as every client makes one, goes the same way.
+	// A copy, as each client makes one, uses the proxy too.
 	limited := rest.CopyConfig(a.config())
 	limited.UserAgent = "another"
 	if _, err := rest.HTTPClientFor(limited); err != nil {
 		t.Error(err)
 	}
-	// The certificate is checked behind a proxy, too.
-	a.has("token", "t", "caBundle", string(localkube.Shared(t).Config.CAData))
-	if _, err := a.ask(); err == nil || !strings.Contains(err.Error(), "certificate") {
+	// The certificate is verified behind a proxy, too.
+	a.setSecret("token", "t", "caBundle", string(localkube.Shared(t).Config.CAData))
+	if _, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of another authority: error = %v", err)
 	}
 }
 
-// newMember is an API server that answers with the authorization it was given.
+// newMember returns an API server that responds with the authorization header of the request.
 func newMember(t *testing.T) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -218,7 +218,7 @@ func authorityOf(server *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 }
 
-// proxy carries connections, and remembers what it was asked with last.
+// proxy forwards connections, and records the last headers.
 type proxy struct {
 	*httptest.Server
 	mu     sync.Mutex // guards header
@@ -228,7 +228,7 @@ type proxy struct {
 func newProxy(t *testing.T) *proxy {
 	t.Helper()
 	p := &proxy{}
-	p.Server = httptest.NewServer(http.HandlerFunc(p.carry))
+	p.Server = httptest.NewServer(http.HandlerFunc(p.forward))
 	t.Cleanup(p.Close)
 	return p
 }
@@ -239,7 +239,7 @@ func (p *proxy) last() http.Header {
 	return p.header
 }
 
-func (p *proxy) carry(w http.ResponseWriter, r *http.Request) {
+func (p *proxy) forward(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
 	p.header = r.Header.Clone()
 	p.mu.Unlock()

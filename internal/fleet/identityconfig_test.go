@@ -14,7 +14,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-func TestConfigOfAnIdentityStaysTheSameUntilThatChanges(t *testing.T) {
+func TestConfigOfAnIdentityIsCached(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
 	ns := plane.Namespace(t, "identity")
@@ -87,7 +87,7 @@ func TestParseEndpoint(t *testing.T) {
 		}
 	}
 	for in, want := range map[string]string{
-		"http://h": "over TLS only", "https://": "names no host", "": "names no host", "https://u:p@h": "nothing else", "h?x=y": "nothing else", "https://h h": "no address",
+		"http://h": "over TLS only", "https://": "has no host", "": "has no host", "https://u:p@h": "are allowed", "h?x=y": "are allowed", "https://h h": "invalid address",
 	} {
 		_, err := fleet.ParseEndpoint(in)
 		wantText(t, err, want)

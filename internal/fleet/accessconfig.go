@@ -20,15 +20,16 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
-// Those of client-go, whose transport has no headers for proxies.
+// The values of client-go. Its transport does not support proxy headers.
 const (
-	dialLimit      = 30 * time.Second
-	handshakeLimit = 10 * time.Second
-	idlePerHost    = 25
+	dialTimeout      = 30 * time.Second
+	handshakeTimeout = 10 * time.Second
+	maxIdlePerHost   = 25
 )
 
-// accessed returns how to connect to a member by its Access. The Secret is read each time, so that a token that was replaced is used at once.
-func (c *Clients) accessed(ctx context.Context, m Member) (*rest.Config, error) {
+// configFromAccess returns the client configuration of a member with an Access. It reads the Secret each time, so that
+// a replaced token is used at once.
+func (c *Clients) configFromAccess(ctx context.Context, m Member) (*rest.Config, error) {
 	if m.Access.Secret.Name == "" {
 		return nil, fmt.Errorf("connect to %s: spec.secretRef is missing", m.Key())
 	}
@@ -38,11 +39,11 @@ func (c *Clients) accessed(ctx context.Context, m Member) (*rest.Config, error) 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	have, ok := c.cache[m.Key()]
-	if ok && equality.Semantic.DeepEqual(have.access, m.Access) && have.secretUID == secret.UID && have.resourceVersion == secret.ResourceVersion {
-		return have.config, nil
+	cached, ok := c.cache[m.Key()]
+	if ok && equality.Semantic.DeepEqual(cached.access, m.Access) && cached.secretUID == secret.UID && cached.resourceVersion == secret.ResourceVersion {
+		return cached.config, nil
 	}
-	config, err := fromAccess(m.Access, secret)
+	config, err := newAccessConfig(m.Access, secret)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
@@ -50,8 +51,8 @@ func (c *Clients) accessed(ctx context.Context, m Member) (*rest.Config, error) 
 	return config, nil
 }
 
-// fromAccess returns how to connect with what is in secret. Errors name the field of the Cluster.
-func fromAccess(a *Access, secret *corev1.Secret) (*rest.Config, error) {
+// newAccessConfig returns the client configuration for an Access and its Secret. Errors name the field of the Cluster.
+func newAccessConfig(a *Access, secret *corev1.Secret) (*rest.Config, error) {
 	endpoint, err := ParseEndpoint(a.Server)
 	if err != nil {
 		return nil, fmt.Errorf("spec.apiEndpoint: %w", err)
@@ -62,24 +63,24 @@ func fromAccess(a *Access, secret *corev1.Secret) (*rest.Config, error) {
 	}
 	// As with a kubeconfig, the member limits the rate.
 	config := &rest.Config{Host: endpoint.String(), BearerToken: token, QPS: -1}
-	if config.TLSClientConfig, err = trust(a, secret); err != nil {
+	if config.TLSClientConfig, err = tlsConfigOf(a, secret); err != nil {
 		return nil, err
 	}
 	if a.ProxyURL == "" {
 		return config, nil
 	}
 	proxy, err := url.Parse(a.ProxyURL)
-	if err != nil || CheckProxyURL(a.ProxyURL) != nil {
-		// It is not quoted, since a password may be in it.
-		return nil, errors.New("spec.proxyURL: it is not an http://, https:// or socks5:// address")
+	if err != nil || ValidateProxyURL(a.ProxyURL) != nil {
+		// The value is left out of the error, because it may contain a password.
+		return nil, errors.New("spec.proxyURL: not an http://, https:// or socks5:// address")
 	}
-	return throughProxy(config, proxy, connectHeader(a.ProxyHeader))
+	return withProxy(config, proxy, proxyHeader(a.ProxyHeader))
 }
 
-// trust says whose certificate the member's API server must have.
-func trust(a *Access, secret *corev1.Secret) (rest.TLSClientConfig, error) {
+// tlsConfigOf returns the TLS settings for the member's API server.
+func tlsConfigOf(a *Access, secret *corev1.Secret) (rest.TLSClientConfig, error) {
 	if a.Insecure {
-		// Whoever wrote the Cluster asked for that, by its field.
+		// The field spec.insecureSkipTLSVerification requests that.
 		return rest.TLSClientConfig{Insecure: true}, nil
 	}
 	authority, ok := secret.Data[clusterv1alpha1.SecretCABundleKey]
@@ -92,8 +93,8 @@ func trust(a *Access, secret *corev1.Secret) (rest.TLSClientConfig, error) {
 	return rest.TLSClientConfig{CAData: authority}, nil
 }
 
-// connectHeader returns the headers that a proxy is sent: a comma separates several values of one.
-func connectHeader(given map[string]string) http.Header {
+// proxyHeader returns the headers for a proxy. Commas separate several values of one header.
+func proxyHeader(given map[string]string) http.Header {
 	header := http.Header{}
 	for name, values := range given {
 		for value := range strings.SplitSeq(values, ",") {
@@ -103,24 +104,24 @@ func connectHeader(given map[string]string) http.Header {
 	return header
 }
 
-// throughProxy returns config with a transport of its own, which all its copies share: client-go knows no headers for proxies, and would make
-// a transport per client for a config that has a proxy.
-func throughProxy(config *rest.Config, proxy *url.URL, header http.Header) (*rest.Config, error) {
-	secured, err := rest.TLSConfigFor(config)
+// withProxy sets a transport in config, which all copies of config share. client-go does not support proxy headers, and
+// would create a transport per client for a config with a proxy.
+func withProxy(config *rest.Config, proxy *url.URL, header http.Header) (*rest.Config, error) {
+	tlsConfig, err := rest.TLSConfigFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("trust the member's API server: %w", err)
+		return nil, fmt.Errorf("load the certificate authority of the member: %w", err)
 	}
-	if secured == nil {
-		secured = &tls.Config{MinVersion: tls.VersionTLS12}
+	if tlsConfig == nil {
+		tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
 	config.TLSClientConfig = rest.TLSClientConfig{}
 	config.Transport = utilnet.SetTransportDefaults(&http.Transport{
 		Proxy:               http.ProxyURL(proxy),
 		ProxyConnectHeader:  header,
-		TLSClientConfig:     secured,
-		TLSHandshakeTimeout: handshakeLimit,
-		MaxIdleConnsPerHost: idlePerHost,
-		DialContext:         (&net.Dialer{Timeout: dialLimit, KeepAlive: dialLimit}).DialContext,
+		TLSClientConfig:     tlsConfig,
+		TLSHandshakeTimeout: handshakeTimeout,
+		MaxIdleConnsPerHost: maxIdlePerHost,
+		DialContext:         (&net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout}).DialContext,
 	})
 	return config, nil
 }
