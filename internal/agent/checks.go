@@ -137,20 +137,20 @@ func (c *checks) look(ctx context.Context) {
 	}
 }
 
-func (c *checks) ask(ctx context.Context, spec *libv1beta1.SveltosClusterSpec, ready bool) check.Verdict {
+func (c *checks) ask(ctx context.Context, spec *libv1beta1.SveltosClusterSpec, ready bool) check.Result {
 	if len(spec.ReadinessChecks)+len(spec.LivenessChecks) == 0 {
-		return check.Verdict{Ready: true}
+		return check.Result{Ready: true}
 	}
 	// It asks for the kinds that the checks name, as they are served now, and keeps nothing.
 	member, err := client.New(c.member, client.Options{})
 	if err != nil {
-		return check.Verdict{Ready: ready, Failure: err.Error()}
+		return check.Result{Ready: ready, Failure: err.Error()}
 	}
-	return check.Gate(ctx, member, spec, ready)
+	return check.EvaluateCluster(ctx, member, spec, ready)
 }
 
 // next returns the verdict after answer. Failures are counted up to threshold.
-func (v verdict) next(answer check.Verdict, threshold int32) verdict {
+func (v verdict) next(answer check.Result, threshold int32) verdict {
 	if answer.Failure == "" {
 		return verdict{known: true, ready: true}
 	}

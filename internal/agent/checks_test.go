@@ -101,7 +101,7 @@ func TestChecksFollowTheMember(t *testing.T) {
 
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
-	fails, passes := check.Verdict{Ready: true, Failure: "no"}, check.Verdict{Ready: true}
+	fails, passes := check.Result{Ready: true, Failure: "no"}, check.Result{Ready: true}
 	failing := func(failures int32) verdict {
 		return verdict{known: true, ready: true, failures: failures, message: "no"}
 	}
@@ -112,7 +112,7 @@ func TestVerdicts(t *testing.T) {
 		"the count stops":    {failing(3).next(fails, 0), failing(3)},
 		"a lower threshold":  {failing(3).next(fails, 1), failing(1)},
 		"it passes again":    {failing(3).next(passes, 0), verdict{known: true, ready: true}},
-		"it is not ready":    {verdict{}.next(check.Verdict{Failure: "no"}, 0), verdict{known: true, failures: 1, message: "no"}},
+		"it is not ready":    {verdict{}.next(check.Result{Failure: "no"}, 0), verdict{known: true, failures: 1, message: "no"}},
 	}
 	for name, tc := range tests {
 		if tc.got != tc.want {

@@ -12,61 +12,61 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// messageLimit is how long a failure may be, in bytes. It is kept in the status of a cluster and read by people.
-const messageLimit = 1024
+// maxMessage is the maximal length of a message in bytes. It is written to the status of a cluster.
+const maxMessage = 1024
 
-// errUnclear ends what a script says is wrong with itself.
-var errUnclear = errors.New("the script is wrong")
+// errInvalidScript is wrapped in errors about the script itself.
+var errInvalidScript = errors.New("invalid script")
 
-// Run asks the cluster behind member whether checks hold, in their order, and stops at the first that does not. failure is "" if all
-// hold, and "check <name>: <message>" of that first one otherwise; a script that cannot be run, or that says nothing clear, does not hold.
-// An error means that the cluster could not be asked. member should read from the API server: what a check selects is not kept.
+// Run evaluates checks in order and stops at the first one that fails. failure is "" if all pass, else "check <name>:
+// <message>" of the failed check; an invalid script fails its check. An error means that a request to the cluster
+// failed. member should read from the API server, because the selected objects are not needed again.
 func Run(ctx context.Context, member client.Reader, checks []libv1beta1.ClusterCheck) (failure string, err error) {
 	for i := range checks {
-		message, err := run(ctx, member, &checks[i])
+		message, err := runCheck(ctx, member, &checks[i])
 		if err != nil {
 			return "", fmt.Errorf("check %s: %w", checks[i].Name, err)
 		}
 		if message != "" {
-			return legible("check " + checks[i].Name + ": " + message), nil
+			return singleLine("check " + checks[i].Name + ": " + message), nil
 		}
 	}
 	return "", nil
 }
 
-// run returns "" if the check holds.
-func run(ctx context.Context, member client.Reader, check *libv1beta1.ClusterCheck) (failure string, err error) {
+// runCheck returns "" if the check passes, else the message.
+func runCheck(ctx context.Context, member client.Reader, check *libv1beta1.ClusterCheck) (failure string, err error) {
 	var objects []map[string]any
 	for i := range check.ResourceSelectors {
-		selected, err := list(ctx, member, &check.ResourceSelectors[i])
+		selected, err := listObjects(ctx, member, &check.ResourceSelectors[i])
 		if err != nil {
 			return "", err
 		}
 		if selected, err = filter(ctx, selected, check.ResourceSelectors[i].Evaluate); err != nil {
-			return broken(ctx, fmt.Errorf("resourceSelectors[%d].evaluate: %w", i, err))
+			return scriptFailure(ctx, fmt.Errorf("resourceSelectors[%d].evaluate: %w", i, err))
 		}
 		if len(check.ResourceSelectors[i].EvaluateCEL) > 0 {
 			return fmt.Sprintf("resourceSelectors[%d].evaluateCEL is not supported; use evaluate", i), nil
 		}
 		objects = append(objects, selected...)
 	}
-	verdict, err := judge(ctx, check.Condition, objects)
+	verdict, err := evaluateCondition(ctx, check.Condition, objects)
 	if err != nil {
-		return broken(ctx, fmt.Errorf("condition: %w", err))
+		return scriptFailure(ctx, fmt.Errorf("condition: %w", err))
 	}
 	return verdict, nil
 }
 
-// broken tells a script that is wrong, which is a failure of its check, from the end of ctx, which is none.
-func broken(ctx context.Context, err error) (failure string, _ error) {
+// scriptFailure returns an error of a script as the failure of its check, unless ctx ended.
+func scriptFailure(ctx context.Context, err error) (failure string, _ error) {
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
 	return err.Error(), nil
 }
 
-// judge runs the condition of a check; failure is "" if it passes.
-func judge(ctx context.Context, condition string, objects []map[string]any) (failure string, err error) {
+// evaluateCondition runs the condition of a check; failure is "" if it passes.
+func evaluateCondition(ctx context.Context, condition string, objects []map[string]any) (failure string, err error) {
 	box, err := newSandbox(ctx, condition)
 	if err != nil {
 		return "", err
@@ -74,23 +74,23 @@ func judge(ctx context.Context, condition string, objects []map[string]any) (fai
 	defer box.close()
 	resources := box.state.NewTable()
 	for _, object := range objects {
-		resources.Append(box.value(object))
+		resources.Append(box.toLua(object))
 	}
-	answer, err := box.evaluate("resources", resources)
+	result, err := box.evaluate("resources", resources)
 	if err != nil {
 		return "", err
 	}
-	pass, err := flag(answer, "pass")
+	pass, err := boolField(result, "pass")
 	if err != nil || pass {
 		return "", err
 	}
-	if message := text(answer.RawGetString("message")); message != "" {
+	if message := messageText(result.RawGetString("message")); message != "" {
 		return message, nil
 	}
-	return "it does not pass, and its script gives no message", nil
+	return "the check does not pass, and its script returns no message", nil
 }
 
-// filter returns those objects that script calls matching; without a script all are.
+// filter returns the objects for which script returns matching = true, or all objects without a script.
 func filter(ctx context.Context, objects []map[string]any, script string) ([]map[string]any, error) {
 	if script == "" || len(objects) == 0 {
 		return objects, nil
@@ -102,46 +102,46 @@ func filter(ctx context.Context, objects []map[string]any, script string) ([]map
 	defer box.close()
 	var matching []map[string]any
 	for _, object := range objects {
-		answer, err := box.evaluate("obj", box.value(object))
+		result, err := box.evaluate("obj", box.toLua(object))
 		if err != nil {
 			return nil, err
 		}
-		match, err := flag(answer, "matching")
+		isMatching, err := boolField(result, "matching")
 		if err != nil {
 			return nil, err
 		}
-		if match {
+		if isMatching {
 			matching = append(matching, object)
 		}
 	}
 	return matching, nil
 }
 
-// flag reads a bool of what a script answered.
-func flag(answer *lua.LTable, name string) (bool, error) {
-	value := answer.RawGetString(name)
+// boolField returns a bool field of the table that a script returned.
+func boolField(table *lua.LTable, name string) (bool, error) {
+	value := table.RawGetString(name)
 	if value == lua.LNil {
-		return false, fmt.Errorf("%w: the table that evaluate returns has no field %q", errUnclear, name)
+		return false, fmt.Errorf("%w: the table that evaluate returns has no field %q", errInvalidScript, name)
 	}
 	if value.Type() != lua.LTBool {
-		return false, fmt.Errorf("%w: field %q of the table that evaluate returns is a %s, not a bool", errUnclear, name, value.Type())
+		return false, fmt.Errorf("%w: field %q of the table that evaluate returns is a %s, not a bool", errInvalidScript, name, value.Type())
 	}
 	return lua.LVAsBool(value), nil
 }
 
-// text reads a message; what is no text is none.
-func text(value lua.LValue) string {
+// messageText returns a message, or "" if value is neither a string nor a number.
+func messageText(value lua.LValue) string {
 	if value.Type() != lua.LTString && value.Type() != lua.LTNumber {
 		return ""
 	}
 	return strings.TrimSpace(value.String())
 }
 
-// legible makes of a message what JSON carries unchanged and people can read, on one line.
-func legible(message string) string {
+// singleLine returns message as one line of valid UTF-8 with at most maxMessage bytes.
+func singleLine(message string) string {
 	message = strings.Join(strings.Fields(strings.ToValidUTF8(message, "?")), " ")
-	if len(message) > messageLimit {
-		message = strings.ToValidUTF8(message[:messageLimit-3], "") + "..."
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
 	}
 	return message
 }

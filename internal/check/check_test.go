@@ -14,7 +14,7 @@ import (
 	"github.com/towline/towline/internal/check"
 )
 
-// names lists what a script sees, sorted, as its message.
+// names returns the names that the script gets, sorted, as its message.
 const names = `
 function evaluate()
   local names = {}
@@ -44,19 +44,19 @@ func TestRunSelectsObjects(t *testing.T) {
 		"by name":         {configMaps(func(s *libv1beta1.ResourceSelector) { s.Name = "two" }), "two=tin"},
 		"label equal":     {configMaps(filter("Equal", "gold")), "one=gold"},
 		"label different": {configMaps(filter("Different", "gold")), "two=tin"},
-		"label absent":    {configMaps(filter("DoesNotHave", "")), "it does not pass, and its script gives no message"},
+		"label absent":    {configMaps(filter("DoesNotHave", "")), "the check does not pass, and its script returns no message"},
 		"by script": {configMaps(func(s *libv1beta1.ResourceSelector) {
 			s.Evaluate = `function evaluate() return {matching = obj.data.state == "tin"} end`
 		}), "two=tin"},
 		"by a script that is wrong": {
 			configMaps(func(s *libv1beta1.ResourceSelector) { s.Evaluate = `function evaluate() return {pass = true} end` }),
-			`resourceSelectors[0].evaluate: the script is wrong: the table that evaluate returns has no field "matching"`,
+			`resourceSelectors[0].evaluate: invalid script: the table that evaluate returns has no field "matching"`,
 		},
 		"by CEL": {
 			configMaps(func(s *libv1beta1.ResourceSelector) { s.EvaluateCEL = []libv1beta1.CELRule{{Name: "x", Rule: "true"}} }),
 			"resourceSelectors[0].evaluateCEL is not supported; use evaluate",
 		},
-		"a kind that is not served": {[]libv1beta1.ResourceSelector{{Group: "example.com", Version: "v1", Kind: "Boat"}}, "it does not pass, and its script gives no message"},
+		"a kind that is not served": {[]libv1beta1.ResourceSelector{{Group: "example.com", Version: "v1", Kind: "Boat"}}, "the check does not pass, and its script returns no message"},
 		"two selectors":             {append(configMaps(filter("Equal", "gold")), configMaps(filter("Equal", "tin"))...), "one=gold two=tin"},
 	}
 	for name, tc := range tests {
@@ -70,7 +70,7 @@ func TestRunSelectsObjects(t *testing.T) {
 	}
 }
 
-func TestRunFollowsTheCluster(t *testing.T) {
+func TestRunReflectsTheCluster(t *testing.T) {
 	t.Parallel()
 	reader, ns := member(t)
 	nodes := libv1beta1.ClusterCheck{
@@ -101,47 +101,47 @@ end`,
 	}
 }
 
-func TestRunTakesNothingElseForAPass(t *testing.T) {
+func TestRunFailsOtherwise(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ script, want string }{
-		"no script":            {"", "condition: the script is wrong: it has no function evaluate"},
-		"a syntax error":       {"function evaluate(", "condition: the script is wrong: at EOF: syntax error"},
-		"no table":             {"function evaluate() return true end", "condition: the script is wrong: evaluate returns a boolean, not a table"},
-		"nothing":              {"function evaluate() end", "condition: the script is wrong: evaluate returns a nil, not a table"},
-		"no pass":              {"function evaluate() return {result = true} end", `condition: the script is wrong: the table that evaluate returns has no field "pass"`},
-		"pass is text":         {`function evaluate() return {pass = "true"} end`, `condition: the script is wrong: field "pass" of the table that evaluate returns is a string, not a bool`},
-		"an error":             {"function evaluate()\n return {pass = resources[1].x.y} end", "condition: the script is wrong: 2: attempt to index a non-table object(nil) with key 'x'"},
-		"a raised table":       {"function evaluate() error({}) end", "condition: the script is wrong: it raised a value that is no text"},
+		"no script":            {"", "condition: invalid script: function evaluate is missing"},
+		"a syntax error":       {"function evaluate(", "condition: invalid script: at EOF: syntax error"},
+		"no table":             {"function evaluate() return true end", "condition: invalid script: evaluate returns a boolean, not a table"},
+		"nothing":              {"function evaluate() end", "condition: invalid script: evaluate returns a nil, not a table"},
+		"no pass":              {"function evaluate() return {result = true} end", `condition: invalid script: the table that evaluate returns has no field "pass"`},
+		"pass is text":         {`function evaluate() return {pass = "true"} end`, `condition: invalid script: field "pass" of the table that evaluate returns is a string, not a bool`},
+		"an error":             {"function evaluate()\n return {pass = resources[1].x.y} end", "condition: invalid script: 2: attempt to index a non-table object(nil) with key 'x'"},
+		"a raised table":       {"function evaluate() error({}) end", "condition: invalid script: it raised a value that is not text"},
 		"a long message":       {`function evaluate() return {pass = false, message = string.rep("é", 1000)} end`, strings.Repeat("é", 506) + "..."},
 		"a message of lines":   {`function evaluate() return {pass = false, message = "a\n\t\255b"} end`, "a ?b"},
-		"files":                {"function evaluate() return {pass = io.open('/etc/passwd') ~= nil} end", "condition: the script is wrong: 1: attempt to index a non-table object(nil) with key 'open'"},
-		"the system":           {"function evaluate() os.exit(1) end", "condition: the script is wrong: 1: attempt to index a non-table object(nil) with key 'exit'"},
-		"code from files":      {"function evaluate() dofile('/x') end", "condition: the script is wrong: 1: attempt to call a non-function object"},
-		"code from text":       {"function evaluate() loadstring('x=1')() end", "condition: the script is wrong: 1: attempt to call a non-function object"},
+		"files":                {"function evaluate() return {pass = io.open('/etc/passwd') ~= nil} end", "condition: invalid script: 1: attempt to index a non-table object(nil) with key 'open'"},
+		"the system":           {"function evaluate() os.exit(1) end", "condition: invalid script: 1: attempt to index a non-table object(nil) with key 'exit'"},
+		"code from files":      {"function evaluate() dofile('/x') end", "condition: invalid script: 1: attempt to call a non-function object"},
+		"code from text":       {"function evaluate() loadstring('x=1')() end", "condition: invalid script: 1: attempt to call a non-function object"},
 		"an endless loop":      {"function evaluate() while true do pcall(function() while true do end end) end end", "condition: the script took more than 5000000 steps"},
-		"an endless recursion": {"function evaluate() evaluate() return 1 end", "condition: the script is wrong: 1: stack overflow"},
-		"text without end":     {`function evaluate() local s = "xxxx" while true do s = s .. s end end`, "condition: the script is wrong: 1: the script makes more than 67108864 bytes of text"},
-		"repeated text":        {`function evaluate() return ("x"):rep(1e9) end`, "condition: the script is wrong: 1: the script makes more than 67108864 bytes of text"},
-		"wide numbers":         {`function evaluate() return string.format("%999999d", 1) end`, "condition: the script is wrong: 1: invalid format (width or precision)"},
+		"an endless recursion": {"function evaluate() evaluate() return 1 end", "condition: invalid script: 1: stack overflow"},
+		"text without end":     {`function evaluate() local s = "xxxx" while true do s = s .. s end end`, "condition: invalid script: 1: the script makes more than 67108864 bytes of text"},
+		"repeated text":        {`function evaluate() return ("x"):rep(1e9) end`, "condition: invalid script: 1: the script makes more than 67108864 bytes of text"},
+		"wide numbers":         {`function evaluate() return string.format("%999999d", 1) end`, "condition: invalid script: 1: invalid format (width or precision)"},
 		"a runaway pattern": {
 			`function evaluate() return string.find(("a"):rep(1000), "a*a*a*a*b") end`,
-			"condition: the script is wrong: 1: the pattern \"a*a*a*a*b\" may take too long over a text of 1000 bytes",
+			"condition: invalid script: 1: the pattern \"a*a*a*a*b\" may take too long over a text of 1000 bytes",
 		},
 		"a pattern of few signs": {
 			`function evaluate() return string.find(string.rep("a", 2100), ".-.-b") end`,
-			"condition: the script is wrong: 1: the pattern \".-.-b\" may take too long over a text of 2100 bytes",
+			"condition: invalid script: 1: the pattern \".-.-b\" may take too long over a text of 2100 bytes",
 		},
 		"a runaway set": {
 			`function evaluate() return string.match(string.rep("a-]", 700), "[]%a-]*[^b]+[%]a-]-b") end`,
-			"condition: the script is wrong: 1: the pattern \"[]%a-]*[^b]+[%]a-]-b\" may take too long over a text of 2100 bytes",
+			"condition: invalid script: 1: the pattern \"[]%a-]*[^b]+[%]a-]-b\" may take too long over a text of 2100 bytes",
 		},
-		"a long pattern":   {`function evaluate() return ("a"):match(("a?"):rep(1000)) end`, "condition: the script is wrong: 1: the pattern is longer than 1024 bytes"},
-		"doubled choices":  {`function evaluate() return ("a"):rep(30):match(("a?"):rep(30) .. "b") end`, "condition: the script is wrong: 1: the pattern "},
-		"repeated scans":   {`function evaluate() return ("("):rep(9000):match("%b()") end`, "condition: the script is wrong: 1: the pattern \"%b()\" may take too long"},
-		"too many matches": {`function evaluate() return ("a"):rep(4e5):gmatch("a") end`, "condition: the script is wrong: 1: the pattern \"a\" may match too often in a text of 400000 bytes"},
+		"a long pattern":   {`function evaluate() return ("a"):match(("a?"):rep(1000)) end`, "condition: invalid script: 1: the pattern is longer than 1024 bytes"},
+		"doubled choices":  {`function evaluate() return ("a"):rep(30):match(("a?"):rep(30) .. "b") end`, "condition: invalid script: 1: the pattern "},
+		"repeated scans":   {`function evaluate() return ("("):rep(9000):match("%b()") end`, "condition: invalid script: 1: the pattern \"%b()\" may take too long"},
+		"too many matches": {`function evaluate() return ("a"):rep(4e5):gmatch("a") end`, "condition: invalid script: 1: the pattern \"a\" may match too often in a text of 400000 bytes"},
 		"long replacements": {
 			`function evaluate() return ("a"):rep(10000):gsub("a", ("b"):rep(1000)) end`,
-			"condition: the script is wrong: 1: replacing \"a\" may take too long in a text of 10000 bytes",
+			"condition: invalid script: 1: replacing \"a\" may take too long in a text of 10000 bytes",
 		},
 		"a sort without end": {
 			`function evaluate()
@@ -156,7 +156,7 @@ func TestRunTakesNothingElseForAPass(t *testing.T) {
 	for name, tc := range tests {
 		before := time.Now()
 		got, err := check.Run(t.Context(), nil, []libv1beta1.ClusterCheck{{Name: "c", Condition: tc.script}})
-		// Many times the limit of one script: the machine may be busy, and whichever limit comes first stops it.
+		// Much longer than the timeout of one script, because the machine may be busy.
 		if took := time.Since(before); took > 30*time.Second {
 			t.Errorf("%s: Run() took %s", name, took)
 		}
@@ -166,11 +166,11 @@ func TestRunTakesNothingElseForAPass(t *testing.T) {
 	}
 }
 
-// TestRunGivesScriptsTheirLibraries runs alone: a script is stopped by what the memory of the whole process grows by, and another test's scripts keep
-// much of it. Those of a hub take turns.
+// TestScriptsHaveTheirLibraries is not parallel, because the memory limit applies to the growth of the whole process, and
+// the scripts of other tests keep much memory. The scripts of a hub run one after the other.
 //
 //nolint:paralleltest // see above
-func TestRunGivesScriptsTheirLibraries(t *testing.T) {
+func TestScriptsHaveTheirLibraries(t *testing.T) {
 	for _, condition := range []string{
 		`("a-b"):gsub("%-", "+") == "a+b"`,
 		`string.format("%s %5.2f %d", "x", 1.5, 3) == "x  1.50 3"`,
@@ -195,7 +195,7 @@ func TestRunGivesScriptsTheirLibraries(t *testing.T) {
 	}
 }
 
-func TestRunTellsAFailureFromNotAsking(t *testing.T) {
+func TestRunReturnsErrorsOfRequests(t *testing.T) {
 	t.Parallel()
 	nobody, err := client.New(&rest.Config{Host: "https://127.0.0.1:1"}, client.Options{})
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// member is a namespace of a real API server with two ConfigMaps.
+// member returns a namespace of a real API server with two ConfigMaps.
 func member(t *testing.T) (client.Client, string) {
 	t.Helper()
 	plane := localkube.Shared(t)

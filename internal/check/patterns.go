@@ -8,89 +8,91 @@ import (
 )
 
 const (
-	// patternLimit is how long a pattern may be, in bytes.
-	patternLimit = 1024
-	// effortLimit bounds the steps of one pattern match, which the interpreter cannot be stopped in: one takes some ten nanoseconds.
-	effortLimit = 5e7
-	// findingsLimit bounds the memory that all places take where a pattern matches, in bytes; one takes about findingSize, and captureSize
-	// for each capture.
-	findingsLimit, findingSize, captureSize = 32 << 20, 96, 16
-	// copyLimit bounds how many bytes are copied to replace matches: each replacement copies the whole text.
-	copyLimit = 4e9
+	// maxPatternLength is the maximal length of a pattern in bytes.
+	maxPatternLength = 1024
+	// maxMatchCost limits the steps of one pattern match, which cannot be interrupted; a step takes about ten
+	// nanoseconds.
+	maxMatchCost = 5e7
+	// maxMatchMemory limits the bytes that the results of all matches take. A match takes about matchSize, and
+	// captureSize for each capture.
+	maxMatchMemory, matchSize, captureSize = 32 << 20, 96, 16
+	// maxCopiedBytes limits the bytes that are copied to replace matches: each replacement copies the whole text.
+	maxCopiedBytes = 4e9
 )
 
-// limitMatch refuses a pattern that might take for ever over its text.
-func limitMatch(state *lua.LState) {
+// checkMatch raises an error if a pattern could take too long over its text.
+func checkMatch(state *lua.LState) {
 	subject, pattern := state.CheckString(1), state.CheckString(2)
-	if len(pattern) > patternLimit {
-		state.RaiseError("the pattern is longer than %d bytes", patternLimit)
+	if len(pattern) > maxPatternLength {
+		state.RaiseError("the pattern is longer than %d bytes", maxPatternLength)
 	}
-	if effort(subject, pattern) > effortLimit {
+	if matchCost(subject, pattern) > maxMatchCost {
 		state.RaiseError("the pattern %q may take too long over a text of %d bytes", pattern, len(subject))
 	}
 }
 
-// limitMatches refuses a pattern that might match at too many places.
-func limitMatches(state *lua.LState) {
-	limitMatch(state)
+// checkMatches raises an error if a pattern could match too often.
+func checkMatches(state *lua.LState) {
+	checkMatch(state)
 	subject, pattern := state.CheckString(1), state.CheckString(2)
-	if (len(subject)+1)*(findingSize+captureSize*strings.Count(pattern, "(")) > findingsLimit {
+	if (len(subject)+1)*(matchSize+captureSize*strings.Count(pattern, "(")) > maxMatchMemory {
 		state.RaiseError("the pattern %q may match too often in a text of %d bytes", pattern, len(subject))
 	}
 }
 
-// limitReplacing refuses to replace so much in so long a text that copying it would take for ever.
-func limitReplacing(state *lua.LState) {
-	limitMatches(state)
+// checkReplace raises an error if replacing the matches could copy too many bytes.
+func checkReplace(state *lua.LState) {
+	checkMatches(state)
 	subject, replacement := float64(len(state.CheckString(1))), float64(len(state.CheckString(3)))
 	matches := subject + 1
-	if most := state.OptInt(4, -1); most >= 0 {
-		matches = min(matches, float64(most))
+	if limit := state.OptInt(4, -1); limit >= 0 {
+		matches = min(matches, float64(limit))
 	}
-	// A capture in the replacement is at most all of the text.
-	if matches*(subject+(matches+subject)*replacement) > copyLimit {
+	// A capture in the replacement is at most the whole text.
+	if matches*(subject+(matches+subject)*replacement) > maxCopiedBytes {
 		state.RaiseError("replacing %q may take too long in a text of %d bytes", state.CheckString(2), len(state.CheckString(1)))
 	}
 }
 
-// effort returns how many steps a match may take at most. Each place to start at multiplies them, and each repetition by the ways to end it,
-// of which there are no more than the longest run of what it repeats; each step may look at the whole pattern.
-func effort(subject, pattern string) float64 {
+// matchCost returns the maximal number of steps of a match. Each start position multiplies it. So does each repetition
+// by its number of possible ends, which is at most the longest run of bytes that its item matches. Each step may read
+// the whole pattern.
+func matchCost(subject, pattern string) float64 {
 	steps := float64(len(pattern) + 1)
 	rest, anchored := strings.CutPrefix(pattern, "^")
 	if !anchored {
 		steps *= float64(len(subject) + 1)
 	}
-	scans, previous := false, "" // what the next sign of repetition would repeat
+	hasScan, previous := false, "" // the item that the next repetition sign applies to
 	for rest != "" {
 		if previous != "" && strings.IndexByte("*+-?", rest[0]) >= 0 {
-			steps *= ways(subject, previous, rest[0])
+			steps *= repetitionEnds(subject, previous, rest[0])
 			previous, rest = "", rest[1:]
 			continue
 		}
-		length, scan := partLength(rest)
-		if previous = rest[:length]; scan || previous == "(" || previous == ")" {
+		length, isScan := partLength(rest)
+		if previous = rest[:length]; isScan || previous == "(" || previous == ")" {
 			previous = ""
 		}
-		scans, rest = scans || scan, rest[length:]
+		hasScan, rest = hasScan || isScan, rest[length:]
 	}
-	if scans {
+	if hasScan {
 		steps *= float64(len(subject) + 1)
 	}
 	return steps
 }
 
-// ways is how many ends the repetition of item by sign can have.
-func ways(subject, item string, sign byte) float64 {
+// repetitionEnds returns the number of possible ends of item repeated by sign.
+func repetitionEnds(subject, item string, sign byte) float64 {
 	if sign == '?' {
 		return 2
 	}
 	return float64(longestRun(subject, item) + 1)
 }
 
-// partLength is the length of what pattern begins with. A scan is no item: it looks at any part of the text, for balanced text, or for a
-// capture once more.
-func partLength(pattern string) (length int, scan bool) {
+// partLength returns the length of the first part of pattern. isScan is true for parts that can match any length:
+// balanced text and back references. They cannot be repeated.
+func partLength(pattern string) (length int, isScan bool) {
 	if pattern[0] == '%' && len(pattern) > 1 {
 		switch next := pattern[1]; {
 		case next == 'b':
@@ -102,7 +104,7 @@ func partLength(pattern string) (length int, scan bool) {
 	return itemLength(pattern), false
 }
 
-// itemLength is the length of what pattern begins with and what matches one byte.
+// itemLength returns the length of the first item of pattern, which matches one byte.
 func itemLength(pattern string) int {
 	switch pattern[0] {
 	case '%':
@@ -128,7 +130,7 @@ func itemLength(pattern string) int {
 	return len(pattern)
 }
 
-// longestRun is the longest part of subject that consists of what item matches.
+// longestRun returns the length of the longest part of subject whose bytes all match item.
 func longestRun(subject, item string) int {
 	var matches [256]bool
 	switch {

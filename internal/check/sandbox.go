@@ -13,94 +13,95 @@ import (
 )
 
 const (
-	// scriptLimit is how long one script may run.
-	scriptLimit = 5 * time.Second
-	// registryLimit is how many values a script may have on its stack, and depthLimit how deep its functions may call each other.
-	registryLimit = 64 * 1024
-	depthLimit    = 200
-	// arrayLimit is the highest index of a table's array part: below it, gaps in an array take memory.
-	arrayLimit = 1 << 18
+	// scriptTimeout limits the time of one script.
+	scriptTimeout = 5 * time.Second
+	// maxRegistry is the maximal number of values on the stack, and maxCallDepth the maximal depth of calls.
+	maxRegistry  = 64 * 1024
+	maxCallDepth = 200
+	// maxArrayIndex is the highest index in the array part of a table: gaps below it take memory.
+	maxArrayIndex = 1 << 18
 )
 
-// limitArrays sets the interpreter's own limit, once, before its first use: by default one assignment may take a gigabyte.
+// limitArrays sets a limit of the interpreter, once before its first use. By default one assignment may take a
+// gigabyte.
 //
 //nolint:gochecknoglobals // the interpreter keeps its limit in a package variable; this is the one place that sets it
-var limitArrays = sync.OnceFunc(func() { lua.MaxArrayIndex = arrayLimit })
+var limitArrays = sync.OnceFunc(func() { lua.MaxArrayIndex = maxArrayIndex })
 
-// sandbox is one script with nothing but tables, strings and numbers at hand, and limits on what it may take.
+// sandbox is one script with its interpreter, which has few libraries and limits.
 type sandbox struct {
-	state *lua.LState
-	meter *meter
-	end   context.CancelFunc
+	state   *lua.LState
+	limiter *scriptLimiter
+	cancel  context.CancelFunc
 }
 
-// newSandbox reads a script. What is wrong with it is the error's text.
+// newSandbox compiles and runs a script. The error wraps errInvalidScript or a limit.
 func newSandbox(ctx context.Context, script string) (*sandbox, error) {
 	chunk, err := parse.Parse(strings.NewReader(script), "script")
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s", errUnclear, strings.TrimPrefix(strings.TrimSpace(err.Error()), "script "))
+		return nil, fmt.Errorf("%w: %s", errInvalidScript, strings.TrimPrefix(strings.TrimSpace(err.Error()), "script "))
 	}
 	limitConcatenation(chunk)
 	proto, err := lua.Compile(chunk, "script")
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s", errUnclear, strings.TrimSpace(err.Error()))
+		return nil, fmt.Errorf("%w: %s", errInvalidScript, strings.TrimSpace(err.Error()))
 	}
 	limitArrays()
-	ctx, cancel := context.WithTimeout(ctx, scriptLimit)
-	box := &sandbox{
-		state: lua.NewState(lua.Options{SkipOpenLibs: true, CallStackSize: depthLimit, RegistryMaxSize: registryLimit}),
-		meter: newMeter(ctx), end: cancel,
+	ctx, cancel := context.WithTimeout(ctx, scriptTimeout)
+	s := &sandbox{
+		state:   lua.NewState(lua.Options{SkipOpenLibs: true, CallStackSize: maxCallDepth, RegistryMaxSize: maxRegistry}),
+		limiter: newScriptLimiter(ctx), cancel: cancel,
 	}
-	box.open()
-	box.state.SetContext(box.meter) //nolint:contextcheck // the meter wraps ctx
-	if err := box.call(box.state.NewFunctionFromProto(proto), 0); err != nil {
-		box.close()
+	s.openLibraries()
+	s.state.SetContext(s.limiter) //nolint:contextcheck // the meter wraps ctx
+	if err := s.call(s.state.NewFunctionFromProto(proto), 0); err != nil {
+		s.close()
 		return nil, err
 	}
-	return box, nil
+	return s, nil
 }
 
-func (b *sandbox) close() {
-	b.state.Close()
-	b.end()
+func (s *sandbox) close() {
+	s.state.Close()
+	s.cancel()
 }
 
-// open gives the script its libraries.
-func (b *sandbox) open() {
+// openLibraries adds the libraries for scripts.
+func (s *sandbox) openLibraries() {
 	for _, library := range []struct {
 		name string
 		open lua.LGFunction
 	}{
 		{lua.BaseLibName, lua.OpenBase}, {lua.TabLibName, lua.OpenTable}, {lua.StringLibName, lua.OpenString}, {lua.MathLibName, lua.OpenMath},
 	} {
-		b.state.Push(b.state.NewFunction(library.open))
-		b.state.Push(lua.LString(library.name))
-		b.state.Call(1, 0)
+		s.state.Push(s.state.NewFunction(library.open))
+		s.state.Push(lua.LString(library.name))
+		s.state.Call(1, 0)
 	}
-	// What reads files, writes to our output, runs text as code past the limits, or reaches into the interpreter.
+	// These read files, write to our output, load code without the limits, or access the interpreter.
 	for _, name := range []string{
 		"dofile", "load", "loadfile", "loadstring", "require", "module", "print", "collectgarbage", "newproxy", "getfenv", "setfenv", "_printregs",
 	} {
-		b.state.SetGlobal(name, lua.LNil)
+		s.state.SetGlobal(name, lua.LNil)
 	}
-	b.limitStrings()
-	b.limitSorting()
+	s.limitStrings()
+	s.limitSort()
 }
 
-// limitSorting has the meter asked at every comparison of a sort.
-func (b *sandbox) limitSorting() {
-	library := b.state.GetGlobal(lua.TabLibName).(*lua.LTable)
+// limitSort checks the limits at each comparison of a sort.
+func (s *sandbox) limitSort() {
+	library := s.state.GetGlobal(lua.TabLibName).(*lua.LTable)
 	sort := library.RawGetString("sort").(*lua.LFunction)
-	less := b.state.NewFunction(func(state *lua.LState) int {
+	less := s.state.NewFunction(func(state *lua.LState) int {
 		select {
-		case <-b.meter.Done():
-			state.RaiseError("%s", b.meter.Err())
+		case <-s.limiter.Done():
+			state.RaiseError("%s", s.limiter.Err())
 		default:
 		}
 		state.Push(lua.LBool(state.LessThan(state.Get(1), state.Get(2))))
 		return 1
 	})
-	library.RawSetString("sort", b.state.NewFunction(func(state *lua.LState) int {
+	library.RawSetString("sort", s.state.NewFunction(func(state *lua.LState) int {
 		if state.GetTop() == 1 {
 			state.Push(less)
 		}
@@ -108,58 +109,58 @@ func (b *sandbox) limitSorting() {
 	}))
 }
 
-// evaluate calls the script's function of that name with the global set, and returns the table that it answers with.
-func (b *sandbox) evaluate(global string, value lua.LValue) (*lua.LTable, error) {
-	b.state.SetGlobal(global, value)
-	function, ok := b.state.GetGlobal("evaluate").(*lua.LFunction)
+// evaluate sets a global variable, calls the function evaluate of the script, and returns its result.
+func (s *sandbox) evaluate(global string, value lua.LValue) (*lua.LTable, error) {
+	s.state.SetGlobal(global, value)
+	function, ok := s.state.GetGlobal("evaluate").(*lua.LFunction)
 	if !ok {
-		return nil, fmt.Errorf("%w: it has no function evaluate", errUnclear)
+		return nil, fmt.Errorf("%w: function evaluate is missing", errInvalidScript)
 	}
-	if err := b.call(function, 1); err != nil {
+	if err := s.call(function, 1); err != nil {
 		return nil, err
 	}
-	answer := b.state.Get(-1)
-	b.state.Pop(1)
-	table, ok := answer.(*lua.LTable)
+	result := s.state.Get(-1)
+	s.state.Pop(1)
+	table, ok := result.(*lua.LTable)
 	if !ok {
-		return nil, fmt.Errorf("%w: evaluate returns a %s, not a table", errUnclear, answer.Type())
+		return nil, fmt.Errorf("%w: evaluate returns a %s, not a table", errInvalidScript, result.Type())
 	}
 	return table, nil
 }
 
-func (b *sandbox) call(function *lua.LFunction, results int) error {
-	err := b.state.CallByParam(lua.P{Fn: function, NRet: results, Protect: true})
+func (s *sandbox) call(function *lua.LFunction, results int) error {
+	err := s.state.CallByParam(lua.P{Fn: function, NRet: results, Protect: true})
 	if err == nil {
 		return nil
 	}
-	if limit := b.meter.Err(); limit != nil {
-		return limit
+	if limitErr := s.limiter.Err(); limitErr != nil {
+		return limitErr
 	}
 	var raised *lua.ApiError
 	if !errors.As(err, &raised) {
-		return fmt.Errorf("%w: %w", errUnclear, err)
+		return fmt.Errorf("%w: %w", errInvalidScript, err)
 	}
-	// The address of a table would be another one each time.
-	said := "it raised a value that is no text"
+	// The text of a table has its address, which differs each time.
+	message := "it raised a value that is not text"
 	if raised.Object != nil && (raised.Object.Type() == lua.LTString || raised.Object.Type() == lua.LTNumber) {
-		said = strings.TrimPrefix(raised.Object.String(), "script:")
+		message = strings.TrimPrefix(raised.Object.String(), "script:")
 	}
-	return fmt.Errorf("%w: %s", errUnclear, said)
+	return fmt.Errorf("%w: %s", errInvalidScript, message)
 }
 
-// value makes of a part of an object what scripts see: null is left out.
-func (b *sandbox) value(part any) lua.LValue {
+// toLua converts a part of an object; null becomes nil, so the field is missing.
+func (s *sandbox) toLua(part any) lua.LValue {
 	switch part := part.(type) {
 	case map[string]any:
-		table := b.state.NewTable()
+		table := s.state.NewTable()
 		for key, entry := range part {
-			table.RawSetString(key, b.value(entry))
+			table.RawSetString(key, s.toLua(entry))
 		}
 		return table
 	case []any:
-		table := b.state.NewTable()
+		table := s.state.NewTable()
 		for _, entry := range part {
-			table.Append(b.value(entry))
+			table.Append(s.toLua(entry))
 		}
 		return table
 	case string:

@@ -16,11 +16,12 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// pageSize is how many objects are read with one request.
+// pageSize is the number of objects per request.
 const pageSize = 500
 
-// list reads the objects that selector picks by kind, place, name and labels. A kind that the cluster does not serve has no objects.
-func list(ctx context.Context, member client.Reader, selector *libv1beta1.ResourceSelector) ([]map[string]any, error) {
+// listObjects lists the objects that selector selects by kind, namespace, name and labels. A kind that the cluster does
+// not serve has no objects.
+func listObjects(ctx context.Context, member client.Reader, selector *libv1beta1.ResourceSelector) ([]map[string]any, error) {
 	options, err := listOptions(selector)
 	if err != nil {
 		return nil, err
@@ -38,7 +39,7 @@ func list(ctx context.Context, member client.Reader, selector *libv1beta1.Resour
 			return nil, fmt.Errorf("list %s: %w", kind.Kind, err)
 		}
 		for i := range page.Items {
-			// Nobody judges by these, and they are half of many objects.
+			// Scripts do not need them, and they are half of many objects.
 			page.Items[i].SetManagedFields(nil)
 			objects = append(objects, page.Items[i].Object)
 		}

@@ -26,7 +26,7 @@ func learned(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.
 }
 
 // judged returns the status of a push member that was reached and about which its checks say verdict.
-func judged(old libv1beta1.SveltosClusterStatus, threshold int32, verdict check.Verdict) libv1beta1.SveltosClusterStatus {
+func judged(old libv1beta1.SveltosClusterStatus, threshold int32, verdict check.Result) libv1beta1.SveltosClusterStatus {
 	now := healthy(old)
 	if verdict.Failure != "" {
 		now = missed(old, threshold, verdict.Failure)

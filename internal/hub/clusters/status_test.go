@@ -22,12 +22,12 @@ func TestContactIsCounted(t *testing.T) {
 	facts := fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, Complete: true}
 	up := clusterStatus{Ready: true, Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, ConnectionStatus: libv1beta1.ConnectionHealthy}
 	reached := func(old clusterStatus, facts fleet.Facts) clusterStatus {
-		return judged(learned(old, facts), 0, check.Verdict{Ready: true})
+		return judged(learned(old, facts), 0, check.Result{Ready: true})
 	}
-	fails := func(old clusterStatus, verdict check.Verdict) clusterStatus {
+	fails := func(old clusterStatus, verdict check.Result) clusterStatus {
 		return judged(learned(old, facts), 2, verdict)
 	}
-	unready, unwell := check.Verdict{Failure: "readiness check c: no"}, check.Verdict{Ready: true, Failure: "liveness check c: no"}
+	unready, unwell := check.Result{Failure: "readiness check c: no"}, check.Result{Ready: true, Failure: "liveness check c: no"}
 	with := func(change func(*clusterStatus)) clusterStatus {
 		now := *up.DeepCopy()
 		change(&now)

@@ -117,13 +117,13 @@ func steadily(err error) string {
 }
 
 // judge runs the checks of a push member. It fails only when ctx ends.
-func (c *Controller) judge(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Verdict, error) {
+func (c *Controller) judge(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Result, error) {
 	if !cluster.DeletionTimestamp.IsZero() {
 		// A check that fails must not keep what is deployed from being withdrawn, and neither must a status that was lost.
-		return check.Verdict{Ready: true}, nil
+		return check.Result{Ready: true}, nil
 	}
 	if len(cluster.Spec.ReadinessChecks)+len(cluster.Spec.LivenessChecks) == 0 {
-		return check.Verdict{Ready: true}, nil
+		return check.Result{Ready: true}, nil
 	}
 	// Its turn comes, whatever the checks of others take: waiting for it says nothing of this member.
 	turns := c.checkTurns()
@@ -131,16 +131,16 @@ func (c *Controller) judge(ctx context.Context, config *rest.Config, cluster *li
 	case turns <- struct{}{}:
 		defer func() { <-turns }()
 	case <-ctx.Done():
-		return check.Verdict{}, ctx.Err()
+		return check.Result{}, ctx.Err()
 	}
 	limited, cancel := context.WithTimeout(ctx, checksLimit)
 	defer cancel()
 	// It asks for the kinds that the checks name, and for nothing else.
 	member, err := client.New(config, client.Options{})
 	if err != nil {
-		return check.Verdict{Failure: err.Error()}, nil
+		return check.Result{Failure: err.Error()}, nil
 	}
-	verdict := check.Gate(limited, member, &cluster.Spec, cluster.Status.Ready)
+	verdict := check.EvaluateCluster(limited, member, &cluster.Spec, cluster.Status.Ready)
 	return verdict, ctx.Err()
 }
 

@@ -1,0 +1,89 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/metrics"
+)
+
+const (
+	// maxSteps is the maximal number of instructions of a script: a script over 10,000 objects takes some hundred
+	// thousand.
+	maxSteps = 5_000_000
+	// maxMemory is by how many bytes the heap of this process may grow while a script runs: a quarter of an agent's
+	// memory limit. memoryCheckInterval is the number of instructions between two checks of it.
+	maxMemory           = 128 << 20
+	memoryCheckInterval = 32
+	// heapMetric is the memory of live objects and garbage.
+	heapMetric = "/memory/classes/heap/objects:bytes"
+)
+
+// The errors of exceeded limits.
+var (
+	errTime   = fmt.Errorf("the script took longer than %s", scriptTimeout)
+	errSteps  = fmt.Errorf("the script took more than %d steps", maxSteps)
+	errMemory = errors.New("the script took too much memory")
+)
+
+// scriptLimiter is the context of one script. The interpreter calls Done before each instruction, which lets it count
+// them. Only the goroutine of the interpreter uses it.
+type scriptLimiter struct {
+	// The interpreter accepts limits only as a context.
+	context.Context //nolint:containedctx // see above
+
+	steps       int
+	initialHeap uint64
+	closed      chan struct{} // a closed channel
+	err         error
+}
+
+var _ context.Context = (*scriptLimiter)(nil)
+
+func newScriptLimiter(ctx context.Context) *scriptLimiter {
+	closed := make(chan struct{})
+	close(closed)
+	return &scriptLimiter{Context: ctx, initialHeap: heapSize(), closed: closed}
+}
+
+// Done counts one instruction. It returns a closed channel if a limit is exceeded.
+func (l *scriptLimiter) Done() <-chan struct{} {
+	l.steps++
+	switch {
+	case l.err != nil:
+		return l.closed
+	case l.steps > maxSteps:
+		l.err = errSteps
+		return l.closed
+	case l.steps%memoryCheckInterval == 0 && l.exceedsMemory():
+		l.err = errMemory
+		return l.closed
+	default:
+		return l.Context.Done()
+	}
+}
+
+// exceedsMemory returns true if live objects have grown too much. When the heap reaches maxMemory, it runs the garbage
+// collector and then allows half of maxMemory, so that collections are rare.
+func (l *scriptLimiter) exceedsMemory() bool {
+	if heapSize() <= l.initialHeap+maxMemory {
+		return false
+	}
+	runtime.GC()
+	return heapSize() > l.initialHeap+maxMemory/2
+}
+
+// Err returns the error of the exceeded limit.
+func (l *scriptLimiter) Err() error {
+	if l.err == nil && l.Context.Err() != nil {
+		return errTime
+	}
+	return l.err
+}
+
+func heapSize() uint64 {
+	sample := []metrics.Sample{{Name: heapMetric}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
+}
