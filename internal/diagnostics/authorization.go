@@ -19,132 +19,134 @@ import (
 )
 
 const (
-	// reviewLimit is how long the API may take for one review.
-	reviewLimit = 10 * time.Second
-	// reviewsAtOnce bounds what strangers can make the API do through us, and, apart from that, what those can who were let in lately.
-	reviewsAtOnce = 4
-	// admittedFor is how long somebody who was let in is let in again without a review, and refusedFor how long somebody who was not is
-	// not, without one. knownFor is how long somebody who was let in need not wait behind strangers.
-	admittedFor = time.Minute
-	refusedFor  = 10 * time.Second
-	knownFor    = time.Hour
-	// admittedMost and refusedMost are how many are remembered.
-	admittedMost = 64
-	refusedMost  = 1024
+	// reviewTimeout limits a request for a review, including the wait for a free slot.
+	reviewTimeout = 10 * time.Second
+	// maxConcurrentReviews limits the reviews for unknown clients, and separately the reviews for known ones, to
+	// protect the API server.
+	maxConcurrentReviews = 4
+	// allowedTTL and deniedTTL are how long a result is reused without another review. knownTTL is how long a client
+	// that was allowed need not wait behind unknown clients.
+	allowedTTL = time.Minute
+	deniedTTL  = 10 * time.Second
+	knownTTL   = time.Hour
+	// maxAllowed and maxDenied limit the cached results.
+	maxAllowed = 64
+	maxDenied  = 1024
 )
 
-// guard lets those in that an API lets.
-type guard struct {
-	tokens authenticationclient.TokenReviewInterface
-	rights authorizationclient.SubjectAccessReviewInterface
-	// admitted, refused (with the HTTP status) and known remember each ask by its sum.
-	admitted *cache.LRUExpireCache
-	refused  *cache.LRUExpireCache
-	known    *cache.LRUExpireCache
-	// reviews and again hold those who are being reviewed: strangers, and those who were let in lately.
-	reviews chan struct{}
-	again   chan struct{}
-	handler http.Handler
+// authorizer is a handler that passes authorised requests to another handler.
+type authorizer struct {
+	tokenReviews  authenticationclient.TokenReviewInterface
+	accessReviews authorizationclient.SubjectAccessReviewInterface
+	// allowed, denied (with the HTTP status) and known have the hash of each access request as key.
+	allowed *cache.LRUExpireCache
+	denied  *cache.LRUExpireCache
+	known   *cache.LRUExpireCache
+	// unknownSlots and knownSlots hold a value for each running review.
+	unknownSlots chan struct{}
+	knownSlots   chan struct{}
+	handler      http.Handler
 }
 
-// ask is a request as far as it matters to whether it is let in.
-type ask struct {
+// accessRequest has the parts of a request that determine whether it is allowed.
+type accessRequest struct {
 	token  string
 	method string
 	path   string
 }
 
-// sum tells asks apart in the space of a hash, however long they are.
-func (a ask) sum() [sha256.Size]byte {
+// hash returns a key of fixed size, for tokens of any length.
+func (a accessRequest) hash() [sha256.Size]byte {
 	token := sha256.Sum256([]byte(a.token))
 	return sha256.Sum256([]byte(string(token[:]) + a.method + " " + a.path))
 }
 
-// Guard lets requests through to handler that carry a bearer token which the API of config knows (TokenReview), of somebody who may do
-// there with the request's path what its method says (SubjectAccessReview of a non-resource URL). Others are answered with 401 and 403; 503
-// if the API does not answer. What was allowed is allowed for another minute, and what was not is not for another ten seconds.
-func Guard(config *rest.Config, handler http.Handler) (http.Handler, error) {
+// RequireAuthorization returns a handler that passes a request to handler if the API of config authenticates its bearer
+// token (TokenReview) and authorises its user for the method and path of the request (SubjectAccessReview of a
+// non-resource URL). It responds to other requests with 401 or 403, and with 503 if the API does not answer. It reuses
+// a positive result for one minute and a negative result for ten seconds.
+func RequireAuthorization(config *rest.Config, handler http.Handler) (http.Handler, error) {
 	config = rest.CopyConfig(config)
-	config.Timeout = reviewLimit
-	tokens, err := authenticationclient.NewForConfig(config)
+	config.Timeout = reviewTimeout
+	tokenReviews, err := authenticationclient.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make client for token reviews: %w", err)
+		return nil, fmt.Errorf("create a client for token reviews: %w", err)
 	}
-	rights, err := authorizationclient.NewForConfig(config)
+	accessReviews, err := authorizationclient.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make client for access reviews: %w", err)
+		return nil, fmt.Errorf("create a client for access reviews: %w", err)
 	}
-	return &guard{
-		tokens: tokens.TokenReviews(), rights: rights.SubjectAccessReviews(),
-		admitted: cache.NewLRUExpireCache(admittedMost), refused: cache.NewLRUExpireCache(refusedMost), known: cache.NewLRUExpireCache(admittedMost),
-		reviews: make(chan struct{}, reviewsAtOnce), again: make(chan struct{}, reviewsAtOnce), handler: handler,
+	return &authorizer{
+		tokenReviews: tokenReviews.TokenReviews(), accessReviews: accessReviews.SubjectAccessReviews(),
+		allowed: cache.NewLRUExpireCache(maxAllowed), denied: cache.NewLRUExpireCache(maxDenied), known: cache.NewLRUExpireCache(maxAllowed),
+		unknownSlots: make(chan struct{}, maxConcurrentReviews), knownSlots: make(chan struct{}, maxConcurrentReviews), handler: handler,
 	}, nil
 }
 
-// ServeHTTP answers a request, or says why not.
-func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP passes an authorised request on, and responds to others with an error.
+func (g *authorizer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !ok || token == "" {
-		http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+		http.Error(w, "a bearer token is required", http.StatusUnauthorized)
 		return
 	}
-	who := ask{token, strings.ToLower(r.Method), r.URL.Path}
-	sum := who.sum()
-	if _, ok := g.admitted.Get(sum); ok {
+	request := accessRequest{token, strings.ToLower(r.Method), r.URL.Path}
+	key := request.hash()
+	if _, ok := g.allowed.Get(key); ok {
 		g.handler.ServeHTTP(w, r)
 		return
 	}
-	if status, ok := g.refused.Get(sum); ok {
-		refuse(w, status.(int)) //nolint:forcetypeassert // nothing else is put there
+	if status, ok := g.denied.Get(key); ok {
+		deny(w, status.(int)) //nolint:forcetypeassert // it has no other values
 		return
 	}
-	turns := g.reviews
-	if _, ok := g.known.Get(sum); ok {
-		turns = g.again
+	slots := g.unknownSlots
+	if _, ok := g.known.Get(key); ok {
+		slots = g.knownSlots
 	}
-	status, err := g.review(r.Context(), who, turns)
+	status, err := g.review(r.Context(), request, slots)
 	switch {
 	case err != nil:
-		log.FromContext(r.Context()).Info("cannot find out who may read the metrics", "reason", err.Error())
-		http.Error(w, "the API server cannot be asked", http.StatusServiceUnavailable)
+		log.FromContext(r.Context()).Info("cannot authorise a request for the metrics", "reason", err.Error())
+		http.Error(w, "the API server does not answer the review", http.StatusServiceUnavailable)
 	case status != http.StatusOK:
-		g.known.Remove(sum)
-		g.refused.Add(sum, status, refusedFor)
-		refuse(w, status)
+		g.known.Remove(key)
+		g.denied.Add(key, status, deniedTTL)
+		deny(w, status)
 	default:
-		g.admitted.Add(sum, struct{}{}, admittedFor)
-		g.known.Add(sum, struct{}{}, knownFor)
+		g.allowed.Add(key, struct{}{}, allowedTTL)
+		g.known.Add(key, struct{}{}, knownTTL)
 		g.handler.ServeHTTP(w, r)
 	}
 }
 
-func refuse(w http.ResponseWriter, status int) { http.Error(w, http.StatusText(status), status) }
+func deny(w http.ResponseWriter, status int) { http.Error(w, http.StatusText(status), status) }
 
-// review asks the API, when it is its turn, and returns the HTTP status to answer with.
-func (g *guard) review(ctx context.Context, who ask, turns chan struct{}) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, reviewLimit)
+// review waits for a free slot, sends the two reviews, and returns the HTTP status of the result.
+func (g *authorizer) review(ctx context.Context, request accessRequest, slots chan struct{}) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	select {
-	case turns <- struct{}{}:
-		defer func() { <-turns }()
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	known, err := g.tokens.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: who.token}}, metav1.CreateOptions{})
+	authenticated, err := g.tokenReviews.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: request.token}}, metav1.CreateOptions{})
 	if err != nil {
 		return 0, fmt.Errorf("review token: %w", err)
 	}
-	if !known.Status.Authenticated {
+	if !authenticated.Status.Authenticated {
 		return http.StatusUnauthorized, nil
 	}
-	user := known.Status.User
+	user := authenticated.Status.User
 	extra := make(map[string]authorizationv1.ExtraValue, len(user.Extra))
 	for key, values := range user.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)
 	}
-	access, err := g.rights.Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+	access, err := g.accessReviews.Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
-		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: who.path, Verb: who.method},
+		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: request.path, Verb: request.method},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		return 0, fmt.Errorf("review access: %w", err)

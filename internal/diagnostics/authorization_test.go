@@ -15,18 +15,18 @@ import (
 	"github.com/towline/towline/internal/diagnostics"
 )
 
-// reviewer is the part of an API that reviews, and counts how often it was asked about a token. Only "reader" may read. It keeps those
-// waiting whose token begins with "slow" until it is let go.
+// reviewer is an API server for reviews. It counts the reviews of each token, authorises only "reader", and delays the
+// reviews of tokens with the prefix "slow" until release is closed.
 type reviewer struct {
 	release chan struct{}
-	// waiting gets one value per review that is kept waiting.
+	// waiting receives a value for each delayed review.
 	waiting chan struct{}
-	// mu guards asked.
-	mu    sync.Mutex
-	asked map[string]int
+	// mu guards reviews.
+	mu      sync.Mutex
+	reviews map[string]int
 }
 
-// ServeHTTP answers reviews of tokens and of rights.
+// ServeHTTP responds to token and access reviews.
 func (r *reviewer) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if strings.HasSuffix(request.URL.Path, "/subjectaccessreviews") {
@@ -40,7 +40,7 @@ func (r *reviewer) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	_ = json.NewDecoder(request.Body).Decode(&review)
 	token := review.Spec.Token
 	r.mu.Lock()
-	r.asked[token]++
+	r.reviews[token]++
 	r.mu.Unlock()
 	if strings.HasPrefix(token, "slow") {
 		r.waiting <- struct{}{}
@@ -54,24 +54,24 @@ func (r *reviewer) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 func (r *reviewer) count(token string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.asked[token]
+	return r.reviews[token]
 }
 
-// ask asks guarded for the metrics with a token and returns the status.
-func ask(guarded http.Handler, path, token string) int {
+// request requests the metrics with a token and returns the status.
+func request(handler http.Handler, path, token string) int {
 	request := httptest.NewRequest(http.MethodGet, path, nil)
 	request.Header.Set("Authorization", "Bearer "+token)
 	answer := httptest.NewRecorder()
-	guarded.ServeHTTP(answer, request)
+	handler.ServeHTTP(answer, request)
 	return answer.Code
 }
 
-func TestGuardRemembersAnswersAndLetsKnownTokensFirst(t *testing.T) {
+func TestResultsAreCachedAndKnownTokensDoNotWait(t *testing.T) {
 	t.Parallel()
-	api := &reviewer{release: make(chan struct{}), waiting: make(chan struct{}), asked: map[string]int{}}
+	api := &reviewer{release: make(chan struct{}), waiting: make(chan struct{}), reviews: map[string]int{}}
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
-	guarded, err := diagnostics.Guard(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	handler, err := diagnostics.RequireAuthorization(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestGuardRemembersAnswersAndLetsKnownTokensFirst(t *testing.T) {
 		"reader": http.StatusOK, "stranger": http.StatusForbidden, "unknown": http.StatusUnauthorized,
 	} {
 		for range 3 {
-			if got := ask(guarded, "/metrics", token); got != want {
+			if got := request(handler, "/metrics", token); got != want {
 				t.Errorf("%s: got %d, want %d", token, got, want)
 			}
 		}
@@ -87,15 +87,15 @@ func TestGuardRemembersAnswersAndLetsKnownTokensFirst(t *testing.T) {
 			t.Errorf("%s: reviewed %d times, want once", token, got)
 		}
 	}
-	// Strangers keep all turns that are theirs busy.
-	var strangers sync.WaitGroup
-	defer strangers.Wait()
+	// Unknown clients occupy all their slots.
+	var unknown sync.WaitGroup
+	defer unknown.Wait()
 	defer close(api.release)
 	for _, name := range []string{"slow-1", "slow-2", "slow-3", "slow-4"} {
-		strangers.Go(func() { ask(guarded, "/metrics", name) })
+		unknown.Go(func() { request(handler, "/metrics", name) })
 		<-api.waiting
 	}
-	if got := ask(guarded, "/metrics", "reader"); got != http.StatusOK {
+	if got := request(handler, "/metrics", "reader"); got != http.StatusOK {
 		t.Errorf("reader among strangers: got %d", got)
 	}
 }

@@ -1,2 +1,3 @@
-// Package diagnostics serves the health of one process to anybody, and its metrics to whom a Kubernetes API lets.
+// Package diagnostics serves the health of a process to all clients, and its metrics to clients that a Kubernetes API
+// authorises.
 package diagnostics

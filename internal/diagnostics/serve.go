@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	headerLimit   = 10 * time.Second
-	shutdownLimit = 2 * time.Second
+	headerTimeout   = 10 * time.Second
+	shutdownTimeout = 2 * time.Second
 )
 
-// Listen opens a TCP address for Serve.
+// Listen listens on a TCP address for Serve.
 func Listen(ctx context.Context, address string) (net.Listener, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -27,13 +27,13 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// Secure makes listener speak TLS with a certificate of its own, which is made when the first client asks for it and signed by nobody:
-// clients that want to know whom they talk to need other means.
-func Secure(listener net.Listener) net.Listener {
+// SelfSignedTLS returns a TLS listener with a self-signed certificate, which is created for the first client. Clients
+// cannot verify it.
+func SelfSignedTLS(listener net.Listener) net.Listener {
 	certificate := sync.OnceValues(func() (*tls.Certificate, error) {
 		crt, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
 		if err != nil {
-			return nil, fmt.Errorf("make certificate for metrics: %w", err)
+			return nil, fmt.Errorf("create the certificate: %w", err)
 		}
 		pair, err := tls.X509KeyPair(crt, key)
 		return &pair, err
@@ -44,22 +44,22 @@ func Secure(listener net.Listener) net.Listener {
 	})
 }
 
-// Serve answers on listener until ctx ends, and closes it. It returns an error if it ends before.
+// Serve serves handler on listener until ctx ends, and closes listener. It returns an error if it ends before ctx.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerLimit}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout}
 	stopped := make(chan struct{})
-	ending, end := context.WithCancel(ctx)
+	serveCtx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer close(stopped)
-		<-ending.Done()
-		stopping, done := context.WithTimeout(context.WithoutCancel(ctx), shutdownLimit)
-		defer done()
-		if err := server.Shutdown(stopping); err != nil {
+		<-serveCtx.Done()
+		shutdownCtx, cancelShutdown := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancelShutdown()
+		if err := server.Shutdown(shutdownCtx); err != nil {
 			_ = server.Close()
 		}
 	}()
 	err := server.Serve(listener)
-	end()
+	cancel()
 	<-stopped
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -67,8 +67,8 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler) err
 	return fmt.Errorf("serve on %s: %w", listener.Addr(), err)
 }
 
-// Health answers /healthz with what alive says, and /readyz with what ready says: that all is well (nil), or what is not. alive should
-// fail only if the process should be started anew.
+// Health returns a handler that serves the results of alive on /healthz and of ready on /readyz: 200 for nil, else 503
+// with the error. alive should return an error only if the process must be restarted.
 func Health(alive, ready func() error) http.Handler {
 	mux := http.NewServeMux()
 	for path, check := range map[string]func() error{"/healthz": alive, "/readyz": ready} {

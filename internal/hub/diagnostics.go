@@ -28,7 +28,7 @@ type endpoints struct {
 // serve answers at the addresses of opts until the returned function is called, which waits for the answers that are under way.
 func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (stop func(), err error) {
 	gathered := promhttp.HandlerFor(prometheus.Gatherers{e.registry, metrics.Registry}, promhttp.HandlerOpts{})
-	guarded, err := diagnostics.Guard(cfg, gathered)
+	guarded, err := diagnostics.RequireAuthorization(cfg, gathered)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (
 		secure        func(net.Listener) net.Listener
 	}{
 		{"--health-address", opts.HealthAddress, diagnostics.Health(e.health.Alive, e.health.Ready), func(l net.Listener) net.Listener { return l }},
-		{"--diagnostics-address", opts.DiagnosticsAddress, protected, diagnostics.Secure},
+		{"--diagnostics-address", opts.DiagnosticsAddress, protected, diagnostics.SelfSignedTLS},
 	} {
 		if endpoint.address == "" {
 			continue

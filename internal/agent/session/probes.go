@@ -67,7 +67,7 @@ func (w *Watchdog) Check() error {
 // Run serves on the two addresses until ctx ends; an empty address is skipped. An address in use is skipped with a log
 // message, because agents of several clusters may share a machine and work without it.
 func (p *Probes) Run(ctx context.Context, health, metrics string) error {
-	metricsHandler, err := diagnostics.Guard(p.Member, promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{}))
+	metricsHandler, err := diagnostics.RequireAuthorization(p.Member, promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{}))
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (p *Probes) Run(ctx context.Context, health, metrics string) error {
 		wrapListener func(net.Listener) net.Listener
 	}{
 		{health, diagnostics.Health(p.Watchdog.Check, p.checkMember), func(l net.Listener) net.Listener { return l }},
-		{metrics, metricsMux, diagnostics.Secure},
+		{metrics, metricsMux, diagnostics.SelfSignedTLS},
 	} {
 		if endpoint.address == "" {
 			continue
