@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// Authority returns what signs the certificates of the control plane and of its clients, read off its disk, so that a test can make certificates that
-// Kubernetes would not: one that lives for seconds, or that has expired. It fails the test if the control plane has none.
+// Authority returns the certificate authority of the control plane and its clients, so that a test can issue
+// certificates that Kubernetes would not: short-lived or expired ones. It fails the test if the files of the authority
+// are missing.
 func (p *Plane) Authority(t testing.TB) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	read := func(name string) []byte {
@@ -24,7 +25,7 @@ func (p *Plane) Authority(t testing.TB) (*x509.Certificate, *ecdsa.PrivateKey) {
 		}
 		block, _ := pem.Decode(text)
 		if block == nil {
-			t.Fatalf("%s holds no PEM", found[0])
+			t.Fatalf("%s has no PEM block", found[0])
 		}
 		return block.Bytes
 	}

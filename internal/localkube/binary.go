@@ -9,14 +9,15 @@ import (
 	"path/filepath"
 )
 
-// BinaryDirVariable is the environment variable that names a directory in which Binary looks.
+// BinaryDirVariable is the environment variable with a directory that Binary searches.
 const BinaryDirVariable = "TOWLINE_BIN"
 
-// modulePath is the first line of the go.mod beside whose bin directory `make build` leaves its results.
+// modulePath is the first line of this module's go.mod. `make build` writes to the bin directory beside it.
 const modulePath = "module github.com/towline/towline\n"
 
-// Binary returns the absolute path of a program that `make build` builds: towline, localkube, kubectl or helm. It looks beside the
-// running executable, in the directory that TOWLINE_BIN names, in bin/ of the module around the working directory, and on PATH.
+// Binary returns the absolute path of a program that `make build` builds: towline, localkube, kubectl or helm. It
+// searches the directory of the running executable, the directory in TOWLINE_BIN, bin/ of the module around the working
+// directory, and PATH.
 func Binary(name string) (string, error) {
 	for _, dir := range binaryDirs() {
 		path := filepath.Join(dir, name)
@@ -26,7 +27,7 @@ func Binary(name string) (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("find %s: run `make build` first, or name its directory in %s: %w", name, BinaryDirVariable, err)
+		return "", fmt.Errorf("find %s: run `make build` first, or set %s to its directory: %w", name, BinaryDirVariable, err)
 	}
 	return filepath.Abs(path)
 }
@@ -45,7 +46,7 @@ func binaryDirs() []string {
 	return dirs
 }
 
-// moduleRoot walks up from the working directory to the directory with our go.mod.
+// moduleRoot returns the closest directory above the working directory that has this module's go.mod.
 func moduleRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

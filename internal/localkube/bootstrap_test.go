@@ -16,15 +16,15 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// bootstrapToken writes a bootstrap token that expires after life and may sign cluster-info.
-func bootstrapToken(t *testing.T, p *localkube.Plane, id string, life time.Duration) {
+// bootstrapToken creates a bootstrap token that expires after lifetime and may sign cluster-info.
+func bootstrapToken(t *testing.T, p *localkube.Plane, id string, lifetime time.Duration) {
 	t.Helper()
 	_, err := clientOf(p).CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + id},
 		Type:       corev1.SecretTypeBootstrapToken,
 		StringData: map[string]string{
 			"token-id": id, "token-secret": "0123456789abcdef", "usage-bootstrap-signing": "true",
-			"usage-bootstrap-authentication": "true", "expiration": time.Now().Add(life).UTC().Format(time.RFC3339),
+			"usage-bootstrap-authentication": "true", "expiration": time.Now().Add(lifetime).UTC().Format(time.RFC3339),
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// TestExpiredCertificateRequestIsCleanedUp restarts the plane, because the cleaner looks when it starts and then every hour.
+// TestExpiredCertificateRequestIsCleanedUp restarts the plane, because the cleaner runs at the start and then every
+// hour.
 func TestExpiredCertificateRequestIsCleanedUp(t *testing.T) {
 	t.Parallel()
 	p := localkube.ForTest(t, localkube.Named("cleaner"))
@@ -77,11 +78,11 @@ func TestExpiredCertificateRequestIsCleanedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	requests = clientOf(p).CertificatesV1().CertificateSigningRequests()
-	eventually(t, "the expired request is gone", func(ctx context.Context) (bool, string) {
+	eventually(t, "the expired request is deleted", func(ctx context.Context) (bool, string) {
 		_, err := requests.Get(ctx, "expired", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})
 	if _, err := requests.Get(t.Context(), "pending", metav1.GetOptions{}); err != nil {
-		t.Errorf("a young request that waits must stay: %v", err)
+		t.Errorf("a new pending request must stay: %v", err)
 	}
 }

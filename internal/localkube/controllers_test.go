@@ -24,19 +24,19 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// template is a pod that does nothing.
-func template() corev1.PodTemplateSpec {
+// podTemplate is a pod that does nothing.
+func podTemplate() corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web"}},
 		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "example.com/web:v1"}}},
 	}
 }
 
-func TestWorkloadsComeUp(t *testing.T) {
+func TestWorkloadsBecomeReady(t *testing.T) {
 	t.Parallel()
 	p := localkube.Shared(t)
 	client, namespace := clientOf(p), p.Namespace(t, "workloads")
-	create(t, client, namespace)
+	createWorkloads(t, client, namespace)
 	checks := map[string]func(context.Context) (bool, error){
 		"deployment is available": func(ctx context.Context) (bool, error) {
 			have, err := client.AppsV1().Deployments(namespace).Get(ctx, "web", metav1.GetOptions{})
@@ -70,25 +70,25 @@ func TestWorkloadsComeUp(t *testing.T) {
 	}
 }
 
-func create(t *testing.T, client kubernetes.Interface, namespace string) {
+func createWorkloads(t *testing.T, client kubernetes.Interface, namespace string) {
 	t.Helper()
 	meta, selector := metav1.ObjectMeta{Name: "web"}, &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
-	work := template()
+	work := podTemplate()
 	work.Spec.RestartPolicy = corev1.RestartPolicyNever
 	work.Labels = nil
 	options := metav1.CreateOptions{}
 	_, err := client.AppsV1().Deployments(namespace).Create(t.Context(), &appsv1.Deployment{ObjectMeta: meta,
-		Spec: appsv1.DeploymentSpec{Replicas: ptr.To(int32(2)), Selector: selector, Template: template()}}, options)
+		Spec: appsv1.DeploymentSpec{Replicas: ptr.To(int32(2)), Selector: selector, Template: podTemplate()}}, options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = client.AppsV1().DaemonSets(namespace).Create(t.Context(), &appsv1.DaemonSet{ObjectMeta: meta,
-		Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template()}}, options)
+		Spec: appsv1.DaemonSetSpec{Selector: selector, Template: podTemplate()}}, options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = client.AppsV1().StatefulSets(namespace).Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: meta,
-		Spec: appsv1.StatefulSetSpec{Replicas: ptr.To(int32(2)), ServiceName: "web", Selector: selector, Template: template()}}, options)
+		Spec: appsv1.StatefulSetSpec{Replicas: ptr.To(int32(2)), ServiceName: "web", Selector: selector, Template: podTemplate()}}, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func create(t *testing.T, client kubernetes.Interface, namespace string) {
 	}
 }
 
-func TestDeletedNamespaceGoesWithItsPods(t *testing.T) {
+func TestNamespaceIsDeletedWithItsPods(t *testing.T) {
 	t.Parallel()
 	p := localkube.Shared(t)
 	client := clientOf(p)
@@ -114,11 +114,11 @@ func TestDeletedNamespaceGoesWithItsPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	create(t, client, namespace.Name)
+	createWorkloads(t, client, namespace.Name)
 	if err := namespaces.Delete(t.Context(), namespace.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "namespace is gone", func(ctx context.Context) (bool, string) {
+	eventually(t, "namespace is deleted", func(ctx context.Context) (bool, string) {
 		have, err := namespaces.Get(ctx, namespace.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), fmt.Sprintf("%+v", have.Status)
 	})
@@ -141,7 +141,7 @@ func TestDependentsAreCollected(t *testing.T) {
 	if err := maps.Delete(t.Context(), "owner", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "dependent is gone", func(ctx context.Context) (bool, string) {
+	eventually(t, "dependent is deleted", func(ctx context.Context) (bool, string) {
 		_, err := maps.Get(ctx, "owned", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})
@@ -181,7 +181,7 @@ func TestApprovedCertificateIsSigned(t *testing.T) {
 	})
 }
 
-func TestDeletedClaimOfAVolumeIsGone(t *testing.T) {
+func TestClaimOfAVolumeIsDeleted(t *testing.T) {
 	t.Parallel()
 	p := localkube.Shared(t)
 	claims := clientOf(p).CoreV1().PersistentVolumeClaims(p.Namespace(t, "volumes"))
@@ -196,7 +196,7 @@ func TestDeletedClaimOfAVolumeIsGone(t *testing.T) {
 	if err := claims.Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "claim is gone", func(ctx context.Context) (bool, string) {
+	eventually(t, "claim is deleted", func(ctx context.Context) (bool, string) {
 		have, err := claims.Get(ctx, "data", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), fmt.Sprint(have.Finalizers, err)
 	})

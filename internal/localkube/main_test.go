@@ -22,19 +22,19 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// roleVariable tells this test binary to be something other than tests: the program of a pod, or a parent that is killed.
+// roleVariable makes this test binary run as the program of a pod, or as a parent process that is killed.
 const roleVariable = "LOCALKUBE_TEST_ROLE"
 
-// networkVariable names the network of that parent's control plane.
+// networkVariable is the network of the parent's control plane.
 const networkVariable = "LOCALKUBE_TEST_NETWORK"
 
 func TestMain(m *testing.M) {
 	var err error
 	switch os.Getenv(roleVariable) {
 	case "pod":
-		err = bePod()
+		err = runPod()
 	case "parent":
-		err = beParent()
+		err = runParent()
 	default:
 		m.Run()
 	}
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// podReport is what the program of a pod prints first.
+// podReport is the first output of a pod's program.
 type podReport struct {
 	PID  int
 	Args []string
@@ -51,15 +51,15 @@ type podReport struct {
 	User string
 }
 
-// bePod prints a podReport and runs until it is asked to end; with the argument "crash" it ends at once with an error.
-func bePod() error {
+// runPod prints a podReport and runs until it gets SIGTERM; with the argument "crash" it fails at once.
+func runPod() error {
 	report := podReport{PID: os.Getpid(), Args: os.Args[1:], Env: map[string]string{}}
 	for _, entry := range os.Environ() {
 		name, value, _ := strings.Cut(entry, "=")
 		report.Env[name] = value
 	}
 	var err error
-	if report.User, err = whoAmI(); err != nil {
+	if report.User, err = requestUser(); err != nil {
 		return err
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(report); err != nil {
@@ -75,8 +75,8 @@ func bePod() error {
 	return nil
 }
 
-// whoAmI asks the API server, with the pod's own credentials.
-func whoAmI() (string, error) {
+// requestUser returns the user of the pod's credentials.
+func requestUser() (string, error) {
 	dir := os.Getenv("TOWLINE_SERVICEACCOUNT_DIR")
 	if dir == "" {
 		return "", nil
@@ -97,14 +97,14 @@ func whoAmI() (string, error) {
 	return review.Status.UserInfo.Username, nil
 }
 
-// parentReport is what beParent prints when its control plane is ready.
+// parentReport is the output of runParent when its control plane is ready.
 type parentReport struct {
 	Dir, Kubeconfig string
 	Port            int
 }
 
-// beParent starts a control plane and waits to be killed.
-func beParent() error {
+// runParent starts a control plane and waits until it is killed.
+func runParent() error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -121,8 +121,8 @@ func beParent() error {
 	select {}
 }
 
-// eventually fails the test unless check says yes within a minute. check also returns what it sees, for the message.
-func eventually(t *testing.T, what string, check func(context.Context) (bool, string)) {
+// eventually fails the test unless check returns true within a minute. check also returns the state for the message.
+func eventually(t *testing.T, condition string, check func(context.Context) (bool, string)) {
 	t.Helper()
 	seen := ""
 	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
@@ -131,7 +131,7 @@ func eventually(t *testing.T, what string, check func(context.Context) (bool, st
 		return ok, nil
 	})
 	if err != nil {
-		t.Fatalf("%s: %v; last seen: %s", what, err, seen)
+		t.Fatalf("%s: %v; last seen: %s", condition, err, seen)
 	}
 }
 

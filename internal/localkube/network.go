@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaceDir is where ip-netns(8) keeps the network namespaces that have a name.
+// namespaceDir is the directory in which ip-netns(8) keeps named network namespaces.
 const namespaceDir = "/run/netns"
 
-// Network is a network namespace, by the name that `ip netns` knows it by. The empty name is the one that this process is in.
+// Network is the name of a network namespace, as `ip netns` lists it. The empty name is the network of this process.
 type Network string
 
-// Command returns a command that runs a program in the network. It is to be started and waited for as if it were of exec.CommandContext:
-// `ip netns exec` replaces itself with the program, so that signals reach it. The context kills the program when it ends.
+// Command returns a command that runs a program in the network. Use it like a command of exec.CommandContext: `ip netns
+// exec` replaces itself with the program, so signals reach the program. The end of ctx kills the program.
 func (n Network) Command(ctx context.Context, program string, args ...string) *exec.Cmd {
 	program, args = n.wrap(program, args)
 	return exec.CommandContext(ctx, program, args...)
@@ -33,7 +33,7 @@ func (n Network) wrap(program string, args []string) (string, []string) {
 	return "ip", append([]string{"netns", "exec", string(n), program}, args...)
 }
 
-// Dial opens a connection from within the network. The address holds an IP address and no name.
+// Dial opens a connection from within the network. The address must have an IP address, not a name.
 func (n Network) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	var (
 		dialer net.Dialer
@@ -46,7 +46,8 @@ func (n Network) Dial(ctx context.Context, network, address string) (net.Conn, e
 	return conn, err
 }
 
-// Listen opens a listener within the network. The address holds an IP address and no name. What is accepted from it may be used anywhere.
+// Listen opens a listener within the network. The address must have an IP address, not a name. Its connections may be
+// used anywhere.
 func (n Network) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	var (
 		config   net.ListenConfig
@@ -59,31 +60,31 @@ func (n Network) Listen(ctx context.Context, network, address string) (net.Liste
 	return listener, err
 }
 
-// within runs do on a thread that is in the network. A socket stays in the network that it was opened in.
+// within calls do on a thread in the network. A socket stays in the network in which it was opened.
 func (n Network) within(do func() error) error {
 	if n == "" {
 		return do()
 	}
-	there, err := os.Open(filepath.Join(namespaceDir, string(n)))
+	target, err := os.Open(filepath.Join(namespaceDir, string(n)))
 	if err != nil {
 		return fmt.Errorf("open network %s: %w", n, err)
 	}
-	defer func() { _ = there.Close() }()
+	defer func() { _ = target.Close() }()
 	runtime.LockOSThread()
-	here, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+	own, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
 	if err != nil {
 		runtime.UnlockOSThread()
 		return fmt.Errorf("open own network: %w", err)
 	}
-	defer func() { _ = here.Close() }()
-	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+	defer func() { _ = own.Close() }()
+	if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
 		return fmt.Errorf("enter network %s: %w", n, err)
 	}
 	err = do()
-	if back := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); back != nil {
-		// The thread stays locked, so that it ends with this goroutine and nobody else is put into the wrong network.
-		return errors.Join(err, fmt.Errorf("leave network %s: %w", n, back))
+	if backErr := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); backErr != nil {
+		// The thread stays locked. It ends with this goroutine, so that no other goroutine runs in the wrong network.
+		return errors.Join(err, fmt.Errorf("leave network %s: %w", n, backErr))
 	}
 	runtime.UnlockOSThread()
 	return err

@@ -13,22 +13,22 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// TestPlaneInANetworkOfItsOwn starts one that only those can reach who are in its network.
-func TestPlaneInANetworkOfItsOwn(t *testing.T) {
+// TestPlaneInItsOwnNetwork starts a plane that is reachable only from its network.
+func TestPlaneInItsOwnNetwork(t *testing.T) {
 	t.Parallel()
 	const address = "10.231.0.1"
 	network := localkube.NetworkForTest(t)
 	if out, err := network.Command(t.Context(), "ip", "address", "add", address+"/32", "dev", "lo").CombinedOutput(); err != nil {
-		t.Fatalf("give the network an address: %v: %s", err, out)
+		t.Fatalf("add an address to the network: %v: %s", err, out)
 	}
 	p := localkube.ForTest(t, localkube.WithNetwork(network, address))
 	if want := "https://" + net.JoinHostPort(address, strconv.Itoa(p.Port())); p.Config.Host != want {
 		t.Errorf("address: got %s, want %s", p.Config.Host, want)
 	}
 	if _, err := clientOf(p).CoreV1().Namespaces().Get(t.Context(), "default", metav1.GetOptions{}); err != nil {
-		t.Errorf("ask it from within its network: %v", err)
+		t.Errorf("request from within its network: %v", err)
 	}
-	if answers(p.Port()) {
+	if isListening(p.Port()) {
 		t.Errorf("port %d of 127.0.0.1 answers outside of its network", p.Port())
 	}
 	kubectl, err := localkube.Binary("kubectl")
@@ -47,12 +47,12 @@ func TestPlaneInANetworkOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := clientOf(p).CoreV1().Namespaces().Get(t.Context(), "default", metav1.GetOptions{}); err != nil {
-		t.Errorf("ask it after kill -9 and a restart: %v", err)
+		t.Errorf("request after kill -9 and a restart: %v", err)
 	}
 }
 
-// TestNetworkLeavesThisProcessWhereItIs opens sockets in a network and then one outside.
-func TestNetworkLeavesThisProcessWhereItIs(t *testing.T) {
+// TestNetworkDoesNotMoveThisProcess opens sockets in a network and then one outside.
+func TestNetworkDoesNotMoveThisProcess(t *testing.T) {
 	t.Parallel()
 	network := localkube.NetworkForTest(t)
 	inside, err := network.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -81,7 +81,7 @@ func TestNetworkLeavesThisProcessWhereItIs(t *testing.T) {
 	wantText(t, err, "open network no-such-network")
 }
 
-// TestStaleNetworksAreRemoved leaves one behind in the name of a process that has ended.
+// TestStaleNetworksAreRemoved creates a network with the ID of a process that has ended.
 func TestStaleNetworksAreRemoved(t *testing.T) {
 	t.Parallel()
 	localkube.NetworkForTest(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-func TestTwoPlanesRunSideBySide(t *testing.T) {
+func TestTwoPlanesRunConcurrently(t *testing.T) {
 	t.Parallel()
 	first, second := localkube.ForTest(t, localkube.Named("first")), localkube.ForTest(t, localkube.Named("second"))
 	created, err := clientOf(first).CoreV1().ConfigMaps("default").Create(t.Context(),
@@ -53,7 +53,7 @@ func TestStopLeavesNoPortAndNoTemporaryDirectory(t *testing.T) {
 	if log := p.Log(); log != "" {
 		t.Errorf("errors of a plane that had none:\n%s", log)
 	}
-	if answers(p.Port()) {
+	if isListening(p.Port()) {
 		t.Errorf("port %d still answers", p.Port())
 	}
 	if _, err := os.Stat(p.Dir); !os.IsNotExist(err) {
@@ -82,7 +82,7 @@ func TestRestartKeepsObjectsAndPort(t *testing.T) {
 			if err := p.Restart(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			// The client is the one from before: port and certificates are the same.
+			// The old client works: port and certificates are the same.
 			if _, err := client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}); err != nil {
 				t.Errorf("get an object from before the restart: %v", err)
 			}
@@ -93,7 +93,7 @@ func TestRestartKeepsObjectsAndPort(t *testing.T) {
 	}
 }
 
-func TestStartThatFailsSaysWhy(t *testing.T) {
+func TestFailedStartHasTheLog(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -104,7 +104,7 @@ func TestStartThatFailsSaysWhy(t *testing.T) {
 	wantText(t, err, "address already in use")
 }
 
-func TestBinaryNamesWhatIsMissing(t *testing.T) {
+func TestBinaryNamesTheMissingProgram(t *testing.T) {
 	t.Parallel()
 	_, err := localkube.Binary("no-such-program")
 	wantText(t, err, "find no-such-program: run `make build`")
@@ -116,7 +116,7 @@ func TestBinaryNamesWhatIsMissing(t *testing.T) {
 
 func clientOf(p *localkube.Plane) kubernetes.Interface { return kubernetes.NewForConfigOrDie(p.Config) }
 
-func answers(port int) bool {
+func isListening(port int) bool {
 	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return false

@@ -66,7 +66,7 @@ func TestPodOfExecImageIsAProcess(t *testing.T) {
 		if err != nil {
 			return false, err.Error()
 		}
-		return ready(pod), string(pod.Status.Phase)
+		return isReady(pod), string(pod.Status.Phase)
 	})
 	if diff := cmp.Diff([]string{"first", "one"}, report.Args); diff != "" {
 		t.Errorf("arguments (-want +got):\n%s", diff)
@@ -84,11 +84,11 @@ func TestPodOfExecImageIsAProcess(t *testing.T) {
 	if err := pods.Delete(t.Context(), "one", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "pod is gone", func(ctx context.Context) (bool, string) {
+	eventually(t, "pod is deleted", func(ctx context.Context) (bool, string) {
 		_, err := pods.Get(ctx, "one", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})
-	if alive(report.PID) {
+	if isAlive(report.PID) {
 		t.Errorf("process %d outlives its pod", report.PID)
 	}
 	if log := readLog(t, p.Dir, "default_one_main.log"); !strings.Contains(log, "asked to end") {
@@ -96,7 +96,7 @@ func TestPodOfExecImageIsAProcess(t *testing.T) {
 	}
 }
 
-func TestProcessThatEndsIsStartedAgain(t *testing.T) {
+func TestEndedProcessIsRestarted(t *testing.T) {
 	t.Parallel()
 	p := podPlane(t)
 	pods := clientOf(p).CoreV1().Pods("default")
@@ -120,7 +120,7 @@ func TestProcessThatEndsIsStartedAgain(t *testing.T) {
 		}
 		status := pod.Status.ContainerStatuses[0]
 		last := status.LastTerminationState.Terminated
-		return ready(pod) && status.RestartCount == 1 && last != nil && last.ExitCode == 137, fmt.Sprintf("%+v", status)
+		return isReady(pod) && status.RestartCount == 1 && last != nil && last.ExitCode == 137, fmt.Sprintf("%+v", status)
 	})
 	eventually(t, "pod that may not restart failed", func(ctx context.Context) (bool, string) {
 		pod, err := pods.Get(ctx, "never", metav1.GetOptions{})
@@ -152,7 +152,7 @@ func TestProcessesDieWithTheirPlane(t *testing.T) {
 			if err := end(p); err != nil {
 				t.Fatal(err)
 			}
-			awaitDeath(t, report.PID)
+			awaitExit(t, report.PID)
 			if err := p.Restart(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -208,8 +208,8 @@ func killParent(t *testing.T, network localkube.Network) {
 		t.Fatal(err)
 	}
 	_ = parent.Wait() // it was killed
-	awaitDeath(t, report.PID)
-	eventually(t, "port and directory are gone", func(context.Context) (bool, string) {
+	awaitExit(t, report.PID)
+	eventually(t, "port and directory are free", func(context.Context) (bool, string) {
 		_, err := os.Stat(plane.Dir)
 		conn, dialErr := network.Dial(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", plane.Port))
 		if dialErr == nil {
@@ -246,15 +246,15 @@ func readLog(t *testing.T, dir, log string) string {
 	return string(text)
 }
 
-func awaitDeath(t *testing.T, pid int) {
+func awaitExit(t *testing.T, pid int) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("process %d is gone", pid), func(context.Context) (bool, string) {
-		return !alive(pid), "it lives"
+	eventually(t, fmt.Sprintf("process %d has ended", pid), func(context.Context) (bool, string) {
+		return !isAlive(pid), "it runs"
 	})
 }
 
-// alive says whether a process runs. One that has ended but was not waited for does not.
-func alive(pid int) bool {
+// isAlive returns true if a process runs. A zombie does not count.
+func isAlive(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
@@ -263,7 +263,7 @@ func alive(pid int) bool {
 	return !strings.HasPrefix(state, "Z")
 }
 
-func ready(pod *corev1.Pod) bool {
+func isReady(pod *corev1.Pod) bool {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodReady {
 			return condition.Status == corev1.ConditionTrue

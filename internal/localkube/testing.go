@@ -12,13 +12,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// testStartLimit is how long a control plane may take to become ready in a test, on cores shared with many other tests.
-const testStartLimit = 3 * time.Minute
+// testStartTimeout is how long a start may take in a test, on cores shared with many other tests.
+const testStartTimeout = 3 * time.Minute
 
-// Option changes how ForTest starts a control plane.
+// Option configures a control plane for a test.
 type Option func(*Options)
 
-// Named gives the control plane a name.
+// Named sets the name of the control plane.
 func Named(name string) Option {
 	return func(o *Options) { o.Name = name }
 }
@@ -33,12 +33,14 @@ func WithExec(image, program string) Option {
 	}
 }
 
-// WithNetwork runs the control plane and the processes of its pods in a network namespace, with its API server at an address there.
+// WithNetwork runs the control plane and the processes of its pods in a network namespace, with the API server on
+// address.
 func WithNetwork(network Network, address string) Option {
 	return func(o *Options) { o.Network, o.Address = network, address }
 }
 
-// ForTest starts a control plane of the test's own, which is stopped when the test ends. Its errors are logged if the test failed.
+// ForTest starts a control plane, and stops it when the test ends. It logs the errors of the control plane if the test
+// failed.
 func ForTest(t testing.TB, options ...Option) *Plane {
 	t.Helper()
 	p, err := start(t, options)
@@ -48,31 +50,31 @@ func ForTest(t testing.TB, options ...Option) *Plane {
 	return p
 }
 
-// SeveralForTest is ForTest for as many control planes as there are names, started at the same time.
+// SeveralForTest is ForTest for a control plane per name. It starts them concurrently.
 func SeveralForTest(t testing.TB, names []string, options ...Option) []*Plane {
 	t.Helper()
 	var (
-		planes   = make([]*Plane, len(names))
-		failures = make([]error, len(names))
-		starting sync.WaitGroup
+		planes = make([]*Plane, len(names))
+		errs   = make([]error, len(names))
+		starts sync.WaitGroup
 	)
 	for i, name := range names {
-		starting.Go(func() { planes[i], failures[i] = start(t, append([]Option{Named(name)}, options...)) })
+		starts.Go(func() { planes[i], errs[i] = start(t, append([]Option{Named(name)}, options...)) })
 	}
-	starting.Wait()
-	if err := errors.Join(failures...); err != nil {
+	starts.Wait()
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
 	return planes
 }
 
-// start starts a control plane that is stopped when the test ends.
+// start starts a control plane, and stops it when the test ends.
 func start(t testing.TB, options []Option) (*Plane, error) {
 	opts := Options{Dir: t.TempDir()}
 	for _, change := range options {
 		change(&opts)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testStartLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), testStartTimeout)
 	defer cancel()
 	p, err := Start(ctx, opts)
 	if err != nil {
@@ -89,17 +91,17 @@ func start(t testing.TB, options []Option) (*Plane, error) {
 	return p, nil
 }
 
-// shared starts the control plane of this test binary on first use. The lifeline stops it with the binary.
+// shared starts the control plane of this test binary at the first call. The lifeline stops it when the binary ends.
 //
 //nolint:gochecknoglobals // one per test binary is the point, and it never changes
 var shared = sync.OnceValues(func() (*Plane, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), testStartLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), testStartTimeout)
 	defer cancel()
 	return Start(ctx, Options{Name: "shared"})
 })
 
-// Shared returns a control plane that all tests of this test binary share, started on first use and stopped when the binary ends.
-// Use it where tests keep to a Namespace of their own, or to cluster-wide names that no other test uses.
+// Shared returns a control plane for all tests of this test binary. The first call starts it, and it stops when the
+// binary ends. Use it for tests that have a Namespace of their own, or use cluster-wide names that no other test uses.
 func Shared(t testing.TB) *Plane {
 	t.Helper()
 	p, err := shared()
@@ -109,7 +111,7 @@ func Shared(t testing.TB) *Plane {
 	return p
 }
 
-// Namespace creates a namespace whose name starts with prefix and is used by no other test. It is deleted when the test ends.
+// Namespace creates a namespace with a unique name that starts with prefix, and deletes it when the test ends.
 func (p *Plane) Namespace(t testing.TB, prefix string) string {
 	t.Helper()
 	client := kubernetes.NewForConfigOrDie(p.Config).CoreV1().Namespaces()

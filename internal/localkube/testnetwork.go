@@ -13,16 +13,15 @@ import (
 	"testing"
 )
 
-// NetworksVariable is the environment variable that, set to "required", makes a test fail and not skip where it cannot have network
-// namespaces.
+// NetworksVariable is the environment variable that, set to "required", makes tests fail instead of skip where network
+// namespaces are not available.
 const NetworksVariable = "TOWLINE_NETWORKS"
 
-// networkPrefix begins the name of every network that a test made. The id of the test's process follows, and then what makes it unique.
+// networkPrefix begins the names of the networks of tests. The ID of the test's process and a random part follow.
 const networkPrefix = "towline-"
 
-// NetworkForTest makes a network namespace whose only device is its loopback device. It is removed, with all its other devices, when the test
-// ends. Where the machine or the user may not have one, or one of the programs is missing that the test says it needs there, the test is
-// skipped.
+// NetworkForTest creates a network namespace with only a loopback device, and deletes it with all its devices when the
+// test ends. It skips the test if network namespaces are not available, or one of the programs is missing.
 func NetworkForTest(t testing.TB, programs ...string) Network {
 	t.Helper()
 	for _, program := range append([]string{"ip"}, programs...) {
@@ -32,51 +31,51 @@ func NetworkForTest(t testing.TB, programs ...string) Network {
 	}
 	removeStaleNetworks(t)
 	name := networkPrefix + strconv.Itoa(os.Getpid()) + "-" + strings.ToLower(rand.Text()[:8])
-	if err := ip(t, "netns", "add", name); err != nil {
+	if err := runIP(t, "netns", "add", name); err != nil {
 		withoutNetwork(t, err)
 	}
 	t.Cleanup(func() {
-		if err := ip(t, "netns", "delete", name); err != nil {
+		if err := runIP(t, "netns", "delete", name); err != nil {
 			t.Error(err)
 		}
 	})
-	// Some sandboxes let one make a namespace and not enter it.
-	if err := ip(t, "netns", "exec", name, "ip", "link", "set", "lo", "up"); err != nil {
+	// Some sandboxes let a user create a namespace, but not enter it.
+	if err := runIP(t, "netns", "exec", name, "ip", "link", "set", "lo", "up"); err != nil {
 		withoutNetwork(t, err)
 	}
 	return Network(name)
 }
 
-// withoutNetwork ends the test.
+// withoutNetwork skips or fails the test.
 func withoutNetwork(t testing.TB, reason error) {
 	t.Helper()
 	if os.Getenv(NetworksVariable) == "required" {
-		t.Fatalf("no network namespaces: %v", reason)
+		t.Fatalf("network namespaces are not available: %v", reason)
 	}
-	t.Skipf("this machine has no network namespaces for us: %v", reason)
+	t.Skipf("network namespaces are not available: %v", reason)
 }
 
-// removeStaleNetworks removes what test processes left that were killed.
+// removeStaleNetworks deletes the networks of test processes that were killed.
 func removeStaleNetworks(t testing.TB) {
 	t.Helper()
 	entries, err := os.ReadDir(namespaceDir)
 	if err != nil {
-		return // there is none at all
+		return // no network was ever created
 	}
 	for _, entry := range entries {
-		rest, ours := strings.CutPrefix(entry.Name(), networkPrefix)
+		rest, isTestNetwork := strings.CutPrefix(entry.Name(), networkPrefix)
 		number, _, _ := strings.Cut(rest, "-")
 		pid, err := strconv.Atoi(number)
-		if !ours || err != nil || !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+		if !isTestNetwork || err != nil || !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 			continue
 		}
-		if err := ip(t, "netns", "delete", entry.Name()); err != nil {
+		if err := runIP(t, "netns", "delete", entry.Name()); err != nil {
 			t.Logf("remove the network of a dead test process: %v", err) // another test process may have been faster
 		}
 	}
 }
 
-func ip(t testing.TB, args ...string) error {
+func runIP(t testing.TB, args ...string) error {
 	out, err := exec.CommandContext(context.WithoutCancel(t.Context()), "ip", args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
