@@ -50,11 +50,11 @@ func runCheck(ctx context.Context, member client.Reader, check *libv1beta1.Clust
 		}
 		objects = append(objects, selected...)
 	}
-	verdict, err := evaluateCondition(ctx, check.Condition, objects)
+	failure, err = evaluateCondition(ctx, check.Condition, objects)
 	if err != nil {
 		return scriptFailure(ctx, fmt.Errorf("condition: %w", err))
 	}
-	return verdict, nil
+	return failure, nil
 }
 
 // scriptFailure returns an error of a script as the failure of its check, unless ctx ended.
@@ -67,16 +67,16 @@ func scriptFailure(ctx context.Context, err error) (failure string, _ error) {
 
 // evaluateCondition runs the condition of a check; failure is "" if it passes.
 func evaluateCondition(ctx context.Context, condition string, objects []map[string]any) (failure string, err error) {
-	box, err := newSandbox(ctx, condition)
+	interpreter, err := newSandbox(ctx, condition)
 	if err != nil {
 		return "", err
 	}
-	defer box.close()
-	resources := box.state.NewTable()
+	defer interpreter.close()
+	resources := interpreter.state.NewTable()
 	for _, object := range objects {
-		resources.Append(box.toLua(object))
+		resources.Append(interpreter.toLua(object))
 	}
-	result, err := box.evaluate("resources", resources)
+	result, err := interpreter.evaluate("resources", resources)
 	if err != nil {
 		return "", err
 	}
@@ -95,14 +95,14 @@ func filter(ctx context.Context, objects []map[string]any, script string) ([]map
 	if script == "" || len(objects) == 0 {
 		return objects, nil
 	}
-	box, err := newSandbox(ctx, script)
+	interpreter, err := newSandbox(ctx, script)
 	if err != nil {
 		return nil, err
 	}
-	defer box.close()
+	defer interpreter.close()
 	var matching []map[string]any
 	for _, object := range objects {
-		result, err := box.evaluate("obj", box.toLua(object))
+		result, err := interpreter.evaluate("obj", interpreter.toLua(object))
 		if err != nil {
 			return nil, err
 		}

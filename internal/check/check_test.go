@@ -166,8 +166,8 @@ func TestRunFailsOtherwise(t *testing.T) {
 	}
 }
 
-// TestScriptsHaveTheirLibraries is not parallel, because the memory limit applies to the growth of the whole process, and
-// the scripts of other tests keep much memory. The scripts of a hub run one after the other.
+// TestScriptsHaveTheirLibraries is not parallel, because the memory limit applies to the growth of the whole process,
+// and the scripts of other tests keep much memory. The scripts of a hub run one after the other.
 //
 //nolint:paralleltest // see above
 func TestScriptsHaveTheirLibraries(t *testing.T) {
