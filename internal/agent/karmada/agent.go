@@ -39,9 +39,9 @@ type agent struct {
 	engines *engineRunner
 	// uninstaller removes the agent from its member when the hub requests that.
 	uninstaller *uninstaller
-	rejected    *session.AuthErrorLog
-	// missing logs that the hub does not show the Cluster.
-	missing *session.AuthErrorLog
+	rejectedLog *session.AuthErrorLog
+	// missingLog logs that the hub does not show the Cluster.
+	missingLog *session.AuthErrorLog
 	// pendingRenewal is a renewed certificate that could not be stored yet.
 	pendingRenewal *renewal
 	// inbox and workQueue belong to the current session; nil without one.
@@ -63,8 +63,8 @@ func Run(ctx context.Context, opts Options) error {
 		return fmt.Errorf("create a client for the member: %w", err)
 	}
 	a.credentials = newCredentialStore(a.member, opts)
-	a.rejected = &session.AuthErrorLog{Clock: opts.Clock, Repair: Repair(opts.Cluster), IsRejected: isRejected}
-	a.missing = &session.AuthErrorLog{
+	a.rejectedLog = &session.AuthErrorLog{Clock: opts.Clock, Repair: Repair(opts.Cluster), IsRejected: isRejected}
+	a.missingLog = &session.AuthErrorLog{
 		Clock: opts.Clock, IsRejected: isMissingCluster, Message: "the hub does not let the agent see its Cluster; deployed objects stay, and drift is corrected",
 		Repair: "if the cluster was unregistered while its agent was down, run: karmadactl unregister " + opts.Cluster + " --cluster-kubeconfig=FILE",
 	}
@@ -149,7 +149,7 @@ func (a *agent) backoffLoop() session.BackoffLoop {
 			return errors.Is(err, errUninstalled) || errors.Is(err, errSuperseded) || errors.Is(err, joinkarmada.ErrTaken)
 		},
 		LogError: func(ctx context.Context, err error) bool {
-			return a.rejected.LogIfRejected(ctx, err) || errors.Is(err, errClusterMissing)
+			return a.rejectedLog.LogIfRejected(ctx, err) || errors.Is(err, errClusterMissing)
 		},
 	}
 }

@@ -113,7 +113,7 @@ func (a *agent) runSession(ctx context.Context) error {
 	if err := s.open(ctx); err != nil {
 		return err
 	}
-	err = s.run(a.rejected.WithFilteredLog(ctx))
+	err = s.run(a.rejectedLog.WithFilteredLog(ctx))
 	if errors.Is(err, errUninstallRequested) {
 		return a.uninstall(ctx, s.hubClient)
 	}
@@ -155,15 +155,15 @@ func (s *hubSession) awaitCluster(ctx context.Context) (*clusterv1alpha1.Cluster
 		cluster, err := s.readCluster(ctx)
 		switch {
 		case err == nil:
-			s.rejected.Reset()
-			s.missing.Reset()
+			s.rejectedLog.Reset()
+			s.missingLog.Reset()
 			return cluster, nil
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case s.missing.LogIfRejected(ctx, err):
+		case s.missingLog.LogIfRejected(ctx, err):
 			s.metrics.RecordHeartbeat(err)
 			return nil, fmt.Errorf("%w: %w", errClusterMissing, err)
-		case !s.rejected.LogIfRejected(ctx, err):
+		case !s.rejectedLog.LogIfRejected(ctx, err):
 			s.metrics.RecordHeartbeat(err)
 			return nil, err
 		}

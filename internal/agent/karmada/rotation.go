@@ -66,7 +66,7 @@ func (s *hubSession) watchCredential(ctx context.Context) error {
 				return errReplaced
 			}
 			next = s.opts.Clock.Now().Add(retry.Step())
-			if ctx.Err() == nil && !s.rejected.LogIfRejected(ctx, err) {
+			if ctx.Err() == nil && !s.rejectedLog.LogIfRejected(ctx, err) {
 				log.FromContext(ctx).Info("cannot renew the certificate for the hub yet", "reason", err.Error(), "expires", s.transport.certificate().NotAfter)
 			}
 			continue

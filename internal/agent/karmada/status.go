@@ -41,7 +41,7 @@ func (s *hubSession) runReports(ctx context.Context) {
 			return
 		case err == nil:
 			isLogged, retry = false, reportRetry
-		case !s.rejected.LogIfRejected(ctx, err) && !isLogged:
+		case !s.rejectedLog.LogIfRejected(ctx, err) && !isLogged:
 			isLogged = true
 			log.FromContext(ctx).Info("cannot report on the Cluster yet", "reason", err.Error())
 		}
@@ -163,13 +163,13 @@ func (s *hubSession) sendHeartbeat(ctx context.Context) {
 	s.isHeartbeatFailing = err != nil
 	switch {
 	case err == nil:
-		s.rejected.Reset()
+		s.rejectedLog.Reset()
 		if wasFailing {
 			log.FromContext(ctx).Info("the hub accepts the heartbeat again")
 			// The hub may have set the condition Ready to unknown meanwhile.
 			session.Signal(s.reportRequested)
 		}
-	case s.rejected.LogIfRejected(ctx, err):
+	case s.rejectedLog.LogIfRejected(ctx, err):
 	case isMissingCluster(err) && s.isMissing(ctx):
 		s.end(errClusterMissing)
 	case !wasFailing:
@@ -181,7 +181,7 @@ func (s *hubSession) sendHeartbeat(ctx context.Context) {
 // isMissing returns true if the hub does not show the Cluster to the agent, and logs that.
 func (s *hubSession) isMissing(ctx context.Context) bool {
 	_, err := s.readCluster(ctx)
-	return s.missing.LogIfRejected(ctx, err)
+	return s.missingLog.LogIfRejected(ctx, err)
 }
 
 // renewLease sends a heartbeat. An agent that is not the leader first checks that no other agent sends heartbeats.
