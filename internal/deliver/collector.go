@@ -106,7 +106,7 @@ func (c *GarbageCollector) canDelete(bundle client.Object) bool {
 	if bundle.GetLabels()[labelShard] == labelValue(string(shard)) {
 		return true
 	}
-	return shard.Default() && c.Clock.Since(bundle.GetCreationTimestamp().Time) > otherShardAge
+	return shard.IsDefault() && c.Clock.Since(bundle.GetCreationTimestamp().Time) > otherShardAge
 }
 
 // listBundles lists the bundles that this collector is responsible for.

@@ -65,8 +65,8 @@ func createKey(ctx context.Context, hub client.Client, name client.ObjectKey) er
 	})
 }
 
-// of returns the key of a shard.
-func (k Key) of(shard fleet.Shard) Key {
+// forShard returns the key of a shard.
+func (k Key) forShard(shard fleet.Shard) Key {
 	if shard.IsDefault() {
 		return k
 	}

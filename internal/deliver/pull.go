@@ -196,7 +196,7 @@ func (o *PullTransport) writeContent(ctx context.Context, r request, group *libv
 	defer o.tracker.delivery.RUnlock()
 	for _, c := range chunks {
 		obj := bundleObject(m, b.ID, namespaceOf(m, b, c), c)
-		if !o.shard.Default() {
+		if !o.shard.IsDefault() {
 			obj.Labels[labelShard] = labelValue(string(o.shard))
 		}
 		if err := o.write(ctx, obj); err != nil {

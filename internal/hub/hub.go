@@ -202,10 +202,7 @@ func (h *hub) wire(ctx context.Context) error {
 	composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){fleet.Push: h.members.Config}
 	h.remainder = unclaimed.Remainder{Live: h.live, Transport: transport, HubUID: composer.HubUID}
 	shard := h.opts.shard()
-	h.clusters = &clusters.Controller{
-		Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget,
-		Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
-	}
+	h.heartbeats = &heartbeats.Judge{Hub: h.GetClient(), Live: h.live, Clock: clock.RealClock{}, SeesSince: h.health.seesSince}
 	if shard.IsDefault() {
 		if err := h.wireFleet(ctx); err != nil {
 			return err

@@ -274,7 +274,7 @@ func (s *hubSession) run(ctx context.Context) error {
 
 // runDeliveries handles Works and the bundles of profiles.
 func (s *hubSession) runDeliveries(ctx context.Context, goroutines *sync.WaitGroup) {
-	inbox := deliver.NewInbox(s.hubClient, s.leaseKey().Namespace, s.opts.Cluster)
+	inbox := deliver.NewAgentSource(s.hubClient, s.leaseKey().Namespace, s.opts.Cluster)
 	worker := &session.Worker{Inbox: inbox, Engine: s.engine, Gate: s.gate, OnKindsChanged: func() { session.Signal(s.reportRequested) }, OnConverged: s.metrics.RecordConverge,
 		OnWithdrawn: func() { session.Signal(s.heartbeatRequested) },
 	}
