@@ -12,7 +12,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// addon is one row of `show addons`: an object or a release on a cluster, and the profiles behind it.
+// addon is one row of `show addons`: an object or a release on a cluster, and the profiles that deployed it.
 type addon struct {
 	Cluster        string     `json:"cluster"`
 	ResourceType   string     `json:"resourceType"`
@@ -27,18 +27,18 @@ type addon struct {
 // chartType is the resource type of a release.
 const chartType = "helm chart"
 
-// addonsOf returns one row per object and release, sorted.
+// addonsOf returns one row for each object and release, sorted.
 func addonsOf(configurations []configv1beta1.ClusterConfiguration) []addon {
 	var rows []addon
 	for i := range configurations {
 		rows = append(rows, rowsOfCluster(&configurations[i])...)
 	}
-	return merge(rows)
+	return mergeRows(rows)
 }
 
-// rowsOfCluster returns one row per object or release and profile.
+// rowsOfCluster returns one row for each pair of a profile and an object or release.
 func rowsOfCluster(c *configv1beta1.ClusterConfiguration) []addon {
-	// The name is <type>--<cluster>, and no type has a dash in it.
+	// The name is <type>--<cluster>. Types have no dashes.
 	_, cluster, _ := strings.Cut(c.Name, "--")
 	var rows []addon
 	add := func(profile string, features []configv1beta1.DeployedFeature) {
@@ -63,19 +63,20 @@ func rowsOfFeature(feature configv1beta1.DeployedFeature) []addon {
 	for _, chart := range feature.Charts {
 		rows = append(rows, addon{
 			ResourceType: chartType, Namespace: chart.Namespace, Name: chart.ReleaseName, Version: chart.ChartVersion,
-			Time: timeOf(chart.LastAppliedTime), DeploymentType: place(libv1beta1.DeploymentTypeRemote),
+			Time: timeOf(chart.LastAppliedTime), DeploymentType: deploymentType(libv1beta1.DeploymentTypeRemote),
 		})
 	}
 	for _, resource := range feature.Resources {
 		rows = append(rows, addon{
 			ResourceType: resource.Group + ":" + resource.Kind, Namespace: resource.Namespace, Name: resource.Name, Version: "N/A",
-			Time: timeOf(resource.LastAppliedTime), DeploymentType: place(resource.DeploymentType),
+			Time: timeOf(resource.LastAppliedTime), DeploymentType: deploymentType(resource.DeploymentType),
 		})
 	}
 	return rows
 }
 
-func place(t libv1beta1.DeploymentType) string {
+// deploymentType returns the text of a column of the table, as in Sveltos.
+func deploymentType(t libv1beta1.DeploymentType) string {
 	if t == libv1beta1.DeploymentTypeLocal {
 		return "Management cluster"
 	}
@@ -89,11 +90,12 @@ func timeOf(t *metav1.Time) *time.Time {
 	return &t.Time
 }
 
-// merge sorts rows and makes one of those that differ in profile and time only, with the latest time.
-func merge(rows []addon) []addon {
+// mergeRows sorts rows. Rows that only differ in the profile and the time become one, with the latest time.
+func mergeRows(rows []addon) []addon {
 	compare := func(a, b addon) int {
-		return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.ResourceType, b.ResourceType), cmp.Compare(a.Namespace, b.Namespace),
-			cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version), cmp.Compare(a.DeploymentType, b.DeploymentType))
+		return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.ResourceType, b.ResourceType),
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version),
+			cmp.Compare(a.DeploymentType, b.DeploymentType))
 	}
 	slices.SortStableFunc(rows, compare)
 	merged := []addon{}
@@ -113,8 +115,8 @@ func merge(rows []addon) []addon {
 	return merged
 }
 
-// of keeps the rows that f shows.
-func (f addonFilter) of(rows []addon) []addon {
+// filterRows returns the rows that match the filter.
+func (f addonFilter) filterRows(rows []addon) []addon {
 	return slices.DeleteFunc(rows, func(row addon) bool {
 		isChart := row.ResourceType == chartType
 		_, cluster, _ := strings.Cut(row.Cluster, "/")

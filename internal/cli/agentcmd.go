@@ -9,12 +9,13 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/agent"
 )
 
-// agentFlags are the flags of `agent`; their names are those of the original's manifest, which people patch.
+// agentFlags are the flags of `agent`. Their names are those in the manifest of Sveltos, which users patch.
 type agentFlags struct {
 	options     agent.Options
 	clusterType string
@@ -26,30 +27,46 @@ func newAgent(streams Streams) *cobra.Command {
 	f := &agentFlags{}
 	cmd := &cobra.Command{
 		Use:   "agent --cluster-namespace=<namespace> --cluster-name=<name>",
-		Short: "Run the agent of a cluster in pull mode; the manifest of a registration does this",
-		Args:  cobra.NoArgs,
+		Short: "Run the agent of a SveltosCluster in pull mode",
+		Long: `Run the agent of a SveltosCluster in pull mode, in a pod of that cluster. The manifest that
+register cluster --pullmode prints has a Deployment with this command.`,
+		Example: `  towline agent --cluster-namespace=monitoring --cluster-name=prod-cluster`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.validate(); err != nil {
 				return err
 			}
-			ctx, err := f.log.start(cmd.Context(), streams.Err)
+			ctx, err := f.log.withLogger(cmd.Context(), streams.Err)
 			if err != nil {
 				return err
 			}
 			return f.run(ctx)
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&f.options.Namespace, "cluster-namespace", "", "`namespace` of the cluster on the hub (required)")
-	flags.StringVar(&f.options.Name, "cluster-name", "", "`name` of the cluster on the hub (required)")
-	flags.StringVar(&f.clusterType, "cluster-type", "sveltos", "`kind` of the cluster object on the hub")
-	flags.StringVar(&f.options.KubeconfigSecret, "secret-with-kubeconfig", "",
-		"`name` of the Secret in namespace projectsveltos with the way to the hub (default <cluster-name>-sveltos-kubeconfig)")
-	flags.StringVar(&f.options.DiagnosticsAddress, "diagnostics-address", ":8443", "`address` that serves /metrics over https; empty for none")
-	flags.StringVar(&f.options.HealthAddress, "health-address", ":9440", "`address` that serves /healthz and /readyz over http; empty for none")
-	flags.StringVar(&f.release, "version", "", "`release` that the manifest was made by; for the log only")
-	f.log.add(flags)
+	addSection(cmd.Flags(), sectionCluster, f.addCluster)
+	addSection(cmd.Flags(), sectionEndpoints, func(flags *pflag.FlagSet) {
+		addEndpoints(flags, &f.options.DiagnosticsAddress, &f.options.HealthAddress)
+	})
+	addSection(cmd.Flags(), sectionGlobal, f.log.add)
 	return cmd
+}
+
+func (f *agentFlags) addCluster(flags *pflag.FlagSet) {
+	flags.StringVar(&f.options.Namespace, "cluster-namespace", "",
+		"`namespace` of the SveltosCluster on the hub (required)")
+	flags.StringVar(&f.options.Name, "cluster-name", "", "`name` of the SveltosCluster on the hub (required)")
+	flags.StringVar(&f.clusterType, "cluster-type", "sveltos",
+		"`kind` of the cluster object on the hub; only sveltos is supported")
+	flags.StringVar(&f.options.KubeconfigSecret, "secret-with-kubeconfig", "",
+		"`name` of the Secret in namespace projectsveltos with the kubeconfig of the hub (default <cluster-name>-sveltos-kubeconfig)")
+	flags.StringVar(&f.release, "version", "", "`release` of the program that printed the manifest, for the log")
+}
+
+// addEndpoints adds the flags for the endpoints of a hub or an agent.
+func addEndpoints(flags *pflag.FlagSet, diagnostics, health *string) {
+	flags.StringVar(diagnostics, "diagnostics-address", ":8443",
+		"`address` of /metrics over https, for clients that may get the URL /metrics of the cluster; empty to disable")
+	flags.StringVar(health, "health-address", ":9440", "`address` of /healthz and /readyz over http; empty to disable")
 }
 
 func (f *agentFlags) validate() error {
@@ -57,7 +74,7 @@ func (f *agentFlags) validate() error {
 		return errors.New("--cluster-namespace and --cluster-name are required")
 	}
 	if !strings.EqualFold(f.clusterType, "sveltos") {
-		return fmt.Errorf("--cluster-type: %q is not supported, only sveltos is", f.clusterType)
+		return fmt.Errorf("--cluster-type: %q is not supported, must be sveltos", f.clusterType)
 	}
 	return nil
 }
@@ -65,15 +82,16 @@ func (f *agentFlags) validate() error {
 func (f *agentFlags) run(ctx context.Context) error {
 	options := f.options
 	var err error
-	if options.Member, err = inCluster(); err != nil {
-		return fmt.Errorf("find the cluster that the agent runs in: %w", err)
+	if options.Member, err = inClusterConfig(); err != nil {
+		return fmt.Errorf("load the config of the agent's own cluster: %w", err)
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return fmt.Errorf("find the name of this host: %w", err)
+		return fmt.Errorf("read the name of this host: %w", err)
 	}
-	// The name of the pod, where a pod has no host name of its own.
+	// HOSTNAME is the name of the pod in pods without a host name of their own.
 	options.Identity = cmp.Or(os.Getenv("HOSTNAME"), host)
-	log.FromContext(ctx).Info("agent starts", "cluster", options.Namespace+"/"+options.Name, "version", Version(), "manifest", f.release)
+	log.FromContext(ctx).Info("agent starts", "cluster", options.Namespace+"/"+options.Name, "version", Version(),
+		"manifest", f.release)
 	return agent.Run(ctx, options)
 }

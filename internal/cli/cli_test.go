@@ -22,10 +22,10 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// waiting are the lines of commands that take longer than a person waits without wondering.
-var waiting = regexp.MustCompile(`(?m)^.* \(\d+ s\)\n`)
+// progressLines are the lines with the step and the time of a command that takes long.
+var progressLines = regexp.MustCompile(`(?m)^.* \(\d+ s\)\n`)
 
-// result is what one call of the program did.
+// result is the result of a call of the program.
 type result struct {
 	out, err string
 	code     int
@@ -35,8 +35,8 @@ func run(t *testing.T, args ...string) result {
 	t.Helper()
 	var out, errs bytes.Buffer
 	code := cli.Run(t.Context(), args, cli.Streams{Out: &out, Err: &errs})
-	// A busy machine makes commands say that they are still at it.
-	return result{out.String(), waiting.ReplaceAllString(errs.String(), ""), code}
+	// Commands print progress on a busy machine.
+	return result{out.String(), progressLines.ReplaceAllString(errs.String(), ""), code}
 }
 
 func TestHelpNeedsNoCluster(t *testing.T) {
@@ -54,7 +54,7 @@ func TestHelpNeedsNoCluster(t *testing.T) {
 	}
 }
 
-func TestNameOfTheProgramIsTheOneItIsCalledBy(t *testing.T) {
+func TestHelpHasTheNameOfTheCall(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{"/usr/bin/sveltosctl": "sveltosctl register", "bin/towline": "towline register", "x": "towline register"} {
 		if got := run(t, name, "register"); !strings.Contains(got.out, "Usage:\n  "+want) {
@@ -66,8 +66,8 @@ func TestNameOfTheProgramIsTheOneItIsCalledBy(t *testing.T) {
 	}
 }
 
-func TestWrongArgumentsAreFoundBeforeConnecting(t *testing.T) {
-	// Whoever connects fails with another message.
+func TestWrongArgumentsFailBeforeConnecting(t *testing.T) {
+	// A command that connects fails with another message.
 	t.Setenv("KUBECONFIG", "/does/not/exist")
 	directory := t.TempDir()
 	broken := filepath.Join(directory, "broken.yaml")
@@ -82,7 +82,7 @@ func TestWrongArgumentsAreFoundBeforeConnecting(t *testing.T) {
 	for args, want := range map[string]string{
 		"towline nonsense":                                                 `unknown command "nonsense"`,
 		"towline register nonsense":                                        `unknown command "nonsense"`,
-		"towline register cluster --nonsense":                              "unknown flag: --nonsense",
+		"towline register cluster --nonsense":                              "unknown flag: --nonsense; see towline register cluster --help",
 		"towline register cluster extra":                                   `unknown command "extra"`,
 		"sveltosctl register cluster --namespace=n --pullmode":             "--cluster is required",
 		"sveltosctl register cluster --cluster=c --pullmode":               "--namespace is required",
@@ -106,14 +106,14 @@ func TestWrongArgumentsAreFoundBeforeConnecting(t *testing.T) {
 		register + "--kubeconfig=x --apply-to-kubeconfig=c":                        "--apply-to-kubeconfig is for pull mode only",
 		register + "--fleet-cluster-context=x --wait=1m":                           "--wait is for pull mode only",
 		register + "--revoke":                                                      "--revoke is for pull mode only",
-		register + "--fleet-cluster-context=x":                                     `--fleet-cluster-context: there is no context "x": no kubeconfig is there`,
+		register + "--fleet-cluster-context=x":                                     `--fleet-cluster-context: there is no context "x": no kubeconfig found`,
 		register + "--pullmode --apply-to-context=x":                               `--apply-to-context: there is no context "x"`,
 		register + "--pullmode --apply-to-context=":                                "--apply-to-context is empty",
 		register + "--pullmode --proxy-url=":                                       "--proxy-url is empty",
 		register + "--pullmode --apply-to-kubeconfig=/missing":                     "--apply-to-kubeconfig: stat /missing: no such file or directory",
 		register + "--pullmode --apply-to-context=x --apply-to-kubeconfig=y":       "--apply-to-context and --apply-to-kubeconfig exclude each other",
 		register + "--pullmode --wait=1m":                                          "--wait needs --apply-to-context or --apply-to-kubeconfig",
-		register + "--pullmode --apply-to-context=x --wait=-1s":                    "--wait: -1s is less than nothing",
+		register + "--pullmode --apply-to-context=x --wait=-1s":                    "--wait: -1s must not be negative",
 		register + "--pullmode --labels=env":                                       "--labels: invalid key-value pair format: env",
 		register + "--pullmode --shard=a/b":                                        `--shard: "a/b" is not a key`,
 		register + "--pullmode --management-cluster-url=hub":                       "--management-cluster-url) is not an https:// address",
@@ -130,24 +130,24 @@ func TestWrongArgumentsAreFoundBeforeConnecting(t *testing.T) {
 		"sveltosctl generate kubeconfig --expirationSeconds=599":                   "--expirationSeconds: 599 is less than 600",
 		"sveltosctl generate kubeconfig --namespace=A":                             `--namespace: "A" is not a DNS label`,
 		"sveltosctl generate kubeconfig --context=x":                               `--context: there is no context "x"`,
-		"sveltosctl generate kubeconfig":                                           "no way to the cluster: KUBECONFIG is",
+		"sveltosctl generate kubeconfig":                                           "no kubeconfig for the cluster found: no file of KUBECONFIG",
 		"towline hub --management-cluster-url=hub":                                 "--management-cluster-url) is not an https:// address",
 		"towline hub --management-cluster-ca=/missing":                             "--management-cluster-ca: open /missing: no such file or directory",
 		register + "--kubeconfig=/missing":                                         "--kubeconfig: open /missing: no such file or directory",
 		register + "--kubeconfig=" + broken:                                        "--kubeconfig: it is not a kubeconfig",
 		"sveltosctl deregister cluster --namespace=n":                              "--cluster is required",
-		"sveltosctl deregister cluster --namespace=n --cluster=c --wait=-1s":       "--wait: -1s is less than nothing",
+		"sveltosctl deregister cluster --namespace=n --cluster=c --wait=-1s":       "--wait: -1s must not be negative",
 		"sveltosctl show addons -o yaml":                                           `--output: "yaml" is not supported`,
 		"sveltosctl show addons --profile=x":                                       `--profile: "x" is not ClusterProfile/<name> or Profile/<name>`,
 		"towline agent --cluster-name=c":                                           "--cluster-namespace and --cluster-name are required",
 		"towline agent --cluster-name=c --cluster-namespace=n --cluster-type=capi": `--cluster-type: "capi" is not supported`,
 		register + "--kubeconfig=" + empty:                                         "--kubeconfig: " + empty + " is empty",
 		register + "--pullmode --apply-to-kubeconfig=" + empty:                     "--apply-to-kubeconfig: " + empty + " is empty",
-		"towline hub --shard-key=blue --install-crds":                              "--install-crds is for the hub without --shard-key",
+		"towline hub --shard-key=blue --install-crds":                              "--install-crds and --shard-key exclude each other",
 		"towline hub --log-format=xml":                                             `--log-format: "xml" is not supported`,
 		"towline hub --agent-patch-config-map=patches":                             `--agent-patch-config-map: "patches" is not <namespace>/<name> of a ConfigMap`,
-		"towline hub --outdated-chart-interval=-1h":                                "--outdated-chart-interval: -1h0m0s is less than nothing",
-		register + "--pullmode":                                                    `no way to the hub: KUBECONFIG is "/does/not/exist", where no kubeconfig is`,
+		"towline hub --outdated-chart-interval=-1h":                                "--outdated-chart-interval: -1h0m0s must not be negative",
+		register + "--pullmode":                                                    `no kubeconfig for the hub found: no file of KUBECONFIG ("/does/not/exist") has a kubeconfig`,
 	} {
 		got := run(t, strings.Fields(args)...)
 		if got.code != 1 || got.out != "" {
@@ -164,7 +164,7 @@ func TestHelpShowsTheDefaultsOfTheAgent(t *testing.T) {
 	got := run(t, "sveltosctl", "register", "cluster", "--help")
 	for _, want := range []string{"cpu=200m,memory=512Mi", "cpu=500m,memory=512Mi"} {
 		if !strings.Contains(got.out, want) {
-			t.Errorf("help does not say %q", want)
+			t.Errorf("help lacks %q", want)
 		}
 	}
 	if strings.Contains(got.out, "default []") {
@@ -172,7 +172,7 @@ func TestHelpShowsTheDefaultsOfTheAgent(t *testing.T) {
 	}
 }
 
-func TestClosedOutputIsRefusedBeforeAnythingIsDone(t *testing.T) {
+func TestClosedOutputFailsBeforeChanges(t *testing.T) {
 	t.Setenv("KUBECONFIG", "/does/not/exist")
 	for _, args := range []string{"sveltosctl register cluster --namespace=n --cluster=c --pullmode", "sveltosctl generate kubeconfig"} {
 		var out, errs bytes.Buffer
@@ -183,7 +183,7 @@ func TestClosedOutputIsRefusedBeforeAnythingIsDone(t *testing.T) {
 	}
 }
 
-func TestHubWithoutTheKindsSaysHowToInstallThem(t *testing.T) {
+func TestHubWithoutCustomResourceDefinitions(t *testing.T) {
 	plane := localkube.ForTest(t, localkube.Named("bare"))
 	t.Setenv("KUBECONFIG", plane.Kubeconfig)
 	for _, args := range []string{"sveltosctl show addons", "towline hub --health-address= --diagnostics-address= --cache-dir=" + t.TempDir()} {
@@ -194,7 +194,7 @@ func TestHubWithoutTheKindsSaysHowToInstallThem(t *testing.T) {
 	}
 }
 
-func TestInterruptedCommandSaysSo(t *testing.T) {
+func TestInterruptedCommand(t *testing.T) {
 	plane := localkube.Shared(t)
 	t.Setenv("KUBECONFIG", plane.Kubeconfig)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -206,7 +206,7 @@ func TestInterruptedCommandSaysSo(t *testing.T) {
 	}
 }
 
-func TestHubKeepsItsCacheAtTheSamePlace(t *testing.T) {
+func TestHubReusesItsCacheDirectory(t *testing.T) {
 	caches, directory := t.TempDir(), t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", caches)
 	t.Setenv("KUBECONFIG", filepath.Join(directory, "kubeconfig"))
@@ -229,7 +229,7 @@ func TestHubKeepsItsCacheAtTheSamePlace(t *testing.T) {
 	}
 }
 
-// TestHubCommands tells one story: its parts share a hub, and the environment variable that points at it.
+// TestHubCommands is one test, since its parts share a hub and KUBECONFIG.
 func TestHubCommands(t *testing.T) {
 	plane := localkube.ForTest(t)
 	t.Setenv("KUBECONFIG", plane.Kubeconfig)

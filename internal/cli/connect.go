@@ -14,41 +14,43 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// serviceAccountVariable names the directory with the token, ca.crt and namespace of a process that runs as a pod without a file system of
-// its own, as the pods of localkube do.
+// serviceAccountVariable is the environment variable with the directory of the token, ca.crt and namespace of a pod
+// that has no file system of its own, such as a pod of localkube.
 const serviceAccountVariable = "TOWLINE_SERVICEACCOUNT_DIR"
 
-// hubConfig finds the way to the hub: the file in flag, else those in KUBECONFIG, else the pod's own cluster, else ~/.kube/config.
-func hubConfig(flag string) (*rest.Config, error) { return currentConfig("hub", flag) }
+// hubConfig returns the config of the hub, from file if it is not empty, else from the files in KUBECONFIG, else of
+// the cluster in which this process runs as a pod, else from ~/.kube/config.
+func hubConfig(file string) (*rest.Config, error) { return currentConfig("hub", file) }
 
-// currentConfig finds the way to a cluster as hubConfig does; what is the cluster in the words of errors.
-func currentConfig(what, flag string) (*rest.Config, error) {
+// currentConfig returns the config of a cluster as hubConfig does. role is the cluster in errors, such as hub.
+func currentConfig(role, file string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	if flag != "" {
-		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: flag}
+	if file != "" {
+		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: file}
 	} else if os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
-		config, err := inCluster()
+		config, err := inClusterConfig()
 		if !errors.Is(err, rest.ErrNotInCluster) {
 			return config, err
 		}
 	}
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if files := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); clientcmd.IsEmptyConfig(err) && files != "" {
-		return nil, fmt.Errorf("no way to the %s: KUBECONFIG is %q, where no kubeconfig is", what, files)
+		return nil, fmt.Errorf("no kubeconfig for the %s found: no file of KUBECONFIG (%q) has a kubeconfig", role, files)
 	}
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, fmt.Errorf("no way to the %s: set KUBECONFIG to its kubeconfig", what)
+		return nil, fmt.Errorf("no kubeconfig for the %s found: set KUBECONFIG to its kubeconfig", role)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig of the %s: %w", what, err)
+		return nil, fmt.Errorf("read the kubeconfig of the %s: %w", role, err)
 	}
 	return config, nil
 }
 
-// contextConfig finds the way to the cluster of a context among the kubeconfigs of KUBECONFIG, else in ~/.kube/config. They are only read.
+// contextConfig returns the config of a context of the files in KUBECONFIG, else of ~/.kube/config. It does not write
+// the files.
 func contextConfig(name string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	// Migrating would write a file.
+	// A migration would write a file.
 	rules.MigrationRules = nil
 	merged, err := rules.Load()
 	if err != nil {
@@ -57,11 +59,11 @@ func contextConfig(name string) (*rest.Config, error) {
 	if _, ok := merged.Contexts[name]; !ok {
 		names := slices.Sorted(maps.Keys(merged.Contexts))
 		if len(names) == 0 {
-			return nil, fmt.Errorf("there is no context %q: no kubeconfig is there", name)
+			return nil, fmt.Errorf("there is no context %q: no kubeconfig found", name)
 		}
 		return nil, fmt.Errorf("there is no context %q, only: %s", name, strings.Join(names, ", "))
 	}
-	// Without access to the files, nothing can be kept in them: current-context stays, and so do tokens.
+	// Without access to the files the client cannot write them: current-context and tokens do not change.
 	config, err := clientcmd.NewNonInteractiveClientConfig(*merged, name, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("use context %q: %w", name, err)
@@ -69,24 +71,25 @@ func contextConfig(name string) (*rest.Config, error) {
 	return config, nil
 }
 
-// fileConfig finds the way to the cluster of the current context of a kubeconfig file. The file is only read.
+// fileConfig returns the config of the current context of a kubeconfig file. It does not write the file.
 func fileConfig(path string) (*rest.Config, error) {
 	loaded, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}).Load()
 	if err != nil {
 		return nil, err
 	}
-	if len(loaded.Contexts) == 0 && len(loaded.Clusters) == 0 {
+	if isEmpty(*loaded) {
 		return nil, fmt.Errorf("%s is empty", path)
 	}
-	config, err := clientcmd.NewNonInteractiveClientConfig(*loaded, "", &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveClientConfig(*loaded,
+		"", &clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("use %s: %w", path, err)
 	}
 	return config, nil
 }
 
-// inCluster returns the way to the cluster that this process runs in as a pod.
-func inCluster() (*rest.Config, error) {
+// inClusterConfig returns the config of the cluster in which this process runs as a pod.
+func inClusterConfig() (*rest.Config, error) {
 	dir := os.Getenv(serviceAccountVariable)
 	if dir == "" {
 		return rest.InClusterConfig()
@@ -104,7 +107,7 @@ func inCluster() (*rest.Config, error) {
 		Host:            "https://" + net.JoinHostPort(host, port),
 		TLSClientConfig: rest.TLSClientConfig{CAFile: filepath.Join(dir, "ca.crt")},
 		BearerToken:     string(token),
-		// The file is read again as the token is renewed in it.
+		// Clients read the file again, since the kubelet renews the token in it.
 		BearerTokenFile: tokenFile,
 	}, nil
 }

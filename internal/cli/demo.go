@@ -13,10 +13,13 @@ func newDemo(streams Streams) *cobra.Command {
 	var exit bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Start a hub and two members on this machine and show the main job",
-		Long: `Start three throw-away Kubernetes control planes on this machine, one hub and two members, register the members (one in pull and
-one in push mode), deploy a chart and a manifest to both with one profile each, and print what there is to see.
-Nothing outside a temporary directory is touched. It stays until Ctrl-C.`,
+		Short: "Run a demo with a hub and two members on this machine",
+		Long: `Run a demo with a hub and two members on this machine. The demo starts three temporary Kubernetes
+control planes, registers one member in pull mode and one in push mode, deploys a chart and a
+manifest to both with one profile each, and prints the result. It runs until Ctrl-C and then
+deletes everything.`,
+		Example: `  # run the demo and stop after it, for example in CI
+  towline demo --exit`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := demo.Run(cmd.Context(), demo.Options{
@@ -28,6 +31,6 @@ Nothing outside a temporary directory is touched. It stays until Ctrl-C.`,
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&exit, "exit", false, "end after success instead of staying until Ctrl-C; a failure exits with an error")
+	cmd.Flags().BoolVar(&exit, "exit", false, "exit after the demo instead of waiting for Ctrl-C")
 	return cmd
 }

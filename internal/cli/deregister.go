@@ -9,12 +9,13 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/towline/towline/internal/join"
 )
 
 func newDeregister(streams Streams) *cobra.Command {
-	return parent("deregister", "Take a cluster out of the fleet", newDeregisterCluster(streams))
+	return newParent("deregister", "Remove a cluster from the hub", newDeregisterCluster(streams))
 }
 
 // deregisterFlags are the flags of `deregister cluster`.
@@ -27,23 +28,18 @@ func newDeregisterCluster(streams Streams) *cobra.Command {
 	f := &deregisterFlags{}
 	cmd := &cobra.Command{
 		Use:   "cluster --namespace=<namespace> --cluster=<name>",
-		Short: "Deregister a cluster, in either mode",
-		Long: `Take a cluster out of the fleet of the hub that KUBECONFIG points at.
-
-The hub withdraws what it deployed on the cluster, or with --keep-addons leaves it there; then the agent of a cluster in pull mode removes
-itself; then identity, credentials and objects of the cluster go from the hub, also those that the sveltosctl of Sveltos made for its
-agent. Of these, what something else uses stays and is listed. What is waited for is shown.
-
-When --wait is over, the command fails and the hub goes on by itself: run it again to wait on. What cannot be reached is only left
-behind with --force, which says what that is: at once, if the cluster is known to be away, else when --wait is over; a cluster that
-answers gets up to 30 seconds more to let go. Deleting the
-SveltosCluster with kubectl does the same, without --force. After a failure or an interruption the command can be run again.`,
+		Short: "Remove a SveltosCluster and its add-ons",
+		Long: `Remove a SveltosCluster, in push mode or in pull mode. The hub deletes what it deployed on the
+cluster, then the agent uninstalls itself, then the hub deletes the identity, the credentials and
+the objects of the cluster. The command shows each step. If --wait expires, the command fails, the
+hub continues, and the command can be run again. With --force, objects on an unreachable cluster
+are not deleted; the command lists them.`,
 		Example: `  sveltosctl deregister cluster --namespace=monitoring --cluster=prod-cluster
 
-  # leave on the cluster what is deployed there
+  # keep the add-ons on the cluster
   sveltosctl deregister cluster --namespace=monitoring --cluster=prod-cluster --keep-addons
 
-  # a cluster that is gone for good
+  # remove a cluster that no longer exists
   sveltosctl deregister cluster --namespace=monitoring --cluster=prod-cluster --wait=10s --force`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,18 +49,20 @@ SveltosCluster with kubectl does the same, without --force. After a failure or a
 			return f.run(cmd.Context(), streams)
 		},
 	}
-	flags := cmd.Flags()
-	clusterFlags(flags, &f.request.Request)
-	flags.BoolVar(&f.request.KeepAddons, "keep-addons", false, "leave on the cluster what is deployed there")
-	flags.BoolVar(&f.request.Force, "force", false, "leave behind what cannot be reached, and say what that is")
-	flags.DurationVar(&f.request.Wait, "wait", join.DeregisterWait, "how long to wait until the cluster is deregistered; 0 for not at all")
-	flags.BoolVar(&f.verbose, "verbose", false, "say what is being done")
+	addSection(cmd.Flags(), sectionCluster, func(flags *pflag.FlagSet) { addClusterFlags(flags, &f.request.Request) })
+	addSection(cmd.Flags(), "Deregistration flags:", func(flags *pflag.FlagSet) {
+		flags.BoolVar(&f.request.KeepAddons, "keep-addons", false, "keep the add-ons on the cluster")
+		flags.BoolVar(&f.request.Force, "force", false, "abandon what cannot be deleted on the cluster, and list it")
+		flags.DurationVar(&f.request.Wait, "wait", join.DeregisterWait,
+			"maximum time to wait for the removal; 0 does not wait")
+	})
+	addSection(cmd.Flags(), sectionGlobal, func(flags *pflag.FlagSet) { addVerbose(flags, &f.verbose) })
 	return cmd
 }
 
 func (f *deregisterFlags) validate() error {
 	if f.request.Wait < 0 {
-		return fmt.Errorf("--wait: %s is less than nothing", f.request.Wait)
+		return fmt.Errorf("--wait: %s must not be negative", f.request.Wait)
 	}
 	return f.request.Validate()
 }
@@ -76,66 +74,66 @@ func (f *deregisterFlags) run(ctx context.Context, streams Streams) error {
 		return err
 	}
 	if f.verbose {
-		streams.say("deregistering cluster %s/%s on %s", r.Namespace, r.Name, hub.Host)
+		streams.printErr("deregistering cluster %s/%s on %s", r.Namespace, r.Name, hub.Host)
 	}
-	waiting := startTalk(streams, fmt.Sprintf("waiting for the hub to let cluster %s/%s go", r.Namespace, r.Name))
-	r.Progress = waiting.now
+	progress := startProgress(streams, fmt.Sprintf("waiting for the hub to finish removing cluster %s/%s", r.Namespace, r.Name))
+	r.Progress = progress.setStep
 	if f.request.Wait == 0 {
 		r.Wait = -1
 	}
 	departure, err := join.Deregister(ctx, hub, r)
-	waiting.done()
+	progress.stop()
 	if f.request.Wait == 0 && errors.Is(err, join.ErrGoesOn) {
-		streams.say("note: a running hub goes on with it; to see how far it is, run the command again with some --wait")
+		streams.printErr("note: a running hub continues with the removal; run the command again with --wait to see its progress")
 		return nil
 	}
 	if err == nil {
-		err = farewell(streams, r, departure)
+		err = printSummary(streams, r, departure)
 	}
-	sayKept(streams, departure.Kept)
+	printKept(streams, departure.Kept)
 	return err
 }
 
-// sayKept lists what stays on the hub.
-func sayKept(streams Streams, kept []join.Kept) {
+// printKept lists the objects that stay on the hub.
+func printKept(streams Streams, kept []join.Kept) {
 	if len(kept) > 0 {
-		streams.say("note: these stay on the hub, since Towline did not make them and cannot tell that nobody else needs them:")
+		streams.printErr("note: these objects stay on the hub, since Towline did not create them and they may be in use:")
 	}
 	for _, k := range kept {
-		streams.say("  - %s", k)
+		streams.printErr("  - %s", k)
 	}
 }
 
-// farewell prints what is gone, and says what stays on the cluster.
-func farewell(streams Streams, r join.DeregisterRequest, departure join.Departure) error {
+// printSummary prints the objects that were deleted on the hub, and lists the objects that stay on the cluster.
+func printSummary(streams Streams, r join.DeregisterRequest, departure join.Departure) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Successfully deregistered cluster %s/%s\n\nDeleted resources:\n", r.Namespace, r.Name)
 	for _, ref := range departure.Deleted {
-		place := ref.Name
+		name := ref.Name
 		if ref.Namespace != "" {
-			place = ref.Namespace + "/" + ref.Name
+			name = ref.Namespace + "/" + ref.Name
 		}
-		fmt.Fprintf(&text, "  - %s/%s\n", ref.Kind, place)
+		fmt.Fprintf(&text, "  - %s/%s\n", ref.Kind, name)
 	}
 	if _, err := io.WriteString(streams.Out, text.String()); err != nil {
-		return fmt.Errorf("print what was deleted: %w", err)
+		return fmt.Errorf("print the deleted objects: %w", err)
 	}
 	switch {
 	case departure.Forced && len(departure.Left) == 0:
-		streams.say("note: cluster %s/%s left by force; nothing is known to be left behind there.", r.Namespace, r.Name)
+		streams.printErr("note: cluster %s/%s was force-deregistered; no objects are known to be left behind there", r.Namespace, r.Name)
 		return nil
 	case departure.Forced:
-		streams.say("note: cluster %s/%s left by force; left behind there, as far as is known:", r.Namespace, r.Name)
+		streams.printErr("note: cluster %s/%s was force-deregistered; left behind there, as far as known:", r.Namespace, r.Name)
 	case len(departure.Left) > 0:
-		streams.say("note: these stay on cluster %s/%s; nobody updates, repairs or withdraws them any more:", r.Namespace, r.Name)
+		streams.printErr("note: these objects stay on cluster %s/%s; they are no longer managed:", r.Namespace, r.Name)
 	}
 	for _, left := range departure.Left {
-		streams.say("  - %s", left)
+		streams.printErr("  - %s", left)
 	}
 	if slices.Contains(departure.Left, join.AgentLeft) {
-		streams.say("note: to remove the agent, run on that cluster, with its kubeconfig:")
+		streams.printErr("note: to remove the agent, run these commands with the kubeconfig of that cluster:")
 		for _, command := range join.RemoveAgent() {
-			streams.say("  %s", command)
+			streams.printErr("  %s", command)
 		}
 	}
 	return nil

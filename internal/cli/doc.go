@@ -1,2 +1,35 @@
 // Package cli turns arguments into calls of the packages above and errors into exit codes.
+//
+// cmd/towline calls Run, and nothing else does except tests. Run selects the root command by the name under which the
+// program was called: sveltosctl and karmadactl (also kubectl-karmada, a plugin of kubectl) have the verbs of these
+// programs, manager and karmada-agent run the agents in their containers, and any other name has all commands, in
+// groups.
+//
+// A command is built in these steps:
+//
+//   - A function newX returns the cobra.Command with its texts and its flags. The flags are fields of a struct xFlags,
+//     in sections of the help (addSection).
+//   - validate checks the flags before the command connects to a cluster.
+//   - run loads the kubeconfigs, makes one call of internal/join, internal/hub or an agent, and prints the result.
+//
+// The help needs no cluster. It is at most 100 columns wide: one line that says what the command does, a paragraph at
+// most, examples, and flags with units and defaults. Details are in docs.
+//
+// Terms:
+//
+//   - Hub: the management cluster. Commands as in Karmada call it the control plane.
+//   - Member: the cluster that is registered. Its kubeconfig is separate from the kubeconfig of the hub.
+//   - Streams: the outputs of the program. Out gets data only, so that it can be piped into kubectl.
+//   - Progress: lines on standard error about the step that a command does or waits for.
+//   - Section: a group of flags in the help. validate uses the sections for the modes, too.
+//   - Interrupted: the context has ended before the command has. The exit code is 130, also if the command failed while
+//     it stopped.
+//
+// Invariants:
+//
+//   - The exit code is 0 only if the command has done everything. The last line on standard error is the error.
+//   - Kubeconfig files are read and never written.
+//   - Outputs and messages that Sveltos and Karmada document are the same here, byte for byte.
+//
+// Start reading at Run in cli.go and at newRegisterCluster in register.go. internal/cli/demo is the command demo.
 package cli

@@ -6,68 +6,69 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/join"
 )
 
 func newGenerate(streams Streams) *cobra.Command {
-	return parent("generate", "Generate what other programs need", newGenerateKubeconfig(streams))
+	return newParent("generate", "Generate kubeconfigs", newGenerateKubeconfig(streams))
+}
+
+// generateFlags are the flags of `generate kubeconfig`.
+type generateFlags struct {
+	request join.GenerateRequest
+	context string
+	verbose bool
 }
 
 func newGenerateKubeconfig(streams Streams) *cobra.Command {
-	r, member, verbose := join.GenerateRequest{}, "", false
+	f := &generateFlags{}
 	cmd := &cobra.Command{
 		Use:   "kubeconfig",
-		Short: "Print a kubeconfig of a ServiceAccount, with a token",
-		Long: `Print a kubeconfig with a token of a ServiceAccount in the cluster that KUBECONFIG points at, or in that of --context. The kubeconfig holds
-everything it needs, so that a cluster can be registered with it in push mode.
-
-With --create, the namespace, the ServiceAccount and its right to do everything are made as far as they are missing. What is made stays; a
-command that fails takes it back.`,
-		Example: `  # on a cluster to be registered by somebody else
+		Short: "Print a kubeconfig with a token of a ServiceAccount",
+		Long: `Print a kubeconfig with a token of a ServiceAccount in the cluster that KUBECONFIG points at, or in
+the cluster of --context. The kubeconfig refers to no files and can be used to register the cluster
+in push mode. If the command fails, it deletes the objects that --create has created.`,
+		Example: `  # print a kubeconfig that registers a cluster in push mode
   sveltosctl generate kubeconfig --context=aks-admin --create --expirationSeconds=86400 > aks.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(r.Validate(), streams.open()); err != nil {
+			if err := errors.Join(f.request.Validate(), streams.requireOpen()); err != nil {
 				return err
 			}
-			config, err := generateConfig(member)
-			if err != nil {
-				return err
-			}
-			if verbose {
-				streams.say("generating a kubeconfig for %s", config.Host)
-			}
-			return runGenerate(cmd.Context(), streams, config, r)
+			return f.run(cmd.Context(), streams)
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&r.Namespace, "namespace", "", "`namespace` of the ServiceAccount (default: projectsveltos)")
-	flags.StringVar(&r.ServiceAccount, "serviceaccount", "", "`name` of the ServiceAccount (default: projectsveltos)")
-	flags.BoolVar(&r.Create, "create", false, "make the ServiceAccount, and its right to do everything, if they are missing")
-	flags.Int64Var(&r.ExpirationSeconds, "expirationSeconds", 0, "life of the token in `seconds`, at least 600 (default: what the cluster gives)")
-	flags.BoolVar(&r.ServiceAccountToken, "service-account-token", false, "take a token that does not expire, from a Secret")
-	flags.StringVar(&member, "context", "", "`context` of the cluster in KUBECONFIG (default: the current one)")
-	flags.BoolVar(&verbose, "verbose", false, "say what is being done")
+	addSection(cmd.Flags(), sectionOther, f.add)
+	addSection(cmd.Flags(), sectionGlobal, func(flags *pflag.FlagSet) { addVerbose(flags, &f.verbose) })
 	return cmd
 }
 
-// generateConfig finds the way to the cluster of a context, or of the current one.
-func generateConfig(context string) (*rest.Config, error) {
-	if context == "" {
-		return currentConfig("cluster", "")
-	}
-	config, err := contextConfig(context)
-	if err != nil {
-		return nil, fmt.Errorf("--context: %w", err)
-	}
-	return config, nil
+func (f *generateFlags) add(flags *pflag.FlagSet) {
+	r := &f.request
+	flags.StringVar(&f.context, "context", "", "`context` of the cluster in KUBECONFIG (default the current context)")
+	flags.StringVar(&r.Namespace, "namespace", "", "`namespace` of the ServiceAccount (default projectsveltos)")
+	flags.StringVar(&r.ServiceAccount, "serviceaccount", "", "`name` of the ServiceAccount (default projectsveltos)")
+	flags.BoolVar(&r.Create, "create", false,
+		"create the namespace, the ServiceAccount and its cluster-admin permissions if they do not exist")
+	flags.Int64Var(&r.ExpirationSeconds, "expirationSeconds", 0,
+		"lifetime of the token in `seconds`, at least 600 (default set by the cluster)")
+	flags.BoolVar(&r.ServiceAccountToken, "service-account-token", false,
+		"use a token that does not expire, from a Secret, instead of a token that expires")
 }
 
-func runGenerate(ctx context.Context, streams Streams, config *rest.Config, r join.GenerateRequest) error {
-	defer progress(streams, "generating a kubeconfig for "+config.Host)()
-	kubeconfig, err := join.GenerateKubeconfig(ctx, config, r)
+func (f *generateFlags) run(ctx context.Context, streams Streams) error {
+	config, err := f.config()
+	if err != nil {
+		return err
+	}
+	if f.verbose {
+		streams.printErr("generating a kubeconfig for %s", config.Host)
+	}
+	defer startProgress(streams, "generating a kubeconfig for "+config.Host).stop()
+	kubeconfig, err := join.GenerateKubeconfig(ctx, config, f.request)
 	if err != nil {
 		return err
 	}
@@ -75,4 +76,16 @@ func runGenerate(ctx context.Context, streams Streams, config *rest.Config, r jo
 		return fmt.Errorf("print the kubeconfig: %w", err)
 	}
 	return nil
+}
+
+// config returns the config of the cluster of --context, or of the current context.
+func (f *generateFlags) config() (*rest.Config, error) {
+	if f.context == "" {
+		return currentConfig("cluster", "")
+	}
+	config, err := contextConfig(f.context)
+	if err != nil {
+		return nil, fmt.Errorf("--context: %w", err)
+	}
+	return config, nil
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -35,78 +36,103 @@ type hubFlags struct {
 	log        logFlags
 }
 
-// outdatedChartInterval is how often repositories are asked for newer charts: they are other people's servers, and nobody is in a hurry.
+// outdatedChartInterval is the default interval of requests for newer charts. It is long, since the repositories
+// belong to others and the result is for metrics only.
 const outdatedChartInterval = time.Hour
 
 func newHub(streams Streams) *cobra.Command {
 	f := &hubFlags{}
 	cmd := &cobra.Command{
 		Use:   "hub",
-		Short: "Run the hub: match clusters, render, deliver and report",
-		Long: `Run the hub on the management cluster: the one of --kubeconfig, else of KUBECONFIG, else the one that this runs in, else that of
-~/.kube/config. It runs until it is stopped.
+		Short: "Run the hub: match, render and deliver profiles, and report their status",
+		Long: `Run the hub on the management cluster, until it is stopped. Only fetched chart archives are on
+disk, in --cache-dir: the hub fetches them again if the directory is lost. Everything else is in
+the management cluster.`,
+		Example: `  # install the CustomResourceDefinitions and run one hub
+  towline hub --install-crds
 
-Charts may make up values, such as passwords and certificates. --cache-dir keeps them: keep the directory, or such charts roll new values on
-every member after the next start of the hub. It is readable for its owner only and should stay so. Hubs that may look after the same cluster
-one after the other, replicas as well as shards, share it.`,
+  # run one of several replicas for the clusters of a shard
+  towline hub --shard-key=blue --leader-elect`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, err := f.log.start(cmd.Context(), streams.Err)
+			ctx, err := f.log.withLogger(cmd.Context(), streams.Err)
 			if err != nil {
 				return err
 			}
 			if err := f.validate(); err != nil {
 				return err
 			}
-			config, err := hubConfig(f.kubeconfig)
-			if err != nil {
-				return err
-			}
-			if f.options.CacheDir == "" {
-				if f.options.CacheDir, err = defaultCacheDir(config.Host); err != nil {
-					return err
-				}
-			}
-			log.FromContext(ctx).Info("hub starts", "server", config.Host, "version", Version())
-			return runHub(ctx, config, f.options)
+			return f.run(ctx)
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` with the kubeconfig of the management cluster")
-	flags.StringVar(&f.options.ShardKey, "shard-key", "",
-		"look after the clusters with annotation sharding.projectsveltos.io/key=`key` only; the hub without a key looks after those without the annotation, and alone matches profiles, installs and registers")
-	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false,
-		"install or upgrade the CustomResourceDefinitions first; not with --shard-key")
-	flags.BoolVar(&f.options.RegisterSelf, "register-self", true, "register the management cluster itself as mgmt/mgmt; not with --shard-key")
-	flags.BoolVar(&f.options.LeaderElection, "leader-elect", false, "let several hubs run, of which one per shard is active")
-	flags.StringVar(&f.options.DiagnosticsAddress, "diagnostics-address", ":8443",
-		"`address` that serves /metrics over https, to tokens that may get this URL of the management cluster; empty for none")
-	flags.StringVar(&f.options.HealthAddress, "health-address", ":9440", "`address` that serves /healthz and /readyz over http; empty for none")
-	flags.StringVar(&f.options.CacheDir, "cache-dir", "", "`directory` that keeps charts over restarts (default: towline/hub-<hash of the server> in the user's cache directory)")
-	flags.StringVar(&f.options.ManagementClusterURL, "management-cluster-url", "", "https `address` under which agents reach the hub (default: what ConfigMap kube-public/cluster-info says, else the hub's own kubeconfig)")
-	flags.StringVar(&f.agentsCA, "management-cluster-ca", "", "`file` with the certificate authority of that address, in PEM")
-	flags.StringVar(&f.options.AgentImage, "agent-image", join.DefaultAgentImage, "container `image` of agents")
-	flags.StringVar(&f.options.AgentPatchConfigMap, "agent-patch-config-map", "",
-		"`namespace/name` of a ConfigMap with patches for the manifests of agents whose clusters name none with annotation "+libv1beta1.AgentConfigAnnotation+"; not with --shard-key")
-	flags.DurationVar(&f.options.OutdatedChartInterval, "outdated-chart-interval", outdatedChartInterval,
-		"`time` between two looks which deployed charts have a newer version in their repository, for the metrics; 0 for none")
-	f.log.add(flags)
+	addSection(cmd.Flags(), sectionHub, f.addHub)
+	addSection(cmd.Flags(), sectionAgent, f.addAgents)
+	addSection(cmd.Flags(), sectionEndpoints, func(flags *pflag.FlagSet) {
+		addEndpoints(flags, &f.options.DiagnosticsAddress, &f.options.HealthAddress)
+	})
+	addSection(cmd.Flags(), sectionGlobal, f.log.add)
 	return cmd
 }
 
-// validate says what is wrong with the flags.
-func (f *hubFlags) validate() error {
-	if f.options.OutdatedChartInterval < 0 {
-		return fmt.Errorf("--outdated-chart-interval: %s is less than nothing", f.options.OutdatedChartInterval)
-	}
-	if f.options.ShardKey != "" && f.options.InstallCRDs {
-		return errors.New("--install-crds is for the hub without --shard-key: the two exclude each other")
-	}
-	return f.readAgents()
+// addHub adds the flags of the hub itself.
+func (f *hubFlags) addHub(flags *pflag.FlagSet) {
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` with the kubeconfig of the management cluster "+
+		"(default KUBECONFIG, then the cluster of the pod, then ~/.kube/config)")
+	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false,
+		"install or upgrade the CustomResourceDefinitions at the start; not with --shard-key")
+	flags.BoolVar(&f.options.RegisterSelf, "register-self", true,
+		"register the management cluster itself as mgmt/mgmt; not with --shard-key")
+	flags.StringVar(&f.options.ShardKey, "shard-key", "",
+		"`key` of the shard: this hub handles only clusters with annotation sharding.projectsveltos.io/key=key; "+
+			"a hub without a key handles clusters without it, and alone matches profiles and registers clusters")
+	flags.BoolVar(&f.options.LeaderElection, "leader-elect", false,
+		"leader election among the hubs of a shard, one of which is active")
+	flags.StringVar(&f.options.CacheDir, "cache-dir", "",
+		"`directory` of fetched chart archives (default towline/hub-<hash of the server> in the user's cache directory)")
+	flags.DurationVar(&f.options.OutdatedChartInterval, "outdated-chart-interval", outdatedChartInterval,
+		"interval of the search for newer versions of deployed charts, for the metrics; 0 to disable")
 }
 
-// readAgents reads and checks what is said of agents: how they reach the hub, and how their manifests are patched.
-func (f *hubFlags) readAgents() error {
+// addAgents adds the flags for the manifests of agents.
+func (f *hubFlags) addAgents(flags *pflag.FlagSet) {
+	flags.StringVar(&f.options.ManagementClusterURL, "management-cluster-url", "",
+		"https `URL` at which agents connect to the hub "+
+			"(default from ConfigMap kube-public/cluster-info, else from the kubeconfig of the hub)")
+	flags.StringVar(&f.agentsCA, "management-cluster-ca", "",
+		"`file` with the CA certificates of --management-cluster-url, in PEM (default from the same place as the URL)")
+	flags.StringVar(&f.options.AgentImage, "agent-image", join.DefaultAgentImage, "container `image` of agents")
+	flags.StringVar(&f.options.AgentPatchConfigMap, "agent-patch-config-map", "",
+		"`namespace/name` of a ConfigMap with patches for the manifests of agents, "+
+			"for clusters without a ConfigMap of their own; not with --shard-key")
+}
+
+func (f *hubFlags) run(ctx context.Context) error {
+	config, err := hubConfig(f.kubeconfig)
+	if err != nil {
+		return err
+	}
+	if f.options.CacheDir == "" {
+		if f.options.CacheDir, err = defaultCacheDir(config.Host); err != nil {
+			return err
+		}
+	}
+	log.FromContext(ctx).Info("hub starts", "server", config.Host, "version", Version())
+	return runHub(ctx, config, f.options)
+}
+
+// validate returns an error for wrong flags.
+func (f *hubFlags) validate() error {
+	if f.options.OutdatedChartInterval < 0 {
+		return fmt.Errorf("--outdated-chart-interval: %s must not be negative", f.options.OutdatedChartInterval)
+	}
+	if f.options.ShardKey != "" && f.options.InstallCRDs {
+		return errors.New("--install-crds and --shard-key exclude each other; use --install-crds for the hub without a shard")
+	}
+	return f.loadAgentOptions()
+}
+
+// loadAgentOptions reads the file of --management-cluster-ca and validates the flags for the manifests of agents.
+func (f *hubFlags) loadAgentOptions() error {
 	if f.options.AgentPatchConfigMap != "" {
 		if _, err := join.ParsePatchesReference(f.options.AgentPatchConfigMap); err != nil {
 			return fmt.Errorf("--agent-patch-config-map: %w", err)
@@ -122,36 +148,38 @@ func (f *hubFlags) readAgents() error {
 	return join.AgentOptions{HubURL: f.options.ManagementClusterURL, HubCA: string(f.options.ManagementClusterCA)}.Validate()
 }
 
-// cacheHashLength is how many hexadecimal digits tell the caches of several hubs of one user apart.
+// cacheHashLength is the number of hexadecimal digits in the name of a cache directory.
 const cacheHashLength = 12
 
-// defaultCacheDir makes the directory that a hub on this server keeps its charts in: the same one at every start.
+// defaultCacheDir creates the cache directory for the hub of a server and returns its path. The path is the same at
+// every start.
 func defaultCacheDir(server string) (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("find a directory for the hub's cache; name one with --cache-dir: %w", err)
+		return "", fmt.Errorf("no cache directory for this user found; pass --cache-dir: %w", err)
 	}
 	sum := sha256.Sum256([]byte(server))
 	dir := filepath.Join(base, "towline", "hub-"+hex.EncodeToString(sum[:])[:cacheHashLength])
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("make the hub's cache; name another directory with --cache-dir: %w", err)
+		return "", fmt.Errorf("create the cache directory; pass another one with --cache-dir: %w", err)
 	}
-	// One from before may have been made with other rights.
+	// An existing directory may have other permissions.
 	if err := os.Chmod(dir, 0o700); err != nil {
-		return "", fmt.Errorf("make the hub's cache private; name another directory with --cache-dir: %w", err)
+		return "", fmt.Errorf("make the cache directory private; pass another one with --cache-dir: %w", err)
 	}
 	return dir, nil
 }
 
-// runDemoHub runs the demo's hub in this process, with its log beside cacheDir.
+// runDemoHub runs the hub of the demo in this process. Its log is a file in the parent directory of cacheDir.
 func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
-	file, err := os.OpenFile(filepath.Join(filepath.Dir(cacheDir), "hub.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	file, err := os.OpenFile(filepath.Join(filepath.Dir(cacheDir),
+		"hub.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("open the hub's log: %w", err)
 	}
-	// The log is for looking at; a last line that is lost harms nobody.
+	// The log is for users only: a last line may be lost.
 	defer func() { _ = file.Close() }()
-	ctx, err = (&logFlags{format: logText}).start(ctx, file)
+	ctx, err = (&logFlags{format: logText}).withLogger(ctx, file)
 	if err != nil {
 		return err
 	}
@@ -162,7 +190,8 @@ func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
 	return runHub(ctx, config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: cacheDir})
 }
 
-// runHub runs a hub. One without a shard key first limits the tokens that agents can request, and gets ready for clusters that register.
+// runHub runs a hub. A hub without a shard key first limits the tokens that agents can request, and prepares the
+// registration with tokens.
 func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
 	if !options.InstallCRDs {
 		if err := checkInstalled(ctx, config); err != nil {
@@ -170,10 +199,10 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 		}
 	}
 	if options.ShardKey == "" {
-		if err := guard(ctx, config); err != nil {
+		if err := limitTokens(ctx, config); err != nil {
 			return err
 		}
-		if err := prepare(ctx, config, options); err != nil {
+		if err := prepareRegistration(ctx, config, options); err != nil {
 			return err
 		}
 	}
@@ -181,44 +210,45 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 	return hub.Run(ctx, config, options)
 }
 
-// guard limits the tokens that agents can request for themselves, where the hub's Kubernetes can: since release 1.30.
-func guard(ctx context.Context, config *rest.Config) error {
+// limitTokens limits the lifetime of the tokens that agents can request, if the hub has Kubernetes 1.30 or later.
+func limitTokens(ctx context.Context, config *rest.Config) error {
 	err := join.Guard(ctx, config)
 	if apierrors.IsNotFound(err) {
-		log.FromContext(ctx).Info("this hub has no ValidatingAdmissionPolicies: the life of tokens that agents request is not bounded")
+		log.FromContext(ctx).Info("the lifetime of tokens that agents request is not limited: the hub has no ValidatingAdmissionPolicies")
 		return nil
 	}
 	return err
 }
 
-// prepare makes the hub ready for clusters that register with a token.
-func prepare(ctx context.Context, config *rest.Config, options hub.Options) error {
+// prepareRegistration prepares the hub for clusters that register with a token.
+func prepareRegistration(ctx context.Context, config *rest.Config, options hub.Options) error {
 	address, err := join.FindHubAddress(ctx, config, join.HubAddress{Server: options.ManagementClusterURL, CA: options.ManagementClusterCA})
 	if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
 		return err
 	}
 	var last error
-	err = wait.PollUntilContextTimeout(ctx, preparePause, prepareLimit, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(ctx, prepareInterval, prepareTimeout, true, func(ctx context.Context) (bool, error) {
 		last = bootstrap.Prepare(ctx, config, address)
 		if apierrors.IsNotFound(last) {
-			return false, nil // such as the namespaces of an API server that has just started
+			return false, nil // an API server that has just started has no namespaces yet
 		}
 		return true, last
 	})
 	if errors.Is(last, bootstrap.ErrUnguardable) {
-		log.FromContext(ctx).Info("clusters cannot be registered in pull mode as in Karmada", "reason", last.Error())
+		log.FromContext(ctx).Info("clusters cannot register in pull mode as in Karmada", "reason", last.Error())
 		return nil
 	}
 	return cmp.Or(last, err)
 }
 
-// prepareLimit and preparePause bound and space the attempts to make the hub ready for clusters that register.
+// prepareInterval and prepareTimeout are the interval and the maximum duration of the attempts of prepareRegistration.
 const (
-	prepareLimit = time.Minute
-	preparePause = time.Second
+	prepareTimeout  = time.Minute
+	prepareInterval = time.Second
 )
 
-// checkInstalled says clearly that a hub does not know the kinds of Towline. Whatever else is wrong, the hub finds out when it works.
+// checkInstalled returns ErrNotInstalled if the hub does not have the kinds of Towline. It ignores other errors: the
+// hub returns them later.
 func checkInstalled(ctx context.Context, config *rest.Config) error {
 	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/towline/towline/internal/cli"
 )
 
-// silent listens as something does that takes connections and never says a word, and returns its address. connected is called with each.
+// silent accepts connections and never responds. It returns its address. connected is called for each connection.
 func silent(t *testing.T, connected func()) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -23,16 +23,16 @@ func silent(t *testing.T, connected func()) string {
 	}
 	var accepting sync.WaitGroup
 	accepting.Go(func() {
-		var taken []net.Conn
+		var accepted []net.Conn
 		for {
 			connection, err := listener.Accept()
 			if err != nil {
 				break
 			}
-			taken = append(taken, connection)
+			accepted = append(accepted, connection)
 			connected()
 		}
-		for _, connection := range taken {
+		for _, connection := range accepted {
 			_ = connection.Close()
 		}
 	})
@@ -40,7 +40,7 @@ func silent(t *testing.T, connected func()) string {
 	return listener.Addr().String()
 }
 
-// kubeconfigOf writes a kubeconfig whose only context leads to server, and returns its path.
+// kubeconfigOf writes a kubeconfig with one context for server, and returns its path.
 func kubeconfigOf(t *testing.T, server string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
@@ -52,7 +52,7 @@ func kubeconfigOf(t *testing.T, server string) string {
 	return path
 }
 
-// TestInterruptedWhileConnecting shows that a command ends at once when it is interrupted before it has changed anything.
+// TestInterruptedWhileConnecting shows that a command ends at once if it is interrupted before its first change.
 func TestInterruptedWhileConnecting(t *testing.T) {
 	t.Parallel()
 	const token = "--token=abcdef.0123456789abcdef --discovery-token-unsafe-skip-ca-verification=true"
@@ -77,7 +77,7 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 			command := append([]string{"karmadactl"}, strings.Fields(strings.ReplaceAll(args, "SILENT", path))...)
 			code := cli.Run(ctx, command, cli.Streams{Out: &out, Err: &errs})
 			if code != 130 || !strings.HasPrefix(errs.String(), "error: interrupted: ") || strings.Count(errs.String(), "\n") != 1 {
-				t.Errorf("got code %d and error output %q, want 130 and one line that says so", code, errs.String())
+				t.Errorf("got code %d and error output %q, want 130 and one line", code, errs.String())
 			}
 			if took := time.Since(interrupted); took > time.Second {
 				t.Errorf("it ended %s after it was interrupted", took)

@@ -14,37 +14,40 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
-// memberFlags are the flags that say where the cluster is that joins or leaves, in the words of Karmada.
+// memberFlags are the flags for the kubeconfig of the cluster that joins or leaves. Their names are those of Karmada.
 type memberFlags struct {
-	whereabouts
+	kubeconfigFlags
 	clusterNamespace string
 }
 
-func (m *memberFlags) add(flags *pflag.FlagSet, usage string) {
+// add adds the flags; fileUsage is the usage of the flag for the kubeconfig.
+func (m *memberFlags) add(flags *pflag.FlagSet, fileUsage string) {
 	m.fileFlag = "cluster-kubeconfig"
-	flags.StringVar(&m.file, m.fileFlag, "", usage)
-	flags.StringVar(&m.context, "cluster-context", "", "`context` of the cluster in that kubeconfig (default: the one that is named as the cluster, else the current one)")
-	flags.StringVar(&m.clusterNamespace, "cluster-namespace", fleet.DefaultClusterNamespace, "`namespace` with the credentials, on the control plane and on the cluster")
+	flags.StringVar(&m.file, m.fileFlag, "", fileUsage)
+	flags.StringVar(&m.context, "cluster-context", "",
+		"`context` of the cluster in that kubeconfig (default the context with the name of the cluster, else the current context)")
+	flags.StringVar(&m.clusterNamespace, "cluster-namespace", fleet.DefaultClusterNamespace,
+		"`namespace` of the credentials, on the control plane and on the cluster")
 }
 
-// find finds the way to the cluster that is called name.
-func (m *memberFlags) find(ctx context.Context, name string) (*rest.Config, error) {
+// restConfig returns the config of the cluster with a name.
+func (m *memberFlags) restConfig(ctx context.Context, name string) (*rest.Config, error) {
 	loaded, err := m.load()
 	if err != nil {
 		return nil, err
 	}
-	chosen, err := register.MemberContext(&loaded, m.context, name)
+	contextName, err := register.MemberContext(&loaded, m.context, name)
 	if err != nil {
 		return nil, err
 	}
-	config, err := m.config(loaded, chosen)
+	config, err := m.config(loaded, contextName)
 	if err != nil {
 		return nil, err
 	}
 	return register.Interruptible(ctx, config), nil
 }
 
-// clusterName reads the one argument of a command.
+// clusterName returns the only argument of a command, the name of a cluster.
 func clusterName(args []string) (string, error) {
 	switch {
 	case len(args) > 1:
@@ -57,7 +60,7 @@ func clusterName(args []string) (string, error) {
 
 // joinFlags are the flags of `join`.
 type joinFlags struct {
-	hub     controlPlane
+	hub     controlPlaneFlags
 	member  memberFlags
 	request karmada.JoinRequest
 }
@@ -66,21 +69,20 @@ func newJoin(streams Streams) *cobra.Command {
 	f := &joinFlags{}
 	cmd := &cobra.Command{
 		Use:   "join CLUSTER_NAME --cluster-kubeconfig=<file>",
-		Short: "Bring a cluster into the fleet in push mode, as a Cluster of Karmada",
-		Long: `Bring a cluster into the fleet in push mode, as a Cluster of Karmada: the control plane dials the cluster.
-
-The control plane gets a ServiceAccount of its own on the cluster, with the right to do everything there. The cluster is known by the uid of its
-namespace kube-system, and joins once: under one name, in one mode. What fails is taken back, on both sides.
-
-The control plane is the one of --kubeconfig and --karmada-context; without them, of KUBECONFIG or ~/.kube/config and its current context. The cluster
-is the one of --cluster-kubeconfig and --cluster-context; without a context, that of the context with the cluster's name, else of the current one.`,
+		Short: "Register a cluster with the control plane in push mode",
+		Long: `Register a cluster with the control plane in push mode, as a Cluster of Karmada. The control plane
+gets a ServiceAccount with full permissions on the cluster and connects to the cluster with it. A
+cluster is identified by the UID of its namespace kube-system and can be registered only once. If
+the command fails or is interrupted, it undoes its changes on both sides.`,
 		Example: `  karmadactl join member1 --kubeconfig=karmada.config --cluster-kubeconfig=member1.config
 
-  # with more than one context in the files
-  karmadactl join member1 --kubeconfig=karmada.config --karmada-context=karmada --cluster-kubeconfig=members.config --cluster-context=eu-1
+  # select contexts in kubeconfigs with several contexts
+  karmadactl join member1 --kubeconfig=karmada.config --karmada-context=karmada \
+      --cluster-kubeconfig=members.config --cluster-context=eu-1
 
-  # with what is known about where it is
-  karmadactl join member1 --cluster-kubeconfig=member1.config --cluster-provider=aws --cluster-region=eu-central-1 --cluster-zones=a,b`,
+  # record the location of the cluster
+  karmadactl join member1 --cluster-kubeconfig=member1.config --cluster-provider=aws \
+      --cluster-region=eu-central-1 --cluster-zones=a,b`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
@@ -93,40 +95,49 @@ is the one of --cluster-kubeconfig and --cluster-context; without a context, tha
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams)
 		},
 	}
-	flags := cmd.Flags()
-	f.hub.add(flags, "kubeconfig")
-	f.hub.addImpersonation(flags)
-	f.member.add(flags, "`file` with the kubeconfig of the cluster (default: KUBECONFIG, then ~/.kube/config)")
-	addPlacement(flags, &f.request.Provider, &f.request.Region, &f.request.Zones)
-	flags.BoolVar(&f.request.DryRun, "dry-run", false, "check what can be checked, and change nothing")
+	addSection(cmd.Flags(), sectionCluster, func(flags *pflag.FlagSet) {
+		f.member.add(flags, "`file` with the kubeconfig of the cluster (default KUBECONFIG, then ~/.kube/config)")
+		addLocation(flags, &f.request.Provider, &f.request.Region, &f.request.Zones)
+	})
+	addSection(cmd.Flags(), sectionControlPlane, func(flags *pflag.FlagSet) {
+		f.hub.add(flags, "kubeconfig", controlPlaneUsage)
+		f.hub.addImpersonation(flags)
+	})
+	addSection(cmd.Flags(), sectionOther, func(flags *pflag.FlagSet) { addDryRun(flags, &f.request.DryRun) })
+	addSection(cmd.Flags(), sectionGlobal, f.hub.addVerbosity)
 	return cmd
 }
 
-// addPlacement adds the flags that say where a cluster is.
-func addPlacement(flags *pflag.FlagSet, provider, region *string, zones *[]string) {
-	flags.StringVar(provider, "cluster-provider", "", "`provider` of the cluster, for its Cluster")
-	flags.StringVar(region, "cluster-region", "", "`region` of the cluster, for its Cluster")
-	flags.StringSliceVar(zones, "cluster-zones", nil, "`zones` of the cluster, separated by commas, for its Cluster")
+// addLocation adds the flags for the location of a cluster.
+func addLocation(flags *pflag.FlagSet, provider, region *string, zones *[]string) {
+	flags.StringVar(provider, "cluster-provider", "", "`provider` of the cluster, recorded in its Cluster")
+	flags.StringVar(region, "cluster-region", "", "`region` of the cluster, recorded in its Cluster")
+	flags.StringSliceVar(zones, "cluster-zones", nil, "comma-separated `zones` of the cluster, recorded in its Cluster")
+}
+
+func addDryRun(flags *pflag.FlagSet, dryRun *bool) {
+	flags.BoolVar(dryRun, "dry-run", false, "checks only, without changes")
 }
 
 func (f *joinFlags) run(ctx context.Context, streams Streams) error {
 	var err error
-	if f.request.Hub, err = f.hub.hub(ctx); err != nil {
+	if f.request.Hub, err = f.hub.restConfig(ctx); err != nil {
 		return err
 	}
-	if f.request.Member, err = f.member.find(ctx, f.request.Name); err != nil {
+	if f.request.Member, err = f.member.restConfig(ctx, f.request.Name); err != nil {
 		return fmt.Errorf("failed to get joining cluster config. error: %w", err)
 	}
 	f.request.ClusterNamespace = f.member.clusterNamespace
-	doing := startTalk(streams, fmt.Sprintf("joining cluster %s, at %s, to %s", f.request.Name, f.request.Member.Host, f.request.Hub.Host))
-	f.request.Progress = doing.line
+	step := fmt.Sprintf("joining cluster %s, at %s, to %s", f.request.Name, f.request.Member.Host, f.request.Hub.Host)
+	progress := startProgress(streams, step)
+	f.request.Progress = progress.printLine
 	err = karmada.Join(ctx, f.request)
-	doing.done()
+	progress.stop()
 	if err != nil {
 		return err
 	}
 	if f.request.DryRun {
-		streams.say("note: nothing was changed; cluster %s could join", f.request.Name)
+		streams.printErr("note: dry run: nothing was changed; cluster %s can join", f.request.Name)
 		return nil
 	}
 	_, err = fmt.Fprintf(streams.Out, "cluster(%s) is joined successfully\n", f.request.Name)

@@ -25,27 +25,28 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// whereabouts is where a cluster is to be found: a context of a kubeconfig, as the flags of a command name it.
-type whereabouts struct {
+// kubeconfigFlags are the flags for the kubeconfig and the context of a cluster.
+type kubeconfigFlags struct {
 	file, context string
-	// fileFlag is the flag of file, for messages.
+	// fileFlag is the name of the flag for file, for messages.
 	fileFlag string
 }
 
-// load reads the kubeconfig of the flag, else those of KUBECONFIG, else ~/.kube/config. Files are only read.
-func (w whereabouts) load() (clientcmdapi.Config, error) {
+// load reads the kubeconfig of the flag, else the files in KUBECONFIG, else ~/.kube/config. It does not write the
+// files.
+func (k kubeconfigFlags) load() (clientcmdapi.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	// Migrating would write a file.
+	// A migration would write a file.
 	rules.MigrationRules = nil
-	if w.file != "" {
-		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: w.file}
+	if k.file != "" {
+		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: k.file}
 	}
 	loaded, err := rules.Load()
 	if err != nil {
 		return clientcmdapi.Config{}, err
 	}
-	if w.file != "" && isEmpty(*loaded) {
-		return clientcmdapi.Config{}, fmt.Errorf("%s is empty", w.file)
+	if k.file != "" && isEmpty(*loaded) {
+		return clientcmdapi.Config{}, fmt.Errorf("%s is empty", k.file)
 	}
 	return *loaded, nil
 }
@@ -54,61 +55,69 @@ func isEmpty(config clientcmdapi.Config) bool {
 	return len(config.Contexts) == 0 && len(config.Clusters) == 0
 }
 
-// config finds the way to the cluster: that of a context of the loaded kubeconfigs ("" for the current one), or where there is no kubeconfig the
-// cluster that this runs in.
-func (w whereabouts) config(loaded clientcmdapi.Config, context string) (*rest.Config, error) {
+// config returns the config of a context of the loaded kubeconfigs, "" for the current context. Without a kubeconfig
+// it returns the config of the cluster in which this process runs as a pod.
+func (k kubeconfigFlags) config(loaded clientcmdapi.Config, context string) (*rest.Config, error) {
 	if !isEmpty(loaded) {
-		// Without access to the files nothing can be kept in them: current-context stays, and so do tokens.
+		// Without access to the files the client cannot write them: current-context and tokens do not change.
 		return clientcmd.NewNonInteractiveClientConfig(loaded, context, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	}
-	config, err := inCluster()
+	config, err := inClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
-		return nil, w.nowhere()
+		return nil, k.notFoundError()
 	}
 	return config, err
 }
 
-// nowhere says where no kubeconfig is.
-func (w whereabouts) nowhere() error {
+// notFoundError returns an error that lists the places where a kubeconfig was searched.
+func (k kubeconfigFlags) notFoundError() error {
 	home := filepath.Join(homedir.HomeDir(), clientcmd.RecommendedHomeDir, clientcmd.RecommendedFileName)
-	variable := "KUBECONFIG is not set, and " + home + " is not there"
+	searched := "KUBECONFIG is not set, and " + home + " does not exist"
 	if files := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); files != "" {
-		variable = fmt.Sprintf("KUBECONFIG is %q, where none is, and is taken in place of %s", files, home)
+		searched = fmt.Sprintf("no file of KUBECONFIG (%q) has a kubeconfig, and %s is not used if KUBECONFIG is set", files, home)
 	}
-	return fmt.Errorf("no kubeconfig is found: --%s is not given; %s; and this does not run in a pod", w.fileFlag, variable)
+	return fmt.Errorf("no kubeconfig found: --%s is not set; %s; this process does not run in a pod", k.fileFlag, searched)
 }
 
-// controlPlane are the flags that say where the hub is, in the words of Karmada.
-type controlPlane struct {
-	whereabouts
+// controlPlaneFlags are the flags for the kubeconfig of the hub. Their names are those of Karmada.
+type controlPlaneFlags struct {
+	kubeconfigFlags
 	impersonate rest.ImpersonationConfig
 	verbosity   int
 }
 
-// add adds the flags; fileFlag is the name of the one with the kubeconfig.
-func (c *controlPlane) add(flags *pflag.FlagSet, fileFlag string) {
+// controlPlaneUsage is the usage of --kubeconfig.
+const controlPlaneUsage = "`file` with the kubeconfig of the control plane (default KUBECONFIG, then ~/.kube/config)"
+
+// add adds the flags for the kubeconfig and its context. fileFlag is the name of the first one, and fileUsage its
+// usage.
+func (c *controlPlaneFlags) add(flags *pflag.FlagSet, fileFlag, fileUsage string) {
 	c.fileFlag = fileFlag
-	flags.StringVar(&c.file, fileFlag, "", "`file` with the kubeconfig of the control plane (default: KUBECONFIG, then ~/.kube/config)")
-	flags.StringVar(&c.context, "karmada-context", "", "`context` of the control plane in that kubeconfig (default: the current one)")
-	addVerbosity(flags, &c.verbosity)
+	flags.StringVar(&c.file, fileFlag, "", fileUsage)
+	flags.StringVar(&c.context, "karmada-context", "",
+		"`context` of the control plane in that kubeconfig (default the current context)")
 }
 
-// addImpersonation adds the flags for acting as somebody else.
-func (c *controlPlane) addImpersonation(flags *pflag.FlagSet) {
-	flags.StringVar(&c.impersonate.UserName, "karmada-as", "", "`user` to act as on the control plane")
-	flags.StringArrayVar(&c.impersonate.Groups, "karmada-as-group", nil, "`group` to act as on the control plane, beside --karmada-as; repeatable")
-	flags.StringVar(&c.impersonate.UID, "karmada-as-uid", "", "`uid` to act as on the control plane, beside --karmada-as")
+// addImpersonation adds the flags for impersonation on the control plane.
+func (c *controlPlaneFlags) addImpersonation(flags *pflag.FlagSet) {
+	flags.StringVar(&c.impersonate.UserName, "karmada-as", "", "`user` to impersonate on the control plane")
+	flags.StringArrayVar(&c.impersonate.Groups, "karmada-as-group", nil,
+		"`group` to impersonate on the control plane, with --karmada-as; repeatable")
+	flags.StringVar(&c.impersonate.UID, "karmada-as-uid", "",
+		"`UID` to impersonate on the control plane, with --karmada-as")
 }
 
-func (c *controlPlane) validate() error {
+func (c *controlPlaneFlags) addVerbosity(flags *pflag.FlagSet) { addVerbosity(flags, &c.verbosity) }
+
+func (c *controlPlaneFlags) validate() error {
 	if c.impersonate.UserName == "" && (len(c.impersonate.Groups) > 0 || c.impersonate.UID != "") {
 		return errors.New("--karmada-as-group and --karmada-as-uid need --karmada-as")
 	}
 	return nil
 }
 
-// hub finds the way to the control plane.
-func (c *controlPlane) hub(ctx context.Context) (*rest.Config, error) {
+// restConfig returns the config of the control plane.
+func (c *controlPlaneFlags) restConfig(ctx context.Context) (*rest.Config, error) {
 	loaded, err := c.load()
 	if err == nil {
 		var config *rest.Config
@@ -120,21 +129,21 @@ func (c *controlPlane) hub(ctx context.Context) (*rest.Config, error) {
 	return nil, fmt.Errorf("failed to get control plane rest config. context: %s, kubeconfig: %s, error: %w", c.context, c.file, err)
 }
 
-// client connects to the control plane.
-func (c *controlPlane) client(ctx context.Context) (client.Client, error) {
-	config, err := c.hub(ctx)
+// client returns a client of the control plane.
+func (c *controlPlaneFlags) client(ctx context.Context) (client.Client, error) {
+	config, err := c.restConfig(ctx)
 	if err != nil {
 		return nil, err
 	}
-	hub, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return nil, fmt.Errorf("connect to the control plane: %w", err)
 	}
-	return hub, nil
+	return hubClient, nil
 }
 
-// inForce returns the cluster of a context of a loaded kubeconfig, "" for the current one.
-func inForce(loaded clientcmdapi.Config, context string) (*clientcmdapi.Cluster, error) {
+// clusterOfContext returns the cluster of a context of a loaded kubeconfig, "" for the current context.
+func clusterOfContext(loaded clientcmdapi.Config, context string) (*clientcmdapi.Cluster, error) {
 	name := cmp.Or(context, loaded.CurrentContext)
 	found, ok := loaded.Contexts[name]
 	if !ok {
@@ -142,18 +151,18 @@ func inForce(loaded clientcmdapi.Config, context string) (*clientcmdapi.Cluster,
 	}
 	cluster, ok := loaded.Clusters[found.Cluster]
 	if !ok {
-		return nil, fmt.Errorf("the kubeconfig has no cluster %q, which context %q names", found.Cluster, name)
+		return nil, fmt.Errorf("the kubeconfig has no cluster %q, which context %q refers to", found.Cluster, name)
 	}
 	return cluster, nil
 }
 
-// authorities returns the certificates of the authorities that may vouch for a cluster, in PEM.
-func authorities(cluster *clientcmdapi.Cluster) ([]byte, error) {
+// caCertificates returns the CA certificates of a cluster, in PEM.
+func caCertificates(cluster *clientcmdapi.Cluster) ([]byte, error) {
 	ca := cluster.CertificateAuthorityData
 	if len(ca) == 0 && cluster.CertificateAuthority != "" {
 		var err error
 		if ca, err = os.ReadFile(cluster.CertificateAuthority); err != nil {
-			return nil, fmt.Errorf("read the certificate authority of the kubeconfig: %w", err)
+			return nil, fmt.Errorf("read the CA certificates of the kubeconfig: %w", err)
 		}
 	}
 	if len(ca) == 0 {
@@ -162,23 +171,25 @@ func authorities(cluster *clientcmdapi.Cluster) ([]byte, error) {
 	return ca, nil
 }
 
-// loudest is the highest level that is obeyed: from the next one on, clients log the content of requests and answers, tokens among it.
-const loudest = 7
+// maxVerbosity is the highest verbosity of clients. Above it they log the bodies of requests and responses, with
+// tokens.
+const maxVerbosity = 7
 
 func addVerbosity(flags *pflag.FlagSet, level *int) {
-	flags.IntVarP(level, "v", "v", 0, "`level` of the log on standard error: at 6 every request, at 7 with its headers; higher levels say no more")
+	flags.IntVarP(level, "v", "v", 0,
+		"`level` of the log on standard error: 6 for requests, 7 for requests with headers")
 }
 
-// withVerbosity lets the clients of this process log, if level is above 0.
+// withVerbosity returns a context with a logger of this level for the clients of this process, or ctx if level is 0.
 func withVerbosity(ctx context.Context, level int, streams Streams) context.Context {
-	level = min(level, loudest)
+	level = min(level, maxVerbosity)
 	if level <= 0 {
 		return ctx
 	}
-	// Clients ask klog for its level, and then log to their context.
+	// Clients get the level from klog and log to their context.
 	levels := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(levels)
-	_ = levels.Set("v", strconv.Itoa(level)) // it is a number
+	_ = levels.Set("v", strconv.Itoa(level)) // a number cannot fail
 	// logr's V(n) is slog's level -n.
 	logger := logr.FromSlogHandler(slog.NewTextHandler(streams.Err, &slog.HandlerOptions{Level: slog.Level(-level)}))
 	klog.SetLogger(logger)

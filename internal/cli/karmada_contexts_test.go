@@ -17,10 +17,11 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
-// deadEnd is a context in which nobody answers.
+// deadEnd is a context without an API server.
 const deadEnd = "dead-end"
 
-// several writes one kubeconfig with the contexts of hub and member, whose current context is a dead end, and returns its path.
+// several writes one kubeconfig with the contexts of hub and member and with deadEnd as the current context, and
+// returns its path.
 func (w *world) several(t *testing.T) string {
 	t.Helper()
 	merged := clientcmdapi.NewConfig()
@@ -43,19 +44,19 @@ func (w *world) several(t *testing.T) string {
 	return path
 }
 
-// typed runs what people type after karmadactl.
-func typed(t *testing.T, line string) result {
+// karmadactl runs karmadactl with the arguments in line.
+func karmadactl(t *testing.T, line string) result {
 	t.Helper()
 	return run(t, append([]string{"karmadactl"}, strings.Fields(line)...)...)
 }
 
-// TestContextsOfKarmadactl tells one story, of a hub and a member that share the environment variable pointing at them.
+// TestContextsOfKarmadactl is one test, since its parts share a hub, a member and KUBECONFIG.
 func TestContextsOfKarmadactl(t *testing.T) {
 	w := newWorld(t)
 	several := w.several(t)
 	t.Setenv("KUBECONFIG", several)
 	t.Run("join", func(t *testing.T) { w.joinsByContext(t) })
-	t.Run("impersonation", func(t *testing.T) { w.joinsAsSomebodyElse(t) })
+	t.Run("impersonation", func(t *testing.T) { w.joinsWithImpersonation(t) })
 	t.Run("unjoin", func(t *testing.T) { w.unjoinsByContext(t) })
 	t.Run("printed line", func(t *testing.T) { w.registersByThePrintedLine(t) })
 	t.Run("register", func(t *testing.T) { w.checksByContext(t) })
@@ -63,26 +64,26 @@ func TestContextsOfKarmadactl(t *testing.T) {
 	t.Run("unregister", func(t *testing.T) { w.unchecksByContext(t) })
 }
 
-// endsDead wants a command to have gone where nobody answers.
-func endsDead(t *testing.T, line string) {
+// wantDeadEnd fails the test unless the command connects to deadEnd.
+func wantDeadEnd(t *testing.T, line string) {
 	t.Helper()
-	if got := typed(t, line); got.code != 1 || !strings.Contains(got.err, "127.0.0.1:1") {
-		t.Errorf("%s: got %+v, want that it meets nobody at 127.0.0.1:1", line, got)
+	if got := karmadactl(t, line); got.code != 1 || !strings.Contains(got.err, "127.0.0.1:1") {
+		t.Errorf("%s: got %+v, want a failed connection to 127.0.0.1:1", line, got)
 	}
 }
 
 func (w *world) joinsByContext(t *testing.T) {
 	t.Helper()
-	endsDead(t, "join shop --dry-run")
-	endsDead(t, "join shop --dry-run --karmada-context=hub-admin")
-	endsDead(t, "join shop --dry-run --cluster-context=member-admin")
-	note := result{err: "note: nothing was changed; cluster shop could join\n"}
-	if got := typed(t, "join shop --dry-run --karmada-context=hub-admin --cluster-context=member-admin"); got != note {
+	wantDeadEnd(t, "join shop --dry-run")
+	wantDeadEnd(t, "join shop --dry-run --karmada-context=hub-admin")
+	wantDeadEnd(t, "join shop --dry-run --cluster-context=member-admin")
+	note := result{err: "note: dry run: nothing was changed; cluster shop can join\n"}
+	if got := karmadactl(t, "join shop --dry-run --karmada-context=hub-admin --cluster-context=member-admin"); got != note {
 		t.Errorf("join in a dry run: got %+v, want %+v", got, note)
 	}
-	// A context of the cluster's own name goes before the current one.
+	// A context with the name of the cluster takes precedence over the current context.
 	want := result{out: "cluster(member-admin) is joined successfully\n"}
-	if got := typed(t, "join member-admin --karmada-context=hub-admin"); got != want {
+	if got := karmadactl(t, "join member-admin --karmada-context=hub-admin"); got != want {
 		t.Fatalf("join: got %+v, want %+v", got, want)
 	}
 	cluster := &clusterv1alpha1.Cluster{}
@@ -94,13 +95,13 @@ func (w *world) joinsByContext(t *testing.T) {
 	}
 }
 
-func (w *world) joinsAsSomebodyElse(t *testing.T) {
+func (w *world) joinsWithImpersonation(t *testing.T) {
 	t.Helper()
 	const join = "join other --dry-run --karmada-context=hub-admin --cluster-context=hub-admin --karmada-as=mara"
-	if got := typed(t, join); got.code != 1 || !strings.Contains(got.err, `User "mara" cannot`) {
-		t.Errorf("join as nobody in particular: got %+v, want what mara cannot do", got)
+	if got := karmadactl(t, join); got.code != 1 || !strings.Contains(got.err, `User "mara" cannot`) {
+		t.Errorf("join as mara: got %+v, want the permissions that mara lacks", got)
 	}
-	if got := typed(t, join+" --karmada-as-group=viewers --karmada-as-group=system:masters --karmada-as-uid=7"); got.code != 0 {
+	if got := karmadactl(t, join+" --karmada-as-group=viewers --karmada-as-group=system:masters --karmada-as-uid=7"); got.code != 0 {
 		t.Errorf("join as one of system:masters: got %+v", got)
 	}
 }
@@ -111,9 +112,9 @@ func (w *world) unjoinsByContext(t *testing.T) {
 	if err := w.member.Get(t.Context(), account, &corev1.ServiceAccount{}); err != nil {
 		t.Fatalf("the account of the hub: %v", err)
 	}
-	endsDead(t, "unjoin member-admin")
-	endsDead(t, "unjoin member-admin --karmada-context="+deadEnd)
-	if got := typed(t, "unjoin member-admin --karmada-context=hub-admin --cluster-kubeconfig="+os.Getenv("KUBECONFIG")); got.code != 0 || got.out != "" {
+	wantDeadEnd(t, "unjoin member-admin")
+	wantDeadEnd(t, "unjoin member-admin --karmada-context="+deadEnd)
+	if got := karmadactl(t, "unjoin member-admin --karmada-context=hub-admin --cluster-kubeconfig="+os.Getenv("KUBECONFIG")); got.code != 0 || got.out != "" {
 		t.Errorf("unjoin: got %+v", got)
 	}
 	if err := w.member.Get(t.Context(), account, &corev1.ServiceAccount{}); !apierrors.IsNotFound(err) {
@@ -124,7 +125,7 @@ func (w *world) unjoinsByContext(t *testing.T) {
 	}
 }
 
-// passed is what a registration prints that only checks.
+// passed is the output of a registration with --dry-run.
 const passed = "[preflight] Running pre-flight checks\n[preflight] All pre-flight checks were passed\n"
 
 func (w *world) registersByThePrintedLine(t *testing.T) {
@@ -149,8 +150,8 @@ const registration = "register 127.0.0.1:1 --dry-run --token=abcdef.0123456789ab
 
 func (w *world) checksByContext(t *testing.T) {
 	t.Helper()
-	endsDead(t, registration+" --discovery-timeout=1s")
-	if got, want := typed(t, registration+" --context=member-admin"), (result{out: passed}); got != want {
+	wantDeadEnd(t, registration+" --discovery-timeout=1s")
+	if got, want := karmadactl(t, registration+" --context=member-admin"), (result{out: passed}); got != want {
 		t.Errorf("register: got %+v, want %+v", got, want)
 	}
 }
@@ -169,14 +170,14 @@ func (w *world) failsPreflight(t *testing.T) {
 		err: "error execution phase preflight: [preflight] Some fatal errors occurred:\n" +
 			"\t[ERROR]: karmada-system/karmada-agent-sa ServiceAccount already exists\n" +
 			"[preflight] Remove these from the cluster, or choose another --namespace\n" +
-			"error: the pre-flight checks were not passed, and nothing was changed\n",
+			"error: the pre-flight checks failed; nothing was changed\n",
 	}
 	for _, line := range []string{registration, strings.Replace(registration, "--dry-run ", "", 1)} {
-		if got := typed(t, line+" --context=member-admin"); got != want {
+		if got := karmadactl(t, line+" --context=member-admin"); got != want {
 			t.Errorf("%s: got %+v, want %+v", line, got, want)
 		}
 	}
-	if got := typed(t, registration+" --context=member-admin --namespace=elsewhere"); got.code != 0 || got.out != passed {
+	if got := karmadactl(t, registration+" --context=member-admin --namespace=elsewhere"); got.code != 0 || got.out != passed {
 		t.Errorf("in another namespace: got %+v", got)
 	}
 }
@@ -195,21 +196,21 @@ func (w *world) unchecksByContext(t *testing.T) {
 		}
 	}
 	several := os.Getenv("KUBECONFIG")
-	endsDead(t, "unregister eu-1 --karmada-context=hub-admin --cluster-kubeconfig="+several)
-	endsDead(t, "unregister member-admin --karmada-config="+several+" --cluster-kubeconfig="+several)
+	wantDeadEnd(t, "unregister eu-1 --karmada-context=hub-admin --cluster-kubeconfig="+several)
+	wantDeadEnd(t, "unregister member-admin --karmada-config="+several+" --cluster-kubeconfig="+several)
 	for name, line := range map[string]string{
-		// The kubeconfig of the environment is the one that a context alone means.
+		// Without --karmada-config the context is one of KUBECONFIG.
 		"member-admin": "unregister member-admin --karmada-context=hub-admin --cluster-kubeconfig=" + several,
 		"eu-1":         "unregister eu-1 --karmada-config=" + several + " --karmada-context=hub-admin --cluster-kubeconfig=" + several + " --cluster-context=member-admin",
 	} {
-		if got := typed(t, line+" --dry-run"); got.code != 0 || got.out != "" {
+		if got := karmadactl(t, line+" --dry-run"); got.code != 0 || got.out != "" {
 			t.Errorf("%s --dry-run: got %+v", line, got)
 		}
-		got := typed(t, line)
+		got := karmadactl(t, line)
 		if got.code != 0 || !strings.Contains(got.err, "Successfully delete cluster object ("+name+") from control plane.\n") {
 			t.Errorf("%s: got %+v", line, got)
 		}
-		if again := typed(t, line+" --dry-run"); again.code != 1 || again.err != "error: no cluster object "+name+" found in karmada control Plane\n" {
+		if again := karmadactl(t, line+" --dry-run"); again.code != 1 || again.err != "error: no cluster object "+name+" found in karmada control Plane\n" {
 			t.Errorf("%s --dry-run, once it is gone: got %+v", line, again)
 		}
 	}

@@ -17,30 +17,16 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-func TestKarmadactlHasItsCommandsOnly(t *testing.T) {
+func TestHelpOfKarmadactlHasTheNameOfTheCall(t *testing.T) {
 	t.Parallel()
 	for name, called := range map[string]string{"bin/karmadactl": "karmadactl", "/usr/local/bin/kubectl-karmada": "kubectl karmada"} {
-		got := run(t, name)
-		if !strings.Contains(got.out, "\nCluster Registration Commands:\n  join ") {
-			t.Errorf("%s: got help\n%s\nwant the commands under their title", name, got.out)
-		}
-		commands := regexp.MustCompile(`(?m)^  ([a-z]+)  `).FindAllStringSubmatch(got.out, -1)
-		var names []string
-		for _, command := range commands {
-			names = append(names, command[1])
-		}
-		if want := "join register token unjoin unregister completion help version"; strings.Join(names, " ") != want {
-			t.Errorf("%s: got commands %q, want %q", name, names, want)
-		}
 		if got := run(t, name, "register", "--help"); !strings.Contains(got.out, "Usage:\n  "+called+" register <host:port>") || strings.Contains(got.out, "Available Commands") {
 			t.Errorf("%s register --help: got\n%s", name, got.out)
 		}
 	}
-	for _, args := range []string{"towline", "sveltosctl"} {
-		for _, command := range []string{"join", "unjoin", "token", "unregister"} {
-			if got := run(t, args, command, "--help"); got.code != 0 || !strings.Contains(got.out, "Usage:\n  "+args+" "+command) {
-				t.Errorf("%s %s --help: got %+v", args, command, got)
-			}
+	for _, command := range []string{"join", "unjoin", "token", "unregister"} {
+		if got := run(t, "towline", command, "--help"); got.code != 0 || !strings.Contains(got.out, "Usage:\n  towline "+command) {
+			t.Errorf("towline %s --help: got %+v", command, got)
 		}
 	}
 	for _, args := range []string{"karmada-agent --help", "/bin/karmada-agent --help", "towline karmada-agent --help"} {
@@ -61,7 +47,8 @@ func TestFlagsOfKarmadactlHaveTheirDefaults(t *testing.T) {
 	} {
 		got := run(t, strings.Fields(args)...)
 		for _, pattern := range want {
-			if !regexp.MustCompile(pattern).MatchString(got.out) {
+			// One line for each flag.
+			if !regexp.MustCompile(pattern).MatchString(regexp.MustCompile(`\n {10,}`).ReplaceAllString(got.out, " ")) {
 				t.Errorf("%s: no %q in\n%s", args, pattern, got.out)
 			}
 		}
@@ -69,7 +56,7 @@ func TestFlagsOfKarmadactlHaveTheirDefaults(t *testing.T) {
 }
 
 func TestWrongArgumentsOfKarmadactl(t *testing.T) {
-	// Whoever connects fails with another message.
+	// A command that connects fails with another message.
 	t.Setenv("KUBECONFIG", "/does/not/exist")
 	directory := t.TempDir()
 	several := filepath.Join(directory, "several")
@@ -89,9 +76,9 @@ func TestWrongArgumentsOfKarmadactl(t *testing.T) {
 		"karmadactl join rbac-generator":             "rbac-generator",
 		"karmadactl join " + strings.Repeat("a", 49): "must be no more than 48 characters",
 		"karmadactl join a --karmada-as-group=g":     "need --karmada-as",
-		"karmadactl join a":                          `failed to get control plane rest config. context: , kubeconfig: , error: no kubeconfig is found: --kubeconfig is not given; KUBECONFIG is "/does/not/exist"`,
+		"karmadactl join a":                          `failed to get control plane rest config. context: , kubeconfig: , error: no kubeconfig found: --kubeconfig is not set; no file of KUBECONFIG ("/does/not/exist")`,
 		"karmadactl join a --karmada-context=c --kubeconfig=" + several:                                           "failed to get control plane rest config. context: c, kubeconfig: " + several,
-		"karmadactl join a --kubeconfig=" + several:                                                               "failed to get joining cluster config. error: no kubeconfig is found: --cluster-kubeconfig is not given",
+		"karmadactl join a --kubeconfig=" + several:                                                               "failed to get joining cluster config. error: no kubeconfig found: --cluster-kubeconfig is not set",
 		"karmadactl join a --kubeconfig=" + several + " --cluster-kubeconfig=" + several + " --cluster-context=c": `no context "c"`,
 		"karmadactl unjoin":                                                        "cluster name is required",
 		"karmadactl unjoin a --wait=0s":                                            " --wait 0s  must be a positive duration, e.g. 1m0s ",
@@ -102,10 +89,10 @@ func TestWrongArgumentsOfKarmadactl(t *testing.T) {
 		"karmadactl unregister a --cluster-kubeconfig=/missing":                    "failed to get unregistering cluster config. error: stat /missing",
 		"karmadactl token nonsense":                                                `unknown command "nonsense"`,
 		"karmadactl token delete":                                                  "missing subcommand; 'token delete' is missing token of form",
-		"karmadactl token create --ttl=-1s":                                        "--ttl: -1s is less than nothing",
+		"karmadactl token create --ttl=-1s":                                        "--ttl: -1s must not be negative",
 		"karmadactl token create --cluster-name=A":                                 "--cluster-name: invalid cluster name(A)",
 		"karmadactl token create extra":                                            "unknown command",
-		"karmadactl token create --print-register-command":                         "failed to get register command, err: no kubeconfig is found",
+		"karmadactl token create --print-register-command":                         "failed to get register command, err: no kubeconfig found",
 		"karmadactl token create --print-register-command --kubeconfig=" + several: "failed to get register command, err: no CA certificates found in kubeconfig",
 		"karmadactl token create --print-register-command --karmada-context=b --kubeconfig=" + several: `failed to get register command, err: the server "http://127.0.0.1:1" of the kubeconfig is not https://`,
 		"karmadactl token create --print-register-command --karmada-context=c --kubeconfig=" + several: `failed to get register command, err: failed to get default cluster config: the kubeconfig has no context "c"`,
@@ -120,7 +107,7 @@ func TestWrongArgumentsOfKarmadactl(t *testing.T) {
 		"karmadactl register a:1 " + token + " --cluster-name=A":           "--cluster-name: invalid cluster name(A)",
 		"karmadactl register a:1 " + token:                                 "no current-context",
 		"karmadactl register a:1 " + token + " --kubeconfig=" + several:    "kind_a",
-		"karmada-agent --cluster-name=c":                                   "find the cluster that the agent runs in; name another one with --kubeconfig",
+		"karmada-agent --cluster-name=c":                                   "load the config of the agent's own cluster; pass --kubeconfig",
 		"karmada-agent --kubeconfig=x":                                     "--cluster-name is required",
 	} {
 		got := run(t, strings.Fields(args)...)
@@ -184,7 +171,7 @@ func TestTokenCommands(t *testing.T) {
 	}
 }
 
-// TestVerbosityOfKarmadactl shows that -v is obeyed.
+// TestVerbosityOfKarmadactl shows that -v logs requests without secrets.
 func TestVerbosityOfKarmadactl(t *testing.T) {
 	plane := localkube.Shared(t)
 	t.Setenv("KUBECONFIG", plane.Kubeconfig)

@@ -3,43 +3,71 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/agent/karmada"
 )
 
-// newKarmadaAgent is the agent of a Cluster. Its flags are those of Karmada's agent, which people patch.
+// newKarmadaAgent returns the agent of a Cluster. Its flags are those of Karmada's agent, which users patch.
 func newKarmadaAgent(streams Streams) *cobra.Command {
 	options, logging := karmada.Options{}, logFlags{}
 	cmd := &cobra.Command{
 		Use:   "karmada-agent --cluster-name=<name> --karmada-kubeconfig-secret=<namespace>/<name>",
-		Short: "Run the agent of a Cluster in pull mode; the Deployment that register makes does this",
-		Long: `Run the agent of a Cluster in pull mode. The Deployment that register makes does this.
-
-It can run anywhere that reaches both sides: with --kubeconfig it works for that cluster, else for the one that it runs in as a pod.`,
-		Example: `  # outside of the cluster
+		Short: "Run the agent of a Cluster in pull mode",
+		Long: `Run the agent of a Cluster in pull mode. register <host:port> creates a Deployment with this
+command. The agent can run anywhere with access to both sides: its cluster is the one of
+--kubeconfig, else the one in which it runs as a pod.`,
+		Example: `  # run the agent outside of its cluster
   karmada-agent --cluster-name=member3 --karmada-kubeconfig=agent.config --kubeconfig=member3.config`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if options.Cluster == "" {
 				return errors.New("--cluster-name is required")
 			}
-			ctx, err := logging.start(cmd.Context(), streams.Err)
+			ctx, err := logging.withLogger(cmd.Context(), streams.Err)
 			if err != nil {
 				return err
 			}
 			if options.MemberKubeconfig == "" {
-				if options.Member, err = inCluster(); err != nil {
-					return fmt.Errorf("find the cluster that the agent runs in; name another one with --kubeconfig: %w", err)
+				if options.Member, err = inClusterConfig(); err != nil {
+					return fmt.Errorf("load the config of the agent's own cluster; pass --kubeconfig outside of a pod: %w", err)
 				}
 			}
 			log.FromContext(ctx).Info("agent starts", "cluster", options.Cluster, "version", Version())
 			return karmada.Run(ctx, options)
 		},
 	}
-	options.AddFlags(cmd.Flags())
-	logging.add(cmd.Flags())
+	addKarmadaAgentFlags(cmd.Flags(), &options)
+	addSection(cmd.Flags(), sectionGlobal, logging.add)
 	return cmd
+}
+
+// addKarmadaAgentFlags adds the flags of options in sections. Flags without a section are in the last one.
+func addKarmadaAgentFlags(flags *pflag.FlagSet, options *karmada.Options) {
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
+	options.AddFlags(all)
+	for _, section := range []struct{ title, names string }{
+		{sectionCluster, "cluster-name kubeconfig context cluster-namespace cluster-api-endpoint proxy-server-address cluster-provider " +
+			"cluster-region cluster-zones cluster-api-qps cluster-api-burst"},
+		{sectionControlPlane, "karmada-kubeconfig-secret karmada-kubeconfig karmada-context kube-api-qps kube-api-burst"},
+		{"Status flags:", "cluster-status-update-frequency cluster-success-threshold cluster-failure-threshold cluster-lease-duration " +
+			"cluster-lease-renew-interval-fraction enable-cluster-resource-modeling"},
+		{"Work flags:", "concurrent-work-syncs resync-period rate-limiter-base-delay rate-limiter-max-delay rate-limiter-qps " +
+			"rate-limiter-bucket-size"},
+		{"Leader election flags:", "leader-elect leader-elect-resource-namespace leader-elect-lease-duration " +
+			"leader-elect-renew-deadline leader-elect-retry-period"},
+		{"Certificate flags:", "cert-rotation-checking-interval cert-rotation-remaining-time-threshold"},
+		{sectionEndpoints, "metrics-bind-address health-probe-bind-address"},
+	} {
+		addSection(flags, section.title, func(flags *pflag.FlagSet) {
+			for _, name := range strings.Fields(section.names) {
+				flags.AddFlag(all.Lookup(name))
+			}
+		})
+	}
+	flags.AddFlagSet(all) // only the flags that are not in flags
 }

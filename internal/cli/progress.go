@@ -6,75 +6,76 @@ import (
 )
 
 const (
-	// quiet is how long a command may say nothing at first.
-	quiet = 2 * time.Second
-	// steady is how long it may say nothing when it has said what it is at.
-	steady = 10 * time.Second
+	// firstProgress is the time until the current step is printed for the first time.
+	firstProgress = 2 * time.Second
+	// nextProgress is the time after which the current step is printed again.
+	nextProgress = 10 * time.Second
 )
 
-// talk says what a command is doing or waiting for: at once when that changes, and again and again when it takes longer than a person waits
-// without wondering.
-type talk struct {
+// progress prints the current step of a command on standard error: when the step changes, and periodically if it takes
+// long.
+type progress struct {
 	streams  Streams
-	began    time.Time
+	started  time.Time
 	ticker   *time.Ticker
-	finished chan struct{}
-	talking  sync.WaitGroup
+	stopped  chan struct{}
+	printing sync.WaitGroup
 
-	// mu guards what, and keeps lines apart.
+	// mu guards step. Lines are printed under it, so that they do not mix.
 	mu   sync.Mutex
-	what string
+	step string
 }
 
-// startTalk begins with what, which is not said unless it takes long. Call done when it is over.
-func startTalk(streams Streams, what string) *talk {
-	t := &talk{streams: streams, began: time.Now(), ticker: time.NewTicker(quiet), finished: make(chan struct{}), what: what}
-	t.talking.Go(func() {
+// startProgress starts a progress with a first step, which is printed only if it takes long. The caller must call
+// stop.
+func startProgress(streams Streams, step string) *progress {
+	p := &progress{
+		streams: streams, started: time.Now(), ticker: time.NewTicker(firstProgress), stopped: make(chan struct{}), step: step,
+	}
+	p.printing.Go(func() {
 		for {
 			select {
-			case <-t.ticker.C:
-				t.say()
-				t.ticker.Reset(steady)
-			case <-t.finished:
+			case <-p.ticker.C:
+				p.printStep()
+				p.ticker.Reset(nextProgress)
+			case <-p.stopped:
 				return
 			}
 		}
 	})
-	return t
+	return p
 }
 
-// now says what is being waited for, if it is something else than before.
-func (t *talk) now(what string) {
-	t.mu.Lock()
-	changed := t.what != what
-	t.what = what
-	t.mu.Unlock()
+// setStep sets the current step, and prints it if it has changed.
+func (p *progress) setStep(step string) {
+	p.mu.Lock()
+	changed := p.step != step
+	p.step = step
+	p.mu.Unlock()
 	if changed {
-		t.ticker.Reset(steady)
-		t.say()
+		p.ticker.Reset(nextProgress)
+		p.printStep()
 	}
 }
 
-// line prints a line as it is, once: what people know from elsewhere, and what is over when it is said.
-func (t *talk) line(text string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.ticker.Reset(steady)
-	t.streams.say("%s", text)
+// printLine prints a line once and without the time, such as a line that Karmada documents.
+func (p *progress) printLine(line string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ticker.Reset(nextProgress)
+	p.streams.printErr("%s", line)
 }
 
-func (t *talk) say() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.streams.say("%s (%.0f s)", t.what, time.Since(t.began).Seconds())
+// printStep prints the current step and the time since the start.
+func (p *progress) printStep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.streams.printErr("%s (%.0f s)", p.step, time.Since(p.started).Seconds())
 }
 
-// done ends the talk.
-func (t *talk) done() {
-	t.ticker.Stop()
-	close(t.finished)
-	t.talking.Wait()
+// stop stops printing. Nothing is printed after it returns.
+func (p *progress) stop() {
+	p.ticker.Stop()
+	close(p.stopped)
+	p.printing.Wait()
 }
-
-// progress says what is being done when that takes long. Call done when it is over.
-func progress(streams Streams, what string) (done func()) { return startTalk(streams, what).done }

@@ -11,18 +11,18 @@ import (
 	"github.com/towline/towline/internal/cli"
 )
 
-// seconds is how long a command says that it has been at something.
+// seconds is the time in a line of progress.
 var seconds = regexp.MustCompile(`\(\d+ s\)`)
 
-// TestWhatCommandsSayWhileNobodyAnswers shows that people are told what takes so long, and that lines which are said once stay as they are.
-func TestWhatCommandsSayWhileNobodyAnswers(t *testing.T) {
+// TestProgressWhileTheServerDoesNotRespond shows that the current step is printed again, and other lines only once.
+func TestProgressWhileTheServerDoesNotRespond(t *testing.T) {
 	t.Parallel()
 	const warning = "warning: --cluster-namespace=karmada-system is the namespace of the control plane itself; it is never deleted with a cluster\n"
 	for args, want := range map[string]string{
-		"token create":        "making a token on the control plane (N s)\n",
+		"token create":        "creating a token on the control plane (N s)\n",
 		"token list":          "listing the tokens of the control plane (N s)\n",
 		"token delete abcdef": "deleting tokens on the control plane (N s)\n",
-		"unjoin c":            "waiting for the control plane to let cluster c go (N s)\n",
+		"unjoin c":            "waiting for the control plane to finish removing cluster c (N s)\n",
 		"join c --cluster-namespace=karmada-system --cluster-kubeconfig=SILENT": warning,
 	} {
 		t.Run(strings.Fields(args)[0]+"-"+strings.Fields(args)[1], func(t *testing.T) {
@@ -33,8 +33,8 @@ func TestWhatCommandsSayWhileNobodyAnswers(t *testing.T) {
 			var out, errs bytes.Buffer
 			command := append(strings.Fields("karmadactl "+strings.ReplaceAll(args, "SILENT", path)), "--kubeconfig="+path)
 			cli.Run(ctx, command, cli.Streams{Out: &out, Err: &errs})
-			said, end, found := strings.Cut(seconds.ReplaceAllString(errs.String(), "(N s)"), "error: ")
-			if said != want || !found || strings.Count(end, "\n") != 1 {
+			progress, end, found := strings.Cut(seconds.ReplaceAllString(errs.String(), "(N s)"), "error: ")
+			if progress != want || !found || strings.Count(end, "\n") != 1 {
 				t.Errorf("got error output %q, want %q and an error", errs.String(), want)
 			}
 		})

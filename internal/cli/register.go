@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,22 +15,34 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// joiningFlags are the flags of every `register` command.
-type joiningFlags struct {
+// registrationFlags are the flags of every `register cluster` command.
+type registrationFlags struct {
 	cluster join.Request
 	labels  string
 	verbose bool
 }
 
-func (f *joiningFlags) add(flags *pflag.FlagSet) {
-	clusterFlags(flags, &f.cluster)
-	flags.StringVar(&f.labels, "labels", "", "labels of the cluster, as `k=v,k2=v2`")
-	flags.StringVar(&f.cluster.Shard, "shard", "", "`key` of the shard of hubs that looks after the cluster: those started with the same --shard-key")
-	flags.BoolVar(&f.verbose, "verbose", false, "say what is being done")
+// addCluster adds the flags for the cluster.
+func (f *registrationFlags) addCluster(flags *pflag.FlagSet) {
+	addClusterFlags(flags, &f.cluster)
+	flags.StringVar(&f.labels, "labels", "", "labels of the SveltosCluster, as `key=value,key2=value2`")
+	flags.StringVar(&f.cluster.Shard, "shard", "", "`key` of the shard: hubs with this --shard-key handle the cluster")
 }
 
-// parse reads the labels and says what is wrong with the flags.
-func (f *joiningFlags) parse() error {
+func (f *registrationFlags) addVerbose(flags *pflag.FlagSet) { addVerbose(flags, &f.verbose) }
+
+// addClusterFlags adds the flags that identify a SveltosCluster.
+func addClusterFlags(flags *pflag.FlagSet, r *join.Request) {
+	flags.StringVar(&r.Namespace, "namespace", "", "`namespace` of the SveltosCluster on the hub (required)")
+	flags.StringVar(&r.Name, "cluster", "", "`name` of the SveltosCluster (required)")
+}
+
+func addVerbose(flags *pflag.FlagSet, verbose *bool) {
+	flags.BoolVar(verbose, "verbose", false, "more progress on standard error")
+}
+
+// parse parses the labels and validates the request.
+func (f *registrationFlags) parse() error {
 	labels, err := join.ParseLabels(f.labels)
 	if err != nil {
 		return fmt.Errorf("--labels: %w", err)
@@ -40,37 +51,43 @@ func (f *joiningFlags) parse() error {
 	return f.cluster.Validate()
 }
 
-func (f *joiningFlags) talk(streams Streams, mode, hub string) *talk {
-	what := fmt.Sprintf("registering cluster %s/%s in %s on %s", f.cluster.Namespace, f.cluster.Name, mode, hub)
+// startProgress starts the progress of the registration.
+func (f *registrationFlags) startProgress(streams Streams, mode, hub string) *progress {
+	step := fmt.Sprintf("registering cluster %s/%s in %s on %s", f.cluster.Namespace, f.cluster.Name, mode, hub)
 	if f.verbose {
-		streams.say("%s", what)
+		streams.printErr("%s", step)
 	}
-	return startTalk(streams, what)
+	return startProgress(streams, step)
 }
 
-// pushed tells of a cluster that is registered in push mode.
-func (f *joiningFlags) pushed(streams Streams) error {
-	_, err := fmt.Fprintf(streams.Out, "cluster %s successfully registered/updated in namespace %s.\n", f.cluster.Name, f.cluster.Namespace)
+// printRegistered prints the result of a registration in push mode, as Sveltos does.
+func (f *registrationFlags) printRegistered(streams Streams) error {
+	_, err := fmt.Fprintf(streams.Out,
+		"cluster %s successfully registered/updated in namespace %s.\n", f.cluster.Name, f.cluster.Namespace)
 	return err
 }
 
 // registerFlags are the flags of `register cluster`.
 type registerFlags struct {
-	joiningFlags
-	pull bool
-	// Of push mode.
+	registrationFlags
+	pullMode bool
+	// Push mode.
 	kubeconfig, context string
-	accountToken        bool
-	// Of pull mode.
+	serviceAccountToken bool
+	// Pull mode.
 	agent agentOptionFlags
 	apply applyFlags
 }
 
-// newRegister is `register <host:port>`, as karmadactl has it, and groups the commands of sveltosctl.
+// newRegister returns the command of towline: `register <host:port>` of karmadactl with the subcommands of sveltosctl.
 func newRegister(streams Streams) *cobra.Command {
 	cmd := newRegisterEndpoint(streams)
-	cmd.Short = "Bring a cluster into the fleet: as a SveltosCluster with register cluster, as a Cluster of Karmada with register <host:port>"
-	endpoint := cmd.RunE
+	cmd.Short = "Register a cluster: a SveltosCluster, or a Cluster of Karmada"
+	cmd.Long = `Register a cluster. The subcommands register a SveltosCluster, in push mode or in pull mode.
+Without a subcommand and with the address of the hub, the command registers a Cluster of Karmada in
+pull mode, as karmadactl register does: it runs with the kubeconfig of the cluster, and token
+create --print-register-command prints its arguments on the side of the hub.`
+	registerEndpoint := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) == 0 && cmd.Flags().NFlag() == 0:
@@ -78,108 +95,120 @@ func newRegister(streams Streams) *cobra.Command {
 		case len(args) == 1 && !strings.ContainsAny(args[0], ":."):
 			return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
 		}
-		return endpoint(cmd, args)
+		return registerEndpoint(cmd, args)
 	}
-	cmd.AddCommand(newRegisterCluster(streams), newRegisterEKS(streams), newRegisterGKE(streams), newRegisterAKS(streams))
+	cmd.AddCommand(registerCommands(streams)...)
 	return cmd
+}
+
+// newRegisterSveltos returns the command of sveltosctl.
+func newRegisterSveltos(streams Streams) *cobra.Command {
+	return newParent("register", "Register a cluster with the hub", registerCommands(streams)...)
+}
+
+// registerCommands returns the subcommands of `register` in sveltosctl.
+func registerCommands(streams Streams) []*cobra.Command {
+	return []*cobra.Command{newRegisterCluster(streams), newRegisterEKS(streams), newRegisterGKE(streams), newRegisterAKS(streams)}
 }
 
 func newRegisterCluster(streams Streams) *cobra.Command {
 	f := &registerFlags{}
 	cmd := &cobra.Command{
-		Use:   "cluster --namespace=<namespace> --cluster=<name> (--pullmode | --kubeconfig=<file> | --fleet-cluster-context=<context>)",
-		Short: "Register a cluster in pull mode, or in push mode by its kubeconfig or context",
-		Long: `Register a cluster with the hub that KUBECONFIG points at.
+		Use:   "cluster --namespace=<namespace> --cluster=<name>",
+		Short: "Register a SveltosCluster in push mode or in pull mode",
+		Long: `Register a cluster as a SveltosCluster with the hub. Push mode needs --kubeconfig or
+--fleet-cluster-context: the hub connects to the cluster. With --pullmode an agent in the cluster
+connects to the hub: the command prints the manifest of the agent, which must be applied to the
+cluster, or applies it with --apply-to-context or --apply-to-kubeconfig. Registering a cluster
+again repairs the registration, adds the labels, and prints a manifest with a new token in pull
+mode. If the command fails or is interrupted, it undoes its changes.`,
+		Example: `  # print the manifest of the agent, and apply it with the kubeconfig of the cluster
+  sveltosctl register cluster --namespace=monitoring --cluster=prod-cluster --pullmode \
+      --labels=environment=production > registration.yaml
+  kubectl --kubeconfig=prod.yaml apply -f registration.yaml
 
-With --pullmode, an agent in the cluster dials the hub. The command prints the manifest that starts the agent: apply it to the cluster, or
-have that done with --apply-to-context or --apply-to-kubeconfig, which also wait until the cluster is ready. The token in the manifest
-lives one hour, or --token-lifetime; the agent exchanges it as soon as it starts, and it is worthless from then on.
+  # apply the manifest to the cluster of a context, and wait until the cluster is ready
+  sveltosctl register cluster --namespace=monitoring --cluster=prod-cluster --pullmode \
+      --apply-to-context=prod-admin
 
-With --kubeconfig, the hub dials the cluster with that kubeconfig, which must hold everything it needs. With --fleet-cluster-context, the
-hub gets an identity of its own on the cluster of that context, and renews its token. No kubeconfig file is changed. The hub dials clusters of
-EKS, GKE and AKS without a kubeconfig, with its own cloud identity: see register cluster-eks, cluster-gke and cluster-aks.
-
-Registering a cluster again repairs what is there, adds the labels, and in pull mode gives a new token; with --revoke, every older one is
-worthless. A registration that fails or is interrupted leaves everything as it was.`,
-		Example: `  # a cluster that cannot be dialled
-  sveltosctl register cluster --namespace=monitoring --cluster=prod-cluster --pullmode --labels=environment=production > registration.yaml
-  kubectl apply -f registration.yaml     # with KUBECONFIG of prod-cluster
-
-  # the same in one command, from where both can be reached
-  sveltosctl register cluster --namespace=monitoring --cluster=prod-cluster --pullmode --apply-to-context=prod-admin
-
-  # a cluster that can be dialled
-  sveltosctl register cluster --namespace=aks --cluster=cluster02 --kubeconfig=aks.yaml --labels=env=test
+  # register a cluster in push mode
+  sveltosctl register cluster --namespace=aks --cluster=cluster02 --kubeconfig=aks.yaml
   sveltosctl register cluster --namespace=aks --cluster=cluster03 --fleet-cluster-context=aks-admin`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.validate(cmd.Flags()); err != nil {
 				return err
 			}
-			if f.pull {
+			if f.pullMode {
 				return f.runPull(cmd.Context(), streams)
 			}
 			return f.runPush(cmd.Context(), streams)
 		},
 	}
 	flags := cmd.Flags()
-	f.add(flags)
-	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "push: `file` with the kubeconfig of the cluster; it must hold everything it needs")
-	flags.StringVar(&f.context, "fleet-cluster-context", "", "push: `context` of the cluster in KUBECONFIG, where the hub gets an identity of its own")
-	flags.BoolVar(&f.accountToken, "service-account-token", false, "push, by context: give the hub a token that does not expire, instead of one that it renews")
-	flags.BoolVar(&f.pull, "pullmode", false, "pull: an agent in the cluster dials the hub")
-	f.agent.add(flags)
-	f.apply.add(flags)
+	addSection(flags, sectionCluster, f.addCluster)
+	addSection(flags, sectionCluster, func(flags *pflag.FlagSet) {
+		flags.BoolVar(&f.pullMode, "pullmode", false, "pull mode instead of push mode")
+	})
+	addSection(flags, sectionPush, f.addPush)
+	addSection(flags, sectionPull, f.apply.add)
+	addSection(flags, sectionPull, f.agent.add)
+	addSection(flags, sectionGlobal, f.addVerbose)
 	return cmd
 }
 
-// clusterFlags adds the flags that name a cluster.
-func clusterFlags(flags *pflag.FlagSet, r *join.Request) {
-	flags.StringVar(&r.Namespace, "namespace", "", "`namespace` of the cluster on the hub (required)")
-	flags.StringVar(&r.Name, "cluster", "", "`name` of the cluster (required)")
+// addPush adds the flags of push mode.
+func (f *registerFlags) addPush(flags *pflag.FlagSet) {
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "",
+		"`file` with the kubeconfig of the cluster, which must not refer to files or programs")
+	flags.StringVar(&f.context, "fleet-cluster-context", "",
+		"`context` of the cluster in KUBECONFIG; the hub gets a ServiceAccount in the cluster and renews its token")
+	flags.BoolVar(&f.serviceAccountToken, "service-account-token", false,
+		"token that does not expire instead of a token that the hub renews, with --fleet-cluster-context")
 }
 
-// validate says what is wrong with the flags before anything is read or connects.
+// validate returns an error for wrong flags. It does not connect to a cluster.
 func (f *registerFlags) validate(flags *pflag.FlagSet) error {
 	if err := f.parse(); err != nil {
 		return err
 	}
-	pullFlags := slices.Concat(agentOptionNames(), applyNames())
-	if f.pull {
-		if name := firstGiven(flags, "kubeconfig", "fleet-cluster-context", "service-account-token"); name != "" {
-			return fmt.Errorf("--%s is for push mode only, and --pullmode is given: the two exclude each other", name)
+	if f.pullMode {
+		if flag := firstChanged(flags, sectionPush); flag != nil {
+			return fmt.Errorf("--%s is for push mode only, and --pullmode is set: the two exclude each other", flag.Name)
 		}
-		for _, name := range pullFlags {
-			if flag := flags.Lookup(name); flag.Changed && flag.Value.String() == "" {
-				return fmt.Errorf("--%s is empty", name)
+		for _, flag := range flagsOfSection(flags, sectionPull) {
+			if flag.Changed && flag.Value.String() == "" {
+				return fmt.Errorf("--%s is empty", flag.Name)
 			}
 		}
 		return f.apply.validate(flags)
 	}
-	if name := firstGiven(flags, pullFlags...); name != "" {
-		return fmt.Errorf("--%s is for pull mode only: add --pullmode, or leave it out", name)
+	if flag := firstChanged(flags, sectionPull); flag != nil {
+		return fmt.Errorf("--%s is for pull mode only: add --pullmode, or omit it", flag.Name)
 	}
 	switch {
 	case f.kubeconfig == "" && f.context == "":
-		return errors.New("either kubeconfig or fleet-cluster-context must be specified; or --pullmode, for a cluster that the hub cannot dial")
+		return errors.New("either kubeconfig or fleet-cluster-context must be specified; or --pullmode, if the hub cannot connect to the cluster")
 	case f.kubeconfig != "" && f.context != "":
 		return errors.New("--kubeconfig and --fleet-cluster-context exclude each other")
-	case f.accountToken && f.context == "":
+	case f.serviceAccountToken && f.context == "":
 		return errors.New("--service-account-token needs --fleet-cluster-context")
 	}
 	return nil
 }
 
-// firstGiven returns the first of names that the command line has, or "".
-func firstGiven(flags *pflag.FlagSet, names ...string) string {
-	if i := slices.IndexFunc(names, flags.Changed); i >= 0 {
-		return names[i]
+// firstChanged returns the first flag of a section that is set on the command line, or nil.
+func firstChanged(flags *pflag.FlagSet, section string) *pflag.Flag {
+	for _, flag := range flagsOfSection(flags, section) {
+		if flag.Changed {
+			return flag
+		}
 	}
-	return ""
+	return nil
 }
 
 func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
-	request := join.PushRequest{Request: f.cluster, ServiceAccountToken: f.accountToken}
+	request := join.PushRequest{Request: f.cluster, ServiceAccountToken: f.serviceAccountToken}
 	var err error
 	if f.context != "" {
 		if request.Member, err = contextConfig(f.context); err != nil {
@@ -201,19 +230,19 @@ func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
 	}
 	var notes []string
 	request.Note = func(note string) { notes = append(notes, note) }
-	doing := f.talk(streams, "push mode, at "+server+",", hub.Host)
+	progress := f.startProgress(streams, "push mode, at "+server+",", hub.Host)
 	err = join.RegisterPush(ctx, hub, request)
-	doing.done()
+	progress.stop()
 	for _, note := range notes {
-		streams.say("warning: %s", note)
+		streams.printErr("warning: %s", note)
 	}
 	if err != nil {
 		return err
 	}
-	return f.pushed(streams)
+	return f.printRegistered(streams)
 }
 
-// readKubeconfig reads a file that must not be empty.
+// readKubeconfig reads a kubeconfig. An empty file is an error.
 func readKubeconfig(path string) ([]byte, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -234,22 +263,22 @@ func (f *registerFlags) runPull(ctx context.Context, streams Streams) error {
 	if err := request.Validate(); err != nil {
 		return err
 	}
-	if f.apply.given() {
+	if f.apply.isSet() {
 		return f.runApply(ctx, streams, request)
 	}
-	if err := streams.open(); err != nil {
+	if err := streams.requireOpen(); err != nil {
 		return err
 	}
 	hub, err := hubConfig("")
 	if err != nil {
 		return err
 	}
-	defer f.talk(streams, "pull mode", hub.Host).done()
+	defer f.startProgress(streams, "pull mode", hub.Host).stop()
 	return join.RegisterPull(ctx, hub, request, streams.Out)
 }
 
 func (f *registerFlags) runApply(ctx context.Context, streams Streams, request join.PullRequest) error {
-	member, err := f.apply.member()
+	member, err := f.apply.restConfig()
 	if err != nil {
 		return err
 	}
@@ -257,17 +286,18 @@ func (f *registerFlags) runApply(ctx context.Context, streams Streams, request j
 	if err != nil {
 		return err
 	}
-	doing := f.talk(streams, "pull mode", hub.Host)
+	progress := f.startProgress(streams, "pull mode", hub.Host)
 	version, err := join.RegisterAndApply(ctx, hub, join.ApplyRequest{
 		PullRequest: request, Member: member, Wait: f.apply.wait,
-		Progress: func(what string) {
-			doing.now(fmt.Sprintf("waiting for cluster %s/%s: %s", f.cluster.Namespace, f.cluster.Name, what))
+		Progress: func(step string) {
+			progress.setStep(fmt.Sprintf("waiting for cluster %s/%s: %s", f.cluster.Namespace, f.cluster.Name, step))
 		},
 	}, streams.Out)
-	doing.done()
+	progress.stop()
 	if err != nil || f.apply.wait == 0 {
 		return err
 	}
-	_, err = fmt.Fprintf(streams.Out, "cluster %s/%s is ready, Kubernetes %s\n", f.cluster.Namespace, f.cluster.Name, cmp.Or(version, "of unknown version"))
+	_, err = fmt.Fprintf(streams.Out, "cluster %s/%s is ready, Kubernetes %s\n",
+		f.cluster.Namespace, f.cluster.Name, cmp.Or(version, "of unknown version"))
 	return err
 }

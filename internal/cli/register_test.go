@@ -112,7 +112,8 @@ func (w *world) contents(t *testing.T) map[string]string {
 	return contents
 }
 
-// TestRegisterWithTheMembersKubeconfigAtHand tells one story, of a hub and a member that share the environment variable pointing at them.
+// TestRegisterWithTheMembersKubeconfigAtHand tells one story, of a hub and a member that share the environment
+// variable pointing at them.
 func TestRegisterWithTheMembersKubeconfigAtHand(t *testing.T) {
 	w := newWorld(t)
 	before := w.contents(t)

@@ -31,7 +31,7 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-func TestWrongArgumentsForWorkloadIdentitiesAreFoundBeforeConnecting(t *testing.T) {
+func TestWrongArgumentsForWorkloadIdentitiesFailBeforeConnecting(t *testing.T) {
 	t.Setenv("KUBECONFIG", "/does/not/exist")
 	broken := filepath.Join(t.TempDir(), "broken.crt")
 	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
@@ -60,9 +60,9 @@ func TestWrongArgumentsForWorkloadIdentitiesAreFoundBeforeConnecting(t *testing.
 		gke + " --labels=x":                      "--labels: invalid key-value pair format: x",
 		aks + " --shard=a/b":                     `--shard: "a/b" is not a key`,
 		eks + " --project-id=p":                  "unknown flag: --project-id",
-		eks + " --role-arn=r --region=eu-west-1": "no way to the hub",
-		gke + " --verbose":                       "no way to the hub",
-		aks + " --subscription-id=s --resource-group=r --aks-cluster-name=a --labels=k=v --shard=s": "no way to the hub",
+		eks + " --role-arn=r --region=eu-west-1": "no kubeconfig for the hub found",
+		gke + " --verbose":                       "no kubeconfig for the hub found",
+		aks + " --subscription-id=s --resource-group=r --aks-cluster-name=a --labels=k=v --shard=s": "no kubeconfig for the hub found",
 	}
 	for command, flags := range map[string][]string{
 		eks: {"--namespace", "--cluster", "--endpoint", "--eks-cluster-name"},
@@ -81,7 +81,7 @@ func TestWrongArgumentsForWorkloadIdentitiesAreFoundBeforeConnecting(t *testing.
 	}
 }
 
-// google answers for Google with the token of the day.
+// google serves the token endpoint of Google. Without a stored token it responds with an error.
 func google(t *testing.T) *atomic.Value {
 	t.Helper()
 	answer := &atomic.Value{}
@@ -115,8 +115,8 @@ func google(t *testing.T) *atomic.Value {
 	return answer
 }
 
-// letIn gives an account on the member the right to do everything, and returns its token.
-func (w *world) letIn(t *testing.T) string {
+// createAdminToken creates a ServiceAccount with full permissions on the member, and returns its token.
+func (w *world) createAdminToken(t *testing.T) string {
 	t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cloud"}}
 	request := &authenticationv1.TokenRequest{}
@@ -135,7 +135,7 @@ func (w *world) letIn(t *testing.T) string {
 	return request.Status.Token
 }
 
-func await(t *testing.T, what string, check func(context.Context) error) {
+func waitUntil(t *testing.T, condition string, check func(context.Context) error) {
 	t.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
@@ -143,11 +143,11 @@ func await(t *testing.T, what string, check func(context.Context) error) {
 		return last == nil, nil
 	})
 	if err != nil {
-		t.Fatalf("wait until %s: %v", what, last)
+		t.Fatalf("wait until %s: %v", condition, last)
 	}
 }
 
-// TestClusterWithoutAKubeconfig tells the story of a member that the hub dials with its own cloud identity.
+// TestClusterWithoutAKubeconfig shows a member that the hub connects to with its own cloud identity.
 func TestClusterWithoutAKubeconfig(t *testing.T) {
 	w, answer := newWorld(t), google(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -169,7 +169,7 @@ func TestClusterWithoutAKubeconfig(t *testing.T) {
 		t.Fatalf("register: got %+v, want %+v", got, want)
 	}
 	cluster := &libv1beta1.SveltosCluster{}
-	await(t, "the hub says why there is no token", func(ctx context.Context) error {
+	waitUntil(t, "the hub reports why there is no token", func(ctx context.Context) error {
 		if err := w.hub.Get(ctx, client.ObjectKey{Namespace: "gcp", Name: "prod"}, cluster); err != nil {
 			return err
 		}
@@ -179,12 +179,12 @@ func TestClusterWithoutAKubeconfig(t *testing.T) {
 		}
 		return nil
 	})
-	answer.Store(w.letIn(t))
+	answer.Store(w.createAdminToken(t))
 	began := time.Now()
-	await(t, "the cluster is ready", func(ctx context.Context) error {
-		// The hub looks again by itself after a minute, and at once when something changes.
-		look := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"data":{"look":"%.0f"}}}`, time.Since(began).Seconds()))
-		if err := w.hub.Patch(ctx, cluster, look); err != nil || !cluster.Status.Ready {
+	waitUntil(t, "the cluster is ready", func(ctx context.Context) error {
+		// A change makes the hub retry at once instead of after a minute.
+		touch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"data":{"touch":"%.0f"}}}`, time.Since(began).Seconds()))
+		if err := w.hub.Patch(ctx, cluster, touch); err != nil || !cluster.Status.Ready {
 			return fmt.Errorf("status is %+v, error %w", cluster.Status, err)
 		}
 		return nil
@@ -203,7 +203,7 @@ func TestClusterWithoutAKubeconfig(t *testing.T) {
 		}
 	}
 	welcome := client.ObjectKey{Namespace: "default", Name: "welcome"}
-	await(t, "the content is on the member", func(ctx context.Context) error {
+	waitUntil(t, "the content is on the member", func(ctx context.Context) error {
 		return w.member.Get(ctx, welcome, &corev1.ConfigMap{})
 	})
 	if err := w.hub.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil || !cluster.Status.Ready || cluster.Status.FailureMessage != "" {

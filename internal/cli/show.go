@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -16,10 +17,10 @@ import (
 )
 
 func newShow(streams Streams) *cobra.Command {
-	return parent("show", "Show what is deployed on the clusters of the fleet", newShowAddons(streams))
+	return newParent("show", "Show deployed add-ons", newShowAddons(streams))
 }
 
-// addonFilter says which rows `show addons` shows; what is empty does not filter.
+// addonFilter has the flags of `show addons` that select rows. An empty field selects all.
 type addonFilter struct {
 	namespace, cluster, profile string
 	charts, resources           bool
@@ -29,8 +30,15 @@ func newShowAddons(streams Streams) *cobra.Command {
 	filter, output := addonFilter{}, ""
 	cmd := &cobra.Command{
 		Use:   "addons",
-		Short: "Show the charts and objects that profiles have on each cluster",
-		Args:  cobra.NoArgs,
+		Short: "Print the charts and objects that profiles deployed on each cluster",
+		Long: `Print a table of the charts and objects that ClusterProfiles and Profiles deployed on each cluster,
+from the ClusterConfigurations of the hub.`,
+		Example: `  # print the add-ons of one cluster
+  sveltosctl show addons --namespace=monitoring --cluster=prod-cluster
+
+  # print the charts of one profile as JSON
+  sveltosctl show addons --profile=ClusterProfile/kyverno --helm-charts -o json`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := filter.validate(); err != nil {
 				return err
@@ -48,15 +56,21 @@ func newShowAddons(streams Streams) *cobra.Command {
 			return printAddons(streams.Out, rows)
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&filter.namespace, "namespace", "", "only clusters in this `namespace`")
-	flags.StringVar(&filter.cluster, "cluster", "", "only the cluster of this `name`")
-	flags.StringVar(&filter.profile, "profile", "", "only what this profile has deployed, as `kind/name`")
-	flags.BoolVar(&filter.charts, "helm-charts", false, "only charts")
-	flags.BoolVar(&filter.resources, "resources", false, "only objects that no chart brought")
-	flags.Bool("verbose", false, "accepted for scripts; there is nothing more to say")
-	outputFlag(cmd, &output)
+	addSection(cmd.Flags(), "Filter flags:", filter.add)
+	addSection(cmd.Flags(), sectionOther, func(flags *pflag.FlagSet) { addOutput(flags, &output) })
+	addSection(cmd.Flags(), sectionGlobal, func(flags *pflag.FlagSet) {
+		flags.Bool("verbose", false, "no effect; kept for compatibility")
+	})
 	return cmd
+}
+
+func (f *addonFilter) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.namespace, "namespace", "", "`namespace` of the clusters (default all namespaces)")
+	flags.StringVar(&f.cluster, "cluster", "", "`name` of the cluster (default all clusters)")
+	flags.StringVar(&f.profile, "profile", "",
+		"profile that deployed the add-on, as `kind/name` (default all profiles)")
+	flags.BoolVar(&f.charts, "helm-charts", false, "charts only")
+	flags.BoolVar(&f.resources, "resources", false, "objects outside of charts only")
 }
 
 func (f addonFilter) validate() error {
@@ -72,31 +86,31 @@ func findAddons(ctx context.Context, streams Streams, filter addonFilter) ([]add
 	if err != nil {
 		return nil, err
 	}
-	defer progress(streams, "reading what is deployed from "+config.Host)()
-	hub, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	defer startProgress(streams, "reading the deployed add-ons from "+config.Host).stop()
+	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return nil, fmt.Errorf("connect to the hub: %w", err)
 	}
 	configurations := &configv1beta1.ClusterConfigurationList{}
-	err = hub.List(ctx, configurations, client.InNamespace(filter.namespace))
+	err = hubClient.List(ctx, configurations, client.InNamespace(filter.namespace))
 	if meta.IsNoMatchError(err) {
 		return nil, join.ErrNotInstalled
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what is deployed: %w", err)
+		return nil, fmt.Errorf("list ClusterConfigurations: %w", err)
 	}
-	return filter.of(addonsOf(configurations.Items)), nil
+	return filter.filterRows(addonsOf(configurations.Items)), nil
 }
 
 func printAddons(out io.Writer, rows []addon) error {
 	lines := [][]string{{"CLUSTER", "RESOURCE TYPE", "NAMESPACE", "NAME", "VERSION", "TIME", "DEPLOYMENT TYPE", "PROFILES"}}
 	for _, row := range rows {
-		at := "N/A"
+		applied := "N/A"
 		if row.Time != nil {
-			at = row.Time.String()
+			applied = row.Time.String()
 		}
 		lines = append(lines, []string{
-			row.Cluster, row.ResourceType, row.Namespace, row.Name, row.Version, at, row.DeploymentType, strings.Join(row.Profiles, ";"),
+			row.Cluster, row.ResourceType, row.Namespace, row.Name, row.Version, applied, row.DeploymentType, strings.Join(row.Profiles, ";"),
 		})
 	}
 	return printTable(out, lines)

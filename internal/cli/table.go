@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// printTable prints lines between borders, the first of them as a centred heading.
+// printTable prints a table with borders. The first line is the header, whose cells are centered.
 func printTable(out io.Writer, lines [][]string) error {
 	widths := make([]int, len(lines[0]))
 	for _, line := range lines {
@@ -25,12 +25,12 @@ func printTable(out io.Writer, lines [][]string) error {
 	border()
 	for i, line := range lines {
 		for column, cell := range line {
-			room := widths[column] - utf8.RuneCountInString(cell)
+			padding := widths[column] - utf8.RuneCountInString(cell)
 			left := 0
 			if i == 0 {
-				left = room / 2
+				left = padding / 2
 			}
-			fmt.Fprintf(&text, "| %s%s%s ", strings.Repeat(" ", left), cell, strings.Repeat(" ", room-left))
+			fmt.Fprintf(&text, "| %s%s%s ", strings.Repeat(" ", left), cell, strings.Repeat(" ", padding-left))
 		}
 		text.WriteString("|\n")
 		if i == 0 {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -20,63 +21,78 @@ import (
 )
 
 func newToken(streams Streams) *cobra.Command {
-	cmd := parent("token", "Make, list and delete the tokens with which clusters register in pull mode",
+	cmd := newParent("token", "Manage bootstrap tokens",
 		newTokenCreate(streams), newTokenList(streams), newTokenDelete(streams))
-	cmd.Long = `Make, list and delete the tokens with which clusters register in pull mode.
-
-They are bootstrap tokens of Kubernetes, Secrets in namespace kube-system of the control plane. A token is worth one registration, and nothing else: it may
-ask for one certificate, which is given for the cluster that asks first.`
+	cmd.Long = `Manage the bootstrap tokens with which clusters register in pull mode. They are Secrets in
+namespace kube-system of the control plane. A token is valid for the registration of one cluster.`
 	return cmd
 }
 
 // tokenCreateFlags are the flags of `token create`.
 type tokenCreateFlags struct {
-	hub     controlPlane
-	options bootstrap.TokenOptions
-	print   bool
+	hub          controlPlaneFlags
+	options      bootstrap.TokenOptions
+	printCommand bool
 }
 
 func newTokenCreate(streams Streams) *cobra.Command {
 	f := &tokenCreateFlags{}
 	cmd := &cobra.Command{
 		Use:   "create",
-		Short: "Make a token, and print it or the command that registers a cluster with it",
-		Long: `Make a token, and print it or, with --print-register-command, the command that registers a cluster with it: one line, to be run where the cluster's
-kubeconfig is. Its address is that of the control plane in the kubeconfig of this command, which must be one that the cluster reaches.
+		Short: "Create a bootstrap token and print it",
+		Long: `Create a bootstrap token and print it, or print the register command with it. The register command
+runs with the kubeconfig of the cluster. It has the address of the control plane in the kubeconfig
+of this command, and the cluster must be able to connect to that address.`,
+		Example: `  karmadactl token create --print-register-command \
+      --kubeconfig=/etc/karmada/karmada-apiserver.config
 
-A token with --cluster-name gives a registered cluster a new certificate, when that of its agent has expired.`,
-		Example: `  karmadactl token create --print-register-command --kubeconfig=/etc/karmada/karmada-apiserver.config
-
-  # for a week, with a note
+  # create a token for a week, with a description
   karmadactl token create --ttl=168h --description="for the shops in Rome"
 
-  # for the agent of a cluster whose certificate has expired
+  # renew the expired certificate of the agent of a cluster
   karmadactl token create --cluster-name=member3 --print-register-command`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.validate(); err != nil {
 				return err
 			}
-			if err := streams.open(); err != nil {
+			if err := streams.requireOpen(); err != nil {
 				return err
 			}
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams, cmd.Root().CommandPath())
 		},
 	}
-	flags := cmd.Flags()
-	f.hub.add(flags, "kubeconfig")
-	flags.BoolVar(&f.print, "print-register-command", false, "print the whole register command, and not the token alone")
-	flags.DurationVar(&f.options.TTL, "ttl", bootstrap.DefaultTokenLife, "how long the token lives; 0 for ever")
-	flags.StringSliceVar(&f.options.Usages, "usages", bootstrap.DefaultUsages(), "`usages` of the token: signing lets clusters verify the control plane with it, authentication lets them log in")
-	flags.StringSliceVar(&f.options.Groups, "groups", []string{bootstrap.DefaultGroup}, "`groups` of whoever logs in with the token, beside system:bootstrappers")
-	flags.StringVar(&f.options.Description, "description", "", "what the token is for, for people")
-	flags.StringVar(&f.options.Cluster, "cluster-name", "", "`name` of a registered cluster: the token gives its agent a new certificate, and registers nothing")
+	addSection(cmd.Flags(), "Token flags:", f.addToken)
+	addTokenFlags(cmd.Flags(), &f.hub)
 	return cmd
+}
+
+// addToken adds the flags for the new token.
+func (f *tokenCreateFlags) addToken(flags *pflag.FlagSet) {
+	flags.BoolVar(&f.printCommand, "print-register-command", false,
+		"output of the register command instead of the token alone")
+	flags.DurationVar(&f.options.TTL, "ttl", bootstrap.DefaultTokenLife, "lifetime of the token; 0 never expires")
+	flags.StringSliceVar(&f.options.Usages, "usages", bootstrap.DefaultUsages(),
+		"`usages` of the token: signing to verify the control plane, authentication to log in")
+	flags.StringSliceVar(&f.options.Groups, "groups", []string{bootstrap.DefaultGroup},
+		"`groups` of clients with the token, in addition to system:bootstrappers")
+	flags.StringVar(&f.options.Description, "description", "", "`description` of the token for users")
+	flags.StringVar(&f.options.Cluster, "cluster-name", "",
+		"`name` of a registered cluster; the token is valid for a new certificate of its agent only")
+}
+
+// addTokenFlags adds the flags of all token commands.
+func addTokenFlags(flags *pflag.FlagSet, hub *controlPlaneFlags) {
+	addSection(flags, sectionControlPlane, func(flags *pflag.FlagSet) {
+		hub.add(flags,
+			"kubeconfig", controlPlaneUsage)
+	})
+	addSection(flags, sectionGlobal, hub.addVerbosity)
 }
 
 func (f *tokenCreateFlags) validate() error {
 	if f.options.TTL < 0 {
-		return fmt.Errorf("--ttl: %s is less than nothing", f.options.TTL)
+		return fmt.Errorf("--ttl: %s must not be negative", f.options.TTL)
 	}
 	if f.options.Cluster != "" {
 		if err := karmada.ValidateName(f.options.Cluster); err != nil {
@@ -87,52 +103,45 @@ func (f *tokenCreateFlags) validate() error {
 }
 
 func (f *tokenCreateFlags) run(ctx context.Context, streams Streams, program string) error {
-	line := ""
-	if f.print {
+	output := tokenPlaceholder
+	if f.printCommand {
 		var err error
-		// Whoever cannot print the command has no use for the token.
-		if line, err = f.registerCommand(program); err != nil {
+		// The token is created only if the command can be printed.
+		if output, err = f.registerCommand(program); err != nil {
 			return fmt.Errorf("failed to get register command, err: %w", err)
 		}
 	}
-	hub, err := f.hub.client(ctx)
+	hubClient, err := f.hub.client(ctx)
 	if err != nil {
 		return err
 	}
-	token, err := f.make(ctx, streams, hub)
+	progress := startProgress(streams, "creating a token on the control plane")
+	token, err := bootstrap.CreateToken(ctx, hubClient, f.options)
+	progress.stop()
 	if err != nil {
 		return err
 	}
-	text := token.String()
-	if f.print {
-		text = strings.Replace(line, tokenMark, text, 1)
-	}
-	if _, err := fmt.Fprintln(streams.Out, text); err != nil {
-		// Nobody knows it, then.
-		_, undone := bootstrap.DeleteToken(context.WithoutCancel(ctx), hub, token.ID)
-		return errors.Join(fmt.Errorf("print the token: %w", err), undone)
+	if _, err := fmt.Fprintln(streams.Out, strings.Replace(output, tokenPlaceholder, token.String(), 1)); err != nil {
+		// No one can use a token that was not printed.
+		_, deleteErr := bootstrap.DeleteToken(context.WithoutCancel(ctx), hubClient, token.ID)
+		return errors.Join(fmt.Errorf("print the token: %w", err), deleteErr)
 	}
 	return nil
 }
 
-func (f *tokenCreateFlags) make(ctx context.Context, streams Streams, hub client.Client) (bootstrap.Token, error) {
-	defer progress(streams, "making a token on the control plane")()
-	return bootstrap.CreateToken(ctx, hub, f.options)
-}
+// tokenPlaceholder is the place of the token in the output. No other part of the output contains it.
+const tokenPlaceholder = "\x00"
 
-// tokenMark stands for the token in a register command.
-const tokenMark = "\x00"
-
-// registerCommand returns the command that registers a cluster, with tokenMark in place of the token.
+// registerCommand returns the command that registers a cluster, with tokenPlaceholder in place of the token.
 func (f *tokenCreateFlags) registerCommand(program string) (string, error) {
 	loaded, err := f.hub.load()
 	if err != nil {
 		return "", err
 	}
 	if isEmpty(loaded) {
-		return "", f.hub.nowhere()
+		return "", f.hub.notFoundError()
 	}
-	cluster, err := inForce(loaded, f.hub.context)
+	cluster, err := clusterOfContext(loaded, f.hub.context)
 	if err != nil {
 		return "", fmt.Errorf("failed to get default cluster config: %w", err)
 	}
@@ -140,7 +149,7 @@ func (f *tokenCreateFlags) registerCommand(program string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ca, err := authorities(cluster)
+	ca, err := caCertificates(cluster)
 	if err != nil {
 		return "", err
 	}
@@ -148,11 +157,12 @@ func (f *tokenCreateFlags) registerCommand(program string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	line := fmt.Sprintf("%s register %s --token %s --discovery-token-ca-cert-hash %s", program, endpoint, tokenMark, strings.Join(pins, ","))
+	command := fmt.Sprintf("%s register %s --token %s --discovery-token-ca-cert-hash %s",
+		program, endpoint, tokenPlaceholder, strings.Join(pins, ","))
 	if f.options.Cluster != "" {
-		line += fmt.Sprintf(" --cluster-name %s --renew", f.options.Cluster)
+		command += fmt.Sprintf(" --cluster-name %s --renew", f.options.Cluster)
 	}
-	return line, nil
+	return command, nil
 }
 
 // endpointOf returns the address of a server without its scheme.
@@ -165,7 +175,7 @@ func endpointOf(server string) (string, error) {
 }
 
 func newTokenList(streams Streams) *cobra.Command {
-	hub, output := &controlPlane{}, ""
+	hub, output := &controlPlaneFlags{}, ""
 	cmd := &cobra.Command{
 		Use:     "list",
 		Short:   "List the bootstrap tokens of the control plane",
@@ -180,9 +190,9 @@ func newTokenList(streams Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			doing := startTalk(streams, "listing the tokens of the control plane")
-			tokens, err := bootstrap.ListTokens(ctx, hubClient, func(warning string) { doing.line("warning: " + warning) })
-			doing.done()
+			progress := startProgress(streams, "listing the tokens of the control plane")
+			tokens, err := bootstrap.ListTokens(ctx, hubClient, func(warning string) { progress.printLine("warning: " + warning) })
+			progress.stop()
 			if err != nil {
 				return err
 			}
@@ -192,8 +202,8 @@ func newTokenList(streams Streams) *cobra.Command {
 			return printTokens(streams.Out, tokens, time.Now())
 		},
 	}
-	hub.add(cmd.Flags(), "kubeconfig")
-	outputFlag(cmd, &output)
+	addSection(cmd.Flags(), sectionOther, func(flags *pflag.FlagSet) { addOutput(flags, &output) })
+	addTokenFlags(cmd.Flags(), hub)
 	return cmd
 }
 
@@ -218,7 +228,7 @@ func tokenRows(tokens []bootstrap.Token) []tokenRow {
 	return rows
 }
 
-// printTokens prints the table that people know from kubeadm.
+// printTokens prints a table like the one of kubeadm.
 func printTokens(out io.Writer, tokens []bootstrap.Token, now time.Time) error {
 	const width, tab, padding = 10, 4, 3
 	table := tabwriter.NewWriter(out, width, tab, padding, ' ', 0)
@@ -229,7 +239,8 @@ func printTokens(out io.Writer, tokens []bootstrap.Token, now time.Time) error {
 			ttl, expires = duration.ShortHumanDuration(token.Expires.Sub(now)), token.Expires.Format(time.RFC3339)
 		}
 		lines = append(lines, strings.Join([]string{
-			token.String(), ttl, expires, orNone(strings.Join(token.Usages, ",")), orNone(token.Description), orNone(strings.Join(token.Groups, ",")),
+			token.String(), ttl, expires, orNone(strings.Join(token.Usages, ",")), orNone(token.Description),
+			orNone(strings.Join(token.Groups, ",")),
 		}, "\t"))
 	}
 	for _, line := range lines {
@@ -246,10 +257,10 @@ func printTokens(out io.Writer, tokens []bootstrap.Token, now time.Time) error {
 func orNone(text string) string { return cmp.Or(text, "<none>") }
 
 func newTokenDelete(streams Streams) *cobra.Command {
-	hub := &controlPlane{}
+	hub := &controlPlaneFlags{}
 	cmd := &cobra.Command{
 		Use:   "delete TOKEN_OR_ID...",
-		Short: "Delete bootstrap tokens, by their id or whole",
+		Short: "Delete bootstrap tokens of the control plane",
 		Example: `  karmadactl token delete t2jgtm
   karmadactl token delete t2jgtm.9nybj0526mjw1jbf`,
 		Args: cobra.ArbitraryArgs,
@@ -262,18 +273,18 @@ func newTokenDelete(streams Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer progress(streams, "deleting tokens on the control plane")()
+			defer startProgress(streams, "deleting tokens on the control plane").stop()
 			return deleteTokens(ctx, hubClient, args, streams.Out)
 		},
 	}
-	hub.add(cmd.Flags(), "kubeconfig")
+	addTokenFlags(cmd.Flags(), hub)
 	return cmd
 }
 
-// deleteTokens deletes them one after the other, and stops at the first failure.
-func deleteTokens(ctx context.Context, hub client.Client, tokens []string, out io.Writer) error {
+// deleteTokens deletes tokens in order, up to the first failure.
+func deleteTokens(ctx context.Context, hubClient client.Client, tokens []string, out io.Writer) error {
 	for _, token := range tokens {
-		id, err := bootstrap.DeleteToken(ctx, hub, token)
+		id, err := bootstrap.DeleteToken(ctx, hubClient, token)
 		if err != nil {
 			return err
 		}

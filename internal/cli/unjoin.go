@@ -12,9 +12,9 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
-// addWait adds the flag for how long to wait.
+// addWait adds the flag for the time to wait for the removal of a cluster.
 func addWait(flags *pflag.FlagSet, wait *time.Duration) {
-	flags.DurationVar(wait, "wait", register.DefaultWait, "how long to wait until the cluster is gone from the control plane")
+	flags.DurationVar(wait, "wait", register.DefaultWait, "maximum time to wait for the removal of the cluster")
 }
 
 func validateWait(wait time.Duration) error {
@@ -26,7 +26,7 @@ func validateWait(wait time.Duration) error {
 
 // unjoinFlags are the flags of `unjoin`.
 type unjoinFlags struct {
-	hub     controlPlane
+	hub     controlPlaneFlags
 	member  memberFlags
 	request karmada.UnjoinRequest
 }
@@ -35,20 +35,18 @@ func newUnjoin(streams Streams) *cobra.Command {
 	f := &unjoinFlags{}
 	cmd := &cobra.Command{
 		Use:   "unjoin CLUSTER_NAME [--cluster-kubeconfig=<file>]",
-		Short: "Take a cluster out of the fleet that joined in push mode",
-		Long: `Take a cluster out of the fleet that joined in push mode.
-
-What was propagated to the cluster is removed from it, or with --orphan left there; then what join made on it, as far as nobody else uses it; then
-its credentials and its Cluster on the control plane. The control plane does that by itself; --cluster-kubeconfig is for a cluster that does not let it in any more.
-
-A cluster that does not answer is waited for some 20 s at most: what cannot be removed stays there. When --wait is over the command fails, and the control plane goes on;
-with --force it is then let go as it is. kubectl delete cluster does the same, without --force.`,
+		Short: "Remove a cluster in push mode from the control plane",
+		Long: `Remove a cluster in push mode from the control plane. The control plane deletes the propagated
+objects and the objects of join from the cluster, then its credentials and its Cluster; on a
+cluster that does not answer for about 20 s they stay. If --wait expires, the command fails and the
+control plane continues. --cluster-kubeconfig is needed only if the control plane can no longer
+access the cluster.`,
 		Example: `  karmadactl unjoin member1 --kubeconfig=karmada.config --cluster-kubeconfig=member1.config
 
-  # leave on the cluster what is deployed there
+  # keep the propagated objects on the cluster
   karmadactl unjoin member1 --kubeconfig=karmada.config --orphan
 
-  # a cluster that is gone for good
+  # remove a cluster that no longer exists
   karmadactl unjoin member1 --kubeconfig=karmada.config --wait=10s --force`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -62,30 +60,41 @@ with --force it is then let go as it is. kubectl delete cluster does the same, w
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams)
 		},
 	}
-	flags := cmd.Flags()
-	f.hub.add(flags, "kubeconfig")
-	f.member.add(flags, "`file` with the kubeconfig of the cluster, to remove with it what join made there")
-	flags.BoolVar(&f.request.Force, "force", false, "when --wait is over, let the cluster go with what it has")
-	flags.BoolVar(&f.request.Orphan, "orphan", false, "leave on the cluster what is deployed there")
-	addWait(flags, &f.request.Wait)
-	flags.BoolVar(&f.request.DryRun, "dry-run", false, "check what can be checked, and change nothing")
+	addSection(cmd.Flags(), sectionCluster, func(flags *pflag.FlagSet) {
+		f.member.add(flags,
+			"`file` with the kubeconfig of the cluster, for the removal of the objects of join (default none)")
+	})
+	addSection(cmd.Flags(), sectionControlPlane, func(flags *pflag.FlagSet) {
+		f.hub.add(flags,
+			"kubeconfig", controlPlaneUsage)
+	})
+	addSection(cmd.Flags(), sectionOther, f.addRemoval)
+	addSection(cmd.Flags(), sectionGlobal, f.hub.addVerbosity)
 	return cmd
+}
+
+func (f *unjoinFlags) addRemoval(flags *pflag.FlagSet) {
+	flags.BoolVar(&f.request.Orphan, "orphan", false, "keep the propagated objects on the cluster")
+	flags.BoolVar(&f.request.Force, "force", false,
+		"finish the removal when --wait expires, and keep the remaining objects on the cluster")
+	addWait(flags, &f.request.Wait)
+	addDryRun(flags, &f.request.DryRun)
 }
 
 func (f *unjoinFlags) run(ctx context.Context, streams Streams) error {
 	var err error
-	if f.request.Hub, err = f.hub.hub(ctx); err != nil {
+	if f.request.Hub, err = f.hub.restConfig(ctx); err != nil {
 		return err
 	}
 	if f.member.file != "" || f.member.context != "" {
-		if f.request.Member, err = f.member.find(ctx, f.request.Name); err != nil {
+		if f.request.Member, err = f.member.restConfig(ctx, f.request.Name); err != nil {
 			return fmt.Errorf("failed to get unjoining cluster config. error: %w", err)
 		}
 	}
 	f.request.ClusterNamespace = f.member.clusterNamespace
-	doing := startTalk(streams, fmt.Sprintf("waiting for the control plane to let cluster %s go", f.request.Name))
-	f.request.Progress = doing.line
+	progress := startProgress(streams, fmt.Sprintf("waiting for the control plane to finish removing cluster %s", f.request.Name))
+	f.request.Progress = progress.printLine
 	err = karmada.Unjoin(ctx, f.request)
-	doing.done()
+	progress.stop()
 	return err
 }

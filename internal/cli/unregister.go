@@ -6,13 +6,14 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/towline/towline/internal/join/register"
 )
 
 // unregisterFlags are the flags of `unregister`.
 type unregisterFlags struct {
-	hub     controlPlane
+	hub     controlPlaneFlags
 	member  memberFlags
 	request register.UnregisterRequest
 }
@@ -21,24 +22,21 @@ func newUnregister(streams Streams) *cobra.Command {
 	f := &unregisterFlags{}
 	cmd := &cobra.Command{
 		Use:   "unregister CLUSTER_NAME --cluster-kubeconfig=<file>",
-		Short: "Take a cluster out of the fleet that registered in pull mode",
-		Long: `Take a cluster out of the fleet that registered in pull mode.
-
-What was propagated to the cluster is removed from it, or with --orphan left there; then its Cluster, identity and credentials go from the control plane, and the agent
-and what belongs to it from the cluster. An agent that is dead is waited for until that is certain, some 20 s a step: what was propagated stays there then. A cluster
-that is gone for good is taken out by kubectl delete cluster, on the control plane.
-
-The cluster is the one of --cluster-kubeconfig and --cluster-context; without a context, that of the context with the cluster's name, else of the current one. The
-control plane is the one of --karmada-config and --karmada-context, of which one is enough; without both, the agent's own way to it is used, which may not ask for
---orphan.`,
+		Short: "Remove a cluster in pull mode from the control plane",
+		Long: `Remove a cluster in pull mode from the control plane. The agent deletes the propagated objects from
+the cluster, then the command deletes the Cluster, its identity and its credentials on the control
+plane, and the agent on the cluster. If the agent does not run, the propagated objects stay.
+Without --karmada-config and --karmada-context the command uses the agent's credentials for the
+control plane.`,
 		Example: `  karmadactl unregister member3 --cluster-kubeconfig=member3.config
 
-  # with the control plane's administrator, where the agent's own credential does not work any more
+  # use a kubeconfig of the control plane if the credentials of the agent have expired
   karmadactl unregister member3 --cluster-kubeconfig=member3.config --cluster-context=member3 \
       --karmada-config=karmada.config --karmada-context=karmada
 
-  # leave on the cluster what is deployed there
-  karmadactl unregister member3 --cluster-kubeconfig=member3.config --karmada-config=karmada.config --orphan`,
+  # keep the propagated objects on the cluster
+  karmadactl unregister member3 --cluster-kubeconfig=member3.config \
+      --karmada-config=karmada.config --orphan`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.validate(args); err != nil {
@@ -47,17 +45,30 @@ control plane is the one of --karmada-config and --karmada-context, of which one
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams)
 		},
 	}
-	flags := cmd.Flags()
-	f.member.add(flags, "`file` with the kubeconfig of the cluster (required)")
-	f.hub.add(flags, "karmada-config")
-	flags.Lookup("karmada-config").Usage = "`file` with the kubeconfig of the control plane (default: with --karmada-context KUBECONFIG, then ~/.kube/config; else the agent's own way to it)"
-	flags.Lookup("karmada-context").Usage = "`context` of the control plane in that kubeconfig (default: the current one of --karmada-config)"
-	flags.StringVarP(&f.request.Namespace, "namespace", "n", register.DefaultNamespace, "`namespace` of the agent, on the cluster")
-	flags.StringVar(&f.request.AgentName, "agent-name", register.DefaultAgentName, "`name` of the agent's Deployment, on the cluster")
-	addWait(flags, &f.request.Wait)
-	flags.BoolVar(&f.request.Orphan, "orphan", false, "leave on the cluster what is deployed there; needs --karmada-config or --karmada-context")
-	flags.BoolVar(&f.request.DryRun, "dry-run", false, "check what can be checked, and change nothing")
+	addSection(cmd.Flags(), sectionCluster, f.addCluster)
+	addSection(cmd.Flags(), sectionControlPlane, func(flags *pflag.FlagSet) {
+		f.hub.add(flags, "karmada-config", "`file` with the kubeconfig of the control plane "+
+			"(default the credentials of the agent; with --karmada-context KUBECONFIG, then ~/.kube/config)")
+	})
+	addSection(cmd.Flags(), sectionOther, f.addRemoval)
+	addSection(cmd.Flags(), sectionGlobal, f.hub.addVerbosity)
 	return cmd
+}
+
+// addCluster adds the flags for the cluster and the agent on it.
+func (f *unregisterFlags) addCluster(flags *pflag.FlagSet) {
+	f.member.add(flags, "`file` with the kubeconfig of the cluster (required)")
+	flags.StringVarP(&f.request.Namespace, "namespace", "n", register.DefaultNamespace,
+		"`namespace` of the agent on the cluster")
+	flags.StringVar(&f.request.AgentName, "agent-name", register.DefaultAgentName,
+		"`name` of the agent's Deployment on the cluster")
+}
+
+func (f *unregisterFlags) addRemoval(flags *pflag.FlagSet) {
+	flags.BoolVar(&f.request.Orphan, "orphan", false,
+		"keep the propagated objects on the cluster, with --karmada-config or --karmada-context")
+	addWait(flags, &f.request.Wait)
+	addDryRun(flags, &f.request.DryRun)
 }
 
 func (f *unregisterFlags) validate(args []string) (err error) {
@@ -73,18 +84,18 @@ func (f *unregisterFlags) validate(args []string) (err error) {
 func (f *unregisterFlags) run(ctx context.Context, streams Streams) error {
 	r := f.request
 	var err error
-	if r.Member, err = f.member.find(ctx, r.ClusterName); err != nil {
+	if r.Member, err = f.member.restConfig(ctx, r.ClusterName); err != nil {
 		return fmt.Errorf("failed to get unregistering cluster config. error: %w", err)
 	}
 	if f.hub.file != "" || f.hub.context != "" {
-		if r.Hub, err = f.hub.hub(ctx); err != nil {
+		if r.Hub, err = f.hub.restConfig(ctx); err != nil {
 			return err
 		}
 	}
 	r.ClusterNamespace = f.member.clusterNamespace
-	doing := startTalk(streams, fmt.Sprintf("waiting for the control plane to let cluster %s go", r.ClusterName))
-	r.Progress = doing.line
+	progress := startProgress(streams, fmt.Sprintf("waiting for the control plane to finish removing cluster %s", r.ClusterName))
+	r.Progress = progress.printLine
 	err = register.Unregister(ctx, r)
-	doing.done()
+	progress.stop()
 	return err
 }

@@ -8,12 +8,13 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
-// version is written by the linker (see the Makefile) and by nobody else.
+// version is set by the linker (see the Makefile). Nothing else writes it.
 var version string
 
-// Version returns the release of this program: what the build said, else what the Go toolchain noted, else "unknown".
+// Version returns the release of this program: from the linker, else from the Go toolchain, else "unknown".
 func Version() string {
 	if version != "" {
 		return version
@@ -28,7 +29,7 @@ func newVersion(streams Streams) *cobra.Command {
 	output := ""
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print the version of this program",
+		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := validateOutput(output); err != nil {
@@ -41,20 +42,20 @@ func newVersion(streams Streams) *cobra.Command {
 			return err
 		},
 	}
-	outputFlag(cmd, &output)
+	addOutput(cmd.Flags(), &output)
 	return cmd
 }
 
-// outputJSON is the one value of --output.
+// outputJSON is the only value of --output, and a value of --log-format.
 const outputJSON = "json"
 
-func outputFlag(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVarP(output, "output", "o", "", "print as `json`")
+func addOutput(flags *pflag.FlagSet, output *string) {
+	flags.StringVarP(output, "output", "o", "", "output `format`: json (default text)")
 }
 
 func validateOutput(output string) error {
 	if output != "" && output != outputJSON {
-		return fmt.Errorf("--output: %q is not supported, only %s is", output, outputJSON)
+		return fmt.Errorf("--output: %q is not supported, must be %s", output, outputJSON)
 	}
 	return nil
 }

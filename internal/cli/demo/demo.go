@@ -27,7 +27,8 @@ type Options struct {
 	Exit bool
 	// Out gets the transcript, Err the progress.
 	Out, Err io.Writer
-	// RunHub runs the hub against the control plane with this kubeconfig until ctx ends; cacheDir is for what it fetches.
+	// RunHub runs the hub against the control plane with this kubeconfig until ctx ends; cacheDir is for what it
+	// fetches.
 	RunHub func(ctx context.Context, kubeconfig, cacheDir string) error
 }
 

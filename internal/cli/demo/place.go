@@ -9,7 +9,8 @@ import (
 const (
 	// placePrefix begins the names of the demos' directories.
 	placePrefix = "towline-demo-"
-	// lockName is the file that a demo keeps locked in its directory while it lives. The kernel unlocks it, however the demo ends.
+	// lockName is the file that a demo keeps locked in its directory while it lives. The kernel unlocks it, however
+	// the demo ends.
 	lockName = "lock"
 )
 
@@ -52,8 +53,8 @@ func locked(path string, flags int) (*os.File, error) {
 	return file, nil
 }
 
-// removeDead removes what demos left that were killed and could not clean up, and returns their directories. One without a lock is left
-// alone: its demo may be about to make it.
+// removeDead removes what demos left that were killed and could not clean up, and returns their directories. One
+// without a lock is left alone: its demo may be about to make it.
 func removeDead(parent string) []string {
 	var removed []string
 	locks, err := filepath.Glob(filepath.Join(parent, placePrefix+"*", lockName))
@@ -77,7 +78,8 @@ func removeDead(parent string) []string {
 	return removed
 }
 
-// ours says whether dir is a directory that this user made. In a directory that everybody may write to it could be a link to another one.
+// ours says whether dir is a directory that this user made. In a directory that everybody may write to it could be a
+// link to another one.
 func ours(dir string) bool {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() {

@@ -74,7 +74,8 @@ func (t *terminal) typed(ctx context.Context, c command) error {
 	return nil
 }
 
-// run runs the command with KUBECONFIG set to its plane's and returns its standard output; an error quotes its standard error.
+// run runs the command with KUBECONFIG set to its plane's and returns its standard output; an error quotes its
+// standard error.
 func (c command) run(ctx context.Context) ([]byte, error) {
 	path, err := program(c.args[0])
 	if err != nil {

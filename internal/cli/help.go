@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// helpWidth is the maximum width of the help in columns.
+const helpWidth = 100
+
+// sectionAnnotation is the annotation of a flag with the title of its section in the help.
+const sectionAnnotation = "section"
+
+// Sections of the help that several commands have.
+const (
+	sectionCluster      = "Cluster flags:"
+	sectionControlPlane = "Control plane flags:"
+	sectionPush         = "Push mode flags:"
+	sectionPull         = "Pull mode flags:"
+	sectionAgent        = "Agent flags:"
+	sectionHub          = "Hub flags:"
+	sectionEndpoints    = "Endpoint flags:"
+	// sectionOther lists the flags without a section.
+	sectionOther = "Flags:"
+	// sectionGlobal is the last one.
+	sectionGlobal = "Global flags:"
+)
+
+// addSection adds the flags that define defines to flags, and lists them in a section of the help. Sections, and the
+// flags in a section, have the order of their definition.
+func addSection(flags *pflag.FlagSet, title string, define func(*pflag.FlagSet)) {
+	section := pflag.NewFlagSet(title, pflag.ContinueOnError)
+	section.SortFlags = false
+	define(section)
+	section.VisitAll(func(flag *pflag.Flag) { flag.Annotations = map[string][]string{sectionAnnotation: {title}} })
+	flags.SortFlags = false
+	flags.AddFlagSet(section)
+}
+
+// sectionOf returns the title of the section that lists a flag.
+func sectionOf(flag *pflag.Flag) string {
+	if titles := flag.Annotations[sectionAnnotation]; len(titles) > 0 {
+		return titles[0]
+	}
+	if flag.Name == "help" { // cobra adds it
+		return sectionGlobal
+	}
+	return sectionOther
+}
+
+// flagsOfSection returns the flags of a section.
+func flagsOfSection(flags *pflag.FlagSet, title string) []*pflag.Flag {
+	var found []*pflag.Flag
+	flags.VisitAll(func(flag *pflag.Flag) {
+		if sectionOf(flag) == title {
+			found = append(found, flag)
+		}
+	})
+	return found
+}
+
+// sectionTitles returns the titles of the sections that are not empty: in the order of definition, and the global one
+// last.
+func sectionTitles(flags *pflag.FlagSet) []string {
+	var titles []string
+	flags.VisitAll(func(flag *pflag.Flag) {
+		if title := sectionOf(flag); title != sectionGlobal && !slices.Contains(titles, title) {
+			titles = append(titles, title)
+		}
+	})
+	return append(titles, sectionGlobal)
+}
+
+// printUsage prints the help of a command below its description. It prints the parts of cobra's usage, with flags in
+// sections and wrapped to helpWidth. It is no template, since functions of templates are global.
+func printUsage(cmd *cobra.Command) error {
+	var text strings.Builder
+	text.WriteString("Usage:\n")
+	if !cmd.HasAvailableSubCommands() || cmd.Flags().HasAvailableFlags() && len(sectionTitles(cmd.Flags())) > 1 {
+		fmt.Fprintf(&text, "  %s\n", cmd.UseLine())
+	}
+	if cmd.HasAvailableSubCommands() {
+		fmt.Fprintf(&text, "  %s [command]\n", cmd.CommandPath())
+	}
+	if cmd.HasExample() {
+		fmt.Fprintf(&text, "\nExamples:\n%s\n", cmd.Example)
+	}
+	for _, group := range cmd.Groups() {
+		writeCommands(&text, cmd, group)
+	}
+	if len(cmd.Groups()) > 0 {
+		writeCommands(&text, cmd, &cobra.Group{Title: "Additional Commands:"})
+	} else {
+		writeCommands(&text, cmd, &cobra.Group{Title: "Available Commands:"})
+	}
+	for _, title := range sectionTitles(cmd.Flags()) {
+		section := pflag.NewFlagSet(title, pflag.ContinueOnError)
+		section.SortFlags = false
+		for _, flag := range flagsOfSection(cmd.Flags(), title) {
+			section.AddFlag(flag)
+		}
+		fmt.Fprintf(&text, "\n%s\n%s", title, section.FlagUsagesWrapped(helpWidth))
+	}
+	if cmd.HasAvailableSubCommands() {
+		fmt.Fprintf(&text, "\nUse \"%s [command] --help\" for more information about a command.\n", cmd.CommandPath())
+	}
+	_, err := io.WriteString(cmd.OutOrStderr(), text.String())
+	return err
+}
+
+// writeCommands writes the subcommands of a group, if there are any.
+func writeCommands(text *strings.Builder, cmd *cobra.Command, group *cobra.Group) {
+	title := "\n" + group.Title + "\n"
+	for _, sub := range cmd.Commands() {
+		if sub.GroupID == group.ID && (sub.IsAvailableCommand() || sub.Name() == "help") {
+			fmt.Fprintf(text, "%s  %-*s %s\n", title, sub.NamePadding(), sub.Name(), sub.Short)
+			title = ""
+		}
+	}
+}
