@@ -1,4 +1,5 @@
-// Command towline manages a fleet of Kubernetes clusters from one hub. It also answers to the name sveltosctl.
+// Command towline manages a fleet of Kubernetes clusters from one hub. It has the commands of sveltosctl and karmadactl
+// under these names.
 package main
 
 import (
@@ -19,20 +20,20 @@ func run() int {
 	defer stop()
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
-	// A reader that goes away must not end the process: what cannot be printed is an error, after which a command undoes what it did.
+	// A closed pipe does not end the process: the write returns an error, and the command undoes its changes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	return cli.Run(ctx, os.Args, cli.Streams{Out: os.Stdout, Err: os.Stderr, Closed: closed(os.Stdout)})
+	return cli.Run(ctx, os.Args, cli.Streams{Out: os.Stdout, Err: os.Stderr, Closed: isClosed(os.Stdout)})
 }
 
-// closed says whether the process was started without standard output. The runtime opens os.DevNull in its place then, for reading too, which
-// nobody who sends the output there on purpose does.
-func closed(out *os.File) bool {
-	now, err := out.Stat()
+// isClosed reports whether the process was started with a closed standard output. The Go runtime opens os.DevNull in its
+// place, for reading and writing. A shell opens os.DevNull only for writing.
+func isClosed(out *os.File) bool {
+	stdout, err := out.Stat()
 	if err != nil {
 		return true
 	}
 	null, err := os.Stat(os.DevNull)
-	if err != nil || !os.SameFile(now, null) {
+	if err != nil || !os.SameFile(stdout, null) {
 		return false
 	}
 	_, err = out.Read(make([]byte, 1))

@@ -52,7 +52,7 @@ are not deleted; the command lists them.`,
 	addSection(cmd.Flags(), sectionCluster, func(flags *pflag.FlagSet) { addClusterFlags(flags, &f.request.Request) })
 	addSection(cmd.Flags(), "Deregistration flags:", func(flags *pflag.FlagSet) {
 		flags.BoolVar(&f.request.KeepAddons, "keep-addons", false, "keep the add-ons on the cluster")
-		flags.BoolVar(&f.request.Force, "force", false, "abandon what cannot be deleted on the cluster, and list it")
+		flags.BoolVar(&f.request.Force, "force", false, "abandon objects on an unreachable cluster, and list them")
 		flags.DurationVar(&f.request.Wait, "wait", join.DeregisterWait,
 			"maximum time to wait for the removal; 0 does not wait")
 	})

@@ -12,7 +12,7 @@
 //   - validate checks the flags before the command connects to a cluster.
 //   - run loads the kubeconfigs, makes one call of internal/join, internal/hub or an agent, and prints the result.
 //
-// The help needs no cluster. It is at most 100 columns wide: one line that says what the command does, a paragraph at
+// The help needs no cluster. It is at most 100 columns wide: one line with the purpose of the command, a paragraph at
 // most, examples, and flags with units and defaults. Details are in docs.
 //
 // Terms:

@@ -118,10 +118,10 @@ func (w *world) unjoinsByContext(t *testing.T) {
 		t.Errorf("unjoin: got %+v", got)
 	}
 	if err := w.member.Get(t.Context(), account, &corev1.ServiceAccount{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the account of the hub: got error %v, want that it is gone", err)
+		t.Errorf("the account of the hub: got error %v, want NotFound", err)
 	}
 	if err := w.hub.Get(t.Context(), client.ObjectKey{Name: "member-admin"}, &clusterv1alpha1.Cluster{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the Cluster: got error %v, want that it is gone", err)
+		t.Errorf("the Cluster: got error %v, want NotFound", err)
 	}
 }
 
@@ -211,7 +211,7 @@ func (w *world) unchecksByContext(t *testing.T) {
 			t.Errorf("%s: got %+v", line, got)
 		}
 		if again := karmadactl(t, line+" --dry-run"); again.code != 1 || again.err != "error: no cluster object "+name+" found in karmada control Plane\n" {
-			t.Errorf("%s --dry-run, once it is gone: got %+v", line, again)
+			t.Errorf("%s --dry-run, after the deletion: got %+v", line, again)
 		}
 	}
 }

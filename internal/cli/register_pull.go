@@ -81,7 +81,7 @@ func (a *applyFlags) add(flags *pflag.FlagSet) {
 		"maximum time to wait for the cluster after the manifest is applied; 0 does not wait")
 }
 
-// isSet reports whether the manifest is to be applied.
+// isSet reports whether the command applies the manifest.
 func (a *applyFlags) isSet() bool { return a.context != "" || a.kubeconfig != "" }
 
 func (a *applyFlags) validate(flags *pflag.FlagSet) error {

@@ -26,7 +26,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// TestMain lets this test binary be the agent's container, too.
+// TestMain runs this test binary as the container of the agent, too.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "agent" {
 		cli.Run(context.Background(), append([]string{"manager"}, os.Args[1:]...), cli.Streams{Out: os.Stdout, Err: os.Stderr})
@@ -35,10 +35,10 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// brokenImage is an image whose program fails.
+// brokenImage is an image with a program that fails.
 const brokenImage = "registry.invalid/broken:v1"
 
-// world is a hub and a member, and kubeconfig files with a context for each of them.
+// world has a hub, a member, and a kubeconfig file for each.
 type world struct {
 	hub, member   client.Client
 	hubPlane      *localkube.Plane
@@ -72,13 +72,13 @@ func newWorld(t *testing.T) *world {
 			t.Fatal(err)
 		}
 	}
-	// The first file says which context is the current one.
+	// The current context is the one of the first file.
 	w.files = []string{filepath.Join(directory, "hub-admin"), filepath.Join(directory, w.memberContext)}
 	t.Setenv("KUBECONFIG", strings.Join(w.files, string(filepath.ListSeparator)))
 	return w
 }
 
-// renamed returns a kubeconfig whose one context, cluster and user have this name.
+// renamed returns a kubeconfig with one context, cluster and user of this name.
 func renamed(t *testing.T, file, name string) []byte {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(file)
@@ -112,9 +112,8 @@ func (w *world) contents(t *testing.T) map[string]string {
 	return contents
 }
 
-// TestRegisterWithTheMembersKubeconfigAtHand tells one story, of a hub and a member that share the environment
-// variable pointing at them.
-func TestRegisterWithTheMembersKubeconfigAtHand(t *testing.T) {
+// TestRegisterWithTheKubeconfigOfTheMember is one test, since its parts share a hub, a member and KUBECONFIG.
+func TestRegisterWithTheKubeconfigOfTheMember(t *testing.T) {
 	w := newWorld(t)
 	before := w.contents(t)
 	missing := run(t, strings.Fields("sveltosctl register cluster --namespace=n --cluster=c --fleet-cluster-context=nowhere")...)
@@ -123,8 +122,8 @@ func TestRegisterWithTheMembersKubeconfigAtHand(t *testing.T) {
 	}
 	w.generates(t)
 	w.registersByContext(t)
-	w.takesBackWhatIsInterrupted(t)
-	w.saysWhyTheClusterIsNotReady(t)
+	w.undoesInterruptedRegistration(t)
+	w.reportsWhyTheClusterIsNotReady(t)
 	w.waitsUntilReady(t)
 	if diff := cmp.Diff(before, w.contents(t)); diff != "" {
 		t.Errorf("kubeconfig files (-before +after):\n%s", diff)
@@ -177,8 +176,8 @@ func (w *world) registersByContext(t *testing.T) {
 	}
 }
 
-// traces returns how many Deployments of agents the member has, and SveltosClusters the hub.
-func (w *world) traces(t *testing.T) (agents, clusters int) {
+// count returns the numbers of Deployments on the member and of SveltosClusters on the hub.
+func (w *world) count(t *testing.T) (agents, clusters int) {
 	t.Helper()
 	deployments, registered := &appsv1.DeploymentList{}, &libv1beta1.SveltosClusterList{}
 	if err := errors.Join(w.member.List(t.Context(), deployments), w.hub.List(t.Context(), registered, client.InNamespace("edge"))); err != nil {
@@ -189,36 +188,36 @@ func (w *world) traces(t *testing.T) (agents, clusters int) {
 
 const registerAndApply = "sveltosctl register cluster --namespace=edge --cluster=c --pullmode --apply-to-context=member-admin "
 
-// cutting is an output that ends the command when something is printed.
-type cutting struct{ cancel context.CancelFunc }
+// cancelingWriter is an output that cancels the command at the first write.
+type cancelingWriter struct{ cancel context.CancelFunc }
 
-func (c cutting) Write([]byte) (int, error) {
+func (c cancelingWriter) Write([]byte) (int, error) {
 	c.cancel()
 	return 0, context.Canceled
 }
 
-func (w *world) takesBackWhatIsInterrupted(t *testing.T) {
+func (w *world) undoesInterruptedRegistration(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var errs bytes.Buffer
-	code := cli.Run(ctx, strings.Fields(registerAndApply), cli.Streams{Out: cutting{cancel}, Err: &errs})
-	agents, clusters := w.traces(t)
+	code := cli.Run(ctx, strings.Fields(registerAndApply), cli.Streams{Out: cancelingWriter{cancel}, Err: &errs})
+	agents, clusters := w.count(t)
 	if code != 130 || !strings.Contains(errs.String(), "error: interrupted while registering cluster edge/c") || !strings.Contains(errs.String(), "; everything was taken back\n") || agents != 0 || clusters != 0 {
 		t.Errorf("got code %d, error output %q, %d agents and %d clusters", code, errs.String(), agents, clusters)
 	}
-	// The namespace was made by the registration; it goes with it, and that takes a while.
+	// The registration created the namespace, so it is deleted, which takes some time.
 	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
 		return apierrors.IsNotFound(w.hub.Get(ctx, client.ObjectKey{Name: "edge"}, &corev1.Namespace{})), nil
 	})
 	if err != nil {
-		t.Fatalf("wait until namespace edge is gone: %v", err)
+		t.Fatalf("wait until namespace edge is deleted: %v", err)
 	}
 }
 
-func (w *world) saysWhyTheClusterIsNotReady(t *testing.T) {
+func (w *world) reportsWhyTheClusterIsNotReady(t *testing.T) {
 	t.Helper()
 	got := run(t, strings.Fields(registerAndApply+"--wait=3s --agent-image="+brokenImage)...)
-	agents, clusters := w.traces(t)
+	agents, clusters := w.count(t)
 	if got.code != 1 || agents != 1 || clusters != 1 || !strings.Contains(got.out, "deployment.apps/sveltos-applier-manager created\n") {
 		t.Errorf("got %+v, %d agents and %d clusters", got, agents, clusters)
 	}
@@ -255,7 +254,7 @@ func (w *world) waitsUntilReady(t *testing.T) {
 		t.Errorf("deregister without waiting: got %+v", got)
 	}
 	got = run(t, "sveltosctl", "deregister", "cluster", "--namespace=edge", "--cluster=c")
-	// The hub may have been through before.
+	// The hub may have finished the removal before.
 	if !strings.HasPrefix(got.out, "Successfully deregistered cluster edge/c\n") && !strings.Contains(got.err, "the cluster is not registered") {
 		t.Errorf("deregister: got %+v", got)
 	}

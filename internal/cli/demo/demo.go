@@ -18,43 +18,44 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// patience bounds each wait of the demo. On two cores none of them takes a tenth of it.
-const patience = 3 * time.Minute
+// waitTimeout is the maximum duration of each wait of the demo. On two cores none takes a tenth of it.
+const waitTimeout = 3 * time.Minute
 
-// Options say how the demo runs.
+// Options are the options of Run.
 type Options struct {
-	// Exit ends the demo after success instead of staying until the context ends.
+	// Exit ends the demo after its last step. Otherwise it runs until the context ends.
 	Exit bool
-	// Out gets the transcript, Err the progress.
+	// Out gets the commands and their output, Err the progress.
 	Out, Err io.Writer
-	// RunHub runs the hub against the control plane with this kubeconfig until ctx ends; cacheDir is for what it
-	// fetches.
+	// RunHub runs the hub on the control plane of a kubeconfig until ctx ends. cacheDir is the hub's cache directory.
 	RunHub func(ctx context.Context, kubeconfig, cacheDir string) error
 }
 
-// Demo is the running state: the directory that holds everything, and the control planes.
+// demo is a running demo.
 type demo struct {
 	terminal
-	opts           Options
-	dir            string
-	hub            *localkube.Plane
-	pulled, pushed *localkube.Plane
-	charts         string
+	opts       Options
+	dir        string // all files of the demo
+	hub        *localkube.Plane
+	pullMember *localkube.Plane
+	pushMember *localkube.Plane
+	chartsURL  string
 }
 
-// Run plays the demo. It returns an error if a step fails; everything it started has ended when it returns.
+// Run runs the demo, and returns an error if a step fails. Before it returns, it stops its processes and deletes its
+// files.
 func Run(ctx context.Context, opts Options) error {
 	d := &demo{opts: opts}
 	d.out, d.err = opts.Out, opts.Err
-	for _, dead := range removeDead(os.TempDir()) {
-		d.progress("removed %s, which a demo left that was killed", dead)
+	for _, stale := range deleteStaleWorkDirs(os.TempDir()) {
+		d.progress("deleted %s of a killed demo", stale)
 	}
-	place, err := makePlace(os.TempDir())
+	dir, err := createWorkDir(os.TempDir())
 	if err != nil {
-		return fmt.Errorf("make the demo's directory: %w", err)
+		return fmt.Errorf("create the directory of the demo: %w", err)
 	}
-	d.dir = place.dir
-	defer place.release()
+	d.dir = dir.path
+	defer dir.unlock()
 	defer d.cleanUp()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -64,23 +65,23 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	work.Go(func() error {
 		defer cancel()
-		return d.play(ctx, work)
+		return d.runSteps(ctx, work)
 	})
 	return work.Wait()
 }
 
-// play is the demo's story, in order.
-func (d *demo) play(ctx context.Context, work *errgroup.Group) error {
+// runSteps runs the steps of the demo in order.
+func (d *demo) runSteps(ctx context.Context, work *errgroup.Group) error {
 	steps := []struct {
 		title string
 		run   func(context.Context) error
 	}{
 		{"Start three Kubernetes control planes: a hub and two members", d.startPlanes},
 		{"Start the hub", func(ctx context.Context) error { return d.startHub(ctx, work) }},
-		{"Register cluster01 in pull mode: its agent dials the hub, it needs no inbound port", d.registerPull},
-		{"Register cluster02 in push mode: the hub dials it", d.registerPush},
-		{"Declare once what runs on both: a chart with a CRD and a subchart, and a plain manifest", d.deploy},
-		{"Look at it", d.show},
+		{"Register cluster01 in pull mode: its agent connects to the hub", d.registerPullMember},
+		{"Register cluster02 in push mode: the hub connects to it", d.registerPushMember},
+		{"Deploy a chart with a CRD and a subchart, and a manifest, to both members", d.deploy},
+		{"Show the result", d.show},
 	}
 	for i, step := range steps {
 		d.heading(fmt.Sprintf("%d/%d %s", i+1, len(steps), step.title))
@@ -91,7 +92,7 @@ func (d *demo) play(ctx context.Context, work *errgroup.Group) error {
 			return fmt.Errorf("%s: %w", step.title, err)
 		}
 	}
-	d.goodbye()
+	d.printNextSteps()
 	if !d.opts.Exit {
 		<-ctx.Done()
 	}
@@ -108,7 +109,7 @@ func (d *demo) serveCharts(ctx context.Context, work *errgroup.Group) error {
 	if err != nil {
 		return fmt.Errorf("listen for the chart repository: %w", err)
 	}
-	d.charts = "http://" + listener.Addr().String()
+	d.chartsURL = "http://" + listener.Addr().String()
 	server := &http.Server{Handler: repository, ReadHeaderTimeout: 10 * time.Second}
 	work.Go(func() error {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -126,23 +127,24 @@ func (d *demo) serveCharts(ctx context.Context, work *errgroup.Group) error {
 func (d *demo) startPlanes(ctx context.Context) error {
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("find our own program: %w", err)
+		return fmt.Errorf("find the path of this program: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	starts, ctx := errgroup.WithContext(ctx)
-	for name, plane := range map[string]**localkube.Plane{"hub": &d.hub, "cluster01": &d.pulled, "cluster02": &d.pushed} {
+	for name, plane := range map[string]**localkube.Plane{"hub": &d.hub, "cluster01": &d.pullMember, "cluster02": &d.pushMember} {
 		starts.Go(func() error {
-			begin := time.Now()
-			// The image of the agent runs as this very program, so the printed manifest starts a real agent.
-			started, err := localkube.Start(ctx, localkube.Options{
+			started := time.Now()
+			// localkube runs this program for the image of the agent, so that the printed manifest starts a real
+			// agent.
+			running, err := localkube.Start(ctx, localkube.Options{
 				Name: name, Dir: filepath.Join(d.dir, name), Exec: map[string]string{join.DefaultAgentImage: self},
 			})
 			if err != nil {
 				return err
 			}
-			*plane = started
-			d.progress("%s answers after %.1f s", name, time.Since(begin).Seconds())
+			*plane = running
+			d.progress("%s answers after %.1f s", name, time.Since(started).Seconds())
 			return nil
 		})
 	}
@@ -156,40 +158,40 @@ func (d *demo) startHub(ctx context.Context, work *errgroup.Group) error {
 		}
 		return nil
 	})
-	return d.until(ctx, "the hub has registered itself", func(ctx context.Context) (string, error) {
+	return d.waitUntil(ctx, "the hub has registered itself", func(ctx context.Context) (string, error) {
 		return d.jsonpath(ctx, "sveltoscluster", "mgmt", "mgmt", "{.status.ready}")
 	}, "true")
 }
 
-func (d *demo) registerPull(ctx context.Context) error {
+func (d *demo) registerPullMember(ctx context.Context) error {
 	manifest := filepath.Join(d.dir, "cluster01.yaml")
 	register := []string{"sveltosctl", "register", "cluster", "--namespace=edge", "--cluster=cluster01", "--pullmode", "--labels=env=test"}
-	if err := d.typed(ctx, command{plane: d.hub, args: register, redirect: manifest}); err != nil {
+	if err := d.runPrinted(ctx, command{plane: d.hub, args: register, redirect: manifest}); err != nil {
 		return err
 	}
-	if err := d.typed(ctx, command{plane: d.hub, args: []string{"kubectl", "get", "sveltosclusters", "-A"}}); err != nil {
+	if err := d.runPrinted(ctx, command{plane: d.hub, args: []string{"kubectl", "get", "sveltosclusters", "-A"}}); err != nil {
 		return err
 	}
-	if err := d.typed(ctx, command{plane: d.pulled, args: []string{"kubectl", "apply", "-f", manifest}}); err != nil {
+	if err := d.runPrinted(ctx, command{plane: d.pullMember, args: []string{"kubectl", "apply", "-f", manifest}}); err != nil {
 		return err
 	}
-	return d.untilReady(ctx, "edge", "cluster01")
+	return d.waitUntilReady(ctx, "edge", "cluster01")
 }
 
-func (d *demo) registerPush(ctx context.Context) error {
+func (d *demo) registerPushMember(ctx context.Context) error {
 	for _, args := range [][]string{
 		{"kubectl", "create", "namespace", "cloud"},
-		{"sveltosctl", "register", "cluster", "--namespace=cloud", "--cluster=cluster02", "--kubeconfig=" + d.pushed.Kubeconfig, "--labels=env=test"},
+		{"sveltosctl", "register", "cluster", "--namespace=cloud", "--cluster=cluster02", "--kubeconfig=" + d.pushMember.Kubeconfig, "--labels=env=test"},
 	} {
-		if err := d.typed(ctx, command{plane: d.hub, args: args}); err != nil {
+		if err := d.runPrinted(ctx, command{plane: d.hub, args: args}); err != nil {
 			return err
 		}
 	}
-	return d.untilReady(ctx, "cloud", "cluster02")
+	return d.waitUntilReady(ctx, "cloud", "cluster02")
 }
 
 func (d *demo) deploy(ctx context.Context) error {
-	profiles, err := examples.Profiles(d.charts)
+	profiles, err := examples.Profiles(d.chartsURL)
 	if err != nil {
 		return fmt.Errorf("read the example profiles: %w", err)
 	}
@@ -197,14 +199,14 @@ func (d *demo) deploy(ctx context.Context) error {
 	if err := os.WriteFile(file, profiles, 0o600); err != nil {
 		return fmt.Errorf("write the example profiles: %w", err)
 	}
-	begin := time.Now()
-	if err := d.typed(ctx, command{plane: d.hub, args: []string{"kubectl", "apply", "-f", file}}); err != nil {
+	started := time.Now()
+	if err := d.runPrinted(ctx, command{plane: d.hub, args: []string{"kubectl", "apply", "-f", file}}); err != nil {
 		return err
 	}
-	if err := d.untilProvisioned(ctx); err != nil {
+	if err := d.waitUntilProvisioned(ctx); err != nil {
 		return err
 	}
-	d.progress("both members have it %.1f s after the profiles were applied", time.Since(begin).Seconds())
+	d.progress("both members have the add-ons %.1f s after the profiles were applied", time.Since(started).Seconds())
 	return nil
 }
 
@@ -214,41 +216,42 @@ func (d *demo) show(ctx context.Context) error {
 		{plane: d.hub, args: []string{"kubectl", "get", "clusterprofile,clustersummary", "-A"}},
 		{plane: d.hub, args: []string{"kubectl", "get", "clustersummaries", "-A", "-o", "wide"}},
 		{plane: d.hub, args: []string{"sveltosctl", "show", "addons"}},
-		{plane: d.pulled, args: []string{"kubectl", "get", "deployments", "-A"}},
-		{plane: d.pushed, args: []string{"kubectl", "get", "deployments", "-A"}},
+		{plane: d.pullMember, args: []string{"kubectl", "get", "deployments", "-A"}},
+		{plane: d.pushMember, args: []string{"kubectl", "get", "deployments", "-A"}},
 	} {
-		if err := d.typed(ctx, c); err != nil {
+		if err := d.runPrinted(ctx, c); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// goodbye says how to look around.
-func (d *demo) goodbye() {
-	d.heading("It works")
+// printNextSteps prints the kubeconfigs for the user.
+func (d *demo) printNextSteps() {
+	d.heading("The demo is complete")
 	if d.opts.Exit {
 		return
 	}
-	d.printf("Look around, in another terminal (kubectl is beside this program):\n\n")
-	for _, plane := range []*localkube.Plane{d.hub, d.pulled, d.pushed} {
+	d.printf("Run kubectl in another terminal with one of these kubeconfigs (kubectl is in the directory of this program):\n\n")
+	for _, plane := range []*localkube.Plane{d.hub, d.pullMember, d.pushMember} {
 		d.printf("  export KUBECONFIG=%s   # %s\n", plane.Kubeconfig, plane.Name)
 	}
-	d.printf("\nThe hub's log is %s. Ctrl-C ends the demo and removes everything.\n", filepath.Join(d.dir, "hub.log"))
+	d.printf("\nThe log of the hub is %s. Ctrl-C ends the demo and deletes everything.\n", filepath.Join(d.dir,
+		"hub.log"))
 }
 
-// cleanUp stops the control planes, in parallel, and removes the directory.
+// cleanUp stops the control planes in parallel and deletes the directory.
 func (d *demo) cleanUp() {
 	var stops errgroup.Group
-	for _, plane := range []*localkube.Plane{d.hub, d.pulled, d.pushed} {
+	for _, plane := range []*localkube.Plane{d.hub, d.pullMember, d.pushMember} {
 		if plane != nil {
 			stops.Go(plane.Stop)
 		}
 	}
 	if err := stops.Wait(); err != nil {
-		d.progress("stopping: %v", err)
+		d.progress("stop the control planes: %v", err)
 	}
 	if err := os.RemoveAll(d.dir); err != nil {
-		d.progress("remove %s: %v", d.dir, err)
+		d.progress("delete %s: %v", d.dir, err)
 	}
 }

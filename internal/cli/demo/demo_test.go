@@ -20,20 +20,20 @@ import (
 )
 
 const (
-	// playLimit bounds a whole demo on cores shared with many other tests.
-	playLimit = 4 * time.Minute
-	// endLimit is how long everything that a demo started may outlive it.
+	// demoLimit is the maximum duration of a demo on cores that it shares with other tests.
+	demoLimit = 4 * time.Minute
+	// endLimit is the maximum time until the processes of a demo that was killed have ended.
 	endLimit = 15 * time.Second
 )
 
-// play is a demo in a process of its own, with a directory for temporary files of its own.
-type play struct {
+// demoProcess is a demo in a process of its own, with its own directory for temporary files.
+type demoProcess struct {
 	cmd      *exec.Cmd
 	dir      string
 	out, err *transcript
 }
 
-// transcript is what a process has written so far.
+// transcript is the output of a process.
 type transcript struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -52,10 +52,10 @@ func (w *transcript) String() string {
 }
 
 // start starts program as a demo whose temporary files are in dir.
-func start(t *testing.T, program, dir string, env ...string) *play {
+func start(t *testing.T, program, dir string, env ...string) *demoProcess {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), playLimit)
-	p := &play{dir: dir, out: &transcript{}, err: &transcript{}}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), demoLimit)
+	p := &demoProcess{dir: dir, out: &transcript{}, err: &transcript{}}
 	p.cmd = exec.CommandContext(ctx, program, "demo", "--exit")
 	p.cmd.Env = append(append(os.Environ(), "TMPDIR="+dir), env...)
 	p.cmd.Dir = dir
@@ -74,7 +74,7 @@ func start(t *testing.T, program, dir string, env ...string) *play {
 }
 
 // code waits for the end of the demo and returns its exit code, -1 if a signal ended it.
-func (p *play) code(t *testing.T) int {
+func (p *demoProcess) code(t *testing.T) int {
 	t.Helper()
 	err := p.cmd.Wait()
 	exit := &exec.ExitError{}
@@ -84,19 +84,19 @@ func (p *play) code(t *testing.T) int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// wantSaid waits until the demo's transcript contains text.
-func (p *play) wantSaid(t *testing.T, text string) {
+// waitForOutput waits until the output contains text.
+func (p *demoProcess) waitForOutput(t *testing.T, text string) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, playLimit, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, demoLimit, true, func(context.Context) (bool, error) {
 		return strings.Contains(p.out.String(), text), nil
 	})
 	if err != nil {
-		t.Fatalf("wait until the demo says %q: %v", text, err)
+		t.Fatalf("wait for the output %q: %v", text, err)
 	}
 }
 
 // wantNoProcess fails the test if a process that works in the demo's directory outlives limit.
-func (p *play) wantNoProcess(t *testing.T, limit time.Duration) {
+func (p *demoProcess) wantNoProcess(t *testing.T, limit time.Duration) {
 	t.Helper()
 	var left []string
 	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, limit, true, func(context.Context) (bool, error) {
@@ -115,9 +115,9 @@ func processes(dir string) []string {
 	for _, process := range directories {
 		cmdline, err := os.ReadFile(filepath.Join(process, "cmdline"))
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
-		environment, _ := os.ReadFile(filepath.Join(process, "environ")) // that of a dead one is empty
+		environment, _ := os.ReadFile(filepath.Join(process, "environ")) // empty for a process that has ended
 		if bytes.Contains(cmdline, []byte(dir)) || bytes.Contains(environment, []byte(dir)) {
 			found = append(found, filepath.Base(process)+": "+string(bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '})))
 		}
@@ -125,7 +125,7 @@ func processes(dir string) []string {
 	return found
 }
 
-func places(t *testing.T, dir string) []string {
+func workDirs(t *testing.T, dir string) []string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, "towline-demo-*"))
 	if err != nil {
@@ -144,10 +144,10 @@ func towline(t *testing.T) string {
 	return program
 }
 
-func TestDemoShowsTheMainJobAndCleansUpAfterOthers(t *testing.T) {
+func TestDemoDeploysAndDeletesStaleDirectories(t *testing.T) {
 	dir, program := t.TempDir(), towline(t)
 	killed := start(t, program, dir)
-	killed.wantSaid(t, "2/6 Start the hub")
+	killed.waitForOutput(t, "2/6 Start the hub")
 	if err := killed.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestDemoShowsTheMainJobAndCleansUpAfterOthers(t *testing.T) {
 		t.Errorf("code of a killed demo: got %d", code)
 	}
 	killed.wantNoProcess(t, endLimit)
-	if left := places(t, dir); len(left) != 1 {
+	if left := workDirs(t, dir); len(left) != 1 {
 		t.Errorf("directories of a killed demo: got %v, want one", left)
 	}
 
@@ -166,21 +166,21 @@ func TestDemoShowsTheMainJobAndCleansUpAfterOthers(t *testing.T) {
 	for _, want := range []string{
 		"\ncluster01 $ kubectl apply -f ", "\nhub $ kubectl get sveltosclusters -A --show-labels\nNAMESPACE", "\nedge ", "\ncloud ",
 		"clusterprofile.config.projectsveltos.io/deploy-hello", "\nhub $ sveltosctl show addons\n", "\ncluster02 $ kubectl get deployments -A\nNAMESPACE",
-		"\n== It works\n",
+		"\n== The demo is complete\n",
 	} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("transcript lacks %q", want)
 		}
 	}
 	p.wantNoProcess(t, endLimit)
-	if left := places(t, dir); len(left) != 0 {
+	if left := workDirs(t, dir); len(left) != 0 {
 		t.Errorf("directories left: %v", left)
 	}
 }
 
-func TestInterruptedDemoFailsAndLeavesNothing(t *testing.T) {
+func TestInterruptedDemoDeletesEverything(t *testing.T) {
 	p := start(t, towline(t), t.TempDir())
-	p.wantSaid(t, "3/6 Register cluster01")
+	p.waitForOutput(t, "3/6 Register cluster01")
 	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -188,13 +188,13 @@ func TestInterruptedDemoFailsAndLeavesNothing(t *testing.T) {
 		t.Errorf("code: got %d, want 130", code)
 	}
 	p.wantNoProcess(t, time.Second)
-	if left := places(t, p.dir); len(left) != 0 {
+	if left := workDirs(t, p.dir); len(left) != 0 {
 		t.Errorf("directories left: %v", left)
 	}
 }
 
 func TestDemoFailsWhereAProgramIsMissing(t *testing.T) {
-	// Programs beside our own are found first, so that it has to be alone.
+	// Programs in the directory of towline are found first, so that it needs its own directory.
 	content, err := os.ReadFile(towline(t))
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestDemoFailsWhereAProgramIsMissing(t *testing.T) {
 	if !strings.Contains(p.err.String(), "find localkube: run `make build` first") {
 		t.Errorf("errors: got %q", p.err)
 	}
-	if left := places(t, dir); len(left) != 0 {
+	if left := workDirs(t, dir); len(left) != 0 {
 		t.Errorf("directories left: %v", left)
 	}
 }

@@ -20,19 +20,21 @@ import (
 )
 
 const (
-	// glance is how often a wait looks, and report is how often it says that it still waits.
-	glance = 200 * time.Millisecond
-	report = 2 * time.Second
+	// pollInterval is the interval of the checks of a wait.
+	pollInterval = 200 * time.Millisecond
+	// progressInterval is the interval of the progress of a wait.
+	progressInterval = 2 * time.Second
 )
 
-// terminal shows what the demo types and what happens.
+// terminal prints the commands of the demo, their output, and progress.
 type terminal struct {
 	out, err io.Writer
-	// mu keeps lines whole: control planes start in parallel.
+	// mu is held while a line is printed: control planes start in parallel.
 	mu sync.Mutex
 }
 
-// command is one line that the demo types; redirect, if set, is the file that gets its standard output.
+// command is a command of the demo with the KUBECONFIG of a control plane. redirect is a file for its standard output,
+// if it is set.
 type command struct {
 	plane    *localkube.Plane
 	args     []string
@@ -53,8 +55,8 @@ func (t *terminal) progress(format string, args ...any) {
 	_, _ = fmt.Fprintf(t.err, "   "+format+"\n", args...)
 }
 
-// typed prints the command as a person would type it, runs it, and prints its output.
-func (t *terminal) typed(ctx context.Context, c command) error {
+// runPrinted prints the command line, runs the command, and prints its output.
+func (t *terminal) runPrinted(ctx context.Context, c command) error {
 	line := strings.Join(c.args, " ")
 	if c.redirect != "" {
 		line += " > " + c.redirect
@@ -74,15 +76,14 @@ func (t *terminal) typed(ctx context.Context, c command) error {
 	return nil
 }
 
-// run runs the command with KUBECONFIG set to its plane's and returns its standard output; an error quotes its
-// standard error.
+// run runs the command and returns its standard output. Errors contain its standard error.
 func (c command) run(ctx context.Context) ([]byte, error) {
-	path, err := program(c.args[0])
+	path, err := programPath(c.args[0])
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, path, c.args[1:]...)
-	cmd.Args[0] = c.args[0] // our own program answers to the name that was typed
+	cmd.Args[0] = c.args[0] // this program has the commands of that name
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.plane.Kubeconfig)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -93,35 +94,36 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 	return out, nil
 }
 
-func program(name string) (string, error) {
+// programPath returns the path of kubectl, or of this program for all other names.
+func programPath(name string) (string, error) {
 	if name == "kubectl" {
 		return localkube.Binary(name)
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return "", fmt.Errorf("find our own program: %w", err)
+		return "", fmt.Errorf("find the path of this program: %w", err)
 	}
 	return filepath.EvalSymlinks(self)
 }
 
-// jsonpath reads one field of an object on the hub; an absent object or field is "".
+// jsonpath returns a field of an object on the hub, "" if the object or the field does not exist.
 func (d *demo) jsonpath(ctx context.Context, kind, namespace, name, path string) (string, error) {
 	get := command{plane: d.hub, args: []string{"kubectl", "get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "jsonpath=" + path}}
 	out, err := get.run(ctx)
 	return strings.TrimSpace(string(out)), err
 }
 
-func (d *demo) untilReady(ctx context.Context, namespace, cluster string) error {
-	return d.until(ctx, cluster+" is ready", func(ctx context.Context) (string, error) {
+func (d *demo) waitUntilReady(ctx context.Context, namespace, cluster string) error {
+	return d.waitUntil(ctx, cluster+" is ready", func(ctx context.Context) (string, error) {
 		return d.jsonpath(ctx, "sveltoscluster", namespace, cluster, "{.status.ready}")
 	}, "true")
 }
 
-// untilProvisioned waits for the summaries of the example profiles.
-func (d *demo) untilProvisioned(ctx context.Context) error {
+// waitUntilProvisioned waits for the ClusterSummaries of the example profiles.
+func (d *demo) waitUntilProvisioned(ctx context.Context) error {
 	for namespace, cluster := range map[string]string{"edge": "cluster01", "cloud": "cluster02"} {
 		for profile, feature := range map[string]string{"deploy-hello": "Helm", "team-space": "Resources"} {
-			err := d.until(ctx, cluster+" has everything of "+profile, func(ctx context.Context) (string, error) {
+			err := d.waitUntil(ctx, cluster+" has the add-ons of "+profile, func(ctx context.Context) (string, error) {
 				return d.jsonpath(ctx, "clustersummary", namespace, profile+"-sveltos-"+cluster,
 					`{range .status.featureSummaries[*]}{.featureID} is {.status} {.failureMessage}{end}`)
 			}, feature+" is Provisioned")
@@ -133,25 +135,26 @@ func (d *demo) untilProvisioned(ctx context.Context) error {
 	return nil
 }
 
-// until waits until look returns want, and says every two seconds what it sees meanwhile.
-func (d *demo) until(ctx context.Context, what string, look func(context.Context) (string, error), want string) error {
-	begin, told := time.Now(), time.Now()
-	var seen string
-	var lookErr error
-	err := wait.PollUntilContextTimeout(ctx, glance, patience, true, func(ctx context.Context) (bool, error) {
-		seen, lookErr = look(ctx)
-		if lookErr == nil && seen == want {
+// waitUntil waits until read returns want, and prints the current value as progress. condition describes want in
+// messages.
+func (d *demo) waitUntil(ctx context.Context, condition string, read func(context.Context) (string, error), want string) error {
+	started, lastProgress := time.Now(), time.Now()
+	var current string
+	var readErr error
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, waitTimeout, true, func(ctx context.Context) (bool, error) {
+		current, readErr = read(ctx)
+		if readErr == nil && current == want {
 			return true, nil
 		}
-		if time.Since(told) > report {
-			told = time.Now()
-			d.progress("waiting until %s: %s", what, cmp.Or(seen, "not yet"))
+		if time.Since(lastProgress) > progressInterval {
+			lastProgress = time.Now()
+			d.progress("waiting until %s: %s", condition, cmp.Or(current, "not yet"))
 		}
 		return false, nil
 	})
 	if err != nil {
-		return errors.Join(fmt.Errorf("wait until %s: last seen %q: %w", what, seen, err), lookErr)
+		return errors.Join(fmt.Errorf("wait until %s: last value %q: %w", condition, current, err), readErr)
 	}
-	d.progress("%s (%.1f s)", what, time.Since(begin).Seconds())
+	d.progress("%s (%.1f s)", condition, time.Since(started).Seconds())
 	return nil
 }
