@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,17 +13,26 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/towline/towline/internal/join/register"
 )
 
 // serviceAccountVariable is the environment variable with the directory of the token, ca.crt and namespace of a pod
 // that has no file system of its own, such as a pod of localkube.
 const serviceAccountVariable = "TOWLINE_SERVICEACCOUNT_DIR"
 
-// hubConfig returns the config of the hub, from file if it is not empty, else from the files in KUBECONFIG, else of
-// the cluster in which this process runs as a pod, else from ~/.kube/config.
-func hubConfig(file string) (*rest.Config, error) { return currentConfig("hub", file) }
+// hubConfig returns the config of the hub for a command that ends with ctx.
+func hubConfig(ctx context.Context) (*rest.Config, error) {
+	config, err := currentConfig("hub", "")
+	if err != nil {
+		return nil, err
+	}
+	return register.Interruptible(ctx, config), nil
+}
 
-// currentConfig returns the config of a cluster as hubConfig does. role is the cluster in errors, such as hub.
+// currentConfig returns the config of a cluster: from file if it is not empty, else from the files in KUBECONFIG, else
+// of the cluster in which this process runs as a pod, else from ~/.kube/config. role is the cluster in errors, such as
+// hub.
 func currentConfig(role, file string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	if file != "" {

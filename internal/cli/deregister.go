@@ -69,7 +69,7 @@ func (f *deregisterFlags) validate() error {
 
 func (f *deregisterFlags) run(ctx context.Context, streams Streams) error {
 	r := f.request
-	hub, err := hubConfig("")
+	hub, err := hubConfig(ctx)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -107,7 +108,7 @@ func (f *hubFlags) addAgents(flags *pflag.FlagSet) {
 }
 
 func (f *hubFlags) run(ctx context.Context) error {
-	config, err := hubConfig(f.kubeconfig)
+	config, err := currentConfig("hub", f.kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -193,16 +194,17 @@ func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
 // runHub runs a hub. A hub without a shard key first limits the tokens that agents can request, and prepares the
 // registration with tokens.
 func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
+	startConfig := register.Interruptible(ctx, config)
 	if !options.InstallCRDs {
-		if err := checkInstalled(ctx, config); err != nil {
+		if err := checkInstalled(ctx, startConfig); err != nil {
 			return err
 		}
 	}
 	if options.ShardKey == "" {
-		if err := limitTokens(ctx, config); err != nil {
+		if err := limitTokens(ctx, startConfig); err != nil {
 			return err
 		}
-		if err := prepareRegistration(ctx, config, options); err != nil {
+		if err := prepareRegistration(ctx, startConfig, options); err != nil {
 			return err
 		}
 	}

@@ -3,7 +3,11 @@ package cli_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
+	"encoding/pem"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -43,13 +47,38 @@ func silent(t *testing.T, connected func()) string {
 // kubeconfigOf writes a kubeconfig with one context for server, and returns its path.
 func kubeconfigOf(t *testing.T, server string) string {
 	t.Helper()
+	anyServer := httptest.NewTLSServer(http.NotFoundHandler())
+	defer anyServer.Close()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: anyServer.Certificate().Raw})
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],` +
-		`"clusters":[{"name":"c","cluster":{"server":"` + server + `","insecure-skip-tls-verify":true}}],"users":[{"name":"u","user":{"token":"x"}}]}`
+		`"clusters":[{"name":"c","cluster":{"server":"` + server + `","certificate-authority-data":"` +
+		base64.StdEncoding.EncodeToString(ca) + `"}}],"users":[{"name":"u","user":{"token":"x"}}]}`
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// wantInterrupted interrupts a command at its first connection, and fails the test unless the command ends at once. lineFor
+// returns the command for the kubeconfig of a server that never responds.
+func wantInterrupted(t *testing.T, lineFor func(kubeconfig string) string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var interrupted time.Time
+	var once sync.Once
+	path := kubeconfigOf(t, "https://"+silent(t, func() { once.Do(func() { interrupted = time.Now(); cancel() }) }))
+	var out, errs bytes.Buffer
+	code := cli.Run(ctx, strings.Fields(lineFor(path)), cli.Streams{Out: &out, Err: &errs})
+	// A hub logs before it connects.
+	_, message, found := strings.Cut("\n"+errs.String(), "\nerror: interrupted")
+	if code != 130 || !found || strings.Count(message, "\n") != 1 {
+		t.Errorf("got code %d and error output %q, want 130 and an error in one line", code, errs.String())
+	}
+	if took := time.Since(interrupted); took > time.Second {
+		t.Errorf("it ended %s after it was interrupted", took)
+	}
 }
 
 // TestInterruptedWhileConnecting shows that a command ends at once if it is interrupted before its first change.
@@ -68,20 +97,32 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			var interrupted time.Time
-			var once sync.Once
-			path := kubeconfigOf(t, "https://"+silent(t, func() { once.Do(func() { interrupted = time.Now(); cancel() }) }))
-			var out, errs bytes.Buffer
-			command := append([]string{"karmadactl"}, strings.Fields(strings.ReplaceAll(args, "SILENT", path))...)
-			code := cli.Run(ctx, command, cli.Streams{Out: &out, Err: &errs})
-			if code != 130 || !strings.HasPrefix(errs.String(), "error: interrupted: ") || strings.Count(errs.String(), "\n") != 1 {
-				t.Errorf("got code %d and error output %q, want 130 and one line", code, errs.String())
-			}
-			if took := time.Since(interrupted); took > time.Second {
-				t.Errorf("it ended %s after it was interrupted", took)
-			}
+			wantInterrupted(t, func(path string) string { return "karmadactl " + strings.ReplaceAll(args, "SILENT", path) })
+		})
+	}
+}
+
+// TestInterruptedWhileConnectingByEnvironment shows the same for commands that use KUBECONFIG, and for the start of a hub.
+func TestInterruptedWhileConnectingByEnvironment(t *testing.T) {
+	const cluster = " --namespace=n --cluster=c"
+	for _, line := range []string{
+		"sveltosctl register cluster --pullmode" + cluster,
+		"sveltosctl register cluster --pullmode --apply-to-context=c" + cluster,
+		"sveltosctl register cluster --pullmode --apply-to-kubeconfig=SILENT" + cluster,
+		"sveltosctl register cluster --kubeconfig=SILENT" + cluster,
+		"sveltosctl register cluster --fleet-cluster-context=c" + cluster,
+		"sveltosctl register cluster-eks --endpoint=https://127.0.0.1:1 --eks-cluster-name=c" + cluster,
+		"sveltosctl deregister cluster" + cluster,
+		"sveltosctl generate kubeconfig",
+		"sveltosctl generate kubeconfig --context=c",
+		"sveltosctl show addons",
+		"towline hub --log-format=json --diagnostics-address= --health-address= --cache-dir=/nowhere",
+	} {
+		t.Run(line, func(t *testing.T) {
+			wantInterrupted(t, func(path string) string {
+				t.Setenv("KUBECONFIG", path)
+				return strings.ReplaceAll(line, "SILENT", path)
+			})
 		})
 	}
 }

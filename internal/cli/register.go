@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/register"
 )
 
 // registrationFlags are the flags of every `register cluster` command.
@@ -214,13 +215,14 @@ func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
 		if request.Member, err = contextConfig(f.context); err != nil {
 			return fmt.Errorf("--fleet-cluster-context: %w", err)
 		}
+		request.Member = register.Interruptible(ctx, request.Member)
 	} else if request.Kubeconfig, err = readKubeconfig(f.kubeconfig); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
 	if err := request.Validate(); err != nil {
 		return err
 	}
-	hub, err := hubConfig("")
+	hub, err := hubConfig(ctx)
 	if err != nil {
 		return err
 	}
@@ -269,7 +271,7 @@ func (f *registerFlags) runPull(ctx context.Context, streams Streams) error {
 	if err := streams.requireOpen(); err != nil {
 		return err
 	}
-	hub, err := hubConfig("")
+	hub, err := hubConfig(ctx)
 	if err != nil {
 		return err
 	}
@@ -282,7 +284,7 @@ func (f *registerFlags) runApply(ctx context.Context, streams Streams, request j
 	if err != nil {
 		return err
 	}
-	hub, err := hubConfig("")
+	hub, err := hubConfig(ctx)
 	if err != nil {
 		return err
 	}

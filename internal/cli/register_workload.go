@@ -133,7 +133,7 @@ func (f *workloadFlags) run(ctx context.Context, streams Streams, flags *pflag.F
 	if err := request.Validate(); err != nil {
 		return err
 	}
-	hub, err := hubConfig("")
+	hub, err := hubConfig(ctx)
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func (f addonFilter) validate() error {
 }
 
 func findAddons(ctx context.Context, streams Streams, filter addonFilter) ([]addon, error) {
-	config, err := hubConfig("")
+	config, err := hubConfig(ctx)
 	if err != nil {
 		return nil, err
 	}
