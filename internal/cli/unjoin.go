@@ -92,7 +92,7 @@ func (f *unjoinFlags) run(ctx context.Context, streams Streams) error {
 		}
 	}
 	f.request.ClusterNamespace = f.member.clusterNamespace
-	progress := startProgress(streams, fmt.Sprintf("waiting for the control plane to finish removing cluster %s", f.request.Name))
+	progress := startProgress(streams, "waiting for the control plane to finish removing cluster "+f.request.Name)
 	f.request.Progress = progress.printLine
 	err = karmada.Unjoin(ctx, f.request)
 	progress.stop()

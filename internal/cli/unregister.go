@@ -93,7 +93,7 @@ func (f *unregisterFlags) run(ctx context.Context, streams Streams) error {
 		}
 	}
 	r.ClusterNamespace = f.member.clusterNamespace
-	progress := startProgress(streams, fmt.Sprintf("waiting for the control plane to finish removing cluster %s", r.ClusterName))
+	progress := startProgress(streams, "waiting for the control plane to finish removing cluster "+r.ClusterName)
 	r.Progress = progress.printLine
 	err = register.Unregister(ctx, r)
 	progress.stop()
