@@ -88,7 +88,10 @@ func printUsage(cmd *cobra.Command) error {
 		fmt.Fprintf(&text, "  %s [command]\n", cmd.CommandPath())
 	}
 	if cmd.HasExample() {
-		fmt.Fprintf(&text, "\nExamples:\n%s\n", cmd.Example)
+		// Examples call the program by the name that the user has called.
+		name := "  " + cmd.Root().CommandPath() + " "
+		example := strings.NewReplacer("  sveltosctl ", name, "  karmadactl ", name).Replace(cmd.Example)
+		fmt.Fprintf(&text, "\nExamples:\n%s\n", example)
 	}
 	for _, group := range cmd.Groups() {
 		writeCommands(&text, cmd, group)

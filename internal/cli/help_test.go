@@ -109,6 +109,11 @@ func TestHelpOfEachCommand(t *testing.T) {
 				checkFlag(t, path, flag)
 			}
 			got := run(t, append(strings.Fields(path), "--help")...)
+			for _, other := range []string{"sveltosctl", "karmadactl"} {
+				if name != other && strings.Contains(got.out, "\n  "+other+" ") {
+					t.Errorf("%s --help: an example calls %s", path, other)
+				}
+			}
 			for line := range strings.Lines(got.out) {
 				if utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > maxHelpWidth {
 					t.Errorf("%s --help: this line is longer than %d columns: %s", path, maxHelpWidth, line)

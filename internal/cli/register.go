@@ -122,7 +122,7 @@ func newRegisterCluster(streams Streams) *cobra.Command {
 connects to the hub: the command prints the manifest of the agent, which must be applied to the
 cluster, or applies it with --apply-to-context or --apply-to-kubeconfig. Registering a cluster
 again repairs the registration, adds the labels, and prints a manifest with a new token in pull
-mode. If the command fails or is interrupted, it undoes its changes.`,
+mode. If registering or applying fails or is interrupted, the command undoes its changes.`,
 		Example: `  # print the manifest of the agent, and apply it with the kubeconfig of the cluster
   sveltosctl register cluster --namespace=monitoring --cluster=prod-cluster --pullmode \
       --labels=environment=production > registration.yaml

@@ -78,7 +78,7 @@ func (a *applyFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&a.kubeconfig, "apply-to-kubeconfig", "",
 		"`file` with the kubeconfig of that cluster, instead of a context")
 	flags.DurationVar(&a.wait, "wait", applyWait,
-		"maximum time to wait for the cluster after the manifest is applied; 0 does not wait")
+		"maximum time to wait until the cluster is ready; if it is not, it stays registered; 0 does not wait")
 }
 
 // isSet reports whether the command applies the manifest.
