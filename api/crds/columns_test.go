@@ -27,7 +27,8 @@ func table(out string) []string {
 	return rows
 }
 
-// TestColumns checks what people see with kubectl: columns and their order, with and without -o wide, by plural and singular name.
+// TestColumns checks what people see with kubectl: columns and their order, with and without -o wide, by plural and
+// singular name.
 func TestColumns(t *testing.T) {
 	t.Parallel()
 	h := newHub(t)

@@ -83,8 +83,8 @@ func checkDescribed(t *testing.T, path string, prop apiextensionsv1.JSONSchemaPr
 	}
 }
 
-// TestValidManifests checks that every manifest of testdata/valid is accepted and that writing it back through the Go types loses
-// and changes nothing, in spec and in status.
+// TestValidManifests checks that every manifest of testdata/valid is accepted and that writing it back through the Go
+// types loses and changes nothing, in spec and in status.
 func TestValidManifests(t *testing.T) {
 	t.Parallel()
 	h := newHub(t)
@@ -149,7 +149,8 @@ func features(t *testing.T, doc *unstructured.Unstructured, list string) []any {
 	return profiles.([]any)[0].(map[string]any)["Features"].([]any)
 }
 
-// TestInvalidManifests checks that every manifest of testdata/invalid is refused with the messages its first lines name.
+// TestInvalidManifests checks that every manifest of testdata/invalid is refused with the messages its first lines
+// name.
 func TestInvalidManifests(t *testing.T) {
 	t.Parallel()
 	h := newHub(t)
@@ -236,7 +237,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestUnreportedCluster checks that a Cluster of which nobody has reported is not known to be ready, as the Cluster's table shows.
+// TestUnreportedCluster checks that a Cluster of which nobody has reported is not known to be ready, as the Cluster's
+// table shows.
 func TestUnreportedCluster(t *testing.T) {
 	t.Parallel()
 	h := newHub(t)

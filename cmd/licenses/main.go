@@ -1,5 +1,5 @@
-// Command licenses prints the licenses of the modules that are compiled into a program, with their texts: the file NOTICE. It fails for a
-// module without a license that it knows to allow the distribution of binaries.
+// Command licenses prints the licenses of the modules that are compiled into a program, with their texts: the file
+// NOTICE. It fails for a module without a license that it knows to allow the distribution of binaries.
 package main
 
 import (
@@ -23,7 +23,8 @@ import (
 // minCoverage is the percentage of a file that must be the text of a known license.
 const minCoverage = 75
 
-// allowed returns whether binaries may be distributed under the Apache License together with code under a license, by SPDX identifier.
+// allowed returns whether binaries may be distributed under the Apache License together with code under a license, by
+// SPDX identifier.
 func allowed(id string) bool {
 	return slices.Contains([]string{"Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MPL-2.0", "Zlib", "CC0-1.0", "Unlicense", "0BSD"}, id)
 }

@@ -25,8 +25,8 @@ func run() int {
 	return cli.Run(ctx, os.Args, cli.Streams{Out: os.Stdout, Err: os.Stderr, Closed: isClosed(os.Stdout)})
 }
 
-// isClosed reports whether the process was started with a closed standard output. The Go runtime opens os.DevNull in its
-// place, for reading and writing. A shell opens os.DevNull only for writing.
+// isClosed reports whether the process was started with a closed standard output. The Go runtime opens os.DevNull in
+// its place, for reading and writing. A shell opens os.DevNull only for writing.
 func isClosed(out *os.File) bool {
 	stdout, err := out.Stat()
 	if err != nil {

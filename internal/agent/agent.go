@@ -60,10 +60,10 @@ type agent struct {
 	others []string
 }
 
-// Run works for one member until ctx ends, or until it has removed the agent on the hub's order, and then returns nil. It heals what is
-// deployed from the member's own records first of all, and whether or not the hub can be reached; it connects to the hub, and connects
-// again, by itself. It fails only for options that cannot work.
-// Several agents for different clusters can run in one process.
+// Run works for one member until ctx ends, or until it has removed the agent on the hub's order, and then returns nil.
+// It heals what is deployed from the member's own records first of all, and whether or not the hub can be reached; it
+// connects to the hub, and connects again, by itself. It fails only for options that cannot work. Several agents for
+// different clusters can run in one process.
 func Run(ctx context.Context, opts Options) error {
 	opts, err := opts.withDefaults()
 	if err != nil {
@@ -209,7 +209,8 @@ func (a *agent) newLink(credential *join.Credential, hub client.Client, member t
 	}
 }
 
-// serve does what the hub asks for. It returns errOrdered when that is to leave, and errDisplaced when another cluster does it now.
+// serve does what the hub asks for. It returns errOrdered when that is to leave, and errDisplaced when another cluster
+// does it now.
 func (a *agent) serve(ctx context.Context, credential *join.Credential, hub client.WithWatch, link *link) error {
 	in := deliver.NewAgentSource(hub, credential.DeliveryNamespace(), a.opts.Name)
 	a.inbox.Store(in)
@@ -273,8 +274,8 @@ func (a *agent) see(ctx context.Context, link *link, cluster *libv1beta1.Sveltos
 	}
 }
 
-// wasPaused says whether the cluster was paused when the hub was last heard of. It waits until the member says so; a member that is not
-// registered yet has no say.
+// wasPaused says whether the cluster was paused when the hub was last heard of. It waits until the member says so; a
+// member that is not registered yet has no say.
 func (a *agent) wasPaused(ctx context.Context) bool {
 	for {
 		a.metrics.Watchdog.Reset()

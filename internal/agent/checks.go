@@ -22,8 +22,8 @@ const (
 	checksInterval = time.Minute
 	// checksLimit is how long all of them may take.
 	checksLimit = 30 * time.Second
-	// checksThreshold is how often in a row a check fails until the cluster counts as Down, unless the cluster object says otherwise. No
-	// more than that is counted, so that nothing is written about a cluster that stays as it is.
+	// checksThreshold is how often in a row a check fails until the cluster counts as Down, unless the cluster object says
+	// otherwise. No more than that is counted, so that nothing is written about a cluster that stays as it is.
 	checksThreshold = 3
 )
 
@@ -59,7 +59,8 @@ func newChecks(member *rest.Config, clock clock.Clock, changed func()) *checks {
 	return &checks{member: member, clock: clock, asked: make(chan struct{}, 1), changed: changed}
 }
 
-// take takes the checks from the cluster object as it is now. They are run at once if they changed, or if others of them count now.
+// take takes the checks from the cluster object as it is now. They are run at once if they changed, or if others of
+// them count now.
 func (c *checks) take(cluster *libv1beta1.SveltosCluster) {
 	spec := libv1beta1.SveltosClusterSpec{
 		ReadinessChecks: cluster.Spec.ReadinessChecks, LivenessChecks: cluster.Spec.LivenessChecks,
@@ -74,7 +75,8 @@ func (c *checks) take(cluster *libv1beta1.SveltosCluster) {
 	if news {
 		c.version++
 		c.seen, c.spec, c.ready = true, *spec.DeepCopy(), cluster.Status.Ready
-		// Nothing is said of a cluster that is not ready, or not ready any more since it was made anew, before these checks were run.
+		// Nothing is said of a cluster that is not ready, or not ready any more since it was made anew, before these checks
+		// were run.
 		c.verdict.known = c.verdict.known && c.ready
 	}
 	c.mu.Unlock()
@@ -167,8 +169,8 @@ func (c *checks) known() verdict {
 	return c.verdict
 }
 
-// status is what the report on the cluster object says of the verdict. It never says that a cluster is not ready any more.
-// failureMessage is the hub's, which makes it from this and from what it knows itself.
+// status is what the report on the cluster object says of the verdict. It never says that a cluster is not ready any
+// more. failureMessage is the hub's, which makes it from this and from what it knows itself.
 func (v verdict) status() map[string]any {
 	status := map[string]any{"agentCheckFailures": nil, "agentCheckMessage": nil}
 	if v.ready {

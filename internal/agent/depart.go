@@ -35,7 +35,8 @@ const (
 	secretFlag       = "--secret-with-kubeconfig="
 )
 
-// departingAnnotation on the kubeconfig Secret says that the hub ordered the agent to remove itself, and that everything is prepared.
+// departingAnnotation on the kubeconfig Secret says that the hub ordered the agent to remove itself, and that
+// everything is prepared.
 const departingAnnotation = "towline.dev/departing"
 
 // Errors that end a session for good, or for a departure.
@@ -48,15 +49,15 @@ var (
 type mark struct {
 	// Cluster is the uid of the cluster object that was deleted, with the order on it.
 	Cluster types.UID `json:"cluster"`
-	// Credential is a hash of what the Secret held then. A Secret that holds something else by now is of a later registration, which
-	// nobody asked to remove.
+	// Credential is a hash of what the Secret held then. A Secret that holds something else by now is of a later
+	// registration, which nobody asked to remove.
 	Credential string `json:"credential"`
 	// Since is when the order was taken.
 	Since time.Time `json:"since"`
 }
 
-// departure removes the agent from its member. The agent's objects are handed over first, as dependents of the ClusterRole, which is then
-// deleted.
+// departure removes the agent from its member. The agent's objects are handed over first, as dependents of the
+// ClusterRole, which is then deleted.
 type departure struct {
 	*session.OwnerClient
 	member kubernetes.Interface
@@ -164,7 +165,8 @@ func (d *departure) handOver(ctx context.Context) (*metav1.OwnerReference, error
 	return owner, d.decideNamespace(ctx, owner)
 }
 
-// owner returns the reference to the ClusterRole. An agent that runs outside its cluster may have none, and makes one that permits nothing.
+// owner returns the reference to the ClusterRole. An agent that runs outside its cluster may have none, and makes one
+// that permits nothing.
 func (d *departure) owner(ctx context.Context) (*metav1.OwnerReference, error) {
 	roles := d.member.RbacV1().ClusterRoles()
 	role, err := roles.Get(ctx, agentRole, metav1.GetOptions{})
@@ -200,7 +202,8 @@ func (d *departure) remove(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read ClusterRole %s: %w", agentRole, err)
 	}
-	// Again: since it was prepared the namespace may have got something else to hold, and the ClusterRole may have been made anew.
+	// Again: since it was prepared the namespace may have got something else to hold, and the ClusterRole may have been
+	// made anew.
 	owner, err := d.handOver(ctx)
 	if err != nil {
 		return err
@@ -226,8 +229,8 @@ func (d *departure) stay(ctx context.Context) error {
 	return d.Patch(ctx, d.secretObject(), map[string]any{"annotations": map[string]any{departingAnnotation: nil}})
 }
 
-// servesAnother says whether the agent that runs in the cluster is that of another one, whose manifest was applied over this one's: then
-// nothing but the Secret is this agent's own.
+// servesAnother says whether the agent that runs in the cluster is that of another one, whose manifest was applied over
+// this one's: then nothing but the Secret is this agent's own.
 func (d *departure) servesAnother(ctx context.Context) (bool, error) {
 	deployment, err := d.member.AppsV1().Deployments(kube.AgentNamespace).Get(ctx, agentAccount, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -165,7 +165,8 @@ func TestAgentRemovesItselfWhereverItIsInterrupted(t *testing.T) {
 	}
 }
 
-// cutBeforeRemoval stops an agent that has prepared everything and not removed itself yet; the hub ends the deregistration meanwhile.
+// cutBeforeRemoval stops an agent that has prepared everything and not removed itself yet; the hub ends the
+// deregistration meanwhile.
 func (w *world) cutBeforeRemoval() {
 	w.t.Helper()
 	cut := newBreaker(6) // four dependents, the Namespace and the Secret

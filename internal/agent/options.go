@@ -31,11 +31,13 @@ type Options struct {
 	// Namespace and Name are those of the cluster on the hub.
 	Namespace string
 	Name      string
-	// KubeconfigSecret is the Secret in kube.AgentNamespace on the member with the way to the hub. Default: <Name>-sveltos-kubeconfig.
+	// KubeconfigSecret is the Secret in kube.AgentNamespace on the member with the way to the hub. Default:
+	// <Name>-sveltos-kubeconfig.
 	KubeconfigSecret string
 	// Identity tells the agents of one cluster apart, in the Lease; the name of the pod or host.
 	Identity string
-	// HealthAddress serves /healthz and /readyz over HTTP, and DiagnosticsAddress /metrics over HTTPS; empty serves nothing.
+	// HealthAddress serves /healthz and /readyz over HTTP, and DiagnosticsAddress /metrics over HTTPS; empty serves
+	// nothing.
 	HealthAddress      string
 	DiagnosticsAddress string
 	// Workers is how many deliveries are worked on at once. Default 4.

@@ -17,13 +17,15 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// tellPatience is how long a leaving agent waits for a hub that does not answer, so that nobody there waits for an agent that is gone.
+// tellPatience is how long a leaving agent waits for a hub that does not answer, so that nobody there waits for an
+// agent that is gone.
 const tellPatience = 10 * time.Minute
 
 // errReplaced says that the cluster object on the hub is another one than the one that the agent was ordered to leave.
 var errReplaced = errors.New("the hub has another cluster object of that name")
 
-// ordered says whether cluster carries the hub's order to remove the agent, which counts only while the cluster is being deleted.
+// ordered says whether cluster carries the hub's order to remove the agent, which counts only while the cluster is
+// being deleted.
 func ordered(cluster *libv1beta1.SveltosCluster) bool {
 	return cluster.DeletionTimestamp != nil && cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
 }

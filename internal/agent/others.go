@@ -13,9 +13,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// lookForOthers tells people of manifests of other registrations that were applied to this cluster. Such a manifest replaces the agent's Deployment: one
-// agent runs at a time, that of the manifest which was applied last, and the hub waits for the others. The agent that runs goes on. People
-// are told once per set of others.
+// lookForOthers tells people of manifests of other registrations that were applied to this cluster. Such a manifest
+// replaces the agent's Deployment: one agent runs at a time, that of the manifest which was applied last, and the hub
+// waits for the others. The agent that runs goes on. People are told once per set of others.
 func (a *agent) lookForOthers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()

@@ -11,7 +11,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// decideNamespace lets the agent's namespace go with owner if the manifest made it and nobody else has anything in it; otherwise it stays.
+// decideNamespace lets the agent's namespace go with owner if the manifest made it and nobody else has anything in it;
+// otherwise it stays.
 func (d *departure) decideNamespace(ctx context.Context, owner *metav1.OwnerReference) error {
 	live, err := d.member.CoreV1().Namespaces().Get(ctx, kube.AgentNamespace, metav1.GetOptions{})
 	if err != nil {

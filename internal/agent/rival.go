@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// rivalSilence is how long another cluster must have been silent until this one takes its registration over: three missed heartbeats,
-	// after which the hub calls it Down, too.
+	// rivalSilence is how long another cluster must have been silent until this one takes its registration over: three
+	// missed heartbeats, after which the hub calls it Down, too.
 	rivalSilence = 90 * time.Second
-	// enterLook is the time between two looks at what keeps the agent from working for the hub, and refusedRetry that between two attempts
-	// with a credential that the hub refused.
+	// enterLook is the time between two looks at what keeps the agent from working for the hub, and refusedRetry that
+	// between two attempts with a credential that the hub refused.
 	enterLook    = 5 * time.Second
 	refusedRetry = 30 * time.Second
 )
@@ -46,8 +46,8 @@ type rival struct {
 	said time.Time
 }
 
-// silent says whether the cluster that lease belongs to has given up its heartbeat. The clocks of clusters need not agree: what counts is when a
-// heartbeat was seen, and the time in it only for the first.
+// silent says whether the cluster that lease belongs to has given up its heartbeat. The clocks of clusters need not
+// agree: what counts is when a heartbeat was seen, and the time in it only for the first.
 func (r *rival) silent(lease *coordinationv1.Lease) bool {
 	now, member := r.clock.Now(), lease.Annotations[kube.AnnotationMember]
 	var beat time.Time
@@ -80,8 +80,8 @@ func (r *rival) tell(ctx context.Context, cluster types.NamespacedName) {
 			"then with this cluster's kubeconfig run: kubectl apply -f registration.yaml", cluster.Namespace))
 }
 
-// enter waits until the agent may work for the hub: the hub accepts its credential, and no other cluster works under the registration. It
-// returns join.ErrSuperseded when there is another registration meanwhile.
+// enter waits until the agent may work for the hub: the hub accepts its credential, and no other cluster works under
+// the registration. It returns join.ErrSuperseded when there is another registration meanwhile.
 func (a *agent) enter(ctx context.Context, credential *join.Credential, link *link) error {
 	other := &rival{clock: a.opts.Clock}
 	for {

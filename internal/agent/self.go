@@ -44,7 +44,8 @@ func newSelf(member *rest.Config, objects metadata.Interface, clock clock.Clock)
 	return &self{member: member, objects: objects, clock: clock, news: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 }
 
-// watch looks at the member at once, when kinds changed, and every ten minutes, until ctx ends. answered is called after each success.
+// watch looks at the member at once, when kinds changed, and every ten minutes, until ctx ends. answered is called
+// after each success.
 func (s *self) watch(ctx context.Context, answered func()) {
 	var changes kindsBackoff
 	for {

@@ -177,7 +177,8 @@ func (w *world) startAgent() (stop func()) {
 	return stop
 }
 
-// runAgent starts the member's agent, which reaches its own cluster by member. ended is closed when it has ended; stop ends it and waits.
+// runAgent starts the member's agent, which reaches its own cluster by member. ended is closed when it has ended; stop
+// ends it and waits.
 func (w *world) runAgent(ctx context.Context, member *rest.Config) (ended <-chan struct{}, stop func()) {
 	w.t.Helper()
 	return w.runAgentWith(ctx, agent.Options{Member: member})

@@ -29,19 +29,19 @@ type Bundle struct {
 	// SharedBy is the number of pull members with the same content. If it is above one, content without secrets is stored
 	// once for all of them. It is a hint, and not part of the digest.
 	SharedBy int `json:"-"`
-	// Hub is the uid of the namespace kube-system of the hub that delivers the bundle, "" if it is not known. It is not part
-	// of the digest, so a change of the hub alone changes nothing on the member.
+	// Hub is the uid of the namespace kube-system of the hub that delivers the bundle, "" if it is not known. It is not
+	// part of the digest, so a change of the hub alone changes nothing on the member.
 	Hub string `json:"-"`
-	// KeepObjects is true if the member seems to have a newer bundle of this ID than the hub, as after a restore of the hub.
-	// Objects that this bundle lacks are then kept until the bundle is withdrawn.
+	// KeepObjects is true if the member seems to have a newer bundle of this ID than the hub, as after a restore of the
+	// hub. Objects that this bundle lacks are then kept until the bundle is withdrawn.
 	KeepObjects bool `json:"-"`
 	// RendersAgain is true if the hub renders the Helm releases again that Report.Outdated lists: it could not read the
 	// release records of the member, and has not rendered the bundle again yet. It is no part of the digest.
 	RendersAgain bool `json:"-"`
 }
 
-// Owner is the profile of a bundle. Of two profiles with the same object, the one with the lower tier deploys it, and the
-// current owner if the tiers are equal.
+// Owner is the profile of a bundle. Of two profiles with the same object, the one with the lower tier deploys it, and
+// the current owner if the tiers are equal.
 type Owner struct {
 	Kind string `json:"kind"` // ClusterProfile or Profile
 	Name string `json:"name"` // namespaced owners are "namespace/name"
@@ -56,11 +56,13 @@ type Item struct {
 	Objects   []*unstructured.Unstructured `json:"objects"`
 	Reference Reference                    `json:"reference,omitzero"`
 	Release   *Release                     `json:"release,omitempty"` // set for objects of a Helm release
-	// Sensitive is true if the content has a Secret or is from one. It is stored only in the member's own delivery namespace.
+	// Sensitive is true if the content has a Secret or is from one. It is stored only in the member's own delivery
+	// namespace.
 	Sensitive             bool `json:"sensitive,omitempty"`
 	SkipNamespaceCreation bool `json:"skipNamespaceCreation,omitempty"`
 	Force                 bool `json:"force,omitempty"` // delete and create an object again if an immutable field changes
-	// DecodeError is the error if some objects of this item could not be decoded. It counts as a failure, so nothing is pruned.
+	// DecodeError is the error if some objects of this item could not be decoded. It counts as a failure, so nothing is
+	// pruned.
 	DecodeError string `json:"problem,omitempty"`
 	// Overwrite takes over existing objects that are not managed, in a bundle with the option RejectUnmanaged.
 	Overwrite bool `json:"overwrite,omitempty"`
@@ -78,15 +80,15 @@ type Reference struct {
 type Options struct {
 	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`
 	// ContinueOnError applies the remaining objects after one failed. It also prunes after a failure: an object is pruned
-	// if all objects of the same reference or release are applied, since a failed object may be its replacement. Namespaces and
-	// CustomResourceDefinitions are pruned only if no object failed. Without this option, or with a DecodeError, nothing is
-	// pruned after a failure.
+	// if all objects of the same reference or release are applied, since a failed object may be its replacement.
+	// Namespaces and CustomResourceDefinitions are pruned only if no object failed. Without this option, or with a
+	// DecodeError, nothing is pruned after a failure.
 	ContinueOnError bool `json:"continueOnError,omitempty"`
 	// CorrectDrift corrects drift: it reverts changes and deletions by others without a new delivery.
 	CorrectDrift bool `json:"heal,omitempty"`
-	// RejectUnmanaged does not change existing objects that are not managed by this bundle: such an object is an error, unless its
-	// item has Overwrite. Of duplicate objects the first one is applied. The labels of the Work in the content also mark
-	// an object as managed.
+	// RejectUnmanaged does not change existing objects that are not managed by this bundle: such an object is an error,
+	// unless its item has Overwrite. Of duplicate objects the first one is applied. The labels of the Work in the content
+	// also mark an object as managed.
 	RejectUnmanaged bool `json:"guarded,omitempty"`
 }
 

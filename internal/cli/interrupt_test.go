@@ -60,8 +60,8 @@ func kubeconfigOf(t *testing.T, server string) string {
 	return path
 }
 
-// wantInterrupted interrupts a command at its first connection, and fails the test unless the command ends at once. lineFor
-// returns the command for the kubeconfig of a server that never responds.
+// wantInterrupted interrupts a command at its first connection, and fails the test unless the command ends at once.
+// lineFor returns the command for the kubeconfig of a server that never responds.
 func wantInterrupted(t *testing.T, lineFor func(kubeconfig string) string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -102,7 +102,8 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 	}
 }
 
-// TestInterruptedWhileConnectingByEnvironment shows the same for commands that use KUBECONFIG, and for the start of a hub.
+// TestInterruptedWhileConnectingByEnvironment shows the same for commands that use KUBECONFIG, and for the start of a
+// hub.
 func TestInterruptedWhileConnectingByEnvironment(t *testing.T) {
 	const cluster = " --namespace=n --cluster=c"
 	for _, line := range []string{

@@ -31,9 +31,11 @@ var (
 // Delivery is the request in one group, as the agent has read it last. It must not be changed.
 type Delivery struct {
 	ID bundle.ID
-	// Digest is the digest of the requested bundle. For a hub other than Towline's it is a hash that changes with the bundle.
+	// Digest is the digest of the requested bundle. For a hub other than Towline's it is a hash that changes with the
+	// bundle.
 	Digest bundle.Digest
-	// Remove is true if the hub requests to withdraw ID, see Withdrawal. Otherwise it requests the bundle that Fetch returns.
+	// Remove is true if the hub requests to withdraw ID, see Withdrawal. Otherwise it requests the bundle that Fetch
+	// returns.
 	Remove bool
 	// Orphan is true if the withdrawal keeps the objects.
 	Orphan bool
@@ -67,8 +69,8 @@ func newDelivery(group *libv1beta1.ConfigurationGroup) (d Delivery, ok bool) {
 	}, true
 }
 
-// AgentSource is the counterpart of PullTransport in the agent. It watches the requests of the hub for one member, fetches
-// bundles, and writes reports.
+// AgentSource is the counterpart of PullTransport in the agent. It watches the requests of the hub for one member,
+// fetches bundles, and writes reports.
 type AgentSource struct {
 	hub       client.WithWatch
 	namespace string
@@ -76,15 +78,15 @@ type AgentSource struct {
 	groups    *groups
 }
 
-// NewAgentSource returns the AgentSource of a member. Its groups are in the given namespace of the hub and have a label with
-// the name of the cluster. hub must have the agent's own credential, no cache, and a config of LimitResponses.
+// NewAgentSource returns the AgentSource of a member. Its groups are in the given namespace of the hub and have a label
+// with the name of the cluster. hub must have the agent's own credential, no cache, and a config of LimitResponses.
 func NewAgentSource(hub client.WithWatch, namespace, cluster string) *AgentSource {
 	return &AgentSource{hub: hub, namespace: namespace, cluster: cluster, groups: newGroups()}
 }
 
-// Fetch returns the bundle that d requests. It verifies every part with the hash in the group, and the bundle with d.Digest.
-// It fails with ErrContentMissing if a part is not on the hub, with ErrCorrupt if a hash differs or a part cannot be
-// decoded, and with ErrUnsupported.
+// Fetch returns the bundle that d requests. It verifies every part with the hash in the group, and the bundle with
+// d.Digest. It fails with ErrContentMissing if a part is not on the hub, with ErrCorrupt if a hash differs or a part
+// cannot be decoded, and with ErrUnsupported.
 func (i *AgentSource) Fetch(ctx context.Context, d Delivery) (bundle.Bundle, error) {
 	if fields := unsupportedFields(d.group.Spec); fields != "" {
 		return bundle.Bundle{}, fmt.Errorf("fetch %s: %s is %w", d.ID, fields, ErrUnsupported)
@@ -147,13 +149,14 @@ func unsupportedFields(spec libv1beta1.ConfigurationGroupSpec) string {
 	return strings.Join(names, ", ")
 }
 
-// Report writes report to the status of d's group. It sends one request, or none if the status does not change. The report
-// may be about an older bundle, see report.Digest. It returns nil if the group no longer exists.
+// Report writes report to the status of d's group. It sends one request, or none if the status does not change. The
+// report may be about an older bundle, see report.Digest. It returns nil if the group no longer exists.
 func (i *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Report) error {
 	known := i.groups.latest(d.group)
 	status := statusFor(d.group, known.Status, report)
 	defer i.groups.beginReport(known.Name)()
-	// The patch has only the differences to the known status. If another client has changed the status, the response shows it.
+	// The patch has only the differences to the known status. If another client has changed the status, the response shows
+	// it.
 	for tries := 0; tries < reportTries && !isSameReport(known.Status, status); tries++ {
 		group := known.DeepCopy()
 		group.Status = status

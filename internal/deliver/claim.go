@@ -18,8 +18,8 @@ var errUnclaimed = errors.New("no namespace is claimed for its deliveries yet")
 
 // checkClaim returns whether the delivery namespace of m is claimed for it. The annotation of a cluster object that
 // names the namespace can be lost or changed; the claim is on the namespace itself. It fails if the claim of m is on
-// its other namespace: otherwise the agent of another cluster could read m's bundles, and its deployed bundles would seem
-// to be missing.
+// its other namespace: otherwise the agent of another cluster could read m's bundles, and its deployed bundles would
+// seem to be missing.
 func (o *PullTransport) checkClaim(ctx context.Context, m fleet.Member) (claimed bool, err error) {
 	if m.DeliveryNamespace == "" {
 		return false, errors.New("it has no delivery namespace")

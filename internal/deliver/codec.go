@@ -23,8 +23,8 @@ const (
 	maxPayload = 512 << 10
 	// maxStream limits the decompressed bytes per ConfigurationBundle, and with it the memory of a reader.
 	maxStream = 8 << 20
-	// maxContent limits the documents of a bundle in bytes, and with it the memory of a reader. It is far more than etcd could
-	// store on a member.
+	// maxContent limits the documents of a bundle in bytes, and with it the memory of a reader. It is far more than etcd
+	// could store on a member.
 	maxContent = 1 << 30
 	// separator separates two documents of a stream. A document is JSON in one line, so it does not have the separator.
 	separator = "---\n"
@@ -61,8 +61,8 @@ type chunk struct {
 	name    string
 }
 
-// canonical returns the bytes that identify a chunk: its header, a newline and its stream. The stream is not compressed,
-// since the result of the compression depends on the version of the library.
+// canonical returns the bytes that identify a chunk: its header, a newline and its stream. The stream is not
+// compressed, since the result of the compression depends on the version of the library.
 func canonical(header string, stream []byte) []byte {
 	raw := make([]byte, 0, len(header)+1+len(stream))
 	raw = append(raw, header...)
@@ -70,7 +70,8 @@ func canonical(header string, stream []byte) []byte {
 	return append(raw, stream...)
 }
 
-// releaseDataKind is the kind of the document that holds the bundle.ReleaseData of an item. It comes before the objects of the item.
+// releaseDataKind is the kind of the document that holds the bundle.ReleaseData of an item. It comes before the objects
+// of the item.
 const releaseDataKind = "ReleaseData"
 
 // releaseDocument is the document with the ReleaseData.
@@ -79,8 +80,8 @@ type releaseDocument struct {
 	Data            bundle.ReleaseData `json:"data"`
 }
 
-// documents returns the release data and the objects of item as canonical JSON, each on one line. It fails for objects without a kind or a
-// JSON form.
+// documents returns the release data and the objects of item as canonical JSON, each on one line. It fails for objects
+// without a kind or a JSON form.
 func documents(item bundle.Item) ([][]byte, error) {
 	docs := make([][]byte, 0, len(item.Objects)+1)
 	if item.Release != nil && !item.Release.Data.IsZero() {
@@ -105,8 +106,8 @@ func documents(item bundle.Item) ([][]byte, error) {
 	return docs, nil
 }
 
-// takeReleaseData moves the release data at the beginning of stream into item, and returns the rest. It does not parse the
-// values and the chart metadata, since the digest depends on the order of their keys.
+// takeReleaseData moves the release data at the beginning of stream into item, and returns the rest. It does not parse
+// the values and the chart metadata, since the digest depends on the order of their keys.
 func takeReleaseData(item *bundle.Item, stream []byte) (rest []byte) {
 	if item.Release == nil {
 		return stream
@@ -147,8 +148,8 @@ func sourceOf(item bundle.Item) string {
 	}
 }
 
-// isPrivate returns whether item may be stored only in the member's own delivery namespace. An item with a Secret is always
-// private.
+// isPrivate returns whether item may be stored only in the member's own delivery namespace. An item with a Secret is
+// always private.
 func isPrivate(item bundle.Item) bool {
 	if item.Sensitive {
 		return true
@@ -180,8 +181,8 @@ func newChunker() (*chunker, error) {
 	return &chunker{encoder: encoder}, nil
 }
 
-// split halves docs until each half fits into a chunk. It splits a single document that does not fit into bytes. continues
-// is header.Continues of the first part.
+// split halves docs until each half fits into a chunk. It splits a single document that does not fit into bytes.
+// continues is header.Continues of the first part.
 func (c *chunker) split(docs [][]byte, continues string) []part {
 	stream := bytes.Join(docs, []byte(separator))
 	if len(docs) <= 1 {
@@ -211,8 +212,8 @@ func (c *chunker) compress(stream []byte) (payload []byte, ok bool) {
 	return payload, len(payload) <= maxPayload
 }
 
-// decompress returns the stream in payload. It fails with ErrCorrupt if the payload is invalid or the stream longer than
-// maxStream. The limit for the payload is twice the writer's, so that a later version may write more.
+// decompress returns the stream in payload. It fails with ErrCorrupt if the payload is invalid or the stream longer
+// than maxStream. The limit for the payload is twice the writer's, so that a later version may write more.
 func decompress(payload []byte) ([]byte, error) {
 	if len(payload) > 2*maxPayload {
 		return nil, fmt.Errorf("%w: a payload of %d bytes", ErrCorrupt, len(payload))

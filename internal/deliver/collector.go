@@ -27,15 +27,16 @@ const (
 	deleteBatch = 32
 	// deleteParallel is the number of concurrent requests for them.
 	deleteParallel = 8
-	// otherShardAge is the age after which the default shard deletes an unused bundle of another shard. The collector of that
-	// shard has not deleted it, so it no longer runs.
+	// otherShardAge is the age after which the default shard deletes an unused bundle of another shard. The collector of
+	// that shard has not deleted it, so it no longer runs.
 	otherShardAge = 24 * time.Hour
 	// listPage is the maximum number of objects per list request.
 	listPage = 500
 )
 
-// GarbageCollector deletes the ConfigurationBundles that no group needs any more: their groups are provisioned, changed or
-// deleted. Only the process with the PullTransport may run it, since it must not delete bundles of running deliveries.
+// GarbageCollector deletes the ConfigurationBundles that no group needs any more: their groups are provisioned, changed
+// or deleted. Only the process with the PullTransport may run it, since it must not delete bundles of running
+// deliveries.
 type GarbageCollector struct {
 	Transport *PullTransport
 	Clock     clock.Clock
@@ -79,8 +80,8 @@ func (c *GarbageCollector) sleep(ctx context.Context, wake <-chan struct{}, limi
 
 // Collect deletes the bundles that no group needs.
 func (c *GarbageCollector) Collect(ctx context.Context) error {
-	// Deliveries that began earlier have ended, and their groups are in the list below. Later deliveries mark the bundles that
-	// they use, which are not deleted.
+	// Deliveries that began earlier have ended, and their groups are in the list below. Later deliveries mark the bundles
+	// that they use, which are not deleted.
 	collection := c.Transport.tracker.beginCollection()
 	bundles, err := c.listBundles(ctx)
 	if err != nil || len(bundles) == 0 {
@@ -155,7 +156,8 @@ func (c *GarbageCollector) listNeeded(ctx context.Context) (map[client.ObjectKey
 	}
 }
 
-// deleteBundles deletes bundles in batches, so that deliveries do not wait long, and returns the number of deleted ones.
+// deleteBundles deletes bundles in batches, so that deliveries do not wait long, and returns the number of deleted
+// ones.
 func (c *GarbageCollector) deleteBundles(ctx context.Context, bundles map[client.ObjectKey]types.UID, collection uint64) (int, error) {
 	deleted := 0
 	batch := make(map[client.ObjectKey]types.UID, deleteBatch)

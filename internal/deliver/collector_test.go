@@ -165,8 +165,8 @@ func TestSweeper(t *testing.T) {
 	t.Run("does not race with deliveries", func(t *testing.T) { sweepAgainstDeliveries(t, newHub(t, h.plane)) })
 }
 
-// sweepAgainstDeliveries sweeps all the time while members are switched to and fro between the same contents, so that a bundle is
-// wanted again just when it may go.
+// sweepAgainstDeliveries sweeps all the time while members are switched to and fro between the same contents, so that a
+// bundle is wanted again just when it may go.
 func sweepAgainstDeliveries(t *testing.T, h *hub) {
 	ctx, stop := context.WithCancel(t.Context())
 	swept := make(chan struct{})

@@ -109,8 +109,8 @@ func itemFromSpec(spec libv1beta1.ConfigurationBundleSpec, objects []*unstructur
 	return item
 }
 
-// resourcesMatch returns whether hash is the SHA-256 of the JSON of all objects in order, with or without a newline after
-// each: unstructured objects are encoded in both forms.
+// resourcesMatch returns whether hash is the SHA-256 of the JSON of all objects in order, with or without a newline
+// after each: unstructured objects are encoded in both forms.
 func resourcesMatch(hash []byte, objects []*unstructured.Unstructured) bool {
 	lines, plain := sha256.New(), sha256.New()
 	for _, obj := range objects {
@@ -179,8 +179,8 @@ func (d *decoder) bundle(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, e
 	return b, nil
 }
 
-// foreignBundle returns the bundle of a group that another hub wrote. The group does not name the profile, so the requestor
-// is used instead.
+// foreignBundle returns the bundle of a group that another hub wrote. The group does not name the profile, so the
+// requestor is used instead.
 func foreignBundle(group *libv1beta1.ConfigurationGroup, items []bundle.Item) bundle.Bundle {
 	id, _ := IDOf(group)
 	return bundle.Bundle{

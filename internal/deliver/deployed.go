@@ -46,7 +46,8 @@ func releasesOf(group *libv1beta1.ConfigurationGroup) []bundle.DeployedRelease {
 	return outlined.Releases
 }
 
-// FindDeployed returns the Deployed of the group of id. It makes no request if the PullTransport reads groups from a cache.
+// FindDeployed returns the Deployed of the group of id. It makes no request if the PullTransport reads groups from a
+// cache.
 func (o *PullTransport) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
 	group, err := o.readClaimedGroup(ctx, o.hub, m, id)
 	if err != nil || !exists(group) {
@@ -89,7 +90,8 @@ func (o *PullTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bun
 
 func compareDeployed(a, b bundle.Deployed) int { return cmp.Compare(a.ID.String(), b.ID.String()) }
 
-// unrequestedOn reads the bundles that an agent lists on its Lease. An invalid list is ignored; the agent overwrites it.
+// unrequestedOn reads the bundles that an agent lists on its Lease. An invalid list is ignored; the agent overwrites
+// it.
 func unrequestedOn(lease *coordinationv1.Lease) []bundle.Deployed {
 	var all []bundle.Deployed
 	if text := lease.Annotations[kube.AnnotationUnrequested]; text != "" && json.Unmarshal([]byte(text), &all) != nil {
@@ -100,8 +102,8 @@ func unrequestedOn(lease *coordinationv1.Lease) []bundle.Deployed {
 	})
 }
 
-// Unrequested returns the value of kube.AnnotationUnrequested: the bundles in deployed without a group, "" if there are none. known is false
-// before the groups have been listed.
+// Unrequested returns the value of kube.AnnotationUnrequested: the bundles in deployed without a group, "" if there are
+// none. known is false before the groups have been listed.
 func (i *AgentSource) Unrequested(deployed []bundle.Deployed) (value string, known bool) {
 	i.groups.mu.Lock()
 	defer i.groups.mu.Unlock()

@@ -36,10 +36,10 @@ const (
 // Handler executes a delivery. After an error the AgentSource calls it again later, with the then current delivery.
 type Handler func(ctx context.Context, d Delivery) error
 
-// Run watches the member's groups with one watch and calls handle for each changed request, until ctx ends. It calls handle
-// for up to workers groups concurrently, and not concurrently for the same group. After an error it calls handle again
-// with a back-off. It does not call handle for a deleted group: only a delivery with Remove removes objects. While the
-// hub is not reachable Run retries. After that it handles all groups that are not provisioned.
+// Run watches the member's groups with one watch and calls handle for each changed request, until ctx ends. It calls
+// handle for up to workers groups concurrently, and not concurrently for the same group. After an error it calls handle
+// again with a back-off. It does not call handle for a deleted group: only a delivery with Remove removes objects.
+// While the hub is not reachable Run retries. After that it handles all groups that are not provisioned.
 func (i *AgentSource) Run(ctx context.Context, workers int, handle Handler) error {
 	reflector := cache.NewReflectorWithOptions(i.listWatch(), &libv1beta1.ConfigurationGroup{}, i.groups, cache.ReflectorOptions{
 		Name:    "inbox",

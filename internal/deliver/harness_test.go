@@ -244,7 +244,8 @@ func clientFor(t *testing.T, config *rest.Config) client.WithWatch {
 	return c
 }
 
-// install creates the namespace of shared bundles and our two kinds, and waits until they are served. Tests may do so at once.
+// install creates the namespace of shared bundles and our two kinds, and waits until they are served. Tests may do so
+// at once.
 func (h *hub) install() {
 	h.t.Helper()
 	h.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}})

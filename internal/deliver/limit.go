@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// maxResponse limits one response of the hub's API server in bytes. It is more than any object that etcd stores, and more
-// than the list of all groups of a member.
+// maxResponse limits one response of the hub's API server in bytes. It is more than any object that etcd stores, and
+// more than the list of all groups of a member.
 const maxResponse = 64 << 20
 
 // errTooLong is the error of a response that is longer than maxResponse.

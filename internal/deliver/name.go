@@ -32,8 +32,9 @@ const (
 // Key makes the names of bundles: without it a name cannot be guessed from the content.
 type Key []byte
 
-// LoadOrCreateKey returns the hub's key, and creates it on first use. hub must read from the API server, not from a cache,
-// and its namespace kube.AgentNamespace must exist. Several processes may call it concurrently: all get the same key.
+// LoadOrCreateKey returns the hub's key, and creates it on first use. hub must read from the API server, not from a
+// cache, and its namespace kube.AgentNamespace must exist. Several processes may call it concurrently: all get the same
+// key.
 func LoadOrCreateKey(ctx context.Context, hub client.Client) (Key, error) {
 	secret := &corev1.Secret{}
 	name := client.ObjectKey{Namespace: kube.AgentNamespace, Name: keySecret}

@@ -17,9 +17,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// PullTransport is the Transport for pull members. It writes bundles to the hub, where the member's agent fetches them. It
-// is safe for concurrent use, but not for concurrent calls with the same bundle.ID and member. Only one process per shard
-// of a hub may use one: the leader of the shard.
+// PullTransport is the Transport for pull members. It writes bundles to the hub, where the member's agent fetches them.
+// It is safe for concurrent use, but not for concurrent calls with the same bundle.ID and member. Only one process per
+// shard of a hub may use one: the leader of the shard.
 type PullTransport struct {
 	shard   fleet.Shard
 	hub     client.Client
@@ -31,16 +31,16 @@ type PullTransport struct {
 
 var _ Transport = (*PullTransport)(nil)
 
-// NewPullTransport returns a PullTransport of the hub. hub may read groups from a cache; live reads from the API server.
-// Both need a timeout per request: the garbage collector waits for running deliveries, and new deliveries wait for it.
-// The caller must watch groups and call Deliver again when a group changes.
+// NewPullTransport returns a PullTransport of the hub. hub may read groups from a cache; live reads from the API
+// server. Both need a timeout per request: the garbage collector waits for running deliveries, and new deliveries wait
+// for it. The caller must watch groups and call Deliver again when a group changes.
 func NewPullTransport(hub client.Client, live client.Reader, key Key) (*PullTransport, error) {
 	return NewShardPullTransport(hub, live, key, "")
 }
 
-// NewShardPullTransport returns a PullTransport for the members of one shard. Its ConfigurationBundles have their own names
-// and a label, so that only the GarbageCollector of this PullTransport deletes them: other processes do not know the
-// bundles of its running deliveries.
+// NewShardPullTransport returns a PullTransport for the members of one shard. Its ConfigurationBundles have their own
+// names and a label, so that only the GarbageCollector of this PullTransport deletes them: other processes do not know
+// the bundles of its running deliveries.
 func NewShardPullTransport(hub client.Client, live client.Reader, key Key, shard fleet.Shard) (*PullTransport, error) {
 	encoder, err := newEncoder(key.forShard(shard))
 	if err != nil {
@@ -56,8 +56,8 @@ type request struct {
 	digest bundle.Digest
 }
 
-// Deliver writes b for m and returns the last report of the agent. It sends no request if b is written already. An error
-// does not change the bundle that was delivered before.
+// Deliver writes b for m and returns the last report of the agent. It sends no request if b is written already. An
+// error does not change the bundle that was delivered before.
 func (o *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	pending := bundle.Report{ID: b.ID, State: bundle.StatePending}
 	claimed, err := o.checkClaim(ctx, m)
@@ -123,8 +123,8 @@ func (o *PullTransport) ensureContent(ctx context.Context, r request, group *lib
 	return o.writeContent(ctx, r, group)
 }
 
-// contentExists returns whether all ConfigurationBundles of group exist. It sends one request for each bundle that is not
-// known to exist.
+// contentExists returns whether all ConfigurationBundles of group exist. It sends one request for each bundle that is
+// not known to exist.
 func (o *PullTransport) contentExists(ctx context.Context, group *libv1beta1.ConfigurationGroup) (bool, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef == nil {
@@ -225,8 +225,8 @@ func namespaceOf(m fleet.Member, b bundle.Bundle, c chunk) string {
 	return m.DeliveryNamespace
 }
 
-// write creates an immutable ConfigurationBundle. An existing one with the same name has the same content, since the name
-// is a hash of the content.
+// write creates an immutable ConfigurationBundle. An existing one with the same name has the same content, since the
+// name is a hash of the content.
 func (o *PullTransport) write(ctx context.Context, obj *libv1beta1.ConfigurationBundle) error {
 	key := client.ObjectKeyFromObject(obj)
 	if o.tracker.markUsed(key) {

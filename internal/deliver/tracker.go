@@ -9,9 +9,9 @@ import (
 // bundleTracker caches which ConfigurationBundles exist on the hub, to save requests. It may be lost. If another client
 // deletes a bundle, an agent reports it as missing, and it is written again.
 type bundleTracker struct {
-	// delivery is locked for reading from before the first bundle of a delivery is written until its group refers to it, and
-	// for writing while the garbage collector deletes. So no bundle is deleted before its group is written. It is locked
-	// before mu.
+	// delivery is locked for reading from before the first bundle of a delivery is written until its group refers to it,
+	// and for writing while the garbage collector deletes. So no bundle is deleted before its group is written. It is
+	// locked before mu.
 	delivery sync.RWMutex
 
 	// mu guards the fields below.
@@ -35,7 +35,8 @@ func (t *bundleTracker) isKnown(bundle client.ObjectKey) bool {
 	return ok
 }
 
-// markUsed returns whether bundle is known to exist, and then marks it as used. The caller must hold delivery for reading.
+// markUsed returns whether bundle is known to exist, and then marks it as used. The caller must hold delivery for
+// reading.
 func (t *bundleTracker) markUsed(bundle client.ObjectKey) (known bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -86,8 +87,8 @@ func (t *bundleTracker) beginCollection() uint64 {
 	return t.collection
 }
 
-// removeUnused removes bundle and returns true, unless a delivery has used it since collection began. The caller must hold
-// delivery for writing.
+// removeUnused removes bundle and returns true, unless a delivery has used it since collection began. The caller must
+// hold delivery for writing.
 func (t *bundleTracker) removeUnused(bundle client.ObjectKey, collection uint64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -9,21 +9,21 @@ import (
 
 // Transport delivers bundles to members. It has no method to observe a bundle: the caller calls Deliver again.
 type Transport interface {
-	// Deliver makes b the desired bundle of m and returns the newest known report for b.ID. The report may be about an older
-	// bundle: the caller must compare the digest.
+	// Deliver makes b the desired bundle of m and returns the newest known report for b.ID. The report may be about an
+	// older bundle: the caller must compare the digest.
 	Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error)
-	// Withdraw removes the objects of w.ID from m. done is true when all are removed. It requests this from the member even
-	// if the hub does not know w.ID.
+	// Withdraw removes the objects of w.ID from m. done is true when all are removed. It requests this from the member
+	// even if the hub does not know w.ID.
 	Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (done bool, err error)
-	// FindDeployed returns the bundle id on m; ok is false if m is not known to have it. It is called in every reconcile, so it
-	// sends no request after the bundles of m have been read once.
+	// FindDeployed returns the bundle id on m; ok is false if m is not known to have it. It is called in every reconcile,
+	// so it sends no request after the bundles of m have been read once.
 	FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (d bundle.Deployed, ok bool, err error)
 	// ListDeployed lists every bundle on m, sorted by ID, also bundles that the hub does not request.
 	ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
 }
 
-// Engine applies bundles to one cluster. The implementation is in package engine. It runs in the hub for push members, and
-// in the agent for pull members.
+// Engine applies bundles to one cluster. The implementation is in package engine. It runs in the hub for push members,
+// and in the agent for pull members.
 type Engine interface {
 	// Converge makes the cluster equal b. With an error the report has the changes that were made before.
 	Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error)

@@ -60,7 +60,8 @@ func requestorLabels(m fleet.Member, id bundle.ID) map[string]string {
 	}
 }
 
-// bundleObject returns the ConfigurationBundle of c for id on m in namespace. A shared bundle has no labels of a member.
+// bundleObject returns the ConfigurationBundle of c for id on m in namespace. A shared bundle has no labels of a
+// member.
 func bundleObject(m fleet.Member, id bundle.ID, namespace string, c chunk) *libv1beta1.ConfigurationBundle {
 	obj := &libv1beta1.ConfigurationBundle{
 		ObjectMeta: metav1.ObjectMeta{
@@ -181,8 +182,8 @@ func configurationItem(namespace string, c chunk) libv1beta1.ConfigurationItem {
 	}
 }
 
-// isObserved returns whether the status of a group is about its current spec. Without an observed generation, which other
-// agents do not set, the hash alone decides.
+// isObserved returns whether the status of a group is about its current spec. Without an observed generation, which
+// other agents do not set, the hash alone decides.
 func isObserved(group *libv1beta1.ConfigurationGroup) bool {
 	status := group.Status
 	return (status.ObservedGeneration == 0 || status.ObservedGeneration == group.Generation) &&

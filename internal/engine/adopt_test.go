@@ -156,7 +156,8 @@ func TestLaterChangesByKubectlStay(t *testing.T) {
 	}
 }
 
-// TestCutAdoptionGoesOn cuts the line between taking the fields over and the apply request, and changes the object before the first.
+// TestCutAdoptionGoesOn cuts the line between taking the fields over and the apply request, and changes the object
+// before the first.
 func TestCutAdoptionGoesOn(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -14,8 +14,9 @@ import (
 // benchObjects is how many ConfigMaps one round applies.
 const benchObjects = 200
 
-// BenchmarkEngineApply shows objects per second of the engine, all its reads and records included, beside bare loops of server-side
-// apply requests for the same objects on the same API server: one request at a time, and eight at once as in the engine.
+// BenchmarkEngineApply shows objects per second of the engine, all its reads and records included, beside bare loops of
+// server-side apply requests for the same objects on the same API server: one request at a time, and eight at once as
+// in the engine.
 func BenchmarkEngineApply(b *testing.B) {
 	c := newCluster(b)
 	round := func(i int) []*unstructured.Unstructured {

@@ -26,8 +26,8 @@ const (
 	definitionReads = 20
 )
 
-// errUnserved is the error of a definition whose kinds are not served within establishLimit, although the API server did
-// not refuse it.
+// errUnserved is the error of a definition whose kinds are not served within establishLimit, although the API server
+// did not refuse it.
 var errUnserved = errors.New("its kinds are not served yet")
 
 // isServed returns whether the REST mapper knows all kinds of a definition.

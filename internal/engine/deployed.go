@@ -19,8 +19,8 @@ func (e *Engine) deployed(rec *inventory.Record) bundle.Deployed {
 	}
 }
 
-// FindDeployed returns the Deployed of the record of id; ok is false if there is none. It sends no request after Run has
-// read the records.
+// FindDeployed returns the Deployed of the record of id; ok is false if there is none. It sends no request after Run
+// has read the records.
 func (e *Engine) FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deployed, ok bool, err error) {
 	if rec := e.store.Cached(id); rec != nil {
 		return e.deployed(rec), true, nil
@@ -48,8 +48,8 @@ func (e *Engine) KnownDeployed() (all []bundle.Deployed, ok bool) {
 	return all, true
 }
 
-// ListDeployed lists the bundles of the records on the cluster, sorted by ID. It costs one list of metadata, and one read
-// of each record that another process has changed.
+// ListDeployed lists the bundles of the records on the cluster, sorted by ID. It costs one list of metadata, and one
+// read of each record that another process has changed.
 func (e *Engine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
 	records, err := e.store.ListHeads(ctx)
 	if err != nil {

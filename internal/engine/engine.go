@@ -33,9 +33,9 @@ type Options struct {
 	// SveltosCluster.
 	Scope string
 	Hub   string
-	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift whose objects have changed: their status, or
-	// by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The deletion of
-	// an object is not delayed. It may block, but not longer than Run's context.
+	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift whose objects have changed: their
+	// status, or by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The
+	// deletion of an object is not delayed. It may block, but not longer than Run's context.
 	OnChange func(bundle.ID)
 	// Clock stamps reports and paces healing. Default: the real clock.
 	Clock clock.WithTicker
@@ -133,9 +133,9 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 
 // Converge makes the cluster equal b: it applies new and changed objects, and prunes objects that b no longer has. If
 // the inventory is lost, Converge rebuilds it from the objects with our ownership labels. The error is nil if the
-// report's state is Applied, or Applying while a Helm release waits. It wraps ErrConflict if an object belongs to another
-// profile. After an error the next call continues from the inventory. Without the option CorrectDrift, an applied bundle is not
-// read again until it changes. Converge changes nothing if the report has Outdated releases.
+// report's state is Applied, or Applying while a Helm release waits. It wraps ErrConflict if an object belongs to
+// another profile. After an error the next call continues from the inventory. Without the option CorrectDrift, an
+// applied bundle is not read again until it changes. Converge changes nothing if the report has Outdated releases.
 func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
 	report := bundle.Report{ID: b.ID}
 	digest, err := b.Digest()

@@ -8,8 +8,8 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// TestOlderBundleKeepsWhatItLacks delivers an older bundle, as a hub does that was restored from a backup: what it lacks is kept by it and by later
-// bundles, is reported, and goes with the withdrawal.
+// TestOlderBundleKeepsWhatItLacks delivers an older bundle, as a hub does that was restored from a backup: what it
+// lacks is kept by it and by later bundles, is reported, and goes with the withdrawal.
 func TestOlderBundleKeepsWhatItLacks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -161,7 +161,8 @@ func TestWithdrawWithoutARecordLeavesWhatAControllerHas(t *testing.T) {
 	c.wantNames(configMaps, "child")
 }
 
-// breaks makes requests for discovery old-fashioned, fails that of one API group, and fails the lists of another group with this code.
+// breaks makes requests for discovery old-fashioned, fails that of one API group, and fails the lists of another group
+// with this code.
 func breaks(code int) func(http.RoundTripper) http.RoundTripper {
 	return func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {

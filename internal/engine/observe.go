@@ -39,10 +39,10 @@ type Observation struct {
 	Health Health
 }
 
-// Observe returns the state of the objects in the record of id, in a fixed order, and nothing without a record. It reads
-// only objects that have changed since this Engine read them last. With an error the health of the objects that could
-// not be read is Unknown. After a request without a response no further request is sent. There are no observations if
-// the record could not be read.
+// Observe returns the state of the objects in the record of id, in a fixed order, and nothing without a record. It
+// reads only objects that have changed since this Engine read them last. With an error the health of the objects that
+// could not be read is Unknown. After a request without a response no further request is sent. There are no
+// observations if the record could not be read.
 func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, error) {
 	rec, err := e.recorded(ctx, id)
 	if err != nil {

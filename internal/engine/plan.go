@@ -58,8 +58,8 @@ type kinds struct {
 	any   map[schema.GroupVersionKind]kube.Resource
 }
 
-// plan lists the targets of b in the order in which they are applied. A bundle with RejectUnmanaged has a problem for each invalid
-// object, another bundle fails with the first one.
+// plan lists the targets of b in the order in which they are applied. A bundle with RejectUnmanaged has a problem for
+// each invalid object, another bundle fails with the first one.
 func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors, err error) {
 	defined := definedKinds(b)
 	origin := map[kube.Ref]bundle.Item{}
@@ -167,8 +167,8 @@ func markRelease(metadata map[string]any, release *bundle.Release) {
 }
 
 // foldStringData converts a Secret's stringData to data, as the API server does when it stores the Secret. The server
-// records no field managers for stringData, so drift of it would not be noticed. The server treats null as an empty map,
-// and a null value as an empty string.
+// records no field managers for stringData, so drift of it would not be noticed. The server treats null as an empty
+// map, and a null value as an empty string.
 func foldStringData(content map[string]any) error {
 	written, found := content["stringData"]
 	if !found {

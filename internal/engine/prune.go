@@ -102,8 +102,8 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 	return e.member.mapper.AnyVersion(ref.GVK())
 }
 
-// prune removes the objects in the inventory that the bundle lacks, the highest rank first. Objects that are not removed,
-// because of an error or of other failures, stay in the inventory.
+// prune removes the objects in the inventory that the bundle lacks, the highest rank first. Objects that are not
+// removed, because of an error or of other failures, stay in the inventory.
 func (p *applyRun) prune(ctx context.Context) error {
 	groups := toPrune(p.prior.Entries, p.retained)
 	if len(p.failures) > 0 {

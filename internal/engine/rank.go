@@ -2,7 +2,8 @@ package engine
 
 import "k8s.io/apimachinery/pkg/runtime/schema"
 
-// The ranks that other code refers to. Objects are applied in the order of their ranks and removed in the reverse order.
+// The ranks that other code refers to. Objects are applied in the order of their ranks and removed in the reverse
+// order.
 const (
 	rankNamespace = 0
 	rankCRD       = 1
@@ -15,8 +16,9 @@ const (
 	groupRBAC          = "rbac.authorization.k8s.io"
 )
 
-// rankOf returns the rank of a kind. A kind that others refer to has a lower rank than they. Custom resources come after
-// the workloads that may serve them, and before webhooks, which may refuse every request until their workloads run.
+// rankOf returns the rank of a kind. A kind that others refer to has a lower rank than they. Custom resources come
+// after the workloads that may serve them, and before webhooks, which may refuse every request until their workloads
+// run.
 func rankOf(gk schema.GroupKind) int {
 	switch gk.Group {
 	case "":

@@ -68,8 +68,8 @@ func (p *applyRun) hasBegun(item bundle.Item) (bool, error) {
 	return s.Digest == digest, err
 }
 
-// compareRendering compares the rendering of an item with the release records. ok is true if the templates have read the
-// revision and the operation that come next, or if the records were deleted.
+// compareRendering compares the rendering of an item with the release records. ok is true if the templates have read
+// the revision and the operation that come next, or if the records were deleted.
 func (p *applyRun) compareRendering(ctx context.Context, item bundle.Item) (next bundle.OutdatedRelease, ok bool, err error) {
 	s := inventory.ReleaseState{Namespace: item.Release.Namespace, Name: item.Release.Name}
 	op := p.newReleaseOp(&s, nil)

@@ -201,8 +201,8 @@ func TestOwnReleaseIsRenderedAgain(t *testing.T) {
 	c.wantHistory("1 superseded", "2 deployed")
 }
 
-// TestManualUpgradeIsNotOutdated upgrades a release with helm that is deployed. A change of another object of the bundle
-// makes no new rendering.
+// TestManualUpgradeIsNotOutdated upgrades a release with helm that is deployed. A change of another object of the
+// bundle makes no new rendering.
 func TestManualUpgradeIsNotOutdated(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

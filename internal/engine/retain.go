@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// labelRetainReplicas with the value "true" on an object of a bundle with RejectUnmanaged leaves the number of replicas of an
-	// existing object to its cluster.
+	// labelRetainReplicas with the value "true" on an object of a bundle with RejectUnmanaged leaves the number of
+	// replicas of an existing object to its cluster.
 	labelRetainReplicas = "resourcetemplate.karmada.io/retain-replicas"
 	// retainTries is the maximum number of attempts to apply an object that others change meanwhile.
 	retainTries = 5

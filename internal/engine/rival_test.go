@@ -7,7 +7,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestClusterRegisteredAnewTakesItsObjectsOver has two records for one profile on a member, as after a registration under another name.
+// TestClusterRegisteredAnewTakesItsObjectsOver has two records for one profile on a member, as after a registration
+// under another name.
 func TestClusterRegisteredAnewTakesItsObjectsOver(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -23,7 +24,8 @@ func TestClusterRegisteredAnewTakesItsObjectsOver(t *testing.T) {
 		return err == nil && state == bundle.StateFailed
 	})
 
-	// The first one heals what nobody took over, and neither brings back what the second one drops nor takes back what it has.
+	// The first one heals what nobody took over, and neither brings back what the second one drops nor takes back what it
+	// has.
 	after.Items[0].Objects = after.Items[0].Objects[:1]
 	wantChanges(t, converge(t, h.Engine, after).Changes, counts{bundle.Unchanged: 1, bundle.Deleted: 1})
 	c.delete(configMaps, "left")

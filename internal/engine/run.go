@@ -9,9 +9,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Run corrects drift until ctx ends: objects of bundles with the option CorrectDrift that others change or delete are applied
-// again, and runs that failed or were interrupted are retried. It needs nothing but the records on the cluster. It
-// returns nil when ctx has ended and everything that it started has ended too. It is called once.
+// Run corrects drift until ctx ends: objects of bundles with the option CorrectDrift that others change or delete are
+// applied again, and runs that failed or were interrupted are retried. It needs nothing but the records on the cluster.
+// It returns nil when ctx has ended and everything that it started has ended too. It is called once.
 func (e *Engine) Run(ctx context.Context) error {
 	drift.New(drift.Options{
 		Engine: driftEngine{e}, Store: e.store, Objects: e.member.objects, Mapper: e.member.mapper, Clock: e.clock,

@@ -13,9 +13,10 @@ import (
 )
 
 // Withdraw removes the objects of a bundle from the cluster: the objects in its record, or those with its ownership
-// labels if the record is lost. It removes the highest rank first, and the next rank after all objects of the former one
-// no longer exist. So a controller that cleans up after an object is not deleted before the object. done is false while
-// a deleted object still exists: the caller must call again. An error names the objects that could not be removed.
+// labels if the record is lost. It removes the highest rank first, and the next rank after all objects of the former
+// one no longer exist. So a controller that cleans up after an object is not deleted before the object. done is false
+// while a deleted object still exists: the caller must call again. An error names the objects that could not be
+// removed.
 func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error) {
 	release, err := e.ids.acquire(ctx, w.ID)
 	if err != nil {
@@ -87,8 +88,8 @@ func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*inventory.Reco
 	return rec, err
 }
 
-// beginRemoval saves that the bundle of a record is being withdrawn. From then on drift is not corrected. leave is saved
-// because the delivered bundle may be older than the withdrawal.
+// beginRemoval saves that the bundle of a record is being withdrawn. From then on drift is not corrected. leave is
+// saved because the delivered bundle may be older than the withdrawal.
 func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave bool) (*inventory.Record, error) {
 	if rec.State == bundle.StateRemoving && rec.Orphan == leave {
 		return rec, nil

@@ -26,15 +26,16 @@ type HubAddress struct {
 	Server string
 	// ServerName is the name that the server's certificate must bear. Default: the host of Server.
 	ServerName string
-	// CA are the certificates, in PEM, of the authorities that may vouch for the server. Default: those that the agent's image trusts.
+	// CA are the certificates, in PEM, of the authorities that may vouch for the server. Default: those that the agent's
+	// image trusts.
 	CA []byte
 	// ProxyURL is the proxy on the way, if any.
 	ProxyURL string
 }
 
-// FindHubAddress returns the address that a hub which itself works with the configuration hub tells its agents. Of given, what is set goes
-// first; then comes ConfigMap kube-public/cluster-info, then the configuration itself, unless it leads to an address inside the
-// cluster. It returns ErrNoHubAddress if there is none.
+// FindHubAddress returns the address that a hub which itself works with the configuration hub tells its agents. Of
+// given, what is set goes first; then comes ConfigMap kube-public/cluster-info, then the configuration itself, unless
+// it leads to an address inside the cluster. It returns ErrNoHubAddress if there is none.
 func FindHubAddress(ctx context.Context, hub *rest.Config, given HubAddress) (HubAddress, error) {
 	if given.Server != "" && len(given.CA) > 0 {
 		return given, nil
@@ -99,7 +100,8 @@ func inCluster(hub *rest.Config) bool {
 	return err == nil && host != "" && address.Host == net.JoinHostPort(host, os.Getenv("KUBERNETES_SERVICE_PORT"))
 }
 
-// over returns a with everything that is set in b laid over it. A certificate authority of b's makes a name of a's meaningless.
+// over returns a with everything that is set in b laid over it. A certificate authority of b's makes a name of a's
+// meaningless.
 func (a HubAddress) over(b HubAddress) HubAddress {
 	if len(b.CA) > 0 {
 		a.CA, a.ServerName = b.CA, ""
@@ -113,7 +115,8 @@ func (a HubAddress) with(o AgentOptions) HubAddress {
 	return a.over(HubAddress{Server: o.HubURL, CA: []byte(o.HubCA), ProxyURL: o.ProxyURL})
 }
 
-// addressFor is what a registration tells the agent: the address that the registration itself uses, with the options laid over it.
+// addressFor is what a registration tells the agent: the address that the registration itself uses, with the options
+// laid over it.
 func addressFor(hub *rest.Config, o AgentOptions) (HubAddress, error) {
 	if hub.Insecure && o.HubCA == "" {
 		return HubAddress{}, errors.New("the current kubeconfig does not verify the hub's certificate (insecure-skip-tls-verify), and an agent must: " +

@@ -24,12 +24,14 @@ type ApplyRequest struct {
 	Progress func(string)
 }
 
-// ErrNotReady says that a cluster is registered and its agent applied, but that it was not ready in time. Nothing is taken back.
+// ErrNotReady says that a cluster is registered and its agent applied, but that it was not ready in time. Nothing is
+// taken back.
 var ErrNotReady = errors.New("the cluster is registered and its agent is applied, but it is not ready")
 
-// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, writes to out what `kubectl apply` would, and
-// waits until the cluster is ready; it returns the member's Kubernetes version then. If registering or applying fails, or ctx ends
-// meanwhile, both sides are what they were before. If waiting fails, everything stays made and the error is ErrNotReady.
+// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, writes to out what `kubectl
+// apply` would, and waits until the cluster is ready; it returns the member's Kubernetes version then. If registering
+// or applying fails, or ctx ends meanwhile, both sides are what they were before. If waiting fails, everything stays
+// made and the error is ErrNotReady.
 func RegisterAndApply(ctx context.Context, hub *rest.Config, r ApplyRequest, out io.Writer) (version string, err error) {
 	// Asked first, since a registration may revoke tokens, which nothing brings back.
 	if err := checkReach(ctx, r.Member); err != nil {

@@ -110,8 +110,8 @@ func (a *application) live(ctx context.Context, obj *unstructured.Unstructured) 
 	return live, err == nil, nil
 }
 
-// remove deletes an object that this application created. If the answer to that was lost, made has no uid, and the object counts as ours if
-// it was written by nobody else.
+// remove deletes an object that this application created. If the answer to that was lost, made has no uid, and the
+// object counts as ours if it was written by nobody else.
 func (a *application) remove(ctx context.Context, made *unstructured.Unstructured) error {
 	now, found, err := a.live(ctx, made)
 	if err != nil || !found {

@@ -23,7 +23,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// checkName refuses a registration whose agent is at work on another cluster: two clusters under one name would take turns.
+// checkName refuses a registration whose agent is at work on another cluster: two clusters under one name would take
+// turns.
 func (a *application) checkName(ctx context.Context, hub client.Client) error {
 	cluster, found, err := findCluster(ctx, hub, a.request)
 	if err != nil || !found {
@@ -61,7 +62,8 @@ func memberUID(ctx context.Context, member client.Reader) (string, error) {
 	return uid, nil
 }
 
-// sameMember says that r is about another cluster than the one that has its name already. A uid that is not known proves nothing.
+// sameMember says that r is about another cluster than the one that has its name already. A uid that is not known
+// proves nothing.
 func sameMember(r Request, uid, registered string) error {
 	if uid == "" || registered == "" || uid == registered {
 		return nil
@@ -70,8 +72,8 @@ func sameMember(r Request, uid, registered string) error {
 		"deregister it first or choose another name", r.key(), registered, uid)
 }
 
-// checkOwner refuses a member whose agent works for another registration: applying would take it away from there. An agent whose cluster is
-// not registered on this hub any more, as after a deregistration by force, is replaced.
+// checkOwner refuses a member whose agent works for another registration: applying would take it away from there. An
+// agent whose cluster is not registered on this hub any more, as after a deregistration by force, is replaced.
 func (a *application) checkOwner(ctx context.Context, hub *rest.Config, hubClient client.Client) error {
 	deployment := &appsv1.Deployment{}
 	err := a.member.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment}, deployment)
@@ -126,7 +128,8 @@ func argument(args []string, flag string) string {
 	return ""
 }
 
-// foreign says whether an agent's kubeconfig is known to be of another hub: this one did not sign its token. What cannot be read proves nothing.
+// foreign says whether an agent's kubeconfig is known to be of another hub: this one did not sign its token. What
+// cannot be read proves nothing.
 func foreign(ctx context.Context, hub *rest.Config, kubeconfig []byte) bool {
 	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
@@ -204,7 +207,8 @@ func (a *application) dropFormer(ctx context.Context) (did string, err error) {
 // errStillLeaving says that what a former agent leaves is not gone in time.
 var errStillLeaving = errors.New("a former agent is still being removed from the cluster")
 
-// leaving looks for what is going away with an agent that was deregistered, and returns the first of it, "" if there is nothing.
+// leaving looks for what is going away with an agent that was deregistered, and returns the first of it, "" if there is
+// nothing.
 func (a *application) leaving(ctx context.Context) (string, error) {
 	role, found, err := a.live(ctx, agentObject("rbac.authorization.k8s.io/v1", "ClusterRole", client.ObjectKey{Name: agentRole}))
 	if err != nil {

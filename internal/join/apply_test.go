@@ -121,7 +121,8 @@ func loseAnswer(request *http.Request, next http.RoundTripper) (*http.Response, 
 	return nil, err
 }
 
-// TestRegisterAndApply tells one story on one member: failures at every object, success, failures over what is there, success again.
+// TestRegisterAndApply tells one story on one member: failures at every object, success, failures over what is there,
+// success again.
 func TestRegisterAndApply(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)

@@ -89,7 +89,8 @@ func (w *watcher) await(ctx context.Context) (version string, err error) {
 	return "", err
 }
 
-// awaitLeaving waits until nothing is left of an agent that is being removed from the member. That takes from the time to wait.
+// awaitLeaving waits until nothing is left of an agent that is being removed from the member. That takes from the time
+// to wait.
 func (w *watcher) awaitLeaving(ctx context.Context, a *application) error {
 	limited, cancel := context.WithTimeout(ctx, w.request.Wait)
 	defer cancel()

@@ -28,8 +28,8 @@ import (
 const (
 	// AgentTokenLife is the life that an agent asks for. The hub may give less.
 	AgentTokenLife = 24 * time.Hour
-	// renewedKey holds the same kubeconfig as KubeconfigKey, out of reach of a second `kubectl apply` of the manifest, which puts the
-	// manifest's token back there.
+	// renewedKey holds the same kubeconfig as KubeconfigKey, out of reach of a second `kubectl apply` of the manifest,
+	// which puts the manifest's token back there.
 	renewedKey = "renewed-kubeconfig"
 	// lookAgain is the time between two looks into the Secret for another way to the hub.
 	lookAgain = 5 * time.Second
@@ -40,7 +40,8 @@ const (
 	requestLimit = 15 * time.Second
 )
 
-// ErrSuperseded says that the Secret now holds a later way to the hub than the one in use: the cluster was registered again.
+// ErrSuperseded says that the Secret now holds a later way to the hub than the one in use: the cluster was registered
+// again.
 var ErrSuperseded = errors.New("the cluster was registered again")
 
 // ErrRefused says that the hub does not accept the credential: it has expired, or was revoked. Repair says what to run.
@@ -67,7 +68,8 @@ type CredentialOptions struct {
 	Clock clock.Clock
 }
 
-// Credential is an agent's way to the hub: an address and a token, which Run keeps fresh while clients made from Config go on working.
+// Credential is an agent's way to the hub: an address and a token, which Run keeps fresh while clients made from Config
+// go on working.
 type Credential struct {
 	opts      CredentialOptions
 	config    *rest.Config
@@ -147,8 +149,8 @@ func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, erro
 	return latest, nil
 }
 
-// supersedes says whether c, from the manifest, was issued after own, which the agent requested. Tokens tell whole seconds: within one, a manifest of a
-// registration that the agent has not exchanged yet is the later one.
+// supersedes says whether c, from the manifest, was issued after own, which the agent requested. Tokens tell whole
+// seconds: within one, a manifest of a registration that the agent has not exchanged yet is the later one.
 func (c candidate) supersedes(own candidate) bool {
 	if !c.token.issued.Equal(own.token.issued) {
 		return c.token.issued.After(own.token.issued)
@@ -192,12 +194,12 @@ func (c *Credential) DeliveryNamespace() string { return c.namespace }
 // Expires is when the token in use expires; zero if it does not say.
 func (c *Credential) Expires() time.Time { return c.current.Load().expires }
 
-// Exchanged is the uid of the Secret that the manifest's token was bound to, from when that token has been exchanged; "" before that, and if it was
-// bound to none. It is known after a restart too.
+// Exchanged is the uid of the Secret that the manifest's token was bound to, from when that token has been exchanged;
+// "" before that, and if it was bound to none. It is known after a restart too.
 func (c *Credential) Exchanged() types.UID { return *c.exchanged.Load() }
 
-// Exchange exchanges the manifest's token for one of the agent's own. If that has been done it does nothing. It is to be called before the
-// hub is asked for anything else. ErrRefused says that the hub does not accept the token.
+// Exchange exchanges the manifest's token for one of the agent's own. If that has been done it does nothing. It is to
+// be called before the hub is asked for anything else. ErrRefused says that the hub does not accept the token.
 func (c *Credential) Exchange(ctx context.Context) error {
 	if c.own.Load() {
 		return nil
@@ -205,8 +207,8 @@ func (c *Credential) Exchange(ctx context.Context) error {
 	return c.Renew(ctx)
 }
 
-// Renew exchanges the token for a new one. The new one is in the Secret before the old one is forgotten, so that a restart at any moment finds
-// one that works. ErrRefused says that the hub does not accept the old one.
+// Renew exchanges the token for a new one. The new one is in the Secret before the old one is forgotten, so that a
+// restart at any moment finds one that works. ErrRefused says that the hub does not accept the old one.
 func (c *Credential) Renew(ctx context.Context) error {
 	text, err := c.request(ctx)
 	if apierrors.IsUnauthorized(err) {
@@ -229,8 +231,8 @@ func (c *Credential) Renew(ctx context.Context) error {
 	return nil
 }
 
-// request requests a token that is bound to the anchor Secret. A hub on which the cluster was registered by a release without anchors has no
-// such Secret: an unbound token has to do there.
+// request requests a token that is bound to the anchor Secret. A hub on which the cluster was registered by a release
+// without anchors has no such Secret: an unbound token has to do there.
 func (c *Credential) request(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*requestLimit)
 	defer cancel()
@@ -285,9 +287,9 @@ func (c *Credential) keep(ctx context.Context, text string, exchanged types.UID)
 	return nil
 }
 
-// Run exchanges the manifest's token at once and then renews at 80 % of each token's life, trying again until it works. It returns when ctx
-// ends, with nil, with ErrSuperseded when the Secret holds a later registration, or with ErrRefused when the hub does not accept the
-// token any more. One Run at a time.
+// Run exchanges the manifest's token at once and then renews at 80 % of each token's life, trying again until it works.
+// It returns when ctx ends, with nil, with ErrSuperseded when the Secret holds a later registration, or with ErrRefused
+// when the hub does not accept the token any more. One Run at a time.
 func (c *Credential) Run(ctx context.Context) error {
 	retry := newRenewBackoff()
 	next := c.firstRenewal()

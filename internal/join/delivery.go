@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// vacantLimit is how long a registration waits for an earlier namespace of the same name to go: deleting what agents have in it takes
-	// Kubernetes some seconds.
+	// vacantLimit is how long a registration waits for an earlier namespace of the same name to go: deleting what agents
+	// have in it takes Kubernetes some seconds.
 	vacantLimit = 30 * time.Second
 	vacantPoll  = time.Second / 4
 )
@@ -28,13 +28,15 @@ const (
 // errClaimed says that a namespace already carries the deliveries of another cluster.
 var errClaimed = errors.New("carries the deliveries of another cluster")
 
-// deliveryNamespace returns the hub namespace in which the groups and bundles of a pull-mode cluster live, and its own namespace in push mode.
+// deliveryNamespace returns the hub namespace in which the groups and bundles of a pull-mode cluster live, and its own
+// namespace in push mode.
 func deliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
 	namespace, _ := fleet.DeliveryNamespace(cluster)
 	return namespace
 }
 
-// derivedNamespace returns the name of the namespace that is made for the deliveries of a cluster which cannot have its own one for them.
+// derivedNamespace returns the name of the namespace that is made for the deliveries of a cluster which cannot have its
+// own one for them.
 func derivedNamespace(r Request) string { return fleet.DerivedNamespace(r.Namespace, r.Name) }
 
 // holderOf returns what the claim of a cluster to a namespace says: its name in its own one, and both names elsewhere.
@@ -129,8 +131,8 @@ func (l *ledger) awaitVacant(ctx context.Context, name string) error {
 	return nil
 }
 
-// claim writes holder into the namespace's claim unless another one is there, which is errClaimed. A namespace that is not the cluster's own
-// must have been made for it, or else this fails with ErrForeign.
+// claim writes holder into the namespace's claim unless another one is there, which is errClaimed. A namespace that is
+// not the cluster's own must have been made for it, or else this fails with ErrForeign.
 func (l *ledger) claim(ctx context.Context, name, holder string) error {
 	return kube.OnConflict(ctx, func() error {
 		namespace := &corev1.Namespace{}
@@ -181,7 +183,8 @@ func (l *ledger) giveUp(ctx context.Context, name, holder string) error {
 	return releaseClaim(ctx, l.hubClient, name, holder)
 }
 
-// reliedOn says whether another registration of the same cluster succeeded meanwhile: the ServiceAccount is still there then.
+// reliedOn says whether another registration of the same cluster succeeded meanwhile: the ServiceAccount is still there
+// then.
 func (l *ledger) reliedOn(ctx context.Context) (bool, error) {
 	account := &corev1.ServiceAccount{}
 	err := l.hubClient.Get(ctx, client.ObjectKey{Namespace: l.request.Namespace, Name: l.request.Name}, account)

@@ -38,8 +38,8 @@ type DeregisterRequest struct {
 	Request
 	// KeepAddons leaves what is deployed on the cluster, as it is and without our marks.
 	KeepAddons bool
-	// Force leaves behind what cannot be reached, or does not go within 30 s more, when Wait is over; at once, if the cluster is known to be
-	// out of reach.
+	// Force leaves behind what cannot be reached, or does not go within 30 s more, when Wait is over; at once, if the
+	// cluster is known to be out of reach.
 	Force bool
 	// Wait is how long the hub may take. Zero means DeregisterWait; less than zero, not to wait at all.
 	Wait time.Duration
@@ -51,8 +51,8 @@ type DeregisterRequest struct {
 type Departure struct {
 	// Deleted are the objects that are gone from the hub, in the order in which they go.
 	Deleted []kube.Ref
-	// Left are, for people, the things that stay on the member, one each: because it was asked to keep them, or was not reached, or did not
-	// let go in time. Of the last two it is what was last known to be there.
+	// Left are, for people, the things that stay on the member, one each: because it was asked to keep them, or was not
+	// reached, or did not let go in time. Of the last two it is what was last known to be there.
 	Left []string
 	// Kept are the objects that stay on the hub although their names are those of a registration: others made them.
 	Kept []Kept
@@ -60,10 +60,11 @@ type Departure struct {
 	Forced bool
 }
 
-// Deregister takes a cluster out of the fleet, in either mode. The hub does the work: it withdraws what it deployed, has a pull agent remove
-// itself, and takes back identity and credentials; this follows it. Where no hub looks after the cluster, it takes back the registration
-// itself. It can be interrupted and run again at any time. It returns an error that wraps ErrNotRegistered if there is nothing of the
-// cluster, and one that says what is waited for if the hub is not through in time; the hub goes on then.
+// Deregister takes a cluster out of the fleet, in either mode. The hub does the work: it withdraws what it deployed,
+// has a pull agent remove itself, and takes back identity and credentials; this follows it. Where no hub looks after
+// the cluster, it takes back the registration itself. It can be interrupted and run again at any time. It returns an
+// error that wraps ErrNotRegistered if there is nothing of the cluster, and one that says what is waited for if the hub
+// is not through in time; the hub goes on then.
 func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Departure, error) {
 	if err := r.Validate(); err != nil {
 		return Departure{}, err
@@ -155,7 +156,8 @@ func (d *departure) ask(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	if !cluster.DeletionTimestamp.IsZero() {
 		return AnnotateDeparture(ctx, d.hubClient, cluster, options...)
 	}
-	// The hub must know how before it knows that. Whoever may not delete must not leave behind how, for others who delete it later.
+	// The hub must know how before it knows that. Whoever may not delete must not leave behind how, for others who delete
+	// it later.
 	if err := d.remove(ctx, cluster, client.DryRunAll); err != nil {
 		return err
 	}
@@ -179,7 +181,8 @@ func (d *departure) remove(ctx context.Context, cluster *libv1beta1.SveltosClust
 	return nil
 }
 
-// unannotate makes what a cluster that is not deleted says of its deregistration what it was before. It also works after ctx was cancelled.
+// unannotate makes what a cluster that is not deleted says of its deregistration what it was before. It also works
+// after ctx was cancelled.
 func (d *departure) unannotate(ctx context.Context, before *libv1beta1.SveltosCluster) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reachLimit)
 	defer cancel()
@@ -202,7 +205,8 @@ func (d *departure) unannotate(ctx context.Context, before *libv1beta1.SveltosCl
 	return nil
 }
 
-// AnnotateDeparture adds options, values of kube.AnnotationDeregister, to those that cluster has. hub must read from the API server.
+// AnnotateDeparture adds options, values of kube.AnnotationDeregister, to those that cluster has. hub must read from
+// the API server.
 func AnnotateDeparture(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster, options ...string) error {
 	have := strings.FieldsFunc(cluster.Annotations[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
 	want := slices.Clone(have)
@@ -238,7 +242,8 @@ func (d *departure) outOfReach(ctx context.Context, cluster *libv1beta1.SveltosC
 	return lease.Spec.RenewTime == nil, nil
 }
 
-// conclude takes back what no hub did, and says what is gone: the SveltosCluster, what the hub deleted, and what this deleted.
+// conclude takes back what no hub did, and says what is gone: the SveltosCluster, what the hub deleted, and what this
+// deleted.
 func (d *departure) conclude(ctx context.Context, cluster *libv1beta1.SveltosCluster, before []client.Object) error {
 	rest, err := d.retract(ctx, cluster)
 	if err != nil {
@@ -264,8 +269,8 @@ func (d *departure) conclude(ctx context.Context, cluster *libv1beta1.SveltosClu
 	return nil
 }
 
-// left lists what stays on the member: what the hub says that it left, and what was to be kept. Where no hub looked after the cluster,
-// nobody took anything away.
+// left lists what stays on the member: what the hub says that it left, and what was to be kept. Where no hub looked
+// after the cluster, nobody took anything away.
 func (d *departure) left(cluster *libv1beta1.SveltosCluster) []string {
 	var kept []string
 	if d.request.KeepAddons || !d.held {
@@ -328,7 +333,8 @@ func rememberedDelivery(ctx context.Context, hub client.Client, r Request) (stri
 	if namespace := account.Annotations[kube.AnnotationDeliveryNS]; namespace != "" && account.Labels[registrationLabel] == r.Name {
 		return namespace, nil
 	}
-	// The ServiceAccount is gone with the SveltosCluster: look whose the namespace is that was made for the cluster, if any.
+	// The ServiceAccount is gone with the SveltosCluster: look whose the namespace is that was made for the cluster, if
+	// any.
 	namespace := &corev1.Namespace{}
 	err = hub.Get(ctx, client.ObjectKey{Name: derivedNamespace(r)}, namespace)
 	if err == nil && namespace.Annotations[kube.AnnotationDeliveryHolder] == r.key() {

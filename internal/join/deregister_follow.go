@@ -19,10 +19,11 @@ import (
 )
 
 const (
-	// forcedWait is how long the hub may take to let go of a cluster by force: it waits 20 s for withdrawals and 10 s for the agent, and looks first
-	// for 10 s whether the member answers.
+	// forcedWait is how long the hub may take to let go of a cluster by force: it waits 20 s for withdrawals and 10 s for
+	// the agent, and looks first for 10 s whether the member answers.
 	forcedWait = 45 * time.Second
-	// takenUpWait is how long a hub may take to begin with that: another one takes over within 15 s, and asks the member for 10 s first.
+	// takenUpWait is how long a hub may take to begin with that: another one takes over within 15 s, and asks the member
+	// for 10 s first.
 	takenUpWait = 30 * time.Second
 	// leadGrace is how long after its end a leader's Lease may still be about to be taken over.
 	leadGrace = 4 * time.Second
@@ -67,7 +68,8 @@ func (d *departure) follow(ctx context.Context, cluster *libv1beta1.SveltosClust
 	return d.overdue(ctx, cluster)
 }
 
-// noHub says whether it is known that no hub looks after the cluster: nothing has happened to it, and the Lease of its shard's hubs has ended.
+// noHub says whether it is known that no hub looks after the cluster: nothing has happened to it, and the Lease of its
+// shard's hubs has ended.
 func (d *departure) noHub(ctx context.Context, cluster *libv1beta1.SveltosCluster) bool {
 	if d.moved {
 		return false
@@ -95,7 +97,8 @@ func (d *departure) see(cluster, now *libv1beta1.SveltosCluster) {
 	now.DeepCopyInto(cluster)
 }
 
-// await looks until the SveltosCluster is gone, or another one, for no longer than limit. cluster is kept as it was seen last.
+// await looks until the SveltosCluster is gone, or another one, for no longer than limit. cluster is kept as it was
+// seen last.
 func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (gone bool, err error) {
 	uid := cluster.UID
 	limited, cancel := context.WithTimeout(ctx, limit)
@@ -122,8 +125,8 @@ func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluste
 	}
 }
 
-// watch sees every change of cluster, so that what is written last is not missed. It returns true when cluster is gone, and false if it cannot
-// be watched any longer, or ctx ended, or the watch has lasted for watchLimit.
+// watch sees every change of cluster, so that what is written last is not missed. It returns true when cluster is gone,
+// and false if it cannot be watched any longer, or ctx ended, or the watch has lasted for watchLimit.
 func (d *departure) watch(ctx context.Context, cluster *libv1beta1.SveltosCluster) (gone bool) {
 	ctx, cancel := context.WithTimeout(ctx, watchLimit)
 	defer cancel()

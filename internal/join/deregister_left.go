@@ -17,7 +17,8 @@ import (
 const (
 	// AgentLeft is what people are told of an agent that stays on its member.
 	AgentLeft = "the agent, in namespace " + kube.AgentNamespace
-	// maxLeft is how many bytes the list of what is left behind may take: a quarter of what the annotations of an object may.
+	// maxLeft is how many bytes the list of what is left behind may take: a quarter of what the annotations of an object
+	// may.
 	maxLeft = 64 << 10
 	// moreLeft ends a list that was cut.
 	moreLeft = "more than can be listed here"
@@ -33,8 +34,8 @@ func deployedOn(ctx context.Context, hub client.Client, r Request) ([]string, er
 	return Deployed(inventory.Status, func(string, string, libv1beta1.FeatureID) bool { return true }), nil
 }
 
-// Deployed lists for people, of what inventory has, the releases and objects of those features that wanted accepts by the kind and the name
-// of their profile and by themselves.
+// Deployed lists for people, of what inventory has, the releases and objects of those features that wanted accepts by
+// the kind and the name of their profile and by themselves.
 func Deployed(inventory configv1beta1.ClusterConfigurationStatus, wanted func(kind, profile string, feature libv1beta1.FeatureID) bool) []string {
 	var all []string
 	add := func(kind, profile string, features []configv1beta1.DeployedFeature) {
@@ -78,8 +79,8 @@ func LeftBehind(cluster client.Object) []string {
 	return left
 }
 
-// LeaveBehind adds to what LeftBehind lists, before the cluster object goes, and returns it as it is then. It fails with a conflict if cluster
-// is not as it was read. A list that is too long is cut, and says so.
+// LeaveBehind adds to what LeftBehind lists, before the cluster object goes, and returns it as it is then. It fails
+// with a conflict if cluster is not as it was read. A list that is too long is cut, and says so.
 func LeaveBehind[T client.Object](ctx context.Context, hub client.Client, cluster T, left ...string) (T, error) {
 	all := union(LeftBehind(cluster), left)
 	text, err := json.Marshal(all)

@@ -21,10 +21,11 @@ import (
 // ErrDeparting says that a cluster is being deregistered, so that nothing is made for it any more.
 var ErrDeparting = errors.New("it is being deregistered; wait until that is done")
 
-// Establish makes or repairs what the agent of an existing pull-mode SveltosCluster needs on the hub, and returns its delivery namespace:
-// that namespace and the claim to it, ServiceAccount, anchor Secret, Lease, Roles and RoleBindings. Where all is well it writes nothing. It
-// refuses, with ErrForeign, an object that exists and was not made by a registration, and, with ErrDeparting, a cluster that is being deleted.
-// The registration Secret is not among them: it exists only while a manifest is on its way (see Manifests).
+// Establish makes or repairs what the agent of an existing pull-mode SveltosCluster needs on the hub, and returns its
+// delivery namespace: that namespace and the claim to it, ServiceAccount, anchor Secret, Lease, Roles and RoleBindings.
+// Where all is well it writes nothing. It refuses, with ErrForeign, an object that exists and was not made by a
+// registration, and, with ErrDeparting, a cluster that is being deleted. The registration Secret is not among them: it
+// exists only while a manifest is on its way (see Manifests).
 func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
 	l := &ledger{hubClient: hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 	live, err := l.liveCluster(ctx)
@@ -120,7 +121,8 @@ func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 	}
 }
 
-// makeIdentity makes what the agent needs on the hub. What lives beside the SveltosCluster belongs to it, and goes with it.
+// makeIdentity makes what the agent needs on the hub. What lives beside the SveltosCluster belongs to it, and goes with
+// it.
 func (l *ledger) makeIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	// It is everybody's, as the Role in it is: both stay when a registration is taken back.
 	if _, err := l.createNamespace(ctx, kube.AgentNamespace, nil); err != nil {
@@ -147,8 +149,8 @@ func (l *ledger) makeIdentity(ctx context.Context, cluster *libv1beta1.SveltosCl
 	return nil
 }
 
-// checkLease refuses a Lease that no registration of the cluster made, and deletes one of an earlier cluster of its name, which says nothing of
-// this one's agent. desired gets our label: what the agent did to it is repaired.
+// checkLease refuses a Lease that no registration of the cluster made, and deletes one of an earlier cluster of its
+// name, which says nothing of this one's agent. desired gets our label: what the agent did to it is repaired.
 func (l *ledger) checkLease(ctx context.Context, cluster *libv1beta1.SveltosCluster, desired *coordinationv1.Lease) error {
 	desired.Labels = map[string]string{registrationLabel: l.request.Name}
 	live, found, err := l.live(ctx, desired)
@@ -170,7 +172,8 @@ func (l *ledger) checkLease(ctx context.Context, cluster *libv1beta1.SveltosClus
 	return nil
 }
 
-// agentMayWrite says whether lease is the one in its place that the cluster's agent may write: no matter what it says of itself then.
+// agentMayWrite says whether lease is the one in its place that the cluster's agent may write: no matter what it says
+// of itself then.
 func agentMayWrite(ctx context.Context, hub client.Client, lease *coordinationv1.Lease) (bool, error) {
 	binding := &rbacv1.RoleBinding{}
 	err := hub.Get(ctx, client.ObjectKeyFromObject(lease), binding)
@@ -202,8 +205,8 @@ func (l *ledger) makeRegistration(ctx context.Context, owner metav1.OwnerReferen
 	return made, nil
 }
 
-// renewRegistration makes a registration Secret that no agent has exchanged a token of yet: the hub deletes one that an agent has, and with it
-// every token that is bound to it.
+// renewRegistration makes a registration Secret that no agent has exchanged a token of yet: the hub deletes one that an
+// agent has, and with it every token that is bound to it.
 func (l *ledger) renewRegistration(ctx context.Context, owner metav1.OwnerReference, delivery string) (*corev1.Secret, error) {
 	secret, err := l.makeRegistration(ctx, owner)
 	if err != nil {
@@ -219,7 +222,8 @@ func (l *ledger) renewRegistration(ctx context.Context, owner metav1.OwnerRefere
 	return l.makeRegistration(ctx, owner)
 }
 
-// exchangedSecret reads, off an agent's Lease, the uid of the Secret that the token was bound to which the agent exchanged last.
+// exchangedSecret reads, off an agent's Lease, the uid of the Secret that the token was bound to which the agent
+// exchanged last.
 func exchangedSecret(ctx context.Context, hubClient client.Client, key client.ObjectKey) (types.UID, error) {
 	lease := &coordinationv1.Lease{}
 	if err := hubClient.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {

@@ -44,7 +44,8 @@ func established(t *testing.T, hubClient client.Client, cluster *libv1beta1.Svel
 	return delivery
 }
 
-// versions are the resource versions of everything in the namespaces that has to do with registrations, and of the namespaces.
+// versions are the resource versions of everything in the namespaces that has to do with registrations, and of the
+// namespaces.
 func versions(t *testing.T, hubClient client.Client, namespaces ...string) map[string]string {
 	t.Helper()
 	found := map[string]string{}

@@ -189,7 +189,8 @@ func TestUndoingWaitsForTheHub(t *testing.T) {
 	}
 }
 
-// letGo takes the finalizer off a SveltosCluster once it is being deleted, as the hub does; before that it must not have lost its identity.
+// letGo takes the finalizer off a SveltosCluster once it is being deleted, as the hub does; before that it must not
+// have lost its identity.
 func letGo(ctx context.Context, hubClient client.Client, key client.ObjectKey) error {
 	cluster := &libv1beta1.SveltosCluster{}
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, 20*time.Second, true, func(ctx context.Context) (bool, error) {

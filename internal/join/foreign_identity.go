@@ -20,8 +20,8 @@ import (
 // defaultAccount is the ServiceAccount that Kubernetes gives every namespace.
 const defaultAccount = "default"
 
-// Kept is an object on the hub that a deregistration leaves in place: it has a name that the registration of the cluster
-// gives, but no registration of Towline made it, and it is not known to be for this cluster alone.
+// Kept is an object on the hub that a deregistration leaves in place: it has a name that the registration of the
+// cluster gives, but no registration of Towline made it, and it is not known to be for this cluster alone.
 type Kept struct {
 	Ref    kube.Ref
 	Reason string
@@ -77,9 +77,9 @@ func (i *foreignIdentity) objects() []client.Object {
 	return []client.Object{i.account, i.token, i.role, i.clusterRole, i.binding, i.clusterBinding}
 }
 
-// decide decides on every object that is on the hub, has to do with the cluster, and was not made by Towline. They are in
-// the order in which they are deleted. The ServiceAccount is first: without it no credential is worth anything. The bindings
-// are last: they tell whose the other objects are, also after an interruption.
+// decide decides on every object that is on the hub, has to do with the cluster, and was not made by Towline. They are
+// in the order in which they are deleted. The ServiceAccount is first: without it no credential is worth anything. The
+// bindings are last: they tell whose the other objects are, also after an interruption.
 func (i *foreignIdentity) decide() []decision {
 	all := []decision{
 		{i.account, i.whyAccountStays()},

@@ -15,7 +15,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// madeBySveltos is the identity of cluster b-c in namespace a as the sveltosctl of Sveltos makes it, on a hub without anything else.
+// madeBySveltos is the identity of cluster b-c in namespace a as the sveltosctl of Sveltos makes it, on a hub without
+// anything else.
 func madeBySveltos(t *testing.T) *foreignIdentity {
 	t.Helper()
 	raw, err := os.ReadFile("testdata/sveltos-registration.yaml")

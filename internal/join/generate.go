@@ -45,8 +45,8 @@ func (r GenerateRequest) Validate() error {
 	return nil
 }
 
-// GenerateKubeconfig returns a kubeconfig with a token of a ServiceAccount in the cluster. When it fails, or when ctx ends, what it made
-// is taken back. What it made otherwise stays, also when registrations that use the same account go.
+// GenerateKubeconfig returns a kubeconfig with a token of a ServiceAccount in the cluster. When it fails, or when ctx
+// ends, what it made is taken back. What it made otherwise stays, also when registrations that use the same account go.
 func GenerateKubeconfig(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err

@@ -22,8 +22,8 @@ const (
 	guardName = "towline-token-life"
 	// forItself is true if a ServiceAccount requests a token of its own.
 	forItself = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name"
-	// isAgent is true for who may report on the cluster of its own name and not on every cluster there: the ServiceAccounts of others
-	// are none of our business.
+	// isAgent is true for who may report on the cluster of its own name and not on every cluster there: the
+	// ServiceAccounts of others are none of our business.
 	isAgent = mayReport + ".name(request.name).check('patch').allowed() && !" + mayReport + ".check('patch').allowed()"
 	// isAnchored is true for a token that is bound to the anchor Secret.
 	isAnchored = "has(object.spec.boundObjectRef) && has(object.spec.boundObjectRef.kind) && object.spec.boundObjectRef.kind == 'Secret'" +
@@ -31,10 +31,10 @@ const (
 	mayReport = "authorizer.group('lib.projectsveltos.io').resource('sveltosclusters').subresource('status').namespace(request.namespace)"
 )
 
-// Guard makes the hub refuse tokens that an agent requests for itself if they live longer than MaxTokenLife or are not bound to its anchor Secret.
-// Rules of RBAC cannot say that: without it, whoever copies an agent's token could exchange it for one that lives for years, or for one that
-// outlives a revocation. It can be run again. The hub
-// enforces it within some seconds.
+// Guard makes the hub refuse tokens that an agent requests for itself if they live longer than MaxTokenLife or are not
+// bound to its anchor Secret. Rules of RBAC cannot say that: without it, whoever copies an agent's token could exchange
+// it for one that lives for years, or for one that outlives a revocation. It can be run again. The hub enforces it
+// within some seconds.
 func Guard(ctx context.Context, hub *rest.Config) error {
 	clientset, err := kubernetes.NewForConfig(hub)
 	if err != nil {

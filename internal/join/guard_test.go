@@ -26,7 +26,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// requestToken requests a token for ServiceAccount namespace/c, bound to a Secret of that name unless it is "", with the credentials of config.
+// requestToken requests a token for ServiceAccount namespace/c, bound to a Secret of that name unless it is "", with
+// the credentials of config.
 func requestToken(ctx context.Context, config *rest.Config, namespace, secret string, seconds int64) error {
 	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -70,7 +71,8 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 	}
 }
 
-// strangerConfig returns the credential of a ServiceAccount c, of a new namespace, that may request its own tokens and is no agent.
+// strangerConfig returns the credential of a ServiceAccount c, of a new namespace, that may request its own tokens and
+// is no agent.
 func strangerConfig(t *testing.T, plane *localkube.Plane, namespace string) *rest.Config {
 	t.Helper()
 	clientset := kubernetes.NewForConfigOrDie(plane.Config)
@@ -93,7 +95,8 @@ func strangerConfig(t *testing.T, plane *localkube.Plane, namespace string) *res
 	return config
 }
 
-// TestRightsOfTheManifestSuffice guards the hub, and registers clusters, with the rights that config/hub.yaml gives the hub.
+// TestRightsOfTheManifestSuffice guards the hub, and registers clusters, with the rights that config/hub.yaml gives the
+// hub.
 func TestRightsOfTheManifestSuffice(t *testing.T) {
 	t.Parallel()
 	plane := localkube.ForTest(t)

@@ -15,18 +15,18 @@ import (
 // leaseDuration is how long a member counts as alive after its agent's last heartbeat: three missed ones of 30 s.
 const leaseDuration = 90
 
-// sharedRole is the Role in kube.AgentNamespace that lets agents read a bundle whose name they know. It names no bundle: the
-// names are HMACs, and without list or watch nobody can find one that he was not told.
+// sharedRole is the Role in kube.AgentNamespace that lets agents read a bundle whose name they know. It names no
+// bundle: the names are HMACs, and without list or watch nobody can find one that he was not told.
 const sharedRole = "towline-shared-bundles"
 
-// AnchorSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's agent are bound to: they are worthless
-// once it is gone. It holds nothing.
+// AnchorSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's agent are
+// bound to: they are worthless once it is gone. It holds nothing.
 func AnchorSecret(cluster string) string { return cluster + anchorSuffix }
 
 const anchorSuffix = "-sveltos-agent"
 
-// RegistrationSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's manifests are bound to. While the
-// cluster waits for its agent the hub keeps a manifest in it, under ManifestKey.
+// RegistrationSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's
+// manifests are bound to. While the cluster waits for its agent the hub keeps a manifest in it, under ManifestKey.
 func RegistrationSecret(cluster string) string { return cluster + "-sveltos-registration" }
 
 // identityObjects are the objects behind an agent's identity on the hub, in the order in which they are made.
@@ -50,7 +50,8 @@ func identityObjects(r Request, delivery string) []client.Object {
 	return append(objects, binding(r, kube.AgentNamespace, sharedBinding(r), sharedRole))
 }
 
-// sharedBinding names a cluster's binding in kube.AgentNamespace. A colon is in no DNS label, so that no two pairs share a name.
+// sharedBinding names a cluster's binding in kube.AgentNamespace. A colon is in no DNS label, so that no two pairs
+// share a name.
 func sharedBinding(r Request) string { return r.Namespace + ":" + r.Name }
 
 // ownRules are about objects that bear the cluster's own name in the cluster's namespace.

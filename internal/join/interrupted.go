@@ -23,12 +23,14 @@ func (i *interruption) Error() string {
 // Unwrap returns the error of the context.
 func (i *interruption) Unwrap() error { return i.cause }
 
-// Step returns what err says that was being done, without what a request that was cut off says of itself. Only its first line counts.
+// Step returns what err says that was being done, without what a request that was cut off says of itself. Only its
+// first line counts.
 func Step(err error) string {
 	return regexp.MustCompile(`(?s)(: ((Get|Post|Put|Patch|Delete) "|client rate limiter|context canceled|context deadline)|\n).*`).ReplaceAllString(err.Error(), "")
 }
 
-// failed returns the error of a registration of r that failed with err and was undone, undone being what went wrong with that.
+// failed returns the error of a registration of r that failed with err and was undone, undone being what went wrong
+// with that.
 func failed(ctx context.Context, r Request, err, undone error) error {
 	if ctx.Err() != nil && undone == nil {
 		return &interruption{doing: Step(fmt.Errorf("registering cluster %s: %w", r.key(), err)), cause: ctx.Err()}

@@ -32,7 +32,8 @@ const (
 	renewAnnotation = "towline.dev/manifest-renewal"
 	// inputsAnnotation on a registration Secret is a digest of the manifest in it, but for its token.
 	inputsAnnotation = "towline.dev/manifest-inputs"
-	// printedAnnotation on a registration Secret is when the last of those tokens expires that a registration bound to it and printed.
+	// printedAnnotation on a registration Secret is when the last of those tokens expires that a registration bound to it
+	// and printed.
 	printedAnnotation = "towline.dev/printed-token-expires"
 	// nonePrinted in place of that time says that every token bound to the Secret is the hub's own.
 	nonePrinted = "none"
@@ -55,11 +56,12 @@ type Manifests struct {
 	Clock clock.Clock
 }
 
-// Keep sees to the registration Secret of an established cluster (see Establish). While the cluster waits for its agent, because that has never
-// connected or is Down, the Secret holds a manifest whose token has at least a fifth of its life left. Once the agent is
-// connected the Secret, and with it every copy of the manifest, goes as soon as its token has been exchanged or has expired.
-// Keep wants to be called again after the returned time, if that is not zero. ErrNoHubAddress says that no address for the agent is known, and
-// ErrPatch that the manifest cannot be patched as it should be; none is kept then.
+// Keep sees to the registration Secret of an established cluster (see Establish). While the cluster waits for its
+// agent, because that has never connected or is Down, the Secret holds a manifest whose token has at least a fifth of
+// its life left. Once the agent is connected the Secret, and with it every copy of the manifest, goes as soon as its
+// token has been exchanged or has expired. Keep wants to be called again after the returned time, if that is not zero.
+// ErrNoHubAddress says that no address for the agent is known, and ErrPatch that the manifest cannot be patched as it
+// should be; none is kept then.
 func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
 	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
 		return 0, nil
@@ -86,7 +88,8 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	return max(again, lookForExchange), err
 }
 
-// arrived says whether the cluster's agent has just been heard of. It has not reported yet, perhaps, but needs no other manifest.
+// arrived says whether the cluster's agent has just been heard of. It has not reported yet, perhaps, but needs no other
+// manifest.
 func (m Manifests) arrived(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
@@ -160,7 +163,8 @@ func (m Manifests) provide(ctx context.Context, l *ledger, cluster *libv1beta1.S
 	if err != nil {
 		return 0, err
 	}
-	// Counted from now and not from the times in the token, so that a hub whose clock is wrong renews in time all the same.
+	// Counted from now and not from the times in the token, so that a hub whose clock is wrong renews in time all the
+	// same.
 	due := issued.untilDue(life)
 	notes := map[string]string{
 		inputsAnnotation:  digest,
@@ -222,8 +226,8 @@ func (l *ledger) registration(ctx context.Context) (*corev1.Secret, error) {
 	return secret, nil
 }
 
-// expiry returns when the last token that is bound to the registration Secret expires. A Secret that does not say so was made a moment ago, or
-// by someone who stopped half-way.
+// expiry returns when the last token that is bound to the registration Secret expires. A Secret that does not say so
+// was made a moment ago, or by someone who stopped half-way.
 func expiry(secret *corev1.Secret) time.Time {
 	if at, err := time.Parse(time.RFC3339, secret.Annotations[expiresAnnotation]); err == nil {
 		return at
@@ -246,7 +250,8 @@ func printed(secret *corev1.Secret, now time.Time) time.Time {
 	return secret.CreationTimestamp.Add(MinManifestTokenLife)
 }
 
-// noteExpiry writes onto the registration Secret that a token bound to it, which is about to be printed, lives until then.
+// noteExpiry writes onto the registration Secret that a token bound to it, which is about to be printed, lives until
+// then.
 func noteExpiry(ctx context.Context, hubClient client.Client, secret *corev1.Secret, until time.Time) error {
 	before := secret.DeepCopy()
 	last := until

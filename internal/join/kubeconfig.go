@@ -30,7 +30,8 @@ const localCluster = "local"
 // reachLimit is how long a member may take to answer while it is being registered.
 const reachLimit = 10 * time.Second
 
-// selfContained reads a kubeconfig that the hub shall use: everything that its current context needs is in it, and it starts no programs.
+// selfContained reads a kubeconfig that the hub shall use: everything that its current context needs is in it, and it
+// starts no programs.
 func selfContained(kubeconfig []byte) (*rest.Config, error) {
 	loaded, err := clientcmd.Load(kubeconfig)
 	if err != nil {
@@ -58,7 +59,8 @@ func selfContained(kubeconfig []byte) (*rest.Config, error) {
 	return config, nil
 }
 
-// minified returns a kubeconfig with nothing in it but what its current context needs: the credentials of other clusters are nobody's business.
+// minified returns a kubeconfig with nothing in it but what its current context needs: the credentials of other
+// clusters are nobody's business.
 func minified(kubeconfig []byte) ([]byte, error) {
 	loaded, err := clientcmd.Load(kubeconfig)
 	if err != nil {

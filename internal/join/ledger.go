@@ -30,7 +30,8 @@ const (
 	registrationLabel = "towline.dev/registration"
 	// attemptAnnotation says which run of a registration wrote an object last.
 	attemptAnnotation = "towline.dev/registration-attempt"
-	// undoLimit is how long undoing may take after a failure or an interruption: about fifteen requests, and the hub's part.
+	// undoLimit is how long undoing may take after a failure or an interruption: about fifteen requests, and the hub's
+	// part.
 	undoLimit = 40 * time.Second
 	// goneLimit is how long a hub may take to let go of a SveltosCluster that is taken back.
 	goneLimit = 20 * time.Second
@@ -54,9 +55,9 @@ func newHubClient(hub *rest.Config) (client.WithWatch, error) {
 	return hubClient, nil
 }
 
-// ledger applies the objects of one registration and remembers how to undo it. Its objects carry its attempt, a number that no other
-// registration has, so that undoing leaves alone what another registration of the same cluster wrote later. A hub that makes or repairs the
-// objects has no attempt and undoes nothing.
+// ledger applies the objects of one registration and remembers how to undo it. Its objects carry its attempt, a number
+// that no other registration has, so that undoing leaves alone what another registration of the same cluster wrote
+// later. A hub that makes or repairs the objects has no attempt and undoes nothing.
 type ledger struct {
 	hubClient client.Client
 	// kinds tells, when a namespace is taken back, what can be in it.
@@ -99,8 +100,8 @@ func findCluster(ctx context.Context, hubClient client.Client, r Request) (clust
 	return cluster, true, nil
 }
 
-// own applies an object that belongs to registrations, and returns it as it is then. It refuses one that exists and was not made by a
-// registration of the cluster.
+// own applies an object that belongs to registrations, and returns it as it is then. It refuses one that exists and was
+// not made by a registration of the cluster.
 func (l *ledger) own(ctx context.Context, obj client.Object) (*unstructured.Unstructured, error) {
 	labels := obj.GetLabels()
 	if labels == nil {
@@ -141,8 +142,8 @@ func (l *ledger) live(ctx context.Context, obj client.Object) (live *unstructure
 	return live, true, nil
 }
 
-// write creates obj, or changes the one that is there if check allows that. A registration that fails undoes either. Without an attempt, it
-// changes only what is not as it should be.
+// write creates obj, or changes the one that is there if check allows that. A registration that fails undoes either.
+// Without an attempt, it changes only what is not as it should be.
 func (l *ledger) write(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (*unstructured.Unstructured, error) {
 	desired, err := toUnstructured(l.hubClient.Scheme(), obj)
 	if err != nil {
@@ -177,7 +178,8 @@ func (l *ledger) write(ctx context.Context, obj client.Object, check func(live *
 	return made, nil
 }
 
-// create creates desired. The undoing is noted before the request, since a request that was cut off may have done its work.
+// create creates desired. The undoing is noted before the request, since a request that was cut off may have done its
+// work.
 func (l *ledger) create(ctx context.Context, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	forget := l.noteWrite(desired, nil)
 	made := desired.DeepCopy()
@@ -205,8 +207,8 @@ func (l *ledger) signed(desired *unstructured.Unstructured, last string) *unstru
 	return desired
 }
 
-// noteWrite remembers how to undo the writing of desired, and returns how to forget that. A new SveltosCluster is the first to go: what a
-// hub made for it meanwhile, the hub takes back then.
+// noteWrite remembers how to undo the writing of desired, and returns how to forget that. A new SveltosCluster is the
+// first to go: what a hub made for it meanwhile, the hub takes back then.
 func (l *ledger) noteWrite(desired, before *unstructured.Unstructured) (forget func()) {
 	if before == nil && desired.GetKind() == "SveltosCluster" {
 		l.undoCluster = func(ctx context.Context) error {
@@ -237,8 +239,8 @@ func (l *ledger) awaitGone(ctx context.Context, obj *unstructured.Unstructured) 
 	return nil
 }
 
-// takeBack makes an object what it was before this registration wrote it, nil being nothing. It leaves alone one that another
-// registration has written since.
+// takeBack makes an object what it was before this registration wrote it, nil being nothing. It leaves alone one that
+// another registration has written since.
 func (l *ledger) takeBack(ctx context.Context, obj, before *unstructured.Unstructured) error {
 	err := kube.OnConflict(ctx, func() error {
 		now := &unstructured.Unstructured{}
@@ -261,7 +263,8 @@ func (l *ledger) takeBack(ctx context.Context, obj, before *unstructured.Unstruc
 	return nil
 }
 
-// putBack gives the fields that this registration wrote the values that they had before. Everything else stays as it is now.
+// putBack gives the fields that this registration wrote the values that they had before. Everything else stays as it is
+// now.
 func (l *ledger) putBack(ctx context.Context, now, written, before *unstructured.Unstructured) error {
 	if now.GetUID() != before.GetUID() {
 		return nil
@@ -272,7 +275,8 @@ func (l *ledger) putBack(ctx context.Context, now, written, before *unstructured
 	return l.hubClient.Update(ctx, now, client.FieldOwner(kube.FieldManager))
 }
 
-// rollBack takes back what the registration made: a SveltosCluster first, then the rest, newest first. It also works after ctx was cancelled.
+// rollBack takes back what the registration made: a SveltosCluster first, then the rest, newest first. It also works
+// after ctx was cancelled.
 func (l *ledger) rollBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
@@ -325,8 +329,9 @@ func (l *ledger) createNamespace(ctx context.Context, name string, annotations m
 	return true, nil
 }
 
-// takeBackNamespace deletes a namespace that this registration made unless somebody else has put anything into it or, if it was made for
-// deliveries, another registration of the same cluster relies on it. A namespace for deliveries that stays is given back.
+// takeBackNamespace deletes a namespace that this registration made unless somebody else has put anything into it or,
+// if it was made for deliveries, another registration of the same cluster relies on it. A namespace for deliveries that
+// stays is given back.
 func (l *ledger) takeBackNamespace(ctx context.Context, name string) error {
 	namespace := &corev1.Namespace{}
 	if err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {

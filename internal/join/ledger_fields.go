@@ -2,7 +2,8 @@ package join
 
 import "reflect"
 
-// contains says whether live has everything that desired says. Lists are compared as a whole, but for owners: an object may have more.
+// contains says whether live has everything that desired says. Lists are compared as a whole, but for owners: an object
+// may have more.
 func contains(live, desired map[string]any) bool {
 	for key, want := range desired {
 		got, ok := live[key]

@@ -28,8 +28,8 @@ const (
 	controlPlaneLabel = "control-plane"
 )
 
-// KubeconfigSecret returns the name of the Secret with a cluster's kubeconfig: on the hub for a push-mode cluster, and on the member,
-// with the way to the hub, for a pull-mode cluster.
+// KubeconfigSecret returns the name of the Secret with a cluster's kubeconfig: on the hub for a push-mode cluster, and
+// on the member, with the way to the hub, for a pull-mode cluster.
 func KubeconfigSecret(cluster string) string { return fleet.KubeconfigSecretName(cluster) }
 
 // KubeconfigKey is the key of the kubeconfig in that Secret.
@@ -47,8 +47,8 @@ type agentManifest struct {
 	patches []patch
 }
 
-// encode returns the documents that start the agent on the member, in the order in which they are applied. It fails with ErrPatch if a patch
-// cannot be applied.
+// encode returns the documents that start the agent on the member, in the order in which they are applied. It fails
+// with ErrPatch if a patch cannot be applied.
 func (m agentManifest) encode() ([]byte, error) {
 	credentials, err := clientcmd.Write(*m.kubeconfig)
 	if err != nil {

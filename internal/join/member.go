@@ -24,22 +24,24 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// AnnotationMemberIdentity is "true" on a SveltosCluster whose registration made, or uses, an identity on the member for the hub. On the
-// member, the label of the same name marks the objects of that identity which registrations made.
+// AnnotationMemberIdentity is "true" on a SveltosCluster whose registration made, or uses, an identity on the member
+// for the hub. On the member, the label of the same name marks the objects of that identity which registrations made.
 const AnnotationMemberIdentity = "towline.dev/member-identity"
 
 const (
-	// memberIdentityName is the name of the ServiceAccount, the ClusterRole and the ClusterRoleBinding, as the Sveltos surface has it.
+	// memberIdentityName is the name of the ServiceAccount, the ClusterRole and the ClusterRoleBinding, as the Sveltos
+	// surface has it.
 	memberIdentityName = "projectsveltos"
-	// memberUserPrefix begins the annotations of the ClusterRole that say who uses the identity, one for each registration.
+	// memberUserPrefix begins the annotations of the ClusterRole that say who uses the identity, one for each
+	// registration.
 	memberUserPrefix = "registration.towline.dev/"
 	// memberWait bounds the waits for the member's own controllers.
 	memberWait = 10 * time.Second
 )
 
-// identity is the way into a member that the registrations of all hubs share: a ServiceAccount which may do everything. Its anchor is the
-// ClusterRole, which lists its users and owns the other objects. Each object is either ours, by its label, or was there before; those
-// are used as they are.
+// identity is the way into a member that the registrations of all hubs share: a ServiceAccount which may do everything.
+// Its anchor is the ClusterRole, which lists its users and owns the other objects. Each object is either ours, by its
+// label, or was there before; those are used as they are.
 type identity struct {
 	member kubernetes.Interface
 	// account is the ServiceAccount.
@@ -142,7 +144,8 @@ func (i *identity) makeNamespace(ctx context.Context) error {
 	return nil
 }
 
-// enter makes the ClusterRole, or repairs the one that is ours, and notes the user in it. One that is not ours stays as it is.
+// enter makes the ClusterRole, or repairs the one that is ours, and notes the user in it. One that is not ours stays as
+// it is.
 func (i *identity) enter(ctx context.Context) error {
 	roles, before := i.member.RbacV1().ClusterRoles(), ""
 	takeBack := func(ctx context.Context) error { return i.takeBackUser(ctx, before) }
@@ -209,7 +212,8 @@ func (i *identity) makeAccount(ctx context.Context) error {
 	return nil
 }
 
-// bindingName is the ClusterRoleBinding's name. A colon is in no name of a namespace or an account, so that no two share a name.
+// bindingName is the ClusterRoleBinding's name. A colon is in no name of a namespace or an account, so that no two
+// share a name.
 func (i *identity) bindingName() string {
 	if i.account.Namespace == kube.AgentNamespace && i.account.Name == memberIdentityName {
 		return memberIdentityName
@@ -245,10 +249,10 @@ func (i *identity) makeBinding(ctx context.Context) error {
 	return nil
 }
 
-// RetractMember takes the registration of cluster out of the identity on its member: with the last user the identity goes, unless it was
-// there before the first registration; the namespace stays. member may be that very identity: whatever is done, it is done by one last
-// request, after which the member's garbage collector goes on. A cluster whose registration made no identity is left alone. It can be
-// run again: a member that no longer knows the identity is done.
+// RetractMember takes the registration of cluster out of the identity on its member: with the last user the identity
+// goes, unless it was there before the first registration; the namespace stays. member may be that very identity:
+// whatever is done, it is done by one last request, after which the member's garbage collector goes on. A cluster whose
+// registration made no identity is left alone. It can be run again: a member that no longer knows the identity is done.
 func RetractMember(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error {
 	if !hasIdentity(cluster) {
 		return nil
@@ -268,8 +272,9 @@ func RetractMember(ctx context.Context, member *rest.Config, hubUID string, clus
 	return fmt.Errorf("take back the identity on the cluster: %w", errors.Join(err, asked))
 }
 
-// gone says whether failure means that an earlier run took the identity back, by which member itself is known: its token is refused though it
-// has not expired, or it has lost its rights. Whoever has them and is refused is refused for another reason.
+// gone says whether failure means that an earlier run took the identity back, by which member itself is known: its
+// token is refused though it has not expired, or it has lost its rights. Whoever has them and is refused is refused for
+// another reason.
 func (i *identity) gone(ctx context.Context, failure error, member *rest.Config) (bool, error) {
 	refused := func(err error) bool {
 		own := readToken(member.BearerToken)
@@ -306,8 +311,8 @@ func (i *identity) retract(ctx context.Context) error {
 	return i.dropTokenSecret(ctx, i.registrationSecret())
 }
 
-// leave changes the users of a ClusterRole that is ours, if change says that there is a change, and deletes it if none is left. It
-// returns the one that it deleted, or nil.
+// leave changes the users of a ClusterRole that is ours, if change says that there is a change, and deletes it if none
+// is left. It returns the one that it deleted, or nil.
 func (i *identity) leave(ctx context.Context, change func(annotations map[string]string) bool) (last *rbacv1.ClusterRole, err error) {
 	roles := i.member.RbacV1().ClusterRoles()
 	err = kube.OnConflict(ctx, func() error {

@@ -35,7 +35,8 @@ type push struct {
 	member    *localkube.Plane
 }
 
-// TestPushMembers runs the tests about identities on a member one after the other: their names are the same on each member.
+// TestPushMembers runs the tests about identities on a member one after the other: their names are the same on each
+// member.
 func TestPushMembers(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
@@ -293,7 +294,8 @@ const (
 	stopped  trouble = "stopped by the user"
 )
 
-// disturbed returns config, whose request number n, counted from 1, has trouble. A user who stops ends the context with cancel.
+// disturbed returns config, whose request number n, counted from 1, has trouble. A user who stops ends the context with
+// cancel.
 func disturbed(config *rest.Config, n int32, what trouble, cancel context.CancelFunc) *rest.Config {
 	count := &atomic.Int32{}
 	out := rest.CopyConfig(config)
@@ -320,7 +322,8 @@ func disturbed(config *rest.Config, n int32, what trouble, cancel context.Cancel
 	return out
 }
 
-// everyInterruption runs attempt with each kind of trouble at each request, until it has survived them all; check runs after each failure.
+// everyInterruption runs attempt with each kind of trouble at each request, until it has survived them all; check runs
+// after each failure.
 func everyInterruption(t *testing.T, attempt func(ctx context.Context, disturb func(*rest.Config) *rest.Config) error, check func(what string)) {
 	t.Helper()
 	for _, what := range []trouble{notSent, noAnswer, stopped} {

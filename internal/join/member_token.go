@@ -17,7 +17,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// registrationSecret is the name of the Secret with the token of this registration alone, so that it can go with the registration.
+// registrationSecret is the name of the Secret with the token of this registration alone, so that it can go with the
+// registration.
 func (i *identity) registrationSecret() string {
 	return memberIdentityName + "-" + i.userKey[len(memberUserPrefix):]
 }
@@ -43,8 +44,8 @@ func (i *identity) requestToken(ctx context.Context, life time.Duration) (string
 	return answer.Status.Token, nil
 }
 
-// tokenFromSecret makes a Secret that Kubernetes fills with a token of the account, one that does not expire, and waits for it.
-// The Secret goes with the account or the ClusterRole. One that is there already is used.
+// tokenFromSecret makes a Secret that Kubernetes fills with a token of the account, one that does not expire, and waits
+// for it. The Secret goes with the account or the ClusterRole. One that is there already is used.
 func (i *identity) tokenFromSecret(ctx context.Context, name string) (string, error) {
 	secrets := i.member.CoreV1().Secrets(i.account.Namespace)
 	i.undo = append(i.undo, func(ctx context.Context) error { return i.takeBackSecret(ctx, name) })
@@ -107,8 +108,8 @@ func (i *identity) rollBack(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// takeBackUser takes the user out again, unless another run has entered the same one since; before is what was noted before this run. If
-// it was the only one, the identity goes.
+// takeBackUser takes the user out again, unless another run has entered the same one since; before is what was noted
+// before this run. If it was the only one, the identity goes.
 func (i *identity) takeBackUser(ctx context.Context, before string) error {
 	last, err := i.leave(ctx, func(annotations map[string]string) bool {
 		if annotations[i.userKey] != i.user {
@@ -173,8 +174,8 @@ func (i *identity) takeBackNamespace(ctx context.Context) error {
 	return nil
 }
 
-// namespaceIsEmpty says whether nobody works in the namespace: who does has an account or a Secret there, or a ConfigMap beside the one that
-// Kubernetes puts into every namespace.
+// namespaceIsEmpty says whether nobody works in the namespace: who does has an account or a Secret there, or a
+// ConfigMap beside the one that Kubernetes puts into every namespace.
 func (i *identity) namespaceIsEmpty(ctx context.Context) (bool, error) {
 	core, name := i.member.CoreV1(), i.account.Namespace
 	accounts, err := core.ServiceAccounts(name).List(ctx, metav1.ListOptions{})

@@ -40,7 +40,8 @@ func typeOf(document map[string]any) any {
 	}
 }
 
-// checkNeeds says what a document of an agent's manifest lacks after a patch of that which the agent, or its removal, relies on.
+// checkNeeds says what a document of an agent's manifest lacks after a patch of that which the agent, or its removal,
+// relies on.
 func checkNeeds(original, changed map[string]any) error {
 	was, is := unstructured.Unstructured{Object: original}, unstructured.Unstructured{Object: changed}
 	if was.GroupVersionKind() != is.GroupVersionKind() || was.GetNamespace() != is.GetNamespace() || was.GetName() != is.GetName() {

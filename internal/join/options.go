@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	// ManifestTokenLife is how long the token in a registration manifest lives unless AgentOptions say otherwise. The agent exchanges it as
-	// soon as it starts, so this bounds the time between registering and applying the manifest.
+	// ManifestTokenLife is how long the token in a registration manifest lives unless AgentOptions say otherwise. The
+	// agent exchanges it as soon as it starts, so this bounds the time between registering and applying the manifest.
 	ManifestTokenLife = time.Hour
 	// MinManifestTokenLife is the shortest life that Kubernetes gives a token.
 	MinManifestTokenLife = 10 * time.Minute
 )
 
-// AgentOptions are what a cluster's manifest says of its agent beyond the defaults. They are kept, as JSON, in annotation
-// kube.AnnotationAgentOptions of the SveltosCluster, which is why no secret may be among them.
+// AgentOptions are what a cluster's manifest says of its agent beyond the defaults. They are kept, as JSON, in
+// annotation kube.AnnotationAgentOptions of the SveltosCluster, which is why no secret may be among them.
 type AgentOptions struct {
 	// Image is the agent's container image.
 	Image string `json:"image,omitempty"`
@@ -44,11 +44,13 @@ type AgentOptions struct {
 	// Requests and Limits are quantities of cpu and memory for the agent's container.
 	Requests map[string]string `json:"requests,omitempty"`
 	Limits   map[string]string `json:"limits,omitempty"`
-	// TokenLifetime is the life of the manifest's token, as a duration from MinManifestTokenLife to MaxTokenLife. Default: ManifestTokenLife.
+	// TokenLifetime is the life of the manifest's token, as a duration from MinManifestTokenLife to MaxTokenLife. Default:
+	// ManifestTokenLife.
 	TokenLifetime string `json:"tokenLifetime,omitempty"`
 }
 
-// ParseAgentOptions reads the content of annotation kube.AnnotationAgentOptions. Unknown fields are errors; an empty text has no options.
+// ParseAgentOptions reads the content of annotation kube.AnnotationAgentOptions. Unknown fields are errors; an empty
+// text has no options.
 func ParseAgentOptions(text string) (AgentOptions, error) {
 	var o AgentOptions
 	if text == "" {

@@ -125,8 +125,8 @@ func parseEntry(entry any) (patch, error) {
 	return newPatch(contents[0], given.Target)
 }
 
-// newPatch makes a patch of content. Without a selector, a strategic merge patch is for the object that it names, and anything else for the
-// Deployment.
+// newPatch makes a patch of content. Without a selector, a strategic merge patch is for the object that it names, and
+// anything else for the Deployment.
 func newPatch(content any, selector *libv1beta1.PatchSelector) (patch, error) {
 	var made patch
 	var own libv1beta1.PatchSelector
@@ -224,8 +224,8 @@ func (t target) matches(document map[string]any) bool {
 		t.labels.Matches(labels.Set(obj.GetLabels())) && t.annotations.Matches(labels.Set(obj.GetAnnotations()))
 }
 
-// patched returns the documents of an agent's manifest with patches applied, in order. No patch may hit nothing, or take away what the agent
-// needs.
+// patched returns the documents of an agent's manifest with patches applied, in order. No patch may hit nothing, or
+// take away what the agent needs.
 func patched(documents []map[string]any, patches []patch) ([]map[string]any, error) {
 	if len(patches) == 0 {
 		return documents, nil

@@ -18,15 +18,17 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ErrPatch says that the patches for an agent's manifest cannot be used. The error names the ConfigMap, the key and the reason.
+// ErrPatch says that the patches for an agent's manifest cannot be used. The error names the ConfigMap, the key and the
+// reason.
 var ErrPatch = errors.New("patches of the agent's manifest")
 
-// patchesAnnotation on Namespace kube.AgentNamespace of the hub names the ConfigMap with the patches for agents of clusters that name none.
+// patchesAnnotation on Namespace kube.AgentNamespace of the hub names the ConfigMap with the patches for agents of
+// clusters that name none.
 const patchesAnnotation = "towline.dev/agent-patch-config-map"
 
-// PublishPatches makes configMap, <namespace>/<name> on the hub, the one whose patches are for the manifests of all pull-mode clusters that
-// do not name another one in annotation libv1beta1.AgentConfigAnnotation; empty: there are none. It need not exist yet. Everyone who makes
-// manifests goes by it, on the command line too.
+// PublishPatches makes configMap, <namespace>/<name> on the hub, the one whose patches are for the manifests of all
+// pull-mode clusters that do not name another one in annotation libv1beta1.AgentConfigAnnotation; empty: there are
+// none. It need not exist yet. Everyone who makes manifests goes by it, on the command line too.
 func PublishPatches(ctx context.Context, hub client.Client, configMap string) error {
 	if configMap != "" {
 		if _, err := ParsePatchesReference(configMap); err != nil {
@@ -97,7 +99,8 @@ func patchesFor(ctx context.Context, hub client.Reader, cluster *libv1beta1.Svel
 	return patches, nil
 }
 
-// withdraw takes the kept manifest away: what was to be in it cannot be told any more. The token in it lives as long as it would have.
+// withdraw takes the kept manifest away: what was to be in it cannot be told any more. The token in it lives as long as
+// it would have.
 func (m Manifests) withdraw(ctx context.Context, l *ledger) error {
 	secret, err := l.registration(ctx)
 	if err != nil || secret == nil || len(secret.Data) == 0 {

@@ -24,7 +24,8 @@ type PullRequest struct {
 	Request
 	// Options are laid over those that the SveltosCluster has, and kept there.
 	Options AgentOptions
-	// Revoke makes every token that was issued for the cluster before worthless. That is not taken back when the registration fails.
+	// Revoke makes every token that was issued for the cluster before worthless. That is not taken back when the
+	// registration fails.
 	Revoke bool
 	// AgentImage is the container image of the agent if the options name none. Default: DefaultAgentImage.
 	AgentImage string
@@ -40,10 +41,10 @@ func (r PullRequest) Validate() error {
 	return r.Options.Validate()
 }
 
-// RegisterPull makes the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that starts the agent.
-// Registering again repairs what is there, adds the labels and gives a new token. When it fails, or when ctx ends, what it made
-// and changed is taken back. The token is in the manifest and nowhere else. It fails with ErrPatch if the manifest cannot be patched as it
-// should be.
+// RegisterPull makes the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that
+// starts the agent. Registering again repairs what is there, adds the labels and gives a new token. When it fails, or
+// when ctx ends, what it made and changed is taken back. The token is in the manifest and nowhere else. It fails with
+// ErrPatch if the manifest cannot be patched as it should be.
 func RegisterPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.Writer) error {
 	if err := r.Validate(); err != nil {
 		return err
@@ -127,7 +128,8 @@ func (m agentManifest) print(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// findPullCluster reads the SveltosCluster, which is empty if there is none, and refuses one that cannot be registered now.
+// findPullCluster reads the SveltosCluster, which is empty if there is none, and refuses one that cannot be registered
+// now.
 func (l *ledger) findPullCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
 	live, found, err := findCluster(ctx, l.hubClient, l.request)
 	switch {
@@ -164,7 +166,8 @@ func (l *ledger) applyPullCluster(
 	return l.liveCluster(ctx)
 }
 
-// revokeAndEstablish revokes the cluster's tokens and makes the identity anew, for good: undoing the rest of the registration leaves it alone.
+// revokeAndEstablish revokes the cluster's tokens and makes the identity anew, for good: undoing the rest of the
+// registration leaves it alone.
 func (l *ledger) revokeAndEstablish(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	forGood := &ledger{hubClient: l.hubClient, request: l.request}
 	if err := forGood.revoke(ctx); err != nil {
@@ -202,7 +205,8 @@ func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCl
 	return cluster
 }
 
-// requestToken requests a token of the ServiceAccount of the cluster to which the registration Secret belongs. It dies with the Secret.
+// requestToken requests a token of the ServiceAccount of the cluster to which the registration Secret belongs. It dies
+// with the Secret.
 func requestToken(ctx context.Context, hubClient client.Client, registration *corev1.Secret, life time.Duration) (token, error) {
 	account := &corev1.ServiceAccount{ObjectMeta: named(registration.Namespace, registration.Labels[registrationLabel])}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{

@@ -32,7 +32,8 @@ type PushRequest struct {
 	Request
 	// Kubeconfig is how the hub reaches the cluster. It must hold everything it needs.
 	Kubeconfig []byte
-	// Member is how the operator reaches the cluster: the registration makes an identity for the hub there, and a kubeconfig of it.
+	// Member is how the operator reaches the cluster: the registration makes an identity for the hub there, and a
+	// kubeconfig of it.
 	Member *rest.Config
 	// ServiceAccountToken gives the identity a token that does not expire, instead of one that the hub renews.
 	ServiceAccountToken bool
@@ -64,9 +65,10 @@ func (r PushRequest) Validate() error {
 	return nil
 }
 
-// RegisterPush keeps a kubeconfig of the cluster on the hub, beside a SveltosCluster. It is the one given, of which it checks that it
-// reaches the cluster and may work there; or it is made, with an identity on the member. Registering again replaces the kubeconfig and
-// adds the labels. When it fails, or when ctx ends, what it made and changed is taken back, on the member too.
+// RegisterPush keeps a kubeconfig of the cluster on the hub, beside a SveltosCluster. It is the one given, of which it
+// checks that it reaches the cluster and may work there; or it is made, with an identity on the member. Registering
+// again replaces the kubeconfig and adds the labels. When it fails, or when ctx ends, what it made and changed is taken
+// back, on the member too.
 func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
 	if err := r.Validate(); err != nil {
 		return err
@@ -113,7 +115,8 @@ func (l *ledger) registerKubeconfig(ctx context.Context, r PushRequest, member *
 	return l.keepPush(ctx, live, desired, kubeconfig)
 }
 
-// identify returns what tells the member from others, "" if that is not known. It refuses another cluster than the one that has the name.
+// identify returns what tells the member from others, "" if that is not known. It refuses another cluster than the one
+// that has the name.
 func (l *ledger) identify(ctx context.Context, r PushRequest, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
 	config := rest.CopyConfig(member)
 	config.Timeout = reachLimit
@@ -247,8 +250,8 @@ func (l *ledger) kubeconfigCluster(ctx context.Context) (*libv1beta1.SveltosClus
 	return live, err
 }
 
-// keepPush writes the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which a renewal of the token
-// may have moved: so the new kubeconfig is the one in use, and renewing goes on from it.
+// keepPush writes the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which a
+// renewal of the token may have moved: so the new kubeconfig is the one in use, and renewing goes on from it.
 func (l *ledger) keepPush(ctx context.Context, live, desired *libv1beta1.SveltosCluster, kubeconfig []byte) error {
 	if _, err := l.makeNamespace(ctx, desired.Namespace, nil); err != nil {
 		return err

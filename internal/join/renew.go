@@ -44,7 +44,8 @@ const serviceAccountUser = "system:serviceaccount:"
 
 // Renewal keeps the token in a push-mode cluster's kubeconfig fresh, as spec.tokenRequestRenewalOption says.
 type Renewal struct {
-	// Hub reads and writes the SveltosCluster and its Secret. It must read Secrets from the API server, or hold them in a cache.
+	// Hub reads and writes the SveltosCluster and its Secret. It must read Secrets from the API server, or hold them in a
+	// cache.
 	Hub client.Client
 	// Member says how the hub reaches the cluster now. Its token tells how long it lives.
 	Member func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error)
@@ -52,10 +53,11 @@ type Renewal struct {
 	Clock clock.PassiveClock
 }
 
-// Run renews the token if that is due, and returns when to ask next; 0 if the cluster's token is not to be renewed. An error means that
-// the present token goes on being used; next is then when to try again. The renewed kubeconfig was tried before it is in use, it is in the
-// Secret before the cluster refers to it, and when Run ends anywhere in between the present one works on. Run writes
-// spec.kubeconfigKeyName and status.lastReconciledTokenRequestAt itself, and into cluster too, of which it changes nothing else.
+// Run renews the token if that is due, and returns when to ask next; 0 if the cluster's token is not to be renewed. An
+// error means that the present token goes on being used; next is then when to try again. The renewed kubeconfig was
+// tried before it is in use, it is in the Secret before the cluster refers to it, and when Run ends anywhere in between
+// the present one works on. Run writes spec.kubeconfigKeyName and status.lastReconciledTokenRequestAt itself, and into
+// cluster too, of which it changes nothing else.
 func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (next time.Duration, err error) {
 	option := cluster.Spec.TokenRequestRenewalOption
 	if option == nil || cluster.Spec.PullMode || !cluster.DeletionTimestamp.IsZero() {
@@ -79,9 +81,10 @@ func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (n
 	return max(renewalDue(cluster, fresh, r.Clock.Now()).Sub(r.Clock.Now()), time.Second), nil
 }
 
-// renewalDue says when the token of a cluster is to be renewed. An issuer may give a token less life than was asked for: such a
-// one is renewed earlier than the interval says. The times in a token are by the member's clock, which may be wrong, hence
-// renewals keep a distance from each other in any case. A renewal after now did not take place: somebody wrote that.
+// renewalDue says when the token of a cluster is to be renewed. An issuer may give a token less life than was asked
+// for: such a one is renewed earlier than the interval says. The times in a token are by the member's clock, which may
+// be wrong, hence renewals keep a distance from each other in any case. A renewal after now did not take place:
+// somebody wrote that.
 func renewalDue(cluster *libv1beta1.SveltosCluster, current token, now time.Time) time.Time {
 	interval := cluster.Spec.TokenRequestRenewalOption.RenewTokenRequestInterval.Duration
 	if interval > renewAhead {
@@ -121,7 +124,8 @@ func renewedLife(option *libv1beta1.TokenRequestRenewalOption) time.Duration {
 
 // renew gets a new token and brings it into use.
 func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) (token, error) {
-	// Both are read now and written only as they were read: a cluster that is registered again meanwhile keeps its new kubeconfig.
+	// Both are read now and written only as they were read: a cluster that is registered again meanwhile keeps its new
+	// kubeconfig.
 	live, secret := &libv1beta1.SveltosCluster{}, &corev1.Secret{}
 	if err := r.Hub.Get(ctx, client.ObjectKeyFromObject(cluster), live); err != nil {
 		return token{}, fmt.Errorf("read the SveltosCluster: %w", err)
@@ -170,7 +174,8 @@ func (r Renewal) keep(ctx context.Context, secret *corev1.Secret, key string, ku
 	return nil
 }
 
-// switchTo makes the cluster use the kubeconfig under key, unless the cluster was changed since it was read, and notes the time.
+// switchTo makes the cluster use the kubeconfig under key, unless the cluster was changed since it was read, and notes
+// the time.
 func (r Renewal) switchTo(ctx context.Context, live *libv1beta1.SveltosCluster, key string) error {
 	if live.Spec.KubeconfigKeyName != key {
 		before := live.DeepCopy()
@@ -240,8 +245,8 @@ func renewToken(
 	return answer.Status.Token, nil
 }
 
-// renewedAccount finds whose token is renewed: the account that the option names, else the one that the kubeconfig proves to be, else the
-// one that it is named after.
+// renewedAccount finds whose token is renewed: the account that the option names, else the one that the kubeconfig
+// proves to be, else the one that it is named after.
 func renewedAccount(
 	ctx context.Context, member kubernetes.Interface, loaded *clientcmdapi.Config, option *libv1beta1.TokenRequestRenewalOption,
 ) (client.ObjectKey, error) {

@@ -14,8 +14,8 @@ type Request struct {
 	Name      string
 	// Labels are added to those the SveltosCluster has.
 	Labels map[string]string
-	// Shard names the shard of hubs that looks after the cluster. Default: the one that the SveltosCluster names already, or else the default
-	// shard.
+	// Shard names the shard of hubs that looks after the cluster. Default: the one that the SveltosCluster names already,
+	// or else the default shard.
 	Shard string
 }
 

@@ -27,11 +27,12 @@ type Retracted struct {
 	Kept []Kept
 }
 
-// Retract deletes what the registration of cluster made on the hub, in either mode, and what waits there for its agent. Its credentials go
-// last but for the namespace of its deliveries. The identity that the sveltosctl of Sveltos made for the agent of a pull-mode cluster goes
-// first, as far as nothing else uses it. Retract leaves alone the SveltosCluster itself, everything else that others made, and what belongs
-// to another cluster. A namespace that was made for the deliveries goes only if kinds can tell that nobody has anything in it; kinds may be
-// nil. hub must read from the API server. It can be interrupted and run again.
+// Retract deletes what the registration of cluster made on the hub, in either mode, and what waits there for its agent.
+// Its credentials go last but for the namespace of its deliveries. The identity that the sveltosctl of Sveltos made for
+// the agent of a pull-mode cluster goes first, as far as nothing else uses it. Retract leaves alone the SveltosCluster
+// itself, everything else that others made, and what belongs to another cluster. A namespace that was made for the
+// deliveries goes only if kinds can tell that nobody has anything in it; kinds may be nil. hub must read from the API
+// server. It can be interrupted and run again.
 func Retract(ctx context.Context, hub client.Client, kinds Kinds, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
 	r := &retraction{hub: hub, kinds: kinds, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 	if err := r.run(ctx); err != nil {
@@ -81,7 +82,8 @@ func (r *retraction) run(ctx context.Context) error {
 	return nil
 }
 
-// held are the namespaces that carry the deliveries of this cluster: only its own one and the derived one can, whatever its annotation says.
+// held are the namespaces that carry the deliveries of this cluster: only its own one and the derived one can, whatever
+// its annotation says.
 func (r *retraction) held(ctx context.Context) ([]*corev1.Namespace, error) {
 	var held []*corev1.Namespace
 	for _, name := range []string{r.request.Namespace, derivedNamespace(r.request)} {
@@ -97,7 +99,8 @@ func (r *retraction) held(ctx context.Context) ([]*corev1.Namespace, error) {
 	return held, nil
 }
 
-// objects are all that a registration may have made. The ServiceAccount is last: without it no credential is worth anything.
+// objects are all that a registration may have made. The ServiceAccount is last: without it no credential is worth
+// anything.
 func (r *retraction) objects(held []*corev1.Namespace) []client.Object {
 	q := r.request
 	objects := []client.Object{
@@ -154,7 +157,8 @@ func (r *retraction) present(ctx context.Context) ([]client.Object, error) {
 	return present, nil
 }
 
-// owns says whether a registration of this cluster made obj. Clusters of one name in several namespaces tell theirs apart by who owns them.
+// owns says whether a registration of this cluster made obj. Clusters of one name in several namespaces tell theirs
+// apart by who owns them.
 func (r *retraction) owns(obj client.Object) bool {
 	if obj.GetLabels()[registrationLabel] != r.request.Name {
 		return false
@@ -212,8 +216,8 @@ func (r *retraction) remove(ctx context.Context, obj client.Object) error {
 	return nil
 }
 
-// free takes the finalizers off a Lease that is being deleted: its agent, which may write it, must not hold a namespace up. Nobody can add one
-// from now on.
+// free takes the finalizers off a Lease that is being deleted: its agent, which may write it, must not hold a namespace
+// up. Nobody can add one from now on.
 func (r *retraction) free(ctx context.Context, lease *coordinationv1.Lease) error {
 	err := r.hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
 	if client.IgnoreNotFound(err) != nil {

@@ -22,7 +22,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// madeBySveltos makes what the sveltosctl of Sveltos makes for a pull-mode cluster, and returns it without the namespace.
+// madeBySveltos makes what the sveltosctl of Sveltos makes for a pull-mode cluster, and returns it without the
+// namespace.
 func madeBySveltos(t *testing.T, hubClient client.Client, namespace, cluster string) []*unstructured.Unstructured {
 	t.Helper()
 	raw, err := os.ReadFile("testdata/sveltos-registration.yaml")

@@ -29,8 +29,8 @@ type tenants struct {
 	request Request
 }
 
-// stranger names something in namespace that neither a registration of the cluster nor Kubernetes put there, or says why that is not
-// known; "" if there is nothing.
+// stranger names something in namespace that neither a registration of the cluster nor Kubernetes put there, or says
+// why that is not known; "" if there is nothing.
 func (t tenants) stranger(ctx context.Context, namespace string) (string, error) {
 	if t.kinds == nil {
 		return "what else is in it is not known", nil
@@ -60,8 +60,8 @@ func (t tenants) stranger(ctx context.Context, namespace string) (string, error)
 	return "", nil
 }
 
-// passing says whether objects of a kind are nobody's: what nobody can create is only a view of something else, and every Endpoints object
-// has an EndpointSlice.
+// passing says whether objects of a kind are nobody's: what nobody can create is only a view of something else, and
+// every Endpoints object has an EndpointSlice.
 func passing(resource metav1.APIResource) bool {
 	return !slices.Contains(resource.Verbs, "list") || !slices.Contains(resource.Verbs, "create") ||
 		resource.Name == "events" || resource.Name == "endpoints"
@@ -96,7 +96,8 @@ func (t tenants) among(ctx context.Context, namespace string, kind schema.GroupV
 	return "", nil
 }
 
-// expected says whether a registration of the cluster made obj, or Kubernetes or OpenShift, which put some into every namespace.
+// expected says whether a registration of the cluster made obj, or Kubernetes or OpenShift, which put some into every
+// namespace.
 func (t tenants) expected(kind string, obj *metav1.PartialObjectMetadata) bool {
 	switch kind + "/" + obj.Name {
 	case "ServiceAccount/default", "ConfigMap/kube-root-ca.crt", "ServiceAccount/builder", "ServiceAccount/deployer", "ConfigMap/openshift-service-ca.crt":

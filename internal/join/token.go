@@ -13,7 +13,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// renewAt is the part of a token's life after which it is renewed: early enough for many attempts while the hub is away.
+// renewAt is the part of a token's life after which it is renewed: early enough for many attempts while the hub is
+// away.
 const renewAt = 0.8
 
 // token is a bearer token and what it says of itself. The times are zero, and the names empty, if it says nothing.

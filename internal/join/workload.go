@@ -14,16 +14,18 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// AuthoritySecret returns the name of the Secret with the certificate authority of a cluster that is reached with a workload identity.
+// AuthoritySecret returns the name of the Secret with the certificate authority of a cluster that is reached with a
+// workload identity.
 func AuthoritySecret(cluster string) string { return cluster + "-sveltos-ca" }
 
 // WorkloadRequest asks to register a cluster that the hub dials with its own cloud identity.
 type WorkloadRequest struct {
 	Request
-	// Identity says which cluster it is at which provider. What is optional and left out stays what the SveltosCluster says already.
+	// Identity says which cluster it is at which provider. What is optional and left out stays what the SveltosCluster
+	// says already.
 	Identity libv1beta1.WorkloadIdentity
-	// CA is the certificate authority of the endpoint, in PEM. Default: the one that the SveltosCluster refers to, or else those of the hub's
-	// system.
+	// CA is the certificate authority of the endpoint, in PEM. Default: the one that the SveltosCluster refers to, or else
+	// those of the hub's system.
 	CA []byte
 }
 
@@ -71,9 +73,9 @@ func requiredOf(w libv1beta1.WorkloadIdentity) []given {
 	return nil
 }
 
-// RegisterWorkload makes a SveltosCluster that the hub dials with its own cloud identity. Whether the cluster lets the hub in only the hub can
-// find out; it says so in the status. Registering again changes what is given and adds the labels. When it fails, or when ctx ends, what it
-// made and changed is taken back.
+// RegisterWorkload makes a SveltosCluster that the hub dials with its own cloud identity. Whether the cluster lets the
+// hub in only the hub can find out; it says so in the status. Registering again changes what is given and adds the
+// labels. When it fails, or when ctx ends, what it made and changed is taken back.
 func RegisterWorkload(ctx context.Context, hub *rest.Config, r WorkloadRequest) error {
 	if err := r.Validate(); err != nil {
 		return err

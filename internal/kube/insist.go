@@ -18,9 +18,9 @@ func Insist(ctx context.Context, again func(error) bool, do func() error) error 
 	return InsistAt(ctx, wait.Backoff{Steps: 5, Duration: 10 * time.Millisecond, Factor: 3, Jitter: 0.1}, again, do)
 }
 
-// InsistAt calls do until it succeeds, fails with an error for which again returns false, has used all attempts of pace,
-// or ctx ends. It returns nil only if do succeeded, the error of ctx if it ended between two attempts, and otherwise the
-// error of the last attempt.
+// InsistAt calls do until it succeeds, fails with an error for which again returns false, has used all attempts of
+// pace, or ctx ends. It returns nil only if do succeeded, the error of ctx if it ended between two attempts, and
+// otherwise the error of the last attempt.
 //
 // client-go's package retry is not suitable. If do returns an error that wraps context.Canceled or
 // context.DeadlineExceeded, for example of an aborted request, retry returns the error of the attempt before, or nil if

@@ -13,8 +13,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// DecodeManifest decodes the Kubernetes objects in a stream of YAML or JSON documents, in order. A list is replaced by its
-// items. Errors name the document, counted from one without the empty ones, and the line. A duplicate key is an error.
+// DecodeManifest decodes the Kubernetes objects in a stream of YAML or JSON documents, in order. A list is replaced by
+// its items. Errors name the document, counted from one without the empty ones, and the line. A duplicate key is an
+// error.
 func DecodeManifest(stream []byte) ([]*unstructured.Unstructured, error) {
 	return decode(stream, yaml.YAMLToJSONStrict)
 }

@@ -31,8 +31,8 @@ func NewMapper(client discovery.DiscoveryInterface) *Mapper {
 // Reset clears the cache, so that new kinds are found and deleted ones are not.
 func (m *Mapper) Reset() { m.mapper.Reset() }
 
-// Resource returns the resource of gvk in exactly its version. The error satisfies meta.IsNoMatchError if the server does
-// not serve the kind.
+// Resource returns the resource of gvk in exactly its version. The error satisfies meta.IsNoMatchError if the server
+// does not serve the kind.
 func (m *Mapper) Resource(gvk schema.GroupVersionKind) (Resource, error) {
 	mapping, err := m.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {

@@ -10,8 +10,8 @@ const AgentNamespace = "projectsveltos"
 // AnnotationKeep with the value "keep" keeps an object when its Helm release is uninstalled.
 const AnnotationKeep = "helm.sh/resource-policy"
 
-// The ownership labels and annotations on every object that Towline applies to a member, and on some objects of the hub.
-// Names of the domain projectsveltos.io are the same as in Sveltos.
+// The ownership labels and annotations on every object that Towline applies to a member, and on some objects of the
+// hub. Names of the domain projectsveltos.io are the same as in Sveltos.
 const (
 	LabelReason              = "projectsveltos.io/reason" // the feature that deployed the object
 	AnnotationReferenceKind  = "projectsveltos.io/reference-kind"
@@ -37,17 +37,17 @@ const (
 	// AnnotationDeregister on a SveltosCluster or Cluster has options for its deregistration: DeregisterKeep and
 	// DeregisterForce, separated by a comma.
 	AnnotationDeregister = "towline.dev/deregister"
-	// AnnotationAgentOrder on a SveltosCluster that is being deleted is the hub's request to its agent. AgentOrderRemove is
-	// the only value.
+	// AnnotationAgentOrder on a SveltosCluster that is being deleted is the hub's request to its agent. AgentOrderRemove
+	// is the only value.
 	AnnotationAgentOrder = "towline.dev/agent-order"
-	// AnnotationDeadline on a SveltosCluster that is deregistered by force is the time (RFC 3339) until which the hub waits
-	// in the current step.
+	// AnnotationDeadline on a SveltosCluster that is deregistered by force is the time (RFC 3339) until which the hub
+	// waits in the current step.
 	AnnotationDeadline = "towline.dev/deregister-deadline"
 	// AnnotationLeftBehind on a SveltosCluster that is deregistered by force lists the objects that stay on the member, as
 	// JSON.
 	AnnotationLeftBehind = "towline.dev/left-behind"
-	// AnnotationExchanged on an agent's Lease is the uid of the Secret to which the manifest's token is bound that the agent
-	// exchanged last.
+	// AnnotationExchanged on an agent's Lease is the uid of the Secret to which the manifest's token is bound that the
+	// agent exchanged last.
 	AnnotationExchanged = "towline.dev/exchanged"
 	// AnnotationUnrequested on an agent's Lease lists, as JSON, the bundles that are on the member and have no group on
 	// the hub.
@@ -55,24 +55,26 @@ const (
 	// AnnotationWithdraw on a SveltosCluster or Cluster is a user's request to withdraw the objects of deleted
 	// ClusterSummaries: their names, separated by commas. The hub removes the annotation when they are withdrawn.
 	AnnotationWithdraw = "towline.dev/withdraw"
-	// AnnotationMember is the uid of the member's namespace kube-system, which identifies the cluster. On an agent's Lease it
-	// is the cluster where the agent runs, on the SveltosCluster of a push-mode cluster the registered cluster.
+	// AnnotationMember is the uid of the member's namespace kube-system, which identifies the cluster. On an agent's Lease
+	// it is the cluster where the agent runs, on the SveltosCluster of a push-mode cluster the registered cluster.
 	AnnotationMember = "towline.dev/member"
 )
 
 // Towline's own annotations for clusters of the Karmada API.
 const (
-	// AnnotationHub is the uid of the namespace kube-system of the hub that a Cluster, a ConfigurationGroup, or an object on a member belongs to.
+	// AnnotationHub is the uid of the namespace kube-system of the hub that a Cluster, a ConfigurationGroup, or an object
+	// on a member belongs to.
 	AnnotationHub = "towline.dev/hub"
-	// AnnotationScope on an object of a member is the uid of the Cluster that it was deployed for. It distinguishes objects
-	// of several hubs and registrations.
+	// AnnotationScope on an object of a member is the uid of the Cluster that it was deployed for. It distinguishes
+	// objects of several hubs and registrations.
 	AnnotationScope = "towline.dev/scope"
 	// AnnotationClusterID on a CertificateSigningRequest is the id of the cluster to register: the uid of its kube-system
 	// namespace.
 	AnnotationClusterID = "towline.dev/cluster-id"
 	// AnnotationUntil on a CertificateSigningRequest is the time (RFC 3339) until which the requester waits.
 	AnnotationUntil = "towline.dev/until"
-	// AnnotationBootstrapToken on a Cluster is the id (the public part) of the bootstrap token that it was registered with.
+	// AnnotationBootstrapToken on a Cluster is the id (the public part) of the bootstrap token that it was registered
+	// with.
 	AnnotationBootstrapToken = "towline.dev/bootstrap-token"
 	// AnnotationRegistered on the Secret of a bootstrap token is the registered cluster: <name>/<id>.
 	AnnotationRegistered = "towline.dev/registered"
@@ -85,8 +87,8 @@ const (
 	DeregisterKeep   = "keep-addons" // keep the deployed objects on the member
 	DeregisterForce  = "force"       // keep objects that cannot be reached or are not deleted in time
 	AgentOrderRemove = "remove"      // the agent must remove itself from the member
-	// DeregisterAbandon is added by the hub after the deadline of a deregistration by force. Objects that are not withdrawn
-	// then stay.
+	// DeregisterAbandon is added by the hub after the deadline of a deregistration by force. Objects that are not
+	// withdrawn then stay.
 	DeregisterAbandon = "abandon"
 )
 

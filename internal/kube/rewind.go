@@ -13,9 +13,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// DetectRestore wraps lw. A watch from a resourceVersion that the API server has not reached fails as expired, so that the
-// reflector lists again. Without it such a watch, after etcd was restored from a backup, would send no events. It costs
-// one list with limit 1 per resumed watch.
+// DetectRestore wraps lw. A watch from a resourceVersion that the API server has not reached fails as expired, so that
+// the reflector lists again. Without it such a watch, after etcd was restored from a backup, would send no events. It
+// costs one list with limit 1 per resumed watch.
 func DetectRestore(lw cache.ListerWatcher) *cache.ListWatch {
 	inner := cache.ToListerWatcherWithContext(lw)
 	return &cache.ListWatch{

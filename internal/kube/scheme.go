@@ -19,8 +19,8 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 )
 
-// Scheme returns a new scheme with every kind that Towline reads or writes as a typed object. It panics if two types have
-// the same kind, which is a programming error.
+// Scheme returns a new scheme with every kind that Towline reads or writes as a typed object. It panics if two types
+// have the same kind, which is a programming error.
 func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{

@@ -14,10 +14,10 @@ import (
 )
 
 // Members returns the members that spec selects, sorted by namespace and name: the ready members whose labels match
-// clusterSelector, and the members in clusterRefs, ready or not. A member that is being deleted never matches. namespace
-// is the namespace of a Profile, which selects only members in it, and "" for a ClusterProfile. served are the members
-// with a summary of the profile. They match even if they are not ready, since their status can be lost. Members fails
-// only if the selector is invalid.
+// clusterSelector, and the members in clusterRefs, ready or not. A member that is being deleted never matches.
+// namespace is the namespace of a Profile, which selects only members in it, and "" for a ClusterProfile. served are
+// the members with a summary of the profile. They match even if they are not ready, since their status can be lost.
+// Members fails only if the selector is invalid.
 func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.Member, served map[fleet.ID]bool) ([]fleet.Member, error) {
 	selector, err := selectorOf(spec.ClusterSelector)
 	if err != nil {

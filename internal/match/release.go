@@ -27,9 +27,9 @@ func (c Contest) Message() string {
 }
 
 // Lost returns the releases of summary that another summary of the same member manages, in the order of the charts. The
-// summary with the lowest tier manages a release. Of equal tiers it is the one that manages it already, and otherwise the
-// oldest one. Summaries that are being deleted count until they are deleted. The caller must expand the templates in the
-// names of releases.
+// summary with the lowest tier manages a release. Of equal tiers it is the one that manages it already, and otherwise
+// the oldest one. Summaries that are being deleted count until they are deleted. The caller must expand the templates
+// in the names of releases.
 func Lost(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary) []Contest {
 	var lost []Contest
 	for _, release := range Installed(summary) {

@@ -13,8 +13,8 @@ type Step[S any] struct {
 	Run  func(ctx context.Context, state S) error
 }
 
-// Wait is the error of a step that must wait. After is the longest time until the next reconcile; zero means that a watch
-// triggers it.
+// Wait is the error of a step that must wait. After is the longest time until the next reconcile; zero means that a
+// watch triggers it.
 type Wait struct {
 	After  time.Duration
 	Reason string

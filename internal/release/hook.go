@@ -54,8 +54,8 @@ func splitList(text string) []string {
 	return all
 }
 
-// minHookJobTTL is the smallest ttlSecondsAfterFinished that the Job of a hook keeps, in seconds. With a smaller one the
-// Job may be deleted before the engine has read its result.
+// minHookJobTTL is the smallest ttlSecondsAfterFinished that the Job of a hook keeps, in seconds. With a smaller one
+// the Job may be deleted before the engine has read its result.
 const minHookJobTTL = 24 * 3600
 
 // hasShortTTL returns whether the hook is a Job with a ttlSecondsAfterFinished below minHookJobTTL.
@@ -64,8 +64,8 @@ func (h Hook) hasShortTTL() bool {
 	return h.Object.GetKind() == "Job" && ok && err == nil && seconds < minHookJobTTL
 }
 
-// NewObject returns the object to create for the hook. A Job with a short TTL gets none: the caller deletes it as soon as
-// it knows the Job's result, since IsDeletedOn is true for it.
+// NewObject returns the object to create for the hook. A Job with a short TTL gets none: the caller deletes it as soon
+// as it knows the Job's result, since IsDeletedOn is true for it.
 func (h Hook) NewObject() *unstructured.Unstructured {
 	object := h.Object.DeepCopy()
 	if h.hasShortTTL() {

@@ -15,8 +15,8 @@ const (
 // minSize is the counted size of a release without objects in bytes.
 const minSize = 1 << 10
 
-// releaseCache caches renderings. It deletes the least recently used ones when their size exceeds the limit. A rendering
-// that is larger than the limit is kept until the next one is added.
+// releaseCache caches renderings. It deletes the least recently used ones when their size exceeds the limit. A
+// rendering that is larger than the limit is kept until the next one is added.
 type releaseCache struct {
 	mu     sync.Mutex // guards the fields below
 	limit  int

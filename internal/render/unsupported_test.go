@@ -18,8 +18,9 @@ import (
 	"github.com/towline/towline/internal/render"
 )
 
-// everyField lists every field of a profile's spec with the smallest refused path above it when it has the value that leaf gives it,
-// or "" if Towline acts on it. A field that is added to the API has to be added here too, which is the moment to think about it.
+// everyField lists every field of a profile's spec with the smallest refused path above it when it has the value that
+// leaf gives it, or "" if Towline acts on it. A field that is added to the API has to be added here too, which is the
+// moment to think about it.
 func everyField() map[string]string {
 	table := map[string]string{}
 	for refused, fields := range map[string]string{

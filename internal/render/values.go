@@ -10,9 +10,9 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// Values merges the values of a chart; later ones win, maps are merged and lists replaced: first the inline text, which may be a
-// template, then the contents that are no templates, then those that are, each in the order given and key by key. Errors are
-// phase.Invalid and name the place.
+// Values merges the values of a chart; later ones win, maps are merged and lists replaced: first the inline text, which
+// may be a template, then the contents that are no templates, then those that are, each in the order given and key by
+// key. Errors are phase.Invalid and name the place.
 func Values(inline string, from []source.Content, subject source.Subject) (map[string]any, error) {
 	text, err := subject.Expand("values", inline)
 	if err != nil {

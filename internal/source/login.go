@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// Login has the credentials and the transport options for a chart repository. The zero Login is anonymous and trusts the
-// certificate authorities of the system.
+// Login has the credentials and the transport options for a chart repository. The zero Login is anonymous and trusts
+// the certificate authorities of the system.
 type Login struct {
 	Username string
 	Password string

@@ -22,9 +22,9 @@ type Subject struct {
 	Confined string
 }
 
-// Expand expands the templates in text. Errors are phase.Invalid and begin with description. A field that does not exist
-// is an error, and so is a function whose result differs between calls (now, randAlphaNum, genCA, env, ...), since the
-// result would be deployed again and again.
+// Expand expands the templates in text. Errors are phase.Invalid and begin with description. A field that does not
+// exist is an error, and so is a function whose result differs between calls (now, randAlphaNum, genCA, env, ...),
+// since the result would be deployed again and again.
 func (s Subject) Expand(description, text string) (string, error) {
 	if !strings.Contains(text, "{{") {
 		return text, nil

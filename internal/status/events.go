@@ -110,8 +110,8 @@ func truncate(note string) string {
 	return strings.ToValidUTF8(note[:maxNote-len(mark)], "") + mark
 }
 
-// Abandoned returns the event about objects of a profile that stay on a cluster because they are no longer withdrawn. why
-// is a predicate of the cluster.
+// Abandoned returns the event about objects of a profile that stay on a cluster because they are no longer withdrawn.
+// why is a predicate of the cluster.
 func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string) Event {
 	var kept []string
 	for _, info := range s.DeployedGVKs {
@@ -124,8 +124,8 @@ func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string)
 	return Event{corev1.EventTypeWarning, "Abandoned", truncate(note)}
 }
 
-// LookupUnanswered returns the event about a Helm release whose chart looks up objects that are not its own, on a member that the hub
-// cannot read.
+// LookupUnanswered returns the event about a Helm release whose chart looks up objects that are not its own, on a
+// member that the hub cannot read.
 func LookupUnanswered(release string, m fleet.Member) Event {
 	note := fmt.Sprintf("the chart of release %s looks up objects on cluster %s %s that the hub cannot read: "+
 		"in pull mode lookup finds only Secrets and ConfigMaps of the release, by their names", release, m.Type, m.Key())

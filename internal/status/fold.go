@@ -164,8 +164,8 @@ func foldReport(old configv1beta1.FeatureSummary, finding Finding) configv1beta1
 	return now
 }
 
-// applying returns the status of a feature whose bundle is being applied. The message names the hook or the object that a
-// Helm release waits for.
+// applying returns the status of a feature whose bundle is being applied. The message names the hook or the object that
+// a Helm release waits for.
 func applying(now, old configv1beta1.FeatureSummary, same bool, message string) configv1beta1.FeatureSummary {
 	now = pending(now, old, same)
 	if now.Status == libv1beta1.FeatureStatusProvisioning {
@@ -174,8 +174,8 @@ func applying(now, old configv1beta1.FeatureSummary, same bool, message string) 
 	return now
 }
 
-// pending returns the status of a feature whose bundle is not applied yet. A failed feature stays failed until the member
-// reports another result, so that retries do not change its status.
+// pending returns the status of a feature whose bundle is not applied yet. A failed feature stays failed until the
+// member reports another result, so that retries do not change its status.
 func pending(now, old configv1beta1.FeatureSummary, same bool) configv1beta1.FeatureSummary {
 	if same && old.Status == libv1beta1.FeatureStatusFailed {
 		return now

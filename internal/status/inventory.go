@@ -11,7 +11,8 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// Deployed returns the entry of an applied bundle in a ClusterConfiguration: its objects, and the releases of its charts.
+// Deployed returns the entry of an applied bundle in a ClusterConfiguration: its objects, and the releases of its
+// charts.
 func Deployed(b bundle.Bundle, at *metav1.Time) configv1beta1.DeployedFeature {
 	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}
 	for _, item := range b.Items {
@@ -42,7 +43,8 @@ func addChart(charts []configv1beta1.DeployedChart, r bundle.Release, at *metav1
 }
 
 const (
-	// maxInventory limits the listed objects of an inventory in bytes. An API object has at most 1.5 MiB, metadata included.
+	// maxInventory limits the listed objects of an inventory in bytes. An API object has at most 1.5 MiB, metadata
+	// included.
 	maxInventory = 1 << 20
 	// entryOverhead is the size of one entry without the values of its fields.
 	entryOverhead = 170

@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	// definitions and others are how many CustomResourceDefinitions and other objects the chart has, and definitionFields makes it render to
-	// 5 MiB: Kyverno's chart is like that.
+	// definitions and others are how many CustomResourceDefinitions and other objects the chart has, and definitionFields
+	// makes it render to 5 MiB: Kyverno's chart is like that.
 	definitions      = 20
 	others           = 40
 	definitionFields = 1500
 )
 
-// BenchmarkChartInstall compares `helm install` of a chart of the size of Kyverno's with an installation by the engine, rendering included, on
-// the same API server: until the release record says deployed, and until the kinds of the chart are served, which `helm install` does not wait
-// for.
+// BenchmarkChartInstall compares `helm install` of a chart of the size of Kyverno's with an installation by the engine,
+// rendering included, on the same API server: until the release record says deployed, and until the kinds of the chart
+// are served, which `helm install` does not wait for.
 func BenchmarkChartInstall(b *testing.B) {
 	plane := localkube.ForTest(b, localkube.Named("member"))
 	bd := &bed{B: b, dir: b.TempDir(), plane: plane}
@@ -74,8 +74,8 @@ func (b *bed) installByHelm(plane *localkube.Plane, archive string) time.Duratio
 	return took
 }
 
-// installByEngine renders the chart, applies it, and withdraws it again. It returns the time until the release is deployed, and until
-// everything that the chart defines is served.
+// installByEngine renders the chart, applies it, and withdraws it again. It returns the time until the release is
+// deployed, and until everything that the chart defines is served.
 func (b *bed) installByEngine(plane *localkube.Plane, objects metadata.Interface, archive string) (deployed, served time.Duration) {
 	b.Helper()
 	begin := time.Now()

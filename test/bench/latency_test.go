@@ -28,8 +28,8 @@ spec:
   - {kind: ConfigMap, namespace: default, name: latency}
 `
 
-// BenchmarkChangeToApplied measures the time from a change of a ConfigMap on the hub, which a profile points at, to the changed object
-// on the member.
+// BenchmarkChangeToApplied measures the time from a change of a ConfigMap on the hub, which a profile points at, to the
+// changed object on the member.
 func BenchmarkChangeToApplied(b *testing.B) {
 	for mode, member := range map[string]func(*bed) *localkube.Plane{
 		"pull": func(b *bed) *localkube.Plane { return b.pull("member", "env=latency") },

@@ -41,8 +41,8 @@ func BenchmarkAgentMemory(b *testing.B) {
 	b.ReportMetric(bd.rss(pid), fmt.Sprintf("after-%d-objects-MiB", loadObjects))
 }
 
-// BenchmarkHubMemory measures what a pull member costs the hub's process in memory: members are stand-ins that say at once that they
-// have what they should have.
+// BenchmarkHubMemory measures what a pull member costs the hub's process in memory: members are stand-ins that say at
+// once that they have what they should have.
 func BenchmarkHubMemory(b *testing.B) {
 	bd := newBed(b)
 	idle := bd.rss(bd.pid)

@@ -22,8 +22,9 @@ import (
 // chartVariable names one chart archive.
 const chartVariable = "TOWLINE_CHART"
 
-// BenchmarkInstall measures `helm install` of a chart beside an installation by the engine alone, in turns on one control plane. The engine runs
-// the chart's hooks and writes the release record, as helm does; rendering is not counted for it.
+// BenchmarkInstall measures `helm install` of a chart beside an installation by the engine alone, in turns on one
+// control plane. The engine runs the chart's hooks and writes the release record, as helm does; rendering is not
+// counted for it.
 func BenchmarkInstall(b *testing.B) {
 	archive := os.Getenv(chartVariable)
 	if archive == "" {

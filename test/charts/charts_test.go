@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// archivesVariable names a directory with packaged charts. Beside NAME-VERSION.tgz may be NAME-VERSION.yaml, the values to
-	// install with, and NAME-VERSION.upgrade.yaml, the values to upgrade to. Without the latter a value of the chart is changed
-	// that changes its manifest.
+	// archivesVariable names a directory with packaged charts. Beside NAME-VERSION.tgz may be NAME-VERSION.yaml, the
+	// values to install with, and NAME-VERSION.upgrade.yaml, the values to upgrade to. Without the latter a value of the
+	// chart is changed that changes its manifest.
 	archivesVariable = "TOWLINE_CHARTS"
 	// modeVariable is push or pull. Without it each chart is deployed in both modes.
 	modeVariable = "TOWLINE_CHARTS_MODE"
@@ -27,9 +27,9 @@ const (
 	namespace = "compared"
 )
 
-// TestCharts deploys each chart archive of a directory with a ClusterProfile to a member, upgrades and uninstalls it, and
-// compares each step with the real helm: in push mode, and then in pull mode with the agent as a process. The charts of a mode
-// share a member, which is emptied between them and replaced after a failure. Examples:
+// TestCharts deploys each chart archive of a directory with a ClusterProfile to a member, upgrades and uninstalls it,
+// and compares each step with the real helm: in push mode, and then in pull mode with the agent as a process. The
+// charts of a mode share a member, which is emptied between them and replaced after a failure. Examples:
 //
 //	TOWLINE_CHARTS=$HOME/charts go test -v -count 1 -timeout 2h ./test/charts
 //	TOWLINE_CHARTS=$HOME/charts go test -v -count 1 -run 'TestCharts/pull/kyverno' ./test/charts

@@ -198,8 +198,8 @@ func (c *comparison) withNamespaces(of objects) objects {
 	return fresh
 }
 
-// compareLive returns how the live object differs from what it would be if exactly the rendered one were applied in its place: fields that
-// are applied and not rendered, or rendered and not applied, show.
+// compareLive returns how the live object differs from what it would be if exactly the rendered one were applied in its
+// place: fields that are applied and not rendered, or rendered and not applied, show.
 func (c *comparison) compareLive(key string, rendered *unstructured.Unstructured) []string {
 	resource, err := c.member.mapper.Resource(rendered.GroupVersionKind())
 	if err != nil {
@@ -227,7 +227,8 @@ func (c *comparison) compareLive(key string, rendered *unstructured.Unstructured
 	return diff("live "+key, cleaned(applied), cleaned(live), nil)
 }
 
-// cleaned returns the content of an object without the marks of Towline and Helm and without what the API server keeps in it.
+// cleaned returns the content of an object without the marks of Towline and Helm and without what the API server keeps
+// in it.
 func cleaned(object *unstructured.Unstructured) map[string]any {
 	copied := object.DeepCopy()
 	for _, field := range []string{"managedFields", "resourceVersion", "generation", "creationTimestamp", "uid"} {
@@ -246,7 +247,8 @@ func cleaned(object *unstructured.Unstructured) map[string]any {
 	return copied.Object
 }
 
-// isMark returns whether Towline or Helm sets a label or annotation on objects of a kind. Towline marks the CRDs of crds directories as kept.
+// isMark returns whether Towline or Helm sets a label or annotation on objects of a kind. Towline marks the CRDs of
+// crds directories as kept.
 func isMark(name, kind string) bool {
 	prefix, _, _ := strings.Cut(name, "/")
 	return name == "app.kubernetes.io/managed-by" || slices.Contains([]string{"projectsveltos.io", "towline.dev", "meta.helm.sh"}, prefix) ||

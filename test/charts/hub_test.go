@@ -188,8 +188,8 @@ func (h *hub) summaries(m *member) (features []configv1beta1.FeatureSummary, fou
 	return features, len(list.Items) > 0, nil
 }
 
-// awaitProvisioned waits until the profile is provisioned on the member. It returns the problem if that does not happen in time, or
-// if it fails for failLimit.
+// awaitProvisioned waits until the profile is provisioned on the member. It returns the problem if that does not happen
+// in time, or if it fails for failLimit.
 func (h *hub) awaitProvisioned(m *member) string {
 	problem, failing := "", time.Time{}
 	await(deployLimit, func() string {

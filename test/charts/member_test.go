@@ -89,8 +89,8 @@ func (m *member) items(t *testing.T) map[string]item {
 	return found
 }
 
-// empty deletes everything that was not on the member before the first chart: the namespaces and definitions that helm leaves. It
-// returns whether that succeeded.
+// empty deletes everything that was not on the member before the first chart: the namespaces and definitions that helm
+// leaves. It returns whether that succeeded.
 func (m *member) empty(t *testing.T) bool {
 	t.Helper()
 	return await(emptyLimit, func() string {
@@ -124,8 +124,8 @@ func isTransient(kind string) bool {
 	return slices.Contains([]string{"Event", "Lease", "Endpoints", "EndpointSlice", "ComponentStatus", "Node", "ControllerRevision", "IPAddress"}, kind)
 }
 
-// isAutomatic returns whether the cluster itself makes an object: in every namespace, for every CRD, as part of another, or from
-// the claim template of a StatefulSet. Helm leaves the latter, too.
+// isAutomatic returns whether the cluster itself makes an object: in every namespace, for every CRD, as part of
+// another, or from the claim template of a StatefulSet. Helm leaves the latter, too.
 func isAutomatic(kind string, o *metav1.PartialObjectMetadata) bool {
 	return o.Name == "kube-root-ca.crt" || kind == "PersistentVolumeClaim" && o.Annotations[kube.AnnotationRequestor] == "" || kind == "ServiceAccount" && o.Name == "default" || metav1.GetControllerOf(o) != nil ||
 		kind == "APIService" && o.Labels["kube-aggregator.kubernetes.io/automanaged"] != ""

@@ -17,8 +17,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// looseAgent is a pull member whose agent is a process of the story and not of a pod: it can be killed, and it sees the hub and its
-// own cluster through gates. Everything else is as the printed manifest says.
+// looseAgent is a pull member whose agent is a process of the story and not of a pod: it can be killed, and it sees the
+// hub and its own cluster through gates. Everything else is as the printed manifest says.
 type looseAgent struct {
 	w              *world
 	plane          *localkube.Plane
@@ -44,7 +44,8 @@ func (w *world) looseAgent(namespace, cluster, labels string) *looseAgent {
 	return a
 }
 
-// readManifest takes the agent's arguments out of the manifest and returns it with the way to the hub leading through the gate.
+// readManifest takes the agent's arguments out of the manifest and returns it with the way to the hub leading through
+// the gate.
 func (a *looseAgent) readManifest(manifest string) string {
 	a.w.t.Helper()
 	documents := strings.Split(manifest, "---\n")
@@ -85,7 +86,8 @@ func (a *looseAgent) detour(document string) string {
 	return strings.Replace(document, base64.StdEncoding.EncodeToString(secret.Data[join.KubeconfigKey]), encoded, 1)
 }
 
-// writeCredentials writes what a pod finds at /var/run/secrets, with the gate's certificate in place of the API server's.
+// writeCredentials writes what a pod finds at /var/run/secrets, with the gate's certificate in place of the API
+// server's.
 func (a *looseAgent) writeCredentials() {
 	a.w.t.Helper()
 	a.credentialsDir = filepath.Join(a.w.dir, a.cluster)

@@ -26,8 +26,8 @@ import (
 type badCase struct {
 	// good is added to the good profile of the case.
 	good string
-	// breaks is applied to the hub after the good profile of the case has been delivered. %[1]s stands for the name of the case,
-	// %[2]s for the URL of the chart repository and %[3]s for one where nobody listens.
+	// breaks is applied to the hub after the good profile of the case has been delivered. %[1]s stands for the name of the
+	// case, %[2]s for the URL of the chart repository and %[3]s for one where nobody listens.
 	breaks string
 	// names are texts of the message: the thing, the place, and what is wrong.
 	names []string
@@ -127,8 +127,8 @@ func chartOf(repository, chart, values string) string {
 	return strings.NewReplacer("%[2]s", repository, "%[3]s", chart, "%[4]s", values).Replace(badChart)
 }
 
-// TestBadInput makes one mistake after the other in profiles that were good. Each is told by name, on the summaries and as an event,
-// and nothing that was delivered is touched, neither on a pull nor on a push member.
+// TestBadInput makes one mistake after the other in profiles that were good. Each is told by name, on the summaries and
+// as an event, and nothing that was delivered is touched, neither on a pull nor on a push member.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -267,7 +267,8 @@ func (w *world) fingerprints(plane *localkube.Plane, namespace string) map[strin
 	return prints
 }
 
-// TestBadInputOnTheCommandLine makes the mistakes that a command refuses: each is told on standard error, and leaves nothing behind.
+// TestBadInputOnTheCommandLine makes the mistakes that a command refuses: each is told on standard error, and leaves
+// nothing behind.
 func TestBadInputOnTheCommandLine(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -12,8 +12,8 @@ func charts() []examples.Chart {
 	}
 }
 
-// kyvernoFiles have the shape of Kyverno's chart: its CustomResourceDefinitions are templates, its ClusterRoles are aggregated, a ConfigMap
-// outlives the release, and hooks migrate resources, scale down and test.
+// kyvernoFiles have the shape of Kyverno's chart: its CustomResourceDefinitions are templates, its ClusterRoles are
+// aggregated, a ConfigMap outlives the release, and hooks migrate resources, scale down and test.
 func kyvernoFiles() map[string]string {
 	return map[string]string{
 		"templates/crds.yaml":               kyvernoCRD,
@@ -196,8 +196,8 @@ spec:
   - {name: test, image: "docker.io/library/busybox:1.37", args: [wget, -qO-, "https://{{ .Release.Name }}:9443/health/liveness"]}
 `
 
-// tetragonFiles have the shape of Tetragon's chart: a DaemonSet, an operator that installs the CustomResourceDefinitions itself, and files that
-// come in through tpl.
+// tetragonFiles have the shape of Tetragon's chart: a DaemonSet, an operator that installs the
+// CustomResourceDefinitions itself, and files that come in through tpl.
 func tetragonFiles() map[string]string {
 	return map[string]string{
 		"templates/daemonset.yaml": tetragonAgent,

@@ -29,8 +29,9 @@ spec:
   policyRefs: [{kind: ConfigMap, namespace: default, name: leaving}]
 `
 
-// TestDeregisterPull takes clusters in pull mode out of the fleet: a healthy one, one whose add-ons shall stay, one whose agent is dead, one that is
-// gone for good, and one whose deregistration is cut off half-way. A neighbour in the same namespace notices nothing.
+// TestDeregisterPull takes clusters in pull mode out of the fleet: a healthy one, one whose add-ons shall stay, one
+// whose agent is dead, one that is gone for good, and one whose deregistration is cut off half-way. A neighbour in the
+// same namespace notices nothing.
 func TestDeregisterPull(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -51,8 +51,8 @@ spec:
   policyRefs: [{kind: ConfigMap, namespace: default, name: %[1]s}]
 `
 
-// TestFirewall joins members that the hub cannot reach, each in a network of its own: one whose firewall drops whatever comes in, and one
-// that has no route out either, but an HTTP proxy.
+// TestFirewall joins members that the hub cannot reach, each in a network of its own: one whose firewall drops whatever
+// comes in, and one that has no route out either, but an HTTP proxy.
 func TestFirewall(t *testing.T) {
 	t.Parallel()
 	nets := networks(t, 4)
@@ -120,7 +120,8 @@ func (w *world) behind(t *testing.T, name string, up uplink, where localkube.Opt
 	return &walledMember{world: &inner, plane: plane, name: name, uplink: up}
 }
 
-// livesThere takes the member through its life. unreachable checks that it cannot be dialled; it is called before and after.
+// livesThere takes the member through its life. unreachable checks that it cannot be dialled; it is called before and
+// after.
 func (m *walledMember) livesThere(unreachable func()) {
 	m.t.Helper()
 	began := time.Now()

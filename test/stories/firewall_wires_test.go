@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// hubAddress is where the hub's API server listens, on the loopback device of the hub's network. These addresses exist in the networks of
-	// one story only, so that every story may use the same.
+	// hubAddress is where the hub's API server listens, on the loopback device of the hub's network. These addresses exist
+	// in the networks of one story only, so that every story may use the same.
 	hubAddress = "10.231.0.1"
 	// dialPatience is how long a dial may take that is to fail because nobody answers.
 	dialPatience = time.Second

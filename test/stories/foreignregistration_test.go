@@ -31,8 +31,9 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}
 subjects: [{kind: ServiceAccount, namespace: fleet, name: lodger}]
 `
 
-// TestForeignRegistration takes clusters out of the fleet that the sveltosctl of Sveltos registered in pull mode: with a hub and without one, with
-// kubectl alone, after their SveltosCluster, and where something else uses a part of their identity.
+// TestForeignRegistration takes clusters out of the fleet that the sveltosctl of Sveltos registered in pull mode: with
+// a hub and without one, with kubectl alone, after their SveltosCluster, and where something else uses a part of their
+// identity.
 func TestForeignRegistration(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -129,7 +130,8 @@ func (w *world) wantForeignRefused(cluster string) {
 	})
 }
 
-// wantForeignDeregistered deregisters a cluster, and wants the command to name what it deletes, first some objects and then the identity, and nothing to stay.
+// wantForeignDeregistered deregisters a cluster, and wants the command to name what it deletes, first some objects and
+// then the identity, and nothing to stay.
 func (w *world) wantForeignDeregistered(cluster string, first ...string) {
 	w.t.Helper()
 	place := "fleet/" + cluster

@@ -55,8 +55,8 @@ type trap struct {
 	once   *sync.Once
 }
 
-// gate is a reverse proxy in front of an API server. It can hold one request until whoever made it is gone, so that a process is
-// killed exactly there.
+// gate is a reverse proxy in front of an API server. It can hold one request until whoever made it is gone, so that a
+// process is killed exactly there.
 type gate struct {
 	server *httptest.Server
 	proxy  *httputil.ReverseProxy
@@ -75,8 +75,8 @@ type answer struct {
 	code   int
 }
 
-// gate opens a gate to the API server of config. Whoever comes through it acts with the credentials of config, or with his own if
-// config has none.
+// gate opens a gate to the API server of config. Whoever comes through it acts with the credentials of config, or with
+// his own if config has none.
 func (w *world) gate(config *rest.Config) *gate {
 	w.t.Helper()
 	upstream, err := url.Parse(config.Host)

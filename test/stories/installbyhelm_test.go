@@ -66,7 +66,8 @@ func newHelmWorld(t *testing.T) *helmWorld {
 	return w
 }
 
-// TestInstallByHelm installs the hub with the commands of seed 001, upgrades it with members connected, uninstalls and reinstalls it.
+// TestInstallByHelm installs the hub with the commands of seed 001, upgrades it with members connected, uninstalls and
+// reinstalls it.
 func TestInstallByHelm(t *testing.T) {
 	t.Parallel()
 	w := newHelmWorld(t)
@@ -197,7 +198,8 @@ func (w *helmWorld) wantTetragon() {
 	}
 }
 
-// redeploy clears the status of the summaries of tetragon: the hub that was installed again finds out that nothing is to do.
+// redeploy clears the status of the summaries of tetragon: the hub that was installed again finds out that nothing is
+// to do.
 func (w *helmWorld) redeploy() {
 	w.t.Helper()
 	for namespace, summary := range map[string]string{
@@ -225,7 +227,8 @@ func (w *helmWorld) hubPods() []string {
 	return strings.Fields(w.kubectl(w.hub, "get", "pods", "-n", "projectsveltos", "-o", "jsonpath={.items[*].metadata.name}"))
 }
 
-// wantRunning waits until `kubectl get pods -n projectsveltos` shows exactly one running pod per name, of the Deployment of that name.
+// wantRunning waits until `kubectl get pods -n projectsveltos` shows exactly one running pod per name, of the
+// Deployment of that name.
 func (w *helmWorld) wantRunning(deployments ...string) {
 	w.t.Helper()
 	w.eventually("the pods of the hub are those of "+strings.Join(deployments, ", "), func() error {

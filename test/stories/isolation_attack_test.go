@@ -56,8 +56,8 @@ type attempt struct {
 	try func() error
 }
 
-// attack makes every kind of request for b's objects with a's credential. All that is not documented must be refused, and b's objects must be
-// what they were.
+// attack makes every kind of request for b's objects with a's credential. All that is not documented must be refused,
+// and b's objects must be what they were.
 func (w *world) attack(a, b insider, documented permissions) {
 	w.t.Helper()
 	before := w.possessions(b, a)
@@ -72,7 +72,8 @@ func (w *world) attack(a, b insider, documented permissions) {
 	}
 }
 
-// attackObjects makes every kind of request for targets, which are b's, with a's credential. All that is not documented must be refused.
+// attackObjects makes every kind of request for targets, which are b's, with a's credential. All that is not documented
+// must be refused.
 func (w *world) attackObjects(a, b insider, targets []possession, documented permissions) {
 	w.t.Helper()
 	attempts := slices.Concat(w.onObjects(a, targets), w.onKinds(a, b), w.onTokens(a, b))
@@ -97,7 +98,8 @@ func (w *world) attackObjects(a, b insider, targets []possession, documented per
 	w.t.Logf("%s against %s: %d requests for %d objects refused", a.cluster, b.cluster, len(attempts), len(targets))
 }
 
-// possessions reads b's objects as an administrator: what is in its delivery namespace or beside its SveltosCluster, and is not a's.
+// possessions reads b's objects as an administrator: what is in its delivery namespace or beside its SveltosCluster,
+// and is not a's.
 func (w *world) possessions(b, a insider) []possession {
 	w.t.Helper()
 	hub := dynamic.NewForConfigOrDie(w.hub.Config)
@@ -122,7 +124,8 @@ func namedAfter(name, cluster string) bool {
 	return slices.Contains(strings.Split(name, "-"), cluster)
 }
 
-// essence prints what must not change by name. Where the hub itself notices that the agents are stopped, only the intruder's mark counts.
+// essence prints what must not change by name. Where the hub itself notices that the agents are stopped, only the
+// intruder's mark counts.
 func essence(possessions []possession) map[string]string {
 	result := map[string]string{}
 	for _, p := range possessions {

@@ -229,8 +229,8 @@ func resourceName(group, resource string) string {
 	return resource + "." + group
 }
 
-// wantAllowed asks the hub about every verb on every resource: everywhere, in every namespace, and on every object by name. It prints what is
-// allowed, and compares it with what is documented.
+// wantAllowed asks the hub about every verb on every resource: everywhere, in every namespace, and on every object by
+// name. It prints what is allowed, and compares it with what is documented.
 func (w *world) wantAllowed(a insider, s surface, documented permissions) {
 	w.t.Helper()
 	began := time.Now()
@@ -271,8 +271,8 @@ func anythingInNamespaces(s surface, _ insider) (questions []grant) {
 	return questions
 }
 
-// namedObjects asks about every object that there is, but for those that every cluster has, and about the agent's own name in the namespaces
-// that know it.
+// namedObjects asks about every object that there is, but for those that every cluster has, and about the agent's own
+// name in the namespaces that know it.
 func namedObjects(s surface, a insider) (questions []grant) {
 	for _, resource := range s.resources {
 		whole, _, _ := strings.Cut(resource, "/")

@@ -63,8 +63,8 @@ type insider struct {
 	config *rest.Config
 }
 
-// TestIsolation tries the credential of each of four agents, of which two share a hub namespace, on everything that the hub serves. The agents
-// are stopped by then, so that whatever changes on the hub was changed by an insider.
+// TestIsolation tries the credential of each of four agents, of which two share a hub namespace, on everything that the
+// hub serves. The agents are stopped by then, so that whatever changes on the hub was changed by an insider.
 func TestIsolation(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -146,7 +146,8 @@ func (w *world) steal(i *insider, plane *localkube.Plane, manifest string) error
 	return err
 }
 
-// staged says what is missing until every delivery namespace holds a group and a bundle of its own, and the shared one a bundle.
+// staged says what is missing until every delivery namespace holds a group and a bundle of its own, and the shared one
+// a bundle.
 func (w *world) staged(insiders []insider) error {
 	namespaces := []string{kube.AgentNamespace}
 	for _, i := range insiders {
@@ -168,8 +169,8 @@ func (w *world) staged(insiders []insider) error {
 	return nil
 }
 
-// wantSharedByNameOnly checks that shared content can be had by whoever was told its name, and by nobody else; and that none of it came from
-// a Secret.
+// wantSharedByNameOnly checks that shared content can be had by whoever was told its name, and by nobody else; and that
+// none of it came from a Secret.
 func (w *world) wantSharedByNameOnly(a insider) {
 	w.t.Helper()
 	var bundles libv1beta1.ConfigurationBundleList

@@ -26,8 +26,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// TestKarmadaAttacks tries what somebody could who has a bootstrap token, or the credential of an agent, or is on the way between. Each attempt is
-// refused, and leaves the hub as it was.
+// TestKarmadaAttacks tries what somebody could who has a bootstrap token, or the credential of an agent, or is on the
+// way between. Each attempt is refused, and leaves the hub as it was.
 func TestKarmadaAttacks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -248,8 +248,8 @@ func (w *world) ownThings(plane *localkube.Plane) {
 	w.wantUnchanged("the agent's own credential", w.hub, before)
 }
 
-// agentsCertificate tries a's credential on everything that the hub serves, and on everything of b's. The agents are stopped by then, so that whatever
-// changes on the hub was changed by the credential.
+// agentsCertificate tries a's credential on everything that the hub serves, and on everything of b's. The agents are
+// stopped by then, so that whatever changes on the hub was changed by the credential.
 func (w *world) agentsCertificate(alpha, beta *localkube.Plane) {
 	w.t.Helper()
 	a := insider{namespace: "karmada-es-" + alpha.Name, cluster: alpha.Name, delivery: "karmada-es-" + alpha.Name}
@@ -280,7 +280,8 @@ func (w *world) agentsCertificate(alpha, beta *localkube.Plane) {
 	w.wantUnchanged("an agent's certificate", w.hub, before)
 }
 
-// attackCluster makes every kind of request for b's objects with a's credential. All that is not documented must be refused.
+// attackCluster makes every kind of request for b's objects with a's credential. All that is not documented must be
+// refused.
 func (w *world) attackCluster(a, b insider, documented permissions) {
 	w.t.Helper()
 	var targets []possession

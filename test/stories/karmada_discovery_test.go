@@ -19,9 +19,9 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// untrustworthyHubs tries to register with what cannot be trusted: a hub that is not the one of the hash, what it says about itself being tampered
-// with or passed on by somebody in between, and tokens that are not, or not any more, the hub's. plane is registered already; under any other name
-// it would be refused for that, but it does not come so far.
+// untrustworthyHubs tries to register with what cannot be trusted: a hub that is not the one of the hash, what it says
+// about itself being tampered with or passed on by somebody in between, and tokens that are not, or not any more, the
+// hub's. plane is registered already; under any other name it would be refused for that, but it does not come so far.
 func (w *world) untrustworthyHubs(plane *localkube.Plane) {
 	w.t.Helper()
 	hub, member := w.settled(w.hub), w.settled(plane)

@@ -94,7 +94,8 @@ func (w *world) until(plane *localkube.Plane, command, line string, signal sysca
 	}
 }
 
-// interruptedRegister presses Ctrl-C at each line. Each time both sides are as they were, and in the end it works with the same token.
+// interruptedRegister presses Ctrl-C at each line. Each time both sides are as they were, and in the end it works with
+// the same token.
 func (w *world) interruptedRegister(plane *localkube.Plane) {
 	w.t.Helper()
 	line := w.token()
@@ -113,7 +114,8 @@ func (w *world) interruptedRegister(plane *localkube.Plane) {
 	w.unregisters(plane)
 }
 
-// killedRegister kills the command at each line. What it leaves does not keep the next attempt from working, with the same token.
+// killedRegister kills the command at each line. What it leaves does not keep the next attempt from working, with the
+// same token.
 func (w *world) killedRegister(plane *localkube.Plane) {
 	w.t.Helper()
 	for _, stage := range stages() {
@@ -140,7 +142,8 @@ func (w *world) unregister(plane *localkube.Plane) string {
 	return fmt.Sprintf("karmadactl unregister %s --cluster-kubeconfig=%s --karmada-config=%s", plane.Name, plane.Kubeconfig, w.hub.Kubeconfig)
 }
 
-// killedAgent kills the agent as soon as it runs, while register waits for it. The Deployment starts it again, and register ends well.
+// killedAgent kills the agent as soon as it runs, while register waits for it. The Deployment starts it again, and
+// register ends well.
 func (w *world) killedAgent(plane *localkube.Plane) {
 	w.t.Helper()
 	cmd := w.types(plane, w.token())
@@ -159,8 +162,8 @@ func (w *world) killedAgent(plane *localkube.Plane) {
 	w.unregisters(plane)
 }
 
-// killAgent kills the process of the agent's container with SIGKILL. It is a process of this story: localkube runs containers as processes, with the
-// port of their control plane in the environment.
+// killAgent kills the process of the agent's container with SIGKILL. It is a process of this story: localkube runs
+// containers as processes, with the port of their control plane in the environment.
 func (w *world) killAgent(plane *localkube.Plane) error {
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -215,7 +218,8 @@ func (w *world) killedHub(outer *world, plane *localkube.Plane) {
 	w.unregisters(plane)
 }
 
-// deadAgent unregisters a member whose agent is dead. It ends before long, and only what was propagated stays on the member.
+// deadAgent unregisters a member whose agent is dead. It ends before long, and only what was propagated stays on the
+// member.
 func (w *world) deadAgent(plane *localkube.Plane) {
 	w.t.Helper()
 	w.registers(plane)
@@ -263,8 +267,8 @@ func (w *world) interruptedUnregister(plane *localkube.Plane) {
 	w.wantLeft(plane)
 }
 
-// rotations lets an agent renew its certificate three times. It lives for ten minutes, the least that Kubernetes gives, and is renewed as soon as a third
-// of what the signer writes into it is over, which is dated back by five minutes.
+// rotations lets an agent renew its certificate three times. It lives for ten minutes, the least that Kubernetes gives,
+// and is renewed as soon as a third of what the signer writes into it is over, which is dated back by five minutes.
 func (w *world) rotations(plane *localkube.Plane) {
 	w.t.Helper()
 	w.registers(plane, "--cert-expiration-seconds=600")

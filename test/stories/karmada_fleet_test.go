@@ -10,7 +10,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// TestKarmadaFleet lands one profile on a SveltosCluster and on a Cluster in each mode: four members, which leave it one after the other.
+// TestKarmadaFleet lands one profile on a SveltosCluster and on a Cluster in each mode: four members, which leave it
+// one after the other.
 func TestKarmadaFleet(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

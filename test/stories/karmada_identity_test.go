@@ -16,16 +16,16 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// races is how many times the same member is registered under two names at once, and sameName how many times two members are under one name; lanes
-// is how many such races run at the same time.
+// races is how many times the same member is registered under two names at once, and sameName how many times two
+// members are under one name; lanes is how many such races run at the same time.
 const (
 	races    = 100
 	sameName = 20
 	lanes    = 4
 )
 
-// TestKarmadaIdentity shows that a cluster has one name and a name one cluster, whoever comes at the same time; and that who is refused harms
-// nobody.
+// TestKarmadaIdentity shows that a cluster has one name and a name one cluster, whoever comes at the same time; and
+// that who is refused harms nobody.
 func TestKarmadaIdentity(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -96,7 +96,8 @@ spec: {syncMode: Push, id: %s, apiEndpoint: %q, insecureSkipTLSVerification: tru
 	w.wantUnchanged("a copy that came and went", w.hub, hub)
 }
 
-// racedByHand runs two commands at once that bring the same member in under two names. One of them wins, and the other leaves nothing.
+// racedByHand runs two commands at once that bring the same member in under two names. One of them wins, and the other
+// leaves nothing.
 func (w *world) racedByHand(plane *localkube.Plane) {
 	w.t.Helper()
 	joins := func(name string) string {
@@ -138,8 +139,8 @@ func runs(cmd *exec.Cmd) error {
 	return err
 }
 
-// races races petitions, which is where the hub decides: of the same id under two names, and of two ids under one name. Exactly one of each two gets
-// a certificate, and the other is told why not.
+// races races petitions, which is where the hub decides: of the same id under two names, and of two ids under one name.
+// Exactly one of each two gets a certificate, and the other is told why not.
 func (w *world) races() {
 	w.t.Helper()
 	var all sync.WaitGroup

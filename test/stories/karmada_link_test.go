@@ -25,14 +25,15 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// hubLink stands between an agent and the hub, checks its certificate as the hub does, and remembers what it asks and what it is answered. For it a
-// certificate has expired as soon as a newer one has been in use for a while.
+// hubLink stands between an agent and the hub, checks its certificate as the hub does, and remembers what it asks and
+// what it is answered. For it a certificate has expired as soon as a newer one has been in use for a while.
 type hubLink struct {
 	server *httptest.Server
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// answers are those since forget was called, and serials the certificates that they were asked with, in the order in which they appeared.
+	// answers are those since forget was called, and serials the certificates that they were asked with, in the order in
+	// which they appeared.
 	answers []answer
 	serials []string
 	// watches are the paths of the watches that were opened since then.
@@ -205,8 +206,9 @@ func (l *hubLink) asked() map[string]int {
 	return counts
 }
 
-// failures lists the requests and connections that failed, and those that the hub did not fulfil. An agent that asks what became of its request for a certificate is told that it may not
-// know until there is something to know. A status of a Work is written under an optimistic lock: one that follows another before the agent's cache has the former is
+// failures lists the requests and connections that failed, and those that the hub did not fulfil. An agent that asks
+// what became of its request for a certificate is told that it may not know until there is something to know. A status
+// of a Work is written under an optimistic lock: one that follows another before the agent's cache has the former is
 // refused, and written again.
 func (l *hubLink) failures() (failed []string) {
 	l.mu.Lock()
@@ -222,7 +224,8 @@ func (l *hubLink) failures() (failed []string) {
 	return failed
 }
 
-// freeAgent is the agent of a registered member that runs beside it, as a process of the story, and reaches the hub through a link.
+// freeAgent is the agent of a registered member that runs beside it, as a process of the story, and reaches the hub
+// through a link.
 type freeAgent struct {
 	*process
 	link *hubLink
@@ -255,7 +258,8 @@ func (w *world) freeAgent(plane *localkube.Plane, flags ...string) *freeAgent {
 	return a
 }
 
-// expire puts an expired certificate in the place of the one in a kubeconfig: signed by the hub, with the same key and subject, but for yesterday.
+// expire puts an expired certificate in the place of the one in a kubeconfig: signed by the hub, with the same key and
+// subject, but for yesterday.
 func (w *world) expire(kubeconfig []byte) []byte {
 	w.t.Helper()
 	config, err := clientcmd.Load(kubeconfig)

@@ -89,7 +89,8 @@ const registerOutput = `[preflight] Running pre-flight checks
 cluster(%s) is joined successfully
 `
 
-// TestSeed004Pull brings a cluster in by pull and takes it out again, typed as the seed prints it; the register command is pasted as it is printed.
+// TestSeed004Pull brings a cluster in by pull and takes it out again, typed as the seed prints it; the register command
+// is pasted as it is printed.
 func TestSeed004Pull(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

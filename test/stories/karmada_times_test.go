@@ -88,7 +88,8 @@ func TestKarmadaTimes(t *testing.T) {
 	fmt.Fprintf(&text, "%-42s %.0f %v\n", "hub requests per minute of an idle agent", perMinute, asked)
 	t.Logf("Clusters of Karmada, each of the rounds\n%s", text.String())
 
-	// Generous, for a machine that does much else. What is promised is that it is not missed for longer than this, and does not ask all the time.
+	// Generous, for a machine that does much else. What is promised is that it is not missed for longer than this, and
+	// does not ask all the time.
 	if missed := times["agent killed, until Ready is Unknown"][0]; missed > 60*time.Second {
 		t.Errorf("a dead agent was missed after %s", missed)
 	}

@@ -34,8 +34,9 @@ spec:
       spec: {ports: [{port: 80}], selector: {app: second}}
 `
 
-// works shows what becomes of a Work on a member: each of its objects is reported on, healed, kept from changes while the Work is suspended, and left
-// there if that is what the Work says; and what is somebody else's is not taken without being told to.
+// works shows what becomes of a Work on a member: each of its objects is reported on, healed, kept from changes while
+// the Work is suspended, and left there if that is what the Work says; and what is somebody else's is not taken without
+// being told to.
 func (w *world) works(plane *localkube.Plane) {
 	w.t.Helper()
 	pair := func(spec, annotations, text string) {

@@ -56,7 +56,8 @@ func (w *world) karmadaMembers(names ...string) []*localkube.Plane {
 	return localkube.SeveralForTest(w.t, names, localkube.WithExec(join.DefaultAgentImage, w.binary("towline")))
 }
 
-// types runs a line in a shell, as somebody does who has our programs on his path and the plane's kubeconfig in his environment.
+// types runs a line in a shell, as somebody does who has our programs on his path and the plane's kubeconfig in his
+// environment.
 func (w *world) types(plane *localkube.Plane, line string) *exec.Cmd {
 	cmd := exec.CommandContext(w.t.Context(), "sh", "-c", "exec "+line)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig, "PATH="+filepath.Dir(w.binary("kubectl"))+":"+os.Getenv("PATH"))
@@ -151,7 +152,8 @@ func (w *world) sends(plane *localkube.Plane, text string) {
 	})
 }
 
-// wantLeft checks that neither side has anything of a cluster any more, and that the member is rid of agents and of what a registration makes.
+// wantLeft checks that neither side has anything of a cluster any more, and that the member is rid of agents and of
+// what a registration makes.
 func (w *world) wantLeft(plane *localkube.Plane) {
 	w.t.Helper()
 	w.wantNoCluster(plane.Name)
@@ -249,7 +251,8 @@ func dumped() []string {
 	}
 }
 
-// dump returns what a control plane has: every object of those kinds as JSON, by kind and name, without what changes by itself.
+// dump returns what a control plane has: every object of those kinds as JSON, by kind and name, without what changes by
+// itself.
 func (w *world) dump(plane *localkube.Plane) map[string]string {
 	w.t.Helper()
 	c, found := w.client(plane), map[string]string{}
@@ -278,8 +281,8 @@ func (w *world) dump(plane *localkube.Plane) map[string]string {
 	return found
 }
 
-// passing says whether an object comes and goes with requests: bootstrap tokens, what belongs to requests for certificates, and the Leases of
-// Kubernetes itself.
+// passing says whether an object comes and goes with requests: bootstrap tokens, what belongs to requests for
+// certificates, and the Leases of Kubernetes itself.
 func passing(object *unstructured.Unstructured) bool {
 	if object.GetKind() == "Lease" && strings.HasPrefix(object.GetNamespace(), "kube-") {
 		return true
@@ -292,7 +295,8 @@ func passing(object *unstructured.Unstructured) bool {
 	return strings.HasPrefix(object.GetName(), "bootstrap-token-")
 }
 
-// still takes away from an object what changes by itself: its status, the times of heartbeats, and the signatures of cluster-info.
+// still takes away from an object what changes by itself: its status, the times of heartbeats, and the signatures of
+// cluster-info.
 func still(object *unstructured.Unstructured) {
 	object.SetManagedFields(nil)
 	object.SetResourceVersion("")

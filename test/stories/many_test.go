@@ -30,8 +30,9 @@ import (
 )
 
 const (
-	// crowdSize pull members share crowdPlanes control planes. Members on one control plane get different objects, since they
-	// would fight over the same ones. There is one group of members for each place on a control plane; a group gets the same.
+	// crowdSize pull members share crowdPlanes control planes. Members on one control plane get different objects, since
+	// they would fight over the same ones. There is one group of members for each place on a control plane; a group gets
+	// the same.
 	crowdSize   = 20
 	crowdPlanes = 4
 	// crowdObjects is how many objects each member gets.
@@ -129,7 +130,8 @@ func (w *world) planes(n int) []*localkube.Plane {
 	return planes
 }
 
-// crowdMember registers a pull member of that name, in a namespace of that name, and runs its agent in this process until the story ends.
+// crowdMember registers a pull member of that name, in a namespace of that name, and runs its agent in this process
+// until the story ends.
 func (w *world) crowdMember(plane *localkube.Plane, name, group string) {
 	w.t.Helper()
 	var manifest bytes.Buffer
@@ -364,7 +366,8 @@ type requestCounts map[string]int
 
 var requestMetric = regexp.MustCompile(`(?m)^apiserver_request_total\{(.*)\} ([0-9.e+]+)$`)
 
-// requests returns how often the API server of a plane has been asked for what Towline stores: its own kinds, and events.
+// requests returns how often the API server of a plane has been asked for what Towline stores: its own kinds, and
+// events.
 func (w *world) requests(plane *localkube.Plane) requestCounts {
 	w.t.Helper()
 	raw, err := kubernetes.NewForConfigOrDie(plane.Config).Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(w.t.Context())

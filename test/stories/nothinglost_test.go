@@ -41,7 +41,8 @@ spec:
 // edition is what the profile of these stories wants: objects of the member by name, each with a text.
 type edition map[string]string
 
-// lostEdition is edition n. From each one to the next, every part keeps one object, changes one, drops one and adds one.
+// lostEdition is edition n. From each one to the next, every part keeps one object, changes one, drops one and adds
+// one.
 func lostEdition(n int) edition {
 	e := edition{}
 	for part := 1; part <= lostParts; part++ {
@@ -94,7 +95,8 @@ func changes(from, to edition) map[string]tally {
 	return want
 }
 
-// arrives waits until the member has exactly the edition and the summary says so, and checks that its objects have one writer.
+// arrives waits until the member has exactly the edition and the summary says so, and checks that its objects have one
+// writer.
 func (w *world) arrives(plane *localkube.Plane, want edition) {
 	w.t.Helper()
 	w.eventually("the member has the edition", func() error {
@@ -184,8 +186,8 @@ func TestNothingLostHub(t *testing.T) {
 // victim is the process that a story kills.
 type victim struct{ kill, start func() }
 
-// killAtStages rolls out one edition a stage, kills the victim there, starts it again and checks that nothing is lost, done twice or
-// left over.
+// killAtStages rolls out one edition a stage, kills the victim there, starts it again and checks that nothing is lost,
+// done twice or left over.
 func (w *world) killAtStages(member *localkube.Plane, v victim, stages []stage) {
 	w.t.Helper()
 	now := lostEdition(0)
@@ -225,7 +227,8 @@ func TestNothingLostWithoutHub(t *testing.T) {
 	t.Parallel()
 	const (
 		outage = time.Minute
-		// catchUp is how soon a change must arrive after an outage: whoever waits for a lost server asks it every few seconds.
+		// catchUp is how soon a change must arrive after an outage: whoever waits for a lost server asks it every few
+		// seconds.
 		catchUp = 45 * time.Second
 	)
 	w := newWorld(t)

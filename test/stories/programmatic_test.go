@@ -54,8 +54,8 @@ spec:
   policyRefs: [{kind: ConfigMap, namespace: default, name: programmatic}]
 `
 
-// TestProgrammaticRegistration registers two clusters with nothing but kubectl apply of a SveltosCluster on the hub and of the manifest that the
-// hub keeps on the member, and takes them out of the fleet with nothing but kubectl delete.
+// TestProgrammaticRegistration registers two clusters with nothing but kubectl apply of a SveltosCluster on the hub and
+// of the manifest that the hub keeps on the member, and takes them out of the fleet with nothing but kubectl delete.
 func TestProgrammaticRegistration(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

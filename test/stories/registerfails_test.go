@@ -33,8 +33,8 @@ type registration struct {
 	existing bool
 }
 
-// TestRegisterFailsEverywhere lets every way to register fail at each of its writes, once because a permission is missing and once by Ctrl-C.
-// Whatever it made is gone then, on both sides, and the next attempt works.
+// TestRegisterFailsEverywhere lets every way to register fail at each of its writes, once because a permission is
+// missing and once by Ctrl-C. Whatever it made is gone then, on both sides, and the next attempt works.
 func TestRegisterFailsEverywhere(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -90,7 +90,8 @@ func (f *failing) kubeconfigs() {
 	f.kubeconfig = f.w.save("both.yaml", string(raw))
 }
 
-// ground registers another cluster: what all clusters share is there, then. It also makes the namespace, since one takes Kubernetes seconds to delete.
+// ground registers another cluster: what all clusters share is there, then. It also makes the namespace, since one
+// takes Kubernetes seconds to delete.
 func (f *failing) ground() {
 	f.w.t.Helper()
 	f.w.run(f.w.hub, "sveltosctl", "register", "cluster", "--namespace=others", "--cluster=neighbour", "--pullmode")
@@ -123,8 +124,8 @@ func (f *failing) everywhere(r registration) {
 	}
 }
 
-// failsAt lets the command fail at its nth write to one side, in both ways. It returns false if the command makes fewer writes, and
-// has succeeded.
+// failsAt lets the command fail at its nth write to one side, in both ways. It returns false if the command makes fewer
+// writes, and has succeeded.
 func (f *failing) failsAt(side string, nth int, args, before []string) bool {
 	f.w.t.Helper()
 	for _, how := range []string{"permission", "SIGINT"} {
@@ -258,7 +259,8 @@ func (f *failing) rows(plane *localkube.Plane, kinds ...string) []string {
 // going marks what is being deleted, in a snapshot.
 const going = " (going)"
 
-// settle waits until the hub has done what it does by itself: two looks in a row are the same, and nothing is being deleted.
+// settle waits until the hub has done what it does by itself: two looks in a row are the same, and nothing is being
+// deleted.
 func (f *failing) settle() {
 	f.w.t.Helper()
 	last := []string(nil)
@@ -273,7 +275,8 @@ func (f *failing) settle() {
 	}
 }
 
-// TestRegisterFailsClearly gives the command what cannot work. Each attempt is one line on standard error that names the thing, and leaves nothing.
+// TestRegisterFailsClearly gives the command what cannot work. Each attempt is one line on standard error that names
+// the thing, and leaves nothing.
 func TestRegisterFailsClearly(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -14,11 +14,12 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// registrationGoal is how long a registration may take on control planes that are warm. It is a goal and not a promise of this machine: the story fails
-// only where it waits in vain.
+// registrationGoal is how long a registration may take on control planes that are warm. It is a goal and not a promise
+// of this machine: the story fails only where it waits in vain.
 const registrationGoal = 5 * time.Second
 
-// TestRegistrationTime prints how long registering takes in each mode, from the start of the command until the cluster is READY.
+// TestRegistrationTime prints how long registering takes in each mode, from the start of the command until the cluster
+// is READY.
 func TestRegistrationTime(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

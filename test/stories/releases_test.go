@@ -19,7 +19,8 @@ type target struct {
 	plane              *localkube.Plane
 }
 
-// chartProfile is a ClusterProfile with one chart for all targets. Its name is also that of the chart, of the release and of its namespace.
+// chartProfile is a ClusterProfile with one chart for all targets. Its name is also that of the chart, of the release
+// and of its namespace.
 type chartProfile struct {
 	*world
 	name    string

@@ -41,8 +41,9 @@ spec:
 `, name, content)
 }
 
-// TestRestoredHub restores the hub's etcd from a snapshot that is several profile changes old. What the hub does not know any more stays on the
-// members and is reported, with the command that withdraws it; what it knows is deployed again.
+// TestRestoredHub restores the hub's etcd from a snapshot that is several profile changes old. What the hub does not
+// know any more stays on the members and is reported, with the command that withdraws it; what it knows is deployed
+// again.
 func TestRestoredHub(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

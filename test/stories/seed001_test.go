@@ -53,7 +53,8 @@ spec:
     repositoryURL: %s
 `
 
-// TestSeed001 mixes modes: one pull and one push cluster, one profile on both, a second one on the cluster that is labelled for it.
+// TestSeed001 mixes modes: one pull and one push cluster, one profile on both, a second one on the cluster that is
+// labelled for it.
 func TestSeed001PullAndPush(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -19,7 +19,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// tampering is something that happens to the status of a ClusterSummary behind the hub's back. older is a status that it had before.
+// tampering is something that happens to the status of a ClusterSummary behind the hub's back. older is a status that
+// it had before.
 type tampering func(older configv1beta1.ClusterSummaryStatus) configv1beta1.ClusterSummaryStatus
 
 // tamperings are the ways in which a status is lost.
@@ -137,7 +138,8 @@ func (p *statusProfile) tamperUntilGone() {
 	}
 }
 
-// wantDeployed waits until the member has a version, and the summary reports these features, and no others, as provisioned.
+// wantDeployed waits until the member has a version, and the summary reports these features, and no others, as
+// provisioned.
 func (p *statusProfile) wantDeployed(version string, features ...string) {
 	p.t.Helper()
 	p.eventually(p.name+" is deployed", func() error {
@@ -183,8 +185,8 @@ func (p *statusProfile) wantWithdrawn() {
 	})
 }
 
-// TestStatusLost loses the status of ClusterSummaries in every way, at every moment: the member always gets what it should have, nothing on it
-// is touched without need, and the status is true again soon. Withdrawals do not need it.
+// TestStatusLost loses the status of ClusterSummaries in every way, at every moment: the member always gets what it
+// should have, nothing on it is touched without need, and the status is true again soon. Withdrawals do not need it.
 func TestStatusLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

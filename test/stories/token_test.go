@@ -42,8 +42,8 @@ const (
 	tokenName = "renewing"
 )
 
-// TestToken follows one agent's credential: three renewals without a failed request, a copied manifest that is worthless, and an agent that was
-// offline until its token had expired.
+// TestToken follows one agent's credential: three renewals without a failed request, a copied manifest that is
+// worthless, and an agent that was offline until its token had expired.
 func TestToken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -229,8 +229,8 @@ func (s *tokenStory) beatsAfter(at time.Time) error {
 	return nil
 }
 
-// expire puts an expired token of the agent in place of the one in the member's Secret: signed by the hub, with the claims of that one, but from
-// yesterday.
+// expire puts an expired token of the agent in place of the one in the member's Secret: signed by the hub, with the
+// claims of that one, but from yesterday.
 func (s *tokenStory) expire() {
 	s.w.t.Helper()
 	live := s.token()

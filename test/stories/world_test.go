@@ -244,7 +244,8 @@ type process struct {
 	exited chan struct{}
 }
 
-// start runs a program in the background. It is stopped when the story ends, and its output is logged if the story failed.
+// start runs a program in the background. It is stopped when the story ends, and its output is logged if the story
+// failed.
 func (w *world) start(what string, plane *localkube.Plane, binary string, args ...string) *process {
 	w.t.Helper()
 	return w.startIn(plane.Network(), what, []string{"KUBECONFIG=" + plane.Kubeconfig}, binary, args...)

@@ -128,8 +128,8 @@ type ResourceModelRange struct {
 	Max resource.Quantity `json:"max"`
 }
 
-// ClusterStatus is the observed state of a cluster. The hub writes it for a push-mode cluster, the agent for a pull-mode
-// cluster.
+// ClusterStatus is the observed state of a cluster. The hub writes it for a push-mode cluster, the agent for a
+// pull-mode cluster.
 type ClusterStatus struct {
 	// KubernetesVersion is the gitVersion of the cluster.
 	// +optional

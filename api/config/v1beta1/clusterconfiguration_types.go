@@ -112,8 +112,8 @@ type ClusterConfigurationStatus struct {
 	ProfileResources []ProfileResource `json:"profileResources,omitempty"`
 }
 
-// ClusterConfiguration is the inventory of one cluster: everything that profiles have on it. It lives in the cluster's namespace
-// and is named <cluster type in lower case>--<cluster>.
+// ClusterConfiguration is the inventory of one cluster: everything that profiles have on it. It lives in the cluster's
+// namespace and is named <cluster type in lower case>--<cluster>.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=clusterconfigurations,scope=Namespaced

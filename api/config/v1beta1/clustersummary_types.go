@@ -96,8 +96,8 @@ type HelmChartSummary struct {
 	// +optional
 	PatchesHash []byte `json:"patchesHash,omitempty"`
 
-	// ConflictMessage names the owner of the release if it is another ClusterSummary. Of a release to uninstall it reports, without a status,
-	// that nothing of it is this ClusterSummary's, or is no longer.
+	// ConflictMessage names the owner of the release if it is another ClusterSummary. Of a release to uninstall it
+	// reports, without a status, that nothing of it is this ClusterSummary's, or is no longer.
 	// +optional
 	ConflictMessage string `json:"conflictMessage,omitempty"`
 

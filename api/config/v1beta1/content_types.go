@@ -21,8 +21,8 @@ const (
 
 // ValueFrom points at a ConfigMap or Secret on the hub. Its keys are used in sorted order.
 type ValueFrom struct {
-	// Namespace of the object. May be a Go template. Default: the namespace of the matching cluster for a ClusterProfile, of the
-	// profile for a Profile.
+	// Namespace of the object. May be a Go template. Default: the namespace of the matching cluster for a ClusterProfile,
+	// of the profile for a Profile.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
 
@@ -112,7 +112,8 @@ type KustomizationRef struct {
 
 // TemplateResourceRef makes an object of the hub available to templates.
 type TemplateResourceRef struct {
-	// Resource is the object. Its namespace and name may be Go templates. The namespace defaults to the namespace of the cluster.
+	// Resource is the object. Its namespace and name may be Go templates. The namespace defaults to the namespace of the
+	// cluster.
 	Resource corev1.ObjectReference `json:"resource"`
 
 	// Identifier under which templates find it, as .MgmtResources.<identifier>.

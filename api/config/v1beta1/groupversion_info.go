@@ -33,7 +33,8 @@ const (
 // GroupVersion is the group and version every kind in this package is served under.
 var GroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1beta1"}
 
-// AddToScheme registers the kinds of this package with s. It returns an error only if s holds a different type for one of them.
+// AddToScheme registers the kinds of this package with s. It returns an error only if s holds a different type for one
+// of them.
 func AddToScheme(s *runtime.Scheme) error {
 	builder := runtime.NewSchemeBuilder(func(s *runtime.Scheme) error {
 		s.AddKnownTypes(GroupVersion,

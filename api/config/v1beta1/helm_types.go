@@ -306,8 +306,8 @@ type HelmUpgradeOptions struct {
 	// +optional
 	ReuseValues bool `json:"reuseValues,omitempty"`
 
-	// ResetThenReuseValues merges the values of the current release, and then the new ones, into the defaults of the chart.
-	// Default false. True is refused, as for reuseValues.
+	// ResetThenReuseValues merges the values of the current release, and then the new ones, into the defaults of the
+	// chart. Default false. True is refused, as for reuseValues.
 	// +kubebuilder:default:=false
 	// +optional
 	ResetThenReuseValues bool `json:"resetThenReuseValues,omitempty"`

@@ -25,8 +25,8 @@ const (
 	SyncModeDryRun SyncMode = "DryRun"
 )
 
-// StopMatchingBehavior determines whether deployed objects stay on a cluster that no longer matches, or whose profile is
-// deleted.
+// StopMatchingBehavior determines whether deployed objects stay on a cluster that no longer matches, or whose profile
+// is deleted.
 //
 // +kubebuilder:validation:Enum:=WithdrawPolicies;LeavePolicies
 type StopMatchingBehavior string
@@ -59,7 +59,8 @@ type ProfileSpec struct {
 	// +optional
 	SyncMode SyncMode `json:"syncMode,omitempty"`
 
-	// Tier decides between profiles that hold the same object or release: the lowest wins; of equals, the first. Default 100.
+	// Tier decides between profiles that hold the same object or release: the lowest wins; of equals, the first. Default
+	// 100.
 	// +kubebuilder:default:=100
 	// +kubebuilder:validation:Minimum=1
 	// +optional
@@ -82,7 +83,8 @@ type ProfileSpec struct {
 	// +optional
 	MaxUpdate *intstr.IntOrString `json:"maxUpdate,omitempty"`
 
-	// StopMatchingBehavior determines whether deployed objects stay on clusters that no longer match. Default WithdrawPolicies.
+	// StopMatchingBehavior determines whether deployed objects stay on clusters that no longer match. Default
+	// WithdrawPolicies.
 	// +kubebuilder:default:=WithdrawPolicies
 	// +optional
 	StopMatchingBehavior StopMatchingBehavior `json:"stopMatchingBehavior,omitempty"`
@@ -102,8 +104,8 @@ type ProfileSpec struct {
 	// +optional
 	DependsOn []string `json:"dependsOn,omitempty"`
 
-	// TransitionFrom names profiles of the same kind that this one replaces: it takes their objects over, whatever the tiers,
-	// and they are withdrawn only once this one is provisioned.
+	// TransitionFrom names profiles of the same kind that this one replaces: it takes their objects over, whatever the
+	// tiers, and they are withdrawn only once this one is provisioned.
 	// +optional
 	TransitionFrom []string `json:"transitionFrom,omitempty"`
 

@@ -41,8 +41,8 @@ type JobCheck struct {
 	Timeout *metav1.Duration `json:"timeout,omitempty"`
 }
 
-// ValidateHealth is one check that gates a feature: before or after it is deployed or withdrawn, depending on the list it is in.
-// Every object it selects must pass.
+// ValidateHealth is one check that gates a feature: before or after it is deployed or withdrawn, depending on the list
+// it is in. Every object it selects must pass.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.jobCheck) || (!has(self.script) && !has(self.evaluateCEL))",message="jobCheck excludes script and evaluateCEL"
 type ValidateHealth struct {
@@ -72,8 +72,8 @@ type ValidateHealth struct {
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
 
-	// Script is a Lua script with a function "evaluate" that looks at the globals "obj" and "metrics" and returns a table with
-	// the bool "healthy" and, if it likes, a "message".
+	// Script is a Lua script with a function "evaluate" that looks at the globals "obj" and "metrics" and returns a table
+	// with the bool "healthy" and, if it likes, a "message".
 	// +optional
 	Script string `json:"script,omitempty"`
 
@@ -102,7 +102,7 @@ type ClusterCheck struct {
 	// ResourceSelectors pick the objects to look at. One with evaluateCEL fails the check: use evaluate.
 	ResourceSelectors []ResourceSelector `json:"resourceSelectors"`
 
-	// Condition is a Lua script with a function "evaluate" that looks at the global "resources", a list of the objects, and
-	// returns a table with the bool "pass" and, if it likes, a "message".
+	// Condition is a Lua script with a function "evaluate" that looks at the global "resources", a list of the objects,
+	// and returns a table with the bool "pass" and, if it likes, a "message".
 	Condition string `json:"condition"`
 }

@@ -4,15 +4,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ConfigurationBundleSpec is a piece of content on its way to a member. Its documents are in resources or, compressed, in payload.
+// ConfigurationBundleSpec is a piece of content on its way to a member. Its documents are in resources or, compressed,
+// in payload.
 type ConfigurationBundleSpec struct {
 	// Resources are Kubernetes objects to apply, each one document of YAML or JSON. Not read if payload is set.
 	// +listType=atomic
 	// +optional
 	Resources []string `json:"resources,omitempty"`
 
-	// Payload holds the same documents as one zstd frame around a YAML stream: the documents in order, separated by lines of
-	// three dashes. One that does not decompress or does not parse is an error and changes nothing. Towline's own field.
+	// Payload holds the same documents as one zstd frame around a YAML stream: the documents in order, separated by lines
+	// of three dashes. One that does not decompress or does not parse is an error and changes nothing. Towline's own
+	// field.
 	// +optional
 	Payload []byte `json:"payload,omitempty"`
 
@@ -49,7 +51,8 @@ type ConfigurationBundleSpec struct {
 	// +optional
 	HelmReleaseUninstall bool `json:"helmReleaseUninstall,omitempty"`
 
-	// IsLastHelmReleaseBundle is true for the last bundle of a release. Obsolete objects may be pruned after it. Default false.
+	// IsLastHelmReleaseBundle is true for the last bundle of a release. Obsolete objects may be pruned after it. Default
+	// false.
 	// +kubebuilder:default:=false
 	// +optional
 	IsLastHelmReleaseBundle bool `json:"isLastHelmReleaseBundle,omitempty"`

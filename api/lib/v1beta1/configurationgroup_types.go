@@ -112,7 +112,8 @@ type ConfigurationGroupSpec struct {
 	// +optional
 	ContinueOnError bool `json:"continueOnError,omitempty"`
 
-	// MaxConsecutiveFailures is the number of failed attempts in a row after which the agent stops trying. Default: it never does.
+	// MaxConsecutiveFailures is the number of failed attempts in a row after which the agent stops trying. Default: it
+	// never does.
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	MaxConsecutiveFailures *int64 `json:"maxConsecutiveFailures,omitempty"`
@@ -158,7 +159,8 @@ type ConfigurationGroupSpec struct {
 	// +optional
 	PostDeleteCheckJobs map[string]string `json:"postDeleteCheckJobs,omitempty"`
 
-	// DeployedGroupVersionKind lists the kinds deployed earlier, as Kind.version.group, in which to look for what is obsolete.
+	// DeployedGroupVersionKind lists the kinds deployed earlier, as Kind.version.group, in which to look for what is
+	// obsolete.
 	// +optional
 	DeployedGroupVersionKind []string `json:"deployedGroupVersionKind,omitempty"`
 
@@ -206,8 +208,8 @@ type ConfigurationGroupStatus struct {
 	// +optional
 	ObservedRequestorHash []byte `json:"observedRequestorHash,omitempty"`
 
-	// ContentMissing says that the agent has neither the bundles nor its own record of them, so that the hub must stage the
-	// bundles again. Towline's own field.
+	// ContentMissing says that the agent has neither the bundles nor its own record of them, so that the hub must stage
+	// the bundles again. Towline's own field.
 	// +optional
 	ContentMissing bool `json:"contentMissing,omitempty"`
 
@@ -218,8 +220,8 @@ type ConfigurationGroupStatus struct {
 	OutdatedReleases []OutdatedRelease `json:"outdatedReleases,omitempty"`
 }
 
-// OutdatedRelease is a Helm release that was rendered for another revision or operation than the one that comes after the
-// release records of the member.
+// OutdatedRelease is a Helm release that was rendered for another revision or operation than the one that comes after
+// the release records of the member.
 type OutdatedRelease struct {
 	// Namespace of the release.
 	Namespace string `json:"namespace"`
@@ -236,7 +238,8 @@ type OutdatedRelease struct {
 	IsUpgrade bool `json:"isUpgrade,omitempty"`
 }
 
-// ConfigurationGroup is the order of one requestor to the agent of one member: an ordered list of bundles and what to do with them.
+// ConfigurationGroup is the order of one requestor to the agent of one member: an ordered list of bundles and what to
+// do with them.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=configurationgroups,scope=Namespaced

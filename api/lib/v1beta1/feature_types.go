@@ -43,8 +43,8 @@ type FeatureDeploymentInfo struct {
 	// FeatureID is the feature.
 	FeatureID FeatureID `json:"featureID"`
 
-	// DeployedGroupVersionKind lists kinds as Kind.version.group, for instance "Deployment.v1.apps"; the core group is empty,
-	// as in "ConfigMap.v1.".
+	// DeployedGroupVersionKind lists kinds as Kind.version.group, for instance "Deployment.v1.apps"; the core group is
+	// empty, as in "ConfigMap.v1.".
 	// +optional
 	DeployedGroupVersionKind []string `json:"deployedGroupVersionKind,omitempty"`
 }

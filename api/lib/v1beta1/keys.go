@@ -28,7 +28,8 @@ const (
 	ServiceAccountNamespaceLabel = "projectsveltos.io/serviceaccount-namespace"
 )
 
-// Labels and annotations on ConfigurationGroup and ConfigurationBundle. Together with the namespace they identify one group.
+// Labels and annotations on ConfigurationGroup and ConfigurationBundle. Together with the namespace they identify one
+// group.
 const (
 	// PullClusterNameLabel carries the name of the cluster the object is for; an agent selects its work by it.
 	PullClusterNameLabel = "pullmode.projectsveltos.io/clustername"
@@ -70,7 +71,8 @@ const (
 	TemplateAnnotation = "projectsveltos.io/template"
 	// LuaAnnotation marks a ConfigMap or Secret whose content is a Lua script that makes objects.
 	LuaAnnotation = "projectsveltos.io/lua"
-	// SubresourcesAnnotation is a comma-separated list of subresources to apply along with the objects of a ConfigMap or Secret.
+	// SubresourcesAnnotation is a comma-separated list of subresources to apply along with the objects of a ConfigMap or
+	// Secret.
 	SubresourcesAnnotation = "projectsveltos.io/subresources"
 	// TextTemplateAnnotation on a profile turns off HTML escaping in template functions.
 	TextTemplateAnnotation = "projectsveltos.io/tex-template"
@@ -87,7 +89,7 @@ const (
 // ProfileSecretType is the type a Secret must have to be used as the content of a profile.
 const ProfileSecretType corev1.SecretType = "addons.projectsveltos.io/cluster-profile"
 
-// ConditionUnclaimedBundles on a SveltosCluster or Cluster is True while the cluster holds bundles that no ClusterSummary of the hub accounts for
-// and that the hub keeps, since no user has requested to withdraw them. Its message lists them, with the command that withdraws them. It is absent
-// otherwise. Towline's own.
+// ConditionUnclaimedBundles on a SveltosCluster or Cluster is True while the cluster holds bundles that no
+// ClusterSummary of the hub accounts for and that the hub keeps, since no user has requested to withdraw them. Its
+// message lists them, with the command that withdraws them. It is absent otherwise. Towline's own.
 const ConditionUnclaimedBundles = "UnclaimedBundles"

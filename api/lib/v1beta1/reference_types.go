@@ -39,8 +39,8 @@ const (
 
 // RemoteSource is content behind a URL, fetched by the hub.
 type RemoteSource struct {
-	// URL of a file, a tar archive (plain or gzip) or, with the scheme oci, an artifact. A URL that cannot be fetched fails the
-	// feature and is tried again.
+	// URL of a file, a tar archive (plain or gzip) or, with the scheme oci, an artifact. A URL that cannot be fetched
+	// fails the feature and is tried again.
 	// +kubebuilder:validation:Pattern=`^(https?|oci)://`
 	URL string `json:"url"`
 

@@ -35,8 +35,8 @@ type CELRule struct {
 	// Name of the rule, shown in messages.
 	Name string `json:"name"`
 
-	// Rule is an expression over the variable "resource", the object at hand. One that does not compile or does not return a
-	// bool fails the check.
+	// Rule is an expression over the variable "resource", the object at hand. One that does not compile or does not return
+	// a bool fails the check.
 	Rule string `json:"rule"`
 }
 
@@ -109,8 +109,8 @@ type PatchSelector struct {
 
 // Patch changes rendered objects before they are delivered.
 type Patch struct {
-	// Patch is a strategic merge patch, or a JSON 6902 patch (a list of operations), as YAML or JSON. May be a Go template.
-	// One that does not parse or does not apply fails the feature.
+	// Patch is a strategic merge patch, or a JSON 6902 patch (a list of operations), as YAML or JSON. May be a Go
+	// template. One that does not parse or does not apply fails the feature.
 	Patch string `json:"patch"`
 
 	// Target picks the objects to patch. Default: all objects.

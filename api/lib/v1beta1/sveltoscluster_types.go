@@ -24,7 +24,8 @@ type TokenRequestRenewalOption struct {
 	// +optional
 	TokenDuration *metav1.Duration `json:"tokenDuration,omitempty"`
 
-	// SANamespace is the namespace of the ServiceAccount in the member. Default: the one the kubeconfig's token belongs to.
+	// SANamespace is the namespace of the ServiceAccount in the member. Default: the one the kubeconfig's token belongs
+	// to.
 	// +optional
 	SANamespace string `json:"saNamespace,omitempty"`
 
@@ -41,7 +42,8 @@ type TokenRequestRenewalOption struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.workloadIdentity) || !has(self.kubeconfigName) || self.kubeconfigName == \"\"",message="workloadIdentity and kubeconfigName exclude each other"
 type SveltosClusterSpec struct {
-	// KubeconfigName is the Secret in the cluster's namespace that holds the kubeconfig. Default <cluster>-sveltos-kubeconfig.
+	// KubeconfigName is the Secret in the cluster's namespace that holds the kubeconfig. Default
+	// <cluster>-sveltos-kubeconfig.
 	// +optional
 	KubeconfigName string `json:"kubeconfigName,omitempty"`
 
@@ -53,8 +55,8 @@ type SveltosClusterSpec struct {
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 
-	// TokenRequestRenewalOption renews the kubeconfig's token. While that fails, failureMessage has the reason and the connection stays
-	// Healthy, since the present token works. Default: it is not renewed. Push mode only.
+	// TokenRequestRenewalOption renews the kubeconfig's token. While that fails, failureMessage has the reason and the
+	// connection stays Healthy, since the present token works. Default: it is not renewed. Push mode only.
 	// +optional
 	TokenRequestRenewalOption *TokenRequestRenewalOption `json:"tokenRequestRenewalOption,omitempty"`
 
@@ -62,9 +64,9 @@ type SveltosClusterSpec struct {
 	// +optional
 	Data map[string]string `json:"data,omitempty"`
 
-	// ActiveWindow pauses the cluster whenever the window closes and unpauses it whenever the window opens; a window that is new or
-	// changed does so at once. A value that a user sets in between stays until then. Removing a window that is closed unpauses
-	// the cluster; removing an open one leaves paused as it is. Default: paused is left to people.
+	// ActiveWindow pauses the cluster whenever the window closes and unpauses it whenever the window opens; a window that
+	// is new or changed does so at once. A value that a user sets in between stays until then. Removing a window that is
+	// closed unpauses the cluster; removing an open one leaves paused as it is. Default: paused is left to people.
 	// +optional
 	ActiveWindow *ActiveWindow `json:"activeWindow,omitempty"`
 
@@ -77,8 +79,8 @@ type SveltosClusterSpec struct {
 	// +optional
 	ReadinessChecks []ClusterCheck `json:"readinessChecks,omitempty"`
 
-	// LivenessChecks must pass for a ready cluster to count as healthy; each round in which one fails counts as a failed contact. In
-	// pull mode the agent runs them.
+	// LivenessChecks must pass for a ready cluster to count as healthy; each round in which one fails counts as a failed
+	// contact. In pull mode the agent runs them.
 	// +optional
 	LivenessChecks []ClusterCheck `json:"livenessChecks,omitempty"`
 
@@ -111,7 +113,8 @@ const (
 	ConnectionDown ConnectionStatus = "Down"
 )
 
-// AgentReportTooOld is the failureMessage of a pull-mode cluster whose agent has fallen silent. Other tools compare it literally.
+// AgentReportTooOld is the failureMessage of a pull-mode cluster whose agent has fallen silent. Other tools compare it
+// literally.
 const AgentReportTooOld = "AgentLastReportTime is older than max allowed age."
 
 // SveltosClusterStatus is the observed state of a cluster.
@@ -158,8 +161,8 @@ type SveltosClusterStatus struct {
 	// +optional
 	ActiveWindowHash []byte `json:"activeWindowHash,omitempty"`
 
-	// AgentCheckFailures counts how often in a row the agent of a pull-mode cluster found a check failing: a readiness check before
-	// the cluster is ready, a liveness check after. 0 when they pass. Towline's own field.
+	// AgentCheckFailures counts how often in a row the agent of a pull-mode cluster found a check failing: a readiness
+	// check before the cluster is ready, a liveness check after. 0 when they pass. Towline's own field.
 	// +optional
 	AgentCheckFailures int32 `json:"agentCheckFailures,omitempty"`
 
@@ -167,8 +170,8 @@ type SveltosClusterStatus struct {
 	// +optional
 	AgentCheckMessage string `json:"agentCheckMessage,omitempty"`
 
-	// AgentRemovedAt is when the agent of a pull-mode cluster that is being deregistered committed itself to removing itself from the
-	// cluster. Towline's own field.
+	// AgentRemovedAt is when the agent of a pull-mode cluster that is being deregistered committed itself to removing
+	// itself from the cluster. Towline's own field.
 	// +optional
 	AgentRemovedAt *metav1.Time `json:"agentRemovedAt,omitempty"`
 

@@ -19,8 +19,8 @@ const (
 	WorkloadIdentityOIDC WorkloadIdentityProvider = "OIDC"
 )
 
-// WorkloadIdentity reaches a cluster with short-lived credentials from an identity provider. The part that belongs to the provider
-// must be set, and no other.
+// WorkloadIdentity reaches a cluster with short-lived credentials from an identity provider. The part that belongs to
+// the provider must be set, and no other.
 //
 // +kubebuilder:validation:XValidation:rule="(self.provider == \"AWS\") == has(self.aws)",message="aws must be set if and only if provider is AWS"
 // +kubebuilder:validation:XValidation:rule="(self.provider == \"GCP\") == has(self.gcp)",message="gcp must be set if and only if provider is GCP"

@@ -23,8 +23,9 @@ const (
 	PermanentIDLabel        = "work.karmada.io/permanent-id"
 	WorkNameAnnotation      = "work.karmada.io/name"
 	WorkNamespaceAnnotation = "work.karmada.io/namespace"
-	// ConflictResolutionAnnotation on a manifest, or on the Work, determines whether an existing object that is not managed is
-// taken over.
+	// ConflictResolutionAnnotation on a manifest, or on the Work, determines whether an existing object that is not
+	// managed is
+	// taken over.
 	ConflictResolutionAnnotation = "work.karmada.io/conflict-resolution"
 )
 

@@ -14,9 +14,11 @@ import (
 )
 
 const (
-	// SveltosLimit is how long the agent of a SveltosCluster may be silent before it counts as dead: three heartbeats of 30 s.
+	// SveltosLimit is how long the agent of a SveltosCluster may be silent before it counts as dead: three heartbeats of
+	// 30 s.
 	SveltosLimit = 90 * time.Second
-	// KarmadaLimit is the same for the agent of a Cluster, whose heartbeats are 10 s apart. Users see the silence within Karmada's 40 s.
+	// KarmadaLimit is the same for the agent of a Cluster, whose heartbeats are 10 s apart. Users see the silence within
+	// Karmada's 40 s.
 	KarmadaLimit = 38 * time.Second
 	// readLimit is how long the API server may take to return a Lease.
 	readLimit = 5 * time.Second
@@ -46,14 +48,16 @@ type Verdict struct {
 	Since time.Time
 }
 
-// Judge decides whether agents are alive, by changes that it sees in their Leases and reports, and by its own clock. The times in Leases and
-// reports are those of the members' clocks, which can be wrong: they are compared with each other, and never with the time of the hub.
-// A new Judge, as after a restart of the hub, and an outage of the API server start the limit again.
+// Judge decides whether agents are alive, by changes that it sees in their Leases and reports, and by its own clock.
+// The times in Leases and reports are those of the members' clocks, which can be wrong: they are compared with each
+// other, and never with the time of the hub. A new Judge, as after a restart of the hub, and an outage of the API
+// server start the limit again.
 type Judge struct {
 	// Hub reads Leases from a cache, and Live from the API server.
 	Hub, Live client.Reader
 	Clock     clock.PassiveClock
-	// SeesSince returns since when the API server has answered without a gap; the present time while it does not answer. nil: always.
+	// SeesSince returns since when the API server has answered without a gap; the present time while it does not answer.
+	// nil: always.
 	SeesSince func() time.Time
 
 	// mu guards agents.
@@ -65,16 +69,16 @@ type Judge struct {
 type agent struct {
 	// uid is that of the cluster object.
 	uid string
-	// renewed is the time in the Lease, and report the last report, both by the member's clock. former is the time that renewed replaced: the
-	// cache can still return it after the API server has returned a later one.
+	// renewed is the time in the Lease, and report the last report, both by the member's clock. former is the time that
+	// renewed replaced: the cache can still return it after the API server has returned a later one.
 	renewed, former, report string
 	// seen is when one of them changed, or when they were first read; changed distinguishes these cases.
 	seen    time.Time
 	changed bool
 }
 
-// Ask judges the agent of m by its Lease in the cache. Before it returns Silent, it reads the Lease from the API server.
-// report is an agent's own mark in the status of its cluster object that changes with each report, "" for none.
+// Ask judges the agent of m by its Lease in the cache. Before it returns Silent, it reads the Lease from the API
+// server. report is an agent's own mark in the status of its cluster object that changes with each report, "" for none.
 func (j *Judge) Ask(ctx context.Context, m fleet.Member, report string) (Verdict, error) {
 	verdict, err := j.read(ctx, j.Hub, m, report)
 	if err != nil || verdict.State != Silent {

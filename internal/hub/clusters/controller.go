@@ -29,10 +29,11 @@ import (
 )
 
 const (
-	// pushWorkers is how many push members are contacted at once. One that does not answer keeps its worker for contactLimit at each contact, so
-	// that 600 such members are needed for the others to be late.
+	// pushWorkers is how many push members are contacted at once. One that does not answer keeps its worker for
+	// contactLimit at each contact, so that 600 such members are needed for the others to be late.
 	pushWorkers = 100
-	// pullWorkers is how many pull members are judged at once. That takes requests of the hub only, and waits for no member.
+	// pullWorkers is how many pull members are judged at once. That takes requests of the hub only, and waits for no
+	// member.
 	pullWorkers = 10
 	// checksAtOnce is of how many members the checks run at once: each may take memory, and a processor.
 	checksAtOnce = 4
@@ -40,7 +41,8 @@ const (
 	contactLimit = 10 * time.Second
 	// checksLimit is how long all checks of one member may take.
 	checksLimit = 30 * time.Second
-	// readinessInterval is the time between two contacts of a push member that is not ready by its checks: somebody waits for it.
+	// readinessInterval is the time between two contacts of a push member that is not ready by its checks: somebody waits
+	// for it.
 	readinessInterval = 10 * time.Second
 	// contactInterval is the time between two contacts of a push member: that of the Sveltos surface.
 	contactInterval = time.Minute
@@ -151,8 +153,8 @@ func (c *Controller) lookup(index string) handler.EventHandler {
 	})
 }
 
-// othersChanged drops the echo of what this controller writes itself of push members, which costs a contact. No contact takes back that a
-// member is ready: somebody else did.
+// othersChanged drops the echo of what this controller writes itself of push members, which costs a contact. No contact
+// takes back that a member is ready: somebody else did.
 func othersChanged() predicate.Predicate {
 	agentReported := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
@@ -161,7 +163,8 @@ func othersChanged() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, agentReported)
 }
 
-// factsLost says whether what was found of a member is no longer in its status. Neither this controller nor an agent removes it.
+// factsLost says whether what was found of a member is no longer in its status. Neither this controller nor an agent
+// removes it.
 func factsLost(before, after libv1beta1.SveltosClusterStatus) bool {
 	return before.Ready && !after.Ready || before.Version != "" && after.Version == "" || len(before.APIVersions) > 0 && len(after.APIVersions) == 0
 }

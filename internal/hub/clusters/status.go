@@ -12,7 +12,8 @@ import (
 	"github.com/towline/towline/internal/fleet/heartbeats"
 )
 
-// defaultThreshold is the number of failed contacts that make a member Down unless its spec says otherwise: that of the Sveltos surface.
+// defaultThreshold is the number of failed contacts that make a member Down unless its spec says otherwise: that of the
+// Sveltos surface.
 const defaultThreshold = 3
 
 // alsoWrong separates the parts of a message.
@@ -41,8 +42,8 @@ func healthy(old libv1beta1.SveltosClusterStatus) libv1beta1.SveltosClusterStatu
 	return now
 }
 
-// missed returns the status of a member that could not be contacted, once more. The count stops at threshold: nothing is written about
-// a member that stays Down.
+// missed returns the status of a member that could not be contacted, once more. The count stops at threshold: nothing
+// is written about a member that stays Down.
 func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string) libv1beta1.SveltosClusterStatus {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	now := *old.DeepCopy()
@@ -54,8 +55,8 @@ func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string
 	return now
 }
 
-// heard returns the status of a pull member by the judgement about its agent, and when to look again if nothing is heard until
-// then; zero means that only news can change it.
+// heard returns the status of a pull member by the judgement about its agent, and when to look again if nothing is
+// heard until then; zero means that only news can change it.
 func heard(old libv1beta1.SveltosClusterStatus, threshold int32, verdict heartbeats.Verdict) (libv1beta1.SveltosClusterStatus, time.Duration) {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	switch {
@@ -96,9 +97,10 @@ func refused(old libv1beta1.SveltosClusterStatus, message string) libv1beta1.Sve
 	return now
 }
 
-// complete adds what does not depend on the contact: where the active window stands, and what is wrong in spite of a healthy connection.
-// Failures of the connection itself come first; the message of a silent agent is compared literally by others, and stays alone. The message
-// of a cluster that is being deregistered is left alone: it says what that waits for.
+// complete adds what does not depend on the contact: where the active window stands, and what is wrong in spite of a
+// healthy connection. Failures of the connection itself come first; the message of a silent agent is compared literally
+// by others, and stays alone. The message of a cluster that is being deregistered is left alone: it says what that
+// waits for.
 func complete(s *state) libv1beta1.SveltosClusterStatus {
 	now := *s.status.DeepCopy()
 	now.LastReconciledTokenRequestAt = s.cluster.Status.LastReconciledTokenRequestAt
@@ -121,7 +123,8 @@ func complete(s *state) libv1beta1.SveltosClusterStatus {
 	return now
 }
 
-// ours says whether message is of the kind that holds as long as something in the spec is wrong, and is said anew each time.
+// ours says whether message is of the kind that holds as long as something in the spec is wrong, and is said anew each
+// time.
 func ours(message string) bool {
 	return strings.HasPrefix(message, windowField) || fleet.IsRefusal(message)
 }

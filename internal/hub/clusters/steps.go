@@ -102,7 +102,8 @@ func (c *Controller) reach(ctx context.Context, m fleet.Member) (*rest.Config, f
 	return config, facts, err
 }
 
-// passing finds what of a failed contact is another one each time: the port that it was made from, and the time that was left for it.
+// passing finds what of a failed contact is another one each time: the port that it was made from, and the time that
+// was left for it.
 var passing = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->|\?timeout=[^"&\s]*`)
 
 // steadily says why a member is not reached, in the same words for the same reason.
@@ -144,8 +145,8 @@ func (c *Controller) judge(ctx context.Context, config *rest.Config, cluster *li
 	return verdict, ctx.Err()
 }
 
-// renew keeps the token of a push member fresh. While that fails the present token works, so that the connection stays healthy: people
-// see an event, and failureMessage until it succeeds.
+// renew keeps the token of a push member fresh. While that fails the present token works, so that the connection stays
+// healthy: people see an event, and failureMessage until it succeeds.
 func (c *Controller) renew(ctx context.Context, s *state) {
 	// The tokens of an identity renew themselves.
 	if s.cluster.Spec.TokenRequestRenewalOption == nil || s.member.Identity != nil {
@@ -224,8 +225,8 @@ func (c *Controller) report(ctx context.Context, s *state) error {
 	return nil
 }
 
-// tell records what changed and people care about. Of a cluster that is being deregistered, which stops answering sooner or later, the
-// departure tells.
+// tell records what changed and people care about. Of a cluster that is being deregistered, which stops answering
+// sooner or later, the departure tells.
 func (c *Controller) tell(s *state, before libv1beta1.SveltosClusterStatus) {
 	if s.member.Deleting {
 		return
@@ -248,7 +249,8 @@ func (c *Controller) tell(s *state, before libv1beta1.SveltosClusterStatus) {
 	}
 }
 
-// becameReady says whether a member is ready that was not. The agent of a pull member says so itself, so we compare with what we saw last.
+// becameReady says whether a member is ready that was not. The agent of a pull member says so itself, so we compare
+// with what we saw last.
 func (c *Controller) becameReady(s *state, before libv1beta1.SveltosClusterStatus) bool {
 	if s.member.Mode == fleet.Push || !s.status.Ready || s.status.ConnectionStatus != libv1beta1.ConnectionHealthy {
 		return s.status.Ready && !before.Ready

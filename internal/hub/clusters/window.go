@@ -22,8 +22,8 @@ import (
 // windowReach is how far back a window may have opened or closed last: cron finds nothing that is further ahead either.
 const windowReach = 5 * 366 * 24 * time.Hour
 
-// AnnotationWindow on a SveltosCluster holds, in JSON, the turn of its active window that was carried out last. It is not kept in the status,
-// which the agent of a pull-mode cluster may write: what is told there is a copy.
+// AnnotationWindow on a SveltosCluster holds, in JSON, the turn of its active window that was carried out last. It is
+// not kept in the status, which the agent of a pull-mode cluster may write: what is told there is a copy.
 const AnnotationWindow = "towline.dev/active-window"
 
 // windowField begins what is wrong with an active window.
@@ -76,8 +76,8 @@ func remember(cluster *libv1beta1.SveltosCluster, t turn) error {
 	return nil
 }
 
-// turnOf says what the active window of a cluster makes of it now. Between two turns of the window, people may pause and unpause the
-// cluster; its memory tells which turn was carried out last.
+// turnOf says what the active window of a cluster makes of it now. Between two turns of the window, people may pause
+// and unpause the cluster; its memory tells which turn was carried out last.
 func turnOf(cluster *libv1beta1.SveltosCluster, now time.Time) (turn, error) {
 	t := turn{paused: cluster.Spec.Paused}
 	window, known := cluster.Spec.ActiveWindow, remembered(cluster)

@@ -32,17 +32,21 @@ import (
 )
 
 const (
-	// pushWorkers is how many push members are asked at once. One that does not answer keeps its worker for some five of every ten seconds, so
-	// that a thousand such members are needed for the others to be late. A worker that waits costs a few KiB.
+	// pushWorkers is how many push members are asked at once. One that does not answer keeps its worker for some five of
+	// every ten seconds, so that a thousand such members are needed for the others to be late. A worker that waits costs a
+	// few KiB.
 	pushWorkers = 500
-	// pullWorkers is how many pull members are judged at once. That takes requests of the hub only, and waits for no member.
+	// pullWorkers is how many pull members are judged at once. That takes requests of the hub only, and waits for no
+	// member.
 	pullWorkers = 10
-	// observeInterval is the time between two looks at a push member: that of the Karmada surface. observeJitter of it is added at most.
+	// observeInterval is the time between two looks at a push member: that of the Karmada surface. observeJitter of it is
+	// added at most.
 	observeInterval = 10 * time.Second
 	observeJitter   = 0.1
 	// conflictPause is the time until the next try when somebody else wrote at the same moment.
 	conflictPause = 100 * time.Millisecond
-	// retryFirst is the first pause after an error; each is twice the one before, and none longer than that between two looks.
+	// retryFirst is the first pause after an error; each is twice the one before, and none longer than that between two
+	// looks.
 	retryFirst = 200 * time.Millisecond
 	// secretIndex finds the Clusters that are dialled with a Secret.
 	secretIndex = "dialled-with"
@@ -65,7 +69,8 @@ type Controller struct {
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// told is what the condition Ready said when we looked last, so that events tell of what agents write, too. A restart loses no more than that.
+	// told is what the condition Ready said when we looked last, so that events tell of what agents write, too. A restart
+	// loses no more than that.
 	told map[string]string
 	// failures counts the looks at each push member that failed in a row.
 	failures map[string]int
@@ -210,8 +215,8 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 }
 
-// Failures returns how often in a row a push member, by the name of its Cluster, could not be asked or was not healthy; ok is false for one
-// that has not been asked.
+// Failures returns how often in a row a push member, by the name of its Cluster, could not be asked or was not healthy;
+// ok is false for one that has not been asked.
 func (c *Controller) Failures(name string) (times int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 	"github.com/towline/towline/internal/survey"
 )
 
-// reportMark returns the mark of the last report of an agent in a status, "" if it has none: the hub itself writes Unknown.
+// reportMark returns the mark of the last report of an agent in a status, "" if it has none: the hub itself writes
+// Unknown.
 func reportMark(status clusterv1alpha1.ClusterStatus) string {
 	ready := readyOf(status)
 	if ready == nil || ready.Status == metav1.ConditionUnknown {
@@ -46,8 +47,8 @@ func stated(old clusterv1alpha1.ClusterStatus, ready metav1.Condition, now time.
 	return status
 }
 
-// tainted returns the taints of a Cluster that had these ones and whose condition Ready is ready, nil for none. Those of people stay, with
-// the time since when they drive work away.
+// tainted returns the taints of a Cluster that had these ones and whose condition Ready is ready, nil for none. Those
+// of people stay, with the time since when they drive work away.
 func tainted(had []corev1.Taint, ready *metav1.Condition, now time.Time) []corev1.Taint {
 	want := ""
 	switch {

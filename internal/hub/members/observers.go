@@ -13,7 +13,8 @@ import (
 	"github.com/towline/towline/internal/survey"
 )
 
-// redialInterval is the time between two looks at how a healthy member is dialled; news of its Secret and its spec are looked at anyway.
+// redialInterval is the time between two looks at how a healthy member is dialled; news of its Secret and its spec are
+// looked at anyway.
 const redialInterval = time.Minute
 
 // observers runs one observer per push member, from the first look until the member goes. The zero value is ready.
@@ -28,7 +29,8 @@ type observers struct {
 // running is the observer of one member.
 type running struct {
 	*survey.Observer
-	// uid and config are those of the member that it was made for, generation that of the Cluster when it was dialled last, at dialled.
+	// uid and config are those of the member that it was made for, generation that of the Cluster when it was dialled
+	// last, at dialled.
 	uid        types.UID
 	config     *rest.Config
 	generation int64
@@ -133,7 +135,8 @@ func (o *observers) current(r *running, s *state, now time.Time) bool {
 		ready != nil && ready.Status == metav1.ConditionTrue
 }
 
-// observer returns the observer of a push member. One that is dialled in another way, or was registered anew, gets another one.
+// observer returns the observer of a push member. One that is dialled in another way, or was registered anew, gets
+// another one.
 func (c *Controller) observer(ctx context.Context, s *state) (*survey.Observer, error) {
 	name, now := s.cluster.Name, c.Clock.Now()
 	have := c.observers.get(name)

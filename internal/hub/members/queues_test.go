@@ -34,8 +34,8 @@ import (
 // unanswered is how many push members do not answer in a test.
 const unanswered = 600
 
-// runHub runs a controller of a shard of its own until the test ends. It returns a client beside it, and how many requests but watches the
-// controller has made.
+// runHub runs a controller of a shard of its own until the test ends. It returns a client beside it, and how many
+// requests but watches the controller has made.
 func runHub(t *testing.T, shard string, dial func(context.Context, fleet.Member) (*rest.Config, error)) (client.Client, *atomic.Int32) {
 	t.Helper()
 	plane := localkube.Shared(t)
@@ -155,7 +155,8 @@ func TestMembersThatDoNotAnswerDoNotDelayTheOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It is 10 s and some jitter on a machine that does nothing else, and half a minute where a hundred wait for those that do not answer.
+	// It is 10 s and some jitter on a machine that does nothing else, and half a minute where a hundred wait for those
+	// that do not answer.
 	if gap, _ := asked.longest(); gap > 20*time.Second {
 		t.Errorf("a member that answers was not asked for %s", gap)
 	}
@@ -179,8 +180,8 @@ func TestMembersThatDoNotAnswerDoNotDelayTheOthers(t *testing.T) {
 	}
 }
 
-// quiet waits until the hub has made no request for a second, and returns how many it made. A reconcile whose cache lacks the last write
-// repeats it once.
+// quiet waits until the hub has made no request for a second, and returns how many it made. A reconcile whose cache
+// lacks the last write repeats it once.
 func quiet(t *testing.T, requests *atomic.Int32) int32 {
 	t.Helper()
 	last := requests.Load()

@@ -64,7 +64,8 @@ func (c *Controller) observe(ctx context.Context, s *state) error {
 		}
 		return before + 1
 	})
-	// That may have taken seconds. Whoever took the Cluster out of our hands meanwhile has its word, and nobody else's is overwritten.
+	// That may have taken seconds. Whoever took the Cluster out of our hands meanwhile has its word, and nobody else's is
+	// overwritten.
 	latest := &clusterv1alpha1.Cluster{}
 	if err := c.Hub.Get(ctx, client.ObjectKeyFromObject(s.cluster), latest); err != nil {
 		return fmt.Errorf("read cluster %s: %w", s.member.Name, err)
@@ -83,7 +84,8 @@ func passes(err error) bool {
 		apierrors.IsTooManyRequests(err) || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err)
 }
 
-// listen judges a pull member by the heartbeats of its agent. It takes no request of the API server unless one is missing.
+// listen judges a pull member by the heartbeats of its agent. It takes no request of the API server unless one is
+// missing.
 func (c *Controller) listen(ctx context.Context, s *state) error {
 	c.observers.drop(s.member.Name)
 	verdict, err := c.Heartbeats.Ask(ctx, s.member, reportMark(s.cluster.Status))
@@ -111,7 +113,8 @@ func (c *Controller) report(ctx context.Context, s *state) error {
 	}
 	written := s.cluster.DeepCopy()
 	written.Status = s.status
-	// With a lock: the list of conditions is written as a whole, and an agent, or whoever refuses the Cluster, may be writing its own.
+	// With a lock: the list of conditions is written as a whole, and an agent, or whoever refuses the Cluster, may be
+	// writing its own.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Hub.Status().Patch(ctx, written, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return retried(fmt.Errorf("report on cluster %s: %w", s.member.Name, err))
@@ -121,8 +124,9 @@ func (c *Controller) report(ctx context.Context, s *state) error {
 	return nil
 }
 
-// complete writes what people leave out of the spec, or say in an old way. It comes before the first word on the cluster, so that nobody
-// renders for a spec that is another one a moment later. That it is refused keeps nobody from asking the cluster.
+// complete writes what people leave out of the spec, or say in an old way. It comes before the first word on the
+// cluster, so that nobody renders for a spec that is another one a moment later. That it is refused keeps nobody from
+// asking the cluster.
 func (c *Controller) complete(ctx context.Context, s *state) error {
 	err := c.write(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
 		if len(spec.ResourceModels) == 0 {
@@ -174,7 +178,8 @@ func retried(err error) error {
 	return err
 }
 
-// tell records what became of the condition Ready. Of a Cluster that is being removed, which stops answering sooner or later, the removal tells.
+// tell records what became of the condition Ready. Of a Cluster that is being removed, which stops answering sooner or
+// later, the removal tells.
 func (c *Controller) tell(s *state, before clusterv1alpha1.ClusterStatus) {
 	ready := readyOf(s.status)
 	was, known := c.retell(s.cluster.Name, wordOf(ready))

@@ -103,7 +103,8 @@ func atStage(reason string, err error) error {
 	return &StageError{Reason: reason, Err: err}
 }
 
-// References lists the objects of the hub that the bundles are made from. What cannot be told is left out: composing says why.
+// References lists the objects of the hub that the bundles are made from. What cannot be told is left out: composing
+// says why.
 func (c *Composer) References(r Request) []source.Reference {
 	spec := r.Summary.Spec.ClusterProfileSpec
 	var all []source.Reference
@@ -133,8 +134,8 @@ func (c *Composer) References(r Request) []source.Reference {
 	return all
 }
 
-// Compose makes the bundle of one feature. It fails with phase.Invalid if only the user can cure it, and with source.ErrNotFound if
-// something that is needed is missing.
+// Compose makes the bundle of one feature. It fails with phase.Invalid if only the user can cure it, and with
+// source.ErrNotFound if something that is needed is missing.
 func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.FeatureID) (Composition, error) {
 	compose, ok := map[libv1beta1.FeatureID]func(context.Context, Request) (composed, error){
 		libv1beta1.FeatureResources: c.manifests,
@@ -199,8 +200,8 @@ func (c *Composer) manifests(ctx context.Context, r Request) (composed, error) {
 	return composed{items: items}, nil
 }
 
-// unclaimed leaves out the objects that a reference of a lower tier holds already. Those of the same tier are left for the member to
-// refuse: nobody said which of them is meant.
+// unclaimed leaves out the objects that a reference of a lower tier holds already. Those of the same tier are left for
+// the member to refuse: nobody said which of them is meant.
 func unclaimed(objects []*unstructured.Unstructured, tier int32, seen map[kube.Ref]int32) []*unstructured.Unstructured {
 	stored := make([]*unstructured.Unstructured, 0, len(objects))
 	for _, obj := range objects {

@@ -38,11 +38,12 @@ import (
 const (
 	// workers is how many summaries are worked on at once: the default of the Sveltos surface.
 	workers = 20
-	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
+	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the
+	// one before.
 	retryFirst = 500 * time.Millisecond
 	retryMost  = 5 * time.Minute
-	// reconcileLimit bounds one reconcile, so that members that take requests and never answer do not keep all workers. What was not
-	// finished goes on with the next attempt.
+	// reconcileLimit bounds one reconcile, so that members that take requests and never answer do not keep all workers.
+	// What was not finished goes on with the next attempt.
 	reconcileLimit = 10 * time.Minute
 	// staleDelay is how long a reconcile that saw an old state waits for the cache to catch up.
 	staleDelay = 100 * time.Millisecond
@@ -59,9 +60,11 @@ type Controller struct {
 	Shard     fleet.Shard
 	Composer  *Composer
 	Transport deliver.Transport
-	// Recheck is how soon to look again at a withdrawal that a member has not finished; zero for a mode in which a watch tells.
+	// Recheck is how soon to look again at a withdrawal that a member has not finished; zero for a mode in which a watch
+	// tells.
 	Recheck map[fleet.Mode]time.Duration
-	// Away says why nothing can be done on a member, "" if something can; only members that leave by force are asked about.
+	// Away says why nothing can be done on a member, "" if something can; only members that leave by force are asked
+	// about.
 	Away func(ctx context.Context, cluster client.Object) (string, error)
 	// Woken tells of summaries whose member has news that no watch on the hub shows.
 	Woken  <-chan event.GenericEvent
@@ -182,7 +185,8 @@ func (c *Controller) rivals(ctx context.Context, obj client.Object) []reconcile.
 	}))
 }
 
-// ours says whether summary is of a cluster of this shard. One whose cluster is gone is the default shard's: somebody must let go of it.
+// ours says whether summary is of a cluster of this shard. One whose cluster is gone is the default shard's: somebody
+// must let go of it.
 func (c *Controller) ours(ctx context.Context, summary *configv1beta1.ClusterSummary) (bool, error) {
 	of := match.Target(summary)
 	_, cluster, err := fleet.Get(ctx, c.Hub, of.Type, of.Namespace, of.Name)

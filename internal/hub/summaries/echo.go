@@ -11,8 +11,8 @@ import (
 // cacheLimit is the maximum time for which isBehind distrusts a cache after a write.
 const cacheLimit = 10 * time.Second
 
-// echoFilter filters out watch events that this process's own status writes cause. It is only an optimization: a lost entry costs one extra
-// reconcile. The zero value is ready.
+// echoFilter filters out watch events that this process's own status writes cause. It is only an optimization: a lost
+// entry costs one extra reconcile. The zero value is ready.
 type echoFilter struct {
 	// mu guards byName.
 	mu     sync.Mutex
@@ -43,7 +43,8 @@ func (f *echoFilter) begin(name types.NamespacedName) {
 	f.byName[name].underWay, f.byName[name].seen = true, ""
 }
 
-// end records the result of a write; version is empty if it failed. missed reports whether an event of another writer arrived during it.
+// end records the result of a write; version is empty if it failed. missed reports whether an event of another writer
+// arrived during it.
 func (f *echoFilter) end(name types.NamespacedName, version string, now time.Time) (missed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -58,8 +59,8 @@ func (f *echoFilter) end(name types.NamespacedName, version string, now time.Tim
 	return write.seen != "" && !isUpTo(write.seen, write.version)
 }
 
-// isEcho says whether an event is of a write of this process, or older than that. During a write every event counts as an echo and is recorded
-// for end.
+// isEcho says whether an event is of a write of this process, or older than that. During a write every event counts as
+// an echo and is recorded for end.
 func (f *echoFilter) isEcho(name types.NamespacedName, version string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -74,8 +75,8 @@ func (f *echoFilter) isEcho(name types.NamespacedName, version string) bool {
 	return isUpTo(version, write.version)
 }
 
-// isBehind says whether a cached version is older than the last write. Reconciling it would cause a conflict or skip a report. After cacheLimit it
-// returns false, since a restored API server has lower versions.
+// isBehind says whether a cached version is older than the last write. Reconciling it would cause a conflict or skip a
+// report. After cacheLimit it returns false, since a restored API server has lower versions.
 func (f *echoFilter) isBehind(name types.NamespacedName, version string, now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

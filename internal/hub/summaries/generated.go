@@ -104,8 +104,9 @@ func (g *generatedStore) save(ctx context.Context, used render.Generated) error 
 	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
 		return nil
 	}
-	// If the values are too large, first the rendered objects are dropped, so that the next upgrade does not find them; then
-	// the results of lookup, so that every rendering reads the member; then all values that this rendering has not used.
+	// If the values are too large, first the rendered objects are dropped, so that the next upgrade does not find them;
+	// then the results of lookup, so that every rendering reads the member; then all values that this rendering has not
+	// used.
 	var tooLarge phase.Invalid
 	for _, values := range []render.Generated{all, all.WithoutRendered(), all.WithoutLookup(), used.WithoutLookup()} {
 		raw, err := encodeGenerated(values)

@@ -62,8 +62,8 @@ func ConfigurationKey(m fleet.Member) client.ObjectKey {
 	return client.ObjectKey{Namespace: m.Namespace, Name: strings.ToLower(string(m.Type)) + "--" + m.Name}
 }
 
-// Update writes changes for the profile owner. Other profiles on the cluster write to the same object. A feature without resources and charts
-// is removed.
+// Update writes changes for the profile owner. Other profiles on the cluster write to the same object. A feature
+// without resources and charts is removed.
 func (c Configurations) Update(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) error {
 	var reader client.Reader = c.Hub
 	name := ConfigurationKey(m)

@@ -21,8 +21,8 @@ func (s *state) leave() bool {
 	return s.deleting() && (s.member.KeepAddons || s.spec().StopMatchingBehavior == configv1beta1.LeavePolicies)
 }
 
-// lost says of the cluster why nothing more is withdrawn from it and nobody is waited for, "" if that is not so: it is gone from the hub,
-// or it is deregistered by force and is away, or does not let go in time.
+// lost says of the cluster why nothing more is withdrawn from it and nobody is waited for, "" if that is not so: it is
+// gone from the hub, or it is deregistered by force and is away, or does not let go in time.
 func (c *Controller) lost(ctx context.Context, s *state) (string, error) {
 	if s.cluster == nil {
 		return "is gone; nothing was withdrawn from it", nil
@@ -40,8 +40,8 @@ func (c *Controller) lost(ctx context.Context, s *state) (string, error) {
 	return "is not reached and leaves by force; nothing was withdrawn from it", nil
 }
 
-// abandon lets go of a summary of a cluster that is lost. People are told what was left there: whoever follows the deregistration finds it
-// on the cluster object, everybody in an event.
+// abandon lets go of a summary of a cluster that is lost. People are told what was left there: whoever follows the
+// deregistration finds it on the cluster object, everybody in an event.
 func (c *Controller) abandon(ctx context.Context, s *state, why string) error {
 	s.free = true
 	s.unlisted = s.leaving()
@@ -83,8 +83,8 @@ func (c *Controller) leftOn(ctx context.Context, s *state) ([]string, error) {
 	return left, nil
 }
 
-// dropGroups deletes the groups of a cluster that is lost from the namespace of its deliveries, or, if that is not known any more, from its
-// own. No agent takes that for a withdrawal.
+// dropGroups deletes the groups of a cluster that is lost from the namespace of its deliveries, or, if that is not
+// known any more, from its own. No agent takes that for a withdrawal.
 func (c *Controller) dropGroups(ctx context.Context, s *state) error {
 	lost := s.member
 	if lost.DeliveryNamespace == "" {

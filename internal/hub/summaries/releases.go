@@ -190,7 +190,8 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 }
 
 // rendersAgain returns whether the member must compare the revisions that templates have read with its release records.
-// It compares each bundle once, so that a client of Helm that makes one revision after the other holds up no deployment.
+// It compares each bundle once, so that a client of Helm that makes one revision after the other holds up no
+// deployment.
 func (c *Composer) rendersAgain(r Request, items []bundle.Item) bool {
 	return c.Dial[r.Member.Mode] == nil && len(r.Outdated) == 0 &&
 		slices.ContainsFunc(items, func(item bundle.Item) bool { return item.Release != nil && item.Release.Inputs != "" })

@@ -37,8 +37,8 @@ func request(s *state) (Request, error) {
 	return made, nil
 }
 
-// SubjectFor returns what the templates of a summary see of its cluster, and what they may read. It fails with phase.Invalid for a summary
-// that belongs to no profile.
+// SubjectFor returns what the templates of a summary see of its cluster, and what they may read. It fails with
+// phase.Invalid for a summary that belongs to no profile.
 func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (source.Subject, error) {
 	owner, err := ownerOf(summary)
 	if err != nil {

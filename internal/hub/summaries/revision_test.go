@@ -25,7 +25,8 @@ func TestReleaseSeesItsRevision(t *testing.T) {
 	address := charts(t, with(`seen: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }} {{ .Values.message }}"`))
 	hub := newHub(interceptor.Funcs{})
 	r := requestFor("one", address)
-	// deploy composes with these values, as a hub that was restarted, and remembers what the transport reports as deployed.
+	// deploy composes with these values, as a hub that was restarted, and remembers what the transport reports as
+	// deployed.
 	deploy := func(values string) string {
 		r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = values
 		made, err := newComposer(t, hub).Compose(t.Context(), r, libv1beta1.FeatureHelm)
@@ -52,8 +53,8 @@ func TestReleaseSeesItsRevision(t *testing.T) {
 	}
 }
 
-// TestReleaseWithRecords deploys a release with records on a member that the hub can read. helm has deployed the release,
-// or the summary itself with other values.
+// TestReleaseWithRecords deploys a release with records on a member that the hub can read. helm has deployed the
+// release, or the summary itself with other values.
 func TestReleaseWithRecords(t *testing.T) {
 	t.Parallel()
 	address := charts(t, with(`seen: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }}"`))

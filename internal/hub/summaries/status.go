@@ -165,7 +165,8 @@ func (c *Controller) tell(summary *configv1beta1.ClusterSummary, event status.Ev
 	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
 }
 
-// unanswered returns an event for each release whose chart looks up objects that the hub cannot read, once for each version of the chart.
+// unanswered returns an event for each release whose chart looks up objects that the hub cannot read, once for each
+// version of the chart.
 func unanswered(old configv1beta1.ClusterSummaryStatus, c Composition, m fleet.Member) []status.Event {
 	var events []status.Event
 	for _, release := range c.Unanswered {

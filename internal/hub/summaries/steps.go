@@ -93,8 +93,9 @@ func (s *state) wanted() []libv1beta1.FeatureID {
 	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool { return !s.asksFor(f) })
 }
 
-// leaving lists the features that something may be left of on the member although it is not wanted, the last deployed first. What the member
-// holds decides; the status only adds to it, and so does the spec of a summary that is deleted: a record or group may have been lost.
+// leaving lists the features that something may be left of on the member although it is not wanted, the last deployed
+// first. What the member holds decides; the status only adds to it, and so does the spec of a summary that is deleted:
+// a record or group may have been lost.
 func (s *state) leaving() []libv1beta1.FeatureID {
 	var features []libv1beta1.FeatureID
 	for _, feature := range slices.Backward(allFeatures()) {
@@ -166,16 +167,16 @@ func (s *state) unknown(err error) error {
 	return phase.Wait{Reason: err.Error()}
 }
 
-// neverDelivered says of a deleted summary that an earlier version has put its finalizer on it and delivered nothing: its cluster was never
-// reached, and its status, which is there, has no hash.
+// neverDelivered says of a deleted summary that an earlier version has put its finalizer on it and delivered nothing:
+// its cluster was never reached, and its status, which is there, has no hash.
 func (s *state) neverDelivered() bool {
 	features := s.summary.Status.FeatureSummaries
 	return s.deleting() && s.cluster != nil && !s.member.Ready && len(features) > 0 &&
 		!slices.ContainsFunc(features, func(f configv1beta1.FeatureSummary) bool { return len(f.Hash) > 0 || f.LastAppliedTime != nil })
 }
 
-// hold puts our finalizer on the summary before anything is delivered for it. A summary without it has nothing on the member, and no
-// generated values.
+// hold puts our finalizer on the summary before anything is delivered for it. A summary without it has nothing on the
+// member, and no generated values.
 func (c *Controller) hold(ctx context.Context, s *state) error {
 	if len(s.compositions) == 0 && len(s.deployed) == 0 {
 		return nil
@@ -196,7 +197,8 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	return nil
 }
 
-// gate ends the reconcile where nothing may or can be done to the member. What people ask to leave is not kept by a pause.
+// gate ends the reconcile where nothing may or can be done to the member. What people ask to leave is not kept by a
+// pause.
 func (c *Controller) gate(_ context.Context, s *state) error {
 	if s.deleting() && (s.cluster == nil || s.member.Forced || s.neverDelivered()) {
 		return nil
@@ -285,14 +287,15 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	return nil
 }
 
-// settled says whether a feature was provisioned once and for all (syncMode OneTime), as the member holds it. One that was provisioned while it
-// was kept up to date is delivered once more, so that the member stops correcting its drift.
+// settled says whether a feature was provisioned once and for all (syncMode OneTime), as the member holds it. One that
+// was provisioned while it was kept up to date is delivered once more, so that the member stops correcting its drift.
 func (s *state) settled(feature libv1beta1.FeatureID) bool {
 	deployed, ok := s.deployed[feature]
 	if s.deleting() || s.spec().SyncMode != configv1beta1.SyncModeOneTime || !ok || deployed.CorrectDrift || deployed.Removing {
 		return false
 	}
-	// A report that was lost comes again. A first delivery that the member has not reported on yet has a status: it is under way.
+	// A report that was lost comes again. A first delivery that the member has not reported on yet has a status: it is
+	// under way.
 	reported := s.old(feature).Status
 	lost := deployed.Report.State == bundle.StatePending && (reported == libv1beta1.FeatureStatusProvisioned || reported == "")
 	return deployed.Report.State == bundle.StateApplied || lost
@@ -412,8 +415,8 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 	return nil
 }
 
-// isOlder says whether the member holds another bundle than the one that this hub asks for and saw applied: the hub was restored from a backup.
-// Where an agent delivers, it is the agent that finds out.
+// isOlder says whether the member holds another bundle than the one that this hub asks for and saw applied: the hub was
+// restored from a backup. Where an agent delivers, it is the agent that finds out.
 func (s *state) isOlder(c Composition) bool {
 	old, deployed := s.old(c.Feature), s.deployed[c.Feature]
 	return old.Status == libv1beta1.FeatureStatusProvisioned && bundle.DigestFromBytes(old.Hash) == c.Digest &&
@@ -456,7 +459,8 @@ func (c *Controller) retire(ctx context.Context, s *state) error {
 	return nil
 }
 
-// withdraw asks the member to withdraw. One that takes the request and does not answer holds no deregistration by force up.
+// withdraw asks the member to withdraw. One that takes the request and does not answer holds no deregistration by force
+// up.
 func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	if m.Forced {
 		limited, cancel := context.WithTimeout(ctx, forcedLimit)

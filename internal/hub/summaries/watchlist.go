@@ -9,8 +9,8 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// watchlist remembers which objects of the hub each summary is made from. Names may be templates, so that a summary's spec alone does not
-// tell. After a restart it fills as every summary is looked at once.
+// watchlist remembers which objects of the hub each summary is made from. Names may be templates, so that a summary's
+// spec alone does not tell. After a restart it fills as every summary is looked at once.
 type watchlist struct {
 	// mu guards both maps.
 	mu sync.Mutex

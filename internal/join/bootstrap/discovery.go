@@ -28,10 +28,12 @@ const (
 	infoLimit = 2 << 20
 	// askLimit is how long the hub may take for one answer.
 	askLimit = 10 * time.Second
-	// askPause is the time between two attempts to reach the hub; jitter adds up to askJitter of it. Both are those of the Karmada surface.
+	// askPause is the time between two attempts to reach the hub; jitter adds up to askJitter of it. Both are those of the
+	// Karmada surface.
 	askPause  = 5 * time.Second
 	askJitter = 0.3
-	// signPause and signLimit are for a hub that can be reached and has not signed with the token: it signs with a new one within a second or two.
+	// signPause and signLimit are for a hub that can be reached and has not signed with the token: it signs with a new one
+	// within a second or two.
 	signPause = time.Second
 	signLimit = 20 * time.Second
 )
@@ -45,8 +47,8 @@ type Discovery struct {
 	Endpoint string
 	// Token must have signed what the hub tells.
 	Token Token
-	// Pins are "sha256:<hex>" of the public keys of the hub's certificate authority, one of which must be told. UnsafeSkipCA does without them:
-	// whoever knows the token can then pass for the hub.
+	// Pins are "sha256:<hex>" of the public keys of the hub's certificate authority, one of which must be told.
+	// UnsafeSkipCA does without them: whoever knows the token can then pass for the hub.
 	Pins         []string
 	UnsafeSkipCA bool
 	// Timeout is how long a hub is waited for that cannot be reached.
@@ -57,7 +59,8 @@ type Discovery struct {
 	Progress func(string)
 }
 
-// CA returns the certificate authorities of the hub, in PEM. Its errors begin with "couldn't validate the identity of the API Server".
+// CA returns the certificate authorities of the hub, in PEM. Its errors begin with "couldn't validate the identity of
+// the API Server".
 func (d Discovery) CA(ctx context.Context) ([]byte, error) {
 	ca, err := d.discover(ctx)
 	if err != nil {
@@ -122,7 +125,8 @@ func (d Discovery) discover(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// attempt asks the hub who it is, and, if there are pins, asks once more in such a way that only the pinned one can answer.
+// attempt asks the hub who it is, and, if there are pins, asks once more in such a way that only the pinned one can
+// answer.
 func (d Discovery) attempt(ctx context.Context, pins []string) ([]byte, error) {
 	// Nothing is known yet by which a certificate could be judged; the signature is what counts.
 	info, err := d.fetch(ctx, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})

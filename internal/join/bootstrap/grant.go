@@ -36,8 +36,9 @@ const leaseSeconds = 40
 // RoleName returns the name of the roles and bindings of a Cluster's agent on the hub.
 func RoleName(cluster string) string { return karmada.AgentRole(cluster) }
 
-// Grant makes or repairs what the agent of a Cluster needs on the hub: its execution space, its Lease and its rights, which all go with the Cluster.
-// hub must read from the API server. It fails while the execution space of an earlier Cluster of that name is still going.
+// Grant makes or repairs what the agent of a Cluster needs on the hub: its execution space, its Lease and its rights,
+// which all go with the Cluster. hub must read from the API server. It fails while the execution space of an earlier
+// Cluster of that name is still going.
 func Grant(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
 	space := fleet.ExecutionSpace(c.Name)
 	made, err := ensureSpace(ctx, hub, c)
@@ -67,8 +68,8 @@ func Grant(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) e
 	return stillThere(ctx, hub, c, made)
 }
 
-// stillThere takes everything back that was made for a Cluster which went meanwhile, and nothing else: whoever removed it may have looked before it
-// was there. made is the execution space, nil if it was there before.
+// stillThere takes everything back that was made for a Cluster which went meanwhile, and nothing else: whoever removed
+// it may have looked before it was there. made is the execution space, nil if it was there before.
 func stillThere(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster, made *corev1.Namespace) error {
 	live := &clusterv1alpha1.Cluster{}
 	err := hub.Get(ctx, client.ObjectKeyFromObject(c), live)
@@ -96,7 +97,8 @@ const (
 	requesterLength = 40
 )
 
-// LetRead lets whoever made csr read it, and nothing else, as long as it exists, and is among the last that he was let read. hub must read from the API server.
+// LetRead lets whoever made csr read it, and nothing else, as long as it exists, and is among the last that he was let
+// read. hub must read from the API server.
 func LetRead(ctx context.Context, hub client.Client, csr *certificatesv1.CertificateSigningRequest) error {
 	// The uid keeps a later request of that name out of it.
 	name := "system:karmada:csr:" + string(csr.UID)
@@ -124,7 +126,8 @@ func LetRead(ctx context.Context, hub client.Client, csr *certificatesv1.Certifi
 		keepReadable(ctx, hub, &rbacv1.ClusterRoleList{}, requester, name))
 }
 
-// keepReadable deletes the oldest of what lets a requester read, beyond what he may have, and in any case not the one with the name latest.
+// keepReadable deletes the oldest of what lets a requester read, beyond what he may have, and in any case not the one
+// with the name latest.
 func keepReadable(ctx context.Context, hub client.Client, list client.ObjectList, requester client.MatchingLabels, latest string) error {
 	if err := hub.List(ctx, list, requester); err != nil {
 		return fmt.Errorf("list what the requester may read: %w", err)
@@ -172,8 +175,8 @@ func spaceRules(cluster string) []rbacv1.PolicyRule {
 	}
 }
 
-// ensureSpace makes the execution space if it is not there, and returns it then. What else is written on it is for whoever looks after execution
-// spaces.
+// ensureSpace makes the execution space if it is not there, and returns it then. What else is written on it is for
+// whoever looks after execution spaces.
 func ensureSpace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) (*corev1.Namespace, error) {
 	space := karmada.NewSpace(c)
 	err := hub.Create(ctx, space, client.FieldOwner(kube.FieldManager))
@@ -186,7 +189,8 @@ func ensureSpace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 	return space, nil
 }
 
-// ensureLease makes the Lease of the agent if it is not there, and makes that of an earlier Cluster of its name anew: it says nothing of this one.
+// ensureLease makes the Lease of the agent if it is not there, and makes that of an earlier Cluster of its name anew:
+// it says nothing of this one.
 func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
 	lease := &coordinationv1.Lease{ObjectMeta: named(fleet.ExecutionSpace(c.Name), c.Name)}
 	err := hub.Get(ctx, client.ObjectKeyFromObject(lease), lease)

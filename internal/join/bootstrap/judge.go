@@ -43,9 +43,9 @@ type Petition struct {
 	Until time.Time
 }
 
-// Judge reads what a CertificateSigningRequest asks for. ours is false if it is not about agents: it is none of our business then. Otherwise err
-// says what is wrong with it by itself; whether the requester may have what the petition says is for the hub to find out. Who the
-// requester is, the API server has written into the request.
+// Judge reads what a CertificateSigningRequest asks for. ours is false if it is not about agents: it is none of our
+// business then. Otherwise err says what is wrong with it by itself; whether the requester may have what the petition
+// says is for the hub to find out. Who the requester is, the API server has written into the request.
 func Judge(csr *certificatesv1.CertificateSigningRequest) (p Petition, ours bool, err error) {
 	if csr.Spec.SignerName != Signer {
 		return Petition{}, false, nil
@@ -96,7 +96,8 @@ func mentionsAgents(text []byte) bool {
 	return false
 }
 
-// parseRequest reads text, which must be one request in PEM and nothing else: whoever signs it must not read anything else in it than we do.
+// parseRequest reads text, which must be one request in PEM and nothing else: whoever signs it must not read anything
+// else in it than we do.
 func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 	block, rest := pem.Decode(text)
 	if block == nil || !bytes.HasPrefix(bytes.TrimSpace(text), []byte("-----BEGIN ")) {
@@ -121,7 +122,8 @@ func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 	return request, nil
 }
 
-// checkSubject holds the subject to one organisation and one common name. An attribute more, even one that we do not know, might be read by others.
+// checkSubject holds the subject to one organisation and one common name. An attribute more, even one that we do not
+// know, might be read by others.
 func checkSubject(request *x509.CertificateRequest) error {
 	subject := request.Subject
 	if !slices.Equal(subject.Organization, []string{AgentsGroup}) {
@@ -169,7 +171,8 @@ func checkKey(request *x509.CertificateRequest) error {
 	return nil
 }
 
-// checkUsages wants each of the usages of a client once. Key encipherment, which means something for RSA only, may be missing.
+// checkUsages wants each of the usages of a client once. Key encipherment, which means something for RSA only, may be
+// missing.
 func checkUsages(given []certificatesv1.KeyUsage) error {
 	usages := slices.Clone(given)
 	slices.Sort(usages)
@@ -181,7 +184,8 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// readRequester tells the two who may ask apart: who has a bootstrap token, and the agent whose certificate it is already.
+// readRequester tells the two who may ask apart: who has a bootstrap token, and the agent whose certificate it is
+// already.
 func (p *Petition) readRequester(csr *certificatesv1.CertificateSigningRequest) error {
 	user, groups := csr.Spec.Username, csr.Spec.Groups
 	if user == AgentUser(p.Cluster) && slices.Contains(groups, AgentsGroup) {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// signedBy says whether signature, a JWS with its content taken out, is that of content with the secret of t. It takes the same time whatever the
-// signature is.
+// signedBy says whether signature, a JWS with its content taken out, is that of content with the secret of t. It takes
+// the same time whatever the signature is.
 func signedBy(t Token, signature, content string) bool {
 	head, rest, ok := strings.Cut(signature, ".")
 	middle, tail, found := strings.Cut(rest, ".")

@@ -30,8 +30,8 @@ const (
 // AgentUser returns the user that the agent of a Cluster is on the hub.
 func AgentUser(cluster string) string { return AgentUserPrefix + cluster }
 
-// OnlyFor returns the one Cluster that a bootstrap token with these groups is for; ok is false if it is for no one in particular. A token that
-// claims to be for two is for none: cluster is "" then.
+// OnlyFor returns the one Cluster that a bootstrap token with these groups is for; ok is false if it is for no one in
+// particular. A token that claims to be for two is for none: cluster is "" then.
 func OnlyFor(groups []string) (cluster string, ok bool) {
 	for _, group := range groups {
 		name, found := strings.CutPrefix(group, clusterGroupPrefix)

@@ -31,9 +31,10 @@ const (
 // ErrUnguardable says that the hub has no ValidatingAdmissionPolicies, which Kubernetes has had since 1.30.
 var ErrUnguardable = errors.New("the hub has no ValidatingAdmissionPolicies")
 
-// Guard makes the hub refuse what agents may write by the rules of RBAC, which know objects and not their fields, and must not: labels, by which
-// profiles find a Cluster, its id, credentials and finalizers, and everything of a Work but its status and the finalizer of who executes it. It can
-// be repeated. An error that is ErrUnguardable says that the hub cannot.
+// Guard makes the hub refuse what agents may write by the rules of RBAC, which know objects and not their fields, and
+// must not: labels, by which profiles find a Cluster, its id, credentials and finalizers, and everything of a Work but
+// its status and the finalizer of who executes it. It can be repeated. An error that is ErrUnguardable says that the
+// hub cannot.
 func Guard(ctx context.Context, hub client.Client) error {
 	err := errors.Join(replace(ctx, hub, policyKind, agentsPolicy()), replace(ctx, hub, bindingKind, agentsBinding()))
 	if meta.IsNoMatchError(err) {
@@ -70,7 +71,8 @@ func replace(ctx context.Context, hub client.Client, kind string, obj client.Obj
 	return nil
 }
 
-// Guarded says whether the hub has, exactly as Guard writes them, the policy and the binding that puts it into force. hub must read from the API server.
+// Guarded says whether the hub has, exactly as Guard writes them, the policy and the binding that puts it into force.
+// hub must read from the API server.
 func Guarded(ctx context.Context, hub client.Reader) (bool, error) {
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	for kind, typed := range map[string]client.Object{policyKind: policy, bindingKind: binding} {

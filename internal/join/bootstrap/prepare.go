@@ -40,9 +40,9 @@ const (
 	PetitionNext = "selfclusteragent"
 )
 
-// Prepare makes the hub ready for clusters that register with a token: what everybody may read of it (only where there is none yet, and only if
-// address is known, with its certificate authority), the namespace in which the ids of clusters are claimed, who may ask for a certificate, and what
-// agents may not write (see Guard). It can be run again.
+// Prepare makes the hub ready for clusters that register with a token: what everybody may read of it (only where there
+// is none yet, and only if address is known, with its certificate authority), the namespace in which the ids of
+// clusters are claimed, who may ask for a certificate, and what agents may not write (see Guard). It can be run again.
 // An error that is ErrUnguardable says that only the last is not done.
 func Prepare(ctx context.Context, hub *rest.Config, address join.HubAddress) error {
 	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})

@@ -114,7 +114,8 @@ func TestPreparedHubCanBeDiscovered(t *testing.T) {
 	}
 }
 
-// A registration that is taken back leaves the namespace of the claims, which is the hub's, so that it must not have made it.
+// A registration that is taken back leaves the namespace of the claims, which is the hub's, so that it must not have
+// made it.
 func TestPrepareMakesTheNamespaceOfClaims(t *testing.T) {
 	t.Parallel()
 	_, hubClient := hub(t)
@@ -139,7 +140,8 @@ func TestPrepareLeavesAnAddressThatIsThere(t *testing.T) {
 	}
 }
 
-// rulesOf returns what the API server says that the user of config may do in namespace, sorted, but for what everybody may ask about himself.
+// rulesOf returns what the API server says that the user of config may do in namespace, sorted, but for what everybody
+// may ask about himself.
 func rulesOf(t *testing.T, config *rest.Config, namespace string) []string {
 	t.Helper()
 	review, err := kubernetes.NewForConfigOrDie(config).AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(),

@@ -27,7 +27,8 @@ import (
 )
 
 const (
-	// DefaultCertificateLife is the life that is asked for unless people say otherwise: that of the Karmada surface. The hub may give less.
+	// DefaultCertificateLife is the life that is asked for unless people say otherwise: that of the Karmada surface. The
+	// hub may give less.
 	DefaultCertificateLife = 365 * 24 * time.Hour
 	// issuePoll is the time between two looks for the answer.
 	issuePoll = time.Second
@@ -85,10 +86,11 @@ const (
 	ReasonTooMany   = "TooManyRequests" // the requester has too many others that wait or are approved
 )
 
-// RequestCertificate makes a key, asks the hub of cfg for a certificate for it, and waits for that. It returns *Denied if the hub refuses, and
-// otherwise only an identity that is for this key and this agent.
+// RequestCertificate makes a key, asks the hub of cfg for a certificate for it, and waits for that. It returns *Denied
+// if the hub refuses, and otherwise only an identity that is for this key and this agent.
 //
-// The key is an elliptic one (P-256), for registration and renewal alike: as strong as RSA-3072, and made in no time on the smallest of machines.
+// The key is an elliptic one (P-256), for registration and renewal alike: as strong as RSA-3072, and made in no time on
+// the smallest of machines.
 func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequest) (Certificate, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Timeout = askLimit

@@ -34,11 +34,13 @@ type TokenOptions struct {
 	Groups []string
 	// Description is for people.
 	Description string
-	// Cluster makes it a token for the Cluster of that name alone, which may have registered before. Empty: for any new one.
+	// Cluster makes it a token for the Cluster of that name alone, which may have registered before. Empty: for any new
+	// one.
 	Cluster string
 }
 
-// writeTries and writePause say how often an API server that cannot answer now is asked to keep a token: after 5, 10, 20 and 40 s again.
+// writeTries and writePause say how often an API server that cannot answer now is asked to keep a token: after 5, 10,
+// 20 and 40 s again.
 const (
 	writeTries = 5
 	writePause = 5 * time.Second
@@ -119,8 +121,8 @@ func (o *TokenOptions) complete() error {
 	return nil
 }
 
-// ListTokens reads the bootstrap tokens of the hub, sorted by id. hub must read from the API server. Secrets that are no token are told to warn
-// and left out.
+// ListTokens reads the bootstrap tokens of the hub, sorted by id. hub must read from the API server. Secrets that are
+// no token are told to warn and left out.
 func ListTokens(ctx context.Context, hub client.Reader, warn func(string)) ([]Token, error) {
 	var secrets corev1.SecretList
 	err := hub.List(ctx, &secrets, client.InNamespace(metav1.NamespaceSystem), client.MatchingFields{"type": string(corev1.SecretTypeBootstrapToken)})

@@ -47,8 +47,8 @@ func (t Taken) Error() string {
 // Is says that a Taken is an ErrTaken.
 func (t Taken) Is(target error) bool { return target == ErrTaken }
 
-// Claim gives the id of a Cluster that exists to it alone. It returns an error that is ErrTaken if another Cluster has it. A Cluster without
-// an id claims nothing. hub must read from the API server. It can be repeated.
+// Claim gives the id of a Cluster that exists to it alone. It returns an error that is ErrTaken if another Cluster has
+// it. A Cluster without an id claims nothing. hub must read from the API server. It can be repeated.
 func Claim(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	if cluster.Spec.ID == "" {
 		return nil
@@ -119,7 +119,8 @@ func (c claimant) try(ctx context.Context) error {
 	return c.hub.Update(ctx, live, client.FieldOwner(kube.FieldManager))
 }
 
-// held says whether another one has a right to the id by live: a Cluster of that id, or a registration that is still at work.
+// held says whether another one has a right to the id by live: a Cluster of that id, or a registration that is still at
+// work.
 func (c claimant) held(ctx context.Context, live *corev1.ConfigMap) (bool, error) {
 	owner, holder := Marked(live), &clusterv1alpha1.Cluster{}
 	err := c.hub.Get(ctx, client.ObjectKey{Name: live.Data[claimClusterKey]}, holder)
@@ -140,7 +141,8 @@ func (c claimant) held(ctx context.Context, live *corev1.ConfigMap) (bool, error
 	return now.Sub(live.CreationTimestamp.Time) < claimLife, nil
 }
 
-// serverTime asks the API server what it would write on an object that is created now: the clocks of people's machines are not to be trusted.
+// serverTime asks the API server what it would write on an object that is created now: the clocks of people's machines
+// are not to be trusted.
 func serverTime(ctx context.Context, hub client.Client) (time.Time, error) {
 	probe := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: fleet.DefaultClusterNamespace, GenerateName: claimPrefix}}
 	if err := hub.Create(ctx, probe, client.DryRunAll); err != nil {

@@ -51,9 +51,10 @@ type DeleteOptions struct {
 	Progress func(string)
 }
 
-// DeleteCluster deletes the Cluster name, which must be of this mode, and waits until it is gone. The hub withdraws meanwhile what was
-// propagated, and takes back the registration. It returns an error that is ErrNoCluster if there is none, and one that is
-// context.DeadlineExceeded if it takes too long; the hub goes on then. hub must read from the API server.
+// DeleteCluster deletes the Cluster name, which must be of this mode, and waits until it is gone. The hub withdraws
+// meanwhile what was propagated, and takes back the registration. It returns an error that is ErrNoCluster if there is
+// none, and one that is context.DeadlineExceeded if it takes too long; the hub goes on then. hub must read from the API
+// server.
 func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clusterv1alpha1.ClusterSyncMode, o DeleteOptions) error {
 	cluster, err := clusterOfMode(ctx, hub, name, mode)
 	if err != nil {
@@ -177,7 +178,8 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (gone bool, e
 	return gone, errors.Join(err, failure)
 }
 
-// AnnotateDeparture adds to how cluster is removed, which the hub follows once it is being deleted. cluster becomes what it is then.
+// AnnotateDeparture adds to how cluster is removed, which the hub follows once it is being deleted. cluster becomes
+// what it is then.
 func AnnotateDeparture(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, options ...string) error {
 	have := strings.FieldsFunc(cluster.Annotations[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
 	wanted := map[string]bool{}

@@ -18,9 +18,9 @@ import (
 // undoLimit is how long undoing may take after a failure or an interruption.
 const undoLimit = 40 * time.Second
 
-// Enroll creates cluster, which gets its uid, if neither its id nor its name is another one's: the API server decides that, so that of
-// several at once one wins. Others get an error that is ErrTaken. Whoever fails, or whose ctx ends, has taken back what he made, and nothing
-// else. cluster must have an id. hub must read from the API server.
+// Enroll creates cluster, which gets its uid, if neither its id nor its name is another one's: the API server decides
+// that, so that of several at once one wins. Others get an error that is ErrTaken. Whoever fails, or whose ctx ends,
+// has taken back what he made, and nothing else. cluster must have an id. hub must read from the API server.
 func Enroll(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	if err := ValidateName(cluster.Name); err != nil {
 		return err

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// accountPrefix and the name of a cluster make the name of the hub's account on it, rolePrefix and that of the account the name of its role.
+	// accountPrefix and the name of a cluster make the name of the hub's account on it, rolePrefix and that of the account
+	// the name of its role.
 	accountPrefix = "karmada-"
 	rolePrefix    = "karmada-controller-manager:"
 	// impersonator is the account by which hubs act as their own users.
@@ -29,8 +30,8 @@ const (
 	maxAnnotationName = 63
 )
 
-// footprint is what the registration of one cluster leaves on it. Some of it is shared with other registrations of the same member: the
-// namespace and the impersonator.
+// footprint is what the registration of one cluster leaves on it. Some of it is shared with other registrations of the
+// same member: the namespace and the impersonator.
 type footprint struct {
 	member                    client.Client
 	cluster, namespace, hubID string

@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ReleaseWorks deletes the Works of a cluster and takes their finalizer off, without anything being withdrawn from the cluster. hub must read from
-// the API server. It can be repeated.
+// ReleaseWorks deletes the Works of a cluster and takes their finalizer off, without anything being withdrawn from the
+// cluster. hub must read from the API server. It can be repeated.
 func ReleaseWorks(ctx context.Context, hub client.Client, cluster string) error {
 	works := &workv1alpha1.WorkList{}
 	if err := hub.List(ctx, works, client.InNamespace(fleet.ExecutionSpace(cluster))); err != nil {

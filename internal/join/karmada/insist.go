@@ -19,12 +19,14 @@ const (
 	writePause = 20 * time.Millisecond
 )
 
-// insist repeats do while others change the same object at the same time, who may be as many as there are clusters that join.
+// insist repeats do while others change the same object at the same time, who may be as many as there are clusters that
+// join.
 func insist(ctx context.Context, do func() error) error {
 	return kube.InsistAt(ctx, wait.Backoff{Steps: writeTries, Duration: writePause}, kube.ChangedMeanwhile, do)
 }
 
-// allowed leaves out of err that somebody may not do something: what he cannot take back is left, and keeps nobody from going on.
+// allowed leaves out of err that somebody may not do something: what he cannot take back is left, and keeps nobody from
+// going on.
 func allowed(err error) error {
 	var several interface{ Unwrap() []error }
 	if errors.As(err, &several) {

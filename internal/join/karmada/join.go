@@ -53,9 +53,9 @@ type JoinRequest struct {
 	Progress func(string)
 }
 
-// Join registers a cluster in push mode: it makes an account for the hub on it, and keeps the account's token on the hub, beside a Cluster. When
-// it fails, or when ctx ends, what it made is taken back, on both sides. It returns an error that is ErrTaken if the cluster, or the
-// name, is registered already.
+// Join registers a cluster in push mode: it makes an account for the hub on it, and keeps the account's token on the
+// hub, beside a Cluster. When it fails, or when ctx ends, what it made is taken back, on both sides. It returns an
+// error that is ErrTaken if the cluster, or the name, is registered already.
 func Join(ctx context.Context, r JoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err
@@ -203,8 +203,9 @@ func proxyOf(config *rest.Config, endpoint string) (string, error) {
 	return proxy.String(), nil
 }
 
-// run does both sides. The credentials are on the hub before the Cluster is, so that a hub dials it at once; and they are written again
-// when the Cluster is ours, since another registration of the name may have written its own until then.
+// run does both sides. The credentials are on the hub before the Cluster is, so that a hub dials it at once; and they
+// are written again when the Cluster is ours, since another registration of the name may have written its own until
+// then.
 func (j *joining) run(ctx context.Context) error {
 	account, impersonation, err := j.member.settle(ctx)
 	if err != nil {
@@ -232,7 +233,8 @@ func (j *joining) run(ctx context.Context) error {
 	return j.finish(ctx)
 }
 
-// enroll makes the Cluster, or goes on with that of a run that was killed, whose credentials are there, or come as soon as it is ours.
+// enroll makes the Cluster, or goes on with that of a run that was killed, whose credentials are there, or come as soon
+// as it is ours.
 func (j *joining) enroll(ctx context.Context, secrets []contents) error {
 	if j.former != nil {
 		return j.resume(ctx)
@@ -245,8 +247,8 @@ func (j *joining) enroll(ctx context.Context, secrets []contents) error {
 	return Enroll(ctx, j.hub, j.cluster)
 }
 
-// authority returns the certificates that may vouch for the cluster: its own, and those by which the operator knows it, which may be those of
-// something before it.
+// authority returns the certificates that may vouch for the cluster: its own, and those by which the operator knows it,
+// which may be those of something before it.
 func (j *joining) authority(own []byte) ([]byte, error) {
 	config := rest.CopyConfig(j.request.Member)
 	if err := rest.LoadTLSFiles(config); err != nil {
@@ -259,7 +261,8 @@ func (j *joining) authority(own []byte) ([]byte, error) {
 	return slices.Concat(bytes.TrimSpace(own), []byte("\n"), known, []byte("\n")), nil
 }
 
-// rollBack takes back what this run made: the Cluster first, with which a hub takes back what it made for it. It also works after ctx ended.
+// rollBack takes back what this run made: the Cluster first, with which a hub takes back what it made for it. It also
+// works after ctx ended.
 func (j *joining) rollBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
@@ -275,7 +278,8 @@ func (j *joining) rollBack(ctx context.Context) error {
 	return err
 }
 
-// unsettle takes back what this run made on the cluster. With the Cluster of a run that was killed also goes what that had made, on both sides.
+// unsettle takes back what this run made on the cluster. With the Cluster of a run that was killed also goes what that
+// had made, on both sides.
 func (j *joining) unsettle(ctx context.Context) error {
 	err := j.member.rollBack(ctx)
 	if j.former == nil {
@@ -289,7 +293,8 @@ func (j *joining) unsettle(ctx context.Context) error {
 	return errors.Join(err, remains, removed)
 }
 
-// clear deletes what else the control plane has of the Cluster that this run took back, if no hub has done that, and this one may.
+// clear deletes what else the control plane has of the Cluster that this run took back, if no hub has done that, and
+// this one may.
 func (j *joining) clear(ctx context.Context) error {
 	live := &clusterv1alpha1.Cluster{}
 	err := j.hub.Get(ctx, client.ObjectKeyFromObject(j.cluster), live)

@@ -17,7 +17,8 @@ import (
 	"github.com/towline/towline/internal/join/karmada"
 )
 
-// lifeline ends both ways of a command at once, as its death does: after the writing request at to the hub, nothing gets anywhere any more.
+// lifeline ends both ways of a command at once, as its death does: after the writing request at to the hub, nothing
+// gets anywhere any more.
 type lifeline struct {
 	at   int64
 	seen atomic.Int64

@@ -107,7 +107,8 @@ func (w *world) unjoinRequest(name string) karmada.UnjoinRequest {
 	return karmada.UnjoinRequest{Hub: w.hub.Config, Member: w.member.Config, Name: name, Wait: 20 * time.Second}
 }
 
-// everything returns what is in a cluster of the kinds that a registration makes, in JSON. What controllers put into every namespace is a part of it.
+// everything returns what is in a cluster of the kinds that a registration makes, in JSON. What controllers put into
+// every namespace is a part of it.
 func everything(t *testing.T, reader client.Client) map[string]string {
 	t.Helper()
 	all := map[string]string{}

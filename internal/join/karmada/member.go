@@ -23,8 +23,8 @@ const (
 	tokenPoll = 100 * time.Millisecond
 )
 
-// settlement makes the objects of one registration on the member, and remembers how to take them back. They carry its attempt, which no other
-// run of a registration has, so that undoing leaves alone what another run wrote later.
+// settlement makes the objects of one registration on the member, and remembers how to take them back. They carry its
+// attempt, which no other run of a registration has, so that undoing leaves alone what another run wrote later.
 type settlement struct {
 	footprint
 	attempt string
@@ -83,7 +83,8 @@ func (s *settlement) token(ctx context.Context, secret *corev1.Secret, provide f
 	return got, nil
 }
 
-// make makes an object of our own. One that a former run left is taken over, one that somebody else made is used as it is.
+// make makes an object of our own. One that a former run left is taken over, one that somebody else made is used as it
+// is.
 func (s *settlement) make(ctx context.Context, obj client.Object) error {
 	desired := obj.DeepCopyObject().(client.Object)
 	annotate(desired, attemptAnnotation, s.attempt)
@@ -98,7 +99,8 @@ func (s *settlement) make(ctx context.Context, obj client.Object) error {
 	})
 }
 
-// share makes an object that other registrations may use too, or enters among its users. One that somebody else made is used as it is.
+// share makes an object that other registrations may use too, or enters among its users. One that somebody else made is
+// used as it is.
 func (s *settlement) share(ctx context.Context, obj client.Object) error {
 	desired := obj.DeepCopyObject().(client.Object)
 	annotate(desired, s.user(), s.attempt)
@@ -114,7 +116,8 @@ func (s *settlement) share(ctx context.Context, obj client.Object) error {
 	})
 }
 
-// write creates desired, or has the one changed that is there. change returns how to undo what it did; nil: it did nothing.
+// write creates desired, or has the one changed that is there. change returns how to undo what it did; nil: it did
+// nothing.
 func (s *settlement) write(ctx context.Context, desired client.Object, change func(live client.Object) (func(context.Context) error, error)) error {
 	err := insist(ctx, func() error { return s.try(ctx, desired, change) })
 	if err != nil {
@@ -123,7 +126,8 @@ func (s *settlement) write(ctx context.Context, desired client.Object, change fu
 	return nil
 }
 
-// try is one try of write. How to undo is noted before each request, since a request that was cut off may have done its work.
+// try is one try of write. How to undo is noted before each request, since a request that was cut off may have done its
+// work.
 func (s *settlement) try(ctx context.Context, desired client.Object, change func(live client.Object) (func(context.Context) error, error)) error {
 	live, found, err := s.find(ctx, desired)
 	if err != nil {
@@ -144,7 +148,8 @@ func (s *settlement) try(ctx context.Context, desired client.Object, change func
 	return s.member.Update(ctx, live, client.FieldOwner(kube.FieldManager))
 }
 
-// awaitGone waits for an object that is being deleted. It always returns an error: that it is not there any more, if it is not.
+// awaitGone waits for an object that is being deleted. It always returns an error: that it is not there any more, if it
+// is not.
 func (s *settlement) awaitGone(ctx context.Context, going client.Object) error {
 	err := wait.PollUntilContextTimeout(ctx, tokenPoll, namespaceWait, true, func(context.Context) (bool, error) {
 		live, found, err := s.find(ctx, going)
@@ -189,8 +194,8 @@ func (s *settlement) takeBack(ctx context.Context, obj client.Object, before str
 	return nil
 }
 
-// unshare gives a shared object back to the run before, or takes this registration out of its users. With the last one it goes, unless it is
-// a namespace in which somebody else has something.
+// unshare gives a shared object back to the run before, or takes this registration out of its users. With the last one
+// it goes, unless it is a namespace in which somebody else has something.
 func (s *settlement) unshare(ctx context.Context, obj client.Object, before string) error {
 	if before != "" {
 		return s.update(ctx, obj, func(live client.Object) bool {

@@ -18,8 +18,8 @@ import (
 // namespaceWait is how long a namespace that is being deleted may take to go.
 const namespaceWait = 20 * time.Second
 
-// makeSystemNamespace makes a namespace of the hub unless it is there. It waits for one to go that is on its way. One that another attempt made
-// is noted to be used by others, too: nobody takes it back then.
+// makeSystemNamespace makes a namespace of the hub unless it is there. It waits for one to go that is on its way. One
+// that another attempt made is noted to be used by others, too: nobody takes it back then.
 func makeSystemNamespace(ctx context.Context, hub client.Client, name, attempt string) error {
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, namespaceWait, true, func(context.Context) (bool, error) {
 		live := &corev1.Namespace{}

@@ -14,10 +14,11 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// RemoveMember removes from a member what the registration of cluster by the hub hubID made there, and lists it: the objects that are its own,
-// and of those that it shares with other registrations the ones that nobody uses any more, the namespace only if nobody else has anything in
-// it. member may be the account that goes: whatever is done, it is done by one last request, after which the member's garbage collector goes
-// on. member must read from the API server. It can be interrupted and repeated.
+// RemoveMember removes from a member what the registration of cluster by the hub hubID made there, and lists it: the
+// objects that are its own, and of those that it shares with other registrations the ones that nobody uses any more,
+// the namespace only if nobody else has anything in it. member may be the account that goes: whatever is done, it is
+// done by one last request, after which the member's garbage collector goes on. member must read from the API server.
+// It can be interrupted and repeated.
 func RemoveMember(ctx context.Context, member client.Client, cluster, clusterNamespace, hubID string) (removed []kube.Ref, err error) {
 	r := &removal{footprint: footprint{member: member, cluster: cluster, namespace: clusterNamespace, hubID: hubID}}
 	if err := r.run(ctx); err != nil {
@@ -86,8 +87,8 @@ func (r *removal) present(ctx context.Context) ([]client.Object, error) {
 	return mine, nil
 }
 
-// anchorOf chooses the object that the others are to go with. One that is in no namespace can own all others; without one, the account takes
-// its token along, and the namespace everything.
+// anchorOf chooses the object that the others are to go with. One that is in no namespace can own all others; without
+// one, the account takes its token along, and the namespace everything.
 func anchorOf(mine []client.Object) client.Object {
 	anchor := mine[0]
 	for _, obj := range mine {
@@ -134,8 +135,8 @@ func (r *removal) leave(ctx context.Context, obj client.Object) error {
 	return err
 }
 
-// leaveNamespace takes this registration out of the users of the namespace, unless it is the last one and nobody else has anything there:
-// that namespace is returned, and is to go.
+// leaveNamespace takes this registration out of the users of the namespace, unless it is the last one and nobody else
+// has anything there: that namespace is returned, and is to go.
 func (r *removal) leaveNamespace(ctx context.Context) (last client.Object, err error) {
 	namespace := r.shared()[0]
 	live, found, err := r.find(ctx, namespace)
@@ -170,7 +171,8 @@ func dropUser(live client.Object, user string) bool {
 	return true
 }
 
-// update changes an object that exists, unless change says that there is nothing to do. It looks again if others were faster.
+// update changes an object that exists, unless change says that there is nothing to do. It looks again if others were
+// faster.
 func (f footprint) update(ctx context.Context, obj client.Object, change func(live client.Object) bool) error {
 	return insist(ctx, func() error {
 		live, found, err := f.find(ctx, obj)
@@ -184,8 +186,8 @@ func (f footprint) update(ctx context.Context, obj client.Object, change func(li
 	})
 }
 
-// drop takes this registration out of the users of a shared object if what it noted there is wanted, and deletes the object if nobody uses it
-// any more. It returns the one that it deleted, or nil.
+// drop takes this registration out of the users of a shared object if what it noted there is wanted, and deletes the
+// object if nobody uses it any more. It returns the one that it deleted, or nil.
 func (f footprint) drop(ctx context.Context, obj client.Object, wanted func(note string) bool) (gone client.Object, err error) {
 	err = insist(ctx, func() error {
 		live, found, err := f.find(ctx, obj)

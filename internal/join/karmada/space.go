@@ -20,8 +20,8 @@ func NewSpace(cluster *clusterv1alpha1.Cluster) *corev1.Namespace {
 	return space
 }
 
-// AdoptSpace lets the execution space go with cluster, if it does not yet, and notes whose it is. What is in it stays. hub must read from the API
-// server.
+// AdoptSpace lets the execution space go with cluster, if it does not yet, and notes whose it is. What is in it stays.
+// hub must read from the API server.
 func AdoptSpace(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, space *corev1.Namespace) error {
 	noted := cluster.Spec.ID == "" || space.Annotations[kube.AnnotationClusterID] == cluster.Spec.ID
 	if isTrace(space, cluster.Name) && Marked(space) == cluster.UID && noted && !owned(space, cluster.UID) {
@@ -30,8 +30,8 @@ func AdoptSpace(ctx context.Context, hub client.Client, cluster *clusterv1alpha1
 	return adopt(ctx, hub, cluster, space, func() { noteID(space, cluster) })
 }
 
-// OfOther says whether the execution space went with a Cluster of the same name that was another cluster: nothing in it is meant for this one. One
-// of which that is not known is this one's, as after the hub was restored.
+// OfOther says whether the execution space went with a Cluster of the same name that was another cluster: nothing in it
+// is meant for this one. One of which that is not known is this one's, as after the hub was restored.
 func OfOther(space *corev1.Namespace, cluster *clusterv1alpha1.Cluster) bool {
 	marked, noted := Marked(space), space.Annotations[kube.AnnotationClusterID]
 	return marked != "" && marked != cluster.UID && noted != "" && cluster.Spec.ID != "" && noted != cluster.Spec.ID

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// strangersPage is how many objects of one kind one look into a namespace asks for: more than two registrations leave there.
+	// strangersPage is how many objects of one kind one look into a namespace asks for: more than two registrations leave
+	// there.
 	strangersPage = 100
 	// definitionsPage is how many CustomResourceDefinitions are read at once; each may have some hundred kilobytes.
 	definitionsPage = 50
@@ -78,8 +79,8 @@ func declared(definition map[string]any) (schema.GroupVersionKind, bool) {
 	return schema.GroupVersionKind{}, false
 }
 
-// stranger names something in the namespace that neither this registration nor Kubernetes put there, or says why that is not known; "" if
-// there is nothing.
+// stranger names something in the namespace that neither this registration nor Kubernetes put there, or says why that
+// is not known; "" if there is nothing.
 func (f footprint) stranger(ctx context.Context) (string, error) {
 	if f.namespace == systemNamespace {
 		return "it is that of a control plane", nil

@@ -22,8 +22,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// What the hub has of a Cluster carries the name and the uid of that in labels, and no owner reference: with one, whoever deletes the Cluster
-// decides by the propagation policy that the garbage collector takes everything first, which its withdrawal needs, or that it stays.
+// What the hub has of a Cluster carries the name and the uid of that in labels, and no owner reference: with one,
+// whoever deletes the Cluster decides by the propagation policy that the garbage collector takes everything first,
+// which its withdrawal needs, or that it stays.
 const (
 	clusterLabel    = "towline.dev/cluster"
 	clusterUIDLabel = "towline.dev/cluster-uid"
@@ -34,7 +35,8 @@ const (
 // AgentRole returns the name of the roles and bindings of a Cluster's agent on the hub.
 func AgentRole(cluster string) string { return "system:karmada:" + cluster + ":agent" }
 
-// rights names the objects that give the agent of a Cluster its rights, those first that end them at once. One whose name is too long has none.
+// rights names the objects that give the agent of a Cluster its rights, those first that end them at once. One whose
+// name is too long has none.
 func rights(cluster string) []*metav1.PartialObjectMetadata {
 	if len(cluster) > clusterv1alpha1.MaxClusterName {
 		return nil
@@ -84,7 +86,8 @@ func Mark(obj client.Object, cluster *clusterv1alpha1.Cluster) {
 	mark(obj, map[string]string{clusterv1alpha1.SystemLabel: "true", clusterLabel: cluster.Name, clusterUIDLabel: string(cluster.UID)})
 }
 
-// disown takes off the owner references to other Clusters: those are gone, and the garbage collector would take obj with them.
+// disown takes off the owner references to other Clusters: those are gone, and the garbage collector would take obj
+// with them.
 func disown(obj client.Object, cluster types.UID) {
 	if !owned(obj, cluster) {
 		return
@@ -104,8 +107,8 @@ func byOther(cluster types.UID) func(metav1.OwnerReference) bool {
 	}
 }
 
-// Adopt lets obj go with cluster that went with an earlier Cluster of its name. It is a conflict if cluster is gone itself, or obj has changed since it
-// was read. hub must read from the API server.
+// Adopt lets obj go with cluster that went with an earlier Cluster of its name. It is a conflict if cluster is gone
+// itself, or obj has changed since it was read. hub must read from the API server.
 func Adopt(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, obj client.Object) error {
 	return adopt(ctx, hub, cluster, obj, func() {})
 }
@@ -146,8 +149,9 @@ func unmark(obj client.Object) {
 // Marked returns the uid of the Cluster that an object of the hub goes with, "" if it goes with none.
 func Marked(obj client.Object) types.UID { return types.UID(obj.GetLabels()[clusterUIDLabel]) }
 
-// RemoveTraces deletes what the hub has of cluster, which somebody removes: the rights of its agent, its credentials, the claim of its id, and its
-// execution space, for which nobody waits. hub must read from the API server. It can be repeated.
+// RemoveTraces deletes what the hub has of cluster, which somebody removes: the rights of its agent, its credentials,
+// the claim of its id, and its execution space, for which nobody waits. hub must read from the API server. It can be
+// repeated.
 func RemoveTraces(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	return removeOwn(ctx, hub, cluster, traces(cluster))
 }
@@ -164,8 +168,8 @@ func removeOwn(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 	return errors.Join(deleteTraces(ctx, hub, found), err)
 }
 
-// removeRemains is RemoveTraces for a Cluster that was removed and that no hub has looked after: what its registration had not marked yet when it
-// was cut off goes, too.
+// removeRemains is RemoveTraces for a Cluster that was removed and that no hub has looked after: what its registration
+// had not marked yet when it was cut off goes, too.
 func removeRemains(ctx context.Context, hub client.Client, gone *clusterv1alpha1.Cluster) error {
 	return insist(ctx, func() error {
 		if err := markOwn(ctx, hub, gone); err != nil {
@@ -179,9 +183,9 @@ func removeRemains(ctx context.Context, hub client.Client, gone *clusterv1alpha1
 	})
 }
 
-// Sweep takes back the rights of the agents of Clusters of that name which are gone, though nobody has carried out their removal. It touches
-// nothing else: a hub that was restored may not have its Clusters yet, and rights are all that is written again by itself. hub must read from the
-// API server.
+// Sweep takes back the rights of the agents of Clusters of that name which are gone, though nobody has carried out
+// their removal. It touches nothing else: a hub that was restored may not have its Clusters yet, and rights are all
+// that is written again by itself. hub must read from the API server.
 func Sweep(ctx context.Context, hub client.Client, name string) error {
 	found, err := findTraces(ctx, hub, name, rights(name))
 	if err != nil || len(found) == 0 {
@@ -214,8 +218,8 @@ func SweepAll(ctx context.Context, hub client.Client) error {
 	return deleteTraces(ctx, hub, slices.DeleteFunc(found, func(right *metav1.PartialObjectMetadata) bool { return living[Marked(right)] }))
 }
 
-// findTraces reads those of the objects named that go with a Cluster of that name, and are not on their way out. What it can read it returns with
-// the error.
+// findTraces reads those of the objects named that go with a Cluster of that name, and are not on their way out. What
+// it can read it returns with the error.
 func findTraces(ctx context.Context, hub client.Client, cluster string, named []*metav1.PartialObjectMetadata) (found []*metav1.PartialObjectMetadata, err error) {
 	var errs []error
 	for _, trace := range named {
@@ -229,7 +233,8 @@ func findTraces(ctx context.Context, hub client.Client, cluster string, named []
 	return found, errors.Join(errs...)
 }
 
-// isTrace says whether an object goes with a Cluster of that name, and stays. Whoever made it, only what registrations make bears all three.
+// isTrace says whether an object goes with a Cluster of that name, and stays. Whoever made it, only what registrations
+// make bears all three.
 func isTrace(obj client.Object, cluster string) bool {
 	labels := obj.GetLabels()
 	return labels[clusterv1alpha1.SystemLabel] == "true" && labels[clusterLabel] == cluster && Marked(obj) != "" && obj.GetDeletionTimestamp().IsZero()

@@ -17,7 +17,8 @@ import (
 const (
 	// unfinishedAnnotation on a Cluster says that the run of a registration which made it is not through with it.
 	unfinishedAnnotation = "towline.dev/registration-unfinished"
-	// finishWait is how long such a run is given: many times what it takes from there on. One that was killed is not waited for any longer.
+	// finishWait is how long such a run is given: many times what it takes from there on. One that was killed is not
+	// waited for any longer.
 	finishWait = 3 * time.Second
 )
 
@@ -27,7 +28,8 @@ func (j *joining) resumable(cluster *clusterv1alpha1.Cluster, id string) bool {
 		cluster.DeletionTimestamp.IsZero() && cluster.Annotations[unfinishedAnnotation] != ""
 }
 
-// abandoned waits whether the run comes to its end that made cluster, and says whether it does not: this run goes on with it then.
+// abandoned waits whether the run comes to its end that made cluster, and says whether it does not: this run goes on
+// with it then.
 func (j *joining) abandoned(ctx context.Context, cluster *clusterv1alpha1.Cluster) (bool, error) {
 	err := wait.PollUntilContextTimeout(ctx, deletePoll, finishWait, true, func(context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}

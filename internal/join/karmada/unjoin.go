@@ -35,9 +35,9 @@ type UnjoinRequest struct {
 	Progress func(string)
 }
 
-// Unjoin takes a cluster in push mode out of the fleet: it deletes its Cluster, with which the hub withdraws what was propagated, and removes
-// from the cluster, if it has a way there, what the registration made. It can be interrupted and repeated. It returns an error that is
-// ErrNoCluster if there is nothing to do.
+// Unjoin takes a cluster in push mode out of the fleet: it deletes its Cluster, with which the hub withdraws what was
+// propagated, and removes from the cluster, if it has a way there, what the registration made. It can be interrupted
+// and repeated. It returns an error that is ErrNoCluster if there is nothing to do.
 func Unjoin(ctx context.Context, r UnjoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err

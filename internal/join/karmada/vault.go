@@ -31,7 +31,8 @@ type contents struct {
 // errForeignSecret says that a Secret which a registration would make exists and belongs to someone else.
 var errForeignSecret = errors.New("exists and was not made by a registration; choose another cluster name or --cluster-namespace")
 
-// keep writes a Secret before the Cluster exists. One of a Cluster that exists is refused, one that a former registration left is refreshed.
+// keep writes a Secret before the Cluster exists. One of a Cluster that exists is refused, one that a former
+// registration left is refreshed.
 func (v *vault) keep(ctx context.Context, want contents) error {
 	return v.write(ctx, want, nil)
 }
@@ -95,8 +96,8 @@ func (v *vault) check(ctx context.Context, live *corev1.Secret, owner *clusterv1
 	return nil
 }
 
-// takeBack makes a Secret what it was before this run wrote it, or deletes it if there was none. It leaves alone one that another run has
-// written since.
+// takeBack makes a Secret what it was before this run wrote it, or deletes it if there was none. It leaves alone one
+// that another run has written since.
 func (v *vault) takeBack(ctx context.Context, before *corev1.Secret, existed bool) error {
 	err := insist(ctx, func() error {
 		live := &corev1.Secret{}
@@ -127,8 +128,9 @@ func (v *vault) rollBack(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// AdoptSecrets lets the Secrets that cluster refers to go with it: those that its own registration wrote, and was cut off before it could do that,
-// and those that went with an earlier Cluster of its name, as after the hub was restored. hub must read from the API server.
+// AdoptSecrets lets the Secrets that cluster refers to go with it: those that its own registration wrote, and was cut
+// off before it could do that, and those that went with an earlier Cluster of its name, as after the hub was restored.
+// hub must read from the API server.
 func AdoptSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	return eachSecret(ctx, hub, cluster, func(secret *corev1.Secret) error {
 		if isTrace(secret, cluster.Name) && Marked(secret) != cluster.UID {

@@ -24,8 +24,8 @@ import (
 const (
 	// maxRestarts is how often an agent may end before it counts as one that does not start.
 	maxRestarts = 4
-	// imagePatience is the most, and imageShare the part of the time to wait, for which an image that cannot be pulled is waited for: the kubelet has
-	// tried twice then, 10 s apart.
+	// imagePatience is the most, and imageShare the part of the time to wait, for which an image that cannot be pulled is
+	// waited for: the kubelet has tried twice then, 10 s apart.
 	imagePatience = 30 * time.Second
 	imageShare    = 10
 	// longestReason is how many bytes of a reason are shown: the end of a log may fill screens.
@@ -44,8 +44,8 @@ type vigil struct {
 	last      string
 }
 
-// awaitReady waits until the agent runs and its Cluster is ready. It does not wait for what cannot come: an agent that does not start, and a
-// Cluster that the control plane does not accept.
+// awaitReady waits until the agent runs and its Cluster is ready. It does not wait for what cannot come: an agent that
+// does not start, and a Cluster that the control plane does not accept.
 func (g *registration) awaitReady(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, g.request.DiscoveryTimeout)
 	defer cancel()
@@ -68,7 +68,8 @@ func (g *registration) awaitReady(ctx context.Context) error {
 	return fmt.Errorf("wait for cluster(%s) to be ready: %w: %s", g.request.ClusterName, err, v.last)
 }
 
-// look looks at both sides. What cannot be read is said and looked at again, since either may be away for a moment; an error is for good.
+// look looks at both sides. What cannot be read is said and looked at again, since either may be away for a moment; an
+// error is for good.
 func (v *vigil) look(ctx context.Context) (bool, error) {
 	if err := v.lookAtPods(ctx); err != nil {
 		return false, err

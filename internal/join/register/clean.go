@@ -10,8 +10,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// clean removes from the cluster what the registration made, the way to the control plane last: with it, another run knows what to do. An agent
-// that was told to go does the same, so anything may be gone already.
+// clean removes from the cluster what the registration made, the way to the control plane last: with it, another run
+// knows what to do. An agent that was told to go does the same, so anything may be gone already.
 func (u *unregistration) clean(ctx context.Context) error {
 	if u.there.empty() {
 		return nil
@@ -60,8 +60,8 @@ func (u *unregistration) remove(ctx context.Context, kind string, found client.O
 	return nil
 }
 
-// cleanDeployment deletes the Deployment and waits until the agent is gone, which still has its rights then. One that hangs is left to its
-// cluster.
+// cleanDeployment deletes the Deployment and waits until the agent is gone, which still has its rights then. One that
+// hangs is left to its cluster.
 func (u *unregistration) cleanDeployment(ctx context.Context) error {
 	if u.there.deployment == nil {
 		return nil
@@ -88,7 +88,8 @@ func (u *unregistration) cleanRole(ctx context.Context) error {
 	return u.remove(ctx, "ClusterRole", role)
 }
 
-// cleanNamespaces deletes the agent's namespace if the registration made it, and that of its records if an agent did, unless anything else is there.
+// cleanNamespaces deletes the agent's namespace if the registration made it, and that of its records if an agent did,
+// unless anything else is there.
 func (u *unregistration) cleanNamespaces(ctx context.Context) error {
 	namespace := &corev1.Namespace{}
 	found, err := u.member.find(ctx, client.ObjectKey{Name: u.request.Namespace}, namespace)

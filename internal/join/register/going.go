@@ -30,8 +30,9 @@ type place struct {
 	obj  client.Object
 }
 
-// going names what is going away with a former agent in the namespace; "" if nothing is. An agent that leaves hands its objects to the garbage
-// collector, as dependents of its ClusterRole or ServiceAccount: they go at any moment once that is gone, and new ones must not be among them.
+// going names what is going away with a former agent in the namespace; "" if nothing is. An agent that leaves hands its
+// objects to the garbage collector, as dependents of its ClusterRole or ServiceAccount: they go at any moment once that
+// is gone, and new ones must not be among them.
 func (m member) going(ctx context.Context, namespace string) (string, error) {
 	role, account := &rbacv1.ClusterRole{}, &corev1.ServiceAccount{}
 	places := []place{
@@ -54,7 +55,8 @@ func (m member) going(ctx context.Context, namespace string) (string, error) {
 	return "", nil
 }
 
-// dangles says whether obj belongs to a ClusterRole or ServiceAccount of an agent that is gone; the uids are those of the present ones.
+// dangles says whether obj belongs to a ClusterRole or ServiceAccount of an agent that is gone; the uids are those of
+// the present ones.
 func dangles(obj client.Object, role, account types.UID) bool {
 	return slices.ContainsFunc(obj.GetOwnerReferences(), func(owner metav1.OwnerReference) bool {
 		return owner.Kind == "ClusterRole" && owner.Name == AgentRole && owner.UID != role ||

@@ -7,9 +7,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Interruptible returns config with which no client waits for an answer to a read when ctx ends: clients list the kinds of their cluster first,
-// for which they take no context. Writes end by themselves, since they may have done their work; and reads that begin after the end of ctx
-// are those of taking back, and go on.
+// Interruptible returns config with which no client waits for an answer to a read when ctx ends: clients list the kinds
+// of their cluster first, for which they take no context. Writes end by themselves, since they may have done their
+// work; and reads that begin after the end of ctx are those of taking back, and go on.
 func Interruptible(ctx context.Context, config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return interruptible{ctx: ctx, next: next} })

@@ -66,8 +66,9 @@ type ledger struct {
 	undo    []func(context.Context) error
 }
 
-// write makes obj what it is to be. One that exists is only changed if the registration may replace what is there; taking back then restores
-// it, unless it is what is left of a run of this registration that did not get through: that goes, too.
+// write makes obj what it is to be. One that exists is only changed if the registration may replace what is there;
+// taking back then restores it, unless it is what is left of a run of this registration that did not get through: that
+// goes, too.
 func (l *ledger) write(ctx context.Context, obj client.Object, over replaces) error {
 	desired, err := untyped(obj)
 	if err != nil {
@@ -111,7 +112,8 @@ const (
 
 func (l *ledger) note(undo func(context.Context) error) { l.undo = append(l.undo, undo) }
 
-// create creates desired. How to undo it is noted before the request, since a request that was cut off may have done its work.
+// create creates desired. How to undo it is noted before the request, since a request that was cut off may have done
+// its work.
 func (l *ledger) create(ctx context.Context, desired *unstructured.Unstructured) error {
 	made := desired.DeepCopy()
 	l.note(func(ctx context.Context) error { return l.remove(ctx, made, l.attempt) })
@@ -131,7 +133,8 @@ func (l *ledger) live(ctx context.Context, obj *unstructured.Unstructured) (live
 	return live, err == nil, nil
 }
 
-// remove deletes obj if it is still the object that it was: the one with its uid or, if the answer to its creation was lost, with the attempt.
+// remove deletes obj if it is still the object that it was: the one with its uid or, if the answer to its creation was
+// lost, with the attempt.
 func (l *ledger) remove(ctx context.Context, obj *unstructured.Unstructured, attempt string) error {
 	now, found, err := l.live(ctx, obj)
 	if err != nil || !found {
@@ -171,8 +174,8 @@ func (l *ledger) restore(ctx context.Context, before *unstructured.Unstructured)
 	return nil
 }
 
-// ensureNamespace makes the namespace unless it is there. One that was made for this cluster goes if the registration fails, also if it was an
-// earlier run that made it, unless its agent is there to stay.
+// ensureNamespace makes the namespace unless it is there. One that was made for this cluster goes if the registration
+// fails, also if it was an earlier run that made it, unless its agent is there to stay.
 func (l *ledger) ensureNamespace(ctx context.Context, obj client.Object, over replaces) error {
 	cluster := obj.GetLabels()[RegistrationLabel]
 	undo := func(ctx context.Context) error {

@@ -30,7 +30,8 @@ const (
 	KubeconfigKey = "karmada-kubeconfig"
 	// AgentAccount is the agent's ServiceAccount.
 	AgentAccount = "karmada-agent-sa"
-	// AgentRole is the agent's ClusterRole, and the ClusterRoleBinding. All agents of one cluster, each in a namespace of its own, share both.
+	// AgentRole is the agent's ClusterRole, and the ClusterRoleBinding. All agents of one cluster, each in a namespace of
+	// its own, share both.
 	AgentRole = "karmada-agent"
 )
 
@@ -39,9 +40,11 @@ const (
 	RegistrationLabel = "towline.dev/registration"
 	// attemptAnnotation says which run made an object, so that a run takes back nothing but its own.
 	attemptAnnotation = "towline.dev/registration-attempt"
-	// unfinishedAnnotation on the Secret says that the registration is not through. The next run goes on with what such a one left.
+	// unfinishedAnnotation on the Secret says that the registration is not through. The next run goes on with what such a
+	// one left.
 	unfinishedAnnotation = "towline.dev/registration-unfinished"
-	// certificateAnnotation on the Secret and on the pods names the request that the certificate came from, so that a new one starts them again.
+	// certificateAnnotation on the Secret and on the pods names the request that the certificate came from, so that a new
+	// one starts them again.
 	certificateAnnotation = "towline.dev/certificate"
 
 	agentLabel     = "app"
@@ -84,7 +87,8 @@ func (m manifest) namespace() client.Object {
 	return &corev1.Namespace{ObjectMeta: m.meta("", m.request.Namespace)}
 }
 
-// secret is the Secret with the way to the control plane. It is the first object of a registration, and says that there is one under way.
+// secret is the Secret with the way to the control plane. It is the first object of a registration, and says that there
+// is one under way.
 func (m manifest) secret() client.Object {
 	secret := &corev1.Secret{
 		ObjectMeta: m.meta(m.request.Namespace, KubeconfigSecret),

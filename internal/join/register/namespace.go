@@ -19,7 +19,8 @@ import (
 // tenantsPage is how many objects of one kind one look into a namespace asks for.
 const tenantsPage = 100
 
-// hubUserPrefix begins the annotations by which the registrations of push mode note that they use a namespace of the cluster.
+// hubUserPrefix begins the annotations by which the registrations of push mode note that they use a namespace of the
+// cluster.
 const hubUserPrefix = "hub.towline.dev/"
 
 // madeHere says whether a registration made obj, or Karmada itself.
@@ -46,7 +47,8 @@ func (m member) removeNamespace(ctx context.Context, namespace *corev1.Namespace
 	return nil
 }
 
-// removeRecords deletes the namespace of the agent's records if an agent made it, no hub that dials the cluster uses it, and nothing is in it.
+// removeRecords deletes the namespace of the agent's records if an agent made it, no hub that dials the cluster uses
+// it, and nothing is in it.
 func (m member) removeRecords(ctx context.Context, name string) error {
 	namespace := &corev1.Namespace{}
 	found, err := m.find(ctx, client.ObjectKey{Name: name}, namespace)
@@ -61,7 +63,8 @@ func (m member) removeRecords(ctx context.Context, name string) error {
 	return m.removeNamespace(ctx, namespace)
 }
 
-// stranger says whether a namespace holds something that neither a registration nor Kubernetes put there. What cannot be seen may be somebody's.
+// stranger says whether a namespace holds something that neither a registration nor Kubernetes put there. What cannot
+// be seen may be somebody's.
 func (m member) stranger(ctx context.Context, namespace string) (bool, error) {
 	lists, err := m.kinds.ServerPreferredNamespacedResources()
 	if err != nil {
@@ -106,7 +109,8 @@ func (m member) strangerOf(ctx context.Context, namespace string, kind schema.Gr
 	return list.Continue != "" || slices.ContainsFunc(list.Items, strange), nil
 }
 
-// expected says whether an object in the agent's namespace is the agent's, or one of those that Kubernetes and OpenShift put into every namespace.
+// expected says whether an object in the agent's namespace is the agent's, or one of those that Kubernetes and
+// OpenShift put into every namespace.
 func expected(kind string, item *metav1.PartialObjectMetadata) bool {
 	switch kind + "/" + item.Name {
 	case "ServiceAccount/default", "ConfigMap/kube-root-ca.crt", "ServiceAccount/builder", "ServiceAccount/deployer", "ConfigMap/openshift-service-ca.crt":

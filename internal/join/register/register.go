@@ -41,14 +41,16 @@ const (
 	accessLimit = 30 * time.Second
 	// goneLimit is how long the control plane may take to let go of a Cluster that is taken back.
 	goneLimit = 25 * time.Second
-	// certificateGrace is how long a registration that was interrupted waits for the certificate that it has asked for, and then for the rights that
-	// come with it. Without them it could not take back the Cluster which the control plane makes for the one who asks.
+	// certificateGrace is how long a registration that was interrupted waits for the certificate that it has asked for,
+	// and then for the rights that come with it. Without them it could not take back the Cluster which the control plane
+	// makes for the one who asks.
 	certificateGrace = 10 * time.Second
 )
 
-// Register registers the cluster and starts its agent there, and returns when the control plane says that the cluster is ready. The rights of
-// the agent are the control plane's to give, which makes the Cluster, too. If it fails, or if ctx ends, everything that it made is deleted
-// again, on both sides, and the error is the first one. What a run left that was killed is taken over by the next.
+// Register registers the cluster and starts its agent there, and returns when the control plane says that the cluster
+// is ready. The rights of the agent are the control plane's to give, which makes the Cluster, too. If it fails, or if
+// ctx ends, everything that it made is deleted again, on both sides, and the error is the first one. What a run left
+// that was killed is taken over by the next.
 func Register(ctx context.Context, request Request) error {
 	request, err := request.withDefaults()
 	if err != nil {
@@ -170,8 +172,8 @@ func (m member) id(ctx context.Context) (string, error) {
 	return string(system.UID), nil
 }
 
-// identify gets the agent an identity on the control plane. That of a run which did not get through is as good as a new one, for which the
-// token may not be good any more.
+// identify gets the agent an identity on the control plane. That of a run which did not get through is as good as a new
+// one, for which the token may not be good any more.
 func (g *registration) identify(ctx context.Context) error {
 	if g.over == remains && g.recover(ctx) {
 		return nil
@@ -213,7 +215,8 @@ func (g *registration) identify(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// outlasting returns a context that ends certificateGrace after ctx. A renewal makes nothing that would have to be taken back, and ends with ctx.
+// outlasting returns a context that ends certificateGrace after ctx. A renewal makes nothing that would have to be
+// taken back, and ends with ctx.
 func (g *registration) outlasting(ctx context.Context) (context.Context, context.CancelFunc) {
 	if g.request.Renew {
 		return context.WithCancel(ctx)
@@ -223,8 +226,8 @@ func (g *registration) outlasting(ctx context.Context) (context.Context, context
 	return longer, func() { stop(); cancel() }
 }
 
-// recover assumes the identity that an earlier run left, and says whether it is still good: one of the control plane that the pins name, which
-// lets it in.
+// recover assumes the identity that an earlier run left, and says whether it is still good: one of the control plane
+// that the pins name, which lets it in.
 func (g *registration) recover(ctx context.Context) bool {
 	left := g.there.secret
 	if g.pinned(left.Data[KubeconfigKey]) && g.assume(ctx, identity{kubeconfig: left.Data[KubeconfigKey], request: left.Annotations[certificateAnnotation]}) == nil {
@@ -296,8 +299,8 @@ func (g *registration) awaitAccess(ctx context.Context) error {
 	return err
 }
 
-// ageOf looks at a Cluster before its agent is started. One that has reported is in use, unless it is a run that did not get through which
-// brought it so far.
+// ageOf looks at a Cluster before its agent is started. One that has reported is in use, unless it is a run that did
+// not get through which brought it so far.
 func (g *registration) ageOf(cluster *clusterv1alpha1.Cluster) age {
 	switch {
 	case g.request.Renew, cluster.Spec.ID != g.id:
@@ -374,8 +377,8 @@ func (g *registration) finish(ctx context.Context) error {
 	return nil
 }
 
-// takeBack undoes on both sides what the registration made, and returns why it failed. The Cluster goes first: an agent that is at work by now
-// then helps.
+// takeBack undoes on both sides what the registration made, and returns why it failed. The Cluster goes first: an agent
+// that is at work by now then helps.
 func (g *registration) takeBack(ctx context.Context, failure error) error {
 	if ctx.Err() != nil && !errors.Is(failure, ctx.Err()) {
 		failure = fmt.Errorf("%w: %w", ctx.Err(), failure)
@@ -415,7 +418,8 @@ func (g *registration) takeBackCluster(ctx context.Context) error {
 	return nil
 }
 
-// left reads the Cluster that is to be taken back; nil: there is none. An agent whose rights were never seen to work may get them yet.
+// left reads the Cluster that is to be taken back; nil: there is none. An agent whose rights were never seen to work
+// may get them yet.
 func (g *registration) left(ctx context.Context) (*clusterv1alpha1.Cluster, error) {
 	admitted := g.age != unknown || g.recovered
 	limited, cancel := context.WithTimeout(ctx, certificateGrace)
@@ -435,7 +439,8 @@ func (g *registration) left(ctx context.Context) (*clusterv1alpha1.Cluster, erro
 	return cluster, failure
 }
 
-// refused says that the agent has no Cluster any more: its rights go with it, and its name may be somebody else's by then.
+// refused says that the agent has no Cluster any more: its rights go with it, and its name may be somebody else's by
+// then.
 func refused(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }

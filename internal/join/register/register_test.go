@@ -157,8 +157,8 @@ var faults = map[string]func(cancel func()) func(*http.Request, http.RoundTrippe
 	},
 }
 
-// leastWrites is how many requests of a registration change the cluster at least: Namespace, Secret, ServiceAccount, ClusterRoleBinding,
-// Deployment, and the note that it is through; and the ClusterRole, if it is the first one.
+// leastWrites is how many requests of a registration change the cluster at least: Namespace, Secret, ServiceAccount,
+// ClusterRoleBinding, Deployment, and the note that it is through; and the ClusterRole, if it is the first one.
 const leastWrites = 6
 
 func TestAFailureAtAnyWriteLeavesNothingAndTheSecondTryWorks(t *testing.T) {
@@ -424,7 +424,8 @@ func (w world) delete(t *testing.T, namespace string, obj client.Object, name st
 	}
 }
 
-// unreported lets the Cluster be ready without having been seen: a registration gets through, and the Cluster counts as one that never reported.
+// unreported lets the Cluster be ready without having been seen: a registration gets through, and the Cluster counts as
+// one that never reported.
 func (w world) unreported(t *testing.T, name string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

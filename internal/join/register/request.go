@@ -36,10 +36,12 @@ type Request struct {
 	Endpoint string
 	// Token is the bootstrap token, <id>.<secret>.
 	Token string
-	// Pins are what is known of the control plane's certificate authorities, each "sha256:<hex>". UnsafeSkipCA does without any.
+	// Pins are what is known of the control plane's certificate authorities, each "sha256:<hex>". UnsafeSkipCA does
+	// without any.
 	Pins         []string
 	UnsafeSkipCA bool
-	// DiscoveryTimeout is how long each wait may take: for the control plane, for the certificate, and for the agent. Default: DefaultDiscoveryTimeout.
+	// DiscoveryTimeout is how long each wait may take: for the control plane, for the certificate, and for the agent.
+	// Default: DefaultDiscoveryTimeout.
 	DiscoveryTimeout time.Duration
 	// Member is the way to the cluster from here.
 	Member *rest.Config

@@ -22,10 +22,11 @@ import (
 const (
 	// DefaultWait is how long the control plane may take to let a cluster go.
 	DefaultWait = time.Minute
-	// cleanLimit is how long it may take after that to remove from the cluster what the registration made: an agent that hangs, and about ten requests.
+	// cleanLimit is how long it may take after that to remove from the cluster what the registration made: an agent that
+	// hangs, and about ten requests.
 	cleanLimit = podsLimit + 20*time.Second
-	// leavingAnnotation on the Secret names the Cluster, by its uid, that somebody has asked to unregister. The agent has no rights any more when
-	// that is done, so that a later run could not ask what became of it.
+	// leavingAnnotation on the Secret names the Cluster, by its uid, that somebody has asked to unregister. The agent has
+	// no rights any more when that is done, so that a later run could not ask what became of it.
 	leavingAnnotation = "towline.dev/unregistering"
 	// departingAnnotation is what an agent writes there that the control plane has ordered to go.
 	departingAnnotation = "towline.dev/departing"
@@ -33,18 +34,21 @@ const (
 
 // UnregisterRequest asks to take a cluster out of the fleet that is in it in pull mode.
 type UnregisterRequest struct {
-	// Member is the way to the cluster. Hub is the way to the control plane; nil takes that of the agent, and its identity.
+	// Member is the way to the cluster. Hub is the way to the control plane; nil takes that of the agent, and its
+	// identity.
 	Member, Hub *rest.Config
 	// ClusterName is the name of the Cluster.
 	ClusterName string
-	// Namespace is that of the agent on the cluster, AgentName the name of its Deployment there. Defaults: DefaultNamespace, DefaultAgentName.
+	// Namespace is that of the agent on the cluster, AgentName the name of its Deployment there. Defaults:
+	// DefaultNamespace, DefaultAgentName.
 	Namespace, AgentName string
-	// ClusterNamespace is the namespace on the cluster that the agent keeps its records in, if the agent is not there to say so itself. Default:
-	// fleet.DefaultClusterNamespace.
+	// ClusterNamespace is the namespace on the cluster that the agent keeps its records in, if the agent is not there to
+	// say so itself. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
 	// Wait is how long it may take until the Cluster is gone from the control plane. Default: DefaultWait.
 	Wait time.Duration
-	// DryRun only looks. Orphan leaves on the cluster what was propagated to it; only an administrator of the control plane may ask for that.
+	// DryRun only looks. Orphan leaves on the cluster what was propagated to it; only an administrator of the control
+	// plane may ask for that.
 	DryRun, Orphan bool
 	// Progress is told what is done and waited for.
 	Progress func(line string)
@@ -67,10 +71,10 @@ func (r UnregisterRequest) withDefaults() (UnregisterRequest, error) {
 	return r, errors.Join(karmada.ValidateName(r.ClusterName), checkNamespace("--namespace", r.Namespace), checkNamespace("--cluster-namespace", r.ClusterNamespace))
 }
 
-// Unregister takes a cluster out of the fleet: it has the control plane withdraw what was propagated and delete the Cluster, and then removes
-// from the cluster what its registration made there. It can be repeated, also after it was interrupted. A Cluster that the control plane does
-// not have is an error, unless there was something left to remove. Nothing is removed from the cluster as long as the control plane may still
-// have the Cluster.
+// Unregister takes a cluster out of the fleet: it has the control plane withdraw what was propagated and delete the
+// Cluster, and then removes from the cluster what its registration made there. It can be repeated, also after it was
+// interrupted. A Cluster that the control plane does not have is an error, unless there was something left to remove.
+// Nothing is removed from the cluster as long as the control plane may still have the Cluster.
 func Unregister(ctx context.Context, request UnregisterRequest) error {
 	request, err := request.withDefaults()
 	if err != nil {
@@ -108,7 +112,8 @@ type unregistration struct {
 // errUnsure says that the control plane may still have the Cluster.
 var errUnsure = errors.New("give the way to the control plane with --karmada-config")
 
-// leave has the control plane delete the Cluster, and waits until it is gone. Without an error the cluster is to be cleaned then.
+// leave has the control plane delete the Cluster, and waits until it is gone. Without an error the cluster is to be
+// cleaned then.
 func (u *unregistration) leave(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, u.request.Wait, fmt.Errorf("it took longer than %s", u.request.Wait))
 	defer cancel()
@@ -243,7 +248,8 @@ func (u *unregistration) noteLeaving(ctx context.Context, cluster *clusterv1alph
 	return nil
 }
 
-// missing is the error that the control plane does not know the Cluster, unless something is left of its registration on the cluster.
+// missing is the error that the control plane does not know the Cluster, unless something is left of its registration
+// on the cluster.
 func (u *unregistration) missing() error {
 	missing := fmt.Errorf("no cluster object %s found in karmada control Plane", u.request.ClusterName)
 	if u.there.empty() {

@@ -56,7 +56,8 @@ type setUp struct {
 
 var shared setUp
 
-// world is one control plane that is a hub, and also every cluster that registers with it: each has a uid and a namespace of its own.
+// world is one control plane that is a hub, and also every cluster that registers with it: each has a uid and a
+// namespace of its own.
 type world struct {
 	plane *localkube.Plane
 	admin client.Client
@@ -199,7 +200,8 @@ func (l *lines) said(text string) bool {
 	return slices.ContainsFunc(l.get(), func(line string) bool { return strings.Contains(line, text) })
 }
 
-// request asks to register a cluster of that name, whose agent is in a namespace of that name. The Cluster is deleted when the test ends.
+// request asks to register a cluster of that name, whose agent is in a namespace of that name. The Cluster is deleted
+// when the test ends.
 func (w world) request(t *testing.T, name string) (request register.Request, out, talk *lines) {
 	t.Helper()
 	pins, err := bootstrap.Pins(w.plane.Config.CAData)
