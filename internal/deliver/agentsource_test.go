@@ -17,14 +17,14 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-func TestInboxOutlivesTheHub(t *testing.T) {
+func TestAgentSourceRetriesWhileTheHubIsDown(t *testing.T) {
 	t.Parallel()
 	plane := localkube.ForTest(t)
 	h := newHub(t, plane)
 	m := h.member("outage")
 	engine := newMemberEngine()
 	h.startAgent(m, engine)
-	deliverUntil(t, h.outbox, m, testBundle(objects("a", "1")), bundle.StateApplied)
+	deliverUntil(t, h.pull, m, testBundle(objects("a", "1")), bundle.StateApplied)
 	if err := plane.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -32,40 +32,40 @@ func TestInboxOutlivesTheHub(t *testing.T) {
 	if err := plane.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	deliverUntil(t, h.outbox, m, testBundle(objects("b", "1")), bundle.StateApplied)
+	deliverUntil(t, h.pull, m, testBundle(objects("b", "1")), bundle.StateApplied)
 	wantNames(t, engine, "b")
 }
 
-func TestInboxFindsAndWakes(t *testing.T) {
+func TestAgentSourceFindsAndWakes(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m := h.member("find")
 	b := testBundle(objects("a", "1"))
-	mustDeliver(t, h.outbox, m, b)
-	inbox := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
+	mustDeliver(t, h.pull, m, b)
+	agentSource := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
 	handled := make(chan Delivery, 10)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- inbox.Run(ctx, 1, func(_ context.Context, d Delivery) error { handled <- d; return nil })
+		ended <- agentSource.Run(ctx, 1, func(_ context.Context, d Delivery) error { handled <- d; return nil })
 	}()
 	first := <-handled
 	digest, _ := b.Digest()
 	if first.ID != b.ID || first.Digest != digest || first.Remove || first.Reported.State != bundle.StatePending {
 		t.Errorf("delivery: got %+v", first)
 	}
-	eventually(t, "the inbox is synced", func(context.Context) error {
-		if _, ok := inbox.Find(b.ID); !ok || !inbox.Synced() {
+	eventually(t, "the agentSource is synced", func(context.Context) error {
+		if _, ok := agentSource.Find(b.ID); !ok || !agentSource.Synced() {
 			return errors.New("not yet")
 		}
 		return nil
 	})
-	inbox.Wake(b.ID)
+	agentSource.Wake(b.ID)
 	<-handled
 
 	// A report on top of an older view of the group: the Delivery is from before all reports.
 	for _, state := range []bundle.State{bundle.StateApplied, bundle.StateFailed, bundle.StateApplied, bundle.StateApplied} {
-		if err := inbox.Report(t.Context(), first, bundle.Report{ID: b.ID, Digest: digest, State: state, Message: "m"}); err != nil {
+		if err := agentSource.Report(t.Context(), first, bundle.Report{ID: b.ID, Digest: digest, State: state, Message: "m"}); err != nil {
 			t.Fatal(err)
 		}
 		if got := ReportOf(h.group(m, b.ID)); got.State != state || got.Message != "m" {
@@ -77,7 +77,7 @@ func TestInboxFindsAndWakes(t *testing.T) {
 		t.Error(err)
 	}
 	if len(handled) > 0 {
-		t.Error("the inbox handles its own reports")
+		t.Error("the agentSource handles its own reports")
 	}
 }
 
@@ -87,7 +87,7 @@ func TestLostReportIsWrittenAgain(t *testing.T) {
 	m, engine := h.member("lost-report"), newMemberEngine()
 	h.startAgent(m, engine)
 	b := testBundle(objects("a", "1"))
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	writes := engine.writeCount()
 	for name, patch := range map[string]string{
 		"cleared": `{"status":null}`, "nonsense": `{"status":{"deploymentStatus":"FailedNonRetriable","failureMessage":"no","observedRequestorHash":null}}`,
@@ -112,26 +112,26 @@ func TestUnrequestedBundlesAreListed(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m, engine := h.member("unrequested"), newMemberEngine()
-	inbox := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
+	agentSource := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
 	deployed := []bundle.Deployed{
 		{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "left", Feature: "Helm"}, Owner: bundle.Owner{Kind: "Profile", Name: "eu/left"}, Hub: "uid", Removing: true},
 	}
-	if _, known := inbox.Unrequested(deployed); known {
-		t.Error("an inbox that has not reached the hub knows what is requested")
+	if _, known := agentSource.Unrequested(deployed); known {
+		t.Error("an agentSource that has not reached the hub knows what is requested")
 	}
 	b := testBundle(objects("a", "1"))
-	mustDeliver(t, h.outbox, m, b)
+	mustDeliver(t, h.pull, m, b)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- inbox.Run(ctx, 1, func(ctx context.Context, d Delivery) error { return handle(ctx, inbox, engine, d) })
+		ended <- agentSource.Run(ctx, 1, func(ctx context.Context, d Delivery) error { return handle(ctx, agentSource, engine, d) })
 	}()
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	held, err := engine.ListDeployed(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	value, known := inbox.Unrequested(append(held, deployed...))
+	value, known := agentSource.Unrequested(append(held, deployed...))
 	if !known || value == "" {
 		t.Fatalf("Unrequested() = %q, %t", value, known)
 	}
@@ -139,14 +139,14 @@ func TestUnrequestedBundlesAreListed(t *testing.T) {
 	if err := h.admin.Create(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
-	all, err := h.outbox.ListDeployed(t.Context(), m)
+	all, err := h.pull.ListDeployed(t.Context(), m)
 	if err != nil || len(all) != 2 || !all[0].Requested {
 		t.Fatalf("ListDeployed() = %+v, %v", all, err)
 	}
 	if diff := cmp.Diff(deployed[0], all[1]); diff != "" {
 		t.Errorf("the bundle that nobody requests (-want +got):\n%s", diff)
 	}
-	if value, known := inbox.Unrequested(held); !known || value != "" {
+	if value, known := agentSource.Unrequested(held); !known || value != "" {
 		t.Errorf("Unrequested() of what is requested = %q, %t", value, known)
 	}
 	stop()
@@ -155,24 +155,24 @@ func TestUnrequestedBundlesAreListed(t *testing.T) {
 	}
 }
 
-func TestInboxReadsNobodyElsesBundles(t *testing.T) {
+func TestAgentSourceReadsOnlyBundlesForItsMember(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m, other := h.member("mine"), h.member("other")
 	b := testBundle(objects("a", "1"))
-	mustDeliver(t, h.outbox, other, b)
+	mustDeliver(t, h.pull, other, b)
 	group := h.group(other, b.ID)
-	inbox := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
+	agentSource := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
 	d, _ := newDelivery(group)
-	if _, err := inbox.Fetch(t.Context(), d); !errors.Is(err, ErrCorrupt) {
+	if _, err := agentSource.Fetch(t.Context(), d); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("got error %v, want %v", err, ErrCorrupt)
 	}
 	group.Spec.ConfigurationItems[0].ContentRef.Namespace = kube.AgentNamespace
-	if _, err := inbox.Fetch(t.Context(), d); !errors.Is(err, ErrContentMissing) {
+	if _, err := agentSource.Fetch(t.Context(), d); !errors.Is(err, ErrContentMissing) {
 		t.Errorf("got error %v, want %v", err, ErrContentMissing)
 	}
 	group.Spec.ServiceAccountName = "someone"
-	if _, err := inbox.Fetch(t.Context(), d); !errors.Is(err, ErrUnsupported) {
+	if _, err := agentSource.Fetch(t.Context(), d); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("got error %v, want %v", err, ErrUnsupported)
 	}
 }

@@ -56,25 +56,25 @@ func TestNothingIsDeliveredBesideTheClaim(t *testing.T) {
 				h.claim(first.Namespace, "")
 			}
 			b := testBundle(objects("a", "1"))
-			if report, err := h.outbox.Deliver(t.Context(), second, b); err == nil || report.State != bundle.StatePending {
+			if report, err := h.pull.Deliver(t.Context(), second, b); err == nil || report.State != bundle.StatePending {
 				t.Errorf("deliver: got %s, %v; want an error", report.State, err)
 			}
 			h.wantNothingIn(first.Namespace)
 			if !misplaced {
 				return
 			}
-			if _, _, err := h.outbox.FindDeployed(t.Context(), second, b.ID); err == nil {
+			if _, _, err := h.pull.FindDeployed(t.Context(), second, b.ID); err == nil {
 				t.Error("find deployed: got no error")
 			}
-			if _, err := h.outbox.ListDeployed(t.Context(), second); err == nil {
+			if _, err := h.pull.ListDeployed(t.Context(), second); err == nil {
 				t.Error("list deployed: got no error")
 			}
-			if done, err := h.outbox.Withdraw(t.Context(), second, bundle.Withdrawal{ID: b.ID}); done || err == nil {
+			if done, err := h.pull.Withdraw(t.Context(), second, bundle.Withdrawal{ID: b.ID}); done || err == nil {
 				t.Errorf("withdraw: got %t, %v; want an error", done, err)
 			}
 			h.wantNothingIn(first.Namespace)
 			second.DeliveryNamespace = derived
-			if _, err := h.outbox.Deliver(t.Context(), second, b); err != nil {
+			if _, err := h.pull.Deliver(t.Context(), second, b); err != nil {
 				t.Errorf("deliver, once the annotation is restored: %v", err)
 			}
 		})

@@ -21,8 +21,8 @@ import (
 
 func sweep(t *testing.T, h *hub) {
 	t.Helper()
-	sweeper := &GarbageCollector{Transport: h.outbox, Clock: clock.RealClock{}}
-	if err := sweeper.Collect(t.Context()); err != nil {
+	collector := &GarbageCollector{Transport: h.pull, Clock: clock.RealClock{}}
+	if err := collector.Collect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -38,22 +38,22 @@ func wantBundles(t *testing.T, h *hub, namespace string, want int) {
 	}
 }
 
-// The sweeper looks at the whole hub, so its tests share one hub with nobody else and run one after another.
-func TestSweeper(t *testing.T) {
+// The collector looks at the whole hub, so its tests share one hub with nobody else and run one after another.
+func TestGarbageCollector(t *testing.T) {
 	t.Parallel()
 	h := newHub(t, localkube.ForTest(t))
 	t.Run("keeps what is still to be provisioned", func(t *testing.T) {
 		h := newHub(t, h.plane)
 		m := h.member("keep")
 		b := testBundle(objects("a", "1"), objects("b", "1"))
-		mustDeliver(t, h.outbox, m, b)
+		mustDeliver(t, h.pull, m, b)
 		sweep(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 2)
 		h.restart()
 		sweep(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 2)
 		h.startAgent(m, newMemberEngine())
-		deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+		deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 		sweep(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 0)
 		if h.group(m, b.ID).Spec.Action != libv1beta1.ActionDeploy {
@@ -64,7 +64,7 @@ func TestSweeper(t *testing.T) {
 		h := newHub(t, h.plane)
 		m := h.member("replace")
 		for i := range 4 {
-			mustDeliver(t, h.outbox, m, testBundle(objects("a", fmt.Sprint(i))))
+			mustDeliver(t, h.pull, m, testBundle(objects("a", fmt.Sprint(i))))
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 4)
 		sweep(t, h)
@@ -77,7 +77,7 @@ func TestSweeper(t *testing.T) {
 		sweep(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 	})
-	t.Run("leaves the bundles of another shard to its own sweeper", func(t *testing.T) {
+	t.Run("leaves the bundles of another shard to its own collector", func(t *testing.T) {
 		h := newHub(t, h.plane)
 		m := h.member("sharded")
 		other, err := NewShardPullTransport(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
@@ -108,7 +108,7 @@ func TestSweeper(t *testing.T) {
 			mustDeliver(t, other, m, testBundle(objects("a", version)))
 		}
 		later := testclock.NewFakeClock(time.Now().Add(2 * otherShardAge))
-		if err := (&GarbageCollector{Transport: h.outbox, Clock: later}).Collect(t.Context()); err != nil {
+		if err := (&GarbageCollector{Transport: h.pull, Clock: later}).Collect(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 1)
@@ -118,15 +118,15 @@ func TestSweeper(t *testing.T) {
 		b := testBundle(objects("late-marker", "1"))
 		b.SharedBy = 2
 		first, late := h.member("first"), h.member("late")
-		mustDeliver(t, h.outbox, late, b)
+		mustDeliver(t, h.pull, late, b)
 		h.startAgent(first, newMemberEngine())
-		deliverUntil(t, h.outbox, first, b, bundle.StateApplied)
+		deliverUntil(t, h.pull, first, b, bundle.StateApplied)
 		sweep(t, h)
 		if found := h.bundles(kube.AgentNamespace, "late-marker"); len(found) != 1 {
 			t.Errorf("shared bundles: got %v, want 1", found)
 		}
 		h.startAgent(late, newMemberEngine())
-		deliverUntil(t, h.outbox, late, b, bundle.StateApplied)
+		deliverUntil(t, h.pull, late, b, bundle.StateApplied)
 		sweep(t, h)
 		if found := h.bundles(kube.AgentNamespace, "late-marker"); len(found) != 0 {
 			t.Errorf("shared bundles: got %v, want none", found)
@@ -136,11 +136,11 @@ func TestSweeper(t *testing.T) {
 		h := newHub(t, h.plane)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- (&GarbageCollector{Transport: h.outbox, Clock: clock.RealClock{}}).Start(ctx) }()
+		go func() { ended <- (&GarbageCollector{Transport: h.pull, Clock: clock.RealClock{}}).Start(ctx) }()
 		m := h.member("soon")
 		h.startAgent(m, newMemberEngine())
 		b := testBundle(objects("a", "1"))
-		deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+		deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 		began := time.Now()
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 		eventually(t, "bundles go", func(context.Context) error {
@@ -152,9 +152,9 @@ func TestSweeper(t *testing.T) {
 		t.Logf("bundles went %s after the report", time.Since(began).Round(time.Millisecond))
 		h.requests.take()
 		for range 20 {
-			mustDeliver(t, h.outbox, m, b)
+			mustDeliver(t, h.pull, m, b)
 		}
-		if len(h.outbox.trigger) != 0 {
+		if len(h.pull.trigger) != 0 {
 			t.Error("observing what has been provisioned triggers a sweep")
 		}
 		cancel()
@@ -174,7 +174,7 @@ func sweepAgainstDeliveries(t *testing.T, h *hub) {
 	go func() {
 		defer close(swept)
 		for ctx.Err() == nil {
-			if err := (&GarbageCollector{Transport: h.outbox, Clock: clock.RealClock{}}).Collect(ctx); err != nil && ctx.Err() == nil {
+			if err := (&GarbageCollector{Transport: h.pull, Clock: clock.RealClock{}}).Collect(ctx); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
 			sweeps++
@@ -195,7 +195,7 @@ func deliverToAndFro(t *testing.T, h *hub, m fleet.Member) {
 	for i := range 60 {
 		b := testBundle(objects("race-marker", fmt.Sprint(i%2)))
 		b.SharedBy = i % 3
-		if _, err := h.outbox.Deliver(t.Context(), m, b); err != nil {
+		if _, err := h.pull.Deliver(t.Context(), m, b); err != nil {
 			t.Error(err)
 			return
 		}

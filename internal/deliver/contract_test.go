@@ -39,7 +39,7 @@ func pushFixture(*testing.T) fixture {
 
 func pullFixture(t *testing.T) fixture {
 	h := sharedHub(t)
-	f := fixture{transport: h.outbox, engine: newMemberEngine(), member: h.member("pull")}
+	f := fixture{transport: h.pull, engine: newMemberEngine(), member: h.member("pull")}
 	h.startAgent(f.member, f.engine)
 	return f
 }

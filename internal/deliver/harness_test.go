@@ -210,7 +210,7 @@ type hub struct {
 	t        *testing.T
 	plane    *localkube.Plane
 	admin    client.Client
-	outbox   *PullTransport
+	pull   *PullTransport
 	requests *requests
 }
 
@@ -228,11 +228,11 @@ func newHub(t *testing.T, plane *localkube.Plane) *hub {
 func (h *hub) restart() {
 	h.t.Helper()
 	hubClient := clientFor(h.t, h.requests.wrap(h.plane.Config))
-	outbox, err := NewPullTransport(hubClient, hubClient, testKey)
+	pull, err := NewPullTransport(hubClient, hubClient, testKey)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.outbox = outbox
+	h.pull = pull
 }
 
 func clientFor(t *testing.T, config *rest.Config) client.WithWatch {
@@ -313,11 +313,11 @@ func (h *hub) startAgent(m fleet.Member, engine *memberEngine) (log *requests, s
 	log = &requests{}
 	config := log.wrap(LimitResponses(h.plane.Config))
 	config.Impersonate.UserName = m.DeliveryNamespace
-	inbox := NewAgentSource(clientFor(h.t, config), m.DeliveryNamespace, m.Name)
+	agentSource := NewAgentSource(clientFor(h.t, config), m.DeliveryNamespace, m.Name)
 	ctx, cancel := context.WithCancel(h.t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- inbox.Run(ctx, 2, func(ctx context.Context, d Delivery) error { return handle(ctx, inbox, engine, d) })
+		ended <- agentSource.Run(ctx, 2, func(ctx context.Context, d Delivery) error { return handle(ctx, agentSource, engine, d) })
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()
@@ -330,12 +330,12 @@ func (h *hub) startAgent(m fleet.Member, engine *memberEngine) (log *requests, s
 }
 
 // handle does what an agent does with a delivery.
-func handle(ctx context.Context, inbox *AgentSource, engine *memberEngine, d Delivery) error {
+func handle(ctx context.Context, agentSource *AgentSource, engine *memberEngine, d Delivery) error {
 	if d.Remove {
 		if _, err := engine.Withdraw(ctx, d.Withdrawal()); err != nil {
 			return err
 		}
-		return inbox.Report(ctx, d, bundle.Report{ID: d.ID, State: bundle.StateRemoved})
+		return agentSource.Report(ctx, d, bundle.Report{ID: d.ID, State: bundle.StateRemoved})
 	}
 	b, ok := engine.record(d.ID)
 	digest, err := b.Digest()
@@ -343,22 +343,22 @@ func handle(ctx context.Context, inbox *AgentSource, engine *memberEngine, d Del
 		return err
 	}
 	if !ok || digest != d.Digest {
-		b, err = inbox.Fetch(ctx, d)
+		b, err = agentSource.Fetch(ctx, d)
 		if errors.Is(err, ErrContentMissing) {
-			return inbox.Report(ctx, d, d.MissingReport(err.Error()))
+			return agentSource.Report(ctx, d, d.MissingReport(err.Error()))
 		}
 		if err != nil {
-			return errors.Join(err, inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateFailed, Message: err.Error()}))
+			return errors.Join(err, agentSource.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateFailed, Message: err.Error()}))
 		}
 	}
-	if err := inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying}); err != nil {
+	if err := agentSource.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying}); err != nil {
 		return err
 	}
 	report, err := engine.Converge(ctx, b)
 	if err != nil {
 		return err
 	}
-	if err := inbox.Report(ctx, d, report); err != nil {
+	if err := agentSource.Report(ctx, d, report); err != nil {
 		return err
 	}
 	if report.State == bundle.StateFailed {

@@ -37,7 +37,7 @@ func TestGroupIsWhatTheSveltosSurfaceSays(t *testing.T) {
 	m := h.member("surface")
 	b := testBundle(objects("a", "1"), objects("b", "1"))
 	b.Options.ContinueOnConflict = true
-	report := mustDeliver(t, h.outbox, m, b)
+	report := mustDeliver(t, h.pull, m, b)
 	if want := (bundle.Report{ID: b.ID, State: bundle.StatePending}); !cmp.Equal(want, report) {
 		t.Errorf("first report: got %+v, want %+v", report, want)
 	}
@@ -62,21 +62,21 @@ func TestRedeliveryWritesNothing(t *testing.T) {
 	h := sharedHub(t)
 	m := h.member("again")
 	b := testBundle(objects("a", "1"))
-	mustDeliver(t, h.outbox, m, b)
+	mustDeliver(t, h.pull, m, b)
 	h.requests.take()
 	for range 3 {
-		mustDeliver(t, h.outbox, m, b)
+		mustDeliver(t, h.pull, m, b)
 	}
 	// A hub reads namespaces from its cache.
 	if log := h.requests.take("configuration"); len(log) != 3 {
 		t.Errorf("requests before it is provisioned: got %v, want one read of the group each", log)
 	}
 	h.startAgent(m, newMemberEngine())
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	h.requests.take()
-	mustDeliver(t, h.outbox, m, b)
+	mustDeliver(t, h.pull, m, b)
 	h.restart()
-	mustDeliver(t, h.outbox, m, b)
+	mustDeliver(t, h.pull, m, b)
 	if log := h.requests.take("configuration"); len(log) != 2 {
 		t.Errorf("requests after it is provisioned: got %v, want one read of the group each", log)
 	}
@@ -87,10 +87,10 @@ func TestRequestsPerChange(t *testing.T) {
 	h := sharedHub(t)
 	m := h.member("cost")
 	agent, _ := h.startAgent(m, newMemberEngine())
-	deliverUntil(t, h.outbox, m, testBundle(objects("a", "1")), bundle.StateApplied)
+	deliverUntil(t, h.pull, m, testBundle(objects("a", "1")), bundle.StateApplied)
 	h.requests.take()
 	agent.take()
-	deliverUntil(t, h.outbox, m, testBundle(objects("a", "2")), bundle.StateApplied)
+	deliverUntil(t, h.pull, m, testBundle(objects("a", "2")), bundle.StateApplied)
 	hubWrites, agentLog := writes(h.requests.take()), agent.take()
 	t.Logf("one changed object on one member costs the hub %d writes:\n%s\nand the agent %d requests:\n%s",
 		len(hubWrites), strings.Join(hubWrites, "\n"), len(agentLog), strings.Join(agentLog, "\n"))
@@ -106,12 +106,12 @@ func TestCrashBetweenBundlesAndGroup(t *testing.T) {
 	engine := newMemberEngine()
 	h.startAgent(m, engine)
 	old := testBundle(objects("a", "1"))
-	deliverUntil(t, h.outbox, m, old, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, old, bundle.StateApplied)
 	h.requests.failIf(func(r *http.Request) bool {
 		return strings.Contains(r.URL.Path, "configurationgroups") && r.Method != http.MethodGet
 	})
 	fresh := testBundle(objects("a", "2"), objects("crash-marker", "1"))
-	if _, err := h.outbox.Deliver(t.Context(), m, fresh); !errors.Is(err, errCrash) {
+	if _, err := h.pull.Deliver(t.Context(), m, fresh); !errors.Is(err, errCrash) {
 		t.Fatalf("got error %v, want %v", err, errCrash)
 	}
 	if found := h.bundles(m.DeliveryNamespace, "crash-marker"); len(found) != 1 {
@@ -122,7 +122,7 @@ func TestCrashBetweenBundlesAndGroup(t *testing.T) {
 	}
 	h.requests.failIf(nil)
 	h.restart()
-	deliverUntil(t, h.outbox, m, fresh, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, fresh, bundle.StateApplied)
 	wantNames(t, engine, "a", "crash-marker")
 }
 
@@ -138,7 +138,7 @@ func TestCrashBetweenTwoBundles(t *testing.T) {
 		return created == 2
 	})
 	b := testBundle(objects("a", "1"), objects("b", "1"))
-	if _, err := h.outbox.Deliver(t.Context(), m, b); !errors.Is(err, errCrash) {
+	if _, err := h.pull.Deliver(t.Context(), m, b); !errors.Is(err, errCrash) {
 		t.Fatalf("got error %v, want %v", err, errCrash)
 	}
 	groups := &libv1beta1.ConfigurationGroupList{}
@@ -149,7 +149,7 @@ func TestCrashBetweenTwoBundles(t *testing.T) {
 	h.restart()
 	engine := newMemberEngine()
 	h.startAgent(m, engine)
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	wantNames(t, engine, "a", "b")
 }
 
@@ -159,11 +159,11 @@ func TestMissingContentIsStagedAgain(t *testing.T) {
 	m := h.member("missing")
 	b := testBundle(objects("a", "1"), objects("b", "1"))
 
-	mustDeliver(t, h.outbox, m, b)
+	mustDeliver(t, h.pull, m, b)
 	h.deleteBundles(m.DeliveryNamespace)
 	first := newMemberEngine()
 	_, stop := h.startAgent(m, first)
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	wantNames(t, first, "a", "b")
 	stop()
 
@@ -178,7 +178,7 @@ func TestMissingContentIsStagedAgain(t *testing.T) {
 		}
 		return nil
 	})
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	wantNames(t, second, "a", "b")
 }
 
@@ -187,11 +187,11 @@ func TestRestartedHubStagesWhatIsStillToBeFetched(t *testing.T) {
 	h := sharedHub(t)
 	m := h.member("restart")
 	b := testBundle(objects("restart-marker", "1"))
-	mustDeliver(t, h.outbox, m, b)
+	mustDeliver(t, h.pull, m, b)
 	generation := h.group(m, b.ID).Generation
 	h.deleteBundles(m.DeliveryNamespace)
 	h.restart()
-	mustDeliver(t, h.outbox, m, b)
+	mustDeliver(t, h.pull, m, b)
 	if found := h.bundles(m.DeliveryNamespace, "restart-marker"); len(found) != 1 {
 		t.Errorf("bundles: got %v, want 1", found)
 	}
@@ -213,7 +213,7 @@ func TestSharedContentIsStoredOnce(t *testing.T) {
 	for i, m := range members {
 		// Each member has a summary of its own.
 		b.ID.RequestorName = fmt.Sprintf("summary-%d", i)
-		mustDeliver(t, h.outbox, m, b)
+		mustDeliver(t, h.pull, m, b)
 	}
 	if found := h.bundles(kube.AgentNamespace, "shared-marker"); len(found) != 1 {
 		t.Errorf("shared bundles: got %v, want the public one", found)
@@ -225,7 +225,7 @@ func TestSharedContentIsStoredOnce(t *testing.T) {
 		engine := newMemberEngine()
 		h.startAgent(m, engine)
 		b.ID.RequestorName = fmt.Sprintf("summary-%d", i)
-		deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+		deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 		wantNames(t, engine, "shared-marker-private", "shared-marker-public", "shared-marker-secret")
 	}
 	shared := &libv1beta1.ConfigurationBundle{}
@@ -245,18 +245,18 @@ func TestAgentWithItsRecordFetchesNothing(t *testing.T) {
 	engine := newMemberEngine()
 	_, stop := h.startAgent(m, engine)
 	b := testBundle(objects("a", "1"))
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	stop()
 	h.deleteBundles(m.DeliveryNamespace)
 	before := engine.writeCount()
 	agent, _ := h.startAgent(m, engine)
 	next := testBundle(objects("b", "1"))
 	next.ID.Feature = "Helm"
-	deliverUntil(t, h.outbox, m, next, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, next, bundle.StateApplied)
 	if fetched := agent.take("configurationbundles"); len(fetched) != 1 {
 		t.Errorf("fetched %v, want the new bundle only", fetched)
 	}
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	if after := engine.writeCount(); after != before+1 {
 		t.Errorf("%d writes, want 1", after-before)
 	}
@@ -270,14 +270,14 @@ func TestVanishedGroupDeletesNothing(t *testing.T) {
 	h.startAgent(m, engine)
 	b, other := testBundle(objects("a", "1")), testBundle(objects("b", "1"))
 	other.ID.Feature = "Helm"
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	if err := h.admin.Delete(t.Context(), h.group(m, b.ID)); err != nil {
 		t.Fatal(err)
 	}
 	// Once a later delivery has arrived, the agent has seen the deletion.
-	deliverUntil(t, h.outbox, m, other, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, other, bundle.StateApplied)
 	wantNames(t, engine, "a", "b")
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	wantNames(t, engine, "a", "b")
 }
 
@@ -288,24 +288,24 @@ func TestWithdrawalWaitsForTheAgent(t *testing.T) {
 	engine := newMemberEngine()
 	_, stop := h.startAgent(m, engine)
 	b := testBundle(objects("a", "1"))
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	stop()
 	for range 2 {
-		if done, err := h.outbox.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
+		if done, err := h.pull.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
 			t.Fatalf("without the agent: got %v and %v, want not done", done, err)
 		}
 	}
 	// The profile matches again before the agent is back: nothing is removed.
-	if report := mustDeliver(t, h.outbox, m, b); report.State != bundle.StatePending {
+	if report := mustDeliver(t, h.pull, m, b); report.State != bundle.StatePending {
 		t.Errorf("report: got %+v, want Pending", report)
 	}
 	before := engine.writeCount()
 	h.startAgent(m, engine)
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	if after := engine.writeCount(); after != before {
 		t.Errorf("%d writes, want none", after-before)
 	}
-	withdrawUntilDone(t, h.outbox, m, bundle.Withdrawal{ID: b.ID})
+	withdrawUntilDone(t, h.pull, m, bundle.Withdrawal{ID: b.ID})
 	wantNames(t, engine)
 }
 
@@ -314,18 +314,18 @@ func TestWithdrawalDoesNotTrustACache(t *testing.T) {
 	h := sharedHub(t)
 	m := h.member("stale")
 	b := testBundle(objects("a", "1"))
-	mustDeliver(t, h.outbox, m, b)
+	mustDeliver(t, h.pull, m, b)
 	live := clientFor(t, h.plane.Config)
 	stale := interceptor.NewClient(live, interceptor.Funcs{
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
 			return apierrors.NewNotFound(schema.GroupResource{}, "group")
 		},
 	})
-	outbox, err := NewPullTransport(stale, live, testKey)
+	pull, err := NewPullTransport(stale, live, testKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := outbox.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
+	if done, err := pull.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
 		t.Errorf("got %v and %v, want not done", done, err)
 	}
 	if got := h.group(m, b.ID).Spec.Action; got != libv1beta1.ActionRemove {
@@ -340,10 +340,10 @@ func TestCorruptBundleIsReportedAndChangesNothing(t *testing.T) {
 	engine := newMemberEngine()
 	_, stop := h.startAgent(m, engine)
 	b := testBundle(objects("a", "1"))
-	deliverUntil(t, h.outbox, m, b, bundle.StateApplied)
+	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	stop()
 	changed := testBundle(objects("corrupt-marker", "1"))
-	mustDeliver(t, h.outbox, m, changed)
+	mustDeliver(t, h.pull, m, changed)
 	obj := &libv1beta1.ConfigurationBundle{}
 	name := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: h.bundles(m.DeliveryNamespace, "corrupt-marker")[0]}
 	if err := h.admin.Get(t.Context(), name, obj); err != nil {
@@ -355,7 +355,7 @@ func TestCorruptBundleIsReportedAndChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.startAgent(m, engine)
-	report := deliverUntil(t, h.outbox, m, changed, bundle.StateFailed)
+	report := deliverUntil(t, h.pull, m, changed, bundle.StateFailed)
 	if !strings.Contains(report.Message, obj.Name) || !strings.Contains(report.Message, ErrCorrupt.Error()) {
 		t.Errorf("message: got %q", report.Message)
 	}

@@ -143,7 +143,7 @@ func TestDecide(t *testing.T) {
 		had    inventory.Entry
 		want   action
 		adopt  bool
-		motive trigger
+		cause trigger
 	}{
 		"a rival's":                          {competingOwner, recorded, actionReject, false, triggerRequest},
 		"a rival's, seen by healing":         {competingOwner, recorded, actionReject, false, triggerDrift},
@@ -184,7 +184,7 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := decide(targets[0], test.seen, test.had, requester{id: b.ID, owner: b.Owner, trigger: test.motive})
+			got := decide(targets[0], test.seen, test.had, requester{id: b.ID, owner: b.Owner, trigger: test.cause})
 			if got.action != test.want || got.adopt != test.adopt {
 				t.Errorf("got verb %d, adopt %t, error %v; want verb %d, adopt %t", got.action, got.adopt, got.err, test.want, test.adopt)
 			}
@@ -192,7 +192,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestCondemn(t *testing.T) {
+func TestDecidePrune(t *testing.T) {
 	t.Parallel()
 	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "mine", Feature: "Helm"}
 	mine := func(annotations ...string) *live {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// ErrTimeUp is the cause of a context whose limit of WithPatience has expired.
+// ErrTimeUp is the cause of a context whose limit of WithWorkLimit has expired.
 var ErrTimeUp = errors.New("the time limit was reached; the next attempt continues from there")
 
 // stallTimer limits the time that an Engine works on a cluster for one caller. It stops while the Engine waits for
@@ -27,19 +27,19 @@ type stallTimer struct {
 
 type stallTimerKey struct{}
 
-// WithPatience returns a context for a call of an Engine. It ends with the cause ErrTimeUp when the Engine has worked
+// WithWorkLimit returns a context for a call of an Engine. It ends with the cause ErrTimeUp when the Engine has worked
 // for limit. Waiting for locks does not count. The caller must call cancel.
-func WithPatience(ctx context.Context, limit time.Duration) (patient context.Context, cancel context.CancelFunc) {
-	patient, end := context.WithCancelCause(ctx)
+func WithWorkLimit(ctx context.Context, limit time.Duration) (limited context.Context, cancel context.CancelFunc) {
+	limited, end := context.WithCancelCause(ctx)
 	p := &stallTimer{left: limit, since: time.Now()}
 	p.timer = time.AfterFunc(limit, func() { end(ErrTimeUp) })
-	return context.WithValue(patient, stallTimerKey{}, p), func() {
+	return context.WithValue(limited, stallTimerKey{}, p), func() {
 		p.timer.Stop()
 		end(nil)
 	}
 }
 
-// Answered returns whether the cluster has responded to a request with this context of WithPatience.
+// Answered returns whether the cluster has responded to a request with this context of WithWorkLimit.
 func Answered(ctx context.Context) bool {
 	p, ok := ctx.Value(stallTimerKey{}).(*stallTimer)
 	return ok && p.answered.Load()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestPatienceDoesNotCountWaitingForOthers(t *testing.T) {
+func TestWorkLimitDoesNotCountWaitingForLocks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := newKeyLock[string]()
@@ -18,7 +18,7 @@ func TestPatienceDoesNotCountWaitingForOthers(t *testing.T) {
 		}
 		time.AfterFunc(time.Hour, release)
 		start := time.Now()
-		ctx, cancel := WithPatience(t.Context(), time.Minute)
+		ctx, cancel := WithWorkLimit(t.Context(), time.Minute)
 		defer cancel()
 		<-time.After(10 * time.Second)
 		free, err := g.acquire(ctx, "a")

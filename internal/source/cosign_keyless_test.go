@@ -140,7 +140,7 @@ func bundleKeyless(t *testing.T, sigstore *ca.VirtualSigstore, digest string) []
 
 func TestKeylessSignaturesAreVerified(t *testing.T) {
 	t.Parallel()
-	sigstore, stranger := newSigstore(t), newSigstore(t)
+	sigstore, other := newSigstore(t), newSigstore(t)
 	trusted := trustRoot(t, sigstore, nil)
 	match := func(issuer, subject string) configv1beta1.OIDCIdentityMatch {
 		return configv1beta1.OIDCIdentityMatch{Issuer: issuer, Subject: subject}
@@ -157,7 +157,7 @@ func TestKeylessSignaturesAreVerified(t *testing.T) {
 		"another subject":     {identities: []configv1beta1.OIDCIdentityMatch{match("issuer", "^nobody$")}, root: trusted, want: "^nobody$"},
 		"another issuer":      {identities: []configv1beta1.OIDCIdentityMatch{match("^github$", ".*")}, root: trusted, want: "^github$"},
 		"no identity":         {root: trusted, want: "at least one identity"},
-		"another trust root":  {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: trustRoot(t, stranger, nil), want: "not valid"},
+		"another trust root":  {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: trustRoot(t, other, nil), want: "not valid"},
 		"unlogged authority":  {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: trustRoot(t, sigstore, sigstore.CTLogs()), want: "timestamp"},
 		"garbage trust root":  {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: []byte("garbage"), want: "key trusted_root.json: "},
 		"trust root of no CA": {identities: []configv1beta1.OIDCIdentityMatch{exact}, root: []byte(`{"mediaType":"` + root.TrustedRootMediaType01 + `"}`), want: "not valid"},

@@ -162,7 +162,7 @@ func bundleByKey(t *testing.T, key *ecdsa.PrivateKey, statement []byte) []byte {
 
 func TestSignaturesByKeyAreVerified(t *testing.T) {
 	t.Parallel()
-	key, stranger := ecdsaKey(t), ecdsaKey(t)
+	key, other := ecdsaKey(t), ecdsaKey(t)
 	elsewhere := "sha256:" + strings.Repeat("a", 64)
 	for name, test := range map[string]struct {
 		attach func(t *testing.T, c signedChart)
@@ -176,7 +176,7 @@ func TestSignaturesByKeyAreVerified(t *testing.T) {
 		"good signature beside a foreign one": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
 			digest := c.manifest.Digest.String()
-			c.attachClassic(t, classicByKey(t, stranger, digest), classicByKey(t, key, digest))
+			c.attachClassic(t, classicByKey(t, other, digest), classicByKey(t, key, digest))
 		}},
 		"good bundle": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
@@ -184,7 +184,7 @@ func TestSignaturesByKeyAreVerified(t *testing.T) {
 		}},
 		"good bundle beside a foreign classic signature": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
-			c.attachClassic(t, classicByKey(t, stranger, c.manifest.Digest.String()))
+			c.attachClassic(t, classicByKey(t, other, c.manifest.Digest.String()))
 			c.attachBundle(t, bundleByKey(t, key, statement(c.manifest.Digest.String(), signStatement)))
 		}},
 		"good bundle beside large ones": {attach: func(t *testing.T, c signedChart) {
@@ -213,12 +213,12 @@ func TestSignaturesByKeyAreVerified(t *testing.T) {
 		"missing signature": {attach: func(*testing.T, signedChart) {}, want: "signatureVerification: the chart has no cosign signature"},
 		"wrong key": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
-			c.attachClassic(t, classicByKey(t, stranger, c.manifest.Digest.String()))
+			c.attachClassic(t, classicByKey(t, other, c.manifest.Digest.String()))
 		}, want: "its cosign signature is not valid: failed to verify signature"},
 		"wrong keys": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
-			c.attachClassic(t, classicByKey(t, stranger, c.manifest.Digest.String()))
-			c.attachBundle(t, bundleByKey(t, stranger, statement(c.manifest.Digest.String(), signStatement)))
+			c.attachClassic(t, classicByKey(t, other, c.manifest.Digest.String()))
+			c.attachBundle(t, bundleByKey(t, other, statement(c.manifest.Digest.String(), signStatement)))
 		}, want: "none of its 2 cosign signatures is valid, the last one because: failed to verify signature"},
 		"another chart's classic signature": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()

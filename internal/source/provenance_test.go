@@ -113,7 +113,7 @@ func TestProvenanceIsVerified(t *testing.T) {
 	tampered := exampleArchive(t, examples.Chart{Version: "0.1.0", AppVersion: "evil"})
 	other := exampleArchive(t, examples.Chart{Version: "0.2.0"})
 	now := &packet.Config{}
-	signer, stranger := publisher(t, now), publisher(t, now)
+	signer, otherSigner := publisher(t, now), publisher(t, now)
 	yearsAgo := time.Now().Add(-3 * 365 * 24 * time.Hour)
 	expired := publisher(t, &packet.Config{Time: func() time.Time { return yearsAgo }, KeyLifetimeSecs: 3600})
 	good := sign(t, signer, archive, "hello-0.1.0.tgz")
@@ -123,11 +123,11 @@ func TestProvenanceIsVerified(t *testing.T) {
 		want                   string
 	}{
 		"good signature":            {archive: archive, file: good, keyring: trusted},
-		"one key of several":        {archive: archive, file: good, keyring: keyring(t, stranger, signer)},
+		"one key of several":        {archive: archive, file: good, keyring: keyring(t, otherSigner, signer)},
 		"armored keyring":           {archive: archive, file: good, keyring: armored(t, trusted)},
 		"tampered archive":          {archive: tampered, file: good, keyring: trusted, want: "sha256 sum does not match for hello-0.1.0.tgz"},
 		"tampered provenance file":  {archive: archive, file: bytes.Replace(good, []byte("sha256:"), []byte("sha256:0"), 1), keyring: trusted, want: "signature"},
-		"wrong key":                 {archive: archive, file: good, keyring: keyring(t, stranger), want: "signature made by unknown entity"},
+		"wrong key":                 {archive: archive, file: good, keyring: keyring(t, otherSigner), want: "signature made by unknown entity"},
 		"missing signature":         {archive: archive, keyring: trusted, want: "the chart has no provenance file"},
 		"no signature in the file":  {archive: archive, file: []byte("name: hello\n"), keyring: trusted, want: "signature block not found"},
 		"another version's file":    {archive: archive, file: sign(t, signer, other, "hello-0.2.0.tgz"), keyring: trusted, want: `no SHA`},
@@ -189,7 +189,7 @@ func TestProvenanceThatCannotBeFetchedIsTriedAgain(t *testing.T) {
 func TestVerificationIsNotBypassedByKeptCharts(t *testing.T) {
 	t.Parallel()
 	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
-	signer, stranger := publisher(t, &packet.Config{}), publisher(t, &packet.Config{})
+	signer, otherSigner := publisher(t, &packet.Config{}), publisher(t, &packet.Config{})
 	good := httpWith(archive, sign(t, signer, archive, "hello-0.1.0.tgz"))
 	server := counted(httpWith(exampleArchive(t, examples.Chart{Version: "0.1.0", AppVersion: "evil"}), nil))
 	address, dir := serve(t, server), t.TempDir()
@@ -201,7 +201,7 @@ func TestVerificationIsNotBypassedByKeptCharts(t *testing.T) {
 	fetch := func(charts *source.Charts, version string, verification source.Verification) (source.Chart, error) {
 		return charts.Fetch(t.Context(), helmChart(address, "hello", version), source.Login{}, verification)
 	}
-	trusted, foreign := source.Verification{Keyring: keyring(t, signer)}, source.Verification{Keyring: keyring(t, stranger)}
+	trusted, foreign := source.Verification{Keyring: keyring(t, signer)}, source.Verification{Keyring: keyring(t, otherSigner)}
 	unsigned, err := fetch(charts, "0.1.0", source.Verification{})
 	if err != nil {
 		t.Fatal(err)

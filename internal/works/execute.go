@@ -76,7 +76,7 @@ type Executor struct {
 
 // withLimit returns a context for requests to the cluster.
 func (e *Executor) withLimit(ctx context.Context) (context.Context, context.CancelFunc) {
-	return engine.WithPatience(ctx, cmp.Or(e.Limit, Limit))
+	return engine.WithWorkLimit(ctx, cmp.Or(e.Limit, Limit))
 }
 
 // asUnresponsive returns err, and wraps the cause if the time for the cluster ended: ErrUnresponsive if the cluster

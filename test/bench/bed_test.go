@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// patience bounds every wait.
-	patience = 2 * time.Minute
+	// waitTimeout bounds every wait.
+	waitTimeout = 2 * time.Minute
 	// glance is how often a wait looks where there is nothing to watch.
 	glance = 100 * time.Millisecond
 	// calm is how long a process is left alone before its memory is read.
@@ -146,12 +146,12 @@ func (b *bed) apply(manifest string) {
 func (b *bed) eventually(what string, check func(context.Context) error) {
 	b.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(b.Context(), glance, patience, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(b.Context(), glance, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		last = check(ctx)
 		return last == nil, nil
 	})
 	if err != nil {
-		b.Fatalf("%s: not within %s: %v", what, patience, last)
+		b.Fatalf("%s: not within %s: %v", what, waitTimeout, last)
 	}
 }
 

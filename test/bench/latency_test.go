@@ -119,7 +119,7 @@ func (b *bed) follow(plane *localkube.Plane) <-chan string {
 // await waits for a text.
 func (b *bed) await(texts <-chan string, want string) {
 	b.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(waitTimeout)
 	for {
 		select {
 		case text := <-texts:
@@ -127,7 +127,7 @@ func (b *bed) await(texts <-chan string, want string) {
 				return
 			}
 		case <-deadline:
-			b.Fatalf("%q did not arrive within %s:\n%s", want, patience, b.run(b.plane, "", "kubectl", "get", "clustersummaries", "-A", "-o", "yaml"))
+			b.Fatalf("%q did not arrive within %s:\n%s", want, waitTimeout, b.run(b.plane, "", "kubectl", "get", "clustersummaries", "-A", "-o", "yaml"))
 		}
 	}
 }

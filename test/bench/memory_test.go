@@ -119,7 +119,7 @@ func (b *bed) standIn(name string) {
 		b.Fatal(err)
 	}
 	// The benchmark is over before the first heartbeat is missed.
-	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(patience)}
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(waitTimeout)}
 	if err := b.hub.Update(b.Context(), &lease); err != nil {
 		b.Fatal(err)
 	}

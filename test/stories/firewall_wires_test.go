@@ -17,8 +17,8 @@ const (
 	// hubAddress is where the hub's API server listens, on the loopback device of the hub's network. These addresses exist
 	// in the networks of one story only, so that every story may use the same.
 	hubAddress = "10.231.0.1"
-	// dialPatience is how long a dial may take that is to fail because nobody answers.
-	dialPatience = time.Second
+	// dialTimeout is how long a dial may take that is to fail because nobody answers.
+	dialTimeout = time.Second
 )
 
 // plug is one end of a cable.
@@ -64,7 +64,7 @@ func inside(t *testing.T, network localkube.Network, text, program string, args 
 // dial says what is wrong unless somebody answers at the address.
 func dial(t *testing.T, from localkube.Network, address string) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), dialPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), dialTimeout)
 	defer cancel()
 	conn, err := from.Dial(ctx, "tcp", address)
 	if err == nil {
@@ -94,7 +94,7 @@ func serveProxy(t *testing.T, network localkube.Network, address, target string)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: p, ReadHeaderTimeout: patience}
+	server := &http.Server{Handler: p, ReadHeaderTimeout: waitTimeout}
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(listener) }) // it ends with an error, since it is closed
 	t.Cleanup(func() {
@@ -114,7 +114,7 @@ func (p *connectProxy) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, "only CONNECT "+p.target, http.StatusForbidden)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), 10*dialPatience)
+	ctx, cancel := context.WithTimeout(r.Context(), 10*dialTimeout)
 	defer cancel()
 	upstream, err := p.network.Dial(ctx, "tcp", p.target)
 	if err != nil {

@@ -232,8 +232,8 @@ func (w *world) wait(t *trap) {
 	w.t.Helper()
 	select {
 	case <-t.sprung:
-	case <-time.After(patience):
-		w.t.Fatalf("no %s %s (%q, number %d) within %s", t.method, t.path, t.body, t.nth, patience)
+	case <-time.After(waitTimeout):
+		w.t.Fatalf("no %s %s (%q, number %d) within %s", t.method, t.path, t.body, t.nth, waitTimeout)
 	}
 }
 

@@ -234,13 +234,13 @@ func resourceName(group, resource string) string {
 func (w *world) wantAllowed(a insider, s surface, documented permissions) {
 	w.t.Helper()
 	began := time.Now()
-	asker := w.asker(a)
+	requester := w.requester(a)
 	got := grants{}
 	asked := 0
 	for _, questions := range []func(surface, insider) []grant{anythingAnywhere, anythingInNamespaces, namedObjects} {
 		open := slices.DeleteFunc(questions(s, a), got.allow) // a wider question has been answered with yes
 		asked += len(open)
-		for i, yes := range asker.ask(open) {
+		for i, yes := range requester.ask(open) {
 			if yes {
 				got[open[i]] = true
 			}
@@ -314,22 +314,22 @@ func verbsByName(g grant) []grant {
 	})
 }
 
-// asker asks the hub what an agent may do, with the agent's credential.
-type asker struct {
+// requester asks the hub what an agent may do, with the agent's credential.
+type requester struct {
 	w   *world
 	hub kubernetes.Interface
 }
 
-func (w *world) asker(a insider) asker {
+func (w *world) requester(a insider) requester {
 	config := rest.CopyConfig(a.config)
 	config.ContentType = "application/vnd.kubernetes.protobuf" // there are many thousands of questions
-	return asker{w: w, hub: kubernetes.NewForConfigOrDie(config)}
+	return requester{w: w, hub: kubernetes.NewForConfigOrDie(config)}
 }
 
 // ask returns the answers, in the order of the questions.
-func (a asker) ask(questions []grant) []bool {
+func (a requester) ask(questions []grant) []bool {
 	a.w.t.Helper()
-	ctx, cancel := context.WithTimeout(a.w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(a.w.t.Context(), waitTimeout)
 	defer cancel()
 	answers, failures := make([]bool, len(questions)), make([]error, asking)
 	next := make(chan int)
@@ -357,7 +357,7 @@ func (a asker) ask(questions []grant) []bool {
 	return answers
 }
 
-func (a asker) may(ctx context.Context, g grant) (bool, error) {
+func (a requester) may(ctx context.Context, g grant) (bool, error) {
 	whole, subresource, _ := strings.Cut(g.resource, "/")
 	resource, group, _ := strings.Cut(whole, ".")
 	review, err := a.hub.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{

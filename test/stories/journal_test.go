@@ -17,8 +17,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// tally counts what happened to one object.
-type tally struct{ Added, Modified, Deleted int }
+// changeCount counts what happened to one object.
+type changeCount struct{ Added, Modified, Deleted int }
 
 // journal writes down everything that happens to the ConfigMaps of one namespace.
 type journal struct {
@@ -29,7 +29,7 @@ type journal struct {
 
 	// mu guards what follows; changed is closed and replaced with every event.
 	mu      sync.Mutex
-	tallies map[string]tally
+	counters map[string]changeCount
 	lost    error
 	changed chan struct{}
 }
@@ -53,7 +53,7 @@ func (w *world) journal(plane *localkube.Plane, namespace string) *journal {
 		cancel()
 		w.t.Fatal(err)
 	}
-	j := &journal{w: w, plane: plane, namespace: namespace, tallies: map[string]tally{}, changed: make(chan struct{})}
+	j := &journal{w: w, plane: plane, namespace: namespace, counters: map[string]changeCount{}, changed: make(chan struct{})}
 	var reader sync.WaitGroup
 	reader.Go(func() { j.read(events.ResultChan()) })
 	w.t.Cleanup(func() {
@@ -81,7 +81,7 @@ func (j *journal) note(event watch.Event) {
 	if object.Name == rootCertificates {
 		return
 	}
-	t := j.tallies[object.Name]
+	t := j.counters[object.Name]
 	switch event.Type {
 	case watch.Added:
 		t.Added++
@@ -90,7 +90,7 @@ func (j *journal) note(event watch.Event) {
 	case watch.Deleted:
 		t.Deleted++
 	}
-	j.tallies[object.Name] = t
+	j.counters[object.Name] = t
 	close(j.changed)
 	j.changed = make(chan struct{})
 }
@@ -99,14 +99,14 @@ func (j *journal) note(event watch.Event) {
 const rootCertificates = "kube-root-ca.crt"
 
 // page returns what happened since the last page, once everything that happened before the call is written down.
-func (j *journal) page() map[string]tally {
+func (j *journal) page() map[string]changeCount {
 	j.w.t.Helper()
 	j.marks++
 	mark := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: j.namespace, Name: fmt.Sprintf("bookmark-%d", j.marks)}}
 	if err := j.w.client(j.plane).Create(j.w.t.Context(), mark); err != nil {
 		j.w.t.Fatal(err)
 	}
-	deadline := time.After(patience)
+	deadline := time.After(waitTimeout)
 	for {
 		page, next, err := j.until(mark.Name)
 		if err != nil {
@@ -118,29 +118,29 @@ func (j *journal) page() map[string]tally {
 		select {
 		case <-next:
 		case <-deadline:
-			j.w.t.Fatalf("the watch of %s did not bring %s within %s", j.namespace, mark.Name, patience)
+			j.w.t.Fatalf("the watch of %s did not bring %s within %s", j.namespace, mark.Name, waitTimeout)
 		}
 	}
 }
 
 // until returns the page that ends with mark, or what to wait for if mark has not come yet.
-func (j *journal) until(mark string) (page map[string]tally, next <-chan struct{}, err error) {
+func (j *journal) until(mark string) (page map[string]changeCount, next <-chan struct{}, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.lost != nil {
 		return nil, nil, j.lost
 	}
-	if _, ok := j.tallies[mark]; !ok {
+	if _, ok := j.counters[mark]; !ok {
 		return nil, j.changed, nil
 	}
-	page = maps.Clone(j.tallies)
+	page = maps.Clone(j.counters)
 	delete(page, mark)
-	j.tallies = map[string]tally{}
+	j.counters = map[string]changeCount{}
 	return page, nil, nil
 }
 
 // want turns the page and checks that exactly this happened.
-func (j *journal) want(what string, want map[string]tally) {
+func (j *journal) want(what string, want map[string]changeCount) {
 	j.w.t.Helper()
 	if diff := cmp.Diff(want, j.page()); diff != "" {
 		j.w.t.Errorf("%s: what happened to the objects (-want +got):\n%s", what, diff)

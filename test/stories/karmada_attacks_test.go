@@ -162,7 +162,7 @@ func (w *world) forgedRequests(spent string) {
 	config := w.bearer(token.String())
 	const id = "00000000-0000-4000-8000-000000000001"
 	for what, forgery := range forgeries(id) {
-		w.wantDenied(what, config, forgery.petition, forgery.reason)
+		w.wantDenied(what, config, forgery.certificateRequest, forgery.reason)
 	}
 	beta, err := w.cluster("beta")
 	if err != nil {
@@ -178,12 +178,12 @@ func (w *world) forgedRequests(spent string) {
 	w.wantUnspent(token)
 
 	ignored := map[string]string{}
-	for what, p := range map[string]petition{
-		"a kubelet": honest("fresh", id).but(func(p *petition) { p.signer = certificatesv1.KubeletServingSignerName }),
-		"an agent who is a master": honest("fresh", id).but(func(p *petition) {
+	for what, p := range map[string]certificateRequest{
+		"a kubelet": honest("fresh", id).but(func(p *certificateRequest) { p.signer = certificatesv1.KubeletServingSignerName }),
+		"an agent who is a master": honest("fresh", id).but(func(p *certificateRequest) {
 			p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "system:masters"}
 		}),
-		"a master": honest("fresh", id).but(func(p *petition) {
+		"a master": honest("fresh", id).but(func(p *certificateRequest) {
 			p.request.Subject.CommonName, p.request.Subject.Organization = "admin", []string{"system:masters"}
 		}),
 	} {

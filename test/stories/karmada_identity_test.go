@@ -139,7 +139,7 @@ func runs(cmd *exec.Cmd) error {
 	return err
 }
 
-// races races petitions, which is where the hub decides: of the same id under two names, and of two ids under one name.
+// races races requests, which is where the hub decides: of the same id under two names, and of two ids under one name.
 // Exactly one of each two gets a certificate, and the other is told why not.
 func (w *world) races() {
 	w.t.Helper()
@@ -175,7 +175,7 @@ const raced = "raced"
 // contender is one of two who want the same.
 type contender struct {
 	name, id string
-	verdict  verdict
+	decision  decision
 	err      error
 }
 
@@ -197,7 +197,7 @@ func (w *world) race(round int) error {
 		pair.Go(func() {
 			var name string
 			if name, c.err = w.files(config, honest(c.name, c.id)); c.err == nil {
-				c.verdict, c.err = w.decided(name)
+				c.decision, c.err = w.decided(name)
 			}
 		})
 	}
@@ -206,15 +206,15 @@ func (w *world) race(round int) error {
 	if one.err != nil || two.err != nil {
 		return fmt.Errorf("%s: %w and %w", what, one.err, two.err)
 	}
-	if one.verdict.approved == two.verdict.approved {
-		return fmt.Errorf("%s: want one of them approved, got %+v and %+v", what, one.verdict, two.verdict)
+	if one.decision.approved == two.decision.approved {
+		return fmt.Errorf("%s: want one of them approved, got %+v and %+v", what, one.decision, two.decision)
 	}
 	winner, loser := one, two
-	if two.verdict.approved {
+	if two.decision.approved {
 		winner, loser = two, one
 	}
-	if want := fmt.Sprintf("the cluster ID %s or the cluster name %s has been registered", loser.id, loser.name); !strings.Contains(loser.verdict.message, want) {
-		return fmt.Errorf("%s: the loser was told %q, want %q", what, loser.verdict.message, want)
+	if want := fmt.Sprintf("the cluster ID %s or the cluster name %s has been registered", loser.id, loser.name); !strings.Contains(loser.decision.message, want) {
+		return fmt.Errorf("%s: the loser was told %q, want %q", what, loser.decision.message, want)
 	}
 	if err := w.won(winner, loser); err != nil {
 		return fmt.Errorf("%s: %w", what, err)

@@ -127,14 +127,14 @@ func (w *world) cluster(name string) (*clusterv1alpha1.Cluster, error) {
 func (w *world) clusterBecomes(name, status string) time.Duration {
 	w.t.Helper()
 	began, c := time.Now(), w.client(w.hub)
-	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		found := &clusterv1alpha1.Cluster{}
 		err := c.Get(ctx, client.ObjectKey{Name: name}, found)
 		ready := meta.FindStatusCondition(found.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 		return err == nil && ready != nil && string(ready.Status) == status, client.IgnoreNotFound(err)
 	})
 	if err != nil {
-		w.t.Fatalf("Ready of cluster %s is not %s within %s: %v", name, status, patience, err)
+		w.t.Fatalf("Ready of cluster %s is not %s within %s: %v", name, status, waitTimeout, err)
 	}
 	return time.Since(began)
 }
@@ -317,7 +317,7 @@ func still(object *unstructured.Unstructured) {
 func (w *world) settled(plane *localkube.Plane) map[string]string {
 	w.t.Helper()
 	last := map[string]string(nil)
-	err := wait.PollUntilContextTimeout(w.t.Context(), 500*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.t.Context(), 500*time.Millisecond, waitTimeout, true, func(context.Context) (bool, error) {
 		now := w.dump(plane)
 		same := last != nil && differences(last, now) == nil
 		last = now

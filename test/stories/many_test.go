@@ -265,7 +265,7 @@ func (c *crowd) tell() {
 // provisioned waits until all members are, and returns how long each took, sorted.
 func (c *crowd) provisioned(began time.Time) []time.Duration {
 	c.w.t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(waitTimeout)
 	for {
 		times, changed := c.times(began)
 		if len(times) == crowdSize {
@@ -275,7 +275,7 @@ func (c *crowd) provisioned(began time.Time) []time.Duration {
 		select {
 		case <-changed:
 		case <-deadline:
-			c.w.t.Fatalf("%d of %d members are provisioned within %s:\n%s", len(times), crowdSize, patience,
+			c.w.t.Fatalf("%d of %d members are provisioned within %s:\n%s", len(times), crowdSize, waitTimeout,
 				c.w.kubectl(c.w.hub, "get", "clustersummaries", "-A", "-o", "wide"))
 		}
 	}
@@ -284,7 +284,7 @@ func (c *crowd) provisioned(began time.Time) []time.Duration {
 // swept waits until no bundle is left on the hub. It asks for nothing, since requests are counted.
 func (c *crowd) swept() {
 	c.w.t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(waitTimeout)
 	for {
 		c.mu.Lock()
 		left, changed := len(c.staged), c.changed
@@ -295,7 +295,7 @@ func (c *crowd) swept() {
 		select {
 		case <-changed:
 		case <-deadline:
-			c.w.t.Fatalf("%d bundles are left on the hub after %s", left, patience)
+			c.w.t.Fatalf("%d bundles are left on the hub after %s", left, waitTimeout)
 		}
 	}
 }

@@ -76,20 +76,20 @@ func (e edition) manifest() string {
 }
 
 // changes says what happens to the objects of a member, each once, when it goes from one edition to another.
-func changes(from, to edition) map[string]tally {
-	want := map[string]tally{}
+func changes(from, to edition) map[string]changeCount {
+	want := map[string]changeCount{}
 	for name, text := range to {
 		before, had := from[name]
 		switch {
 		case !had:
-			want[name] = tally{Added: 1}
+			want[name] = changeCount{Added: 1}
 		case before != text:
-			want[name] = tally{Modified: 1}
+			want[name] = changeCount{Modified: 1}
 		}
 	}
 	for name := range from {
 		if _, has := to[name]; !has {
-			want[name] = tally{Deleted: 1}
+			want[name] = changeCount{Deleted: 1}
 		}
 	}
 	return want
@@ -256,7 +256,7 @@ func TestNothingLostWithoutHub(t *testing.T) {
 		return nil
 	})
 	<-over
-	journal.want("during the outage", map[string]tally{"part-1-changed": {Modified: 2}, "part-2-kept": {Added: 1, Deleted: 1}})
+	journal.want("during the outage", map[string]changeCount{"part-1-changed": {Modified: 2}, "part-2-kept": {Added: 1, Deleted: 1}})
 
 	if err := w.hub.Restart(t.Context()); err != nil {
 		t.Fatal(err)

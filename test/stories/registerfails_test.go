@@ -264,7 +264,7 @@ const going = " (going)"
 func (f *failing) settle() {
 	f.w.t.Helper()
 	last := []string(nil)
-	err := wait.PollUntilContextTimeout(f.w.t.Context(), time.Second, patience, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(f.w.t.Context(), time.Second, waitTimeout, true, func(context.Context) (bool, error) {
 		now := f.snapshot()
 		same := last != nil && cmp.Equal(last, now) && !strings.Contains(strings.Join(now, ""), going)
 		last = now

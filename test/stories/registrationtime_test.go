@@ -50,12 +50,12 @@ func TestRegistrationTime(t *testing.T) {
 func (w *world) becomesReady(namespace, cluster string) {
 	w.t.Helper()
 	c := w.client(w.hub)
-	err := wait.PollUntilContextTimeout(w.t.Context(), 10*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.t.Context(), 10*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		found := &libv1beta1.SveltosCluster{}
 		err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: cluster}, found)
 		return err == nil && found.Status.Ready, client.IgnoreNotFound(err)
 	})
 	if err != nil {
-		w.t.Fatalf("cluster %s/%s is not ready within %s: %v", namespace, cluster, patience, err)
+		w.t.Fatalf("cluster %s/%s is not ready within %s: %v", namespace, cluster, waitTimeout, err)
 	}
 }

@@ -127,12 +127,12 @@ func (p *statusProfile) tamper() bool {
 // tamperUntilGone changes the status again and again until the summary is gone.
 func (p *statusProfile) tamperUntilGone() {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(p.t.Context(), waitTimeout)
 	defer cancel()
 	for p.tamper() {
 		select {
 		case <-ctx.Done():
-			p.t.Fatalf("summary %s is not gone within %s", p.summary(), patience)
+			p.t.Fatalf("summary %s is not gone within %s", p.summary(), waitTimeout)
 		case <-time.After(glance):
 		}
 	}

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// patience bounds every wait of a story. It is loose: a slow machine must pass, a hang must fail.
-	patience = 2 * time.Minute
+	// waitTimeout bounds every wait of a story. It is loose: a slow machine must pass, a hang must fail.
+	waitTimeout = 2 * time.Minute
 	// glance is how often a wait looks.
 	glance = 100 * time.Millisecond
 )
@@ -202,12 +202,12 @@ func output(cmd *exec.Cmd) (string, error) {
 func (w *world) eventually(what string, check func() error) {
 	w.t.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(w.t.Context(), glance, patience, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.t.Context(), glance, waitTimeout, true, func(context.Context) (bool, error) {
 		last = check()
 		return last == nil, nil
 	})
 	if err != nil {
-		w.t.Fatalf("%s: not within %s: %v", what, patience, last)
+		w.t.Fatalf("%s: not within %s: %v", what, waitTimeout, last)
 	}
 }
 

@@ -27,8 +27,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// petition is a request for a certificate, as anybody may word it.
-type petition struct {
+// certificateRequest is a request for a certificate, as anybody may word it.
+type certificateRequest struct {
 	request x509.CertificateRequest
 	usages  []certificatesv1.KeyUsage
 	signer  string
@@ -37,8 +37,8 @@ type petition struct {
 }
 
 // honest is the request of a cluster that registers.
-func honest(cluster, id string) petition {
-	return petition{
+func honest(cluster, id string) certificateRequest {
+	return certificateRequest{
 		request: x509.CertificateRequest{Subject: pkix.Name{CommonName: bootstrap.AgentUser(cluster), Organization: []string{bootstrap.AgentsGroup}}},
 		usages:  []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 		signer:  bootstrap.Signer,
@@ -47,7 +47,7 @@ func honest(cluster, id string) petition {
 }
 
 // but returns p with a change.
-func (p petition) but(change func(p *petition)) petition {
+func (p certificateRequest) but(change func(p *certificateRequest)) certificateRequest {
 	change(&p)
 	return p
 }
@@ -77,15 +77,15 @@ func (w *world) makeToken() (bootstrap.Token, error) {
 	return bootstrap.CreateToken(w.t.Context(), hub, bootstrap.TokenOptions{TTL: time.Hour})
 }
 
-// files hands a petition in, with the credential of config, and returns the name of the request.
-func (w *world) files(config *rest.Config, p petition) (string, error) {
+// files hands a certificateRequest in, with the credential of config, and returns the name of the request.
+func (w *world) files(config *rest.Config, p certificateRequest) (string, error) {
 	csr, err := p.csr()
 	if err != nil {
 		return "", err
 	}
 	requests := kubernetes.NewForConfigOrDie(config).CertificatesV1().CertificateSigningRequests()
 	var last error
-	err = wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		var made *certificatesv1.CertificateSigningRequest
 		if made, last = requests.Create(ctx, csr, metav1.CreateOptions{}); last == nil {
 			csr.Name = made.Name
@@ -96,8 +96,8 @@ func (w *world) files(config *rest.Config, p petition) (string, error) {
 	return csr.Name, errors.Join(err, last)
 }
 
-// csr is the object that a petition is handed in as.
-func (p petition) csr() (*certificatesv1.CertificateSigningRequest, error) {
+// csr is the object that a certificateRequest is handed in as.
+func (p certificateRequest) csr() (*certificatesv1.CertificateSigningRequest, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func (p petition) csr() (*certificatesv1.CertificateSigningRequest, error) {
 		return nil, err
 	}
 	csr := &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "petition-", Labels: map[string]string{"karmada.io/system": "true"}},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "request-", Labels: map[string]string{"karmada.io/system": "true"}},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: raw}), SignerName: p.signer, Usages: p.usages,
 		},
@@ -120,20 +120,20 @@ func (p petition) csr() (*certificatesv1.CertificateSigningRequest, error) {
 	return csr, nil
 }
 
-// verdict is what became of a request.
-type verdict struct {
+// decision is what became of a request.
+type decision struct {
 	approved, denied bool
 	message          string
 	certificate      []byte
 }
 
-// verdict reads what became of a request so far.
-func (w *world) verdict(ctx context.Context, name string) (verdict, error) {
+// decision reads what became of a request so far.
+func (w *world) decision(ctx context.Context, name string) (decision, error) {
 	csr, err := kubernetes.NewForConfigOrDie(w.hub.Config).CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return verdict{}, err
+		return decision{}, err
 	}
-	v := verdict{certificate: csr.Status.Certificate}
+	v := decision{certificate: csr.Status.Certificate}
 	for _, condition := range csr.Status.Conditions {
 		if condition.Status != corev1.ConditionTrue {
 			continue
@@ -146,18 +146,18 @@ func (w *world) verdict(ctx context.Context, name string) (verdict, error) {
 }
 
 // decided waits until a request is approved or denied.
-func (w *world) decided(name string) (verdict, error) {
-	var v verdict
-	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+func (w *world) decided(name string) (decision, error) {
+	var v decision
+	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		var err error
-		v, err = w.verdict(ctx, name)
+		v, err = w.decision(ctx, name)
 		return v.approved || v.denied, err
 	})
 	return v, err
 }
 
-// wantDenied checks that a petition is denied, for a reason.
-func (w *world) wantDenied(what string, config *rest.Config, p petition, reason string) {
+// wantDenied checks that a certificateRequest is denied, for a reason.
+func (w *world) wantDenied(what string, config *rest.Config, p certificateRequest, reason string) {
 	w.t.Helper()
 	name, err := w.files(config, p)
 	if err != nil {
@@ -197,19 +197,19 @@ func (w *world) wantUnheard(what, token string) {
 func (w *world) wantIgnored(names map[string]string) {
 	w.t.Helper()
 	for what, name := range names {
-		if v, err := w.verdict(w.t.Context(), name); err != nil || v.approved || v.denied || len(v.certificate) > 0 {
+		if v, err := w.decision(w.t.Context(), name); err != nil || v.approved || v.denied || len(v.certificate) > 0 {
 			w.t.Errorf("%s: got %+v and %v, want it undecided", what, v, err)
 		}
 	}
 }
 
-// forgeries are petitions that nobody may have, by what is wrong with each, and what is said about them.
+// forgeries are requests that nobody may have, by what is wrong with each, and what is said about them.
 func forgeries(id string) map[string]struct {
-	petition
+	certificateRequest
 	reason string
 } {
 	type forgery = struct {
-		petition
+		certificateRequest
 		reason string
 	}
 	fresh := honest("fresh", id)
@@ -218,18 +218,18 @@ func forgeries(id string) map[string]struct {
 		"the reserved name":        {honest("rbac-generator", id), "rbac-generator"},
 		"no name":                  {honest("", id), "name"},
 		"a path for a name":        {honest("../fresh", id), "name"},
-		"an organisation more":     {fresh.but(func(p *petition) { p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "developers"} }), "organization"},
-		"no organisation":          {fresh.but(func(p *petition) { p.request.Subject.Organization = nil }), "organization"},
-		"another organisation":     {fresh.but(func(p *petition) { p.request.Subject.Organization = []string{"developers"} }), "organization"},
-		"an organisational unit":   {fresh.but(func(p *petition) { p.request.Subject.OrganizationalUnit = []string{"x"} }), "attribute"},
-		"a DNS name":               {fresh.but(func(p *petition) { p.request.DNSNames = []string{"hub"} }), "alternative names"},
-		"an e-mail address":        {fresh.but(func(p *petition) { p.request.EmailAddresses = []string{"a@hub"} }), "alternative names"},
-		"an IP address":            {fresh.but(func(p *petition) { p.request.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} }), "alternative names"},
-		"a URI":                    {fresh.but(func(p *petition) { p.request.URIs = []*url.URL{server} }), "alternative names"},
-		"a usage more":             {fresh.but(func(p *petition) { p.usages = append(p.usages[:2:2], certificatesv1.UsageCertSign) }), "usages"},
-		"a usage less":             {fresh.but(func(p *petition) { p.usages = p.usages[1:] }), "usages"},
+		"an organisation more":     {fresh.but(func(p *certificateRequest) { p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "developers"} }), "organization"},
+		"no organisation":          {fresh.but(func(p *certificateRequest) { p.request.Subject.Organization = nil }), "organization"},
+		"another organisation":     {fresh.but(func(p *certificateRequest) { p.request.Subject.Organization = []string{"developers"} }), "organization"},
+		"an organisational unit":   {fresh.but(func(p *certificateRequest) { p.request.Subject.OrganizationalUnit = []string{"x"} }), "attribute"},
+		"a DNS name":               {fresh.but(func(p *certificateRequest) { p.request.DNSNames = []string{"hub"} }), "alternative names"},
+		"an e-mail address":        {fresh.but(func(p *certificateRequest) { p.request.EmailAddresses = []string{"a@hub"} }), "alternative names"},
+		"an IP address":            {fresh.but(func(p *certificateRequest) { p.request.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} }), "alternative names"},
+		"a URI":                    {fresh.but(func(p *certificateRequest) { p.request.URIs = []*url.URL{server} }), "alternative names"},
+		"a usage more":             {fresh.but(func(p *certificateRequest) { p.usages = append(p.usages[:2:2], certificatesv1.UsageCertSign) }), "usages"},
+		"a usage less":             {fresh.but(func(p *certificateRequest) { p.usages = p.usages[1:] }), "usages"},
 		"no id":                    {honest("fresh", ""), "kube-system"},
-		"the name of nobody in O=": {petition{request: x509.CertificateRequest{Subject: pkix.Name{CommonName: "admin", Organization: []string{bootstrap.AgentsGroup}}}, usages: fresh.usages, signer: fresh.signer, id: id}, "common name"},
+		"the name of nobody in O=": {certificateRequest{request: x509.CertificateRequest{Subject: pkix.Name{CommonName: "admin", Organization: []string{bootstrap.AgentsGroup}}}, usages: fresh.usages, signer: fresh.signer, id: id}, "common name"},
 	}
 }
 
