@@ -219,7 +219,10 @@ func (a *agent) serve(ctx context.Context, credential *join.Credential, hub clie
 		OnWithdrawn: func() { session.Signal(link.beatSoon) },
 	}
 
+	server := credential.Config().Host
+	log.FromContext(ctx).Info("connected to the hub", "server", server)
 	ctx, cancel := context.WithCancelCause(ctx)
+	defer func() { log.FromContext(ctx).Info("disconnected from the hub", "server", server) }()
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel(nil)

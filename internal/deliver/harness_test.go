@@ -210,7 +210,7 @@ type hub struct {
 	t        *testing.T
 	plane    *localkube.Plane
 	admin    client.Client
-	pull   *PullTransport
+	pull     *PullTransport
 	requests *requests
 }
 

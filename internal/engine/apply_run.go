@@ -53,8 +53,16 @@ type applyRun struct {
 	waiting *pendingWait
 }
 
-// run plans, reads, decides, and then writes: the planned inventory, the objects, and the resulting inventory.
+// run executes the run and logs its result.
 func (p *applyRun) run(ctx context.Context) (bundle.Report, error) {
+	started := p.engine.clock.Now()
+	report, err := p.execute(ctx)
+	p.logRun(ctx, started, report, err)
+	return report, err
+}
+
+// execute plans, reads, decides, and then writes: the planned inventory, the objects, and the resulting inventory.
+func (p *applyRun) execute(ctx context.Context) (bundle.Report, error) {
 	report := p.prior.Report()
 	report.Digest = p.digest
 	if err := p.plan(); err != nil {

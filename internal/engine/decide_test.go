@@ -139,10 +139,10 @@ func TestDecide(t *testing.T) {
 	recorded := inventory.Entry{UID: "u", Fields: "f"}
 	competingOwner := mine(func(l *live) { l.Annotations[kube.AnnotationRequestor] = "ClusterSummary/other/Resources" })
 	for name, test := range map[string]struct {
-		seen   *live
-		had    inventory.Entry
-		want   action
-		adopt  bool
+		seen  *live
+		had   inventory.Entry
+		want  action
+		adopt bool
 		cause trigger
 	}{
 		"a rival's":                          {competingOwner, recorded, actionReject, false, triggerRequest},

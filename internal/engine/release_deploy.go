@@ -356,5 +356,6 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 		s.Hooks[i].DeleteOnSuccess = false // that is done
 	}
 	enterStage(s, inventory.StageDeployed, d.engine.now())
+	logRelease(ctx, "deployed Helm release", s)
 	return true, nil
 }

@@ -36,6 +36,7 @@ func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) err
 	}
 	s.Failures++
 	s.Message = fmt.Sprintf("%s of revision %d failed: %s", s.Operation, s.Revision, failure.text)
+	logRelease(ctx, "Helm release failed", s)
 	switch {
 	case s.Options.Atomic && s.Operation == inventory.Upgrading:
 		beginOperation(s, inventory.RollingBack, now)

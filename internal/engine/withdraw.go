@@ -7,9 +7,12 @@ import (
 	"maps"
 	"slices"
 
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
 )
 
 // Withdraw removes the objects of a bundle from the cluster: the objects in its record, or those with its ownership
@@ -63,6 +66,7 @@ func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.W
 	if rec, err = e.beginRemoval(ctx, rec, w.Orphan); err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
+	removed := len(rec.Entries)
 	if rec, done, err = e.removeReleases(ctx, rec); err == nil && done {
 		done, err = e.removeAll(ctx, rec)
 	}
@@ -76,6 +80,7 @@ func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.W
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
 	e.observed.forget(w.ID)
+	log.FromContext(ctx).Info("withdrew bundle", logkeys.Bundle, w.ID.String(), "objects", removed, "orphaned", rec.Orphan)
 	return true, nil
 }
 

@@ -61,7 +61,7 @@ func TestNewestInARegistryNeedsTheLogin(t *testing.T) {
 		t.Errorf("got %q, want 0.3.0+build", got["hello"])
 	}
 	for name, r := range map[string]source.Repository{
-		"other": {URL: address, Login: source.Login{PlainHTTP: true}},
+		"other":    {URL: address, Login: source.Login{PlainHTTP: true}},
 		"mistaken": {URL: address, Login: source.Login{PlainHTTP: true, Username: "me", Password: "wrong"}},
 	} {
 		got, err := charts.Newest(t.Context(), r, []string{"hello"})

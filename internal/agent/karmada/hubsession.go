@@ -243,7 +243,10 @@ func (s *hubSession) patchSpec(ctx context.Context, cluster *clusterv1alpha1.Clu
 
 // run works for the hub until ctx ends, the kubeconfig is replaced, or another error ends the session.
 func (s *hubSession) run(ctx context.Context) error {
+	server := s.transport.config.Host
+	log.FromContext(ctx).Info("connected to the hub", "server", server)
 	ctx, cancel := context.WithCancelCause(ctx)
+	defer func() { log.FromContext(ctx).Info("disconnected from the hub", "server", server) }()
 	s.end = cancel
 	var goroutines sync.WaitGroup
 	defer goroutines.Wait()

@@ -10,4 +10,7 @@ const (
 	Group   = "group"
 	Count   = "count"
 	Reason  = "reason"
+	// Digest is the digest of a bundle; Duration is a Go duration.
+	Digest   = "digest"
+	Duration = "duration"
 )
