@@ -37,7 +37,7 @@ func (h *hub) karmada(ctx context.Context) error {
 	return errors.Join(
 		asking.Setup(ctx, h),
 		(&spaces.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: shard, Config: h.members.Config, WithdrawRest: h.remainder.Withdraw, Forget: h.engines.forget,
+			Hub: h.GetClient(), Live: h.live, Shard: shard, Config: h.members.Config, WithdrawRemaining: h.remainder.Withdraw, Forget: h.engines.forget,
 			Heartbeats: h.heartbeats, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&hubworks.Controller{

@@ -53,7 +53,7 @@ func (c *Controller) arrived(obj client.Object) bool {
 		return false
 	}
 	approved, err := time.Parse(time.RFC3339, cluster.Annotations[kube.AnnotationApproved])
-	return err == nil && c.Clock.Since(approved) < spaces.RegistrationLimit && meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
+	return err == nil && c.Clock.Since(approved) < spaces.RegistrationTimeout && meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 }
 
 // settle makes the token that registered a cluster worth nothing without it: a registration that is through is not tried again.

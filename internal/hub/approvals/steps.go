@@ -66,7 +66,7 @@ func (c *Controller) letRead(ctx context.Context, s *state) error {
 // inTime denies what nobody waits for any more: a certificate that is approved now would be nobody's, and so would the Cluster. However long
 // somebody says that he waits, the hub tries for no longer than a registration may take.
 func (c *Controller) inTime(_ context.Context, s *state) error {
-	until := s.csr.CreationTimestamp.Add(spaces.RegistrationLimit)
+	until := s.csr.CreationTimestamp.Add(spaces.RegistrationTimeout)
 	if named := s.petition.Until; !named.IsZero() && named.Before(until) {
 		until = named
 	}

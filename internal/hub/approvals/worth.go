@@ -57,7 +57,7 @@ func (c *Controller) bind(ctx context.Context, s *state) error {
 		return nil
 	case c.over(secret):
 		return deniedf(bootstrap.ReasonSpent, "the bootstrap token %s was used for cluster %s more than %s ago; use a new one",
-			token.ID, s.petition.Cluster, spaces.RegistrationLimit)
+			token.ID, s.petition.Cluster, spaces.RegistrationTimeout)
 	}
 	request(marked, s.csr.UID)
 	return c.mark(ctx, secret, marked)
@@ -66,7 +66,7 @@ func (c *Controller) bind(ctx context.Context, s *state) error {
 // over says whether the time is over in which what a token was used for may be tried again. Without the time of its first use it is.
 func (c *Controller) over(secret *corev1.Secret) bool {
 	since, err := time.Parse(time.RFC3339, secret.Annotations[sinceAnnotation])
-	return err != nil || c.Clock.Since(since) > spaces.RegistrationLimit
+	return err != nil || c.Clock.Since(since) > spaces.RegistrationTimeout
 }
 
 // spent denies a token whose Cluster is gone, or going: whoever took it out of the fleet wants no other one in its place.

@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// traces are the objects that the hub has of a Cluster in pull mode whose id is its name.
-func traces(name string) []client.Object {
+// hubObjects returns the objects on the hub of a Cluster in pull mode whose ID is its name.
+func hubObjects(name string) []client.Object {
 	space, role := "karmada-es-"+name, bootstrap.RoleName(name)
 	in := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name}
@@ -36,7 +36,7 @@ func traces(name string) []client.Object {
 	}
 }
 
-// credentials are the Secrets that the hub has of a Cluster in push mode.
+// credentials returns the Secrets on the hub of a Cluster in push mode.
 func credentials(name string) []client.Object {
 	return []client.Object{
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name}},
@@ -44,9 +44,9 @@ func credentials(name string) []client.Object {
 	}
 }
 
-// wantAll wants every one of these objects to be on the hub for a second, and none on its way out: what the garbage collector deletes it deletes
-// in the background.
-func (w *world) wantAll(t *testing.T, when string, objects []client.Object) {
+// wantAll checks for a second that all objects are on the hub and none is being deleted, since the garbage collector
+// works in the background.
+func (w *testEnv) wantAll(t *testing.T, moment string, objects []client.Object) {
 	t.Helper()
 	missing := ""
 	_ = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Second, true, func(context.Context) (bool, error) {
@@ -58,29 +58,30 @@ func (w *world) wantAll(t *testing.T, when string, objects []client.Object) {
 		return missing != "", nil
 	})
 	if missing != "" {
-		t.Errorf("%s: %s is gone or goes", when, missing)
+		t.Errorf("%s: %s is deleted or being deleted", moment, missing)
 	}
 }
 
 // wantNone waits until none of these objects is on the hub.
-func (w *world) wantNone(t *testing.T, objects []client.Object) {
+func (w *testEnv) wantNone(t *testing.T, objects []client.Object) {
 	t.Helper()
 	for _, obj := range objects {
 		eventually(t, "no "+obj.GetNamespace()+"/"+obj.GetName(), func() bool { return !w.has(t, w.hubClient, obj) })
 	}
 }
 
-// collected waits until the garbage collector has done for a Cluster that is being deleted what its cascade asks for.
-func (w *world) collected(t *testing.T, c *clusterv1alpha1.Cluster) {
+// waitCollected waits until the garbage collector has handled the propagation policy of a Cluster that is being
+// deleted.
+func (w *testEnv) waitCollected(t *testing.T, c *clusterv1alpha1.Cluster) {
 	t.Helper()
-	eventually(t, "the garbage collector has done its part", func() bool {
+	eventually(t, "the garbage collector has removed its finalizer", func() bool {
 		return w.has(t, w.hubClient, c) && len(c.Finalizers) == 1 && c.Finalizers[0] == clusterv1alpha1.ClusterFinalizer
 	})
 }
 
-func TestACascadeTakesAwayNeitherTheWithdrawalNorTheEnd(t *testing.T) {
+func TestPropagationPolicyKeepsObjectsThatTheRemovalNeeds(t *testing.T) {
 	t.Parallel()
-	w := planes(t)
+	w := sharedEnv(t)
 	for _, cascade := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan} {
 		t.Run("pull "+string(cascade), func(t *testing.T) {
 			t.Parallel()
@@ -89,31 +90,31 @@ func TestACascadeTakesAwayNeitherTheWithdrawalNorTheEnd(t *testing.T) {
 			if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
 				t.Fatal(err)
 			}
-			w.settled(t, name)
-			eventually(t, "the agent has its rights", func() bool {
+			w.waitReady(t, name)
+			eventually(t, "the agent has its RBAC", func() bool {
 				all := true
-				for _, obj := range traces(name) {
+				for _, obj := range hubObjects(name) {
 					all = all && w.has(t, w.hubClient, obj)
 				}
 				return all
 			})
-			w.beat(t, name)
-			w.report(t, name, metav1.ConditionTrue)
-			w.cascades(t, c, cascade, traces(name))
+			w.renewLease(t, name)
+			w.setReady(t, name, metav1.ConditionTrue)
+			w.deleteCluster(t, c, cascade, hubObjects(name))
 		})
 	}
 	t.Run("push", func(t *testing.T) {
 		for _, cascade := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan} {
-			turn.Lock()
+			memberLock.Lock()
 			const name = "cascading"
 			err := karmada.Join(t.Context(), karmada.JoinRequest{Hub: w.hub.Config, Member: w.member.Config, Name: name})
 			if err == nil {
-				c := w.settled(t, name)
-				w.report(t, name, metav1.ConditionTrue)
-				w.cascades(t, c, cascade, credentials(name))
-				eventually(t, "the member is as it was", func() bool { return len(w.left(t, name)) == 0 })
+				c := w.waitReady(t, name)
+				w.setReady(t, name, metav1.ConditionTrue)
+				w.deleteCluster(t, c, cascade, credentials(name))
+				eventually(t, "the member has no objects of the registration", func() bool { return len(w.memberObjects(t, name)) == 0 })
 			}
-			turn.Unlock()
+			memberLock.Unlock()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -121,17 +122,17 @@ func TestACascadeTakesAwayNeitherTheWithdrawalNorTheEnd(t *testing.T) {
 	})
 }
 
-// cascades deletes a Cluster by this cascade while something is to be withdrawn from it. Nobody loses what he needs for that, and in the end
-// nothing of the Cluster is left.
-func (w *world) cascades(t *testing.T, c *clusterv1alpha1.Cluster, cascade metav1.DeletionPropagation, needed []client.Object) {
+// deleteCluster deletes a Cluster with this propagation policy while a Work is withdrawn. The objects that the
+// withdrawal needs must stay until it is done, and no object of the Cluster must stay afterwards.
+func (w *testEnv) deleteCluster(t *testing.T, c *clusterv1alpha1.Cluster, cascade metav1.DeletionPropagation, needed []client.Object) {
 	t.Helper()
-	work := w.work(t, c.Name)
+	work := w.createWork(t, c.Name)
 	if err := w.hubClient.Delete(t.Context(), c, client.PropagationPolicy(cascade)); err != nil {
 		t.Fatal(err)
 	}
-	w.collected(t, c)
+	w.waitCollected(t, c)
 	space := &corev1.Namespace{ObjectMeta: named("karmada-es-" + c.Name)}
-	w.wantAll(t, "while it is withdrawn", append(needed, space))
+	w.wantAll(t, "during the withdrawal", append(needed, space))
 	if _, err := w.execute(t.Context(), work); err != nil {
 		t.Fatal(err)
 	}
@@ -145,12 +146,12 @@ func (w *world) cascades(t *testing.T, c *clusterv1alpha1.Cluster, cascade metav
 			t.Fatal(err)
 		}
 	}
-	w.wantGone(t, c.Name)
+	w.wantDeleted(t, c.Name)
 	w.wantNone(t, needed)
 }
 
-// beat makes the agent of a Cluster one that is alive.
-func (w *world) beat(t *testing.T, name string) {
+// renewLease renews the Lease of the agent of a Cluster.
+func (w *testEnv) renewLease(t *testing.T, name string) {
 	t.Helper()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: name}}
 	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(lease), lease); err != nil {
@@ -162,31 +163,33 @@ func (w *world) beat(t *testing.T, name string) {
 	}
 }
 
-func TestOnlyTheRightsOfAClusterAreSweptThatGoesWithoutAHub(t *testing.T) {
+func TestHubDeletesOnlyRBACOfClusterDeletedWithoutFinalizer(t *testing.T) {
 	t.Parallel()
-	w := planes(t)
-	// The hub was away when this one went: theWorld made what it left before the controller ran.
+	w := sharedEnv(t)
+	// startEnv has created the ClusterRole and the Secret before the controller runs, as if the Cluster was deleted
+	// without a hub.
 	w.wantNone(t, []client.Object{&rbacv1.ClusterRole{ObjectMeta: named(bootstrap.RoleName("forgotten"))}})
 	w.wantAll(t, "swept", []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}}})
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("torn-out"), Spec: clusterv1alpha1.ClusterSpec{ID: "torn-out", SyncMode: clusterv1alpha1.Pull}}
 	if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
-	w.settled(t, "torn-out")
+	w.waitReady(t, "torn-out")
 	if err := bootstrap.Grant(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
-	w.wantAll(t, "before", traces("torn-out"))
-	// Somebody is in a hurry, and faster than the controller, which would hold the Cluster again.
-	eventually(t, "the Cluster is torn out", func() bool {
-		free := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
-		if err := w.hubClient.Patch(t.Context(), c, free); err != nil {
+	w.wantAll(t, "before", hubObjects("torn-out"))
+	// The finalizer is removed and the Cluster deleted before the controller can set the finalizer again.
+	eventually(t, "the Cluster is deleted without its finalizer", func() bool {
+		changed := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+		if err := w.hubClient.Patch(t.Context(), c, changed); err != nil {
 			t.Fatal(err)
 		}
 		return w.hubClient.Delete(t.Context(), c, client.Preconditions{UID: &c.UID, ResourceVersion: &c.ResourceVersion}) == nil
 	})
-	// The Lease is left out: if the controller grants the rights while the Cluster is deleted, it deletes them with the Lease.
-	rights, rest := traces("torn-out")[:5], traces("torn-out")[6:]
-	w.wantNone(t, rights)
+	// The Lease is left out: if the controller grants the RBAC while the Cluster is deleted, it deletes the RBAC with
+	// the Lease.
+	rbac, rest := hubObjects("torn-out")[:5], hubObjects("torn-out")[6:]
+	w.wantNone(t, rbac)
 	w.wantAll(t, "swept", append(rest, &corev1.Namespace{ObjectMeta: named("karmada-es-torn-out")}))
 }

@@ -38,79 +38,83 @@ import (
 )
 
 const (
-	// workers is how many Clusters are worked on at once. One that leaves and does not answer keeps its worker for the limit of one contact.
+	// workers is the number of concurrent reconciles. A Cluster that does not answer while it is removed blocks its
+	// worker for at most one timeout.
 	workers = 50
-	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
-	retryFirst = 200 * time.Millisecond
-	retryMost  = 30 * time.Second
-	// reconcileLimit bounds one reconcile. What was not finished goes on with the next attempt.
-	reconcileLimit = time.Minute
+	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
+	retryMin = 200 * time.Millisecond
+	retryMax = 30 * time.Second
+	// reconcileTimeout limits one reconcile. The next reconcile continues with the unfinished steps.
+	reconcileTimeout = time.Minute
 )
 
-// Controller looks after the execution spaces of Clusters. It claims the id of each one, holds it with clusterv1alpha1.ClusterFinalizer, makes its
-// execution space, sees that its Works are not deleted unnoticed, and carries out its removal.
+// Controller manages the execution namespaces of Clusters. It claims the ID of each Cluster, sets
+// clusterv1alpha1.ClusterFinalizer, creates the execution namespace, sets the finalizer of its Works, and runs the
+// removal of deleted Clusters.
 type Controller struct {
 	// Hub reads Clusters from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Client
-	// Shard is the one whose clusters are looked after.
+	// Shard selects the Clusters of this controller.
 	Shard fleet.Shard
-	// Config says how to connect to a push member.
+	// Config returns the connection to a push member.
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// WithdrawRest withdraws what a member holds beyond its summaries and Works: it returns what is not withdrawn yet, and what others deployed,
-	// which stays.
-	WithdrawRest func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
-	// Forget drops what is kept of a member "namespace/name" that is gone or given up, and cuts off what is being done to it; it may be nil.
+	// WithdrawRemaining withdraws the deployments on a member that belong to no summary and no Work. It returns the
+	// pending ones, and the ones of others, which stay on the member.
+	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
+	// Forget discards the cached state of the member "namespace/name" and cancels running operations on it. It is
+	// called for Clusters that are deleted or abandoned. It may be nil.
 	Forget func(member string)
 	// Heartbeats judges the agents of pull members.
 	Heartbeats *heartbeats.Judge
 	Events     events.EventRecorder
 	Clock      clock.PassiveClock
 
-	patience patience
+	progress progressTracker
 }
 
-// Setup makes mgr run the controller.
+// Setup adds the controller to mgr.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
-	spaces := &metav1.PartialObjectMetadata{}
-	spaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	inSpace := handler.EnqueueRequestsFromMapFunc(c.ofSpace)
+	namespaces := &metav1.PartialObjectMetadata{}
+	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	toCluster := handler.EnqueueRequestsFromMapFunc(c.clusterOfNamespace)
 	clusters := ctrl.NewControllerManagedBy(mgr).
 		Named("spaces").
-		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Predicate(), wantedChanged())).
-		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.rivals), builder.WithPredicates(gone())).
-		Watches(&workv1alpha1.Work{}, inSpace, builder.WithPredicates(gone())).
-		Watches(&configv1beta1.ClusterSummary{}, inSpace, builder.WithPredicates(gone())).
-		Watches(&coordinationv1.Lease{}, inSpace, builder.WithPredicates(annotated())).
-		WatchesMetadata(spaces, inSpace, builder.WithPredicates(gone())).
+		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
+		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.clustersWithSameID), builder.WithPredicates(deleted())).
+		Watches(&workv1alpha1.Work{}, toCluster, builder.WithPredicates(deleted())).
+		Watches(&configv1beta1.ClusterSummary{}, toCluster, builder.WithPredicates(deleted())).
+		Watches(&coordinationv1.Lease{}, toCluster, builder.WithPredicates(annotationsChanged())).
+		WatchesMetadata(namespaces, toCluster, builder.WithPredicates(deleted())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
-			ReconciliationTimeout:   reconcileLimit,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+			ReconciliationTimeout:   reconcileTimeout,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
 		}).
 		Complete(c)
 	works := ctrl.NewControllerManagedBy(mgr).
 		Named("work-holder").
-		For(&workv1alpha1.Work{}, builder.WithPredicates(unheld())).
-		Complete(&holder{hub: c.Hub, live: c.Live, shard: c.Shard})
+		For(&workv1alpha1.Work{}, builder.WithPredicates(lacksFinalizer())).
+		Complete(&workFinalizer{hub: c.Hub, live: c.Live, shard: c.Shard})
 	if !c.Shard.IsDefault() {
 		return errors.Join(clusters, works)
 	}
-	return errors.Join(clusters, works, mgr.Add(manager.RunnableFunc(c.sweepAll)))
+	return errors.Join(clusters, works, mgr.Add(manager.RunnableFunc(c.deleteAllLeftovers)))
 }
 
-// wantedChanged passes what can matter here: not what the members report again and again.
-func wantedChanged() predicate.Predicate {
+// clusterChanged selects updates that can change the result of a reconcile. It drops periodic status reports of
+// members.
+func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*clusterv1alpha1.Cluster), e.ObjectNew.(*clusterv1alpha1.Cluster)
-			return !equality.Semantic.DeepEqual(steady(before), steady(after))
+			return !equality.Semantic.DeepEqual(relevantFields(before), relevantFields(after))
 		},
 	}
 }
 
-// steady returns what of a Cluster can matter to its execution space and to its removal.
-func steady(cluster *clusterv1alpha1.Cluster) any {
+// relevantFields returns the fields of a Cluster that its execution namespace and its removal depend on.
+func relevantFields(cluster *clusterv1alpha1.Cluster) any {
 	status, reason := metav1.ConditionUnknown, ""
 	if ready := meta.FindStatusCondition(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady); ready != nil {
 		status, reason = ready.Status, ready.Reason
@@ -121,24 +125,25 @@ func steady(cluster *clusterv1alpha1.Cluster) any {
 	}
 }
 
-// gone passes that an object is gone.
-func gone() predicate.Predicate {
+// deleted selects delete events.
+func deleted() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
 	}
 }
 
-// annotated passes what an agent says on its Lease.
-func annotated() predicate.Predicate {
+// annotationsChanged selects updates of annotations: an agent reports its removal in an annotation of its Lease.
+func annotationsChanged() predicate.Predicate {
 	return predicate.And(predicate.AnnotationChangedPredicate{}, predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	})
 }
 
-// ofSpace names the Cluster whose execution space obj is, or is in. Of a Cluster that stays only its namespace matters.
-func (c *Controller) ofSpace(ctx context.Context, obj client.Object) []reconcile.Request {
+// clusterOfNamespace maps obj, an execution namespace or an object in one, to its Cluster. Objects in the namespace are
+// relevant only while the Cluster is being deleted.
+func (c *Controller) clusterOfNamespace(ctx context.Context, obj client.Object) []reconcile.Request {
 	space := obj.GetNamespace()
 	if space == "" {
 		space = obj.GetName()
@@ -157,9 +162,9 @@ func (c *Controller) ofSpace(ctx context.Context, obj client.Object) []reconcile
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
-// rivals lists the Clusters that had to stand back behind one that is gone.
-func (c *Controller) rivals(ctx context.Context, obj client.Object) []reconcile.Request {
-	former := obj.(*clusterv1alpha1.Cluster)
+// clustersWithSameID maps a deleted Cluster to the Clusters that could not get their ID because of it.
+func (c *Controller) clustersWithSameID(ctx context.Context, obj client.Object) []reconcile.Request {
+	deletedCluster := obj.(*clusterv1alpha1.Cluster)
 	list := &clusterv1alpha1.ClusterList{}
 	if err := c.Hub.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		log.FromContext(ctx).Error(err, "list clusters")
@@ -167,28 +172,28 @@ func (c *Controller) rivals(ctx context.Context, obj client.Object) []reconcile.
 	}
 	var requests []reconcile.Request
 	for i := range list.Items {
-		rival := &list.Items[i]
-		if rival.Spec.ID == former.Spec.ID && rival.UID != former.UID && c.Shard.Serves(rival) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(rival)})
+		other := &list.Items[i]
+		if other.Spec.ID == deletedCluster.Spec.ID && other.UID != deletedCluster.UID && c.Shard.Serves(other) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(other)})
 		}
 	}
 	return requests
 }
 
-// state is what the steps of one reconcile know.
+// state is shared by the steps of one reconcile.
 type state struct {
 	cluster *clusterv1alpha1.Cluster
 	member  fleet.Member
-	// again is when to look again though nothing happens; zero for never.
-	again time.Duration
+	// requeueAfter is the delay before the next reconcile; zero for none.
+	requeueAfter time.Duration
 }
 
-// Reconcile gives one Cluster what it needs, or takes it a step nearer to its end.
+// Reconcile sets up the execution namespace of one Cluster, or continues its removal.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	cluster := &clusterv1alpha1.Cluster{}
 	err := c.Hub.Get(ctx, req.NamespacedName, cluster)
 	if apierrors.IsNotFound(err) {
-		err = c.sweep(ctx, req.Name)
+		err = c.deleteLeftovers(ctx, req.Name)
 	}
 	if err != nil || cluster.UID == "" || !c.Shard.Serves(cluster) {
 		return reconcile.Result{}, err
@@ -196,46 +201,46 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	s := &state{cluster: cluster.DeepCopy(), member: fleet.FromCluster(cluster)}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, s.member.Key()))
 	steps := []phase.Step[*state]{
-		{Name: "reset", Run: c.reset},
-		{Name: "accept", Run: c.accept},
-		{Name: "claim", Run: c.claim},
-		{Name: "hold", Run: c.hold},
-		{Name: "make", Run: c.makeSpace},
-		{Name: "adopt", Run: c.adopt},
-		{Name: "expire", Run: c.expire},
+		{Name: "clear deregistration", Run: c.clearDeregistration},
+		{Name: "validate", Run: c.validate},
+		{Name: "claim ID", Run: c.claimID},
+		{Name: "ensure finalizer", Run: c.ensureFinalizer},
+		{Name: "ensure namespace", Run: c.ensureNamespace},
+		{Name: "adopt secrets", Run: c.adoptSecrets},
+		{Name: "expire registration", Run: c.expireRegistration},
 	}
 	if !cluster.DeletionTimestamp.IsZero() {
 		if !controllerutil.ContainsFinalizer(cluster, clusterv1alpha1.ClusterFinalizer) {
 			return reconcile.Result{}, nil
 		}
 		steps = []phase.Step[*state]{
-			{Name: "judge", Run: c.judge},
+			{Name: "abandon unreachable", Run: c.abandonUnreachable},
 			{Name: "withdraw", Run: c.withdraw},
-			{Name: "withdraw the rest", Run: c.withdrawRest},
-			{Name: "dismiss", Run: c.dismiss},
-			{Name: "clear", Run: c.clear},
-			{Name: "release", Run: c.release},
+			{Name: "withdraw remaining", Run: c.withdrawRemaining},
+			{Name: "remove registration", Run: c.removeRegistration},
+			{Name: "delete hub objects", Run: c.deleteHubObjects},
+			{Name: "remove finalizer", Run: c.removeFinalizer},
 		}
 	}
 	outcome := phase.Run(ctx, s, steps)
 	switch {
 	case apierrors.IsConflict(outcome.Err):
-		// The cache is behind, and what it lacks will wake us.
-		return reconcile.Result{RequeueAfter: retryFirst}, nil
+		// The cache is stale. Its update triggers a reconcile.
+		return reconcile.Result{RequeueAfter: retryMin}, nil
 	case outcome.Kind == phase.Waiting:
-		c.tell(s, outcome.Message())
+		c.recordWaiting(s, outcome.Message())
 		return reconcile.Result{RequeueAfter: outcome.After}, nil
 	case outcome.Kind == phase.Rejected:
-		return reconcile.Result{RequeueAfter: s.again}, nil
+		return reconcile.Result{RequeueAfter: s.requeueAfter}, nil
 	case outcome.Err != nil:
-		return reconcile.Result{}, fmt.Errorf("look after cluster %s: %w", req.Name, outcome.Err)
+		return reconcile.Result{}, fmt.Errorf("reconcile cluster %s: %w", req.Name, outcome.Err)
 	}
-	return reconcile.Result{RequeueAfter: s.again}, nil
+	return reconcile.Result{RequeueAfter: s.requeueAfter}, nil
 }
 
-// tell says in an event what a Cluster that leaves waits for, if that is new.
-func (c *Controller) tell(s *state, why string) {
-	if !s.cluster.DeletionTimestamp.IsZero() && c.patience.news(s.cluster.UID, why) {
-		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "Leaving", "Delete", "waiting for %s", why)
+// recordWaiting records an event with the object that the removal waits for, if it has changed.
+func (c *Controller) recordWaiting(s *state, reason string) {
+	if !s.cluster.DeletionTimestamp.IsZero() && c.progress.recordEvent(s.cluster.UID, reason) {
+		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "Leaving", "Delete", "waiting for %s", reason)
 	}
 }

@@ -1,2 +1,33 @@
-// Package spaces gives every Cluster its execution space, and takes Clusters out of the fleet, in an order that can be cut off anywhere.
+// Package spaces manages the execution namespaces of Clusters, and the removal of deleted Clusters.
+//
+// The hub runs Controller for the Clusters of its shard. For a Cluster that is not being deleted, its steps are:
+//
+//  1. Remove the annotations of an earlier removal, if the Cluster was restored from a backup.
+//  2. Validate the Cluster and claim its ID. Only one Cluster can have an ID.
+//  3. Set the finalizer and the ID of this hub.
+//  4. Create or repair the execution namespace and, in pull mode, the agent's RBAC.
+//  5. Make the Cluster the owner of its credentials.
+//  6. Delete the Cluster if its agent has not reported within RegistrationTimeout.
+//
+// For a Cluster that is being deleted, the steps are:
+//
+//  1. Abandon the deployments if the member is unreachable.
+//  2. Withdraw the summaries, the Works and other deployments of this hub from the member.
+//  3. Remove the registration from the member: in push mode the hub deletes its account, in pull mode the agent removes
+//     itself.
+//  4. Delete the objects of the Cluster on the hub, and remove the finalizer.
+//
+// Terms: to abandon a member is to leave the deployments on it, recorded in an annotation of the Cluster. A removal is
+// stalled if its pending work has not changed for stallTimeout and the member does not answer, or for maxStallTimeout.
+//
+// Invariants:
+//
+//   - A removal ends: no step waits forever for a member or for another controller.
+//   - Each step can be interrupted and repeated. All progress is in API objects; only the timeouts are in memory.
+//   - The status of a Cluster alone never abandons it, since it may be lost or come from a backup.
+//
+// A second controller sets the execution finalizer on Works.
+//
+// Start reading at Controller.Reconcile in controller.go; the steps are in ensure.go, removal.go, remaining.go and
+// registration.go.
 package spaces

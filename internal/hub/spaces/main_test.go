@@ -34,17 +34,17 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// world is a hub whose controller runs as long as the tests, and a member.
-type world struct {
+// testEnv is a hub whose controller runs during all tests, and a member.
+type testEnv struct {
 	hub, member             *localkube.Plane
 	hubClient, memberClient client.Client
 }
 
-var theWorld = sync.OnceValues(func() (*world, error) {
+var startEnv = sync.OnceValues(func() (*testEnv, error) {
 	log.SetLogger(logr.Discard())
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	w := &world{}
+	w := &testEnv{}
 	var err error
 	if w.member, err = localkube.Start(ctx, localkube.Options{Name: "member"}); err != nil {
 		return nil, err
@@ -61,35 +61,35 @@ var theWorld = sync.OnceValues(func() (*world, error) {
 	if w.hubClient, err = client.New(w.hub.Config, client.Options{Scheme: kube.Scheme()}); err != nil {
 		return nil, err
 	}
-	// The hub makes it when it starts.
+	// The hub creates the namespace when it starts.
 	if err := w.hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
 		return nil, err
 	}
-	// A Cluster that went while no hub was there has left these.
-	for _, forgotten := range []client.Object{
+	// These belong to a Cluster that was deleted while the hub was not running.
+	for _, leftover := range []client.Object{
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}},
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: bootstrap.RoleName("forgotten")}},
 	} {
-		karmada.Mark(forgotten, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "forgotten", UID: "gone"}})
-		if err := w.hubClient.Create(ctx, forgotten); err != nil {
+		karmada.Mark(leftover, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "forgotten", UID: "gone"}})
+		if err := w.hubClient.Create(ctx, leftover); err != nil {
 			return nil, err
 		}
 	}
 	return w, w.run()
 })
 
-// planes returns what the tests share. The lifelines stop the planes with the binary.
-func planes(t *testing.T) *world {
+// sharedEnv returns the environment that all tests share. The control planes stop with the test binary.
+func sharedEnv(t *testing.T) *testEnv {
 	t.Helper()
-	w, err := theWorld()
+	w, err := startEnv()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return w
 }
 
-// run runs the controller, on a line that is cut now and then.
-func (w *world) run() error {
+// run starts the controller with an unreliable connection.
+func (w *testEnv) run() error {
 	mgr, err := ctrl.NewManager(w.hub.Config, ctrl.Options{
 		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	})
@@ -101,7 +101,7 @@ func (w *world) run() error {
 		return err
 	}
 	members := fleet.NewClients(w.hubClient, w.hub.Config)
-	hubClock := fast{time.Now()}
+	hubClock := fastClock{time.Now()}
 	c := &spaces.Controller{
 		Heartbeats: &heartbeats.Judge{Clock: hubClock},
 		Hub:        mgr.GetClient(), Live: live, Config: members.Config, Forget: members.Forget, Events: mgr.GetEventRecorder("test"), Clock: hubClock,
@@ -117,19 +117,19 @@ func (w *world) run() error {
 	return nil
 }
 
-// fast is a clock that runs ten times as fast as others.
-type fast struct{ start time.Time }
+// fastClock runs ten times as fast as real time.
+type fastClock struct{ start time.Time }
 
-var _ clock.PassiveClock = fast{}
+var _ clock.PassiveClock = fastClock{}
 
-func (f fast) Now() time.Time                  { return f.start.Add(10 * time.Since(f.start)) }
-func (f fast) Since(t time.Time) time.Duration { return f.Now().Sub(t) }
+func (f fastClock) Now() time.Time                  { return f.start.Add(10 * time.Since(f.start)) }
+func (f fastClock) Since(t time.Time) time.Duration { return f.Now().Sub(t) }
 
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
-// unreliable loses the answers to the first writing requests to every third path.
+// unreliable drops the responses to the first writing requests to every third path.
 func unreliable(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	var (
@@ -144,7 +144,7 @@ func unreliable(config *rest.Config) *rest.Config {
 			}
 			if _, again := seen.LoadOrStore(request.Method+request.URL.Path, true); !again && paths.Add(1)%3 == 0 {
 				answer.Body.Close()
-				return nil, errors.New("the line is cut")
+				return nil, errors.New("connection lost")
 			}
 			return answer, nil
 		})
@@ -152,11 +152,11 @@ func unreliable(config *rest.Config) *rest.Config {
 	return config
 }
 
-// eventually waits until check says so. Kubernetes can take half a minute to delete a namespace on a busy machine.
-func eventually(t *testing.T, what string, check func() bool) {
+// eventually waits until check returns true. Kubernetes can take half a minute to delete a namespace on a busy machine.
+func eventually(t *testing.T, description string, check func() bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) { return check(), nil })
 	if err != nil {
-		t.Fatalf("%s: not within 2 min", what)
+		t.Fatalf("%s: not within 2 min", description)
 	}
 }

@@ -23,17 +23,18 @@ import (
 )
 
 const (
-	// answerLimit is how long a step of a removal may stand still before the member must show that it is alive.
-	answerLimit = 20 * time.Second
-	// patienceLimit is how long one may stand still though the member is alive. What was not withdrawn until then is left behind.
-	patienceLimit = 2 * time.Minute
-	// look is the time between two looks at what is waited for, in case that no watch tells.
-	look = 5 * time.Second
+	// stallTimeout is how long a step of a removal may make no progress while the member does not answer.
+	stallTimeout = 20 * time.Second
+	// maxStallTimeout is how long a step may make no progress while the member is alive. After it, the deployments on
+	// the member are abandoned.
+	maxStallTimeout = 2 * time.Minute
+	// pollInterval is the interval between two checks of pending work, in case no watch triggers one.
+	pollInterval = 5 * time.Second
 )
 
-// judge finds out whether the member can do anything. What is on one that cannot be reached is left behind at once. That it is not ready may be
-// said by a status that was lost, or restored: the member decides.
-func (c *Controller) judge(ctx context.Context, s *state) error {
+// abandonUnreachable abandons the deployments on an unreachable member at once. A Ready condition that is not true may
+// be lost or come from a backup, so the member itself is checked.
+func (c *Controller) abandonUnreachable(ctx context.Context, s *state) error {
 	if s.member.Abandoned {
 		return nil
 	}
@@ -41,13 +42,13 @@ func (c *Controller) judge(ctx context.Context, s *state) error {
 	if ready != nil && ready.Status == metav1.ConditionTrue {
 		return nil
 	}
-	if alive, err := c.alive(ctx, s); alive || err != nil {
+	if alive, err := c.checkAlive(ctx, s); alive || err != nil {
 		return err
 	}
 	return c.abandon(ctx, s)
 }
 
-// abandon notes that what is on the member is left behind.
+// abandon records on the Cluster that the deployments on the member are abandoned.
 func (c *Controller) abandon(ctx context.Context, s *state) error {
 	if s.member.Abandoned {
 		return nil
@@ -60,66 +61,67 @@ func (c *Controller) abandon(ctx context.Context, s *state) error {
 	return nil
 }
 
-// withdraw has the summaries and the Works of the Cluster withdrawn, and waits for that.
+// withdraw deletes the summaries and the Works of the Cluster, and waits until they are withdrawn from the member.
 func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	summaries, works := &configv1beta1.ClusterSummaryList{}, &workv1alpha1.WorkList{}
 	for _, list := range []client.ObjectList{summaries, works} {
 		if err := c.Live.List(ctx, list, client.InNamespace(s.member.Namespace)); err != nil {
-			return fmt.Errorf("list what is in the execution space: %w", err)
+			return fmt.Errorf("list objects in the execution namespace: %w", err)
 		}
 	}
-	left := make([]client.Object, 0, len(summaries.Items)+len(works.Items))
+	remaining := make([]client.Object, 0, len(summaries.Items)+len(works.Items))
 	for i := range summaries.Items {
-		left = append(left, &summaries.Items[i])
+		remaining = append(remaining, &summaries.Items[i])
 	}
 	for i := range works.Items {
-		left = append(left, &works.Items[i])
+		remaining = append(remaining, &works.Items[i])
 	}
-	if len(left) == 0 {
+	if len(remaining) == 0 {
 		return nil
 	}
-	for _, obj := range left {
+	for _, obj := range remaining {
 		if err := c.deleteOnce(ctx, obj); err != nil {
 			return err
 		}
 	}
-	what := fmt.Sprintf("%d ClusterSummaries and %d Works to be withdrawn", len(summaries.Items), len(works.Items))
+	pendingWork := fmt.Sprintf("%d ClusterSummaries and %d Works to be withdrawn", len(summaries.Items), len(works.Items))
 	if !s.member.Abandoned {
-		if hopeless, err := c.hopeless(ctx, s, what); err != nil || !hopeless {
-			return waiting(err, what)
+		if stalled, err := c.checkStalled(ctx, s, pendingWork); err != nil || !stalled {
+			return errorOrWait(err, pendingWork)
 		}
 		if err := c.abandon(ctx, s); err != nil {
 			return err
 		}
 	}
-	return c.letGo(ctx, s, what)
+	return c.releaseAbandoned(ctx, s, pendingWork)
 }
 
-// letGo has what is abandoned let go of. Those who look after it do so themselves, and tell what they leave behind; nobody waits long for them.
-func (c *Controller) letGo(ctx context.Context, s *state, what string) error {
+// releaseAbandoned removes the finalizers of abandoned objects. The controllers of these objects get stallTimeout to do
+// so, since they report the objects that stay on the member.
+func (c *Controller) releaseAbandoned(ctx context.Context, s *state, pendingWork string) error {
 	if c.Forget != nil {
-		// Who is at work on the member would wait for its answers until their time is up.
+		// Otherwise, running requests to the member wait until they time out.
 		c.Forget(s.member.Key())
 	}
-	if s.member.Mode == fleet.Push && c.patience.still(s.cluster.UID, "abandoned: "+what, c.Clock.Now()) < answerLimit {
-		return waiting(nil, what)
+	if s.member.Mode == fleet.Push && c.progress.recordPending(s.cluster.UID, "abandoned: "+pendingWork, c.Clock.Now()) < stallTimeout {
+		return errorOrWait(nil, pendingWork)
 	}
 	if s.member.Mode == fleet.Pull {
-		// Nobody but the agent looks after its Works.
+		// Only the agent manages the Works of a pull member.
 		if err := karmada.ReleaseWorks(ctx, c.Live, s.cluster.Name); err != nil {
 			return err
 		}
-		if c.patience.still(s.cluster.UID, "abandoned: "+what, c.Clock.Now()) < answerLimit {
-			return waiting(nil, what)
+		if c.progress.recordPending(s.cluster.UID, "abandoned: "+pendingWork, c.Clock.Now()) < stallTimeout {
+			return errorOrWait(nil, pendingWork)
 		}
 	}
 	if err := karmada.ReleaseSpace(ctx, c.Live, s.cluster.Name); err != nil {
 		return err
 	}
-	return waiting(nil, what)
+	return errorOrWait(nil, pendingWork)
 }
 
-// deleteOnce deletes obj unless that was done already.
+// deleteOnce deletes obj unless it is being deleted.
 func (c *Controller) deleteOnce(ctx context.Context, obj client.Object) error {
 	if !obj.GetDeletionTimestamp().IsZero() {
 		return nil
@@ -131,67 +133,69 @@ func (c *Controller) deleteOnce(ctx context.Context, obj client.Object) error {
 	return nil
 }
 
-// hopeless says whether there is no use in waiting any more: nothing has changed for a time, and the member gives no sign of life, or nothing
-// has changed for long.
-func (c *Controller) hopeless(ctx context.Context, s *state, left string) (bool, error) {
-	still := c.patience.still(s.cluster.UID, left, c.Clock.Now())
-	if still < answerLimit {
+// checkStalled returns whether the removal must stop waiting for pending work: it has made no progress for stallTimeout
+// while the member does not answer, or for maxStallTimeout.
+func (c *Controller) checkStalled(ctx context.Context, s *state, pendingWork string) (bool, error) {
+	stalledFor := c.progress.recordPending(s.cluster.UID, pendingWork, c.Clock.Now())
+	if stalledFor < stallTimeout {
 		return false, nil
 	}
-	if still >= patienceLimit {
+	if stalledFor >= maxStallTimeout {
 		return true, nil
 	}
-	alive, err := c.alive(ctx, s)
+	alive, err := c.checkAlive(ctx, s)
 	return !alive, err
 }
 
-// waiting says what is waited for, unless err does.
-func waiting(err error, what string) error {
+// errorOrWait returns err, or a phase.Wait for pending work if err is nil.
+func errorOrWait(err error, pendingWork string) error {
 	if err != nil {
 		return err
 	}
-	return phase.Wait{After: look, Reason: what}
+	return phase.Wait{After: pollInterval, Reason: pendingWork}
 }
 
-// clear deletes what the hub has of the Cluster, with the rights that its agent needed until now. Nobody waits until the execution space is gone,
-// for which Kubernetes takes some seconds: what comes into it at the last moment is let go of by whoever looks after it, since its Cluster is gone.
-func (c *Controller) clear(ctx context.Context, s *state) error {
+// deleteHubObjects deletes the objects of the Cluster on the hub, including the RBAC of its agent. It does not wait for
+// the deletion of the execution namespace, which takes some seconds: controllers release objects that are created in it
+// later, because the Cluster is deleted.
+func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
 	return karmada.RemoveTraces(ctx, c.Live, s.cluster)
 }
 
-// sweep deletes what the hub has of a Cluster that went without us, of which the hub of the default shard knows as well as any.
-func (c *Controller) sweep(ctx context.Context, name string) error {
+// deleteLeftovers deletes the objects of a Cluster that was deleted without its finalizer. Only the hub of the default
+// shard does so.
+func (c *Controller) deleteLeftovers(ctx context.Context, name string) error {
 	if !c.Shard.IsDefault() {
 		return nil
 	}
 	return karmada.Sweep(ctx, c.Live, name)
 }
 
-// sweepAll is sweep for all Clusters that went while no hub was there.
-func (c *Controller) sweepAll(ctx context.Context) error {
-	// It ends when it has succeeded, or with the hub.
-	_ = wait.PollUntilContextCancel(ctx, retryMost, true, func(ctx context.Context) (bool, error) {
+// deleteAllLeftovers calls deleteLeftovers for all Clusters that were deleted while the hub was not running.
+func (c *Controller) deleteAllLeftovers(ctx context.Context) error {
+	// It returns after a success, or when ctx ends.
+	_ = wait.PollUntilContextCancel(ctx, retryMax, true, func(ctx context.Context) (bool, error) {
 		err := karmada.SweepAll(ctx, c.Live)
 		if err != nil && ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, "sweep what is left of clusters that are gone")
+			log.FromContext(ctx).Error(err, "delete objects of deleted clusters")
 		}
 		return err == nil, nil
 	})
 	return nil
 }
 
-// release lets the Cluster go.
-func (c *Controller) release(ctx context.Context, s *state) error {
-	free := s.cluster.DeepCopy()
-	if !controllerutil.RemoveFinalizer(free, clusterv1alpha1.ClusterFinalizer) {
+// removeFinalizer lets the API server delete the Cluster.
+func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
+	changed := s.cluster.DeepCopy()
+	if !controllerutil.RemoveFinalizer(changed, clusterv1alpha1.ClusterFinalizer) {
 		return nil
 	}
-	// The lock keeps finalizers of others.
+	// The lock keeps the finalizers of others.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-	if err := c.Live.Patch(ctx, free, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("remove finalizer: %w", err)
 	}
-	c.patience.end(s.cluster.UID)
+	c.progress.remove(s.cluster.UID)
 	if c.Forget != nil {
 		c.Forget(s.member.Key())
 	}

@@ -15,8 +15,8 @@ import (
 
 func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 	t.Parallel()
-	w := planes(t)
-	// What the execution space says whose it is.
+	w := sharedEnv(t)
+	// An annotation on the execution namespace identifies its Cluster.
 	tests := map[string]struct {
 		noted map[string]string
 		stays bool
@@ -53,20 +53,20 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			former, kept := space.UID, []client.Object{secret, claim}
-			w.settled(t, name)
+			formerUID, kept := space.UID, []client.Object{secret, claim}
+			w.waitReady(t, name)
 			for _, obj := range kept {
 				uid := obj.GetUID()
 				eventually(t, "adopted "+obj.GetName(), func() bool { return w.has(t, w.hubClient, obj) && karmada.Marked(obj) == c.UID })
 				if obj.GetUID() != uid {
-					t.Errorf("%T was made anew", obj)
+					t.Errorf("%T was created again", obj)
 				}
 			}
-			if !w.has(t, w.hubClient, space) || (space.UID == former) != test.stays || space.Annotations[kube.AnnotationClusterID] != name {
-				t.Errorf("execution space: kept %t, want %t; annotations %v", space.UID == former, test.stays, space.Annotations)
+			if !w.has(t, w.hubClient, space) || (space.UID == formerUID) != test.stays || space.Annotations[kube.AnnotationClusterID] != name {
+				t.Errorf("execution namespace: kept %t, want %t; annotations %v", space.UID == formerUID, test.stays, space.Annotations)
 			}
 			if got := w.has(t, w.hubClient, work); got != test.stays {
-				t.Errorf("the Work is there: %t, want %t", got, test.stays)
+				t.Errorf("the Work exists: %t, want %t", got, test.stays)
 			}
 		})
 	}

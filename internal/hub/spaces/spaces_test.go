@@ -26,10 +26,10 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// turn lets one test at a time join the member, which can be in the fleet once.
-var turn sync.Mutex
+// memberLock serializes the tests that register the member, which can be registered only once.
+var memberLock sync.Mutex
 
-func (w *world) has(t *testing.T, reader client.Client, obj client.Object) bool {
+func (w *testEnv) has(t *testing.T, reader client.Client, obj client.Object) bool {
 	t.Helper()
 	err := reader.Get(t.Context(), client.ObjectKeyFromObject(obj), obj)
 	if client.IgnoreNotFound(err) != nil {
@@ -40,11 +40,11 @@ func (w *world) has(t *testing.T, reader client.Client, obj client.Object) bool 
 
 func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
-// settled waits until the Cluster is held and has its space, and returns it.
-func (w *world) settled(t *testing.T, name string) *clusterv1alpha1.Cluster {
+// waitReady waits until the Cluster has its finalizer and its execution namespace, and returns it.
+func (w *testEnv) waitReady(t *testing.T, name string) *clusterv1alpha1.Cluster {
 	t.Helper()
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
-	eventually(t, "cluster "+name+" is held and has its execution space", func() bool {
+	eventually(t, "cluster "+name+" has its finalizer and its execution namespace", func() bool {
 		space := &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}
 		return w.has(t, w.hubClient, c) && controllerutil.ContainsFinalizer(c, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "" &&
 			w.has(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && karmada.Marked(space) == c.UID
@@ -52,8 +52,8 @@ func (w *world) settled(t *testing.T, name string) *clusterv1alpha1.Cluster {
 	return c
 }
 
-// report makes the Cluster say how it is.
-func (w *world) report(t *testing.T, name string, ready metav1.ConditionStatus) {
+// setReady sets the Ready condition of the Cluster.
+func (w *testEnv) setReady(t *testing.T, name string, ready metav1.ConditionStatus) {
 	t.Helper()
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
 	err := kube.OnConflict(t.Context(), func() error {
@@ -69,21 +69,21 @@ func (w *world) report(t *testing.T, name string, ready metav1.ConditionStatus) 
 	}
 }
 
-// work makes a Work and waits until it is held.
-func (w *world) work(t *testing.T, cluster string) *workv1alpha1.Work {
+// createWork creates a Work and waits until it has its finalizer.
+func (w *testEnv) createWork(t *testing.T, cluster string) *workv1alpha1.Work {
 	t.Helper()
 	work := &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + cluster, Name: "w"}}
 	if err := w.hubClient.Create(t.Context(), work); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the Work is held", func() bool {
+	eventually(t, "the Work has its finalizer", func() bool {
 		return w.has(t, w.hubClient, work) && controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	})
 	return work
 }
 
 // execute withdraws a Work once it is deleted, as whoever executes it does, and says what its cluster was then.
-func (w *world) execute(ctx context.Context, work *workv1alpha1.Work) (*clusterv1alpha1.Cluster, error) {
+func (w *testEnv) execute(ctx context.Context, work *workv1alpha1.Work) (*clusterv1alpha1.Cluster, error) {
 	name, _ := fleet.ClusterOfExecutionSpace(work.Namespace)
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
 	for {
@@ -106,10 +106,10 @@ func (w *world) execute(ctx context.Context, work *workv1alpha1.Work) (*clusterv
 	return c, w.hubClient.Update(ctx, work)
 }
 
-// wantGone waits until nothing of the cluster is on the hub.
-func (w *world) wantGone(t *testing.T, name string) {
+// wantDeleted waits until no object of the Cluster is on the hub.
+func (w *testEnv) wantDeleted(t *testing.T, name string) {
 	t.Helper()
-	eventually(t, "everything of "+name+" is gone", func() bool {
+	eventually(t, "everything of "+name+" is deleted", func() bool {
 		return !w.has(t, w.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named(name)}) &&
 			!w.has(t, w.hubClient, &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}) &&
 			!w.has(t, w.hubClient, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name}}) &&
@@ -117,10 +117,10 @@ func (w *world) wantGone(t *testing.T, name string) {
 	})
 }
 
-// left lists what a push registration left on the member.
-func (w *world) left(t *testing.T, name string) []string {
+// memberObjects lists the objects of a push registration that are on the member.
+func (w *testEnv) memberObjects(t *testing.T, name string) []string {
 	t.Helper()
-	var left []string
+	var remaining []string
 	for _, obj := range []client.Object{
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "karmada-" + name}},
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "karmada-" + name}},
@@ -130,27 +130,27 @@ func (w *world) left(t *testing.T, name string) []string {
 		&corev1.Namespace{ObjectMeta: named("karmada-cluster")},
 	} {
 		if w.has(t, w.memberClient, obj) {
-			left = append(left, fmt.Sprintf("%T %s", obj, obj.GetName()))
+			remaining = append(remaining, fmt.Sprintf("%T %s", obj, obj.GetName()))
 		}
 	}
-	return left
+	return remaining
 }
 
-func TestARemovalTakesThePushRegistrationBack(t *testing.T) {
+func TestRemovalDeletesThePushRegistration(t *testing.T) {
 	t.Parallel()
-	w := planes(t)
+	w := sharedEnv(t)
 	tests := map[string]karmada.UnjoinRequest{"plain": {}, "orphan": {Orphan: true}}
 	for _, kind := range []string{"plain", "orphan"} {
 		t.Run(kind, func(t *testing.T) {
-			turn.Lock()
-			defer turn.Unlock()
+			memberLock.Lock()
+			defer memberLock.Unlock()
 			name := "push-" + kind
 			if err := karmada.Join(t.Context(), karmada.JoinRequest{Hub: w.hub.Config, Member: w.member.Config, Name: name}); err != nil {
 				t.Fatal(err)
 			}
-			w.settled(t, name)
-			w.report(t, name, metav1.ConditionTrue)
-			work := w.work(t, name)
+			w.waitReady(t, name)
+			w.setReady(t, name, metav1.ConditionTrue)
+			work := w.createWork(t, name)
 			seen, failed := make(chan *clusterv1alpha1.Cluster, 1), make(chan error, 1)
 			go func() {
 				c, err := w.execute(t.Context(), work)
@@ -160,7 +160,7 @@ func TestARemovalTakesThePushRegistrationBack(t *testing.T) {
 			request := tests[kind]
 			request.Hub, request.Name, request.Wait = w.hub.Config, name, 20*time.Second
 			start := time.Now()
-			// Without a way to the member: the hub has one.
+			// The hub has a kubeconfig of the member.
 			if err := karmada.Unjoin(t.Context(), request); err != nil {
 				t.Fatal(err)
 			}
@@ -172,15 +172,15 @@ func TestARemovalTakesThePushRegistrationBack(t *testing.T) {
 			if got := fleet.FromCluster(c); got.KeepAddons != request.Orphan || got.Forced || got.Abandoned {
 				t.Errorf("while the Work was withdrawn: got %+v, want KeepAddons %t and no force", got, request.Orphan)
 			}
-			w.wantGone(t, name)
-			eventually(t, "the member is as it was", func() bool { return len(w.left(t, name)) == 0 })
+			w.wantDeleted(t, name)
+			eventually(t, "the member has no objects of the registration", func() bool { return len(w.memberObjects(t, name)) == 0 })
 		})
 	}
 }
 
-func TestNobodyWaitsForAMemberThatIsGone(t *testing.T) {
+func TestRemovalDoesNotWaitForUnreachableMember(t *testing.T) {
 	t.Parallel()
-	w := planes(t)
+	w := sharedEnv(t)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "theirs"}, Data: map[string][]byte{"token": []byte("x"), "caBundle": []byte("x")}}
 	if err := w.hubClient.Create(t.Context(), secret); err != nil {
 		t.Fatal(err)
@@ -195,10 +195,10 @@ func TestNobodyWaitsForAMemberThatIsGone(t *testing.T) {
 			if err := w.hubClient.Create(t.Context(), &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: spec}); err != nil {
 				t.Fatal(err)
 			}
-			c := w.settled(t, name)
-			w.report(t, name, metav1.ConditionUnknown)
-			w.work(t, name)
-			// Nobody looks after this one, either.
+			c := w.waitReady(t, name)
+			w.setReady(t, name, metav1.ConditionUnknown)
+			w.createWork(t, name)
+			// No controller reconciles the summary, either.
 			summary := &configv1beta1.ClusterSummary{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: "s", Finalizers: []string{configv1beta1.ClusterSummaryFinalizer}},
 				Spec:       configv1beta1.ClusterSummarySpec{ClusterNamespace: "karmada-es-" + name, ClusterName: name, ClusterType: "Karmada"},
@@ -209,54 +209,54 @@ func TestNobodyWaitsForAMemberThatIsGone(t *testing.T) {
 			if err := w.hubClient.Delete(t.Context(), c); err != nil {
 				t.Fatal(err)
 			}
-			w.wantGone(t, name)
+			w.wantDeleted(t, name)
 		})
 	}
 	t.Cleanup(func() {
 		if err := w.hubClient.Get(context.WithoutCancel(t.Context()), client.ObjectKeyFromObject(secret), secret); err != nil {
-			t.Errorf("a Secret that no registration made: %v", err)
+			t.Errorf("a Secret that no registration created: %v", err)
 		}
 	})
 }
 
-func TestAnAgentIsToldToRemoveItself(t *testing.T) {
+func TestAgentIsOrderedToRemoveItself(t *testing.T) {
 	t.Parallel()
-	w := planes(t)
+	w := sharedEnv(t)
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("told"), Spec: clusterv1alpha1.ClusterSpec{ID: "told", SyncMode: clusterv1alpha1.Pull}}
 	if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
-	w.settled(t, "told")
+	w.waitReady(t, "told")
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-told", Name: "told"}}
 	eventually(t, "the agent has its Lease", func() bool { return w.has(t, w.hubClient, lease) })
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
 	if err := w.hubClient.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
-	w.report(t, "told", metav1.ConditionTrue)
+	w.setReady(t, "told", metav1.ConditionTrue)
 	if err := w.hubClient.Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the agent is told", func() bool {
+	eventually(t, "the agent is ordered to remove itself", func() bool {
 		return w.has(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
 	})
 	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationAgentOrder, "removed")
 	if err := w.hubClient.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
-	w.wantGone(t, "told")
+	w.wantDeleted(t, "told")
 	claim := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "cluster-id-told"}}
-	eventually(t, "the claim is gone", func() bool { return !w.has(t, w.hubClient, claim) })
+	eventually(t, "the claim is deleted", func() bool { return !w.has(t, w.hubClient, claim) })
 }
 
-func TestTheSecondClusterOfAnIDWaitsForTheFirst(t *testing.T) {
+func TestSecondClusterOfAnIDWaitsForTheFirst(t *testing.T) {
 	t.Parallel()
-	w := planes(t)
+	w := sharedEnv(t)
 	first := &clusterv1alpha1.Cluster{ObjectMeta: named("rival-1"), Spec: clusterv1alpha1.ClusterSpec{ID: "rival", SyncMode: clusterv1alpha1.Pull}}
 	if err := w.hubClient.Create(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	w.settled(t, "rival-1")
+	w.waitReady(t, "rival-1")
 	second := &clusterv1alpha1.Cluster{ObjectMeta: named("rival-2"), Spec: first.Spec}
 	if err := w.hubClient.Create(t.Context(), second); err != nil {
 		t.Fatal(err)
@@ -266,34 +266,34 @@ func TestTheSecondClusterOfAnIDWaitsForTheFirst(t *testing.T) {
 		return w.has(t, w.hubClient, second) && fleet.FromCluster(second).Refused == want
 	})
 	if len(second.Finalizers) > 0 || w.has(t, w.hubClient, &corev1.Namespace{ObjectMeta: named("karmada-es-rival-2")}) {
-		t.Error("something was done to the second")
+		t.Error("objects were created for the second")
 	}
 	if err := w.hubClient.Delete(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	w.wantGone(t, "rival-1")
-	if got := fleet.FromCluster(w.settled(t, "rival-2")).Refused; got != "" {
-		t.Errorf("the second, when the first is gone: refused for %q", got)
+	w.wantDeleted(t, "rival-1")
+	if got := fleet.FromCluster(w.waitReady(t, "rival-2")).Refused; got != "" {
+		t.Errorf("the second, after the first is deleted: refused for %q", got)
 	}
 }
 
-func TestAnExecutionSpaceThatIsDeletedIsMadeAnew(t *testing.T) {
+func TestDeletedExecutionNamespaceIsCreatedAgain(t *testing.T) {
 	t.Parallel()
-	w := planes(t)
+	w := sharedEnv(t)
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("anew"), Spec: clusterv1alpha1.ClusterSpec{ID: "anew", SyncMode: clusterv1alpha1.Pull}}
 	if err := w.hubClient.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	w.settled(t, "anew")
+	w.waitReady(t, "anew")
 	space := &corev1.Namespace{ObjectMeta: named("karmada-es-anew")}
 	if !w.has(t, w.hubClient, space) {
-		t.Fatal("no space")
+		t.Fatal("no execution namespace")
 	}
 	uid := space.UID
 	if err := w.hubClient.Delete(t.Context(), space); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "there is another one, with the agent's Role", func() bool {
+	eventually(t, "a new namespace exists, with the agent's Role", func() bool {
 		roles := &rbacv1.RoleList{}
 		err := errors.Join(client.IgnoreNotFound(w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(space), space)),
 			w.hubClient.List(t.Context(), roles, client.InNamespace(space.Name)))

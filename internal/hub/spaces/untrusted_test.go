@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// cluster reads the Cluster of this name; nil if there is none.
-func (w *world) cluster(t *testing.T, name string) *clusterv1alpha1.Cluster {
+// cluster reads the Cluster of this name; nil if it does not exist.
+func (w *testEnv) cluster(t *testing.T, name string) *clusterv1alpha1.Cluster {
 	t.Helper()
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
 	if !w.has(t, w.hubClient, c) {
@@ -28,12 +28,12 @@ func (w *world) cluster(t *testing.T, name string) *clusterv1alpha1.Cluster {
 	return c
 }
 
-func TestNoStatusAbandonsAClusterThatAnswers(t *testing.T) {
+func TestNoStatusAbandonsClusterThatAnswers(t *testing.T) {
 	t.Parallel()
-	said := map[string]func(w *world, t *testing.T, name string){
-		"false":   func(w *world, t *testing.T, name string) { w.report(t, name, metav1.ConditionFalse) },
-		"unknown": func(w *world, t *testing.T, name string) { w.report(t, name, metav1.ConditionUnknown) },
-		"cleared": func(w *world, t *testing.T, name string) {
+	statuses := map[string]func(w *testEnv, t *testing.T, name string){
+		"false":   func(w *testEnv, t *testing.T, name string) { w.setReady(t, name, metav1.ConditionFalse) },
+		"unknown": func(w *testEnv, t *testing.T, name string) { w.setReady(t, name, metav1.ConditionUnknown) },
+		"cleared": func(w *testEnv, t *testing.T, name string) {
 			cleared := client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))
 			if err := w.hubClient.Status().Patch(t.Context(), w.cluster(t, name), cleared); err != nil {
 				t.Fatal(err)
@@ -41,37 +41,37 @@ func TestNoStatusAbandonsAClusterThatAnswers(t *testing.T) {
 		},
 	}
 	for mode, prefix := range map[clusterv1alpha1.ClusterSyncMode]string{clusterv1alpha1.Push: "push-says-", clusterv1alpha1.Pull: "pull-says-"} {
-		for what, say := range said {
-			name := prefix + what
+		for description, setStatus := range statuses {
+			name := prefix + description
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				s := newStepped(t, planes(t))
+				s := newManualController(t, sharedEnv(t))
 				s.controller.Config = func(context.Context, fleet.Member) (*rest.Config, error) { return s.member.Config, nil }
-				work := s.leaves(t, name, mode)
-				say(s.world, t, name)
+				work := s.startRemoval(t, name, mode)
+				setStatus(s.testEnv, t, name)
 				for range 5 {
 					s.clock.Step(5 * time.Second)
 					if mode == clusterv1alpha1.Pull {
-						s.beat(t, name)
+						s.renewLease(t, name)
 					}
 					s.step(t, name)
 				}
 				c := s.cluster(t, name)
 				if c == nil || fleet.FromCluster(c).Abandoned || fleet.FromCluster(c).Forced || len(s.forgotten) > 0 {
-					t.Errorf("the Cluster is given up: %+v", c)
+					t.Errorf("the Cluster is abandoned: %+v", c)
 				}
 				if !s.has(t, s.hubClient, work) {
-					t.Error("the Work is let go of")
+					t.Error("the Work is released")
 				}
 			})
 		}
 	}
 }
 
-func TestAnAbandonedRegistrationGoes(t *testing.T) {
+func TestClusterOfAbandonedRegistrationIsDeleted(t *testing.T) {
 	t.Parallel()
-	s := newStepped(t, planes(t))
-	// A hub that is restored has Clusters of today that were approved long ago, and no heartbeats.
+	s := newManualController(t, sharedEnv(t))
+	// A restored hub has Clusters with a new creation time and an old approval, and no heartbeats.
 	approved := map[string]time.Duration{"approved-now": 0, "approved-before-a-restore": -7 * 24 * time.Hour, "approved-later": time.Hour}
 	for name, after := range approved {
 		c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
@@ -104,17 +104,17 @@ func TestAnAbandonedRegistrationGoes(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatHasNotLeftIsOrderedTo(t *testing.T) {
+func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {
 	t.Parallel()
 	const name = "not-left"
-	s := newStepped(t, planes(t))
+	s := newManualController(t, sharedEnv(t))
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
 	c.Annotations = map[string]string{libv1beta1.ShardAnnotation: "stepped"}
 	if err := karmada.Enroll(t.Context(), s.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
 	s.step(t, name)
-	s.beat(t, name)
+	s.renewLease(t, name)
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: name}}
 	answer := func() {
 		t.Helper()
@@ -123,7 +123,7 @@ func TestAnAgentThatHasNotLeftIsOrderedTo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// It is from a backup.
+	// It comes from a backup.
 	answer()
 	if err := s.hubClient.Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
@@ -137,14 +137,14 @@ func TestAnAgentThatHasNotLeftIsOrderedTo(t *testing.T) {
 	answer()
 	s.step(t, name)
 	if s.cluster(t, name) != nil {
-		t.Error("the Cluster is not gone")
+		t.Error("the Cluster is not deleted")
 	}
 }
 
-func TestARemovalBeginsWithoutOrdersOfAnEarlierOne(t *testing.T) {
+func TestRemovalStartsWithoutOrdersOfAnEarlierOne(t *testing.T) {
 	t.Parallel()
 	const name = "ordered"
-	s := newStepped(t, planes(t))
+	s := newManualController(t, sharedEnv(t))
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
 	c.Annotations = map[string]string{
 		libv1beta1.ShardAnnotation: "stepped", kube.AnnotationAgentOrder: kube.AgentOrderRemove,

@@ -16,14 +16,15 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// holder puts the finalizer on Works that lets whoever executes them withdraw them before they go.
-type holder struct {
+// workFinalizer sets the execution finalizer on Works, so that they are withdrawn from the member before they are
+// deleted.
+type workFinalizer struct {
 	hub, live client.Client
 	shard     fleet.Shard
 }
 
-// unheld passes Works that lack it and stay.
-func unheld() predicate.Predicate {
+// lacksFinalizer selects Works without the finalizer that are not being deleted.
+func lacksFinalizer() predicate.Predicate {
 	lacks := func(obj client.Object) bool {
 		return obj.GetDeletionTimestamp().IsZero() && !controllerutil.ContainsFinalizer(obj, workv1alpha1.ExecutionFinalizer)
 	}
@@ -34,8 +35,8 @@ func unheld() predicate.Predicate {
 	}
 }
 
-// Reconcile holds one Work of a Cluster that stays.
-func (h *holder) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+// Reconcile sets the finalizer on one Work of a Cluster that is not being deleted.
+func (h *workFinalizer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	name, ok := fleet.ClusterOfExecutionSpace(req.Namespace)
 	if !ok {
 		return reconcile.Result{}, nil
@@ -51,14 +52,14 @@ func (h *holder) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	if err := h.hub.Get(ctx, req.NamespacedName, work); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	held := work.DeepCopy()
-	if !work.DeletionTimestamp.IsZero() || !controllerutil.AddFinalizer(held, workv1alpha1.ExecutionFinalizer) {
+	withFinalizer := work.DeepCopy()
+	if !work.DeletionTimestamp.IsZero() || !controllerutil.AddFinalizer(withFinalizer, workv1alpha1.ExecutionFinalizer) {
 		return reconcile.Result{}, nil
 	}
-	// The lock keeps finalizers of others.
+	// The lock keeps the finalizers of others.
 	patch := client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{})
-	if err := h.live.Patch(ctx, held, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
-		return reconcile.Result{}, fmt.Errorf("hold Work %s: %w", req, err)
+	if err := h.live.Patch(ctx, withFinalizer, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("add finalizer to Work %s: %w", req, err)
 	}
 	return reconcile.Result{}, nil
 }

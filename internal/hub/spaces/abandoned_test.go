@@ -24,28 +24,28 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// stepped is a controller that runs when it is told to, for the Clusters of a shard of its own.
-type stepped struct {
-	*world
+// manualController is a controller without a manager, for the Clusters of its own shard. Tests call Reconcile.
+type manualController struct {
+	*testEnv
 	clock      *clocktesting.FakeClock
 	controller *spaces.Controller
 	forgotten  []string
 }
 
-func newStepped(t *testing.T, w *world) *stepped {
+func newManualController(t *testing.T, w *testEnv) *manualController {
 	t.Helper()
-	s := &stepped{world: w, clock: clocktesting.NewFakeClock(time.Now())}
+	s := &manualController{testEnv: w, clock: clocktesting.NewFakeClock(time.Now())}
 	s.controller = &spaces.Controller{
 		Heartbeats: &heartbeats.Judge{Clock: s.clock},
 		Hub:        w.hubClient, Live: w.hubClient, Shard: "stepped", Events: events.NewFakeRecorder(100), Clock: s.clock,
-		Config: func(context.Context, fleet.Member) (*rest.Config, error) { return nil, errors.New("nobody gets there") },
+		Config: func(context.Context, fleet.Member) (*rest.Config, error) { return nil, errors.New("unreachable") },
 		Forget: func(member string) { s.forgotten = append(s.forgotten, member) },
 	}
 	return s
 }
 
-// leaves makes a ready Cluster in this mode that has a Work, and is being deleted.
-func (s *stepped) leaves(t *testing.T, name string, mode clusterv1alpha1.ClusterSyncMode) *workv1alpha1.Work {
+// startRemoval creates a ready Cluster in this mode with a Work, and deletes the Cluster.
+func (s *manualController) startRemoval(t *testing.T, name string, mode clusterv1alpha1.ClusterSyncMode) *workv1alpha1.Work {
 	t.Helper()
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: mode}}
 	c.Annotations = map[string]string{libv1beta1.ShardAnnotation: "stepped"}
@@ -54,9 +54,9 @@ func (s *stepped) leaves(t *testing.T, name string, mode clusterv1alpha1.Cluster
 	}
 	s.step(t, name)
 	if mode == clusterv1alpha1.Pull {
-		s.beat(t, name)
+		s.renewLease(t, name)
 	}
-	s.report(t, name, metav1.ConditionTrue)
+	s.setReady(t, name, metav1.ConditionTrue)
 	work := &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: "w", Finalizers: []string{workv1alpha1.ExecutionFinalizer}}}
 	if err := errors.Join(s.hubClient.Create(t.Context(), work), s.hubClient.Delete(t.Context(), c)); err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func (s *stepped) leaves(t *testing.T, name string, mode clusterv1alpha1.Cluster
 }
 
 // step reconciles once. The judge has read the Lease of the agent before, as it does whenever one is renewed.
-func (s *stepped) step(t *testing.T, name string) {
+func (s *manualController) step(t *testing.T, name string) {
 	t.Helper()
 	lease := &coordinationv1.Lease{}
 	if err := s.hubClient.Get(t.Context(), client.ObjectKey{Namespace: "karmada-es-" + name, Name: name}, lease); client.IgnoreNotFound(err) != nil {
@@ -80,78 +80,80 @@ func (s *stepped) step(t *testing.T, name string) {
 	}
 }
 
-func TestAnAgentThatHasJustDiedIsWaitedForOnce(t *testing.T) {
+func TestRemovalWaitsOnceForAgentThatHasJustDied(t *testing.T) {
 	t.Parallel()
-	s := newStepped(t, planes(t))
-	work := s.leaves(t, "just-died", clusterv1alpha1.Pull)
+	s := newManualController(t, sharedEnv(t))
+	work := s.startRemoval(t, "just-died", clusterv1alpha1.Pull)
 	s.clock.Step(36 * time.Second)
 	s.step(t, "just-died")
 	if !s.has(t, s.hubClient, work) {
-		t.Fatal("an agent that was silent for 36 s is not waited for")
+		t.Fatal("the removal does not wait for an agent that was silent for 36 s")
 	}
 	s.clock.Step(2 * time.Second)
 	for range 3 {
 		s.step(t, "just-died")
 	}
 	if c := (&clusterv1alpha1.Cluster{ObjectMeta: named("just-died")}); s.has(t, s.hubClient, c) {
-		t.Errorf("the Cluster is waited for after 38 s: %v", c.Annotations)
+		t.Errorf("the removal still waits after 38 s: %v", c.Annotations)
 	}
 }
 
-func TestAnAgentThatIsAliveIsWaitedFor(t *testing.T) {
+func TestRemovalWaitsForAgentThatIsAlive(t *testing.T) {
 	t.Parallel()
-	s := newStepped(t, planes(t))
-	work := s.leaves(t, "busy", clusterv1alpha1.Pull)
+	s := newManualController(t, sharedEnv(t))
+	work := s.startRemoval(t, "busy", clusterv1alpha1.Pull)
 	for range 10 {
 		s.clock.Step(11 * time.Second)
-		s.beat(t, "busy")
+		s.renewLease(t, "busy")
 		s.step(t, "busy")
 	}
 	if !s.has(t, s.hubClient, work) {
-		t.Error("an agent that renews its Lease is not waited for")
+		t.Error("the removal does not wait for an agent that renews its Lease")
 	}
 	for range 3 {
 		s.clock.Step(11 * time.Second)
 		s.step(t, "busy")
 	}
 	if s.has(t, s.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named("busy")}) {
-		t.Error("one is waited for without end that does nothing but that")
+		t.Error("the removal waits forever for an agent that only renews its Lease")
 	}
 }
 
-func TestWhatIsBeingDoneToAClusterThatIsGivenUpIsCutOff(t *testing.T) {
+func TestOperationsOnAbandonedClusterAreCanceled(t *testing.T) {
 	t.Parallel()
-	tests := map[string]func(*stepped, *testing.T, *clusterv1alpha1.Cluster){
-		"by-time": func(s *stepped, _ *testing.T, _ *clusterv1alpha1.Cluster) { s.clock.Step(21 * time.Second) },
-		"by-force": func(s *stepped, t *testing.T, c *clusterv1alpha1.Cluster) {
+	tests := map[string]func(*manualController, *testing.T, *clusterv1alpha1.Cluster){
+		"by-time": func(s *manualController, _ *testing.T, _ *clusterv1alpha1.Cluster) { s.clock.Step(21 * time.Second) },
+		"by-force": func(s *manualController, t *testing.T, c *clusterv1alpha1.Cluster) {
 			forced := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+kube.AnnotationDeregister+`":"abandon,force"}}}`))
 			if err := s.hubClient.Patch(t.Context(), c, forced); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"not-ready": func(s *stepped, t *testing.T, c *clusterv1alpha1.Cluster) { s.report(t, c.Name, metav1.ConditionFalse) },
+		"not-ready": func(s *manualController, t *testing.T, c *clusterv1alpha1.Cluster) {
+			s.setReady(t, c.Name, metav1.ConditionFalse)
+		},
 	}
 	for name, giveUp := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newStepped(t, planes(t))
-			work := s.leaves(t, name, clusterv1alpha1.Push)
+			s := newManualController(t, sharedEnv(t))
+			work := s.startRemoval(t, name, clusterv1alpha1.Push)
 			if len(s.forgotten) > 0 {
-				t.Error("it is cut off at once")
+				t.Error("operations are canceled at once")
 			}
 			giveUp(s, t, &clusterv1alpha1.Cluster{ObjectMeta: named(name)})
 			s.step(t, name)
 			member := fleet.FromCluster(&clusterv1alpha1.Cluster{ObjectMeta: named(name)}).Key()
 			if !slices.Contains(s.forgotten, member) || !s.has(t, s.hubClient, work) {
-				t.Errorf("forgotten: %v, want %s while the Work waits to be let go of", s.forgotten, member)
+				t.Errorf("forgotten: %v, want %s while the Work waits for the removal of its finalizer", s.forgotten, member)
 			}
-			// Nobody lets go of it.
+			// No controller removes the finalizer of the Work.
 			s.clock.Step(21 * time.Second)
 			for range 3 {
 				s.step(t, name)
 			}
 			if s.has(t, s.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named(name)}) {
-				t.Error("the Cluster stays")
+				t.Error("the Cluster is not deleted")
 			}
 		})
 	}

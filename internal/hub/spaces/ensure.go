@@ -1,0 +1,236 @@
+package spaces
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// idRetryInterval is the interval between two attempts to claim an ID that another Cluster has. The deletion of
+	// that Cluster triggers a reconcile sooner.
+	idRetryInterval = 30 * time.Second
+	// RegistrationTimeout is the time that a registration by bootstrap token has until its agent reports. After it, the
+	// Cluster of an abandoned registration is deleted.
+	RegistrationTimeout = 15 * time.Minute
+	// namespaceRetryInterval is the interval between two checks whether the execution namespace of an earlier Cluster
+	// with the same name is deleted.
+	namespaceRetryInterval = time.Second
+)
+
+// clearDeregistration removes the annotations of an earlier removal from a Cluster that was restored from a backup.
+func (c *Controller) clearDeregistration(ctx context.Context, s *state) error {
+	changed := s.cluster.DeepCopy()
+	if !fleet.RemoveDeregistration(changed) {
+		return nil
+	}
+	// The lock makes the patch fail if the Cluster has been deleted meanwhile.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("remove the annotations of an earlier removal: %w", err)
+	}
+	s.cluster, s.member = changed, fleet.FromCluster(changed)
+	return nil
+}
+
+// validate stops the reconcile of a Cluster that cannot have an execution namespace. Nothing is created for it, so it
+// needs no finalizer.
+func (c *Controller) validate(_ context.Context, s *state) error {
+	if isIDTaken(s.cluster) {
+		return nil
+	}
+	if s.member.Refused != "" {
+		return phase.Invalid{Err: errors.New(s.member.Refused)}
+	}
+	return nil
+}
+
+// isIDTaken returns whether the Ready condition reports that another Cluster has the ID.
+func isIDTaken(cluster *clusterv1alpha1.Cluster) bool {
+	ready := meta.FindStatusCondition(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
+	return ready != nil && ready.Reason == fleet.ReasonTaken
+}
+
+// claimID reserves the ID for the Cluster. If another Cluster has the ID, it sets the Ready condition and stops the
+// reconcile.
+func (c *Controller) claimID(ctx context.Context, s *state) error {
+	err := karmada.Claim(ctx, c.Live, s.cluster)
+	if err != nil && !errors.Is(err, karmada.ErrTaken) {
+		return err
+	}
+	if (err != nil) == isIDTaken(s.cluster) {
+		if err != nil {
+			s.requeueAfter = idRetryInterval
+			return phase.Invalid{Err: err}
+		}
+		return nil
+	}
+	changed := s.cluster.DeepCopy()
+	if err == nil {
+		// The controller that checks the health of the Cluster sets the condition again.
+		meta.RemoveStatusCondition(&changed.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
+	} else {
+		meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
+			Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionFalse, Reason: fleet.ReasonTaken, Message: err.Error(),
+			LastTransitionTime: metav1.NewTime(c.Clock.Now()),
+		})
+	}
+	// The lock keeps the conditions of others.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if failure := c.Live.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); failure != nil {
+		return fmt.Errorf("set the Ready condition for the cluster ID: %w", failure)
+	}
+	s.cluster, s.member, s.requeueAfter = changed, fleet.FromCluster(changed), idRetryInterval
+	if err != nil {
+		c.Events.Eventf(changed, nil, corev1.EventTypeWarning, fleet.ReasonTaken, "Claim", "%s", err)
+		return phase.Invalid{Err: err}
+	}
+	s.requeueAfter = 0
+	return nil
+}
+
+// ensureFinalizer sets the finalizer and the hub ID on the Cluster before anything is created for it.
+func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
+	withFinalizer := s.cluster.DeepCopy()
+	changed := controllerutil.AddFinalizer(withFinalizer, clusterv1alpha1.ClusterFinalizer)
+	if withFinalizer.Annotations[kube.AnnotationHub] == "" {
+		hubID, err := karmada.HubID(ctx, c.Live)
+		if err != nil {
+			return err
+		}
+		metav1.SetMetaDataAnnotation(&withFinalizer.ObjectMeta, kube.AnnotationHub, hubID)
+		changed = true
+	}
+	if !changed {
+		return nil
+	}
+	// The lock keeps the finalizers of others, and fails if the Cluster has changed since it was read.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Live.Patch(ctx, withFinalizer, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("add finalizer: %w", err)
+	}
+	s.cluster, s.member = withFinalizer, fleet.FromCluster(withFinalizer)
+	return nil
+}
+
+// ensureNamespace creates or repairs the execution namespace, and the agent's RBAC for a pull member.
+func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
+	space := &corev1.Namespace{}
+	err := c.Live.Get(ctx, client.ObjectKey{Name: s.member.Namespace}, space)
+	switch {
+	case apierrors.IsNotFound(err):
+		err = c.createNamespace(ctx, s)
+	case err == nil && !space.DeletionTimestamp.IsZero():
+		return phase.Wait{After: namespaceRetryInterval, Reason: "namespace " + space.Name + " of an earlier cluster to be deleted"}
+	case err == nil:
+		err = c.repairNamespace(ctx, s, space)
+	}
+	if err != nil {
+		return fmt.Errorf("ensure the execution namespace: %w", err)
+	}
+	if s.member.Mode != fleet.Pull {
+		return nil
+	}
+	return bootstrap.Grant(ctx, c.Live, s.cluster)
+}
+
+func (c *Controller) createNamespace(ctx context.Context, s *state) error {
+	space := karmada.NewSpace(s.cluster)
+	if err := c.Live.Create(ctx, space, client.FieldOwner(kube.FieldManager)); err != nil {
+		return client.IgnoreAlreadyExists(err)
+	}
+	c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "CreateExecutionSpaceSucceed", "CreateExecutionSpace",
+		"created namespace %s for cluster %s", space.Name, s.cluster.Name)
+	return nil
+}
+
+// repairNamespace makes the Cluster the owner of the execution namespace. It deletes the namespace of another Cluster
+// that had the same name, with all objects in it.
+func (c *Controller) repairNamespace(ctx context.Context, s *state, space *corev1.Namespace) error {
+	if !karmada.OfOther(space, s.cluster) {
+		return karmada.AdoptSpace(ctx, c.Live, s.cluster, space)
+	}
+	preconditions := client.Preconditions{UID: &space.UID, ResourceVersion: &space.ResourceVersion}
+	if err := c.Live.Delete(ctx, space, preconditions); client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	return phase.Wait{After: namespaceRetryInterval, Reason: "namespace " + space.Name + " of an earlier cluster to be deleted"}
+}
+
+// adoptSecrets makes the Cluster the owner of its credentials. They have no owner or an earlier one if a registration
+// was interrupted or the hub was restored.
+func (c *Controller) adoptSecrets(ctx context.Context, s *state) error {
+	if err := karmada.AdoptSecrets(ctx, c.Live, s.cluster); err != nil {
+		return fmt.Errorf("adopt the credentials: %w", err)
+	}
+	return nil
+}
+
+// expireRegistration deletes a Cluster whose registration was abandoned: its certificate was approved, but its agent
+// never reported.
+func (c *Controller) expireRegistration(ctx context.Context, s *state) error {
+	if s.cluster.Annotations[kube.AnnotationBootstrapToken] == "" || s.member.Ready {
+		return nil
+	}
+	approved, err := time.Parse(time.RFC3339, s.cluster.Annotations[kube.AnnotationApproved])
+	if err != nil {
+		return nil //nolint:nilerr // without the time of its approval the age of the registration is unknown
+	}
+	reported, err := c.hasAgentReported(ctx, s)
+	if err != nil || reported {
+		return err
+	}
+	if created := s.cluster.CreationTimestamp.Time; created.After(approved) {
+		// The Cluster was restored from a backup. Its agent needs time to reconnect.
+		approved = created
+	}
+	if remaining := RegistrationTimeout - c.Clock.Since(approved); remaining > 0 {
+		s.requeueAfter = remaining
+		return nil
+	}
+	log.FromContext(ctx).Info("deleting the cluster of an abandoned registration")
+	c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "RegistrationAbandoned", "Delete",
+		"no agent of cluster %s has reported within %s", s.cluster.Name, RegistrationTimeout)
+	// If an agent reports meanwhile, this is a conflict.
+	preconditions := client.Preconditions{UID: &s.cluster.UID, ResourceVersion: &s.cluster.ResourceVersion}
+	if err := c.Live.Delete(ctx, s.cluster, preconditions); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete the cluster of an abandoned registration: %w", err)
+	}
+	return nil
+}
+
+// hasAgentReported returns whether the agent of a pull member has ever renewed its Lease.
+func (c *Controller) hasAgentReported(ctx context.Context, s *state) (bool, error) {
+	lease, err := c.getLease(ctx, s)
+	return lease != nil && lease.Spec.RenewTime != nil, err
+}
+
+// getLease reads the Lease of the agent; nil if it does not exist.
+func (c *Controller) getLease(ctx context.Context, s *state) (*coordinationv1.Lease, error) {
+	lease := &coordinationv1.Lease{}
+	err := c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: s.cluster.Name}, lease)
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // a missing Lease is no error
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the Lease of the agent: %w", err)
+	}
+	return lease, nil
+}

@@ -1,0 +1,189 @@
+package spaces
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
+	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
+)
+
+const (
+	// agentRemoved is the value that an agent sets as kube.AnnotationAgentOrder on its Lease before it removes itself.
+	agentRemoved = "removed"
+	// accountRemoved is the value of kube.AnnotationAgentOrder on the Cluster of a push member after the hub's account
+	// on the member is deleted.
+	accountRemoved = "dismissed"
+	// contactTimeout is the timeout of a request to a push member, and of the removal of the account on a member that
+	// is not ready.
+	contactTimeout = 5 * time.Second
+)
+
+// checkAlive returns whether a push member answers, or the agent of a pull member renews its Lease.
+func (c *Controller) checkAlive(ctx context.Context, s *state) (bool, error) {
+	if s.member.Mode == fleet.Pull {
+		return c.checkHeartbeat(ctx, s)
+	}
+	contactCtx, cancel := context.WithTimeout(ctx, contactTimeout)
+	defer cancel()
+	memberClient, err := c.memberClient(contactCtx, s.member)
+	if err == nil {
+		err = memberClient.Get(contactCtx, client.ObjectKey{Name: metav1.NamespaceSystem}, &corev1.Namespace{})
+	}
+	if ctx.Err() != nil {
+		return false, ctx.Err()
+	}
+	// An unreachable member is a result, not an error.
+	return err == nil, nil
+}
+
+// checkHeartbeat returns whether the agent of a pull member counts as alive. An agent that has never renewed its Lease
+// does not.
+func (c *Controller) checkHeartbeat(ctx context.Context, s *state) (bool, error) {
+	lease, err := c.getLease(ctx, s)
+	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
+		return false, err
+	}
+	return c.Heartbeats.Look(s.member, lease, "").State != heartbeats.Silent, nil
+}
+
+func (c *Controller) memberClient(ctx context.Context, m fleet.Member) (client.Client, error) {
+	config, err := c.Config(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	config = rest.CopyConfig(config)
+	config.Timeout = stallTimeout
+	// API discovery on the member takes no context.
+	if deadline, set := ctx.Deadline(); set {
+		config.Timeout = min(config.Timeout, max(time.Until(deadline), time.Second))
+	}
+	return client.New(config, client.Options{Scheme: kube.Scheme()})
+}
+
+// removeRegistration removes the objects of the registration from the member. It does not wait for an unreachable
+// member.
+func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
+	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.removeHubAccount, fleet.Pull: c.removeAgent}[s.member.Mode](ctx, s)
+}
+
+// removeHubAccount deletes the account of this hub on a push member.
+func (c *Controller) removeHubAccount(ctx context.Context, s *state) error {
+	if s.cluster.Annotations[kube.AnnotationAgentOrder] == accountRemoved || s.cluster.Spec.SecretRef == nil {
+		return nil
+	}
+	limit := stallTimeout
+	if s.member.Abandoned {
+		limit = contactTimeout
+	}
+	limitedCtx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := c.deleteMemberObjects(limitedCtx, s)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	// If the member rejects the account, an earlier reconcile has deleted it with its last request.
+	if err != nil && !apierrors.IsUnauthorized(err) && !apierrors.IsForbidden(err) {
+		if alive, failure := c.checkAlive(ctx, s); failure != nil || alive && c.progress.recordPending(s.cluster.UID, "account", c.Clock.Now()) < stallTimeout {
+			return errorOrWait(failure, "the deletion of the hub's account on it ("+err.Error()+")")
+		}
+		log.FromContext(ctx).Info("the hub's account stays on the cluster", logkeys.Reason, err.Error())
+		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "LeftBehind", "Delete",
+			"the objects of the registration stay on cluster %s: %s", s.cluster.Name, err)
+	}
+	return c.setAgentOrder(ctx, s, accountRemoved)
+}
+
+func (c *Controller) deleteMemberObjects(ctx context.Context, s *state) error {
+	hubID := s.cluster.Annotations[kube.AnnotationHub]
+	memberClient, err := c.memberClient(ctx, s.member)
+	if err != nil {
+		return err
+	}
+	removed, err := karmada.RemoveMember(ctx, memberClient, s.cluster.Name, s.member.MemberNamespace, hubID)
+	if len(removed) > 0 {
+		log.FromContext(ctx).Info("removed the registration from the cluster", logkeys.Count, len(removed))
+	}
+	return err
+}
+
+// setAgentOrder sets kube.AnnotationAgentOrder on the Cluster: the request to the agent, or the record that the account
+// is removed.
+func (c *Controller) setAgentOrder(ctx context.Context, s *state, order string) error {
+	changed := s.cluster.DeepCopy()
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, kube.AnnotationAgentOrder, order)
+	if err := c.Live.Patch(ctx, changed, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("annotate the cluster with the order to the agent: %w", err)
+	}
+	s.cluster = changed
+	return nil
+}
+
+// isRemovalOrdered returns whether the agent has been ordered to remove itself.
+func isRemovalOrdered(cluster *clusterv1alpha1.Cluster) bool {
+	return cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+}
+
+// orderAgentRemoval orders the agent to remove itself. An existing answer on the Lease comes from a backup, so it is
+// deleted first.
+func (c *Controller) orderAgentRemoval(ctx context.Context, s *state, lease *coordinationv1.Lease) error {
+	if lease.Annotations[kube.AnnotationAgentOrder] != "" {
+		changed := lease.DeepCopy()
+		delete(changed.Annotations, kube.AnnotationAgentOrder)
+		if err := c.Live.Patch(ctx, changed, client.MergeFrom(lease), client.FieldOwner(kube.FieldManager)); err != nil {
+			return fmt.Errorf("delete an earlier answer of the agent: %w", err)
+		}
+	}
+	return c.setAgentOrder(ctx, s, kube.AgentOrderRemove)
+}
+
+// removeAgent orders the agent to remove itself and waits for its answer.
+func (c *Controller) removeAgent(ctx context.Context, s *state) error {
+	lease, err := c.getLease(ctx, s)
+	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
+		return err
+	}
+	hasAnswered := lease.Annotations[kube.AnnotationAgentOrder] == agentRemoved
+	if hasAnswered && !isRemovalOrdered(s.cluster) {
+		// The cache may not have the order that the agent has answered.
+		if err := c.Live.Get(ctx, client.ObjectKeyFromObject(s.cluster), s.cluster); err != nil {
+			return fmt.Errorf("read cluster %s: %w", s.cluster.Name, err)
+		}
+	}
+	if hasAnswered && isRemovalOrdered(s.cluster) {
+		return nil
+	}
+	if !isRemovalOrdered(s.cluster) {
+		if err := c.orderAgentRemoval(ctx, s, lease); err != nil {
+			return err
+		}
+	}
+	const pendingWork = "its agent to remove itself"
+	limit := stallTimeout
+	if s.member.Abandoned {
+		// The member was unreachable a moment ago. An agent that reconnects still reads the order.
+		limit = contactTimeout
+		if alive, err := c.checkAlive(ctx, s); err != nil || !alive {
+			return err
+		}
+	}
+	if c.progress.recordPending(s.cluster.UID, pendingWork, c.Clock.Now()) < limit {
+		return errorOrWait(nil, pendingWork)
+	}
+	log.FromContext(ctx).Info("the agent stays on the cluster")
+	c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "LeftBehind", "Delete", "the agent of cluster %s has not removed itself", s.cluster.Name)
+	return nil
+}

@@ -1,0 +1,31 @@
+package spaces
+
+import (
+	"context"
+
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+// withdrawRemaining withdraws this hub's deployments on the member that belong to no summary and no Work, and records
+// the deployments of others, which stay on it.
+func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
+	if c.WithdrawRemaining == nil || s.member.Abandoned || s.cluster.Annotations[kube.AnnotationAgentOrder] != "" {
+		return nil
+	}
+	pending, kept, err := c.WithdrawRemaining(ctx, s.member)
+	if err != nil {
+		pending = []string{"its other deployments (" + err.Error() + ")"}
+	}
+	if s.cluster, err = join.LeaveBehind(ctx, c.Live, s.cluster, kept...); err != nil {
+		return err
+	}
+	if len(pending) == 0 {
+		return nil
+	}
+	pendingWork := pending[0] + " to be withdrawn"
+	if stalled, err := c.checkStalled(ctx, s, pendingWork); err != nil || !stalled {
+		return errorOrWait(err, pendingWork)
+	}
+	return c.abandon(ctx, s)
+}
