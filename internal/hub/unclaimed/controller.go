@@ -33,20 +33,22 @@ import (
 )
 
 const (
-	// workers is the number of clusters reconciled in parallel. An unresponsive push member blocks a worker for up to reconcileLimit.
-	workers        = 10
-	reconcileLimit = time.Minute
-	// interval is the resync period of a cluster. A resync makes no request to a pull member and one metadata list to a push member.
+	// workers is the number of clusters reconciled in parallel. An unresponsive push member blocks a worker for up to
+	// reconcileTimeout.
+	workers          = 10
+	reconcileTimeout = time.Minute
+	// interval is the resync period of a cluster. A resync makes no request to a pull member and one metadata list to a
+	// push member.
 	interval       = 30 * time.Minute
 	intervalJitter = 0.2
 	// eventDelay batches related events into one reconcile.
 	eventDelay = 2 * time.Second
 	// heartbeatDelay exceeds the time until an agent's Lease no longer lists a withdrawn bundle.
 	heartbeatDelay = 45 * time.Second
-	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
-	retryFirst = time.Second
-	retryMost  = 5 * time.Minute
-	// maxSeenDeleted is how many deletions are remembered.
+	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
+	retryMin = time.Second
+	retryMax = 5 * time.Minute
+	// maxSeenDeleted is the maximum number of recorded deletions.
 	maxSeenDeleted = 10_000
 )
 
@@ -61,36 +63,37 @@ type Controller struct {
 	HubUID string
 	Events events.EventRecorder
 
-	// seenDeleted remembers the summaries and profiles that were deleted while this process watched.
+	// seenDeleted records the summaries and profiles that were deleted while this process watched.
 	seenDeleted *lru.Cache
 }
 
-// Setup makes mgr run the controller. summaries.Controller must have been set up before: it makes the index of summaries.
+// Setup adds the controller to mgr. summaries.Controller must be set up before, since it creates the index of
+// summaries.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	c.seenDeleted = lru.New(maxSeenDeleted)
-	made := builder.TypedControllerManagedBy[fleet.ID](mgr).
+	builtController := builder.TypedControllerManagedBy[fleet.ID](mgr).
 		Named("unclaimed").
-		Watches(&configv1beta1.ClusterSummary{}, later(c.ofSummary), builder.WithPredicates(c.deleted())).
+		Watches(&configv1beta1.ClusterSummary{}, enqueueDelayed(c.clustersOfSummary), builder.WithPredicates(c.deleted())).
 		// Profiles enqueue nothing: the predicate records the deletion.
-		Watches(&configv1beta1.ClusterProfile{}, later(ofNothing), builder.WithPredicates(c.deleted())).
-		Watches(&configv1beta1.Profile{}, later(ofNothing), builder.WithPredicates(c.deleted())).
-		Watches(&libv1beta1.ConfigurationGroup{}, later(c.ofGroup), builder.WithPredicates(withdrawn())).
-		Watches(&coordinationv1.Lease{}, later(c.ofLease), builder.WithPredicates(unrequestedChanged())).
+		Watches(&configv1beta1.ClusterProfile{}, enqueueDelayed(noClusters), builder.WithPredicates(c.deleted())).
+		Watches(&configv1beta1.Profile{}, enqueueDelayed(noClusters), builder.WithPredicates(c.deleted())).
+		Watches(&libv1beta1.ConfigurationGroup{}, enqueueDelayed(c.clustersOfGroup), builder.WithPredicates(withdrawn())).
+		Watches(&coordinationv1.Lease{}, enqueueDelayed(c.clustersOfLease), builder.WithPredicates(unrequestedChanged())).
 		WithOptions(controller.TypedOptions[fleet.ID]{
 			MaxConcurrentReconciles: workers,
-			ReconciliationTimeout:   reconcileLimit,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](retryFirst, retryMost),
+			ReconciliationTimeout:   reconcileTimeout,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](retryMin, retryMax),
 		})
 	for _, cluster := range fleet.Kinds() {
-		made = made.Watches(cluster, later(ofCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged()))
+		builtController = builtController.Watches(cluster, enqueueDelayed(clusterItself), builder.WithPredicates(c.Shard.Predicate(), clusterChanged()))
 	}
-	return made.Complete(c)
+	return builtController.Complete(c)
 }
 
-// later enqueues the clusters that an event concerns, after a pause.
-func later(of func(context.Context, client.Object) []fleet.ID) handler.TypedEventHandler[client.Object, fleet.ID] {
+// enqueueDelayed enqueues the clusters of an event after eventDelay.
+func enqueueDelayed(mapFunc func(context.Context, client.Object) []fleet.ID) handler.TypedEventHandler[client.Object, fleet.ID] {
 	enqueue := func(ctx context.Context, obj client.Object, queue workqueue.TypedRateLimitingInterface[fleet.ID]) {
-		for _, id := range of(ctx, obj) {
+		for _, id := range mapFunc(ctx, obj) {
 			queue.AddAfter(id, eventDelay)
 		}
 	}
@@ -107,7 +110,7 @@ func later(of func(context.Context, client.Object) []fleet.ID) handler.TypedEven
 	}
 }
 
-// deleted passes deletions and records them, except tombstones from a relist (DeleteStateUnknown).
+// deleted selects deletions and records them, except tombstones from a relist (DeleteStateUnknown).
 func (c *Controller) deleted() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -121,7 +124,7 @@ func (c *Controller) deleted() predicate.Predicate {
 	}
 }
 
-// deletion names a deleted object.
+// deletion identifies a deleted object.
 type deletion struct{ kind, namespace, name string }
 
 func deletionOf(obj client.Object) deletion {
@@ -135,7 +138,7 @@ func deletionOf(obj client.Object) deletion {
 	return deletion{kind: kind, namespace: obj.GetNamespace(), name: obj.GetName()}
 }
 
-// withdrawn passes updates of groups whose agent reports the withdrawal as complete.
+// withdrawn selects updates of groups whose agent reports the withdrawal as complete.
 func withdrawn() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -147,7 +150,7 @@ func withdrawn() predicate.Predicate {
 	}
 }
 
-// unrequestedChanged passes changes of the Lease annotation that lists unrequested bundles.
+// unrequestedChanged selects changes of the Lease annotation that lists unrequested bundles.
 func unrequestedChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -158,7 +161,8 @@ func unrequestedChanged() predicate.Predicate {
 	}
 }
 
-// clusterChanged passes new clusters, changes of reachability, pause, finalizer, shard or refusal, and changes of the withdraw annotation.
+// clusterChanged selects new clusters, changes of reachability, pause, finalizer, shard or refusal, and changes of the
+// withdraw annotation.
 func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -173,18 +177,18 @@ func clusterChanged() predicate.Predicate {
 
 func isReachable(m fleet.Member) bool { return m.Ready && !m.Down }
 
-func ofNothing(context.Context, client.Object) []fleet.ID { return nil }
+func noClusters(context.Context, client.Object) []fleet.ID { return nil }
 
-func ofCluster(_ context.Context, obj client.Object) []fleet.ID {
+func clusterItself(_ context.Context, obj client.Object) []fleet.ID {
 	return []fleet.ID{fleet.FromObject(obj).ID()}
 }
 
-func (c *Controller) ofSummary(_ context.Context, obj client.Object) []fleet.ID {
+func (c *Controller) clustersOfSummary(_ context.Context, obj client.Object) []fleet.ID {
 	return []fleet.ID{match.Target(obj.(*configv1beta1.ClusterSummary))}
 }
 
-// ofGroup names the cluster of a group whose summary does not exist.
-func (c *Controller) ofGroup(ctx context.Context, obj client.Object) []fleet.ID {
+// clustersOfGroup maps a group without a summary to its cluster.
+func (c *Controller) clustersOfGroup(ctx context.Context, obj client.Object) []fleet.ID {
 	id, ok := deliver.IDOf(obj)
 	ref := obj.(*libv1beta1.ConfigurationGroup).Spec.SourceRef
 	if !ok || ref == nil || id.RequestorKind != configv1beta1.ClusterSummaryKind {
@@ -194,16 +198,16 @@ func (c *Controller) ofGroup(ctx context.Context, obj client.Object) []fleet.ID 
 	if !apierrors.IsNotFound(err) {
 		return nil
 	}
-	return c.inDelivery(ctx, obj.GetNamespace())
+	return c.clustersOfNamespace(ctx, obj.GetNamespace())
 }
 
-// ofLease names the cluster of an agent's Lease.
-func (c *Controller) ofLease(ctx context.Context, obj client.Object) []fleet.ID {
-	return c.inDelivery(ctx, obj.GetNamespace())
+// clustersOfLease maps an agent's Lease to its cluster.
+func (c *Controller) clustersOfLease(ctx context.Context, obj client.Object) []fleet.ID {
+	return c.clustersOfNamespace(ctx, obj.GetNamespace())
 }
 
-// inDelivery lists the pull clusters whose deliveries are in a namespace.
-func (c *Controller) inDelivery(ctx context.Context, namespace string) []fleet.ID {
+// clustersOfNamespace returns the pull clusters with this delivery namespace.
+func (c *Controller) clustersOfNamespace(ctx context.Context, namespace string) []fleet.ID {
 	members, err := fleet.List(ctx, c.Hub)
 	if err != nil {
 		log.FromContext(ctx).Error(err, "list clusters")
@@ -218,7 +222,7 @@ func (c *Controller) inDelivery(ctx context.Context, namespace string) []fleet.I
 	return all
 }
 
-// Reconcile looks for unclaimed bundles on one cluster.
+// Reconcile handles the unclaimed bundles on one cluster.
 func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Result, error) {
 	member, cluster, err := fleet.Get(ctx, c.Hub, id.Type, id.Namespace, id.Name)
 	if apierrors.IsNotFound(err) || (err == nil && !c.Shard.Serves(cluster)) {
@@ -235,15 +239,15 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{
 		{Name: "list", Run: c.list},
 		{Name: "withdraw", Run: c.withdrawOrdered},
-		{Name: "unlist", Run: c.unlist},
-		{Name: "finish", Run: c.finish},
+		{Name: "delete stale entries", Run: c.deleteStaleEntries},
+		{Name: "delete order", Run: c.deleteOrder},
 		{Name: "report", Run: c.report},
 	})
 	if apierrors.IsConflict(outcome.Err) {
 		return reconcile.Result{RequeueAfter: eventDelay}, nil
 	}
 	if outcome.Err != nil {
-		return reconcile.Result{}, fmt.Errorf("look for unclaimed bundles on cluster %s: %w", member.Key(), outcome.Err)
+		return reconcile.Result{}, fmt.Errorf("handle unclaimed bundles on cluster %s: %w", member.Key(), outcome.Err)
 	}
 	switch {
 	case s.waiting:

@@ -6,19 +6,20 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// decision is what to do about one bundle on a member.
+// decision is the result of decide for one bundle on a member.
 type decision string
 
 const (
-	// claimed: the bundle's summary or profile is responsible for it, or the profile cannot be evaluated now (paused, invalid selector).
+	// claimed: the bundle's summary or profile manages it, or the profile cannot be evaluated now (paused, invalid
+	// selector).
 	claimed decision = "claimed"
-	// withdraw: the hub has evidence that the withdrawal is wanted.
+	// withdraw: the hub has evidence that the bundle must be withdrawn.
 	withdraw decision = "withdraw"
-	// keep: no such evidence. The bundle is reported to the user.
+	// keep: the hub has no such evidence. The condition of the cluster lists the bundle.
 	keep decision = "keep"
 )
 
-// profileState is what the hub knows of the profile behind a bundle.
+// profileState is the state of the profile of a bundle.
 type profileState string
 
 const (
@@ -29,28 +30,30 @@ const (
 	profileUndecided profileState = "undecided" // it is paused, or its selector is invalid
 )
 
-// evidence is what is known of one bundle on a member.
+// evidence has the facts about one bundle on a member.
 type evidence struct {
 	deployed bundle.Deployed
 	hubUID   string
-	// summary is the ClusterSummary named in the bundle's ID, nil if there is none.
+	// summary is the ClusterSummary named in the bundle's ID, nil if it does not exist.
 	summary *configv1beta1.ClusterSummary
 	profile profileState
-	// ordered says that a person asked for the withdrawal (kube.AnnotationWithdraw).
+	// ordered is true if the user has requested the withdrawal (kube.AnnotationWithdraw).
 	ordered bool
-	// listed says that the cluster's ClusterConfiguration lists the bundle, so the hub's data is newer than the first deployment.
+	// listed is true if the cluster's ClusterConfiguration lists the bundle, so the hub's data is newer than the first
+	// deployment.
 	listed bool
-	// seenDeleted says that this process saw the summary and the profile being deleted.
+	// seenDeleted is true if this process has seen the deletion of the summary and the profile.
 	seenDeleted bool
 }
 
-// decide returns what to do about a bundle. A bundle is withdrawn if its summary no longer has the feature, the user requested it, a withdrawal
-// began, the profile is being deleted, profile and summary were seen deleted, or the profile no longer matches and the hub has a group or a
-// ClusterConfiguration entry. Without such an entry the hub may be a backup that is older than the deployment. Bundles of another hub need the
-// user's request.
+// decide returns the decision for a bundle. A bundle is withdrawn if its summary no longer has the feature, the user
+// requested it, a withdrawal has started, the profile is being deleted, the deletion of profile and summary was seen,
+// or the profile no longer matches and the hub has a group or a ClusterConfiguration entry. Without such an entry the
+// hub may be a backup that is older than the deployment. Bundles of another hub are withdrawn only at the user's
+// request.
 func decide(e evidence) decision {
 	switch {
-	case e.summary != nil && e.dropped():
+	case e.summary != nil && e.isDropped():
 		return withdraw
 	case e.summary != nil:
 		return claimed
@@ -69,9 +72,9 @@ func decide(e evidence) decision {
 	}
 }
 
-// dropped reports whether the summary no longer has the bundle's feature. The summary controller handles bundles that have a group, and OneTime
-// bundles stay.
-func (e evidence) dropped() bool {
+// isDropped returns whether the summary no longer has the bundle's feature. It is false for bundles with a group, which
+// the summary controller handles, and for OneTime bundles, which stay.
+func (e evidence) isDropped() bool {
 	spec := e.summary.Spec.ClusterProfileSpec
 	if !e.summary.DeletionTimestamp.IsZero() || e.deployed.Requested || spec.SyncMode == configv1beta1.SyncModeOneTime {
 		return false

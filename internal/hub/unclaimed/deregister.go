@@ -11,7 +11,8 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// Remainder withdraws what a cluster that is being deregistered still holds once its ClusterSummaries and Works are gone.
+// Remainder withdraws the bundles on a cluster that is being deregistered after its ClusterSummaries and Works are
+// deleted.
 type Remainder struct {
 	Live      client.Reader
 	Transport deliver.Transport
@@ -20,7 +21,7 @@ type Remainder struct {
 }
 
 // Withdraw withdraws every bundle that this hub delivered to m. pending describes the bundles whose withdrawal is not
-// finished; kept describes those of other or unknown hubs, which stay. The caller has checked that m is reachable.
+// finished; kept describes the bundles of other or unknown hubs, which stay. The caller must check that m is reachable.
 func (r Remainder) Withdraw(ctx context.Context, m fleet.Member) (pending, kept []string, err error) {
 	deployed, err := r.Transport.ListDeployed(ctx, m)
 	if err != nil {
@@ -46,7 +47,8 @@ func (r Remainder) Withdraw(ctx context.Context, m fleet.Member) (pending, kept 
 	return pending, kept, nil
 }
 
-// isOurs says whether this hub delivered a bundle. If the record does not name the hub, a group or a ClusterConfiguration entry shows it.
+// isOurs returns whether this hub delivered a bundle. If the inventory does not name the hub, a group or a
+// ClusterConfiguration entry shows it.
 func (r Remainder) isOurs(ctx context.Context, m fleet.Member, d bundle.Deployed) (bool, error) {
 	if d.Requested || d.Hub != "" {
 		return d.Requested || d.Hub == r.HubUID, nil

@@ -1,7 +1,28 @@
-// Package unclaimed finds bundles on members that no ClusterSummary accounts for. It withdraws those whose withdrawal was ordered, and reports
-// the rest on the cluster with the command that withdraws them.
+// Package unclaimed finds bundles on members that no ClusterSummary accounts for. It withdraws the bundles whose
+// withdrawal was requested, and reports the others in a condition of the cluster, with the command that withdraws them.
 //
-// A ClusterSummary with its finalizer withdraws what it delivered before it is gone. Bundles are left without one if somebody removes the
-// finalizer, if the hub is restored from a backup that is older than a delivery, or if an earlier version of Towline lost track of them. A
-// missing summary or profile does not authorize a withdrawal. See decide for what does.
+// A ClusterSummary with its finalizer withdraws its bundles before it is deleted. Bundles remain without a summary if a
+// user removes the finalizer, if the hub is restored from a backup that is older than a delivery, or if an earlier
+// version of Towline lost track of them. A missing summary or profile does not authorize a withdrawal.
+//
+// The hub runs Controller for the clusters of its shard. For each reachable cluster its steps are:
+//
+//  1. List the bundles on the cluster.
+//  2. Gather the evidence about each bundle without a summary, decide, and withdraw the bundle if decide says so.
+//  3. Delete the entries of withdrawn bundles from the ClusterConfiguration.
+//  4. Delete the user's withdraw annotation when all withdrawals are complete.
+//  5. Report the bundles that are kept.
+//
+// The controllers that deregister clusters call Remainder.Withdraw, which withdraws all bundles of this hub from a
+// member.
+//
+// Terms: a bundle is claimed if a summary or a profile manages it; it is kept if there is no evidence that it must be
+// withdrawn; it is listed if the ClusterConfiguration of the cluster has its feature.
+//
+// Invariants:
+//
+//   - Evidence is read from the API server, not from the cache, and used at once.
+//   - Bundles of another hub are withdrawn only at the user's request.
+//
+// Start reading at decide in decide.go, which has all rules, and then Controller.Reconcile in controller.go.
 package unclaimed

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// reasonNoOrder is why unclaimed bundles are kept, in the condition and its event.
+	// reasonNoOrder is the reason of the condition for bundles that are kept.
 	reasonNoOrder = "NoWithdrawalOrder"
 	// maxListed limits the bundles, and the summaries in the command, of a message; the next message has the rest.
 	maxListed = 20
@@ -37,7 +37,7 @@ func conditionsOf(cluster client.Object) *[]metav1.Condition {
 	}
 }
 
-// report writes the condition of the cluster if it differs, with an event when there is something new in it.
+// report patches the condition of the cluster if it differs, and records an event if the message differs.
 func (c *Controller) report(ctx context.Context, s *state) error {
 	changed := s.cluster.DeepCopyObject().(client.Object)
 	conditions := conditionsOf(changed)
@@ -74,7 +74,7 @@ func (c *Controller) patchStatus(ctx context.Context, s *state, changed client.O
 	return nil
 }
 
-// Message lists, for people, bundles that are kept on m, and the command that withdraws them.
+// Message returns the condition message: the bundles that are kept on m, and the command that withdraws them.
 func Message(m fleet.Member, kept []bundle.Deployed) string {
 	texts, names := make([]string, 0, len(kept)), []string{}
 	for _, d := range kept {
@@ -87,11 +87,11 @@ func Message(m fleet.Member, kept []bundle.Deployed) string {
 		texts = append(texts[:maxListed], fmt.Sprintf("%d more", more))
 	}
 	names = names[:min(len(names), maxListed)]
-	return fmt.Sprintf("the cluster keeps what no ClusterSummary accounts for: %s; to withdraw it, run: %s %s=%s",
+	return fmt.Sprintf("the cluster has bundles without a ClusterSummary: %s; to withdraw them, run: %s %s=%s",
 		strings.Join(texts, ", "), annotateCommand(m), kube.AnnotationWithdraw, strings.Join(names, ","))
 }
 
-// Describe names a bundle for people.
+// Describe returns a description of a bundle for messages.
 func Describe(d bundle.Deployed) string {
 	text := d.ID.Feature + " of ClusterSummary " + d.ID.RequestorName
 	if d.Owner.Kind != "" {

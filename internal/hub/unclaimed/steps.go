@@ -21,22 +21,22 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// state is what the steps of one reconcile know.
+// state is shared by the steps of one reconcile.
 type state struct {
 	cluster client.Object
 	member  fleet.Member
-	// deployed are the bundles of ClusterSummaries on the cluster.
+	// deployed has the bundles of ClusterSummaries on the cluster.
 	deployed []bundle.Deployed
-	// known are the summaries of the cluster, by name.
+	// known has the summaries of the cluster by name.
 	known map[string]*configv1beta1.ClusterSummary
-	// kept are the bundles for which decide returned keep.
+	// kept has the bundles for which decide returned keep.
 	kept []bundle.Deployed
-	// waiting says that at least one withdrawal is in progress; withdrawn counts the completed ones.
+	// waiting is true if a withdrawal is in progress; withdrawn is the number of completed ones.
 	waiting   bool
 	withdrawn int
 }
 
-// list reads what the cluster holds.
+// list reads the bundles on the cluster.
 func (c *Controller) list(ctx context.Context, s *state) error {
 	deployed, err := c.Transport.ListDeployed(ctx, s.member)
 	s.deployed = slices.DeleteFunc(deployed, func(d bundle.Deployed) bool { return d.ID.RequestorKind != configv1beta1.ClusterSummaryKind })
@@ -49,10 +49,10 @@ func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
 	if s.known, err = c.summaries(ctx, s.member); err != nil {
 		return err
 	}
-	ordered := orderedOn(s.cluster)
+	ordered := orderedSummaries(s.cluster)
 	for _, d := range slices.Clone(s.deployed) {
 		e := evidence{deployed: d, hubUID: c.HubUID, summary: s.known[d.ID.RequestorName], ordered: slices.Contains(ordered, d.ID.RequestorName)}
-		if e.summary != nil && !e.dropped() {
+		if e.summary != nil && !e.isDropped() {
 			continue // the summary controller manages it
 		}
 		leave, err := c.gather(ctx, s, &e)
@@ -61,7 +61,7 @@ func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
 		}
 		switch decide(e) {
 		case withdraw:
-			// Before the next bundle is looked at: the evidence can become stale.
+			// It is withdrawn before the next bundle is checked, since the evidence can become stale.
 			err = c.withdraw(ctx, s, bundle.Withdrawal{ID: d.ID, Orphan: leave || (d.Removing && d.Orphan)})
 		case keep:
 			s.kept = append(s.kept, d)
@@ -74,7 +74,7 @@ func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
 	return nil
 }
 
-// summaries returns the summaries of a member by name, as the cache has them.
+// summaries returns the summaries of a member in the cache by name.
 func (c *Controller) summaries(ctx context.Context, m fleet.Member) (map[string]*configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
 	if err := c.Hub.List(ctx, &list, client.MatchingFields{summaries.ClusterIndex: m.ID().String()}, client.UnsafeDisableDeepCopy); err != nil {
@@ -87,7 +87,7 @@ func (c *Controller) summaries(ctx context.Context, m fleet.Member) (map[string]
 	return known, nil
 }
 
-// gather adds to e what the hub knows of the bundle, and returns whether its profile asks to leave the objects on the cluster.
+// gather adds the facts about the bundle to e, and returns whether its profile leaves the objects on the cluster.
 func (c *Controller) gather(ctx context.Context, s *state, e *evidence) (leave bool, err error) {
 	// Read from the API server: the cache can be stale.
 	summary := &configv1beta1.ClusterSummary{}
@@ -105,7 +105,7 @@ func (c *Controller) gather(ctx context.Context, s *state, e *evidence) (leave b
 		return false, err
 	}
 	e.profile = stateOf(profile, spec, s.member)
-	namespace, name := split(owner)
+	namespace, name := splitName(owner)
 	e.seenDeleted = e.profile == profileMissing && c.wasSeen(deletion{owner.Kind, namespace, name}) &&
 		c.wasSeen(deletion{configv1beta1.ClusterSummaryKind, s.member.Namespace, e.deployed.ID.RequestorName})
 	e.listed, err = isListed(ctx, c.Live, s.member, e.deployed)
@@ -117,17 +117,17 @@ func (c *Controller) wasSeen(d deletion) bool {
 	return ok
 }
 
-// split returns namespace and name of a profile; a ClusterProfile has no namespace.
-func split(owner bundle.Owner) (namespace, name string) {
+// splitName returns namespace and name of a profile; a ClusterProfile has no namespace.
+func splitName(owner bundle.Owner) (namespace, name string) {
 	if before, after, ok := strings.Cut(owner.Name, "/"); ok && owner.Kind == configv1beta1.ProfileKind {
 		return before, after
 	}
 	return "", owner.Name
 }
 
-// profile reads the profile behind a bundle from the API server; it is nil if there is none.
+// profile reads the profile of a bundle from the API server; it is nil if it does not exist.
 func (c *Controller) profile(ctx context.Context, owner bundle.Owner) (client.Object, *configv1beta1.ProfileSpec, error) {
-	namespace, name := split(owner)
+	namespace, name := splitName(owner)
 	var profile client.Object
 	var spec *configv1beta1.ProfileSpec
 	switch owner.Kind {
@@ -169,14 +169,14 @@ func stateOf(profile client.Object, spec *configv1beta1.ProfileSpec, m fleet.Mem
 	return profileUnmatched
 }
 
-// isListed says whether the cluster's ClusterConfiguration lists a bundle.
+// isListed returns whether the cluster's ClusterConfiguration lists a bundle.
 func isListed(ctx context.Context, hub client.Reader, m fleet.Member, d bundle.Deployed) (bool, error) {
 	configuration := &configv1beta1.ClusterConfiguration{}
 	if err := hub.Get(ctx, summaries.ConfigurationKey(m), configuration); client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("read ClusterConfiguration of cluster %s: %w", m.Key(), err)
 	}
-	_, name := split(d.Owner)
-	features := listedIn(configuration.Status)[bundle.Owner{Kind: d.Owner.Kind, Name: name}]
+	_, name := splitName(d.Owner)
+	features := listedFeatures(configuration.Status)[bundle.Owner{Kind: d.Owner.Kind, Name: name}]
 	return slices.ContainsFunc(features, func(f configv1beta1.DeployedFeature) bool { return string(f.FeatureID) == d.ID.Feature }), nil
 }
 
@@ -196,8 +196,9 @@ func (c *Controller) withdraw(ctx context.Context, s *state, w bundle.Withdrawal
 	return nil
 }
 
-// unlist removes ClusterConfiguration entries that have neither a ClusterSummary nor a bundle on the cluster.
-func (c *Controller) unlist(ctx context.Context, s *state) error {
+// deleteStaleEntries deletes ClusterConfiguration entries that have neither a ClusterSummary nor a bundle on the
+// cluster.
+func (c *Controller) deleteStaleEntries(ctx context.Context, s *state) error {
 	configuration := &configv1beta1.ClusterConfiguration{}
 	if err := c.Hub.Get(ctx, summaries.ConfigurationKey(s.member), configuration); err != nil {
 		return client.IgnoreNotFound(err)
@@ -208,10 +209,10 @@ func (c *Controller) unlist(ctx context.Context, s *state) error {
 			owners[bundle.Owner{Kind: owner.Kind, Name: owner.Name}] = true
 		}
 	}
-	for owner, features := range listedIn(configuration.Status) {
+	for owner, features := range listedFeatures(configuration.Status) {
 		stale := slices.DeleteFunc(features, func(feature configv1beta1.DeployedFeature) bool {
 			return owners[owner] || slices.ContainsFunc(s.deployed, func(d bundle.Deployed) bool {
-				_, name := split(d.Owner)
+				_, name := splitName(d.Owner)
 				return d.Owner.Kind == owner.Kind && name == owner.Name && d.ID.Feature == string(feature.FeatureID)
 			})
 		})
@@ -226,8 +227,8 @@ func (c *Controller) unlist(ctx context.Context, s *state) error {
 	return nil
 }
 
-// listedIn returns the features that a ClusterConfiguration lists, by profile: their IDs alone.
-func listedIn(status configv1beta1.ClusterConfigurationStatus) map[bundle.Owner][]configv1beta1.DeployedFeature {
+// listedFeatures returns the IDs of the features in a ClusterConfiguration by profile.
+func listedFeatures(status configv1beta1.ClusterConfigurationStatus) map[bundle.Owner][]configv1beta1.DeployedFeature {
 	all := map[bundle.Owner][]configv1beta1.DeployedFeature{}
 	add := func(kind, name string, features []configv1beta1.DeployedFeature) {
 		for _, feature := range features {
@@ -244,14 +245,15 @@ func listedIn(status configv1beta1.ClusterConfigurationStatus) map[bundle.Owner]
 	return all
 }
 
-// orderedOn lists the summaries whose bundles a person asked to withdraw from a cluster.
-func orderedOn(cluster client.Object) []string {
+// orderedSummaries returns the summaries in the withdraw annotation of a cluster.
+func orderedSummaries(cluster client.Object) []string {
 	return strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationWithdraw], func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// finish removes the withdraw annotation once no withdrawal is in progress. Names of summaries that exist are ignored.
-func (c *Controller) finish(ctx context.Context, s *state) error {
-	ordered := orderedOn(s.cluster)
+// deleteOrder deletes the withdraw annotation when no withdrawal is in progress. Names of existing summaries in it are
+// ignored.
+func (c *Controller) deleteOrder(ctx context.Context, s *state) error {
+	ordered := orderedSummaries(s.cluster)
 	if len(ordered) == 0 || s.waiting {
 		return nil
 	}
@@ -259,7 +261,7 @@ func (c *Controller) finish(ctx context.Context, s *state) error {
 	annotations := changed.GetAnnotations()
 	delete(annotations, kube.AnnotationWithdraw)
 	changed.SetAnnotations(annotations)
-	// Optimistic locking: names that were added meanwhile are not removed.
+	// Optimistic locking: names that were added meanwhile are not deleted.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Hub.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("remove annotation %s: %w", kube.AnnotationWithdraw, err)
