@@ -29,33 +29,33 @@ import (
 )
 
 const (
-	// workers is how many profiles of one kind are looked at at once.
+	// workers is the number of concurrent reconciles of each kind of profile.
 	workers = 5
-	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
-	retryFirst = 5 * time.Millisecond
-	retryMost  = time.Minute
-	// writers is how many summaries of one profile are written at once.
+	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
+	retryMin = 5 * time.Millisecond
+	retryMax = time.Minute
+	// writers is the number of summaries of one profile that are written concurrently.
 	writers = 20
-	// OwnerIndex finds the ClusterSummaries of a profile by the profile's uid.
+	// OwnerIndex is the index of ClusterSummaries by the UIDs of their owners.
 	OwnerIndex = "owner"
 )
 
-// Controller keeps the ClusterSummaries of profiles.
+// Controller creates, updates and deletes the ClusterSummaries of profiles.
 type Controller struct {
 	// Hub reads profiles, clusters and summaries from a cache.
 	Hub client.Client
-	// Unsupported lists what a profile asks for, by spec or by labels, that is not acted on yet.
+	// Unsupported lists the fields and labels of a profile that are not supported yet.
 	Unsupported func(spec configv1beta1.ProfileSpec, labels map[string]string) []string
 	Events      events.EventRecorder
 }
 
-// reconciler is the Controller for one kind.
+// reconciler is the Controller for one kind of profile.
 type reconciler struct {
 	*Controller
 	kind kind
 }
 
-// Setup makes mgr run the controller, once per kind of profile.
+// Setup adds one controller to mgr for each kind of profile, and creates OwnerIndex.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, OwnerIndex, func(obj client.Object) []string {
 		var owners []string
@@ -69,31 +69,31 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	for _, kind := range kinds() {
 		r := &reconciler{Controller: c, kind: kind}
-		made := ctrl.NewControllerManagedBy(mgr).
+		built := ctrl.NewControllerManagedBy(mgr).
 			Named("profiles-"+kind.name).
-			For(kind.blank(), builder.WithPredicates(specChanged())).
-			Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), kind.blank()),
+			For(kind.newObject(), builder.WithPredicates(specChanged())).
+			Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), kind.newObject()),
 				builder.WithPredicates(existing(), specChanged())).
 			WithOptions(controller.Options{
 				MaxConcurrentReconciles: workers,
-				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
 			})
 		for _, cluster := range fleet.Kinds() {
-			made = made.Watches(cluster, handler.EnqueueRequestsFromMapFunc(r.all), builder.WithPredicates(matchingChanged()))
+			built = built.Watches(cluster, handler.EnqueueRequestsFromMapFunc(r.profilesOf), builder.WithPredicates(matchingChanged()))
 		}
-		if err := made.Complete(r); err != nil {
+		if err := built.Complete(r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// specChanged drops changes of status.
+// specChanged drops updates that change only the status.
 func specChanged() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, deletionBegan())
 }
 
-// existing drops news of summaries that were made just now: whoever made them knows.
+// existing drops create events: this controller creates the summaries.
 func existing() predicate.Predicate {
 	return predicate.Funcs{CreateFunc: func(event.CreateEvent) bool { return false }}
 }
@@ -104,7 +104,8 @@ func deletionBegan() predicate.Predicate {
 	}}
 }
 
-// matchingChanged passes what can make a cluster match or stop matching, or let it have a summary.
+// matchingChanged selects the updates of a cluster that can change the profiles that match it, or that allow it to have
+// a summary.
 func matchingChanged() predicate.Predicate {
 	return predicate.Or(deletionBegan(), predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := fleet.FromObject(e.ObjectOld), fleet.FromObject(e.ObjectNew)
@@ -112,9 +113,9 @@ func matchingChanged() predicate.Predicate {
 	}})
 }
 
-// all lists the profiles that a cluster may match: every ClusterProfile, or the Profiles of its namespace.
-func (r *reconciler) all(ctx context.Context, cluster client.Object) []reconcile.Request {
-	list := r.kind.list()
+// profilesOf maps a cluster to the profiles that it may match: all ClusterProfiles, or the Profiles of its namespace.
+func (r *reconciler) profilesOf(ctx context.Context, cluster client.Object) []reconcile.Request {
+	list := r.kind.newList()
 	var options []client.ListOption
 	if r.kind.name == configv1beta1.ProfileKind {
 		options = append(options, client.InNamespace(fleet.FromObject(cluster).Namespace))
@@ -124,7 +125,7 @@ func (r *reconciler) all(ctx context.Context, cluster client.Object) []reconcile
 		return nil
 	}
 	var requests []reconcile.Request
-	// The callback returns no error, and the lists are ours.
+	// The callback returns no error, and list is a list.
 	_ = meta.EachListItem(list, func(obj runtime.Object) error {
 		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj.(client.Object))})
 		return nil
@@ -132,9 +133,9 @@ func (r *reconciler) all(ctx context.Context, cluster client.Object) []reconcile
 	return requests
 }
 
-// Reconcile makes the ClusterSummaries of one profile what they should be.
+// Reconcile creates, updates and deletes the ClusterSummaries of one profile.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	profile := r.kind.blank()
+	profile := r.kind.newObject()
 	if err := r.Hub.Get(ctx, req.NamespacedName, profile); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -142,16 +143,16 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	s := r.newState(profile)
 	steps := []phase.Step[*state]{
 		{Name: "load", Run: r.load},
-		{Name: "hold", Run: r.hold},
+		{Name: "ensure finalizer", Run: r.ensureFinalizer},
 		{Name: "pause", Run: r.pause},
 		{Name: "match", Run: r.match},
-		{Name: "announce", Run: r.announce},
-		{Name: "write", Run: r.write},
+		{Name: "report matching", Run: r.reportMatching},
+		{Name: "write summaries", Run: r.writeSummaries},
 		{Name: "withdraw", Run: r.withdraw},
-		{Name: "settle", Run: r.settle},
+		{Name: "retry missing namespaces", Run: r.retryMissingNamespaces},
 	}
 	if !profile.GetDeletionTimestamp().IsZero() {
-		steps = []phase.Step[*state]{{Name: "load", Run: r.load}, {Name: "withdraw", Run: r.withdraw}, {Name: "release", Run: r.release}}
+		steps = []phase.Step[*state]{{Name: "load", Run: r.load}, {Name: "withdraw", Run: r.withdraw}, {Name: "remove finalizer", Run: r.removeFinalizer}}
 	}
 	outcome := phase.Run(ctx, s, steps)
 	err := r.report(ctx, s, outcome)
@@ -159,13 +160,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		err = fmt.Errorf("%s %s: %w", r.kind.name, req, outcome.Err)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		// The cache is behind. What it lacks will wake us.
+		// The cache is stale. Its update triggers a reconcile.
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	return reconcile.Result{}, err
 }
 
-// owner returns the reference that makes a summary belong to profile.
-func (k kind) owner(profile client.Object) metav1.OwnerReference {
+// ownerReference returns the owner reference to profile for its summaries.
+func (k kind) ownerReference(profile client.Object) metav1.OwnerReference {
 	return *metav1.NewControllerRef(profile, configv1beta1.GroupVersion.WithKind(k.name))
 }

@@ -1,2 +1,24 @@
-// Package profiles keeps one ClusterSummary per profile and matching cluster.
+// Package profiles maintains one ClusterSummary for each profile and matching cluster.
+//
+// The hub runs Controller once for each kind of profile: ClusterProfile and Profile. The steps of a reconcile are:
+//
+//  1. Load the summaries of the profile, and set its finalizer.
+//  2. Stop if the profile is paused.
+//  3. Match the clusters, and report them in the status of the profile.
+//  4. Create missing summaries, and update the ones that differ.
+//  5. Delete the summaries of clusters that no longer match. The summary controller withdraws their deployments.
+//
+// If the profile is being deleted, all summaries are deleted, and then the finalizer is removed.
+//
+// Terms: a profile is refused if it uses unsupported fields; it is suspended, with a reason in its status, if it is
+// refused, invalid or paused. OneTime summaries keep the spec that was deployed.
+//
+// Invariants:
+//
+//   - A summary is identified by its owner and its spec, not by its name or its labels.
+//   - Before a summary is deleted, it has the fields of the profile that determine how it is withdrawn.
+//   - Labels and annotations that others set on a summary stay.
+//   - After a restore of the hub, the summaries of an earlier profile with the same name are taken over.
+//
+// Start reading at reconciler.Reconcile in controller.go; the steps are in steps.go.
 package profiles

@@ -16,47 +16,48 @@ import (
 
 // statusOf returns the status of a profile after a reconcile.
 func statusOf(old configv1beta1.ProfileStatus, s *state, outcome phase.Outcome) configv1beta1.ProfileStatus {
-	now := *old.DeepCopy()
-	now.SuspensionReason = s.refusal
+	updated := *old.DeepCopy()
+	updated.SuspensionReason = s.refusal
 	if outcome.Kind == phase.Waiting || outcome.Kind == phase.Rejected {
-		now.SuspensionReason = outcome.Message()
+		updated.SuspensionReason = outcome.Message()
 	}
-	now.ReconciliationSuspended = now.SuspensionReason != ""
+	updated.ReconciliationSuspended = updated.SuspensionReason != ""
 	if s.matched {
-		now.MatchingClusters = match.Refs(s.members)
-		if len(now.MatchingClusters) == 0 {
-			now.MatchingClusters = nil
+		updated.MatchingClusters = match.Refs(s.members)
+		if len(updated.MatchingClusters) == 0 {
+			updated.MatchingClusters = nil
 		}
 	}
-	return now
+	return updated
 }
 
-// announce says which members match before their summaries are made: a summary's content is stored by how many members get it.
-func (r *reconciler) announce(ctx context.Context, s *state) error {
+// reportMatching writes the matching members to the status before the summaries are created, because the number of
+// members decides where the content of a summary is stored.
+func (r *reconciler) reportMatching(ctx context.Context, s *state) error {
 	return r.report(ctx, s, phase.Outcome{Kind: phase.Done})
 }
 
-// report writes the profile's status, if it differs, and tells once why nothing is done.
+// report patches the profile's status if it differs, and records an event if the reason of the suspension differs.
 func (r *reconciler) report(ctx context.Context, s *state, outcome phase.Outcome) error {
-	if s.deleting() || s.released {
+	if s.isDeleting() || s.released {
 		return nil
 	}
-	now := statusOf(*s.status, s, outcome)
+	updated := statusOf(*s.status, s, outcome)
 	before := *s.status
-	if equality.Semantic.DeepEqual(before, now) {
+	if equality.Semantic.DeepEqual(before, updated) {
 		return nil
 	}
-	written := s.profile.DeepCopyObject().(client.Object)
-	_, status := r.kind.parts(written)
-	*status = now
+	changed := s.profile.DeepCopyObject().(client.Object)
+	_, status := r.kind.fields(changed)
+	*status = updated
 	patch := client.MergeFromWithOptions(s.profile, client.MergeFromWithOptimisticLock{})
-	if err := r.Hub.Status().Patch(ctx, written, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+	if err := r.Hub.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("report on %s %s: %w", r.kind.name, client.ObjectKeyFromObject(s.profile), err))
 	}
-	s.profile = written
-	s.spec, s.status = r.kind.parts(written)
-	if now.SuspensionReason != "" && now.SuspensionReason != before.SuspensionReason {
-		r.Events.Eventf(r.kind.reference(s.profile), nil, corev1.EventTypeWarning, "Suspended", r.kind.name, "%s", now.SuspensionReason)
+	s.profile = changed
+	s.spec, s.status = r.kind.fields(changed)
+	if updated.SuspensionReason != "" && updated.SuspensionReason != before.SuspensionReason {
+		r.Events.Eventf(r.kind.reference(s.profile), nil, corev1.EventTypeWarning, "Suspended", r.kind.name, "%s", updated.SuspensionReason)
 	}
 	return nil
 }

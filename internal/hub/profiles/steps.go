@@ -29,44 +29,44 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// staleDelay is how long a reconcile that saw an old state waits for the cache to catch up.
+// staleDelay is the delay before a reconcile with a stale cache is retried.
 const staleDelay = 200 * time.Millisecond
 
-// state is what the steps of one reconcile know.
+// state is shared by the steps of one reconcile.
 type state struct {
 	profile client.Object
 	spec    *configv1beta1.ProfileSpec
 	status  *configv1beta1.ProfileStatus
-	// summaries are those of the profile, by member.
+	// summaries has the summaries of the profile by member.
 	summaries map[fleet.ID]*configv1beta1.ClusterSummary
 	members   []fleet.Member
-	// matched says that members is known.
+	// matched is true if members is set.
 	matched bool
-	// unhoused counts the members whose namespace for summaries is not there, or is on its way out.
-	unhoused atomic.Int32
-	// refusal says why the profile is not acted on, "" if it is.
+	// withoutNamespace is the number of members whose namespace for summaries does not exist or is being deleted.
+	withoutNamespace atomic.Int32
+	// refusal is the reason why the profile is not supported, "" if it is.
 	refusal  string
 	released bool
 }
 
 func (r *reconciler) newState(profile client.Object) *state {
 	s := &state{profile: profile}
-	s.spec, s.status = r.kind.parts(profile)
+	s.spec, s.status = r.kind.fields(profile)
 	return s
 }
 
-func (s *state) deleting() bool { return !s.profile.GetDeletionTimestamp().IsZero() }
+func (s *state) isDeleting() bool { return !s.profile.GetDeletionTimestamp().IsZero() }
 
-// served returns the members that have a summary which stays.
-func (s *state) served() map[fleet.ID]bool {
-	served := make(map[fleet.ID]bool, len(s.summaries))
+// membersWithSummary returns the members that have a summary that is not being deleted.
+func (s *state) membersWithSummary() map[fleet.ID]bool {
+	members := make(map[fleet.ID]bool, len(s.summaries))
 	for member, summary := range s.summaries {
-		served[member] = summary.DeletionTimestamp.IsZero()
+		members[member] = summary.DeletionTimestamp.IsZero()
 	}
-	return served
+	return members
 }
 
-// load reads the summaries that the profile owns. Their names say nothing: the owner and the spec do.
+// load reads the summaries that the profile owns. Their owner and spec identify them, not their names.
 func (r *reconciler) load(ctx context.Context, s *state) error {
 	var list configv1beta1.ClusterSummaryList
 	if err := r.Hub.List(ctx, &list, client.MatchingFields{OwnerIndex: string(s.profile.GetUID())}); err != nil {
@@ -79,44 +79,44 @@ func (r *reconciler) load(ctx context.Context, s *state) error {
 	return nil
 }
 
-// hold puts our finalizer on the profile before anything is made for it.
-func (r *reconciler) hold(ctx context.Context, s *state) error {
-	held := s.profile.DeepCopyObject().(client.Object)
-	if !controllerutil.AddFinalizer(held, r.kind.finalizer) {
+// ensureFinalizer sets the finalizer on the profile before any summary is created.
+func (r *reconciler) ensureFinalizer(ctx context.Context, s *state) error {
+	changed := s.profile.DeepCopyObject().(client.Object)
+	if !controllerutil.AddFinalizer(changed, r.kind.finalizer) {
 		return nil
 	}
 	patch := client.MergeFromWithOptions(s.profile, client.MergeFromWithOptimisticLock{})
-	if err := r.Hub.Patch(ctx, held, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+	if err := r.Hub.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("add finalizer: %w", err)
 	}
-	s.profile = held
-	s.spec, s.status = r.kind.parts(held)
+	s.profile = changed
+	s.spec, s.status = r.kind.fields(changed)
 	return nil
 }
 
-// pause leaves everything as it is while people want that. The summaries are told, for they act by themselves.
+// pause stops the reconcile of a paused profile. It annotates the summaries, since their controller must pause, too.
 func (r *reconciler) pause(ctx context.Context, s *state) error {
 	if _, paused := s.profile.GetAnnotations()[libv1beta1.ProfilePausedAnnotation]; !paused {
 		return nil
 	}
 	for _, summary := range s.summaries {
-		told := summary.DeepCopy()
-		metav1.SetMetaDataAnnotation(&told.ObjectMeta, libv1beta1.ProfilePausedAnnotation, "true")
-		if err := r.update(ctx, summary, told); err != nil {
+		annotated := summary.DeepCopy()
+		metav1.SetMetaDataAnnotation(&annotated.ObjectMeta, libv1beta1.ProfilePausedAnnotation, "true")
+		if err := r.update(ctx, summary, annotated); err != nil {
 			return err
 		}
 	}
 	return phase.Wait{Reason: "paused by annotation " + libv1beta1.ProfilePausedAnnotation}
 }
 
-// match finds out for which members there should be a summary.
+// match determines the members that must have a summary.
 func (r *reconciler) match(ctx context.Context, s *state) error {
 	s.refusal = status.Unsupported(r.Unsupported(*s.spec, s.profile.GetLabels()))
 	members, err := fleet.List(ctx, r.Hub)
 	if err != nil {
 		return err
 	}
-	matching, err := match.Members(s.spec, s.profile.GetNamespace(), members, s.served())
+	matching, err := match.Members(s.spec, s.profile.GetNamespace(), members, s.membersWithSummary())
 	if err != nil {
 		return phase.Invalid{Err: err}
 	}
@@ -124,98 +124,99 @@ func (r *reconciler) match(ctx context.Context, s *state) error {
 	return nil
 }
 
-// write creates the summaries that are missing and updates those that differ.
-func (r *reconciler) write(ctx context.Context, s *state) error {
-	// One that cannot be written keeps no other from being written.
-	var writes errgroup.Group
-	writes.SetLimit(writers)
+// writeSummaries creates missing summaries and updates the ones that differ.
+func (r *reconciler) writeSummaries(ctx context.Context, s *state) error {
+	// A failed write does not prevent the others.
+	var group errgroup.Group
+	group.SetLimit(writers)
 	for _, m := range s.members {
-		writes.Go(func() error {
-			have := s.summaries[m.ID()]
-			if have == nil {
+		group.Go(func() error {
+			existing := s.summaries[m.ID()]
+			if existing == nil {
 				return r.create(ctx, s, m)
 			}
-			if !have.DeletionTimestamp.IsZero() {
-				// It is made anew once it is gone.
+			if !existing.DeletionTimestamp.IsZero() {
+				// It is created again after it is deleted.
 				return nil
 			}
-			return r.update(ctx, have, r.desired(s, m, have))
+			return r.update(ctx, existing, r.desired(s, m, existing))
 		})
 	}
-	return writes.Wait()
+	return group.Wait()
 }
 
 func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error {
 	summary := r.desired(s, m, &configv1beta1.ClusterSummary{})
 	summary.Namespace = m.Namespace
 	summary.Name = match.SummaryName(r.kind.name, s.profile.GetName(), m)
-	holder := &configv1beta1.ClusterSummary{}
-	err := r.Hub.Get(ctx, client.ObjectKeyFromObject(summary), holder)
+	existing := &configv1beta1.ClusterSummary{}
+	err := r.Hub.Get(ctx, client.ObjectKeyFromObject(summary), existing)
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("look for summary %s: %w", summary.Name, err)
+		return fmt.Errorf("read summary %s: %w", summary.Name, err)
 	}
 	if err == nil {
-		if r.kind.made(holder, s.profile.GetName()) && match.Target(holder) == m.ID() {
-			return r.takeOver(ctx, s, m, holder)
+		if r.kind.isCreatedFor(existing, s.profile.GetName()) && match.Target(existing) == m.ID() {
+			return r.takeOver(ctx, s, m, existing)
 		}
 		summary.Name = match.DistinctSummaryName(r.kind.name, s.profile.GetName(), m)
 	}
 	err = r.Hub.Create(ctx, summary, client.FieldOwner(kube.FieldManager))
 	if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		// The namespace comes with the registration, unless that is refused. The other members do not wait for it.
+		// The registration creates the namespace, unless it is refused. The other members do not wait for it.
 		if m.Refused == "" {
-			s.unhoused.Add(1)
+			s.withoutNamespace.Add(1)
 		}
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("create summary %s: %w", client.ObjectKeyFromObject(summary), err)
 	}
-	log.FromContext(ctx).Info("cluster matches", logkeys.Member, m.Key(), logkeys.Summary, summary.Name)
+	log.FromContext(ctx).Info("created summary for matching cluster", logkeys.Member, m.Key(), logkeys.Summary, summary.Name)
 	return nil
 }
 
-// takeOver makes summary the profile's that a profile of the same name had: the hub was restored, and with it the profile got another uid. Unless
-// the garbage collector is faster, nothing is withdrawn only to be deployed again.
+// takeOver makes the profile the owner of a summary of an earlier profile with the same name: after a restore of the
+// hub the profile has a new UID. So nothing is withdrawn and deployed again, unless the garbage collector has deleted
+// the summary before.
 func (r *reconciler) takeOver(ctx context.Context, s *state, m fleet.Member, summary *configv1beta1.ClusterSummary) error {
 	if !summary.DeletionTimestamp.IsZero() {
-		return phase.Wait{Reason: "summary " + summary.Name + " of an earlier " + r.kind.name + " is going away"}
+		return phase.Wait{Reason: "summary " + summary.Name + " of an earlier " + r.kind.name + " is being deleted"}
 	}
 	return r.update(ctx, summary, r.desired(s, m, summary))
 }
 
-// desired returns have as it should be for m.
-func (r *reconciler) desired(s *state, m fleet.Member, have *configv1beta1.ClusterSummary) *configv1beta1.ClusterSummary {
-	want := have.DeepCopy()
+// desired returns a copy of existing with the desired metadata and spec for m.
+func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.ClusterSummary) *configv1beta1.ClusterSummary {
+	changed := existing.DeepCopy()
 	labels, annotations := s.profile.GetLabels(), maps.Clone(s.profile.GetAnnotations())
 	delete(annotations, lastApplied)
-	want.Labels = merged(without(want.Labels, want.Annotations[copiedLabels]), labels, map[string]string{
+	changed.Labels = merged(without(changed.Labels, changed.Annotations[copiedLabels]), labels, map[string]string{
 		r.kind.label:                match.LabelValue(s.profile.GetName()),
 		libv1beta1.ClusterNameLabel: match.LabelValue(m.Name),
 		libv1beta1.ClusterTypeLabel: string(m.Type),
 	})
-	want.Annotations = merged(without(want.Annotations, want.Annotations[copiedAnnotations]), annotations)
-	note(want.Annotations, copiedLabels, labels)
-	note(want.Annotations, copiedAnnotations, annotations)
-	delete(want.Annotations, libv1beta1.ProfilePausedAnnotation)
-	want.Annotations[match.AudienceAnnotation] = strconv.Itoa(match.Pulling(s.members))
-	want.OwnerReferences = []metav1.OwnerReference{r.kind.owner(s.profile)}
-	want.Spec.ClusterNamespace, want.Spec.ClusterName, want.Spec.ClusterType = m.Namespace, m.Name, libv1beta1.ClusterType(m.Type)
-	want.Spec.ClusterProfileSpec = specFor(*s.spec, have)
-	return want
+	changed.Annotations = merged(without(changed.Annotations, changed.Annotations[copiedAnnotations]), annotations)
+	setCopied(changed.Annotations, copiedLabels, labels)
+	setCopied(changed.Annotations, copiedAnnotations, annotations)
+	delete(changed.Annotations, libv1beta1.ProfilePausedAnnotation)
+	changed.Annotations[match.AudienceAnnotation] = strconv.Itoa(match.Pulling(s.members))
+	changed.OwnerReferences = []metav1.OwnerReference{r.kind.ownerReference(s.profile)}
+	changed.Spec.ClusterNamespace, changed.Spec.ClusterName, changed.Spec.ClusterType = m.Namespace, m.Name, libv1beta1.ClusterType(m.Type)
+	changed.Spec.ClusterProfileSpec = specFor(*s.spec, existing)
+	return changed
 }
 
-// lastApplied is kubectl's own note on the profile; it would be wrong on a summary.
+// lastApplied is an annotation that kubectl sets on the profile. It must not be copied to a summary.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// copiedLabels and copiedAnnotations on a summary list the keys that were copied from the profile, so that what is taken off the profile is
-// taken off the summary, and what others put there stays.
+// copiedLabels and copiedAnnotations on a summary list the keys that were copied from the profile. Keys that are
+// deleted from the profile are deleted from the summary; keys of others stay.
 const (
 	copiedLabels      = "towline.dev/copied-labels"
 	copiedAnnotations = "towline.dev/copied-annotations"
 )
 
-// without returns entries but for the keys in list, which are separated by commas.
+// without returns entries except for the keys in list, which is separated by commas.
 func without(entries map[string]string, list string) map[string]string {
 	kept := maps.Clone(entries)
 	for key := range strings.SplitSeq(list, ",") {
@@ -224,15 +225,15 @@ func without(entries map[string]string, list string) map[string]string {
 	return kept
 }
 
-// note keeps the keys of copied under name; no keys need no note.
-func note(annotations map[string]string, name string, copied map[string]string) {
+// setCopied sets the annotation name to the keys of copied, or deletes it if there are none.
+func setCopied(annotations map[string]string, name string, copied map[string]string) {
 	delete(annotations, name)
 	if len(copied) > 0 {
 		annotations[name] = strings.Join(slices.Sorted(maps.Keys(copied)), ",")
 	}
 }
 
-// merged returns the entries of all maps; later ones override earlier ones.
+// merged returns the entries of all maps. Later maps override earlier ones.
 func merged(parts ...map[string]string) map[string]string {
 	all := map[string]string{}
 	for _, part := range parts {
@@ -241,13 +242,13 @@ func merged(parts ...map[string]string) map[string]string {
 	return all
 }
 
-// specFor returns the copy of a profile's spec for a summary. What was deployed OneTime stays as it was deployed, but for what says
-// how it is kept and withdrawn.
-func specFor(spec configv1beta1.ProfileSpec, have *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
-	if spec.SyncMode != configv1beta1.SyncModeOneTime || !Provisioned(have) && !lostStatus(have) {
+// specFor returns the copy of a profile's spec for a summary. A provisioned OneTime summary keeps its spec, except for
+// the fields that determine how it is matched and withdrawn.
+func specFor(spec configv1beta1.ProfileSpec, existing *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
+	if spec.SyncMode != configv1beta1.SyncModeOneTime || !Provisioned(existing) && !hasLostStatus(existing) {
 		return *spec.DeepCopy()
 	}
-	frozen := *have.Spec.ClusterProfileSpec.DeepCopy()
+	frozen := *existing.Spec.ClusterProfileSpec.DeepCopy()
 	frozen.SyncMode = spec.SyncMode
 	frozen.StopMatchingBehavior = spec.StopMatchingBehavior
 	frozen.ClusterSelector = *spec.ClusterSelector.DeepCopy()
@@ -255,105 +256,107 @@ func specFor(spec configv1beta1.ProfileSpec, have *configv1beta1.ClusterSummary)
 	return frozen
 }
 
-// lostStatus says whether summary was delivered and says nothing of that: the spec that was delivered stays until its status is reported again.
-func lostStatus(summary *configv1beta1.ClusterSummary) bool {
+// hasLostStatus returns whether summary was delivered but has no status. Its spec stays until its status is reported
+// again.
+func hasLostStatus(summary *configv1beta1.ClusterSummary) bool {
 	return len(summary.Status.FeatureSummaries) == 0 && controllerutil.ContainsFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 }
 
-// Provisioned says whether everything that summary asks for was provisioned once.
+// Provisioned returns whether all features of summary have been provisioned.
 func Provisioned(summary *configv1beta1.ClusterSummary) bool {
-	seen := 0
+	provisioned := 0
 	for _, feature := range summary.Status.FeatureSummaries {
 		switch feature.Status {
 		case libv1beta1.FeatureStatusProvisioned:
-			seen++
+			provisioned++
 		case libv1beta1.FeatureStatusRemoved:
 		default:
 			return false
 		}
 	}
-	return seen > 0
+	return provisioned > 0
 }
 
-func (r *reconciler) update(ctx context.Context, have, want *configv1beta1.ClusterSummary) error {
-	// A new size of the audience alone is not worth a write to all of it.
-	sized := want.DeepCopy()
-	if size, ok := have.Annotations[match.AudienceAnnotation]; ok {
-		metav1.SetMetaDataAnnotation(&sized.ObjectMeta, match.AudienceAnnotation, size)
+func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta1.ClusterSummary) error {
+	// A change of AudienceAnnotation alone does not justify a write to every summary.
+	withSameAudience := changed.DeepCopy()
+	if size, ok := existing.Annotations[match.AudienceAnnotation]; ok {
+		metav1.SetMetaDataAnnotation(&withSameAudience.ObjectMeta, match.AudienceAnnotation, size)
 	}
-	if equality.Semantic.DeepEqual(have, sized) {
+	if equality.Semantic.DeepEqual(existing, withSameAudience) {
 		return nil
 	}
-	if err := r.Hub.Update(ctx, want, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("update summary %s: %w", client.ObjectKeyFromObject(want), err)
+	if err := r.Hub.Update(ctx, changed, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("update summary %s: %w", client.ObjectKeyFromObject(changed), err)
 	}
 	return nil
 }
 
-// withdraw deletes the summaries of clusters that match no more; all of them if the profile goes. While the profile is refused nothing
-// is known of what it should match, and nothing goes.
+// withdraw deletes the summaries of clusters that no longer match, or all summaries if the profile is being deleted. It
+// deletes none while the profile is not supported, since the matching clusters are unknown.
 func (r *reconciler) withdraw(ctx context.Context, s *state) error {
 	matching := map[fleet.ID]bool{}
 	for _, m := range s.members {
 		matching[m.ID()] = true
 	}
-	var withdrawals errgroup.Group
-	withdrawals.SetLimit(writers)
+	var group errgroup.Group
+	group.SetLimit(writers)
 	for cluster, summary := range s.summaries {
 		if matching[cluster] {
 			continue
 		}
-		withdrawals.Go(func() error {
+		group.Go(func() error {
 			if s.refusal != "" {
-				refused := summary.DeepCopy()
-				refused.Spec.ClusterProfileSpec = specFor(*s.spec, summary)
-				return r.update(ctx, summary, refused)
+				updated := summary.DeepCopy()
+				updated.Spec.ClusterProfileSpec = specFor(*s.spec, summary)
+				return r.update(ctx, summary, updated)
 			}
-			return r.remove(ctx, s, summary)
+			return r.deleteSummary(ctx, s, summary)
 		})
 	}
-	return withdrawals.Wait()
+	return group.Wait()
 }
 
-// settle tries again, later each time, while a namespace is missing: nobody tells when it comes.
-func (r *reconciler) settle(_ context.Context, s *state) error {
-	if missing := s.unhoused.Load(); missing > 0 {
-		return fmt.Errorf("%d of the clusters that match have no namespace for their summary yet", missing)
+// retryMissingNamespaces returns an error while a namespace is missing, so that the reconcile is retried with a growing
+// delay. There is no watch on namespaces.
+func (r *reconciler) retryMissingNamespaces(_ context.Context, s *state) error {
+	if missing := s.withoutNamespace.Load(); missing > 0 {
+		return fmt.Errorf("%d matching clusters have no namespace for their summary yet", missing)
 	}
 	return nil
 }
 
-// remove deletes a summary, which must know first what is to become of what it deployed.
-func (r *reconciler) remove(ctx context.Context, s *state, summary *configv1beta1.ClusterSummary) error {
-	last := summary.DeepCopy()
-	last.Spec.ClusterProfileSpec.StopMatchingBehavior = s.spec.StopMatchingBehavior
-	// Deleting a paused profile means it.
-	delete(last.Annotations, libv1beta1.ProfilePausedAnnotation)
-	if err := r.update(ctx, summary, last); err != nil {
+// deleteSummary deletes a summary after it has set the fields that determine how the summary is withdrawn.
+func (r *reconciler) deleteSummary(ctx context.Context, s *state, summary *configv1beta1.ClusterSummary) error {
+	updated := summary.DeepCopy()
+	updated.Spec.ClusterProfileSpec.StopMatchingBehavior = s.spec.StopMatchingBehavior
+	// The deletion of a paused profile takes effect.
+	delete(updated.Annotations, libv1beta1.ProfilePausedAnnotation)
+	if err := r.update(ctx, summary, updated); err != nil {
 		return err
 	}
 	if !summary.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	if err := r.Hub.Delete(ctx, last, client.Preconditions{UID: &last.UID}); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete summary %s: %w", client.ObjectKeyFromObject(last), err)
+	if err := r.Hub.Delete(ctx, updated, client.Preconditions{UID: &updated.UID}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete summary %s: %w", client.ObjectKeyFromObject(updated), err)
 	}
-	log.FromContext(ctx).Info("cluster matches no more", logkeys.Member, summary.Spec.ClusterNamespace+"/"+summary.Spec.ClusterName,
+	log.FromContext(ctx).Info("deleted summary of cluster that no longer matches", logkeys.Member, summary.Spec.ClusterNamespace+"/"+summary.Spec.ClusterName,
 		logkeys.Summary, summary.Name)
 	return nil
 }
 
-// release lets go of a deleted profile once its last summary is gone.
-func (r *reconciler) release(ctx context.Context, s *state) error {
+// removeFinalizer removes the finalizer of a deleted profile after its last summary is deleted.
+func (r *reconciler) removeFinalizer(ctx context.Context, s *state) error {
 	if len(s.summaries) > 0 {
 		return phase.Wait{Reason: "summaries are being withdrawn"}
 	}
-	free := s.profile.DeepCopyObject().(client.Object)
-	if !controllerutil.RemoveFinalizer(free, r.kind.finalizer) {
+	changed := s.profile.DeepCopyObject().(client.Object)
+	if !controllerutil.RemoveFinalizer(changed, r.kind.finalizer) {
 		return nil
 	}
 	patch := client.MergeFromWithOptions(s.profile, client.MergeFromWithOptimisticLock{})
-	if err := r.Hub.Patch(ctx, free, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+	if err := r.Hub.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("remove finalizer: %w", err)
 	}
 	s.released = true
