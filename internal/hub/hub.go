@@ -259,7 +259,7 @@ func (h *hub) watchCharts(composer *summaries.Composer) error {
 		return nil
 	}
 	watch := outdated.New(outdated.Options{
-		Hub: h.GetCache(), Secrets: composer.Contents, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Leads: h.Elected(),
+		Hub: h.GetCache(), Secrets: composer.Contents, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Elected: h.Elected(),
 		Interval: h.opts.OutdatedChartInterval, Clock: clock.RealClock{},
 	})
 	if err := h.registry.Register(watch); err != nil {

@@ -18,38 +18,38 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// question is what one repository is asked for, on behalf of any number of releases.
-type question struct {
+// query is the request to one repository for all releases with charts from it.
+type query struct {
 	repository source.Repository
-	// charts are the names in the repository of what the releases are made of.
+	// charts maps each release to the name of its chart in the repository.
 	charts map[release]string
 
-	answer  map[string]string
-	failure error
+	versions map[string]string
+	err      error
 }
 
-// names returns the charts to ask for, each once.
-func (q *question) names() []string {
+// names returns the sorted names of the charts without duplicates.
+func (q *query) names() []string {
 	return slices.Compact(slices.Sorted(maps.Values(q.charts)))
 }
 
-// questions returns what to ask of each repository, by source.Repository.Key.
-func (w *Watch) questions(ctx context.Context) (map[string]*question, error) {
+// queries returns the query for each repository, by source.Repository.Key.
+func (w *Checker) queries(ctx context.Context) (map[string]*query, error) {
 	clusters, deployed, err := w.deployed(ctx)
 	if err != nil {
 		return nil, err
 	}
-	questions := map[string]*question{}
+	queries := map[string]*query{}
 	for _, summary := range deployed {
 		subject, err := summaries.SubjectFor(summary, clusters[match.Target(summary)])
 		if err != nil {
-			continue // its profile is on its way out
+			continue // its profile is being deleted
 		}
-		wanted := expanded(summary, subject)
-		for of := range releasesOf(summary) {
-			chart, ok := wanted[of.namespace+"/"+of.name]
-			if !ok || chart.RepositoryURL != of.repository {
-				continue // it has just been changed, and will be provisioned anew
+		charts := expandedCharts(summary, subject)
+		for rel := range releasesOf(summary) {
+			chart, ok := charts[rel.namespace+"/"+rel.name]
+			if !ok || chart.RepositoryURL != rel.repository {
+				continue // the chart has changed and is not provisioned yet
 			}
 			login, err := source.LoginFor(ctx, w.Secrets, chart, subject)
 			repository, name := source.RepositoryOf(chart, login)
@@ -57,20 +57,20 @@ func (w *Watch) questions(ctx context.Context) (map[string]*question, error) {
 			if err != nil {
 				key = "no login " + key
 			}
-			if questions[key] == nil {
-				questions[key] = &question{repository: repository, charts: map[release]string{}}
+			if queries[key] == nil {
+				queries[key] = &query{repository: repository, charts: map[release]string{}}
 			}
-			questions[key].charts[of] = name
+			queries[key].charts[rel] = name
 			if err != nil {
-				questions[key].failure = err
+				queries[key].err = err
 			}
 		}
 	}
-	return questions, nil
+	return queries, nil
 }
 
-// deployed returns the clusters of the shard, and their summaries whose charts are provisioned, in one order.
-func (w *Watch) deployed(ctx context.Context) (map[fleet.ID]client.Object, []*configv1beta1.ClusterSummary, error) {
+// deployed returns the clusters of the shard, and their summaries whose charts are provisioned, in a stable order.
+func (w *Checker) deployed(ctx context.Context) (map[fleet.ID]client.Object, []*configv1beta1.ClusterSummary, error) {
 	members, err := fleet.Objects(ctx, w.Hub)
 	if err != nil {
 		return nil, nil, err
@@ -96,7 +96,7 @@ func (w *Watch) deployed(ctx context.Context) (map[fleet.ID]client.Object, []*co
 	return clusters, deployed, nil
 }
 
-// releasesOf returns the releases that a summary has deployed, with their versions.
+// releasesOf returns the deployed releases of a summary with their chart versions.
 func releasesOf(summary *configv1beta1.ClusterSummary) map[release]string {
 	versions := map[release]string{}
 	for _, r := range summary.Status.HelmReleaseSummaries {
@@ -110,8 +110,9 @@ func releasesOf(summary *configv1beta1.ClusterSummary) map[release]string {
 	return versions
 }
 
-// expanded returns the charts of a summary by release. One that cannot be expanded is not deployed.
-func expanded(summary *configv1beta1.ClusterSummary, subject source.Subject) map[string]configv1beta1.HelmChart {
+// expandedCharts returns the charts of a summary by release. It omits charts that cannot be expanded, which are not
+// deployed.
+func expandedCharts(summary *configv1beta1.ClusterSummary, subject source.Subject) map[string]configv1beta1.HelmChart {
 	charts := map[string]configv1beta1.HelmChart{}
 	for _, chart := range summary.Spec.ClusterProfileSpec.HelmCharts {
 		if chart, err := source.ExpandChart(chart, subject); err == nil {
@@ -121,9 +122,9 @@ func expanded(summary *configv1beta1.ClusterSummary, subject source.Subject) map
 	return charts
 }
 
-// plainURL returns address without the login that somebody may have written into it.
-func plainURL(address string) string {
-	parsed, err := url.Parse(address)
+// plainURL returns address without credentials.
+func plainURL(repositoryURL string) string {
+	parsed, err := url.Parse(repositoryURL)
 	if err != nil {
 		return "not a URL"
 	}

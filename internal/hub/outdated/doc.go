@@ -1,2 +1,2 @@
-// Package outdated tells which of the Helm charts that are deployed have a newer version in their repository.
+// Package outdated reports the deployed Helm charts that have a newer version in their repository, as metrics.
 package outdated

@@ -10,66 +10,67 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// metricsNamespace begins the names of the metrics of the Sveltos surface.
+// metricsNamespace is the prefix of the names of Sveltos metrics.
 const metricsNamespace = "projectsveltos"
 
-// scrapeLimit is how long one look at what is deployed may take; it only reads caches.
-const scrapeLimit = 5 * time.Second
+// scrapeTimeout is the timeout of a scrape, which only reads caches.
+const scrapeTimeout = 5 * time.Second
 
 func chartDesc() *prometheus.Desc {
 	return prometheus.NewDesc(metricsNamespace+"_outdated_helm_chart",
-		"Whether the repository of a chart that is deployed has a newer version that is no pre-release: 1 if it has, 0 if it has not.",
+		"Whether the repository of a deployed chart has a newer version that is not a pre-release: 1 if it has, 0 if not.",
 		[]string{"cluster_type", "cluster_namespace", "cluster_name", "release_namespace", "release_name", "chart", "version", "latest"}, nil)
 }
 
-func lookedDesc() *prometheus.Desc {
+func lastCheckDesc() *prometheus.Desc {
 	return prometheus.NewDesc(metricsNamespace+"_outdated_helm_chart_check_last_run_timestamp_seconds",
-		"When repositories were last asked for newer charts, in Unix time.", nil, nil)
+		"Unix time of the last check for newer charts in all repositories.", nil, nil)
 }
 
-// Describe names the metrics.
-func (w *Watch) Describe(to chan<- *prometheus.Desc) {
+// Describe sends the descriptions of the metrics.
+func (w *Checker) Describe(to chan<- *prometheus.Desc) {
 	to <- chartDesc()
-	to <- lookedDesc()
+	to <- lastCheckDesc()
 	w.failures.Describe(to)
 }
 
-// Collect compares what is deployed now with what was learned last, so that what was upgraded or is gone is told at once.
-func (w *Watch) Collect(to chan<- prometheus.Metric) {
+// Collect compares the deployed versions with the result of the last check, so that upgrades and deletions are reported
+// at once.
+func (w *Checker) Collect(to chan<- prometheus.Metric) {
 	select {
-	case <-w.Leads:
+	case <-w.Elected:
 	default:
 		return
 	}
 	w.failures.Collect(to)
 	w.mu.Lock()
-	newest, looked := w.newest, w.looked
+	newest, lastCheck := w.newest, w.lastCheck
 	w.mu.Unlock()
-	if looked.IsZero() {
+	if lastCheck.IsZero() {
 		return
 	}
-	to <- prometheus.MustNewConstMetric(lookedDesc(), prometheus.GaugeValue, float64(looked.Unix()))
-	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
+	to <- prometheus.MustNewConstMetric(lastCheckDesc(), prometheus.GaugeValue, float64(lastCheck.Unix()))
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	_, deployed, err := w.deployed(ctx)
 	if err != nil {
 		to <- prometheus.NewInvalidMetric(chartDesc(), err)
 		return
 	}
-	told := map[release]bool{}
+	reported := map[release]bool{}
 	for _, summary := range deployed {
-		for of, version := range releasesOf(summary) {
-			latest, known := newest[of]
-			if !known || told[of] {
+		for rel, version := range releasesOf(summary) {
+			latest, known := newest[rel]
+			if !known || reported[rel] {
 				continue
 			}
-			told[of] = true
+			reported[rel] = true
 			outdated := 0.0
 			if source.IsOutdated(version, latest) {
 				outdated = 1
 			}
 			to <- prometheus.MustNewConstMetric(chartDesc(), prometheus.GaugeValue, outdated,
-				string(of.cluster.Type), of.cluster.Namespace, of.cluster.Name, of.namespace, of.name, of.chart, version, cmp.Or(latest, version))
+				string(rel.cluster.Type), rel.cluster.Namespace, rel.cluster.Name, rel.namespace, rel.name, rel.chart, version, cmp.Or(latest, version))
 		}
 	}
 }

@@ -29,21 +29,21 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// world is a hub with clusters that have charts, and a watch over them.
-type world struct {
+// testEnv is a hub with clusters that have charts, and a Checker.
+type testEnv struct {
 	testing.TB
 	client.Client
 	ns       string
 	clock    *clocktesting.FakeClock
-	watch    *outdated.Watch
+	checker  *outdated.Checker
 	registry *prometheus.Registry
-	leads    chan struct{}
+	elected  chan struct{}
 }
 
-// start is when the watch starts.
+// start is the time when the Checker starts.
 var start = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-func newWorld(t *testing.T, change func(*outdated.Options)) *world {
+func newTestEnv(t *testing.T, change func(*outdated.Options)) *testEnv {
 	t.Helper()
 	plane := localkube.ForTest(t, localkube.Named("outdated"))
 	if err := hub.InstallCRDs(t.Context(), plane.Config); err != nil {
@@ -53,36 +53,36 @@ func newWorld(t *testing.T, change func(*outdated.Options)) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{
+	w := &testEnv{
 		TB: t, Client: hubClient, ns: plane.Namespace(t, "outdated"), clock: clocktesting.NewFakeClock(start),
-		registry: prometheus.NewRegistry(), leads: make(chan struct{}),
+		registry: prometheus.NewRegistry(), elected: make(chan struct{}),
 	}
 	charts, err := source.NewCharts(t.TempDir(), w.clock)
 	w.must(err)
 	options := outdated.Options{
-		Hub: hubClient, Secrets: hubClient, Newest: charts.Newest, Leads: w.leads, Interval: time.Hour, Clock: w.clock,
+		Hub: hubClient, Secrets: hubClient, Newest: charts.Newest, Elected: w.elected, Interval: time.Hour, Clock: w.clock,
 	}
 	if change != nil {
 		change(&options)
 	}
-	w.watch = outdated.New(options)
-	w.must(w.registry.Register(w.watch))
+	w.checker = outdated.New(options)
+	w.must(w.registry.Register(w.checker))
 	return w
 }
 
-func (w *world) must(err error) {
+func (w *testEnv) must(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
 	}
 }
 
-// deploy makes a cluster on which a chart is provisioned, as one of the ClusterProfile p.
-func (w *world) deploy(cluster string, chart configv1beta1.HelmChart, status libv1beta1.FeatureStatus) *configv1beta1.ClusterSummary {
+// deploy creates a cluster with a provisioned chart, and its ClusterProfile and summary.
+func (w *testEnv) deploy(cluster string, chart configv1beta1.HelmChart, status libv1beta1.FeatureStatus) *configv1beta1.ClusterSummary {
 	w.Helper()
 	member := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: cluster}}
 	w.must(w.Create(w.Context(), member))
-	// One without an owner that exists is garbage, and collected.
+	// The garbage collector deletes a summary whose owner does not exist.
 	profile := &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-" + cluster}}
 	w.must(w.Create(w.Context(), profile))
 	summary := &configv1beta1.ClusterSummary{
@@ -95,12 +95,12 @@ func (w *world) deploy(cluster string, chart configv1beta1.HelmChart, status lib
 		},
 	}
 	w.must(w.Create(w.Context(), summary))
-	w.report(summary, chart.ChartVersion, status)
+	w.setDeployed(summary, chart.ChartVersion, status)
 	return summary
 }
 
-// report has a summary say which version is deployed.
-func (w *world) report(summary *configv1beta1.ClusterSummary, version string, status libv1beta1.FeatureStatus) {
+// setDeployed sets the deployed version in the status of a summary.
+func (w *testEnv) setDeployed(summary *configv1beta1.ClusterSummary, version string, status libv1beta1.FeatureStatus) {
 	w.Helper()
 	chart := summary.Spec.ClusterProfileSpec.HelmCharts[0]
 	summary.Status = configv1beta1.ClusterSummaryStatus{
@@ -114,7 +114,7 @@ func (w *world) report(summary *configv1beta1.ClusterSummary, version string, st
 }
 
 // metrics lists the samples, as "name{values} number", without the namespace of the test.
-func (w *world) metrics() []string {
+func (w *testEnv) metrics() []string {
 	w.Helper()
 	families, err := w.registry.Gather()
 	w.must(err)
@@ -139,23 +139,24 @@ func (w *world) metrics() []string {
 	return all
 }
 
-func (w *world) want(want ...string) {
+func (w *testEnv) want(want ...string) {
 	w.Helper()
 	if diff := cmp.Diff(want, w.metrics()); diff != "" {
 		w.Errorf("metrics (-want +got):\n%s", diff)
 	}
 }
 
-// served is a chart repository behind a password that counts how often its index is asked for. It answers with 500 while it is down.
-type served struct {
-	mu      sync.Mutex // guards what follows
+// repositoryServer is a chart repository behind a password that counts the requests for its index. It responds with 500
+// while it is down.
+type repositoryServer struct {
+	mu      sync.Mutex // guards the fields below
 	indexes int
 	down    bool
 	login   string
 	charts  http.Handler
 }
 
-func (s *served) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *repositoryServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if user, password, _ := r.BasicAuth(); s.login != "" && user+":"+password != s.login {
@@ -170,13 +171,13 @@ func (s *served) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.charts.ServeHTTP(w, r)
 }
 
-func (s *served) set(change func(*served)) {
+func (s *repositoryServer) set(change func(*repositoryServer)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change(s)
 }
 
-func (w *world) serve(login string, versions ...string) (*served, string) {
+func (w *testEnv) serve(login string, versions ...string) (*repositoryServer, string) {
 	w.Helper()
 	var charts []examples.Chart
 	for _, version := range versions {
@@ -184,108 +185,108 @@ func (w *world) serve(login string, versions ...string) (*served, string) {
 	}
 	handler, err := examples.Repository(charts...)
 	w.must(err)
-	s := &served{login: login, charts: handler}
+	s := &repositoryServer{login: login, charts: handler}
 	server := httptest.NewServer(s)
 	w.Cleanup(server.Close)
 	return s, server.URL
 }
 
-// hello is the example chart, as a profile says it.
-func hello(address, version string) configv1beta1.HelmChart {
+// hello returns the example chart for the spec of a profile.
+func hello(repositoryURL, version string) configv1beta1.HelmChart {
 	return configv1beta1.HelmChart{
-		RepositoryURL: address, RepositoryName: "r", ChartName: "r/hello", ChartVersion: version,
+		RepositoryURL: repositoryURL, RepositoryName: "r", ChartName: "r/hello", ChartVersion: version,
 		ReleaseName: "hello-{{ .Cluster.metadata.name }}", ReleaseNamespace: "apps",
 	}
 }
 
-func TestLookTellsWhatIsOutdated(t *testing.T) {
+func TestCheckReportsOutdatedCharts(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
-	open, address := w.serve("", "0.1.0", "0.2.0", "1.0.0-rc.1")
-	guarded, hidden := w.serve("me:s3cret", "0.1.0", "0.3.0")
+	w := newTestEnv(t, nil)
+	open, repositoryURL := w.serve("", "0.1.0", "0.2.0", "1.0.0-rc.1")
+	guarded, guardedURL := w.serve("me:s3cret", "0.1.0", "0.3.0")
 	w.must(w.Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "login"}, StringData: map[string]string{"username": "me", "password": "s3cret"},
 	}))
-	secret := hello(hidden, "0.1.0")
+	secret := hello(guardedURL, "0.1.0")
 	secret.RegistryCredentialsConfig = &configv1beta1.RegistryCredentialsConfig{Credentials: &corev1.SecretReference{Name: "login"}}
-	old := w.deploy("old", hello(address, "0.1.0"), libv1beta1.FeatureStatusProvisioned)
-	current := w.deploy("current", hello(address, "0.2.0"), libv1beta1.FeatureStatusProvisioned)
-	w.deploy("failing", hello(address, "0.1.0"), libv1beta1.FeatureStatusFailed)
+	old := w.deploy("old", hello(repositoryURL, "0.1.0"), libv1beta1.FeatureStatusProvisioned)
+	current := w.deploy("current", hello(repositoryURL, "0.2.0"), libv1beta1.FeatureStatusProvisioned)
+	w.deploy("failing", hello(repositoryURL, "0.1.0"), libv1beta1.FeatureStatusFailed)
 	w.deploy("secret", secret, libv1beta1.FeatureStatusProvisioned)
-	elsewhere := w.deploy("elsewhere", hello(address, "0.1.0"), libv1beta1.FeatureStatusProvisioned)
+	elsewhere := w.deploy("elsewhere", hello(repositoryURL, "0.1.0"), libv1beta1.FeatureStatusProvisioned)
 	member := &libv1beta1.SveltosCluster{}
 	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: elsewhere.Spec.ClusterName}, member))
 	metav1.SetMetaDataAnnotation(&member.ObjectMeta, libv1beta1.ShardAnnotation, "other")
 	w.must(w.Update(t.Context(), member))
 
-	w.must(w.watch.Look(t.Context()))
+	w.must(w.checker.Check(t.Context()))
 	if got := w.metrics(); len(got) > 0 {
-		t.Errorf("a hub without the lead tells %q", got)
+		t.Errorf("a hub that is not the leader reports %q", got)
 	}
-	close(w.leads)
-	looked := fmt.Sprintf("_check_last_run_timestamp_seconds{} %d", start.Unix())
-	w.want(looked, "current apps/hello-current hello 0.2.0 < 0.2.0: 0", "old apps/hello-old hello 0.1.0 < 0.2.0: 1",
+	close(w.elected)
+	lastCheck := fmt.Sprintf("_check_last_run_timestamp_seconds{} %d", start.Unix())
+	w.want(lastCheck, "current apps/hello-current hello 0.2.0 < 0.2.0: 0", "old apps/hello-old hello 0.1.0 < 0.2.0: 1",
 		"secret apps/hello-secret hello 0.1.0 < 0.3.0: 1")
 	if open.indexes != 1 || guarded.indexes != 1 {
-		t.Errorf("indexes were asked for %d and %d times, want once each", open.indexes, guarded.indexes)
+		t.Errorf("indexes were requested %d and %d times, want once each", open.indexes, guarded.indexes)
 	}
 
-	// What is upgraded, or gone, is told at once.
-	w.report(old, "0.2.0", libv1beta1.FeatureStatusProvisioned)
+	// Upgrades and deletions are reported at once.
+	w.setDeployed(old, "0.2.0", libv1beta1.FeatureStatusProvisioned)
 	w.must(w.Delete(t.Context(), current))
-	w.want(looked, "old apps/hello-old hello 0.2.0 < 0.2.0: 0", "secret apps/hello-secret hello 0.1.0 < 0.3.0: 1")
+	w.want(lastCheck, "old apps/hello-old hello 0.2.0 < 0.2.0: 0", "secret apps/hello-secret hello 0.1.0 < 0.3.0: 1")
 
-	// A repository that fails is counted, and takes nothing away.
+	// A failed repository is counted, and its earlier results stay.
 	w.clock.Step(time.Hour)
-	looked = fmt.Sprintf("_check_last_run_timestamp_seconds{} %d", start.Add(time.Hour).Unix())
-	open.set(func(s *served) { s.down = true })
-	guarded.set(func(s *served) { s.login = "me:changed" })
-	w.must(w.watch.Look(t.Context()))
-	failures := []string{"_check_failures_total{" + address + "} 1", "_check_failures_total{" + hidden + "} 1"}
+	lastCheck = fmt.Sprintf("_check_last_run_timestamp_seconds{} %d", start.Add(time.Hour).Unix())
+	open.set(func(s *repositoryServer) { s.down = true })
+	guarded.set(func(s *repositoryServer) { s.login = "me:changed" })
+	w.must(w.checker.Check(t.Context()))
+	failures := []string{"_check_failures_total{" + repositoryURL + "} 1", "_check_failures_total{" + guardedURL + "} 1"}
 	slices.Sort(failures)
-	w.want(append(failures, looked, "old apps/hello-old hello 0.2.0 < 0.2.0: 0", "secret apps/hello-secret hello 0.1.0 < 0.3.0: 1")...)
+	w.want(append(failures, lastCheck, "old apps/hello-old hello 0.2.0 < 0.2.0: 0", "secret apps/hello-secret hello 0.1.0 < 0.3.0: 1")...)
 	w.must(w.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "login"}}))
 	w.must(w.Delete(t.Context(), old))
-	w.must(w.watch.Look(t.Context()))
-	w.want("_check_failures_total{"+hidden+"} 2", looked, "secret apps/hello-secret hello 0.1.0 < 0.3.0: 1")
+	w.must(w.checker.Check(t.Context()))
+	w.want("_check_failures_total{"+guardedURL+"} 2", lastCheck, "secret apps/hello-secret hello 0.1.0 < 0.3.0: 1")
 }
 
-func TestFirstLookIsSomeMinutesAfterTheStart(t *testing.T) {
+func TestFirstCheckIsSomeMinutesAfterTheStart(t *testing.T) {
 	t.Parallel()
-	asked := make(chan time.Time, 10)
+	queried := make(chan time.Time, 10)
 	var clock *clocktesting.FakeClock
-	w := newWorld(t, func(o *outdated.Options) {
+	w := newTestEnv(t, func(o *outdated.Options) {
 		clock = o.Clock.(*clocktesting.FakeClock)
 		o.Newest = func(context.Context, source.Repository, []string) (map[string]string, error) {
-			asked <- clock.Now()
+			queried <- clock.Now()
 			return nil, errors.New("down")
 		}
 	})
 	w.deploy("one", hello("http://127.0.0.1:1", "0.1.0"), libv1beta1.FeatureStatusProvisioned)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- w.watch.Start(ctx) }()
-	// next steps the clock a second at a time until the repository is asked.
+	go func() { ended <- w.checker.Start(ctx) }()
+	// next steps the clock by seconds until the repository gets a request.
 	next := func(from time.Time) time.Duration {
 		for range 3 * 3600 {
 			for !clock.HasWaiters() {
 				select {
-				case at := <-asked:
+				case at := <-queried:
 					return at.Sub(from)
 				default:
 				}
 			}
 			clock.Step(time.Second)
 		}
-		t.Fatal("the repository is not asked")
+		t.Fatal("the repository gets no request")
 		return 0
 	}
 	first := next(start)
 	if first < time.Minute || first > 5*time.Minute+time.Second {
-		t.Errorf("the first look is %s after the start, want some minutes", first)
+		t.Errorf("the first check is %s after the start, want some minutes", first)
 	}
 	if second := next(start.Add(first)); second < time.Hour || second > 67*time.Minute {
-		t.Errorf("the second look is %s after the first, want an hour and at most a tenth more", second)
+		t.Errorf("the second check is %s after the first, want an hour and at most a tenth more", second)
 	}
 	cancel()
 	if err := <-ended; err != nil {
