@@ -274,7 +274,7 @@ func (e *engines) onHeal(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
 // until the engine is stopped. Summaries show no status.
 func (e *engines) onChange(m fleet.Member, stopped <-chan struct{}) func(bundle.ID) {
 	return func(id bundle.ID) {
-		news, ok := hubworks.News(m, id)
+		news, ok := hubworks.ChangeEvent(m, id)
 		if !ok {
 			return
 		}

@@ -41,7 +41,7 @@ func (h *hub) karmada(ctx context.Context) error {
 			Heartbeats: h.heartbeats, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&hubworks.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: shard, Engines: h.engines.observing, Woken: h.engines.worked, Clock: clock.RealClock{},
+			Hub: h.GetClient(), Live: h.live, Shard: shard, Engines: h.engines.observing, Changes: h.engines.worked, Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
 }

@@ -34,91 +34,96 @@ import (
 )
 
 const (
-	// workers is how many Works are worked on at once, and clusterWorkers how many of one cluster. Once sharedWorkers are at work, the rest are
-	// for clusters that nobody works on: several that fall silent together leave them free.
+	// workers is the number of concurrent reconciles, and clusterWorkers the maximum for one cluster. When
+	// sharedWorkers are in use, the other workers serve only clusters that have none, so that several unresponsive
+	// clusters cannot occupy all workers.
 	workers        = 50
 	clusterWorkers = 20
 	sharedWorkers  = 30
-	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
-	retryFirst = 500 * time.Millisecond
-	retryMost  = 5 * time.Minute
-	// reconcileLimit bounds one reconcile: the cluster has its time twice, to do and to show, and others may be waited for before.
-	reconcileLimit = 3 * works.Limit
-	// staleFirst and staleMost are how long a reconcile that saw an old state waits for the cache to catch up; each is twice the one before.
-	staleFirst = 100 * time.Millisecond
-	staleMost  = 10 * time.Second
+	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
+	retryMin = 500 * time.Millisecond
+	retryMax = 5 * time.Minute
+	// reconcileTimeout limits one reconcile: it may use the limit of a cluster twice, to execute a Work and to report,
+	// and wait for other reconciles before.
+	reconcileTimeout = 3 * works.Limit
+	// staleMin and staleMax bound the delay before a reconcile with a stale cache is retried. The delay doubles with
+	// each retry.
+	staleMin = 100 * time.Millisecond
+	staleMax = 10 * time.Second
 )
 
-// Controller carries the Works of push Clusters out, one at a time for each Work. Those of pull Clusters are their agents'.
+// Controller executes the Works of push Clusters, one reconcile at a time for each Work. The agents execute the Works
+// of pull Clusters.
 type Controller struct {
 	// Hub reads Works and Clusters from a cache, and writes; Live reads from the API server.
 	Hub  client.Client
 	Live client.Reader
-	// Shard is the part of the fleet that this hub looks after.
+	// Shard selects the Clusters of this controller.
 	Shard fleet.Shard
-	// Engines returns the engine of a member. It is called for every reconcile and keeps what should be kept.
+	// Engines returns the engine of a member. It is called for every reconcile, so it should cache engines.
 	Engines func(ctx context.Context, m fleet.Member) (works.Engine, error)
-	// Woken tells of Works whose objects have news; see News.
-	Woken <-chan event.GenericEvent
-	Clock clock.PassiveClock
-	// Limit bounds what is done on a cluster for one Work at a time. Default: works.Limit.
+	// Changes has an event for each Work whose objects have changed on the member; see ChangeEvent.
+	Changes <-chan event.GenericEvent
+	Clock   clock.PassiveClock
+	// Limit is the time limit of one Work on a cluster. Default: works.Limit.
 	Limit time.Duration
 
 	slots *slots
-	// stale paces the reconciles that see an old state.
+	// stale delays the reconciles with a stale cache.
 	stale workqueue.TypedRateLimiter[reconcile.Request]
 }
 
-// News returns the event for Woken when an engine has news of id on m. ok is false if that is nothing about a Work.
-func News(m fleet.Member, id bundle.ID) (news event.GenericEvent, ok bool) {
+// ChangeEvent returns the event for Changes when an engine reports a change of bundle id on m. ok is false if id is not
+// the bundle of a Work.
+func ChangeEvent(m fleet.Member, id bundle.ID) (changeEvent event.GenericEvent, ok bool) {
 	if id.RequestorKind != workv1alpha1.WorkKind {
 		return event.GenericEvent{}, false
 	}
 	return event.GenericEvent{Object: &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}}}, true
 }
 
-// Setup makes mgr run the controller.
+// Setup adds the controller to mgr.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	c.slots = newSlots()
-	c.stale = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](staleFirst, staleMost)
+	c.stale = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](staleMin, staleMax)
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("works").
-		For(&workv1alpha1.Work{}, builder.WithPredicates(wantedChanged())).
-		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged())).
-		WatchesRawSource(ctrlsource.Channel(c.Woken, &handler.EnqueueRequestForObject{})).
+		For(&workv1alpha1.Work{}, builder.WithPredicates(workChanged())).
+		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.worksOfCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
+		WatchesRawSource(ctrlsource.Channel(c.Changes, &handler.EnqueueRequestForObject{})).
 		WatchesRawSource(ctrlsource.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			c.slots.queue = queue
 			return nil
 		})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
-			ReconciliationTimeout:   reconcileLimit,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+			ReconciliationTimeout:   reconcileTimeout,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
 		}).
 		Complete(c)
 }
 
-// wantedChanged drops the echo of what this controller writes itself.
-func wantedChanged() predicate.Predicate {
+// workChanged drops updates that change only the status, which this controller writes.
+func workChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return !equality.Semantic.DeepEqual(wanted(e.ObjectOld), wanted(e.ObjectNew))
+		return !equality.Semantic.DeepEqual(relevantWorkFields(e.ObjectOld), relevantWorkFields(e.ObjectNew))
 	}}
 }
 
-// wanted returns what of a Work can matter to what is done for it.
-func wanted(work client.Object) any {
+// relevantWorkFields returns the fields of a Work that its execution depends on.
+func relevantWorkFields(work client.Object) any {
 	return []any{work.GetGeneration(), work.GetLabels(), work.GetAnnotations(), work.GetFinalizers(), work.GetDeletionTimestamp()}
 }
 
-// memberChanged drops what a Cluster says of itself that does not matter to its Works.
-func memberChanged() predicate.Predicate {
+// clusterChanged drops updates of a Cluster that cannot change the execution of its Works.
+func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return !equality.Semantic.DeepEqual(steady(e.ObjectOld), steady(e.ObjectNew))
+		return !equality.Semantic.DeepEqual(relevantClusterFields(e.ObjectOld), relevantClusterFields(e.ObjectNew))
 	}}
 }
 
-// steady returns what of a Cluster can matter to what is done for its Works.
-func steady(obj client.Object) any {
+// relevantClusterFields returns the fields of a Cluster that the execution of its Works depends on.
+func relevantClusterFields(obj client.Object) any {
 	cluster := obj.(*clusterv1alpha1.Cluster)
 	m := fleet.FromCluster(cluster)
 	return []any{
@@ -126,12 +131,12 @@ func steady(obj client.Object) any {
 	}
 }
 
-// ofCluster lists the Works of a Cluster.
-func (c *Controller) ofCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
+// worksOfCluster maps a Cluster to its Works.
+func (c *Controller) worksOfCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
 	var list workv1alpha1.WorkList
 	err := c.Hub.List(ctx, &list, client.InNamespace(fleet.ExecutionSpace(cluster.GetName())), client.UnsafeDisableDeepCopy)
 	if err != nil {
-		log.FromContext(ctx).Error(err, "find the Works of a cluster", logkeys.Member, cluster.GetName())
+		log.FromContext(ctx).Error(err, "list the Works of a cluster", logkeys.Member, cluster.GetName())
 		return nil
 	}
 	all := make([]reconcile.Request, 0, len(list.Items))
@@ -141,18 +146,18 @@ func (c *Controller) ofCluster(ctx context.Context, cluster client.Object) []rec
 	return all
 }
 
-// Reconcile carries out one Work.
+// Reconcile executes one Work.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	name, ok := fleet.ClusterOfExecutionSpace(req.Namespace)
 	if !ok {
 		return reconcile.Result{}, nil
 	}
-	if !c.slots.take(name, req) {
+	if !c.slots.acquire(name, req) {
 		return reconcile.Result{}, nil
 	}
 	silent := false
-	defer func() { c.slots.give(name, silent) }()
-	result, err := c.look(ctx, req, name)
+	defer func() { c.slots.release(name, silent) }()
+	result, err := c.reconcileWork(ctx, req, name)
 	silent = errors.Is(err, works.ErrUnresponsive)
 	if errors.Is(err, works.ErrStale) {
 		return reconcile.Result{RequeueAfter: c.stale.When(req)}, nil
@@ -161,8 +166,8 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return result, err
 }
 
-// look carries out a Work of the cluster with this name.
-func (c *Controller) look(ctx context.Context, req reconcile.Request, name string) (reconcile.Result, error) {
+// reconcileWork executes a Work of the cluster with this name.
+func (c *Controller) reconcileWork(ctx context.Context, req reconcile.Request, name string) (reconcile.Result, error) {
 	work := &workv1alpha1.Work{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, work); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -170,7 +175,7 @@ func (c *Controller) look(ctx context.Context, req reconcile.Request, name strin
 	cluster := &clusterv1alpha1.Cluster{}
 	err := c.Hub.Get(ctx, types.NamespacedName{Name: name}, cluster)
 	if apierrors.IsNotFound(err) {
-		return c.stray(ctx, work, name)
+		return c.releaseOrphaned(ctx, work, name)
 	}
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("read cluster %s: %w", name, err)
@@ -179,32 +184,33 @@ func (c *Controller) look(ctx context.Context, req reconcile.Request, name strin
 	if m.Mode != fleet.Push || !c.Shard.Serves(cluster) {
 		return reconcile.Result{}, nil
 	}
-	return c.execute(ctx, work, m, circumstances(cluster, m))
+	return c.execute(ctx, work, m, clusterState(cluster, m))
 }
 
-// circumstances says how a cluster stands. One that is removed and not reached is waited for until its removal abandons it: a status that says so
-// may have been lost, and its removal asks the member.
-func circumstances(cluster *clusterv1alpha1.Cluster, m fleet.Member) works.ClusterState {
+// clusterState returns the state of a cluster for the execution of its Works. A Work of an unreachable cluster that is
+// being removed waits until the removal abandons the cluster: the status may be lost, so the removal checks the member
+// itself.
+func clusterState(cluster *clusterv1alpha1.Cluster, m fleet.Member) works.ClusterState {
 	reachable := m.Ready && !m.Down && m.Refused == ""
-	held := controllerutil.ContainsFinalizer(cluster, clusterv1alpha1.ClusterFinalizer)
+	hasFinalizer := controllerutil.ContainsFinalizer(cluster, clusterv1alpha1.ClusterFinalizer)
 	return works.ClusterState{
 		Reachable:         reachable,
 		UnreachableReason: m.Refused,
-		// What is not held goes without a word: what was applied could not be withdrawn in order.
-		Deregistering: m.Deleting || !held,
+		// Without the finalizer, the Cluster can be deleted before applied objects are withdrawn.
+		Deregistering: m.Deleting || !hasFinalizer,
 		Orphan:        m.Deleting && m.KeepAddons,
 		Abandon:       m.Abandoned,
 	}
 }
 
-// execute carries out a Work of a push member.
+// execute executes a Work of a push member.
 func (c *Controller) execute(ctx context.Context, work *workv1alpha1.Work, m fleet.Member, at works.ClusterState) (reconcile.Result, error) {
 	executor := &works.Executor{Hub: c.Hub, Clock: c.Clock, Limit: c.Limit}
 	deleted := !work.DeletionTimestamp.IsZero()
 	switch {
 	case deleted && at.Abandon:
 	case deleted && !at.Reachable, !deleted && at.Deregistering:
-		// News of the cluster or of the Work wakes this controller.
+		// A change of the cluster or of the Work triggers the next reconcile.
 		return reconcile.Result{}, nil
 	default:
 		err := works.EnsureFinalizer(ctx, c.Hub, work)
@@ -218,15 +224,15 @@ func (c *Controller) execute(ctx context.Context, work *workv1alpha1.Work, m fle
 			break
 		}
 		if executor.Engine, err = c.Engines(ctx, m); err != nil {
-			return reconcile.Result{}, fmt.Errorf("reach member %s: %w", m.Key(), err)
+			return reconcile.Result{}, fmt.Errorf("connect to member %s: %w", m.Key(), err)
 		}
 	}
 	after, err := executor.Execute(ctx, work, at)
 	return reconcile.Result{RequeueAfter: after}, err
 }
 
-// stray lets go of a deleted Work whose Cluster is gone, so that its namespace can go: nobody else will.
-func (c *Controller) stray(ctx context.Context, work *workv1alpha1.Work, name string) (reconcile.Result, error) {
+// releaseOrphaned releases a deleted Work whose Cluster is deleted, so that its namespace can be deleted.
+func (c *Controller) releaseOrphaned(ctx context.Context, work *workv1alpha1.Work, name string) (reconcile.Result, error) {
 	if work.DeletionTimestamp.IsZero() || !c.Shard.IsDefault() {
 		return reconcile.Result{}, nil
 	}

@@ -37,8 +37,8 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-// world is a hub whose controller runs, with one Cluster, which is the hub's own cluster.
-type world struct {
+// testEnv is a hub with a running controller and one Cluster, which is the cluster of the hub itself.
+type testEnv struct {
 	testing.TB
 	client.Client
 	plane   *localkube.Plane
@@ -48,7 +48,7 @@ type world struct {
 	records string
 }
 
-func newWorld(t *testing.T, mode clusterv1alpha1.ClusterSyncMode, change ...func(*hubworks.Controller)) *world {
+func newTestEnv(t *testing.T, mode clusterv1alpha1.ClusterSyncMode, change ...func(*hubworks.Controller)) *testEnv {
 	t.Helper()
 	plane := localkube.Shared(t)
 	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
@@ -56,15 +56,15 @@ func newWorld(t *testing.T, mode clusterv1alpha1.ClusterSyncMode, change ...func
 		t.Fatal(err)
 	}
 	installCRDs(t, hub)
-	w := &world{TB: t, Client: hub, plane: plane, objects: plane.Namespace(t, "objects"), records: plane.Namespace(t, "records")}
-	// Its controller leaves the Clusters of other tests alone, which run at the same time.
-	w.enroll(t, w.objects, mode, w.objects)
+	w := &testEnv{TB: t, Client: hub, plane: plane, objects: plane.Namespace(t, "objects"), records: plane.Namespace(t, "records")}
+	// Its controller ignores the Clusters of concurrent tests.
+	w.createCluster(t, w.objects, mode, w.objects)
 	w.run(t, append([]func(*hubworks.Controller){func(c *hubworks.Controller) { c.Shard = fleet.Shard(w.objects) }}, change...))
 	return w
 }
 
-// enroll makes the Cluster.
-func (w *world) enroll(t *testing.T, name string, mode clusterv1alpha1.ClusterSyncMode, shard string) {
+// createCluster creates the Cluster and its execution namespace.
+func (w *testEnv) createCluster(t *testing.T, name string, mode clusterv1alpha1.ClusterSyncMode, shard string) {
 	t.Helper()
 	w.cluster = &clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{
@@ -76,19 +76,19 @@ func (w *world) enroll(t *testing.T, name string, mode clusterv1alpha1.ClusterSy
 	w.must(w.Create(t.Context(), w.cluster))
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(w.cluster.Name)}}
 	w.must(w.Create(t.Context(), space))
-	t.Cleanup(func() { w.clean(space) })
+	t.Cleanup(func() { w.cleanUp(space) })
 }
 
-// sibling returns the same hub with another Cluster of a shard.
-func (w *world) sibling(t *testing.T, name, shard string) *world {
+// withCluster returns the same hub with another Cluster in a shard.
+func (w *testEnv) withCluster(t *testing.T, name, shard string) *testEnv {
 	t.Helper()
 	other := *w
-	other.enroll(t, name, clusterv1alpha1.Push, shard)
+	other.createCluster(t, name, clusterv1alpha1.Push, shard)
 	return &other
 }
 
-// clean takes away what the test made.
-func (w *world) clean(space *corev1.Namespace) {
+// cleanUp deletes the objects of the test.
+func (w *testEnv) cleanUp(space *corev1.Namespace) {
 	ctx := context.WithoutCancel(w.Context())
 	patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
 	var list workv1alpha1.WorkList
@@ -101,8 +101,8 @@ func (w *world) clean(space *corev1.Namespace) {
 	w.must(client.IgnoreNotFound(w.Delete(ctx, space)))
 }
 
-// run starts the controller, and an engine for each member that it asks for.
-func (w *world) run(t *testing.T, change []func(*hubworks.Controller)) {
+// run starts the controller, and an engine for each requested member.
+func (w *testEnv) run(t *testing.T, change []func(*hubworks.Controller)) {
 	t.Helper()
 	mgr, err := ctrl.NewManager(w.plane.Config, ctrl.Options{
 		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
@@ -110,10 +110,10 @@ func (w *world) run(t *testing.T, change []func(*hubworks.Controller)) {
 	w.must(err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	woken := make(chan event.GenericEvent, 1024)
+	changes := make(chan event.GenericEvent, 1024)
 	var mu sync.Mutex // guards byUID
 	byUID := map[string]*engine.Engine{}
-	controller := &hubworks.Controller{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Woken: woken, Clock: clock.RealClock{}}
+	controller := &hubworks.Controller{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Changes: changes, Clock: clock.RealClock{}}
 	controller.Engines = func(_ context.Context, m fleet.Member) (works.Engine, error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -121,8 +121,8 @@ func (w *world) run(t *testing.T, change []func(*hubworks.Controller)) {
 			return e, nil
 		}
 		e, err := engine.New(w.plane.Config, engine.Options{Namespace: w.records, Scope: m.Scope, Hub: m.Hub, OnChange: func(id bundle.ID) {
-			if news, ok := hubworks.News(m, id); ok {
-				woken <- news
+			if changeEvent, ok := hubworks.ChangeEvent(m, id); ok {
+				changes <- changeEvent
 			}
 		}})
 		if err == nil {
@@ -144,13 +144,13 @@ func (w *world) run(t *testing.T, change []func(*hubworks.Controller)) {
 	t.Cleanup(func() { cancel(); running.Wait() })
 }
 
-// crdsOnce serves the tests of this binary, which share a control plane.
-var crdsOnce sync.Mutex
+// crdsLock serializes the installation of CRDs, since the tests share a control plane.
+var crdsLock sync.Mutex
 
 func installCRDs(t *testing.T, hub client.Client) {
 	t.Helper()
-	crdsOnce.Lock()
-	defer crdsOnce.Unlock()
+	crdsLock.Lock()
+	defer crdsLock.Unlock()
 	for _, file := range []string{"work.karmada.io_works.yaml", "cluster.karmada.io_clusters.yaml"} {
 		raw, err := crds.FS.ReadFile(file)
 		if err != nil {
@@ -172,15 +172,15 @@ func installCRDs(t *testing.T, hub client.Client) {
 	}
 }
 
-func (w *world) must(err error) {
+func (w *testEnv) must(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
 	}
 }
 
-// ready says on the Cluster that it is reached, or is not.
-func (w *world) ready(status metav1.ConditionStatus) {
+// setReady sets the Ready condition of the Cluster.
+func (w *testEnv) setReady(status metav1.ConditionStatus) {
 	w.Helper()
 	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
 	before := w.cluster.DeepCopy()
@@ -189,8 +189,9 @@ func (w *world) ready(status metav1.ConditionStatus) {
 	w.must(w.Status().Patch(w.Context(), w.cluster, client.MergeFrom(before)))
 }
 
-// seen waits until the controller can see the Cluster as it is: nobody orders news of it and of its Works.
-func (w *world) seen() {
+// waitCached waits until the controller's cache has the current Cluster, since watches on Clusters and Works have no
+// common order.
+func (w *testEnv) waitCached() {
 	w.Helper()
 	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
 	w.eventually("the cache has the Cluster", func() bool {
@@ -199,8 +200,8 @@ func (w *world) seen() {
 	})
 }
 
-// work creates a Work as a user does.
-func (w *world) work(name, manifest string) {
+// createWork creates a Work as a user does.
+func (w *testEnv) createWork(name, manifest string) {
 	w.Helper()
 	raw, err := yaml.YAMLToJSON([]byte(strings.ReplaceAll(manifest, "OBJECTS", w.objects)))
 	w.must(err)
@@ -209,8 +210,8 @@ func (w *world) work(name, manifest string) {
 	w.must(w.Create(w.Context(), work))
 }
 
-// get reads a Work; nil if there is none.
-func (w *world) get(name string) *workv1alpha1.Work {
+// get reads a Work; nil if it does not exist.
+func (w *testEnv) get(name string) *workv1alpha1.Work {
 	w.Helper()
 	work := &workv1alpha1.Work{}
 	err := w.Get(w.Context(), client.ObjectKey{Namespace: fleet.ExecutionSpace(w.cluster.Name), Name: name}, work)
@@ -221,13 +222,13 @@ func (w *world) get(name string) *workv1alpha1.Work {
 	return work
 }
 
-func (w *world) applied(name string) bool {
+func (w *testEnv) isApplied(name string) bool {
 	work := w.get(name)
 	return work != nil && meta.IsStatusConditionTrue(work.Status.Conditions, workv1alpha1.WorkApplied)
 }
 
-// there says whether the ConfigMap of the member is there, and whether it has marks.
-func (w *world) there(name string) (there, marked bool) {
+// configMap returns whether the ConfigMap exists on the member, and whether it has ownership labels or annotations.
+func (w *testEnv) configMap(name string) (there, marked bool) {
 	w.Helper()
 	var cm corev1.ConfigMap
 	err := w.Get(w.Context(), client.ObjectKey{Namespace: w.objects, Name: name}, &cm)
@@ -235,7 +236,7 @@ func (w *world) there(name string) (there, marked bool) {
 	return err == nil, len(cm.Labels)+len(cm.Annotations) > 0
 }
 
-func (w *world) eventually(what string, check func() bool) {
+func (w *testEnv) eventually(what string, check func() bool) {
 	w.Helper()
 	err := wait.PollUntilContextTimeout(w.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return check(), nil })
 	if err != nil {
@@ -243,125 +244,125 @@ func (w *world) eventually(what string, check func() bool) {
 	}
 }
 
-const configMap = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: OBJECTS}, data: {key: one}}"
+const configMapManifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: OBJECTS}, data: {key: one}}"
 
 func TestWorkOfPushCluster(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, clusterv1alpha1.Push)
-	w.work("one", configMap)
-	w.work("two", `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: OBJECTS}, spec: {selector: {matchLabels: {app: web}},
+	w := newTestEnv(t, clusterv1alpha1.Push)
+	w.createWork("one", configMapManifest)
+	w.createWork("two", `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: OBJECTS}, spec: {selector: {matchLabels: {app: web}},
   template: {metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: "example.com/web:v1"}]}}}}`)
-	w.ready(metav1.ConditionTrue)
-	w.eventually("applied once the cluster is ready", func() bool { return w.applied("one") })
-	// Nobody but the engine tells of the Deployment's status.
+	w.setReady(metav1.ConditionTrue)
+	w.eventually("applied after the cluster is ready", func() bool { return w.isApplied("one") })
+	// Only the engine reports the Deployment's status.
 	w.eventually("healthy", func() bool {
 		statuses := w.get("two").Status.ManifestStatuses
 		return len(statuses) == 1 && statuses[0].Health == workv1alpha1.ResourceHealthy
 	})
 	w.must(w.Delete(t.Context(), w.get("one")))
 	w.eventually("withdrawn", func() bool { return w.get("one") == nil })
-	if there, _ := w.there("a"); there {
-		t.Error("the object is still there")
+	if there, _ := w.configMap("a"); there {
+		t.Error("the object still exists")
 	}
 }
 
-func TestWorkOfPullClusterIsTheAgents(t *testing.T) {
+func TestHubIgnoresWorkOfPullCluster(t *testing.T) {
 	t.Parallel()
-	pull := newWorld(t, clusterv1alpha1.Pull)
-	pull.ready(metav1.ConditionTrue)
-	pull.work("one", configMap)
-	push := newWorld(t, clusterv1alpha1.Push)
-	push.ready(metav1.ConditionTrue)
-	push.work("one", configMap)
-	push.eventually("applied on the other cluster", func() bool { return push.applied("one") })
+	pull := newTestEnv(t, clusterv1alpha1.Pull)
+	pull.setReady(metav1.ConditionTrue)
+	pull.createWork("one", configMapManifest)
+	push := newTestEnv(t, clusterv1alpha1.Push)
+	push.setReady(metav1.ConditionTrue)
+	push.createWork("one", configMapManifest)
+	push.eventually("applied on the other cluster", func() bool { return push.isApplied("one") })
 	if work := pull.get("one"); len(work.Finalizers) > 0 || len(work.Status.Conditions) > 0 {
-		t.Errorf("the hub touched it: %v %v", work.Finalizers, work.Status)
+		t.Errorf("the hub has changed it: %v %v", work.Finalizers, work.Status)
 	}
 }
 
-func TestWorksOfLeavingCluster(t *testing.T) {
+func TestWorksOfRemovedCluster(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		annotation    string
 		ready         metav1.ConditionStatus
 		there, marked bool
 	}{
-		"is withdrawn":                       {ready: metav1.ConditionTrue},
-		"is left with --orphan":              {annotation: kube.DeregisterKeep, ready: metav1.ConditionTrue, there: true},
-		"is released when it is abandoned":   {annotation: kube.DeregisterForce + "," + kube.DeregisterAbandon, ready: metav1.ConditionTrue, there: true, marked: true},
-		"is withdrawn when it goes by force": {annotation: kube.DeregisterForce, ready: metav1.ConditionTrue},
+		"is withdrawn":                            {ready: metav1.ConditionTrue},
+		"is kept with --orphan":                   {annotation: kube.DeregisterKeep, ready: metav1.ConditionTrue, there: true},
+		"is released when it is abandoned":        {annotation: kube.DeregisterForce + "," + kube.DeregisterAbandon, ready: metav1.ConditionTrue, there: true, marked: true},
+		"is withdrawn when the removal is forced": {annotation: kube.DeregisterForce, ready: metav1.ConditionTrue},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, clusterv1alpha1.Push)
-			w.ready(metav1.ConditionTrue)
-			w.work("one", configMap)
-			w.eventually("applied", func() bool { return w.applied("one") })
-			w.ready(test.ready)
+			w := newTestEnv(t, clusterv1alpha1.Push)
+			w.setReady(metav1.ConditionTrue)
+			w.createWork("one", configMapManifest)
+			w.eventually("applied", func() bool { return w.isApplied("one") })
+			w.setReady(test.ready)
 			patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, kube.AnnotationDeregister, test.annotation)
 			w.must(w.Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
 			w.must(w.Delete(t.Context(), w.cluster))
-			w.seen()
+			w.waitCached()
 			w.must(w.Delete(t.Context(), w.get("one")))
-			w.eventually("let go", func() bool { return w.get("one") == nil })
-			if there, marked := w.there("a"); there != test.there || marked != test.marked {
-				t.Errorf("object there: %v, marked: %v; want %v, %v", there, marked, test.there, test.marked)
+			w.eventually("released", func() bool { return w.get("one") == nil })
+			if there, marked := w.configMap("a"); there != test.there || marked != test.marked {
+				t.Errorf("object exists: %v, marked: %v; want %v, %v", there, marked, test.there, test.marked)
 			}
 		})
 	}
 }
 
-func TestWorkOfNoClusterIsLetGo(t *testing.T) {
+func TestWorkOfDeletedClusterIsReleased(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, clusterv1alpha1.Push, func(c *hubworks.Controller) { c.Shard = "" }).sibling(t, "let-go", "")
-	w.ready(metav1.ConditionTrue)
-	w.work("one", configMap)
-	w.eventually("applied", func() bool { return w.applied("one") })
+	w := newTestEnv(t, clusterv1alpha1.Push, func(c *hubworks.Controller) { c.Shard = "" }).withCluster(t, "let-go", "")
+	w.setReady(metav1.ConditionTrue)
+	w.createWork("one", configMapManifest)
+	w.eventually("applied", func() bool { return w.isApplied("one") })
 	w.must(w.Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))))
 	w.must(w.Delete(t.Context(), w.cluster))
 	w.must(w.Delete(t.Context(), w.get("one")))
-	w.eventually("let go", func() bool { return w.get("one") == nil })
+	w.eventually("released", func() bool { return w.get("one") == nil })
 }
 
 func TestNoStatusReleasesWorks(t *testing.T) {
 	t.Parallel()
 	taken := func(s *clusterv1alpha1.ClusterStatus) {
-		s.Conditions[0].Status, s.Conditions[0].Reason, s.Conditions[0].Message = metav1.ConditionFalse, fleet.ReasonTaken, "another one has the id"
+		s.Conditions[0].Status, s.Conditions[0].Reason, s.Conditions[0].Message = metav1.ConditionFalse, fleet.ReasonTaken, "another cluster has the ID"
 	}
-	// say gives the Cluster a status that is not true.
+	// setStatus sets a status that is not true.
 	tests := map[string]struct {
 		say     func(*clusterv1alpha1.ClusterStatus)
 		leaving bool
 	}{
-		"cleared while it leaves":   {func(s *clusterv1alpha1.ClusterStatus) { *s = clusterv1alpha1.ClusterStatus{} }, true},
-		"not ready while it leaves": {func(s *clusterv1alpha1.ClusterStatus) { s.Conditions[0].Status = metav1.ConditionFalse }, true},
-		"refused while it leaves":   {taken, true},
-		"cleared":                   {func(s *clusterv1alpha1.ClusterStatus) { *s = clusterv1alpha1.ClusterStatus{} }, false},
-		"refused":                   {taken, false},
+		"cleared during removal":   {func(s *clusterv1alpha1.ClusterStatus) { *s = clusterv1alpha1.ClusterStatus{} }, true},
+		"not ready during removal": {func(s *clusterv1alpha1.ClusterStatus) { s.Conditions[0].Status = metav1.ConditionFalse }, true},
+		"refused during removal":   {taken, true},
+		"cleared":                  {func(s *clusterv1alpha1.ClusterStatus) { *s = clusterv1alpha1.ClusterStatus{} }, false},
+		"refused":                  {taken, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, clusterv1alpha1.Push)
-			w.ready(metav1.ConditionTrue)
-			w.work("one", configMap)
-			w.eventually("applied", func() bool { return w.applied("one") })
+			w := newTestEnv(t, clusterv1alpha1.Push)
+			w.setReady(metav1.ConditionTrue)
+			w.createWork("one", configMapManifest)
+			w.eventually("applied", func() bool { return w.isApplied("one") })
 			w.must(w.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
 			test.say(&w.cluster.Status)
 			w.must(w.Status().Update(t.Context(), w.cluster))
 			if test.leaving {
 				w.must(w.Delete(t.Context(), w.cluster))
 			}
-			w.seen()
+			w.waitCached()
 			w.must(w.Delete(t.Context(), w.get("one")))
 			if !test.leaving {
-				w.work("two", strings.ReplaceAll(configMap, "name: a", "name: b"))
+				w.createWork("two", strings.ReplaceAll(configMapManifest, "name: a", "name: b"))
 				w.eventually("the controller has seen the status", func() bool { return len(w.get("two").Status.Conditions) > 0 })
 			}
-			w.ready(metav1.ConditionTrue)
+			w.setReady(metav1.ConditionTrue)
 			w.eventually("withdrawn", func() bool { return w.get("one") == nil })
-			if there, _ := w.there("a"); there {
-				t.Error("the object is left on the cluster")
+			if there, _ := w.configMap("a"); there {
+				t.Error("the object is still on the cluster")
 			}
 		})
 	}

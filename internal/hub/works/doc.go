@@ -1,2 +1,2 @@
-// Package works has the Works of push Clusters carried out.
+// Package works executes the Works of push Clusters.
 package works

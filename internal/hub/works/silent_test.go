@@ -19,13 +19,13 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-// silent is an engine of a cluster that takes requests and does not answer.
-type silent struct {
+// silentEngine is an engine of a cluster that accepts requests and does not answer.
+type silentEngine struct {
 	works.Engine
 	waiting, most *atomic.Int32
 }
 
-func (s silent) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
+func (s silentEngine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
 	now := s.waiting.Add(1)
 	defer s.waiting.Add(-1)
 	for most := s.most.Load(); now > most && !s.most.CompareAndSwap(most, now); most = s.most.Load() {
@@ -34,72 +34,72 @@ func (s silent) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, e
 	return bundle.Report{ID: b.ID}, context.Cause(ctx)
 }
 
-func TestSilentClusterKeepsNoOther(t *testing.T) {
+func TestSilentClusterBlocksNoOther(t *testing.T) {
 	t.Parallel()
 	var waiting, most atomic.Int32
-	// Controllers of other tests leave another shard alone.
+	// Controllers of other tests ignore this shard.
 	const shard = "with-a-silent-cluster"
-	w := newWorld(t, clusterv1alpha1.Push, func(c *hubworks.Controller) {
+	w := newTestEnv(t, clusterv1alpha1.Push, func(c *hubworks.Controller) {
 		c.Shard, c.Limit = shard, time.Hour
 		engines := c.Engines
 		c.Engines = func(ctx context.Context, m fleet.Member) (works.Engine, error) {
 			e, err := engines(ctx, m)
 			if strings.HasPrefix(m.Name, "silent") {
-				e = silent{e, &waiting, &most}
+				e = silentEngine{e, &waiting, &most}
 			}
 			return e, err
 		}
 	})
 	for n, all := range []int32{20, 30, 31, 32} {
-		quiet := w.sibling(t, fmt.Sprintf("silent-%d", n), shard)
-		quiet.ready(metav1.ConditionTrue)
+		silentCluster := w.withCluster(t, fmt.Sprintf("silent-%d", n), shard)
+		silentCluster.setReady(metav1.ConditionTrue)
 		for i := range 22 {
-			quiet.work(fmt.Sprintf("one-%d", i), configMap)
+			silentCluster.createWork(fmt.Sprintf("one-%d", i), configMapManifest)
 		}
-		quiet.eventually("the cluster is asked", func() bool { return waiting.Load() == all })
+		silentCluster.eventually("the cluster gets requests", func() bool { return waiting.Load() == all })
 	}
-	other := w.sibling(t, "answers", shard)
-	other.ready(metav1.ConditionTrue)
-	other.work("one", configMap)
-	other.eventually("applied meanwhile", func() bool { return other.applied("one") })
+	other := w.withCluster(t, "answers", shard)
+	other.setReady(metav1.ConditionTrue)
+	other.createWork("one", configMapManifest)
+	other.eventually("applied at the same time", func() bool { return other.isApplied("one") })
 	if waiting.Load() == 0 || most.Load() > 32 {
 		t.Errorf("waiting for the silent clusters: %d, at most %d", waiting.Load(), most.Load())
 	}
 }
 
-func TestAllWorksOfAClusterHaveTheirTurn(t *testing.T) {
+func TestAllWorksOfAClusterAreExecuted(t *testing.T) {
 	t.Parallel()
 	const shard = "with-many-works"
-	w := newWorld(t, clusterv1alpha1.Push, func(c *hubworks.Controller) { c.Shard = shard })
-	many := w.sibling(t, "many", shard)
+	w := newTestEnv(t, clusterv1alpha1.Push, func(c *hubworks.Controller) { c.Shard = shard })
+	many := w.withCluster(t, "many", shard)
 	for i := range 40 {
-		many.work(fmt.Sprintf("one-%d", i), fmt.Sprintf(
+		many.createWork(fmt.Sprintf("one-%d", i), fmt.Sprintf(
 			"{apiVersion: v1, kind: ConfigMap, metadata: {name: many-%d, namespace: OBJECTS}, data: {key: one}}", i))
 	}
-	many.ready(metav1.ConditionTrue)
+	many.setReady(metav1.ConditionTrue)
 	for i := range 40 {
-		many.eventually("applied", func() bool { return many.applied(fmt.Sprintf("one-%d", i)) })
+		many.eventually("applied", func() bool { return many.isApplied(fmt.Sprintf("one-%d", i)) })
 	}
 }
 
-func TestWorkOfUnreachedPushCluster(t *testing.T) {
+func TestWorkOfUnreachablePushCluster(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, clusterv1alpha1.Push)
-	w.ready(metav1.ConditionTrue)
-	w.work("old", configMap)
-	w.eventually("applied", func() bool { return w.applied("old") })
-	w.ready(metav1.ConditionFalse)
-	w.seen()
-	w.work("new", "{apiVersion: v1, kind: ConfigMap, metadata: {name: b, namespace: OBJECTS}}")
+	w := newTestEnv(t, clusterv1alpha1.Push)
+	w.setReady(metav1.ConditionTrue)
+	w.createWork("old", configMapManifest)
+	w.eventually("applied", func() bool { return w.isApplied("old") })
+	w.setReady(metav1.ConditionFalse)
+	w.waitCached()
+	w.createWork("new", "{apiVersion: v1, kind: ConfigMap, metadata: {name: b, namespace: OBJECTS}}")
 	w.eventually("reported", func() bool {
 		fresh, old := w.get("new").Status, w.get("old").Status
 		applied := meta.FindStatusCondition(fresh.Conditions, workv1alpha1.WorkApplied)
 		return meta.IsStatusConditionTrue(fresh.Conditions, workv1alpha1.WorkDispatching) &&
 			applied != nil && applied.Status == metav1.ConditionFalse && applied.Message == "Failed to apply all manifests (0/1): the cluster does not answer" &&
-			w.applied("old") && old.ManifestStatuses[0].Health == workv1alpha1.ResourceUnknown
+			w.isApplied("old") && old.ManifestStatuses[0].Health == workv1alpha1.ResourceUnknown
 	})
-	w.ready(metav1.ConditionTrue)
+	w.setReady(metav1.ConditionTrue)
 	w.eventually("applied again", func() bool {
-		return w.applied("new") && w.get("old").Status.ManifestStatuses[0].Health == workv1alpha1.ResourceHealthy
+		return w.isApplied("new") && w.get("old").Status.ManifestStatuses[0].Health == workv1alpha1.ResourceHealthy
 	})
 }

@@ -7,59 +7,59 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// slots shares the workers out among the clusters, so that one that takes requests and never answers does not keep them all. What finds no slot
-// free waits outside the queue for its turn.
+// slots assigns workers to clusters, so that a cluster that does not answer cannot occupy all of them. A request
+// without a free slot waits outside the queue.
 type slots struct {
-	// queue takes those whose turn it is.
+	// queue gets the waiting requests when slots become free.
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu    sync.Mutex
-	taken map[string]int
-	total int // taken by all
-	// silent are the clusters that did not answer the last time. They have one slot each.
-	silent  map[string]bool
-	waiting map[string][]reconcile.Request
-	waits   map[reconcile.Request]bool
+	used  map[string]int
+	total int // number of slots in use
+	// silent has the clusters that did not answer the last request. They have one slot each.
+	silent    map[string]bool
+	waiting   map[string][]reconcile.Request
+	isWaiting map[reconcile.Request]bool
 }
 
 func newSlots() *slots {
-	return &slots{taken: map[string]int{}, silent: map[string]bool{}, waiting: map[string][]reconcile.Request{}, waits: map[reconcile.Request]bool{}}
+	return &slots{used: map[string]int{}, silent: map[string]bool{}, waiting: map[string][]reconcile.Request{}, isWaiting: map[reconcile.Request]bool{}}
 }
 
-// free says how many slots a cluster has left. Its caller holds mu.
+// free returns the number of free slots of a cluster. The caller must hold mu.
 func (s *slots) free(cluster string) int {
 	most := 1
 	if !s.silent[cluster] {
-		most = max(1, min(clusterWorkers, s.taken[cluster]+sharedWorkers-s.total))
+		most = max(1, min(clusterWorkers, s.used[cluster]+sharedWorkers-s.total))
 	}
-	return most - s.taken[cluster]
+	return most - s.used[cluster]
 }
 
-// take takes a slot of a cluster, or has req queued again when one is free.
-func (s *slots) take(cluster string, req reconcile.Request) bool {
+// acquire takes a slot of a cluster and returns true, or queues req again when a slot is free.
+func (s *slots) acquire(cluster string, req reconcile.Request) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.free(cluster) > 0 {
-		s.taken[cluster]++
+		s.used[cluster]++
 		s.total++
 		return true
 	}
-	if !s.waits[req] {
-		s.waits[req] = true
+	if !s.isWaiting[req] {
+		s.isWaiting[req] = true
 		s.waiting[cluster] = append(s.waiting[cluster], req)
 	}
 	return false
 }
 
-// give gives a slot back and says whether the cluster was silent. Whoever is queued here takes a slot in its turn, whatever it finds to do, so
-// that nobody waits while slots are free.
-func (s *slots) give(cluster string, silent bool) {
+// release returns a slot and records whether the cluster was silent. It queues as many waiting requests as slots are
+// free. Each of them acquires a slot, even if it finds nothing to do, so that no request waits while slots are free.
+func (s *slots) release(cluster string, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.total--
-	if s.taken[cluster]--; s.taken[cluster] == 0 {
-		delete(s.taken, cluster)
+	if s.used[cluster]--; s.used[cluster] == 0 {
+		delete(s.used, cluster)
 	}
 	if silent {
 		s.silent[cluster] = true
@@ -69,7 +69,7 @@ func (s *slots) give(cluster string, silent bool) {
 	for n := s.free(cluster); n > 0 && len(s.waiting[cluster]) > 0; n-- {
 		next := s.waiting[cluster][0]
 		s.waiting[cluster] = s.waiting[cluster][1:]
-		delete(s.waits, next)
+		delete(s.isWaiting, next)
 		s.queue.Add(next)
 	}
 	if len(s.waiting[cluster]) == 0 {
