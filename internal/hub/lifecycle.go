@@ -20,7 +20,7 @@ import (
 
 // lifecycle adds the controllers of how clusters come and go.
 func (h *hub) lifecycle(ctx context.Context) error {
-	turns := &registrations.Turns{}
+	locks := &registrations.ClusterLocks{}
 	bounded := rest.CopyConfig(h.GetConfig())
 	bounded.Timeout = requestLimit
 	kinds, err := discovery.NewDiscoveryClientForConfig(bounded)
@@ -29,12 +29,12 @@ func (h *hub) lifecycle(ctx context.Context) error {
 	}
 	return errors.Join(
 		(&registrations.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), Keep: h.keeper(), Turns: turns,
+			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), EnsureManifest: h.keeper(), Locks: locks,
 			Events: h.GetEventRecorder(recorder),
 		}).Setup(ctx, h),
 		(&departures.Controller{
 			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reach: h.reach(), Config: h.members.Config, RetractMember: join.RetractMember,
-			WithdrawRest: h.remainder.Withdraw, Forget: h.engines.forget, Turns: turns, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+			WithdrawRest: h.remainder.Withdraw, Forget: h.engines.forget, Turns: locks, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
 }

@@ -68,7 +68,7 @@ type Controller struct {
 	// Forget drops what is kept of a member "namespace/name" that is given up, and cuts off what is being done to it; it may be nil.
 	Forget func(member string)
 	// Turns keeps a registration from making again what a departure takes back.
-	Turns *registrations.Turns
+	Turns *registrations.ClusterLocks
 	// Shard is the one whose clusters are looked after.
 	Shard  fleet.Shard
 	Events events.EventRecorder

@@ -41,7 +41,7 @@ func newWorld(t *testing.T, hubClient client.Client, namespace string, spec libv
 	t.Helper()
 	w := &world{TB: t, Client: hubClient, clock: clocktesting.NewFakeClock(time.Now())}
 	w.controller = &departures.Controller{
-		Hub: hubClient, Live: hubClient, Turns: &registrations.Turns{},
+		Hub: hubClient, Live: hubClient, Turns: &registrations.ClusterLocks{},
 		Reach:  &departures.Reach{Live: hubClient, Heartbeats: &heartbeats.Judge{Clock: w.clock}},
 		Events: events.NewFakeRecorder(100), Clock: w.clock,
 	}

@@ -235,7 +235,7 @@ func (c *Controller) retractMember(ctx context.Context, s *state) error {
 
 // retract takes back what the registration made on the hub, and reports what stays there of it.
 func (c *Controller) retract(ctx context.Context, s *state) error {
-	defer c.Turns.Take(client.ObjectKeyFromObject(s.cluster))()
+	defer c.Turns.Lock(client.ObjectKeyFromObject(s.cluster))()
 	done, err := join.Retract(ctx, c.Live, c.Kinds, s.cluster)
 	if len(done.Deleted) > 0 {
 		log.FromContext(ctx).Info("took back the registration of a cluster", logkeys.Count, len(done.Deleted))

@@ -34,35 +34,36 @@ import (
 )
 
 const (
-	// workers is how many clusters are registered at once. Each takes about a dozen requests.
+	// workers is the number of concurrent reconciles. Each registration takes about a dozen requests.
 	workers = 10
-	// resync is the time after which what was made is looked at again, and repaired; jitter adds a fifth at most.
+	// resync is the interval after which existing objects are checked and repaired; a random addition is at most
+	// resyncJitter of it.
 	resync       = 10 * time.Minute
 	resyncJitter = 0.2
-	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
-	retryFirst = 500 * time.Millisecond
-	retryMost  = time.Minute
-	// leaseIndex finds the pull-mode cluster that a Lease is the heartbeat of.
+	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
+	retryMin = 500 * time.Millisecond
+	retryMax = time.Minute
+	// leaseIndex is the index of pull-mode clusters by their agent's Lease.
 	leaseIndex = "registration-lease"
 )
 
-// Controller registers clusters: it holds every cluster with kube.FinalizerCluster before anything is done for it, and gives those in pull mode
-// an identity and, while they wait for their agent, a manifest.
+// Controller registers SveltosClusters: it sets kube.FinalizerCluster before it creates anything for a cluster. For a
+// pull-mode cluster it creates the identity of the agent and, until the agent has registered, a manifest.
 type Controller struct {
 	// Hub reads SveltosClusters and Leases from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Client
-	// Keep keeps a manifest ready for a cluster while it waits for its agent, and returns when to call it again; zero means that only news
-	// of the cluster can change anything.
-	Keep func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error)
-	// Turns keeps a registration from making again what a departure takes back.
-	Turns *Turns
-	// Shard is the one whose clusters are looked after.
+	// EnsureManifest maintains the manifest of a cluster until its agent has registered, and returns the delay before
+	// the next call; zero means that only a change of the cluster requires one.
+	EnsureManifest func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (after time.Duration, err error)
+	// Locks prevents that a registration creates objects which a deregistration deletes.
+	Locks *ClusterLocks
+	// Shard selects the clusters of this controller.
 	Shard  fleet.Shard
 	Events events.EventRecorder
 }
 
-// Setup makes mgr run the controller.
+// Setup adds the controller to mgr.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	err := mgr.GetFieldIndexer().IndexField(ctx, &libv1beta1.SveltosCluster{}, leaseIndex, func(obj client.Object) []string {
 		if m := fleet.FromSveltosCluster(obj.(*libv1beta1.SveltosCluster)); m.Mode == fleet.Pull {
@@ -77,33 +78,34 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("registrations").
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Predicate(), wantedChanged())).
-		Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(c.ofLease), builder.WithPredicates(exchanged())).
-		WatchesMetadata(namespaces, handler.EnqueueRequestsFromMapFunc(c.ofNamespace), builder.WithPredicates(claimLost())).
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
+		Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(c.clustersOfLease), builder.WithPredicates(leaseChanged())).
+		WatchesMetadata(namespaces, handler.EnqueueRequestsFromMapFunc(c.clustersOfNamespace), builder.WithPredicates(claimChanged())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
 		}).
 		Complete(c)
 }
 
-// wantedChanged passes what can change what a cluster needs. Heartbeats cannot.
-func wantedChanged() predicate.Predicate {
+// clusterChanged selects updates that can change the registration of a cluster. It drops heartbeats.
+func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
 			return before.Generation != after.Generation || !maps.Equal(before.Annotations, after.Annotations) ||
 				!maps.Equal(before.Labels, after.Labels) || len(before.Finalizers) != len(after.Finalizers) ||
 				before.Status.Ready != after.Status.Ready || before.Status.ConnectionStatus != after.Status.ConnectionStatus ||
-				// A look that did not see our own message yet could not take it back.
-				before.Status.FailureMessage != after.Status.FailureMessage && strings.HasPrefix(after.Status.FailureMessage, prefix)
+				// A reconcile with a stale cache must see the message of an earlier one to delete it.
+				before.Status.FailureMessage != after.Status.FailureMessage && strings.HasPrefix(after.Status.FailureMessage, messagePrefix)
 		},
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	}
 }
 
-// exchanged passes what an agent says of its credentials, and that its Lease is gone.
-func exchanged() predicate.Predicate {
+// leaseChanged selects the deletion of a Lease, and updates of its annotations, in which the agent reports its
+// credentials.
+func leaseChanged() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
@@ -112,11 +114,11 @@ func exchanged() predicate.Predicate {
 	}
 }
 
-// ofLease names the cluster whose agent renews a Lease.
-func (c *Controller) ofLease(ctx context.Context, lease client.Object) []reconcile.Request {
+// clustersOfLease maps an agent's Lease to its cluster.
+func (c *Controller) clustersOfLease(ctx context.Context, lease client.Object) []reconcile.Request {
 	var clusters libv1beta1.SveltosClusterList
 	if err := c.Hub.List(ctx, &clusters, client.MatchingFields{leaseIndex: client.ObjectKeyFromObject(lease).String()}); err != nil {
-		log.FromContext(ctx).Error(err, "find the cluster of a lease")
+		log.FromContext(ctx).Error(err, "list the clusters of a Lease")
 		return nil
 	}
 	var requests []reconcile.Request
@@ -128,8 +130,8 @@ func (c *Controller) ofLease(ctx context.Context, lease client.Object) []reconci
 	return requests
 }
 
-// claimLost passes that the claim of a cluster to a namespace is gone or another one.
-func claimLost() predicate.Predicate {
+// claimChanged selects updates of a namespace that remove or replace the claim of a cluster.
+func claimChanged() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
@@ -140,26 +142,26 @@ func claimLost() predicate.Predicate {
 	}
 }
 
-// ofNamespace names the clusters whose deliveries can be in a namespace.
-func (c *Controller) ofNamespace(ctx context.Context, namespace client.Object) []reconcile.Request {
+// clustersOfNamespace maps a namespace to the clusters that can have it as delivery namespace.
+func (c *Controller) clustersOfNamespace(ctx context.Context, namespace client.Object) []reconcile.Request {
 	var clusters libv1beta1.SveltosClusterList
 	if err := c.Hub.List(ctx, &clusters, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "find the clusters of a namespace")
+		log.FromContext(ctx).Error(err, "list the clusters of a namespace")
 		return nil
 	}
 	var requests []reconcile.Request
 	for i := range clusters.Items {
 		cluster := &clusters.Items[i]
 		name := namespace.GetName()
-		near := name == cluster.Namespace || name == fleet.DerivedNamespace(cluster.Namespace, cluster.Name)
-		if near && cluster.Spec.PullMode && c.Shard.Serves(cluster) {
+		isCandidate := name == cluster.Namespace || name == fleet.DerivedNamespace(cluster.Namespace, cluster.Name)
+		if isCandidate && cluster.Spec.PullMode && c.Shard.Serves(cluster) {
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(cluster)})
 		}
 	}
 	return requests
 }
 
-// Reconcile makes or repairs the registration of one cluster.
+// Reconcile creates or repairs the registration of one cluster.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	cluster := &libv1beta1.SveltosCluster{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err != nil {
@@ -169,31 +171,31 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	if !cluster.DeletionTimestamp.IsZero() {
-		return reconcile.Result{}, c.restore(ctx, cluster)
+		return reconcile.Result{}, c.restoreDelivery(ctx, cluster)
 	}
 	if fleet.NameTooLong(cluster) != "" {
-		// Nothing can be made for it, so that there is nothing to hold it for; the clusters controller says why.
+		// Nothing can be created for it, so it needs no finalizer. The clusters controller reports the reason.
 		return reconcile.Result{}, nil
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, req.String()))
 	s := &state{cluster: cluster}
-	steps := []phase.Step[*state]{{Name: "reset", Run: c.reset}, {Name: "hold", Run: c.hold}}
+	steps := []phase.Step[*state]{{Name: "clear deregistration", Run: c.clearDeregistration}, {Name: "ensure finalizer", Run: c.ensureFinalizer}}
 	if cluster.Spec.PullMode {
 		steps = append(steps,
-			phase.Step[*state]{Name: "establish", Run: c.establish},
-			phase.Step[*state]{Name: "expire", Run: c.expire},
-			phase.Step[*state]{Name: "keep", Run: c.keep})
+			phase.Step[*state]{Name: "ensure identity", Run: c.ensureIdentity},
+			phase.Step[*state]{Name: "delete exchanged secret", Run: c.deleteExchangedSecret},
+			phase.Step[*state]{Name: "ensure manifest", Run: c.ensureManifest})
 	}
-	done := c.Turns.Take(req.NamespacedName)
+	unlock := c.Locks.Lock(req.NamespacedName)
 	outcome := phase.Run(ctx, s, steps)
-	done()
+	unlock()
 	if errors.Is(outcome.Err, join.ErrDeparting) || errors.Is(outcome.Err, join.ErrNotRegistered) {
-		// The cache does not know yet that it leaves or has left.
+		// The cache is stale: the cluster is being deregistered or deleted.
 		return reconcile.Result{}, nil
 	}
 	if apierrors.IsConflict(outcome.Err) {
-		// The cache is behind, and what it lacks will wake us.
-		return reconcile.Result{RequeueAfter: retryFirst}, nil
+		// The cache is stale. Its update triggers a reconcile.
+		return reconcile.Result{RequeueAfter: retryMin}, nil
 	}
 	if err := c.report(ctx, s, outcome.Err); err != nil {
 		return reconcile.Result{}, err
@@ -204,57 +206,58 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !cluster.Spec.PullMode {
 		return reconcile.Result{}, nil
 	}
-	return reconcile.Result{RequeueAfter: s.next()}, nil
+	return reconcile.Result{RequeueAfter: s.requeueAfter()}, nil
 }
 
-// restore keeps a cluster that is being deregistered from losing which namespace its deliveries are in: what is there
-// could not be withdrawn.
-func (c *Controller) restore(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+// restoreDelivery restores the record of the delivery namespace on a cluster that is being deregistered. Without it,
+// its deployments cannot be withdrawn.
+func (c *Controller) restoreDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	if !cluster.Spec.PullMode {
 		return nil
 	}
-	defer c.Turns.Take(client.ObjectKeyFromObject(cluster))()
+	defer c.Locks.Lock(client.ObjectKeyFromObject(cluster))()
 	return join.RestoreDelivery(ctx, c.Live, cluster)
 }
 
-// next says when to look again if nothing happens until then.
-func (s *state) next() time.Duration {
-	look := wait.Jitter(resync, resyncJitter)
-	if s.again > 0 {
-		return min(look, s.again)
+// requeueAfter returns the delay before the next reconcile.
+func (s *state) requeueAfter() time.Duration {
+	interval := wait.Jitter(resync, resyncJitter)
+	if s.manifestAfter > 0 {
+		return min(interval, s.manifestAfter)
 	}
-	return look
+	return interval
 }
 
-// reset removes from the cluster what the hub noted on it when it was leaving: it has been restored from a backup.
-func (c *Controller) reset(ctx context.Context, s *state) error {
-	clean := s.cluster.DeepCopy()
-	if !fleet.RemoveDeregistration(clean) {
+// clearDeregistration removes the annotations of an earlier deregistration from a cluster that was restored from a
+// backup.
+func (c *Controller) clearDeregistration(ctx context.Context, s *state) error {
+	changed := s.cluster.DeepCopy()
+	if !fleet.RemoveDeregistration(changed) {
 		return nil
 	}
-	// The lock makes sure that it still stays.
+	// The lock makes the patch fail if the cluster has been deleted meanwhile.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-	if err := c.Live.Patch(ctx, clean, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("remove the orders of an earlier departure: %w", err)
+	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("remove the annotations of an earlier deregistration: %w", err)
 	}
-	s.cluster = clean
+	s.cluster = changed
 	return nil
 }
 
-// hold puts our finalizer on the cluster before anything is made for it.
-func (c *Controller) hold(ctx context.Context, s *state) error {
+// ensureFinalizer sets the finalizer on the cluster before anything is created for it.
+func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	for _, finalizer := range s.cluster.Finalizers {
 		if finalizer == kube.FinalizerCluster {
 			return nil
 		}
 	}
-	held := s.cluster.DeepCopy()
-	held.Finalizers = append(held.Finalizers, kube.FinalizerCluster)
-	// The lock keeps finalizers of others, and fails if the cluster is not as it was seen.
+	changed := s.cluster.DeepCopy()
+	changed.Finalizers = append(changed.Finalizers, kube.FinalizerCluster)
+	// The lock keeps the finalizers of others, and fails if the cluster has changed since it was read.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-	if err := c.Live.Patch(ctx, held, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("add finalizer: %w", err)
 	}
-	s.cluster = held
+	s.cluster = changed
 	return nil
 }

@@ -1,2 +1,2 @@
-// Package registrations makes what a cluster needs on the hub to join the fleet, for everyone who wrote a SveltosCluster.
+// Package registrations creates the objects on the hub that a SveltosCluster needs to be registered.
 package registrations

@@ -17,28 +17,28 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// prefix begins the failureMessage of a cluster that cannot be registered; why follows.
-const prefix = "registering: "
+// messagePrefix is the prefix of the failureMessage of a cluster that cannot be registered; the reason follows.
+const messagePrefix = "registering: "
 
-// state is what the steps of one reconcile know.
+// state is shared by the steps of one reconcile.
 type state struct {
 	cluster *libv1beta1.SveltosCluster
-	// delivery is the hub namespace of the cluster's deliveries and of its agent's Lease.
+	// delivery is the delivery namespace of the cluster, which also has its agent's Lease.
 	delivery string
-	// again is when the manifest is due.
-	again time.Duration
+	// manifestAfter is the delay before the manifest must be checked again; zero for none.
+	manifestAfter time.Duration
 }
 
-// establish makes or repairs the identity of the cluster's agent.
-func (c *Controller) establish(ctx context.Context, s *state) error {
+// ensureIdentity creates or repairs the identity of the cluster's agent.
+func (c *Controller) ensureIdentity(ctx context.Context, s *state) error {
 	delivery, err := join.Establish(ctx, c.Live, s.cluster)
 	s.delivery = delivery
 	return err
 }
 
-// expire deletes the Secret that the manifest's token is bound to, once the agent has exchanged that token: a copy of the manifest is worthless
-// from then on.
-func (c *Controller) expire(ctx context.Context, s *state) error {
+// deleteExchangedSecret deletes the Secret that the manifest's token is bound to when the agent has exchanged the
+// token. Copies of the manifest are invalid afterwards.
+func (c *Controller) deleteExchangedSecret(ctx context.Context, s *state) error {
 	lease := &coordinationv1.Lease{}
 	err := c.Hub.Get(ctx, types.NamespacedName{Namespace: s.delivery, Name: s.cluster.Name}, lease)
 	if client.IgnoreNotFound(err) != nil {
@@ -60,32 +60,32 @@ func (c *Controller) expire(ctx context.Context, s *state) error {
 	return nil
 }
 
-// keep keeps the manifest, while one is needed.
-func (c *Controller) keep(ctx context.Context, s *state) error {
-	again, err := c.Keep(ctx, s.cluster)
-	s.again = again
+// ensureManifest maintains the manifest while the cluster needs one.
+func (c *Controller) ensureManifest(ctx context.Context, s *state) error {
+	after, err := c.EnsureManifest(ctx, s.cluster)
+	s.manifestAfter = after
 	return err
 }
 
-// report says what is wrong: in an event, and on the cluster while nobody else has anything to say there.
+// report records an event for a failure, and sets it as failureMessage unless another controller has set one.
 func (c *Controller) report(ctx context.Context, s *state, failure error) error {
 	if errors.Is(failure, context.Canceled) {
 		return nil
 	}
 	old, message := s.cluster.Status.FailureMessage, ""
 	if failure != nil {
-		message = prefix + strings.Join(strings.Fields(failure.Error()), " ")
+		message = messagePrefix + strings.Join(strings.Fields(failure.Error()), " ")
 		if message != old {
 			c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "NotRegistered", libv1beta1.SveltosClusterKind, "%s", failure)
 		}
 	}
-	mine := old == "" || strings.HasPrefix(old, prefix)
-	if s.cluster.Status.Ready || !s.cluster.Spec.PullMode || !mine || message == old {
+	ours := old == "" || strings.HasPrefix(old, messagePrefix)
+	if s.cluster.Status.Ready || !s.cluster.Spec.PullMode || !ours || message == old {
 		return nil
 	}
-	written := s.cluster.DeepCopy()
-	written.Status.FailureMessage = message
-	err := c.Live.Status().Patch(ctx, written, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager))
+	changed := s.cluster.DeepCopy()
+	changed.Status.FailureMessage = message
+	err := c.Live.Status().Patch(ctx, changed, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager))
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("report on cluster %s: %w", client.ObjectKeyFromObject(s.cluster), err)
 	}
