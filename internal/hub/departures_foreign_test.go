@@ -67,7 +67,7 @@ func TestKubectlDeleteTakesTheIdentityThatSveltosMade(t *testing.T) {
 		"ServiceAccount %[1]s/two: Pod %[1]s/p uses it; to delete it: kubectl delete serviceaccount two -n %[1]s",
 	}
 	for n := range want {
-		want[n] = fmt.Sprintf("Warning LeftBehind on the hub stays "+want[n], w.ns)
+		want[n] = fmt.Sprintf("Warning LeftBehind stays on the hub: "+want[n], w.ns)
 	}
 	w.eventually("events", func() error {
 		others := func(text string) bool { return !strings.HasPrefix(text, "Warning LeftBehind") }

@@ -73,7 +73,7 @@ func TestPushMembersLeave(t *testing.T) {
 		w.wantProvisioned(profile, "one")
 		w.unplug(secret)
 		w.must(w.Delete(t.Context(), one))
-		w.wantMessage(one, "it is not reached: ")
+		w.wantMessage(one, "it is unreachable: ")
 		departure := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, Wait: -1, Force: true}).wait(w)
 		if err := same([]string{"ConfigMap default/a"}, departure.Left); err != nil {
 			t.Errorf("left %v", err)

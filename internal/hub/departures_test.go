@@ -215,7 +215,7 @@ func TestGracePeriodForces(t *testing.T) {
 		m.refuse = func(bundle.Withdrawal) (bool, error) { return false, errors.New("no route") }
 	})
 	w.must(w.Delete(t.Context(), one))
-	w.wantMessage(one, "it is not reached: ")
+	w.wantMessage(one, "it is unreachable: ")
 	w.wantClusterGone("one")
 	w.wantGone(profile, "one")
 	// A Secret that no registration made is the user's.

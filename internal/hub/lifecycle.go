@@ -33,13 +33,13 @@ func (h *hub) lifecycle(ctx context.Context) error {
 			Events: h.GetEventRecorder(recorder),
 		}).Setup(ctx, h),
 		(&departures.Controller{
-			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reach: h.reach(), Config: h.members.Config, RetractMember: join.RetractMember,
-			WithdrawRest: h.remainder.Withdraw, Forget: h.engines.forget, Turns: locks, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reachability: h.reach(), Config: h.members.Config, RetractMember: join.RetractMember,
+			WithdrawRemaining: h.remainder.Withdraw, Forget: h.engines.forget, Locks: locks, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
 }
 
-func (h *hub) reach() *departures.Reach {
+func (h *hub) reach() *departures.Reachability {
 	dial := func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
 		config, err := h.members.Config(ctx, m)
 		if err != nil {
@@ -47,7 +47,7 @@ func (h *hub) reach() *departures.Reach {
 		}
 		return fleet.Probe(ctx, config)
 	}
-	return &departures.Reach{Live: h.live, Contact: dial, Heartbeats: h.heartbeats}
+	return &departures.Reachability{Live: h.live, Contact: dial, Heartbeats: h.heartbeats}
 }
 
 // away says of any cluster why nothing can be done on it, "" if something can: of each type whoever knows.
@@ -56,7 +56,7 @@ func (h *hub) away() func(ctx context.Context, cluster client.Object) (string, e
 	return func(ctx context.Context, cluster client.Object) (string, error) {
 		m := fleet.FromObject(cluster)
 		return map[fleet.Type]func() (string, error){
-			fleet.TypeSveltos: func() (string, error) { return reach.Away(ctx, cluster.(*libv1beta1.SveltosCluster)) },
+			fleet.TypeSveltos: func() (string, error) { return reach.UnreachableReason(ctx, cluster.(*libv1beta1.SveltosCluster)) },
 			// Its removal finds that out, and then abandons what is on it.
 			fleet.TypeKarmada: func() (string, error) { return "", nil },
 		}[m.Type]()

@@ -34,75 +34,79 @@ import (
 )
 
 const (
-	// workers is how many clusters leave at once. One that does not answer keeps its worker for the limit of one contact, at each look: those of
-	// 150 clusters are needed for them to be late.
+	// workers is the number of concurrent reconciles. A push member that does not answer blocks a worker for up to
+	// contactTimeout at each check; 150 such members delay the others.
 	workers = 50
-	// recheck is the time between two looks at what is waited for: no watch tells that an agent falls silent, or that a namespace goes.
-	recheck = 30 * time.Second
-	// unwatchedRecheck is the same for what takes seconds.
-	unwatchedRecheck = 2 * time.Second
-	// dismissLimit is how long a push member may take to remove our identity: about five requests.
-	dismissLimit = 30 * time.Second
-	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the one before.
-	retryFirst = 500 * time.Millisecond
-	retryMost  = time.Minute
-	// reconcileLimit bounds one reconcile. What was not finished goes on with the next attempt.
-	reconcileLimit = 2 * time.Minute
+	// pollInterval is the interval between two checks of pending work: there is no watch for an agent that stops its
+	// heartbeats, or for a namespace that is deleted.
+	pollInterval = 30 * time.Second
+	// shortPollInterval is the interval for work that takes seconds.
+	shortPollInterval = 2 * time.Second
+	// retractTimeout is the timeout for the removal of the hub's identity from a push member, which takes about five
+	// requests.
+	retractTimeout = 30 * time.Second
+	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
+	retryMin = 500 * time.Millisecond
+	retryMax = time.Minute
+	// reconcileTimeout limits one reconcile. The next reconcile continues with the unfinished steps.
+	reconcileTimeout = 2 * time.Minute
 )
 
-// Controller carries out deregistrations: of every SveltosCluster that is being deleted and bears kube.FinalizerCluster.
+// Controller deregisters every SveltosCluster that is being deleted and has kube.FinalizerCluster.
 type Controller struct {
 	// Hub reads SveltosClusters and ClusterSummaries from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Client
-	// Kinds lists what can be in a namespace that is to go.
+	// Kinds lists the kinds of objects on the hub. A namespace is deleted only if it has no other objects.
 	Kinds join.Kinds
-	// Reach knows whether members can be reached.
-	Reach *Reach
-	// Config says how to connect to a push member.
+	// Reachability returns whether members can be reached.
+	Reachability *Reachability
+	// Config returns the connection to a push member.
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// RetractMember removes from a push member the identity that its registration made there for this hub.
+	// RetractMember deletes the identity of this hub from a push member.
 	RetractMember func(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error
-	// WithdrawRest withdraws what a member holds beyond its summaries: it returns what is not withdrawn yet, and what others deployed, which stays.
-	WithdrawRest func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
-	// Forget drops what is kept of a member "namespace/name" that is given up, and cuts off what is being done to it; it may be nil.
+	// WithdrawRemaining withdraws the deployments on a member that belong to no summary. It returns the pending ones,
+	// and the ones of others, which stay on the member.
+	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
+	// Forget discards the cached state of the member "namespace/name" that is abandoned, and cancels running operations
+	// on it. It may be nil.
 	Forget func(member string)
-	// Turns keeps a registration from making again what a departure takes back.
-	Turns *registrations.ClusterLocks
-	// Shard is the one whose clusters are looked after.
+	// Locks prevents that a registration creates objects which a deregistration deletes.
+	Locks *registrations.ClusterLocks
+	// Shard selects the clusters of this controller.
 	Shard  fleet.Shard
 	Events events.EventRecorder
 	Clock  clock.PassiveClock
 }
 
-// Setup makes mgr run the controller.
+// Setup adds the controller to mgr.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("departures").
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(leaving(), c.Shard.Predicate())).
-		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.ofSummary), builder.WithPredicates(summaryLeaving())).
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(deregistering(), c.Shard.Predicate())).
+		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.clusterOfSummary), builder.WithPredicates(summaryDeleting())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
-			ReconciliationTimeout:   reconcileLimit,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+			ReconciliationTimeout:   reconcileTimeout,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
 		}).
 		Complete(c)
 }
 
-// leaving passes news of clusters that are being deleted, heartbeats and the echo of our own status apart.
-func leaving() predicate.Predicate {
+// deregistering selects events of clusters that are being deleted. It drops heartbeats and updates by this controller.
+func deregistering() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(e event.CreateEvent) bool { return !e.Object.GetDeletionTimestamp().IsZero() },
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
-			return !after.DeletionTimestamp.IsZero() && !equality.Semantic.DeepEqual(steady(before), steady(after))
+			return !after.DeletionTimestamp.IsZero() && !equality.Semantic.DeepEqual(relevantFields(before), relevantFields(after))
 		},
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	}
 }
 
-// steady returns what of a cluster object can matter to its departure.
-func steady(cluster *libv1beta1.SveltosCluster) any {
+// relevantFields returns the fields of a cluster that its deregistration depends on.
+func relevantFields(cluster *libv1beta1.SveltosCluster) any {
 	s := cluster.Status
 	return []any{
 		cluster.DeletionTimestamp, cluster.Annotations, cluster.Finalizers, cluster.Spec,
@@ -110,13 +114,13 @@ func steady(cluster *libv1beta1.SveltosCluster) any {
 	}
 }
 
-// summaryLeaving passes news of summaries that may be what a departure waits for.
-func summaryLeaving() predicate.Predicate {
+// summaryDeleting selects updates of summaries that are being deleted.
+func summaryDeleting() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return !e.ObjectNew.GetDeletionTimestamp().IsZero() }}
 }
 
-// ofSummary names the cluster of a summary, if it is being deleted.
-func (c *Controller) ofSummary(ctx context.Context, obj client.Object) []reconcile.Request {
+// clusterOfSummary maps a summary to its cluster if the cluster is being deleted.
+func (c *Controller) clusterOfSummary(ctx context.Context, obj client.Object) []reconcile.Request {
 	spec := obj.(*configv1beta1.ClusterSummary).Spec
 	name := types.NamespacedName{Namespace: spec.ClusterNamespace, Name: spec.ClusterName}
 	cluster := &libv1beta1.SveltosCluster{}
@@ -126,29 +130,29 @@ func (c *Controller) ofSummary(ctx context.Context, obj client.Object) []reconci
 	return []reconcile.Request{{NamespacedName: name}}
 }
 
-// Reconcile takes one cluster a step nearer to its end.
+// Reconcile continues the deregistration of one cluster.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	cluster, leaves, err := c.leavingCluster(ctx, req)
-	if err != nil || !leaves {
+	cluster, ours, err := c.deregisteringCluster(ctx, req)
+	if err != nil || !ours {
 		return reconcile.Result{}, err
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, req.String()))
 	s := &state{cluster: cluster, member: fleet.FromSveltosCluster(cluster)}
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{
-		{Name: "force", Run: c.force},
+		{Name: "check force", Run: c.checkForce},
 		{Name: "withdraw", Run: c.withdraw},
-		{Name: "withdraw the rest", Run: c.withdrawRest},
-		{Name: "dismiss", Run: c.dismiss},
-		{Name: "retract", Run: c.retract},
-		{Name: "release", Run: c.release},
+		{Name: "withdraw remaining", Run: c.withdrawRemaining},
+		{Name: "remove registration", Run: c.removeRegistration},
+		{Name: "delete hub objects", Run: c.deleteHubObjects},
+		{Name: "remove finalizer", Run: c.removeFinalizer},
 	})
 	reported := c.report(ctx, s, outcome)
 	if apierrors.IsConflict(outcome.Err) {
-		// The cache is behind, and what it lacks will wake us.
-		return reconcile.Result{RequeueAfter: retryFirst}, nil
+		// The cache is stale. Its update triggers a reconcile.
+		return reconcile.Result{RequeueAfter: retryMin}, nil
 	}
 	if outcome.Kind == phase.Waiting {
-		return reconcile.Result{RequeueAfter: c.next(s)}, reported
+		return reconcile.Result{RequeueAfter: c.requeueAfter(s)}, reported
 	}
 	if outcome.Err != nil {
 		return reconcile.Result{}, fmt.Errorf("deregister cluster %s: %w", req, outcome.Err)
@@ -156,9 +160,9 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{}, reported
 }
 
-// leavingCluster reads the cluster, and says whether it is ours to take out of the fleet. What the cache says is confirmed by
-// the API server: a cluster that the cache still has may have left, and be registered again by now.
-func (c *Controller) leavingCluster(ctx context.Context, req reconcile.Request) (cluster *libv1beta1.SveltosCluster, leaves bool, err error) {
+// deregisteringCluster reads the cluster and returns whether this controller must deregister it. It checks the cache
+// and then the API server, since a cluster in the cache may have been deleted and registered again.
+func (c *Controller) deregisteringCluster(ctx context.Context, req reconcile.Request) (cluster *libv1beta1.SveltosCluster, ours bool, err error) {
 	for _, hubClient := range []client.Client{c.Hub, c.Live} {
 		cluster = &libv1beta1.SveltosCluster{}
 		if err := hubClient.Get(ctx, req.NamespacedName, cluster); err != nil {
@@ -171,25 +175,25 @@ func (c *Controller) leavingCluster(ctx context.Context, req reconcile.Request) 
 	return cluster, true, nil
 }
 
-// next says when to look again if no watch tells of anything until then.
-func (c *Controller) next(s *state) time.Duration {
-	if s.unwatched {
-		return unwatchedRecheck
+// requeueAfter returns the delay before the next reconcile if no watch triggers one.
+func (c *Controller) requeueAfter(s *state) time.Duration {
+	if s.pollSoon {
+		return shortPollInterval
 	}
 	if s.member.Forced {
-		if left := c.remaining(s); left > 0 {
-			return left
+		if remaining := c.timeLeft(s); remaining > 0 {
+			return remaining
 		}
-		return recheck
+		return pollInterval
 	}
 	grace := s.cluster.Spec.CleanupGracePeriod
 	if grace == nil {
-		return recheck
+		return pollInterval
 	}
-	left := grace.Duration - c.Clock.Since(s.cluster.DeletionTimestamp.Time)
-	if left <= 0 {
-		// It is over, and counts once the member is away.
-		return recheck
+	remaining := grace.Duration - c.Clock.Since(s.cluster.DeletionTimestamp.Time)
+	if remaining <= 0 {
+		// The grace period has expired. It takes effect when the member is unreachable.
+		return pollInterval
 	}
-	return min(recheck, max(left, retryFirst))
+	return min(pollInterval, max(remaining, retryMin))
 }

@@ -27,8 +27,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// world is a hub with one pull member that is being deregistered, and a controller that runs when it is told to.
-type world struct {
+// testEnv is a hub with one pull member that is being deregistered. Tests call Reconcile.
+type testEnv struct {
 	testing.TB
 	client.Client
 	clock      *clocktesting.FakeClock
@@ -36,22 +36,22 @@ type world struct {
 	cluster    *libv1beta1.SveltosCluster
 }
 
-// newWorld makes a member whose agent has beaten once, and never became ready.
-func newWorld(t *testing.T, hubClient client.Client, namespace string, spec libv1beta1.SveltosClusterSpec) *world {
+// newTestEnv creates a member whose agent has renewed its Lease once and was never ready.
+func newTestEnv(t *testing.T, hubClient client.Client, namespace string, spec libv1beta1.SveltosClusterSpec) *testEnv {
 	t.Helper()
-	w := &world{TB: t, Client: hubClient, clock: clocktesting.NewFakeClock(time.Now())}
+	w := &testEnv{TB: t, Client: hubClient, clock: clocktesting.NewFakeClock(time.Now())}
 	w.controller = &departures.Controller{
-		Hub: hubClient, Live: hubClient, Turns: &registrations.ClusterLocks{},
-		Reach:  &departures.Reach{Live: hubClient, Heartbeats: &heartbeats.Judge{Clock: w.clock}},
-		Events: events.NewFakeRecorder(100), Clock: w.clock,
+		Hub: hubClient, Live: hubClient, Locks: &registrations.ClusterLocks{},
+		Reachability: &departures.Reachability{Live: hubClient, Heartbeats: &heartbeats.Judge{Clock: w.clock}},
+		Events:       events.NewFakeRecorder(100), Clock: w.clock,
 	}
 	spec.PullMode = true
 	w.cluster = &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one", Finalizers: []string{kube.FinalizerCluster}}, Spec: spec,
 	}
 	w.must(hubClient.Create(t.Context(), w.cluster))
-	beat := &metav1.MicroTime{Time: w.clock.Now()}
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one"}, Spec: coordinationv1.LeaseSpec{RenewTime: beat}}
+	renewTime := &metav1.MicroTime{Time: w.clock.Now()}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one"}, Spec: coordinationv1.LeaseSpec{RenewTime: renewTime}}
 	w.must(hubClient.Create(t.Context(), lease))
 	w.must(hubClient.Delete(t.Context(), w.cluster))
 	t.Cleanup(func() {
@@ -63,8 +63,8 @@ func newWorld(t *testing.T, hubClient client.Client, namespace string, spec libv
 	return w
 }
 
-// installed is a hub with all kinds.
-func installed(t *testing.T) (client.Client, *localkube.Plane) {
+// newHub returns a hub with all CRDs.
+func newHub(t *testing.T) (client.Client, *localkube.Plane) {
 	t.Helper()
 	plane := localkube.Shared(t)
 	if err := hub.InstallCRDs(t.Context(), plane.Config); err != nil {
@@ -77,68 +77,69 @@ func installed(t *testing.T) (client.Client, *localkube.Plane) {
 	return hubClient, plane
 }
 
-func (w *world) must(err error) {
+func (w *testEnv) must(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
 	}
 }
 
-// want reconciles and wants the departure to say why it waits, to look again after a time, and to be forced or not.
-func (w *world) want(why string, after time.Duration, forced bool) {
+// want reconciles and checks the reason why the deregistration waits, the delay before the next reconcile, and whether
+// it is forced.
+func (w *testEnv) want(reason string, after time.Duration, forced bool) {
 	w.Helper()
 	result, err := w.controller.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
 	w.must(err)
 	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
-	is := strings.Contains(w.cluster.Annotations[kube.AnnotationDeregister], kube.DeregisterForce)
-	if said := w.cluster.Status.FailureMessage; !strings.Contains(said, why) || result.RequeueAfter != after || is != forced {
-		w.Errorf("says %q, looks again after %s, forced %t, want %q, %s, %t", said, result.RequeueAfter, is, why, after, forced)
+	isForced := strings.Contains(w.cluster.Annotations[kube.AnnotationDeregister], kube.DeregisterForce)
+	if message := w.cluster.Status.FailureMessage; !strings.Contains(message, reason) || result.RequeueAfter != after || isForced != forced {
+		w.Errorf("message %q, requeue after %s, forced %t, want %q, %s, %t", message, result.RequeueAfter, isForced, reason, after, forced)
 	}
 }
 
-// wantGone reconciles and wants the cluster object to be gone.
-func (w *world) wantGone() {
+// wantDeleted reconciles and checks that the cluster is deleted.
+func (w *testEnv) wantDeleted() {
 	w.Helper()
 	_, err := w.controller.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
 	w.must(err)
 	if err := w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster); !apierrors.IsNotFound(err) {
-		w.Errorf("the cluster is not gone: %v, %+v", err, w.cluster)
+		w.Errorf("the cluster is not deleted: %v, %+v", err, w.cluster)
 	}
 }
 
-func TestAgentThatFallsSilentBeforeItWasReadyIsNoticed(t *testing.T) {
+func TestAgentThatStopsBeforeItWasReadyIsUnreachable(t *testing.T) {
 	t.Parallel()
-	hubClient, plane := installed(t)
-	w := newWorld(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: 100 * time.Second}})
+	hubClient, plane := newHub(t)
+	w := newTestEnv(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: 100 * time.Second}})
 	w.want("its agent to remove itself", 30*time.Second, false)
 	w.clock.Step(91 * time.Second)
-	w.want("its agent is silent since ", 9*time.Second-w.late(), false)
+	w.want("its agent has not reported since ", 9*time.Second-w.clockSkew(), false)
 	w.clock.Step(20 * time.Second)
-	w.wantGone()
+	w.wantDeleted()
 }
 
-// late is how much later than the API server's deletion time our clock began.
-func (w *world) late() time.Duration {
+// clockSkew returns the difference between the fake clock and the API server's deletion time.
+func (w *testEnv) clockSkew() time.Duration {
 	return w.clock.Since(w.cluster.DeletionTimestamp.Time) - 91*time.Second
 }
 
-func TestNamespaceThatGoesLaterEndsTheWaiting(t *testing.T) {
+func TestDeletionOfNamespaceEndsTheWait(t *testing.T) {
 	t.Parallel()
-	hubClient, _ := installed(t)
+	hubClient, _ := newHub(t)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "departures-"}}
 	if err := hubClient.Create(t.Context(), namespace); err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, hubClient, namespace.Name, libv1beta1.SveltosClusterSpec{})
+	w := newTestEnv(t, hubClient, namespace.Name, libv1beta1.SveltosClusterSpec{})
 	w.want("its agent to remove itself", 30*time.Second, false)
 	w.want("its agent to remove itself", 30*time.Second, false)
 	w.must(hubClient.Delete(t.Context(), namespace))
-	w.wantGone()
+	w.wantDeleted()
 }
 
-func TestWhatIsBeingDoneToAClusterThatIsGivenUpIsCutOff(t *testing.T) {
+func TestOperationsOnAbandonedClusterAreCanceled(t *testing.T) {
 	t.Parallel()
-	hubClient, plane := installed(t)
+	hubClient, plane := newHub(t)
 	namespace := plane.Namespace(t, "departures")
 	summary := &configv1beta1.ClusterSummary{
 		ObjectMeta: metav1.ObjectMeta{
@@ -150,7 +151,7 @@ func TestWhatIsBeingDoneToAClusterThatIsGivenUpIsCutOff(t *testing.T) {
 	if err := hubClient.Create(t.Context(), summary); err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
+	w := newTestEnv(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
 	var forgotten []string
 	w.controller.Forget = func(member string) { forgotten = append(forgotten, member) }
 	force := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+kube.AnnotationDeregister+`":"force"}}}`))
@@ -161,7 +162,7 @@ func TestWhatIsBeingDoneToAClusterThatIsGivenUpIsCutOff(t *testing.T) {
 	}
 	reconcileOnce()
 	if len(forgotten) > 0 {
-		t.Errorf("it is cut off while it is waited for: %v", forgotten)
+		t.Errorf("operations are canceled before the deadline: %v", forgotten)
 	}
 	w.clock.Step(21 * time.Second)
 	reconcileOnce()
@@ -170,13 +171,13 @@ func TestWhatIsBeingDoneToAClusterThatIsGivenUpIsCutOff(t *testing.T) {
 	}
 }
 
-// behind is a cache that still has a cluster which has left.
-type behind struct {
+// staleCache is a cache with a cluster that is deleted.
+type staleCache struct {
 	client.Client
 	cluster *libv1beta1.SveltosCluster
 }
 
-func (b behind) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+func (b staleCache) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 	if cluster, ok := obj.(*libv1beta1.SveltosCluster); ok {
 		b.cluster.DeepCopyInto(cluster)
 		return nil
@@ -186,22 +187,22 @@ func (b behind) Get(ctx context.Context, key client.ObjectKey, obj client.Object
 
 func TestClusterThatIsRegisteredAgainKeepsItsCredentials(t *testing.T) {
 	t.Parallel()
-	hubClient, plane := installed(t)
+	hubClient, plane := newHub(t)
 	namespace := plane.Namespace(t, "departures")
-	w := newWorld(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
-	left := w.cluster.DeepCopy()
-	w.must(hubClient.Get(t.Context(), client.ObjectKeyFromObject(left), left))
-	left.Spec.PullMode = false
-	free := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
-	w.must(hubClient.Patch(t.Context(), w.cluster, free))
+	w := newTestEnv(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
+	deleted := w.cluster.DeepCopy()
+	w.must(hubClient.Get(t.Context(), client.ObjectKeyFromObject(deleted), deleted))
+	deleted.Spec.PullMode = false
+	removeFinalizers := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+	w.must(hubClient.Patch(t.Context(), w.cluster, removeFinalizers))
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
 		Namespace: namespace, Name: "one-sveltos-kubeconfig", Labels: map[string]string{"towline.dev/registration": "one"},
 	}}
 	w.must(hubClient.Create(t.Context(), secret))
 	w.cluster = &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one", Finalizers: []string{kube.FinalizerCluster}}}
 	w.must(hubClient.Create(t.Context(), w.cluster))
-	w.controller.Hub = behind{hubClient, left}
-	w.controller.Reach.Contact = func(context.Context, fleet.Member) (fleet.Facts, error) { return fleet.Facts{}, nil }
+	w.controller.Hub = staleCache{hubClient, deleted}
+	w.controller.Reachability.Contact = func(context.Context, fleet.Member) (fleet.Facts, error) { return fleet.Facts{}, nil }
 	_, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
 	w.must(err)
 	w.must(hubClient.Get(t.Context(), client.ObjectKeyFromObject(secret), secret))

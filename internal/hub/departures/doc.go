@@ -1,2 +1,27 @@
-// Package departures takes clusters out of the fleet, in an order that can be cut off anywhere.
+// Package departures deregisters SveltosClusters.
+//
+// The hub runs Controller for the SveltosClusters of its shard that are being deleted. The steps are:
+//
+//  1. Check whether the member is reachable, and whether the deregistration must be forced.
+//  2. Delete the summaries, and wait until they are withdrawn from the member.
+//  3. Withdraw this hub's other deployments.
+//  4. Remove the registration from the member: in push mode the hub deletes its identity, in pull mode the agent
+//     removes itself.
+//  5. Delete the objects of the registration on the hub.
+//  6. Remove the finalizer.
+//
+// A deregistration is forced by the user, when the grace period of an unreachable member has expired, or when a
+// namespace with the identity of the member is being deleted. A forced one has a deadline, after which the remaining
+// objects stay on the member. The hub lists them in an annotation of the cluster and in events.
+//
+// Invariants:
+//
+//   - Each step can be interrupted and repeated. All progress is in API objects.
+//   - A deregistration that is not forced waits for the member as long as necessary; failureMessage has the pending
+//     work.
+//   - The status of a cluster alone never proves that the member is unreachable, since it may come from a backup.
+//   - While ClusterLocks are held for a cluster, package registrations creates nothing for it.
+//
+// Start reading at Controller.Reconcile in controller.go; the steps are in force.go and steps.go, and Reachability is
+// in reachability.go.
 package departures

@@ -15,50 +15,51 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// How long a member that can be reached and leaves by force may take; what does not go is left behind. Together they are the half minute that
-// people are told of.
+// The timeouts of a forced deregistration of a reachable member. Deployments and agents that are not removed in time
+// stay on the member. The documented half minute is their sum.
 const (
-	// forcedLimit is for withdrawing everything.
-	forcedLimit = 20 * time.Second
-	// orderLimit is for its agent then to remove itself.
-	orderLimit = 10 * time.Second
+	// forceTimeout is the timeout for all withdrawals.
+	forceTimeout = 20 * time.Second
+	// agentTimeout is the timeout for the agent to remove itself afterwards.
+	agentTimeout = 10 * time.Second
 )
 
-// force finds out whether the member can be reached, and stops waiting for one that cannot be when its time is up, or when the namespace goes
-// that its identity is in. The time of one that leaves by force begins here.
-func (c *Controller) force(ctx context.Context, s *state) error {
+// checkForce checks whether the member is reachable. It forces the deregistration of an unreachable member when its
+// grace period has expired, or when the namespace with its identity is being deleted. It sets the deadline of a forced
+// deregistration.
+func (c *Controller) checkForce(ctx context.Context, s *state) error {
 	var err error
-	if s.away, err = c.Reach.Away(ctx, s.cluster); err != nil {
+	if s.unreachable, err = c.Reachability.UnreachableReason(ctx, s.cluster); err != nil {
 		return err
 	}
 	if !s.member.Forced {
-		doomed, err := c.Reach.doomed(ctx, s.member)
+		deleting, err := c.Reachability.deletingNamespace(ctx, s.member)
 		if err != nil {
 			return err
 		}
 		grace := s.cluster.Spec.CleanupGracePeriod
-		expired := s.away != "" && grace != nil && c.Clock.Since(s.cluster.DeletionTimestamp.Time) >= grace.Duration
-		if doomed == "" && !expired {
+		expired := s.unreachable != "" && grace != nil && c.Clock.Since(s.cluster.DeletionTimestamp.Time) >= grace.Duration
+		if deleting == "" && !expired {
 			return nil
 		}
-		if err := c.option(ctx, s, kube.DeregisterForce); err != nil {
+		if err := c.addOption(ctx, s, kube.DeregisterForce); err != nil {
 			return err
 		}
 	}
 	if _, set := c.deadline(s.cluster); set {
 		return nil
 	}
-	bound := s.cluster.DeepCopy()
-	c.setDeadline(bound)
-	if err := c.Live.Patch(ctx, bound, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("note until when it is waited for: %w", err)
+	changed := s.cluster.DeepCopy()
+	c.setDeadline(changed)
+	if err := c.Live.Patch(ctx, changed, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("set the deadline: %w", err)
 	}
-	s.cluster = bound
+	s.cluster = changed
 	return nil
 }
 
-// option adds one to how the cluster is deregistered.
-func (c *Controller) option(ctx context.Context, s *state, option string) error {
+// addOption adds an option to the deregistration.
+func (c *Controller) addOption(ctx context.Context, s *state, option string) error {
 	changed := s.cluster.DeepCopy()
 	if err := join.AnnotateDeparture(ctx, c.Live, changed, option); err != nil {
 		return err
@@ -67,35 +68,37 @@ func (c *Controller) option(ctx context.Context, s *state, option string) error 
 	return nil
 }
 
-// deadline says until when a cluster that leaves by force is waited for, if the hub has noted that: it never notes what is later than the limit.
+// deadline returns the deadline of a forced deregistration if the hub has set one. A deadline later than forceTimeout
+// from now was not set by the hub.
 func (c *Controller) deadline(cluster *libv1beta1.SveltosCluster) (until time.Time, set bool) {
 	until, err := time.Parse(time.RFC3339, cluster.Annotations[kube.AnnotationDeadline])
-	return until, err == nil && !until.After(c.Clock.Now().Add(forcedLimit))
+	return until, err == nil && !until.After(c.Clock.Now().Add(forceTimeout))
 }
 
-// setDeadline lets the time begin of what is waited for next.
+// setDeadline sets the deadline for the next part of a forced deregistration.
 func (c *Controller) setDeadline(cluster *libv1beta1.SveltosCluster) {
-	limit := forcedLimit
+	limit := forceTimeout
 	if cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove {
-		limit = orderLimit
+		limit = agentTimeout
 	}
 	until := c.Clock.Now().Add(limit).UTC().Format(time.RFC3339)
 	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeadline, until)
 }
 
-// remaining is how long a cluster that leaves by force is waited for yet. The time of every one of them was set before this is asked.
-func (c *Controller) remaining(s *state) time.Duration {
+// timeLeft returns the time until the deadline of a forced deregistration. checkForce has set the deadline.
+func (c *Controller) timeLeft(s *state) time.Duration {
 	until, _ := c.deadline(s.cluster)
-	return min(until.Sub(c.Clock.Now()), forcedLimit)
+	return min(until.Sub(c.Clock.Now()), forceTimeout)
 }
 
-// leave gives something on the member up, for good: what is for the list, note is for an event.
-func (c *Controller) leave(ctx context.Context, s *state, what, note string) error {
-	noted, err := join.LeaveBehind(ctx, c.Live, s.cluster, what)
+// leaveBehind records that the object item stays on the member, in the list on the cluster and in an event with the
+// text note.
+func (c *Controller) leaveBehind(ctx context.Context, s *state, item, note string) error {
+	changed, err := join.LeaveBehind(ctx, c.Live, s.cluster, item)
 	if err != nil {
 		return err
 	}
-	s.cluster = noted
-	c.tell(s, corev1.EventTypeWarning, "LeftBehind", note)
+	s.cluster = changed
+	c.recordEvent(s, corev1.EventTypeWarning, "LeftBehind", note)
 	return nil
 }

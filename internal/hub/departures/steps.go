@@ -23,21 +23,21 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// state is what the steps of one reconcile know.
+// state is shared by the steps of one reconcile.
 type state struct {
 	cluster *libv1beta1.SveltosCluster
 	member  fleet.Member
-	// away says why the member cannot be reached, "" if it can be.
-	away string
-	// unwatched says that what is waited for is soon over and that no watch tells of it.
-	unwatched bool
-	// gone says that the cluster object has been let go.
-	gone bool
+	// unreachable is the reason why the member is unreachable, "" if it is reachable.
+	unreachable string
+	// pollSoon is true if the pending work takes seconds and no watch triggers a reconcile.
+	pollSoon bool
+	// released is true if the finalizer of the cluster is removed.
+	released bool
 }
 
-// withdraw has the summaries of the cluster withdrawn, and waits for that.
+// withdraw deletes the summaries of the cluster and waits until they are withdrawn from the member.
 func (c *Controller) withdraw(ctx context.Context, s *state) error {
-	summaries, err := c.summaries(ctx, s.member)
+	summaries, err := c.listSummaries(ctx, s.member)
 	if err != nil {
 		return err
 	}
@@ -53,28 +53,29 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	if len(summaries) == 0 {
 		return nil
 	}
-	if s.member.Forced && c.remaining(s) <= 0 {
-		if err := c.option(ctx, s, kube.DeregisterAbandon); err != nil {
+	if s.member.Forced && c.timeLeft(s) <= 0 {
+		if err := c.addOption(ctx, s, kube.DeregisterAbandon); err != nil {
 			return err
 		}
 		if c.Forget != nil {
-			// Who is at work on the member would wait for its answers until their time is up.
+			// Otherwise, running requests to the member wait until they time out.
 			c.Forget(s.member.Key())
 		}
 	}
-	return s.wait(waitingFor(summaries))
+	return s.waitFor(describePending(summaries))
 }
 
-// withdrawRest withdraws what the member holds of this hub without a summary, and lists what others deployed, which stays on it.
-func (c *Controller) withdrawRest(ctx context.Context, s *state) error {
-	told := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
-	if c.WithdrawRest == nil || told || (s.member.Forced && (s.away != "" || c.remaining(s) <= 0)) {
+// withdrawRemaining withdraws this hub's deployments on the member that belong to no summary, and records the
+// deployments of others, which stay on it.
+func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
+	ordered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	if c.WithdrawRemaining == nil || ordered || (s.member.Forced && (s.unreachable != "" || c.timeLeft(s) <= 0)) {
 		return nil
 	}
-	if s.away != "" {
+	if s.unreachable != "" {
 		return c.awaitAgent(ctx, s)
 	}
-	pending, kept, err := c.WithdrawRest(ctx, s.member)
+	pending, kept, err := c.WithdrawRemaining(ctx, s.member)
 	if err != nil {
 		return err
 	}
@@ -82,42 +83,42 @@ func (c *Controller) withdrawRest(ctx context.Context, s *state) error {
 		return err
 	}
 	if len(pending) > 0 {
-		s.unwatched = true
-		return s.wait(pending[0] + " to be withdrawn")
+		s.pollSoon = true
+		return s.waitFor(pending[0] + " to be withdrawn")
 	}
 	return nil
 }
 
-// awaitAgent waits for an agent that is away: it may hold more than ClusterSummaries account for, and must not remove itself before. A push
-// member is asked if the hub has something to remove there.
+// awaitAgent waits for an unreachable agent: its cluster may have deployments without ClusterSummaries, which it must
+// withdraw before it removes itself. A push member needs no agent.
 func (c *Controller) awaitAgent(ctx context.Context, s *state) error {
 	if s.member.Mode != fleet.Pull {
 		return nil
 	}
-	if _, came, err := c.Reach.listen(ctx, s.cluster); err != nil || !came {
+	if _, hasReported, err := c.Reachability.judgeAgent(ctx, s.cluster); err != nil || !hasReported {
 		return err
 	}
-	return s.wait("its agent, to withdraw what it holds")
+	return s.waitFor("its agent, to withdraw its deployments")
 }
 
-// summaries lists the summaries of a member, those included that no cache knows yet.
-func (c *Controller) summaries(ctx context.Context, m fleet.Member) ([]configv1beta1.ClusterSummary, error) {
+// listSummaries lists the summaries of a member from the API server, since the cache may lack some.
+func (c *Controller) listSummaries(ctx context.Context, m fleet.Member) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
 	// Not by their labels, which can be lost.
 	if err := c.Live.List(ctx, &list, client.InNamespace(m.Namespace)); err != nil {
 		return nil, fmt.Errorf("list summaries of cluster %s: %w", m.Key(), err)
 	}
-	var mine []configv1beta1.ClusterSummary
+	var ours []configv1beta1.ClusterSummary
 	for _, summary := range list.Items {
 		if match.Target(&summary) == m.ID() {
-			mine = append(mine, summary)
+			ours = append(ours, summary)
 		}
 	}
-	return mine, nil
+	return ours, nil
 }
 
-// waitingFor names one of the summaries and says what is in its way, if it knows.
-func waitingFor(summaries []configv1beta1.ClusterSummary) string {
+// describePending returns the text for pending summaries: the first one, with its failure, and the number of others.
+func describePending(summaries []configv1beta1.ClusterSummary) string {
 	text := "ClusterSummary " + client.ObjectKeyFromObject(&summaries[0]).String() + " to be withdrawn"
 	if more := len(summaries) - 1; more > 0 {
 		text = fmt.Sprintf("%s and %d more", text, more)
@@ -131,49 +132,50 @@ func waitingFor(summaries []configv1beta1.ClusterSummary) string {
 	return text
 }
 
-// wait says what the cluster waits for, and what is known of its member.
-func (s *state) wait(what string) error {
-	if s.away != "" {
-		what += "; " + s.away
+// waitFor returns a phase.Wait for pending work, with the reason if the member is unreachable.
+func (s *state) waitFor(pendingWork string) error {
+	if s.unreachable != "" {
+		pendingWork += "; " + s.unreachable
 	}
-	return phase.Wait{Reason: oneLine(what)}
+	return phase.Wait{Reason: oneLine(pendingWork)}
 }
 
-// dismiss has that removed from the member which its registration put there, each mode in its own way. By force, nobody is waited for who cannot be reached, or
-// does not do it in time.
-func (c *Controller) dismiss(ctx context.Context, s *state) error {
-	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.dismissHub, fleet.Pull: c.dismissAgent}[s.member.Mode](ctx, s)
+// removeRegistration removes the objects of the registration from the member. A forced deregistration does not wait for
+// an unreachable member, and not longer than its deadline.
+func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
+	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.removeHubIdentity, fleet.Pull: c.removeAgent}[s.member.Mode](ctx, s)
 }
 
-// dismissAgent orders the agent to remove itself and waits until it has committed itself to that.
-func (c *Controller) dismissAgent(ctx context.Context, s *state) error {
-	told := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
-	if told && s.cluster.Status.AgentRemovedAt != nil {
+// removeAgent orders the agent to remove itself and waits for its answer.
+func (c *Controller) removeAgent(ctx context.Context, s *state) error {
+	ordered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	if ordered && s.cluster.Status.AgentRemovedAt != nil {
 		return nil
 	}
-	if _, came, err := c.Reach.listen(ctx, s.cluster); err != nil || !came {
+	if _, hasReported, err := c.Reachability.judgeAgent(ctx, s.cluster); err != nil || !hasReported {
 		return err
 	}
-	if s.member.Forced && (s.away != "" || told && c.remaining(s) <= 0) {
-		return c.leave(ctx, s, join.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
+	if s.member.Forced && (s.unreachable != "" || ordered && c.timeLeft(s) <= 0) {
+		return c.leaveBehind(ctx, s, join.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
 	}
-	if !told {
-		if err := c.orderAgent(ctx, s); err != nil {
+	if !ordered {
+		if err := c.orderAgentRemoval(ctx, s); err != nil {
 			return fmt.Errorf("order the agent to remove itself: %w", err)
 		}
 	}
-	return s.wait("its agent to remove itself")
+	return s.waitFor("its agent to remove itself")
 }
 
-// orderAgent orders the agent to remove itself. An answer from before that is from a backup, and goes first: the agent leaves one alone.
-func (c *Controller) orderAgent(ctx context.Context, s *state) error {
+// orderAgentRemoval orders the agent to remove itself. An existing answer comes from a backup, so it is deleted first;
+// the agent does not overwrite one.
+func (c *Controller) orderAgentRemoval(ctx context.Context, s *state) error {
 	if s.cluster.Status.AgentRemovedAt != nil {
-		asked := s.cluster.DeepCopy()
-		asked.Status.AgentRemovedAt = nil
-		if err := c.Live.Status().Patch(ctx, asked, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+		changed := s.cluster.DeepCopy()
+		changed.Status.AgentRemovedAt = nil
+		if err := c.Live.Status().Patch(ctx, changed, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
 			return err
 		}
-		s.cluster = asked
+		s.cluster = changed
 	}
 	ordered := s.cluster.DeepCopy()
 	metav1.SetMetaDataAnnotation(&ordered.ObjectMeta, kube.AnnotationAgentOrder, kube.AgentOrderRemove)
@@ -187,34 +189,34 @@ func (c *Controller) orderAgent(ctx context.Context, s *state) error {
 	return nil
 }
 
-// dismissHub removes the identity that this hub was given on a push member.
-func (c *Controller) dismissHub(ctx context.Context, s *state) error {
+// removeHubIdentity deletes the identity of this hub from a push member.
+func (c *Controller) removeHubIdentity(ctx context.Context, s *state) error {
 	if s.cluster.Annotations[join.AnnotationMemberIdentity] != "true" {
 		return nil
 	}
 	err := c.retractMember(ctx, s)
 	switch {
 	case err == nil:
-		return c.dismissed(ctx, s)
+		return c.recordIdentityRemoved(ctx, s)
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case s.member.Forced && (s.away != "" || c.remaining(s) <= 0):
-		return c.leave(ctx, s, "the hub's identity", "the identity of the hub on cluster "+s.member.Key()+" stays there: "+err.Error())
-	case s.away != "":
-		return s.wait("the hub's identity on it to be removed")
+	case s.member.Forced && (s.unreachable != "" || c.timeLeft(s) <= 0):
+		return c.leaveBehind(ctx, s, "the hub's identity", "the identity of the hub stays on cluster "+s.member.Key()+": "+err.Error())
+	case s.unreachable != "":
+		return s.waitFor("the hub's identity on it to be removed")
 	}
 	return fmt.Errorf("remove the hub's identity on it: %w", err)
 }
 
-// dismissed notes that there is no identity on the member any more. The next step deletes the credentials, with which nobody could find out
-// any more in another run.
-func (c *Controller) dismissed(ctx context.Context, s *state) error {
-	noted := s.cluster.DeepCopy()
-	delete(noted.Annotations, join.AnnotationMemberIdentity)
-	if err := c.Live.Patch(ctx, noted, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("note that the hub's identity on it is removed: %w", err)
+// recordIdentityRemoved records that the member has no identity of this hub. The next step deletes the credentials;
+// afterwards the hub cannot check.
+func (c *Controller) recordIdentityRemoved(ctx context.Context, s *state) error {
+	changed := s.cluster.DeepCopy()
+	delete(changed.Annotations, join.AnnotationMemberIdentity)
+	if err := c.Live.Patch(ctx, changed, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("record that the hub's identity on it is removed: %w", err)
 	}
-	s.cluster = noted
+	s.cluster = changed
 	return nil
 }
 
@@ -227,63 +229,64 @@ func (c *Controller) retractMember(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, dismissLimit)
+	limitedCtx, cancel := context.WithTimeout(ctx, retractTimeout)
 	defer cancel()
-	// A member that is away is asked, too: one that took the identity back in an earlier run does not let us in any more.
-	return c.RetractMember(limited, member, hubUID, s.cluster)
+	// An unreachable member gets the request, too: if an earlier reconcile has deleted the identity, the member rejects
+	// the hub.
+	return c.RetractMember(limitedCtx, member, hubUID, s.cluster)
 }
 
-// retract takes back what the registration made on the hub, and reports what stays there of it.
-func (c *Controller) retract(ctx context.Context, s *state) error {
-	defer c.Turns.Lock(client.ObjectKeyFromObject(s.cluster))()
-	done, err := join.Retract(ctx, c.Live, c.Kinds, s.cluster)
-	if len(done.Deleted) > 0 {
-		log.FromContext(ctx).Info("took back the registration of a cluster", logkeys.Count, len(done.Deleted))
+// deleteHubObjects deletes the objects of the registration on the hub, and records the ones that stay.
+func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
+	defer c.Locks.Lock(client.ObjectKeyFromObject(s.cluster))()
+	result, err := join.Retract(ctx, c.Live, c.Kinds, s.cluster)
+	if len(result.Deleted) > 0 {
+		log.FromContext(ctx).Info("deleted the registration of a cluster", logkeys.Count, len(result.Deleted))
 	}
 	if err != nil {
 		return err
 	}
-	for _, kept := range done.Kept {
-		// Events that differ in nothing but their text are one event: the related object tells them apart.
+	for _, kept := range result.Kept {
+		// Events that differ only in their text are merged. The related object makes them distinct.
 		object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: kept.Ref.Namespace, Name: kept.Ref.Name}}
 		object.SetGroupVersionKind(kept.Ref.GVK())
-		c.Events.Eventf(s.cluster, object, corev1.EventTypeWarning, "LeftBehind", libv1beta1.SveltosClusterKind, "on the hub stays %s", kept)
+		c.Events.Eventf(s.cluster, object, corev1.EventTypeWarning, "LeftBehind", libv1beta1.SveltosClusterKind, "stays on the hub: %s", kept)
 	}
 	return nil
 }
 
-// release lets the cluster object go.
-func (c *Controller) release(ctx context.Context, s *state) error {
-	free := s.cluster.DeepCopy()
-	if !controllerutil.RemoveFinalizer(free, kube.FinalizerCluster) {
+// removeFinalizer lets the API server delete the cluster.
+func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
+	changed := s.cluster.DeepCopy()
+	if !controllerutil.RemoveFinalizer(changed, kube.FinalizerCluster) {
 		return nil
 	}
-	// The lock keeps finalizers of others.
+	// The lock keeps the finalizers of others.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-	if err := c.Live.Patch(ctx, free, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("remove finalizer: %w", err)
 	}
-	s.gone = true
-	c.tell(s, corev1.EventTypeNormal, "Deregistered", "cluster "+s.member.Key()+" is deregistered")
+	s.released = true
+	c.recordEvent(s, corev1.EventTypeNormal, "Deregistered", "cluster "+s.member.Key()+" is deregistered")
 	return nil
 }
 
-// report says on the cluster object what is waited for, if that is new.
+// report sets the failureMessage of the cluster to the pending work, if it differs.
 func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
-	passing := apierrors.IsConflict(outcome.Err) || errors.Is(outcome.Err, context.Canceled)
-	if s.gone || outcome.Kind == phase.Done || passing {
+	transient := apierrors.IsConflict(outcome.Err) || errors.Is(outcome.Err, context.Canceled)
+	if s.released || outcome.Kind == phase.Done || transient {
 		return nil
 	}
 	message := join.WaitingPrefix + oneLine(outcome.Message())
 	if outcome.Kind != phase.Waiting {
-		message = join.WaitingPrefix + "the hub, which will try again: " + oneLine(outcome.Message())
+		message = join.WaitingPrefix + "the hub, which will retry: " + oneLine(outcome.Message())
 	}
 	if s.cluster.Status.FailureMessage == message {
 		return nil
 	}
-	written := s.cluster.DeepCopy()
-	written.Status.FailureMessage = message
-	err := c.Live.Status().Patch(ctx, written, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager))
+	changed := s.cluster.DeepCopy()
+	changed.Status.FailureMessage = message
+	err := c.Live.Status().Patch(ctx, changed, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager))
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("report on cluster %s: %w", s.member.Key(), err)
 	}
@@ -292,7 +295,7 @@ func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// tell records an event on the cluster object, where there is still a namespace for it.
-func (c *Controller) tell(s *state, kind, reason, note string) {
+// recordEvent records an event on the cluster object.
+func (c *Controller) recordEvent(s *state, kind, reason, note string) {
 	c.Events.Eventf(s.cluster, nil, kind, reason, libv1beta1.SveltosClusterKind, "%s", note)
 }

@@ -16,16 +16,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// say gives the cluster a status, as somebody who edits or restores it.
-func (w *world) say(change func(*libv1beta1.SveltosClusterStatus)) {
+// setStatus sets a status of the cluster that the hub has not written.
+func (w *testEnv) setStatus(change func(*libv1beta1.SveltosClusterStatus)) {
 	w.Helper()
 	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
 	change(&w.cluster.Status)
 	w.must(w.Status().Update(w.Context(), w.cluster))
 }
 
-// reconcile runs the controller once, and reads the cluster.
-func (w *world) reconcile() {
+// reconcile runs the controller once and reads the cluster.
+func (w *testEnv) reconcile() {
 	w.Helper()
 	_, err := w.controller.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
 	w.must(err)
@@ -33,7 +33,7 @@ func (w *world) reconcile() {
 }
 
 // annotate sets an annotation of the cluster.
-func (w *world) annotate(key, value string) {
+func (w *testEnv) annotate(key, value string) {
 	w.Helper()
 	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
 	before := w.cluster.DeepCopy()
@@ -51,9 +51,9 @@ func TestNoStatusEndsTheGracePeriod(t *testing.T) {
 	for name, status := range statuses {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			hubClient, plane := installed(t)
-			w := newWorld(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: time.Second}})
-			w.say(func(s *libv1beta1.SveltosClusterStatus) { *s = status })
+			hubClient, plane := newHub(t)
+			w := newTestEnv(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: time.Second}})
+			w.setStatus(func(s *libv1beta1.SveltosClusterStatus) { *s = status })
 			w.reconcile()
 			w.clock.Step(80 * time.Second)
 			w.reconcile()
@@ -61,34 +61,34 @@ func TestNoStatusEndsTheGracePeriod(t *testing.T) {
 				t.Errorf("it is forced 80 s after the last heartbeat: %v, %q", w.cluster.Annotations, w.cluster.Status.FailureMessage)
 			}
 			w.clock.Step(11 * time.Second)
-			w.wantGone()
+			w.wantDeleted()
 		})
 	}
 }
 
-func TestASummaryWithoutLabelsIsWaitedFor(t *testing.T) {
+func TestDeregistrationWaitsForSummaryWithoutLabels(t *testing.T) {
 	t.Parallel()
-	hubClient, plane := installed(t)
+	hubClient, plane := newHub(t)
 	namespace := plane.Namespace(t, "departures")
 	for _, name := range []string{"one", "other"} {
-		w := &world{TB: t, Client: hubClient}
+		w := &testEnv{TB: t, Client: hubClient}
 		w.must(hubClient.Create(t.Context(), &configv1beta1.ClusterSummary{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Finalizers: []string{configv1beta1.ClusterSummaryFinalizer}},
 			Spec:       configv1beta1.ClusterSummarySpec{ClusterNamespace: namespace, ClusterName: name, ClusterType: libv1beta1.ClusterTypeSveltos},
 		}))
 	}
-	w := newWorld(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
+	w := newTestEnv(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
 	w.reconcile()
 	if want := "ClusterSummary " + namespace + "/one to be withdrawn"; !strings.HasSuffix(w.cluster.Status.FailureMessage, want) {
 		t.Errorf("it waits for %q, want %q", w.cluster.Status.FailureMessage, want)
 	}
 }
 
-func TestADeadlineThatTheHubDidNotSetIsNone(t *testing.T) {
+func TestForeignDeadlineIsIgnored(t *testing.T) {
 	t.Parallel()
-	hubClient, plane := installed(t)
+	hubClient, plane := newHub(t)
 	namespace := plane.Namespace(t, "departures")
-	w := newWorld(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
+	w := newTestEnv(t, hubClient, namespace, libv1beta1.SveltosClusterSpec{})
 	w.must(hubClient.Create(t.Context(), &configv1beta1.ClusterSummary{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "s", Finalizers: []string{configv1beta1.ClusterSummaryFinalizer}},
 		Spec:       configv1beta1.ClusterSummarySpec{ClusterNamespace: namespace, ClusterName: "one", ClusterType: libv1beta1.ClusterTypeSveltos},
@@ -103,12 +103,12 @@ func TestADeadlineThatTheHubDidNotSetIsNone(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatHasNotLeftIsOrderedTo(t *testing.T) {
+func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {
 	t.Parallel()
-	hubClient, plane := installed(t)
-	w := newWorld(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{})
-	// It is from a backup.
-	w.say(func(s *libv1beta1.SveltosClusterStatus) {
+	hubClient, plane := newHub(t)
+	w := newTestEnv(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{})
+	// It comes from a backup.
+	w.setStatus(func(s *libv1beta1.SveltosClusterStatus) {
 		s.Ready, s.AgentRemovedAt = true, &metav1.Time{Time: time.Now()}
 	})
 	for range 3 {
@@ -117,14 +117,14 @@ func TestAnAgentThatHasNotLeftIsOrderedTo(t *testing.T) {
 			t.Errorf("the agent is ordered to %q", order)
 		}
 	}
-	w.say(func(s *libv1beta1.SveltosClusterStatus) { s.AgentRemovedAt = &metav1.Time{Time: time.Now()} })
-	w.wantGone()
+	w.setStatus(func(s *libv1beta1.SveltosClusterStatus) { s.AgentRemovedAt = &metav1.Time{Time: time.Now()} })
+	w.wantDeleted()
 }
 
-func TestAnAgentWhoseClockIsWrongIsHeard(t *testing.T) {
+func TestHeartbeatOfAgentWithWrongClockCounts(t *testing.T) {
 	t.Parallel()
-	hubClient, plane := installed(t)
-	w := newWorld(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: time.Second}})
+	hubClient, plane := newHub(t)
+	w := newTestEnv(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: time.Second}})
 	w.reconcile()
 	lease := &coordinationv1.Lease{}
 	w.must(hubClient.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), lease))
@@ -135,5 +135,5 @@ func TestAnAgentWhoseClockIsWrongIsHeard(t *testing.T) {
 		w.want("its agent to remove itself", 30*time.Second, false)
 	}
 	w.clock.Step(91 * time.Second)
-	w.wantGone()
+	w.wantDeleted()
 }
