@@ -26,7 +26,7 @@ func cacheOptions() cache.Options {
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-node-lease"),
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-system"),
 	)
-	petitions, signed := approvals.Cached()
+	petitions, signed := approvals.CacheOptions()
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		NewInformer:      newInformer,

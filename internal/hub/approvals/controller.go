@@ -27,32 +27,34 @@ import (
 )
 
 const (
-	// workers is how many requests are answered at once. Each takes about two dozen requests to the API server.
+	// workers is the number of concurrent reconciles. Each takes about two dozen requests to the API server.
 	workers = 5
-	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated: somebody waits for the answer.
-	retryFirst = 200 * time.Millisecond
-	retryMost  = 10 * time.Second
+	// retryMin and retryMax bound the delay before a failed reconcile is retried. It is short, since the requester
+	// waits for the answer.
+	retryMin = 200 * time.Millisecond
+	retryMax = 10 * time.Second
 )
 
-// Controller answers the CertificateSigningRequests of agents. It approves one that asks for what an agent may have, from somebody who may have it,
-// and makes the Cluster and the rights of the agent first. It denies, with a reason, any other one that is about agents, and leaves those alone
-// that are not.
+// Controller answers the CertificateSigningRequests of agents. It approves a valid request of an authorized requester
+// after it has created the Cluster and the agent's RBAC. It denies all other requests for agent certificates, with a
+// reason. It ignores requests that are not for an agent certificate.
 type Controller struct {
-	// Hub reads CertificateSigningRequests from a cache, see Cached; Live reads from the API server.
+	// Hub reads CertificateSigningRequests from a cache, see CacheOptions; Live reads from the API server.
 	Hub    client.Client
 	Live   client.Client
 	Events events.EventRecorder
 	Clock  clock.Clock
 }
 
-// Cached says which CertificateSigningRequests the cache of the hub's manager has to hold: those for the signer of agents.
-func Cached() (client.Object, cache.ByObject) {
+// CacheOptions returns the cache options for CertificateSigningRequests, for the hub's manager: the cache has the
+// requests for the signer of agents.
+func CacheOptions() (client.Object, cache.ByObject) {
 	return &certificatesv1.CertificateSigningRequest{}, cache.ByObject{Field: fields.OneTermEqualSelector("spec.signerName", bootstrap.Signer)}
 }
 
-// Setup makes mgr run the controller.
+// Setup adds the controller to mgr.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
-	if err := c.settling(mgr); err != nil {
+	if err := c.setupCompletion(mgr); err != nil {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(mgr).
@@ -60,22 +62,22 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(unanswered())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
 		}).
 		Complete(c)
 }
 
-// unanswered passes requests that nobody has answered.
+// unanswered selects requests without an answer.
 func unanswered() predicate.Predicate {
 	pending := predicate.NewPredicateFuncs(func(obj client.Object) bool {
 		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
-		return ok && csr.Spec.SignerName == bootstrap.Signer && open(csr)
+		return ok && csr.Spec.SignerName == bootstrap.Signer && isPending(csr)
 	})
 	return predicate.And(pending, predicate.Funcs{DeleteFunc: func(event.DeleteEvent) bool { return false }})
 }
 
-// open says whether a request has no answer yet.
-func open(csr *certificatesv1.CertificateSigningRequest) bool {
+// isPending returns whether a request has no answer and is not being deleted.
+func isPending(csr *certificatesv1.CertificateSigningRequest) bool {
 	return len(csr.Status.Conditions) == 0 && len(csr.Status.Certificate) == 0 && csr.DeletionTimestamp.IsZero()
 }
 
@@ -85,34 +87,34 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := c.Hub.Get(ctx, req.NamespacedName, csr); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	petition, ours, malformed := bootstrap.Judge(csr)
-	if !ours || !open(csr) {
+	parsed, ours, malformed := bootstrap.Judge(csr)
+	if !ours || !isPending(csr) {
 		return reconcile.Result{}, nil
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues("csr", csr.Name, "requester", csr.Spec.Username))
-	s := &state{csr: csr, petition: petition}
+	s := &state{csr: csr, parsed: parsed}
 	steps := []phase.Step[*state]{
-		{Name: "judge", Run: func(context.Context, *state) error { return denied(bootstrap.ReasonMalformed, malformed) }},
-		{Name: "in time", Run: c.inTime},
-		{Name: "few", Run: c.few},
+		{Name: "validate", Run: func(context.Context, *state) error { return denied(bootstrap.ReasonMalformed, malformed) }},
+		{Name: "check deadline", Run: c.checkDeadline},
+		{Name: "check request count", Run: c.checkRequestCount},
 		{Name: "authorize", Run: c.authorize},
-		{Name: "guard", Run: c.guard},
+		{Name: "ensure policy", Run: c.ensurePolicy},
 	}
-	if petition.Renewal {
-		steps = append(steps, phase.Step[*state]{Name: "find", Run: c.find})
+	if parsed.Renewal {
+		steps = append(steps, phase.Step[*state]{Name: "find cluster", Run: c.findCluster})
 	} else {
 		steps = append(steps,
-			phase.Step[*state]{Name: "bind", Run: c.bind},
-			phase.Step[*state]{Name: "enroll", Run: c.enroll},
-			phase.Step[*state]{Name: "grant", Run: c.grant},
-			phase.Step[*state]{Name: "in time", Run: c.inTime})
+			phase.Step[*state]{Name: "bind token", Run: c.bindToken},
+			phase.Step[*state]{Name: "ensure cluster", Run: c.ensureCluster},
+			phase.Step[*state]{Name: "ensure agent RBAC", Run: c.ensureAgentRBAC},
+			phase.Step[*state]{Name: "check deadline", Run: c.checkDeadline})
 	}
-	outcome := phase.Run(ctx, s, append(steps, phase.Step[*state]{Name: "let read", Run: c.letRead}, phase.Step[*state]{Name: "approve", Run: c.approve}))
-	return c.end(ctx, s, outcome)
+	outcome := phase.Run(ctx, s, append(steps, phase.Step[*state]{Name: "grant read", Run: c.grantRead}, phase.Step[*state]{Name: "approve", Run: c.approve}))
+	return c.finish(ctx, s, outcome)
 }
 
-// end denies what was rejected, and has anything else that failed tried again.
-func (c *Controller) end(ctx context.Context, s *state, outcome phase.Outcome) (reconcile.Result, error) {
+// finish denies a rejected request, and returns any other error to be retried.
+func (c *Controller) finish(ctx context.Context, s *state, outcome phase.Outcome) (reconcile.Result, error) {
 	err := outcome.Err
 	var denial *bootstrap.Denied
 	if errors.As(err, &denial) {
@@ -122,8 +124,8 @@ func (c *Controller) end(ctx context.Context, s *state, outcome phase.Outcome) (
 	case err == nil:
 		return reconcile.Result{}, nil
 	case apierrors.IsConflict(err):
-		// Somebody else wrote first. If that was an answer, the cache will tell.
-		return reconcile.Result{RequeueAfter: retryFirst}, nil
+		// Another client wrote first. If that was an answer, the cache will have it.
+		return reconcile.Result{RequeueAfter: retryMin}, nil
 	case outcome.Kind == phase.Waiting:
 		return reconcile.Result{RequeueAfter: outcome.After}, nil
 	}

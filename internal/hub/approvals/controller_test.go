@@ -30,7 +30,7 @@ func takenText(id, name string) string {
 	return fmt.Sprintf("the cluster ID %s or the cluster name %s has been registered", id, name)
 }
 
-func (w *world) agent(cfg *rest.Config) client.Client {
+func (w *testEnv) agent(cfg *rest.Config) client.Client {
 	w.Helper()
 	agent, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
 	w.must(err)
@@ -39,7 +39,7 @@ func (w *world) agent(cfg *rest.Config) client.Client {
 
 func TestTokenRegistersACluster(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	token, certificate := w.registered("first")
 	c := w.cluster("first")
 	if diff := cmp.Diff(c.Spec, clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull, ID: "id-first"}); diff != "" {
@@ -54,9 +54,9 @@ func TestTokenRegistersACluster(t *testing.T) {
 		t.Errorf("conditions %v, labels %v", csr.Status.Conditions, csr.Labels)
 	}
 	if life := certificate.NotAfter.Sub(certificate.NotBefore); life < 55*time.Minute || life > 70*time.Minute {
-		t.Errorf("it lives %s", life)
+		t.Errorf("its lifetime is %s", life)
 	}
-	agent := w.agent(w.by(certificate))
+	agent := w.agent(w.certificateConfig(certificate))
 	w.eventually(func() string {
 		if err := agent.Get(t.Context(), client.ObjectKey{Name: "first"}, &clusterv1alpha1.Cluster{}); err != nil {
 			return err.Error()
@@ -64,105 +64,105 @@ func TestTokenRegistersACluster(t *testing.T) {
 		return ""
 	})
 	if err := agent.Get(t.Context(), client.ObjectKey{Name: "second"}, &clusterv1alpha1.Cluster{}); !apierrors.IsForbidden(err) {
-		t.Errorf("read another Cluster: %v", err)
+		t.Errorf("got another Cluster: %v", err)
 	}
 	if err := agent.Get(t.Context(), client.ObjectKey{Name: certificate.CSR}, csr); !apierrors.IsForbidden(err) {
-		t.Errorf("read the request of the token: %v", err)
+		t.Errorf("got the request of the token: %v", err)
 	}
 }
 
 func TestAgentRenewsItsCertificate(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	_, certificate := w.registered("renewer")
 	w.registered("bystander")
 	before := w.cluster("bystander")
 	for range 2 {
-		next, err := w.request(w.by(certificate), "renewer", "")
+		next, err := w.request(w.certificateConfig(certificate), "renewer", "")
 		w.must(err)
 		if string(next.KeyPEM) == string(certificate.KeyPEM) {
-			t.Error("the key is the old one")
+			t.Error("the key has not changed")
 		}
 		certificate = next
 	}
-	_, err := w.request(w.by(certificate), "bystander", "")
+	_, err := w.request(w.certificateConfig(certificate), "bystander", "")
 	w.wantDenied(err, bootstrap.ReasonMalformed, "system:karmada:agent:renewer may not have the certificate of the agent of cluster bystander")
 	if diff := cmp.Diff(w.cluster("bystander"), before); diff != "" {
 		t.Errorf("the bystander changed:\n%s", diff)
 	}
 	w.must(w.Delete(t.Context(), w.cluster("renewer")))
 	w.wantNone("renewer")
-	// Its right to ask goes with the Cluster; while the garbage collector is on its way, the answer is no.
-	if _, err := w.request(w.by(certificate), "renewer", ""); err == nil {
-		t.Error("a cluster that is gone got a certificate")
+	// The garbage collector deletes the agent's RBAC after the Cluster. Until then, its requests are denied.
+	if _, err := w.request(w.certificateConfig(certificate), "renewer", ""); err == nil {
+		t.Error("a deleted cluster got a certificate")
 	}
 }
 
-func TestTokenIsWorthOneRegistration(t *testing.T) {
+func TestTokenIsValidForOneRegistration(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	token, _ := w.registered("once")
-	_, err := w.request(w.as(token), "twice", "id-twice")
+	_, err := w.request(w.tokenConfig(token), "twice", "id-twice")
 	w.wantDenied(err, bootstrap.ReasonSpent, "")
 	w.wantNone("twice")
-	_, err = w.request(w.as(token), "once", "another-id")
+	_, err = w.request(w.tokenConfig(token), "once", "another-id")
 	w.wantDenied(err, bootstrap.ReasonSpent, "")
-	// A second try of the same, before the agent has come.
-	_, err = w.request(w.as(token), "once", "id-once")
+	// The registration is retried before the agent has reported.
+	_, err = w.request(w.tokenConfig(token), "once", "id-once")
 	w.must(err)
 	w.report("once")
 	before := w.cluster("once")
-	_, err = w.request(w.as(token), "once", "id-once")
+	_, err = w.request(w.tokenConfig(token), "once", "id-once")
 	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-once", "once"))
 	if diff := cmp.Diff(w.cluster("once"), before); diff != "" {
 		t.Errorf("the Cluster changed:\n%s", diff)
 	}
-	_, err = w.request(w.as(token), "twice", "id-twice")
+	_, err = w.request(w.tokenConfig(token), "twice", "id-twice")
 	w.wantDenied(err, bootstrap.ReasonSpent, "")
 }
 
 func TestNamesAndIDsOfOthersAreTaken(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	w.registered("winner")
 	before := w.cluster("winner")
 	token := w.token("")
-	_, err := w.request(w.as(token), "winner", "id-loser")
+	_, err := w.request(w.tokenConfig(token), "winner", "id-loser")
 	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-loser", "winner"))
-	// A token that got nothing is worth as much as before.
-	_, err = w.request(w.as(token), "loser", "id-winner")
+	// A token whose request was denied is still unused.
+	_, err = w.request(w.tokenConfig(token), "loser", "id-winner")
 	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-winner", "loser"))
 	w.wantNone("loser")
 	if diff := cmp.Diff(w.cluster("winner"), before); diff != "" {
 		t.Errorf("the winner changed:\n%s", diff)
 	}
-	_, err = w.request(w.as(token), "loser", "id-loser")
+	_, err = w.request(w.tokenConfig(token), "loser", "id-loser")
 	w.must(err)
 }
 
 func TestTokenForOneClusterRenewsThatOne(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	w.registered("expired")
 	w.report("expired")
 	uid := w.cluster("expired").UID
 	token := w.token("expired")
-	_, err := w.request(w.as(token), "somebody", "id-somebody")
+	_, err := w.request(w.tokenConfig(token), "somebody", "id-somebody")
 	w.wantDenied(err, bootstrap.ReasonMalformed, `the bootstrap token is for cluster "expired" alone`)
-	_, err = w.request(w.as(token), "expired", "id-another")
+	_, err = w.request(w.tokenConfig(token), "expired", "id-another")
 	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-another", "expired"))
-	certificate, err := w.request(w.as(token), "expired", "id-expired")
+	certificate, err := w.request(w.tokenConfig(token), "expired", "id-expired")
 	w.must(err)
 	if w.cluster("expired").UID != uid {
-		t.Error("the Cluster was made anew")
+		t.Error("the Cluster was created again")
 	}
-	_, err = w.request(w.by(certificate), "expired", "")
+	_, err = w.request(w.certificateConfig(certificate), "expired", "")
 	w.must(err)
 }
 
 func TestRacingRegistrationsHaveOneWinner(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	for round := range 5 {
 		const racers = 3
 		var (
@@ -175,7 +175,7 @@ func TestRacingRegistrationsHaveOneWinner(t *testing.T) {
 			tokens[i] = w.token("")
 		}
 		for i := range racers {
-			running.Go(func() { _, errs[i] = w.request(w.as(tokens[i]), fmt.Sprintf("race-%d-%d", round, i), id) })
+			running.Go(func() { _, errs[i] = w.request(w.tokenConfig(tokens[i]), fmt.Sprintf("race-%d-%d", round, i), id) })
 		}
 		running.Wait()
 		won := 0
@@ -195,24 +195,24 @@ func TestRacingRegistrationsHaveOneWinner(t *testing.T) {
 	}
 }
 
-func TestWorthlessTokensAreRefused(t *testing.T) {
+func TestInvalidTokensAreDenied(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	// The API server goes on taking a deleted token for a moment, so the controller must look itself.
+	w := newTestEnv(t)
+	// The API server accepts a deleted token for a moment, so the controller must check it.
 	token := w.token("")
 	_, err := bootstrap.DeleteToken(t.Context(), w, token.ID)
 	w.must(err)
-	if _, err := w.request(w.as(token), "deleted", "id-deleted"); err == nil {
+	if _, err := w.request(w.tokenConfig(token), "deleted", "id-deleted"); err == nil {
 		t.Error("a deleted token registered a cluster")
 	}
 	forged := w.token("")
 	forged.Secret = "0123456789abcdef"
-	if _, err := w.request(w.as(forged), "forged", "id-forged"); !apierrors.IsUnauthorized(err) {
+	if _, err := w.request(w.tokenConfig(forged), "forged", "id-forged"); !apierrors.IsUnauthorized(err) {
 		t.Errorf("a forged token: %v", err)
 	}
 	stranger := w.tokenWith(bootstrap.TokenOptions{TTL: time.Hour, Groups: []string{"system:bootstrappers:others"}})
-	if _, err := w.request(w.as(stranger), "strange", "id-strange"); !apierrors.IsForbidden(err) {
-		t.Errorf("a token of others: %v", err)
+	if _, err := w.request(w.tokenConfig(stranger), "strange", "id-strange"); !apierrors.IsForbidden(err) {
+		t.Errorf("a foreign token: %v", err)
 	}
 	for _, name := range []string{"deleted", "forged", "strange"} {
 		w.wantNone(name)
@@ -221,13 +221,13 @@ func TestWorthlessTokensAreRefused(t *testing.T) {
 
 func TestReservedNameIsRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	_, err := w.request(w.as(w.token("")), "rbac-generator", "id-reserved")
+	w := newTestEnv(t)
+	_, err := w.request(w.tokenConfig(w.token("")), "rbac-generator", "id-reserved")
 	w.wantDenied(err, bootstrap.ReasonMalformed, "")
 	w.wantNone("rbac-generator")
 }
 
-// petition makes a CertificateSigningRequest by hand.
+// petition creates a CertificateSigningRequest.
 func petition(t *testing.T, name string, subject pkix.Name) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -248,7 +248,7 @@ func petition(t *testing.T, name string, subject pkix.Name) *certificatesv1.Cert
 }
 
 // answer waits for the answer to a request.
-func (w *world) answer(name string) certificatesv1.CertificateSigningRequestCondition {
+func (w *testEnv) answer(name string) certificatesv1.CertificateSigningRequestCondition {
 	w.Helper()
 	csr := &certificatesv1.CertificateSigningRequest{}
 	w.eventually(func() string {
@@ -261,9 +261,9 @@ func (w *world) answer(name string) certificatesv1.CertificateSigningRequestCond
 	return csr.Status.Conditions[0]
 }
 
-func TestRequestsOfOthersAreLeftAloneAndTheirAgentsDenied(t *testing.T) {
+func TestForeignRequestsAreIgnoredOrDenied(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	foreign := petition(t, "foreign", pkix.Name{CommonName: "jane", Organization: []string{"developers"}})
 	w.must(w.Create(t.Context(), foreign))
 	admin := petition(t, "by-admin", pkix.Name{CommonName: bootstrap.AgentUser("by-admin"), Organization: []string{bootstrap.AgentsGroup}})
@@ -274,53 +274,53 @@ func TestRequestsOfOthersAreLeftAloneAndTheirAgentsDenied(t *testing.T) {
 	w.wantNone("by-admin")
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign))
 	if len(foreign.Status.Conditions) > 0 {
-		t.Errorf("the request of another: %+v", foreign.Status.Conditions)
+		t.Errorf("the foreign request: %+v", foreign.Status.Conditions)
 	}
 }
 
-func TestAnswerThatNobodyWaitsForIsNo(t *testing.T) {
+func TestLateRequestIsDenied(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	late := petition(t, "late", pkix.Name{CommonName: bootstrap.AgentUser("late"), Organization: []string{bootstrap.AgentsGroup}})
 	late.Annotations[kube.AnnotationUntil] = time.Now().Add(-time.Minute).Format(time.RFC3339)
 	token := w.token("")
-	w.must(w.agent(w.as(token)).Create(t.Context(), late))
+	w.must(w.agent(w.tokenConfig(token)).Create(t.Context(), late))
 	if got := w.answer("late"); got.Type != certificatesv1.CertificateDenied || got.Reason != bootstrap.ReasonTooLate {
 		t.Errorf("answer %+v", got)
 	}
 	w.wantNone("late")
-	_, err := w.request(w.as(token), "late", "id-late")
+	_, err := w.request(w.tokenConfig(token), "late", "id-late")
 	w.must(err)
 }
 
-// marksOf returns what is written on a token's Secret.
-func (w *world) marksOf(ctx context.Context, token bootstrap.Token) map[string]string {
+// annotationsOf returns the annotations of a token's Secret.
+func (w *testEnv) annotationsOf(ctx context.Context, token bootstrap.Token) map[string]string {
 	w.Helper()
 	secret := &corev1.Secret{}
 	w.must(w.Get(ctx, bootstrap.TokenSecret(token.ID), secret))
 	return secret.Annotations
 }
 
-// readied makes a Cluster one whose agent has said that it is ready.
-func (w *world) readied(cluster string) {
+// setReady sets the Ready condition of a Cluster.
+func (w *testEnv) setReady(cluster string) {
 	w.Helper()
 	c := w.cluster(cluster)
 	c.Status.KubernetesVersion = "v1.36.3"
 	c.Status.Conditions = []metav1.Condition{{
-		Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionTrue, Reason: "Test", Message: "said by a test", LastTransitionTime: metav1.Now(),
+		Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionTrue, Reason: "Test", Message: "set by a test", LastTransitionTime: metav1.Now(),
 	}}
 	w.must(w.Status().Update(w.Context(), c))
 }
 
-// evicted takes a Cluster out of the fleet.
-func (w *world) evicted(cluster string) {
+// deleteCluster removes a Cluster from the fleet.
+func (w *testEnv) deleteCluster(cluster string) {
 	w.Helper()
 	w.must(w.Delete(w.Context(), w.cluster(cluster)))
 	w.wantNone(cluster)
 }
 
-// aged makes the first use of a token one that was as long ago.
-func (w *world) aged(token bootstrap.Token, ago time.Duration) {
+// setFirstUse sets the time of the first use of a token to this long ago.
+func (w *testEnv) setFirstUse(token bootstrap.Token, ago time.Duration) {
 	w.Helper()
 	secret := &corev1.Secret{}
 	w.must(w.Get(w.Context(), bootstrap.TokenSecret(token.ID), secret))
@@ -329,67 +329,67 @@ func (w *world) aged(token bootstrap.Token, ago time.Duration) {
 	w.must(w.Patch(w.Context(), secret, before))
 }
 
-func TestTokenDoesNotUndoAnEviction(t *testing.T) {
+func TestTokenDoesNotRegisterRemovedClusterAgain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	token, _ := w.registered("evicted")
-	w.readied("evicted")
+	w.setReady("evicted")
 	w.eventually(func() string {
-		if w.marksOf(t.Context(), token)["towline.dev/registered-uid"] == "" {
-			return "the registration does not count as through"
+		if w.annotationsOf(t.Context(), token)["towline.dev/registered-uid"] == "" {
+			return "the registration is not complete"
 		}
 		return ""
 	})
-	w.evicted("evicted")
-	_, err := w.request(w.as(token), "evicted", "id-evicted")
+	w.deleteCluster("evicted")
+	_, err := w.request(w.tokenConfig(token), "evicted", "id-evicted")
 	w.wantDenied(err, bootstrap.ReasonSpent, "")
 	w.wantNone("evicted")
 }
 
-func TestRegistrationThatFailedCanBeTriedAgainForAWhile(t *testing.T) {
+func TestFailedRegistrationCanBeRetriedForAWhile(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	token, _ := w.registered("retried")
 	for _, report := range []func(string){func(string) {}, w.report} {
 		report("retried")
-		w.evicted("retried") // as a registration that fails does
-		_, err := w.request(w.as(token), "retried", "id-retried")
+		w.deleteCluster("retried") // as a failed registration does
+		_, err := w.request(w.tokenConfig(token), "retried", "id-retried")
 		w.must(err)
 	}
-	w.aged(token, 16*time.Minute)
-	_, err := w.request(w.as(token), "retried", "id-retried")
+	w.setFirstUse(token, 16*time.Minute)
+	_, err := w.request(w.tokenConfig(token), "retried", "id-retried")
 	w.wantDenied(err, bootstrap.ReasonSpent, "")
 	w.cluster("retried")
-	w.evicted("retried")
-	_, err = w.request(w.as(token), "retried", "id-retried")
+	w.deleteCluster("retried")
+	_, err = w.request(w.tokenConfig(token), "retried", "id-retried")
 	w.wantDenied(err, bootstrap.ReasonSpent, "")
 	w.wantNone("retried")
 }
 
-func TestTokenForOneClusterIsWorthOneRenewal(t *testing.T) {
+func TestTokenForOneClusterIsValidForOneRenewal(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	w.registered("lapsed")
 	w.report("lapsed")
 	token, late := w.token("lapsed"), w.token("lapsed")
-	for range 2 { // a second try
-		_, err := w.request(w.as(token), "lapsed", "id-lapsed")
+	for range 2 { // a retry
+		_, err := w.request(w.tokenConfig(token), "lapsed", "id-lapsed")
 		w.must(err)
 	}
-	_, err := w.request(w.as(late), "lapsed", "id-lapsed")
+	_, err := w.request(w.tokenConfig(late), "lapsed", "id-lapsed")
 	w.must(err)
-	w.aged(late, 16*time.Minute)
-	_, err = w.request(w.as(late), "lapsed", "id-lapsed")
+	w.setFirstUse(late, 16*time.Minute)
+	_, err = w.request(w.tokenConfig(late), "lapsed", "id-lapsed")
 	w.wantDenied(err, bootstrap.ReasonSpent, "")
-	w.evicted("lapsed")
-	_, err = w.request(w.as(token), "lapsed", "id-lapsed")
+	w.deleteCluster("lapsed")
+	_, err = w.request(w.tokenConfig(token), "lapsed", "id-lapsed")
 	w.wantDenied(err, bootstrap.ReasonSpent, "")
 	w.wantNone("lapsed")
 }
 
-func TestOneTokenRacedRegistersOneOfTwoNames(t *testing.T) {
+func TestConcurrentUsesOfTokenRegisterOneName(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	for round := range 5 {
 		var (
 			running sync.WaitGroup
@@ -398,7 +398,7 @@ func TestOneTokenRacedRegistersOneOfTwoNames(t *testing.T) {
 		)
 		name := func(i int) string { return fmt.Sprintf("shared-%d-%d", round, i) }
 		for i := range errs {
-			running.Go(func() { _, errs[i] = w.request(w.as(token), name(i), "id-"+name(i)) })
+			running.Go(func() { _, errs[i] = w.request(w.tokenConfig(token), name(i), "id-"+name(i)) })
 		}
 		running.Wait()
 		won := 0
@@ -417,16 +417,16 @@ func TestOneTokenRacedRegistersOneOfTwoNames(t *testing.T) {
 	}
 }
 
-func TestAnswersAreReadByWhoAskedOnly(t *testing.T) {
+func TestOnlyRequesterReadsAnswer(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	_, certificate := w.registered("asker")
 	_, neighbour := w.registered("reader")
 	request := &certificatesv1.CertificateSigningRequest{}
-	next, err := w.request(w.by(certificate), "asker", "")
+	next, err := w.request(w.certificateConfig(certificate), "asker", "")
 	w.must(err)
-	w.must(w.agent(w.by(certificate)).Get(t.Context(), client.ObjectKey{Name: next.CSR}, request))
-	for who, cfg := range map[string]*rest.Config{"another agent": w.by(neighbour), "another token": w.as(w.token(""))} {
+	w.must(w.agent(w.certificateConfig(certificate)).Get(t.Context(), client.ObjectKey{Name: next.CSR}, request))
+	for who, cfg := range map[string]*rest.Config{"another agent": w.certificateConfig(neighbour), "another token": w.tokenConfig(w.token(""))} {
 		for _, name := range []string{certificate.CSR, next.CSR} {
 			if err := w.agent(cfg).Get(t.Context(), client.ObjectKey{Name: name}, request); !apierrors.IsForbidden(err) {
 				t.Errorf("%s reads %s: %v", who, name, err)

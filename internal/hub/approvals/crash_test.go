@@ -34,12 +34,13 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-var errKilled = errors.New("the hub is dead")
+var errKilled = errors.New("the hub has crashed")
 
-// mortal returns a client that makes this many writes and then none, nor anything else, as if its process had been killed.
-func (w *world) mortal(writes int) client.Client {
+// crashingClient returns a client that makes this many writes, and then no further request, as if its process had been
+// killed.
+func (w *testEnv) crashingClient(writes int) client.Client {
 	w.Helper()
-	// With the rights of config/hub.yaml.
+	// It has the RBAC of config/hub.yaml.
 	cfg := rest.CopyConfig(w.config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: hubUser}
 	live, err := client.NewWithWatch(cfg, client.Options{Scheme: kube.Scheme()})
@@ -96,11 +97,11 @@ func (w *world) mortal(writes int) client.Client {
 	})
 }
 
-// hubUser has the rights of config/hub.yaml.
+// hubUser is a user with the RBAC of config/hub.yaml.
 const hubUser = "towline-hub"
 
-// entitle gives hubUser the rights that the hub's manifest gives the hub, and prepares the hub with no more than those.
-func (w *world) entitle() error {
+// grantHubRBAC grants hubUser the RBAC in the hub's manifest, and prepares the hub as that user.
+func (w *testEnv) grantHubRBAC() error {
 	raw, err := os.ReadFile(filepath.Join("..", "..", "..", "config", "hub.yaml"))
 	if err != nil {
 		return err
@@ -130,55 +131,55 @@ func (w *world) entitle() error {
 	return err
 }
 
-// run has the request answered by a controller that makes this many writes at most, at the moment now.
-func (w *world) run(name string, writes int, now time.Time) error {
+// run reconciles the request with a controller that makes at most this many writes, at the time now.
+func (w *testEnv) run(name string, writes int, now time.Time) error {
 	w.Helper()
-	c := &approvals.Controller{Hub: cmp.Or[client.Client](w.cached, w), Live: w.mortal(writes), Events: events.NewFakeRecorder(100), Clock: clocktesting.NewFakeClock(now)}
+	c := &approvals.Controller{Hub: cmp.Or[client.Client](w.cached, w), Live: w.crashingClient(writes), Events: events.NewFakeRecorder(100), Clock: clocktesting.NewFakeClock(now)}
 	_, err := c.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}})
 	return err
 }
 
-// asked has a token's holder ask for a registration, who waits a minute.
-func (w *world) asked(t *testing.T, token bootstrap.Token, name string) {
+// createRequest creates the request of a token's holder to register a cluster, which waits a minute for the answer.
+func (w *testEnv) createRequest(t *testing.T, token bootstrap.Token, name string) {
 	t.Helper()
 	csr := petition(t, name, pkix.Name{CommonName: bootstrap.AgentUser(name), Organization: []string{bootstrap.AgentsGroup}})
 	csr.Annotations[kube.AnnotationUntil] = time.Now().Add(time.Minute).Format(time.RFC3339)
-	w.must(w.agent(w.as(token)).Create(t.Context(), csr))
+	w.must(w.agent(w.tokenConfig(token)).Create(t.Context(), csr))
 }
 
-// manyWrites is more than an answer takes.
+// manyWrites is more than an answer needs.
 const manyWrites = 100
 
-func TestHubMayDieAtAnyMoment(t *testing.T) {
+func TestHubMayCrashAtAnyTime(t *testing.T) {
 	t.Parallel()
 	plane := localkube.ForTest(t, localkube.Named("mortal"))
-	if err := errors.Join(installed(t.Context(), plane.Config), worldOf(t, plane).entitle()); err != nil {
+	if err := errors.Join(installAPIs(t.Context(), plane.Config), newTestEnvOn(t, plane).grantHubRBAC()); err != nil {
 		t.Fatal(err)
 	}
-	t.Run("no guard", func(t *testing.T) { nobodyIsLetInUnguarded(t, worldOf(t, plane)) })
-	t.Run("one request", func(t *testing.T) { t.Parallel(); hubMayDieAtAnyMoment(t, worldOf(t, plane)) })
-	for name, test := range map[string]func(*testing.T, *world){
-		"two requests": secondRequestOutlivesTheDenialOfTheFirst, "two requests denied": deniedTogetherLeaveNothing, "an answer that was lost": approvedIsNotTakenBack,
-		"too many requests": tooManyAreDenied, "many malformed requests": anyNumberOfDenialsCostsTheHubLittle,
-		"an earlier Cluster": nothingIsTriedForEver, "a token expires": tokenThatExpiresWhileItWaitsIsWorthNothing,
+	t.Run("no policy", func(t *testing.T) { noApprovalWithoutPolicy(t, newTestEnvOn(t, plane)) })
+	t.Run("one request", func(t *testing.T) { t.Parallel(); hubMayCrashAtAnyTime(t, newTestEnvOn(t, plane)) })
+	for name, test := range map[string]func(*testing.T, *testEnv){
+		"two requests": denialOfFirstRequestKeepsSecond, "two requests denied": denialOfAllRequestsRollsBack, "a lost answer": approvedRequestIsNotRolledBack,
+		"too many requests": tooManyAreDenied, "many malformed requests": denialsCostLittle,
+		"an earlier Cluster": retriesEnd, "a token expires": tokenThatExpiresMeanwhileIsInvalid,
 	} {
-		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, worldOf(t, plane)) })
+		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, newTestEnvOn(t, plane)) })
 	}
 }
 
-func hubMayDieAtAnyMoment(t *testing.T, w *world) {
+func hubMayCrashAtAnyTime(t *testing.T, w *testEnv) {
 	t.Helper()
 	died := 0
 	for writes := range manyWrites {
 		name := fmt.Sprintf("dies-%d", writes)
 		token, other := w.token(""), w.token("")
-		w.asked(t, token, name+"-a")
-		w.asked(t, other, name+"-b")
+		w.createRequest(t, token, name+"-a")
+		w.createRequest(t, other, name+"-b")
 		first := w.run(name+"-a", writes, time.Now())
 		if first != nil && !errors.Is(first, errKilled) {
 			t.Fatalf("after %d writes: %v", writes, first)
 		}
-		// One is answered by the hub's next process, in time; the other one when nobody waits any more.
+		// The next hub process answers one request in time, and the other one after its deadline.
 		w.must(w.run(name+"-a", manyWrites, time.Now()))
 		if got := w.answer(name + "-a"); got.Type != certificatesv1.CertificateApproved {
 			t.Errorf("killed after %d writes: %+v", writes, got)
@@ -193,23 +194,23 @@ func hubMayDieAtAnyMoment(t *testing.T, w *world) {
 			t.Errorf("killed after %d writes, then late: %+v", writes, got)
 		}
 		w.wantNone(name + "-b")
-		if marks := w.marksOf(t.Context(), other); len(marks) > 0 {
+		if marks := w.annotationsOf(t.Context(), other); len(marks) > 0 {
 			t.Errorf("killed after %d writes, then late: the token is marked %v", writes, marks)
 		}
 	}
 	if died < 10 {
-		t.Errorf("the hub died only %d times", died)
+		t.Errorf("the hub crashed only %d times", died)
 	}
 }
 
-func secondRequestOutlivesTheDenialOfTheFirst(t *testing.T, w *world) {
+func denialOfFirstRequestKeepsSecond(t *testing.T, w *testEnv) {
 	t.Helper()
 	token := w.token("")
-	w.asked(t, token, "again")
+	w.createRequest(t, token, "again")
 	w.granting("again", "again")
 	second := petition(t, "again-2", pkix.Name{CommonName: bootstrap.AgentUser("again"), Organization: []string{bootstrap.AgentsGroup}})
 	second.Annotations[kube.AnnotationClusterID] = "id-again"
-	w.must(w.agent(w.as(token)).Create(t.Context(), second))
+	w.must(w.agent(w.tokenConfig(token)).Create(t.Context(), second))
 	w.must(w.run("again-2", manyWrites, time.Now()))
 	if got := w.answer("again-2"); got.Type != certificatesv1.CertificateApproved {
 		t.Fatalf("the second: %+v", got)
@@ -219,32 +220,33 @@ func secondRequestOutlivesTheDenialOfTheFirst(t *testing.T, w *world) {
 		t.Errorf("the first: %+v", got)
 	}
 	w.cluster("again")
-	if marks := w.marksOf(t.Context(), token); marks[kube.AnnotationRegistered] != "again/id-again" {
+	if marks := w.annotationsOf(t.Context(), token); marks[kube.AnnotationRegistered] != "again/id-again" {
 		t.Errorf("the token is marked %v", marks)
 	}
 }
 
-// files creates the request of a token's holder to have a cluster registered, as the request of that name and changed as said.
-func (w *world) files(t *testing.T, token bootstrap.Token, request, cluster string, change func(*certificatesv1.CertificateSigningRequest)) {
+// createRequestObject creates the request of a token's holder to register cluster, with the name request and the given
+// change.
+func (w *testEnv) createRequestObject(t *testing.T, token bootstrap.Token, request, cluster string, change func(*certificatesv1.CertificateSigningRequest)) {
 	t.Helper()
 	csr := petition(t, request, pkix.Name{CommonName: bootstrap.AgentUser(cluster), Organization: []string{bootstrap.AgentsGroup}})
 	csr.Annotations[kube.AnnotationClusterID] = "id-" + cluster
 	change(csr)
-	w.must(w.agent(w.as(token)).Create(t.Context(), csr))
+	w.must(w.agent(w.tokenConfig(token)).Create(t.Context(), csr))
 }
 
 func asIs(*certificatesv1.CertificateSigningRequest) {}
 
-// wantAnswer fails unless the request was answered so.
-func (w *world) wantAnswer(request string, kind certificatesv1.RequestConditionType, reason string) {
+// wantAnswer checks the answer to the request.
+func (w *testEnv) wantAnswer(request string, kind certificatesv1.RequestConditionType, reason string) {
 	w.Helper()
 	if got := w.answer(request); got.Type != kind || got.Reason != reason {
 		w.Errorf("%s was answered with %+v, want %s for %s", request, got, kind, reason)
 	}
 }
 
-// granting runs the request until there are rights for the agent, and no further.
-func (w *world) granting(request, cluster string) {
+// granting runs the request until the agent's RBAC exists, and no further.
+func (w *testEnv) granting(request, cluster string) {
 	w.Helper()
 	for writes := range manyWrites {
 		if err := w.run(request, writes, time.Now()); err == nil {
@@ -256,11 +258,11 @@ func (w *world) granting(request, cluster string) {
 	}
 }
 
-func deniedTogetherLeaveNothing(t *testing.T, w *world) {
+func denialOfAllRequestsRollsBack(t *testing.T, w *testEnv) {
 	t.Helper()
 	token := w.token("")
 	for _, request := range []string{"both-1", "both-2"} {
-		w.files(t, token, request, "both", asIs)
+		w.createRequestObject(t, token, request, "both", asIs)
 	}
 	w.granting("both-1", "both")
 	for writes := 0; len(strings.Fields(w.cluster("both").Annotations["towline.dev/certificate-requests"])) < 2; writes++ {
@@ -275,15 +277,15 @@ func deniedTogetherLeaveNothing(t *testing.T, w *world) {
 	w.wantAnswer("both-1", certificatesv1.CertificateDenied, bootstrap.ReasonTooLate)
 	w.wantAnswer("both-2", certificatesv1.CertificateDenied, bootstrap.ReasonTooLate)
 	w.wantNone("both")
-	if marks := w.marksOf(t.Context(), token); len(marks) > 0 {
+	if marks := w.annotationsOf(t.Context(), token); len(marks) > 0 {
 		t.Errorf("the token is marked %v", marks)
 	}
 }
 
-// behind is a cache that has not heard of any answer.
-type behind struct{ client.Client }
+// staleCache is a cache without any answer.
+type staleCache struct{ client.Client }
 
-func (b behind) Get(ctx context.Context, key client.ObjectKey, obj client.Object, o ...client.GetOption) error {
+func (b staleCache) Get(ctx context.Context, key client.ObjectKey, obj client.Object, o ...client.GetOption) error {
 	err := b.Client.Get(ctx, key, obj, o...)
 	if csr, ok := obj.(*certificatesv1.CertificateSigningRequest); ok {
 		csr.Status = certificatesv1.CertificateSigningRequestStatus{}
@@ -291,24 +293,24 @@ func (b behind) Get(ctx context.Context, key client.ObjectKey, obj client.Object
 	return err
 }
 
-func approvedIsNotTakenBack(t *testing.T, w *world) {
+func approvedRequestIsNotRolledBack(t *testing.T, w *testEnv) {
 	t.Helper()
 	token := w.token("")
-	w.files(t, token, "lost", "lost", asIs)
+	w.createRequestObject(t, token, "lost", "lost", asIs)
 	w.must(w.run("lost", manyWrites, time.Now()))
-	// The hub does not know that it has approved it, and finds it too late now.
-	w.must((&world{TB: t, Client: w.Client, config: w.config, cached: behind{w.Client}}).run("lost", manyWrites, time.Now().Add(time.Hour)))
+	// The cache does not have the approval, and the deadline has passed.
+	w.must((&testEnv{TB: t, Client: w.Client, config: w.config, cached: staleCache{w.Client}}).run("lost", manyWrites, time.Now().Add(time.Hour)))
 	w.wantAnswer("lost", certificatesv1.CertificateApproved, bootstrap.ReasonApproved)
 	w.cluster("lost")
-	if marks := w.marksOf(t.Context(), token); marks[kube.AnnotationRegistered] != "lost/id-lost" {
+	if marks := w.annotationsOf(t.Context(), token); marks[kube.AnnotationRegistered] != "lost/id-lost" {
 		t.Errorf("the token is marked %v", marks)
 	}
 }
 
-func nothingIsTriedForEver(t *testing.T, w *world) {
+func retriesEnd(t *testing.T, w *testEnv) {
 	t.Helper()
 	token := w.token("")
-	w.files(t, token, "stuck", "stuck", asIs)
+	w.createRequestObject(t, token, "stuck", "stuck", asIs)
 	w.must(w.run("stuck", manyWrites, time.Now()))
 	held := w.cluster("stuck")
 	held.Finalizers = append(held.Finalizers, "example.com/stuck")
@@ -320,12 +322,12 @@ func nothingIsTriedForEver(t *testing.T, w *world) {
 			csr.Annotations[kube.AnnotationUntil] = "2999-01-01T00:00:00Z"
 		},
 	} {
-		w.files(t, token, request, "stuck", change)
+		w.createRequestObject(t, token, request, "stuck", change)
 		w.must(w.run(request, manyWrites, time.Now()))
 		csr := &certificatesv1.CertificateSigningRequest{}
 		w.must(w.Get(t.Context(), client.ObjectKey{Name: request}, csr))
 		if len(csr.Status.Conditions) > 0 {
-			t.Errorf("%s was answered with %+v while the earlier Cluster is still going", request, csr.Status.Conditions)
+			t.Errorf("%s was answered with %+v while the earlier Cluster is being deleted", request, csr.Status.Conditions)
 		}
 		w.must(w.run(request, manyWrites, time.Now().Add(16*time.Minute)))
 		w.wantAnswer(request, certificatesv1.CertificateDenied, bootstrap.ReasonTooLate)
@@ -335,16 +337,16 @@ func nothingIsTriedForEver(t *testing.T, w *world) {
 	w.must(w.Update(t.Context(), held))
 }
 
-func tokenThatExpiresWhileItWaitsIsWorthNothing(t *testing.T, w *world) {
+func tokenThatExpiresMeanwhileIsInvalid(t *testing.T, w *testEnv) {
 	t.Helper()
 	token := w.tokenWith(bootstrap.TokenOptions{TTL: 10 * time.Minute})
-	w.files(t, token, "expires", "expires", asIs)
+	w.createRequestObject(t, token, "expires", "expires", asIs)
 	w.must(w.run("expires", manyWrites, time.Now().Add(11*time.Minute)))
 	w.wantAnswer("expires", certificatesv1.CertificateDenied, bootstrap.ReasonToken)
 	w.wantNone("expires")
 }
 
-func nobodyIsLetInUnguarded(t *testing.T, w *world) {
+func noApprovalWithoutPolicy(t *testing.T, w *testEnv) {
 	t.Helper()
 	token := w.token("")
 	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
@@ -353,26 +355,26 @@ func nobodyIsLetInUnguarded(t *testing.T, w *world) {
 		guard.SetName("towline-karmada-agents")
 		w.must(w.Delete(t.Context(), guard))
 		name := strings.ToLower("without-" + kind)
-		w.files(t, token, name, "unguarded", asIs)
+		w.createRequestObject(t, token, name, "unguarded", asIs)
 		w.must(w.run(name, manyWrites, time.Now()))
 		csr := &certificatesv1.CertificateSigningRequest{}
 		w.must(w.Get(t.Context(), client.ObjectKey{Name: name}, csr))
 		if len(csr.Status.Conditions) > 0 {
 			t.Errorf("without %s: %+v", kind, csr.Status.Conditions)
 		}
-		// The hub has written it again.
+		// The hub has created it again.
 		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(guard), guard))
 		w.must(w.run(name, manyWrites, time.Now()))
 		w.wantAnswer(name, certificatesv1.CertificateApproved, bootstrap.ReasonApproved)
 	}
 }
 
-func tooManyAreDenied(t *testing.T, w *world) {
+func tooManyAreDenied(t *testing.T, w *testEnv) {
 	t.Helper()
 	const most, more = 20, 3
 	token := w.token("")
 	for i := range most + more {
-		w.files(t, token, fmt.Sprintf("many-%d", i), "many", asIs)
+		w.createRequestObject(t, token, fmt.Sprintf("many-%d", i), "many", asIs)
 	}
 	denied := 0
 	for i := range most + more {
@@ -386,15 +388,15 @@ func tooManyAreDenied(t *testing.T, w *world) {
 		}
 	}
 	if denied != more {
-		t.Errorf("%d of %d were too many", denied, most+more)
+		t.Errorf("%d of %d were denied as too many", denied, most+more)
 	}
 }
 
-func anyNumberOfDenialsCostsTheHubLittle(t *testing.T, w *world) {
+func denialsCostLittle(t *testing.T, w *testEnv) {
 	t.Helper()
 	const requests = 24
 	token := w.token("")
-	reader := w.agent(w.as(token))
+	reader := w.agent(w.tokenConfig(token))
 	bound := func() (count int) {
 		bindings := &rbacv1.ClusterRoleBindingList{}
 		w.must(w.List(t.Context(), bindings))
@@ -407,7 +409,7 @@ func anyNumberOfDenialsCostsTheHubLittle(t *testing.T, w *world) {
 	}
 	for i := range requests {
 		name := fmt.Sprintf("malformed-%d", i)
-		w.files(t, token, name, "rbac-generator", asIs)
+		w.createRequestObject(t, token, name, "rbac-generator", asIs)
 		if got := bound(); i == 0 && got != 0 {
 			t.Errorf("%d bindings for requests without an answer", got)
 		}
@@ -420,7 +422,7 @@ func anyNumberOfDenialsCostsTheHubLittle(t *testing.T, w *world) {
 			return ""
 		})
 		if len(csr.Status.Conditions) != 1 || csr.Status.Conditions[0].Reason != bootstrap.ReasonMalformed {
-			t.Errorf("the one who asked reads %+v", csr.Status.Conditions)
+			t.Errorf("the requester reads %+v", csr.Status.Conditions)
 		}
 	}
 	if got := bound(); got != 20 {

@@ -1,2 +1,28 @@
-// Package approvals gives certificates to agents: to those of new clusters, which come with a bootstrap token, and their next one to those that are here.
+// Package approvals approves or denies the CertificateSigningRequests of agents: of new clusters, which register with a
+// bootstrap token, and of registered clusters, whose agents renew their certificate.
+//
+// The hub of the default shard runs Controller. The steps for a request are:
+//
+//  1. Validate it, and check its deadline and the number of requests of the requester.
+//  2. Check the requester's RBAC, and ensure the admission policy that limits the writes of agents.
+//  3. For a registration: bind the token to the cluster, create or adopt the Cluster, and create the agent's RBAC. For
+//     a renewal: read the Cluster.
+//  4. Allow the requester to read the answer, and approve the request.
+//
+// A step that rejects the request ends it with a denial. Before the denial is written, the Cluster and the token's
+// annotations are rolled back, unless another request uses them.
+//
+// Terms: a registration is complete when its Cluster has been ready for completionDelay. Until then, and for at most
+// spaces.RegistrationTimeout, it can be retried with the same token. Afterwards the token is valid for its Cluster
+// only, or not at all.
+//
+// Invariants:
+//
+//   - The hub can crash between any two requests to the API server. The annotations record the requests that use an
+//     object.
+//   - A token registers at most one cluster.
+//   - A removed Cluster is not created again by the token that registered it.
+//   - No agent gets a certificate while the admission policy is not in effect.
+//
+// Start reading at Controller.Reconcile in controller.go; the steps are in steps.go, tokenuse.go and cluster.go.
 package approvals

@@ -31,16 +31,17 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// answered is the shared control plane, on which the controller runs as in a hub; started on first use and running until the binary ends.
-type answered struct {
+// sharedHub is the shared control plane with a running controller. It starts on first use and runs until the test
+// binary exits.
+type sharedHub struct {
 	once sync.Once
 	err  error
 }
 
-var running answered
+var running sharedHub
 
-// installed makes a control plane know our kinds.
-func installed(ctx context.Context, cfg *rest.Config) error {
+// installAPIs installs the CRDs and prepares the hub.
+func installAPIs(ctx context.Context, cfg *rest.Config) error {
 	hubClient, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return err
@@ -52,15 +53,15 @@ func installed(ctx context.Context, cfg *rest.Config) error {
 	return hub.InstallCRDs(ctx, cfg)
 }
 
-func (a *answered) start(cfg *rest.Config) error {
+func (a *sharedHub) start(cfg *rest.Config) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := errors.Join(installed(ctx, cfg), bootstrap.Prepare(ctx, cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData})); err != nil {
+	if err := errors.Join(installAPIs(ctx, cfg), bootstrap.Prepare(ctx, cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData})); err != nil {
 		return err
 	}
-	object, only := approvals.Cached()
+	object, boundCluster := approvals.CacheOptions()
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Scheme: kube.Scheme(), Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{object: only}},
+		Scheme: kube.Scheme(), Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{object: boundCluster}},
 		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	})
 	if err != nil {
@@ -78,53 +79,54 @@ func (a *answered) start(cfg *rest.Config) error {
 	return nil
 }
 
-// world is a hub and what a test does to it.
-type world struct {
+// testEnv is a hub and the objects of a test.
+type testEnv struct {
 	testing.TB
 	client.Client
 	config *rest.Config
-	// cached is what a controller reads the requests from that a test runs itself. Default: the API server.
+	// cached reads the requests for a controller that the test runs itself. Default: the API server.
 	cached client.Client
 }
 
-func newWorld(t *testing.T) *world {
+func newTestEnv(t *testing.T) *testEnv {
 	t.Helper()
 	plane := localkube.Shared(t)
 	running.once.Do(func() { running.err = running.start(plane.Config) })
 	if running.err != nil {
 		t.Fatal(running.err)
 	}
-	return worldOf(t, plane)
+	return newTestEnvOn(t, plane)
 }
 
-func worldOf(t *testing.T, plane *localkube.Plane) *world {
+func newTestEnvOn(t *testing.T, plane *localkube.Plane) *testEnv {
 	t.Helper()
-	w := &world{TB: t, config: plane.Config}
+	w := &testEnv{TB: t, config: plane.Config}
 	var err error
 	w.Client, err = client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
 	w.must(err)
 	return w
 }
 
-func (w *world) must(err error) {
+func (w *testEnv) must(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
 	}
 }
 
-// token makes a bootstrap token, for cluster alone unless that is "".
-func (w *world) token(cluster string) bootstrap.Token {
+// token creates a bootstrap token, for cluster only unless that is "".
+func (w *testEnv) token(cluster string) bootstrap.Token {
 	w.Helper()
 	return w.tokenWith(bootstrap.TokenOptions{TTL: time.Hour, Cluster: cluster})
 }
 
-// tokenWith makes a bootstrap token that the API server knows: it watches them, and one that was just made is unknown to it for a moment.
-func (w *world) tokenWith(o bootstrap.TokenOptions) bootstrap.Token {
+// tokenWith creates a bootstrap token and waits until the API server accepts it. The API server watches tokens, so a
+// new one is unknown for a moment.
+func (w *testEnv) tokenWith(o bootstrap.TokenOptions) bootstrap.Token {
 	w.Helper()
 	token, err := bootstrap.CreateToken(w.Context(), w, o)
 	w.must(err)
-	holder := w.agent(w.as(token))
+	holder := w.agent(w.tokenConfig(token))
 	w.eventually(func() string {
 		if err := holder.Create(w.Context(), &authenticationv1.SelfSubjectReview{}); err != nil {
 			return err.Error()
@@ -134,15 +136,15 @@ func (w *world) tokenWith(o bootstrap.TokenOptions) bootstrap.Token {
 	return token
 }
 
-// as is the configuration of whoever has the token.
-func (w *world) as(token bootstrap.Token) *rest.Config {
+// tokenConfig returns a client configuration with the token.
+func (w *testEnv) tokenConfig(token bootstrap.Token) *rest.Config {
 	cfg := rest.AnonymousClientConfig(w.config)
 	cfg.BearerToken = token.String()
 	return cfg
 }
 
-// by is the configuration of whoever has the certificate.
-func (w *world) by(certificate bootstrap.Certificate) *rest.Config {
+// certificateConfig returns a client configuration with the certificate.
+func (w *testEnv) certificateConfig(certificate bootstrap.Certificate) *rest.Config {
 	w.Helper()
 	_, err := tls.X509KeyPair(certificate.CertPEM, certificate.KeyPEM)
 	w.must(err)
@@ -151,51 +153,51 @@ func (w *world) by(certificate bootstrap.Certificate) *rest.Config {
 	return cfg
 }
 
-// request asks for a certificate and waits for the answer.
-func (w *world) request(cfg *rest.Config, cluster, id string) (bootstrap.Certificate, error) {
+// request requests a certificate and waits for the answer.
+func (w *testEnv) request(cfg *rest.Config, cluster, id string) (bootstrap.Certificate, error) {
 	ctx, cancel := context.WithTimeout(w.Context(), 30*time.Second)
 	defer cancel()
 	return bootstrap.RequestCertificate(ctx, cfg, bootstrap.CertificateRequest{Cluster: cluster, ID: id, Life: time.Hour})
 }
 
-// registered registers a cluster with a token of its own.
-func (w *world) registered(cluster string) (bootstrap.Token, bootstrap.Certificate) {
+// registered registers a cluster with its own token.
+func (w *testEnv) registered(cluster string) (bootstrap.Token, bootstrap.Certificate) {
 	w.Helper()
 	token := w.token("")
-	certificate, err := w.request(w.as(token), cluster, "id-"+cluster)
+	certificate, err := w.request(w.tokenConfig(token), cluster, "id-"+cluster)
 	w.must(err)
 	return token, certificate
 }
 
-// report makes a Cluster one that its agent has reported on.
-func (w *world) report(cluster string) {
+// report sets the status of a Cluster whose agent has reported.
+func (w *testEnv) report(cluster string) {
 	w.Helper()
 	c := w.cluster(cluster)
 	c.Status.KubernetesVersion = "v1.36.3"
 	w.must(w.Status().Update(w.Context(), c))
 }
 
-func (w *world) cluster(name string) *clusterv1alpha1.Cluster {
+func (w *testEnv) cluster(name string) *clusterv1alpha1.Cluster {
 	w.Helper()
 	c := &clusterv1alpha1.Cluster{}
 	w.must(w.Get(w.Context(), client.ObjectKey{Name: name}, c))
 	return c
 }
 
-// wantNone fails if there is a Cluster of that name.
-func (w *world) wantNone(name string) {
+// wantNone checks that no Cluster has this name.
+func (w *testEnv) wantNone(name string) {
 	w.Helper()
 	if err := w.Get(w.Context(), client.ObjectKey{Name: name}, &clusterv1alpha1.Cluster{}); !apierrors.IsNotFound(err) {
-		w.Errorf("Cluster %s is there: %v", name, err)
+		w.Errorf("Cluster %s exists: %v", name, err)
 	}
 }
 
-// wantDenied fails unless err is a denial with that reason and message, if any.
-func (w *world) wantDenied(err error, reason, message string) {
+// wantDenied checks that err is a denial with this reason and, if not empty, this message.
+func (w *testEnv) wantDenied(err error, reason, message string) {
 	w.Helper()
 	var denied *bootstrap.Denied
 	if !errors.As(err, &denied) {
-		w.Errorf("got %v, want it denied for %s", err, reason)
+		w.Errorf("got %v, want a denial with reason %s", err, reason)
 		return
 	}
 	if denied.Reason != reason || message != "" && denied.Message != message {
@@ -203,12 +205,12 @@ func (w *world) wantDenied(err error, reason, message string) {
 	}
 }
 
-// eventually waits until look returns "", and fails with what it says otherwise.
-func (w *world) eventually(look func() (wrong string)) {
+// eventually waits until check returns "", and fails with its last result otherwise.
+func (w *testEnv) eventually(check func() (wrong string)) {
 	w.Helper()
 	last := ""
 	err := wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		last = look()
+		last = check()
 		return last == "", nil
 	})
 	if err != nil {

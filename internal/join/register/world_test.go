@@ -91,7 +91,7 @@ func startHub(config *rest.Config, admin client.Client) error {
 	if err := bootstrap.Prepare(ctx, config, join.HubAddress{Server: config.Host, CA: config.CAData}); err != nil {
 		return err
 	}
-	kind, cached := approvals.Cached()
+	kind, cached := approvals.CacheOptions()
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{kind: cached}},
 	})

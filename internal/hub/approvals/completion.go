@@ -19,35 +19,36 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// settlePause is the time from when a Cluster is ready until its registration counts as through: whoever runs that may fail, or be interrupted, at
-// the last moment, and try again.
-const settlePause = 10 * time.Second
+// completionDelay is the time from when a Cluster is ready until its registration is complete. In that time the
+// registering client can fail or be interrupted, and must be able to retry.
+const completionDelay = 10 * time.Second
 
-// settling makes mgr run what sees the end of registrations.
-func (c *Controller) settling(mgr ctrl.Manager) error {
+// setupCompletion adds the controller that completes registrations to mgr.
+func (c *Controller) setupCompletion(mgr ctrl.Manager) error {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	later := func(obj client.Object, q queue) {
-		q.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)}, settlePause)
+	enqueueDelayed := func(obj client.Object, q queue) {
+		q.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)}, completionDelay)
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("registrations-by-token").
 		Watches(&clusterv1alpha1.Cluster{}, handler.Funcs{
 			CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
-				if c.arrived(e.Object) {
-					later(e.Object, q)
+				if c.isReadyInTime(e.Object) {
+					enqueueDelayed(e.Object, q)
 				}
 			},
 			UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
-				if !c.arrived(e.ObjectOld) && c.arrived(e.ObjectNew) {
-					later(e.ObjectNew, q)
+				if !c.isReadyInTime(e.ObjectOld) && c.isReadyInTime(e.ObjectNew) {
+					enqueueDelayed(e.ObjectNew, q)
 				}
 			},
 		}).
-		Complete(reconcile.Func(c.settle))
+		Complete(reconcile.Func(c.completeRegistration))
 }
 
-// arrived says of a Cluster that was registered by token whether it is ready, while that may still be tried again.
-func (c *Controller) arrived(obj client.Object) bool {
+// isReadyInTime returns whether a Cluster that was registered by token is ready and its registration can still be
+// retried.
+func (c *Controller) isReadyInTime(obj client.Object) bool {
 	cluster, ok := obj.(*clusterv1alpha1.Cluster)
 	if !ok || cluster.Annotations[kube.AnnotationBootstrapToken] == "" {
 		return false
@@ -56,9 +57,10 @@ func (c *Controller) arrived(obj client.Object) bool {
 	return err == nil && c.Clock.Since(approved) < spaces.RegistrationTimeout && meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 }
 
-// settle makes the token that registered a cluster worth nothing without it: a registration that is through is not tried again.
-func (c *Controller) settle(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	cluster, found, err := c.cluster(ctx, req.Name)
+// completeRegistration restricts the token of a complete registration to its Cluster, so that the registration cannot
+// be repeated.
+func (c *Controller) completeRegistration(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	cluster, found, err := c.getCluster(ctx, req.Name)
 	if err != nil || !found {
 		return reconcile.Result{}, err
 	}
@@ -66,9 +68,9 @@ func (c *Controller) settle(ctx context.Context, req reconcile.Request) (reconci
 	if token == "" || !cluster.DeletionTimestamp.IsZero() || !fleet.FromCluster(cluster).Ready {
 		return reconcile.Result{}, nil
 	}
-	err = c.restrict(ctx, token, cluster)
+	err = c.restrictToken(ctx, token, cluster)
 	if apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: retryFirst}, nil
+		return reconcile.Result{RequeueAfter: retryMin}, nil
 	}
 	return reconcile.Result{}, err
 }

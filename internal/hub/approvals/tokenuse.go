@@ -1,0 +1,149 @@
+package approvals
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// requestsAnnotation on a Cluster, and on the Secret of a bootstrap token, lists the UIDs of the
+	// CertificateSigningRequests that created or used it and are not denied. When the last one is denied, the Cluster
+	// is deleted and the token is unused again.
+	requestsAnnotation = "towline.dev/certificate-requests"
+	// firstUseAnnotation on the Secret of a bootstrap token is the time (RFC 3339) of its first use.
+	firstUseAnnotation = "towline.dev/registered-since"
+	// clusterUIDAnnotation on the Secret of a bootstrap token is the UID of the only Cluster that it is valid for: the
+	// one that it has registered, or that existed before. A later Cluster with the same name needs another token.
+	clusterUIDAnnotation = "towline.dev/registered-uid"
+)
+
+// bindToken binds the token to this cluster: it is valid for one registration, which can be retried until it is
+// complete or RegistrationTimeout has passed.
+func (c *Controller) bindToken(ctx context.Context, s *state) error {
+	secret, found, err := c.getTokenSecret(ctx, s.parsed.TokenID)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return deniedf(bootstrap.ReasonToken, "bootstrap token %s does not exist", s.parsed.TokenID)
+	}
+	token, err := bootstrap.ReadToken(secret)
+	if err != nil {
+		return denied(bootstrap.ReasonToken, err)
+	}
+	if err := token.Useless(c.Clock.Now()); err != nil {
+		return denied(bootstrap.ReasonToken, err)
+	}
+	s.boundUID = types.UID(secret.Annotations[clusterUIDAnnotation])
+	changed := secret.DeepCopy()
+	switch registered := secret.Annotations[kube.AnnotationRegistered]; {
+	case registered == "":
+		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, kube.AnnotationRegistered, s.registrationKey())
+		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, firstUseAnnotation, c.timestamp())
+	case registered != s.registrationKey():
+		return deniedf(bootstrap.ReasonSpent, "bootstrap token %s has registered another cluster; use a new one", token.ID)
+	case hasRequest(secret, s.csr.UID):
+		return nil
+	case c.hasExpired(secret):
+		return deniedf(bootstrap.ReasonSpent, "bootstrap token %s was used for cluster %s more than %s ago; use a new one",
+			token.ID, s.parsed.Cluster, spaces.RegistrationTimeout)
+	}
+	addRequest(changed, s.csr.UID)
+	return c.patchToken(ctx, secret, changed)
+}
+
+// hasExpired returns whether the registration of a token can no longer be retried. A token without the time of its
+// first use has expired.
+func (c *Controller) hasExpired(secret *corev1.Secret) bool {
+	since, err := time.Parse(time.RFC3339, secret.Annotations[firstUseAnnotation])
+	return err != nil || c.Clock.Since(since) > spaces.RegistrationTimeout
+}
+
+// checkNotRemoved denies a token whose Cluster is deleted or being deleted: the user who removed it does not want a new
+// one in its place.
+func (s *state) checkNotRemoved(live *clusterv1alpha1.Cluster, found bool) error {
+	if s.boundUID == "" || found && live.UID == s.boundUID && live.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return deniedf(bootstrap.ReasonSpent, "bootstrap token %s was for a cluster %s that was removed; use a new one",
+		s.parsed.TokenID, s.parsed.Cluster)
+}
+
+// restrictToken makes the token valid for cluster only.
+func (c *Controller) restrictToken(ctx context.Context, tokenID string, cluster *clusterv1alpha1.Cluster) error {
+	secret, found, err := c.getTokenSecret(ctx, tokenID)
+	if err != nil || !found || secret.Annotations[kube.AnnotationRegistered] != registrationKey(cluster.Name, cluster.Spec.ID) || secret.Annotations[clusterUIDAnnotation] != "" {
+		return err
+	}
+	changed := secret.DeepCopy()
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, clusterUIDAnnotation, string(cluster.UID))
+	return c.patchToken(ctx, secret, changed)
+}
+
+// registrationKey returns the value of kube.AnnotationRegistered for a cluster.
+func registrationKey(name, id string) string { return name + "/" + id }
+
+func (s *state) registrationKey() string { return registrationKey(s.parsed.Cluster, s.parsed.ID) }
+
+// getTokenSecret reads the Secret of a token.
+func (c *Controller) getTokenSecret(ctx context.Context, id string) (secret *corev1.Secret, found bool, err error) {
+	secret = &corev1.Secret{}
+	err = c.Live.Get(ctx, bootstrap.TokenSecret(id), secret)
+	if client.IgnoreNotFound(err) != nil {
+		return nil, false, fmt.Errorf("read bootstrap token %s: %w", id, err)
+	}
+	return secret, err == nil && secret.DeletionTimestamp.IsZero(), nil
+}
+
+// patchToken patches the annotations of the token's Secret. It fails if the Secret has changed since it was read.
+func (c *Controller) patchToken(ctx context.Context, secret, changed *corev1.Secret) error {
+	patch := client.MergeFromWithOptions(secret, client.MergeFromWithOptimisticLock{})
+	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("annotate Secret %s: %w", client.ObjectKeyFromObject(secret), err)
+	}
+	return nil
+}
+
+// requestUIDs returns the UIDs of the requests that created or used obj.
+func requestUIDs(obj client.Object) []string {
+	return strings.Fields(obj.GetAnnotations()[requestsAnnotation])
+}
+
+// hasRequest returns whether the request created or used obj.
+func hasRequest(obj client.Object, uid types.UID) bool {
+	return slices.Contains(requestUIDs(obj), string(uid))
+}
+
+// addRequest adds the request to obj.
+func addRequest(obj client.Object, uid types.UID) {
+	setRequests(obj, append(requestUIDs(obj), string(uid)))
+}
+
+// removeRequest removes the request from obj and returns whether it was the last one.
+func removeRequest(obj client.Object, uid types.UID) (last bool) {
+	remaining := slices.DeleteFunc(requestUIDs(obj), func(other string) bool { return other == string(uid) })
+	setRequests(obj, remaining)
+	return len(remaining) == 0
+}
+
+func setRequests(obj client.Object, uids []string) {
+	annotations := obj.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[requestsAnnotation] = strings.Join(uids, " ")
+	obj.SetAnnotations(annotations)
+}
