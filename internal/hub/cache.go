@@ -16,33 +16,34 @@ import (
 	"github.com/towline/towline/internal/hub/approvals"
 )
 
-// maxContents is how many ConfigMaps and Secrets are remembered: those that profiles point at, which few do at a time.
+// maxContents is the maximum number of cached ConfigMaps and Secrets: the ones that profiles refer to, of which few are
+// in use at a time.
 const maxContents = 128
 
-// cacheOptions keep out of memory what no controller looks at.
+// cacheOptions returns the options of the hub's cache, which excludes objects that no controller reads.
 func cacheOptions() cache.Options {
-	// Nodes and control planes renew Leases of their own all the time.
+	// Nodes and control planes often renew Leases in these namespaces.
 	others := fields.AndSelectors(
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-node-lease"),
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-system"),
 	)
-	petitions, signed := approvals.CacheOptions()
+	requests, requestOptions := approvals.CacheOptions()
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		NewInformer:      newInformer,
-		ByObject:         map[client.Object]cache.ByObject{&coordinationv1.Lease{}: {Field: others}, petitions: signed},
+		ByObject:         map[client.Object]cache.ByObject{&coordinationv1.Lease{}: {Field: others}, requests: requestOptions},
 	}
 }
 
-// contents reads ConfigMaps and Secrets. Only their metadata is kept for all of them; content is read from the API server once per
-// version and remembered while it is in use, however many members it is for.
+// contents reads ConfigMaps and Secrets. It has the metadata of all of them in a cache. It reads the content of a
+// version from the API server once, and caches it for all members.
 type contents struct {
 	metadata client.Reader
 	live     client.Reader
 	recent   *lru.Cache
 }
 
-// version names one version of one object.
+// version identifies one version of one object.
 type version struct {
 	kind            string
 	name            types.NamespacedName
@@ -63,7 +64,7 @@ func (c *contents) Get(ctx context.Context, key client.ObjectKey, obj client.Obj
 	case *corev1.Secret:
 		kind = "Secret"
 	default:
-		return fmt.Errorf("read %T %s: only ConfigMaps and Secrets are contents", obj, key)
+		return fmt.Errorf("read %T %s: only ConfigMaps and Secrets are supported", obj, key)
 	}
 	known := &metav1.PartialObjectMetadata{}
 	known.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
@@ -73,7 +74,7 @@ func (c *contents) Get(ctx context.Context, key client.ObjectKey, obj client.Obj
 			return nil
 		}
 	}
-	// The cache may be behind: what it does not know may be there.
+	// The cache may be stale: a missing object may exist.
 	if err := c.live.Get(ctx, key, obj, opts...); err != nil {
 		return err
 	}

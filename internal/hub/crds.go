@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// establishLimit is how long the API server may take to serve a CRD. It takes about a second.
-	establishLimit = time.Minute
-	establishPoll  = 100 * time.Millisecond
+	// establishTimeout is how long the API server may take to serve a CRD. It takes about a second.
+	establishTimeout = time.Minute
+	establishPoll    = 100 * time.Millisecond
 )
 
-// InstallCRDs applies the CRDs of every kind of ours to the cluster of cfg and returns once they are served. It upgrades what is there
-// and can be run again. It fails if one is refused or not served within a minute.
+// InstallCRDs applies the CRDs of all kinds of Towline to the cluster of cfg and returns when they are served. It
+// upgrades existing ones and can be called again. It fails if a CRD is rejected or not served within a minute.
 func InstallCRDs(ctx context.Context, cfg *rest.Config) error {
 	cluster, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
-		return fmt.Errorf("make a client of the hub: %w", err)
+		return fmt.Errorf("create a client of the hub: %w", err)
 	}
 	files, err := crds.FS.ReadDir(".")
 	if err != nil {
@@ -65,14 +65,14 @@ func installCRD(ctx context.Context, cluster client.Client, file string) (string
 }
 
 func waitEstablished(ctx context.Context, cluster client.Client, name string) error {
-	return wait.PollUntilContextTimeout(ctx, establishPoll, establishLimit, true, func(ctx context.Context) (bool, error) {
+	return wait.PollUntilContextTimeout(ctx, establishPoll, establishTimeout, true, func(ctx context.Context) (bool, error) {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		if err := cluster.Get(ctx, client.ObjectKey{Name: name}, crd); err != nil {
 			return false, err
 		}
 		for _, condition := range crd.Status.Conditions {
 			if condition.Type == apiextensionsv1.Established && condition.Status == apiextensionsv1.ConditionTrue {
-				// Those who ask what is served are told a moment later.
+				// Discovery has the kind a moment after the CRD is established.
 				_, err := cluster.RESTMapper().RESTMapping(schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind})
 				if meta.IsNoMatchError(err) {
 					return false, nil

@@ -18,14 +18,14 @@ import (
 	"github.com/towline/towline/internal/diagnostics"
 )
 
-// endpoints are what a hub serves.
+// endpoints are the HTTP endpoints of a hub.
 type endpoints struct {
 	health *health
-	// registry has the metrics of this hub; those of the libraries are the process's.
+	// registry has the metrics of this hub; the metrics of the libraries are in the registry of the process.
 	registry *prometheus.Registry
 }
 
-// serve answers at the addresses of opts until the returned function is called, which waits for the answers that are under way.
+// serve serves the endpoints at the addresses of opts until stop is called, which waits for running requests.
 func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (stop func(), err error) {
 	gathered := promhttp.HandlerFor(prometheus.Gatherers{e.registry, metrics.Registry}, promhttp.HandlerOpts{})
 	guarded, err := diagnostics.RequireAuthorization(cfg, gathered)
@@ -55,7 +55,7 @@ func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (
 		if err != nil {
 			stop()
 			if errors.Is(err, syscall.EADDRINUSE) {
-				err = fmt.Errorf("%w; choose another address with %s, or none with an empty one", err, endpoint.flag)
+				err = fmt.Errorf("%w; choose another address with %s, or disable it with an empty one", err, endpoint.flag)
 			}
 			return nil, err
 		}

@@ -21,57 +21,60 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// newsBacklog is how many pieces of news of one kind may wait to be looked at. More are dropped: the retries of summaries and Works find out, too.
-const newsBacklog = 1024
+// changeBacklog is the size of the channels for changed summaries and Works. If the channel of summaries is full, an
+// event is dropped: the summary is reconciled later in any case.
+const changeBacklog = 1024
 
-// engines runs one engine per push member, from the first delivery until the member goes.
+// engines runs one engine per push member, from the first delivery until the member is deleted or abandoned.
 type engines struct {
 	members *fleet.Clients
-	// serves says whether a member is still this hub's to look after.
+	// serves returns whether this hub still manages a member.
 	serves func(context.Context, fleet.Member) (bool, error)
-	// drifted is told what engines put back.
-	drifted func(fleet.Member, bundle.ID, bundle.ChangeSet)
-	// healed names the summaries whose objects an engine has put back, or tried to.
-	healed chan event.GenericEvent
-	// worked names the Works whose objects have news on their member, or were put back by an engine.
-	worked chan event.GenericEvent
-	// ended is closed when the hub ends.
+	// recordDrift is called with the changes by which an engine has corrected drift.
+	recordDrift func(fleet.Member, bundle.ID, bundle.ChangeSet)
+	// corrected has the summaries for which an engine has corrected drift, or tried to.
+	corrected chan event.GenericEvent
+	// changedWorks has the Works whose objects have changed on their member, or for which an engine has corrected
+	// drift.
+	changedWorks chan event.GenericEvent
+	// ended is closed when the hub stops.
 	ended chan struct{}
-	// launch hands engines to Start, which runs them.
-	launch chan *running
+	// launch sends engines to Start, which runs them.
+	launch chan *memberEngine
 
 	// mu guards byMember.
 	mu       sync.Mutex
-	byMember map[string]*running
+	byMember map[string]*memberEngine
 }
 
-// running is the engine of one member.
-type running struct {
+// memberEngine is the engine of one member.
+type memberEngine struct {
 	member string
-	domain domain
+	scope  engineScope
 	config *rest.Config
 	engine *engine.Engine
-	// previous is closed when the engine that this one replaces has ended; nil if there was none.
+	// previous is closed when the engine that this one replaces has stopped; nil if there was none.
 	previous <-chan struct{}
 	stop     chan struct{}
 	done     chan struct{}
-	// ceded is closed when the member is nothing of ours any more: nothing may be done to it from then on.
-	ceded chan struct{}
+	// released is closed when this hub no longer manages the member. Running operations are canceled then.
+	released chan struct{}
 }
 
-// domain is what an engine does its work in the name of, and where on the member it keeps its records.
-type domain struct{ uid, home, scope, hub string }
+// engineScope identifies the owner of an engine's objects, and the namespace on the member with its inventory.
+type engineScope struct{ uid, home, scope, hub string }
 
-func domainOf(m fleet.Member) domain {
-	return domain{uid: m.UID, home: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
+func engineScopeOf(m fleet.Member) engineScope {
+	return engineScope{uid: m.UID, home: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
 }
 
 func newEngines(members *fleet.Clients, serves func(context.Context, fleet.Member) (bool, error),
-	drifted func(fleet.Member, bundle.ID, bundle.ChangeSet),
+	recordDrift func(fleet.Member, bundle.ID, bundle.ChangeSet),
 ) *engines {
 	return &engines{
-		members: members, serves: serves, drifted: drifted, healed: make(chan event.GenericEvent, newsBacklog), worked: make(chan event.GenericEvent, newsBacklog), ended: make(chan struct{}),
-		launch: make(chan *running), byMember: map[string]*running{},
+		members: members, serves: serves, recordDrift: recordDrift,
+		corrected: make(chan event.GenericEvent, changeBacklog), changedWorks: make(chan event.GenericEvent, changeBacklog),
+		ended: make(chan struct{}), launch: make(chan *memberEngine), byMember: map[string]*memberEngine{},
 	}
 }
 
@@ -90,8 +93,8 @@ func (e *engines) Start(ctx context.Context) error {
 	}
 }
 
-// run heals until the engine is stopped or ctx ends.
-func (r *running) run(ctx context.Context) {
+// run corrects drift until the engine is stopped or ctx ends.
+func (r *memberEngine) run(ctx context.Context) {
 	defer close(r.done)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -114,93 +117,94 @@ func (r *running) run(ctx context.Context) {
 	}
 }
 
-// of returns the engine of a push member, as the transport wants it.
-func (e *engines) of(ctx context.Context, m fleet.Member) (deliver.Inventory, error) {
-	started, err := e.started(ctx, m)
+// forTransport returns the engine of a push member for the transport.
+func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Inventory, error) {
+	started, err := e.engineFor(ctx, m)
 	if err != nil {
 		return nil, err
 	}
 	return started, nil
 }
 
-// started returns the engine of a push member. A member whose credentials changed, or that was registered anew, gets another one.
-func (e *engines) started(ctx context.Context, m fleet.Member) (*running, error) {
+// engineFor returns the engine of a push member. A member whose credentials have changed, or that was registered again,
+// gets a new one.
+func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine, error) {
 	config, err := e.members.Config(ctx, m)
 	if err != nil {
 		return nil, err
 	}
-	started, fresh, err := e.get(m, config)
+	started, isNew, err := e.getOrCreate(m, config)
 	if err != nil {
 		return nil, err
 	}
-	if fresh {
+	if isNew {
 		select {
 		case e.launch <- started:
 		case <-ctx.Done():
-			e.drop(m.Key(), started)
+			e.remove(m.Key(), started)
 			close(started.done)
 			return nil, fmt.Errorf("start engine of %s: %w", m.Key(), ctx.Err())
 		}
 	}
-	// Asked only now: of a change that is not known yet forget will be told, and finds the engine.
-	ours, err := e.serves(ctx, m)
+	// The check is last: if the cache has an old shard now, forget is called later and finds the engine.
+	isServed, err := e.serves(ctx, m)
 	if err != nil {
 		return nil, err
 	}
-	if !ours {
+	if !isServed {
 		e.forget(m.Key())
-		return nil, fmt.Errorf("start engine of %s: another shard looks after it", m.Key())
+		return nil, fmt.Errorf("start engine of %s: another shard manages it", m.Key())
 	}
 	return started, nil
 }
 
-// Converge is that of the engine, until the member is ceded.
-func (r *running) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
-	ctx, cancel := r.whileOurs(ctx)
+// Converge calls Converge of the engine, and is canceled when the member is released.
+func (r *memberEngine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
+	ctx, cancel := r.untilReleased(ctx)
 	defer cancel()
 	return r.engine.Converge(ctx, b)
 }
 
-// Withdraw is that of the engine, until the member is ceded.
-func (r *running) Withdraw(ctx context.Context, w bundle.Withdrawal) (bool, error) {
-	ctx, cancel := r.whileOurs(ctx)
+// Withdraw calls Withdraw of the engine, and is canceled when the member is released.
+func (r *memberEngine) Withdraw(ctx context.Context, w bundle.Withdrawal) (bool, error) {
+	ctx, cancel := r.untilReleased(ctx)
 	defer cancel()
 	return r.engine.Withdraw(ctx, w)
 }
 
-// FindDeployed is that of the engine, until the member is ceded.
-func (r *running) FindDeployed(ctx context.Context, id bundle.ID) (bundle.Deployed, bool, error) {
-	ctx, cancel := r.whileOurs(ctx)
+// FindDeployed calls FindDeployed of the engine, and is canceled when the member is released.
+func (r *memberEngine) FindDeployed(ctx context.Context, id bundle.ID) (bundle.Deployed, bool, error) {
+	ctx, cancel := r.untilReleased(ctx)
 	defer cancel()
 	return r.engine.FindDeployed(ctx, id)
 }
 
-// ListDeployed is that of the engine, until the member is ceded.
-func (r *running) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
-	ctx, cancel := r.whileOurs(ctx)
+// ListDeployed calls ListDeployed of the engine, and is canceled when the member is released.
+func (r *memberEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
+	ctx, cancel := r.untilReleased(ctx)
 	defer cancel()
 	return r.engine.ListDeployed(ctx)
 }
 
-// Suspend is that of the engine, until the member is ceded.
-func (r *running) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error) {
-	ctx, cancel := r.whileOurs(ctx)
+// Suspend calls Suspend of the engine, and is canceled when the member is released.
+func (r *memberEngine) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error) {
+	ctx, cancel := r.untilReleased(ctx)
 	defer cancel()
 	return r.engine.Suspend(ctx, id)
 }
 
-// Observe is that of the engine, until the member is ceded.
-func (r *running) Observe(ctx context.Context, id bundle.ID) ([]engine.Observation, error) {
-	ctx, cancel := r.whileOurs(ctx)
+// Observe calls Observe of the engine, and is canceled when the member is released.
+func (r *memberEngine) Observe(ctx context.Context, id bundle.ID) ([]engine.Observation, error) {
+	ctx, cancel := r.untilReleased(ctx)
 	defer cancel()
 	return r.engine.Observe(ctx, id)
 }
 
-func (r *running) whileOurs(ctx context.Context) (context.Context, context.CancelFunc) {
+func (r *memberEngine) untilReleased(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
-		case <-r.ceded:
+		case <-r.released:
 			cancel()
 		case <-ctx.Done():
 		}
@@ -208,45 +212,46 @@ func (r *running) whileOurs(ctx context.Context) (context.Context, context.Cance
 	return ctx, cancel
 }
 
-// get returns the engine of m, and whether it was made just now.
-func (e *engines) get(m fleet.Member, config *rest.Config) (*running, bool, error) {
+// getOrCreate returns the engine of m, and whether it is new.
+func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngine, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	have := e.byMember[m.Key()]
-	if have != nil && have.domain == domainOf(m) && have.config == config {
-		return have, false, nil
+	existing := e.byMember[m.Key()]
+	if existing != nil && existing.scope == engineScopeOf(m) && existing.config == config {
+		return existing, false, nil
 	}
 	stop := make(chan struct{})
-	made, err := engine.New(config, engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onHeal(m), OnChange: e.onChange(m, stop)})
+	created, err := engine.New(config, engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onHeal(m), OnChange: e.onChange(m, stop)})
 	if err != nil {
-		return nil, false, fmt.Errorf("make engine of %s: %w", m.Key(), err)
+		return nil, false, fmt.Errorf("create engine of %s: %w", m.Key(), err)
 	}
-	made.ConfirmScope()
-	started := &running{
-		member: m.Key(), domain: domainOf(m), config: config, engine: made,
-		stop: stop, done: make(chan struct{}), ceded: make(chan struct{}),
+	created.ConfirmScope()
+	started := &memberEngine{
+		member: m.Key(), scope: engineScopeOf(m), config: config, engine: created,
+		stop: stop, done: make(chan struct{}), released: make(chan struct{}),
 	}
-	if have != nil {
-		close(have.stop)
-		started.previous = have.done
+	if existing != nil {
+		close(existing.stop)
+		started.previous = existing.done
 	}
 	e.byMember[m.Key()] = started
 	return started, true, nil
 }
 
-// forget stops the engine of the member "namespace/name", which is gone, given up or another shard's, and cuts off what it does.
+// forget stops the engine of the member "namespace/name", which is deleted, abandoned or in another shard, and cancels
+// its operations.
 func (e *engines) forget(member string) {
 	e.members.Forget(member)
 	e.mu.Lock()
-	have := e.byMember[member]
+	existing := e.byMember[member]
 	e.mu.Unlock()
-	if have != nil && e.drop(member, have) {
-		close(have.ceded)
+	if existing != nil && e.remove(member, existing) {
+		close(existing.released)
 	}
 }
 
-// drop stops r, unless it was replaced or stopped, and says whether it did.
-func (e *engines) drop(member string, r *running) bool {
+// remove stops r, unless it was replaced or stopped, and returns whether it did.
+func (e *engines) remove(member string, r *memberEngine) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.byMember[member] != r {
@@ -257,37 +262,39 @@ func (e *engines) drop(member string, r *running) bool {
 	return true
 }
 
-// onHeal wakes whom an engine healed for.
+// onHeal returns the function that an engine calls after it has corrected drift. It triggers a reconcile of the
+// requestor.
 func (e *engines) onHeal(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
 	return func(id bundle.ID, changes bundle.ChangeSet) {
 		switch id.RequestorKind {
 		case configv1beta1.ClusterSummaryKind:
-			e.drifted(m, id, changes)
-			tell(e.healed, &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
+			e.recordDrift(m, id, changes)
+			sendOrDrop(e.corrected, &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
 		case workv1alpha1.WorkKind:
 			e.onChange(m, nil)(id)
 		}
 	}
 }
 
-// onChange wakes the Work whose objects have news: it shows their status, and nobody else would find out. It waits where too much waits already,
-// until the engine is stopped. Summaries show no status.
+// onChange returns the function that an engine calls when an object changes. It triggers a reconcile of the Work, whose
+// status has the health of its objects; there is no other trigger. It waits while the channel is full, until the engine
+// is stopped. Summaries have no such status.
 func (e *engines) onChange(m fleet.Member, stopped <-chan struct{}) func(bundle.ID) {
 	return func(id bundle.ID) {
-		news, ok := hubworks.ChangeEvent(m, id)
+		change, ok := hubworks.ChangeEvent(m, id)
 		if !ok {
 			return
 		}
 		select {
-		case e.worked <- news:
+		case e.changedWorks <- change:
 		case <-stopped:
 		case <-e.ended:
 		}
 	}
 }
 
-// tell sends obj, or drops it where too much waits already.
-func tell(to chan<- event.GenericEvent, obj client.Object) {
+// sendOrDrop sends obj, or drops it if the channel is full.
+func sendOrDrop(to chan<- event.GenericEvent, obj client.Object) {
 	select {
 	case to <- event.GenericEvent{Object: obj}:
 	default:

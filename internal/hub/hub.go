@@ -36,65 +36,71 @@ import (
 )
 
 const (
-	// recorder is the name that events carry.
-	recorder = "towline-hub"
-	// requestLimit is how long one request to the hub's API server may take; it is the API server's own default limit.
-	requestLimit = time.Minute
-	// pushRecheck is the shortest pause between two looks at a withdrawal from a push member; agents of pull members tell by themselves.
+	// reportingController is the reporting controller of events.
+	reportingController = "towline-hub"
+	// requestTimeout is the timeout of a request to the hub's API server; it is the default timeout of the API server.
+	requestTimeout = time.Minute
+	// pushRecheck is the shortest interval between two checks of a withdrawal from a push member. Agents of pull
+	// members report by themselves.
 	pushRecheck = 2 * time.Second
 )
 
-// Options say how a hub runs.
+// Options configures a hub.
 type Options struct {
-	// ShardKey makes the hub look after the clusters of one shard: those with the annotation sharding.projectsveltos.io/key of this value.
-	// Empty: the default shard, which has all clusters without it, and whose hub alone matches profiles, installs CRDs and registers itself.
+	// ShardKey selects the clusters of this hub: the ones with this value of the annotation
+	// sharding.projectsveltos.io/key. Empty: the default shard, with all clusters without the annotation. Only its hub
+	// matches profiles, installs CRDs and registers itself.
 	ShardKey string
-	// HealthAddress serves /healthz and /readyz over HTTP to whoever can reach it, and DiagnosticsAddress /metrics over HTTPS to whoever may
-	// get the non-resource URL /metrics of the hub's API server. Empty serves nothing.
+	// HealthAddress is the address for /healthz and /readyz over HTTP, without authentication. DiagnosticsAddress is
+	// the address for /metrics over HTTPS, for users who may get the non-resource URL /metrics of the hub's API server.
+	// Empty: not served.
 	HealthAddress      string
 	DiagnosticsAddress string
-	// CacheDir keeps charts over restarts. Empty: a directory that goes when the hub stops.
+	// CacheDir is a directory for charts that outlives restarts. Empty: a temporary directory.
 	CacheDir string
-	// InstallCRDs installs or upgrades our CRDs first.
+	// InstallCRDs installs or upgrades the CRDs of Towline at startup.
 	InstallCRDs bool
-	// RegisterSelf registers the hub as the member mgmt/mgmt, unless it is there already.
+	// RegisterSelf registers the hub as the member mgmt/mgmt unless it is registered.
 	RegisterSelf bool
-	// LeaderElection lets several hubs run, of which one per shard is active. It is needed wherever a second one might be started.
+	// LeaderElection allows several hubs, of which one per shard is active. It is required if a second hub may be
+	// started.
 	LeaderElection bool
-	// Transports carry bundles to the members of a mode. Default: engines in this process for push, groups and bundles for pull.
+	// Transports has the transport for each mode. Default: engines in this process for push, groups and bundles for
+	// pull.
 	Transports map[fleet.Mode]deliver.Transport
-	// ManagementClusterURL is the https address under which agents reach the hub. Empty: what the hub publishes of itself (ConfigMap
-	// kube-public/cluster-info), else its own kubeconfig, unless that is an address inside the cluster.
+	// ManagementClusterURL is the https address of the hub for agents. Empty: the address in the ConfigMap
+	// kube-public/cluster-info, or else in the hub's kubeconfig unless it is a cluster-internal address.
 	ManagementClusterURL string
-	// ManagementClusterCA is the certificate authority of that address, in PEM. Empty: the one that comes with the address found.
+	// ManagementClusterCA is the certificate authority for that address, in PEM. Empty: the one that belongs to the
+	// default address.
 	ManagementClusterCA []byte
 	// AgentImage is the container image of agents. Default: join.DefaultAgentImage.
 	AgentImage string
-	// AgentPatchConfigMap is <namespace>/<name> of a ConfigMap with patches for the manifests of agents whose clusters name none. The hub of
-	// the default shard makes it known to everyone who makes manifests. Empty: none.
+	// AgentPatchConfigMap is <namespace>/<name> of a ConfigMap with patches for the manifests of agents whose clusters
+	// name no other one. The hub of the default shard publishes it for all clients that create manifests. Empty: none.
 	AgentPatchConfigMap string
-	// OutdatedChartInterval is the time between two looks which deployed charts have a newer version in their repository. 0: do not look.
+	// OutdatedChartInterval is the interval between two checks for newer versions of deployed charts. 0: no checks.
 	OutdatedChartInterval time.Duration
-	// Version is the release of Towline that agents' manifests are told to be of.
+	// Version is the release of Towline in agents' manifests.
 	Version string
 }
 
-// Run runs a hub on the cluster of cfg until ctx ends, and returns nil then. It returns an error if the hub cannot start, or if it loses
-// the lead, after which the process should end.
+// Run runs a hub on the cluster of cfg until ctx ends, and then returns nil. It returns an error if the hub cannot
+// start, or if it is no longer the leader; the process should exit then.
 func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	if reasons := validation.IsDNS1123Label(opts.ShardKey); opts.ShardKey != "" && len(reasons) > 0 {
 		return fmt.Errorf("shard key %q: %s", opts.ShardKey, reasons[0])
 	}
 	cfg = rest.CopyConfig(cfg)
 	cfg.UserAgent = rest.DefaultKubernetesUserAgent() + "/towline-hub"
-	// The API server's priority and fairness limits the rate better than a client can.
+	// The priority and fairness of the API server limits the rate better than a client can.
 	cfg.QPS = -1
 	health, err := newHealth(cfg, clock.RealClock{})
 	if err != nil {
 		return err
 	}
-	served := &endpoints{health: health, registry: prometheus.NewRegistry()}
-	stop, err := served.serve(ctx, cfg, opts)
+	server := &endpoints{health: health, registry: prometheus.NewRegistry()}
+	stop, err := server.serve(ctx, cfg, opts)
 	if err != nil {
 		return err
 	}
@@ -107,7 +113,7 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	if opts.CacheDir == "" {
 		dir, err := os.MkdirTemp("", "towline-hub-")
 		if err != nil {
-			return fmt.Errorf("make a cache directory: %w", err)
+			return fmt.Errorf("create a cache directory: %w", err)
 		}
 		defer func() { _ = os.RemoveAll(dir) }()
 		opts.CacheDir = dir
@@ -116,7 +122,7 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	if err != nil {
 		return err
 	}
-	if err := (&hub{Manager: mgr, endpoints: served, opts: opts}).wire(ctx); err != nil {
+	if err := (&hub{Manager: mgr, endpoints: server, opts: opts}).addControllers(ctx); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil && ctx.Err() == nil {
@@ -132,12 +138,12 @@ func newManager(cfg *rest.Config, opts Options, tenure *tenure) (ctrl.Manager, e
 		Scheme: kube.Scheme(),
 		Cache:  cacheOptions(),
 		Client: client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}}}},
-		// Its server would serve the metrics of the process only.
+		// This server would only serve the metrics of the process.
 		Metrics: metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{
-			// The process may hold a second hub after this one, as tests do.
+			// Tests run a second hub in the same process.
 			SkipNameValidation: ptr.To(true),
-			// A hub that waits for the lead has its caches full when it gets it.
+			// A hub that is not the leader fills its caches in advance.
 			EnableWarmup: ptr.To(true),
 		},
 	}
@@ -152,29 +158,29 @@ func newManager(cfg *rest.Config, opts Options, tenure *tenure) (ctrl.Manager, e
 	}
 	mgr, err := ctrl.NewManager(cfg, options)
 	if err != nil {
-		return nil, fmt.Errorf("make the hub's manager: %w", err)
+		return nil, fmt.Errorf("create the hub's manager: %w", err)
 	}
 	return mgr, nil
 }
 
-// hub is one hub that is being put together.
+// hub is a hub during its setup.
 type hub struct {
 	ctrl.Manager
 	*endpoints
-	opts    Options
-	live    client.Client
-	members *fleet.Clients
-	tally   *tally
-	census  *census
-	engines *engines
-	// remainder withdraws what deregistered clusters hold beyond summaries and Works.
+	opts             Options
+	live             client.Client
+	members          *fleet.Clients
+	metricsRecorder  *metricsRecorder
+	metricsCollector *metricsCollector
+	engines          *engines
+	// remainder withdraws the deployments of deregistered clusters that belong to no summary and no Work.
 	remainder unclaimed.Remainder
-	// heartbeats judges the agents of pull members, for everything in this hub.
+	// heartbeats judges the agents of pull members, for all controllers of this hub.
 	heartbeats *heartbeats.Judge
 }
 
-// wire adds everything that runs in a hub to its manager, in the order of the journey.
-func (h *hub) wire(ctx context.Context) error {
+// addControllers adds all controllers of a hub to its manager, in the order of the data flow.
+func (h *hub) addControllers(ctx context.Context) error {
 	var err error
 	if h.live, err = newClient(h, nil); err != nil {
 		return err
@@ -182,11 +188,11 @@ func (h *hub) wire(ctx context.Context) error {
 	if err := ensureNamespace(ctx, h.live, kube.AgentNamespace); err != nil {
 		return err
 	}
-	if err := h.observe(ctx); err != nil {
+	if err := h.setupMetrics(ctx); err != nil {
 		return err
 	}
 	h.members = fleet.NewClients(h.live, h.GetConfig())
-	h.engines = newEngines(h.members, h.serves, h.tally.healed)
+	h.engines = newEngines(h.members, h.serves, h.metricsRecorder.recordDrift)
 	if err := h.Add(h.engines); err != nil {
 		return fmt.Errorf("add the engines: %w", err)
 	}
@@ -204,74 +210,74 @@ func (h *hub) wire(ctx context.Context) error {
 	shard := h.opts.shard()
 	h.heartbeats = &heartbeats.Judge{Hub: h.GetClient(), Live: h.live, Clock: clock.RealClock{}, SeesSince: h.health.seesSince}
 	if shard.IsDefault() {
-		if err := h.wireFleet(ctx); err != nil {
+		if err := h.addFleetControllers(ctx); err != nil {
 			return err
 		}
 	}
 	return errors.Join(
-		h.watchCharts(composer),
-		h.lifecycle(ctx),
-		h.karmada(ctx),
+		h.addChartChecker(composer),
+		h.addSveltosControllers(ctx),
+		h.addKarmadaControllers(ctx),
 		(&clusters.Controller{
 			Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
-			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+			Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport,
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: h.engines.healed, Away: h.away(),
-			Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: h.engines.corrected, Away: h.unreachableReason(),
+			Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&unclaimed.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: shard, Transport: transport, HubUID: composer.HubUID, Events: h.GetEventRecorder(recorder),
+			Hub: h.GetClient(), Live: h.live, Shard: shard, Transport: transport, HubUID: composer.HubUID, Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 	)
 }
 
-// wireFleet adds what is for the fleet as a whole, which the hub of the default shard looks after.
-func (h *hub) wireFleet(ctx context.Context) error {
+// addFleetControllers adds the controllers that only the hub of the default shard runs.
+func (h *hub) addFleetControllers(ctx context.Context) error {
 	if err := join.PublishPatches(ctx, h.live, h.opts.AgentPatchConfigMap); err != nil {
 		return err
 	}
 	if h.opts.RegisterSelf {
-		if err := h.Add(registration{hub: h.live}); err != nil {
+		if err := h.Add(selfRegistration{hub: h.live}); err != nil {
 			return fmt.Errorf("add the registration of the hub: %w", err)
 		}
 	}
 	return (&profiles.Controller{
-		Hub: h.GetClient(), Unsupported: summaries.Unsupported, Events: h.GetEventRecorder(recorder),
+		Hub: h.GetClient(), Unsupported: summaries.Unsupported, Events: h.GetEventRecorder(reportingController),
 	}).Setup(ctx, h)
 }
 
-// observe makes the hub's health and metrics tell of this manager.
-func (h *hub) observe(ctx context.Context) error {
+// setupMetrics connects the hub's health and metrics with this manager.
+func (h *hub) setupMetrics(ctx context.Context) error {
 	h.health.expect(allFull(h.GetCache()))
-	h.tally = newTally(h.GetCache(), h.opts.shard(), h.Elected(), clock.RealClock{})
-	h.census = newCensus(h.GetCache(), h.opts.shard(), h.Elected())
-	if err := h.registry.Register(h.census); err != nil {
+	h.metricsRecorder = newMetricsRecorder(h.GetCache(), h.opts.shard(), h.Elected(), clock.RealClock{})
+	h.metricsCollector = newMetricsCollector(h.GetCache(), h.opts.shard(), h.Elected())
+	if err := h.registry.Register(h.metricsCollector); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	return errors.Join(h.tally.register(h.registry), h.tally.follow(ctx, h.GetCache()))
+	return errors.Join(h.metricsRecorder.register(h.registry), h.metricsRecorder.watch(ctx, h.GetCache()))
 }
 
-// watchCharts makes the metrics tell which charts are outdated.
-func (h *hub) watchCharts(composer *summaries.Composer) error {
+// addChartChecker adds the metrics of outdated charts.
+func (h *hub) addChartChecker(composer *summaries.Composer) error {
 	if h.opts.OutdatedChartInterval <= 0 {
 		return nil
 	}
-	watch := outdated.New(outdated.Options{
+	checker := outdated.New(outdated.Options{
 		Hub: h.GetCache(), Secrets: composer.Contents, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Elected: h.Elected(),
 		Interval: h.opts.OutdatedChartInterval, Clock: clock.RealClock{},
 	})
-	if err := h.registry.Register(watch); err != nil {
+	if err := h.registry.Register(checker); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	if err := h.Add(watch); err != nil {
-		return fmt.Errorf("add the look for newer charts: %w", err)
+	if err := h.Add(checker); err != nil {
+		return fmt.Errorf("add the check for newer charts: %w", err)
 	}
 	return nil
 }
 
-// serves says whether m is still looked after by this shard, as far as is known.
+// serves returns whether this shard manages m according to the cache.
 func (h *hub) serves(ctx context.Context, m fleet.Member) (bool, error) {
 	_, cluster, err := fleet.Get(ctx, h.GetClient(), m.Type, m.Namespace, m.Name)
 	if apierrors.IsNotFound(err) {
@@ -283,21 +289,21 @@ func (h *hub) serves(ctx context.Context, m fleet.Member) (bool, error) {
 	return h.opts.shard().Serves(cluster), nil
 }
 
-// newClient returns a client of the hub none of whose requests hangs for longer than requestLimit.
+// newClient returns a client of the hub with requestTimeout for each request.
 func newClient(mgr ctrl.Manager, reads *client.CacheOptions) (client.Client, error) {
 	cfg := rest.CopyConfig(mgr.GetConfig())
-	cfg.Timeout = requestLimit
+	cfg.Timeout = requestTimeout
 	hub, err := client.New(cfg, client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), Cache: reads})
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the hub: %w", err)
+		return nil, fmt.Errorf("create a client of the hub: %w", err)
 	}
 	return hub, nil
 }
 
-// transport chooses how bundles get to the members of each mode.
+// transport returns the transport that selects push or pull by the mode of the member.
 func (h *hub) transport(ctx context.Context) (deliver.Transport, error) {
 	if h.opts.Transports != nil {
-		return counted{deliver.ByMode(h.opts.Transports), h.tally.operations}, nil
+		return countingTransport{deliver.ByMode(h.opts.Transports), h.metricsRecorder.operations}, nil
 	}
 	key, err := deliver.LoadOrCreateKey(ctx, h.live)
 	if err != nil {
@@ -309,12 +315,12 @@ func (h *hub) transport(ctx context.Context) (deliver.Transport, error) {
 	}
 	pull, err := deliver.NewShardPullTransport(cached, h.live, key, h.opts.shard())
 	if err != nil {
-		return nil, fmt.Errorf("make the pull transport: %w", err)
+		return nil, fmt.Errorf("create the pull transport: %w", err)
 	}
 	if err := h.Add(&deliver.GarbageCollector{Transport: pull, Clock: clock.RealClock{}}); err != nil {
 		return nil, fmt.Errorf("add the garbage collector: %w", err)
 	}
-	return counted{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.of}, fleet.Pull: pull}, h.tally.operations}, nil
+	return countingTransport{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.forTransport}, fleet.Pull: pull}, h.metricsRecorder.operations}, nil
 }
 
 func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir string) (*summaries.Composer, error) {

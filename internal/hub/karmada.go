@@ -17,38 +17,38 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-// karmada adds the controllers of Clusters and their Works.
-func (h *hub) karmada(ctx context.Context) error {
+// addKarmadaControllers adds the controllers of Clusters and their Works.
+func (h *hub) addKarmadaControllers(ctx context.Context) error {
 	shard := h.opts.shard()
-	guarded, err := h.guarded()
+	supported, err := h.hasAdmissionPolicies()
 	if err != nil {
 		return err
 	}
-	if shard.IsDefault() && guarded {
-		answers := &approvals.Controller{Hub: h.GetClient(), Live: h.live, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{}}
-		if err := answers.Setup(ctx, h); err != nil {
+	if shard.IsDefault() && supported {
+		approvalController := &approvals.Controller{Hub: h.GetClient(), Live: h.live, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{}}
+		if err := approvalController.Setup(ctx, h); err != nil {
 			return err
 		}
 	}
-	asking := &members.Controller{
-		Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Heartbeats: h.heartbeats, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+	memberController := &members.Controller{
+		Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Heartbeats: h.heartbeats, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 	}
-	h.census.contacts = asking.Failures
+	h.metricsCollector.failedContacts = memberController.Failures
 	return errors.Join(
-		asking.Setup(ctx, h),
+		memberController.Setup(ctx, h),
 		(&spaces.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Config: h.members.Config, WithdrawRemaining: h.remainder.Withdraw, Forget: h.engines.forget,
-			Heartbeats: h.heartbeats, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+			Heartbeats: h.heartbeats, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&hubworks.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: shard, Engines: h.engines.observing, Changes: h.engines.worked, Clock: clock.RealClock{},
+			Hub: h.GetClient(), Live: h.live, Shard: shard, Engines: h.engines.forWorks, Changes: h.engines.changedWorks, Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
 }
 
-// guarded says whether the hub can keep agents from writing of their own Clusters what is not theirs to say, for which it needs
-// ValidatingAdmissionPolicies (Kubernetes 1.30). Without them no agent gets a certificate.
-func (h *hub) guarded() (bool, error) {
+// hasAdmissionPolicies returns whether the hub supports ValidatingAdmissionPolicies (Kubernetes 1.30), which limit the
+// writes of agents to their own Clusters. Without them no agent gets a certificate.
+func (h *hub) hasAdmissionPolicies() (bool, error) {
 	policies := schema.GroupKind{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}
 	_, err := h.GetRESTMapper().RESTMapping(policies, "v1")
 	if meta.IsNoMatchError(err) {
@@ -56,16 +56,16 @@ func (h *hub) guarded() (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for ValidatingAdmissionPolicies: %w", err)
+		return false, fmt.Errorf("check for ValidatingAdmissionPolicies: %w", err)
 	}
 	return true, nil
 }
 
-// observing returns the engine of a push member, as of does, for who also asks what became of single objects.
-func (e *engines) observing(ctx context.Context, m fleet.Member) (works.Engine, error) {
-	have, err := e.started(ctx, m)
+// forWorks returns the engine of a push member for the execution of Works.
+func (e *engines) forWorks(ctx context.Context, m fleet.Member) (works.Engine, error) {
+	engine, err := e.engineFor(ctx, m)
 	if err != nil {
 		return nil, err
 	}
-	return have, nil
+	return engine, nil
 }

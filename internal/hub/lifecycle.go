@@ -18,60 +18,62 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// lifecycle adds the controllers of how clusters come and go.
-func (h *hub) lifecycle(ctx context.Context) error {
+// addSveltosControllers adds the controllers that register and deregister SveltosClusters.
+func (h *hub) addSveltosControllers(ctx context.Context) error {
 	locks := &registrations.ClusterLocks{}
-	bounded := rest.CopyConfig(h.GetConfig())
-	bounded.Timeout = requestLimit
-	kinds, err := discovery.NewDiscoveryClientForConfig(bounded)
+	configWithTimeout := rest.CopyConfig(h.GetConfig())
+	configWithTimeout.Timeout = requestTimeout
+	kinds, err := discovery.NewDiscoveryClientForConfig(configWithTimeout)
 	if err != nil {
-		return fmt.Errorf("make a client of the hub: %w", err)
+		return fmt.Errorf("create a client of the hub: %w", err)
 	}
 	return errors.Join(
 		(&registrations.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), EnsureManifest: h.keeper(), Locks: locks,
-			Events: h.GetEventRecorder(recorder),
+			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), EnsureManifest: h.manifestKeeper(), Locks: locks,
+			Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 		(&departures.Controller{
-			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reachability: h.reach(), Config: h.members.Config, RetractMember: join.RetractMember,
-			WithdrawRemaining: h.remainder.Withdraw, Forget: h.engines.forget, Locks: locks, Events: h.GetEventRecorder(recorder), Clock: clock.RealClock{},
+			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reachability: h.reachability(), Config: h.members.Config, RetractMember: join.RetractMember,
+			WithdrawRemaining: h.remainder.Withdraw, Forget: h.engines.forget, Locks: locks, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
 }
 
-func (h *hub) reach() *departures.Reachability {
-	dial := func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
+func (h *hub) reachability() *departures.Reachability {
+	contact := func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
 		config, err := h.members.Config(ctx, m)
 		if err != nil {
 			return fleet.Facts{}, err
 		}
 		return fleet.Probe(ctx, config)
 	}
-	return &departures.Reachability{Live: h.live, Contact: dial, Heartbeats: h.heartbeats}
+	return &departures.Reachability{Live: h.live, Contact: contact, Heartbeats: h.heartbeats}
 }
 
-// away says of any cluster why nothing can be done on it, "" if something can: of each type whoever knows.
-func (h *hub) away() func(ctx context.Context, cluster client.Object) (string, error) {
-	reach := h.reach()
+// unreachableReason returns a function that returns the reason why a cluster is unreachable, "" if it is reachable.
+func (h *hub) unreachableReason() func(ctx context.Context, cluster client.Object) (string, error) {
+	reachability := h.reachability()
 	return func(ctx context.Context, cluster client.Object) (string, error) {
 		m := fleet.FromObject(cluster)
 		return map[fleet.Type]func() (string, error){
-			fleet.TypeSveltos: func() (string, error) { return reach.UnreachableReason(ctx, cluster.(*libv1beta1.SveltosCluster)) },
-			// Its removal finds that out, and then abandons what is on it.
+			fleet.TypeSveltos: func() (string, error) {
+				return reachability.UnreachableReason(ctx, cluster.(*libv1beta1.SveltosCluster))
+			},
+			// The removal of the Cluster checks the member itself, and abandons it if it is unreachable.
 			fleet.TypeKarmada: func() (string, error) { return "", nil },
 		}[m.Type]()
 	}
 }
 
-// keeper keeps manifests ready with the address under which agents reach the hub now.
-func (h *hub) keeper() func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
-	given := join.HubAddress{Server: h.opts.ManagementClusterURL, CA: h.opts.ManagementClusterCA}
+// manifestKeeper returns the function that maintains manifests with the current address of the hub for agents.
+func (h *hub) manifestKeeper() func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
+	configured := join.HubAddress{Server: h.opts.ManagementClusterURL, CA: h.opts.ManagementClusterCA}
 	return func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
-		address, err := join.FindHubAddress(ctx, h.GetConfig(), given)
+		address, err := join.FindHubAddress(ctx, h.GetConfig(), configured)
 		if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
 			return 0, err
 		}
-		// A cluster may have an address of its own for the hub.
+		// A cluster may specify its own address of the hub.
 		manifests := join.Manifests{
 			Hub: h.live, Address: address, Image: h.opts.AgentImage, Version: h.opts.Version, Heartbeats: h.heartbeats, Clock: clock.RealClock{},
 		}

@@ -15,15 +15,15 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// redialPause is the time between two attempts of one informer to reach an API server that does not answer; jitter doubles it at most.
-// An attempt is one connection, which is refused.
-const redialPause = 2 * time.Second
+// redialInterval is the time between two attempts of an informer to connect to an unreachable API server; the jitter at
+// most doubles it. An attempt is one connection.
+const redialInterval = 2 * time.Second
 
-// newInformer makes an informer that is back within seconds when the API server is: one of client-go soon asks only once in up to a
-// minute, and has no setting for that.
+// newInformer returns an informer that reconnects within seconds when the API server is reachable again. The backoff of
+// client-go's informers grows to a minute and is not configurable.
 func newInformer(lw toolscache.ListerWatcher, obj runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 	inner := kube.DetectRestore(lw)
-	patient := &toolscache.ListWatch{
+	retrying := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 			return redial(ctx, func() (runtime.Object, error) { return inner.ListWithContext(ctx, opts) })
 		},
@@ -31,21 +31,21 @@ func newInformer(lw toolscache.ListerWatcher, obj runtime.Object, resync time.Du
 			return redial(ctx, func() (watch.Interface, error) { return inner.WatchWithContext(ctx, opts) })
 		},
 	}
-	return toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(patient, lw), obj, resync, indexers)
+	return toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(retrying, lw), obj, resync, indexers)
 }
 
-// redial asks until there is a connection or ctx ends.
-func redial[T any](ctx context.Context, ask func() (T, error)) (T, error) {
+// redial calls request until it gets a connection or ctx ends.
+func redial[T any](ctx context.Context, request func() (T, error)) (T, error) {
 	for {
-		answer, err := ask()
+		result, err := request()
 		var unreachable *net.OpError
 		if !errors.As(err, &unreachable) {
-			return answer, err
+			return result, err
 		}
 		select {
 		case <-ctx.Done():
-			return answer, err
-		case <-time.After(wait.Jitter(redialPause, 1)):
+			return result, err
+		case <-time.After(wait.Jitter(redialInterval, 1)):
 		}
 	}
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// registration registers the hub itself as a member, once.
-type registration struct{ hub client.Client }
+// selfRegistration registers the hub itself as a member.
+type selfRegistration struct{ hub client.Client }
 
-// Start registers the hub unless it is registered. It needs no kubeconfig: the hub knows how to reach itself.
-func (r registration) Start(ctx context.Context) error {
+// Start creates the SveltosCluster of the hub unless it exists. It needs no kubeconfig, since the hub uses its own.
+func (r selfRegistration) Start(ctx context.Context) error {
 	if err := ensureNamespace(ctx, r.hub, fleet.HubNamespace); err != nil {
 		return err
 	}

@@ -16,15 +16,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// A hub that was killed is followed by another one within 15 s: the lease ends leaseDuration after its last renewal, and the next one asks
-// every retryPeriod. A leader that cannot renew gives up after renewDeadline, which is before anybody else may lead.
+// If a hub is killed, another one becomes the leader within 15 s: the lease expires leaseDuration after its last
+// renewal, and other hubs try to get it every retryPeriod. A leader that cannot renew the lease stops after
+// renewDeadline, before the lease expires.
 const (
 	leaseDuration = 8 * time.Second
 	renewDeadline = 5 * time.Second
 	retryPeriod   = time.Second
 )
 
-// leaseName names the Lease in kube.AgentNamespace that the active hub of a shard holds.
+// leaseName returns the name of the Lease in kube.AgentNamespace for the leader election of a shard.
 func leaseName(shard fleet.Shard) string {
 	if shard.IsDefault() {
 		return "towline-hub"
@@ -32,15 +33,15 @@ func leaseName(shard fleet.Shard) string {
 	return "towline-hub-" + string(shard)
 }
 
-// tenure is what a process knows of its own lead.
+// tenure tracks the renewals of this process's lease.
 type tenure struct {
 	clock clock.PassiveClock
-	// mu guards renewed, which is zero while this process does not lead.
+	// mu guards renewed, which is zero while this process is not the leader.
 	mu      sync.Mutex
 	renewed time.Time
 }
 
-// lapsed says whether this process leads as far as it knows, although its lease has ended.
+// lapsed returns whether this process has not stepped down although its lease has expired.
 func (t *tenure) lapsed() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,28 +57,28 @@ func (t *tenure) wrote(record resourcelock.LeaderElectionRecord, identity string
 	}
 }
 
-// watchedLock is a lock that notes when its lease was renewed.
-type watchedLock struct {
+// trackedLock is a lock that records the renewals of its lease.
+type trackedLock struct {
 	resourcelock.Interface
 	tenure *tenure
 }
 
-// newLock returns the lock that the hubs of a shard elect their leader with.
+// newLock returns the lock for the leader election of a shard.
 func newLock(cfg *rest.Config, shard fleet.Shard, tenure *tenure) (resourcelock.Interface, error) {
 	host, err := os.Hostname()
 	if err != nil {
-		return nil, fmt.Errorf("find the name of this host: %w", err)
+		return nil, fmt.Errorf("read the host name: %w", err)
 	}
 	lock, err := resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, kube.AgentNamespace, leaseName(shard),
 		resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())}, cfg, renewDeadline)
 	if err != nil {
-		return nil, fmt.Errorf("make the lock of the lead: %w", err)
+		return nil, fmt.Errorf("create the lock for the leader election: %w", err)
 	}
-	return &watchedLock{Interface: lock, tenure: tenure}, nil
+	return &trackedLock{Interface: lock, tenure: tenure}, nil
 }
 
-// Create takes the lead where nobody had it.
-func (l *watchedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+// Create creates the lease.
+func (l *trackedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Create(ctx, record)
 	if err == nil {
 		l.tenure.wrote(record, l.Identity())
@@ -85,8 +86,8 @@ func (l *watchedLock) Create(ctx context.Context, record resourcelock.LeaderElec
 	return err
 }
 
-// Update takes, keeps or gives up the lead.
-func (l *watchedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+// Update acquires, renews or releases the lease.
+func (l *trackedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Update(ctx, record)
 	if err == nil {
 		l.tenure.wrote(record, l.Identity())

@@ -16,13 +16,13 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// metricsNamespace begins the names of the metrics of the Sveltos surface.
+// metricsNamespace is the prefix of the names of Sveltos metrics.
 const metricsNamespace = "projectsveltos"
 
-// scrapeLimit is how long one look at the fleet may take; it only reads caches.
-const scrapeLimit = 5 * time.Second
+// scrapeTimeout is the timeout of a scrape, which only reads caches.
+const scrapeTimeout = 5 * time.Second
 
-// clusterLabels and profileLabels are those of the Sveltos surface, in the order in which values are given.
+// clusterLabels and profileLabels return the label names of Sveltos metrics in the order of their values.
 func clusterLabels(more ...string) []string {
 	return append([]string{"cluster_type", "cluster_namespace", "cluster_name"}, more...)
 }
@@ -33,52 +33,53 @@ func desc(name, help string, labels []string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName(metricsNamespace, "", name), help, labels, nil)
 }
 
-// census tells how the fleet is at the moment of a scrape, from what the API server knows: it keeps nothing itself, so that what is gone
-// from the hub is gone from the metrics.
-type census struct {
+// metricsCollector reports the state of the fleet at the time of a scrape, from the cache. It has no state, so that
+// deleted objects have no metrics.
+type metricsCollector struct {
 	hub   client.Reader
 	shard fleet.Shard
-	// leads is closed while this hub has the lead; one that waits for it tells nothing, or everything would be counted twice.
-	leads <-chan struct{}
-	// contacts returns how many looks at a Cluster in push mode have failed in a row; ok is false if nobody has looked. It is set before the
-	// hub leads.
-	contacts func(cluster string) (failed int, ok bool)
+	// elected is closed when this hub becomes the leader. Before, it reports no metrics, so that nothing is counted
+	// twice.
+	elected <-chan struct{}
+	// failedContacts returns the number of consecutive failed requests to a Cluster in push mode; ok is false if there
+	// was no request. It is set before the hub becomes the leader.
+	failedContacts func(cluster string) (failed int, ok bool)
 
 	connectivity, version, failures, heartbeat *prometheus.Desc
 	matching, consecutive, success             *prometheus.Desc
 }
 
-var _ prometheus.Collector = (*census)(nil)
+var _ prometheus.Collector = (*metricsCollector)(nil)
 
-func newCensus(hub client.Reader, shard fleet.Shard, leads <-chan struct{}) *census {
+func newMetricsCollector(hub client.Reader, shard fleet.Shard, elected <-chan struct{}) *metricsCollector {
 	perFeature := append(clusterLabels("feature"), profileLabels()...)
-	return &census{
-		hub: hub, shard: shard, leads: leads,
-		connectivity: desc("cluster_connectivity_status", "Whether a cluster is connected: 0 if it is, 1 if it is not.", clusterLabels()),
+	return &metricsCollector{
+		hub: hub, shard: shard, elected: elected,
+		connectivity: desc("cluster_connectivity_status", "Whether a cluster is connected: 0 if it is, 1 if not.", clusterLabels()),
 		version:      desc("kubernetes_version_info", "The Kubernetes version of a cluster, always 1.", clusterLabels("kubernetes_version")),
-		failures:     desc("connection_failures", "Contacts with a cluster that failed in a row.", clusterLabels()),
-		heartbeat:    desc("agent_last_heartbeat_timestamp_seconds", "When the agent of a pull-mode cluster last reported, in Unix time.", clusterLabels()),
-		matching:     desc("matching_clusters", "How many clusters match a profile.", profileLabels()),
-		consecutive:  desc("reconcile_consecutive_failures", "Attempts at a feature on a cluster that failed in a row.", perFeature),
-		success:      desc("reconcile_last_success_timestamp_seconds", "When a cluster last equalled what a profile wants of a feature, in Unix time.", perFeature),
+		failures:     desc("connection_failures", "Number of consecutive failed requests to a cluster.", clusterLabels()),
+		heartbeat:    desc("agent_last_heartbeat_timestamp_seconds", "Unix time of the last report of a pull-mode cluster's agent.", clusterLabels()),
+		matching:     desc("matching_clusters", "Number of clusters that match a profile.", profileLabels()),
+		consecutive:  desc("reconcile_consecutive_failures", "Number of consecutive failed attempts to deploy a feature on a cluster.", perFeature),
+		success:      desc("reconcile_last_success_timestamp_seconds", "Unix time when a feature of a profile was last in sync on a cluster.", perFeature),
 	}
 }
 
-// Describe names the metrics.
-func (c *census) Describe(to chan<- *prometheus.Desc) {
+// Describe sends the descriptions of the metrics.
+func (c *metricsCollector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.connectivity, c.version, c.failures, c.heartbeat, c.matching, c.consecutive, c.success} {
 		to <- d
 	}
 }
 
-// Collect looks at the fleet.
-func (c *census) Collect(to chan<- prometheus.Metric) {
+// Collect sends the metrics of the fleet.
+func (c *metricsCollector) Collect(to chan<- prometheus.Metric) {
 	select {
-	case <-c.leads:
+	case <-c.elected:
 	default:
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	clusters, err := fleet.Objects(ctx, c.hub)
 	if err != nil {
@@ -110,42 +111,43 @@ func gauge(to chan<- prometheus.Metric, d *prometheus.Desc, value float64, label
 	to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 }
 
-// cluster tells how one cluster is, and returns which one that is.
-func (c *census) cluster(ctx context.Context, to chan<- prometheus.Metric, cluster client.Object) fleet.ID {
+// cluster sends the metrics of one cluster and returns its ID.
+func (c *metricsCollector) cluster(ctx context.Context, to chan<- prometheus.Metric, cluster client.Object) fleet.ID {
 	member := fleet.FromObject(cluster)
-	of := []string{string(member.Type), member.Namespace, member.Name}
+	labels := []string{string(member.Type), member.Namespace, member.Name}
 	if version := fleet.PlainVersion(member.KubernetesVersion); version != "" {
-		gauge(to, c.version, 1, append(of, version)...)
+		gauge(to, c.version, 1, append(labels, version)...)
 	}
 	connected := member.Ready && !member.Down
 	switch cluster := cluster.(type) {
 	case *libv1beta1.SveltosCluster:
 		connected = cluster.Status.ConnectionStatus == libv1beta1.ConnectionHealthy
-		c.sveltos(to, cluster.Status, of)
+		c.sveltos(to, cluster.Status, labels)
 	case *clusterv1alpha1.Cluster:
-		c.karmada(ctx, to, member, of)
+		c.karmada(ctx, to, member, labels)
 	}
 	disconnected := 1.0
 	if connected {
 		disconnected = 0
 	}
-	gauge(to, c.connectivity, disconnected, of...)
+	gauge(to, c.connectivity, disconnected, labels...)
 	return member.ID()
 }
 
-// sveltos tells what the status of a SveltosCluster counts.
-func (c *census) sveltos(to chan<- prometheus.Metric, status libv1beta1.SveltosClusterStatus, of []string) {
-	gauge(to, c.failures, float64(status.ConnectionFailures), of...)
+// sveltos sends the metrics from the status of a SveltosCluster.
+func (c *metricsCollector) sveltos(to chan<- prometheus.Metric, status libv1beta1.SveltosClusterStatus, labels []string) {
+	gauge(to, c.failures, float64(status.ConnectionFailures), labels...)
 	if last := status.AgentLastReportTime; last != nil {
-		gauge(to, c.heartbeat, float64(last.Unix()), of...)
+		gauge(to, c.heartbeat, float64(last.Unix()), labels...)
 	}
 }
 
-// karmada tells the same of a Cluster, whose status does not: the hub counts its own contacts, and an agent renews its Lease.
-func (c *census) karmada(ctx context.Context, to chan<- prometheus.Metric, member fleet.Member, of []string) {
+// karmada sends the metrics that are not in the status of a Cluster: the hub's failed requests, and the time when the
+// agent renewed its Lease.
+func (c *metricsCollector) karmada(ctx context.Context, to chan<- prometheus.Metric, member fleet.Member, labels []string) {
 	if member.Mode == fleet.Push {
-		if failed, ok := c.contacts(member.Name); ok {
-			gauge(to, c.failures, float64(failed), of...)
+		if failed, ok := c.failedContacts(member.Name); ok {
+			gauge(to, c.failures, float64(failed), labels...)
 		}
 		return
 	}
@@ -155,35 +157,35 @@ func (c *census) karmada(ctx context.Context, to chan<- prometheus.Metric, membe
 		return
 	}
 	if renewed := lease.Spec.RenewTime; renewed != nil {
-		gauge(to, c.heartbeat, float64(renewed.Unix()), of...)
+		gauge(to, c.heartbeat, float64(renewed.Unix()), labels...)
 	}
 }
 
-func (c *census) summary(to chan<- prometheus.Metric, summary *configv1beta1.ClusterSummary) {
+func (c *metricsCollector) summary(to chan<- prometheus.Metric, summary *configv1beta1.ClusterSummary) {
 	for _, feature := range summary.Status.FeatureSummaries {
-		of := append(featureOf(summary, feature.FeatureID), profileOf(summary)...)
-		gauge(to, c.consecutive, float64(feature.ConsecutiveFailures), of...)
+		labels := append(featureOf(summary, feature.FeatureID), profileOf(summary)...)
+		gauge(to, c.consecutive, float64(feature.ConsecutiveFailures), labels...)
 		if feature.LastAppliedTime != nil {
-			gauge(to, c.success, float64(feature.LastAppliedTime.Unix()), of...)
+			gauge(to, c.success, float64(feature.LastAppliedTime.Unix()), labels...)
 		}
 	}
 }
 
-func (c *census) profiles(ctx context.Context, to chan<- prometheus.Metric) {
-	var everywhere configv1beta1.ClusterProfileList
-	var confined configv1beta1.ProfileList
-	for _, list := range []client.ObjectList{&everywhere, &confined} {
+func (c *metricsCollector) profiles(ctx context.Context, to chan<- prometheus.Metric) {
+	var clusterProfiles configv1beta1.ClusterProfileList
+	var namespacedProfiles configv1beta1.ProfileList
+	for _, list := range []client.ObjectList{&clusterProfiles, &namespacedProfiles} {
 		if err := c.hub.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			to <- prometheus.NewInvalidMetric(c.matching, err)
 			return
 		}
 	}
-	for i := range everywhere.Items {
-		profile := &everywhere.Items[i]
+	for i := range clusterProfiles.Items {
+		profile := &clusterProfiles.Items[i]
 		gauge(to, c.matching, float64(len(profile.Status.MatchingClusters)), configv1beta1.ClusterProfileKind, "", profile.Name)
 	}
-	for i := range confined.Items {
-		profile := &confined.Items[i]
+	for i := range namespacedProfiles.Items {
+		profile := &namespacedProfiles.Items[i]
 		gauge(to, c.matching, float64(len(profile.Status.MatchingClusters)), configv1beta1.ProfileKind, profile.Namespace, profile.Name)
 	}
 }
@@ -194,7 +196,7 @@ func featureOf(summary *configv1beta1.ClusterSummary, feature libv1beta1.Feature
 	return []string{string(spec.ClusterType), spec.ClusterNamespace, spec.ClusterName, string(feature)}
 }
 
-// profileOf returns the values of profileLabels; they are empty where nobody owns summary.
+// profileOf returns the values of profileLabels; they are empty if summary has no owner.
 func profileOf(summary *configv1beta1.ClusterSummary) []string {
 	owner := metav1.GetControllerOf(summary)
 	switch {

@@ -1,0 +1,236 @@
+package hub
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/status"
+)
+
+// metricsRecorder counts the deployments of features on the clusters of a shard while this hub is the leader. It
+// derives outcomes from the status of summaries, so that they are the same in both modes.
+type metricsRecorder struct {
+	hub     client.Reader
+	shard   fleet.Shard
+	elected <-chan struct{}
+	clock   clock.PassiveClock
+
+	durations  *prometheus.HistogramVec
+	operations *prometheus.CounterVec
+	outcomes   *prometheus.CounterVec
+	drifts     *prometheus.CounterVec
+
+	// mu guards started.
+	mu sync.Mutex
+	// started has the start time of running deployments and withdrawals.
+	started map[featureKey]time.Time
+}
+
+// featureKey identifies one feature of one summary.
+type featureKey struct {
+	summary types.NamespacedName
+	feature libv1beta1.FeatureID
+}
+
+// durationBuckets returns buckets in seconds, from an apply on a nearby member to a large chart with a slow connection.
+func durationBuckets() []float64 {
+	return []float64{0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600}
+}
+
+func newMetricsRecorder(hub client.Reader, shard fleet.Shard, elected <-chan struct{}, clock clock.PassiveClock) *metricsRecorder {
+	counter := func(name, help string, labels []string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: metricsNamespace, Name: name, Help: help}, labels)
+	}
+	return &metricsRecorder{
+		hub: hub, shard: shard, elected: elected, clock: clock, started: map[featureKey]time.Time{},
+		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: metricsNamespace, Name: "reconcile_duration_seconds", Buckets: durationBuckets(),
+			Help: "Duration of a change of a feature on a cluster, from its start to its success or failure.",
+		}, clusterLabels("feature")),
+		operations: counter("reconcile_operations_total", "Number of attempts to deliver or withdraw a feature.", clusterLabels("feature")),
+		outcomes: counter("reconcile_outcome_total", "Number of ended deliveries and withdrawals of a feature, by status: success or failure.",
+			append(clusterLabels("feature", "status"), profileLabels()...)),
+		drifts: counter("total_drifts", "Number of drift corrections for a feature on a cluster in push mode; agents report their own.",
+			append(clusterLabels("feature"), profileLabels()...)),
+	}
+}
+
+func (t *metricsRecorder) register(registry *prometheus.Registry) error {
+	for _, collector := range []prometheus.Collector{t.durations, t.operations, t.outcomes, t.drifts} {
+		if err := registry.Register(collector); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return nil
+}
+
+// watch adds event handlers for summaries and clusters.
+func (t *metricsRecorder) watch(ctx context.Context, informers cache.Informers) error {
+	handlers := map[client.Object]toolscache.ResourceEventHandler{
+		&configv1beta1.ClusterSummary{}: toolscache.ResourceEventHandlerFuncs{UpdateFunc: t.summaryChanged, DeleteFunc: t.summaryDeleted},
+	}
+	for _, cluster := range fleet.Kinds() {
+		handlers[cluster] = toolscache.ResourceEventHandlerFuncs{UpdateFunc: t.clusterChanged, DeleteFunc: t.clusterDeleted}
+	}
+	for obj, handler := range handlers {
+		informer, err := informers.GetInformer(ctx, obj, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watch %T for metrics: %w", obj, err)
+		}
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return fmt.Errorf("watch %T for metrics: %w", obj, err)
+		}
+	}
+	return nil
+}
+
+// isCounted returns whether this hub counts the events of a summary.
+func (t *metricsRecorder) isCounted(summary *configv1beta1.ClusterSummary) bool {
+	select {
+	case <-t.elected:
+	default:
+		return false
+	}
+	target := match.Target(summary)
+	_, cluster, err := fleet.Get(context.Background(), t.hub, target.Type, target.Namespace, target.Name)
+	return err == nil && t.shard.Serves(cluster)
+}
+
+func (t *metricsRecorder) summaryChanged(before, after any) {
+	old, isOld := before.(*configv1beta1.ClusterSummary)
+	current, isCurrent := after.(*configv1beta1.ClusterSummary)
+	if !isOld || !isCurrent || old.ResourceVersion == current.ResourceVersion || !t.isCounted(current) {
+		return
+	}
+	for _, feature := range current.Status.FeatureSummaries {
+		key := featureKey{summary: client.ObjectKeyFromObject(current), feature: feature.FeatureID}
+		result, ended := outcomeOf(status.FeatureOf(old.Status, feature.FeatureID), feature)
+		if !ended {
+			t.start(key, feature.Status)
+			continue
+		}
+		labels := featureOf(current, feature.FeatureID)
+		t.outcomes.WithLabelValues(append(append(labels, result), profileOf(current)...)...).Inc()
+		if duration, ok := t.end(key); ok {
+			t.durations.WithLabelValues(labels...).Observe(duration.Seconds())
+		}
+	}
+}
+
+// outcomeOf returns the result of a deployment that ended between two states of a feature; ended is false if none did.
+func outcomeOf(old, current configv1beta1.FeatureSummary) (result string, ended bool) {
+	changed := old.Status != current.Status || !bytes.Equal(old.Hash, current.Hash)
+	switch current.Status {
+	case libv1beta1.FeatureStatusProvisioned, libv1beta1.FeatureStatusRemoved:
+		return "success", changed
+	case libv1beta1.FeatureStatusFailed, libv1beta1.FeatureStatusFailedNonRetriable:
+		return "failure", changed || current.ConsecutiveFailures > old.ConsecutiveFailures
+	default:
+		return "", false
+	}
+}
+
+func (t *metricsRecorder) start(key featureKey, status libv1beta1.FeatureStatus) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch status {
+	case libv1beta1.FeatureStatusProvisioning, libv1beta1.FeatureStatusRemoving, libv1beta1.FeatureStatusAgentRemoving:
+		if _, running := t.started[key]; !running {
+			t.started[key] = t.clock.Now()
+		}
+	default:
+	}
+}
+
+func (t *metricsRecorder) end(key featureKey) (duration time.Duration, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	startTime, ok := t.started[key]
+	delete(t.started, key)
+	return t.clock.Since(startTime), ok
+}
+
+func (t *metricsRecorder) summaryDeleted(obj any) {
+	if last, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+		obj = last.Obj
+	}
+	if summary, ok := obj.(*configv1beta1.ClusterSummary); ok {
+		for _, feature := range summary.Status.FeatureSummaries {
+			t.end(featureKey{summary: client.ObjectKeyFromObject(summary), feature: feature.FeatureID})
+		}
+	}
+}
+
+func (t *metricsRecorder) clusterChanged(_, after any) {
+	if cluster, ok := after.(client.Object); ok && !t.shard.Serves(cluster) {
+		t.forget(cluster)
+	}
+}
+
+func (t *metricsRecorder) clusterDeleted(obj any) {
+	if last, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+		obj = last.Obj
+	}
+	if cluster, ok := obj.(client.Object); ok {
+		t.forget(cluster)
+	}
+}
+
+// forget deletes the counts of a cluster that is deleted or in another shard.
+func (t *metricsRecorder) forget(cluster client.Object) {
+	member := fleet.FromObject(cluster)
+	labels := prometheus.Labels{"cluster_type": string(member.Type), "cluster_namespace": member.Namespace, "cluster_name": member.Name}
+	t.durations.DeletePartialMatch(labels)
+	t.operations.DeletePartialMatch(labels)
+	t.outcomes.DeletePartialMatch(labels)
+	t.drifts.DeletePartialMatch(labels)
+}
+
+// recordDrift counts a drift correction on m.
+func (t *metricsRecorder) recordDrift(m fleet.Member, id bundle.ID, changes bundle.ChangeSet) {
+	if changes.Count(bundle.Created)+changes.Count(bundle.Configured)+changes.Count(bundle.Deleted) == 0 {
+		return
+	}
+	summary := &configv1beta1.ClusterSummary{}
+	if err := t.hub.Get(context.Background(), types.NamespacedName{Namespace: m.Namespace, Name: id.RequestorName}, summary); err != nil {
+		// The summary is deleted.
+		return
+	}
+	t.drifts.WithLabelValues(append([]string{string(m.Type), m.Namespace, m.Name, id.Feature}, profileOf(summary)...)...).Inc()
+}
+
+// countingTransport is a transport that counts operations.
+type countingTransport struct {
+	deliver.Transport
+	operations *prometheus.CounterVec
+}
+
+var _ deliver.Transport = countingTransport{}
+
+// Deliver counts the operation and calls Deliver.
+func (c countingTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
+	c.operations.WithLabelValues(string(m.Type), m.Namespace, m.Name, b.ID.Feature).Inc()
+	return c.Transport.Deliver(ctx, m, b)
+}
+
+// Withdraw counts the operation and calls Withdraw.
+func (c countingTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	c.operations.WithLabelValues(string(m.Type), m.Namespace, m.Name, w.ID.Feature).Inc()
+	return c.Transport.Withdraw(ctx, m, w)
+}
