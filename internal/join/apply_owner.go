@@ -38,9 +38,12 @@ func (a *application) checkName(ctx context.Context, hub client.Client) error {
 		}
 		return fmt.Errorf("read Lease %s: %w", key, err)
 	}
-	// The hub calls a cluster Down whose agent is silent. The clock of the agent may be wrong.
+	// The hub decides whether the agent is silent: the clock of the agent may be wrong. A cluster whose checks fail is Down
+	// too, and its agent is at work.
 	other := lease.Annotations[kube.AnnotationMember]
-	if other == "" || lease.Spec.RenewTime == nil || cluster.Status.ConnectionStatus == libv1beta1.ConnectionDown {
+	status := cluster.Status
+	silent := status.ConnectionStatus == libv1beta1.ConnectionDown && status.FailureMessage == libv1beta1.AgentReportTooOld
+	if other == "" || lease.Spec.RenewTime == nil || silent {
 		return nil
 	}
 	uid, err := memberUID(ctx, a.member)

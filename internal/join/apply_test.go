@@ -190,12 +190,21 @@ func refusesAnotherMember(t *testing.T, plane *localkube.Plane, hubClient client
 	_, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
 	wantText(t, err, "cluster "+r.Namespace+"/c is another cluster")
 	wantText(t, err, "deregister it first or choose another name")
-	down := client.RawPatch("application/merge-patch+json", []byte(`{"status":{"connectionStatus":"Down"}}`))
-	if err := hubClient.Status().Patch(t.Context(), clusterNamed(t, hubClient, r.Namespace, "c"), down); err != nil {
-		t.Fatal(err)
-	}
+	patchStatus(t, hubClient, r.Namespace, `{"connectionStatus":"Down","agentCheckFailures":3,"failureMessage":"liveness check c: no"}`)
+	_, err = join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
+	wantText(t, err, "cluster "+r.Namespace+"/c is another cluster")
+	patchStatus(t, hubClient, r.Namespace, `{"connectionStatus":"Down","failureMessage":"`+libv1beta1.AgentReportTooOld+`"}`)
 	if _, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard); err != nil {
 		t.Errorf("the other member is silent: %v", err)
+	}
+}
+
+// patchStatus changes the status of cluster namespace/c as the hub and the agent do.
+func patchStatus(t *testing.T, hubClient client.Client, namespace, status string) {
+	t.Helper()
+	patch := client.RawPatch("application/merge-patch+json", []byte(`{"status":`+status+`}`))
+	if err := hubClient.Status().Patch(t.Context(), clusterNamed(t, hubClient, namespace, "c"), patch); err != nil {
+		t.Fatal(err)
 	}
 }
 

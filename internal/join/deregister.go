@@ -229,10 +229,17 @@ func AnnotateDeparture(ctx context.Context, hub client.Client, cluster *libv1bet
 	return nil
 }
 
-// outOfReach says whether the hub does not reach the member: it is Down, or its agent never came.
+// outOfReach returns true if the hub does not reach the member: it is Down, or its agent has never connected. A pull
+// member whose checks fail is Down too, and its agent is at work.
 func (d *departure) outOfReach(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
-	if down := cluster.Status.ConnectionStatus == libv1beta1.ConnectionDown; down || !cluster.Spec.PullMode {
+	status := cluster.Status
+	down := status.ConnectionStatus == libv1beta1.ConnectionDown
+	if !cluster.Spec.PullMode {
 		return down, nil
+	}
+	// The message of a deleted cluster is about its deregistration.
+	if down && (status.FailureMessage == libv1beta1.AgentReportTooOld || status.AgentCheckFailures == 0) {
+		return true, nil
 	}
 	lease := &coordinationv1.Lease{}
 	err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}, lease)
