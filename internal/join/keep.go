@@ -58,8 +58,9 @@ type Manifests struct {
 
 // Keep sees to the registration Secret of an established cluster (see Establish). While the cluster waits for its
 // agent, because that has never connected or is Down, the Secret holds a manifest whose token has at least a fifth of
-// its life left. Once the agent is connected the Secret, and with it every copy of the manifest, goes as soon as its
-// token has been exchanged or has expired. Keep wants to be called again after the returned time, if that is not zero.
+// its life left. While it is not known whether an agent that has connected is alive, the Secret stays as it is. Once the
+// agent is connected the Secret, and with it every copy of the manifest, goes as soon as its token has been exchanged or
+// has expired. Keep wants to be called again after the returned time, if that is not zero.
 // ErrNoHubAddress says that no address for the agent is known, and ErrPatch that the manifest cannot be patched as it
 // should be; none is kept then.
 func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
@@ -73,11 +74,15 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	if cluster.Status.Ready && cluster.Status.ConnectionStatus != libv1beta1.ConnectionDown {
 		return m.retire(ctx, l, cluster)
 	}
-	arrived, err := m.arrived(ctx, cluster)
+	verdict, err := m.judgeAgent(ctx, cluster)
 	if err != nil {
 		return 0, err
 	}
-	if !arrived {
+	if verdict.State == heartbeats.Unsure && verdict.Heard {
+		// The agent may be alive and need no manifest, as after a restart of the hub.
+		return verdict.Left, nil
+	}
+	if verdict.State != heartbeats.Alive {
 		again, err = m.provide(ctx, l, cluster)
 		if errors.Is(err, ErrPatch) {
 			err = errors.Join(err, m.withdraw(ctx, l))
@@ -88,15 +93,15 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	return max(again, lookForExchange), err
 }
 
-// arrived says whether the cluster's agent has just been heard of. It has not reported yet, perhaps, but needs no other
-// manifest.
-func (m Manifests) arrived(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
+// judgeAgent judges the cluster's agent by its Lease. An agent that is alive has perhaps not reported yet, but needs no
+// other manifest.
+func (m Manifests) judgeAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (heartbeats.Verdict, error) {
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
 	if err := m.Hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("read Lease %s: %w", key, err)
+		return heartbeats.Verdict{}, fmt.Errorf("read Lease %s: %w", key, err)
 	}
-	return m.Heartbeats.Look(fleet.FromSveltosCluster(cluster), lease, "").State == heartbeats.Alive, nil
+	return m.Heartbeats.Look(fleet.FromSveltosCluster(cluster), lease, ""), nil
 }
 
 // retire deletes the registration Secret of a connected cluster when nobody needs it any more.

@@ -80,6 +80,19 @@ func (w *waiting) connect(t *testing.T, exchanged types.UID) {
 	}
 }
 
+// beat renews the agent's Lease.
+func (w *waiting) beat(t *testing.T, at time.Time) {
+	t.Helper()
+	lease := &coordinationv1.Lease{}
+	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), lease); err != nil {
+		t.Fatal(err)
+	}
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: at}
+	if err := w.hubClient.Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // accepted says whether the hub accepts the credential of config, which is that of an agent of cluster namespace/c.
 func accepted(t *testing.T, config *rest.Config, namespace string) bool {
 	t.Helper()
@@ -258,15 +271,7 @@ func TestKeepRenewsNoManifestForAnAgentThatHasJustCome(t *testing.T) {
 	w.keep(t)
 	w.connect(t, secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c")).UID)
 	w.cluster.Status = libv1beta1.SveltosClusterStatus{} // it has not reported yet
-	lease := &coordinationv1.Lease{}
-	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), lease); err != nil {
-		t.Fatal(err)
-	}
-	now := metav1.NewMicroTime(w.clock.Now())
-	lease.Spec.RenewTime = &now
-	if err := w.hubClient.Update(t.Context(), lease); err != nil {
-		t.Fatal(err)
-	}
+	w.beat(t, w.clock.Now())
 	if again := w.keep(t); again != 10*time.Second {
 		t.Errorf("again: got %s, want 10s", again)
 	}
@@ -280,19 +285,39 @@ func TestKeepRenewsNoManifestForAnAgentThatHasJustCome(t *testing.T) {
 	}
 }
 
+func TestKeepMakesNoManifestForAnAgentThatMayBeAliveAfterARestart(t *testing.T) {
+	t.Parallel()
+	for name, status := range map[string]libv1beta1.SveltosClusterStatus{
+		"down by checks": {Ready: true, ConnectionStatus: libv1beta1.ConnectionDown, AgentCheckFailures: 3},
+		"not ready":      {AgentCheckFailures: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWaiting(t)
+			w.beat(t, w.clock.Now())
+			w.cluster.Status = status
+			if again := w.keep(t); again != heartbeats.SveltosLimit || w.manifest(t) != nil {
+				t.Errorf("after a restart: again in %s, want 90s; a manifest is there: %t", again, w.manifest(t) != nil)
+			}
+			w.clock.Step(30 * time.Second)
+			w.beat(t, w.clock.Now())
+			if again := w.keep(t); again != 10*time.Second || w.manifest(t) != nil {
+				t.Errorf("after a heartbeat: again in %s, want 10s; a manifest is there: %t", again, w.manifest(t) != nil)
+			}
+			w.clock.Step(heartbeats.SveltosLimit)
+			w.keep(t)
+			if w.manifest(t) == nil {
+				t.Error("a silent agent has no manifest")
+			}
+		})
+	}
+}
+
 func TestKeepDoesNotBelieveABeatFromTheFuture(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.keep(t)
-	lease := &coordinationv1.Lease{}
-	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), lease); err != nil {
-		t.Fatal(err)
-	}
-	future := metav1.NewMicroTime(w.clock.Now().AddDate(10, 0, 0))
-	lease.Spec.RenewTime = &future
-	if err := w.hubClient.Update(t.Context(), lease); err != nil {
-		t.Fatal(err)
-	}
+	w.beat(t, w.clock.Now().AddDate(10, 0, 0))
 	w.keep(t)
 	if w.manifest(t) != nil {
 		t.Error("an agent that has just come has a manifest")
