@@ -150,7 +150,8 @@ func unsupportedFields(spec libv1beta1.ConfigurationGroupSpec) string {
 }
 
 // Report writes report to the status of d's group. It sends one request, or none if the status does not change. The
-// report may be about an older bundle, see report.Digest. It returns nil if the group no longer exists.
+// report may be about an older bundle, see report.Digest. It returns nil if the group no longer exists. It fails if the
+// hub does not store the outdated releases, since the hub would never render them again.
 func (i *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Report) error {
 	known := i.groups.latest(d.group)
 	status := statusFor(d.group, known.Status, report)
@@ -169,6 +170,9 @@ func (i *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Repo
 		}
 		i.groups.storeWritten(group)
 		known = group
+	}
+	if missing := len(status.OutdatedReleases) - len(known.Status.OutdatedReleases); missing > 0 {
+		return fmt.Errorf("report %s: the hub has not stored %d outdated releases: its CustomResourceDefinition may be an earlier one", d.ID, missing)
 	}
 	return nil
 }

@@ -11,7 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -174,5 +177,43 @@ func TestAgentSourceReadsOnlyBundlesForItsMember(t *testing.T) {
 	group.Spec.ServiceAccountName = "someone"
 	if _, err := agentSource.Fetch(t.Context(), d); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("got error %v, want %v", err, ErrUnsupported)
+	}
+}
+
+// TestReportFailsIfOutdatedReleasesAreNotStored reports to a hub whose CustomResourceDefinition lacks the field.
+func TestReportFailsIfOutdatedReleasesAreNotStored(t *testing.T) {
+	t.Parallel()
+	group, _ := pack(t, testBundle())
+	for name, isPruned := range map[string]bool{"stored": false, "pruned": true} {
+		hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithStatusSubresource(group).WithObjects(group.DeepCopy()).WithInterceptorFuncs(interceptor.Funcs{
+			SubResourcePatch: func(ctx context.Context, c client.Client, name string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+				group, ok := obj.(*libv1beta1.ConfigurationGroup)
+				if !ok {
+					return fmt.Errorf("unexpected type %T", obj)
+				}
+				if isPruned {
+					group.Status.OutdatedReleases = nil
+				}
+				return c.SubResource(name).Patch(ctx, group, patch, opts...)
+			},
+		}).Build()
+		stored := &libv1beta1.ConfigurationGroup{}
+		if err := hub.Get(t.Context(), client.ObjectKeyFromObject(group), stored); err != nil {
+			t.Fatal(err)
+		}
+		d, ok := newDelivery(stored)
+		if !ok {
+			t.Fatal("the group has no delivery")
+		}
+		report := bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying, Outdated: []bundle.OutdatedRelease{{Namespace: "a", Name: "adopted", Revision: 3}}}
+		err := NewAgentSource(hub, group.Namespace, "eu-1").Report(t.Context(), d, report)
+		if (err != nil) != isPruned {
+			t.Errorf("%s: got error %v", name, err)
+		}
+		// A later report of the same delivery has no outdated releases.
+		report.State, report.Outdated = bundle.StateApplied, nil
+		if err := NewAgentSource(hub, group.Namespace, "eu-1").Report(t.Context(), d, report); err != nil {
+			t.Errorf("%s: the report of an applied bundle: %v", name, err)
+		}
 	}
 }

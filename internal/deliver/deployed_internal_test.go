@@ -51,6 +51,11 @@ func TestOutdatedReleasesAreThoseOfTheCurrentGroup(t *testing.T) {
 	}
 	newer := group.DeepCopy()
 	newer.Spec.RequestorHash = sum([]byte("rendered again"))
+	done := group.DeepCopy()
+	done.Status.DeploymentStatus = libv1beta1.FeatureStatusProvisioned
+	if deployed, _ := deployedBy(done); deployed.Report.Outdated != nil {
+		t.Errorf("of an applied bundle: got %+v, want none", deployed.Report.Outdated)
+	}
 	if deployed, _ := deployedBy(newer); deployed.Report.Outdated != nil {
 		t.Errorf("of a newer bundle: got %+v, want none", deployed.Report.Outdated)
 	}

@@ -204,15 +204,24 @@ func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	report.State = stateOf(status)
 	report.Message = truncate(status.FailureMessage)
 	report.Kinds = slices.Clone(status.DeployedGroupVersionKind)
-	for _, r := range status.OutdatedReleases {
-		report.Outdated = append(report.Outdated, bundle.OutdatedRelease{
-			Namespace: r.Namespace, Name: r.Name, Revision: int(r.Revision), IsUpgrade: r.IsUpgrade,
-		})
+	if report.State == bundle.StateApplying {
+		report.Outdated = outdatedOf(status)
 	}
 	if status.LastAppliedTime != nil {
 		report.LastApplied = status.LastAppliedTime.Time
 	}
 	return report
+}
+
+// outdatedOf returns the outdated releases in the status of a group.
+func outdatedOf(status libv1beta1.ConfigurationGroupStatus) []bundle.OutdatedRelease {
+	var all []bundle.OutdatedRelease
+	for _, r := range status.OutdatedReleases {
+		all = append(all, bundle.OutdatedRelease{
+			Namespace: r.Namespace, Name: r.Name, Revision: int(r.Revision), IsUpgrade: r.IsUpgrade,
+		})
+	}
+	return all
 }
 
 // stateOf returns the bundle state in the status of a group.
