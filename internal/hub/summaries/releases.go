@@ -190,11 +190,23 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 }
 
 // rendersAgain returns whether the member must compare the revisions that templates have read with its release records.
-// It compares each bundle once, so that a client of Helm that makes one revision after the other holds up no
-// deployment.
+// A report of outdated releases ends that for them, and for the releases that the member has compared in the same
+// bundle, so that a client of Helm that makes one revision after the other holds up no deployment.
 func (c *Composer) rendersAgain(r Request, items []bundle.Item) bool {
-	return c.Dial[r.Member.Mode] == nil && len(r.Outdated) == 0 &&
-		slices.ContainsFunc(items, func(item bundle.Item) bool { return item.Release != nil && item.Release.Inputs != "" })
+	return c.Dial[r.Member.Mode] == nil && slices.ContainsFunc(items, func(item bundle.Item) bool {
+		return item.Release != nil && item.Release.Inputs != "" && !isCompared(r, *item.Release)
+	})
+}
+
+// isCompared returns whether the member has compared a release with its records, as its report of outdated releases
+// says.
+func isCompared(r Request, made bundle.Release) bool {
+	isOutdated := slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool {
+		return o.Namespace == made.Namespace && o.Name == made.Name
+	})
+	return isOutdated || len(r.Outdated) > 0 && slices.Contains(r.Deployed, bundle.DeployedRelease{
+		Namespace: made.Namespace, Name: made.Name, Inputs: made.Inputs, Revision: made.Revision, IsUpgrade: made.IsUpgrade,
+	})
 }
 
 // nextListed is nextRecorded for a member that the hub cannot read. It searches the bundles of other profiles for the

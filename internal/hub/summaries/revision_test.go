@@ -167,6 +167,34 @@ func TestOutdatedReleaseIsRenderedAgain(t *testing.T) {
 	}
 }
 
+// TestReleaseThatIsAddedToAnOutdatedBundle adds a release to a profile while the member reports another one as outdated.
+// The member compares the added release, too, and the bundle that follows is not compared again.
+func TestReleaseThatIsAddedToAnOutdatedBundle(t *testing.T) {
+	t.Parallel()
+	r := requestFor("one", charts(t, with(`seen: "{{ .Release.Revision }}"`)))
+	charts := &r.Summary.Spec.ClusterProfileSpec.HelmCharts
+	var got []bool
+	deploy := func(outdated ...bundle.OutdatedRelease) {
+		t.Helper()
+		r.Outdated = outdated
+		made, err := newComposer(t, newHub(interceptor.Funcs{})).Compose(t.Context(), r, libv1beta1.FeatureHelm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, made.Bundle.RendersAgain)
+		r.Deployed = made.Bundle.DeployedReleases()
+	}
+	deploy()
+	added := (*charts)[0]
+	added.ReleaseName = "added"
+	*charts = append(*charts, added)
+	deploy(bundle.OutdatedRelease{Namespace: "site", Name: "web", Revision: 3, IsUpgrade: true})
+	deploy(bundle.OutdatedRelease{Namespace: "site", Name: "added", Revision: 2, IsUpgrade: true})
+	if diff := cmp.Diff([]bool{true, true, false}, got); diff != "" {
+		t.Errorf("RendersAgain of the bundles differs (-want +got):\n%s", diff)
+	}
+}
+
 func TestReleaseThatDoesNotLookHasNoRevision(t *testing.T) {
 	t.Parallel()
 	r := requestFor("one", charts(t, examples.Chart{}))
