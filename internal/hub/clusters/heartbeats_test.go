@@ -115,3 +115,22 @@ func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
 	w.controller.Heartbeats.Live = w.Client
 	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
 }
+
+func TestAgentThatDiesBeforeItsFirstReportIsDown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true})
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}
+	w.must(w.Create(t.Context(), lease))
+	w.want(false, "", 0, "")
+	w.clock.Step(time.Hour)
+	w.want(false, "", 0, "")
+	w.beat(lease)
+	if _, next := w.reconcile(); next != heartbeats.SveltosLimit {
+		t.Errorf("it looks again after %s, want 90s", next)
+	}
+	w.clock.Step(heartbeats.SveltosLimit)
+	w.want(false, down, 3, libv1beta1.AgentReportTooOld)
+	w.wantSaid("Warning Down cluster ns/one is down: " + libv1beta1.AgentReportTooOld)
+	w.beat(lease)
+	w.want(false, healthy, 0, "")
+}

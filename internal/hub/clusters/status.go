@@ -60,7 +60,7 @@ func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string
 func heard(old libv1beta1.SveltosClusterStatus, threshold int32, verdict heartbeats.Verdict) (libv1beta1.SveltosClusterStatus, time.Duration) {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	switch {
-	case !verdict.Heard || (!old.Ready && old.AgentCheckFailures == 0):
+	case !verdict.Heard:
 		// Nobody is missed before the first contact.
 		return old, 0
 	case verdict.State == heartbeats.Silent:
@@ -69,6 +69,9 @@ func heard(old libv1beta1.SveltosClusterStatus, threshold int32, verdict heartbe
 		return silent, 0
 	case verdict.State == heartbeats.Unsure && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
 		// It was silent before. Only a heartbeat ends that.
+		return old, verdict.Left
+	case !old.Ready && old.AgentCheckFailures == 0 && old.ConnectionStatus != libv1beta1.ConnectionDown:
+		// The agent has renewed its Lease and has not reported yet.
 		return old, verdict.Left
 	default:
 		return reported(old, threshold), verdict.Left

@@ -128,6 +128,8 @@ func TestHeartbeatsExpire(t *testing.T) {
 		return old
 	}
 	down := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 3, FailureMessage: libv1beta1.AgentReportTooOld}
+	downUnready := down
+	downUnready.Ready = false
 	alive := heartbeats.Verdict{State: heartbeats.Alive, Heard: true, Left: time.Minute}
 	unsure := heartbeats.Verdict{State: heartbeats.Unsure, Heard: true, Left: time.Minute}
 	silent := heartbeats.Verdict{State: heartbeats.Silent, Heard: true}
@@ -138,15 +140,22 @@ func TestHeartbeatsExpire(t *testing.T) {
 		want     clusterStatus
 		wantNext time.Duration
 	}{
-		"never ready":                {old: clusterStatus{}, verdict: alive},
-		"ready without a heartbeat":  {old: ready, verdict: heartbeats.Verdict{State: heartbeats.Silent}, want: ready},
-		"alive":                      {old: ready, verdict: alive, want: healthy, wantNext: time.Minute},
-		"silent":                     {old: ready, verdict: silent, want: down},
-		"heard of again":             {old: down, verdict: alive, want: healthy, wantNext: time.Minute},
-		"still silent is not news":   {old: down, verdict: silent, want: down},
-		"silent before it was ready": {old: clusterStatus{}, verdict: silent},
-		"not heard of yet":           {old: healthy, verdict: unsure, want: healthy, wantNext: time.Minute},
-		"not heard of again yet":     {old: down, verdict: unsure, want: down, wantNext: time.Minute},
+		"no report yet": {old: clusterStatus{}, verdict: alive, wantNext: time.Minute},
+		"no report yet, not heard of since a restart": {old: clusterStatus{}, verdict: unsure, wantNext: time.Minute},
+		"ready without a heartbeat":                   {old: ready, verdict: heartbeats.Verdict{State: heartbeats.Silent}, want: ready},
+		"alive":                                       {old: ready, verdict: alive, want: healthy, wantNext: time.Minute},
+		"silent":                                      {old: ready, verdict: silent, want: down},
+		"heard of again":                              {old: down, verdict: alive, want: healthy, wantNext: time.Minute},
+		"still silent is not news":                    {old: down, verdict: silent, want: down},
+		"never heard of":                              {old: clusterStatus{}, verdict: heartbeats.Verdict{State: heartbeats.Silent}},
+		"silent before it was ready":                  {old: clusterStatus{}, verdict: silent, want: downUnready},
+		"still silent before it was ready":            {old: downUnready, verdict: silent, want: downUnready},
+		"silent before it was ready, not heard of again yet": {old: downUnready, verdict: unsure, want: downUnready, wantNext: time.Minute},
+		"silent before it was ready, heard of again": {
+			old: downUnready, verdict: alive, want: clusterStatus{ConnectionStatus: libv1beta1.ConnectionHealthy}, wantNext: time.Minute,
+		},
+		"not heard of yet":       {old: healthy, verdict: unsure, want: healthy, wantNext: time.Minute},
+		"not heard of again yet": {old: down, verdict: unsure, want: down, wantNext: time.Minute},
 		"not heard of yet, down by a check": {
 			old: checked(says(true, 3), libv1beta1.ConnectionDown), verdict: unsure, wantNext: time.Minute,
 			want: checked(says(true, 3), libv1beta1.ConnectionDown),
