@@ -25,8 +25,9 @@ const (
 	lookLimit    = 5 * time.Second
 	// latelyLimit is how old the API server's last answer may be for the hub to be ready: two looks that failed.
 	latelyLimit = 3*lookInterval + lookLimit
-	// gapLimit is the longest time between two answers if no look fails. A longer one is an outage.
-	gapLimit = lookInterval + lookLimit
+	// gapLimit is the longest time between two answers if one look fails between them. A longer one is an outage. Only an
+	// outage starts the limits of silent agents again: single failures would do so without bound, and hide dead agents.
+	gapLimit = 2*lookInterval + lookLimit
 	// stuckLimit is how long a process may go without looking, although it looks every few seconds, before it is to be started anew.
 	stuckLimit = time.Minute
 	// fillLimit is how long caches may take to fill, although the API server answers, before the process is to be started anew.

@@ -6,8 +6,13 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	testclock "k8s.io/utils/clock/testing"
+
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 )
 
 func TestHealthMeansWhatItSays(t *testing.T) {
@@ -100,7 +105,7 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	start := clock.Now()
 	looks(time.Minute, lookInterval)
 	want("without an outage", start)
-	looks(time.Minute, gapLimit)
+	looks(time.Minute, lookInterval+lookLimit)
 	want("slow answers", start)
 	away = true
 	looks(3*time.Minute, lookInterval)
@@ -114,4 +119,54 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	back = clock.Now()
 	looks(time.Minute, lookInterval)
 	want("after the process was stopped", back)
+}
+
+func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
+	t.Parallel()
+	for name, fails := range map[string]struct {
+		look func(n int) bool
+		// takes is the duration of a look that fails.
+		takes time.Duration
+	}{
+		"one look is refused":         {func(n int) bool { return n == 10 }, 0},
+		"one look is not answered":    {func(n int) bool { return n == 10 }, lookLimit},
+		"each fifth look is refused":  {func(n int) bool { return n%5 == 0 }, 0},
+		"each fifth is not answered":  {func(n int) bool { return n%5 == 0 }, lookLimit},
+		"each second look is refused": {func(n int) bool { return n%2 == 0 }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
+			n := 0
+			h := &health{clock: clock, tenure: &tenure{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
+				if n++; fails.look(n) {
+					clock.Step(fails.takes)
+					return errors.New("away")
+				}
+				clock.Step(time.Duration(n%4) * 100 * time.Millisecond)
+				return nil
+			}}
+			judge := &heartbeats.Judge{Clock: clock, SeesSince: h.seesSince}
+			lease := &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: clock.Now()}}}
+			member := fleet.Member{Type: fleet.TypeSveltos, Name: "dead", UID: "1"}
+			start := clock.Now()
+			for tick := start; ; tick = tick.Add(lookInterval) {
+				if tick.After(clock.Now()) {
+					clock.SetTime(tick)
+				}
+				h.look(t.Context())
+				verdict := judge.Look(member, lease, "")
+				passed := clock.Since(start)
+				if verdict.State == heartbeats.Silent {
+					if passed < heartbeats.SveltosLimit {
+						t.Errorf("the agent is silent after %s", passed)
+					}
+					return
+				}
+				if passed > heartbeats.SveltosLimit+lookInterval+lookLimit {
+					t.Fatalf("the agent is %s after %s, with %s left", verdict.State, passed, verdict.Left)
+				}
+			}
+		})
+	}
 }
