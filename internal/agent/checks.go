@@ -18,171 +18,173 @@ import (
 )
 
 const (
-	// checksInterval is the time between two looks at the checks of the cluster object: that of the Sveltos surface.
+	// checksInterval is the time between two runs of the checks, as in Sveltos.
 	checksInterval = time.Minute
-	// checksLimit is how long all of them may take.
-	checksLimit = 30 * time.Second
-	// checksThreshold is how often in a row a check fails until the cluster counts as Down, unless the cluster object says
-	// otherwise. No more than that is counted, so that nothing is written about a cluster that stays as it is.
+	// checksTimeout limits one run of all checks.
+	checksTimeout = 30 * time.Second
+	// checksThreshold is the default number of failures in a row after which the cluster counts as Down. The agent does not
+	// count further, so that a state that stays the same is not written again.
 	checksThreshold = 3
 )
 
-// verdict is what the checks of the cluster object say of the member. Without any it is ready.
-type verdict struct {
-	// known is false until the cluster object was seen and its checks were run.
-	known    bool
-	ready    bool
+// checksState is the state of the member according to the checks. Without checks the member is ready.
+type checksState struct {
+	// isKnown is false until the checks have run, which needs the SveltosCluster.
+	isKnown bool
+	isReady bool
+	// failures is the number of failed runs in a row, and message describes the last failure.
 	failures int32
 	message  string
 }
 
-// checks runs the readiness and liveness checks of the cluster object, on the member that they are about.
+// checks runs the readiness and liveness checks of the SveltosCluster on the member.
 type checks struct {
 	member *rest.Config
 	clock  clock.Clock
-	// asked holds one request to run them now.
-	asked chan struct{}
-	// changed is called when there is another verdict.
-	changed func()
+	// runRequested holds one signal to run the checks now.
+	runRequested chan struct{}
+	// onChange is called when the state changes.
+	onChange func()
 
-	// mu guards what follows.
-	mu      sync.Mutex
-	seen    bool
-	spec    libv1beta1.SveltosClusterSpec
-	ready   bool
-	verdict verdict
-	// version counts the changes of what is asked: a verdict on something else is dropped.
+	// mu guards the fields below.
+	mu sync.Mutex
+	// hasCluster is true after the first setCluster. spec has the checks, and isReady is the reported status.ready.
+	hasCluster bool
+	spec       libv1beta1.SveltosClusterSpec
+	isReady    bool
+	state      checksState
+	// version counts the changes of spec and isReady. The result of a run that began with an older version is dropped.
 	version int
 }
 
-func newChecks(member *rest.Config, clock clock.Clock, changed func()) *checks {
-	return &checks{member: member, clock: clock, asked: make(chan struct{}, 1), changed: changed}
+func newChecks(member *rest.Config, clock clock.Clock, onChange func()) *checks {
+	return &checks{member: member, clock: clock, runRequested: make(chan struct{}, 1), onChange: onChange}
 }
 
-// take takes the checks from the cluster object as it is now. They are run at once if they changed, or if others of
-// them count now.
-func (c *checks) take(cluster *libv1beta1.SveltosCluster) {
+// setCluster sets the SveltosCluster that has the checks. It requests a run if the checks have changed, or if other
+// checks apply because status.ready has changed.
+func (c *checks) setCluster(cluster *libv1beta1.SveltosCluster) {
 	spec := libv1beta1.SveltosClusterSpec{
 		ReadinessChecks: cluster.Spec.ReadinessChecks, LivenessChecks: cluster.Spec.LivenessChecks,
 		ConsecutiveFailureThreshold: cluster.Spec.ConsecutiveFailureThreshold,
 	}
 	c.mu.Lock()
-	news := !c.seen || c.ready != cluster.Status.Ready || !equality.Semantic.DeepEqual(c.spec, spec)
-	if !c.seen {
-		// A new process goes on counting where the one before it ended.
-		c.verdict.failures = cluster.Status.AgentCheckFailures
+	changed := !c.hasCluster || c.isReady != cluster.Status.Ready || !equality.Semantic.DeepEqual(c.spec, spec)
+	if !c.hasCluster {
+		// A new process continues the count of the previous one.
+		c.state.failures = cluster.Status.AgentCheckFailures
 	}
-	if news {
+	if changed {
 		c.version++
-		c.seen, c.spec, c.ready = true, *spec.DeepCopy(), cluster.Status.Ready
-		// Nothing is said of a cluster that is not ready, or not ready any more since it was made anew, before these checks
-		// were run.
-		c.verdict.known = c.verdict.known && c.ready
+		c.hasCluster, c.spec, c.isReady = true, *spec.DeepCopy(), cluster.Status.Ready
+		// If the cluster is not reported as ready, for example because the SveltosCluster was created again, nothing is
+		// reported until these checks have run.
+		c.state.isKnown = c.state.isKnown && c.isReady
 	}
 	c.mu.Unlock()
-	if news {
-		session.Signal(c.asked)
+	if changed {
+		session.Signal(c.runRequested)
 	}
 }
 
-// run runs the checks when asked to, and each minute while there are any, until ctx ends.
+// run runs the checks on request, and after each interval while there are checks, until ctx ends.
 func (c *checks) run(ctx context.Context) {
 	for {
 		timer := c.clock.NewTimer(checksInterval)
 		select {
 		case <-timer.C():
-			if !c.any() {
+			if !c.hasChecks() {
 				continue
 			}
-		case <-c.asked:
+		case <-c.runRequested:
 			timer.Stop()
 		case <-ctx.Done():
 			timer.Stop()
 			return
 		}
-		c.look(ctx)
+		c.runOnce(ctx)
 	}
 }
 
-func (c *checks) any() bool {
+func (c *checks) hasChecks() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.spec.ReadinessChecks)+len(c.spec.LivenessChecks) > 0
 }
 
-// look runs the checks once.
-func (c *checks) look(ctx context.Context) {
+// runOnce runs the checks once.
+func (c *checks) runOnce(ctx context.Context) {
 	c.mu.Lock()
-	spec, ready, version := c.spec, c.ready, c.version
+	spec, isReady, version := c.spec, c.isReady, c.version
 	c.mu.Unlock()
-	limited, cancel := context.WithTimeout(ctx, checksLimit)
+	runCtx, cancel := context.WithTimeout(ctx, checksTimeout)
 	defer cancel()
-	answer := c.ask(limited, &spec, ready)
+	result := c.evaluate(runCtx, &spec, isReady)
 	if ctx.Err() != nil {
 		return
 	}
 	c.mu.Lock()
 	if c.version != version {
-		// It was asked for again.
+		// Another run was requested.
 		c.mu.Unlock()
 		return
 	}
-	before := c.verdict
-	c.verdict = before.next(answer, spec.ConsecutiveFailureThreshold)
-	now := c.verdict
+	previous := c.state
+	c.state = previous.next(result, spec.ConsecutiveFailureThreshold)
+	state := c.state
 	c.mu.Unlock()
-	if now.message != before.message {
-		log.FromContext(ctx).Info("the checks of the cluster say something else", "failure", now.message)
+	if state.message != previous.message {
+		log.FromContext(ctx).Info("the result of the cluster's checks has changed", "failure", state.message)
 	}
-	if now != before {
-		c.changed()
+	if state != previous {
+		c.onChange()
 	}
 }
 
-func (c *checks) ask(ctx context.Context, spec *libv1beta1.SveltosClusterSpec, ready bool) check.Result {
+func (c *checks) evaluate(ctx context.Context, spec *libv1beta1.SveltosClusterSpec, isReady bool) check.Result {
 	if len(spec.ReadinessChecks)+len(spec.LivenessChecks) == 0 {
 		return check.Result{Ready: true}
 	}
-	// It asks for the kinds that the checks name, as they are served now, and keeps nothing.
+	// A new client for each run discovers the kinds as they are served now, and has no cache.
 	member, err := client.New(c.member, client.Options{})
 	if err != nil {
-		return check.Result{Ready: ready, Failure: err.Error()}
+		return check.Result{Ready: isReady, Failure: err.Error()}
 	}
-	return check.EvaluateCluster(ctx, member, spec, ready)
+	return check.EvaluateCluster(ctx, member, spec, isReady)
 }
 
-// next returns the verdict after answer. Failures are counted up to threshold.
-func (v verdict) next(answer check.Result, threshold int32) verdict {
-	if answer.Failure == "" {
-		return verdict{known: true, ready: true}
+// next returns the state after a run with that result. Failures are counted up to threshold.
+func (s checksState) next(result check.Result, threshold int32) checksState {
+	if result.Failure == "" {
+		return checksState{isKnown: true, isReady: true}
 	}
-	return verdict{
-		known: true, ready: answer.Ready, message: answer.Failure,
-		failures: max(1, min(v.failures+1, cmp.Or(threshold, checksThreshold))),
+	return checksState{
+		isKnown: true, isReady: result.Ready, message: result.Failure,
+		failures: max(1, min(s.failures+1, cmp.Or(threshold, checksThreshold))),
 	}
 }
 
-// known returns the latest verdict.
-func (c *checks) known() verdict {
+// latest returns the current state.
+func (c *checks) latest() checksState {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.verdict
+	return c.state
 }
 
-// status is what the report on the cluster object says of the verdict. It never says that a cluster is not ready any
-// more. failureMessage is the hub's, which makes it from this and from what it knows itself.
-func (v verdict) status() map[string]any {
+// status returns the fields of the SveltosCluster's status for this state. It never sets ready to false. It leaves out
+// failureMessage, which the hub computes from these fields and its own.
+func (s checksState) status() map[string]any {
 	status := map[string]any{"agentCheckFailures": nil, "agentCheckMessage": nil}
-	if v.ready {
+	if s.isReady {
 		status["ready"] = true
 	}
-	if v.message != "" {
-		status["agentCheckFailures"], status["agentCheckMessage"] = v.failures, v.message
+	if s.message != "" {
+		status["agentCheckFailures"], status["agentCheckMessage"] = s.failures, s.message
 	}
 	return status
 }
 
-// agrees says whether the cluster object says what the verdict is.
-func (v verdict) agrees(status libv1beta1.SveltosClusterStatus) bool {
-	return (status.Ready || !v.ready) && status.AgentCheckFailures == v.failures && status.AgentCheckMessage == v.message
+// isReported returns true if status has this state.
+func (s checksState) isReported(status libv1beta1.SveltosClusterStatus) bool {
+	return (status.Ready || !s.isReady) && status.AgentCheckFailures == s.failures && status.AgentCheckMessage == s.message
 }

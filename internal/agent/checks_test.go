@@ -34,11 +34,11 @@ func TestChecksFollowTheMember(t *testing.T) {
 		t.Fatal(err)
 	}
 	clock := clocktesting.NewFakeClock(time.Now())
-	changed := make(chan verdict)
+	changed := make(chan checksState)
 	var c *checks
 	c = newChecks(plane.Config, clock, func() {
 		select {
-		case changed <- c.known():
+		case changed <- c.latest():
 		case <-t.Context().Done():
 		}
 	})
@@ -46,18 +46,18 @@ func TestChecksFollowTheMember(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); c.run(ctx) }()
 	defer func() { cancel(); <-ended }()
-	want := func(what string, want verdict) {
+	want := func(when string, want checksState) {
 		t.Helper()
 		select {
 		case got := <-changed:
 			if got != want {
-				t.Fatalf("%s: verdict is %+v, want %+v", what, got, want)
+				t.Fatalf("%s: got state %+v, want %+v", when, got, want)
 			}
 		case <-time.After(20 * time.Second):
-			t.Fatalf("%s: there is no new verdict", what)
+			t.Fatalf("%s: the state does not change", when)
 		}
 	}
-	minute := func() {
+	nextRun := func() {
 		for !clock.HasWaiters() {
 			if t.Context().Err() != nil {
 				t.Fatal(t.Context().Err())
@@ -76,43 +76,43 @@ func TestChecksFollowTheMember(t *testing.T) {
 	cluster := &libv1beta1.SveltosCluster{}
 	cluster.Spec.ReadinessChecks, cluster.Spec.LivenessChecks = oneConfigMap("first", ns), oneConfigMap("later", ns)
 	cluster.Spec.ConsecutiveFailureThreshold = 2
-	c.take(cluster)
-	want("at once", verdict{known: true, failures: 1, message: "readiness check first: there are 0"})
-	minute()
-	want("a minute later", verdict{known: true, failures: 2, message: "readiness check first: there are 0"})
+	c.setCluster(cluster)
+	want("at once", checksState{isKnown: true, failures: 1, message: "readiness check first: there are 0"})
+	nextRun()
+	want("a minute later", checksState{isKnown: true, failures: 2, message: "readiness check first: there are 0"})
 	first := create("first")
-	minute()
-	want("ready, and not well", verdict{known: true, ready: true, failures: 2, message: "liveness check later: there are 0"})
+	nextRun()
+	want("ready, with a failing liveness check", checksState{isKnown: true, isReady: true, failures: 2, message: "liveness check later: there are 0"})
 	cluster.Status.Ready = true
 	create("later")
-	c.take(cluster)
-	want("well, asked by the hub's answer", verdict{known: true, ready: true})
+	c.setCluster(cluster)
+	want("run because of the new status", checksState{isKnown: true, isReady: true})
 	if err := member.Delete(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
 	cluster.Spec.LivenessChecks = append(cluster.Spec.LivenessChecks, oneConfigMap("more", ns)...)
-	c.take(cluster)
-	want("asked by a change", verdict{known: true, ready: true, failures: 1, message: "liveness check more: there are 0"})
+	c.setCluster(cluster)
+	want("run because of new checks", checksState{isKnown: true, isReady: true, failures: 1, message: "liveness check more: there are 0"})
 
-	anew := &libv1beta1.SveltosCluster{}
-	c.take(anew)
-	want("a cluster object without checks", verdict{known: true, ready: true})
+	recreated := &libv1beta1.SveltosCluster{}
+	c.setCluster(recreated)
+	want("a SveltosCluster without checks", checksState{isKnown: true, isReady: true})
 }
 
-func TestVerdicts(t *testing.T) {
+func TestChecksStateAfterRuns(t *testing.T) {
 	t.Parallel()
 	fails, passes := check.Result{Ready: true, Failure: "no"}, check.Result{Ready: true}
-	failing := func(failures int32) verdict {
-		return verdict{known: true, ready: true, failures: failures, message: "no"}
+	failing := func(failures int32) checksState {
+		return checksState{isKnown: true, isReady: true, failures: failures, message: "no"}
 	}
-	tests := map[string]struct{ got, want verdict }{
-		"it passes":          {verdict{}.next(passes, 0), verdict{known: true, ready: true}},
-		"it fails":           {verdict{}.next(fails, 0), failing(1)},
-		"it goes on failing": {failing(2).next(fails, 0), failing(3)},
-		"the count stops":    {failing(3).next(fails, 0), failing(3)},
-		"a lower threshold":  {failing(3).next(fails, 1), failing(1)},
-		"it passes again":    {failing(3).next(passes, 0), verdict{known: true, ready: true}},
-		"it is not ready":    {verdict{}.next(check.Result{Failure: "no"}, 0), verdict{known: true, failures: 1, message: "no"}},
+	tests := map[string]struct{ got, want checksState }{
+		"it passes":         {checksState{}.next(passes, 0), checksState{isKnown: true, isReady: true}},
+		"it fails":          {checksState{}.next(fails, 0), failing(1)},
+		"it fails again":    {failing(2).next(fails, 0), failing(3)},
+		"the count stops":   {failing(3).next(fails, 0), failing(3)},
+		"a lower threshold": {failing(3).next(fails, 1), failing(1)},
+		"it passes again":   {failing(3).next(passes, 0), checksState{isKnown: true, isReady: true}},
+		"it is not ready":   {checksState{}.next(check.Result{Failure: "no"}, 0), checksState{isKnown: true, failures: 1, message: "no"}},
 	}
 	for name, tc := range tests {
 		if tc.got != tc.want {
@@ -121,24 +121,24 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-func TestVerdictIsReported(t *testing.T) {
+func TestChecksStateIsReported(t *testing.T) {
 	t.Parallel()
 	status := libv1beta1.SveltosClusterStatus{Ready: true, AgentCheckFailures: 1, AgentCheckMessage: "no"}
-	if v := (verdict{ready: true, failures: 1, message: "no"}); !v.agrees(status) {
-		t.Error("the same does not agree")
+	if s := (checksState{isReady: true, failures: 1, message: "no"}); !s.isReported(status) {
+		t.Error("the same state: got false, want true")
 	}
-	if v := (verdict{failures: 1, message: "no"}); !v.agrees(status) {
-		t.Error("a cluster that was ready once does not agree")
+	if s := (checksState{failures: 1, message: "no"}); !s.isReported(status) {
+		t.Error("a state that is not ready, after the cluster was ready: got false, want true")
 	}
-	if v := (verdict{ready: true}); v.agrees(status) {
-		t.Error("a check that passes again agrees")
+	if s := (checksState{isReady: true}); s.isReported(status) {
+		t.Error("a check that passes again: got true, want false")
 	}
 	want := map[string]any{"agentCheckFailures": int32(1), "agentCheckMessage": "no"}
-	if diff := cmp.Diff(want, verdict{failures: 1, message: "no"}.status()); diff != "" {
+	if diff := cmp.Diff(want, checksState{failures: 1, message: "no"}.status()); diff != "" {
 		t.Errorf("status() (-want +got):\n%s", diff)
 	}
 	want = map[string]any{"ready": true, "agentCheckFailures": nil, "agentCheckMessage": nil}
-	if diff := cmp.Diff(want, verdict{ready: true}.status()); diff != "" {
+	if diff := cmp.Diff(want, checksState{isReady: true}.status()); diff != "" {
 		t.Errorf("status() (-want +got):\n%s", diff)
 	}
 }

@@ -1,2 +1,34 @@
-// Package agent is the member side: fetch, converge, report, on a loop.
+// Package agent is the pull-mode agent of a SveltosCluster: it applies bundles on its member and reports to the hub.
+//
+// The command `towline agent` calls Run, which ends with its context, or after the agent has uninstalled itself. The
+// parts that this agent shares with the agent of a Karmada Cluster (package karmada) are in package session.
+//
+// The steps of an agent:
+//
+//  1. Options.complete sets the defaults (options.go), and Run starts the probes, the checks of the SveltosCluster
+//     (checks.go) and the reader of the member's facts (clusterfacts.go, kinds.go).
+//  2. If the cluster was not paused at the last contact with the hub, the engine starts. It corrects drift from the
+//     inventory on the member, also while the hub is away (agent.go).
+//  3. runSession opens the credential, which is in a Secret of the member, and exchanges the manifest's token for
+//     the agent's own (package join). An uninstallation that has begun continues instead (hubsession.go).
+//  4. hubSession.open waits until the hub accepts the credential, and claims the Lease of the cluster, so that only one
+//     member uses a registration (duplicateregistration.go).
+//  5. Until the session ends it runs in parallel: heartbeats and the status of the SveltosCluster (status.go), bundles
+//     (session.Worker), and the renewal of the credential (join.Credential).
+//  6. A session ends when the cluster is registered again or another member takes the registration over, and the next
+//     one begins. If the hub requests the removal, the agent uninstalls itself (uninstall.go, uninstaller.go).
+//
+// Words:
+//
+//   - member: the cluster of this agent; hub: the management cluster.
+//   - registration: the credential, the Lease and the SveltosCluster of one name on the hub.
+//   - session: the work with one credential.
+//   - facts: the version and the served kinds of the member.
+//   - checks: the readiness and liveness checks in the spec of the SveltosCluster.
+//   - paused: the engine applies and corrects nothing, except that it removes the bundles of a cluster that is being
+//     deregistered.
+//   - rejected: the hub does not accept the credential.
+//   - removal request: an annotation on the SveltosCluster that is being deleted. The agent answers in its status.
+//
+// Start reading at Run, runSession and hubSession.run.
 package agent

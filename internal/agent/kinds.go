@@ -21,35 +21,35 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// watchKinds requests a look at the served APIs when a CustomResourceDefinition or an APIService of the member changes,
-// until ctx ends.
-func (s *self) watchKinds(ctx context.Context) {
+// watchKinds requests a read of the facts when a CustomResourceDefinition or an APIService of the member changes, until
+// ctx ends.
+func (f *clusterFacts) watchKinds(ctx context.Context) {
 	logger := log.FromContext(ctx)
-	// A member that does not answer is logged by watch.
+	// A member that does not answer is logged by run.
 	ctx = klog.NewContext(ctx, logr.Discard())
-	var all sync.WaitGroup
-	defer all.Wait()
+	var goroutines sync.WaitGroup
+	defer goroutines.Wait()
 	for _, resource := range []schema.GroupVersionResource{
 		{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"},
 		{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"},
 	} {
-		definitions := s.objects.Resource(resource)
+		definitions := f.metadataClient.Resource(resource)
 		forbidden := &forbiddenLog{logger: logger.WithValues("resource", resource.GroupResource().String())}
 		source := &cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 				list, err := definitions.List(ctx, options)
-				forbidden.check(err)
+				forbidden.logIfForbidden(err)
 				return list, err
 			},
 			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 				events, err := definitions.Watch(ctx, options)
-				forbidden.check(err)
+				forbidden.logIfForbidden(err)
 				return events, err
 			},
 		}
-		all.Go(func() {
+		goroutines.Go(func() {
 			cache.NewReflectorWithOptions(
-				cache.ToListWatcherWithWatchListSemantics(source, s.objects), &metav1.PartialObjectMetadata{}, kindsListener(s.kindsChanged),
+				cache.ToListWatcherWithWatchListSemantics(source, f.metadataClient), &metav1.PartialObjectMetadata{}, kindsListener(f.requestRead),
 				cache.ReflectorOptions{Name: resource.Resource, TypeDescription: resource.String(), Backoff: session.HubBackoff()},
 			).RunWithContext(ctx)
 		})
@@ -62,10 +62,10 @@ type forbiddenLog struct {
 	once   sync.Once
 }
 
-func (f *forbiddenLog) check(err error) {
+func (f *forbiddenLog) logIfForbidden(err error) {
 	if apierrors.IsForbidden(err) {
 		f.once.Do(func() {
-			f.logger.Info("cannot watch definitions of kinds; a change is known within ten minutes", logkeys.Reason, err.Error())
+			f.logger.Info("cannot watch definitions of kinds; changes are detected within ten minutes", logkeys.Reason, err.Error())
 		})
 	}
 }
@@ -74,20 +74,20 @@ func (f *forbiddenLog) check(err error) {
 // because two controllers overwrite each other's caBundle.
 type kindsBackoff struct {
 	backoff wait.Backoff
-	// read is the time of the last read of the served APIs.
-	read time.Time
+	// lastRead is the time of the last read of the served APIs.
+	lastRead time.Time
 }
 
-// delay returns the time from a change of definitions, now, until the next read. It is settleTime, and longer after
+// delay returns the time from a change of definitions, now, until the next read. It is minKindsDelay, and longer after
 // each read that is followed by a change within maxKindsDelay.
 func (b *kindsBackoff) delay(now time.Time) time.Duration {
-	if b.backoff.Duration == 0 || now.Sub(b.read) > maxKindsDelay {
-		b.backoff = wait.Backoff{Duration: settleTime, Factor: 2, Cap: maxKindsDelay, Steps: math.MaxInt32}
+	if b.backoff.Duration == 0 || now.Sub(b.lastRead) > maxKindsDelay {
+		b.backoff = wait.Backoff{Duration: minKindsDelay, Factor: 2, Cap: maxKindsDelay, Steps: math.MaxInt32}
 	}
 	return b.backoff.Step()
 }
 
-// kindsListener is a reflector's store that keeps nothing, and is called for every change.
+// kindsListener is a reflector's store that stores nothing, and calls a function for every change.
 type kindsListener func()
 
 var _ cache.TransformingStore = kindsListener(nil)

@@ -19,7 +19,7 @@ func TestServedAPIsAreReadLessOftenWhileDefinitionsChange(t *testing.T) {
 	var b kindsBackoff
 	now := time.Now()
 	next := func(quiet time.Duration) time.Duration {
-		b.read = now
+		b.lastRead = now
 		now = now.Add(quiet)
 		delay := b.delay(now)
 		now = now.Add(delay)
@@ -49,14 +49,14 @@ func TestForbiddenWatchOfDefinitionsIsLoggedOnce(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	objects, err := metadata.NewForConfig(&rest.Config{Host: server.URL})
+	metadataClient, err := metadata.NewForConfig(&rest.Config{Host: server.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
 	lines := make(chan string, 100)
 	ctx := logr.NewContext(t.Context(), funcr.New(func(_, line string) { lines <- line }, funcr.Options{}))
-	s := newSelf(&rest.Config{}, objects, clocktesting.NewFakeClock(time.Now()))
-	go s.watchKinds(ctx)
+	f := newClusterFacts(&rest.Config{}, metadataClient, clocktesting.NewFakeClock(time.Now()))
+	go f.watchKinds(ctx)
 	t.Log(<-lines, <-lines) // one for each resource
 	for range len(requests) + 4 {
 		<-requests

@@ -12,53 +12,55 @@ import (
 )
 
 const (
-	// defaultWorkers is how many deliveries are worked on at once: enough for a big one not to hold up small ones.
+	// defaultWorkers is the number of parallel deliveries. It is large enough that small ones need not wait for a big one.
 	defaultWorkers = 4
-	// defaultHeartbeat is the time between two renewals of the Lease. The hub calls a member Down after three missed ones.
+	// defaultHeartbeat is the time between two renewals of the Lease. The hub reports a member as Down after three missed
+	// renewals.
 	defaultHeartbeat = 30 * time.Second
-	// refreshInterval is the longest time between two reports on the cluster object; tools of the Sveltos surface give
-	// up on an agent after ten minutes.
-	refreshInterval = 5 * time.Minute
-	// factsInterval is how often the agent looks which kinds its cluster serves; it also looks when a definition
-	// changes.
+	// reportInterval is the maximal time between two reports on the SveltosCluster. Sveltos tools treat an agent as dead
+	// after ten minutes without a report.
+	reportInterval = 5 * time.Minute
+	// factsInterval is the maximal time between two reads of the member's facts. The agent also reads them when a
+	// definition changes.
 	factsInterval = 10 * time.Minute
 )
 
-// Options say which member an agent works for and how.
+// Options configure an agent.
 type Options struct {
-	// Member is how the agent reaches the cluster that it runs in.
+	// Member is the configuration of a client for the member.
 	Member *rest.Config
-	// Namespace and Name are those of the cluster on the hub.
+	// Namespace and Name identify the SveltosCluster on the hub.
 	Namespace string
 	Name      string
-	// KubeconfigSecret is the Secret in kube.AgentNamespace on the member with the way to the hub. Default:
+	// KubeconfigSecret is the Secret with the kubeconfig of the hub, in kube.AgentNamespace on the member. Default:
 	// <Name>-sveltos-kubeconfig.
 	KubeconfigSecret string
-	// Identity tells the agents of one cluster apart, in the Lease; the name of the pod or host.
+	// Identity is the holder identity in the Lease: the name of the pod or host. Default: Name.
 	Identity string
-	// HealthAddress serves /healthz and /readyz over HTTP, and DiagnosticsAddress /metrics over HTTPS; empty serves
-	// nothing.
+	// HealthAddress serves /healthz and /readyz over HTTP, and DiagnosticsAddress /metrics over HTTPS. An empty address
+	// serves nothing.
 	HealthAddress      string
 	DiagnosticsAddress string
-	// Workers is how many deliveries are worked on at once. Default 4.
+	// Workers is the number of parallel deliveries. Default: 4.
 	Workers int
-	// Heartbeat is the time between two renewals of the Lease. Default 30 s.
+	// Heartbeat is the time between two renewals of the Lease. Default: 30 s.
 	Heartbeat time.Duration
-	// TokenLife is the life to ask for when the credential for the hub is renewed. Default join.AgentTokenLife.
+	// TokenLife is the requested lifetime of the agent's tokens for the hub. Default: join.AgentTokenLife.
 	TokenLife time.Duration
-	// Clock tells the time. Default: the real one.
+	// Clock is the clock of the agent. Default: the real clock.
 	Clock clock.WithTicker
 }
 
-func (o Options) withDefaults() (Options, error) {
+// complete sets the defaults, and returns an error for missing options.
+func (o Options) complete() (Options, error) {
 	if o.Member == nil {
-		return o, errors.New("agent needs a way to its own cluster")
+		return o, errors.New("agent needs the configuration of a client for its cluster")
 	}
 	if o.Namespace == "" || o.Name == "" {
 		return o, fmt.Errorf("agent needs the namespace and name of its cluster, got %q and %q", o.Namespace, o.Name)
 	}
 	if o.Member.QPS == 0 {
-		// The API server shares its capacity out fairly itself; a limit here would only slow big bundles down.
+		// The API server limits its clients by API Priority and Fairness. A limit here would only delay big bundles.
 		o.Member = rest.CopyConfig(o.Member)
 		o.Member.QPS = -1
 	}

@@ -59,7 +59,7 @@ func pass(ctx context.Context, clock *testclock.FakeClock, span time.Duration) {
 	}
 }
 
-const rivalMessage = "another cluster works under this cluster's registration"
+const duplicateMessage = "another cluster uses this cluster's registration"
 
 func TestOneOfTwoMembersWithOneRegistrationWorks(t *testing.T) {
 	t.Parallel()
@@ -71,7 +71,7 @@ func TestOneOfTwoMembersWithOneRegistrationWorks(t *testing.T) {
 	second.runAgentWith(logged.context(t), agent.Options{Member: second.member.Config, Clock: clock})
 	second.eventually("the second says what is wrong", func(context.Context) error {
 		pass(t.Context(), clock, 5*time.Second)
-		return logged.missing(rivalMessage)
+		return logged.missing(duplicateMessage)
 	})
 
 	first.deliver(bundleOf("one", "a"), bundle.StateApplied)
@@ -80,7 +80,7 @@ func TestOneOfTwoMembersWithOneRegistrationWorks(t *testing.T) {
 		t.Errorf("while the first works: %v", err)
 	}
 	second.wantGone("a")
-	if said := logged.with(rivalMessage); len(said) != 1 {
+	if said := logged.with(duplicateMessage); len(said) != 1 {
 		t.Errorf("messages: got %d, want 1", len(said))
 	}
 
@@ -98,7 +98,7 @@ func TestOneOfTwoMembersWithOneRegistrationWorks(t *testing.T) {
 	// Now it is the first that has to wait, whose clock is behind.
 	back := &journal{}
 	first.runAgent(back.context(t), first.member.Config)
-	first.eventually("the first says what is wrong", func(context.Context) error { return back.missing(rivalMessage) })
+	first.eventually("the first says what is wrong", func(context.Context) error { return back.missing(duplicateMessage) })
 	if err := second.holds(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -125,7 +125,7 @@ func TestDisplacedMemberStopsWorking(t *testing.T) {
 		t.Fatal(err)
 	}
 	first.eventually("the agent says what is wrong", func(context.Context) error {
-		return errors.Join(logged.missing("another cluster took the registration over"), logged.missing(rivalMessage))
+		return errors.Join(logged.missing("another cluster took the registration over"), logged.missing(duplicateMessage))
 	})
 }
 
@@ -151,7 +151,7 @@ func TestRebuiltMemberTakesOver(t *testing.T) {
 	}
 	logged, clock := &journal{}, testclock.NewFakeClock(lease.Spec.RenewTime.Time)
 	rebuilt.runAgentWith(logged.context(t), agent.Options{Member: rebuilt.member.Config, Clock: clock})
-	rebuilt.eventually("the rebuilt one says that it waits", func(context.Context) error { return logged.missing(rivalMessage) })
+	rebuilt.eventually("the rebuilt one says that it waits", func(context.Context) error { return logged.missing(duplicateMessage) })
 	pass(t.Context(), clock, 85*time.Second)
 	if err := lost.holds(t.Context()); err != nil {
 		t.Errorf("before the lost one was silent for long: %v", err)

@@ -1,0 +1,229 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent/session"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// credentialCheckInterval is the time between two checks of the stored credential, and of a Lease that another
+	// member holds.
+	credentialCheckInterval = 5 * time.Second
+	// rejectedRetryInterval is the time between two attempts with a credential that the hub rejects.
+	rejectedRetryInterval = 30 * time.Second
+	// hubQPS is the maximal number of requests per second of one agent: a big delivery needs some dozens, and the hub
+	// has many agents.
+	hubQPS = 50
+)
+
+// hubSession is the work of an agent with one credential.
+type hubSession struct {
+	*agent
+	credential *join.Credential
+	hubClient  client.WithWatch
+	leaseKey   client.ObjectKey
+	// memberID is the UID of the member's namespace kube-system. Several members may use one credential.
+	memberID types.UID
+	// reportedExchange is the value of credential.Exchanged that this session has reported.
+	reportedExchange types.UID
+	// heartbeatRequested holds one signal to send a heartbeat now.
+	heartbeatRequested chan struct{}
+	// reportedUnrequested is the value of kube.AnnotationUnrequested in the hub's last response; nil if unknown.
+	reportedUnrequested *string
+}
+
+// connect runs sessions one after the other, until one ends with an error that needs a delay or is final.
+func (a *agent) connect(ctx context.Context) error {
+	for {
+		err := a.runSession(ctx)
+		switch {
+		case errors.Is(err, join.ErrSuperseded), errors.Is(err, errTakenOver):
+			log.FromContext(ctx).Info("reconnecting to the hub", "reason", err.Error())
+		default:
+			return err
+		}
+	}
+}
+
+// runSession runs one session.
+func (a *agent) runSession(ctx context.Context) error {
+	state, err := a.uninstaller.readState(ctx)
+	if err != nil {
+		return err
+	}
+	if state != nil {
+		return a.finishUninstall(ctx, state)
+	}
+	if err := a.logOtherRegistrations(ctx); err != nil {
+		return err
+	}
+	s := &hubSession{agent: a, heartbeatRequested: make(chan struct{}, 1)}
+	if s.credential, err = a.openCredential(ctx); err != nil {
+		return err
+	}
+	// The token in the manifest is used only once, because other people may have a copy of it.
+	if err := s.credential.Exchange(ctx); err != nil {
+		return err
+	}
+	if s.hubClient, err = newHubClient(s.credential.Config()); err != nil {
+		return err
+	}
+	if s.memberID, err = a.readMemberID(ctx); err != nil {
+		return err
+	}
+	s.leaseKey = client.ObjectKey{Namespace: s.credential.DeliveryNamespace(), Name: a.opts.Name}
+	if err := s.open(ctx); err != nil {
+		return err
+	}
+	err = s.run(a.rejectedLog.WithFilteredLog(ctx))
+	if errors.Is(err, errUninstallRequested) {
+		return a.uninstall(ctx, s.hubClient)
+	}
+	return err
+}
+
+func (a *agent) openCredential(ctx context.Context) (*join.Credential, error) {
+	return join.OpenCredential(ctx, join.CredentialOptions{
+		Secrets: a.secrets, Secret: a.opts.KubeconfigSecret, Namespace: a.opts.Namespace, Name: a.opts.Name,
+		Life: a.opts.TokenLife, Clock: a.opts.Clock,
+	})
+}
+
+// newHubClient returns a client for the kinds that an agent uses. It does not request the hub's list of APIs.
+func newHubClient(config *rest.Config) (client.WithWatch, error) {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	for _, kind := range []string{libv1beta1.SveltosClusterKind, libv1beta1.ConfigurationGroupKind, libv1beta1.ConfigurationBundleKind} {
+		mapper.Add(libv1beta1.GroupVersion.WithKind(kind), meta.RESTScopeNamespace)
+	}
+	mapper.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
+	config = deliver.LimitResponses(config)
+	config.QPS, config.Burst = hubQPS, 2*hubQPS
+	hub, err := client.NewWithWatch(config, client.Options{Scheme: kube.Scheme(), Mapper: mapper})
+	if err != nil {
+		return nil, fmt.Errorf("create a client for the hub: %w", err)
+	}
+	return hub, nil
+}
+
+// readMemberID returns the ID of the member.
+func (a *agent) readMemberID(ctx context.Context) (types.UID, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	namespace, err := a.namespaces.Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("read namespace %s of the cluster: %w", metav1.NamespaceSystem, err)
+	}
+	return namespace.UID, nil
+}
+
+// open waits until the hub accepts the credential and no other member uses the registration, and claims the Lease. It
+// returns join.ErrSuperseded if the cluster is registered again meanwhile.
+func (s *hubSession) open(ctx context.Context) error {
+	duplicate := &duplicateRegistration{clock: s.opts.Clock}
+	for {
+		err := s.claimLease(ctx, duplicate)
+		if err == nil {
+			s.rejectedLog.Reset()
+			return nil
+		}
+		s.metrics.RecordHeartbeat(err)
+		pause := rejectedRetryInterval
+		if errors.Is(err, errDuplicateRegistration) {
+			s.rejectedLog.Reset()
+			duplicate.log(ctx, s.clusterKey())
+			pause = credentialCheckInterval
+		} else if !s.rejectedLog.LogIfRejected(ctx, err) {
+			return err
+		}
+		if err := s.pause(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// pause waits, and returns an error if ctx ends or the cluster is registered again.
+func (s *hubSession) pause(ctx context.Context, duration time.Duration) error {
+	for end := s.opts.Clock.Now().Add(duration); s.opts.Clock.Now().Before(end); {
+		s.metrics.Watchdog.Reset()
+		if !session.Sleep(ctx, s.opts.Clock, credentialCheckInterval) {
+			return ctx.Err()
+		}
+		if s.credential.Superseded(ctx) {
+			return join.ErrSuperseded
+		}
+	}
+	return nil
+}
+
+// run works for the hub until ctx ends or the credential is superseded. It returns errUninstallRequested if the hub
+// requests the removal of the agent, and errTakenOver if another member uses the registration now.
+func (s *hubSession) run(ctx context.Context) error {
+	inbox := deliver.NewAgentSource(s.hubClient, s.credential.DeliveryNamespace(), s.opts.Name)
+	s.inbox.Store(inbox)
+	defer s.inbox.Store(nil)
+	worker := &session.Worker{Inbox: inbox, Engine: s.engine, Gate: s.gate, OnKindsChanged: s.facts.requestRead, OnConverged: s.metrics.RecordConverge,
+		OnWithdrawn: func() { session.Signal(s.heartbeatRequested) },
+	}
+
+	server := s.credential.Config().Host
+	log.FromContext(ctx).Info("connected to the hub", "server", server)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer func() { log.FromContext(ctx).Info("disconnected from the hub", "server", server) }()
+	var goroutines sync.WaitGroup
+	defer goroutines.Wait()
+	defer cancel(nil)
+	goroutines.Go(func() {
+		if err := s.runHeartbeats(ctx); err != nil {
+			cancel(err)
+		}
+	})
+	goroutines.Go(func() { s.runReports(ctx) })
+	goroutines.Go(func() {
+		session.ClusterWatcher[*libv1beta1.SveltosCluster]{
+			Key: s.clusterKey(), Example: &libv1beta1.SveltosCluster{}, NewList: func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
+			OnChange: func(ctx context.Context, cluster *libv1beta1.SveltosCluster) {
+				if isUninstallRequested(cluster) {
+					cancel(errUninstallRequested)
+					return
+				}
+				s.onClusterChange(ctx, cluster)
+			},
+		}.Run(ctx, s.hubClient)
+	})
+	goroutines.Go(func() {
+		// It returns only when ctx ends.
+		_ = inbox.Run(ctx, s.opts.Workers, worker.Handle)
+	})
+	err := s.credential.Run(ctx)
+	if cause := context.Cause(ctx); errors.Is(cause, errUninstallRequested) || errors.Is(cause, errTakenOver) {
+		return cause
+	}
+	return err
+}
+
+// onClusterChange handles a new version of the SveltosCluster.
+func (s *hubSession) onClusterChange(ctx context.Context, cluster *libv1beta1.SveltosCluster) {
+	s.checks.setCluster(cluster)
+	if s.needsReport(cluster) {
+		s.facts.requestReport()
+	}
+	// The bundles of a cluster that is being deregistered are removed even if the cluster is paused.
+	s.setPaused(ctx, cluster.Spec.Paused && cluster.DeletionTimestamp == nil)
+}

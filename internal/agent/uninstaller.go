@@ -1,0 +1,263 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/towline/towline/internal/agent/session"
+	"github.com/towline/towline/internal/kube"
+)
+
+// The names in a registration's manifest. They are the names that Sveltos uses.
+const (
+	agentAccount     = "sveltos-applier-manager" // the name of the ServiceAccount and the Deployment
+	agentRole        = "sveltos-applier-manager-role"
+	agentRoleBinding = "sveltos-applier-manager-rolebinding"
+	agentService     = "sveltos-applier-metrics-service"
+	agentLabel       = "app.kubernetes.io/name"
+	agentLabelValue  = "sveltos-applier"
+	secretFlag       = "--secret-with-kubeconfig="
+)
+
+// uninstaller removes the agent from its member. It first makes the agent's objects dependents of the ClusterRole. The
+// deletion of the ClusterRole then removes them all, although it removes the agent's permissions too and the agent may
+// end.
+type uninstaller struct {
+	*session.OwnerClient
+	member kubernetes.Interface
+	secret string
+	clock  clock.PassiveClock
+}
+
+func newUninstaller(member *rest.Config, opts Options) (*uninstaller, error) {
+	clientset, err := kubernetes.NewForConfig(member)
+	if err != nil {
+		return nil, fmt.Errorf("create a client for the member: %w", err)
+	}
+	ownerClient, err := session.NewOwnerClient(member, "ClusterRole", agentRole)
+	if err != nil {
+		return nil, err
+	}
+	return &uninstaller{OwnerClient: ownerClient, member: clientset, secret: opts.KubeconfigSecret, clock: opts.Clock}, nil
+}
+
+// dependents are the manifest's objects that become dependents of the ClusterRole, without the Namespace and the Secret.
+func dependents() []session.Object {
+	return []session.Object{
+		session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", agentRoleBinding),
+		session.NewObject(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), kube.AgentNamespace, agentAccount),
+		session.NewObject(corev1.SchemeGroupVersion.WithResource("services"), kube.AgentNamespace, agentService),
+		session.NewObject(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, kube.AgentNamespace, agentAccount),
+	}
+}
+
+func agentNamespace() session.Object {
+	return session.NewObject(corev1.SchemeGroupVersion.WithResource("namespaces"), "", kube.AgentNamespace)
+}
+
+func (u *uninstaller) secretObject() session.Object {
+	return session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), kube.AgentNamespace, u.secret)
+}
+
+// readState returns the state of an uninstallation that has begun, or nil.
+func (u *uninstaller) readState(ctx context.Context) (*uninstallState, error) {
+	secret, err := u.member.CoreV1().Secrets(kube.AgentNamespace).Get(ctx, u.secret, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // nil means no uninstallation
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read Secret %s/%s with the hub's kubeconfig: %w", kube.AgentNamespace, u.secret, err)
+	}
+	text, found := secret.Annotations[uninstallAnnotation]
+	if !found {
+		return nil, nil //nolint:nilnil // nil means no uninstallation
+	}
+	state := &uninstallState{}
+	if json.Unmarshal([]byte(text), state) == nil && state.Credential == session.Fingerprint(secret) {
+		return state, nil
+	}
+	log.FromContext(ctx).Info("the cluster was registered again during the uninstallation of its agent; keeping the agent")
+	return nil, u.rollBack(ctx)
+}
+
+// prepare sets owners on the agent's objects and then writes the uninstallState. It deletes nothing.
+func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*uninstallState, error) {
+	replaced, err := u.isReplaced(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var owner *metav1.OwnerReference
+	if !replaced {
+		if owner, err = u.setOwners(ctx); err != nil {
+			return nil, err
+		}
+	}
+	secrets := u.member.CoreV1().Secrets(kube.AgentNamespace)
+	state := &uninstallState{Cluster: cluster, Since: u.clock.Now().UTC()}
+	err = kube.OnConflict(ctx, func() error {
+		secret, err := secrets.Get(ctx, u.secret, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		state.Credential = session.Fingerprint(secret)
+		value, err := json.Marshal(state)
+		if err != nil {
+			return err
+		}
+		return u.Patch(ctx, u.secretObject(), map[string]any{
+			"resourceVersion": secret.ResourceVersion, "ownerReferences": u.WithOwner(secret.OwnerReferences, owner),
+			"annotations": map[string]any{uninstallAnnotation: string(value)},
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("record the uninstallation in Secret %s/%s: %w", kube.AgentNamespace, u.secret, err)
+	}
+	return state, nil
+}
+
+// setOwners makes the agent's objects, except the Secret, dependents of the ClusterRole.
+func (u *uninstaller) setOwners(ctx context.Context) (*metav1.OwnerReference, error) {
+	owner, err := u.ensureOwner(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range dependents() {
+		if err := u.SetOwner(ctx, o, owner); err != nil {
+			return nil, err
+		}
+	}
+	return owner, u.setNamespaceOwner(ctx, owner)
+}
+
+// ensureOwner returns the reference to the ClusterRole. An agent that runs outside its member may have no ClusterRole.
+// Then ensureOwner creates one without permissions.
+func (u *uninstaller) ensureOwner(ctx context.Context) (*metav1.OwnerReference, error) {
+	roles := u.member.RbacV1().ClusterRoles()
+	role, err := roles.Get(ctx, agentRole, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		role, err = roles.Create(ctx, &rbacv1.ClusterRole{
+			ObjectMeta: metav1.ObjectMeta{Name: agentRole, Labels: map[string]string{agentLabel: agentLabelValue}},
+		}, metav1.CreateOptions{FieldManager: kube.FieldManager})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read ClusterRole %s: %w", agentRole, err)
+	}
+	return &metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: agentRole, UID: role.UID}, nil
+}
+
+// remove deletes the agent's objects. It returns errUninstalled once their deletion is certain.
+func (u *uninstaller) remove(ctx context.Context) error {
+	replaced, err := u.isReplaced(ctx)
+	if err != nil {
+		return err
+	}
+	background := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
+	if replaced {
+		err := u.member.CoreV1().Secrets(kube.AgentNamespace).Delete(ctx, u.secret, background)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete Secret %s/%s: %w", kube.AgentNamespace, u.secret, err)
+		}
+		return errUninstalled
+	}
+	_, err = u.member.RbacV1().ClusterRoles().Get(ctx, agentRole, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return errUninstalled
+	}
+	if err != nil {
+		return fmt.Errorf("read ClusterRole %s: %w", agentRole, err)
+	}
+	// Repeated, because since prepare other objects may have been created in the namespace, and the ClusterRole may have
+	// been created again.
+	owner, err := u.setOwners(ctx)
+	if err != nil {
+		return err
+	}
+	if err := u.SetOwner(ctx, u.secretObject(), owner); err != nil {
+		return err
+	}
+	background.Preconditions = metav1.NewUIDPreconditions(string(owner.UID))
+	err = u.member.RbacV1().ClusterRoles().Delete(ctx, agentRole, background)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete ClusterRole %s: %w", agentRole, err)
+	}
+	return errUninstalled
+}
+
+// rollBack undoes prepare.
+func (u *uninstaller) rollBack(ctx context.Context) error {
+	for _, o := range append(dependents(), agentNamespace(), u.secretObject()) {
+		if err := u.SetOwner(ctx, o, nil); err != nil {
+			return err
+		}
+	}
+	return u.Patch(ctx, u.secretObject(), map[string]any{"annotations": map[string]any{uninstallAnnotation: nil}})
+}
+
+// isReplaced returns true if the Deployment runs the agent of another registration, because the manifest of that
+// registration was applied later. Then only the Secret belongs to this agent.
+func (u *uninstaller) isReplaced(ctx context.Context) (bool, error) {
+	deployment, err := u.member.AppsV1().Deployments(kube.AgentNamespace).Get(ctx, agentAccount, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read the agent's Deployment: %w", err)
+	}
+	for _, container := range deployment.Spec.Template.Spec.Containers {
+		for _, arg := range container.Args {
+			if secret, found := strings.CutPrefix(arg, secretFlag); found && secret != u.secret {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// setNamespaceOwner makes the agent's namespace a dependent of owner if the manifest created it and it has no foreign
+// objects. Otherwise the namespace stays.
+func (u *uninstaller) setNamespaceOwner(ctx context.Context, owner *metav1.OwnerReference) error {
+	live, err := u.member.CoreV1().Namespaces().Get(ctx, kube.AgentNamespace, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read namespace %s: %w", kube.AgentNamespace, err)
+	}
+	reason := "it was not created by a registration"
+	if live.Labels[agentLabel] == agentLabelValue {
+		check := session.NamespaceCheck{
+			Discovery: u.member.Discovery(), Objects: u.Metadata, Namespace: kube.AgentNamespace, Expected: expectedObjects(u.secret),
+		}
+		// Objects that cannot be listed may be foreign.
+		if reason, err = check.FindForeignObject(ctx); err != nil {
+			reason = err.Error()
+		}
+	}
+	if reason == "" {
+		return u.SetOwner(ctx, agentNamespace(), owner)
+	}
+	log.FromContext(ctx).Info("keeping the namespace of the agent", "namespace", kube.AgentNamespace, "reason", reason)
+	return u.SetOwner(ctx, agentNamespace(), nil)
+}
+
+// expectedObjects returns the manifest's objects in the namespace, and the objects that Kubernetes creates for them.
+func expectedObjects(secret string) map[string]bool {
+	expected := map[string]bool{"secrets/" + secret: true, "endpoints/" + agentService: true}
+	for _, o := range dependents() {
+		if o.Namespace != "" {
+			expected[o.Resource.GroupResource().String()+"/"+o.Name] = true
+		}
+	}
+	return expected
+}
