@@ -51,14 +51,14 @@ func TestAgentReportsAndDelivers(t *testing.T) {
 	w.wantValue("a", "one")
 	report := w.deliver(bundleOf("two", "b"), bundle.StateApplied)
 	w.wantValue("b", "two")
-	w.wantGone("a")
+	w.wantDeleted("a")
 	if !slices.Equal(report.Kinds, []string{"ConfigMap.v1."}) || report.LastApplied.IsZero() {
 		t.Errorf("report: %+v", report)
 	}
 
-	w.tellsOfNewKinds()
-	w.reportsWhatIsLost()
-	w.pauses()
+	w.reportsNewKinds()
+	w.restoresStatus()
+	w.respectsPause()
 
 	// A restart finds nothing to do and transfers nothing.
 	version := w.groupVersion()
@@ -75,7 +75,7 @@ func TestAgentReportsAndDelivers(t *testing.T) {
 	}
 
 	w.withdraw(id)
-	w.wantGone("b")
+	w.wantDeleted("b")
 }
 
 func (w *world) groupVersion() string {
@@ -92,8 +92,8 @@ func (w *world) groupVersion() string {
 	return ""
 }
 
-// tellsOfNewKinds delivers a CRD and wants its kind among the APIs of the cluster.
-func (w *world) tellsOfNewKinds() {
+// reportsNewKinds delivers a CRD, and waits until the agent reports its kind.
+func (w *world) reportsNewKinds() {
 	w.t.Helper()
 	b := bundleOf("", []string{}...)
 	b.ID.Feature = "Helm"
@@ -138,16 +138,15 @@ func (w *world) wantKind(kind string, served bool) {
 	})
 }
 
-// pauses wants a paused cluster to be left alone, and everything to happen when it is unpaused.
-// reportsWhatIsLost has the agent report at once what somebody took out of the cluster's status.
-func (w *world) reportsWhatIsLost() {
+// restoresStatus removes fields from the status of the SveltosCluster, and waits until the agent reports them again.
+func (w *world) restoresStatus() {
 	w.t.Helper()
-	for _, lost := range []string{"apiVersions", "version", "ready"} {
-		patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"`+lost+`":null}}`))
+	for _, field := range []string{"apiVersions", "version", "ready"} {
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"`+field+`":null}}`))
 		if err := w.hubClient.Status().Patch(w.t.Context(), w.sveltosCluster(), patch); err != nil {
 			w.t.Fatal(err)
 		}
-		w.eventually(lost+" is reported again", func(context.Context) error {
+		w.eventually(field+" is reported again", func(context.Context) error {
 			status := w.sveltosCluster().Status
 			if !status.Ready || status.Version == "" || !slices.Contains(status.APIVersions, "apps/v1/Deployment") {
 				return fmt.Errorf("status: %+v", status)
@@ -157,29 +156,27 @@ func (w *world) reportsWhatIsLost() {
 	}
 }
 
-func (w *world) pauses() {
+// respectsPause verifies that the agent changes nothing on a paused cluster, and continues after the pause.
+func (w *world) respectsPause() {
 	w.t.Helper()
 	w.pause(true)
-	w.eventually("the agent knows of the pause", func(ctx context.Context) error {
+	w.eventually("the pause is stored on the member", func(ctx context.Context) error {
 		secret := &corev1.Secret{}
 		err := w.client.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: join.KubeconfigSecret(w.cluster.Name)}, secret)
 		if err == nil && secret.Annotations["towline.dev/paused"] != "true" {
-			err = errors.New("it does not")
+			err = errors.New("it is not")
 		}
 		return err
 	})
-	if _, err := w.outbox.Deliver(w.t.Context(), fleet.FromSveltosCluster(w.sveltosCluster()), bundleOf("three", "b")); err != nil {
+	if _, err := w.transport.Deliver(w.t.Context(), fleet.FromSveltosCluster(w.sveltosCluster()), bundleOf("three", "b")); err != nil {
 		w.t.Fatal(err)
 	}
 	if err := w.client.Patch(w.t.Context(), configMap("b"), client.RawPatch(types.MergePatchType, []byte(`{"data":{"key":"by hand"}}`))); err != nil {
 		w.t.Fatal(err)
 	}
-	// Nothing can be waited for when nothing is to happen.
-	never, cancel := context.WithTimeout(w.t.Context(), 2*time.Second)
-	defer cancel()
-	<-never.Done()
+	w.letPass(2 * time.Second)
 	if got, err := w.value(w.t.Context(), "b"); err != nil || got != "by hand" {
-		w.t.Errorf("ConfigMap of a paused cluster: got %q and error %v, want it left alone", got, err)
+		w.t.Errorf("ConfigMap of a paused cluster: got %q and error %v, want no change", got, err)
 	}
 	w.pause(false)
 	w.deliver(bundleOf("three", "b"), bundle.StateApplied)
@@ -194,7 +191,7 @@ func (w *world) pause(paused bool) {
 	}
 }
 
-func TestAgentHealsWhileTheHubIsAwayAndCatchesUp(t *testing.T) {
+func TestDriftIsCorrectedWhileTheHubIsAway(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	stop := w.startAgent()
@@ -203,21 +200,21 @@ func TestAgentHealsWhileTheHubIsAwayAndCatchesUp(t *testing.T) {
 	if err := w.hub.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	w.breakAndWantHealed()
+	w.wantCorrected()
 	stop()
 	stop = w.startAgent()
-	w.breakAndWantHealed()
+	w.wantCorrected()
 
 	if err := w.hub.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	w.deliver(bundleOf("two", "edited"), bundle.StateApplied)
 	w.wantValue("edited", "two")
-	w.wantGone("deleted")
+	w.wantDeleted("deleted")
 
-	// The record is lost: the content comes again, and what nobody needs still goes.
+	// After the loss of the inventory, the agent fetches the content again, and still prunes unwanted objects.
 	stop()
-	w.deleteRecords()
+	w.deleteInventory()
 	if err := w.hubClient.DeleteAllOf(t.Context(), &libv1beta1.ConfigurationBundle{}, client.InNamespace(w.cluster.Namespace)); err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +229,7 @@ func TestAgentHealsWhileTheHubIsAwayAndCatchesUp(t *testing.T) {
 	})
 }
 
-func TestAgentNoticesThatItsRecordIsLost(t *testing.T) {
+func TestLostInventoryIsReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.startAgent()
@@ -241,8 +238,8 @@ func TestAgentNoticesThatItsRecordIsLost(t *testing.T) {
 	if err := w.hubClient.DeleteAllOf(t.Context(), &libv1beta1.ConfigurationBundle{}, client.InNamespace(w.cluster.Namespace)); err != nil {
 		t.Fatal(err)
 	}
-	w.deleteRecords()
-	w.eventually("the hub knows", func(ctx context.Context) error {
+	w.deleteInventory()
+	w.eventually("the missing content is reported", func(ctx context.Context) error {
 		groups := &libv1beta1.ConfigurationGroupList{}
 		if err := w.hubClient.List(ctx, groups, client.InNamespace(w.cluster.Namespace)); err != nil {
 			return err
@@ -253,17 +250,17 @@ func TestAgentNoticesThatItsRecordIsLost(t *testing.T) {
 		return nil
 	})
 	w.deliver(b, bundle.StateApplied)
-	w.breakAndWantHealedAs("a", "b")
+	w.wantObjectsCorrected("a", "b")
 
-	// Without a record what was delivered is still withdrawn.
-	w.deleteRecords()
+	// Without the inventory, the delivered objects are still withdrawn.
+	w.deleteInventory()
 	w.withdraw(b.ID)
-	w.wantGone("a")
-	w.wantGone("b")
+	w.wantDeleted("a")
+	w.wantDeleted("b")
 }
 
-// deleteRecords deletes all Secrets beside the agent but the one with the way to the hub.
-func (w *world) deleteRecords() {
+// deleteInventory deletes all Secrets in the agent's namespace except the one with the hub's kubeconfig.
+func (w *world) deleteInventory() {
 	w.t.Helper()
 	secrets := &corev1.SecretList{}
 	if err := w.client.List(w.t.Context(), secrets, client.InNamespace(kube.AgentNamespace)); err != nil {
@@ -279,13 +276,13 @@ func (w *world) deleteRecords() {
 	}
 }
 
-// breakAndWantHealed edits one object and deletes another.
-func (w *world) breakAndWantHealed() {
+// wantCorrected edits one object and deletes another, and waits until the agent has corrected both.
+func (w *world) wantCorrected() {
 	w.t.Helper()
-	w.breakAndWantHealedAs("edited", "deleted")
+	w.wantObjectsCorrected("edited", "deleted")
 }
 
-func (w *world) breakAndWantHealedAs(edited, deleted string) {
+func (w *world) wantObjectsCorrected(edited, deleted string) {
 	w.t.Helper()
 	w.wantValue(edited, "one")
 	if err := w.client.Patch(w.t.Context(), configMap(edited), client.RawPatch(types.MergePatchType, []byte(`{"data":{"key":"by hand"}}`))); err != nil {
@@ -298,7 +295,7 @@ func (w *world) breakAndWantHealedAs(edited, deleted string) {
 	w.wantValue(deleted, "one")
 }
 
-func TestAgentSaysWhatFailed(t *testing.T) {
+func TestFailureIsReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.startAgent()
@@ -311,7 +308,7 @@ func TestAgentSaysWhatFailed(t *testing.T) {
 	w.wantValue("fine", "x")
 }
 
-func TestRunRefusesOptionsThatCannotWork(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	t.Parallel()
 	if err := agent.Run(t.Context(), agent.Options{}); err == nil {
 		t.Error("no member: got no error")
@@ -321,8 +318,8 @@ func TestRunRefusesOptionsThatCannotWork(t *testing.T) {
 	}
 }
 
-// A group says that it is removed, while the agent is away, because somebody wrote that.
-func TestAgentRemovesWhatSomebodyElseCalledRemoved(t *testing.T) {
+// Another client writes into the status of a group that it is removed, while the agent does not run.
+func TestForeignStatusDoesNotPreventWithdrawal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	stop := w.startAgent()
@@ -330,7 +327,7 @@ func TestAgentRemovesWhatSomebodyElseCalledRemoved(t *testing.T) {
 	w.deliver(b, bundle.StateApplied)
 	stop()
 	m := fleet.FromSveltosCluster(w.sveltosCluster())
-	if done, err := w.outbox.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
+	if done, err := w.transport.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
 		t.Fatalf("withdraw without an agent: got %t, %v", done, err)
 	}
 	groups := &libv1beta1.ConfigurationGroupList{}
@@ -348,7 +345,7 @@ func TestAgentRemovesWhatSomebodyElseCalledRemoved(t *testing.T) {
 	w.eventually("ConfigMap a is deleted", func(ctx context.Context) error {
 		_, err := w.value(ctx, "a")
 		if err == nil {
-			err = errors.New("it is there")
+			err = errors.New("it exists")
 		}
 		return client.IgnoreNotFound(err)
 	})

@@ -32,7 +32,7 @@ func (w *world) lease(ctx context.Context) (*coordinationv1.Lease, error) {
 func TestAgentExchangesTheManifestsTokenFirst(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	front := w.stand()
+	proxy := w.startHubProxy()
 	w.register()
 	registration := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: w.cluster.Namespace, Name: w.cluster.Name + "-sveltos-registration"}
@@ -40,16 +40,16 @@ func TestAgentExchangesTheManifestsTokenFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The hub does not answer the first attempts.
-	lose := 2
-	front.losing(func(*http.Request) fate {
-		if lose == 0 {
-			return arrives
+	left := 2
+	proxy.setDecision(func(*http.Request) outcome {
+		if left == 0 {
+			return isForwarded
 		}
-		lose--
-		return lostBefore
+		left--
+		return requestLost
 	})
 	stop := w.startAgent()
-	told := func(ctx context.Context) error {
+	isExchangeReported := func(ctx context.Context) error {
 		lease, err := w.lease(ctx)
 		if err != nil {
 			return err
@@ -59,14 +59,14 @@ func TestAgentExchangesTheManifestsTokenFirst(t *testing.T) {
 		}
 		return nil
 	}
-	w.eventually("the hub knows of the exchange", told)
-	seen := front.requests()
+	w.eventually("the hub knows of the exchange", isExchangeReported)
+	seen := proxy.requests()
 	exchange := "POST /api/v1/namespaces/edge/serviceaccounts/c1/token"
-	if len(seen) < 4 || slices.ContainsFunc(seen[:3], func(request string) bool { return request != exchange }) || front.count("/token") != 3 {
-		t.Errorf("requests: got %v, want two lost exchanges and one that arrives first", seen)
+	if len(seen) < 4 || slices.ContainsFunc(seen[:3], func(request string) bool { return request != exchange }) || proxy.count("/token") != 3 {
+		t.Errorf("requests: got %v, want two lost exchanges and one successful exchange first", seen)
 	}
 
-	// A hub that lost it is told again by the next session, which exchanges nothing.
+	// The next session reports the exchange again to a hub that has lost the report, without another exchange.
 	stop()
 	lease, err := w.lease(t.Context())
 	if err != nil {
@@ -77,57 +77,57 @@ func TestAgentExchangesTheManifestsTokenFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.startAgent()
-	w.eventually("the hub knows of the exchange again", told)
-	if got := front.count("/token"); got != 3 {
+	w.eventually("the hub knows of the exchange again", isExchangeReported)
+	if got := proxy.count("/token"); got != 3 {
 		t.Errorf("exchanges after a restart: got %d, want 3", got)
 	}
 }
 
-func TestRefusedAgentSaysWhatToRunAndIsRepairedInPlace(t *testing.T) {
+func TestRejectedAgentIsRepairedInPlace(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	front := w.stand()
+	proxy := w.startHubProxy()
 	w.register()
-	logged := &journal{}
-	_, stop := w.runAgent(logged.context(t), w.member.Config)
+	logged := &logRecorder{}
+	_, stop := w.runAgent(logged.intoContext(t), w.member.Config)
 	w.deliver(bundleOf("one", "edited", "deleted"), bundle.StateApplied)
-	fetched := front.count("/configurationbundles/")
+	fetched := proxy.count("/configurationbundles/")
 	if fetched == 0 {
 		t.Fatal("no bundle was fetched")
 	}
 
-	// A ServiceAccount made anew knows none of the tokens of the old one.
+	// Tokens of the deleted ServiceAccount are not valid for a new one.
 	account := &corev1.ServiceAccount{}
 	account.Namespace, account.Name = w.cluster.Namespace, w.cluster.Name
 	if err := w.hubClient.Delete(t.Context(), account); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("the agent says what to run", func(context.Context) error {
-		if len(logged.with(join.Repair(w.cluster.Namespace, w.cluster.Name))) == 0 {
-			return errors.New("it does not")
+	w.eventually("the agent logs the commands for the repair", func(context.Context) error {
+		if len(logged.linesWith(join.Repair(w.cluster.Namespace, w.cluster.Name))) == 0 {
+			return errors.New("not logged")
 		}
 		return nil
 	})
-	w.breakAndWantHealed()
+	w.wantCorrected()
 	stop()
-	again := &journal{}
-	w.runAgent(again.context(t), w.member.Config)
-	w.breakAndWantHealed()
-	w.eventually("the restarted agent says what to run", func(context.Context) error {
-		if len(again.with("sveltosctl register cluster --namespace=edge --cluster=c1 --pullmode > registration.yaml")) == 0 {
-			return errors.New("it does not")
+	again := &logRecorder{}
+	w.runAgent(again.intoContext(t), w.member.Config)
+	w.wantCorrected()
+	w.eventually("the restarted agent logs the commands for the repair", func(context.Context) error {
+		if len(again.linesWith("sveltosctl register cluster --namespace=edge --cluster=c1 --pullmode > registration.yaml")) == 0 {
+			return errors.New("not logged")
 		}
 		return nil
 	})
 
 	before := w.sveltosCluster().Status.AgentLastReportTime
 	w.register()
-	w.eventually("the agent is back", func(ctx context.Context) error {
+	w.eventually("the agent sends heartbeats", func(ctx context.Context) error {
 		lease, err := w.lease(ctx)
 		if err == nil && lease.Spec.RenewTime == nil {
 			err = errors.New("no heartbeat")
 		}
-		return errors.Join(err, again.missing("the cluster was registered again"))
+		return errors.Join(err, again.checkLogged("the cluster was registered again"))
 	})
 	w.eventually("the agent reports", func(context.Context) error {
 		if now := w.sveltosCluster().Status.AgentLastReportTime; now == nil || now.Equal(before) {
@@ -136,69 +136,66 @@ func TestRefusedAgentSaysWhatToRunAndIsRepairedInPlace(t *testing.T) {
 		}
 		return nil
 	})
-	if got := front.count("/configurationbundles/"); got != fetched {
-		t.Errorf("bundles fetched: got %d, want no more than the first %d", got, fetched)
+	if got := proxy.count("/configurationbundles/"); got != fetched {
+		t.Errorf("bundles fetched: got %d, want only the first %d", got, fetched)
 	}
-	for _, log := range []*journal{logged, again} {
-		if said := log.with("the hub refuses the agent's credential"); len(said) != 1 {
-			t.Errorf("messages of one outage: got %d, want 1", len(said))
+	for _, log := range []*logRecorder{logged, again} {
+		if lines := log.linesWith("the hub refuses the agent's credential"); len(lines) != 1 {
+			t.Errorf("messages of one outage: got %d, want 1", len(lines))
 		}
 	}
 	w.deliver(bundleOf("two", "edited"), bundle.StateApplied)
 }
 
-func TestRefusedAgentIsQuiet(t *testing.T) {
+func TestRejectedAgentSendsAndLogsLittle(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	front := w.stand()
+	proxy := w.startHubProxy()
 	w.register()
-	logged := &journal{}
-	_, stop := w.runAgent(logged.context(t), w.member.Config)
+	logged := &logRecorder{}
+	_, stop := w.runAgent(logged.intoContext(t), w.member.Config)
 	w.deliver(bundleOf("one", "a"), bundle.StateApplied)
-	front.losing(func(*http.Request) fate { return refused })
-	front.server.CloseClientConnections()
-	w.eventually("the agent knows", func(context.Context) error { return logged.missing("the hub refuses the agent's credential") })
-	quiet := func(log *journal) {
+	proxy.setDecision(func(*http.Request) outcome { return isRejected })
+	proxy.server.CloseClientConnections()
+	w.eventually("the rejection is logged", func(context.Context) error { return logged.checkLogged("the hub refuses the agent's credential") })
+	wantFewErrors := func(log *logRecorder) {
 		t.Helper()
-		// Nothing can be waited for when nothing is to be said.
-		while, cancel := context.WithTimeout(t.Context(), 12*time.Second)
-		defer cancel()
-		<-while.Done()
-		said := log.errors()
-		other := slices.DeleteFunc(slices.Clone(said), func(line string) bool { return strings.Contains(line, join.Repair("edge", "c1")) })
-		if len(said)-len(other) != 1 || len(other) > 1 {
-			t.Errorf("errors logged: got %d, want that with the repair and no more than another one:\n%s", len(said), strings.Join(said, "\n"))
+		w.letPass(12 * time.Second)
+		lines := log.errorLines()
+		other := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return strings.Contains(line, join.Repair("edge", "c1")) })
+		if len(lines)-len(other) != 1 || len(other) > 1 {
+			t.Errorf("errors logged: got %d, want one with the repair and at most one other:\n%s", len(lines), strings.Join(lines, "\n"))
 		}
 	}
-	quiet(logged)
+	wantFewErrors(logged)
 	stop()
-	again := &journal{}
-	w.runAgent(again.context(t), w.member.Config)
-	before := front.count("")
-	quiet(again)
-	if asked := front.count("") - before; asked > 5 {
-		t.Errorf("requests of a refused agent within seconds: got %d", asked)
+	again := &logRecorder{}
+	w.runAgent(again.intoContext(t), w.member.Config)
+	before := proxy.count("")
+	wantFewErrors(again)
+	if requests := proxy.count("") - before; requests > 5 {
+		t.Errorf("requests of a rejected agent within seconds: got %d, want at most 5", requests)
 	}
-	front.losing(nil)
+	proxy.setDecision(nil)
 	w.deliver(bundleOf("two", "a"), bundle.StateApplied)
 }
 
-// missing returns an error unless some line holds text.
-func (j *journal) missing(text string) error {
-	if len(j.with(text)) == 0 {
+// checkLogged returns an error unless a line contains text.
+func (j *logRecorder) checkLogged(text string) error {
+	if len(j.linesWith(text)) == 0 {
 		return fmt.Errorf("nothing logged with %q", text)
 	}
 	return nil
 }
 
-func TestAgentReachesTheHubByItsProxyOnly(t *testing.T) {
+func TestAgentUsesTheProxyInItsKubeconfig(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	target := strings.TrimPrefix(w.hub.Config.Host, "https://")
 	var tunnels atomic.Int32
 	proxy := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodConnect || r.Host != "hub.invalid:6443" {
-			http.Error(rw, "only to the hub", http.StatusForbidden)
+			http.Error(rw, "only the hub is allowed", http.StatusForbidden)
 			return
 		}
 		tunnels.Add(1)
@@ -208,8 +205,8 @@ func TestAgentReachesTheHubByItsProxyOnly(t *testing.T) {
 		proxy.CloseClientConnections()
 		proxy.Close()
 	})
-	// There is no way to a host of that name but the proxy's.
-	w.way = func(config *clientcmdapi.Config) {
+	// Only the proxy can resolve this host name.
+	w.changeKubeconfig = func(config *clientcmdapi.Config) {
 		for _, cluster := range config.Clusters {
 			cluster.Server, cluster.TLSServerName, cluster.ProxyURL = "https://hub.invalid:6443", "127.0.0.1", proxy.URL
 		}
@@ -217,26 +214,26 @@ func TestAgentReachesTheHubByItsProxyOnly(t *testing.T) {
 	w.register()
 	stop := w.startAgent()
 	w.deliver(bundleOf("one", "a"), bundle.StateApplied)
-	w.connected()
-	// The credential that the agent requested itself leads there too.
+	w.wantReady()
+	// The agent's own credential uses the proxy too.
 	stop()
 	if tunnels.Load() == 0 {
-		t.Fatal("nothing went through the proxy")
+		t.Fatal("no connection used the proxy")
 	}
 	tunnels.Store(0)
-	w.hold()
+	w.addFinalizer()
 	ended, _ := w.runAgent(t.Context(), w.member.Config)
 	w.deliver(bundleOf("two", "a"), bundle.StateApplied)
 	w.deleteCluster()
 	w.withdraw(id)
-	w.order()
-	w.wantEnd(ended)
+	w.requestRemoval()
+	w.wantEnded(ended)
 	if tunnels.Load() == 0 {
-		t.Error("nothing went through the proxy after the exchange")
+		t.Error("no connection used the proxy after the exchange")
 	}
 }
 
-// tunnel connects the client of a CONNECT request with target, until one of them is done.
+// tunnel connects the client of a CONNECT request with target, until one of them closes the connection.
 func tunnel(rw http.ResponseWriter, r *http.Request, target string) {
 	hub, err := (&net.Dialer{}).DialContext(r.Context(), "tcp", target)
 	if err != nil {

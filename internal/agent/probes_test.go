@@ -22,7 +22,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// freeAddress returns an address that nobody listens on now.
+// freeAddress returns an address without a listener.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -33,7 +33,7 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// fetch gets a URL with a token, "" being none.
+// fetch gets a URL with a token, or without one if token is "".
 func fetch(ctx context.Context, url, token string) (int, string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -44,7 +44,7 @@ func fetch(ctx context.Context, url, token string) (int, string, error) {
 	}
 	transport := &http.Transport{
 		DisableKeepAlives: true,
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the certificate is signed by nobody
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the certificate is self-signed
 	}
 	response, err := (&http.Client{Transport: transport, Timeout: 20 * time.Second}).Do(request)
 	if err != nil {
@@ -55,7 +55,7 @@ func fetch(ctx context.Context, url, token string) (int, string, error) {
 	return response.StatusCode, string(body), err
 }
 
-// memberToken returns a token of a ServiceAccount of the member, which may read metrics or not.
+// memberToken returns a token of a new ServiceAccount of the member with these permissions.
 func (w *world) memberToken(name string, rules ...rbacv1.PolicyRule) string {
 	w.t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}}
@@ -79,7 +79,7 @@ func (w *world) memberToken(name string, rules ...rbacv1.PolicyRule) string {
 	return token.Status.Token
 }
 
-func TestAgentTellsItsMetricsToThoseWhoMayKnow(t *testing.T) {
+func TestMetricsNeedPermission(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	health, metrics := freeAddress(t), freeAddress(t)
@@ -113,20 +113,20 @@ func TestAgentTellsItsMetricsToThoseWhoMayKnow(t *testing.T) {
 	w.wantValue("a", "one")
 
 	url := "https://" + metrics + "/metrics"
-	for who, tc := range map[string]struct {
+	for name, tc := range map[string]struct {
 		token string
 		want  int
 	}{
-		"nobody":                 {"", http.StatusUnauthorized},
-		"somebody unknown":       {"e30.e30.e30", http.StatusUnauthorized},
-		"somebody without right": {w.memberToken("stranger"), http.StatusForbidden},
+		"no token":      {"", http.StatusUnauthorized},
+		"invalid token": {"e30.e30.e30", http.StatusUnauthorized},
+		"no permission": {w.memberToken("unauthorized"), http.StatusForbidden},
 	} {
 		if got, body, err := fetch(t.Context(), url, tc.token); err != nil || got != tc.want {
-			t.Errorf("%s: got %d %q and %v, want %d", who, got, body, err, tc.want)
+			t.Errorf("%s: got %d %q and %v, want %d", name, got, body, err, tc.want)
 		}
 	}
 	reader := w.memberToken("reader", rbacv1.PolicyRule{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}})
-	w.eventually("the heal is counted", func(ctx context.Context) error {
+	w.eventually("the correction is counted", func(ctx context.Context) error {
 		got, body, err := fetch(ctx, url, reader)
 		if err != nil || got != http.StatusOK {
 			return fmt.Errorf("got %d and %w", got, err)

@@ -23,14 +23,14 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// hold adds the hub's finalizer to the cluster object.
-func (w *world) hold() {
+// addFinalizer adds the hub's finalizer to the cluster object.
+func (w *world) addFinalizer() {
 	w.t.Helper()
 	w.patchCluster(`{"metadata":{"finalizers":["` + kube.FinalizerCluster + `"]}}`)
 }
 
-// order gives the hub's order to the agent.
-func (w *world) order() {
+// requestRemoval writes the hub's removal request.
+func (w *world) requestRemoval() {
 	w.t.Helper()
 	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentOrder + `":"` + kube.AgentOrderRemove + `"}}}`)
 }
@@ -49,8 +49,8 @@ func (w *world) deleteCluster() {
 	}
 }
 
-// connected waits until the agent has reported.
-func (w *world) connected() {
+// wantReady waits until the agent has reported.
+func (w *world) wantReady() {
 	w.t.Helper()
 	w.eventually("the agent reports", func(context.Context) error {
 		if !w.sveltosCluster().Status.Ready {
@@ -60,19 +60,19 @@ func (w *world) connected() {
 	})
 }
 
-func (w *world) wantEnd(ended <-chan struct{}) {
+func (w *world) wantEnded(ended <-chan struct{}) {
 	w.t.Helper()
 	w.eventually("the agent ends", func(context.Context) error {
 		select {
 		case <-ended:
 			return nil
 		default:
-			return errors.New("it runs")
+			return errors.New("it is running")
 		}
 	})
 }
 
-// wantRemoved waits until nothing of manifest is on the member, and no object that Kubernetes made for it.
+// wantRemoved waits until the member has no object of manifest, and no Pods.
 func (w *world) wantRemoved(manifest []*unstructured.Unstructured) {
 	w.t.Helper()
 	w.eventually("the agent is removed", func(ctx context.Context) error {
@@ -80,21 +80,21 @@ func (w *world) wantRemoved(manifest []*unstructured.Unstructured) {
 			live := &unstructured.Unstructured{}
 			live.SetGroupVersionKind(obj.GroupVersionKind())
 			if err := w.client.Get(ctx, client.ObjectKeyFromObject(obj), live); !apierrors.IsNotFound(err) {
-				return fmt.Errorf("%s %s is there: %w", obj.GetKind(), obj.GetName(), err)
+				return fmt.Errorf("%s %s exists: %w", obj.GetKind(), obj.GetName(), err)
 			}
 		}
 		pods := &corev1.PodList{}
 		if err := w.client.List(ctx, pods, client.InNamespace(kube.AgentNamespace)); err != nil || len(pods.Items) > 0 {
-			return fmt.Errorf("%d pods are there: %w", len(pods.Items), err)
+			return fmt.Errorf("%d pods exist: %w", len(pods.Items), err)
 		}
 		return nil
 	})
 }
 
-// next goes on with another cluster of that name on the same member.
-func (w *world) next(name string) []*unstructured.Unstructured {
+// registerNext registers the same member under another name.
+func (w *world) registerNext(name string) []*unstructured.Unstructured {
 	w.t.Helper()
-	// The world's own registration is of no use here, and its Secret would be another cluster's.
+	// The first registration is not used, and its Secret would be foreign.
 	first := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: join.KubeconfigSecret("c1")}}
 	if err := w.client.Delete(w.t.Context(), first); client.IgnoreNotFound(err) != nil {
 		w.t.Fatal(err)
@@ -102,28 +102,28 @@ func (w *world) next(name string) []*unstructured.Unstructured {
 	w.cluster.Name = name
 	manifest := w.manifest()
 	w.apply(manifest)
-	w.hold()
+	w.addFinalizer()
 	return manifest
 }
 
-func TestAgentRemovesItselfWhereverItIsInterrupted(t *testing.T) {
+func TestInterruptedUninstall(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	front := w.stand()
+	proxy := w.startHubProxy()
 	finished := false
 	for writes := 0; !finished; writes++ {
 		if writes > 12 {
-			t.Fatal("the removal takes more writes than it should")
+			t.Fatal("the removal needs too many writes")
 		}
-		manifest := w.next(fmt.Sprintf("cut%d", writes))
-		cut := newBreaker(writes)
-		ended, stop := w.runAgent(t.Context(), cut.wrap(w.member.Config))
-		w.connected()
+		manifest := w.registerNext(fmt.Sprintf("cut%d", writes))
+		limiter := newWriteLimiter(writes)
+		ended, stop := w.runAgent(t.Context(), limiter.wrap(w.member.Config))
+		w.wantReady()
 		w.deleteCluster()
-		cut.arm()
-		w.order()
+		limiter.activate()
+		w.requestRemoval()
 		select {
-		case <-cut.broken:
+		case <-limiter.refused:
 			t.Logf("cut off after %d writes", writes)
 		case <-ended:
 			finished = true
@@ -133,52 +133,52 @@ func TestAgentRemovesItselfWhereverItIsInterrupted(t *testing.T) {
 		stop()
 		if !finished {
 			ended, _ = w.runAgent(t.Context(), w.member.Config)
-			w.wantEnd(ended)
+			w.wantEnded(ended)
 		}
 		w.wantRemoved(manifest)
 		if w.sveltosCluster().Status.AgentRemovedAt == nil {
-			t.Errorf("cut off after %d writes: the hub was not told", writes)
+			t.Errorf("cut off after %d writes: the hub has no answer", writes)
 		}
 	}
 
-	// The telling is lost, or its answer is: the agent tells again.
-	for name, lost := range map[string]fate{"before": lostBefore, "after": lostAfter} {
-		manifest := w.next(name)
+	// The answer or the response to it is lost. The agent answers again.
+	for name, lost := range map[string]outcome{"before": requestLost, "after": responseLost} {
+		manifest := w.registerNext(name)
 		ended, _ := w.runAgent(t.Context(), w.member.Config)
-		w.connected()
+		w.wantReady()
 		w.deleteCluster()
-		lose := 1
-		front.losing(func(r *http.Request) fate {
-			if lose == 0 || r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/sveltosclusters/"+name+"/status") {
-				return arrives
+		left := 1
+		proxy.setDecision(func(r *http.Request) outcome {
+			if left == 0 || r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/sveltosclusters/"+name+"/status") {
+				return isForwarded
 			}
-			lose--
+			left--
 			return lost
 		})
-		w.order()
-		w.wantEnd(ended)
+		w.requestRemoval()
+		w.wantEnded(ended)
 		w.wantRemoved(manifest)
 		if w.sveltosCluster().Status.AgentRemovedAt == nil {
-			t.Errorf("telling lost %s the hub: it was not told", name)
+			t.Errorf("answer lost %s the hub: the hub has no answer", name)
 		}
-		front.losing(nil)
+		proxy.setDecision(nil)
 	}
 }
 
-// cutBeforeRemoval stops an agent that has prepared everything and not removed itself yet; the hub ends the
-// deregistration meanwhile.
-func (w *world) cutBeforeRemoval() {
+// interruptBeforeRemoval stops an agent after it has prepared its uninstallation, and finishes the deregistration on the
+// hub.
+func (w *world) interruptBeforeRemoval() {
 	w.t.Helper()
-	cut := newBreaker(6) // four dependents, the Namespace and the Secret
-	ended, stop := w.runAgent(w.t.Context(), cut.wrap(w.member.Config))
-	w.connected()
+	limiter := newWriteLimiter(6) // four dependents, the Namespace and the Secret
+	ended, stop := w.runAgent(w.t.Context(), limiter.wrap(w.member.Config))
+	w.wantReady()
 	w.deleteCluster()
-	cut.arm()
-	w.order()
+	limiter.activate()
+	w.requestRemoval()
 	select {
-	case <-cut.broken:
+	case <-limiter.refused:
 	case <-ended:
-		w.t.Fatal("the agent removed itself with fewer writes than it should need")
+		w.t.Fatal("the agent needed too few writes for its removal")
 	case <-time.After(time.Minute):
 		w.t.Fatal("the agent did nothing")
 	}
@@ -186,35 +186,35 @@ func (w *world) cutBeforeRemoval() {
 	w.patchCluster(`{"metadata":{"finalizers":null}}`)
 }
 
-func TestLeavingAgentNeedsNoHubThatForgotIt(t *testing.T) {
+func TestUninstallAfterTheHubDeletedTheCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	manifest := w.next("forgotten")
-	w.cutBeforeRemoval()
+	manifest := w.registerNext("forgotten")
+	w.interruptBeforeRemoval()
 	ended, _ := w.runAgent(t.Context(), w.member.Config)
-	w.wantEnd(ended)
+	w.wantEnded(ended)
 	w.wantRemoved(manifest)
 }
 
-func TestAgentStaysWhenItIsRegisteredAgainWhileLeaving(t *testing.T) {
+func TestRegistrationDuringUninstallKeepsTheAgent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.next("back")
-	w.cutBeforeRemoval()
-	w.eventually("the cluster object is gone", func(ctx context.Context) error {
+	w.registerNext("back")
+	w.interruptBeforeRemoval()
+	w.eventually("the SveltosCluster is deleted", func(ctx context.Context) error {
 		if err := w.hubClient.Get(ctx, w.cluster, &libv1beta1.SveltosCluster{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %w", err)
+			return fmt.Errorf("it exists: %w", err)
 		}
 		return nil
 	})
 	manifest := w.manifest()
 	w.apply(manifest)
 	w.startAgent()
-	w.connected()
+	w.wantReady()
 	w.wantUntouched(manifest)
 }
 
-// wantUntouched wants the agent's objects to be there, and no departure to be begun.
+// wantUntouched verifies that the agent's objects exist, and that no uninstallation has begun.
 func (w *world) wantUntouched(manifest []*unstructured.Unstructured) {
 	w.t.Helper()
 	for _, obj := range manifest {
@@ -229,64 +229,64 @@ func (w *world) wantUntouched(manifest []*unstructured.Unstructured) {
 	}
 }
 
-// settle gives the agent the time to do what it must not do: nothing can be waited for when nothing is to happen.
-func (w *world) settle() {
+// letPass gives the agent time for actions that must not happen.
+func (w *world) letPass(pause time.Duration) {
 	w.t.Helper()
-	never, cancel := context.WithTimeout(w.t.Context(), 2*time.Second)
+	timeout, cancel := context.WithTimeout(w.t.Context(), pause)
 	defer cancel()
-	<-never.Done()
+	<-timeout.Done()
 }
 
-func TestAgentRemovesNothingWithoutAnOrder(t *testing.T) {
+func TestNoUninstallWithoutRequest(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	manifest := w.next("c1")
+	manifest := w.registerNext("c1")
 	w.startAgent()
 	w.deliver(bundleOf("one", "kept"), bundle.StateApplied)
 
-	// An order that stands on a cluster object that nobody deletes.
-	w.order()
-	w.settle()
+	// A removal request on a SveltosCluster that is not being deleted.
+	w.requestRemoval()
+	w.letPass(2 * time.Second)
 	w.wantUntouched(manifest)
-	// A deletion without an order.
+	// A deletion without a removal request.
 	w.patchCluster(`{"metadata":{"annotations":null}}`)
 	w.deleteCluster()
-	w.settle()
+	w.letPass(2 * time.Second)
 	w.wantUntouched(manifest)
-	// The cluster object vanishes.
+	// The SveltosCluster is deleted.
 	w.patchCluster(`{"metadata":{"finalizers":null}}`)
-	w.settle()
+	w.letPass(2 * time.Second)
 	w.wantUntouched(manifest)
-	// It is made again, by somebody else.
-	again := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: w.cluster.Name}}
-	again.Spec.PullMode = true
-	if err := w.hubClient.Create(t.Context(), again); err != nil {
+	// Another client creates it again.
+	recreated := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: w.cluster.Name}}
+	recreated.Spec.PullMode = true
+	if err := w.hubClient.Create(t.Context(), recreated); err != nil {
 		t.Fatal(err)
 	}
-	w.settle()
+	w.letPass(2 * time.Second)
 	w.wantUntouched(manifest)
 	w.wantValue("kept", "one")
 }
 
-func TestLeavingAgentTakesOnlyItsOwn(t *testing.T) {
+func TestUninstallKeepsForeignObjects(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	manifest := w.next("c1")
+	manifest := w.registerNext("c1")
 	pull := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: "pull"}}
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "somebodys", Labels: map[string]string{"app.kubernetes.io/name": "sveltos-applier"}}}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "foreign", Labels: map[string]string{"app.kubernetes.io/name": "sveltos-applier"}}}
 	for _, obj := range []client.Object{pull, role} {
 		if err := w.client.Create(t.Context(), obj); err != nil {
 			t.Fatal(err)
 		}
 	}
 	ended, _ := w.runAgent(t.Context(), w.member.Config)
-	// What is still deployed at the order stays, and the record of it.
+	// Objects that are still deployed at the removal request stay, and so does the inventory.
 	w.deliver(bundleOf("one", "kept"), bundle.StateApplied)
 	w.deleteCluster()
-	w.order()
-	w.wantEnd(ended)
+	w.requestRemoval()
+	w.wantEnded(ended)
 	w.wantRemoved(manifest[1:])
-	w.settle()
+	w.letPass(2 * time.Second)
 	for _, obj := range []client.Object{pull, role, configMap("kept")} {
 		if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil || len(obj.GetOwnerReferences()) > 0 {
 			t.Errorf("%T: error %v, metadata %v", obj, err, obj.GetOwnerReferences())
@@ -294,56 +294,56 @@ func TestLeavingAgentTakesOnlyItsOwn(t *testing.T) {
 	}
 	namespace := &corev1.Namespace{}
 	if err := w.client.Get(t.Context(), client.ObjectKey{Name: kube.AgentNamespace}, namespace); err != nil || namespace.DeletionTimestamp != nil {
-		t.Errorf("namespace with objects of others: error %v, deleted %v", err, namespace.DeletionTimestamp)
+		t.Errorf("namespace with foreign objects: error %v, deleted %v", err, namespace.DeletionTimestamp)
 	}
-	records := &corev1.SecretList{}
-	if err := w.client.List(t.Context(), records, client.InNamespace(kube.AgentNamespace)); err != nil || len(records.Items) < 2 {
-		t.Errorf("records: %d Secrets and error %v, want them kept", len(records.Items), err)
+	secrets := &corev1.SecretList{}
+	if err := w.client.List(t.Context(), secrets, client.InNamespace(kube.AgentNamespace)); err != nil || len(secrets.Items) < 2 {
+		t.Errorf("inventory: got %d Secrets and error %v, want at least 2", len(secrets.Items), err)
 	}
 }
 
-func TestLeavingAgentLeavesAnotherClustersAgent(t *testing.T) {
+func TestUninstallKeepsTheAgentOfAnotherRegistration(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.next("first")
+	w.registerNext("first")
 	_, stop := w.runAgent(t.Context(), w.member.Config)
-	w.connected()
+	w.wantReady()
 	stop()
 	first := w.cluster
-	manifest := w.next("second")
+	manifest := w.registerNext("second")
 	w.cluster = first
 	ended, _ := w.runAgent(t.Context(), w.member.Config)
 	w.deleteCluster()
-	w.order()
-	w.wantEnd(ended)
+	w.requestRemoval()
+	w.wantEnded(ended)
 	w.wantUntouched(manifest)
 	secret := client.ObjectKey{Namespace: kube.AgentNamespace, Name: join.KubeconfigSecret("first")}
 	if err := w.client.Get(t.Context(), secret, &corev1.Secret{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the agent's own Secret: got error %v, want it gone", err)
+		t.Errorf("the agent's own Secret: got error %v, want NotFound", err)
 	}
 }
 
-func TestAgentByHandRemovesItself(t *testing.T) {
+func TestUninstallOutsideTheMember(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t) // applies no more than Namespace and Secret
-	w.hold()
+	w := newWorld(t) // applies only the Namespace and the Secret
+	w.addFinalizer()
 	ended, _ := w.runAgent(t.Context(), w.member.Config)
 	w.deliver(bundleOf("one", "a"), bundle.StateApplied)
-	// Withdrawn although the cluster is paused, for it is being deregistered.
+	// Bundles are withdrawn although the cluster is paused, because it is being deregistered.
 	w.pause(true)
 	w.deleteCluster()
 	w.withdraw(id)
-	w.wantGone("a")
-	w.order()
-	w.wantEnd(ended)
-	w.eventually("the namespace is gone", func(ctx context.Context) error {
+	w.wantDeleted("a")
+	w.requestRemoval()
+	w.wantEnded(ended)
+	w.eventually("the namespace is deleted", func(ctx context.Context) error {
 		err := w.client.Get(ctx, client.ObjectKey{Name: kube.AgentNamespace}, &corev1.Namespace{})
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %w", err)
+			return fmt.Errorf("it exists: %w", err)
 		}
 		return nil
 	})
 	if err := w.client.Get(t.Context(), client.ObjectKey{Name: "sveltos-applier-manager-role"}, &rbacv1.ClusterRole{}); !apierrors.IsNotFound(err) {
-		t.Errorf("ClusterRole: got error %v, want it gone", err)
+		t.Errorf("ClusterRole: got error %v, want NotFound", err)
 	}
 }

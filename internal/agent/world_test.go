@@ -36,16 +36,16 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// world is a hub and one pull-mode member that is registered, each on a control plane of its own.
+// world is a hub and one pull-mode member that is registered, each with its own control plane.
 type world struct {
 	t           *testing.T
 	hub, member *localkube.Plane
 	hubClient   client.Client
 	client      client.Client // of the member
-	outbox      *deliver.PullTransport
+	transport   *deliver.PullTransport
 	cluster     client.ObjectKey
-	// way changes the kubeconfig in manifests before they are applied.
-	way func(*clientcmdapi.Config)
+	// changeKubeconfig changes the kubeconfig in manifests before they are applied.
+	changeKubeconfig func(*clientcmdapi.Config)
 }
 
 func newWorld(t *testing.T) *world {
@@ -61,12 +61,12 @@ func newWorld(t *testing.T) *world {
 	}
 	w.hubClient, w.client = w.clientOf(w.hub), w.clientOf(w.member)
 	w.installCRDs()
-	w.register() // makes the namespace of the key, too
+	w.register() // creates the namespace of the key too
 	key, err := deliver.LoadOrCreateKey(t.Context(), w.hubClient)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.outbox, err = deliver.NewPullTransport(w.hubClient, w.hubClient, key); err != nil {
+	if w.transport, err = deliver.NewPullTransport(w.hubClient, w.hubClient, key); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -118,7 +118,7 @@ func (w *world) applyAgent(manifest []*unstructured.Unstructured) {
 	}))
 }
 
-// manifest registers the member and returns what people apply then.
+// manifest registers the member and returns the objects of the manifest.
 func (w *world) manifest() []*unstructured.Unstructured {
 	w.t.Helper()
 	var manifest bytes.Buffer
@@ -131,15 +131,15 @@ func (w *world) manifest() []*unstructured.Unstructured {
 		w.t.Fatal(err)
 	}
 	for _, obj := range objects {
-		if obj.GetKind() == "Secret" && w.way != nil {
-			w.redirect(obj)
+		if obj.GetKind() == "Secret" && w.changeKubeconfig != nil {
+			w.rewriteKubeconfig(obj)
 		}
 	}
 	return objects
 }
 
-// redirect lets the kubeconfig in a manifest's Secret take the world's way.
-func (w *world) redirect(secret *unstructured.Unstructured) {
+// rewriteKubeconfig applies changeKubeconfig to the kubeconfig in a manifest's Secret.
+func (w *world) rewriteKubeconfig(secret *unstructured.Unstructured) {
 	w.t.Helper()
 	text, _, _ := unstructured.NestedString(secret.Object, "data", join.KubeconfigKey)
 	raw, err := base64.StdEncoding.DecodeString(text)
@@ -150,7 +150,7 @@ func (w *world) redirect(secret *unstructured.Unstructured) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.way(config)
+	w.changeKubeconfig(config)
 	if raw, err = clientcmd.Write(*config); err != nil {
 		w.t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func (w *world) redirect(secret *unstructured.Unstructured) {
 	}
 }
 
-// apply does on the member what `kubectl apply --server-side` does.
+// apply applies objects on the member, like `kubectl apply --server-side`.
 func (w *world) apply(objects []*unstructured.Unstructured) {
 	w.t.Helper()
 	for _, obj := range objects {
@@ -177,8 +177,8 @@ func (w *world) startAgent() (stop func()) {
 	return stop
 }
 
-// runAgent starts the member's agent, which reaches its own cluster by member. ended is closed when it has ended; stop
-// ends it and waits.
+// runAgent starts the member's agent with the client configuration member. ended is closed when the agent has ended;
+// stop ends it and waits.
 func (w *world) runAgent(ctx context.Context, member *rest.Config) (ended <-chan struct{}, stop func()) {
 	w.t.Helper()
 	return w.runAgentWith(ctx, agent.Options{Member: member})
@@ -208,15 +208,15 @@ func (w *world) runAgentWith(ctx context.Context, options agent.Options) (ended 
 	return done, once
 }
 
-// logging returns ctx with a log that is shown when the test fails, unless it has one.
+// logging returns ctx with a log that is printed if the test fails, unless ctx has a log.
 func (w *world) logging(ctx context.Context) context.Context {
 	if _, err := logr.FromContext(ctx); err == nil {
 		return ctx
 	}
-	j := &journal{}
+	j := &logRecorder{}
 	w.t.Cleanup(func() {
 		if w.t.Failed() {
-			w.t.Logf("the agent's log:\n%s", strings.Join(j.with(""), "\n"))
+			w.t.Logf("the agent's log:\n%s", strings.Join(j.linesWith(""), "\n"))
 		}
 	})
 	return log.IntoContext(ctx, j.logger())
@@ -241,7 +241,7 @@ func (w *world) deliver(b bundle.Bundle, state bundle.State) bundle.Report {
 	m := fleet.FromSveltosCluster(w.sveltosCluster())
 	var report bundle.Report
 	w.eventually("bundle is "+string(state), func(ctx context.Context) error {
-		if report, err = w.outbox.Deliver(ctx, m, b); err != nil {
+		if report, err = w.transport.Deliver(ctx, m, b); err != nil {
 			return err
 		}
 		if report.State != state || report.Digest != digest {
@@ -256,7 +256,7 @@ func (w *world) withdraw(id bundle.ID) {
 	w.t.Helper()
 	m := fleet.FromSveltosCluster(w.sveltosCluster())
 	w.eventually("bundle is withdrawn", func(ctx context.Context) error {
-		done, err := w.outbox.Withdraw(ctx, m, bundle.Withdrawal{ID: id})
+		done, err := w.transport.Withdraw(ctx, m, bundle.Withdrawal{ID: id})
 		if err == nil && !done {
 			err = fmt.Errorf("not done")
 		}
@@ -264,7 +264,7 @@ func (w *world) withdraw(id bundle.ID) {
 	})
 }
 
-// value returns what the ConfigMap on the member holds under "key".
+// value returns the value of "key" in the ConfigMap on the member.
 func (w *world) value(ctx context.Context, name string) (string, error) {
 	obj := &corev1.ConfigMap{}
 	err := w.client.Get(ctx, client.ObjectKey{Namespace: "app", Name: name}, obj)
@@ -273,16 +273,16 @@ func (w *world) value(ctx context.Context, name string) (string, error) {
 
 func (w *world) wantValue(name, want string) {
 	w.t.Helper()
-	w.eventually("ConfigMap "+name+" holds "+want, func(ctx context.Context) error {
+	w.eventually("ConfigMap "+name+" has "+want, func(ctx context.Context) error {
 		got, err := w.value(ctx, name)
 		if err == nil && got != want {
-			err = fmt.Errorf("it holds %q", got)
+			err = fmt.Errorf("it has %q", got)
 		}
 		return err
 	})
 }
 
-func (w *world) wantGone(name string) {
+func (w *world) wantDeleted(name string) {
 	w.t.Helper()
 	if got, err := w.value(w.t.Context(), name); client.IgnoreNotFound(err) != nil || err == nil {
 		w.t.Errorf("ConfigMap %s: got %q and error %v, want none", name, got, err)
@@ -290,7 +290,7 @@ func (w *world) wantGone(name string) {
 }
 
 // eventually fails the test unless check succeeds within a minute.
-func (w *world) eventually(what string, check func(context.Context) error) {
+func (w *world) eventually(condition string, check func(context.Context) error) {
 	w.t.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(w.t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
@@ -298,13 +298,13 @@ func (w *world) eventually(what string, check func(context.Context) error) {
 		return last == nil, nil
 	})
 	if err != nil {
-		w.t.Fatalf("wait until %s: %v; last seen: %v", what, err, last)
+		w.t.Fatalf("wait until %s: %v; last error: %v", condition, err, last)
 	}
 }
 
 var id = bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "profile-sveltos-c1", Feature: "Resources"}
 
-// bundleOf holds one ConfigMap per name, all with value.
+// bundleOf returns a bundle of one ConfigMap per name, all with value.
 func bundleOf(value string, names ...string) bundle.Bundle {
 	b := bundle.Bundle{
 		ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "profile", Tier: 100}, Options: bundle.Options{CorrectDrift: true},

@@ -20,28 +20,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// front stands between agent and hub and sees the requests.
-type front struct {
+// hubProxy is a proxy between the agent and the hub. It records the requests, and can drop or reject them.
+type hubProxy struct {
 	server *httptest.Server
 	// mu guards the fields below.
 	mu sync.Mutex
-	// seen holds "METHOD path" of each request.
+	// seen has "METHOD path" of each request.
 	seen []string
-	// lose says what becomes of a request: nothing, loss on the way to the hub, or loss of the answer.
-	lose func(*http.Request) fate
+	// decide returns the outcome of a request; nil forwards all.
+	decide func(*http.Request) outcome
 }
 
-type fate int
+type outcome int
 
 const (
-	arrives fate = iota
-	lostBefore
-	lostAfter
-	refused // by an API server that does not know the credential
+	isForwarded outcome = iota
+	requestLost
+	responseLost
+	isRejected // as by an API server that does not accept the credential
 )
 
-// stand puts a front before the hub; manifests from now on lead there.
-func (w *world) stand() *front {
+// startHubProxy starts a proxy in front of the hub. Later manifests have its address.
+func (w *world) startHubProxy() *hubProxy {
 	w.t.Helper()
 	target, err := url.Parse(w.hub.Config.Host)
 	if err != nil {
@@ -54,15 +54,15 @@ func (w *world) stand() *front {
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.Transport, proxy.FlushInterval = transport, -1
 	proxy.ErrorHandler = func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }
-	f := &front{}
+	f := &hubProxy{}
 	f.server = httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		switch f.note(r) {
-		case lostBefore:
+		switch f.record(r) {
+		case requestLost:
 			panic(http.ErrAbortHandler)
-		case lostAfter:
+		case responseLost:
 			proxy.ServeHTTP(httptest.NewRecorder(), r)
 			panic(http.ErrAbortHandler)
-		case refused:
+		case isRejected:
 			unauthorized(rw)
 		default:
 			proxy.ServeHTTP(rw, r)
@@ -75,7 +75,7 @@ func (w *world) stand() *front {
 		f.server.Close()
 	})
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.server.Certificate().Raw})
-	w.way = func(config *clientcmdapi.Config) {
+	w.changeKubeconfig = func(config *clientcmdapi.Config) {
 		for _, cluster := range config.Clusters {
 			cluster.Server, cluster.CertificateAuthorityData = f.server.URL, ca
 		}
@@ -83,85 +83,87 @@ func (w *world) stand() *front {
 	return f
 }
 
-// unauthorized answers as an API server does.
+// unauthorized writes the response of an API server.
 func unauthorized(rw http.ResponseWriter) {
 	rw.Header().Set("Content-Type", "application/json")
 	rw.WriteHeader(http.StatusUnauthorized)
 	_, _ = rw.Write([]byte(`{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Unauthorized","reason":"Unauthorized","code":401}`))
 }
 
-func (f *front) note(r *http.Request) fate {
+func (f *hubProxy) record(r *http.Request) outcome {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.seen = append(f.seen, r.Method+" "+r.URL.Path)
-	if f.lose == nil {
-		return arrives
+	if f.decide == nil {
+		return isForwarded
 	}
-	return f.lose(r)
+	return f.decide(r)
 }
 
-func (f *front) losing(lose func(*http.Request) fate) {
+func (f *hubProxy) setDecision(decide func(*http.Request) outcome) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lose = lose
+	f.decide = decide
 }
 
-func (f *front) requests() []string {
+func (f *hubProxy) requests() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.seen)
 }
 
-// count returns how many requests had what in method and path.
-func (f *front) count(what string) int {
-	found := slices.DeleteFunc(f.requests(), func(seen string) bool { return !strings.Contains(seen, what) })
+// count returns the number of requests whose method and path contain text.
+func (f *hubProxy) count(text string) int {
+	found := slices.DeleteFunc(f.requests(), func(seen string) bool { return !strings.Contains(seen, text) })
 	return len(found)
 }
 
-// breaker lets a number of writes through to the member, and then nothing any more.
-type breaker struct {
+// writeLimiter lets a number of writes to the member pass, and then refuses all requests.
+type writeLimiter struct {
 	// mu guards the fields below.
-	mu    sync.Mutex
-	armed bool
-	left  int
-	// broken is closed when the first request is refused.
-	broken chan struct{}
+	mu       sync.Mutex
+	isActive bool
+	left     int
+	// refused is closed when the first request is refused.
+	refused chan struct{}
 }
 
-var errBroken = errors.New("cut off")
+var errCutOff = errors.New("cut off")
 
-func newBreaker(writes int) *breaker { return &breaker{left: writes, broken: make(chan struct{})} }
-
-// arm starts the counting.
-func (b *breaker) arm() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.armed = true
+func newWriteLimiter(writes int) *writeLimiter {
+	return &writeLimiter{left: writes, refused: make(chan struct{})}
 }
 
-func (b *breaker) allow(method string) bool {
+// activate starts the count.
+func (b *writeLimiter) activate() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.armed {
+	b.isActive = true
+}
+
+func (b *writeLimiter) allow(method string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.isActive {
 		return true
 	}
 	if method == http.MethodGet && b.left >= 0 {
 		return true
 	}
 	if b.left == 0 {
-		close(b.broken)
+		close(b.refused)
 	}
 	b.left--
 	return b.left >= 0
 }
 
-// wrap returns a way to the member with b in it.
-func (b *breaker) wrap(member *rest.Config) *rest.Config {
+// wrap returns a configuration for the member whose requests pass b.
+func (b *writeLimiter) wrap(member *rest.Config) *rest.Config {
 	config := rest.CopyConfig(member)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			if !b.allow(r.Method) {
-				return nil, errBroken
+				return nil, errCutOff
 			}
 			return next.RoundTrip(r)
 		})
@@ -174,19 +176,19 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip calls the function.
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// journal is a log that a test can read.
-type journal struct {
+// logRecorder is a log that a test can read.
+type logRecorder struct {
 	// mu guards lines.
 	mu    sync.Mutex
 	lines []string
 }
 
-func (j *journal) context(t *testing.T) context.Context {
+func (j *logRecorder) intoContext(t *testing.T) context.Context {
 	t.Helper()
 	return log.IntoContext(t.Context(), j.logger())
 }
 
-func (j *journal) logger() logr.Logger {
+func (j *logRecorder) logger() logr.Logger {
 	return funcr.New(func(_, line string) {
 		j.mu.Lock()
 		defer j.mu.Unlock()
@@ -194,14 +196,14 @@ func (j *journal) logger() logr.Logger {
 	}, funcr.Options{})
 }
 
-// with returns the lines that hold text.
-func (j *journal) with(text string) []string {
+// linesWith returns the lines that contain text.
+func (j *logRecorder) linesWith(text string) []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(j.lines), func(line string) bool { return !strings.Contains(line, text) })
 }
 
-// errors returns the lines at error level.
-func (j *journal) errors() []string {
-	return slices.DeleteFunc(j.with(""), func(line string) bool { return strings.Contains(line, `"level"=`) })
+// errorLines returns the lines at error level.
+func (j *logRecorder) errorLines() []string {
+	return slices.DeleteFunc(j.linesWith(""), func(line string) bool { return strings.Contains(line, `"level"=`) })
 }
