@@ -61,7 +61,7 @@ type ChartRequest struct {
 	// owners.
 	Owner string `json:"-"`
 	// Generated returns the values that former renderings of the release generated. It is called only for a chart that
-	// generates values or looks up objects. Their sum with Release.Generated, see Generated.Add, must be kept before
+	// is rendered for each member. Their sum with Release.Generated, see Generated.Add, must be kept before
 	// the release is delivered.
 	Generated func(ctx context.Context) (Generated, error) `json:"-"`
 	// Lookup reads the member for charts that call lookup. If it is nil, lookup finds only the Secrets and ConfigMaps of
@@ -72,8 +72,8 @@ type ChartRequest struct {
 // Charts renders charts as Helm does. It reads no cluster, except for lookup, and sends no request to the network.
 //
 // Members share identical renderings: requests that differ only in inputs that the chart does not read, see chartFacts,
-// have one result. A chart that generates values or looks up
-// objects is rendered for each release on each member, see ChartRequest.Owner.
+// have one result. A chart is rendered for each release on each member, see ChartRequest.Owner, if it generates values,
+// or if it looks up objects that it renders itself, or that ChartRequest.Lookup reads.
 type Charts struct {
 	flights singleflight.Group
 	// shared caches releases for all members, own releases for one member.
@@ -142,7 +142,7 @@ func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error)
 	if known, ok := c.shared.get(key); ok {
 		return known, nil // rendered since the caller looked
 	}
-	release, err := request.render(&templateCalls{})
+	release, err := request.render(newSharedCalls())
 	if err == nil {
 		c.shared.put(key, release)
 	}
@@ -236,8 +236,10 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 		return Release{}, err
 	}
 	texts, err := r.execute(chart, values, collected.crds, calls)
+	// A template that fails because lookup finds nothing may succeed with the objects of a member.
+	needsMember := calls.needsMember || err != nil && len(calls.lookedUp) > 0
 	switch {
-	case calls.needsMember && !calls.forMember:
+	case needsMember && !calls.forMember:
 		return Release{needsMember: true, size: minSize}, nil
 	case err != nil && calls.failure != nil:
 		return Release{}, calls.failure // the member may answer the next time
@@ -247,7 +249,7 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	notes := r.cutNotes(chart, texts)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if err := collected.addTemplate(name, texts[name], r.DisableHooks); err != nil {
-			return Release{}, err
+			return Release{Unanswered: calls.unanswered, needsMember: !calls.forMember && len(calls.lookedUp) > 0}, err
 		}
 	}
 	metadata, err := json.Marshal(chart.Metadata)
@@ -255,6 +257,9 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 		return Release{}, phase.Invalid{Err: fmt.Errorf("encode Chart.yaml: %w", err)}
 	}
 	release := collected.build()
+	if !calls.forMember && calls.findsOwnObject(release.Objects, r.Namespace) {
+		return Release{needsMember: true, size: minSize}, nil
+	}
 	release.Chart, release.Notes = metadata, notes
 	if err := calls.keepRendered(release.Objects, r.Namespace); err != nil {
 		return Release{}, err

@@ -59,8 +59,7 @@ func (g Generated) size() int {
 	return size
 }
 
-// errMemberSpecific ends a rendering for several members when a template generates a value or looks up an object that
-// may be stored.
+// errMemberSpecific ends a rendering for several members when a template generates a value.
 var errMemberSpecific = errors.New("its result depends on the member")
 
 // The functions that markTemplates inserts at the begin and the end of each template.
@@ -71,7 +70,8 @@ const (
 
 // templateCalls provides the non-deterministic template functions of one rendering.
 type templateCalls struct {
-	// forMember is true if the rendering is for one member. Then functions may generate values and look up objects.
+	// forMember is true if the rendering is for one member. Otherwise functions must not generate values, and lookup finds
+	// nothing.
 	forMember bool
 	// stored are the results of former renderings, used those of this rendering.
 	stored, used Generated
@@ -89,6 +89,9 @@ type templateCalls struct {
 	// templates is the stack of the templates that are being executed.
 	templates []execution
 }
+
+// newSharedCalls returns the functions of a rendering for all members.
+func newSharedCalls() *templateCalls { return &templateCalls{lookedUp: map[lookupCall]bool{}} }
 
 // newMemberCalls returns the functions of a rendering for one member. The arguments are fields of templateCalls.
 func newMemberCalls(stored Generated, lookup LookupFunc, inputs string) *templateCalls {

@@ -51,19 +51,23 @@ func (l lookupCall) isKeepable() bool {
 // resultKey returns the key of the result in Generated. inputs is that of templateCalls.
 func (l lookupCall) resultKey(inputs string) string { return lookupPrefix + inputs + " " + l.digest() }
 
+// callFor returns the call that finds a rendered object. namespace is that of the release.
+func callFor(object *unstructured.Unstructured, namespace string) lookupCall {
+	return lookupCall{object.GetAPIVersion(), object.GetKind(), cmp.Or(object.GetNamespace(), namespace), object.GetName()}
+}
+
 // renderedKey returns the key of the rendered object in Generated.
 func (l lookupCall) renderedKey() string { return renderedPrefix + l.digest() }
 
 // lookUp implements lookup. It reads the member, or else the stored objects, once for the same inputs.
 func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
 	call := lookupCall{apiVersion, kind, namespace, name}
-	switch {
-	case c.lookup == nil && !call.isKeepable():
+	if c.lookup == nil && (!c.forMember || !call.isKeepable()) {
 		c.unanswered = true
+		if call.isKeepable() {
+			c.lookedUp[call] = true
+		}
 		return map[string]any{}, nil
-	case !c.forMember:
-		c.needsMember = true
-		return nil, errMemberSpecific
 	}
 	key := call.resultKey(c.inputs)
 	stored, ok := c.used[key]
@@ -82,6 +86,14 @@ func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[st
 	err := kubejson.Unmarshal(stored, &found) // integers stay integers
 	c.memberSpecific = c.memberSpecific || c.lookup != nil || len(found) > 0
 	return found, err
+}
+
+// findsOwnObject returns whether a call of lookup finds one of the rendered objects after they are applied. namespace is
+// that of the release.
+func (c *templateCalls) findsOwnObject(objects []*unstructured.Unstructured, namespace string) bool {
+	return slices.ContainsFunc(objects, func(object *unstructured.Unstructured) bool {
+		return c.lookedUp[callFor(object, namespace)] && remainsOnMember(object)
+	})
 }
 
 // read reads the member, or else the stored objects.
@@ -113,7 +125,7 @@ func (c *templateCalls) keepRendered(objects []*unstructured.Unstructured, names
 		}
 	}
 	for _, object := range objects {
-		call := lookupCall{object.GetAPIVersion(), object.GetKind(), cmp.Or(object.GetNamespace(), namespace), object.GetName()}
+		call := callFor(object, namespace)
 		former, isStored := c.stored[call.renderedKey()]
 		switch {
 		case !c.lookedUp[call] || !remainsOnMember(object):

@@ -106,8 +106,12 @@ func TestObjectsThatLookupFinds(t *testing.T) {
 		},
 		"in a list":                 {`lookup "v1" "ConfigMap" "site" ""`, cm + "metadata: {name: own}\n", "- - -", true},
 		"of the second upgrade":     {own, "{{ if gt (int .Values.number) 1 }}" + cm + "metadata: {name: own}\n" + numbered + "{{ end }}", "- - 2", true},
-		"until the first upgrade":   {own, "{{ if lt (int .Values.number) 2 }}" + cm + "metadata: {name: own}\n" + numbered + "{{ end }}", "- 1 -", false},
-		"of the installation, kept": {own, "{{ if lt (int .Values.number) 2 }}" + hook(`helm.sh/resource-policy: keep`) + numbered + "{{ end }}", "- 1 1", false},
+		"until the first upgrade":   {own, "{{ if lt (int .Values.number) 2 }}" + cm + "metadata: {name: own}\n" + numbered + "{{ end }}", "- - -", false},
+		"of the installation, kept": {own, "{{ if lt (int .Values.number) 2 }}" + hook(`helm.sh/resource-policy: keep`) + numbered + "{{ end }}", "- - -", false},
+		"of the installation, kept, beside another": {
+			`lookup "v1" "ConfigMap" "site" "other" | empty | ternary (` + own + `) (` + own + `)`, cm + "metadata: {name: other}\n---\n" +
+				"{{ if lt (int .Values.number) 2 }}" + hook(`helm.sh/resource-policy: keep`) + numbered + "{{ end }}", "- 1 1", false,
+		},
 		"hook":                      {own, hook(`helm.sh/hook: "pre-install,pre-upgrade"`) + numbered, "- 1 2", false},
 		"hook of the installation":  {own, hook(`helm.sh/hook: Pre-Install`) + numbered, "- 1 1", false},
 		"hook of an upgrade":        {own, hook(`helm.sh/hook: pre-upgrade`) + numbered, "- - -", true},
@@ -157,17 +161,42 @@ func objectsOf(release render.Release) []map[string]any {
 }
 
 // TestMembersShareARenderingWithoutAnswers renders lookups that only a member answers, for two members that cannot be
-// read.
+// read. A member that can be read has its own rendering.
 func TestMembersShareARenderingWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate(object("ConfigMap", "generated")+
-		`data: {found: "{{ lookup "v1" "Service" "site" "own" | len }} {{ lookup "v1" "Secret" "site" "" | len }}"}`))
+		`data: {found: "{{ lookup "v1" "Service" "site" "own" | len }} {{ lookup "v1" "Secret" "site" "" | len }} {{ lookup "v1" "Secret" "site" "not-own" | len }}"}`))
 	charts, first, second := render.NewCharts(), &member{name: "first"}, &member{name: "second"}
 	one, two := first.render(t, charts, asked), second.render(t, charts, asked)
-	if got := generated(t, one)["found"]; got != "0 0" || !one.Unanswered {
+	if got := generated(t, one)["found"]; got != "0 0 0" || !one.Unanswered {
 		t.Errorf("found %q, unanswered is %t", got, one.Unanswered)
 	}
 	if one.Objects[0] != two.Objects[0] || first.loads+second.loads > 0 {
 		t.Errorf("the release is rendered for each member, after %d loads", first.loads+second.loads)
+	}
+	asked.Lookup = func(string, string, string, string) (map[string]any, error) { return map[string]any{"kind": "found"}, nil }
+	if got := generated(t, (&member{name: "third"}).render(t, charts, asked))["found"]; got != "1 1 1" {
+		t.Errorf("on a member that can be read: found %q", got)
+	}
+}
+
+// TestLookupOfAnotherReleaseThatFails renders a chart that fails, or whose objects are invalid, until lookup finds a
+// Secret.
+func TestLookupOfAnotherReleaseThatFails(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"fails":   `{{ if not $found }}{{ fail "SECRET IS MISSING" }}{{ end }}`,
+		"invalid": `{{ if not $found }}kind: [{{ end }}`,
+	} {
+		asked := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" "site" "not-own" }}`+text+object("ConfigMap", "generated")+`data: {found: "{{ len $found }}"}`))
+		asked.Owner = "one"
+		charts := render.NewCharts()
+		if _, err := charts.Render(t.Context(), asked); err == nil {
+			t.Errorf("%s: no error without the Secret", name)
+		}
+		asked.Lookup = func(string, string, string, string) (map[string]any, error) { return map[string]any{"kind": "found"}, nil }
+		if got := generated(t, rendered(t, charts, asked))["found"]; got != "1" {
+			t.Errorf("%s: found %q", name, got)
+		}
 	}
 }

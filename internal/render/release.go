@@ -39,8 +39,8 @@ type Release struct {
 	size int // size of the rendered text and the generated values in bytes
 	// isTransient is true if not all results of lookup are kept, so that every rendering must read the member.
 	isTransient bool
-	// needsMember is true if the chart generates values or looks up a Secret or ConfigMap, so that it must be rendered for
-	// each member. The release is empty.
+	// needsMember is true if the chart generates values, or may look up a Secret or ConfigMap of its own, so that it must
+	// be rendered for each member. The release is empty.
 	needsMember bool
 }
 
