@@ -171,7 +171,7 @@ func (c *Charts) renderForMember(ctx context.Context, shared string, request Cha
 		return Release{}, err
 	}
 	release, err := c.once(ctx, key, request, func() (Release, error) {
-		return request.render(newMemberCalls(stored, request.Lookup, inputs))
+		return request.render(newMemberCalls(stored, request.Lookup, inputs, request.IsUpgrade))
 	})
 	if err != nil || release.isTransient {
 		return release, err

@@ -19,12 +19,12 @@ import (
 
 // Generated holds the results of the non-deterministic template functions of a release as JSON: randAlphaNum, genCA,
 // now and the like, and lookup. The key identifies the call: the template, the function, a digest of the arguments, and
-// the number of the call. The key of a lookup has a digest of the chart, the values and the options instead of the
-// template. Helm evaluates lookup at an installation and an upgrade only. So a lookup that finds the objects of its own
-// release later must not cause another upgrade.
+// the number of the call. The key of a lookup has a digest of the chart, the values and the options, and the operation,
+// instead of the template. Helm evaluates lookup at an installation and an upgrade only. So a lookup that finds the
+// objects of its own release later must not cause another upgrade.
 //
-// For a member that cannot be read, Generated also holds the Secrets and ConfigMaps of the last rendering that its
-// templates look up. The key identifies the arguments of lookup.
+// For a member that cannot be read, Generated also holds the Secrets and ConfigMaps of the deployed rendering that its
+// templates look up. The key identifies the arguments of lookup. See Pend for those of a rendering that is not deployed.
 type Generated map[string]json.RawMessage
 
 // Add returns the results to store after a rendering: the used ones, and all others except those of lookup.
@@ -35,10 +35,12 @@ func (g Generated) Add(used Generated) Generated {
 }
 
 // WithoutLookup returns a copy of g without the results of lookup and without rendered objects.
-func (g Generated) WithoutLookup() Generated { return g.without(lookupPrefix, renderedPrefix) }
+func (g Generated) WithoutLookup() Generated {
+	return g.without(lookupPrefix, renderedPrefix, pendingKey)
+}
 
 // WithoutRendered returns a copy of g without rendered objects.
-func (g Generated) WithoutRendered() Generated { return g.without(renderedPrefix) }
+func (g Generated) WithoutRendered() Generated { return g.without(renderedPrefix, pendingKey) }
 
 func (g Generated) without(prefixes ...string) Generated {
 	rest := make(Generated, len(g))
@@ -77,8 +79,8 @@ type templateCalls struct {
 	stored, used Generated
 	// lookup reads the member. If it is nil, stored objects of the last rendering answer for the member.
 	lookup LookupFunc
-	// inputs is a digest of the chart, the values and the options.
-	inputs string
+	// inputs is a digest of the chart, the values and the options, operation the word for the operation.
+	inputs, operation string
 	// lookedUp has the calls of lookup for one object. failure is the error of lookup.
 	lookedUp map[lookupCall]bool
 	failure  error
@@ -94,9 +96,14 @@ type templateCalls struct {
 func newSharedCalls() *templateCalls { return &templateCalls{lookedUp: map[lookupCall]bool{}} }
 
 // newMemberCalls returns the functions of a rendering for one member. The arguments are fields of templateCalls.
-func newMemberCalls(stored Generated, lookup LookupFunc, inputs string) *templateCalls {
+func newMemberCalls(stored Generated, lookup LookupFunc, inputs string, isUpgrade bool) *templateCalls {
+	operation := "install"
+	if isUpgrade {
+		operation = "upgrade"
+	}
 	return &templateCalls{
-		forMember: true, stored: stored, used: Generated{}, lookup: lookup, inputs: inputs, lookedUp: map[lookupCall]bool{},
+		forMember: true, stored: stored, used: Generated{}, lookup: lookup, inputs: inputs, operation: operation,
+		lookedUp: map[lookupCall]bool{},
 	}
 }
 
@@ -111,6 +118,15 @@ func (c *templateCalls) kept() (kept Generated, all bool) {
 	others := c.used.WithoutLookup()
 	if c.lookup != nil && c.used.size()-others.size() > maxLookup {
 		return others, false
+	}
+	if c.lookup == nil {
+		// The member may require the other operation with the same inputs, as after the loss of its ConfigurationGroup.
+		same := lookupPrefix + c.inputs + " "
+		for key, result := range c.stored {
+			if strings.HasPrefix(key, same) && !strings.HasPrefix(key, same+c.operation+" ") {
+				c.used[key] = result
+			}
+		}
 	}
 	return c.used, true
 }

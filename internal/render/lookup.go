@@ -48,8 +48,10 @@ func (l lookupCall) isKeepable() bool {
 	return l.apiVersion == "v1" && (l.kind == "Secret" || l.kind == "ConfigMap") && l.name != ""
 }
 
-// resultKey returns the key of the result in Generated. inputs is that of templateCalls.
-func (l lookupCall) resultKey(inputs string) string { return lookupPrefix + inputs + " " + l.digest() }
+// resultKey returns the key of the result of a call in Generated. The result of an installation is none of an upgrade.
+func (c *templateCalls) resultKey(call lookupCall) string {
+	return lookupPrefix + c.inputs + " " + c.operation + " " + call.digest()
+}
 
 // callFor returns the call that finds a rendered object. namespace is that of the release.
 func callFor(object *unstructured.Unstructured, namespace string) lookupCall {
@@ -69,7 +71,7 @@ func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[st
 		}
 		return map[string]any{}, nil
 	}
-	key := call.resultKey(c.inputs)
+	key := c.resultKey(call)
 	stored, ok := c.used[key]
 	if !ok {
 		stored, ok = c.stored[key]
@@ -152,7 +154,7 @@ func (c *templateCalls) keepRendered(objects []*unstructured.Unstructured, names
 			continue
 		}
 		// Without the object, the next rendering finds nothing again: the result need not be kept.
-		if result := call.resultKey(c.inputs); string(c.used[result]) == "{}" {
+		if result := c.resultKey(call); string(c.used[result]) == "{}" {
 			c.unanswered = true
 			delete(c.used, result)
 		}

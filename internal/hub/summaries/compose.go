@@ -58,6 +58,8 @@ type Request struct {
 	Audience int
 	// Deployed are the Helm releases that the member has of the summary.
 	Deployed []bundle.DeployedRelease
+	// State is the state of the Helm bundle on the member, "" if it is not known.
+	State bundle.State
 	// Outdated are the releases that the member asks to render again.
 	Outdated []bundle.OutdatedRelease
 	// Lost are the releases that the member has of another summary.
@@ -293,8 +295,7 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 			return bundle.Release{}, render.Release{}, err
 		}
 	}
-	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release, ensureFinalizer: r.EnsureFinalizer}
-	store.isLost = slices.ContainsFunc(r.Lost, func(lost match.Contest) bool { return lost.Release == release })
+	store := c.newGeneratedStore(r, release)
 	request.Owner = store.key().String()
 	request.Generated = store.load
 	request.Lookup = c.lookup(ctx, r.Member)
@@ -302,7 +303,7 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 	if err != nil {
 		return bundle.Release{}, render.Release{}, err
 	}
-	if err := store.save(ctx, rendered.Generated); err != nil {
+	if err := store.save(ctx, renderingID(inputs, request.Revision, request.IsUpgrade), rendered.Generated); err != nil {
 		return bundle.Release{}, render.Release{}, err
 	}
 	archive := request.Chart

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
@@ -48,10 +50,39 @@ type generatedStore struct {
 	ensureFinalizer func(ctx context.Context) error
 	// isLost is true if the member has the release of another summary.
 	isLost bool
+	// begun identifies the rendering that the member may have begun, deployed the one that it has deployed, both "" if there
+	// is none.
+	begun, deployed string
 	// secret is the Secret that load has read, without a resourceVersion if it does not exist, and stored its values. Both
 	// are nil before load.
 	secret *corev1.Secret
 	stored render.Generated
+}
+
+// newGeneratedStore returns the store of a release for r.
+func (c *Composer) newGeneratedStore(r Request, release match.Release) *generatedStore {
+	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release, ensureFinalizer: r.EnsureFinalizer}
+	store.isLost = slices.ContainsFunc(r.Lost, func(lost match.Contest) bool { return lost.Release == release })
+	former, ok := findRelease(r, release)
+	if !ok || store.isLost {
+		return store
+	}
+	if r.mayHaveBegun() {
+		store.begun = renderingID(former.Inputs, former.Revision, former.IsUpgrade)
+	}
+	if r.State == bundle.StateApplied {
+		store.deployed = store.begun
+	}
+	return store
+}
+
+// renderingID identifies a rendering of a release. It is "" for a chart that reads neither the revision nor the
+// operation: then the member compares no renderings.
+func renderingID(inputs string, revision int, isUpgrade bool) string {
+	if inputs == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s %d %t", inputs, revision, isUpgrade)
 }
 
 // generatedName returns the name of the Secret for a release on a member. It does not depend on the profile, so that a
@@ -75,8 +106,8 @@ func generatedReferences(r Request) []source.Reference {
 
 func (g *generatedStore) key() client.ObjectKey { return generatedName(g.member, g.release) }
 
-// load returns the stored values. It reads from the API server, since with a stale cache the chart would generate new
-// values.
+// load returns the stored values for a rendering. It reads from the API server, since with a stale cache the chart would
+// generate new values.
 func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	secret := &corev1.Secret{}
 	err := g.hub.Get(ctx, g.key(), secret)
@@ -90,16 +121,19 @@ func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 		}
 	}
 	g.secret, g.stored = secret, stored
-	return stored, nil
+	return stored.Promote(g.begun)
 }
 
-// save adds the used values to the loaded ones and stores them. It must be called before they are delivered. It fails
-// with a conflict if another process changed the Secret since load.
-func (g *generatedStore) save(ctx context.Context, used render.Generated) error {
+// save adds the used values of a rendering to the loaded ones and stores them. It must be called before they are
+// delivered. It fails with a conflict if another process changed the Secret since load.
+func (g *generatedStore) save(ctx context.Context, rendering string, used render.Generated) error {
 	if g.secret == nil || len(used) == 0 {
 		return nil
 	}
-	all := g.add(used)
+	all, err := g.add(rendering, used)
+	if err != nil {
+		return err
+	}
 	owners := addOwner(addOwner(g.secret.OwnerReferences, clusterOwner(g.member)), summaryOwner(g.summary))
 	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
 		return nil
@@ -120,15 +154,20 @@ func (g *generatedStore) save(ctx context.Context, used render.Generated) error 
 	return tooLarge
 }
 
-// add returns the loaded values and the used ones. The results of lookup are those of the summary that has the release:
-// if two summaries stored theirs, each would drop those of the other, and the change of the Secret would wake both.
-func (g *generatedStore) add(used render.Generated) render.Generated {
-	if !g.isLost {
-		return g.stored.Add(used)
+// add returns the loaded values and the used ones of a rendering. The results of lookup are those of the summary that has
+// the release: if two summaries stored theirs, each would drop those of the other, and the change of the Secret would
+// wake both.
+func (g *generatedStore) add(rendering string, used render.Generated) (render.Generated, error) {
+	if g.isLost {
+		all := maps.Clone(g.stored)
+		maps.Copy(all, used.WithoutLookup())
+		return all, nil
 	}
-	all := maps.Clone(g.stored)
-	maps.Copy(all, used.WithoutLookup())
-	return all
+	deployed, err := g.stored.Promote(g.deployed)
+	if err != nil || rendering == "" || rendering == g.deployed {
+		return deployed.Add(used), err
+	}
+	return deployed.Add(used).Pend(rendering, deployed)
 }
 
 func isSame(a, b render.Generated) bool {

@@ -45,7 +45,7 @@ func TestSavedGeneratedValuesCanBeLoaded(t *testing.T) {
 		if _, err := store.load(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := store.save(t.Context(), used); err != nil {
+		if err := store.save(t.Context(), "", used); err != nil {
 			t.Fatal(err)
 		}
 		stored, err := newStore().load(t.Context())
@@ -60,7 +60,7 @@ func TestSavedGeneratedValuesCanBeLoaded(t *testing.T) {
 	if _, err := store.load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	err := store.save(t.Context(), render.Generated{"third": large(65 << 20)})
+	err := store.save(t.Context(), "", render.Generated{"third": large(65 << 20)})
 	var invalid phase.Invalid
 	if !errors.As(err, &invalid) || !strings.Contains(err.Error(), "the limit is 64") {
 		t.Errorf("got %v, want a refusal that names the limit", err)
@@ -92,7 +92,7 @@ func TestGeneratedPasswordsAreDroppedLast(t *testing.T) {
 				if _, err := store.load(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				if err := store.save(t.Context(), used); err != nil {
+				if err := store.save(t.Context(), "", used); err != nil {
 					t.Fatal(err)
 				}
 				stored, err := newStore().load(t.Context())

@@ -239,22 +239,30 @@ func TestUpgradeFindsTheObjectsOfTheReleaseOwner(t *testing.T) {
 	owner, loser := requestFor("one", address), requestFor("one", address)
 	loser.Summary.Name, loser.Summary.UID = "loser", "loser"
 	loser.Lost = []match.Contest{{Release: match.Release{Namespace: "site", Name: "web"}, Holder: owner.Summary.Name}}
-	deploy := func(r summaries.Request, message string) bundle.Item {
+	deploy := func(r *summaries.Request, message string) bundle.Item {
 		t.Helper()
 		r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = "message: " + message + "\n"
-		return compose(t, newComposer(t, hub), r)
+		made, err := newComposer(t, hub).Compose(t.Context(), *r, libv1beta1.FeatureHelm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Lost) == 0 {
+			r.Deployed, r.State = made.Bundle.DeployedReleases(), bundle.StateApplied
+			compose(t, newComposer(t, hub), *r) // the report triggers it
+		}
+		return made.Bundle.Items[0]
 	}
-	password := ownPassword(t, deploy(owner, "first"))
+	password := ownPassword(t, deploy(&owner, "first"))
 	version := ""
 	for _, step := range []struct {
-		request summaries.Request
+		request *summaries.Request
 		message string
 		found   string
 	}{
-		{loser, "lost", "first"},
-		{owner, "second", "first"},
-		{loser, "lost", "second"},
-		{owner, "second", "first"},
+		{&loser, "lost", "first"},
+		{&owner, "second", "first"},
+		{&loser, "lost", "second"},
+		{&owner, "second", "first"},
 	} {
 		if got, want := field(t, deploy(step.request, step.message), "found"), foundText(step.found, password); got != want {
 			t.Errorf("%s found %q, want %q", step.message, got, want)
@@ -268,7 +276,7 @@ func TestUpgradeFindsTheObjectsOfTheReleaseOwner(t *testing.T) {
 		}
 	}
 	loser.Lost = nil
-	if got, want := field(t, deploy(loser, "taken over"), "found"), foundText("second", password); got != want {
+	if got, want := field(t, deploy(&loser, "taken over"), "found"), foundText("second", password); got != want {
 		t.Errorf("the new owner found %q, want %q", got, want)
 	}
 }

@@ -170,13 +170,15 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 			return outdated.Revision, outdated.IsUpgrade, nil
 		}
 	}
-	i := slices.IndexFunc(r.Deployed, func(d bundle.DeployedRelease) bool { return d.Namespace == of.Namespace && d.Name == of.Name })
-	if i < 0 {
+	former, ok := findRelease(r, of)
+	if !ok {
 		return c.nextRecorded(ctx, r, of, inputs)
 	}
-	former := r.Deployed[i]
 	if former.Inputs == inputs {
 		return former.Revision, former.IsUpgrade, nil
+	}
+	if c.Dial[r.Member.Mode] == nil && former.Inputs != "" && !r.mayHaveBegun() {
+		return former.Revision, former.IsUpgrade, nil // the revision replaces one that has not begun
 	}
 	if c.Dial[r.Member.Mode] != nil {
 		// Failed attempts and other clients of Helm may have made further revisions.
@@ -187,6 +189,22 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 		// The records were deleted.
 	}
 	return max(1, former.Revision) + 1, true, nil
+}
+
+// findRelease returns a release that was delivered for the summary.
+func findRelease(r Request, of match.Release) (bundle.DeployedRelease, bool) {
+	for _, d := range r.Deployed {
+		if d.Namespace == of.Namespace && d.Name == of.Name {
+			return d, true
+		}
+	}
+	return bundle.DeployedRelease{}, false
+}
+
+// mayHaveBegun returns whether the member may have begun the revisions of the delivered Helm bundle. It begins none of
+// them before it has compared all releases with the records.
+func (r Request) mayHaveBegun() bool {
+	return r.State != bundle.StatePending && r.State != bundle.StateMissing && len(r.Outdated) == 0
 }
 
 // rendersAgain returns whether the member must compare the revisions that templates have read with its release records.

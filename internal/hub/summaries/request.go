@@ -32,7 +32,7 @@ func request(s *state) (Request, error) {
 	}
 	made := Request{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, Audience: match.Audience(s.summary)}
 	if deployed := s.deployed[libv1beta1.FeatureHelm]; !deployed.Removing {
-		made.Deployed, made.Outdated = deployed.Releases, deployed.Report.Outdated
+		made.Deployed, made.State, made.Outdated = deployed.Releases, deployed.Report.State, deployed.Report.Outdated
 	}
 	return made, nil
 }
