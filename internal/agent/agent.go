@@ -56,8 +56,8 @@ type agent struct {
 	// uninstaller removes the agent from its member when the hub requests that.
 	uninstaller *uninstaller
 	rejectedLog *session.AuthErrorLog
-	// inbox belongs to the current session; nil without one.
-	inbox atomic.Pointer[deliver.AgentSource]
+	// source belongs to the current session; nil without one.
+	source atomic.Pointer[deliver.AgentSource]
 	// otherRegistrations are the Secrets that logOtherRegistrations has logged.
 	otherRegistrations []string
 }
@@ -181,7 +181,7 @@ func (a *agent) awaitPaused(ctx context.Context) bool {
 // onCorrected records a drift correction, and requeues the bundle because its state may have changed.
 func (a *agent) onCorrected(id bundle.ID, changes bundle.ChangeSet) {
 	a.metrics.RecordCorrection(id, changes)
-	if inbox := a.inbox.Load(); inbox != nil {
-		inbox.Wake(id)
+	if source := a.source.Load(); source != nil {
+		source.Wake(id)
 	}
 }

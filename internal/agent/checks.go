@@ -22,8 +22,8 @@ const (
 	checksInterval = time.Minute
 	// checksTimeout limits one run of all checks.
 	checksTimeout = 30 * time.Second
-	// checksThreshold is the default number of failures in a row after which the cluster counts as Down. The agent does not
-	// count further, so that a state that stays the same is not written again.
+	// checksThreshold is the default number of failures in a row after which the cluster counts as Down. The agent does
+	// not count further, so that a state that stays the same is not written again.
 	checksThreshold = 3
 )
 

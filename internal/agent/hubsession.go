@@ -175,10 +175,10 @@ func (s *hubSession) pause(ctx context.Context, duration time.Duration) error {
 // run works for the hub until ctx ends or the credential is superseded. It returns errUninstallRequested if the hub
 // requests the removal of the agent, and errTakenOver if another member uses the registration now.
 func (s *hubSession) run(ctx context.Context) error {
-	inbox := deliver.NewAgentSource(s.hubClient, s.credential.DeliveryNamespace(), s.opts.Name)
-	s.inbox.Store(inbox)
-	defer s.inbox.Store(nil)
-	worker := &session.Worker{Inbox: inbox, Engine: s.engine, Gate: s.gate, OnKindsChanged: s.facts.requestRead, OnConverged: s.metrics.RecordConverge,
+	source := deliver.NewAgentSource(s.hubClient, s.credential.DeliveryNamespace(), s.opts.Name)
+	s.source.Store(source)
+	defer s.source.Store(nil)
+	worker := &session.Worker{Source: source, Engine: s.engine, Gate: s.gate, OnKindsChanged: s.facts.requestRead, OnConverged: s.metrics.RecordConverge,
 		OnWithdrawn: func() { session.Signal(s.heartbeatRequested) },
 	}
 
@@ -209,7 +209,7 @@ func (s *hubSession) run(ctx context.Context) error {
 	})
 	goroutines.Go(func() {
 		// It returns only when ctx ends.
-		_ = inbox.Run(ctx, s.opts.Workers, worker.Handle)
+		_ = source.Run(ctx, s.opts.Workers, worker.Handle)
 	})
 	err := s.credential.Run(ctx)
 	if cause := context.Cause(ctx); errors.Is(cause, errUninstallRequested) || errors.Is(cause, errTakenOver) {

@@ -82,7 +82,8 @@ func (a *agent) finishUninstall(ctx context.Context, state *uninstallState) erro
 	return a.uninstaller.remove(ctx)
 }
 
-// answerHub answers the removal request. A hub that knows neither the SveltosCluster nor the credential needs no answer.
+// answerHub answers the removal request. A hub that knows neither the SveltosCluster nor the credential needs no
+// answer.
 func (a *agent) answerHub(ctx context.Context, state *uninstallState) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

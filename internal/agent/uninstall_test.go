@@ -165,8 +165,8 @@ func TestInterruptedUninstall(t *testing.T) {
 	}
 }
 
-// interruptBeforeRemoval stops an agent after it has prepared its uninstallation, and finishes the deregistration on the
-// hub.
+// interruptBeforeRemoval stops an agent after it has prepared its uninstallation, and finishes the deregistration on
+// the hub.
 func (w *world) interruptBeforeRemoval() {
 	w.t.Helper()
 	limiter := newWriteLimiter(6) // four dependents, the Namespace and the Secret

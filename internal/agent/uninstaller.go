@@ -55,7 +55,8 @@ func newUninstaller(member *rest.Config, opts Options) (*uninstaller, error) {
 	return &uninstaller{OwnerClient: ownerClient, member: clientset, secret: opts.KubeconfigSecret, clock: opts.Clock}, nil
 }
 
-// dependents are the manifest's objects that become dependents of the ClusterRole, without the Namespace and the Secret.
+// dependents are the manifest's objects that become dependents of the ClusterRole, without the Namespace and the
+// Secret.
 func dependents() []session.Object {
 	return []session.Object{
 		session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", agentRoleBinding),
@@ -108,7 +109,7 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*uninstal
 	}
 	secrets := u.member.CoreV1().Secrets(kube.AgentNamespace)
 	state := &uninstallState{Cluster: cluster, Since: u.clock.Now().UTC()}
-	err = kube.OnConflict(ctx, func() error {
+	err = kube.RetryOnConflict(ctx, func() error {
 		secret, err := secrets.Get(ctx, u.secret, metav1.GetOptions{})
 		if err != nil {
 			return err

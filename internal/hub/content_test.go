@@ -210,7 +210,8 @@ func TestChangedValuesAreDeliveredWithoutTouchingTheProfile(t *testing.T) {
 	w.wantDeployed("hello 0.1.0 hello/hello: 4")
 }
 
-// registry serves an OCI registry with the example chart that wants the login "me" and "s:cret", and returns its oci:// URL.
+// registry serves an OCI registry with the example chart that wants the login "me" and "s:cret", and returns its oci://
+// URL.
 func (w *world) registry() string {
 	w.Helper()
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))

@@ -18,7 +18,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// wantDeadline waits until the hub has said, after the time not, until when it waits for a cluster that leaves by force, and returns that.
+// wantDeadline waits until the hub has said, after the time not, until when it waits for a cluster that leaves by
+// force, and returns that.
 func (w *world) wantDeadline(cluster *libv1beta1.SveltosCluster, not string) (deadline string) {
 	w.Helper()
 	w.eventually("deadline of "+cluster.Name, func() error {

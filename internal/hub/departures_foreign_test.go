@@ -17,7 +17,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// madeBySveltos makes what the sveltosctl of Sveltos makes for a pull-mode cluster, and waits until the hub holds the cluster.
+// madeBySveltos makes what the sveltosctl of Sveltos makes for a pull-mode cluster, and waits until the hub holds the
+// cluster.
 func (w *world) madeBySveltos(name string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	raw, err := os.ReadFile("../join/testdata/sveltos-registration.yaml")

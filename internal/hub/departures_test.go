@@ -51,7 +51,8 @@ func (d *departing) wait(w *world) join.Departure {
 	return d.departure
 }
 
-// agentLeaves waits for the order to leave, which must not come before everything is withdrawn, and does what an agent does then.
+// agentLeaves waits for the order to leave, which must not come before everything is withdrawn, and does what an agent
+// does then.
 func (w *world) agentLeaves(cluster *libv1beta1.SveltosCluster) {
 	w.Helper()
 	w.eventually("order to the agent of "+cluster.Name, func() error {

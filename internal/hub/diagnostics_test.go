@@ -108,7 +108,7 @@ func TestDiagnosticsTellThoseWhoMayKnow(t *testing.T) {
 	}{
 		"nobody":                 {"", http.StatusUnauthorized},
 		"somebody unknown":       {"e30.e30.e30", http.StatusUnauthorized},
-		"somebody without right": {w.token("stranger", ""), http.StatusForbidden},
+		"somebody without right": {w.token("unrelated", ""), http.StatusForbidden},
 	} {
 		if got, body, err := fetch(metrics, tc.token); err != nil || got != tc.want || strings.Contains(body, "projectsveltos") {
 			t.Errorf("%s: got %d %q and %v, want %d", who, got, body, err, tc.want)

@@ -28,16 +28,18 @@ const (
 	// gapLimit is the longest time between two answers if one look fails between them. A longer one is an outage. Only an
 	// outage starts the limits of silent agents again: single failures would do so without bound, and hide dead agents.
 	gapLimit = 2*lookInterval + lookLimit
-	// stuckLimit is how long a process may go without looking, although it looks every few seconds, before it is to be started anew.
+	// stuckLimit is how long a process may go without looking, although it looks every few seconds, before it is to be
+	// started anew.
 	stuckLimit = time.Minute
-	// fillLimit is how long caches may take to fill, although the API server answers, before the process is to be started anew.
+	// fillLimit is how long caches may take to fill, although the API server answers, before the process is to be started
+	// anew.
 	fillLimit = 10 * time.Minute
 )
 
 // health is what is known of how the hub is.
 type health struct {
-	clock  clock.WithTicker
-	tenure *tenure
+	clock        clock.WithTicker
+	leaseTracker *leaseTracker
 	// ask reads something small from the storage of the API server.
 	ask func(context.Context) error
 
@@ -46,8 +48,9 @@ type health struct {
 	// filled says whether the caches are full; nil while the hub starts.
 	filled func(context.Context) (bool, error)
 	ready  bool
-	// looked is when the last look ended, answered when the API server last answered, and unfilled since when it has answered without the
-	// caches being full; zero if they are, or if it does not answer. sees is the first answer after the last outage.
+	// looked is when the last look ended, answered when the API server last answered, and unfilled since when it has
+	// answered without the caches being full; zero if they are, or if it does not answer. sees is the first answer after
+	// the last outage.
 	looked, answered, unfilled, sees time.Time
 }
 
@@ -59,7 +62,7 @@ func newHealth(cfg *rest.Config, clock clock.WithTicker) (*health, error) {
 		return nil, fmt.Errorf("make a client of the hub: %w", err)
 	}
 	return &health{
-		clock: clock, tenure: &tenure{clock: clock}, looked: clock.Now(),
+		clock: clock, leaseTracker: &leaseTracker{clock: clock}, looked: clock.Now(),
 		ask: func(ctx context.Context) error {
 			return api.RESTClient().Get().AbsPath("/api/v1/namespaces", metav1.NamespaceSystem).Do(ctx).Error()
 		},
@@ -135,7 +138,7 @@ func (h *health) seesSince() time.Time {
 
 // Alive fails if nothing but a new start of the process helps.
 func (h *health) Alive() error {
-	if h.tenure.lapsed() {
+	if h.leaseTracker.lapsed() {
 		return errors.New("the lead was lost")
 	}
 	h.mu.Lock()

@@ -40,7 +40,7 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
-			h := &health{clock: clock, tenure: &tenure{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
+			h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
 				if !tc.answers {
 					return errors.New("away")
 				}
@@ -54,7 +54,7 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 				}
 			}
 			if tc.led {
-				h.tenure.wrote(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
+				h.leaseTracker.wrote(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
 			}
 			clock.Step(tc.ago)
 			if err := h.Alive(); (err == nil) != tc.alive {
@@ -70,7 +70,7 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 func TestLeadThatWasGivenUpIsNotMissed(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
-	lead := &tenure{clock: clock}
+	lead := &leaseTracker{clock: clock}
 	lead.wrote(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
 	lead.wrote(resourcelock.LeaderElectionRecord{}, "me")
 	clock.Step(time.Hour)
@@ -83,7 +83,7 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	away := false
-	h := &health{clock: clock, tenure: &tenure{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
+	h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
 		if away {
 			return errors.New("away")
 		}
@@ -138,7 +138,7 @@ func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
 			t.Parallel()
 			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 			n := 0
-			h := &health{clock: clock, tenure: &tenure{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
+			h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
 				if n++; fails.look(n) {
 					clock.Step(fails.takes)
 					return errors.New("away")
@@ -155,16 +155,16 @@ func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
 					clock.SetTime(tick)
 				}
 				h.look(t.Context())
-				verdict := judge.Look(member, lease, "")
+				liveness := judge.Look(member, lease, "")
 				passed := clock.Since(start)
-				if verdict.State == heartbeats.Silent {
+				if liveness.State == heartbeats.Silent {
 					if passed < heartbeats.SveltosLimit {
 						t.Errorf("the agent is silent after %s", passed)
 					}
 					return
 				}
 				if passed > heartbeats.SveltosLimit+lookInterval+lookLimit {
-					t.Fatalf("the agent is %s after %s, with %s left", verdict.State, passed, verdict.Left)
+					t.Fatalf("the agent is %s after %s, with %s left", liveness.State, passed, liveness.Left)
 				}
 			}
 		})

@@ -118,7 +118,7 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 		defer func() { _ = os.RemoveAll(dir) }()
 		opts.CacheDir = dir
 	}
-	mgr, err := newManager(cfg, opts, health.tenure)
+	mgr, err := newManager(cfg, opts, health.leaseTracker)
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 
 func (o Options) shard() fleet.Shard { return fleet.Shard(o.ShardKey) }
 
-func newManager(cfg *rest.Config, opts Options, tenure *tenure) (ctrl.Manager, error) {
+func newManager(cfg *rest.Config, opts Options, leaseTracker *leaseTracker) (ctrl.Manager, error) {
 	options := ctrl.Options{
 		Scheme: kube.Scheme(),
 		Cache:  cacheOptions(),
@@ -148,7 +148,7 @@ func newManager(cfg *rest.Config, opts Options, tenure *tenure) (ctrl.Manager, e
 		},
 	}
 	if opts.LeaderElection {
-		lock, err := newLock(cfg, opts.shard(), tenure)
+		lock, err := newLock(cfg, opts.shard(), leaseTracker)
 		if err != nil {
 			return nil, err
 		}

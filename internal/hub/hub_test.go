@@ -177,7 +177,8 @@ func TestBadContentTouchesNothing(t *testing.T) {
 	}
 }
 
-// failure returns nil once the Resources feature of profile on "one" has failed in that way, with an event that says so.
+// failure returns nil once the Resources feature of profile on "one" has failed in that way, with an event that says
+// so.
 func (w *world) failure(profile client.Object, status, message string) error {
 	summary, err := w.summary(profile, "one")
 	if err != nil {

@@ -74,8 +74,8 @@ func (w *world) wantRelease(what string, records []string, data map[string]strin
 	})
 }
 
-// TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost loses the inventory while no hub runs, then while one runs. The
-// chart reads the revision, so that another revision would also change its objects.
+// TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost loses the inventory while no hub runs, then while one runs.
+// The chart reads the revision, so that another revision would also change its objects.
 func TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost(t *testing.T) {
 	w := realWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))

@@ -158,7 +158,8 @@ func (w *world) bundles() int {
 	return len(list.Items)
 }
 
-// installed applies config/hub.yaml, without what lets the hub deploy to its own cluster, and returns how the hub in it connects.
+// installed applies config/hub.yaml, without what lets the hub deploy to its own cluster, and returns how the hub in it
+// connects.
 func (w *world) installed() *rest.Config {
 	w.Helper()
 	raw, err := os.ReadFile("../../config/hub.yaml")

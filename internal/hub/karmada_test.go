@@ -230,10 +230,10 @@ func TestProfileIsLeftForAPullClusterInItsSpace(t *testing.T) {
 	two := w.declared("two", clusterv1alpha1.ClusterSpec{ID: "another", SyncMode: clusterv1alpha1.Pull})
 	now := metav1.NowMicro()
 	w.create(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two"}, Spec: coordinationv1.LeaseSpec{RenewTime: &now}})
-	stranger := &libv1beta1.SveltosCluster{
+	unrelated := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two", Labels: w.prod()}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
 	}
-	w.create(stranger)
+	w.create(unrelated)
 	w.wantHeartbeat(opts, "two", now.Time)
 	profile := w.profile(nil)
 	w.wantState(profile, "two", libv1beta1.FeatureStatusProvisioning)
@@ -245,7 +245,7 @@ func TestProfileIsLeftForAPullClusterInItsSpace(t *testing.T) {
 	if group.Labels[libv1beta1.PullClusterNameLabel] != "two" || group.Spec.SourceRef.Namespace != "karmada-es-two" {
 		t.Errorf("the group is %+v", group)
 	}
-	w.wantCluster(stranger, func(s libv1beta1.SveltosClusterStatus) bool {
+	w.wantCluster(unrelated, func(s libv1beta1.SveltosClusterStatus) bool {
 		return !s.Ready && strings.Contains(s.FailureMessage, "karmada-es-")
 	})
 

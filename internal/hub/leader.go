@@ -33,8 +33,8 @@ func leaseName(shard fleet.Shard) string {
 	return "towline-hub-" + string(shard)
 }
 
-// tenure tracks the renewals of this process's lease.
-type tenure struct {
+// leaseTracker tracks the renewals of this process's lease.
+type leaseTracker struct {
 	clock clock.PassiveClock
 	// mu guards renewed, which is zero while this process is not the leader.
 	mu      sync.Mutex
@@ -42,13 +42,13 @@ type tenure struct {
 }
 
 // lapsed returns whether this process has not stepped down although its lease has expired.
-func (t *tenure) lapsed() bool {
+func (t *leaseTracker) lapsed() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return !t.renewed.IsZero() && t.clock.Since(t.renewed) > leaseDuration
 }
 
-func (t *tenure) wrote(record resourcelock.LeaderElectionRecord, identity string) {
+func (t *leaseTracker) wrote(record resourcelock.LeaderElectionRecord, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.renewed = time.Time{}
@@ -60,11 +60,11 @@ func (t *tenure) wrote(record resourcelock.LeaderElectionRecord, identity string
 // trackedLock is a lock that records the renewals of its lease.
 type trackedLock struct {
 	resourcelock.Interface
-	tenure *tenure
+	leaseTracker *leaseTracker
 }
 
 // newLock returns the lock for the leader election of a shard.
-func newLock(cfg *rest.Config, shard fleet.Shard, tenure *tenure) (resourcelock.Interface, error) {
+func newLock(cfg *rest.Config, shard fleet.Shard, leaseTracker *leaseTracker) (resourcelock.Interface, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("read the host name: %w", err)
@@ -74,14 +74,14 @@ func newLock(cfg *rest.Config, shard fleet.Shard, tenure *tenure) (resourcelock.
 	if err != nil {
 		return nil, fmt.Errorf("create the lock for the leader election: %w", err)
 	}
-	return &trackedLock{Interface: lock, tenure: tenure}, nil
+	return &trackedLock{Interface: lock, leaseTracker: leaseTracker}, nil
 }
 
 // Create creates the lease.
 func (l *trackedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Create(ctx, record)
 	if err == nil {
-		l.tenure.wrote(record, l.Identity())
+		l.leaseTracker.wrote(record, l.Identity())
 	}
 	return err
 }
@@ -90,7 +90,7 @@ func (l *trackedLock) Create(ctx context.Context, record resourcelock.LeaderElec
 func (l *trackedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Update(ctx, record)
 	if err == nil {
-		l.tenure.wrote(record, l.Identity())
+		l.leaseTracker.wrote(record, l.Identity())
 	}
 	return err
 }

@@ -33,7 +33,8 @@ const (
 	clockError = 2 * time.Minute
 )
 
-// beating renews the Leases of these members every few seconds, as far as the API server takes that, until the returned function is called.
+// beating renews the Leases of these members every few seconds, as far as the API server takes that, until the returned
+// function is called.
 func (w *world) beating(members ...fleet.Member) (stop func()) {
 	ctx, cancel := context.WithCancel(w.Context())
 	var running sync.WaitGroup
@@ -120,7 +121,7 @@ func TestNobodyAliveIsDownAfterAnOutageOrARestart(t *testing.T) {
 	alive := []fleet.Member{fleet.FromSveltosCluster(lives), fleet.FromCluster(w.pullCluster("runs"))}
 	dead := []fleet.Member{fleet.FromSveltosCluster(dies), fleet.FromSveltosCluster(leaves), fleet.FromCluster(w.pullCluster("ends"))}
 	stopBeats := w.beating(append(dead, alive...)...)
-	w.becomesHeard(patience, "dies", "ends", "leaves", "lives", "runs")
+	w.becomesHeard(waitTimeout, "dies", "ends", "leaves", "lives", "runs")
 
 	w.must(w.plane.Kill())
 	stopBeats()
@@ -129,8 +130,8 @@ func TestNobodyAliveIsDownAfterAnOutageOrARestart(t *testing.T) {
 	back := time.Now()
 	w.wantHeard(comeback, "dies", "ends", "leaves", "lives", "runs")
 	stopBeats = w.beating(alive...)
-	w.becomesHeard(patience, "dies", "leaves", "lives", "runs")
-	w.becomesHeard(heartbeats.SveltosLimit-time.Since(back)+patience, "lives", "runs")
+	w.becomesHeard(waitTimeout, "dies", "leaves", "lives", "runs")
+	w.becomesHeard(heartbeats.SveltosLimit-time.Since(back)+waitTimeout, "lives", "runs")
 	w.isLeftAlone(dies)
 	w.isHeldUntilForced(leaves, summary)
 

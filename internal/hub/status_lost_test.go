@@ -81,7 +81,8 @@ func TestAddonsStayWhileTheStatusOfTheirClusterIsLost(t *testing.T) {
 	}
 }
 
-// provisioned makes a Cluster in pull mode with the name of the test's namespace, and a profile that is provisioned on it.
+// provisioned makes a Cluster in pull mode with the name of the test's namespace, and a profile that is provisioned on
+// it.
 func (w *world) provisioned() (*clusterv1alpha1.Cluster, *configv1beta1.ClusterProfile, *configv1beta1.ClusterSummary) {
 	w.Helper()
 	w.configMap("manifests", manifest("a"))

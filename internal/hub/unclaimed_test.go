@@ -45,7 +45,8 @@ func (w *world) wantWithdrawn(summary string) {
 	})
 }
 
-// deployedWithoutFinalizer deploys a profile, has it withdrawn by remove, and removes the finalizer of its summary before anything is.
+// deployedWithoutFinalizer deploys a profile, has it withdrawn by remove, and removes the finalizer of its summary
+// before anything is.
 func (w *world) deployedWithoutFinalizer(cluster *libv1beta1.SveltosCluster, remove func(*configv1beta1.ClusterProfile)) {
 	w.Helper()
 	profile := w.profile(nil)

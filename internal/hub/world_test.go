@@ -29,10 +29,11 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// patience is how long a test waits for something to come true on cores shared with other tests.
-const patience = time.Minute
+// waitTimeout is how long a test waits for something to come true on cores shared with other tests.
+const waitTimeout = time.Minute
 
-// switchboard is the transport of all tests that share a hub: it hands every member to the test whose namespace it is in.
+// switchboard is the transport of all tests that share a hub: it hands every member to the test whose namespace it is
+// in.
 type switchboard struct {
 	mu    sync.Mutex // guards tests
 	tests map[string]*mailbox
@@ -311,7 +312,8 @@ func manifest(name string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: %s\n  namespace: default\n", name)
 }
 
-// profile creates a ClusterProfile on the members of the test with the label env=prod that deploys the ConfigMap "manifests".
+// profile creates a ClusterProfile on the members of the test with the label env=prod that deploys the ConfigMap
+// "manifests".
 func (w *world) profile(change func(*configv1beta1.ProfileSpec)) *configv1beta1.ClusterProfile {
 	w.Helper()
 	profile := &configv1beta1.ClusterProfile{
@@ -351,7 +353,7 @@ func update[T client.Object](w *world, obj T, change func(T)) {
 func (w *world) eventually(what string, check func() error) {
 	w.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(w.Context(), 20*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.Context(), 20*time.Millisecond, waitTimeout, true, func(context.Context) (bool, error) {
 		last = check()
 		return last == nil, nil
 	})

@@ -136,7 +136,7 @@ func (a *application) remove(ctx context.Context, made *unstructured.Unstructure
 
 // restore gives an object the fields that it had before. Its status stays what it is.
 func (a *application) restore(ctx context.Context, before *unstructured.Unstructured) error {
-	err := kube.OnConflict(ctx, func() error {
+	err := kube.RetryOnConflict(ctx, func() error {
 		now, found, err := a.live(ctx, before)
 		if err != nil || !found || now.GetUID() != before.GetUID() || now.GetResourceVersion() == before.GetResourceVersion() {
 			return err

@@ -38,8 +38,8 @@ func (a *application) checkName(ctx context.Context, hub client.Client) error {
 		}
 		return fmt.Errorf("read Lease %s: %w", key, err)
 	}
-	// The hub decides whether the agent is silent: the clock of the agent may be wrong. A cluster whose checks fail is Down
-	// too, and its agent is at work.
+	// The hub decides whether the agent is silent: the clock of the agent may be wrong. A cluster whose checks fail is
+	// Down too, and its agent is at work.
 	other := lease.Annotations[kube.AnnotationMember]
 	status := cluster.Status
 	silent := status.ConnectionStatus == libv1beta1.ConnectionDown && status.FailureMessage == libv1beta1.AgentReportTooOld

@@ -134,7 +134,7 @@ func (l *ledger) awaitVacant(ctx context.Context, name string) error {
 // claim writes holder into the namespace's claim unless another one is there, which is errClaimed. A namespace that is
 // not the cluster's own must have been made for it, or else this fails with ErrForeign.
 func (l *ledger) claim(ctx context.Context, name, holder string) error {
-	return kube.OnConflict(ctx, func() error {
+	return kube.RetryOnConflict(ctx, func() error {
 		namespace := &corev1.Namespace{}
 		if err := l.hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
 			return fmt.Errorf("read namespace %s: %w", name, err)
@@ -210,7 +210,7 @@ func (l *ledger) writeClaim(ctx context.Context, namespace *corev1.Namespace, ho
 
 // releaseClaim takes the claim of holder off a namespace; any other claim stays.
 func releaseClaim(ctx context.Context, hubClient client.Client, name, holder string) error {
-	err := kube.OnConflict(ctx, func() error {
+	err := kube.RetryOnConflict(ctx, func() error {
 		namespace := &corev1.Namespace{}
 		if err := hubClient.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
 			return client.IgnoreNotFound(err)

@@ -96,7 +96,7 @@ func (l *ledger) noteDelivery(ctx context.Context, cluster *libv1beta1.SveltosCl
 		return nil
 	}
 	// The hub writes to the SveltosCluster too, from the moment it appears.
-	err := kube.OnConflict(ctx, func() error {
+	err := kube.RetryOnConflict(ctx, func() error {
 		live, err := l.liveCluster(ctx)
 		if err != nil {
 			return err

@@ -58,11 +58,11 @@ type Manifests struct {
 
 // Keep sees to the registration Secret of an established cluster (see Establish). While the cluster waits for its
 // agent, because that has never connected or is Down, the Secret holds a manifest whose token has at least a fifth of
-// its life left. While it is not known whether an agent that has connected is alive, the Secret stays as it is. Once the
-// agent is connected the Secret, and with it every copy of the manifest, goes as soon as its token has been exchanged or
-// has expired. Keep wants to be called again after the returned time, if that is not zero.
-// ErrNoHubAddress says that no address for the agent is known, and ErrPatch that the manifest cannot be patched as it
-// should be; none is kept then.
+// its life left. While it is not known whether an agent that has connected is alive, the Secret stays as it is. Once
+// the agent is connected the Secret, and with it every copy of the manifest, goes as soon as its token has been
+// exchanged or has expired. Keep wants to be called again after the returned time, if that is not zero. ErrNoHubAddress
+// says that no address for the agent is known, and ErrPatch that the manifest cannot be patched as it should be; none
+// is kept then.
 func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
 	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
 		return 0, nil
@@ -95,11 +95,11 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 
 // judgeAgent judges the cluster's agent by its Lease. An agent that is alive has perhaps not reported yet, but needs no
 // other manifest.
-func (m Manifests) judgeAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (heartbeats.Verdict, error) {
+func (m Manifests) judgeAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (heartbeats.Liveness, error) {
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
 	if err := m.Hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
-		return heartbeats.Verdict{}, fmt.Errorf("read Lease %s: %w", key, err)
+		return heartbeats.Liveness{}, fmt.Errorf("read Lease %s: %w", key, err)
 	}
 	return m.Heartbeats.Look(fleet.FromSveltosCluster(cluster), lease, ""), nil
 }

@@ -242,7 +242,7 @@ func (l *ledger) awaitGone(ctx context.Context, obj *unstructured.Unstructured) 
 // takeBack makes an object what it was before this registration wrote it, nil being nothing. It leaves alone one that
 // another registration has written since.
 func (l *ledger) takeBack(ctx context.Context, obj, before *unstructured.Unstructured) error {
-	err := kube.OnConflict(ctx, func() error {
+	err := kube.RetryOnConflict(ctx, func() error {
 		now := &unstructured.Unstructured{}
 		now.SetGroupVersionKind(obj.GroupVersionKind())
 		if err := l.hubClient.Get(ctx, client.ObjectKeyFromObject(obj), now); err != nil {

@@ -149,7 +149,7 @@ func (i *identity) makeNamespace(ctx context.Context) error {
 func (i *identity) enter(ctx context.Context) error {
 	roles, before := i.member.RbacV1().ClusterRoles(), ""
 	takeBack := func(ctx context.Context) error { return i.takeBackUser(ctx, before) }
-	err := kube.Insist(ctx, kube.ChangedMeanwhile, func() error {
+	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
 		live, err := roles.Get(ctx, memberIdentityName, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
@@ -190,7 +190,7 @@ var errForeignIdentity = errors.New("does not exist, while ClusterRole " + membe
 
 func (i *identity) makeAccount(ctx context.Context) error {
 	accounts := i.member.CoreV1().ServiceAccounts(i.account.Namespace)
-	err := kube.Insist(ctx, kube.ChangedMeanwhile, func() error {
+	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
 		desired := &corev1.ServiceAccount{ObjectMeta: i.ours(i.account.Namespace, i.account.Name)}
 		live, err := accounts.Get(ctx, i.account.Name, metav1.GetOptions{})
 		switch {
@@ -223,7 +223,7 @@ func (i *identity) bindingName() string {
 
 func (i *identity) makeBinding(ctx context.Context) error {
 	bindings, name := i.member.RbacV1().ClusterRoleBindings(), i.bindingName()
-	err := kube.Insist(ctx, kube.ChangedMeanwhile, func() error {
+	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
 		desired := &rbacv1.ClusterRoleBinding{
 			ObjectMeta: i.ours("", name),
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: memberIdentityName},
@@ -315,7 +315,7 @@ func (i *identity) retract(ctx context.Context) error {
 // is left. It returns the one that it deleted, or nil.
 func (i *identity) leave(ctx context.Context, change func(annotations map[string]string) bool) (last *rbacv1.ClusterRole, err error) {
 	roles := i.member.RbacV1().ClusterRoles()
-	err = kube.OnConflict(ctx, func() error {
+	err = kube.RetryOnConflict(ctx, func() error {
 		live, err := roles.Get(ctx, memberIdentityName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil

@@ -24,7 +24,8 @@ import (
 // objects of its own release later must not cause another upgrade.
 //
 // For a member that cannot be read, Generated also holds the Secrets and ConfigMaps of the deployed rendering that its
-// templates look up. The key identifies the arguments of lookup. See Pend for those of a rendering that is not deployed.
+// templates look up. The key identifies the arguments of lookup. See Pend for those of a rendering that is not
+// deployed.
 type Generated map[string]json.RawMessage
 
 // Add returns the results to store after a rendering: the used ones, and all others except those of lookup.

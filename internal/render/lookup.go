@@ -90,8 +90,8 @@ func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[st
 	return found, err
 }
 
-// findsOwnObject returns whether a call of lookup finds one of the rendered objects after they are applied. namespace is
-// that of the release.
+// findsOwnObject returns whether a call of lookup finds one of the rendered objects after they are applied. namespace
+// is that of the release.
 func (c *templateCalls) findsOwnObject(objects []*unstructured.Unstructured, namespace string) bool {
 	return slices.ContainsFunc(objects, func(object *unstructured.Unstructured) bool {
 		return c.lookedUp[callFor(object, namespace)] && remainsOnMember(object)

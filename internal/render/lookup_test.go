@@ -112,10 +112,10 @@ func TestObjectsThatLookupFinds(t *testing.T) {
 			`lookup "v1" "ConfigMap" "site" "other" | empty | ternary (` + own + `) (` + own + `)`, cm + "metadata: {name: other}\n---\n" +
 				"{{ if lt (int .Values.number) 2 }}" + hook(`helm.sh/resource-policy: keep`) + numbered + "{{ end }}", "- 1 1", false,
 		},
-		"hook":                      {own, hook(`helm.sh/hook: "pre-install,pre-upgrade"`) + numbered, "- 1 2", false},
-		"hook of the installation":  {own, hook(`helm.sh/hook: Pre-Install`) + numbered, "- 1 1", false},
-		"hook of an upgrade":        {own, hook(`helm.sh/hook: pre-upgrade`) + numbered, "- - -", true},
-		"hook that is deleted":      {own, hook(`helm.sh/hook: pre-install, helm.sh/hook-delete-policy: "before-hook-creation,hook-succeeded"`) + numbered, "- - -", true},
+		"hook":                     {own, hook(`helm.sh/hook: "pre-install,pre-upgrade"`) + numbered, "- 1 2", false},
+		"hook of the installation": {own, hook(`helm.sh/hook: Pre-Install`) + numbered, "- 1 1", false},
+		"hook of an upgrade":       {own, hook(`helm.sh/hook: pre-upgrade`) + numbered, "- - -", true},
+		"hook that is deleted":     {own, hook(`helm.sh/hook: pre-install, helm.sh/hook-delete-policy: "before-hook-creation,hook-succeeded"`) + numbered, "- - -", true},
 		"small beside a large one": {
 			`lookup "v1" "ConfigMap" "site" "large" | empty | ternary (` + own + `) (dict)`,
 			cm + "metadata: {name: own}\n" + numbered + "---\n" + cm + "metadata: {name: large}\ndata: {large: {{ repeat 70000 \"x\" }}}\n", "- 1 2", true,
@@ -174,7 +174,9 @@ func TestMembersShareARenderingWithoutAnswers(t *testing.T) {
 	if one.Objects[0] != two.Objects[0] || first.loads+second.loads > 0 {
 		t.Errorf("the release is rendered for each member, after %d loads", first.loads+second.loads)
 	}
-	asked.Lookup = func(string, string, string, string) (map[string]any, error) { return map[string]any{"kind": "found"}, nil }
+	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+		return map[string]any{"kind": "found"}, nil
+	}
 	if got := generated(t, (&member{name: "third"}).render(t, charts, asked))["found"]; got != "1 1 1" {
 		t.Errorf("on a member that can be read: found %q", got)
 	}
@@ -194,7 +196,9 @@ func TestLookupOfAnotherReleaseThatFails(t *testing.T) {
 		if _, err := charts.Render(t.Context(), asked); err == nil {
 			t.Errorf("%s: no error without the Secret", name)
 		}
-		asked.Lookup = func(string, string, string, string) (map[string]any, error) { return map[string]any{"kind": "found"}, nil }
+		asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+			return map[string]any{"kind": "found"}, nil
+		}
 		if got := generated(t, rendered(t, charts, asked))["found"]; got != "1" {
 			t.Errorf("%s: found %q", name, got)
 		}

@@ -17,9 +17,9 @@ type pendingObjects struct {
 	Objects   Generated `json:"objects"`
 }
 
-// Pend returns g with its rendered objects as pending ones of a rendering, and with the rendered objects of former. Until
-// the member has deployed a rendering, lookup must not find its objects: the member may have others of that name, and
-// require that the release is rendered again.
+// Pend returns g with its rendered objects as pending ones of a rendering, and with the rendered objects of former.
+// Until the member has deployed a rendering, lookup must not find its objects: the member may have others of that name,
+// and require that the release is rendered again.
 func (g Generated) Pend(rendering string, former Generated) (Generated, error) {
 	objects, deployed := g.rendered(), former.rendered()
 	all := g.WithoutRendered()

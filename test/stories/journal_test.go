@@ -28,10 +28,10 @@ type journal struct {
 	marks     int
 
 	// mu guards what follows; changed is closed and replaced with every event.
-	mu      sync.Mutex
+	mu       sync.Mutex
 	counters map[string]changeCount
-	lost    error
-	changed chan struct{}
+	lost     error
+	changed  chan struct{}
 }
 
 // journal starts to write down what happens in a namespace of a plane from now on.

@@ -175,7 +175,7 @@ const raced = "raced"
 // contender is one of two who want the same.
 type contender struct {
 	name, id string
-	decision  decision
+	decision decision
 	err      error
 }
 

@@ -215,10 +215,12 @@ func forgeries(id string) map[string]struct {
 	fresh := honest("fresh", id)
 	server, _ := url.Parse("https://hub") // it is one
 	return map[string]forgery{
-		"the reserved name":        {honest("rbac-generator", id), "rbac-generator"},
-		"no name":                  {honest("", id), "name"},
-		"a path for a name":        {honest("../fresh", id), "name"},
-		"an organisation more":     {fresh.but(func(p *certificateRequest) { p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "developers"} }), "organization"},
+		"the reserved name": {honest("rbac-generator", id), "rbac-generator"},
+		"no name":           {honest("", id), "name"},
+		"a path for a name": {honest("../fresh", id), "name"},
+		"an organisation more": {fresh.but(func(p *certificateRequest) {
+			p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "developers"}
+		}), "organization"},
 		"no organisation":          {fresh.but(func(p *certificateRequest) { p.request.Subject.Organization = nil }), "organization"},
 		"another organisation":     {fresh.but(func(p *certificateRequest) { p.request.Subject.Organization = []string{"developers"} }), "organization"},
 		"an organisational unit":   {fresh.but(func(p *certificateRequest) { p.request.Subject.OrganizationalUnit = []string{"x"} }), "attribute"},

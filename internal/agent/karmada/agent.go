@@ -44,8 +44,8 @@ type agent struct {
 	missingLog *session.AuthErrorLog
 	// pendingRenewal is a renewed certificate that could not be stored yet.
 	pendingRenewal *renewal
-	// inbox and workQueue belong to the current session; nil without one.
-	inbox     atomic.Pointer[deliver.AgentSource]
+	// source and workQueue belong to the current session; nil without one.
+	source    atomic.Pointer[deliver.AgentSource]
 	workQueue atomic.Pointer[workQueue]
 }
 
@@ -157,8 +157,8 @@ func (a *agent) backoffLoop() session.BackoffLoop {
 // onCorrected records a drift correction, and requeues the bundle or Work because its state may have changed.
 func (a *agent) onCorrected(id bundle.ID, changes bundle.ChangeSet) {
 	a.metrics.RecordCorrection(id, changes)
-	if inbox := a.inbox.Load(); inbox != nil {
-		inbox.Wake(id)
+	if source := a.source.Load(); source != nil {
+		source.Wake(id)
 	}
 	if queue := a.workQueue.Load(); queue != nil {
 		queue.requeue(id)

@@ -142,7 +142,7 @@ func TestAgentDeploysBundles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	outbox, err := deliver.NewPullTransport(w.hubClient, w.hubClient, key)
+	pull, err := deliver.NewPullTransport(w.hubClient, w.hubClient, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestAgentDeploysBundles(t *testing.T) {
 	}}}
 	m := fleet.FromCluster(w.cluster())
 	w.eventually("the bundle is applied", func(ctx context.Context) error {
-		report, err := outbox.Deliver(ctx, m, b)
+		report, err := pull.Deliver(ctx, m, b)
 		if err == nil && report.State != bundle.StateApplied {
 			err = fmt.Errorf("it is %s: %s", report.State, report.Message)
 		}
@@ -163,7 +163,7 @@ func TestAgentDeploysBundles(t *testing.T) {
 	})
 	w.wantValue("one", "first")
 	w.eventually("the bundle is withdrawn", func(ctx context.Context) error {
-		done, err := outbox.Withdraw(ctx, m, bundle.Withdrawal{ID: id})
+		done, err := pull.Withdraw(ctx, m, bundle.Withdrawal{ID: id})
 		if err == nil && !done {
 			err = errors.New("not done")
 		}

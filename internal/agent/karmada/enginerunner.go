@@ -42,7 +42,7 @@ func (r *engineRunner) ensureEngine(ctx context.Context, clusterUID, hubID strin
 	r.stopLocked()
 	a := r.agent
 	// The engine would create the namespace without the label that marks it as a registration's.
-	err := kube.Insist(ctx, func(error) bool { return ctx.Err() == nil }, func() error {
+	err := kube.RetryOn(ctx, func(error) bool { return ctx.Err() == nil }, func() error {
 		return ensureNamespace(ctx, a.member, a.opts.ClusterNamespace)
 	})
 	if err != nil {

@@ -277,20 +277,20 @@ func (s *hubSession) run(ctx context.Context) error {
 
 // runDeliveries handles Works and the bundles of profiles.
 func (s *hubSession) runDeliveries(ctx context.Context, goroutines *sync.WaitGroup) {
-	inbox := deliver.NewAgentSource(s.hubClient, s.leaseKey().Namespace, s.opts.Cluster)
-	worker := &session.Worker{Inbox: inbox, Engine: s.engine, Gate: s.gate, OnKindsChanged: func() { session.Signal(s.reportRequested) }, OnConverged: s.metrics.RecordConverge,
+	source := deliver.NewAgentSource(s.hubClient, s.leaseKey().Namespace, s.opts.Cluster)
+	worker := &session.Worker{Source: source, Engine: s.engine, Gate: s.gate, OnKindsChanged: func() { session.Signal(s.reportRequested) }, OnConverged: s.metrics.RecordConverge,
 		OnWithdrawn: func() { session.Signal(s.heartbeatRequested) },
 	}
 	queue := newWorkQueue(s.hubClient, s.leaseKey().Namespace, s.opts)
 	queue.gate = s.gate
 	queue.executor = &works.Executor{Hub: s.hubClient, Engine: countingEngine{s.engine, s.metrics}, Clock: s.opts.Clock}
 	queue.clusterState = s.clusterState
-	s.inbox.Store(inbox)
+	s.source.Store(source)
 	s.workQueue.Store(queue)
 	goroutines.Go(func() {
-		defer s.inbox.CompareAndSwap(inbox, nil)
+		defer s.source.CompareAndSwap(source, nil)
 		// It returns only when ctx ends.
-		_ = inbox.Run(ctx, s.opts.WorkSyncs, worker.Handle)
+		_ = source.Run(ctx, s.opts.WorkSyncs, worker.Handle)
 	})
 	goroutines.Go(func() {
 		defer s.workQueue.CompareAndSwap(queue, nil)

@@ -191,7 +191,7 @@ func (s *hubSession) renewLease(ctx context.Context) error {
 	if s.gate.IsOpen() {
 		return s.writeLease(ctx, map[string]any{})
 	}
-	return kube.OnConflict(ctx, func() error {
+	return kube.RetryOnConflict(ctx, func() error {
 		version, err := s.checkSuperseded(ctx)
 		if err != nil {
 			return err
@@ -218,7 +218,7 @@ func (s *hubSession) checkSuperseded(ctx context.Context) (version string, err e
 }
 
 func (s *hubSession) writeLease(ctx context.Context, metadata map[string]any) error {
-	unrequested, known := session.UnrequestedValue(s.engine, s.inbox.Load())
+	unrequested, known := session.UnrequestedValue(s.engine, s.source.Load())
 	if known && (s.reportedUnrequested == nil || *s.reportedUnrequested != unrequested) {
 		metadata["annotations"] = map[string]any{kube.AnnotationUnrequested: session.NullIfEmpty(unrequested)}
 	}

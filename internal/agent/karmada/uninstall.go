@@ -170,7 +170,7 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*uninstal
 	if err != nil {
 		return nil, fmt.Errorf("encode the state of the uninstallation: %w", err)
 	}
-	err = kube.OnConflict(ctx, func() error {
+	err = kube.RetryOnConflict(ctx, func() error {
 		object, err := u.roleOwner.Get(ctx, u.stateObject)
 		if err != nil {
 			return err

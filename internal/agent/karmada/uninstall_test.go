@@ -149,10 +149,10 @@ func testSharedUninstall(t *testing.T) {
 		account := w.installAgent(other)
 		w.addFinalizer()
 		// A foreign object keeps the namespace.
-		stranger := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: "stranger"}}
+		unrelated := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: "unrelated"}}
 		strange := writes%2 == 0
 		if strange {
-			if err := w.memberClient.Create(t.Context(), stranger); err != nil {
+			if err := w.memberClient.Create(t.Context(), unrelated); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -176,7 +176,7 @@ func testSharedUninstall(t *testing.T) {
 			for _, obj := range w.agentObjects()[:3] {
 				w.wantDeleted(w.memberClient, obj)
 			}
-			if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(stranger), stranger); err != nil || stranger.DeletionTimestamp != nil {
+			if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(unrelated), unrelated); err != nil || unrelated.DeletionTimestamp != nil {
 				t.Errorf("foreign ConfigMap: %v", err)
 			}
 		} else {

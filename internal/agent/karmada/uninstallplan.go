@@ -248,7 +248,7 @@ func (u *uninstaller) setAccountAsOwner(ctx context.Context, owner *metav1.Owner
 // was removed before.
 func (u *uninstaller) removeFromBinding(ctx context.Context) error {
 	bindings := u.member.RbacV1().ClusterRoleBindings()
-	err := kube.OnConflict(ctx, func() error {
+	err := kube.RetryOnConflict(ctx, func() error {
 		binding, err := bindings.Get(ctx, register.AgentRole, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -64,7 +64,7 @@ func NewOwnerClient(member *rest.Config, kind, name string) (*OwnerClient, error
 // SetOwner makes owner the only owner of o with the kind and name of the OwnerClient; nil removes such owners. A
 // missing object is not an error.
 func (c *OwnerClient) SetOwner(ctx context.Context, o Object, owner *metav1.OwnerReference) error {
-	err := kube.OnConflict(ctx, func() error {
+	err := kube.RetryOnConflict(ctx, func() error {
 		live, err := c.resource(o).Get(ctx, o.Name, metav1.GetOptions{})
 		if err != nil {
 			return err

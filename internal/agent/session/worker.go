@@ -19,8 +19,8 @@ import (
 // removalRetryInterval is the time until deleted objects that still exist are checked again.
 const removalRetryInterval = time.Second
 
-// Inbox is the part of *deliver.AgentSource that a Worker uses.
-type Inbox interface {
+// Source is the part of *deliver.AgentSource that a Worker uses.
+type Source interface {
 	Fetch(ctx context.Context, d deliver.Delivery) (bundle.Bundle, error)
 	Report(ctx context.Context, d deliver.Delivery, report bundle.Report) error
 	Find(id bundle.ID) (deliver.Delivery, bool)
@@ -38,9 +38,9 @@ type Engine interface {
 	KnownDeployed() (all []bundle.Deployed, ok bool)
 }
 
-// Worker handles deliveries. Its Inbox calls Handle for one delivery per ID at a time.
+// Worker handles deliveries. Its Source calls Handle for one delivery per ID at a time.
 type Worker struct {
-	Inbox  Inbox
+	Source Source
 	Engine Engine
 	// Gate is closed while deliveries must wait.
 	Gate *Gate
@@ -65,7 +65,7 @@ func (w *Worker) Handle(ctx context.Context, d deliver.Delivery) error {
 		return ctx.Err()
 	}
 	if hasWaited {
-		latest, ok := w.Inbox.Find(d.ID)
+		latest, ok := w.Source.Find(d.ID)
 		if !ok {
 			return nil
 		}
@@ -81,18 +81,18 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 	if isAnswered, err := w.answerFromInventory(ctx, d); isAnswered || err != nil {
 		return err
 	}
-	b, err := w.Inbox.Fetch(ctx, d)
+	b, err := w.Source.Fetch(ctx, d)
 	b.KeepObjects = w.isOlder(d)
 	switch {
 	case errors.Is(err, deliver.ErrContentMissing):
-		return w.Inbox.Report(ctx, d, d.MissingReport(err.Error()))
+		return w.Source.Report(ctx, d, d.MissingReport(err.Error()))
 	case errors.Is(err, deliver.ErrCorrupt), errors.Is(err, deliver.ErrUnsupported):
-		return errors.Join(err, w.Inbox.Report(ctx, d, failedReport(d, err)))
+		return errors.Join(err, w.Source.Report(ctx, d, failedReport(d, err)))
 	case err != nil:
 		return err
 	}
 	// Only informative: the result is reported in any case.
-	if err := w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying}); err != nil {
+	if err := w.Source.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying}); err != nil {
 		log.FromContext(ctx).Info("cannot report the start", logkeys.Bundle, d.ID.String(), logkeys.Reason, err.Error())
 	}
 	report, err := w.Engine.Converge(ctx, b)
@@ -127,7 +127,7 @@ func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (i
 	if err != nil || !ok {
 		return false, err
 	}
-	return true, w.Inbox.Report(ctx, d, deployed.Report)
+	return true, w.Source.Report(ctx, d, deployed.Report)
 }
 
 // recordOlder records that the hub requests an older bundle, because the hub was restored from a backup.
@@ -164,7 +164,7 @@ func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bu
 	if err != nil && report.State != bundle.StateFailed {
 		report = failedReport(d, err)
 	}
-	return errors.Join(err, w.Inbox.Report(ctx, d, report))
+	return errors.Join(err, w.Source.Report(ctx, d, report))
 }
 
 func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
@@ -179,29 +179,29 @@ func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 		if ctx.Err() != nil {
 			return err
 		}
-		return errors.Join(err, w.Inbox.Report(ctx, d, failedReport(d, err)))
+		return errors.Join(err, w.Source.Report(ctx, d, failedReport(d, err)))
 	}
 	if !done {
 		// Waiting here would block other deliveries.
-		time.AfterFunc(removalRetryInterval, func() { w.Inbox.Wake(d.ID) })
-		return w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoving})
+		time.AfterFunc(removalRetryInterval, func() { w.Source.Wake(d.ID) })
+		return w.Source.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoving})
 	}
 	w.OnKindsChanged()
 	w.OnWithdrawn()
-	return w.Inbox.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoved})
+	return w.Source.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoved})
 }
 
 // UnrequestedValue returns the value of kube.AnnotationUnrequested: the bundles of profiles on the member that have no
 // group on the hub. known is false until the groups and the inventories were listed.
-func UnrequestedValue(engine Engine, inbox *deliver.AgentSource) (value string, known bool) {
-	if engine == nil || inbox == nil {
+func UnrequestedValue(engine Engine, source *deliver.AgentSource) (value string, known bool) {
+	if engine == nil || source == nil {
 		return "", false
 	}
 	deployed, ok := engine.KnownDeployed()
 	if !ok {
 		return "", false
 	}
-	return inbox.Unrequested(slices.DeleteFunc(deployed, func(d bundle.Deployed) bool { return d.ID.RequestorKind != configv1beta1.ClusterSummaryKind }))
+	return source.Unrequested(slices.DeleteFunc(deployed, func(d bundle.Deployed) bool { return d.ID.RequestorKind != configv1beta1.ClusterSummaryKind }))
 }
 
 // NullIfEmpty returns value for a merge patch: nil, which removes the field, for "".

@@ -37,8 +37,8 @@ const (
 	Unsure State = "Unsure"
 )
 
-// Verdict is the judgement about one agent.
-type Verdict struct {
+// Liveness is the judgement about one agent.
+type Liveness struct {
 	State State
 	// Heard means that the agent has given a heartbeat or report at any time.
 	Heard bool
@@ -79,26 +79,26 @@ type agent struct {
 
 // Ask judges the agent of m by its Lease in the cache. Before it returns Silent, it reads the Lease from the API
 // server. report is an agent's own mark in the status of its cluster object that changes with each report, "" for none.
-func (j *Judge) Ask(ctx context.Context, m fleet.Member, report string) (Verdict, error) {
-	verdict, err := j.read(ctx, j.Hub, m, report)
-	if err != nil || verdict.State != Silent {
-		return verdict, err
+func (j *Judge) Ask(ctx context.Context, m fleet.Member, report string) (Liveness, error) {
+	liveness, err := j.read(ctx, j.Hub, m, report)
+	if err != nil || liveness.State != Silent {
+		return liveness, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
 	return j.read(ctx, j.Live, m, report)
 }
 
-func (j *Judge) read(ctx context.Context, hub client.Reader, m fleet.Member, report string) (Verdict, error) {
+func (j *Judge) read(ctx context.Context, hub client.Reader, m fleet.Member, report string) (Liveness, error) {
 	lease := &coordinationv1.Lease{}
 	if err := hub.Get(ctx, client.ObjectKey{Namespace: m.DeliveryNamespace, Name: m.Name}, lease); client.IgnoreNotFound(err) != nil {
-		return Verdict{}, fmt.Errorf("read lease of %s: %w", m.Key(), err)
+		return Liveness{}, fmt.Errorf("read lease of %s: %w", m.Key(), err)
 	}
 	return j.Look(m, lease, report), nil
 }
 
 // Look is like Ask, for a Lease that the caller has just read from the API server.
-func (j *Judge) Look(m fleet.Member, lease *coordinationv1.Lease, report string) Verdict {
+func (j *Judge) Look(m fleet.Member, lease *coordinationv1.Lease, report string) Liveness {
 	now := j.Clock.Now()
 	a := j.note(m, lease, report, now)
 	since := a.seen
@@ -108,14 +108,14 @@ func (j *Judge) Look(m fleet.Member, lease *coordinationv1.Lease, report string)
 		}
 	}
 	limit := limits()[m.Type]
-	verdict := Verdict{State: Unsure, Heard: a.renewed+a.report != "", Left: limit - now.Sub(since), Since: a.seen}
+	liveness := Liveness{State: Unsure, Heard: a.renewed+a.report != "", Left: limit - now.Sub(since), Since: a.seen}
 	switch {
 	case a.changed && now.Sub(a.seen) < limit:
-		verdict.State = Alive
-	case verdict.Left <= 0:
-		verdict.State, verdict.Left = Silent, 0
+		liveness.State = Alive
+	case liveness.Left <= 0:
+		liveness.State, liveness.Left = Silent, 0
 	}
-	return verdict
+	return liveness
 }
 
 // note records what changed since the last look. A missing time or report is no change: only an agent writes them.

@@ -80,7 +80,7 @@ func (c *court) outage(d time.Duration) {
 	c.Helper()
 	c.away, c.live.err = true, errors.New("connection refused")
 	for end := c.clock.Now().Add(d); c.clock.Now().Before(end); c.clock.Step(10 * time.Second) {
-		if verdict, err := c.judge.Ask(c.Context(), c.member, c.report); err == nil && verdict.State == silent {
+		if liveness, err := c.judge.Ask(c.Context(), c.member, c.report); err == nil && liveness.State == silent {
 			c.Fatalf("the agent is silent at %s, while nobody could hear it", c.clock.Now())
 		}
 	}
@@ -89,12 +89,12 @@ func (c *court) outage(d time.Duration) {
 
 func (c *court) want(state heartbeats.State, left time.Duration) {
 	c.Helper()
-	verdict, err := c.judge.Ask(c.Context(), c.member, c.report)
+	liveness, err := c.judge.Ask(c.Context(), c.member, c.report)
 	if err != nil {
 		c.Fatal(err)
 	}
-	if verdict.State != state || verdict.Left != left {
-		c.Errorf("at %s: %s with %s left, want %s, %s", c.clock.Now().Format(time.TimeOnly), verdict.State, verdict.Left, state, left)
+	if liveness.State != state || liveness.Left != left {
+		c.Errorf("at %s: %s with %s left, want %s, %s", c.clock.Now().Format(time.TimeOnly), liveness.State, liveness.Left, state, left)
 	}
 }
 
@@ -177,8 +177,8 @@ func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
 		c.want(unsure, limit)
 		c.clock.Step(limit)
 		c.live.err = errors.New("connection refused")
-		if verdict, err := c.judge.Ask(t.Context(), c.member, ""); err == nil {
-			t.Errorf("got %v, want an error", verdict)
+		if liveness, err := c.judge.Ask(t.Context(), c.member, ""); err == nil {
+			t.Errorf("got %v, want an error", liveness)
 		}
 		c.live.err = nil
 		// The watch is late.

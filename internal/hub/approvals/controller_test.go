@@ -210,8 +210,8 @@ func TestInvalidTokensAreDenied(t *testing.T) {
 	if _, err := w.request(w.tokenConfig(forged), "forged", "id-forged"); !apierrors.IsUnauthorized(err) {
 		t.Errorf("a forged token: %v", err)
 	}
-	stranger := w.tokenWith(bootstrap.TokenOptions{TTL: time.Hour, Groups: []string{"system:bootstrappers:others"}})
-	if _, err := w.request(w.tokenConfig(stranger), "strange", "id-strange"); !apierrors.IsForbidden(err) {
+	unrelated := w.tokenWith(bootstrap.TokenOptions{TTL: time.Hour, Groups: []string{"system:bootstrappers:others"}})
+	if _, err := w.request(w.tokenConfig(unrelated), "strange", "id-strange"); !apierrors.IsForbidden(err) {
 		t.Errorf("a foreign token: %v", err)
 	}
 	for _, name := range []string{"deleted", "forged", "strange"} {
@@ -227,8 +227,8 @@ func TestReservedNameIsRefused(t *testing.T) {
 	w.wantNone("rbac-generator")
 }
 
-// petition creates a CertificateSigningRequest.
-func petition(t *testing.T, name string, subject pkix.Name) *certificatesv1.CertificateSigningRequest {
+// certificateRequest creates a CertificateSigningRequest.
+func certificateRequest(t *testing.T, name string, subject pkix.Name) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -264,9 +264,9 @@ func (w *testEnv) answer(name string) certificatesv1.CertificateSigningRequestCo
 func TestForeignRequestsAreIgnoredOrDenied(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
-	foreign := petition(t, "foreign", pkix.Name{CommonName: "jane", Organization: []string{"developers"}})
+	foreign := certificateRequest(t, "foreign", pkix.Name{CommonName: "jane", Organization: []string{"developers"}})
 	w.must(w.Create(t.Context(), foreign))
-	admin := petition(t, "by-admin", pkix.Name{CommonName: bootstrap.AgentUser("by-admin"), Organization: []string{bootstrap.AgentsGroup}})
+	admin := certificateRequest(t, "by-admin", pkix.Name{CommonName: bootstrap.AgentUser("by-admin"), Organization: []string{bootstrap.AgentsGroup}})
 	w.must(w.Create(t.Context(), admin))
 	if got := w.answer("by-admin"); got.Type != certificatesv1.CertificateDenied || got.Reason != bootstrap.ReasonMalformed {
 		t.Errorf("an administrator's request for an agent: %+v", got)
@@ -281,7 +281,7 @@ func TestForeignRequestsAreIgnoredOrDenied(t *testing.T) {
 func TestLateRequestIsDenied(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
-	late := petition(t, "late", pkix.Name{CommonName: bootstrap.AgentUser("late"), Organization: []string{bootstrap.AgentsGroup}})
+	late := certificateRequest(t, "late", pkix.Name{CommonName: bootstrap.AgentUser("late"), Organization: []string{bootstrap.AgentsGroup}})
 	late.Annotations[kube.AnnotationUntil] = time.Now().Add(-time.Minute).Format(time.RFC3339)
 	token := w.token("")
 	w.must(w.agent(w.tokenConfig(token)).Create(t.Context(), late))

@@ -142,7 +142,7 @@ func (w *testEnv) run(name string, writes int, now time.Time) error {
 // createRequest creates the request of a token's holder to register a cluster, which waits a minute for the answer.
 func (w *testEnv) createRequest(t *testing.T, token bootstrap.Token, name string) {
 	t.Helper()
-	csr := petition(t, name, pkix.Name{CommonName: bootstrap.AgentUser(name), Organization: []string{bootstrap.AgentsGroup}})
+	csr := certificateRequest(t, name, pkix.Name{CommonName: bootstrap.AgentUser(name), Organization: []string{bootstrap.AgentsGroup}})
 	csr.Annotations[kube.AnnotationUntil] = time.Now().Add(time.Minute).Format(time.RFC3339)
 	w.must(w.agent(w.tokenConfig(token)).Create(t.Context(), csr))
 }
@@ -208,7 +208,7 @@ func denialOfFirstRequestKeepsSecond(t *testing.T, w *testEnv) {
 	token := w.token("")
 	w.createRequest(t, token, "again")
 	w.granting("again", "again")
-	second := petition(t, "again-2", pkix.Name{CommonName: bootstrap.AgentUser("again"), Organization: []string{bootstrap.AgentsGroup}})
+	second := certificateRequest(t, "again-2", pkix.Name{CommonName: bootstrap.AgentUser("again"), Organization: []string{bootstrap.AgentsGroup}})
 	second.Annotations[kube.AnnotationClusterID] = "id-again"
 	w.must(w.agent(w.tokenConfig(token)).Create(t.Context(), second))
 	w.must(w.run("again-2", manyWrites, time.Now()))
@@ -229,7 +229,7 @@ func denialOfFirstRequestKeepsSecond(t *testing.T, w *testEnv) {
 // change.
 func (w *testEnv) createRequestObject(t *testing.T, token bootstrap.Token, request, cluster string, change func(*certificatesv1.CertificateSigningRequest)) {
 	t.Helper()
-	csr := petition(t, request, pkix.Name{CommonName: bootstrap.AgentUser(cluster), Organization: []string{bootstrap.AgentsGroup}})
+	csr := certificateRequest(t, request, pkix.Name{CommonName: bootstrap.AgentUser(cluster), Organization: []string{bootstrap.AgentsGroup}})
 	csr.Annotations[kube.AnnotationClusterID] = "id-" + cluster
 	change(csr)
 	w.must(w.agent(w.tokenConfig(token)).Create(t.Context(), csr))

@@ -36,7 +36,7 @@ const policyDelay = 2 * time.Second
 // state is shared by the steps of one reconcile.
 type state struct {
 	csr    *certificatesv1.CertificateSigningRequest
-	parsed bootstrap.Petition
+	parsed bootstrap.ParsedCSR
 	// cluster is the Cluster that the certificate is for.
 	cluster *clusterv1alpha1.Cluster
 	// boundUID is the UID of the only Cluster that the token is valid for; empty if it has not completed a
@@ -116,9 +116,9 @@ func isRejected(csr *certificatesv1.CertificateSigningRequest) bool {
 
 // authorize checks with a SubjectAccessReview whether the requester may create requests of this kind.
 func (c *Controller) authorize(ctx context.Context, s *state) error {
-	kind := bootstrap.PetitionFirst
+	kind := bootstrap.RegistrationRequest
 	if s.parsed.Renewal {
-		kind = bootstrap.PetitionNext
+		kind = bootstrap.RenewalRequest
 	}
 	extra := map[string]authorizationv1.ExtraValue{}
 	for key, values := range s.csr.Spec.Extra {

@@ -26,13 +26,13 @@ func learned(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.
 	return now
 }
 
-// judged returns the status of a push member that was reached and about which its checks say verdict.
-func judged(old libv1beta1.SveltosClusterStatus, threshold int32, verdict check.Result) libv1beta1.SveltosClusterStatus {
+// judged returns the status of a push member that was reached and about which its checks say liveness.
+func judged(old libv1beta1.SveltosClusterStatus, threshold int32, liveness check.Result) libv1beta1.SveltosClusterStatus {
 	now := healthy(old)
-	if verdict.Failure != "" {
-		now = missed(old, threshold, verdict.Failure)
+	if liveness.Failure != "" {
+		now = missed(old, threshold, liveness.Failure)
 	}
-	now.Ready = old.Ready || verdict.Ready
+	now.Ready = old.Ready || liveness.Ready
 	return now
 }
 
@@ -57,24 +57,24 @@ func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string
 
 // heard returns the status of a pull member by the judgement about its agent, and when to look again if nothing is
 // heard until then; zero means that only news can change it.
-func heard(old libv1beta1.SveltosClusterStatus, threshold int32, verdict heartbeats.Verdict) (libv1beta1.SveltosClusterStatus, time.Duration) {
+func heard(old libv1beta1.SveltosClusterStatus, threshold int32, liveness heartbeats.Liveness) (libv1beta1.SveltosClusterStatus, time.Duration) {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	switch {
-	case !verdict.Heard:
+	case !liveness.Heard:
 		// Nobody is missed before the first contact.
 		return old, 0
-	case verdict.State == heartbeats.Silent:
+	case liveness.State == heartbeats.Silent:
 		silent := missed(old, threshold, libv1beta1.AgentReportTooOld)
 		silent.ConnectionFailures, silent.ConnectionStatus = threshold, libv1beta1.ConnectionDown
 		return silent, 0
-	case verdict.State == heartbeats.Unsure && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
+	case liveness.State == heartbeats.Unsure && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
 		// It was silent before. Only a heartbeat ends that.
-		return old, verdict.Left
+		return old, liveness.Left
 	case !old.Ready && old.AgentCheckFailures == 0 && old.ConnectionStatus != libv1beta1.ConnectionDown:
 		// The agent has renewed its Lease and has not reported yet.
-		return old, verdict.Left
+		return old, liveness.Left
 	default:
-		return reported(old, threshold), verdict.Left
+		return reported(old, threshold), liveness.Left
 	}
 }
 

@@ -24,8 +24,8 @@ func TestContactIsCounted(t *testing.T) {
 	reached := func(old clusterStatus, facts fleet.Facts) clusterStatus {
 		return judged(learned(old, facts), 0, check.Result{Ready: true})
 	}
-	fails := func(old clusterStatus, verdict check.Result) clusterStatus {
-		return judged(learned(old, facts), 2, verdict)
+	fails := func(old clusterStatus, liveness check.Result) clusterStatus {
+		return judged(learned(old, facts), 2, liveness)
 	}
 	unready, unwell := check.Result{Failure: "readiness check c: no"}, check.Result{Ready: true, Failure: "liveness check c: no"}
 	with := func(change func(*clusterStatus)) clusterStatus {
@@ -130,50 +130,50 @@ func TestHeartbeatsExpire(t *testing.T) {
 	down := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 3, FailureMessage: libv1beta1.AgentReportTooOld}
 	downUnready := down
 	downUnready.Ready = false
-	alive := heartbeats.Verdict{State: heartbeats.Alive, Heard: true, Left: time.Minute}
-	unsure := heartbeats.Verdict{State: heartbeats.Unsure, Heard: true, Left: time.Minute}
-	silent := heartbeats.Verdict{State: heartbeats.Silent, Heard: true}
+	alive := heartbeats.Liveness{State: heartbeats.Alive, Heard: true, Left: time.Minute}
+	unsure := heartbeats.Liveness{State: heartbeats.Unsure, Heard: true, Left: time.Minute}
+	silent := heartbeats.Liveness{State: heartbeats.Silent, Heard: true}
 	healthy := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy}
 	tests := map[string]struct {
 		old      clusterStatus
-		verdict  heartbeats.Verdict
+		liveness heartbeats.Liveness
 		want     clusterStatus
 		wantNext time.Duration
 	}{
-		"no report yet": {old: clusterStatus{}, verdict: alive, wantNext: time.Minute},
-		"no report yet, not heard of since a restart": {old: clusterStatus{}, verdict: unsure, wantNext: time.Minute},
-		"ready without a heartbeat":                   {old: ready, verdict: heartbeats.Verdict{State: heartbeats.Silent}, want: ready},
-		"alive":                                       {old: ready, verdict: alive, want: healthy, wantNext: time.Minute},
-		"silent":                                      {old: ready, verdict: silent, want: down},
-		"heard of again":                              {old: down, verdict: alive, want: healthy, wantNext: time.Minute},
-		"still silent is not news":                    {old: down, verdict: silent, want: down},
-		"never heard of":                              {old: clusterStatus{}, verdict: heartbeats.Verdict{State: heartbeats.Silent}},
-		"silent before it was ready":                  {old: clusterStatus{}, verdict: silent, want: downUnready},
-		"still silent before it was ready":            {old: downUnready, verdict: silent, want: downUnready},
-		"silent before it was ready, not heard of again yet": {old: downUnready, verdict: unsure, want: downUnready, wantNext: time.Minute},
+		"no report yet": {old: clusterStatus{}, liveness: alive, wantNext: time.Minute},
+		"no report yet, not heard of since a restart": {old: clusterStatus{}, liveness: unsure, wantNext: time.Minute},
+		"ready without a heartbeat":                   {old: ready, liveness: heartbeats.Liveness{State: heartbeats.Silent}, want: ready},
+		"alive":                                       {old: ready, liveness: alive, want: healthy, wantNext: time.Minute},
+		"silent":                                      {old: ready, liveness: silent, want: down},
+		"heard of again":                              {old: down, liveness: alive, want: healthy, wantNext: time.Minute},
+		"still silent is not news":                    {old: down, liveness: silent, want: down},
+		"never heard of":                              {old: clusterStatus{}, liveness: heartbeats.Liveness{State: heartbeats.Silent}},
+		"silent before it was ready":                  {old: clusterStatus{}, liveness: silent, want: downUnready},
+		"still silent before it was ready":            {old: downUnready, liveness: silent, want: downUnready},
+		"silent before it was ready, not heard of again yet": {old: downUnready, liveness: unsure, want: downUnready, wantNext: time.Minute},
 		"silent before it was ready, heard of again": {
-			old: downUnready, verdict: alive, want: clusterStatus{ConnectionStatus: libv1beta1.ConnectionHealthy}, wantNext: time.Minute,
+			old: downUnready, liveness: alive, want: clusterStatus{ConnectionStatus: libv1beta1.ConnectionHealthy}, wantNext: time.Minute,
 		},
-		"not heard of yet":       {old: healthy, verdict: unsure, want: healthy, wantNext: time.Minute},
-		"not heard of again yet": {old: down, verdict: unsure, want: down, wantNext: time.Minute},
+		"not heard of yet":       {old: healthy, liveness: unsure, want: healthy, wantNext: time.Minute},
+		"not heard of again yet": {old: down, liveness: unsure, want: down, wantNext: time.Minute},
 		"not heard of yet, down by a check": {
-			old: checked(says(true, 3), libv1beta1.ConnectionDown), verdict: unsure, wantNext: time.Minute,
+			old: checked(says(true, 3), libv1beta1.ConnectionDown), liveness: unsure, wantNext: time.Minute,
 			want: checked(says(true, 3), libv1beta1.ConnectionDown),
 		},
 		"a check fails once": {
-			old: says(true, 1), verdict: alive, wantNext: time.Minute,
+			old: says(true, 1), liveness: alive, wantNext: time.Minute,
 			want: checked(says(true, 1), libv1beta1.ConnectionHealthy),
 		},
-		"a check fails for long": {old: says(true, 3), verdict: alive, wantNext: time.Minute, want: checked(says(true, 3), libv1beta1.ConnectionDown)},
+		"a check fails for long": {old: says(true, 3), liveness: alive, wantNext: time.Minute, want: checked(says(true, 3), libv1beta1.ConnectionDown)},
 		"fewer checks fail than none": {
-			old: says(true, -5), verdict: alive, wantNext: time.Minute,
+			old: says(true, -5), liveness: alive, wantNext: time.Minute,
 			want: clusterStatus{Ready: true, AgentCheckFailures: -5, AgentCheckMessage: "liveness check c: no", ConnectionStatus: libv1beta1.ConnectionHealthy},
 		},
 		"it is not ready by a check": {
-			old: says(false, 2), verdict: alive, wantNext: time.Minute, want: checked(says(false, 2), libv1beta1.ConnectionHealthy),
+			old: says(false, 2), liveness: alive, wantNext: time.Minute, want: checked(says(false, 2), libv1beta1.ConnectionHealthy),
 		},
 		"silent while a check keeps it from being ready": {
-			old: clusterStatus{AgentCheckFailures: 1, AgentCheckMessage: "check"}, verdict: silent,
+			old: clusterStatus{AgentCheckFailures: 1, AgentCheckMessage: "check"}, liveness: silent,
 			want: clusterStatus{
 				AgentCheckFailures: 1, AgentCheckMessage: "check", ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 3,
 				FailureMessage: libv1beta1.AgentReportTooOld,
@@ -183,7 +183,7 @@ func TestHeartbeatsExpire(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, next := heard(tc.old, 0, tc.verdict)
+			got, next := heard(tc.old, 0, tc.liveness)
 			if diff := cmp.Diff(tc.want, got); diff != "" || next != tc.wantNext {
 				t.Errorf("heard() next %s, want %s (-want +got):\n%s", next, tc.wantNext, diff)
 			}

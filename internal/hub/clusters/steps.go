@@ -76,15 +76,15 @@ func (c *Controller) dial(ctx context.Context, s *state) error {
 		s.status = missed(s.cluster.Status, threshold, steadily(err))
 		return nil
 	}
-	verdict, err := c.judge(ctx, config, s.cluster)
+	liveness, err := c.judge(ctx, config, s.cluster)
 	if err != nil {
 		return fmt.Errorf("check %s: %w", s.member.Key(), err)
 	}
-	if !verdict.Ready {
+	if !liveness.Ready {
 		s.look(readinessInterval)
 	}
 	facts = c.fillGaps(client.ObjectKeyFromObject(s.cluster), s.cluster.Status.APIVersions, facts)
-	s.status = judged(learned(s.cluster.Status, facts), threshold, verdict)
+	s.status = judged(learned(s.cluster.Status, facts), threshold, liveness)
 	s.labels, _ = labelled(s.cluster.Labels, facts.Version)
 	c.renew(ctx, s)
 	return nil
@@ -141,8 +141,8 @@ func (c *Controller) judge(ctx context.Context, config *rest.Config, cluster *li
 	if err != nil {
 		return check.Result{Failure: err.Error()}, nil
 	}
-	verdict := check.EvaluateCluster(limited, member, &cluster.Spec, cluster.Status.Ready)
-	return verdict, ctx.Err()
+	liveness := check.EvaluateCluster(limited, member, &cluster.Spec, cluster.Status.Ready)
+	return liveness, ctx.Err()
 }
 
 // renew keeps the token of a push member fresh. While that fails the present token works, so that the connection stays
@@ -170,7 +170,7 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	if at := s.cluster.Status.AgentLastReportTime; at != nil {
 		report = at.UTC().String()
 	}
-	verdict, err := c.Heartbeats.Ask(ctx, s.member, report)
+	liveness, err := c.Heartbeats.Ask(ctx, s.member, report)
 	if err != nil {
 		return err
 	}
@@ -180,9 +180,9 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	before := *s.cluster.Status.DeepCopy()
 	if s.member.Deleting {
 		// A check that fails must not keep what is deployed from being withdrawn, and neither must a status that was lost.
-		before.AgentCheckFailures, before.Ready = 0, before.Ready || verdict.Heard
+		before.AgentCheckFailures, before.Ready = 0, before.Ready || liveness.Heard
 	}
-	status, next := heard(before, s.cluster.Spec.ConsecutiveFailureThreshold, verdict)
+	status, next := heard(before, s.cluster.Spec.ConsecutiveFailureThreshold, liveness)
 	s.status = status
 	s.status.AgentCheckFailures = s.cluster.Status.AgentCheckFailures
 	s.look(next)

@@ -41,14 +41,14 @@ func (r *Reachability) UnreachableReason(ctx context.Context, cluster *libv1beta
 	if deleting != "" {
 		return "namespace " + deleting + " is being deleted, and its agent's identity with it", nil
 	}
-	verdict, hasReported, err := r.judgeAgent(ctx, cluster)
+	liveness, hasReported, err := r.judgeAgent(ctx, cluster)
 	switch {
 	case err != nil:
 		return "", err
 	case !hasReported:
 		return "its agent has never reported", nil
-	case verdict.State == heartbeats.Silent:
-		return "its agent has not reported since " + verdict.Since.UTC().Format(time.RFC3339), nil
+	case liveness.State == heartbeats.Silent:
+		return "its agent has not reported since " + liveness.Since.UTC().Format(time.RFC3339), nil
 	}
 	return "", nil
 }
@@ -90,12 +90,12 @@ func (r *Reachability) deletingNamespace(ctx context.Context, m fleet.Member) (s
 // the agent has ever reported: the status may have been edited or restored. A Lease that is older than the cluster
 // belongs to another cluster.
 func (r *Reachability) judgeAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (
-	verdict heartbeats.Verdict, hasReported bool, err error,
+	liveness heartbeats.Liveness, hasReported bool, err error,
 ) {
 	m := fleet.FromSveltosCluster(cluster)
 	lease := &coordinationv1.Lease{}
 	if err := r.Live.Get(ctx, client.ObjectKey{Namespace: m.DeliveryNamespace, Name: m.Name}, lease); client.IgnoreNotFound(err) != nil {
-		return verdict, false, fmt.Errorf("read Lease of %s: %w", m.Key(), err)
+		return liveness, false, fmt.Errorf("read Lease of %s: %w", m.Key(), err)
 	}
 	hasReported = m.Ready || cluster.Status.AgentLastReportTime != nil ||
 		lease.Spec.RenewTime != nil && !lease.CreationTimestamp.Before(&cluster.CreationTimestamp)

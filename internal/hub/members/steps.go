@@ -88,7 +88,7 @@ func passes(err error) bool {
 // missing.
 func (c *Controller) listen(ctx context.Context, s *state) error {
 	c.observers.drop(s.member.Name)
-	verdict, err := c.Heartbeats.Ask(ctx, s.member, reportMark(s.cluster.Status))
+	liveness, err := c.Heartbeats.Ask(ctx, s.member, reportMark(s.cluster.Status))
 	if err != nil {
 		return err
 	}
@@ -96,11 +96,11 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 		// It was never reported on, or its agent is known to be silent: only a report of the agent ends that.
 		return nil
 	}
-	if verdict.State == heartbeats.Silent {
+	if liveness.State == heartbeats.Silent {
 		s.status = silent(s.cluster.Status, c.Clock.Now())
 		return nil
 	}
-	s.next = verdict.Left
+	s.next = liveness.Left
 	return nil
 }
 

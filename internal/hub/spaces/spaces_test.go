@@ -56,7 +56,7 @@ func (w *testEnv) waitReady(t *testing.T, name string) *clusterv1alpha1.Cluster 
 func (w *testEnv) setReady(t *testing.T, name string, ready metav1.ConditionStatus) {
 	t.Helper()
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
-	err := kube.OnConflict(t.Context(), func() error {
+	err := kube.RetryOnConflict(t.Context(), func() error {
 		if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
 			return err
 		}

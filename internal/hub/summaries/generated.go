@@ -50,8 +50,8 @@ type generatedStore struct {
 	ensureFinalizer func(ctx context.Context) error
 	// isLost is true if the member has the release of another summary.
 	isLost bool
-	// begun identifies the rendering that the member may have begun, deployed the one that it has deployed, both "" if there
-	// is none.
+	// begun identifies the rendering that the member may have begun, deployed the one that it has deployed, both "" if
+	// there is none.
 	begun, deployed string
 	// secret is the Secret that load has read, without a resourceVersion if it does not exist, and stored its values. Both
 	// are nil before load.
@@ -106,8 +106,8 @@ func generatedReferences(r Request) []source.Reference {
 
 func (g *generatedStore) key() client.ObjectKey { return generatedName(g.member, g.release) }
 
-// load returns the stored values for a rendering. It reads from the API server, since with a stale cache the chart would
-// generate new values.
+// load returns the stored values for a rendering. It reads from the API server, since with a stale cache the chart
+// would generate new values.
 func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	secret := &corev1.Secret{}
 	err := g.hub.Get(ctx, g.key(), secret)
@@ -154,9 +154,9 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	return tooLarge
 }
 
-// add returns the loaded values and the used ones of a rendering. The results of lookup are those of the summary that has
-// the release: if two summaries stored theirs, each would drop those of the other, and the change of the Secret would
-// wake both.
+// add returns the loaded values and the used ones of a rendering. The results of lookup are those of the summary that
+// has the release: if two summaries stored theirs, each would drop those of the other, and the change of the Secret
+// would wake both.
 func (g *generatedStore) add(rendering string, used render.Generated) (render.Generated, error) {
 	if g.isLost {
 		all := maps.Clone(g.stored)

@@ -67,7 +67,7 @@ func ConfigurationKey(m fleet.Member) client.ObjectKey {
 func (c Configurations) Update(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) error {
 	var reader client.Reader = c.Hub
 	name := ConfigurationKey(m)
-	err := kube.OnConflict(ctx, func() error {
+	err := kube.RetryOnConflict(ctx, func() error {
 		have := &configv1beta1.ClusterConfiguration{}
 		err := reader.Get(ctx, name, have)
 		reader = c.Live

@@ -80,8 +80,8 @@ func TestLookupDoesNotFindARejectedRendering(t *testing.T) {
 	}
 }
 
-// TestLookupDoesNotFindARenderingThatHasNotBegun changes the values before the member has read the first bundle. If helm
-// has deployed the release once, the rendering of an upgrade to revision 2 would be deployed.
+// TestLookupDoesNotFindARenderingThatHasNotBegun changes the values before the member has read the first bundle. If
+// helm has deployed the release once, the rendering of an upgrade to revision 2 would be deployed.
 func TestLookupDoesNotFindARenderingThatHasNotBegun(t *testing.T) {
 	t.Parallel()
 	for _, state := range []bundle.State{bundle.StatePending, bundle.StateMissing} {
@@ -134,8 +134,8 @@ func TestLookupFindsTheDeployedRendering(t *testing.T) {
 	}
 }
 
-// TestLookupFindsTheObjectsThatWereLeft deploys a release that LeavePolicies left on the member with the same values. It
-// was installed, or upgraded since.
+// TestLookupFindsTheObjectsThatWereLeft deploys a release that LeavePolicies left on the member with the same values.
+// It was installed, or upgraded since.
 func TestLookupFindsTheObjectsThatWereLeft(t *testing.T) {
 	t.Parallel()
 	p := newPulled(t)
@@ -156,7 +156,8 @@ func TestLookupFindsTheObjectsThatWereLeft(t *testing.T) {
 	p.deploy(t, "third", foundText("second", password))
 }
 
-// TestLostGroupMakesNoOtherRendering loses the ConfigurationGroup of an upgrade. The member requires its rendering again.
+// TestLostGroupMakesNoOtherRendering loses the ConfigurationGroup of an upgrade. The member requires its rendering
+// again.
 func TestLostGroupMakesNoOtherRendering(t *testing.T) {
 	t.Parallel()
 	p := newPulled(t)

@@ -167,8 +167,8 @@ func TestOutdatedReleaseIsRenderedAgain(t *testing.T) {
 	}
 }
 
-// TestReleaseThatIsAddedToAnOutdatedBundle adds a release to a profile while the member reports another one as outdated.
-// The member compares the added release, too, and the bundle that follows is not compared again.
+// TestReleaseThatIsAddedToAnOutdatedBundle adds a release to a profile while the member reports another one as
+// outdated. The member compares the added release, too, and the bundle that follows is not compared again.
 func TestReleaseThatIsAddedToAnOutdatedBundle(t *testing.T) {
 	t.Parallel()
 	r := requestFor("one", charts(t, with(`seen: "{{ .Release.Revision }}"`)))

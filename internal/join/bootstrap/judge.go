@@ -29,8 +29,8 @@ const (
 	maxID = 253
 )
 
-// Petition is what somebody asks for with a CertificateSigningRequest.
-type Petition struct {
+// ParsedCSR is what somebody asks for with a CertificateSigningRequest.
+type ParsedCSR struct {
 	// Cluster is the name of the Cluster whose agent the certificate is to be for.
 	Cluster string
 	// ID is the uid of that cluster's kube-system namespace; empty if Renewal.
@@ -46,30 +46,30 @@ type Petition struct {
 // Judge reads what a CertificateSigningRequest asks for. ours is false if it is not about agents: it is none of our
 // business then. Otherwise err says what is wrong with it by itself; whether the requester may have what the petition
 // says is for the hub to find out. Who the requester is, the API server has written into the request.
-func Judge(csr *certificatesv1.CertificateSigningRequest) (p Petition, ours bool, err error) {
+func Judge(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, ours bool, err error) {
 	if csr.Spec.SignerName != Signer {
-		return Petition{}, false, nil
+		return ParsedCSR{}, false, nil
 	}
 	if !mentionsAgents(csr.Spec.Request) {
-		return Petition{}, false, nil
+		return ParsedCSR{}, false, nil
 	}
 	request, err := parseRequest(csr.Spec.Request)
 	if err != nil {
-		return Petition{}, true, err
+		return ParsedCSR{}, true, err
 	}
 	if err := errors.Join(checkSubject(request), checkExtensions(request), checkKey(request), checkUsages(csr.Spec.Usages)); err != nil {
-		return Petition{}, true, oneLine(err)
+		return ParsedCSR{}, true, oneLine(err)
 	}
 	p.Cluster = strings.TrimPrefix(request.Subject.CommonName, AgentUserPrefix)
 	if err := karmada.ValidateName(p.Cluster); err != nil {
-		return Petition{}, true, oneLine(err)
+		return ParsedCSR{}, true, oneLine(err)
 	}
 	if err := p.readRequester(csr); err != nil {
-		return Petition{}, true, err
+		return ParsedCSR{}, true, err
 	}
 	if until := csr.Annotations[kube.AnnotationUntil]; until != "" {
 		if p.Until, err = time.Parse(time.RFC3339, until); err != nil {
-			return Petition{}, true, fmt.Errorf("annotation %s is no time", kube.AnnotationUntil)
+			return ParsedCSR{}, true, fmt.Errorf("annotation %s is no time", kube.AnnotationUntil)
 		}
 	}
 	return p, true, nil
@@ -186,7 +186,7 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 
 // readRequester tells the two who may ask apart: who has a bootstrap token, and the agent whose certificate it is
 // already.
-func (p *Petition) readRequester(csr *certificatesv1.CertificateSigningRequest) error {
+func (p *ParsedCSR) readRequester(csr *certificatesv1.CertificateSigningRequest) error {
 	user, groups := csr.Spec.Username, csr.Spec.Groups
 	if user == AgentUser(p.Cluster) && slices.Contains(groups, AgentsGroup) {
 		p.Renewal = true

@@ -82,20 +82,20 @@ func attribute(oid asn1.ObjectIdentifier, value string) pkix.AttributeTypeAndVal
 
 func TestJudgeReadsWhatAgentsMayAskFor(t *testing.T) {
 	t.Parallel()
-	first := bootstrap.Petition{Cluster: "member1", ID: clusterID, TokenID: "abcdef"}
+	first := bootstrap.ParsedCSR{Cluster: "member1", ID: clusterID, TokenID: "abcdef"}
 	until := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	late := first
 	late.Until = until
 	tests := map[string]struct {
 		change func(*ask)
-		want   bootstrap.Petition
+		want   bootstrap.ParsedCSR
 	}{
 		"first certificate":       {func(*ask) {}, first},
 		"with key encipherment":   {func(a *ask) { a.csr.Spec.Usages = append(a.csr.Spec.Usages, "key encipherment") }, first},
 		"usages in another order": {func(a *ask) { slices.Reverse(a.csr.Spec.Usages) }, first},
 		"with a deadline":         {func(a *ask) { a.csr.Annotations[kube.AnnotationUntil] = until.Format(time.RFC3339) }, late},
 		"blanks after the block":  {func(a *ask) { a.rewrap = func(text []byte) []byte { return append(text, "\n \n"...) } }, first},
-		"an agent's next one":     {func(a *ask) { a.asAgent("member1") }, bootstrap.Petition{Cluster: "member1", Renewal: true}},
+		"an agent's next one":     {func(a *ask) { a.asAgent("member1") }, bootstrap.ParsedCSR{Cluster: "member1", Renewal: true}},
 		"a token for this cluster alone": {func(a *ask) {
 			a.csr.Spec.Groups = append(a.csr.Spec.Groups, "system:bootstrappers:karmada:cluster:member1")
 		}, first},
@@ -289,7 +289,7 @@ func TestJudgeRefusesAttacks(t *testing.T) {
 				if !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
 					t.Errorf("error %q, want one line with %q", err, tc.want)
 				}
-				if p != (bootstrap.Petition{}) {
+				if p != (bootstrap.ParsedCSR{}) {
 					t.Errorf("petition %+v beside the error", p)
 				}
 			})

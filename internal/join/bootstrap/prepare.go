@@ -34,10 +34,10 @@ const (
 
 // Subresources of CertificateSigningRequests that do not exist: who may create one may have a certificate of that kind.
 const (
-	// PetitionFirst is for the certificate of a cluster that is registered.
-	PetitionFirst = "clusteragent"
-	// PetitionNext is for an agent's next certificate.
-	PetitionNext = "selfclusteragent"
+	// RegistrationRequest is for the certificate of a cluster that is registered.
+	RegistrationRequest = "clusteragent"
+	// RenewalRequest is for an agent's next certificate.
+	RenewalRequest = "selfclusteragent"
 )
 
 // Prepare makes the hub ready for clusters that register with a token: what everybody may read of it (only where there
@@ -103,9 +103,9 @@ func rights() []client.Object {
 		}},
 		&rbacv1.ClusterRole{ObjectMeta: named("", petitioners), Rules: petition(petitionObject)},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", petitioners), RoleRef: roleRef("ClusterRole", petitioners), Subjects: group(DefaultGroup)},
-		&rbacv1.ClusterRole{ObjectMeta: named("", approveFirst), Rules: petition(petitionObject + "/" + PetitionFirst)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", approveFirst), Rules: petition(petitionObject + "/" + RegistrationRequest)},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", approvedFirst), RoleRef: roleRef("ClusterRole", approveFirst), Subjects: group(DefaultGroup)},
-		&rbacv1.ClusterRole{ObjectMeta: named("", approveNext), Rules: petition(petitionObject + "/" + PetitionNext)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", approveNext), Rules: petition(petitionObject + "/" + RenewalRequest)},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", approvedNext), RoleRef: roleRef("ClusterRole", approveNext), Subjects: group(AgentsGroup)},
 	}
 }

@@ -22,7 +22,7 @@ const (
 // insist repeats do while others change the same object at the same time, who may be as many as there are clusters that
 // join.
 func insist(ctx context.Context, do func() error) error {
-	return kube.InsistAt(ctx, wait.Backoff{Steps: writeTries, Duration: writePause}, kube.ChangedMeanwhile, do)
+	return kube.RetryOnWithBackoff(ctx, wait.Backoff{Steps: writeTries, Duration: writePause}, kube.IsStaleWrite, do)
 }
 
 // allowed leaves out of err that somebody may not do something: what he cannot take back is left, and keeps nobody from

@@ -154,7 +154,7 @@ func (l *ledger) remove(ctx context.Context, obj *unstructured.Unstructured, att
 
 // restore gives an object the fields that it had before. Its status stays what it is.
 func (l *ledger) restore(ctx context.Context, before *unstructured.Unstructured) error {
-	err := kube.OnConflict(ctx, func() error {
+	err := kube.RetryOnConflict(ctx, func() error {
 		now, found, err := l.live(ctx, before)
 		if err != nil || !found || now.GetUID() != before.GetUID() || now.GetResourceVersion() == before.GetResourceVersion() {
 			return err
@@ -269,7 +269,7 @@ func (l *ledger) ensureBinding(ctx context.Context, desired *rbacv1.ClusterRoleB
 	if over == remains {
 		note()
 	}
-	err := kube.Insist(ctx, raced, func() error {
+	err := kube.RetryOn(ctx, raced, func() error {
 		live := &rbacv1.ClusterRoleBinding{}
 		err := l.member.Get(ctx, client.ObjectKeyFromObject(desired), live)
 		if client.IgnoreNotFound(err) != nil {
@@ -306,7 +306,7 @@ func raced(err error) bool {
 
 // unbind takes the agent of one namespace out of the ClusterRoleBinding, which goes with the last one.
 func (m member) unbind(ctx context.Context, subject rbacv1.Subject) error {
-	err := kube.Insist(ctx, raced, func() error {
+	err := kube.RetryOn(ctx, raced, func() error {
 		live := &rbacv1.ClusterRoleBinding{}
 		if err := m.Get(ctx, client.ObjectKey{Name: AgentRole}, live); err != nil {
 			return client.IgnoreNotFound(err)

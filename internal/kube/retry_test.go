@@ -45,7 +45,7 @@ func TestOnConflictReturnsWhatTheLastTryReturned(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				tries := 0
-				err := kube.OnConflict(t.Context(), func() error {
+				err := kube.RetryOnConflict(t.Context(), func() error {
 					tries++
 					if tries <= len(test.failures) {
 						return test.failures[tries-1]
@@ -71,7 +71,7 @@ func TestOnConflictSaysThatARequestTimedOut(t *testing.T) {
 	t.Cleanup(func() { close(answer) })
 	slow := server.Client()
 	slow.Timeout = 10 * time.Millisecond
-	err := kube.OnConflict(t.Context(), func() error {
+	err := kube.RetryOnConflict(t.Context(), func() error {
 		response, err := slow.Get(server.URL)
 		if err == nil {
 			response.Body.Close()
@@ -83,7 +83,7 @@ func TestOnConflictSaysThatARequestTimedOut(t *testing.T) {
 	}
 }
 
-func TestInsistEndsWithItsContext(t *testing.T) {
+func TestRetryOnEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	always := func(error) bool { return true }
 	for name, test := range map[string]struct {
@@ -106,7 +106,7 @@ func TestInsistEndsWithItsContext(t *testing.T) {
 					time.AfterFunc(test.end, cancel)
 				}
 				began, tries := time.Now(), 0
-				err := kube.InsistAt(ctx, wait.Backoff{Steps: 20, Duration: time.Second}, always, func() error {
+				err := kube.RetryOnWithBackoff(ctx, wait.Backoff{Steps: 20, Duration: time.Second}, always, func() error {
 					tries++
 					<-time.After(time.Second)
 					return errors.New("refused")
@@ -125,11 +125,11 @@ func TestInsistEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestInsistTriesAgainWhateverTheErrorIfTold(t *testing.T) {
+func TestRetryOnRetriesTheGivenErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		tries := 0
-		err := kube.Insist(t.Context(), func(error) bool { return true }, func() error {
+		err := kube.RetryOn(t.Context(), func(error) bool { return true }, func() error {
 			tries++
 			return context.DeadlineExceeded
 		})
