@@ -15,8 +15,6 @@ import (
 )
 
 // metaphors are words that no identifier may have. docs/glossary.md has the terms that are used instead.
-//
-//nolint:gochecknoglobals // a constant table
 var metaphors = []string{
 	"asker", "belongings", "census", "circumstances", "claimant", "condemn", "doomed", "farewell", "fate", "feed", "footprint", "goodbye",
 	"healer", "hindrance", "hopeless", "hush", "inbox", "incumbent", "insist", "motive", "outbox", "patience", "petition", "premises",
@@ -28,8 +26,6 @@ var metaphors = []string{
 const maxCommentColumns = 120
 
 // notRenamed are directories whose identifiers do not follow the rules yet. The list may only become shorter.
-//
-//nolint:gochecknoglobals // a constant table
 var notRenamed = []string{"internal/join", "internal/join/bootstrap", "internal/join/karmada", "internal/join/register"}
 
 // TestTerms checks the identifiers and the width of comments of all packages, tests included.

@@ -246,6 +246,11 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	case err != nil:
 		return Release{Unanswered: calls.unanswered}, err
 	}
+	return r.buildRelease(chart, collected, texts, calls)
+}
+
+// buildRelease returns the release with the rendered templates in texts.
+func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBuilder, texts map[string]string, calls *templateCalls) (Release, error) {
 	notes := r.cutNotes(chart, texts)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if err := collected.addTemplate(name, texts[name], r.DisableHooks); err != nil {
