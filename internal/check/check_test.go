@@ -150,7 +150,7 @@ func TestRunFailsOtherwise(t *testing.T) {
 			  table.sort(t)
 			end`, "condition: the script took longer than 5s",
 		},
-		"tables that are kept": {"function evaluate() local t = {} for i = 1, 1e5 do t[i] = {} t[i][100000] = 1 end end", "condition: the script took too much memory"},
+		"tables that are kept": {"function evaluate() local t = {} for i = 1, 1e5 do t[i] = {} t[i][100000] = 1 end end", "condition: the script took "}, // too much memory or, on a busy machine, too long
 		"tables without end":   {"function evaluate() local t = {} for i = 1, 1e6 do t[i] = {} t[i][1000000] = 1 end end", "condition: the script took "},
 	}
 	for name, tc := range tests {
