@@ -39,7 +39,7 @@ type Delivery struct {
 	Remove bool
 	// Orphan is true if the withdrawal keeps the objects.
 	Orphan bool
-	// Reported is the last report about this group. Its state is Pending if there is none for the current group.
+	// Reported is ReportOf the group. It may be about an older bundle: compare Reported.Digest with Digest.
 	Reported bundle.Report
 
 	group *libv1beta1.ConfigurationGroup

@@ -181,7 +181,7 @@ func newChunker() (*chunker, error) {
 	return &chunker{encoder: encoder}, nil
 }
 
-// split halves docs until each half fits into a chunk. It splits a single document that does not fit into bytes.
+// split halves docs until each half fits into a chunk. A single document that does not fit is split at a byte.
 // continues is header.Continues of the first part.
 func (c *chunker) split(docs [][]byte, continues string) []part {
 	stream := bytes.Join(docs, []byte(separator))

@@ -95,7 +95,7 @@ func nameOf(sum []byte) string {
 	return namePrefix + strings.ToLower(text[:nameLength])
 }
 
-// labelValue returns name, or a name with its hash if it is too long for the value of a label.
+// labelValue returns name, or a name made of its hash if name is too long for the value of a label.
 func labelValue(name string) string {
 	if len(name) <= validation.LabelValueMaxLength {
 		return name

@@ -149,7 +149,8 @@ func (o *PullTransport) contentExists(ctx context.Context, group *libv1beta1.Con
 }
 
 // rewriteContent writes content that the agent reports as missing, and resets that report in the status, which triggers
-// the agent. In all other cases only the agent writes the status. The request fails if the agent has written meanwhile.
+// the agent. In all other cases only the agent writes the status. If the
+// agent has written it meanwhile, its status is kept.
 func (o *PullTransport) rewriteContent(ctx context.Context, r request, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef != nil {
@@ -301,7 +302,8 @@ func (o *PullTransport) deleteGroup(ctx context.Context, group *libv1beta1.Confi
 // exists returns whether the hub has the group.
 func exists(group *libv1beta1.ConfigurationGroup) bool { return group.UID != "" }
 
-// readClaimedGroup calls checkClaim and readGroup.
+// readClaimedGroup reads the group of id. It fails if another namespace is claimed for m. It also reads if no namespace
+// is claimed yet.
 func (o *PullTransport) readClaimedGroup(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
 	if _, err := o.checkClaim(ctx, m); err != nil {
 		return nil, fmt.Errorf("read group of member %s: %w", m.Key(), err)

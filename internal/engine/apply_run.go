@@ -32,7 +32,7 @@ type applyRun struct {
 	trigger trigger
 	prior   *inventory.Record // the inventory before the run
 	only    map[kube.Ref]bool // if not nil: apply only these objects, and prune nothing
-	lost    bool              // prior has lost its inventory
+	lost    bool              // the inventory on the cluster is lost: prior is empty until recoverInventory
 
 	targets []*target
 	desired map[kube.Ref]bool
@@ -212,9 +212,9 @@ func (p *applyRun) readAndDecide(ctx context.Context) ([]decision, error) {
 	return decisions, nil
 }
 
-// saveIntent plans the next inventory. It saves it with the content of the bundle if there is anything to write and the
-// stored inventory does not cover it. The entry of an object that is not applied yet has no UID: after a crash the next
-// run reads whether the object exists.
+// saveIntent plans the next inventory. If the run has anything to write and the stored inventory does not cover the
+// plan, saveIntent saves the plan with the content of the bundle. The entry of an object that is not applied yet has no
+// UID: after a crash the next run reads whether the object exists.
 func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 	p.next = p.prior.Edit()
 	p.next.Head = inventory.Head{

@@ -186,7 +186,8 @@ func (p *applyRun) recordRemoval(r removal) {
 	p.changes = append(p.changes, change)
 }
 
-// toPrune lists the entries that keep lacks, in groups of equal rank, the highest rank first: the order of removal.
+// toPrune returns the entries that are not in keep, in groups of equal rank, the highest rank first: the order of
+// removal.
 func toPrune(entries map[kube.Ref]inventory.Entry, keep map[kube.Ref]bool) [][]inventory.Entry {
 	var items []inventory.Entry
 	for key, item := range entries {

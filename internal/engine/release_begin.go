@@ -84,8 +84,8 @@ func (d *releaseDeployment) nextRevision(entries []release.Entry) {
 	s.SecretUID, s.SecretState = "", ""
 }
 
-// failPending sets the status of this bundle's pending revisions to failed. They did not end because the content of the
-// bundle changed.
+// failPending sets the status of this bundle's pending revisions to failed. They are unfinished: the content of the
+// bundle has changed meanwhile.
 func (d *releaseDeployment) failPending(ctx context.Context, entries []release.Entry) error {
 	for _, entry := range entries {
 		if !entry.Status.IsPending() || isFromHelm(entry) || d.op.isFromOtherBundle(entry) {

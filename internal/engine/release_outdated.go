@@ -9,7 +9,7 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// runDelivery is run for a bundle that was delivered. It changes nothing if the bundle has outdated releases.
+// runDelivery calls run. If the bundle has outdated releases, it changes nothing and reports them instead.
 func (p *applyRun) runDelivery(ctx context.Context) (bundle.Report, error) {
 	report := p.prior.Report()
 	report.Digest = p.digest
@@ -32,7 +32,7 @@ func (p *applyRun) runDelivery(ctx context.Context) (bundle.Report, error) {
 // that is deployed now, as after the loss of its ConfigurationGroups, and that must not be a new revision.
 func (p *applyRun) findOutdated(ctx context.Context) ([]bundle.OutdatedRelease, error) {
 	if !p.bundle.RendersAgain || p.bundle.KeepObjects {
-		return nil, nil // an older version from a backup is deployed as it is
+		return nil, nil // with KeepObjects the hub was restored from a backup, and its older version is deployed as it is
 	}
 	var all []bundle.OutdatedRelease
 	for _, item := range p.bundle.Items {

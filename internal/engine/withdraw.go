@@ -93,8 +93,8 @@ func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*inventory.Reco
 	return rec, err
 }
 
-// beginRemoval saves that the bundle of a record is being withdrawn. From then on drift is not corrected. leave is
-// saved because the delivered bundle may be older than the withdrawal.
+// beginRemoval saves that the bundle of a record is being withdrawn and whether its objects are orphaned, so that
+// resumeWithdrawal continues in the same way. From then on drift is not corrected.
 func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave bool) (*inventory.Record, error) {
 	if rec.State == bundle.StateRemoving && rec.Orphan == leave {
 		return rec, nil

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// maxShared and maxOwn limit the size in bytes of rendered text and generated values in memory: of releases for all
-// members, and of releases for one member. As objects, the text takes about five times as much.
+// maxShared and maxOwn limit the two caches of Charts, in bytes of rendered text and generated values: releases that
+// all members share, and releases for one member each. Decoded objects take about five times as much memory.
 const (
 	maxShared = 64 << 20
 	maxOwn    = 32 << 20

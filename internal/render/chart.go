@@ -36,15 +36,15 @@ const notesFile = "NOTES.txt"
 // ChartRequest is everything that a rendering depends on.
 type ChartRequest struct {
 	Chart source.Chart
-	// Values as merged by Values; the chart's own are added below them.
+	// Values is the result of the function Values. The default values of the chart apply where Values sets nothing.
 	Values    map[string]any
 	Name      string // of the release
 	Namespace string // of the release
-	// KubeVersion and APIVersions ("group/version" and "group/version/Kind") are the member's. The version must be
-	// known, and the list if the chart looks at it.
+	// KubeVersion and APIVersions ("group/version" and "group/version/Kind") are those of the member. KubeVersion is
+	// required. APIVersions is required if the chart reads .Capabilities.APIVersions.
 	KubeVersion string
 	APIVersions []string
-	// SkipCRDs leaves the CRDs in the chart's crds directories out.
+	// SkipCRDs omits the objects of the chart's crds directories.
 	SkipCRDs bool
 	// SkipSchemaValidation accepts values that the chart's schema does not.
 	SkipSchemaValidation bool
@@ -52,8 +52,8 @@ type ChartRequest struct {
 	DisableHooks bool
 	// SubNotes adds the notes of the subcharts to those of the chart.
 	SubNotes bool
-	// Revision and IsUpgrade are the values for the templates. A Revision of zero means 1. Without IsUpgrade the operation
-	// is an installation.
+	// Revision and IsUpgrade are .Release.Revision and .Release.IsUpgrade in templates. A Revision of zero means 1. If
+	// IsUpgrade is false, .Release.IsInstall is true.
 	Revision  int
 	IsUpgrade bool
 
@@ -86,10 +86,11 @@ func NewCharts() *Charts {
 	return &Charts{shared: newReleaseCache(maxShared), own: newReleaseCache(maxOwn), facts: newFactsCache()}
 }
 
-// Render returns a release. Errors name the chart and the template or value; all but those of ctx, of reading the
-// archive and of the functions in request are phase.Invalid.
+// Render returns a release. Errors name the chart and the template or value. An error of the chart or its values is
+// phase.Invalid. Other errors can be retried: of ctx, of reading the archive, of the functions in request, and if the
+// Kubernetes version or a required list of APIs is not known yet.
 //
-// Go cannot stop a template that runs: when ctx ends Render returns, and the work ends whenever it does.
+// Go cannot stop a running template: if ctx ends, Render returns at once and the template continues in the background.
 func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, error) {
 	facts, err := c.facts.get(request.Chart)
 	if err != nil {
@@ -112,8 +113,8 @@ func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, err
 	return release, err
 }
 
-// Inputs returns a digest of the chart, the values and the options of a rendering, for a chart that looks at either;
-// for all others "".
+// Inputs returns a digest of the chart, the values and the options if a template may read the revision or the
+// operation, otherwise "". The digest does not depend on the revision and the operation.
 func (c *Charts) Inputs(request ChartRequest) (string, error) {
 	facts, err := c.facts.get(request.Chart)
 	if err != nil {

@@ -29,7 +29,7 @@ type chartFacts struct {
 
 // factsCache caches the facts of each archive.
 type factsCache struct {
-	mu       sync.Mutex // guards known
+	mu       sync.Mutex // guards byDigest
 	byDigest map[string]chartFacts
 }
 
@@ -75,8 +75,8 @@ func factsOf(loaded *helmchart.Chart) (chartFacts, error) {
 	return found, nil
 }
 
-// scanFiles searches the text of all templates, and of the default values and other files, which templates may
-// evaluate, too. A false positive costs only a rendering that could have been shared.
+// scanFiles sets the uses… fields from the text of all files of the chart and its subcharts, since templates may also
+// evaluate default values and other files. A false positive only costs a rendering that members could have shared.
 func (f *chartFacts) scanFiles(loaded *helmchart.Chart) {
 	for _, file := range loaded.Raw {
 		if strings.HasPrefix(file.Name, "crds/") || strings.HasSuffix(file.Name, ".md") {
@@ -147,19 +147,20 @@ func (f chartFacts) normalizeRequest(request ChartRequest) (ChartRequest, error)
 	return request, nil
 }
 
-// containsText returns whether is returns true for any text in value. Charts may use such a text as a template.
-func containsText(value any, is func(string) bool) bool {
+// containsText returns whether matches returns true for any string in value. Charts may evaluate such a string as a
+// template.
+func containsText(value any, matches func(string) bool) bool {
 	switch value := value.(type) {
 	case string:
-		return is(value)
+		return matches(value)
 	case map[string]any:
 		for _, nested := range value {
-			if containsText(nested, is) {
+			if containsText(nested, matches) {
 				return true
 			}
 		}
 	case []any:
-		return slices.ContainsFunc(value, func(nested any) bool { return containsText(nested, is) })
+		return slices.ContainsFunc(value, func(nested any) bool { return containsText(nested, matches) })
 	}
 	return false
 }
