@@ -62,7 +62,11 @@ func (a *sharedHub) start(cfg *rest.Config) error {
 	object, boundCluster := approvals.CacheOptions()
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme: kube.Scheme(), Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{object: boundCluster}},
-		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{
+			SkipNameValidation: ptr.To(true),
+			// The priority queue of controller-runtime 0.24.1 can deadlock if it shuts down while items are ready.
+			UsePriorityQueue: ptr.To(false),
+		},
 	})
 	if err != nil {
 		return err

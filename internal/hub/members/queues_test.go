@@ -55,7 +55,11 @@ func runHub(t *testing.T, shard string, dial func(context.Context, fleet.Member)
 		})
 	})
 	mgr, err := ctrl.NewManager(counted, ctrl.Options{
-		Scheme: kube.Scheme(), Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+		Scheme: kube.Scheme(), Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{
+			SkipNameValidation: ptr.To(true),
+			// The priority queue of controller-runtime 0.24.1 can deadlock if it shuts down while items are ready.
+			UsePriorityQueue: ptr.To(false),
+		},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -91,7 +91,11 @@ func sharedEnv(t *testing.T) *testEnv {
 // run starts the controller with an unreliable connection.
 func (w *testEnv) run() error {
 	mgr, err := ctrl.NewManager(w.hub.Config, ctrl.Options{
-		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{
+			SkipNameValidation: ptr.To(true),
+			// The priority queue of controller-runtime 0.24.1 can deadlock if it shuts down while items are ready.
+			UsePriorityQueue: ptr.To(false),
+		},
 	})
 	if err != nil {
 		return err

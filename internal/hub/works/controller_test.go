@@ -105,7 +105,11 @@ func (w *testEnv) cleanUp(space *corev1.Namespace) {
 func (w *testEnv) run(t *testing.T, change []func(*hubworks.Controller)) {
 	t.Helper()
 	mgr, err := ctrl.NewManager(w.plane.Config, ctrl.Options{
-		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{
+			SkipNameValidation: ptr.To(true),
+			// The priority queue of controller-runtime 0.24.1 can deadlock if it shuts down while items are ready.
+			UsePriorityQueue: ptr.To(false),
+		},
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(t.Context())
