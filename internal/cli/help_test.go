@@ -79,7 +79,7 @@ func TestNamesRefuseTheVerbsOfOthers(t *testing.T) {
 	}
 }
 
-// commandsOf returns all commands of a name, those of cobra included.
+// commandsOf returns all commands of a name, including the commands that cobra adds.
 func commandsOf(name string) []*cobra.Command {
 	root := cli.New(name, cli.Streams{})
 	root.InitDefaultHelpCmd()

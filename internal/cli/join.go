@@ -14,7 +14,8 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
-// memberFlags are the flags for the kubeconfig of the cluster that joins or leaves. Their names are those of Karmada.
+// memberFlags are the flags for the kubeconfig of the cluster that joins or leaves. They have the same names as in
+// Karmada.
 type memberFlags struct {
 	kubeconfigFlags
 	clusterNamespace string

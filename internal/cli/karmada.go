@@ -79,7 +79,7 @@ func (k kubeconfigFlags) notFoundError() error {
 	return fmt.Errorf("no kubeconfig found: --%s is not set; %s; this process does not run in a pod", k.fileFlag, searched)
 }
 
-// controlPlaneFlags are the flags for the kubeconfig of the hub. Their names are those of Karmada.
+// controlPlaneFlags are the flags for the kubeconfig of the hub. They have the same names as in Karmada.
 type controlPlaneFlags struct {
 	kubeconfigFlags
 	impersonate rest.ImpersonationConfig

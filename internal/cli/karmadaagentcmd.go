@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/agent/karmada"
 )
 
-// newKarmadaAgent returns the agent of a Cluster. Its flags are those of Karmada's agent, which users patch.
+// newKarmadaAgent returns the agent of a Cluster. It has the flags of Karmada's agent, which users patch.
 func newKarmadaAgent(streams Streams) *cobra.Command {
 	options, logging := karmada.Options{}, logFlags{}
 	cmd := &cobra.Command{

@@ -170,7 +170,7 @@ func competingOwnerError(t *target, owner bundle.Owner, competingOwner string) e
 
 // currentOwner returns the owner of an object of another bundle, and whether it keeps the object. The owner with the
 // lower tier gets the object, and the current owner if the tiers are equal. Two profiles compare their own tiers, two
-// references of one profile those of the references.
+// references of one profile compare the tiers of the references.
 func currentOwner(t *target, existing *live, owner bundle.Owner) (current string, keeps bool) {
 	kind, name := existing.Annotations[kube.AnnotationOwnerKind], existing.Annotations[kube.AnnotationOwnerName]
 	current = fmt.Sprintf("%s %s", kind, name)

@@ -2,7 +2,7 @@
 //
 // A run plans first, then reads the metadata of the objects, then decides about each of them. Before it writes
 // anything it saves in the inventory what it is about to do, and afterwards the UIDs of what it has applied. Objects
-// are applied rank by rank, those of a Helm release stage by stage. Objects that only the inventory has are pruned
+// are applied rank by rank, objects of a Helm release stage by stage. Objects that only the inventory has are pruned
 // last, in the reverse order.
 //
 // Invariants:

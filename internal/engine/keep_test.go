@@ -9,7 +9,7 @@ import (
 )
 
 // TestOlderBundleKeepsWhatItLacks delivers an older bundle, as a hub does that was restored from a backup: what it
-// lacks is kept by it and by later bundles, is reported, and goes with the withdrawal.
+// lacks is kept by it and by later bundles, is reported, and is removed by the withdrawal.
 func TestOlderBundleKeepsWhatItLacks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

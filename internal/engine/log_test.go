@@ -22,7 +22,7 @@ type logLines struct {
 	lines []string
 }
 
-// withLog returns a context whose log goes to l.
+// withLog returns a context with a logger that adds lines to l.
 func (l *logLines) withLog(ctx context.Context) context.Context {
 	return log.IntoContext(ctx, funcr.NewJSON(func(line string) {
 		l.mu.Lock()
