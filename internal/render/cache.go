@@ -46,10 +46,16 @@ func (m *releaseCache) get(key string) (Release, bool) {
 }
 
 func (m *releaseCache) put(key string, release Release) {
+	m.getOrPut(key, release)
+}
+
+// getOrPut returns the cached rendering. If there is none, it caches and returns the given one.
+func (m *releaseCache) getOrPut(key string, release Release) Release {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, ok := m.byKey[key]; ok {
-		return
+	if element, ok := m.byKey[key]; ok {
+		m.recent.MoveToFront(element)
+		return element.Value.(cachedRelease).release
 	}
 	m.byKey[key] = m.recent.PushFront(cachedRelease{key: key, release: release})
 	m.size += release.size
@@ -58,4 +64,5 @@ func (m *releaseCache) put(key string, release Release) {
 		delete(m.byKey, oldest.key)
 		m.size -= oldest.release.size
 	}
+	return release
 }

@@ -67,6 +67,11 @@ type ChartRequest struct {
 	// Lookup reads the member for charts that call lookup. If it is nil, lookup finds only the Secrets and ConfigMaps of
 	// the last rendering in Generated.
 	Lookup LookupFunc `json:"-"`
+
+	// onlyHas is true if the chart reads no more of APIVersions than results of .Capabilities.APIVersions.Has.
+	onlyHas bool
+	// asked collects the arguments of .Capabilities.APIVersions.Has if it is not nil.
+	asked map[string]bool
 }
 
 // Charts renders charts as Helm does. It reads no cluster, except for lookup, and sends no request to the network.
@@ -103,9 +108,11 @@ func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, err
 	if err != nil {
 		return Release{}, err
 	}
-	release, known := c.shared.get(key)
-	if !known {
-		release, err = c.once(ctx, key, request, func() (Release, error) { return c.renderForAll(key, request) })
+	var release Release
+	if request.onlyHas {
+		release, err = c.renderForAnswers(ctx, request)
+	} else {
+		release, err = c.renderOnce(ctx, key, request)
 	}
 	if release.needsMember || release.Unanswered && request.Lookup != nil {
 		return c.renderForMember(ctx, key, request)
@@ -136,6 +143,14 @@ func (r ChartRequest) inputs() (string, error) {
 	// A new API on the member must not cause an upgrade that nobody requested.
 	r.KubeVersion, r.APIVersions = "", nil
 	return r.key()
+}
+
+// renderOnce returns the rendering for all members from the cache, or renders it.
+func (c *Charts) renderOnce(ctx context.Context, key string, request ChartRequest) (Release, error) {
+	if known, ok := c.shared.get(key); ok {
+		return known, nil
+	}
+	return c.once(ctx, key, request, func() (Release, error) { return c.renderForAll(key, request) })
 }
 
 // renderForAll renders a chart without generated values, and without lookup.
@@ -241,7 +256,7 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	needsMember := calls.needsMember || err != nil && len(calls.lookedUp) > 0
 	switch {
 	case needsMember && !calls.forMember:
-		return Release{needsMember: true, size: minSize}, nil
+		return Release{needsMember: true, asked: r.asked, size: minSize}, nil
 	case err != nil && calls.failure != nil:
 		return Release{}, calls.failure // the member may answer the next time
 	case err != nil:
@@ -264,8 +279,9 @@ func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBui
 	}
 	release := collected.build()
 	if !calls.forMember && calls.findsOwnObject(release.Objects, r.Namespace) {
-		return Release{needsMember: true, size: minSize}, nil
+		return Release{needsMember: true, asked: r.asked, size: minSize}, nil
 	}
+	release.asked = r.asked
 	release.Chart, release.Notes = metadata, notes
 	if err := calls.keepRendered(release.Objects, r.Namespace); err != nil {
 		return Release{}, err
@@ -303,6 +319,9 @@ func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crd
 	full, err := chartvalues.ToRenderValuesWithSchemaValidation(chart, values, options, capabilities, r.SkipSchemaValidation)
 	if err != nil {
 		return nil, phase.Invalid{Err: oneLine(err)}
+	}
+	if r.asked != nil {
+		full["Capabilities"] = &recordedCapabilities{capabilities, recordedVersions{capabilities.APIVersions, r.asked}}
 	}
 	if calls.forMember {
 		markTemplates(chart)

@@ -246,6 +246,42 @@ func TestRenderTellsAPIListsApartWhereItMatters(t *testing.T) {
 	}
 }
 
+// TestMembersWithEqualAnswersShareARendering checks that only the API versions that templates ask for keep members
+// apart, as long as the chart reads nothing else of the list.
+func TestMembersWithEqualAnswersShareARendering(t *testing.T) {
+	t.Parallel()
+	has := `{{ if .Capabilities.APIVersions.Has "a/v1" }}{{ if .Capabilities.APIVersions.Has "b/v1" }}` + object("ConfigMap", "ab") + `{{ end }}{{ end }}`
+	for name, test := range map[string]struct {
+		template string
+		lists    []string
+		want     int
+	}{
+		"Has":                    {has, []string{"v1", "v1 c/v1", "v1 b/v1", "v1 a/v1", "v1 a/v1 c/v1", "v1 a/v1 b/v1", "v1 b/v1 a/v1 c/v1"}, 3},
+		"Has, and the list":      {has + `{{ if has "z/v1" .Capabilities.APIVersions }}{{ end }}`, []string{"v1", "v1 c/v1"}, 2},
+		"Has, and the version":   {has + `{{ $version := .Capabilities.KubeVersion.Version }}`, []string{"v1", "v1 c/v1"}, 1},
+		"Has of a variable":      {`{{ $c := .Capabilities }}{{ if $c.APIVersions.Has "a/v1" }}{{ end }}`, []string{"v1", "v1 c/v1"}, 2},
+		"Has of own definitions": {`{{ if .Capabilities.APIVersions.Has "hello.examples.towline.dev/v1" }}` + object("ConfigMap", "own") + `{{ end }}`, []string{"v1", "v1 c/v1"}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			asked, charts := request(t, withTemplate(test.template)), render.NewCharts()
+			releases := map[*unstructured.Unstructured]bool{}
+			for _, list := range test.lists {
+				asked.APIVersions = strings.Fields(list)
+				shared := rendered(t, charts, asked)
+				releases[shared.Objects[0]] = true
+				alone := rendered(t, render.NewCharts(), asked)
+				if diff := cmp.Diff(alone.Objects, shared.Objects); diff != "" {
+					t.Errorf("%s: differs from a rendering for this member alone (-alone +shared):\n%s", list, diff)
+				}
+			}
+			if len(releases) != test.want {
+				t.Errorf("%d renderings for %d members, want %d", len(releases), len(test.lists), test.want)
+			}
+		})
+	}
+}
+
 func TestRenderBigRelease(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})

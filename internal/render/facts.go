@@ -21,6 +21,8 @@ type chartFacts struct {
 	// usesVersion and usesAPIs are true if a template may read the Kubernetes version and the API versions of the member.
 	usesVersion bool
 	usesAPIs    bool
+	// listsAPIs is true if a template may read more of the API versions than results of .Capabilities.APIVersions.Has.
+	listsAPIs bool
 	// usesRevision and usesOperation are true if a template may read .Release.Revision, and .Release.IsInstall or
 	// .IsUpgrade.
 	usesRevision  bool
@@ -83,6 +85,7 @@ func (f *chartFacts) scanFiles(loaded *helmchart.Chart) {
 			continue
 		}
 		f.usesAPIs = f.usesAPIs || usesAPIs(string(file.Data))
+		f.listsAPIs = f.listsAPIs || listsAPIs(string(file.Data))
 		f.usesVersion = f.usesVersion || usesCapabilities(string(file.Data))
 		f.usesRevision = f.usesRevision || usesRevision(string(file.Data))
 		f.usesOperation = f.usesOperation || usesOperation(string(file.Data))
@@ -90,12 +93,6 @@ func (f *chartFacts) scanFiles(loaded *helmchart.Chart) {
 	for _, sub := range loaded.Dependencies() {
 		f.scanFiles(sub)
 	}
-}
-
-// usesAPIs returns whether text reads .Capabilities other than the version.
-func usesAPIs(text string) bool {
-	rest := regexp.MustCompile(`Capabilities\.(KubeVersion|HelmVersion)`).ReplaceAllString(text, "")
-	return usesCapabilities(rest)
 }
 
 // usesRevision returns whether a template in text may read .Release.Revision.
@@ -135,6 +132,8 @@ func (f chartFacts) normalizeRequest(request ChartRequest) (ChartRequest, error)
 	case len(request.APIVersions) == 0:
 		// Without the list, the chart would omit objects of optional APIs, and the engine would prune them.
 		return ChartRequest{}, fmt.Errorf("render chart %s: the APIs that the cluster serves are not known yet", f.name)
+	default:
+		request.onlyHas = !f.listsAPIs && !containsText(request.Values, listsAPIs)
 	}
 	if !f.usesVersion && !values {
 		request.KubeVersion = "v1.0.0" // any valid version: the chart does not read it
@@ -164,5 +163,3 @@ func containsText(value any, matches func(string) bool) bool {
 	}
 	return false
 }
-
-func usesCapabilities(text string) bool { return strings.Contains(text, "Capabilities") }

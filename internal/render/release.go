@@ -42,6 +42,10 @@ type Release struct {
 	// needsMember is true if the chart generates values, or may look up a Secret or ConfigMap of its own, so that it must
 	// be rendered for each member. The release is empty.
 	needsMember bool
+	// asked is ChartRequest.asked after the rendering.
+	asked map[string]bool
+	// apiVariants is set instead of all other fields in the cache entry for requests that differ in their API versions.
+	apiVariants *apiVariants
 }
 
 // releaseObject is an object of a release and the path of its template.

@@ -187,6 +187,9 @@ func TestInterruptedDemoDeletesEverything(t *testing.T) {
 	if code := p.code(t); code != 130 {
 		t.Errorf("code: got %d, want 130", code)
 	}
+	if !strings.Contains(p.err.String(), "error: interrupted: Register cluster01 in pull mode: its agent connects to the hub\n") {
+		t.Errorf("errors do not name the step: %q", p.err)
+	}
 	p.wantNoProcess(t, time.Second)
 	if left := workDirs(t, p.dir); len(left) != 0 {
 		t.Errorf("directories left: %v", left)
