@@ -60,6 +60,8 @@ type ReleaseOptions struct {
 	RecoverAfter int `json:"recoverAfter,omitempty"`
 	// KeepHistory keeps the release records after the release is uninstalled.
 	KeepHistory bool `json:"keepHistory,omitempty"`
+	// UpgradeCRDs changes CRDs of the chart's crds directories that exist. Without it they are only created, as with Helm.
+	UpgradeCRDs bool `json:"upgradeCRDs,omitempty"`
 	// DeletionPropagation is "background" (also if empty), "foreground" or "orphan".
 	DeletionPropagation string `json:"deletionPropagation,omitempty"`
 }
@@ -82,6 +84,8 @@ type ReleaseData struct {
 	Chart json.RawMessage `json:"chart,omitempty"`
 	// Values are the values of the profile as JSON, without the defaults of the chart.
 	Values json.RawMessage `json:"values,omitempty"`
+	// Defaults are the default values of the chart and its subcharts as JSON. `helm get values --all` reads them.
+	Defaults json.RawMessage `json:"defaults,omitempty"`
 	Notes  string          `json:"notes,omitempty"`
 	// Paths are the template paths of the item's objects, in their order.
 	Paths []string `json:"paths,omitempty"`
@@ -89,7 +93,7 @@ type ReleaseData struct {
 
 // IsZero returns whether d is empty.
 func (d ReleaseData) IsZero() bool {
-	return len(d.Chart) == 0 && len(d.Values) == 0 && d.Notes == "" && len(d.Paths) == 0
+	return len(d.Chart) == 0 && len(d.Values) == 0 && len(d.Defaults) == 0 && d.Notes == "" && len(d.Paths) == 0
 }
 
 // IsHook returns whether an object of a Helm release is a hook.
@@ -103,7 +107,8 @@ func IsHook(obj *unstructured.Unstructured) bool {
 func (i Item) RevisionDigest() (string, error) {
 	release := *i.Release
 	release.Options, release.Icon, release.RepoURL = ReleaseOptions{}, "", ""
-	release.Inputs, release.Revision, release.IsUpgrade = "", 0, false // templates that read them make other objects
+	// Templates that read these fields make other objects.
+	release.Inputs, release.Revision, release.IsUpgrade, release.Data.Defaults = "", 0, false, nil
 	raw, err := json.Marshal(Item{Objects: i.Objects, Release: &release})
 	if err != nil {
 		return "", fmt.Errorf("encode Helm release %s/%s: %w", release.Namespace, release.Name, err)

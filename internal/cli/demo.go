@@ -1,9 +1,6 @@
 package cli
 
 import (
-	"context"
-	"errors"
-
 	"github.com/spf13/cobra"
 
 	"github.com/towline/towline/internal/cli/demo"
@@ -22,13 +19,9 @@ deletes everything.`,
   towline demo --exit`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := demo.Run(cmd.Context(), demo.Options{
+			return demo.Run(cmd.Context(), demo.Options{
 				Exit: exit, Out: streams.Out, Err: streams.Err, RunHub: runDemoHub,
 			})
-			if errors.Is(err, context.Canceled) && cmd.Context().Err() != nil {
-				return context.Canceled
-			}
-			return err
 		},
 	}
 	cmd.Flags().BoolVar(&exit, "exit", false, "exit after the demo instead of waiting for Ctrl-C")

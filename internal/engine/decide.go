@@ -98,6 +98,8 @@ func decide(t *target, existing *live, recorded inventory.Entry, requestedBy req
 	}
 	v.adopt = existing.IsAdopted()
 	switch {
+	case t.createOnly && !t.marks.areOn(existing):
+		v.action = actionNone
 	case existing.Signature() == requestedBy.signature():
 		v.adopt = v.adopt || recorded.RecordsAdoption(existing.UID)
 		if t.marks.areOn(existing) && hasNotDrifted(existing, recorded) {

@@ -3,10 +3,12 @@ package engine
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	releaseutil "helm.sh/helm/v4/pkg/release/v1/util"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -84,6 +86,30 @@ func TestPlanOrdersAndPlaces(t *testing.T) {
 	}
 	if ns := b.Items[1].Objects[2].GetNamespace(); ns != "nonsense" {
 		t.Errorf("the plan changed the bundle: namespace %q", ns)
+	}
+}
+
+// TestRanksFollowHelm checks that the ranks have Helm's install order, except for Namespaces and
+// CustomResourceDefinitions, which are first.
+func TestRanksFollowHelm(t *testing.T) {
+	t.Parallel()
+	groups := map[string]string{
+		"PriorityClass": "scheduling.k8s.io", "NetworkPolicy": "networking.k8s.io", "PodDisruptionBudget": "policy", "StorageClass": "storage.k8s.io",
+		"ClusterRole": groupRBAC, "ClusterRoleBinding": groupRBAC, "Role": groupRBAC, "RoleBinding": groupRBAC,
+		"DaemonSet": "apps", "ReplicaSet": "apps", "Deployment": "apps", "StatefulSet": "apps", "HorizontalPodAutoscaler": "autoscaling",
+		"Job": "batch", "CronJob": "batch", "IngressClass": "networking.k8s.io", "Ingress": "networking.k8s.io", "APIService": "apiregistration.k8s.io",
+		"MutatingWebhookConfiguration": "admissionregistration.k8s.io", "ValidatingWebhookConfiguration": "admissionregistration.k8s.io",
+	}
+	last, lastKind := rankCRD, ""
+	for _, kind := range releaseutil.InstallOrder {
+		if kind == "Namespace" || kind == "CustomResourceDefinition" || kind == "PodSecurityPolicy" || strings.HasSuffix(kind, "List") {
+			continue
+		}
+		rank := rankOf(schema.GroupKind{Group: groups[kind], Kind: kind})
+		if rank < last || rank == rankOther {
+			t.Errorf("%s has rank %d and comes after %s with rank %d in Helm", kind, rank, lastKind, last)
+		}
+		last, lastKind = rank, kind
 	}
 }
 

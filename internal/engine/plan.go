@@ -17,6 +17,7 @@ import (
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/release"
 )
 
 // defaultNamespace is the namespace of namespaced objects that name no namespace and belong to no release.
@@ -46,6 +47,7 @@ type target struct {
 	force                 bool
 	rejectUnmanaged       bool // do not change an existing object that is not managed
 	overwrite             bool // change this object even if rejectUnmanaged is true
+	createOnly            bool // leave an existing object as it is, unless this content was applied to it before
 }
 
 func (t *target) key() kube.Ref { return t.ref.Key() }
@@ -75,7 +77,7 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 		if item.DecodeError != "" {
 			problems = append(problems, errors.New(item.DecodeError))
 		}
-		for _, obj := range item.Objects {
+		for n, obj := range item.Objects {
 			if item.Release != nil && bundle.IsHook(obj) {
 				continue
 			}
@@ -89,6 +91,7 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 			if inOrder {
 				t.item = i
 			}
+			t.createOnly = isCreateOnly(item, n)
 			gvk := t.ref.GVK()
 			t.served = known.any[gvk]
 			t.resource = known.exact[gvk]
@@ -136,9 +139,9 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 		delete(metadata, set)
 	}
 	content["metadata"] = metadata
-	release := ""
+	releaseName := ""
 	if item.Release != nil {
-		release = releaseKey(item).String()
+		releaseName = releaseKey(item).String()
 		markRelease(metadata, item.Release)
 	}
 	if ref.Group == "" && ref.Kind == "Secret" {
@@ -152,10 +155,16 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 	}
 	force := item.Force || obj.GetAnnotations()[kube.AnnotationForceRecreate] == "true"
 	return &target{
-		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content, release: release, origin: originOf(item),
+		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content, release: releaseName, origin: originOf(item),
 		skipNamespaceCreation: item.SkipNamespaceCreation, force: force,
 		rejectUnmanaged: b.Options.RejectUnmanaged, overwrite: item.Overwrite,
 	}, nil
+}
+
+// isCreateOnly returns whether object n of an item may be created, but not changed: Helm leaves CRDs of a crds directory
+// alone once they exist.
+func isCreateOnly(item bundle.Item, n int) bool {
+	return item.Release != nil && !item.Release.Options.UpgradeCRDs && release.IsFromCRDFile(item, n)
 }
 
 // markRelease sets the label and the annotations by which Helm knows the objects of a release.

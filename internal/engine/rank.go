@@ -16,9 +16,9 @@ const (
 	groupRBAC          = "rbac.authorization.k8s.io"
 )
 
-// rankOf returns the rank of a kind. A kind that others refer to has a lower rank than they. Custom resources come
-// after the workloads that may serve them, and before webhooks, which may refuse every request until their workloads
-// run.
+// rankOf returns the rank of a kind. The order is Helm's install order, with three exceptions: Namespaces and
+// CustomResourceDefinitions are first, and custom resources come after the workloads that may serve them and before
+// webhooks, which may refuse every request until their workloads run. Kinds of equal rank are applied concurrently.
 func rankOf(gk schema.GroupKind) int {
 	switch gk.Group {
 	case "":
@@ -61,10 +61,14 @@ func coreRank(kind string) int {
 
 func clusterRank(kind string) int {
 	switch kind {
-	case "PriorityClass", "NetworkPolicy", "PodDisruptionBudget":
+	case "PriorityClass", "NetworkPolicy":
 		return 10
-	case "StorageClass", "CSIDriver", "IngressClass":
+	case "PodDisruptionBudget":
+		return 11
+	case "StorageClass", "CSIDriver":
 		return 14
+	case "IngressClass":
+		return 49
 	case "Ingress":
 		return 50
 	}
@@ -89,9 +93,9 @@ func workloadRank(kind string) int {
 		return 39
 	case "ReplicaSet", "Deployment":
 		return 41
-	case "StatefulSet":
-		return 42
 	case "HorizontalPodAutoscaler":
+		return 42
+	case "StatefulSet":
 		return 43
 	}
 	return 44

@@ -57,6 +57,11 @@ func NewRecord(item bundle.Item, revision int) (*helm.Release, error) {
 			return nil, fmt.Errorf("parse the values of release %s/%s: %w", r.Namespace, r.Name, err)
 		}
 	}
+	if len(r.Data.Defaults) > 0 {
+		if err := json.Unmarshal(r.Data.Defaults, &record.Chart.Values); err != nil {
+			return nil, fmt.Errorf("parse the default values of release %s/%s: %w", r.Namespace, r.Name, err)
+		}
+	}
 	documents := make([]string, len(item.Objects))
 	var work errgroup.Group
 	work.SetLimit(runtime.GOMAXPROCS(0))
@@ -91,8 +96,10 @@ func NewRecord(item bundle.Item, revision int) (*helm.Release, error) {
 	return record, nil
 }
 
-// isCRDFile returns whether an object comes from a crds directory of a chart or a subchart. Helm's manifest has no such
-// objects.
+// IsFromCRDFile returns whether object i of a Helm item comes from a crds directory of the chart or a subchart. Helm's
+// manifest has no such objects, and an upgrade by Helm does not change them.
+func IsFromCRDFile(item bundle.Item, i int) bool { return isCRDFile(pathOf(item, i)) }
+
 func isCRDFile(source string) bool {
 	_, file, _ := strings.Cut(source, "/") // without the name of the chart
 	for {
@@ -123,6 +130,13 @@ func Item(record *helm.Release, options bundle.ReleaseOptions) (bundle.Item, err
 				record.Namespace, record.Name, err)
 		}
 		item.Release.Data.Chart = raw
+	}
+	if record.Chart != nil && len(record.Chart.Values) > 0 {
+		raw, err := json.Marshal(record.Chart.Values)
+		if err != nil {
+			return bundle.Item{}, fmt.Errorf("encode the default values of release %s/%s: %w", record.Namespace, record.Name, err)
+		}
+		item.Release.Data.Defaults = raw
 	}
 	if len(record.Config) > 0 {
 		raw, err := json.Marshal(record.Config)

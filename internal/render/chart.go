@@ -277,19 +277,23 @@ func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBui
 	if err != nil {
 		return Release{}, phase.Invalid{Err: fmt.Errorf("encode Chart.yaml: %w", err)}
 	}
+	defaults, err := json.Marshal(chart.Values)
+	if err != nil {
+		return Release{}, phase.Invalid{Err: fmt.Errorf("encode the default values: %w", err)}
+	}
 	release := collected.build()
 	if !calls.forMember && calls.findsOwnObject(release.Objects, r.Namespace) {
 		return Release{needsMember: true, asked: r.asked, size: minSize}, nil
 	}
 	release.asked = r.asked
-	release.Chart, release.Notes = metadata, notes
+	release.Chart, release.Defaults, release.Notes = metadata, defaults, notes
 	if err := calls.keepRendered(release.Objects, r.Namespace); err != nil {
 		return Release{}, err
 	}
 	kept, all := calls.kept()
 	release.Generated, release.isTransient = kept, !all
 	release.MemberSpecific, release.Unanswered = calls.memberSpecific, calls.unanswered
-	release.size += len(notes) + kept.size()
+	release.size += len(defaults) + len(notes) + kept.size()
 	return release, nil
 }
 

@@ -25,6 +25,8 @@ type Release struct {
 	Paths []string
 	// Chart is the content of Chart.yaml as JSON, as Helm stores it in its release record.
 	Chart json.RawMessage
+	// Defaults are the default values of the chart and its subcharts as JSON, as Helm stores them in its release record.
+	Defaults json.RawMessage
 	// Notes is the rendered NOTES.txt.
 	Notes string
 	// Generated has the generated values and the lookup results that this release uses, and its objects for the lookups of

@@ -143,15 +143,15 @@ func supportOfHelmOption(option string, value any) support {
 		"labels", "description",
 		"installOptions.createNamespace", "installOptions.disableHooks", "installOptions.recoverAfterConsecutiveFailures",
 		"upgradeOptions.force", "upgradeOptions.maxHistory", "upgradeOptions.cleanupOnFail", "upgradeOptions.subNotes",
-		"upgradeOptions.disableHooks",
+		"upgradeOptions.disableHooks", "upgradeOptions.upgradeCRDs",
 		"uninstallOptions.keepHistory", "uninstallOptions.deletionPropagation", "uninstallOptions.disableHooks":
 		return supported
 	case "disableOpenAPIValidation", "enableClientCache":
 		return supported // no effect: the API server validates objects, and Towline caches discovery
 	case "installOptions.takeOwnership", "upgradeOptions.takeOwnership":
 		return supported // always true: after defaulting, false does not show whether the user has set it
-	case "upgradeOptions.resetValues", "upgradeOptions.upgradeCRDs":
-		return supported // always true: a member equals its bundle, which has the CRDs and no values of earlier releases
+	case "upgradeOptions.resetValues":
+		return supported // always true: a bundle has no values of earlier releases
 	case "installOptions", "upgradeOptions", "uninstallOptions":
 		return nested
 	case "installOptions.replace":

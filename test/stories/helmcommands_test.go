@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -241,6 +242,17 @@ func (s *commandsStory) message(want string) error {
 	return err
 }
 
+// allValues returns the values of a revision with the defaults of the chart and its subcharts.
+func (s *commandsStory) allValues(revision int) map[string]any {
+	s.t.Helper()
+	values := map[string]any{}
+	raw := s.helm("get", "values", "web", "-n", "web", "--all", "--revision", strconv.Itoa(revision), "-o", "json")
+	if err := json.Unmarshal([]byte(raw), &values); err != nil {
+		s.t.Fatalf("helm get values --all printed %s: %v", raw, err)
+	}
+	return values
+}
+
 // upgradeByHand deploys other values with the helm command. Towline corrects that as drift. Only the hooks of Helm's
 // own upgrade run.
 func (s *commandsStory) upgradeByHand() {
@@ -254,6 +266,11 @@ func (s *commandsStory) upgradeByHand() {
 		return s.message("two")
 	})
 	s.wantHistory("4 superseded commands-0.2.0: Upgrade complete", "5 deployed commands-0.2.0: Drift corrected by Towline")
+	ofHelm, ours := s.allValues(4), s.allValues(5)
+	ofHelm["message"] = "two"
+	if diff := cmp.Diff(ofHelm, ours); diff != "" || len(ours) < 2 {
+		s.t.Errorf("helm get values --all (-revision of helm +ours):\n%s", diff)
+	}
 	if got := s.helm("get", "values", "web", "-n", "web", "-o", "json"); strings.TrimSpace(got) != `{"message":"two"}` {
 		s.t.Errorf("helm get values printed %s after an upgrade by hand", got)
 	}

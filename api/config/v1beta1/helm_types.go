@@ -332,8 +332,9 @@ type HelmUpgradeOptions struct {
 	// +optional
 	SubNotes bool `json:"subNotes,omitempty"`
 
-	// UpgradeCRDs applies the chart's crds directory on upgrades, too. Default false. No effect: Towline always applies
-	// it, unless options.skipCRDs is set. False cannot be distinguished from the default.
+	// UpgradeCRDs changes existing CustomResourceDefinitions to those of the chart's crds directories. Default false: as
+	// with Helm, they are created if they do not exist, and otherwise left as they are. Those in templates are always
+	// applied.
 	// +kubebuilder:default:=false
 	// +optional
 	UpgradeCRDs bool `json:"upgradeCRDs,omitempty"`

@@ -87,7 +87,7 @@ func (d *demo) runSteps(ctx context.Context, work *errgroup.Group) error {
 		d.heading(fmt.Sprintf("%d/%d %s", i+1, len(steps), step.title))
 		if err := step.run(ctx); err != nil {
 			if errors.Is(ctx.Err(), context.Canceled) {
-				return fmt.Errorf("%s: %w", step.title, context.Cause(ctx))
+				return fmt.Errorf("%s: %w", step.title, ctx.Err())
 			}
 			return fmt.Errorf("%s: %w", step.title, err)
 		}

@@ -311,7 +311,7 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 		Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace, RepoURL: chart.RepositoryURL,
 		ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
 		Inputs: inputs, Revision: request.Revision, IsUpgrade: request.IsUpgrade,
-		Data: bundle.ReleaseData{Chart: rendered.Chart, Notes: rendered.Notes, Paths: rendered.Paths},
+		Data: bundle.ReleaseData{Chart: rendered.Chart, Defaults: rendered.Defaults, Notes: rendered.Notes, Paths: rendered.Paths},
 	}, rendered, nil
 }
 

@@ -56,7 +56,7 @@ func addInstallOptions(release *bundle.ReleaseOptions, install *configv1beta1.He
 
 func addUpgradeOptions(release *bundle.ReleaseOptions, upgrade *configv1beta1.HelmUpgradeOptions) {
 	release.DisableUpgradeHooks = upgrade.DisableHooks
-	release.CleanupOnFail = upgrade.CleanupOnFail
+	release.CleanupOnFail, release.UpgradeCRDs = upgrade.CleanupOnFail, upgrade.UpgradeCRDs
 	release.MaxHistory = limitOrDefault(upgrade.MaxHistory, defaultMaxHistory)
 }
 

@@ -37,11 +37,11 @@ func TestReleaseOptions(t *testing.T) {
 		"all": {
 			options: `{timeout: 90s, wait: true, waitForJobs: true, runTests: true, labels: {team: web}, description: d,
 				installOptions: {disableHooks: true, recoverAfterConsecutiveFailures: 3},
-				upgradeOptions: {disableHooks: true, cleanupOnFail: true, maxHistory: 7},
+				upgradeOptions: {disableHooks: true, cleanupOnFail: true, upgradeCRDs: true, maxHistory: 7},
 				uninstallOptions: {disableHooks: true, keepHistory: true, deletionPropagation: foreground}}`,
 			want: bundle.ReleaseOptions{
 				Timeout: 90 * time.Second, Wait: true, WaitForJobs: true, RunTests: true, Labels: map[string]string{"team": "web"}, Description: "d",
-				DisableInstallHooks: true, RecoverAfter: 3, DisableUpgradeHooks: true, CleanupOnFail: true, MaxHistory: 7,
+				DisableInstallHooks: true, RecoverAfter: 3, DisableUpgradeHooks: true, CleanupOnFail: true, UpgradeCRDs: true, MaxHistory: 7,
 				DisableUninstallHooks: true, KeepHistory: true, DeletionPropagation: "foreground",
 			},
 		},

@@ -1,0 +1,70 @@
+package release
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
+	helm "helm.sh/helm/v4/pkg/release/v1"
+)
+
+// incompressible returns text that no compressor makes shorter than three quarters of its length.
+func incompressible(length int) string {
+	random := rand.New(rand.NewPCG(1, 2))
+	var text strings.Builder
+	for range length {
+		text.WriteByte(byte('0' + random.IntN(64)))
+	}
+	return text.String()
+}
+
+// TestRecordsFitIntoASecret checks that a record that is too large for a Secret loses the chart's templates and files
+// first and then the manifest, and that it is refused if that is not enough.
+func TestRecordsFitIntoASecret(t *testing.T) {
+	t.Parallel()
+	large := incompressible(2 << 20)
+	withTemplates := &chart.Chart{
+		Metadata: &chart.Metadata{Name: "web"}, Values: map[string]any{"replicas": 1.0},
+		Templates: []*common.File{{Name: "templates/a.yaml", Data: []byte(large)}},
+	}
+	for name, test := range map[string]struct {
+		record                 helm.Release
+		wantManifest, wantGone bool
+	}{
+		"small":                  {record: helm.Release{Chart: &chart.Chart{Metadata: &chart.Metadata{Name: "web"}}, Manifest: "a: b"}, wantManifest: true},
+		"large templates":        {record: helm.Release{Chart: withTemplates, Manifest: "a: b"}, wantManifest: true},
+		"large manifest":         {record: helm.Release{Chart: withTemplates, Manifest: large}},
+		"manifest, no chart":     {record: helm.Release{Manifest: large}},
+		"nothing can be omitted": {record: helm.Release{Config: map[string]any{"large": large}}, wantGone: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			encoded, err := encode(&test.record)
+			if test.wantGone {
+				if !errors.Is(err, ErrTooLarge) {
+					t.Errorf("got %v, want ErrTooLarge", err)
+				}
+				return
+			}
+			if err != nil || len(encoded) > 1<<20 {
+				t.Fatalf("%d bytes, %v", len(encoded), err)
+			}
+			record, err := decode(encoded)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if HasManifest(record) != test.wantManifest || test.wantManifest && record.Manifest != test.record.Manifest {
+				t.Errorf("manifest: got %.80q", record.Manifest)
+			}
+			if test.record.Chart != nil && (record.Chart.Metadata.Name != "web" || len(record.Chart.Templates) > 0) {
+				t.Errorf("chart: got %+v", record.Chart)
+			}
+			if test.record.Chart == withTemplates && record.Chart.Values["replicas"] != 1.0 {
+				t.Errorf("default values: got %v", record.Chart.Values)
+			}
+		})
+	}
+}
