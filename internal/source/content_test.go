@@ -157,16 +157,20 @@ func TestLogin(t *testing.T) {
 		want  source.Login
 		err   string
 	}{
-		"none":           {chart: configv1beta1.HelmChart{}},
-		"basic":          {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "basic"), want: source.Login{Username: "me", Password: "s:cret"}},
-		"docker":         {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "docker"), want: source.Login{Username: "me", Password: "s:cret"}},
-		"generic":        {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "generic"), want: source.Login{Username: "me", Password: "s:cret"}},
-		"by key":         {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "a"}, "keyed"), want: source.Login{Username: "me", Password: "s:cret"}},
-		"no such key":    {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "c"}, "keyed"), err: `Secret NS/keyed: no key "c"`},
-		"not a config":   {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "b"}, "keyed"), err: `Secret NS/keyed: key "b" is not a Docker configuration`},
-		"no Secret":      {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "none"), err: "Secret NS/none does not exist"},
-		"own authority":  {chart: chart(configv1beta1.RegistryCredentialsConfig{CA: &corev1.SecretReference{Name: "ca"}}, ""), want: source.Login{CA: []byte("PEM")}},
-		"no authority":   {chart: chart(configv1beta1.RegistryCredentialsConfig{CA: &corev1.SecretReference{Name: "basic"}}, ""), err: "Secret NS/basic has no key ca.crt"},
+		"none":          {chart: configv1beta1.HelmChart{}},
+		"basic":         {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "basic"), want: source.Login{Username: "me", Password: "s:cret"}},
+		"docker":        {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "docker"), want: source.Login{Username: "me", Password: "s:cret"}},
+		"generic":       {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "generic"), want: source.Login{Username: "me", Password: "s:cret"}},
+		"by key":        {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "a"}, "keyed"), want: source.Login{Username: "me", Password: "s:cret"}},
+		"no such key":   {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "c"}, "keyed"), err: `Secret NS/keyed: no key "c"`},
+		"not a config":  {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "b"}, "keyed"), err: `Secret NS/keyed: key "b" is not a Docker configuration`},
+		"no Secret":     {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "none"), err: "Secret NS/none does not exist"},
+		"own authority": {chart: chart(configv1beta1.RegistryCredentialsConfig{CA: &corev1.SecretReference{Name: "ca"}}, ""), want: source.Login{CA: []byte("PEM")}},
+		"no authority":  {chart: chart(configv1beta1.RegistryCredentialsConfig{CA: &corev1.SecretReference{Name: "basic"}}, ""), err: "Secret NS/basic has no key ca.crt"},
+		"all hosts": {
+			chart: configv1beta1.HelmChart{Options: &configv1beta1.HelmOptions{PassCredentialsAll: true}},
+			want:  source.Login{PassCredentialsAll: true},
+		},
 		"other switches": {chart: chart(configv1beta1.RegistryCredentialsConfig{InsecureSkipTLSVerify: true, PlainHTTP: true}, ""), want: source.Login{InsecureSkipTLSVerify: true, PlainHTTP: true}},
 	} {
 		got, err := source.LoginFor(t.Context(), hub, test.chart, subject)

@@ -13,13 +13,14 @@ func charts() []examples.Chart {
 }
 
 // kyvernoFiles have the shape of Kyverno's chart: its CustomResourceDefinitions are templates, its ClusterRoles are
-// aggregated, a ConfigMap outlives the release, and hooks migrate resources, scale down and test.
+// aggregated, a ConfigMap outlives the release, and hooks prepare, migrate resources, scale down and test.
 func kyvernoFiles() map[string]string {
 	return map[string]string{
 		"templates/crds.yaml":               kyvernoCRD,
 		"templates/rbac.yaml":               kyvernoRoles,
 		"templates/config.yaml":             kyvernoConfig,
 		"templates/webhooks.yaml":           kyvernoWebhooks,
+		"templates/hooks/pre-install.yaml":  kyvernoPreInstall,
 		"templates/hooks/post-upgrade.yaml": kyvernoPostUpgrade,
 		"templates/hooks/pre-delete.yaml":   kyvernoPreDelete,
 		"templates/tests/admission.yaml":    kyvernoTest,
@@ -113,6 +114,22 @@ webhooks:
   clientConfig: {service: {name: {{ .Release.Name }}, namespace: {{ .Release.Namespace }}, path: /policyvalidate}}
   rules:
   - {apiGroups: [kyverno.io], apiVersions: ["*"], operations: [CREATE, UPDATE], resources: [clusterpolicies]}
+`
+
+const kyvernoPreInstall = `
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {{ .Release.Name }}-prepare
+  namespace: {{ .Release.Namespace }}
+  annotations: {helm.sh/hook: "pre-install,pre-upgrade", helm.sh/hook-delete-policy: "before-hook-creation,hook-succeeded"}
+spec:
+  backoffLimit: 2
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - {name: kubectl, image: docker.io/bitnami/kubectl:1.32, args: [version]}
 `
 
 const kyvernoPostUpgrade = `

@@ -81,9 +81,11 @@ func TestSeed001PullAndPush(t *testing.T) {
 	w.ready("aks", "cluster02")
 	w.wantClusterTable()
 
+	kyverno := []*kyvernoRelease{w.newKyvernoRelease(rke2, "rke2", "cluster01"), w.newKyvernoRelease(aks, "aks", "cluster02")}
 	w.deployToBoth()
-	for _, plane := range []*localkube.Plane{rke2, aks} {
-		w.wantDeployments(plane, "kyverno", "deployment.apps/kyverno-latest")
+	for _, release := range kyverno {
+		w.wantDeployments(release.plane, "kyverno", "deployment.apps/kyverno-latest")
+		release.isComplete()
 	}
 	w.deployToLabelled()
 	w.wantDeployments(rke2, "kube-system", "deployment.apps/tetragon")
@@ -91,6 +93,86 @@ func TestSeed001PullAndPush(t *testing.T) {
 	w.withdrawFromUnlabelled()
 	w.wantDeployments(rke2, "kube-system")
 	w.wantDeployments(rke2, "kyverno", "deployment.apps/kyverno-latest")
+
+	w.kubectl(w.hub, "patch", "clusterprofile", "deploy-kyverno", "--type=json",
+		`-p=[{"op": "replace", "path": "/spec/helmCharts/0/chartVersion", "value": "3.3.3"}]`)
+	for _, release := range kyverno {
+		release.wantHooks("an upgrade", "prepare", "prepare", "migrate-resources")
+	}
+	w.kubectl(w.hub, "delete", "clusterprofile", "deploy-kyverno")
+	for _, release := range kyverno {
+		release.isUninstalled()
+	}
+}
+
+// kyvernoRelease is the release of the seed's kyverno on one member.
+type kyvernoRelease struct {
+	*world
+	plane              *localkube.Plane
+	namespace, cluster string
+	hooks              *hookLog
+}
+
+func (w *world) newKyvernoRelease(plane *localkube.Plane, namespace, cluster string) *kyvernoRelease {
+	w.t.Helper()
+	w.kubectl(plane, "create", "namespace", "kyverno")
+	return &kyvernoRelease{world: w, plane: plane, namespace: namespace, cluster: cluster, hooks: w.watchHooks(plane, "kyverno")}
+}
+
+// wantHooks waits until these Jobs of hooks have ended, in this order.
+func (r *kyvernoRelease) wantHooks(event string, want ...string) {
+	r.t.Helper()
+	r.eventually("the hooks have ended", func() error {
+		var ended []string
+		for _, line := range r.hooks.list(0) {
+			if name, ok := strings.CutPrefix(line, "ended kyverno-latest-"); ok {
+				ended = append(ended, strings.Fields(name)[0])
+			}
+		}
+		if diff := cmp.Diff(want, ended); diff != "" {
+			return fmt.Errorf("hooks on %s after %s (-want +got):\n%s", r.cluster, event, diff)
+		}
+		return nil
+	})
+}
+
+// isComplete checks the objects that make the chart hard to deploy.
+func (r *kyvernoRelease) isComplete() {
+	r.t.Helper()
+	r.wantHooks("the installation", "prepare")
+	for _, object := range [][]string{
+		{"crd", "clusterpolicies.kyverno.io"}, {"validatingwebhookconfiguration", "kyverno-latest-policy"},
+		{"configmap", "kyverno-latest-config", "-n", "kyverno"},
+	} {
+		r.kubectl(r.plane, append([]string{"get"}, object...)...)
+	}
+	r.eventually("the roles are aggregated", func() error {
+		for role, resource := range map[string]string{"kyverno-latest:admission-controller": "clusterpolicies/status", "admin": "clusterpolicies"} {
+			rules, err := r.try(r.plane, "kubectl", "get", "clusterrole", role, "-o", "jsonpath={.rules[*].resources}")
+			if err != nil || !strings.Contains(rules, resource) {
+				return fmt.Errorf("ClusterRole %s on %s has no rule for %s: %v", role, r.cluster, resource, err)
+			}
+		}
+		return nil
+	})
+}
+
+// isUninstalled waits until the release is uninstalled. Only the ConfigMap with the annotation keep stays.
+func (r *kyvernoRelease) isUninstalled() {
+	r.t.Helper()
+	r.wantHooks("the uninstallation", "prepare", "prepare", "migrate-resources", "scale-to-zero")
+	r.eventually("kyverno is uninstalled", func() error {
+		for _, object := range [][]string{
+			{"crd", "clusterpolicies.kyverno.io"}, {"validatingwebhookconfiguration", "kyverno-latest-policy"},
+			{"clusterrole", "kyverno-latest:admission-controller"}, {"deployment", "kyverno-latest"},
+		} {
+			if err := r.absent(r.plane, object[0], object[1], "kyverno"); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	r.kubectl(r.plane, "get", "configmap", "kyverno-latest-config", "-n", "kyverno")
 }
 
 // wantDeployments checks the names of the deployments in a namespace of a member.
