@@ -1,0 +1,331 @@
+// Package rollback writes the objects of one registration to a cluster, and rolls the writes back if the registration
+// fails.
+//
+// A registration writes to two clusters, the hub and the member, and uses one Log for each. A Log adds the annotation
+// AttemptAnnotation with the uid of the run to each object that it writes. RollBack changes only objects that still have
+// it: an object that another run has written since belongs to that run. The Log adds each undo function before it sends
+// the request, since a request whose response is lost may have been executed.
+//
+// A process that is killed rolls nothing back. Each registration therefore can be repeated: Apply makes the objects that
+// are missing, and changes those that the function check accepts.
+package rollback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// AttemptAnnotation on an object is the uid of the run of a registration that wrote it last.
+const AttemptAnnotation = "towline.dev/registration-attempt"
+
+// rollBackTimeout limits RollBack, which sends about fifteen requests and may wait for the pods of an agent.
+const rollBackTimeout = 40 * time.Second
+
+// ErrBeingDeleted is returned for an object that exists and is being deleted.
+var ErrBeingDeleted = errors.New("it is being deleted there; try again when it is gone")
+
+// Result is the effect of Apply on an object, in the words of kubectl apply.
+type Result string
+
+// The results of Apply.
+const (
+	Created    Result = "created"
+	Configured Result = "configured"
+	Unchanged  Result = "unchanged"
+)
+
+// Log writes objects to one cluster and has the functions that undo the writes. It is not safe for concurrent use.
+type Log struct {
+	client  client.Client
+	attempt string
+	undo    []func(context.Context) error
+}
+
+// New returns a Log of the run with the uid attempt. With an empty attempt the Log has nothing to roll back, and Apply
+// sends no request for an object that has the desired content.
+func New(c client.Client, attempt string) *Log { return &Log{client: c, attempt: attempt} }
+
+// Attempt returns the uid of the run.
+func (l *Log) Attempt() string { return l.attempt }
+
+// HasWritten returns whether this run is the last one that wrote the object.
+func (l *Log) HasWritten(live client.Object) bool {
+	return l.attempt != "" && live.GetAnnotations()[AttemptAnnotation] == l.attempt
+}
+
+// Add adds a function for RollBack to call.
+func (l *Log) Add(undo func(context.Context) error) {
+	if l.attempt != "" {
+		l.undo = append(l.undo, undo)
+	}
+}
+
+// RollBack calls the functions that undo the writes, newest first, and returns their errors. It has a time limit of its
+// own, and also works after ctx was cancelled.
+func (l *Log) RollBack(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollBackTimeout)
+	defer cancel()
+	var errs []error
+	for _, undo := range slices.Backward(l.undo) {
+		errs = append(errs, undo(ctx))
+	}
+	l.undo = nil
+	return errors.Join(errs...)
+}
+
+// Apply creates obj, or applies it to the existing object if check returns nil for that; a nil check accepts any object.
+// It returns the object as it is then. RollBack deletes an object that was created, and gives the fields of one that was
+// changed the values that they had.
+func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
+	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
+	if err != nil {
+		return nil, "", err
+	}
+	isStale := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	err = kube.RetryOn(ctx, isStale, func() error {
+		existing, err := l.read(ctx, desired)
+		switch {
+		case err != nil:
+			return err
+		case existing == nil:
+			live, err = l.create(ctx, desired)
+			result = Created
+			return err
+		case check != nil:
+			if err := check(existing); err != nil {
+				return err
+			}
+		}
+		live, result, err = l.change(ctx, existing, desired)
+		return err
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return live, result, nil
+}
+
+func (l *Log) create(ctx context.Context, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	created := l.annotated(desired, "")
+	l.Add(func(ctx context.Context) error { return l.deleteCreated(ctx, created) })
+	if err := l.client.Create(ctx, created, client.FieldOwner(kube.FieldManager)); err != nil {
+		return nil, fmt.Errorf("write %s: %w", kube.RefOf(desired), err)
+	}
+	return created.DeepCopy(), nil
+}
+
+func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstructured) (*unstructured.Unstructured, Result, error) {
+	if existing.GetDeletionTimestamp() != nil {
+		return nil, "", fmt.Errorf("write %s: %w", kube.RefOf(desired), ErrBeingDeleted)
+	}
+	applied := l.annotated(desired, existing.GetAnnotations()[AttemptAnnotation])
+	if l.attempt == "" && contains(existing.Object, applied.Object) {
+		return existing, Unchanged, nil
+	}
+	// An object that is deleted meanwhile must not be created by this request: RollBack would not delete it.
+	applied.SetUID(existing.GetUID())
+	isApplied := false
+	l.Add(func(ctx context.Context) error {
+		return l.rewrite(ctx, existing, func(live *unstructured.Unstructured) error {
+			if live.GetUID() != existing.GetUID() {
+				return nil
+			}
+			written := live
+			if isApplied {
+				written = applied
+			}
+			restore(live.Object, content(written), content(existing))
+			// The API server computes who wrote which field.
+			live.SetManagedFields(nil)
+			return l.client.Update(ctx, live, client.FieldOwner(kube.FieldManager))
+		})
+	})
+	if err := l.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
+		return nil, "", fmt.Errorf("write %s: %w", kube.RefOf(desired), err)
+	}
+	isApplied = true
+	if equality.Semantic.DeepEqual(content(existing), content(l.annotatedLike(applied, existing))) {
+		return applied.DeepCopy(), Unchanged, nil
+	}
+	return applied.DeepCopy(), Configured, nil
+}
+
+// Delete deletes the object with the kind and the key of obj, if it exists. RollBack creates it again.
+func (l *Log) Delete(ctx context.Context, obj client.Object) (deleted bool, err error) {
+	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
+	if err != nil {
+		return false, err
+	}
+	live, err := l.read(ctx, desired)
+	if err != nil || live == nil {
+		return false, err
+	}
+	l.Add(func(ctx context.Context) error {
+		again := live.DeepCopy()
+		again.SetUID("")
+		again.SetResourceVersion("")
+		again.SetManagedFields(nil)
+		err := l.client.Create(ctx, again, client.FieldOwner(kube.FieldManager))
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("roll back the deletion of %s: %w", kube.RefOf(live), err)
+		}
+		return nil
+	})
+	uid := live.GetUID()
+	if err := l.client.Delete(ctx, live, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("delete %s: %w", kube.RefOf(live), err)
+	}
+	return true, nil
+}
+
+// deleteCreated deletes an object that this run created. If the response was lost, created has no uid, and the attempt
+// alone identifies the object.
+func (l *Log) deleteCreated(ctx context.Context, created *unstructured.Unstructured) error {
+	return l.rewrite(ctx, created, func(live *unstructured.Unstructured) error {
+		uid, version := live.GetUID(), live.GetResourceVersion()
+		if created.GetUID() != "" && created.GetUID() != uid {
+			return nil
+		}
+		return l.client.Delete(ctx, live, client.Preconditions{UID: &uid, ResourceVersion: &version}, client.PropagationPolicy("Background"))
+	})
+}
+
+// rewrite reads the object and calls do with it if this run is the last one that wrote it.
+func (l *Log) rewrite(ctx context.Context, obj *unstructured.Unstructured, do func(live *unstructured.Unstructured) error) error {
+	err := kube.RetryOnConflict(ctx, func() error {
+		live, err := l.read(ctx, obj)
+		if err != nil || live == nil || !l.HasWritten(live) {
+			return err
+		}
+		return client.IgnoreNotFound(do(live))
+	})
+	if err != nil {
+		return fmt.Errorf("roll back %s: %w", kube.RefOf(obj), err)
+	}
+	return nil
+}
+
+// read returns the object as it is on the cluster, or nil if it does not exist.
+func (l *Log) read(ctx context.Context, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	// The client lists the kinds of the cluster first, for which it takes no context.
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	live := &unstructured.Unstructured{}
+	live.SetGroupVersionKind(obj.GroupVersionKind())
+	if err := l.client.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil, nil //nolint:nilnil // nil is the documented result for a missing object
+		}
+		return nil, fmt.Errorf("read %s: %w", kube.RefOf(obj), err)
+	}
+	return live, nil
+}
+
+// annotated returns a copy of obj with the attempt of this run or, if it has none, with the given one.
+func (l *Log) annotated(obj *unstructured.Unstructured, attempt string) *unstructured.Unstructured {
+	obj = obj.DeepCopy()
+	if l.attempt != "" {
+		attempt = l.attempt
+	}
+	annotations := obj.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[AttemptAnnotation] = attempt
+	if attempt == "" {
+		delete(annotations, AttemptAnnotation)
+	}
+	obj.SetAnnotations(annotations)
+	return obj
+}
+
+// annotatedLike returns a copy of obj with the attempt of other.
+func (l *Log) annotatedLike(obj, other *unstructured.Unstructured) *unstructured.Unstructured {
+	return (&Log{}).annotated(obj, other.GetAnnotations()[AttemptAnnotation])
+}
+
+// content returns the fields of obj that clients write.
+func content(obj *unstructured.Unstructured) map[string]any {
+	fields := obj.DeepCopy().Object
+	delete(fields, "status")
+	for _, field := range []string{"creationTimestamp", "generation", "managedFields", "resourceVersion", "uid"} {
+		unstructured.RemoveNestedField(fields, "metadata", field)
+	}
+	if len(obj.GetAnnotations()) == 0 {
+		unstructured.RemoveNestedField(fields, "metadata", "annotations")
+	}
+	return fields
+}
+
+// restore gives the fields of live that differ between before and written the value of before, unless they have been
+// changed since.
+func restore(live, written, before map[string]any) {
+	for key := range mergedKeys(written, before) {
+		old, had := before[key]
+		current, isMap := live[key].(map[string]any)
+		writtenMap, wasWritten := written[key].(map[string]any)
+		oldMap, wasMap := old.(map[string]any)
+		switch {
+		case isMap && wasWritten && (wasMap || !had):
+			restore(current, writtenMap, oldMap)
+		case equality.Semantic.DeepEqual(written[key], old), !equality.Semantic.DeepEqual(live[key], written[key]):
+		case had:
+			live[key] = old
+		default:
+			delete(live, key)
+		}
+	}
+}
+
+func mergedKeys(a, b map[string]any) map[string]bool {
+	keys := map[string]bool{}
+	for key := range a {
+		keys[key] = true
+	}
+	for key := range b {
+		keys[key] = true
+	}
+	return keys
+}
+
+// contains returns whether live has each field of desired. Lists are compared as a whole, except owner references: live
+// may have more.
+func contains(live, desired any) bool {
+	switch desired := desired.(type) {
+	case nil:
+		return true
+	case map[string]any:
+		live, _ := live.(map[string]any)
+		for key, value := range desired {
+			if key == "ownerReferences" && !containsEach(live[key], value) || key != "ownerReferences" && !contains(live[key], value) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		live, _ := live.([]any)
+		return slices.EqualFunc(live, desired, func(a, b any) bool { return contains(a, b) })
+	}
+	return reflect.DeepEqual(live, desired)
+}
+
+// containsEach returns whether each element of the list desired is in the list live.
+func containsEach(live, desired any) bool {
+	existing, _ := live.([]any)
+	wanted, _ := desired.([]any)
+	return !slices.ContainsFunc(wanted, func(element any) bool {
+		return !slices.ContainsFunc(existing, func(other any) bool { return contains(other, element) })
+	})
+}
