@@ -9,9 +9,9 @@ import (
 	"github.com/towline/towline/internal/join/karmada"
 )
 
-// MemberContext returns which context of a kubeconfig leads to a cluster: the explicit one, else the one that is named
-// like the cluster, else the current one. It is "" without an error only if the kubeconfig has no contexts at all and
-// none is asked for. It fails if the context is not there.
+// MemberContext returns the context of a kubeconfig for a cluster: the explicit one, else the one with the name of the
+// cluster, else the current one. It returns "" only for a kubeconfig without contexts if none is explicit. It returns an
+// error if the context does not exist.
 func MemberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, error) {
 	if explicit != "" {
 		if cfg.Contexts[explicit] == nil {
@@ -34,8 +34,8 @@ func MemberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, 
 	return cfg.CurrentContext, nil
 }
 
-// DefaultClusterName returns the name that a cluster is registered under if no other is given: that of the cluster
-// entry of the kubeconfig's current-context. It fails if there is none, or if a Cluster cannot have that name.
+// DefaultClusterName returns the default name of a Cluster: that of the cluster entry of the kubeconfig's
+// current-context. It returns an error if there is none, or if a Cluster cannot have that name.
 func DefaultClusterName(cfg *clientcmdapi.Config) (string, error) {
 	if cfg.CurrentContext == "" {
 		return "", errors.New("the kubeconfig has no current-context to take the cluster's name from: give one with --cluster-name")

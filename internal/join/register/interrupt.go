@@ -7,16 +7,16 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Interruptible returns config with which no client waits for an answer to a read when ctx ends: clients list the kinds
-// of their cluster first, for which they take no context. Writes end by themselves, since they may have done their
-// work; and reads that begin after the end of ctx are those of taking back, and go on.
+// Interruptible returns config with which reads end when ctx ends, also those for which a client takes no context: it
+// lists the kinds of its cluster first. Writes are not cut off, since they may have been executed. Reads that begin after
+// the end of ctx are those of a rollback and are not cut off either.
 func Interruptible(ctx context.Context, config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return interruptible{ctx: ctx, next: next} })
 	return config
 }
 
-// interruptible sends requests that are cut off with ctx.
+// interruptible is a RoundTripper whose reads end with ctx.
 type interruptible struct {
 	ctx  context.Context //nolint:containedctx // it is that of the command, which all its requests belong to
 	next http.RoundTripper
@@ -28,15 +28,15 @@ func (i interruptible) RoundTrip(request *http.Request) (*http.Response, error) 
 		return i.next.RoundTrip(request)
 	}
 	bound, cancel := context.WithCancelCause(request.Context())
-	// Until the answer is read, which is when the context of the request ends.
+	// It is needed until the response is read, which is when the context of the request ends.
 	stop := context.AfterFunc(i.ctx, func() { cancel(context.Cause(i.ctx)) }) //nolint:contextcheck // there are two, and one is done
 	context.AfterFunc(request.Context(), func() { stop() })
-	answer, err := i.next.RoundTrip(request.WithContext(bound))
+	response, err := i.next.RoundTrip(request.WithContext(bound))
 	if err != nil && context.Cause(bound) != nil {
 		return nil, context.Cause(bound)
 	}
-	return answer, err
+	return response, err
 }
 
-// WrappedRoundTripper returns the one that sends the requests.
+// WrappedRoundTripper returns the next RoundTripper.
 func (i interruptible) WrappedRoundTripper() http.RoundTripper { return i.next }

@@ -9,42 +9,36 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
-	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/join/rollback"
 )
 
-// The names of what a registration makes on the cluster. They are fixed by the Karmada surface.
+// The names of the objects of a registration on the cluster. They are the same as in Karmada.
 const (
-	// KubeconfigSecret is the Secret with the agent's way to the control plane, under the key KubeconfigKey.
+	// KubeconfigSecret is the Secret with the agent's kubeconfig for the control plane, under the key KubeconfigKey.
 	KubeconfigSecret = "karmada-kubeconfig"
-	// KubeconfigKey is the key of the kubeconfig in it.
+	// KubeconfigKey is the key of the kubeconfig in the Secret.
 	KubeconfigKey = "karmada-kubeconfig"
 	// AgentAccount is the agent's ServiceAccount.
 	AgentAccount = "karmada-agent-sa"
-	// AgentRole is the agent's ClusterRole, and the ClusterRoleBinding. All agents of one cluster, each in a namespace of
-	// its own, share both.
+	// AgentRole is the agent's ClusterRole and ClusterRoleBinding. The agents of one cluster, each in a namespace of its
+	// own, share both.
 	AgentRole = "karmada-agent"
 )
 
 const (
-	// RegistrationLabel on an object of the cluster names the Cluster that a registration made it for.
+	// RegistrationLabel on an object of the cluster is the name of the Cluster whose registration made it.
 	RegistrationLabel = "towline.dev/registration"
-	// attemptAnnotation says which run made an object, so that a run takes back nothing but its own.
-	attemptAnnotation = "towline.dev/registration-attempt"
-	// unfinishedAnnotation on the Secret says that the registration is not through. The next run goes on with what such a
-	// one left.
+	// unfinishedAnnotation on the Secret marks a registration that is not complete. The next run resumes it.
 	unfinishedAnnotation = "towline.dev/registration-unfinished"
-	// certificateAnnotation on the Secret and on the pods names the request that the certificate came from, so that a new
-	// one starts them again.
+	// certificateAnnotation on the Secret and on the pods is the name of the CertificateSigningRequest of the certificate,
+	// so that a new certificate restarts the pods.
 	certificateAnnotation = "towline.dev/certificate"
 
 	agentLabel     = "app"
@@ -56,19 +50,19 @@ const (
 	hubEntry       = "karmada-apiserver"
 )
 
-// manifest is what the objects of one registration are made from.
+// manifest makes the objects of one registration.
 type manifest struct {
 	request Request
 	attempt string
 	// server is the address of the cluster's own API.
 	server string
-	// certificate names the request that the kubeconfig's certificate came from.
-	certificate string
-	kubeconfig  []byte
+	// csr is the name of the CertificateSigningRequest of the kubeconfig's certificate.
+	csr        string
+	kubeconfig []byte
 }
 
-// kubeconfig returns the agent's way to the control plane.
-func kubeconfig(cluster, endpoint string, ca, cert, key []byte) ([]byte, error) {
+// encodeKubeconfig returns the agent's kubeconfig for the control plane.
+func encodeKubeconfig(cluster, endpoint string, ca, cert, key []byte) ([]byte, error) {
 	made := clientcmdapi.NewConfig()
 	name := cluster + "@" + hubEntry
 	made.Clusters[hubEntry] = &clientcmdapi.Cluster{Server: "https://" + endpoint, CertificateAuthorityData: ca}
@@ -82,21 +76,19 @@ func kubeconfig(cluster, endpoint string, ca, cert, key []byte) ([]byte, error) 
 	return out, nil
 }
 
-// namespace is the agent's namespace, as it is made if it is missing.
-func (m manifest) namespace() client.Object {
+func (m manifest) namespace() *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: m.meta("", m.request.Namespace)}
 }
 
-// secret is the Secret with the way to the control plane. It is the first object of a registration, and says that there
-// is one under way.
+// secret is the first object of a registration, and marks it as incomplete.
 func (m manifest) secret() client.Object {
 	secret := &corev1.Secret{
 		ObjectMeta: m.meta(m.request.Namespace, KubeconfigSecret),
 		Type:       corev1.SecretTypeOpaque,
 		Data:       map[string][]byte{KubeconfigKey: m.kubeconfig},
 	}
-	secret.Annotations[certificateAnnotation] = m.certificate
-	// The agent that a new certificate is for works on if this one does not get through.
+	secret.Annotations[certificateAnnotation] = m.csr
+	// After a renewal that fails the agent continues with its earlier certificate.
 	if !m.request.Renew {
 		secret.Annotations[unfinishedAnnotation] = "true"
 	}
@@ -107,8 +99,8 @@ func (m manifest) account() client.Object {
 	return &corev1.ServiceAccount{ObjectMeta: m.meta(m.request.Namespace, AgentAccount)}
 }
 
-// role lets the agent do what it is told to do on the cluster, which may be anything.
-func (m manifest) role() client.Object {
+// role gives the agent all permissions: the control plane may deploy objects of any kind.
+func (m manifest) role() *rbacv1.ClusterRole {
 	return &rbacv1.ClusterRole{
 		ObjectMeta: m.shared(AgentRole),
 		Rules: []rbacv1.PolicyRule{
@@ -137,10 +129,10 @@ func (m manifest) deployment() client.Object {
 		Spec: appsv1.DeploymentSpec{
 			Replicas: ptr.To(m.request.Replicas),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			// Two agents would have to wait for one another.
+			// A second agent would wait for the end of the first one.
 			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
 			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{certificateAnnotation: m.certificate}},
+				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{certificateAnnotation: m.csr}},
 				Spec: corev1.PodSpec{
 					ServiceAccountName:            AgentAccount,
 					TerminationGracePeriodSeconds: ptr.To(int64(10)),
@@ -176,7 +168,7 @@ func (m manifest) container() corev1.Container {
 			AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true),
 			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 		},
-		// What the agent last said is then the reason that is shown if it ends.
+		// The end of the agent's log then is the reason that Register reports.
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 	}
 }
@@ -188,7 +180,7 @@ func probe(path string, delay, period int32) *corev1.Probe {
 	}
 }
 
-// arguments are those of the agent; what the request leaves open is left out.
+// arguments are the command line of the agent, without flags that have no value.
 func (m manifest) arguments() []string {
 	r := m.request
 	controllers := "*"
@@ -217,7 +209,7 @@ func (m manifest) arguments() []string {
 	return args
 }
 
-// meta is the metadata of an object that belongs to this registration alone.
+// meta is the metadata of an object of this registration.
 func (m manifest) meta(namespace, name string) metav1.ObjectMeta {
 	meta := m.shared(name)
 	meta.Namespace = namespace
@@ -225,28 +217,9 @@ func (m manifest) meta(namespace, name string) metav1.ObjectMeta {
 	return meta
 }
 
-// shared is the metadata of an object that the registrations of other clusters may use, too.
+// shared is the metadata of an object that the agents of one cluster share.
 func (m manifest) shared(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
-		Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{attemptAnnotation: m.attempt},
+		Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{rollback.AttemptAnnotation: m.attempt},
 	}
-}
-
-// untyped returns obj as it is written: without a status.
-func untyped(obj client.Object) (*unstructured.Unstructured, error) {
-	gvk, err := apiutil.GVKForObject(obj, kube.Scheme())
-	if err != nil {
-		return nil, fmt.Errorf("prepare the registration: %w", err)
-	}
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		return nil, fmt.Errorf("prepare %s %s: %w", gvk.Kind, obj.GetName(), err)
-	}
-	out := &unstructured.Unstructured{Object: fields}
-	out.SetGroupVersionKind(gvk)
-	unstructured.RemoveNestedField(out.Object, "status")
-	for _, path := range [][]string{{"metadata"}, {"spec", "template", "metadata"}} {
-		unstructured.RemoveNestedField(out.Object, append(path, "creationTimestamp")...)
-	}
-	return out, nil
 }

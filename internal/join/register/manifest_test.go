@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -26,11 +28,11 @@ func TestManifestsAreTheGoldenOnes(t *testing.T) {
 	for name, request := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			way, err := kubeconfig(request.ClusterName, "10.10.0.1:32443", []byte("ca"), []byte("certificate"), []byte("key"))
+			way, err := encodeKubeconfig(request.ClusterName, "10.10.0.1:32443", []byte("ca"), []byte("certificate"), []byte("key"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := manifest{request: request, attempt: "attempt", server: "https://10.20.0.1:6443", certificate: "member3-abcde", kubeconfig: way}
+			m := manifest{request: request, attempt: "attempt", server: "https://10.20.0.1:6443", csr: "member3-abcde", kubeconfig: way}
 			got := slices.Concat(way, encode(t, m.namespace(), m.secret(), m.role(), m.account(), m.binding(), m.deployment()))
 			file := "testdata/" + name + ".yaml"
 			if *update {
@@ -53,7 +55,7 @@ func encode(t *testing.T, objects ...client.Object) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	for _, obj := range objects {
-		desired, err := untyped(obj)
+		desired, err := kube.ToUnstructured(kube.Scheme(), obj)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,12 +3,10 @@ package register_test
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,12 +16,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/register"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // stages are the lines of a registration that works.
@@ -107,54 +105,11 @@ func TestDryRunChangesNothing(t *testing.T) {
 	}
 }
 
-// fault makes one writing request go wrong.
-type fault struct {
-	// at counts writing requests from one.
-	at     int64
-	strike func(request *http.Request, next http.RoundTripper) (*http.Response, error)
-	seen   atomic.Int64
-}
-
-func (f *fault) on(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			if request.Method != http.MethodGet && f.seen.Add(1) == f.at {
-				return f.strike(request, next)
-			}
-			return next.RoundTrip(request)
-		})
-	})
-	return config
-}
-
-var errFault = errors.New("the line is cut")
-
-// faults are the ways in which a request goes wrong. Each takes the registration's cancel function.
-var faults = map[string]func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error){
-	"lost": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
-		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
-			if answer, err := next.RoundTrip(request); err == nil {
-				answer.Body.Close()
-			}
-			return nil, errFault
-		}
-	},
-	"interrupted": func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
-		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
-			cancel()
-			return next.RoundTrip(request)
-		}
-	},
-	"forbidden": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
-		return func(request *http.Request, _ http.RoundTripper) (*http.Response, error) {
-			body := `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"not you","reason":"Forbidden","code":403}`
-			return &http.Response{
-				StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)),
-				Request: request, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-			}, nil
-		}
-	},
+// effects are the faults of one request. Each takes the registration's cancel function.
+var effects = map[string]func(cancel func()) faults.Effect{
+	"lost":        func(func()) faults.Effect { return faults.LoseResponse },
+	"interrupted": faults.Interrupt,
+	"forbidden":   func(func()) faults.Effect { return faults.Forbid },
 }
 
 // leastWrites is how many requests of a registration change the cluster at least: Namespace, Secret, ServiceAccount,
@@ -164,7 +119,7 @@ const leastWrites = 6
 func TestAFailureAtAnyWriteLeavesNothingAndTheSecondTryWorks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for kind, strike := range faults {
+	for kind, effect := range effects {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			name := "fault-" + kind
@@ -173,11 +128,11 @@ func TestAFailureAtAnyWriteLeavesNothingAndTheSecondTryWorks(t *testing.T) {
 			member := r.Member
 			for at := int64(1); ; at++ {
 				ctx, cancel := context.WithCancel(t.Context())
-				f := &fault{at: at, strike: strike(cancel)}
-				r.Member = f.on(member)
+				f := &faults.Fault{At: at, Effect: effect(cancel)}
+				r.Member = f.On(member)
 				err := register.Register(ctx, r)
 				cancel()
-				if f.seen.Load() < at && at > leastWrites {
+				if f.Seen() < at && at > leastWrites {
 					if err != nil {
 						t.Errorf("the try after %d failures: %v", at-1, err)
 					}
@@ -240,14 +195,12 @@ func TestAnInterruptionThatCannotBeTakenBackSaysSo(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	member := r.Member
-	r.Member = (&fault{at: 2, strike: faults["interrupted"](cancel)}).on(member)
-	r.Member.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			if request.Method == http.MethodDelete {
-				return faults["forbidden"](cancel)(request, next)
-			}
-			return next.RoundTrip(request)
-		})
+	r.Member = (&faults.Fault{At: 2, Effect: faults.Interrupt(cancel)}).On(member)
+	r.Member = faults.Wrap(r.Member, func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if request.Method == http.MethodDelete {
+			return faults.Forbid(request, next)
+		}
+		return next.RoundTrip(request)
 	})
 	if err := register.Register(ctx, r); !errors.Is(err, context.Canceled) {
 		t.Errorf("got error %v, want that of the interruption", err)
@@ -368,8 +321,8 @@ func TestRenewingGivesTheAgentANewCertificate(t *testing.T) {
 	r.Renew, r.Token = true, w.token(t, bootstrap.TokenOptions{TTL: time.Hour, Cluster: "renewed"})
 	member := r.Member
 	for at := int64(1); at <= 3; at++ {
-		f := &fault{at: at, strike: faults["forbidden"](func() {})}
-		r.Member = f.on(member)
+		f := &faults.Fault{At: at, Effect: faults.Forbid}
+		r.Member = f.On(member)
 		wantText(t, register.Register(t.Context(), r), "not you")
 		if diff := cmp.Diff(before, w.kubeconfig(t, "renewed")); diff != "" {
 			t.Fatalf("kubeconfig after a failure at write %d (-before +after):\n%s", at, diff)

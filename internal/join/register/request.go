@@ -22,57 +22,57 @@ const (
 	DefaultNamespace = "karmada-system"
 	// DefaultAgentName is the name of the agent's Deployment.
 	DefaultAgentName = "karmada-agent"
-	// DefaultDiscoveryTimeout is how long each of the waits of a registration may take.
+	// DefaultDiscoveryTimeout limits each wait of a registration.
 	DefaultDiscoveryTimeout = 5 * time.Minute
-	// DefaultCertLife is the life to ask for of the agent's certificate.
+	// DefaultCertLife is the requested lifetime of the agent's certificate.
 	DefaultCertLife = 365 * 24 * time.Hour
-	// minCertLife is the shortest life of a certificate that Kubernetes lets anybody ask for.
+	// minCertLife is the shortest lifetime of a certificate that Kubernetes accepts.
 	minCertLife = 10 * time.Minute
 )
 
-// Request asks to register a cluster in pull mode, from beside the cluster.
+// Request is a request to register a pull-mode cluster.
 type Request struct {
 	// Endpoint is the control plane's host:port, without a scheme.
 	Endpoint string
 	// Token is the bootstrap token, <id>.<secret>.
 	Token string
-	// Pins are what is known of the control plane's certificate authorities, each "sha256:<hex>". UnsafeSkipCA does
-	// without any.
+	// Pins are hashes of the public keys of the control plane's certificate authorities, each "sha256:<hex>". With
+	// UnsafeSkipCA there may be none.
 	Pins         []string
 	UnsafeSkipCA bool
-	// DiscoveryTimeout is how long each wait may take: for the control plane, for the certificate, and for the agent.
+	// DiscoveryTimeout limits each wait: for the control plane, for the certificate, and for the agent.
 	// Default: DefaultDiscoveryTimeout.
 	DiscoveryTimeout time.Duration
-	// Member is the way to the cluster from here.
+	// Member connects to the cluster.
 	Member *rest.Config
-	// Namespace is that of the agent on the cluster. Default: DefaultNamespace.
+	// Namespace is the namespace of the agent on the cluster. Default: DefaultNamespace.
 	Namespace string
 	// ClusterName is the name of the Cluster.
 	ClusterName string
-	// ClusterNamespace is handed on to the agent. Default: fleet.DefaultClusterNamespace.
+	// ClusterNamespace is the namespace of the agent's inventory on the cluster. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
-	// Provider, Region and Zones say where the cluster is.
+	// Provider, Region and Zones are the location of the cluster.
 	Provider, Region string
 	Zones            []string
 	// EnableCertRotation lets the agent renew its certificate.
 	EnableCertRotation bool
 	// Image is the agent's container image. Default: join.DefaultAgentImage.
 	Image string
-	// Replicas of the agent; one of them works, the others wait. Default 1.
+	// Replicas of the agent, one of which is the leader. Default 1.
 	Replicas int32
-	// CertLife is the life to ask for of the agent's certificate. Default: DefaultCertLife.
+	// CertLife is the requested lifetime of the agent's certificate. Default: DefaultCertLife.
 	CertLife time.Duration
-	// ProxyServerAddress is the proxy that the control plane is to use on the way to the cluster.
+	// ProxyServerAddress is the proxy that the control plane uses for the cluster.
 	ProxyServerAddress string
-	// DryRun only runs the checks of the cluster.
+	// DryRun only checks the cluster.
 	DryRun bool
-	// Renew gives the agent of this cluster, which is there already, a new certificate.
+	// Renew gives the running agent a new certificate.
 	Renew bool
-	// Out is told the lines of the result, Progress what is being waited for.
+	// Out is called with the lines of the output, Progress with the reasons for waiting.
 	Out, Progress func(line string)
 }
 
-// withDefaults returns r with its defaults filled in, or what is wrong with it.
+// withDefaults returns r with its defaults, or an error if it is not valid.
 func (r Request) withDefaults() (Request, error) {
 	r.DiscoveryTimeout = cmp.Or(r.DiscoveryTimeout, DefaultDiscoveryTimeout)
 	r.Namespace = cmp.Or(r.Namespace, DefaultNamespace)
@@ -110,7 +110,7 @@ func (r Request) validate() error {
 	if err := errors.Join(checkNamespace("--namespace", r.Namespace), checkNamespace("--cluster-namespace", r.ClusterNamespace)); err != nil {
 		return err
 	}
-	if err := r.validatePlace(); err != nil {
+	if err := r.validateLocation(); err != nil {
 		return err
 	}
 	switch {
@@ -126,8 +126,8 @@ func (r Request) validate() error {
 	return nil
 }
 
-// validatePlace checks what the agent writes into the Cluster, which would not take it.
-func (r Request) validatePlace() error {
+// validateLocation checks the values that the agent writes into the Cluster.
+func (r Request) validateLocation() error {
 	if err := fleet.ValidateProxyURL(r.ProxyServerAddress); err != nil {
 		return fmt.Errorf("--proxy-server-address: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 
 	"github.com/towline/towline/internal/join/register"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 func TestARunThatWasKilledIsTakenOver(t *testing.T) {
@@ -103,8 +104,8 @@ func TestAFailureAfterATakeOverTakesEverythingBack(t *testing.T) {
 	w.annotate(t, "over", map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
 	member := r.Member
 	// The last but one of its writes is the one that says that it is through.
-	f := &fault{at: 4, strike: faults["forbidden"](func() {})}
-	r.Member = f.on(member)
+	f := &faults.Fault{At: 4, Effect: faults.Forbid}
+	r.Member = f.On(member)
 	wantText(t, register.Register(t.Context(), r), "not you")
 	w.awaitNothing(t, "over")
 	r.Member = member

@@ -9,6 +9,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,37 +21,33 @@ import (
 )
 
 const (
-	// DefaultWait is how long the control plane may take to let a cluster go.
+	// DefaultWait is the default time limit for the deletion of a Cluster on the control plane.
 	DefaultWait = time.Minute
-	// cleanLimit is how long it may take after that to remove from the cluster what the registration made: an agent that
-	// hangs, and about ten requests.
-	cleanLimit = podsLimit + 20*time.Second
-	// leavingAnnotation on the Secret names the Cluster, by its uid, that somebody has asked to unregister. The agent has
-	// no rights any more when that is done, so that a later run could not ask what became of it.
-	leavingAnnotation = "towline.dev/unregistering"
-	// departingAnnotation is what an agent writes there that the control plane has ordered to go.
-	departingAnnotation = "towline.dev/departing"
+	// unregisteringAnnotation on the Secret is the uid of the Cluster that is being unregistered. The agent loses its access
+	// with the Cluster, so that a later run could not find out that the Cluster is deleted.
+	unregisteringAnnotation = "towline.dev/unregistering"
+	// uninstallAnnotation on the Secret is written by an agent that uninstalls itself.
+	uninstallAnnotation = "towline.dev/departing"
 )
 
-// UnregisterRequest asks to take a cluster out of the fleet that is in it in pull mode.
+// UnregisterRequest is a request to unregister a pull-mode cluster.
 type UnregisterRequest struct {
-	// Member is the way to the cluster. Hub is the way to the control plane; nil takes that of the agent, and its
-	// identity.
+	// Member connects to the cluster, Hub to the control plane; nil for the kubeconfig of the agent.
 	Member, Hub *rest.Config
 	// ClusterName is the name of the Cluster.
 	ClusterName string
-	// Namespace is that of the agent on the cluster, AgentName the name of its Deployment there. Defaults:
+	// Namespace is the namespace of the agent on the cluster, AgentName the name of its Deployment. Defaults:
 	// DefaultNamespace, DefaultAgentName.
 	Namespace, AgentName string
-	// ClusterNamespace is the namespace on the cluster that the agent keeps its records in, if the agent is not there to
-	// say so itself. Default: fleet.DefaultClusterNamespace.
+	// ClusterNamespace is the namespace of the agent's inventory on the cluster, unless the agent's Deployment has another
+	// one. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
-	// Wait is how long it may take until the Cluster is gone from the control plane. Default: DefaultWait.
+	// Wait is the time limit for the deletion of the Cluster on the control plane. Default: DefaultWait.
 	Wait time.Duration
-	// DryRun only looks. Orphan leaves on the cluster what was propagated to it; only an administrator of the control
-	// plane may ask for that.
+	// DryRun changes nothing. Orphan keeps the propagated objects on the cluster; only an administrator of the control
+	// plane may request that.
 	DryRun, Orphan bool
-	// Progress is told what is done and waited for.
+	// Progress is called with a line for each step.
 	Progress func(line string)
 }
 
@@ -66,15 +63,15 @@ func (r UnregisterRequest) withDefaults() (UnregisterRequest, error) {
 		r.Progress = func(string) {}
 	}
 	if r.Member == nil {
-		return r, errors.New("the way to the cluster is not given")
+		return r, errors.New("no kubeconfig for the cluster is given")
 	}
 	return r, errors.Join(karmada.ValidateName(r.ClusterName), checkNamespace("--namespace", r.Namespace), checkNamespace("--cluster-namespace", r.ClusterNamespace))
 }
 
-// Unregister takes a cluster out of the fleet: it has the control plane withdraw what was propagated and delete the
-// Cluster, and then removes from the cluster what its registration made there. It can be repeated, also after it was
-// interrupted. A Cluster that the control plane does not have is an error, unless there was something left to remove.
-// Nothing is removed from the cluster as long as the control plane may still have the Cluster.
+// Unregister has the control plane withdraw the propagated objects and delete the Cluster, and then deletes the
+// registration from the cluster. It can be repeated, also after an interruption. It returns an error for a Cluster that
+// does not exist, unless the cluster still has objects of its registration. It deletes nothing on the cluster while the
+// control plane may still have the Cluster.
 func Unregister(ctx context.Context, request UnregisterRequest) error {
 	request, err := request.withDefaults()
 	if err != nil {
@@ -85,16 +82,23 @@ func Unregister(ctx context.Context, request UnregisterRequest) error {
 		return err
 	}
 	u := &unregistration{request: request, member: m}
-	if err := u.leave(ctx); err != nil || request.DryRun {
+	waitCtx, cancel := context.WithTimeoutCause(ctx, request.Wait, fmt.Errorf("it took longer than %s", request.Wait))
+	defer cancel()
+	if err := withCause(waitCtx, u.deleteCluster(waitCtx)); err != nil || request.DryRun || u.objects.isEmpty() {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, cleanLimit, fmt.Errorf("it took longer than %s to clean the cluster", cleanLimit))
+	ctx, cancel = context.WithTimeoutCause(ctx, cleanupTimeout, fmt.Errorf("it took longer than %s to clean the cluster", cleanupTimeout))
 	defer cancel()
-	return because(ctx, u.clean(ctx))
+	c := cleanup{member: m, objects: u.objects, cluster: request.ClusterName, records: u.request.ClusterNamespace, progress: request.Progress}
+	if err := c.run(ctx); err != nil {
+		return withCause(ctx, err)
+	}
+	request.Progress(fmt.Sprintf("Successfully unregister cluster (%s) from control plane.", request.ClusterName))
+	return nil
 }
 
-// because returns err with the reason why ctx ended, if it did.
-func because(ctx context.Context, err error) error {
+// withCause returns err with the reason why ctx ended, if it did.
+func withCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
@@ -105,126 +109,35 @@ func because(ctx context.Context, err error) error {
 type unregistration struct {
 	request UnregisterRequest
 	member  member
-	// there is what the cluster holds of the agent.
-	there resident
+	// objects are those of the agent on the cluster.
+	objects agentObjects
 }
 
-// errUnsure says that the control plane may still have the Cluster.
-var errUnsure = errors.New("give the way to the control plane with --karmada-config")
+// errUnknown is returned if the control plane may still have the Cluster.
+var errUnknown = errors.New("give the way to the control plane with --karmada-config")
 
-// leave has the control plane delete the Cluster, and waits until it is gone. Without an error the cluster is to be
-// cleaned then.
-func (u *unregistration) leave(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, u.request.Wait, fmt.Errorf("it took longer than %s", u.request.Wait))
-	defer cancel()
-	return because(ctx, u.delete(ctx))
-}
-
-func (u *unregistration) delete(ctx context.Context) error {
+// deleteCluster deletes the Cluster and waits until it is deleted. After it returned nil the cluster must be cleaned up.
+func (u *unregistration) deleteCluster(ctx context.Context) error {
 	r := u.request
-	there, err := u.member.resident(ctx, r.Namespace, r.AgentName)
-	if silent(err) {
-		return fmt.Errorf("%w; a cluster that is gone for good is taken out on the control plane, by `kubectl delete cluster %s`", err, r.ClusterName)
+	if err := u.readObjects(ctx); err != nil {
+		return err
 	}
+	hub, err := u.newHubClient(ctx)
 	if err != nil {
 		return err
 	}
-	if name := there.cluster(); name != "" && name != r.ClusterName {
-		if r.Hub == nil {
-			return fmt.Errorf("the agent in namespace %s of the cluster is that of Cluster %s, and not of %s", r.Namespace, name, r.ClusterName)
-		}
-		// What is there is somebody else's.
-		there = resident{namespace: r.Namespace}
-	}
-	u.there = there
-	u.request.ClusterNamespace = cmp.Or(there.argument(recordsFlag), r.ClusterNamespace)
-	hub, err := u.hub(ctx)
-	if err != nil {
-		return err
-	}
-	cluster, err := u.look(ctx, hub)
+	cluster, err := u.readCluster(ctx, hub)
 	if err != nil {
 		return err
 	}
 	if cluster == nil {
-		return u.missing()
-	}
-	if err := u.check(ctx, cluster); err != nil || r.DryRun {
-		return err
-	}
-	if err := u.noteLeaving(ctx, cluster); err != nil {
-		return err
-	}
-	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{Orphan: r.Orphan, Wait: r.Wait, Progress: r.Progress})
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("%w; the control plane goes on with it, and the command can be run again", err)
-	case err != nil && !errors.Is(err, karmada.ErrNoCluster):
-		return err
-	}
-	// Or somebody else was faster.
-	r.Progress(fmt.Sprintf("Successfully delete cluster object (%s) from control plane.", r.ClusterName))
-	return nil
-}
-
-// silent says that a cluster gave no answer, and nobody has given up on it.
-func silent(err error) bool {
-	return err != nil && apierrors.ReasonForError(err) == metav1.StatusReasonUnknown && !errors.Is(err, context.Canceled)
-}
-
-// hub connects to the control plane: as who called, or else as the agent.
-func (u *unregistration) hub(ctx context.Context) (client.Client, error) {
-	config := u.request.Hub
-	if config == nil {
-		secret := u.there.secret
-		if secret == nil {
-			return nil, fmt.Errorf("there is no Secret %s on the cluster that leads to the control plane: %w", u.there.secretKey(), errUnsure)
+		missing := fmt.Errorf("no cluster object %s found in karmada control Plane", r.ClusterName)
+		if u.objects.isEmpty() {
+			return missing
 		}
-		if u.request.Orphan {
-			return nil, fmt.Errorf("the agent itself may not ask for --orphan: %w", errUnsure)
-		}
-		var err error
-		if config, err = clientcmd.RESTConfigFromKubeConfig(secret.Data[KubeconfigKey]); err != nil {
-			return nil, fmt.Errorf("the kubeconfig in Secret %s on the cluster cannot be used (%w): %w", u.there.secretKey(), err, errUnsure)
-		}
+		r.Progress(missing.Error() + "; what is left of its registration on the cluster is to be removed")
+		return nil
 	}
-	hub, err := connect(ctx, config)
-	if err != nil {
-		return nil, fmt.Errorf("connect to the control plane: %w", err)
-	}
-	return hub, nil
-}
-
-// look reads the Cluster; nil means that the control plane does not have it, for sure.
-func (u *unregistration) look(ctx context.Context, hub client.Client) (*clusterv1alpha1.Cluster, error) {
-	name := u.request.ClusterName
-	cluster := &clusterv1alpha1.Cluster{}
-	err := hub.Get(ctx, client.ObjectKey{Name: name}, cluster)
-	own := u.request.Hub == nil
-	switch {
-	case err == nil && cluster.Spec.SyncMode == clusterv1alpha1.Push:
-		return nil, fmt.Errorf("cluster %s is a Push mode member cluster, please use command `unjoin` if you want to continue unjoining the cluster", name)
-	case err == nil:
-		return cluster, nil
-	case apierrors.IsNotFound(err):
-		return nil, nil //nolint:nilnil // none is an answer
-	case own && apierrors.IsForbidden(err) && u.leaving():
-		// The agent's rights go with its Cluster, which somebody has asked to delete.
-		return nil, nil //nolint:nilnil // as above
-	case own && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)):
-		return nil, fmt.Errorf("the control plane does not let the agent of cluster %s in any more (%w): %w", name, err, errUnsure)
-	}
-	return nil, fmt.Errorf("read Cluster %s on the control plane: %w", name, err)
-}
-
-// leaving says that the Cluster was about to be deleted.
-func (u *unregistration) leaving() bool {
-	annotations := u.there.secret.Annotations
-	return annotations[leavingAnnotation] != "" || annotations[departingAnnotation] != ""
-}
-
-// check refuses a Cluster that is another one than the cluster here.
-func (u *unregistration) check(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
 	id, err := u.member.id(ctx)
 	if err != nil {
 		return err
@@ -232,29 +145,101 @@ func (u *unregistration) check(ctx context.Context, cluster *clusterv1alpha1.Clu
 	if cluster.Spec.ID != "" && cluster.Spec.ID != id {
 		return fmt.Errorf("the Cluster %s is another cluster than that of --cluster-kubeconfig: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, id)
 	}
+	if r.DryRun {
+		return nil
+	}
+	if err := u.annotateSecret(ctx, cluster); err != nil {
+		return err
+	}
+	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{Orphan: r.Orphan, Wait: r.Wait, Progress: r.Progress})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w; the control plane goes on with it, and the command can be run again", err)
+	case err != nil && !errors.Is(err, karmada.ErrNoCluster): // another client may have deleted it
+		return err
+	}
+	r.Progress(fmt.Sprintf("Successfully delete cluster object (%s) from control plane.", r.ClusterName))
 	return nil
 }
 
-// noteLeaving notes on the cluster what is about to be deleted.
-func (u *unregistration) noteLeaving(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
-	if u.there.secret == nil || u.there.secret.Annotations[leavingAnnotation] == string(cluster.UID) {
+// readObjects reads the objects of the agent, unless they belong to another Cluster.
+func (u *unregistration) readObjects(ctx context.Context) error {
+	r := u.request
+	objects, err := u.member.agentObjects(ctx, r.Namespace, r.AgentName)
+	if err != nil {
+		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown && !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("%w; a cluster that is gone for good is taken out on the control plane, by `kubectl delete cluster %s`", err, r.ClusterName)
+		}
+		return err
+	}
+	if name := objects.cluster(); name != "" && name != r.ClusterName {
+		if r.Hub == nil {
+			return fmt.Errorf("the agent in namespace %s of the cluster is that of Cluster %s, and not of %s", r.Namespace, name, r.ClusterName)
+		}
+		objects = agentObjects{namespace: r.Namespace}
+	}
+	u.objects = objects
+	u.request.ClusterNamespace = cmp.Or(objects.argument(recordsFlag), r.ClusterNamespace)
+	return nil
+}
+
+// newHubClient connects to the control plane as the caller or, without a kubeconfig, as the agent.
+func (u *unregistration) newHubClient(ctx context.Context) (client.Client, error) {
+	config := u.request.Hub
+	if config == nil {
+		secret := u.objects.secret
+		if secret == nil {
+			return nil, fmt.Errorf("there is no Secret %s on the cluster that leads to the control plane: %w", u.objects.secretKey(), errUnknown)
+		}
+		if u.request.Orphan {
+			return nil, fmt.Errorf("the agent itself may not ask for --orphan: %w", errUnknown)
+		}
+		var err error
+		if config, err = clientcmd.RESTConfigFromKubeConfig(secret.Data[KubeconfigKey]); err != nil {
+			return nil, fmt.Errorf("the kubeconfig in Secret %s on the cluster cannot be used (%w): %w", u.objects.secretKey(), err, errUnknown)
+		}
+	}
+	hub, err := newClient(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the control plane: %w", err)
+	}
+	return hub, nil
+}
+
+// readCluster returns the Cluster, or nil if it is known not to exist.
+func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*clusterv1alpha1.Cluster, error) {
+	name := u.request.ClusterName
+	cluster := &clusterv1alpha1.Cluster{}
+	err := hub.Get(ctx, client.ObjectKey{Name: name}, cluster)
+	asAgent := u.request.Hub == nil
+	switch {
+	case err == nil && cluster.Spec.SyncMode == clusterv1alpha1.Push:
+		return nil, fmt.Errorf("cluster %s is a Push mode member cluster, please use command `unjoin` if you want to continue unjoining the cluster", name)
+	case err == nil:
+		return cluster, nil
+	case apierrors.IsNotFound(err), asAgent && apierrors.IsForbidden(err) && u.isUnregistering():
+		return nil, nil //nolint:nilnil // nil is the documented result for a missing Cluster
+	case asAgent && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)):
+		return nil, fmt.Errorf("the control plane does not let the agent of cluster %s in any more (%w): %w", name, err, errUnknown)
+	}
+	return nil, fmt.Errorf("read Cluster %s on the control plane: %w", name, err)
+}
+
+// isUnregistering returns whether the Secret has a note that the Cluster is being deleted.
+func (u *unregistration) isUnregistering() bool {
+	annotations := u.objects.secret.Annotations
+	return annotations[unregisteringAnnotation] != "" || annotations[uninstallAnnotation] != ""
+}
+
+// annotateSecret notes on the cluster that the Cluster is being deleted.
+func (u *unregistration) annotateSecret(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
+	if u.objects.secret == nil {
 		return nil
 	}
-	patch := client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, leavingAnnotation, cluster.UID))
-	err := u.member.Patch(ctx, u.there.secret.DeepCopy(), patch, client.FieldOwner(kube.FieldManager))
+	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, unregisteringAnnotation, cluster.UID))
+	err := u.member.Patch(ctx, u.objects.secret.DeepCopy(), patch, client.FieldOwner(kube.FieldManager))
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("note on the cluster that it is being unregistered: %w", err)
 	}
-	return nil
-}
-
-// missing is the error that the control plane does not know the Cluster, unless something is left of its registration
-// on the cluster.
-func (u *unregistration) missing() error {
-	missing := fmt.Errorf("no cluster object %s found in karmada control Plane", u.request.ClusterName)
-	if u.there.empty() {
-		return missing
-	}
-	u.request.Progress(missing.Error() + "; what is left of its registration on the cluster is to be removed")
 	return nil
 }

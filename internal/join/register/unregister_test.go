@@ -20,6 +20,7 @@ import (
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // registered registers a cluster of that name and returns how to unregister it.
@@ -259,11 +260,11 @@ func TestUnregisteringThatWasInterruptedGoesOn(t *testing.T) {
 	member := u.Member
 	// The note on the Secret, and the first of what is removed.
 	for at := int64(1); at <= 5; at++ {
-		f := &fault{at: at, strike: faults["forbidden"](func() {})}
+		f := &faults.Fault{At: at, Effect: faults.Forbid}
 		if at%2 == 0 {
-			f.strike = faults["lost"](func() {})
+			f.Effect = faults.LoseResponse
 		}
-		u.Member = f.on(member)
+		u.Member = f.On(member)
 		if err := register.Unregister(t.Context(), u); err == nil {
 			break
 		}

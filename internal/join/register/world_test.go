@@ -43,6 +43,7 @@ import (
 	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // settleLimit is how long something may take that happens by itself.
@@ -139,42 +140,33 @@ func (w world) token(t *testing.T, o bootstrap.TokenOptions) string {
 	return token.String()
 }
 
-// roundTripper is a function that answers requests.
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
-
-// as returns a way to the control plane on which it says that its id is another one.
+// as returns a config with which the control plane has another id.
 func (w world) as(id string) *rest.Config {
-	config := rest.CopyConfig(w.plane.Config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			if request.Method != http.MethodGet || request.URL.Path != "/api/v1/namespaces/kube-system" {
-				return next.RoundTrip(request)
-			}
-			request = request.Clone(request.Context())
-			request.Header.Set("Accept", "application/json")
-			answer, err := next.RoundTrip(request)
-			if err != nil {
-				return nil, err
-			}
-			defer answer.Body.Close()
-			namespace := map[string]any{}
-			if err := json.NewDecoder(answer.Body).Decode(&namespace); err != nil {
-				return nil, err
-			}
-			namespace["metadata"].(map[string]any)["uid"] = id
-			body, err := json.Marshal(namespace)
-			if err != nil {
-				return nil, err
-			}
-			answer.Header.Del("Content-Length")
-			answer.Header.Set("Content-Type", "application/json")
-			answer.ContentLength, answer.Body = int64(len(body)), io.NopCloser(bytes.NewReader(body))
-			return answer, nil
-		})
+	return faults.Wrap(w.plane.Config, func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if request.Method != http.MethodGet || request.URL.Path != "/api/v1/namespaces/kube-system" {
+			return next.RoundTrip(request)
+		}
+		request = request.Clone(request.Context())
+		request.Header.Set("Accept", "application/json")
+		answer, err := next.RoundTrip(request)
+		if err != nil {
+			return nil, err
+		}
+		defer answer.Body.Close()
+		namespace := map[string]any{}
+		if err := json.NewDecoder(answer.Body).Decode(&namespace); err != nil {
+			return nil, err
+		}
+		namespace["metadata"].(map[string]any)["uid"] = id
+		body, err := json.Marshal(namespace)
+		if err != nil {
+			return nil, err
+		}
+		answer.Header.Del("Content-Length")
+		answer.Header.Set("Content-Type", "application/json")
+		answer.ContentLength, answer.Body = int64(len(body)), io.NopCloser(bytes.NewReader(body))
+		return answer, nil
 	})
-	return config
 }
 
 // lines collects what a run says.

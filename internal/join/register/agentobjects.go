@@ -1,0 +1,176 @@
+package register
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// agentObjects are the objects of an agent in a namespace of the cluster; nil for those that do not exist.
+type agentObjects struct {
+	namespace  string
+	deployment *appsv1.Deployment
+	secret     *corev1.Secret
+	account    *corev1.ServiceAccount
+}
+
+// agentObjects reads the objects of the agent whose Deployment has the given name.
+func (m member) agentObjects(ctx context.Context, namespace, deployment string) (agentObjects, error) {
+	a := agentObjects{namespace: namespace}
+	var err error
+	if a.deployment, err = read(ctx, m, client.ObjectKey{Namespace: namespace, Name: deployment}, &appsv1.Deployment{}); err != nil {
+		return a, err
+	}
+	if a.secret, err = read(ctx, m, a.secretKey(), &corev1.Secret{}); err != nil {
+		return a, err
+	}
+	a.account, err = read(ctx, m, client.ObjectKey{Namespace: namespace, Name: AgentAccount}, &corev1.ServiceAccount{})
+	return a, err
+}
+
+// read returns obj with the content that it has on the cluster, or nil if it does not exist.
+func read[T client.Object](ctx context.Context, m member, key client.ObjectKey, obj T) (existing T, err error) {
+	found, err := m.find(ctx, key, obj)
+	if err != nil || !found {
+		return existing, err
+	}
+	return obj, nil
+}
+
+// argument returns the value of a flag on the agent's command line.
+func (a agentObjects) argument(flag string) string {
+	if a.deployment == nil {
+		return ""
+	}
+	for _, container := range a.deployment.Spec.Template.Spec.Containers {
+		words := slices.Concat(container.Command, container.Args)
+		if i := slices.IndexFunc(words, func(word string) bool { return strings.HasPrefix(word, flag) }); i >= 0 {
+			return strings.TrimPrefix(words[i], flag)
+		}
+	}
+	return ""
+}
+
+// secretKey returns the key of the Secret with the kubeconfig for the control plane.
+func (a agentObjects) secretKey() client.ObjectKey {
+	if namespace, name, ok := strings.Cut(a.argument(secretFlag), "/"); ok {
+		return client.ObjectKey{Namespace: namespace, Name: name}
+	}
+	return client.ObjectKey{Namespace: a.namespace, Name: KubeconfigSecret}
+}
+
+// cluster returns the name of the agent's Cluster, or "" if it is not known.
+func (a agentObjects) cluster() string {
+	name := a.argument(clusterFlag)
+	if name == "" && a.secret != nil {
+		name = a.secret.Labels[RegistrationLabel]
+	}
+	if name == "" && a.account != nil {
+		name = a.account.Labels[RegistrationLabel]
+	}
+	return name
+}
+
+func (a agentObjects) isEmpty() bool {
+	return a.deployment == nil && a.secret == nil && a.account == nil
+}
+
+// isUnfinished returns whether the objects are those of a registration that was not completed.
+func (a agentObjects) isUnfinished() bool {
+	return a.secret != nil && a.secret.Annotations[unfinishedAnnotation] != ""
+}
+
+// problems returns the objects that prevent another registration.
+func (a agentObjects) problems() []string {
+	var problems []string
+	add := func(exists bool, name, kind string) {
+		if exists {
+			problems = append(problems, fmt.Sprintf("%s/%s %s already exists", a.namespace, name, kind))
+		}
+	}
+	add(a.secret != nil, a.secretKey().Name, "Secret")
+	add(a.account != nil, AgentAccount, "ServiceAccount")
+	if a.deployment != nil {
+		add(true, a.deployment.Name, "Deployment")
+	}
+	return problems
+}
+
+// PreflightError has the objects of the cluster that prevent a registration.
+type PreflightError struct {
+	// Problems are one line each.
+	Problems []string
+	// Cluster is the name of the Cluster that is registered already, or "" if it is not known.
+	Cluster string
+}
+
+// Error lists the problems and the remedy.
+func (e *PreflightError) Error() string {
+	var text strings.Builder
+	text.WriteString("error execution phase preflight: [preflight] Some fatal errors occurred:\n")
+	for _, problem := range e.Problems {
+		text.WriteString("\t[ERROR]: " + problem + "\n")
+	}
+	if e.Cluster == "" {
+		text.WriteString("[preflight] Remove these from the cluster, or choose another --namespace")
+	} else {
+		fmt.Fprintf(&text, "[preflight] The cluster runs the agent of Cluster %s already: remove that with `karmadactl unregister %s`, or choose another --namespace",
+			e.Cluster, e.Cluster)
+	}
+	return text.String()
+}
+
+// mode is the effect of a registration on the objects of an agent.
+type mode int
+
+const (
+	newAgent mode = iota // there must be none
+	resume               // complete or replace those of an unfinished registration of the same Cluster
+	renew                // give the running agent a new certificate
+)
+
+// preflight checks the cluster, and sets the mode.
+func (g *registration) preflight(ctx context.Context) error {
+	r := g.request
+	if err := g.member.awaitUninstalled(ctx, r.Namespace, r.DiscoveryTimeout, r.Progress); err != nil {
+		return fmt.Errorf("check the cluster: %w", err)
+	}
+	existing, err := g.member.agentObjects(ctx, r.Namespace, DefaultAgentName)
+	if err != nil {
+		return fmt.Errorf("check the cluster: %w", err)
+	}
+	g.existing = existing
+	switch {
+	case r.Renew && existing.deployment == nil:
+		return fmt.Errorf("there is no agent in namespace %s of the cluster whose certificate could be renewed: register without --renew", r.Namespace)
+	case r.Renew && existing.cluster() != r.ClusterName:
+		return fmt.Errorf("the agent in namespace %s of the cluster is that of Cluster %q, and not of %s", r.Namespace, existing.cluster(), r.ClusterName)
+	case r.Renew:
+		g.mode = renew
+		return nil
+	case existing.isUnfinished() && existing.cluster() == r.ClusterName:
+		g.mode = resume
+		return r.checkControlPlane(existing.secret.Data[KubeconfigKey])
+	}
+	if problems := existing.problems(); len(problems) > 0 {
+		return &PreflightError{Problems: problems, Cluster: existing.cluster()}
+	}
+	return nil
+}
+
+// checkControlPlane returns an error if an unfinished registration is one with another control plane, which would keep
+// its Cluster.
+func (r Request) checkControlPlane(kubeconfig []byte) error {
+	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil || config.Host == "https://"+r.Endpoint {
+		return nil //nolint:nilerr // no control plane knows the agent
+	}
+	return fmt.Errorf("the cluster has an unfinished registration as %s with another control plane, %s, and not with https://%s: remove that with `karmadactl unregister %s`, or choose another --namespace",
+		r.ClusterName, config.Host, r.Endpoint, r.ClusterName)
+}

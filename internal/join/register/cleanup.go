@@ -1,0 +1,165 @@
+package register
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/join/foreign"
+)
+
+const (
+	// podsTimeout limits the wait for the end of an agent.
+	podsTimeout = 12 * time.Second
+	// hubUserPrefix is the prefix of the annotations by which hubs that dial the cluster note that they use a namespace.
+	hubUserPrefix = "hub.towline.dev/"
+)
+
+// cleanup deletes the objects of one registration from the cluster. Each of them may be deleted already: an agent that
+// uninstalls itself does the same.
+type cleanup struct {
+	member  member
+	objects agentObjects
+	cluster string
+	// records is the namespace of the agent's inventory.
+	records  string
+	progress func(line string)
+}
+
+// run deletes the objects, the Secret with the kubeconfig last: another run needs it to continue.
+func (c cleanup) run(ctx context.Context) error {
+	for _, step := range []func(context.Context) error{
+		c.deleteDeployment, c.deleteLease, c.deleteAccess, c.deleteAccount, c.deleteNamespace, c.deleteRecords, c.deleteSecret,
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// delete deletes exactly the object that was read.
+func (c cleanup) delete(ctx context.Context, kind string, existing client.Object) error {
+	uid := existing.GetUID()
+	err := c.member.Delete(ctx, existing.DeepCopyObject().(client.Object), client.Preconditions{UID: &uid}, client.PropagationPolicy("Background"))
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("delete %s %s/%s on the cluster: %w", kind, existing.GetNamespace(), existing.GetName(), err)
+	}
+	c.progress(fmt.Sprintf("Successfully delete %s (%s/%s) from the cluster.", kind, existing.GetNamespace(), existing.GetName()))
+	return nil
+}
+
+// deleteDeployment also waits until the agent has ended, since it needs its other objects until then. The cluster
+// deletes pods that do not end in time.
+func (c cleanup) deleteDeployment(ctx context.Context) error {
+	if c.objects.deployment == nil {
+		return nil
+	}
+	if err := c.delete(ctx, "Deployment", c.objects.deployment); err != nil {
+		return err
+	}
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, podsTimeout, true, func(ctx context.Context) (bool, error) {
+		pods := &corev1.PodList{}
+		err := c.member.List(ctx, pods, client.InNamespace(c.objects.namespace), client.MatchingLabels{agentLabel: agentValue})
+		return err == nil && len(pods.Items) == 0, nil
+	})
+	if err != nil && ctx.Err() == nil {
+		c.progress("the agent's pods are still there; the cluster removes them")
+	}
+	return nil
+}
+
+// deleteLease deletes the Lease for the leader election of the agents.
+func (c cleanup) deleteLease(ctx context.Context) error {
+	lease := &coordinationv1.Lease{}
+	lease.Namespace, lease.Name = c.objects.namespace, DefaultAgentName+"-"+c.cluster
+	if err := c.member.Delete(ctx, lease); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete Lease %s/%s on the cluster: %w", lease.Namespace, lease.Name, err)
+	}
+	return nil
+}
+
+// deleteAccess deletes the agent's access to the cluster, and the ClusterRole if no other agent is bound to it.
+func (c cleanup) deleteAccess(ctx context.Context) error {
+	if err := c.member.unbind(ctx, subject(c.objects.namespace)); err != nil {
+		return err
+	}
+	bound, err := c.member.find(ctx, client.ObjectKey{Name: AgentRole}, &rbacv1.ClusterRoleBinding{})
+	if err != nil || bound {
+		return err
+	}
+	role := &rbacv1.ClusterRole{}
+	found, err := c.member.find(ctx, client.ObjectKey{Name: AgentRole}, role)
+	if err != nil || !found || !isManaged(role) {
+		return err
+	}
+	return c.delete(ctx, "ClusterRole", role)
+}
+
+func (c cleanup) deleteAccount(ctx context.Context) error {
+	if c.objects.account == nil {
+		return nil
+	}
+	return c.delete(ctx, "ServiceAccount", c.objects.account)
+}
+
+func (c cleanup) deleteSecret(ctx context.Context) error {
+	if c.objects.secret == nil {
+		return nil
+	}
+	return c.delete(ctx, "Secret", c.objects.secret)
+}
+
+// deleteNamespace deletes the agent's namespace if a registration of the cluster made it.
+func (c cleanup) deleteNamespace(ctx context.Context) error {
+	return c.deleteIfUnused(ctx, c.objects.namespace, func(n *corev1.Namespace) bool { return n.Labels[RegistrationLabel] == c.cluster })
+}
+
+// deleteRecords deletes the namespace of the agent's inventory unless a hub that dials the cluster uses it.
+func (c cleanup) deleteRecords(ctx context.Context) error {
+	return c.deleteIfUnused(ctx, c.records, func(n *corev1.Namespace) bool {
+		for key := range n.Annotations {
+			if strings.HasPrefix(key, hubUserPrefix) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// deleteIfUnused deletes a namespace that a registration or an agent made and for which isOwn returns true, unless it
+// has objects of others.
+func (c cleanup) deleteIfUnused(ctx context.Context, name string, isOwn func(*corev1.Namespace) bool) error {
+	namespace := &corev1.Namespace{}
+	exists, err := c.member.find(ctx, client.ObjectKey{Name: name}, namespace)
+	if err != nil || !exists || !isManaged(namespace) || !isOwn(namespace) || !namespace.DeletionTimestamp.IsZero() {
+		return err
+	}
+	found, err := foreign.Find(ctx, c.member, c.member.resources, name, isAgentObject)
+	if err != nil || found != "" {
+		return err
+	}
+	err = c.member.Delete(ctx, namespace, client.Preconditions{UID: &namespace.UID})
+	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete namespace %s on the cluster: %w", name, err)
+	}
+	return nil
+}
+
+// isAgentObject returns whether an object is the Lease of the agents, or an object of their Deployment or registration.
+func isAgentObject(item *metav1.PartialObjectMetadata) bool {
+	return item.Kind == "Lease" && strings.HasPrefix(item.Name, DefaultAgentName+"-") ||
+		item.Labels[agentLabel] == agentValue || item.Labels[RegistrationLabel] != "" && isManaged(item)
+}

@@ -1,0 +1,202 @@
+package register
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// accessTimeout limits the wait for the agent's access to the control plane.
+	accessTimeout = 30 * time.Second
+	// deletionTimeout limits the deletion of a Cluster.
+	deletionTimeout = 25 * time.Second
+	// gracePeriod is the time for which a registration that was interrupted waits for the certificate that it has
+	// requested, and then for the agent's access. Without them it could not delete the Cluster that the control plane
+	// makes when it approves the request.
+	gracePeriod = 10 * time.Second
+)
+
+// bootstrap gets the agent's certificate from the control plane. A registration that resumes another one uses the
+// certificate of that, since the token may have expired.
+func (g *registration) bootstrap(ctx context.Context) error {
+	if g.mode == resume && g.recover(ctx) {
+		return nil
+	}
+	r := g.request
+	discovery := bootstrap.Discovery{
+		Endpoint: r.Endpoint, Token: g.token, Pins: r.Pins, UnsafeSkipCA: r.UnsafeSkipCA, Timeout: r.DiscoveryTimeout, Progress: r.Progress,
+	}
+	ca, err := discovery.CA(ctx)
+	if err != nil {
+		return err
+	}
+	requester := &rest.Config{
+		Host: "https://" + r.Endpoint, BearerToken: g.token.String(), TLSClientConfig: rest.TLSClientConfig{CAData: ca},
+		Timeout: requestTimeout, QPS: requestQPS, Burst: requestQPS,
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	requestCtx, cancel := g.withGracePeriod(ctx)
+	defer cancel()
+	certificate, err := bootstrap.RequestCertificate(requestCtx, requester, bootstrap.CertificateRequest{
+		Cluster: r.ClusterName, ID: g.id, Life: r.CertLife, Until: time.Now().Add(r.DiscoveryTimeout), Progress: r.Progress,
+	})
+	var denied *bootstrap.Denied
+	if errors.As(err, &denied) {
+		return fmt.Errorf("the control plane refuses cluster %s (%s): %w", r.ClusterName, denied.Reason, err)
+	}
+	if err != nil {
+		return err
+	}
+	made, err := encodeKubeconfig(r.ClusterName, r.Endpoint, ca, certificate.CertPEM, certificate.KeyPEM)
+	if err != nil {
+		return err
+	}
+	if err := g.connect(ctx, made, certificate.CSR); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// withGracePeriod returns a context that ends gracePeriod after ctx. A renewal makes no Cluster and ends with ctx.
+func (g *registration) withGracePeriod(ctx context.Context) (context.Context, context.CancelFunc) {
+	if g.mode == renew {
+		return context.WithCancel(ctx)
+	}
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(gracePeriod, cancel) })
+	return longer, func() { stop(); cancel() }
+}
+
+// recover uses the kubeconfig of the registration to resume. It returns false if that is not accepted, or is for a
+// control plane that the pins do not allow.
+func (g *registration) recover(ctx context.Context) bool {
+	secret := g.existing.secret
+	config, err := clientcmd.RESTConfigFromKubeConfig(secret.Data[KubeconfigKey])
+	if err != nil || !g.isPinned(config.CAData) || g.connect(ctx, secret.Data[KubeconfigKey], secret.Annotations[certificateAnnotation]) != nil {
+		return false
+	}
+	cluster, err := g.readCluster(ctx)
+	g.isRecovered = err == nil && cluster.Spec.ID == g.id && cluster.DeletionTimestamp.IsZero()
+	if !g.isRecovered {
+		g.kubeconfig, g.csr, g.hub = nil, "", nil
+	}
+	return g.isRecovered
+}
+
+// isPinned returns whether the request allows one of the certificate authorities.
+func (g *registration) isPinned(ca []byte) bool {
+	if len(g.request.Pins) == 0 {
+		return true
+	}
+	known, err := bootstrap.Pins(ca)
+	return err == nil && slices.ContainsFunc(known, func(pin string) bool {
+		return slices.ContainsFunc(g.request.Pins, func(allowed string) bool { return strings.EqualFold(pin, strings.TrimSpace(allowed)) })
+	})
+}
+
+// connect sets the kubeconfig of the agent and the client with it.
+func (g *registration) connect(ctx context.Context, kubeconfig []byte, csr string) error {
+	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return fmt.Errorf("use the agent's kubeconfig: %w", err)
+	}
+	hub, err := newClient(ctx, config)
+	if err != nil {
+		return fmt.Errorf("connect to the control plane: %w", err)
+	}
+	g.kubeconfig, g.csr, g.hub = kubeconfig, csr, hub
+	return nil
+}
+
+func (g *registration) readCluster(ctx context.Context) (*clusterv1alpha1.Cluster, error) {
+	cluster := &clusterv1alpha1.Cluster{}
+	if err := g.hub.Get(ctx, client.ObjectKey{Name: g.request.ClusterName}, cluster); err != nil {
+		return nil, fmt.Errorf("read Cluster %s on the control plane: %w", g.request.ClusterName, err)
+	}
+	return cluster, nil
+}
+
+// awaitAccess waits until the agent may read its Cluster. It is called before the agent is started: a Cluster that has
+// reported then is in use, and not made for this registration.
+func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) error {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {
+		cluster, err := g.readCluster(ctx)
+		if err != nil {
+			last = err
+			return false, nil //nolint:nilerr // the agent may get its access later
+		}
+		g.isAdmitted = true
+		if cluster.Spec.ID != g.id {
+			return false, fmt.Errorf("the control plane has another cluster under the name %s: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, g.id)
+		}
+		if g.isRecovered || cluster.Status.KubernetesVersion == "" && cluster.Annotations[kube.AnnotationBootstrapToken] == g.token.ID {
+			g.ownCluster = cluster.UID
+		}
+		return true, nil
+	})
+	if wait.Interrupted(err) {
+		return fmt.Errorf("wait for the rights of the agent on the control plane: %w", cmp.Or(ctx.Err(), last, err))
+	}
+	return err
+}
+
+// deleteCluster deletes the Cluster if it was made for this registration, and waits until it is deleted.
+func (g *registration) deleteCluster(ctx context.Context) error {
+	if g.hub == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deletionTimeout)
+	defer cancel()
+	if !g.isAdmitted {
+		err := g.awaitAccess(ctx, gracePeriod)
+		if apierrors.IsForbidden(err) {
+			return fmt.Errorf("the agent was not let in, and Cluster %s may be left on the control plane: %w", g.request.ClusterName, err)
+		}
+		if !g.isAdmitted {
+			return ignoreNoAccess(err)
+		}
+	}
+	if g.ownCluster == "" {
+		return nil
+	}
+	cluster := &clusterv1alpha1.Cluster{}
+	cluster.Name = g.request.ClusterName
+	err := g.hub.Delete(ctx, cluster, client.Preconditions{UID: &g.ownCluster})
+	if ignoreNoAccess(err) != nil && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete Cluster %s on the control plane: %w", cluster.Name, err)
+	}
+	err = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
+		live, err := g.readCluster(ctx)
+		return err != nil && ignoreNoAccess(err) == nil || err == nil && live.UID != g.ownCluster, nil
+	})
+	if err != nil {
+		return fmt.Errorf("delete Cluster %s on the control plane: it is not through with it yet", cluster.Name)
+	}
+	return nil
+}
+
+// ignoreNoAccess returns nil for the errors of an agent without a Cluster: its access is deleted with the Cluster.
+func ignoreNoAccess(err error) error {
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		return nil
+	}
+	return err
+}

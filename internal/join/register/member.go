@@ -1,0 +1,129 @@
+package register
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// requestTimeout limits one request to the cluster or to the control plane.
+	requestTimeout = 10 * time.Second
+	// requestQPS is enough for the requests of one run not to wait for each other.
+	requestQPS = 100
+	// pollInterval is the time between two reads of an object that is expected to change.
+	pollInterval = 250 * time.Millisecond
+)
+
+// newClient returns a client with limits, whose reads also end with ctx.
+func newClient(ctx context.Context, config *rest.Config) (client.Client, error) {
+	return client.New(withLimits(ctx, config), client.Options{Scheme: kube.Scheme()})
+}
+
+func withLimits(ctx context.Context, config *rest.Config) *rest.Config {
+	config = Interruptible(ctx, config)
+	config.QPS, config.Burst, config.Timeout = requestQPS, requestQPS, requestTimeout
+	return config
+}
+
+// member is a client of the cluster that is registered.
+type member struct {
+	client.Client
+	resources discovery.ServerResourcesInterface
+}
+
+func newMember(ctx context.Context, config *rest.Config) (member, error) {
+	memberClient, err := newClient(ctx, config)
+	if err != nil {
+		return member{}, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	quiet := withLimits(ctx, config)
+	quiet.WarningHandler, quiet.WarningHandlerWithContext = rest.NoWarnings{}, nil
+	resources, err := discovery.NewDiscoveryClientForConfig(quiet)
+	if err != nil {
+		return member{}, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	return member{memberClient, resources}, nil
+}
+
+// id returns the id of the cluster: the uid of its namespace kube-system.
+func (m member) id(ctx context.Context) (string, error) {
+	system := &corev1.Namespace{}
+	if err := m.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, system); err != nil {
+		return "", fmt.Errorf("read the id of the cluster: %w", err)
+	}
+	return string(system.UID), nil
+}
+
+// find reads an object into obj and returns whether it exists.
+func (m member) find(ctx context.Context, key client.ObjectKey, obj client.Object) (bool, error) {
+	err := m.Get(ctx, key, obj)
+	if client.IgnoreNotFound(err) != nil {
+		ref := kube.Ref{Namespace: key.Namespace, Name: key.Name}
+		if gvk, err := apiutil.GVKForObject(obj, m.Scheme()); err == nil {
+			ref.Group, ref.Kind = gvk.Group, gvk.Kind
+		}
+		return false, fmt.Errorf("read %s on the cluster: %w", ref, err)
+	}
+	return !apierrors.IsNotFound(err), nil
+}
+
+// findUninstalled returns the kind and the key of an object of an agent that is being uninstalled from the namespace, or
+// "". An agent that uninstalls itself gives its objects an owner, which it deletes.
+func (m member) findUninstalled(ctx context.Context, namespace string) (string, error) {
+	for _, object := range []struct {
+		kind string
+		key  client.ObjectKey
+		obj  client.Object
+	}{
+		{"ClusterRole", client.ObjectKey{Name: AgentRole}, &rbacv1.ClusterRole{}},
+		{"ServiceAccount", client.ObjectKey{Namespace: namespace, Name: AgentAccount}, &corev1.ServiceAccount{}},
+		{"Namespace", client.ObjectKey{Name: namespace}, &corev1.Namespace{}},
+		{"ClusterRoleBinding", client.ObjectKey{Name: AgentRole}, &rbacv1.ClusterRoleBinding{}},
+		{"Secret", client.ObjectKey{Namespace: namespace, Name: KubeconfigSecret}, &corev1.Secret{}},
+		{"Deployment", client.ObjectKey{Namespace: namespace, Name: DefaultAgentName}, &appsv1.Deployment{}},
+	} {
+		found, err := m.find(ctx, object.key, object.obj)
+		if err != nil {
+			return "", err
+		}
+		if found && (object.obj.GetDeletionTimestamp() != nil || len(object.obj.GetOwnerReferences()) > 0) {
+			return object.kind + " " + object.key.String(), nil
+		}
+	}
+	return "", nil
+}
+
+// awaitUninstalled waits until no agent is being uninstalled from the namespace.
+func (m member) awaitUninstalled(ctx context.Context, namespace string, timeout time.Duration, progress func(string)) error {
+	reported := ""
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {
+		// Not limited by the timeout, so that the objects are read at least once.
+		object, err := m.findUninstalled(ctx, namespace)
+		if object != "" && object != reported {
+			progress("waiting for a former agent to be gone from the cluster: " + object)
+			reported = object
+		}
+		return object == "", err
+	})
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case wait.Interrupted(err):
+		return fmt.Errorf("a former agent is still being removed from the cluster: %s; try again when it is gone", reported)
+	}
+	return err
+}
