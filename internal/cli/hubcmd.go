@@ -236,7 +236,7 @@ func prepareRegistration(ctx context.Context, config *rest.Config, options hub.O
 		}
 		return true, last
 	})
-	if errors.Is(last, bootstrap.ErrUnguardable) {
+	if errors.Is(last, bootstrap.ErrNoPolicies) {
 		log.FromContext(ctx).Info("clusters cannot register in pull mode as in Karmada", "reason", last.Error())
 		return nil
 	}

@@ -156,7 +156,7 @@ func (w *world) createCluster(id string) {
 	if err := w.hubClient.Create(w.t.Context(), cluster); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := bootstrap.Grant(w.t.Context(), w.hubClient, cluster); err != nil {
+	if err := bootstrap.EnsureAgentRBAC(w.t.Context(), w.hubClient, cluster); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -199,7 +199,7 @@ func (w *world) approvePending(ctx context.Context) {
 		if len(csr.Status.Conditions) > 0 || !strings.HasPrefix(csr.Name, w.name+"-") {
 			continue
 		}
-		if err := bootstrap.LetRead(ctx, w.hubClient, csr); err != nil && ctx.Err() == nil {
+		if err := bootstrap.EnsureCSRReadRBAC(ctx, w.hubClient, csr); err != nil && ctx.Err() == nil {
 			w.t.Error(err)
 		}
 		csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{

@@ -84,7 +84,7 @@ func (c *Controller) adoptCluster(ctx context.Context, s *state, live *clusterv1
 	if !live.DeletionTimestamp.IsZero() {
 		return phase.Wait{After: deletionRetryInterval, Reason: "the Cluster of an earlier registration is being deleted"}
 	}
-	boundCluster, forThisCluster := bootstrap.OnlyFor(s.csr.Spec.Groups)
+	boundCluster, forThisCluster := bootstrap.BoundCluster(s.csr.Spec.Groups)
 	forThisCluster = forThisCluster && boundCluster == live.Name
 	sameToken := live.Annotations[kube.AnnotationBootstrapToken] == s.parsed.TokenID && !fleet.FromCluster(live).Ready
 	if !sameToken && !forThisCluster {

@@ -87,7 +87,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := c.Hub.Get(ctx, req.NamespacedName, csr); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	parsed, ours, malformed := bootstrap.Judge(csr)
+	parsed, ours, malformed := bootstrap.ValidateCSR(csr)
 	if !ours || !isPending(csr) {
 		return reconcile.Result{}, nil
 	}

@@ -62,7 +62,7 @@ func (c *Controller) grantRead(ctx context.Context, s *state) error {
 	if !strings.HasPrefix(s.csr.Spec.Username, bootstrap.TokenUserPrefix) && !strings.HasPrefix(s.csr.Spec.Username, bootstrap.AgentUserPrefix) {
 		return nil // other requesters have their own RBAC, or none
 	}
-	return bootstrap.LetRead(ctx, c.Live, s.csr)
+	return bootstrap.EnsureCSRReadRBAC(ctx, c.Live, s.csr)
 }
 
 // checkDeadline denies a request whose requester has stopped waiting: its certificate and its Cluster would be unused.
@@ -141,11 +141,11 @@ func (c *Controller) authorize(ctx context.Context, s *state) error {
 
 // ensurePolicy ensures the admission policy that limits the writes of agents. Without it no agent gets a certificate.
 func (c *Controller) ensurePolicy(ctx context.Context, _ *state) error {
-	guarded, err := bootstrap.Guarded(ctx, c.Live)
+	guarded, err := bootstrap.HasPolicy(ctx, c.Live)
 	if err != nil || guarded {
 		return err
 	}
-	if err := bootstrap.Guard(ctx, c.Live); err != nil {
+	if err := bootstrap.EnsurePolicy(ctx, c.Live); err != nil {
 		return err
 	}
 	return phase.Wait{After: policyDelay, Reason: "the admission policy for agents to take effect"}
@@ -166,7 +166,7 @@ func (c *Controller) findCluster(ctx context.Context, s *state) error {
 
 // ensureAgentRBAC creates the agent's RBAC on the hub.
 func (c *Controller) ensureAgentRBAC(ctx context.Context, s *state) error {
-	return bootstrap.Grant(ctx, c.Live, s.cluster)
+	return bootstrap.EnsureAgentRBAC(ctx, c.Live, s.cluster)
 }
 
 // approve approves the request, so that the API server signs the certificate.

@@ -44,7 +44,7 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 	if err != nil {
 		return denied(bootstrap.ReasonToken, err)
 	}
-	if err := token.Useless(c.Clock.Now()); err != nil {
+	if err := token.CheckUsable(c.Clock.Now()); err != nil {
 		return denied(bootstrap.ReasonToken, err)
 	}
 	s.boundUID = types.UID(secret.Annotations[clusterUIDAnnotation])

@@ -175,7 +175,7 @@ func TestHubDeletesOnlyRBACOfClusterDeletedWithoutFinalizer(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.waitReady(t, "torn-out")
-	if err := bootstrap.Grant(t.Context(), w.hubClient, c); err != nil {
+	if err := bootstrap.EnsureAgentRBAC(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
 	w.wantAll(t, "before", hubObjects("torn-out"))

@@ -148,7 +148,7 @@ func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 	if s.member.Mode != fleet.Pull {
 		return nil
 	}
-	return bootstrap.Grant(ctx, c.Live, s.cluster)
+	return bootstrap.EnsureAgentRBAC(ctx, c.Live, s.cluster)
 }
 
 func (c *Controller) createNamespace(ctx context.Context, s *state) error {

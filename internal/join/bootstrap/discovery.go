@@ -15,37 +15,38 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/utils/clock"
 )
 
 const (
-	// infoPath is where the hub tells everybody its address and its certificate authority.
+	// infoPath is the path of the hub's address and certificate authority, which everybody may read.
 	infoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
-	// infoKey is the key of the kubeconfig there; signaturePrefix and the id of a token make that of its signature.
+	// infoKey is the key of the kubeconfig; signaturePrefix and the id of a token are the key of its signature.
 	infoKey         = "kubeconfig"
 	signaturePrefix = "jws-kubeconfig-"
-	// infoLimit is how many bytes of an answer are read: an object of an API server has no more.
+	// infoLimit limits the bytes of a response: an object of an API server is smaller.
 	infoLimit = 2 << 20
-	// askLimit is how long the hub may take for one answer.
+	// askLimit limits one request.
 	askLimit = 10 * time.Second
-	// askPause is the time between two attempts to reach the hub; jitter adds up to askJitter of it. Both are those of the
-	// Karmada surface.
+	// askPause is the time between two attempts to reach the hub, with a jitter of askJitter of it. Both are as in
+	// Karmada.
 	askPause  = 5 * time.Second
 	askJitter = 0.3
-	// signPause and signLimit are for a hub that can be reached and has not signed with the token: it signs with a new one
-	// within a second or two.
+	// signPause and signLimit are for a hub that has not signed with the token yet: it signs with a new one within two
+	// seconds.
 	signPause = time.Second
 	signLimit = 20 * time.Second
 )
 
-// ErrUnverifiable says that a Discovery has nothing to know the hub by.
+// ErrUnverifiable is returned for a Discovery that cannot verify the hub.
 var ErrUnverifiable = errors.New("need to verify CACertHashes, or set --discovery-token-unsafe-skip-ca-verification=true")
 
-// Discovery finds out whom to trust as the hub, with nothing but a token and what pins it came with.
+// Discovery finds the certificate authorities of the hub, with a token and pins of their keys.
 type Discovery struct {
 	// Endpoint is <host>:<port> of the hub's API server.
 	Endpoint string
-	// Token must have signed what the hub tells.
+	// Token must have signed the response of the hub.
 	Token Token
 	// Pins are "sha256:<hex>" of the public keys of the hub's certificate authority, one of which must be told.
 	// UnsafeSkipCA does without them: whoever knows the token can then pass for the hub.
@@ -69,7 +70,8 @@ func (d Discovery) CA(ctx context.Context) ([]byte, error) {
 	return ca, nil
 }
 
-// unsigned says that the hub has not signed with the token; retriable wraps what may pass.
+// unsigned is the error of a hub that has not signed with the token; retriable wraps errors that another attempt may
+// not have.
 type (
 	unsigned  struct{ id string }
 	retriable struct{ error }
@@ -81,7 +83,7 @@ func (u unsigned) Error() string {
 
 func (r retriable) Unwrap() error { return r.error }
 
-// discover tries until the hub can be reached and has signed.
+// discover retries until the hub can be reached and has signed.
 func (d Discovery) discover(ctx context.Context) ([]byte, error) {
 	pins, err := readPins(d.Pins)
 	if err != nil {
@@ -125,10 +127,10 @@ func (d Discovery) discover(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// attempt asks the hub who it is, and, if there are pins, asks once more in such a way that only the pinned one can
-// answer.
+// attempt reads the certificate authorities from the hub. If there are pins, it reads them again over a connection that
+// only a pinned authority can have signed.
 func (d Discovery) attempt(ctx context.Context, pins []string) ([]byte, error) {
-	// Nothing is known yet by which a certificate could be judged; the signature is what counts.
+	// The certificate cannot be verified yet; the signature of the response is.
 	info, err := d.fetch(ctx, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
 	if err != nil {
 		return nil, err
@@ -141,7 +143,7 @@ func (d Discovery) attempt(ctx context.Context, pins []string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	authorities, err := parseCertificates(ca)
+	authorities, err := cert.ParseCertsPEM(ca)
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster CA in cluster-info ConfigMap: %w", err)
 	}
@@ -153,7 +155,7 @@ func (d Discovery) attempt(ctx context.Context, pins []string) ([]byte, error) {
 	if len(kept) == 0 {
 		return nil, errors.New("cluster CA found in cluster-info ConfigMap is invalid: none of the public keys of its certificates are pinned")
 	}
-	// Who knows the token may have added an authority of his own: only the pinned ones are trusted to tell.
+	// A holder of the token may have added an authority: only the pinned ones are trusted.
 	for _, authority := range kept {
 		trusted.AddCert(authority)
 	}
@@ -167,7 +169,7 @@ func (d Discovery) attempt(ctx context.Context, pins []string) ([]byte, error) {
 	return ca, nil
 }
 
-// signed returns the kubeconfig in info if it was signed with the token.
+// signed returns the kubeconfig in info if it is signed with the token.
 func (d Discovery) signed(info *corev1.ConfigMap) (string, error) {
 	kubeconfig := info.Data[infoKey]
 	if kubeconfig == "" {
@@ -177,13 +179,13 @@ func (d Discovery) signed(info *corev1.ConfigMap) (string, error) {
 	if !ok {
 		return "", unsigned{id: d.Token.ID}
 	}
-	if !signedBy(d.Token, signature, kubeconfig) {
+	if !isSignedBy(d.Token, signature, kubeconfig) {
 		return "", errors.New("failed to verify JWS signature of received cluster info object, can't trust this API Server")
 	}
 	return kubeconfig, nil
 }
 
-// authorityIn returns the certificate authority in a kubeconfig that is about one cluster only.
+// authorityIn returns the certificate authority in a kubeconfig for exactly one cluster.
 func authorityIn(kubeconfig string) ([]byte, error) {
 	config, err := clientcmd.Load([]byte(kubeconfig))
 	if err != nil {
@@ -200,7 +202,7 @@ func authorityIn(kubeconfig string) ([]byte, error) {
 	return nil, errors.New("there is no certificate authority in the cluster-info ConfigMap")
 }
 
-// fetch reads cluster-info as nobody in particular. What may pass is retriable.
+// fetch reads cluster-info as an anonymous user.
 func (d Discovery) fetch(ctx context.Context, trust *tls.Config) (*corev1.ConfigMap, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -210,7 +212,7 @@ func (d Discovery) fetch(ctx context.Context, trust *tls.Config) (*corev1.Config
 	}
 	request.Header.Set("Accept", "application/json")
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: trust, DisableKeepAlives: true}
-	// An API server answers itself.
+	// An API server sends no redirects.
 	hub := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	response, err := hub.Do(request)
 	if err != nil {
@@ -238,7 +240,7 @@ func (d Discovery) fetch(ctx context.Context, trust *tls.Config) (*corev1.Config
 	return info, nil
 }
 
-// refusal says why cluster-info was not told.
+// refusal returns the error for a response without cluster-info.
 func refusal(code int, body []byte) error {
 	var status metav1.Status
 	message := http.StatusText(code)

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// signedBy says whether signature, a JWS with its content taken out, is that of content with the secret of t. It takes
-// the same time whatever the signature is.
-func signedBy(t Token, signature, content string) bool {
+// isSignedBy returns whether signature, a detached JWS, is that of content with the secret of t. It compares in
+// constant time.
+func isSignedBy(t Token, signature, content string) bool {
 	head, rest, ok := strings.Cut(signature, ".")
 	middle, tail, found := strings.Cut(rest, ".")
 	if !ok || !found || middle != "" {
@@ -24,7 +24,7 @@ func signedBy(t Token, signature, content string) bool {
 		Algorithm string `json:"alg"`
 		Key       string `json:"kid"`
 	}
-	// Who signs chooses the algorithm, so only the one is taken.
+	// The signer selects the algorithm, and only this one is accepted.
 	if json.Unmarshal(raw, &header) != nil || header.Algorithm != "HS256" || header.Key != t.ID {
 		return false
 	}

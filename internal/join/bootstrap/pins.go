@@ -4,20 +4,20 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
-	"encoding/pem"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
+
+	"k8s.io/client-go/util/cert"
 )
 
-// pinPrefix names the one kind of pin there is: the SHA-256 of the public key as its certificate has it.
+// pinPrefix is the prefix of all pins: the SHA-256 of the public key as it is in its certificate.
 const pinPrefix = "sha256:"
 
 // Pins returns "sha256:<hex>" of the public key of every certificate in ca, which is PEM.
 func Pins(ca []byte) ([]string, error) {
-	authorities, err := parseCertificates(ca)
+	authorities, err := cert.ParseCertsPEM(ca)
 	if err != nil {
 		return nil, err
 	}
@@ -33,26 +33,7 @@ func pinOf(certificate *x509.Certificate) string {
 	return pinPrefix + hex.EncodeToString(sum[:])
 }
 
-// parseCertificates reads all certificates in text; there is at least one.
-func parseCertificates(text []byte) ([]*x509.Certificate, error) {
-	var certificates []*x509.Certificate
-	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != "CERTIFICATE" {
-			continue
-		}
-		certificate, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("parse certificate: %w", err)
-		}
-		certificates = append(certificates, certificate)
-	}
-	if len(certificates) == 0 {
-		return nil, errors.New("there is no certificate in PEM")
-	}
-	return certificates, nil
-}
-
-// readPins brings pins into one spelling, and refuses what is none.
+// readPins returns pins in lower case, or an error for an invalid one.
 func readPins(given []string) ([]string, error) {
 	form := regexp.MustCompile(`^` + pinPrefix + `[0-9a-f]{64}$`)
 	var pins []string
@@ -66,7 +47,7 @@ func readPins(given []string) ([]string, error) {
 	return pins, nil
 }
 
-// pinned returns those of the authorities whose public key is pinned.
+// pinned returns the authorities whose public key is pinned.
 func pinned(authorities []*x509.Certificate, pins []string) []*x509.Certificate {
 	var kept []*x509.Certificate
 	for _, authority := range authorities {

@@ -28,28 +28,28 @@ const (
 	bindingKind = "ValidatingAdmissionPolicyBinding"
 )
 
-// ErrUnguardable says that the hub has no ValidatingAdmissionPolicies, which Kubernetes has had since 1.30.
-var ErrUnguardable = errors.New("the hub has no ValidatingAdmissionPolicies")
+// ErrNoPolicies is returned for a hub without ValidatingAdmissionPolicies, which Kubernetes has since 1.30.
+var ErrNoPolicies = errors.New("the hub has no ValidatingAdmissionPolicies")
 
-// Guard makes the hub refuse what agents may write by the rules of RBAC, which know objects and not their fields, and
-// must not: labels, by which profiles find a Cluster, its id, credentials and finalizers, and everything of a Work but
-// its status and the finalizer of who executes it. It can be repeated. An error that is ErrUnguardable says that the
-// hub cannot.
-func Guard(ctx context.Context, hub client.Client) error {
+// EnsurePolicy makes the hub refuse changes by agents that RBAC cannot refuse, since its rules are about objects and
+// not about fields: labels of a Cluster, by which profiles match it, its id, credentials and finalizers, and all fields
+// of a Work except its status and the finalizer of the agent. It can be repeated. It returns ErrNoPolicies for a hub
+// without ValidatingAdmissionPolicies.
+func EnsurePolicy(ctx context.Context, hub client.Client) error {
 	err := errors.Join(replace(ctx, hub, policyKind, agentsPolicy()), replace(ctx, hub, bindingKind, agentsBinding()))
 	if meta.IsNoMatchError(err) {
-		return fmt.Errorf("%w: %w", ErrUnguardable, err)
+		return fmt.Errorf("%w: %w", ErrNoPolicies, err)
 	}
 	return err
 }
 
-// replace makes obj what is there under its name, whatever else that says now.
+// replace creates the object with the policy's name, or replaces its spec.
 func replace(ctx context.Context, hub client.Client, kind string, obj client.Object) error {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
 	if err != nil {
 		return fmt.Errorf("encode %s %s: %w", kind, policyName, err)
 	}
-	live := guardOf(kind)
+	live := newPolicyObject(kind)
 	err = hub.Get(ctx, client.ObjectKey{Name: policyName}, live)
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read %s %s: %w", kind, policyName, err)
@@ -71,12 +71,12 @@ func replace(ctx context.Context, hub client.Client, kind string, obj client.Obj
 	return nil
 }
 
-// Guarded says whether the hub has, exactly as Guard writes them, the policy and the binding that puts it into force.
-// hub must read from the API server.
-func Guarded(ctx context.Context, hub client.Reader) (bool, error) {
+// HasPolicy returns whether the hub has the policy and its binding exactly as EnsurePolicy writes them. hub must read
+// from the API server.
+func HasPolicy(ctx context.Context, hub client.Reader) (bool, error) {
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	for kind, typed := range map[string]client.Object{policyKind: policy, bindingKind: binding} {
-		live := guardOf(kind)
+		live := newPolicyObject(kind)
 		err := hub.Get(ctx, client.ObjectKey{Name: policyName}, live)
 		if apierrors.IsNotFound(err) || err == nil && live.GetDeletionTimestamp() != nil {
 			return false, nil
@@ -91,13 +91,13 @@ func Guarded(ctx context.Context, hub client.Reader) (bool, error) {
 	return equality.Semantic.DeepEqual(policy.Spec, agentsPolicy().Spec) && equality.Semantic.DeepEqual(binding.Spec, agentsBinding().Spec), nil
 }
 
-func guardOf(kind string) *unstructured.Unstructured {
+func newPolicyObject(kind string) *unstructured.Unstructured {
 	obj := &unstructured.Unstructured{}
 	obj.SetGroupVersionKind(admissionv1.SchemeGroupVersion.WithKind(kind))
 	return obj
 }
 
-// agentsPolicy says all that the API server would fill in, so that what is read can be compared with it.
+// agentsPolicy includes the defaults of the API server, so that it can be compared with the policy there.
 func agentsPolicy() *admissionv1.ValidatingAdmissionPolicy {
 	rule := func(group, version, resource string) admissionv1.NamedRuleWithOperations {
 		return admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
@@ -122,21 +122,21 @@ func agentsPolicy() *admissionv1.ValidatingAdmissionPolicy {
 			},
 			MatchConditions: []admissionv1.MatchCondition{{Name: "by-an-agent", Expression: "'" + AgentsGroup + "' in request.userInfo.groups"}},
 			Validations: []admissionv1.Validation{
-				held("clusters", unchanged("object.metadata", "labels", "annotations", "finalizers", "ownerReferences"),
+				validation("clusters", unchanged("object.metadata", "labels", "annotations", "finalizers", "ownerReferences"),
 					"an agent may not change the metadata of its Cluster"),
-				held("clusters", unchanged("object.spec", "id", "syncMode", "secretRef", "impersonatorSecretRef", "insecureSkipTLSVerification",
+				validation("clusters", unchanged("object.spec", "id", "syncMode", "secretRef", "impersonatorSecretRef", "insecureSkipTLSVerification",
 					"proxyHeader", "taints", "resourceModels")+" && (!has(object.spec.zone) || object.spec.?zone == oldObject.spec.?zone)",
 					"an agent may change only apiEndpoint, proxyURL, provider, region and zones of its Cluster, and take zone off, which zones replaces"),
-				held("works", unchanged("object.metadata", "labels", "annotations", "ownerReferences")+" && "+onlyFinalizer(workv1alpha1.ExecutionFinalizer)+
+				validation("works", unchanged("object.metadata", "labels", "annotations", "ownerReferences")+" && "+onlyFinalizer(workv1alpha1.ExecutionFinalizer)+
 					" && object.spec == oldObject.spec", "an agent may change nothing of a Work but its status and take its finalizer "+workv1alpha1.ExecutionFinalizer+" off"),
-				held("leases", unchanged("object.metadata", "labels", "finalizers", "ownerReferences"),
+				validation("leases", unchanged("object.metadata", "labels", "finalizers", "ownerReferences"),
 					"an agent may not change labels, finalizers and owners of its Lease"),
 			},
 		},
 	}
 }
 
-func held(resource, expression, message string) admissionv1.Validation {
+func validation(resource, expression, message string) admissionv1.Validation {
 	return admissionv1.Validation{
 		Expression: "request.resource.resource != '" + resource + "' || (" + expression + ")",
 		Message:    message,
@@ -144,7 +144,7 @@ func held(resource, expression, message string) admissionv1.Validation {
 	}
 }
 
-// unchanged is true if none of the fields of parent has changed.
+// unchanged returns the expression that is true if none of the fields of parent has changed.
 func unchanged(parent string, fields ...string) string {
 	var same []string
 	for _, field := range fields {
@@ -153,7 +153,7 @@ func unchanged(parent string, fields ...string) string {
 	return strings.Join(same, " && ")
 }
 
-// onlyFinalizer is true if no finalizer came, and none but this one went.
+// onlyFinalizer returns the expression that is true if no finalizer was added, and only this one was removed.
 func onlyFinalizer(finalizer string) string {
 	return fmt.Sprintf("(object.metadata.?finalizers == oldObject.metadata.?finalizers || "+
 		"object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]).filter(f, f != '%s'))", finalizer)

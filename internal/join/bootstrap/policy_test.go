@@ -60,7 +60,7 @@ func TestGuardCountsOnlyAsWritten(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := bootstrap.Guarded(t.Context(), reading(live, tc.kind, tc.change))
+			got, err := bootstrap.HasPolicy(t.Context(), reading(live, tc.kind, tc.change))
 			if err != nil || got != tc.want {
 				t.Errorf("guarded: %v, error %v", got, err)
 			}
@@ -90,7 +90,7 @@ func TestOnlyAHubWithoutPoliciesIsUnguardable(t *testing.T) {
 					return tc.err
 				},
 			})
-			if err := bootstrap.Guard(t.Context(), fails); err == nil || errors.Is(err, bootstrap.ErrUnguardable) != tc.want {
+			if err := bootstrap.EnsurePolicy(t.Context(), fails); err == nil || errors.Is(err, bootstrap.ErrNoPolicies) != tc.want {
 				t.Errorf("error %v", err)
 			}
 		})

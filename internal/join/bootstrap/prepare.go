@@ -19,31 +19,31 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Names of the Karmada surface on the hub.
+// Names of objects on the hub, the same as in Karmada.
 const (
-	infoName       = "cluster-info"
-	infoReader     = "system:karmada:bootstrap-signer-clusterinfo"
-	petitioners    = "system:karmada:agent-bootstrap"
-	approveFirst   = "system:karmada:certificatesigningrequest:autoapprover"
-	approveNext    = "system:karmada:certificatesigningrequest:selfautoapprover"
-	approvedFirst  = "system:karmada:agent-autoapprove-bootstrap"
-	approvedNext   = "system:karmada:agent-autoapprove-certificate-rotation"
-	anonymous      = "system:anonymous"
-	petitionObject = "certificatesigningrequests"
+	infoName        = "cluster-info"
+	infoReader      = "system:karmada:bootstrap-signer-clusterinfo"
+	requesters      = "system:karmada:agent-bootstrap"
+	approveFirst    = "system:karmada:certificatesigningrequest:autoapprover"
+	approveNext     = "system:karmada:certificatesigningrequest:selfautoapprover"
+	approvedFirst   = "system:karmada:agent-autoapprove-bootstrap"
+	approvedNext    = "system:karmada:agent-autoapprove-certificate-rotation"
+	anonymous       = "system:anonymous"
+	requestResource = "certificatesigningrequests"
 )
 
-// Subresources of CertificateSigningRequests that do not exist: who may create one may have a certificate of that kind.
+// Subresources of CertificateSigningRequests that do not exist: a user who may create one may have such a certificate.
 const (
-	// RegistrationRequest is for the certificate of a cluster that is registered.
+	// RegistrationRequest is for the first certificate of a cluster.
 	RegistrationRequest = "clusteragent"
 	// RenewalRequest is for an agent's next certificate.
 	RenewalRequest = "selfclusteragent"
 )
 
-// Prepare makes the hub ready for clusters that register with a token: what everybody may read of it (only where there
-// is none yet, and only if address is known, with its certificate authority), the namespace in which the ids of
-// clusters are claimed, who may ask for a certificate, and what agents may not write (see Guard). It can be run again.
-// An error that is ErrUnguardable says that only the last is not done.
+// Prepare makes the hub ready for clusters that register with a token. It creates cluster-info if it does not exist and
+// address has a server and a certificate authority, the namespace for the reservations of cluster ids, the permissions
+// to request certificates, and the admission policy for agents (see EnsurePolicy). It can be repeated. After
+// ErrNoPolicies everything else is done.
 func Prepare(ctx context.Context, hub *rest.Config, address join.HubAddress) error {
 	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
@@ -53,15 +53,15 @@ func Prepare(ctx context.Context, hub *rest.Config, address join.HubAddress) err
 		return err
 	}
 	claims := &corev1.Namespace{ObjectMeta: named("", fleet.DefaultClusterNamespace)}
-	for _, obj := range append([]client.Object{claims}, rights()...) {
+	for _, obj := range append([]client.Object{claims}, permissions()...) {
 		if err := ensure(ctx, hubClient, obj); err != nil {
 			return err
 		}
 	}
-	return Guard(ctx, hubClient)
+	return EnsurePolicy(ctx, hubClient)
 }
 
-// publish makes kube-public/cluster-info unless the platform has one.
+// publish creates kube-public/cluster-info unless the platform has one.
 func publish(ctx context.Context, hub client.Client, address join.HubAddress) error {
 	if address.Server == "" || len(address.CA) == 0 {
 		return nil
@@ -73,7 +73,7 @@ func publish(ctx context.Context, hub client.Client, address join.HubAddress) er
 		return fmt.Errorf("encode the hub's address: %w", err)
 	}
 	info := &corev1.ConfigMap{ObjectMeta: named(metav1.NamespacePublic, infoName), Data: map[string]string{infoKey: string(kubeconfig)}}
-	// Read first: a hub that may not create it does not have to where there is one.
+	// It is read first, since the hub may have no permission to create it.
 	if err := hub.Get(ctx, client.ObjectKeyFromObject(info), &corev1.ConfigMap{}); !apierrors.IsNotFound(err) {
 		if err != nil {
 			return fmt.Errorf("read ConfigMap %s: %w", client.ObjectKeyFromObject(info), err)
@@ -86,9 +86,9 @@ func publish(ctx context.Context, hub client.Client, address join.HubAddress) er
 	return nil
 }
 
-// rights are who may read the hub's address, ask for a certificate, and have one.
-func rights() []client.Object {
-	petition := func(resource string) []rbacv1.PolicyRule {
+// permissions are the permissions to read the hub's address, and to request certificates.
+func permissions() []client.Object {
+	create := func(resource string) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{APIGroups: []string{certificatesv1.GroupName}, Resources: []string{resource}, Verbs: []string{"create"}}}
 	}
 	group := func(name string) []rbacv1.Subject {
@@ -101,11 +101,11 @@ func rights() []client.Object {
 		&rbacv1.RoleBinding{ObjectMeta: named(metav1.NamespacePublic, infoReader), RoleRef: roleRef("Role", infoReader), Subjects: []rbacv1.Subject{
 			{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: anonymous},
 		}},
-		&rbacv1.ClusterRole{ObjectMeta: named("", petitioners), Rules: petition(petitionObject)},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", petitioners), RoleRef: roleRef("ClusterRole", petitioners), Subjects: group(DefaultGroup)},
-		&rbacv1.ClusterRole{ObjectMeta: named("", approveFirst), Rules: petition(petitionObject + "/" + RegistrationRequest)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", requesters), Rules: create(requestResource)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", requesters), RoleRef: roleRef("ClusterRole", requesters), Subjects: group(DefaultGroup)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", approveFirst), Rules: create(requestResource + "/" + RegistrationRequest)},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", approvedFirst), RoleRef: roleRef("ClusterRole", approveFirst), Subjects: group(DefaultGroup)},
-		&rbacv1.ClusterRole{ObjectMeta: named("", approveNext), Rules: petition(petitionObject + "/" + RenewalRequest)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", approveNext), Rules: create(requestResource + "/" + RenewalRequest)},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", approvedNext), RoleRef: roleRef("ClusterRole", approveNext), Subjects: group(AgentsGroup)},
 	}
 }

@@ -187,7 +187,7 @@ func TestBootstrapTokenMayOnlyAskForACertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It said that it came with another token.
-	if p, ours, err := bootstrap.Judge(csr); !ours || err != nil || p.TokenID != token.ID {
+	if p, ours, err := bootstrap.ValidateCSR(csr); !ours || err != nil || p.TokenID != token.ID {
 		t.Errorf("petition %+v, ours %v, error %v", p, ours, err)
 	}
 	other := newAsk(t).done(t)
@@ -196,7 +196,7 @@ func TestBootstrapTokenMayOnlyAskForACertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := bootstrap.LetRead(t.Context(), hubClient, csr); err != nil {
+		if err := bootstrap.EnsureCSRReadRBAC(t.Context(), hubClient, csr); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/utils/ptr"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -27,44 +28,43 @@ import (
 )
 
 const (
-	// DefaultCertificateLife is the life that is asked for unless people say otherwise: that of the Karmada surface. The
-	// hub may give less.
+	// DefaultCertificateLife is the default of the requested lifetime, as in Karmada. The hub may shorten it.
 	DefaultCertificateLife = 365 * 24 * time.Hour
-	// issuePoll is the time between two looks for the answer.
-	issuePoll = time.Second
-	// patience is how many looks pass before people are told what they could do.
-	patience = 5
-	// nameTries is how many names are tried before one that is not taken counts as unfindable.
-	nameTries = 5
+	// pollInterval is the time between two reads of the request.
+	pollInterval = time.Second
+	// readsBeforeProgress is the number of reads before Progress is called.
+	readsBeforeProgress = 5
+	// maxNameAttempts limits the random names that are tried.
+	maxNameAttempts = 5
 )
 
-// CertificateRequest says which certificate is asked for.
+// CertificateRequest is a request for the certificate of an agent.
 type CertificateRequest struct {
-	// Cluster is the name of the Cluster whose agent it is for.
+	// Cluster is the name of the agent's Cluster.
 	Cluster string
-	// ID is the uid of that cluster's namespace kube-system; empty for an agent that asks for its next certificate.
+	// ID is the uid of that cluster's namespace kube-system; empty for the next certificate of a registered agent.
 	ID string
-	// Life to ask for, in whole seconds and no less than ten minutes. Default: DefaultCertificateLife.
+	// Life is the requested lifetime, at least ten minutes. Default: DefaultCertificateLife.
 	Life time.Duration
-	// Until is how long the answer is waited for: the hub does not give one later. Default: the end of the context.
+	// Until limits the wait: the hub does not approve the request later. Default: the end of the context.
 	Until time.Time
-	// Progress is told, for people, what is waited for. Default: nobody.
+	// Progress is called with the reason for a long wait. It may be nil.
 	Progress func(string)
 }
 
-// Certificate is an agent's identity.
+// Certificate is an agent's certificate.
 type Certificate struct {
-	// CertPEM is the certificate with what came with it; KeyPEM is the key, which has never left this process.
+	// CertPEM is the certificate with its chain; KeyPEM is the key, which only this process has.
 	CertPEM, KeyPEM []byte
-	// NotBefore and NotAfter bound its life.
+	// NotBefore and NotAfter are the bounds of its validity.
 	NotBefore, NotAfter time.Time
 	// CSR is the name of the request on the hub.
 	CSR string
 }
 
-// Denied says that the hub refused a certificate. Its text is the hub's message alone.
+// Denied is the error of a request that the hub denied. Its text is the hub's message.
 type Denied struct {
-	// Reason is one of the Reason constants here, or whatever somebody else who denied it wrote.
+	// Reason is one of the Reason constants, or that of another approver.
 	Reason string
 	// Message is for people.
 	Message string
@@ -73,24 +73,23 @@ type Denied struct {
 // Error returns the message.
 func (d *Denied) Error() string { return d.Message }
 
-// Reasons of an answer to a CertificateSigningRequest.
+// Reasons of the approval or denial of a CertificateSigningRequest.
 const (
 	ReasonApproved  = "AutoApproved"
-	ReasonMalformed = "InvalidRequest"  // it asks for what no agent may have
-	ReasonForbidden = "Forbidden"       // the requester may not ask for that
-	ReasonToken     = "InvalidToken"    // the token has expired or is gone
+	ReasonMalformed = "InvalidRequest"  // no agent may have such a certificate
+	ReasonForbidden = "Forbidden"       // the requester has no permission for such a request
+	ReasonToken     = "InvalidToken"    // the token has expired or does not exist
 	ReasonSpent     = "TokenSpent"      // the token has registered another cluster
 	ReasonTaken     = "ClusterTaken"    // the name or the id is another cluster's
-	ReasonUnknown   = "ClusterNotFound" // there is no such cluster to renew the certificate of
-	ReasonTooLate   = "TooLate"         // nobody waits for the answer any more
-	ReasonTooMany   = "TooManyRequests" // the requester has too many others that wait or are approved
+	ReasonUnknown   = "ClusterNotFound" // the Cluster does not exist
+	ReasonTooLate   = "TooLate"         // the requester does not wait any more
+	ReasonTooMany   = "TooManyRequests" // the requester has too many other requests
 )
 
-// RequestCertificate makes a key, asks the hub of cfg for a certificate for it, and waits for that. It returns *Denied
-// if the hub refuses, and otherwise only an identity that is for this key and this agent.
+// RequestCertificate generates a key, requests a certificate for it from the hub of cfg, and waits for that. It returns
+// *Denied if the hub denies it. It verifies that the certificate is for this key and this agent.
 //
-// The key is an elliptic one (P-256), for registration and renewal alike: as strong as RSA-3072, and made in no time on
-// the smallest of machines.
+// The key is on the curve P-256: as strong as RSA-3072, and fast to generate on small machines.
 func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequest) (Certificate, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Timeout = askLimit
@@ -151,7 +150,7 @@ func (r CertificateRequest) submit(ctx context.Context, csrs certificatesclient.
 	if deadline, ok := ctx.Deadline(); ok {
 		csr.Annotations[kube.AnnotationUntil] = deadline.UTC().Format(time.RFC3339)
 	}
-	for range nameTries {
+	for range maxNameAttempts {
 		csr.Name = r.Cluster + "-" + utilrand.String(5)
 		if _, err = csrs.Create(ctx, csr, metav1.CreateOptions{FieldManager: kube.FieldManager}); !apierrors.IsAlreadyExists(err) {
 			break
@@ -160,12 +159,12 @@ func (r CertificateRequest) submit(ctx context.Context, csrs certificatesclient.
 	return csr.Name, err
 }
 
-// await returns the certificate, in PEM, once it is issued. Until the hub has let us, we may not even look.
+// await waits for the certificate and returns it in PEM. The hub gives access to the request with a delay.
 func (r CertificateRequest) await(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, name string) ([]byte, error) {
 	var certificate []byte
-	looks, last := 0, errors.New("nobody has answered yet")
-	err := wait.PollUntilContextCancel(ctx, issuePoll, false, func(ctx context.Context) (bool, error) {
-		if looks++; looks == patience && r.Progress != nil {
+	reads, last := 0, errors.New("the hub has not answered yet")
+	err := wait.PollUntilContextCancel(ctx, pollInterval, false, func(ctx context.Context) (bool, error) {
+		if reads++; reads == readsBeforeProgress && r.Progress != nil {
 			r.Progress(fmt.Sprintf("waiting for the hub to approve CertificateSigningRequest %s; see it with: kubectl get csr %s", name, name))
 		}
 		csr, err := csrs.Get(ctx, name, metav1.GetOptions{})
@@ -182,7 +181,7 @@ func (r CertificateRequest) await(ctx context.Context, csrs certificatesclient.C
 		if len(csr.Status.Conditions) == 0 {
 			last = errors.New("it is not approved yet")
 		}
-		return len(certificate) > 0, refused(csr)
+		return len(certificate) > 0, finalError(csr)
 	})
 	var denied *Denied
 	switch {
@@ -196,8 +195,8 @@ func (r CertificateRequest) await(ctx context.Context, csrs certificatesclient.C
 	return nil, fmt.Errorf("wait for the certificate of CertificateSigningRequest %s: %w", name, err)
 }
 
-// refused says why there will be no certificate, if there will be none.
-func refused(csr *certificatesv1.CertificateSigningRequest) error {
+// finalError returns the reason why no certificate will be issued, or nil.
+func finalError(csr *certificatesv1.CertificateSigningRequest) error {
 	for _, condition := range csr.Status.Conditions {
 		switch condition.Type {
 		case certificatesv1.CertificateDenied:
@@ -209,9 +208,9 @@ func refused(csr *certificatesv1.CertificateSigningRequest) error {
 	return nil
 }
 
-// check makes an identity of what was issued, if it is what was asked for.
+// check returns the issued certificate if it is the requested one.
 func (r CertificateRequest) check(issued []byte, key *ecdsa.PrivateKey) (Certificate, error) {
-	certificates, err := parseCertificates(issued)
+	certificates, err := cert.ParseCertsPEM(issued)
 	if err != nil {
 		return Certificate{}, err
 	}

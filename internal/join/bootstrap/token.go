@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"math/big"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,8 +15,7 @@ import (
 const (
 	tokenIDPattern = `[a-z0-9]{6}`
 	tokenPattern   = tokenIDPattern + `\.[a-z0-9]{16}`
-	tokenAlphabet  = "abcdefghijklmnopqrstuvwxyz0123456789"
-	// secretPrefix and its id make the name of the Secret in kube-system that a token is in.
+	// secretPrefix and the id are the name of a token's Secret in kube-system.
 	secretPrefix = "bootstrap-token-"
 	usagePrefix  = "usage-bootstrap-"
 )
@@ -33,15 +31,15 @@ const (
 
 // Token is one bootstrap token.
 type Token struct {
-	// ID is public and names the token; Secret must not be told to anybody who may not register a cluster.
+	// ID is public; Secret gives the permission to register a cluster.
 	ID, Secret string
 	// Description is for people.
 	Description string
-	// Expires is when it stops to be worth anything; zero: never.
+	// Expires is the time of expiry; zero for a token that does not expire.
 	Expires time.Time
 	// Usages are any of "signing" and "authentication", sorted.
 	Usages []string
-	// Groups are those that its holder belongs to beside the one of all bootstrap tokens.
+	// Groups are the groups of its holder beside that of all bootstrap tokens.
 	Groups []string
 }
 
@@ -57,26 +55,10 @@ func ParseToken(text string) (Token, error) {
 // String returns <id>.<secret>, as ParseToken reads it.
 func (t Token) String() string { return t.ID + "." + t.Secret }
 
-// newToken returns a token that nobody can guess.
-func newToken() (Token, error) {
-	id, err := randomText(6)
-	if err != nil {
-		return Token{}, err
-	}
-	secret, err := randomText(16)
-	return Token{ID: id, Secret: secret}, err
-}
-
-func randomText(length int) (string, error) {
-	text := make([]byte, length)
-	for i := range text {
-		n, err := rand.Int(rand.Reader, big.NewInt(int64(len(tokenAlphabet))))
-		if err != nil {
-			return "", fmt.Errorf("make a token: %w", err)
-		}
-		text[i] = tokenAlphabet[n.Int64()]
-	}
-	return string(text), nil
+// newToken returns a random token.
+func newToken() Token {
+	text := strings.ToLower(rand.Text())
+	return Token{ID: text[:6], Secret: text[6:22]}
 }
 
 // data is the content of the token's Secret.
@@ -97,7 +79,7 @@ func (t Token) data() map[string][]byte {
 	return data
 }
 
-// ReadToken reads a token off its Secret.
+// ReadToken returns the token in a Secret.
 func ReadToken(secret *corev1.Secret) (Token, error) {
 	t, err := ParseToken(string(secret.Data[keyID]) + "." + string(secret.Data[keySecret]))
 	if err != nil {
@@ -124,8 +106,8 @@ func ReadToken(secret *corev1.Secret) (Token, error) {
 	return t, nil
 }
 
-// Useless says why a token is not worth a registration at the moment now, or nil.
-func (t Token) Useless(now time.Time) error {
+// CheckUsable returns the reason why a token cannot be used for a registration at the time now, or nil.
+func (t Token) CheckUsable(now time.Time) error {
 	if !t.Expires.IsZero() && !now.Before(t.Expires) {
 		return errors.New("the bootstrap token has expired")
 	}

@@ -18,43 +18,32 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// DefaultTokenLife is how long a token lives unless people say otherwise: that of the Karmada surface.
+// DefaultTokenLife is the default lifetime of a token, as in Karmada.
 const DefaultTokenLife = 24 * time.Hour
 
-// DefaultUsages returns what a token is for unless people say otherwise.
+// DefaultUsages returns the default usages of a token.
 func DefaultUsages() []string { return []string{"signing", "authentication"} }
 
-// TokenOptions say what a token is for.
+// TokenOptions are options for CreateToken.
 type TokenOptions struct {
-	// TTL is how long it lives; 0: without an end.
+	// TTL is the lifetime of the token; 0 for a token that does not expire.
 	TTL time.Duration
 	// Usages are any of "signing" and "authentication". Default: both.
 	Usages []string
-	// Groups that its holder belongs to, each system:bootstrappers:<...>. Default: DefaultGroup.
+	// Groups of its holder, each system:bootstrappers:<...>. Default: DefaultGroup.
 	Groups []string
 	// Description is for people.
 	Description string
-	// Cluster makes it a token for the Cluster of that name alone, which may have registered before. Empty: for any new
-	// one.
+	// Cluster binds the token to the Cluster of that name, which may be registered already. Empty for any new Cluster.
 	Cluster string
 }
 
-// writeTries and writePause say how often an API server that cannot answer now is asked to keep a token: after 5, 10,
-// 20 and 40 s again.
-const (
-	writeTries = 5
-	writePause = 5 * time.Second
-)
-
-// CreateToken makes a bootstrap token on the hub. What the options say wrong is an error before anything is written.
+// CreateToken creates a bootstrap token on the hub.
 func CreateToken(ctx context.Context, hub client.Client, o TokenOptions) (Token, error) {
 	if err := o.complete(); err != nil {
 		return Token{}, err
 	}
-	t, err := newToken()
-	if err != nil {
-		return Token{}, err
-	}
+	t := newToken()
 	t.Description, t.Usages, t.Groups = o.Description, o.Usages, o.Groups
 	if o.TTL > 0 {
 		t.Expires = time.Now().Add(o.TTL)
@@ -64,32 +53,26 @@ func CreateToken(ctx context.Context, hub client.Client, o TokenOptions) (Token,
 		Type:       corev1.SecretTypeBootstrapToken,
 		Data:       t.data(),
 	}
-	pauses := wait.Backoff{Duration: writePause, Factor: 2, Steps: writeTries}
-	var last error
-	err = wait.ExponentialBackoffWithContext(ctx, pauses, func(ctx context.Context) (bool, error) {
-		last = hub.Create(ctx, secret.DeepCopy(), client.FieldOwner(kube.FieldManager))
-		if passing(last) {
-			return false, nil
-		}
-		return last == nil, last
+	// The pauses are 5, 10, 20 and 40 s.
+	backoff := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 5}
+	err := kube.RetryOnWithBackoff(ctx, backoff, isTemporary, func() error {
+		return hub.Create(ctx, secret.DeepCopy(), client.FieldOwner(kube.FieldManager))
 	})
-	switch {
-	case apierrors.IsAlreadyExists(last):
+	if apierrors.IsAlreadyExists(err) {
 		return Token{}, fmt.Errorf("a token with id %q already exists", t.ID)
-	case last != nil:
-		return Token{}, fmt.Errorf("create bootstrap token: %w", last)
-	case err != nil:
+	}
+	if err != nil {
 		return Token{}, fmt.Errorf("create bootstrap token: %w", err)
 	}
 	return t, nil
 }
 
-// passing says whether the API server may be able to do later what it could not do now.
-func passing(err error) bool {
+// isTemporary returns whether an API server may accept the same request later.
+func isTemporary(err error) bool {
 	return apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
 }
 
-// complete fills in what is missing, and says what is wrong.
+// complete sets the defaults, and returns an error if the options are not valid.
 func (o *TokenOptions) complete() error {
 	if len(o.Usages) == 0 {
 		o.Usages = DefaultUsages()
@@ -111,7 +94,7 @@ func (o *TokenOptions) complete() error {
 		}
 		o.Groups = append(slices.Clone(o.Groups), clusterGroupPrefix+o.Cluster)
 	}
-	// What the API server does not take for a group of bootstrap tokens would make the whole token worthless.
+	// The API server rejects a token with any other group.
 	const form = `system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]`
 	for _, group := range o.Groups {
 		if !regexp.MustCompile(`^` + form + `$`).MatchString(group) {
@@ -121,8 +104,8 @@ func (o *TokenOptions) complete() error {
 	return nil
 }
 
-// ListTokens reads the bootstrap tokens of the hub, sorted by id. hub must read from the API server. Secrets that are
-// no token are told to warn and left out.
+// ListTokens returns the bootstrap tokens of the hub, sorted by id. hub must read from the API server. It calls warn
+// for Secrets that are not valid.
 func ListTokens(ctx context.Context, hub client.Reader, warn func(string)) ([]Token, error) {
 	var secrets corev1.SecretList
 	err := hub.List(ctx, &secrets, client.InNamespace(metav1.NamespaceSystem), client.MatchingFields{"type": string(corev1.SecretTypeBootstrapToken)})
@@ -142,20 +125,21 @@ func ListTokens(ctx context.Context, hub client.Reader, warn func(string)) ([]To
 	return tokens, nil
 }
 
-// DeleteToken deletes the bootstrap token that idOrToken names, by its id alone or whole, and returns its id.
+// DeleteToken deletes the bootstrap token with the given id or text, and returns its id.
 func DeleteToken(ctx context.Context, hub client.Client, idOrToken string) (id string, err error) {
 	if !regexp.MustCompile(`^` + tokenIDPattern + `(\.[a-z0-9]{16})?$`).MatchString(idOrToken) {
 		return "", fmt.Errorf("the given token is neither of the form %q nor of the form %q", tokenIDPattern, tokenPattern)
 	}
 	id, _, _ = strings.Cut(idOrToken, ".")
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: secretPrefix + id}}
+	key := TokenSecret(id)
+	secret := &corev1.Secret{ObjectMeta: named(key.Namespace, key.Name)}
 	if err := hub.Delete(ctx, secret); err != nil {
 		return id, fmt.Errorf("delete bootstrap token %q: %w", id, err)
 	}
 	return id, nil
 }
 
-// TokenSecret returns the key of the Secret that the token with this id is in.
+// TokenSecret returns the key of the Secret of the token with this id.
 func TokenSecret(id string) client.ObjectKey {
 	return client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: secretPrefix + id}
 }

@@ -20,7 +20,8 @@ import (
 const (
 	// podsTimeout limits the wait for the end of an agent.
 	podsTimeout = 12 * time.Second
-	// hubUserPrefix is the prefix of the annotations by which hubs that dial the cluster note that they use a namespace.
+	// hubUserPrefix is the prefix of the annotations by which hubs that dial the cluster note that they use a
+	// namespace.
 	hubUserPrefix = "hub.towline.dev/"
 )
 

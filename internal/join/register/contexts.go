@@ -10,8 +10,8 @@ import (
 )
 
 // MemberContext returns the context of a kubeconfig for a cluster: the explicit one, else the one with the name of the
-// cluster, else the current one. It returns "" only for a kubeconfig without contexts if none is explicit. It returns an
-// error if the context does not exist.
+// cluster, else the current one. It returns "" only for a kubeconfig without contexts if none is explicit. It returns
+// an error if the context does not exist.
 func MemberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, error) {
 	if explicit != "" {
 		if cfg.Contexts[explicit] == nil {

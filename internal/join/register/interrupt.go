@@ -8,8 +8,8 @@ import (
 )
 
 // Interruptible returns config with which reads end when ctx ends, also those for which a client takes no context: it
-// lists the kinds of its cluster first. Writes are not cut off, since they may have been executed. Reads that begin after
-// the end of ctx are those of a rollback and are not cut off either.
+// lists the kinds of its cluster first. Writes are not cut off, since they may have been executed. Reads that begin
+// after the end of ctx are those of a rollback and are not cut off either.
 func Interruptible(ctx context.Context, config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return interruptible{ctx: ctx, next: next} })

@@ -27,8 +27,8 @@ const (
 	KubeconfigKey = "karmada-kubeconfig"
 	// AgentAccount is the agent's ServiceAccount.
 	AgentAccount = "karmada-agent-sa"
-	// AgentRole is the agent's ClusterRole and ClusterRoleBinding. The agents of one cluster, each in a namespace of its
-	// own, share both.
+	// AgentRole is the agent's ClusterRole and ClusterRoleBinding. The agents of one cluster, each in a namespace of
+	// its own, share both.
 	AgentRole = "karmada-agent"
 )
 
@@ -37,8 +37,8 @@ const (
 	RegistrationLabel = "towline.dev/registration"
 	// unfinishedAnnotation on the Secret marks a registration that is not complete. The next run resumes it.
 	unfinishedAnnotation = "towline.dev/registration-unfinished"
-	// certificateAnnotation on the Secret and on the pods is the name of the CertificateSigningRequest of the certificate,
-	// so that a new certificate restarts the pods.
+	// certificateAnnotation on the Secret and on the pods is the name of the CertificateSigningRequest of the
+	// certificate, so that a new certificate restarts the pods.
 	certificateAnnotation = "towline.dev/certificate"
 
 	agentLabel     = "app"

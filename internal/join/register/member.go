@@ -81,8 +81,8 @@ func (m member) find(ctx context.Context, key client.ObjectKey, obj client.Objec
 	return !apierrors.IsNotFound(err), nil
 }
 
-// findUninstalled returns the kind and the key of an object of an agent that is being uninstalled from the namespace, or
-// "". An agent that uninstalls itself gives its objects an owner, which it deletes.
+// findUninstalled returns the kind and the key of an object of an agent that is being uninstalled from the namespace,
+// or "". An agent that uninstalls itself gives its objects an owner, which it deletes.
 func (m member) findUninstalled(ctx context.Context, namespace string) (string, error) {
 	for _, object := range []struct {
 		kind string

@@ -37,8 +37,8 @@ const (
 const cleanupTimeout = podsTimeout + 20*time.Second
 
 // Register registers the cluster, starts its agent there, and returns when the control plane reports the cluster as
-// ready. If it fails, or if ctx ends, it deletes the objects that it made on both sides, and returns the first error. It
-// completes a registration that was killed.
+// ready. If it fails, or if ctx ends, it deletes the objects that it made on both sides, and returns the first error.
+// It completes a registration that was killed.
 func Register(ctx context.Context, request Request) error {
 	request, err := request.withDefaults()
 	if err != nil {
@@ -83,8 +83,8 @@ type registration struct {
 	hub        client.Client
 	// isRecovered is true if the kubeconfig is that of the registration to resume.
 	isRecovered bool
-	// isAdmitted is true once the control plane let the agent read its Cluster. ownCluster is the uid of the Cluster then,
-	// if it was made for this registration.
+	// isAdmitted is true once the control plane let the agent read its Cluster. ownCluster is the uid of the Cluster
+	// then, if it was made for this registration.
 	isAdmitted bool
 	ownCluster types.UID
 	// isBinding is true once the agent may have access to the cluster.

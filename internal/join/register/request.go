@@ -49,7 +49,8 @@ type Request struct {
 	Namespace string
 	// ClusterName is the name of the Cluster.
 	ClusterName string
-	// ClusterNamespace is the namespace of the agent's inventory on the cluster. Default: fleet.DefaultClusterNamespace.
+	// ClusterNamespace is the namespace of the agent's inventory on the cluster. Default:
+	// fleet.DefaultClusterNamespace.
 	ClusterNamespace string
 	// Provider, Region and Zones are the location of the cluster.
 	Provider, Region string

@@ -23,8 +23,8 @@ import (
 const (
 	// DefaultWait is the default time limit for the deletion of a Cluster on the control plane.
 	DefaultWait = time.Minute
-	// unregisteringAnnotation on the Secret is the uid of the Cluster that is being unregistered. The agent loses its access
-	// with the Cluster, so that a later run could not find out that the Cluster is deleted.
+	// unregisteringAnnotation on the Secret is the uid of the Cluster that is being unregistered. The agent loses its
+	// access with the Cluster, so that a later run could not find out that the Cluster is deleted.
 	unregisteringAnnotation = "towline.dev/unregistering"
 	// uninstallAnnotation on the Secret is written by an agent that uninstalls itself.
 	uninstallAnnotation = "towline.dev/departing"
@@ -39,8 +39,8 @@ type UnregisterRequest struct {
 	// Namespace is the namespace of the agent on the cluster, AgentName the name of its Deployment. Defaults:
 	// DefaultNamespace, DefaultAgentName.
 	Namespace, AgentName string
-	// ClusterNamespace is the namespace of the agent's inventory on the cluster, unless the agent's Deployment has another
-	// one. Default: fleet.DefaultClusterNamespace.
+	// ClusterNamespace is the namespace of the agent's inventory on the cluster, unless the agent's Deployment has
+	// another one. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
 	// Wait is the time limit for the deletion of the Cluster on the control plane. Default: DefaultWait.
 	Wait time.Duration
@@ -116,7 +116,8 @@ type unregistration struct {
 // errUnknown is returned if the control plane may still have the Cluster.
 var errUnknown = errors.New("give the way to the control plane with --karmada-config")
 
-// deleteCluster deletes the Cluster and waits until it is deleted. After it returned nil the cluster must be cleaned up.
+// deleteCluster deletes the Cluster and waits until it is deleted. After it returned nil the cluster must be cleaned
+// up.
 func (u *unregistration) deleteCluster(ctx context.Context) error {
 	r := u.request
 	if err := u.readObjects(ctx); err != nil {

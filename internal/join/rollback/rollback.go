@@ -2,12 +2,12 @@
 // fails.
 //
 // A registration writes to two clusters, the hub and the member, and uses one Log for each. A Log adds the annotation
-// AttemptAnnotation with the uid of the run to each object that it writes. RollBack changes only objects that still have
-// it: an object that another run has written since belongs to that run. The Log adds each undo function before it sends
-// the request, since a request whose response is lost may have been executed.
+// AttemptAnnotation with the uid of the run to each object that it writes. RollBack changes only objects that still
+// have it: an object that another run has written since belongs to that run. The Log adds each undo function before it
+// sends the request, since a request whose response is lost may have been executed.
 //
-// A process that is killed rolls nothing back. Each registration therefore can be repeated: Apply makes the objects that
-// are missing, and changes those that the function check accepts.
+// A process that is killed rolls nothing back. Each registration therefore can be repeated: Apply makes the objects
+// that are missing, and changes those that the function check accepts.
 package rollback
 
 import (
@@ -84,9 +84,9 @@ func (l *Log) RollBack(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Apply creates obj, or applies it to the existing object if check returns nil for that; a nil check accepts any object.
-// It returns the object as it is then. RollBack deletes an object that was created, and gives the fields of one that was
-// changed the values that they had.
+// Apply creates obj, or applies it to the existing object if check returns nil for that; a nil check accepts any
+// object. It returns the object as it is then. RollBack deletes an object that was created, and gives the fields of one
+// that was changed the values that they had.
 func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
 	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
 	if err != nil {

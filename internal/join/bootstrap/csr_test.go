@@ -105,7 +105,7 @@ func TestJudgeReadsWhatAgentsMayAskFor(t *testing.T) {
 			t.Parallel()
 			a := newAsk(t)
 			tc.change(a)
-			got, ours, err := bootstrap.Judge(a.done(t))
+			got, ours, err := bootstrap.ValidateCSR(a.done(t))
 			if err != nil || !ours {
 				t.Fatalf("ours %v, error %v", ours, err)
 			}
@@ -135,7 +135,7 @@ func TestJudgeLeavesOthersRequestsAlone(t *testing.T) {
 			t.Parallel()
 			a := newAsk(t)
 			change(a)
-			if _, ours, err := bootstrap.Judge(a.done(t)); ours || err != nil {
+			if _, ours, err := bootstrap.ValidateCSR(a.done(t)); ours || err != nil {
 				t.Errorf("ours %v, error %v", ours, err)
 			}
 		})
@@ -282,7 +282,7 @@ func TestJudgeRefusesAttacks(t *testing.T) {
 				t.Parallel()
 				a := newAsk(t)
 				tc.change(a)
-				p, ours, err := bootstrap.Judge(a.done(t))
+				p, ours, err := bootstrap.ValidateCSR(a.done(t))
 				if !ours || err == nil {
 					t.Fatalf("petition %+v, ours %v, error %v", p, ours, err)
 				}

@@ -23,30 +23,30 @@ import (
 
 const (
 	requestType = "CERTIFICATE REQUEST"
-	// leastRSA is the shortest RSA key, in bits, that is good enough.
-	leastRSA = 2048
-	// maxID is how long the id of a cluster may be: a uid has 36 characters.
+	// minRSABits is the minimal length of an RSA key.
+	minRSABits = 2048
+	// maxID limits the characters of a cluster's id; a uid has 36.
 	maxID = 253
 )
 
-// ParsedCSR is what somebody asks for with a CertificateSigningRequest.
+// ParsedCSR is the content of a CertificateSigningRequest for the certificate of an agent.
 type ParsedCSR struct {
-	// Cluster is the name of the Cluster whose agent the certificate is to be for.
+	// Cluster is the name of the agent's Cluster.
 	Cluster string
 	// ID is the uid of that cluster's kube-system namespace; empty if Renewal.
 	ID string
-	// Renewal: the agent itself asks for its next certificate.
+	// Renewal is true for the next certificate of a registered agent.
 	Renewal bool
-	// TokenID is the id of the bootstrap token that came with the request; empty if Renewal.
+	// TokenID is the id of the requester's bootstrap token; empty if Renewal.
 	TokenID string
-	// Until is how long the one who asks waits for the answer; zero: nobody knows.
+	// Until is the time until which the requester waits; zero if it is not known.
 	Until time.Time
 }
 
-// Judge reads what a CertificateSigningRequest asks for. ours is false if it is not about agents: it is none of our
-// business then. Otherwise err says what is wrong with it by itself; whether the requester may have what the petition
-// says is for the hub to find out. Who the requester is, the API server has written into the request.
-func Judge(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, ours bool, err error) {
+// ValidateCSR parses a CertificateSigningRequest. isAgent is false if it is not for the certificate of an agent.
+// Otherwise err is the reason why no agent may have it. The caller must check whether this requester may have it: the
+// API server has written the requester's user and groups into the request.
+func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, isAgent bool, err error) {
 	if csr.Spec.SignerName != Signer {
 		return ParsedCSR{}, false, nil
 	}
@@ -77,7 +77,7 @@ func Judge(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, ours boo
 
 func oneLine(err error) error { return errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
-// mentionsAgents says whether anything in text asks for a certificate that looks like an agent's, in whatever wrapping.
+// mentionsAgents returns whether any request in text has a subject like that of an agent.
 func mentionsAgents(text []byte) bool {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		request, err := x509.ParseCertificateRequest(block.Bytes)
@@ -96,8 +96,8 @@ func mentionsAgents(text []byte) bool {
 	return false
 }
 
-// parseRequest reads text, which must be one request in PEM and nothing else: whoever signs it must not read anything
-// else in it than we do.
+// parseRequest parses text, which must be one request in PEM and nothing else: the signer must not find another request
+// in it.
 func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 	block, rest := pem.Decode(text)
 	if block == nil || !bytes.HasPrefix(bytes.TrimSpace(text), []byte("-----BEGIN ")) {
@@ -122,8 +122,7 @@ func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 	return request, nil
 }
 
-// checkSubject holds the subject to one organisation and one common name. An attribute more, even one that we do not
-// know, might be read by others.
+// checkSubject accepts only one organisation and one common name. Other attributes might have a meaning elsewhere.
 func checkSubject(request *x509.CertificateRequest) error {
 	subject := request.Subject
 	if !slices.Equal(subject.Organization, []string{AgentsGroup}) {
@@ -144,7 +143,7 @@ func checkSubject(request *x509.CertificateRequest) error {
 	return nil
 }
 
-// checkExtensions refuses every extension: an agent needs none.
+// checkExtensions accepts no extension: an agent needs none.
 func checkExtensions(request *x509.CertificateRequest) error {
 	alternative := asn1.ObjectIdentifier{2, 5, 29, 17}
 	for _, extension := range request.Extensions {
@@ -161,8 +160,8 @@ func checkExtensions(request *x509.CertificateRequest) error {
 func checkKey(request *x509.CertificateRequest) error {
 	switch key := request.PublicKey.(type) {
 	case *rsa.PublicKey:
-		if key.N.BitLen() < leastRSA {
-			return fmt.Errorf("the RSA key has %d bits and must have at least %d", key.N.BitLen(), leastRSA)
+		if key.N.BitLen() < minRSABits {
+			return fmt.Errorf("the RSA key has %d bits and must have at least %d", key.N.BitLen(), minRSABits)
 		}
 	case *ecdsa.PublicKey, ed25519.PublicKey:
 	default:
@@ -171,8 +170,8 @@ func checkKey(request *x509.CertificateRequest) error {
 	return nil
 }
 
-// checkUsages wants each of the usages of a client once. Key encipherment, which means something for RSA only, may be
-// missing.
+// checkUsages accepts the usages of a client, each once. Key encipherment, which has a meaning for RSA only, is
+// optional.
 func checkUsages(given []certificatesv1.KeyUsage) error {
 	usages := slices.Clone(given)
 	slices.Sort(usages)
@@ -184,8 +183,7 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// readRequester tells the two who may ask apart: who has a bootstrap token, and the agent whose certificate it is
-// already.
+// readRequester distinguishes the two permitted requesters: the holder of a bootstrap token, and the registered agent.
 func (p *ParsedCSR) readRequester(csr *certificatesv1.CertificateSigningRequest) error {
 	user, groups := csr.Spec.Username, csr.Spec.Groups
 	if user == AgentUser(p.Cluster) && slices.Contains(groups, AgentsGroup) {
@@ -199,7 +197,7 @@ func (p *ParsedCSR) readRequester(csr *certificatesv1.CertificateSigningRequest)
 	if !ok || !slices.Contains(groups, tokensGroup) || !regexp.MustCompile(`^`+tokenIDPattern+`$`).MatchString(id) {
 		return fmt.Errorf("%s came with no bootstrap token and is not the agent of cluster %s", user, p.Cluster)
 	}
-	if only, bound := OnlyFor(groups); bound && only != p.Cluster {
+	if only, bound := BoundCluster(groups); bound && only != p.Cluster {
 		return fmt.Errorf("the bootstrap token is for cluster %q alone", only)
 	}
 	p.TokenID, p.ID = id, csr.Annotations[kube.AnnotationClusterID]

@@ -41,7 +41,7 @@ func TestOnlyFor(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got, ok := bootstrap.OnlyFor(tc.groups); got != tc.want || ok != tc.wantOK {
+			if got, ok := bootstrap.BoundCluster(tc.groups); got != tc.want || ok != tc.wantOK {
 				t.Errorf("got %q, %v", got, ok)
 			}
 		})

@@ -35,7 +35,7 @@ func granted(t *testing.T, hubClient client.Client, name string) *clusterv1alpha
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := bootstrap.Grant(t.Context(), hubClient, c); err != nil {
+		if err := bootstrap.EnsureAgentRBAC(t.Context(), hubClient, c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -355,7 +355,7 @@ func TestGrantReplacesTheLeaseOfAnEarlierCluster(t *testing.T) {
 		t.Errorf("duration %d, labels %v", got, lease.Labels)
 	}
 	before := lease.UID
-	if err := bootstrap.Grant(t.Context(), hubClient, c); err != nil {
+	if err := bootstrap.EnsureAgentRBAC(t.Context(), hubClient, c); err != nil {
 		t.Fatal(err)
 	}
 	if err := hubClient.Get(t.Context(), key, lease); err != nil || lease.UID != before {
@@ -366,7 +366,7 @@ func TestGrantReplacesTheLeaseOfAnEarlierCluster(t *testing.T) {
 	if err := hubClient.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
-	if err := bootstrap.Grant(t.Context(), hubClient, c); err != nil {
+	if err := bootstrap.EnsureAgentRBAC(t.Context(), hubClient, c); err != nil {
 		t.Fatal(err)
 	}
 	if err := hubClient.Get(t.Context(), key, lease); err != nil || lease.UID == before {

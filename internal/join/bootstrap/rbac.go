@@ -30,16 +30,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// leaseSeconds is how long an agent counts as alive after its last heartbeat: that of the Karmada surface.
+// leaseSeconds is the time for which an agent counts as alive after its last heartbeat, as in Karmada.
 const leaseSeconds = 40
 
 // RoleName returns the name of the roles and bindings of a Cluster's agent on the hub.
 func RoleName(cluster string) string { return karmada.AgentRole(cluster) }
 
-// Grant makes or repairs what the agent of a Cluster needs on the hub: its execution space, its Lease and its rights,
-// which all go with the Cluster. hub must read from the API server. It fails while the execution space of an earlier
-// Cluster of that name is still going.
-func Grant(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
+// EnsureAgentRBAC creates or corrects the execution namespace, the Lease and the permissions of a Cluster's agent on
+// the hub. The Cluster is the owner of all of them. hub must read from the API server. It returns an error while the
+// execution namespace of an earlier Cluster with the same name is being deleted.
+func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
 	space := fleet.ExecutionSpace(c.Name)
 	made, err := ensureSpace(ctx, hub, c)
 	if err != nil {
@@ -65,12 +65,12 @@ func Grant(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) e
 			return err
 		}
 	}
-	return stillThere(ctx, hub, c, made)
+	return checkCluster(ctx, hub, c, made)
 }
 
-// stillThere takes everything back that was made for a Cluster which went meanwhile, and nothing else: whoever removed
-// it may have looked before it was there. made is the execution space, nil if it was there before.
-func stillThere(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster, made *corev1.Namespace) error {
+// checkCluster deletes the created objects if the Cluster has been deleted meanwhile: its deletion may have been before
+// their creation. made is the execution namespace, nil if it existed before.
+func checkCluster(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster, made *corev1.Namespace) error {
 	live := &clusterv1alpha1.Cluster{}
 	err := hub.Get(ctx, client.ObjectKeyFromObject(c), live)
 	if client.IgnoreNotFound(err) != nil {
@@ -81,7 +81,7 @@ func stillThere(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clust
 	}
 	errs := []error{fmt.Errorf("the Cluster %s is gone", c.Name), karmada.RemoveRights(ctx, hub, c)}
 	if made != nil {
-		// One that a later Cluster has adopted makes this a conflict.
+		// If a later Cluster has adopted it, this is a conflict.
 		exact := client.Preconditions{UID: &made.UID, ResourceVersion: &made.ResourceVersion}
 		errs = append(errs, client.IgnoreNotFound(hub.Delete(ctx, made, exact)))
 	}
@@ -89,18 +89,18 @@ func stillThere(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clust
 }
 
 const (
-	// readable is how many answers one requester can read at a time, whatever number of requests he makes.
-	readable = 20
-	// requesterLabel on what lets somebody read a request is a hash of his name.
-	requesterLabel = "towline.dev/requester"
-	// requesterLength is how many hexadecimal digits of the hash there are: a label has room for 63.
+	// maxReadable limits the requests that one requester can read at a time.
+	maxReadable = 20
+	// requesterLabel on an object that gives access to a request is a hash of the requester's name. A label has room
+	// for 63 characters.
+	requesterLabel  = "towline.dev/requester"
 	requesterLength = 40
 )
 
-// LetRead lets whoever made csr read it, and nothing else, as long as it exists, and is among the last that he was let
-// read. hub must read from the API server.
-func LetRead(ctx context.Context, hub client.Client, csr *certificatesv1.CertificateSigningRequest) error {
-	// The uid keeps a later request of that name out of it.
+// EnsureCSRReadRBAC lets the requester read csr as long as it exists and is among the requester's last maxReadable
+// ones. hub must read from the API server.
+func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificatesv1.CertificateSigningRequest) error {
+	// With the uid, a later request with the same name has another role.
 	name := "system:karmada:csr:" + string(csr.UID)
 	sum := sha256.Sum256([]byte(csr.Spec.Username))
 	requester := client.MatchingLabels{requesterLabel: hex.EncodeToString(sum[:])[:requesterLength]}
@@ -122,15 +122,14 @@ func LetRead(ctx context.Context, hub client.Client, csr *certificatesv1.Certifi
 		}
 	}
 	return errors.Join(
-		keepReadable(ctx, hub, &rbacv1.ClusterRoleBindingList{}, requester, name),
-		keepReadable(ctx, hub, &rbacv1.ClusterRoleList{}, requester, name))
+		limitReadable(ctx, hub, &rbacv1.ClusterRoleBindingList{}, requester, name),
+		limitReadable(ctx, hub, &rbacv1.ClusterRoleList{}, requester, name))
 }
 
-// keepReadable deletes the oldest of what lets a requester read, beyond what he may have, and in any case not the one
-// with the name latest.
-func keepReadable(ctx context.Context, hub client.Client, list client.ObjectList, requester client.MatchingLabels, latest string) error {
+// limitReadable deletes the oldest objects of a requester beyond maxReadable, but never the one with the name latest.
+func limitReadable(ctx context.Context, hub client.Client, list client.ObjectList, requester client.MatchingLabels, latest string) error {
 	if err := hub.List(ctx, list, requester); err != nil {
-		return fmt.Errorf("list what the requester may read: %w", err)
+		return fmt.Errorf("list the requests that the requester may read: %w", err)
 	}
 	var earlier []client.Object
 	err := meta.EachListItem(list, func(item runtime.Object) error {
@@ -140,20 +139,20 @@ func keepReadable(ctx context.Context, hub client.Client, list client.ObjectList
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("list what the requester may read: %w", err)
+		return fmt.Errorf("list the requests that the requester may read: %w", err)
 	}
 	slices.SortFunc(earlier, func(a, b client.Object) int {
 		return cmp.Or(b.GetCreationTimestamp().Compare(a.GetCreationTimestamp().Time), strings.Compare(a.GetName(), b.GetName()))
 	})
-	for _, obj := range earlier[min(len(earlier), readable-1):] {
+	for _, obj := range earlier[min(len(earlier), maxReadable-1):] {
 		if err := hub.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete %s, which lets an old answer be read: %w", obj.GetName(), err)
+			return fmt.Errorf("delete %s, which gives access to an earlier request: %w", obj.GetName(), err)
 		}
 	}
 	return nil
 }
 
-// ownRules are about what bears the cluster's own name, and the next certificate.
+// ownRules are for the Cluster, and for the next certificate.
 func ownRules(cluster string) []rbacv1.PolicyRule {
 	self := []string{cluster}
 	return []rbacv1.PolicyRule{
@@ -163,7 +162,7 @@ func ownRules(cluster string) []rbacv1.PolicyRule {
 	}
 }
 
-// spaceRules are about the execution space, which holds nothing of any other cluster.
+// spaceRules are for the execution namespace, which has no objects of other clusters.
 func spaceRules(cluster string) []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{workv1alpha1.GroupVersion.Group}, Resources: []string{"works"}, Verbs: []string{"get", "list", "watch", "patch"}},
@@ -175,22 +174,22 @@ func spaceRules(cluster string) []rbacv1.PolicyRule {
 	}
 }
 
-// ensureSpace makes the execution space if it is not there, and returns it then. What else is written on it is for
-// whoever looks after execution spaces.
+// ensureSpace creates the execution namespace if it does not exist, and returns it then. Package hub/spaces keeps its
+// metadata.
 func ensureSpace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) (*corev1.Namespace, error) {
 	space := karmada.NewSpace(c)
 	err := hub.Create(ctx, space, client.FieldOwner(kube.FieldManager))
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return nil, nil //nolint:nilnil // nothing was made
+		return nil, nil //nolint:nilnil // nil is the documented result for an existing namespace
 	case err != nil:
 		return nil, fmt.Errorf("create namespace %s: %w", space.Name, err)
 	}
 	return space, nil
 }
 
-// ensureLease makes the Lease of the agent if it is not there, and makes that of an earlier Cluster of its name anew:
-// it says nothing of this one.
+// ensureLease creates the Lease of the agent. It replaces that of an earlier Cluster with the same name, whose
+// heartbeat is of another agent.
 func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
 	lease := &coordinationv1.Lease{ObjectMeta: named(fleet.ExecutionSpace(c.Name), c.Name)}
 	err := hub.Get(ctx, client.ObjectKeyFromObject(lease), lease)
@@ -208,7 +207,7 @@ func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 	}
 	made := &coordinationv1.Lease{ObjectMeta: named(lease.Namespace, lease.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}}
 	karmada.Mark(made, c)
-	// Another Grant of the same Cluster may have been faster.
+	// A concurrent call for the same Cluster may have created it.
 	if err := hub.Create(ctx, made, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(made), err)
 	}
