@@ -1,13 +1,19 @@
 package register_test
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/join/register"
+	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/localkube/faults"
 )
 
@@ -111,5 +117,30 @@ func TestAFailureAfterATakeOverTakesEverythingBack(t *testing.T) {
 	r.Member = member
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestAFailureLeavesTheNamespaceThatAnotherRunHasReserved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, _, _ := w.request(t, "reserved")
+	theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "reserved", Name: register.KubeconfigSecret,
+		Labels:      map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: "reserved"},
+		Annotations: map[string]string{rollback.AttemptAnnotation: "theirs"},
+	}}
+	// The first write is that of the namespace.
+	f := &faults.Fault{At: 2, Effect: func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if err := w.admin.Create(t.Context(), theirs); err != nil {
+			t.Error(err)
+		}
+		return next.RoundTrip(request)
+	}}
+	r.Member = f.On(r.Member)
+	wantText(t, register.Register(t.Context(), r), "it has just been made by somebody else")
+	for _, obj := range []client.Object{theirs, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "reserved"}}} {
+		if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetDeletionTimestamp() != nil {
+			t.Errorf("%T: got error %v and deletion at %v, want that it stays", obj, err, obj.GetDeletionTimestamp())
+		}
 	}
 }

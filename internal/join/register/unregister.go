@@ -114,7 +114,7 @@ type unregistration struct {
 }
 
 // errUnknown is returned if the control plane may still have the Cluster.
-var errUnknown = errors.New("give the way to the control plane with --karmada-config")
+var errUnknown = errors.New("pass --karmada-config")
 
 // deleteCluster deletes the Cluster and waits until it is deleted. After it returned nil the cluster must be cleaned
 // up.
