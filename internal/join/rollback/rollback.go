@@ -316,7 +316,7 @@ func contains(live, desired any) bool {
 		return true
 	case []any:
 		live, _ := live.([]any)
-		return slices.EqualFunc(live, desired, func(a, b any) bool { return contains(a, b) })
+		return slices.EqualFunc(live, desired, contains)
 	}
 	return reflect.DeepEqual(live, desired)
 }
