@@ -40,7 +40,7 @@ func (c *Controller) ensureCluster(ctx context.Context, s *state) error {
 		}},
 		Spec: clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull, ID: s.parsed.ID},
 	}
-	err = karmada.Enroll(ctx, c.Live, created)
+	err = karmada.CreateCluster(ctx, c.Live, created)
 	if err == nil {
 		s.cluster = created
 		return nil
@@ -90,7 +90,7 @@ func (c *Controller) adoptCluster(ctx context.Context, s *state, live *clusterv1
 	if !sameToken && !forThisCluster {
 		return s.takenError()
 	}
-	err := karmada.Claim(ctx, c.Live, live)
+	err := karmada.ReserveID(ctx, c.Live, live)
 	if errors.Is(err, karmada.ErrTaken) {
 		return s.takenError()
 	}

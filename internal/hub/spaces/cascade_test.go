@@ -87,7 +87,7 @@ func TestPropagationPolicyKeepsObjectsThatTheRemovalNeeds(t *testing.T) {
 			t.Parallel()
 			name := map[metav1.DeletionPropagation]string{metav1.DeletePropagationForeground: "foreground", metav1.DeletePropagationOrphan: "orphaned"}[cascade]
 			c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
-			if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
+			if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {
 				t.Fatal(err)
 			}
 			w.waitReady(t, name)
@@ -171,7 +171,7 @@ func TestHubDeletesOnlyRBACOfClusterDeletedWithoutFinalizer(t *testing.T) {
 	w.wantNone(t, []client.Object{&rbacv1.ClusterRole{ObjectMeta: named(bootstrap.RoleName("forgotten"))}})
 	w.wantAll(t, "swept", []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}}})
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("torn-out"), Spec: clusterv1alpha1.ClusterSpec{ID: "torn-out", SyncMode: clusterv1alpha1.Pull}}
-	if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
+	if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
 	w.waitReady(t, "torn-out")

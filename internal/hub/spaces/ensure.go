@@ -71,7 +71,7 @@ func isIDTaken(cluster *clusterv1alpha1.Cluster) bool {
 // claimID reserves the ID for the Cluster. If another Cluster has the ID, it sets the Ready condition and stops the
 // reconcile.
 func (c *Controller) claimID(ctx context.Context, s *state) error {
-	err := karmada.Claim(ctx, c.Live, s.cluster)
+	err := karmada.ReserveID(ctx, c.Live, s.cluster)
 	if err != nil && !errors.Is(err, karmada.ErrTaken) {
 		return err
 	}

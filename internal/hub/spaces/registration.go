@@ -61,6 +61,15 @@ func (c *Controller) checkHeartbeat(ctx context.Context, s *state) (bool, error)
 }
 
 func (c *Controller) memberClient(ctx context.Context, m fleet.Member) (client.Client, error) {
+	config, err := c.memberConfig(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return client.New(config, client.Options{Scheme: kube.Scheme()})
+}
+
+// memberConfig returns a configuration for requests to a push member that have a timeout.
+func (c *Controller) memberConfig(ctx context.Context, m fleet.Member) (*rest.Config, error) {
 	config, err := c.Config(ctx, m)
 	if err != nil {
 		return nil, err
@@ -71,7 +80,7 @@ func (c *Controller) memberClient(ctx context.Context, m fleet.Member) (client.C
 	if deadline, set := ctx.Deadline(); set {
 		config.Timeout = min(config.Timeout, max(time.Until(deadline), time.Second))
 	}
-	return client.New(config, client.Options{Scheme: kube.Scheme()})
+	return config, nil
 }
 
 // removeRegistration removes the objects of the registration from the member. It does not wait for an unreachable
@@ -109,11 +118,11 @@ func (c *Controller) removeHubAccount(ctx context.Context, s *state) error {
 
 func (c *Controller) deleteMemberObjects(ctx context.Context, s *state) error {
 	hubID := s.cluster.Annotations[kube.AnnotationHub]
-	memberClient, err := c.memberClient(ctx, s.member)
+	config, err := c.memberConfig(ctx, s.member)
 	if err != nil {
 		return err
 	}
-	removed, err := karmada.RemoveMember(ctx, memberClient, s.cluster.Name, s.member.MemberNamespace, hubID)
+	removed, err := karmada.RemoveMember(ctx, config, s.cluster.Name, s.member.MemberNamespace, hubID)
 	if len(removed) > 0 {
 		log.FromContext(ctx).Info("removed the registration from the cluster", logkeys.Count, len(removed))
 	}

@@ -54,7 +54,7 @@ func (c *Controller) abandon(ctx context.Context, s *state) error {
 		return nil
 	}
 	changed := s.cluster.DeepCopy()
-	if err := karmada.AnnotateDeparture(ctx, c.Live, changed, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
+	if err := karmada.AnnotateDeregistration(ctx, c.Live, changed, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
 		return err
 	}
 	s.cluster, s.member = changed, fleet.FromCluster(changed)

@@ -223,7 +223,7 @@ func TestAgentIsOrderedToRemoveItself(t *testing.T) {
 	t.Parallel()
 	w := sharedEnv(t)
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("told"), Spec: clusterv1alpha1.ClusterSpec{ID: "told", SyncMode: clusterv1alpha1.Pull}}
-	if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
+	if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
 	w.waitReady(t, "told")

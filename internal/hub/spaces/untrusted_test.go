@@ -79,7 +79,7 @@ func TestClusterOfAbandonedRegistrationIsDeleted(t *testing.T) {
 			libv1beta1.ShardAnnotation: "stepped", kube.AnnotationBootstrapToken: "abcdef",
 			kube.AnnotationApproved: s.clock.Now().Add(after).UTC().Format(time.RFC3339),
 		}
-		if err := karmada.Enroll(t.Context(), s.hubClient, c); err != nil {
+		if err := karmada.CreateCluster(t.Context(), s.hubClient, c); err != nil {
 			t.Fatal(err)
 		}
 		s.step(t, name)
@@ -110,7 +110,7 @@ func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {
 	s := newManualController(t, sharedEnv(t))
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
 	c.Annotations = map[string]string{libv1beta1.ShardAnnotation: "stepped"}
-	if err := karmada.Enroll(t.Context(), s.hubClient, c); err != nil {
+	if err := karmada.CreateCluster(t.Context(), s.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
 	s.step(t, name)

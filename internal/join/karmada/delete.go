@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// DeleteWait is how long a removal is waited for unless a request says otherwise: the default of the Karmada surface.
+	// DeleteWait is the default timeout of a deregistration, as in Karmada.
 	DeleteWait = time.Minute
-	// forceWait is how long the hub may then take to end it by force. Nothing is withdrawn any more then.
+	// forceWait is the time that the hub then has to force it. It no longer cleans up the member.
 	forceWait = 15 * time.Second
-	// deletePoll is the time between two looks at a Cluster that goes.
+	// deletePoll is the interval between two reads of a Cluster that is being deleted.
 	deletePoll = 200 * time.Millisecond
 )
 
-// ErrNoCluster says that there is no such Cluster.
+// ErrNoCluster is the error for a Cluster that does not exist.
 var ErrNoCluster = errors.New("no cluster object found in karmada control Plane")
 
-// noCluster is the ErrNoCluster of one name, in the words of the Karmada surface.
+// noCluster is the ErrNoCluster of one name, in the words of Karmada.
 type noCluster struct{ name string }
 
 func (n noCluster) Error() string {
@@ -39,22 +39,21 @@ func (n noCluster) Error() string {
 }
 func (n noCluster) Is(target error) bool { return target == ErrNoCluster }
 
-// DeleteOptions say how a Cluster is deleted.
+// DeleteOptions are the options of DeleteCluster.
 type DeleteOptions struct {
-	// Orphan leaves on the cluster what was propagated to it.
+	// Orphan leaves the propagated objects on the cluster.
 	Orphan bool
-	// Force ends the removal when Wait is over, whatever is left behind then, and also where no hub is at work.
+	// Force completes the deregistration after Wait even if objects stay on the cluster, and also without a running hub.
 	Force bool
-	// Wait is how long the hub may take. Zero means DeleteWait.
+	// Wait is the time that the hub has. Zero means DeleteWait.
 	Wait time.Duration
-	// Progress is told what is waited for; it may be nil.
+	// Progress is called with progress messages; it may be nil.
 	Progress func(string)
 }
 
-// DeleteCluster deletes the Cluster name, which must be of this mode, and waits until it is gone. The hub withdraws
-// meanwhile what was propagated, and takes back the registration. It returns an error that is ErrNoCluster if there is
-// none, and one that is context.DeadlineExceeded if it takes too long; the hub goes on then. hub must read from the API
-// server.
+// DeleteCluster deletes the Cluster name, which must have this mode, and waits until the hub has deleted the propagated
+// objects and the registration. It returns an ErrNoCluster if there is none, and a context.DeadlineExceeded after the
+// timeout; the hub then continues. hub must read from the API server.
 func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clusterv1alpha1.ClusterSyncMode, o DeleteOptions) error {
 	cluster, err := clusterOfMode(ctx, hub, name, mode)
 	if err != nil {
@@ -70,7 +69,7 @@ func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clu
 	return nil
 }
 
-// clusterOfMode reads a Cluster that must be of this mode.
+// clusterOfMode reads a Cluster that must have this mode.
 func clusterOfMode(ctx context.Context, hub client.Client, name string, mode clusterv1alpha1.ClusterSyncMode) (*clusterv1alpha1.Cluster, error) {
 	cluster := &clusterv1alpha1.Cluster{}
 	err := hub.Get(ctx, client.ObjectKey{Name: name}, cluster)
@@ -99,8 +98,8 @@ type deletion struct {
 
 func (d *deletion) run(ctx context.Context) error {
 	if d.options.Orphan {
-		// The hub must know how before it knows that.
-		if err := AnnotateDeparture(ctx, d.hub, d.cluster, kube.DeregisterKeep); err != nil {
+		// The hub must read the option before the deletion.
+		if err := AnnotateDeregistration(ctx, d.hub, d.cluster, kube.DeregisterKeep); err != nil {
 			return err
 		}
 	}
@@ -108,79 +107,78 @@ func (d *deletion) run(ctx context.Context) error {
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	gone, err := d.await(ctx, d.options.Wait)
+	isDeleted, err := d.await(ctx, d.options.Wait)
 	if err != nil {
 		return err
 	}
-	if gone {
-		return d.clear(ctx)
+	if isDeleted {
+		return d.deleteHubObjects(ctx)
 	}
 	if !d.options.Force {
 		return fmt.Errorf("wait %s for it to be gone: %w; the hub goes on with it", d.options.Wait, context.DeadlineExceeded)
 	}
-	tell(d.options.Progress, fmt.Sprintf("The cluster object %s is not gone after %s; ending its removal by force", d.cluster.Name, d.options.Wait))
-	if err := AnnotateDeparture(ctx, d.hub, d.cluster, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
+	report(d.options.Progress, fmt.Sprintf("The cluster object %s is not gone after %s; ending its removal by force", d.cluster.Name, d.options.Wait))
+	if err := AnnotateDeregistration(ctx, d.hub, d.cluster, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if gone, err = d.await(ctx, forceWait); gone || err != nil {
+	if isDeleted, err = d.await(ctx, forceWait); isDeleted || err != nil {
 		return err
 	}
-	if err := d.free(ctx); err != nil {
+	if err := d.release(ctx); err != nil {
 		return err
 	}
-	gone, err = d.await(ctx, forceWait)
-	if err == nil && !gone {
+	isDeleted, err = d.await(ctx, forceWait)
+	if err == nil && !isDeleted {
 		return fmt.Errorf("wait %s for it to be gone: %w", forceWait, context.DeadlineExceeded)
 	}
 	return err
 }
 
-// clear deletes what the control plane has of a Cluster that no hub has looked after, as far as this one may.
-func (d *deletion) clear(ctx context.Context) error {
+// deleteHubObjects deletes the objects of a Cluster that no hub has reconciled, as far as the user is allowed to.
+func (d *deletion) deleteHubObjects(ctx context.Context) error {
 	if controllerutil.ContainsFinalizer(d.cluster, clusterv1alpha1.ClusterFinalizer) {
 		return nil
 	}
-	return allowed(removeRemains(ctx, d.hub, d.cluster))
+	return ignoreForbidden(retryStale(ctx, func() error { return RemoveTraces(ctx, d.hub, d.cluster) }))
 }
 
-// await waits until the Cluster is gone, and says whether it is.
-func (d *deletion) await(ctx context.Context, limit time.Duration) (gone bool, err error) {
-	told := false
+// await waits until the Cluster is deleted, and returns whether it is.
+func (d *deletion) await(ctx context.Context, limit time.Duration) (isDeleted bool, err error) {
+	isReported := false
 	var failure error
-	// The requests have the whole of ctx: one that would be cut off by the limit fails in other words.
+	// The requests use ctx, so that the error of a request is never that of the limit.
 	err = wait.PollUntilContextTimeout(ctx, deletePoll, limit, true, func(context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := d.hub.Get(ctx, client.ObjectKeyFromObject(d.cluster), live)
-		// Whoever could read it and no longer can is its agent, whose rights go right after it.
-		gone = apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || err == nil && live.UID != d.cluster.UID
-		if gone {
+		// Its agent loses its permissions right after the deletion.
+		isDeleted = apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || err == nil && live.UID != d.cluster.UID
+		if isDeleted {
 			failure = nil
 			return true, nil
 		}
 		if err != nil {
-			// A hub that does not answer for a moment is waited for, too.
+			// The API server may be unavailable for a moment.
 			failure = fmt.Errorf("read it: %w", err)
 			return false, nil
 		}
 		failure = nil
-		if !told {
-			tell(d.options.Progress, fmt.Sprintf("Waiting for the cluster object %s to be deleted", d.cluster.Name))
-			told = true
+		if !isReported {
+			report(d.options.Progress, fmt.Sprintf("Waiting for the cluster object %s to be deleted", d.cluster.Name))
+			isReported = true
 		}
 		return false, nil
 	})
 	if ctx.Err() != nil {
-		return gone, ctx.Err()
+		return isDeleted, ctx.Err()
 	}
 	if wait.Interrupted(err) {
 		err = nil
 	}
-	return gone, errors.Join(err, failure)
+	return isDeleted, errors.Join(err, failure)
 }
 
-// AnnotateDeparture adds to how cluster is removed, which the hub follows once it is being deleted. cluster becomes
-// what it is then.
-func AnnotateDeparture(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, options ...string) error {
+// AnnotateDeregistration adds options for the hub's deregistration of cluster. It updates cluster.
+func AnnotateDeregistration(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, options ...string) error {
 	have := strings.FieldsFunc(cluster.Annotations[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
 	wanted := map[string]bool{}
 	for _, option := range slices.Concat(have, options) {
@@ -193,13 +191,13 @@ func AnnotateDeparture(ctx context.Context, hub client.Client, cluster *clusterv
 	before := cluster.DeepCopy()
 	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeregister, text)
 	if err := hub.Patch(ctx, cluster, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("say how cluster %s is removed: %w", cluster.Name, err)
+		return fmt.Errorf("annotate cluster %s with the options of its deregistration: %w", cluster.Name, err)
 	}
 	return nil
 }
 
-func tell(progress func(string), what string) {
+func report(progress func(string), message string) {
 	if progress != nil {
-		progress(what)
+		progress(message)
 	}
 }

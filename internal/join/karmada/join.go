@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,18 +23,18 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
-	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/join/foreign"
 )
 
 const (
-	// systemNamespace is where the Karmada surface has its own components.
+	// systemNamespace is the namespace of Karmada's own components.
 	systemNamespace = "karmada-system"
-	// requestQPS is enough for the two dozen requests of one registration not to wait for each other.
+	// requestQPS is enough for the requests of one registration not to be throttled.
 	requestQPS = 100
-	// requestLimit is how long one request may take, unless the configuration says otherwise.
-	requestLimit = 30 * time.Second
-	// hubWait is how long a hub may take to let go of a Cluster that is taken back.
-	hubWait = 20 * time.Second
+	// requestTimeout limits one request, unless the configuration has a timeout.
+	requestTimeout = 30 * time.Second
+	// hubTimeout limits the wait for the hub to complete the deletion of a Cluster in a rollback.
+	hubTimeout = 20 * time.Second
 )
 
 // JoinRequest asks to register a cluster that the hub dials.
@@ -53,9 +52,9 @@ type JoinRequest struct {
 	Progress func(string)
 }
 
-// Join registers a cluster in push mode: it makes an account for the hub on it, and keeps the account's token on the
-// hub, beside a Cluster. When it fails, or when ctx ends, what it made is taken back, on both sides. It returns an
-// error that is ErrTaken if the cluster, or the name, is registered already.
+// Join registers a cluster in push mode. It creates a Cluster on the hub, an account for the hub on the cluster, and a
+// Secret with the account's token on the hub. If it fails, or if ctx ends, it deletes its objects on both sides. If it
+// is killed, a repeated call resumes it. It returns an ErrTaken if the cluster or the name is registered already.
 func Join(ctx context.Context, r JoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err
@@ -64,13 +63,13 @@ func Join(ctx context.Context, r JoinRequest) error {
 		r.ClusterNamespace = fleet.DefaultClusterNamespace
 	}
 	if r.ClusterNamespace == systemNamespace {
-		tell(r.Progress, "warning: --cluster-namespace="+systemNamespace+" is the namespace of the control plane itself; it is never deleted with a cluster")
+		report(r.Progress, "warning: --cluster-namespace="+systemNamespace+" is the namespace of the control plane itself; it is never deleted with a cluster")
 	}
 	j, err := newJoining(r)
 	if err != nil {
 		return err
 	}
-	if err := j.look(ctx); err != nil || r.DryRun {
+	if err := j.validate(ctx); err != nil || r.DryRun {
 		return err
 	}
 	if err := j.run(ctx); err != nil {
@@ -81,58 +80,62 @@ func Join(ctx context.Context, r JoinRequest) error {
 
 // joining is one run of Join.
 type joining struct {
-	request JoinRequest
-	hub     client.Client
-	vault   *vault
-	member  *settlement
-	cluster *clusterv1alpha1.Cluster
-	// former is the Cluster of a run that was killed, which this one goes on with; nil if there is none.
+	request   JoinRequest
+	attempt   string
+	hub       client.Client
+	resources foreign.Resources
+	member    *memberObjects
+	cluster   *clusterv1alpha1.Cluster
+	// former is the Cluster of a killed run that this run resumes; nil if there is none.
 	former *clusterv1alpha1.Cluster
+	// hasCluster is set when the Cluster belongs to this run, before the first request to create member objects.
+	hasCluster bool
 }
 
 func newJoining(r JoinRequest) (*joining, error) {
-	hub, err := newClient(r.Hub)
+	hub, resources, err := newClients(r.Hub)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the control plane: %w", err)
 	}
-	member, err := newClient(r.Member)
+	member, err := newMemberObjects(r.Member, r.Name, r.ClusterNamespace, "")
 	if err != nil {
-		return nil, fmt.Errorf("connect to the cluster: %w", err)
+		return nil, err
 	}
-	attempt := string(uuid.NewUUID())
-	return &joining{
-		request: r, hub: hub,
-		vault:  &vault{hub: hub, namespace: r.ClusterNamespace, cluster: r.Name, attempt: attempt},
-		member: &settlement{footprint: footprint{member: member, cluster: r.Name, namespace: r.ClusterNamespace}, attempt: attempt},
-	}, nil
+	return &joining{request: r, attempt: string(uuid.NewUUID()), hub: hub, resources: resources, member: member}, nil
 }
 
-func newClient(config *rest.Config) (client.Client, error) {
-	config = rest.CopyConfig(config)
-	config.QPS, config.Burst = requestQPS, requestQPS
-	if config.Timeout == 0 {
-		config.Timeout = requestLimit
-	}
-	return client.New(config, client.Options{Scheme: kube.Scheme()})
-}
-
-// look finds out who the two sides are, and whether anything is in the way.
-func (j *joining) look(ctx context.Context) error {
-	// The clients list the kinds of their clusters first, for which they take no context.
+// validate reads both sides, and returns an error if the registration is not possible.
+func (j *joining) validate(ctx context.Context) error {
+	// The first request of a client, for API discovery, takes no context.
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	id, err := memberID(ctx, j.member.member)
+	id, err := memberID(ctx, j.member.client)
 	if err != nil {
 		return err
 	}
-	hubID, err := HubID(ctx, j.hub)
-	if err != nil {
+	if j.member.hubID, err = HubID(ctx, j.hub); err != nil {
 		return err
 	}
-	j.member.hubID = hubID
+	if err := j.findFormer(ctx, id); err != nil {
+		return err
+	}
+	if j.cluster, err = j.desired(id); err != nil {
+		return err
+	}
+	owner := cmp.Or(j.former, j.cluster)
+	for _, ref := range []*clusterv1alpha1.LocalSecretReference{j.cluster.Spec.SecretRef, j.cluster.Spec.ImpersonatorSecretRef} {
+		if _, err := getSecret(ctx, j.hub, owner, *ref); err != nil {
+			return fmt.Errorf("write Secret %s/%s on the control plane: %w", ref.Namespace, ref.Name, err)
+		}
+	}
+	return j.member.validate(ctx)
+}
+
+// findFormer finds the Cluster of a killed run. It returns an ErrTaken if another Cluster has the name or the ID.
+func (j *joining) findFormer(ctx context.Context, id string) error {
 	clusters := &clusterv1alpha1.ClusterList{}
-	err = j.hub.List(ctx, clusters)
+	err := j.hub.List(ctx, clusters)
 	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		return join.ErrNotInstalled
 	}
@@ -140,26 +143,26 @@ func (j *joining) look(ctx context.Context) error {
 		return fmt.Errorf("list the clusters of the control plane: %w", err)
 	}
 	for i := range clusters.Items {
-		if clusters.Items[i].Name != j.request.Name && clusters.Items[i].Spec.ID != id {
+		cluster := &clusters.Items[i]
+		if cluster.Name != j.request.Name && cluster.Spec.ID != id {
 			continue
 		}
-		if !j.resumable(&clusters.Items[i], id) {
+		if cluster.Name != j.request.Name || cluster.Spec.ID != id || !isUnfinished(cluster) {
 			return Taken{ID: id, Name: j.request.Name}
 		}
-		j.former = &clusters.Items[i]
+		j.former = cluster
 	}
-	if j.former != nil {
-		if abandoned, err := j.abandoned(ctx, j.former); err != nil || !abandoned {
-			return cmp.Or[error](err, Taken{ID: id, Name: j.request.Name})
-		}
+	if j.former == nil {
+		return nil
 	}
-	if j.cluster, err = j.desired(id); err != nil {
-		return err
+	abandoned, err := j.isAbandoned(ctx, j.former)
+	if err == nil && !abandoned {
+		return Taken{ID: id, Name: j.request.Name}
 	}
-	return j.member.check(ctx)
+	return err
 }
 
-// desired is the Cluster as it is to be.
+// desired returns the Cluster to be created.
 func (j *joining) desired(id string) (*clusterv1alpha1.Cluster, error) {
 	r := j.request
 	endpoint := strings.TrimSuffix(r.Member.Host, "/")
@@ -172,7 +175,7 @@ func (j *joining) desired(id string) (*clusterv1alpha1.Cluster, error) {
 	}
 	return &clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{Name: r.Name, Annotations: map[string]string{
-			attemptAnnotation: j.vault.attempt, unfinishedAnnotation: "true",
+			attemptAnnotation: j.attempt, unfinishedAnnotation: "true",
 		}},
 		Spec: clusterv1alpha1.ClusterSpec{
 			ID: id, SyncMode: clusterv1alpha1.Push, APIEndpoint: endpoint, ProxyURL: proxy,
@@ -184,7 +187,7 @@ func (j *joining) desired(id string) (*clusterv1alpha1.Cluster, error) {
 	}, nil
 }
 
-// proxyOf returns the URL of the proxy that config itself names, "" if it names none.
+// proxyOf returns the URL of the proxy in config, or "".
 func proxyOf(config *rest.Config, endpoint string) (string, error) {
 	if config.Proxy == nil {
 		return "", nil
@@ -203,11 +206,21 @@ func proxyOf(config *rest.Config, endpoint string) (string, error) {
 	return proxy.String(), nil
 }
 
-// run does both sides. The credentials are on the hub before the Cluster is, so that a hub dials it at once; and they
-// are written again when the Cluster is ours, since another registration of the name may have written its own until
-// then.
+// run creates the Cluster first, because only one of several concurrent runs succeeds in that. The hub connects to the
+// cluster when the Secret exists.
 func (j *joining) run(ctx context.Context) error {
-	account, impersonation, err := j.member.settle(ctx)
+	if err := ensureNamespace(ctx, j.hub, j.request.ClusterNamespace, j.attempt); err != nil {
+		return err
+	}
+	create := j.create
+	if j.former != nil {
+		create = j.resume
+	}
+	if err := create(ctx); err != nil {
+		return err
+	}
+	j.hasCluster = true
+	account, impersonation, err := j.member.ensure(ctx)
 	if err != nil {
 		return err
 	}
@@ -215,40 +228,23 @@ func (j *joining) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	secrets := []contents{
-		{impersonatorSecret(j.request.Name), map[string][]byte{clusterv1alpha1.SecretTokenKey: impersonation.token}},
-		{j.request.Name, map[string][]byte{clusterv1alpha1.SecretTokenKey: account.token, clusterv1alpha1.SecretCABundleKey: authority}},
-	}
-	if err := makeSystemNamespace(ctx, j.hub, j.request.ClusterNamespace, j.vault.attempt); err != nil {
+	err = writeSecret(ctx, j.hub, j.cluster, *j.cluster.Spec.ImpersonatorSecretRef, map[string][]byte{clusterv1alpha1.SecretTokenKey: impersonation.token})
+	if err != nil {
 		return err
 	}
-	if err := j.enroll(ctx, secrets); err != nil {
+	err = writeSecret(ctx, j.hub, j.cluster, *j.cluster.Spec.SecretRef, map[string][]byte{
+		clusterv1alpha1.SecretTokenKey: account.token, clusterv1alpha1.SecretCABundleKey: authority,
+	})
+	if err != nil {
 		return err
-	}
-	for _, secret := range secrets {
-		if err := j.vault.own(ctx, secret, j.cluster); err != nil {
-			return err
-		}
 	}
 	return j.finish(ctx)
 }
 
-// enroll makes the Cluster, or goes on with that of a run that was killed, whose credentials are there, or come as soon
-// as it is ours.
-func (j *joining) enroll(ctx context.Context, secrets []contents) error {
-	if j.former != nil {
-		return j.resume(ctx)
-	}
-	for _, secret := range secrets {
-		if err := j.vault.keep(ctx, secret); err != nil {
-			return err
-		}
-	}
-	return Enroll(ctx, j.hub, j.cluster)
-}
+func (j *joining) create(ctx context.Context) error { return CreateCluster(ctx, j.hub, j.cluster) }
 
-// authority returns the certificates that may vouch for the cluster: its own, and those by which the operator knows it,
-// which may be those of something before it.
+// authority returns the certificate authorities of the cluster: its own, and those in the operator's kubeconfig, which
+// may belong to a proxy.
 func (j *joining) authority(own []byte) ([]byte, error) {
 	config := rest.CopyConfig(j.request.Member)
 	if err := rest.LoadTLSFiles(config); err != nil {
@@ -261,68 +257,55 @@ func (j *joining) authority(own []byte) ([]byte, error) {
 	return slices.Concat(bytes.TrimSpace(own), []byte("\n"), known, []byte("\n")), nil
 }
 
-// rollBack takes back what this run made: the Cluster first, with which a hub takes back what it made for it. It also
-// works after ctx ended.
+// rollBack deletes the Cluster of this run, and then the objects of the registration on both sides. If another run has
+// the Cluster, the objects belong to that run and stay. It works after ctx has ended.
 func (j *joining) rollBack(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	err := takeBackCluster(ctx, j.hub, j.request.Name, j.vault.attempt)
-	if err == nil {
-		err = j.awaitGone(ctx)
-	}
-	err = errors.Join(err, j.vault.rollBack(ctx), j.clear(ctx), j.unsettle(ctx), j.dropNamespace(ctx, j.request.ClusterNamespace))
-	if j.request.ClusterNamespace != fleet.DefaultClusterNamespace {
-		// The claim is there.
-		err = errors.Join(err, j.dropNamespace(ctx, fleet.DefaultClusterNamespace))
-	}
-	return err
-}
-
-// unsettle takes back what this run made on the cluster. With the Cluster of a run that was killed also goes what that
-// had made, on both sides.
-func (j *joining) unsettle(ctx context.Context) error {
-	err := j.member.rollBack(ctx)
-	if j.former == nil {
+	isDeleted, err := j.deleteCluster(ctx)
+	if err != nil {
 		return err
 	}
-	if found := j.hub.Get(ctx, client.ObjectKeyFromObject(j.former), &clusterv1alpha1.Cluster{}); !apierrors.IsNotFound(found) {
-		return errors.Join(err, found)
+	var errs []error
+	if isDeleted && j.cluster.UID != "" {
+		errs = append(errs, ignoreForbidden(retryStale(ctx, func() error { return RemoveTraces(ctx, j.hub, j.cluster) })))
 	}
-	remains := allowed(removeRemains(ctx, j.hub, j.former))
-	_, removed := RemoveMember(ctx, j.member.member, j.request.Name, j.request.ClusterNamespace, j.member.hubID)
-	return errors.Join(err, remains, removed)
+	if isDeleted && (j.hasCluster || j.former != nil) {
+		_, err := j.member.remove(ctx)
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, deleteNamespace(ctx, j.hub, j.resources, j.request.ClusterNamespace, j.attempt))...)
 }
 
-// clear deletes what else the control plane has of the Cluster that this run took back, if no hub has done that, and
-// this one may.
-func (j *joining) clear(ctx context.Context) error {
-	live := &clusterv1alpha1.Cluster{}
-	err := j.hub.Get(ctx, client.ObjectKeyFromObject(j.cluster), live)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read cluster(%s): %w", j.cluster.Name, err)
-	}
-	if err == nil && live.UID == j.cluster.UID {
-		return nil // another run goes on with it
-	}
-	return allowed(removeRemains(ctx, j.hub, j.cluster))
-}
-
-// awaitGone waits until the Cluster that this run made is gone.
-func (j *joining) awaitGone(ctx context.Context) error {
-	err := wait.PollUntilContextTimeout(ctx, deletePoll, hubWait, true, func(context.Context) (bool, error) {
+// deleteCluster deletes the Cluster of this run, and waits until the hub has completed the deletion. It returns false
+// if another run has a Cluster with that name.
+func (j *joining) deleteCluster(ctx context.Context) (isDeleted bool, err error) {
+	isDeleted = true
+	err = wait.PollUntilContextTimeout(ctx, deletePoll, hubTimeout, true, func(context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := j.hub.Get(ctx, client.ObjectKey{Name: j.request.Name}, live)
-		return apierrors.IsNotFound(err) || err == nil && live.Annotations[attemptAnnotation] != j.vault.attempt, client.IgnoreNotFound(err)
+		if err != nil {
+			return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
+		}
+		if live.Annotations[attemptAnnotation] != j.attempt {
+			isDeleted = false
+			return true, nil
+		}
+		j.cluster = live
+		if !live.DeletionTimestamp.IsZero() {
+			return false, nil
+		}
+		// A run that resumes this one makes it a conflict.
+		err = deleteAsRead(ctx, j.hub, live.DeepCopy())
+		if apierrors.IsConflict(err) {
+			err = nil
+		}
+		return false, err
 	})
 	if err != nil {
-		return fmt.Errorf("take back cluster(%s): the hub is not through with it: %w", j.request.Name, err)
+		return false, fmt.Errorf("roll back cluster(%s): the hub has not completed its deletion: %w", j.request.Name, err)
 	}
-	return nil
+	return isDeleted, nil
 }
 
 func impersonatorSecret(cluster string) string { return cluster + "-impersonator" }
-
-// systemSecret is a Secret of a registration on the hub.
-func systemSecret(namespace, name string) *corev1.Secret {
-	return &corev1.Secret{ObjectMeta: system(namespace, name)}
-}

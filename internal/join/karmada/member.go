@@ -2,8 +2,11 @@ package karmada
 
 import (
 	"context"
-	"errors"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"maps"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,67 +14,311 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 )
 
 const (
-	// tokenWait is how long the member's token controller may take: the time of the Karmada surface.
-	tokenWait = 30 * time.Second
-	// tokenPoll is the time between two looks for a token.
-	tokenPoll = 100 * time.Millisecond
+	// accountPrefix begins the name of the hub's ServiceAccount on a cluster, rolePrefix that of its ClusterRole.
+	accountPrefix = "karmada-"
+	rolePrefix    = "karmada-controller-manager:"
+	// impersonator is the ServiceAccount with which hubs impersonate their users.
+	impersonator = "karmada-impersonator"
+	// userPrefix begins the annotations of shared objects, one for each cluster of each hub that uses the object.
+	userPrefix = "hub.towline.dev/"
+	// maxAnnotationName is the maximum length of an annotation key after its domain.
+	maxAnnotationName = 63
+	// tokenTimeout limits the wait for the member's token controller, as in Karmada.
+	tokenTimeout = 30 * time.Second
+	// pollInterval is the interval between two reads of an object that is awaited.
+	pollInterval = 100 * time.Millisecond
 )
 
-// settlement makes the objects of one registration on the member, and remembers how to take them back. They carry its
-// attempt, which no other run of a registration has, so that undoing leaves alone what another run wrote later.
-type settlement struct {
-	footprint
-	attempt string
-	undo    []func(context.Context) error
+// memberObjects are the objects of a cluster's registration on it. Its own objects belong to one cluster of one hub.
+// The shared ones, the namespace and the impersonator, may belong to several.
+type memberObjects struct {
+	client                    client.Client
+	resources                 foreign.Resources
+	cluster, namespace, hubID string
 }
 
-// credential is what a token Secret of the member has.
+func newMemberObjects(config *rest.Config, cluster, namespace, hubID string) (*memberObjects, error) {
+	memberClient, resources, err := newClients(config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	return &memberObjects{client: memberClient, resources: resources, cluster: cluster, namespace: namespace, hubID: hubID}, nil
+}
+
+// newClients returns clients for requests that are few and have a timeout.
+func newClients(config *rest.Config) (client.Client, *discovery.DiscoveryClient, error) {
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = requestQPS, requestQPS
+	if config.Timeout == 0 {
+		config.Timeout = requestTimeout
+	}
+	c, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return nil, nil, err
+	}
+	resources, err := discovery.NewDiscoveryClientForConfig(config)
+	return c, resources, err
+}
+
+func (m *memberObjects) account() string { return accountPrefix + m.cluster }
+func (m *memberObjects) role() string    { return rolePrefix + m.account() }
+
+// user returns the key of this cluster's annotation on shared objects.
+func (m *memberObjects) user() string {
+	const prefix = 20
+	name := m.hubID + "." + m.cluster
+	if len(name) > maxAnnotationName {
+		sum := sha256.Sum256([]byte(name))
+		name = name[:prefix] + "." + hex.EncodeToString(sum[:prefix])
+	}
+	return userPrefix + name
+}
+
+// own returns the desired own objects, the Secret for the account's token last.
+func (m *memberObjects) own() []client.Object {
+	meta := func(namespace, name string) metav1.ObjectMeta {
+		meta := systemMeta(namespace, name)
+		meta.Annotations = map[string]string{kube.AnnotationHub: m.hubID}
+		return meta
+	}
+	all := []string{rbacv1.APIGroupAll}
+	return []client.Object{
+		&corev1.ServiceAccount{ObjectMeta: meta(m.namespace, m.account())},
+		&rbacv1.ClusterRole{ObjectMeta: meta("", m.role()), Rules: []rbacv1.PolicyRule{
+			{APIGroups: all, Resources: all, Verbs: all}, {NonResourceURLs: all, Verbs: []string{"get"}},
+		}},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: meta("", m.role()),
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: m.role()},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: m.namespace, Name: m.account()}},
+		},
+		tokenSecret(meta(m.namespace, m.account())),
+	}
+}
+
+// shared returns the desired shared objects in the order of their creation.
+func (m *memberObjects) shared() []client.Object {
+	return []client.Object{
+		&corev1.Namespace{ObjectMeta: systemMeta("", m.namespace)},
+		&corev1.ServiceAccount{ObjectMeta: systemMeta(m.namespace, impersonator)},
+		tokenSecret(systemMeta(m.namespace, impersonator)),
+	}
+}
+
+// systemMeta returns the metadata of an object that a registration creates.
+func systemMeta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}}
+}
+
+// tokenSecret returns the Secret for the token of the ServiceAccount with the same name.
+func tokenSecret(meta metav1.ObjectMeta) *corev1.Secret {
+	metav1.SetMetaDataAnnotation(&meta, corev1.ServiceAccountNameKey, meta.Name)
+	return &corev1.Secret{ObjectMeta: meta, Type: corev1.SecretTypeServiceAccountToken}
+}
+
+// isOwn returns whether a registration by this hub created live.
+func (m *memberObjects) isOwn(live client.Object) bool {
+	return live.GetLabels()[clusterv1alpha1.SystemLabel] == "true" && live.GetAnnotations()[kube.AnnotationHub] == m.hubID
+}
+
+// isShared returns whether registrations created live and use it.
+func isShared(live client.Object) bool {
+	return live.GetLabels()[clusterv1alpha1.SystemLabel] == "true" && len(usersOf(live)) > 0
+}
+
+// usersOf returns the keys of the annotations by which registrations use live.
+func usersOf(live client.Object) []string {
+	var users []string
+	for key := range live.GetAnnotations() {
+		if strings.HasPrefix(key, userPrefix) {
+			users = append(users, key)
+		}
+	}
+	return users
+}
+
+// setUser sets or removes the annotation of this cluster on a shared object.
+func (m *memberObjects) setUser(obj client.Object, uses bool) {
+	annotations := maps.Clone(obj.GetAnnotations())
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	delete(annotations, m.user())
+	if uses {
+		annotations[m.user()] = "true"
+	}
+	obj.SetAnnotations(annotations)
+}
+
+// validate returns an error if another hub has a cluster with this name on the member.
+func (m *memberObjects) validate(ctx context.Context) error {
+	for _, obj := range m.own() {
+		live, found, err := m.get(ctx, obj)
+		if err != nil {
+			return err
+		}
+		if found {
+			if err := m.checkHub(live); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (m *memberObjects) checkHub(live client.Object) error {
+	if hub := live.GetAnnotations()[kube.AnnotationHub]; hub != "" && hub != m.hubID {
+		return fmt.Errorf("%s on the cluster: it was joined to another hub as %s; choose another name", m.ref(live), m.cluster)
+	}
+	return nil
+}
+
+// get reads the object with the kind and the name of obj.
+func (m *memberObjects) get(ctx context.Context, obj client.Object) (live client.Object, found bool, err error) {
+	live = obj.DeepCopyObject().(client.Object)
+	if err := m.client.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil, false, nil
+		}
+		return nil, false, fmt.Errorf("read %s on the cluster: %w", m.ref(obj), err)
+	}
+	return live, true, nil
+}
+
+func (m *memberObjects) ref(obj client.Object) kube.Ref {
+	ref := kube.Ref{Namespace: obj.GetNamespace(), Name: obj.GetName()}
+	// Every kind here is in the scheme.
+	if gvk, err := apiutil.GVKForObject(obj, m.client.Scheme()); err == nil {
+		ref.Group, ref.Version, ref.Kind = gvk.Group, gvk.Version, gvk.Kind
+	}
+	return ref
+}
+
+// credential is the content of a token Secret on the member.
 type credential struct{ token, authority []byte }
 
-// settle makes everything, and returns the tokens of the hub's account and of the impersonator.
-func (s *settlement) settle(ctx context.Context) (account, impersonation credential, err error) {
-	shared, own := s.shared(), s.own()
-	for _, obj := range shared[:2] {
-		if err := s.share(ctx, obj); err != nil {
+// ensure creates or updates all objects. It returns the credentials of the hub's account and of the impersonator.
+func (m *memberObjects) ensure(ctx context.Context) (account, impersonation credential, err error) {
+	for _, obj := range m.shared() {
+		if err := m.ensureObject(ctx, obj, m.updateShared); err != nil {
 			return account, impersonation, err
 		}
 	}
-	impersonation, err = s.token(ctx, shared[2].(*corev1.Secret), s.share)
-	if err != nil {
-		return account, impersonation, fmt.Errorf("failed to get serviceAccount secret for impersonation from cluster(%s), error: %w", s.cluster, err)
-	}
-	for _, obj := range own[:3] {
-		if err := s.make(ctx, obj); err != nil {
+	for _, obj := range m.own() {
+		if err := m.ensureObject(ctx, obj, m.updateOwn); err != nil {
 			return account, impersonation, err
 		}
 	}
-	account, err = s.token(ctx, own[3].(*corev1.Secret), s.make)
+	impersonation, err = m.awaitToken(ctx, m.shared()[2], m.updateShared)
 	if err != nil {
-		return account, impersonation, fmt.Errorf("failed to get serviceAccount secret from cluster(%s), error: %w", s.cluster, err)
+		return account, impersonation, fmt.Errorf("failed to get serviceAccount secret for impersonation from cluster(%s), error: %w", m.cluster, err)
+	}
+	account, err = m.awaitToken(ctx, m.own()[3], m.updateOwn)
+	if err != nil {
+		return account, impersonation, fmt.Errorf("failed to get serviceAccount secret from cluster(%s), error: %w", m.cluster, err)
 	}
 	return account, impersonation, nil
 }
 
-// token makes a Secret and waits until it has a token.
-func (s *settlement) token(ctx context.Context, secret *corev1.Secret, provide func(context.Context, client.Object) error) (credential, error) {
-	if err := provide(ctx, secret); err != nil {
-		return credential{}, err
+// update changes live, if it exists, or desired otherwise. It returns false if live is not changed, because no
+// registration created it.
+type update func(live, desired client.Object) (changed bool, err error)
+
+// updateOwn resets an own object.
+func (m *memberObjects) updateOwn(live, desired client.Object) (changed bool, err error) {
+	if live == nil {
+		return true, nil
 	}
+	if err := m.checkHub(live); err != nil || !m.isOwn(live) {
+		return false, err
+	}
+	live.SetOwnerReferences(nil)
+	switch live := live.(type) {
+	case *rbacv1.ClusterRole:
+		live.Rules = desired.(*rbacv1.ClusterRole).Rules
+	case *rbacv1.ClusterRoleBinding:
+		live.Subjects = desired.(*rbacv1.ClusterRoleBinding).Subjects
+	}
+	return true, nil
+}
+
+// updateShared adds this cluster to the users of a shared object.
+func (m *memberObjects) updateShared(live, desired client.Object) (changed bool, err error) {
+	if live == nil {
+		m.setUser(desired, true)
+		return true, nil
+	}
+	if !isShared(live) {
+		return false, nil
+	}
+	m.setUser(live, true)
+	// A removal that has set owner references to delete the object with its last user gets a conflict.
+	live.SetOwnerReferences(nil)
+	return true, nil
+}
+
+// ensureObject creates desired, or updates it if it exists. It waits for the end of its deletion.
+func (m *memberObjects) ensureObject(ctx context.Context, desired client.Object, update update) error {
+	err := retryStale(ctx, func() error {
+		live, found, err := m.get(ctx, desired)
+		if err != nil {
+			return err
+		}
+		if !found {
+			created := desired.DeepCopyObject().(client.Object)
+			if _, err := update(nil, created); err != nil {
+				return err
+			}
+			return m.client.Create(ctx, created, client.FieldOwner(kube.FieldManager))
+		}
+		if !live.GetDeletionTimestamp().IsZero() {
+			return m.awaitDeletion(ctx, live)
+		}
+		if changed, err := update(live, desired); !changed || err != nil {
+			return err
+		}
+		return m.client.Update(ctx, live, client.FieldOwner(kube.FieldManager))
+	})
+	if err != nil {
+		return fmt.Errorf("write %s on the cluster: %w", m.ref(desired), err)
+	}
+	return nil
+}
+
+// awaitDeletion waits for the end of the deletion of live. It always returns an error, NotFound after the deletion.
+func (m *memberObjects) awaitDeletion(ctx context.Context, live client.Object) error {
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, namespaceTimeout, true, func(context.Context) (bool, error) {
+		now, found, err := m.get(ctx, live)
+		return !found || err == nil && now.GetUID() != live.GetUID(), err
+	})
+	if err != nil {
+		return fmt.Errorf("it is being deleted: %w", err)
+	}
+	return apierrors.NewNotFound(corev1.Resource("objects"), live.GetName())
+}
+
+// awaitToken waits until a Secret contains a token. It creates the Secret again if the member's token controller
+// deletes it, because it was for an earlier ServiceAccount.
+func (m *memberObjects) awaitToken(ctx context.Context, secret client.Object, update update) (credential, error) {
 	var got credential
-	err := wait.PollUntilContextTimeout(ctx, tokenPoll, tokenWait, true, func(context.Context) (bool, error) {
-		live, found, err := s.find(ctx, secret)
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, tokenTimeout, true, func(context.Context) (bool, error) {
+		live, found, err := m.get(ctx, secret)
 		if err != nil {
 			return false, err
 		}
 		if !found {
-			// It was an old account's, which the member's controller has just found out.
-			return false, provide(ctx, secret)
+			return false, m.ensureObject(ctx, secret, update)
 		}
 		data := live.(*corev1.Secret).Data
 		got = credential{token: data[corev1.ServiceAccountTokenKey], authority: data[corev1.ServiceAccountRootCAKey]}
@@ -81,178 +328,4 @@ func (s *settlement) token(ctx context.Context, secret *corev1.Secret, provide f
 		return credential{}, fmt.Errorf("failed to get serviceAccount secret, error: %w", err)
 	}
 	return got, nil
-}
-
-// make makes an object of our own. One that a former run left is taken over, one that somebody else made is used as it
-// is.
-func (s *settlement) make(ctx context.Context, obj client.Object) error {
-	desired := obj.DeepCopyObject().(client.Object)
-	annotate(desired, attemptAnnotation, s.attempt)
-	return s.write(ctx, desired, func(live client.Object) (func(context.Context) error, error) {
-		if err := s.checkHub(live); err != nil || !s.isOurs(live) {
-			return nil, err
-		}
-		before := live.GetAnnotations()[attemptAnnotation]
-		annotate(live, attemptAnnotation, s.attempt)
-		refresh(live, desired)
-		return func(ctx context.Context) error { return s.takeBack(ctx, desired, before) }, nil
-	})
-}
-
-// share makes an object that other registrations may use too, or enters among its users. One that somebody else made is
-// used as it is.
-func (s *settlement) share(ctx context.Context, obj client.Object) error {
-	desired := obj.DeepCopyObject().(client.Object)
-	annotate(desired, s.user(), s.attempt)
-	return s.write(ctx, desired, func(live client.Object) (func(context.Context) error, error) {
-		if !isShared(live) {
-			return nil, nil
-		}
-		before := live.GetAnnotations()[s.user()]
-		annotate(live, s.user(), s.attempt)
-		// A removal that was about to let it go with the last user finds that there is another one.
-		live.SetOwnerReferences(nil)
-		return func(ctx context.Context) error { return s.unshare(ctx, desired, before) }, nil
-	})
-}
-
-// write creates desired, or has the one changed that is there. change returns how to undo what it did; nil: it did
-// nothing.
-func (s *settlement) write(ctx context.Context, desired client.Object, change func(live client.Object) (func(context.Context) error, error)) error {
-	err := insist(ctx, func() error { return s.try(ctx, desired, change) })
-	if err != nil {
-		return fmt.Errorf("write %s on the cluster: %w", s.ref(desired), err)
-	}
-	return nil
-}
-
-// try is one try of write. How to undo is noted before each request, since a request that was cut off may have done its
-// work.
-func (s *settlement) try(ctx context.Context, desired client.Object, change func(live client.Object) (func(context.Context) error, error)) error {
-	live, found, err := s.find(ctx, desired)
-	if err != nil {
-		return err
-	}
-	if !found {
-		s.undo = append(s.undo, func(ctx context.Context) error { return s.unmake(ctx, desired) })
-		return s.member.Create(ctx, desired.DeepCopyObject().(client.Object), client.FieldOwner(kube.FieldManager))
-	}
-	if !live.GetDeletionTimestamp().IsZero() {
-		return s.awaitGone(ctx, live)
-	}
-	undo, err := change(live)
-	if undo == nil || err != nil {
-		return err
-	}
-	s.undo = append(s.undo, undo)
-	return s.member.Update(ctx, live, client.FieldOwner(kube.FieldManager))
-}
-
-// awaitGone waits for an object that is being deleted. It always returns an error: that it is not there any more, if it
-// is not.
-func (s *settlement) awaitGone(ctx context.Context, going client.Object) error {
-	err := wait.PollUntilContextTimeout(ctx, tokenPoll, namespaceWait, true, func(context.Context) (bool, error) {
-		live, found, err := s.find(ctx, going)
-		return !found || err == nil && live.GetUID() != going.GetUID(), err
-	})
-	if err != nil {
-		return fmt.Errorf("it is being deleted: %w", err)
-	}
-	return apierrors.NewNotFound(corev1.Resource("objects"), going.GetName())
-}
-
-// unmake deletes an object that this run created, if no other run has used it since.
-func (s *settlement) unmake(ctx context.Context, obj client.Object) error {
-	if obj.GetAnnotations()[attemptAnnotation] == "" {
-		return s.unshare(ctx, obj, "")
-	}
-	return s.takeBack(ctx, obj, "")
-}
-
-// takeBack gives an object of our own back to the run before, or deletes it if there was none.
-func (s *settlement) takeBack(ctx context.Context, obj client.Object, before string) error {
-	if before != "" {
-		return s.update(ctx, obj, func(live client.Object) bool {
-			mine := live.GetAnnotations()[attemptAnnotation] == s.attempt
-			annotate(live, attemptAnnotation, before)
-			return mine
-		})
-	}
-	live, found, err := s.find(ctx, obj)
-	if err != nil || !found || live.GetAnnotations()[attemptAnnotation] != s.attempt {
-		return err
-	}
-	uid, version := live.GetUID(), live.GetResourceVersion()
-	err = s.member.Delete(ctx, live, client.Preconditions{UID: &uid, ResourceVersion: &version})
-	if apierrors.IsConflict(err) {
-		// A controller has written to it, or another run, which the next look tells.
-		return s.takeBack(ctx, obj, before)
-	}
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("take back %s on the cluster: %w", s.ref(obj), err)
-	}
-	return nil
-}
-
-// unshare gives a shared object back to the run before, or takes this registration out of its users. With the last one
-// it goes, unless it is a namespace in which somebody else has something.
-func (s *settlement) unshare(ctx context.Context, obj client.Object, before string) error {
-	if before != "" {
-		return s.update(ctx, obj, func(live client.Object) bool {
-			mine := live.GetAnnotations()[s.user()] == s.attempt
-			annotate(live, s.user(), before)
-			return mine
-		})
-	}
-	if _, isNamespace := obj.(*corev1.Namespace); isNamespace {
-		strange, err := s.stranger(ctx)
-		if err != nil {
-			return err
-		}
-		if strange != "" {
-			return s.update(ctx, obj, func(live client.Object) bool {
-				return live.GetAnnotations()[s.user()] == s.attempt && dropUser(live, s.user())
-			})
-		}
-	}
-	_, err := s.drop(ctx, obj, func(note string) bool { return note == s.attempt })
-	return err
-}
-
-// rollBack takes everything back, the newest first.
-func (s *settlement) rollBack(ctx context.Context) error {
-	var errs []error
-	for i := len(s.undo) - 1; i >= 0; i-- {
-		errs = append(errs, s.undo[i](ctx))
-	}
-	return errors.Join(errs...)
-}
-
-// refresh makes an object of our own what it is to be, whoever changed it.
-func refresh(live, desired client.Object) {
-	live.SetOwnerReferences(nil)
-	switch now := live.(type) {
-	case *rbacv1.ClusterRole:
-		now.Rules = desired.(*rbacv1.ClusterRole).Rules
-	case *rbacv1.ClusterRoleBinding:
-		now.Subjects = desired.(*rbacv1.ClusterRoleBinding).Subjects
-	}
-}
-
-func annotate(obj client.Object, key, value string) {
-	annotations := map[string]string{}
-	for k, v := range obj.GetAnnotations() {
-		annotations[k] = v
-	}
-	annotations[key] = value
-	obj.SetAnnotations(annotations)
-}
-
-// memberID returns what tells a cluster from every other: the uid of its kube-system namespace.
-func memberID(ctx context.Context, member client.Reader) (string, error) {
-	namespace := &corev1.Namespace{}
-	if err := member.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, namespace); err != nil {
-		return "", fmt.Errorf("read namespace %s of the cluster: %w", metav1.NamespaceSystem, err)
-	}
-	return string(namespace.UID), nil
 }

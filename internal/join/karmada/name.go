@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -12,10 +14,10 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// reservedName is no cluster's: agents of the Karmada surface had an identity of that name which could do everything.
+// reservedName is not allowed: agents of Karmada had an identity with that name and all permissions.
 const reservedName = "rbac-generator"
 
-// ValidateName says what is wrong with the name of a cluster, in the words of the Karmada surface.
+// ValidateName returns an error for an invalid cluster name, in the words of Karmada.
 func ValidateName(name string) error {
 	var reasons []string
 	switch {
@@ -34,5 +36,14 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// HubID returns what tells a hub from every other: the uid of its kube-system namespace.
+// HubID returns the ID of a hub: the UID of its kube-system namespace.
 func HubID(ctx context.Context, hub client.Reader) (string, error) { return join.HubUID(ctx, hub) }
+
+// memberID returns the ID of a cluster: the UID of its kube-system namespace.
+func memberID(ctx context.Context, member client.Reader) (string, error) {
+	namespace := &corev1.Namespace{}
+	if err := member.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, namespace); err != nil {
+		return "", fmt.Errorf("read namespace %s of the cluster: %w", metav1.NamespaceSystem, err)
+	}
+	return string(namespace.UID), nil
+}

@@ -12,37 +12,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 )
 
-// namespaceWait is how long a namespace that is being deleted may take to go.
-const namespaceWait = 20 * time.Second
+// namespaceTimeout limits the wait for the end of an object's deletion.
+const namespaceTimeout = 20 * time.Second
 
-// makeSystemNamespace makes a namespace of the hub unless it is there. It waits for one to go that is on its way. One
-// that another attempt made is noted to be used by others, too: nobody takes it back then.
-func makeSystemNamespace(ctx context.Context, hub client.Client, name, attempt string) error {
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, namespaceWait, true, func(context.Context) (bool, error) {
+// ensureNamespace creates a namespace of the hub if it does not exist. It waits for the end of its deletion.
+func ensureNamespace(ctx context.Context, hub client.Client, name, attempt string) error {
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, namespaceTimeout, true, func(context.Context) (bool, error) {
 		live := &corev1.Namespace{}
 		err := hub.Get(ctx, client.ObjectKey{Name: name}, live)
-		if err == nil {
-			if !live.DeletionTimestamp.IsZero() {
-				return false, nil
-			}
-			return shareNamespace(ctx, hub, live, attempt)
-		}
 		if !apierrors.IsNotFound(err) {
-			return false, err
+			return err == nil && live.DeletionTimestamp.IsZero(), err
 		}
-		live.Name, live.Labels = name, map[string]string{clusterv1alpha1.SystemLabel: "true"}
+		live.ObjectMeta = systemMeta("", name)
 		if attempt != "" {
 			metav1.SetMetaDataAnnotation(&live.ObjectMeta, attemptAnnotation, attempt)
 		}
 		err = hub.Create(ctx, live, client.FieldOwner(kube.FieldManager))
-		if apierrors.IsAlreadyExists(err) {
-			// Another one was faster, who must learn that he is not alone.
-			return false, nil
-		}
-		return err == nil, err
+		return err == nil, client.IgnoreAlreadyExists(err)
 	})
 	if err != nil {
 		return fmt.Errorf("create namespace %s: %w", name, err)
@@ -50,36 +41,52 @@ func makeSystemNamespace(ctx context.Context, hub client.Client, name, attempt s
 	return nil
 }
 
-// shareNamespace notes that not only the attempt uses live that made it, and says whether that is known now.
-func shareNamespace(ctx context.Context, hub client.Client, live *corev1.Namespace, attempt string) (bool, error) {
-	maker := live.Annotations[attemptAnnotation]
-	if maker == "" || maker == attempt {
-		return true, nil
-	}
-	shared := live.DeepCopy()
-	delete(shared.Annotations, attemptAnnotation)
-	err := hub.Patch(ctx, shared, client.MergeFromWithOptions(live, client.MergeFromWithOptimisticLock{}), client.FieldOwner(kube.FieldManager))
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// dropNamespace deletes a namespace of the hub that this run made, if nobody else uses it and nothing is in it.
-func (j *joining) dropNamespace(ctx context.Context, name string) error {
+// deleteNamespace deletes a namespace of the hub that this attempt created, if it is empty.
+func deleteNamespace(ctx context.Context, hub client.Client, resources foreign.Resources, name, attempt string) error {
 	live := &corev1.Namespace{}
-	err := j.hub.Get(ctx, client.ObjectKey{Name: name}, live)
-	if err != nil || live.Annotations[attemptAnnotation] != j.vault.attempt || !live.DeletionTimestamp.IsZero() {
+	err := hub.Get(ctx, client.ObjectKey{Name: name}, live)
+	if err != nil || live.Annotations[attemptAnnotation] != attempt || !live.DeletionTimestamp.IsZero() {
 		return client.IgnoreNotFound(err)
 	}
-	strange, err := footprint{member: j.hub, cluster: j.request.Name, namespace: name, hubID: j.member.hubID}.stranger(ctx)
-	if err != nil || strange != "" {
+	found, err := foreign.Find(ctx, hub, resources, name, func(*metav1.PartialObjectMetadata) bool { return false })
+	if err != nil || found != "" {
 		return err
 	}
-	// Whoever comes in between makes this a conflict.
-	err = j.hub.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
+	err = hub.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
 	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
-		return fmt.Errorf("take back namespace %s on the control plane: %w", name, err)
+		return fmt.Errorf("delete namespace %s on the control plane: %w", name, err)
 	}
 	return nil
+}
+
+// NewSpace returns the execution namespace of cluster to be created.
+func NewSpace(cluster *clusterv1alpha1.Cluster) *corev1.Namespace {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(cluster.Name)}}
+	Mark(namespace, cluster)
+	recordID(namespace, cluster)
+	return namespace
+}
+
+// AdoptSpace makes cluster the owner of its execution namespace and records the ID of cluster on it. The objects in the
+// namespace stay. hub must read from the API server.
+func AdoptSpace(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, namespace *corev1.Namespace) error {
+	isRecorded := cluster.Spec.ID == "" || namespace.Annotations[kube.AnnotationClusterID] == cluster.Spec.ID
+	if isOwned(namespace, cluster.Name) && Marked(namespace) == cluster.UID && isRecorded && !hasOtherOwner(namespace, cluster.UID) {
+		return nil
+	}
+	return adopt(ctx, hub, cluster, namespace, func() { recordID(namespace, cluster) })
+}
+
+// OfOther returns whether the execution namespace belonged to a Cluster with the same name but another ID, so that its
+// objects are not for this one. A namespace with an unknown ID belongs to this one, as after the hub was restored.
+func OfOther(namespace *corev1.Namespace, cluster *clusterv1alpha1.Cluster) bool {
+	owner, id := Marked(namespace), namespace.Annotations[kube.AnnotationClusterID]
+	return owner != "" && owner != cluster.UID && id != "" && cluster.Spec.ID != "" && id != cluster.Spec.ID
+}
+
+// recordID records the ID of cluster, if it has one, on its execution namespace.
+func recordID(namespace *corev1.Namespace, cluster *clusterv1alpha1.Cluster) {
+	if cluster.Spec.ID != "" {
+		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, kube.AnnotationClusterID, cluster.Spec.ID)
+	}
 }

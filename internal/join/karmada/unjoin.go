@@ -14,8 +14,8 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// goneWait is how long the member's garbage collector may take.
-const goneWait = 10 * time.Second
+// collectorTimeout limits the wait for the member's garbage collector.
+const collectorTimeout = 10 * time.Second
 
 // UnjoinRequest asks to take a cluster in push mode out of the fleet.
 type UnjoinRequest struct {
@@ -45,7 +45,7 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 	if r.ClusterNamespace == "" {
 		r.ClusterNamespace = fleet.DefaultClusterNamespace
 	}
-	hub, err := newClient(r.Hub)
+	hub, _, err := newClients(r.Hub)
 	if err != nil {
 		return fmt.Errorf("connect to the control plane: %w", err)
 	}
@@ -59,7 +59,7 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 	}
 	removed, err := r.clean(ctx, hub)
 	if err != nil && r.Force && ctx.Err() == nil {
-		tell(r.Progress, "warning: "+err.Error())
+		report(r.Progress, "warning: "+err.Error())
 		err = nil
 	}
 	if err != nil || removed > 0 {
@@ -75,38 +75,37 @@ func (r UnjoinRequest) clean(ctx context.Context, hub client.Client) (removed in
 	if err != nil {
 		return 0, err
 	}
-	member, err := newClient(r.Member)
+	member, err := newMemberObjects(r.Member, r.Name, r.ClusterNamespace, hubID)
 	if err != nil {
-		return 0, fmt.Errorf("connect to the cluster: %w", err)
+		return 0, err
 	}
-	refs, err := RemoveMember(ctx, member, r.Name, r.ClusterNamespace, hubID)
+	refs, err := member.remove(ctx)
 	for _, ref := range refs {
-		tell(r.Progress, fmt.Sprintf("Deleted %s from cluster %s", ref, r.Name))
+		report(r.Progress, fmt.Sprintf("Deleted %s from cluster %s", ref, r.Name))
 	}
 	if err != nil {
 		return len(refs), err
 	}
-	f := footprint{member: member, cluster: r.Name, namespace: r.ClusterNamespace, hubID: hubID}
-	// What goes later goes by itself.
-	err = wait.PollUntilContextTimeout(ctx, tokenPoll, goneWait, true, func(context.Context) (bool, error) { return f.left(ctx) })
+	err = wait.PollUntilContextTimeout(ctx, pollInterval, collectorTimeout, true, func(context.Context) (bool, error) { return member.isRemoved(ctx) })
+	// After the timeout, the garbage collector continues.
 	if err != nil && (ctx.Err() != nil || !wait.Interrupted(err)) {
-		return len(refs), fmt.Errorf("wait for the registration to be gone from cluster %s: %w", r.Name, err)
+		return len(refs), fmt.Errorf("wait until the registration is removed from cluster %s: %w", r.Name, err)
 	}
 	return len(refs), nil
 }
 
-// left says whether everything is gone from the cluster that the registration alone used.
-func (f footprint) left(ctx context.Context) (bool, error) {
-	for _, obj := range append(f.own(), f.shared()...) {
-		live, found, err := f.find(ctx, obj)
+// isRemoved returns whether no objects are left that only this registration uses. A namespace that is being deleted
+// does not count, because that takes some seconds.
+func (m *memberObjects) isRemoved(ctx context.Context) (bool, error) {
+	for _, obj := range append(m.own(), m.shared()...) {
+		live, found, err := m.get(ctx, obj)
 		if err != nil {
 			return false, err
 		}
-		// A namespace that is being deleted takes Kubernetes some seconds.
 		if !found || !live.GetDeletionTimestamp().IsZero() {
 			continue
 		}
-		if users := usersOf(live); f.isOurs(live) || len(users) == 1 && users[0] == f.user() {
+		if users := usersOf(live); m.isOwn(live) || len(users) == 1 && users[0] == m.user() {
 			return false, nil
 		}
 	}

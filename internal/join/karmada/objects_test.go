@@ -215,10 +215,10 @@ func TestTheClaimOfARestoredClusterStaysItsOwn(t *testing.T) {
 	if err := w.hubClient.Create(t.Context(), rival); err != nil {
 		t.Fatal(err)
 	}
-	if err := karmada.Claim(t.Context(), w.hubClient, rival); !errors.Is(err, karmada.ErrTaken) {
+	if err := karmada.ReserveID(t.Context(), w.hubClient, rival); !errors.Is(err, karmada.ErrTaken) {
 		t.Errorf("another Cluster of that id: got %v, want ErrTaken", err)
 	}
-	if err := karmada.Claim(t.Context(), w.hubClient, c); err != nil {
+	if err := karmada.ReserveID(t.Context(), w.hubClient, c); err != nil {
 		t.Error(err)
 	}
 	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil || karmada.Marked(claim) != c.UID {
@@ -228,7 +228,7 @@ func TestTheClaimOfARestoredClusterStaysItsOwn(t *testing.T) {
 	if err := w.hubClient.Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	if err := karmada.Claim(t.Context(), w.hubClient, rival); err != nil {
+	if err := karmada.ReserveID(t.Context(), w.hubClient, rival); err != nil {
 		t.Errorf("when the Cluster is gone: %v", err)
 	}
 }

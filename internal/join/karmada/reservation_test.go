@@ -59,7 +59,7 @@ func TestOfAHundredWhoEnrollAtOnceOneWins(t *testing.T) {
 			var racing sync.WaitGroup
 			errs := make([]error, attempts)
 			for i := range attempts {
-				racing.Go(func() { errs[i] = karmada.Enroll(t.Context(), w.hubClient, cluster(identity(i))) })
+				racing.Go(func() { errs[i] = karmada.CreateCluster(t.Context(), w.hubClient, cluster(identity(i))) })
 			}
 			racing.Wait()
 			winner := -1
@@ -90,30 +90,35 @@ func TestOfAHundredWhoEnrollAtOnceOneWins(t *testing.T) {
 	}
 }
 
+// A process that is killed after its first request leaves a Cluster without a reservation.
 func TestAnEnrolmentThatWasCutOffIsInNobodysWay(t *testing.T) {
 	t.Parallel()
 	w := planes(t)
-	// The first thing an enrolment does is the claim; this one is killed after it.
-	claim := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "cluster-id-cut", Annotations: map[string]string{"towline.dev/registration-attempt": "x"}},
-		Data:       map[string]string{"cluster": "cut-1", "id": "cut"},
-	}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "karmada-cluster"}}
-	if err := client.IgnoreAlreadyExists(w.hubClient.Create(t.Context(), namespace)); err != nil {
+	cutOff := cluster("cut-1", "cut")
+	if err := w.hubClient.Create(t.Context(), cutOff); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.hubClient.Create(t.Context(), claim); err != nil {
-		t.Fatal(err)
+	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("cut-1", "cut")); !errors.Is(err, karmada.ErrTaken) {
+		t.Errorf("the same name: got %v, want ErrTaken", err)
 	}
-	if err := karmada.Enroll(t.Context(), w.hubClient, cluster("cut-2", "cut")); !errors.Is(err, karmada.ErrTaken) {
-		t.Errorf("another name while the claim is fresh: got %v, want ErrTaken", err)
+	if err := karmada.ReserveID(t.Context(), w.hubClient, cutOff); err != nil {
+		t.Errorf("the same Cluster again: got %v, want it to go on", err)
 	}
-	if err := karmada.Enroll(t.Context(), w.hubClient, cluster("cut-1", "cut")); err != nil {
-		t.Errorf("the same name: got %v, want it to go on", err)
+	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("cut-2", "cut")); !errors.Is(err, karmada.ErrTaken) {
+		t.Errorf("another name: got %v, want ErrTaken", err)
 	}
 	clusters, claims := startingWith(t, w.hubClient, "cut")
 	if len(clusters) != 1 || len(claims) != 1 || karmada.Marked(&claims[0]) != clusters[0].UID {
 		t.Errorf("got clusters %v and claims %v, want one each", clusters, claims)
+	}
+	// A reservation for a Cluster that does not exist.
+	claims[0].ObjectMeta = metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "cluster-id-cut-none"}
+	claims[0].Data = map[string]string{"cluster": "cut-none", "id": "cut-none"}
+	if err := w.hubClient.Create(t.Context(), &claims[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("cut-3", "cut-none")); err != nil {
+		t.Errorf("the ID of a Cluster that does not exist: %v", err)
 	}
 }
 
@@ -122,7 +127,7 @@ func TestAClaimGoesWithItsCluster(t *testing.T) {
 	w := planes(t)
 	for _, name := range []string{"again-1", "again-2"} {
 		c := cluster(name, "again")
-		if err := karmada.Enroll(t.Context(), w.hubClient, c); err != nil {
+		if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {
 			t.Fatalf("%s, after the one before was deleted: %v", name, err)
 		}
 		if err := w.hubClient.Delete(t.Context(), c); err != nil {
@@ -141,14 +146,14 @@ func TestAClusterThatPeopleMadeIsClaimedToo(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if err := karmada.Claim(t.Context(), w.hubClient, first); err != nil {
+		if err := karmada.ReserveID(t.Context(), w.hubClient, first); err != nil {
 			t.Error(err)
 		}
-		if err := karmada.Claim(t.Context(), w.hubClient, second); !errors.Is(err, karmada.ErrTaken) {
+		if err := karmada.ReserveID(t.Context(), w.hubClient, second); !errors.Is(err, karmada.ErrTaken) {
 			t.Errorf("the second: got %v, want ErrTaken", err)
 		}
 	}
-	if err := karmada.Enroll(t.Context(), w.hubClient, cluster("hand-3", "hand")); !errors.Is(err, karmada.ErrTaken) {
+	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("hand-3", "hand")); !errors.Is(err, karmada.ErrTaken) {
 		t.Errorf("a registration: got %v, want ErrTaken", err)
 	}
 }
@@ -165,7 +170,7 @@ func TestAnInterruptedEnrolmentLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := cluster("torn", "torn")
-			err = karmada.Enroll(ctx, hub, c)
+			err = karmada.CreateCluster(ctx, hub, c)
 			cancel()
 			if err == nil {
 				if err := errors.Join(w.hubClient.Delete(t.Context(), c), karmada.RemoveTraces(t.Context(), w.hubClient, c)); err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ReleaseWorks deletes the Works of a cluster and takes their finalizer off, without anything being withdrawn from the
-// cluster. hub must read from the API server. It can be repeated.
+// ReleaseWorks deletes the Works of a cluster and removes their finalizer. The objects on the cluster stay. hub must
+// read from the API server. It can be repeated.
 func ReleaseWorks(ctx context.Context, hub client.Client, cluster string) error {
 	works := &workv1alpha1.WorkList{}
 	if err := hub.List(ctx, works, client.InNamespace(fleet.ExecutionSpace(cluster))); err != nil {
@@ -32,7 +32,8 @@ func ReleaseWorks(ctx context.Context, hub client.Client, cluster string) error 
 	return errors.Join(errs...)
 }
 
-// ReleaseSpace is ReleaseWorks for all that holds the execution space of a cluster up: its ClusterSummaries, too.
+// ReleaseSpace is ReleaseWorks for the Works and the ClusterSummaries of a cluster: all objects that block the deletion
+// of its execution namespace.
 func ReleaseSpace(ctx context.Context, hub client.Client, cluster string) error {
 	errs := []error{ReleaseWorks(ctx, hub, cluster)}
 	summaries := &configv1beta1.ClusterSummaryList{}
@@ -45,10 +46,10 @@ func ReleaseSpace(ctx context.Context, hub client.Client, cluster string) error 
 	return errors.Join(errs...)
 }
 
-// release deletes obj and takes a finalizer off it.
+// release deletes obj and removes a finalizer from it.
 func release(ctx context.Context, hub client.Client, obj client.Object, finalizer string) error {
 	uid := obj.GetUID()
-	err := insist(ctx, func() error {
+	err := retryStale(ctx, func() error {
 		if err := hub.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetUID() != uid {
 			return client.IgnoreNotFound(err)
 		}
@@ -68,22 +69,22 @@ func release(ctx context.Context, hub client.Client, obj client.Object, finalize
 		return client.IgnoreNotFound(hub.Patch(ctx, obj, patch, client.FieldOwner(kube.FieldManager)))
 	})
 	if err != nil {
-		return fmt.Errorf("let go of %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
+		return fmt.Errorf("release %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
 	}
 	return nil
 }
 
-// free ends a removal that no hub ends. What somebody may not delete who may let go of the Cluster is left.
-func (d *deletion) free(ctx context.Context) error {
+// release completes a deregistration that no hub completes. Objects that the user may not delete stay.
+func (d *deletion) release(ctx context.Context) error {
 	name := d.cluster.Name
 	if err := ReleaseSpace(ctx, d.hub, name); err != nil {
 		return err
 	}
-	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(name)}}
-	if err := d.hub.Delete(ctx, space); allowed(client.IgnoreNotFound(err)) != nil {
-		return fmt.Errorf("delete namespace %s: %w", space.Name, err)
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(name)}}
+	if err := d.hub.Delete(ctx, namespace); ignoreForbidden(client.IgnoreNotFound(err)) != nil {
+		return fmt.Errorf("delete namespace %s: %w", namespace.Name, err)
 	}
-	if err := insist(ctx, func() error { return allowed(RemoveTraces(ctx, d.hub, d.cluster)) }); err != nil {
+	if err := retryStale(ctx, func() error { return ignoreForbidden(RemoveTraces(ctx, d.hub, d.cluster)) }); err != nil {
 		return err
 	}
 	return release(ctx, d.hub, d.cluster, clusterv1alpha1.ClusterFinalizer)
