@@ -66,7 +66,7 @@ var faults = map[string]func(cancel func()) func(*http.Request, http.RoundTrippe
 	},
 }
 
-func TestAFailureAtAnyStepOfJoinLeavesBothSidesAsTheyWere(t *testing.T) {
+func TestFailedJoinLeavesBothSidesUnchanged(t *testing.T) {
 	w := alone(t)
 	const name = "faulty"
 	// A namespace that is there is not waited for, which makes this fast; others make their own.

@@ -132,7 +132,8 @@ func (j *joining) validate(ctx context.Context) error {
 	return j.member.validate(ctx)
 }
 
-// findFormer finds the Cluster of a killed run. It returns an ErrTaken if another Cluster has the name or the ID.
+// findFormer finds the Cluster of a run that has not finished. It returns an ErrTaken if another Cluster has the name
+// or the ID.
 func (j *joining) findFormer(ctx context.Context, id string) error {
 	clusters := &clusterv1alpha1.ClusterList{}
 	err := j.hub.List(ctx, clusters)
@@ -152,14 +153,7 @@ func (j *joining) findFormer(ctx context.Context, id string) error {
 		}
 		j.former = cluster
 	}
-	if j.former == nil {
-		return nil
-	}
-	abandoned, err := j.isAbandoned(ctx, j.former)
-	if err == nil && !abandoned {
-		return Taken{ID: id, Name: j.request.Name}
-	}
-	return err
+	return nil
 }
 
 // desired returns the Cluster to be created.
@@ -263,14 +257,14 @@ func (j *joining) rollBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	isDeleted, err := j.deleteCluster(ctx)
-	if err != nil {
+	if !isDeleted || err != nil {
 		return err
 	}
 	var errs []error
-	if isDeleted && j.cluster.UID != "" {
+	if j.cluster.UID != "" {
 		errs = append(errs, ignoreForbidden(retryStale(ctx, func() error { return RemoveTraces(ctx, j.hub, j.cluster) })))
 	}
-	if isDeleted && (j.hasCluster || j.former != nil) {
+	if j.hasCluster || j.former != nil {
 		_, err := j.member.remove(ctx)
 		errs = append(errs, err)
 	}

@@ -53,7 +53,7 @@ func TestValidateName(t *testing.T) {
 	}
 }
 
-func TestJoinAndUnjoinLeaveTheMemberAsItWas(t *testing.T) {
+func TestJoinAndUnjoinLeaveTheMemberUnchanged(t *testing.T) {
 	w := alone(t)
 	before := everything(t, w.memberClient)
 	r := w.joinRequest("member1")
@@ -139,7 +139,7 @@ func TestDryRunWritesNothing(t *testing.T) {
 	}
 }
 
-func TestAMemberOfTwoHubsKeepsTheOther(t *testing.T) {
+func TestUnjoinKeepsTheRegistrationOfAnotherHub(t *testing.T) {
 	w := alone(t)
 	before := everything(t, w.memberClient)
 	if err := karmada.Join(t.Context(), w.joinRequest("shared")); err != nil {
@@ -185,7 +185,7 @@ func TestAMemberOfTwoHubsKeepsTheOther(t *testing.T) {
 	wantSame(t, "the member", w.memberClient, before)
 }
 
-func TestUnjoinByForceEndsWithoutAHub(t *testing.T) {
+func TestForcedUnjoinWithoutHub(t *testing.T) {
 	t.Parallel()
 	w := planes(t)
 	c := cluster("held", "held")

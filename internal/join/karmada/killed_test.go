@@ -54,7 +54,7 @@ func (w *world) killed(t *testing.T, r karmada.JoinRequest, at int64) (ended boo
 	return err == nil
 }
 
-func TestASecondTryAfterAKilledJoinJustWorks(t *testing.T) {
+func TestJoinResumesAKilledJoin(t *testing.T) {
 	w := alone(t)
 	before := everything(t, w.memberClient)
 	r := w.joinRequest("killed")
@@ -91,7 +91,7 @@ func (w *world) unfinished(t *testing.T, r karmada.JoinRequest) {
 	}
 }
 
-func TestOfSeveralWhoGoOnWithAKilledJoinOneDoes(t *testing.T) {
+func TestConcurrentResumesHaveOneWinner(t *testing.T) {
 	w := alone(t)
 	before := everything(t, w.memberClient)
 	r := w.joinRequest("resumed")
@@ -123,7 +123,7 @@ func TestOfSeveralWhoGoOnWithAKilledJoinOneDoes(t *testing.T) {
 	wantSame(t, "the member", w.memberClient, before)
 }
 
-func TestAFailureOfASecondTryTakesBothBack(t *testing.T) {
+func TestFailedResumeRollsBothBack(t *testing.T) {
 	w := alone(t)
 	before, hubBefore := everything(t, w.memberClient), ownOn(t, w.hubClient, "twice")
 	for kind, strike := range faults {
@@ -148,7 +148,7 @@ func TestAFailureOfASecondTryTakesBothBack(t *testing.T) {
 	}
 }
 
-func TestAFailureTakesTheNamespaceBackThatItMade(t *testing.T) {
+func TestFailedJoinDeletesItsNamespace(t *testing.T) {
 	w := alone(t)
 	tests := map[string]struct {
 		before, meanwhile client.Object

@@ -109,10 +109,15 @@ func (m *memberObjects) own() []client.Object {
 
 // shared returns the desired shared objects in the order of their creation.
 func (m *memberObjects) shared() []client.Object {
+	meta := func(namespace, name string) metav1.ObjectMeta {
+		meta := systemMeta(namespace, name)
+		meta.Annotations = map[string]string{m.user(): "true"}
+		return meta
+	}
 	return []client.Object{
-		&corev1.Namespace{ObjectMeta: systemMeta("", m.namespace)},
-		&corev1.ServiceAccount{ObjectMeta: systemMeta(m.namespace, impersonator)},
-		tokenSecret(systemMeta(m.namespace, impersonator)),
+		&corev1.Namespace{ObjectMeta: meta("", m.namespace)},
+		&corev1.ServiceAccount{ObjectMeta: meta(m.namespace, impersonator)},
+		tokenSecret(meta(m.namespace, impersonator)),
 	}
 }
 
@@ -146,19 +151,6 @@ func usersOf(live client.Object) []string {
 		}
 	}
 	return users
-}
-
-// setUser sets or removes the annotation of this cluster on a shared object.
-func (m *memberObjects) setUser(obj client.Object, uses bool) {
-	annotations := maps.Clone(obj.GetAnnotations())
-	if annotations == nil {
-		annotations = map[string]string{}
-	}
-	delete(annotations, m.user())
-	if uses {
-		annotations[m.user()] = "true"
-	}
-	obj.SetAnnotations(annotations)
 }
 
 // validate returns an error if another hub has a cluster with this name on the member.
@@ -210,39 +202,61 @@ type credential struct{ token, authority []byte }
 
 // ensure creates or updates all objects. It returns the credentials of the hub's account and of the impersonator.
 func (m *memberObjects) ensure(ctx context.Context) (account, impersonation credential, err error) {
-	for _, obj := range m.shared() {
-		if err := m.ensureObject(ctx, obj, m.updateShared); err != nil {
+	own, shared := m.own(), m.shared()
+	for _, obj := range append(shared, own...) {
+		if err := m.ensureObject(ctx, obj); err != nil {
 			return account, impersonation, err
 		}
 	}
-	for _, obj := range m.own() {
-		if err := m.ensureObject(ctx, obj, m.updateOwn); err != nil {
-			return account, impersonation, err
-		}
-	}
-	impersonation, err = m.awaitToken(ctx, m.shared()[2], m.updateShared)
+	impersonation, err = m.awaitToken(ctx, shared[2])
 	if err != nil {
 		return account, impersonation, fmt.Errorf("failed to get serviceAccount secret for impersonation from cluster(%s), error: %w", m.cluster, err)
 	}
-	account, err = m.awaitToken(ctx, m.own()[3], m.updateOwn)
+	account, err = m.awaitToken(ctx, own[3])
 	if err != nil {
 		return account, impersonation, fmt.Errorf("failed to get serviceAccount secret from cluster(%s), error: %w", m.cluster, err)
 	}
 	return account, impersonation, nil
 }
 
-// update changes live, if it exists, or desired otherwise. It returns false if live is not changed, because no
-// registration created it.
-type update func(live, desired client.Object) (changed bool, err error)
+// ensureObject creates desired, or updates it if a registration created it. An object of somebody else is used as it
+// is. It waits for the end of a deletion.
+func (m *memberObjects) ensureObject(ctx context.Context, desired client.Object) error {
+	err := retryStale(ctx, func() error {
+		live, found, err := m.get(ctx, desired)
+		if err != nil {
+			return err
+		}
+		if !found {
+			return m.client.Create(ctx, desired.DeepCopyObject().(client.Object), client.FieldOwner(kube.FieldManager))
+		}
+		if !live.GetDeletionTimestamp().IsZero() {
+			return m.awaitDeletion(ctx, live)
+		}
+		created := isShared(live)
+		if desired.GetAnnotations()[kube.AnnotationHub] != "" {
+			if err := m.checkHub(live); err != nil {
+				return err
+			}
+			created = m.isOwn(live)
+		}
+		if !created {
+			return nil
+		}
+		reset(live, desired)
+		return m.client.Update(ctx, live, client.FieldOwner(kube.FieldManager))
+	})
+	if err != nil {
+		return fmt.Errorf("write %s on the cluster: %w", m.ref(desired), err)
+	}
+	return nil
+}
 
-// updateOwn resets an own object.
-func (m *memberObjects) updateOwn(live, desired client.Object) (changed bool, err error) {
-	if live == nil {
-		return true, nil
-	}
-	if err := m.checkHub(live); err != nil || !m.isOwn(live) {
-		return false, err
-	}
+// reset gives live the content of desired. A removal that has set owner references then gets a conflict.
+func reset(live, desired client.Object) {
+	annotations := maps.Clone(live.GetAnnotations())
+	maps.Copy(annotations, desired.GetAnnotations())
+	live.SetAnnotations(annotations)
 	live.SetOwnerReferences(nil)
 	switch live := live.(type) {
 	case *rbacv1.ClusterRole:
@@ -250,50 +264,6 @@ func (m *memberObjects) updateOwn(live, desired client.Object) (changed bool, er
 	case *rbacv1.ClusterRoleBinding:
 		live.Subjects = desired.(*rbacv1.ClusterRoleBinding).Subjects
 	}
-	return true, nil
-}
-
-// updateShared adds this cluster to the users of a shared object.
-func (m *memberObjects) updateShared(live, desired client.Object) (changed bool, err error) {
-	if live == nil {
-		m.setUser(desired, true)
-		return true, nil
-	}
-	if !isShared(live) {
-		return false, nil
-	}
-	m.setUser(live, true)
-	// A removal that has set owner references to delete the object with its last user gets a conflict.
-	live.SetOwnerReferences(nil)
-	return true, nil
-}
-
-// ensureObject creates desired, or updates it if it exists. It waits for the end of its deletion.
-func (m *memberObjects) ensureObject(ctx context.Context, desired client.Object, update update) error {
-	err := retryStale(ctx, func() error {
-		live, found, err := m.get(ctx, desired)
-		if err != nil {
-			return err
-		}
-		if !found {
-			created := desired.DeepCopyObject().(client.Object)
-			if _, err := update(nil, created); err != nil {
-				return err
-			}
-			return m.client.Create(ctx, created, client.FieldOwner(kube.FieldManager))
-		}
-		if !live.GetDeletionTimestamp().IsZero() {
-			return m.awaitDeletion(ctx, live)
-		}
-		if changed, err := update(live, desired); !changed || err != nil {
-			return err
-		}
-		return m.client.Update(ctx, live, client.FieldOwner(kube.FieldManager))
-	})
-	if err != nil {
-		return fmt.Errorf("write %s on the cluster: %w", m.ref(desired), err)
-	}
-	return nil
 }
 
 // awaitDeletion waits for the end of the deletion of live. It always returns an error, NotFound after the deletion.
@@ -310,7 +280,7 @@ func (m *memberObjects) awaitDeletion(ctx context.Context, live client.Object) e
 
 // awaitToken waits until a Secret contains a token. It creates the Secret again if the member's token controller
 // deletes it, because it was for an earlier ServiceAccount.
-func (m *memberObjects) awaitToken(ctx context.Context, secret client.Object, update update) (credential, error) {
+func (m *memberObjects) awaitToken(ctx context.Context, secret client.Object) (credential, error) {
 	var got credential
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, tokenTimeout, true, func(context.Context) (bool, error) {
 		live, found, err := m.get(ctx, secret)
@@ -318,7 +288,7 @@ func (m *memberObjects) awaitToken(ctx context.Context, secret client.Object, up
 			return false, err
 		}
 		if !found {
-			return false, m.ensureObject(ctx, secret, update)
+			return false, m.ensureObject(ctx, secret)
 		}
 		data := live.(*corev1.Secret).Data
 		got = credential{token: data[corev1.ServiceAccountTokenKey], authority: data[corev1.ServiceAccountRootCAKey]}

@@ -43,8 +43,8 @@ func rightsOf(name string) []client.Object {
 	}
 }
 
-// belongingsOf are what else the hub has of a Cluster whose id is its name, its execution space first.
-func belongingsOf(name string) []client.Object {
+// hubObjects are the other objects of a Cluster whose ID is its name, its execution namespace first.
+func hubObjects(name string) []client.Object {
 	return []client.Object{
 		&corev1.Namespace{ObjectMeta: in("", "karmada-es-"+name)},
 		&coordinationv1.Lease{ObjectMeta: in("karmada-es-"+name, name)},
@@ -55,8 +55,8 @@ func belongingsOf(name string) []client.Object {
 	}
 }
 
-// strangersOf are what others have made that bear the labels of a Cluster, for whatever reason.
-func strangersOf(name string) []client.Object {
+// foreignObjects are objects of others that have the labels of a Cluster.
+func foreignObjects(name string) []client.Object {
 	role := "system:karmada:" + name + ":agent"
 	return []client.Object{
 		&rbacv1.ClusterRole{ObjectMeta: in("", name+"-reader")},
@@ -116,7 +116,7 @@ func (w *world) created(t *testing.T, name string) *clusterv1alpha1.Cluster {
 	return c
 }
 
-func TestASweepTakesNothingButTheRightsOfWhoIsGone(t *testing.T) {
+func TestSweepDeletesOnlyRBACOfDeletedClusters(t *testing.T) {
 	w := alone(t)
 	w.namespaces(t)
 	gone := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "swept-gone", UID: "gone"}}
@@ -124,11 +124,11 @@ func TestASweepTakesNothingButTheRightsOfWhoIsGone(t *testing.T) {
 	before := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "swept-again", UID: "before"}}
 	var kept []client.Object
 	for _, of := range []*clusterv1alpha1.Cluster{gone, living, again} {
-		kept = append(kept, belongingsOf(of.Name)...)
-		w.put(t, of, belongingsOf(of.Name)...)
+		kept = append(kept, hubObjects(of.Name)...)
+		w.put(t, of, hubObjects(of.Name)...)
 	}
 	for _, of := range []*clusterv1alpha1.Cluster{gone, living, before} {
-		theirs := strangersOf(of.Name)
+		theirs := foreignObjects(of.Name)
 		w.put(t, of, theirs...)
 		kept = append(kept, theirs...)
 	}
@@ -182,7 +182,7 @@ func TestASweepTakesNothingButTheRightsOfWhoIsGone(t *testing.T) {
 	}
 }
 
-func TestARemovalTakesWhatIsTheClustersByItsName(t *testing.T) {
+func TestRemoveTracesDeletesOnlyOwnedObjects(t *testing.T) {
 	w := alone(t)
 	w.namespaces(t)
 	c := cluster("taken-off", "taken-off")
@@ -190,11 +190,11 @@ func TestARemovalTakesWhatIsTheClustersByItsName(t *testing.T) {
 	if err := w.hubClient.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	own := append(belongingsOf("taken-off"), &corev1.Secret{ObjectMeta: in("default", "token-of-taken-off")})
+	own := append(hubObjects("taken-off"), &corev1.Secret{ObjectMeta: in("default", "token-of-taken-off")})
 	w.put(t, c, own...)
 	rights := rightsOf("taken-off")
 	w.put(t, c, rights...)
-	theirs := strangersOf("taken-off")
+	theirs := foreignObjects("taken-off")
 	w.put(t, c, theirs...)
 	if err := karmada.RemoveTraces(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
@@ -204,7 +204,7 @@ func TestARemovalTakesWhatIsTheClustersByItsName(t *testing.T) {
 	w.want(t, "removed", true, theirs)
 }
 
-func TestTheClaimOfARestoredClusterStaysItsOwn(t *testing.T) {
+func TestRestoredClusterKeepsItsID(t *testing.T) {
 	w := alone(t)
 	w.namespaces(t)
 	c := w.created(t, "claim-restored")
@@ -233,7 +233,7 @@ func TestTheClaimOfARestoredClusterStaysItsOwn(t *testing.T) {
 	}
 }
 
-func TestWhatIsAdoptedIsNotTheGarbageCollectors(t *testing.T) {
+func TestMarkRemovesOtherOwners(t *testing.T) {
 	t.Parallel()
 	ref := func(version, kind string, uid types.UID) metav1.OwnerReference {
 		return metav1.OwnerReference{APIVersion: version, Kind: kind, Name: "x", UID: uid}
@@ -251,7 +251,7 @@ func TestWhatIsAdoptedIsNotTheGarbageCollectors(t *testing.T) {
 	}
 }
 
-func TestUnjoinByForceLetsGoOfWhatItMayNotDelete(t *testing.T) {
+func TestForcedUnjoinLeavesForbiddenObjects(t *testing.T) {
 	w := alone(t)
 	w.namespaces(t)
 	c := cluster("barred", "barred")
@@ -259,7 +259,7 @@ func TestUnjoinByForceLetsGoOfWhatItMayNotDelete(t *testing.T) {
 	if err := w.hubClient.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	w.put(t, c, belongingsOf("barred")...)
+	w.put(t, c, hubObjects("barred")...)
 	w.put(t, c, rightsOf("barred")...)
 	hub := rest.CopyConfig(w.hub.Config)
 	hub.Wrap(func(next http.RoundTripper) http.RoundTripper {

@@ -3,6 +3,7 @@ package karmada
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -151,7 +152,9 @@ func (r *removal) removeUser(ctx context.Context, obj client.Object, deleteUnuse
 		if err != nil || !found || !isShared(live) || !live.GetDeletionTimestamp().IsZero() {
 			return err
 		}
-		r.setUser(live, false)
+		annotations := maps.Clone(live.GetAnnotations())
+		delete(annotations, r.user())
+		live.SetAnnotations(annotations)
 		if len(usersOf(live)) > 0 || !deleteUnused {
 			return client.IgnoreNotFound(r.client.Update(ctx, live, client.FieldOwner(kube.FieldManager)))
 		}

@@ -45,7 +45,7 @@ func startingWith(t *testing.T, hub client.Client, prefix string) (clusters []cl
 	return clusters, claims
 }
 
-func TestOfAHundredWhoEnrollAtOnceOneWins(t *testing.T) {
+func TestConcurrentCreateClusterHasOneWinner(t *testing.T) {
 	t.Parallel()
 	w := planes(t)
 	tests := map[string]func(i int) (name, id string){
@@ -91,7 +91,7 @@ func TestOfAHundredWhoEnrollAtOnceOneWins(t *testing.T) {
 }
 
 // A process that is killed after its first request leaves a Cluster without a reservation.
-func TestAnEnrolmentThatWasCutOffIsInNobodysWay(t *testing.T) {
+func TestKilledCreateClusterCanBeRepeated(t *testing.T) {
 	t.Parallel()
 	w := planes(t)
 	cutOff := cluster("cut-1", "cut")
@@ -122,7 +122,7 @@ func TestAnEnrolmentThatWasCutOffIsInNobodysWay(t *testing.T) {
 	}
 }
 
-func TestAClaimGoesWithItsCluster(t *testing.T) {
+func TestDeletedClusterReleasesItsID(t *testing.T) {
 	t.Parallel()
 	w := planes(t)
 	for _, name := range []string{"again-1", "again-2"} {
@@ -136,7 +136,7 @@ func TestAClaimGoesWithItsCluster(t *testing.T) {
 	}
 }
 
-func TestAClusterThatPeopleMadeIsClaimedToo(t *testing.T) {
+func TestReserveIDOfClustersCreatedByHand(t *testing.T) {
 	t.Parallel()
 	w := planes(t)
 	first, second := cluster("hand-1", "hand"), cluster("hand-2", "hand")
@@ -158,7 +158,7 @@ func TestAClusterThatPeopleMadeIsClaimedToo(t *testing.T) {
 	}
 }
 
-func TestAnInterruptedEnrolmentLeavesNothing(t *testing.T) {
+func TestFailedCreateClusterLeavesNothing(t *testing.T) {
 	t.Parallel()
 	w := planes(t)
 	for kind, strike := range faults {
