@@ -78,6 +78,7 @@ func TestFailedJoinLeavesBothSidesUnchanged(t *testing.T) {
 		if err := hub.hubClient.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: "theirs"}}); err != nil {
 			t.Fatal(err)
 		}
+		awaitDefaults(t, hub.hubClient, namespace.Name)
 	}
 	run := func(hub, member *fault, ctx context.Context) error {
 		r := w.joinRequest(name)
@@ -109,6 +110,19 @@ func TestFailedJoinLeavesBothSidesUnchanged(t *testing.T) {
 		}
 	}
 	wantSame(t, "the member in the end", w.memberClient, memberBefore)
+}
+
+// awaitDefaults waits for the objects that Kubernetes creates in every namespace.
+func awaitDefaults(t *testing.T, c client.Client, namespace string) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		account := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "default"}, &corev1.ServiceAccount{})
+		authority := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "kube-root-ca.crt"}, &corev1.ConfigMap{})
+		return account == nil && authority == nil, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // wantOwn waits until the hub has of the cluster name what it had.
