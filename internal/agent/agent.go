@@ -111,7 +111,7 @@ func (a *agent) run(ctx context.Context) error {
 		goroutines.Go(func() {
 			a.gate.RunWhileOpen(ctx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "heal", a.engine.Run) })
 		})
-		// It returns when ctx ends, or with errUninstalled.
+		// It returns when ctx ends, or with session.ErrUninstalled.
 		_ = a.backoffLoop().Run(ctx, "connect to the hub", a.connect)
 		cancel()
 	})
@@ -127,7 +127,7 @@ func (a *agent) run(ctx context.Context) error {
 func (a *agent) backoffLoop() session.BackoffLoop {
 	return session.BackoffLoop{
 		Clock: a.opts.Clock, BeforeAttempt: a.metrics.Watchdog.Reset, LogError: a.rejectedLog.LogIfRejected,
-		IsFinal: func(err error) bool { return errors.Is(err, errUninstalled) },
+		IsFinal: func(err error) bool { return errors.Is(err, session.ErrUninstalled) },
 	}
 }
 

@@ -93,7 +93,7 @@ func (a *agent) runSession(ctx context.Context) error {
 		return err
 	}
 	err = s.run(a.rejectedLog.WithFilteredLog(ctx))
-	if errors.Is(err, errUninstallRequested) {
+	if errors.Is(err, session.ErrUninstallRequested) {
 		return a.uninstall(ctx, s.hubClient)
 	}
 	return err
@@ -172,8 +172,8 @@ func (s *hubSession) pause(ctx context.Context, duration time.Duration) error {
 	return nil
 }
 
-// run works for the hub until ctx ends or the credential is superseded. It returns errUninstallRequested if the hub
-// requests the removal of the agent, and errTakenOver if another member uses the registration now.
+// run works for the hub until ctx ends or the credential is superseded. It returns session.ErrUninstallRequested if the
+// hub requests the removal of the agent, and errTakenOver if another member uses the registration now.
 func (s *hubSession) run(ctx context.Context) error {
 	source := deliver.NewAgentSource(s.hubClient, s.credential.DeliveryNamespace(), s.opts.Name)
 	s.source.Store(source)
@@ -199,8 +199,8 @@ func (s *hubSession) run(ctx context.Context) error {
 		session.ClusterWatcher[*libv1beta1.SveltosCluster]{
 			Key: s.clusterKey(), Example: &libv1beta1.SveltosCluster{}, NewList: func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
 			OnChange: func(ctx context.Context, cluster *libv1beta1.SveltosCluster) {
-				if isUninstallRequested(cluster) {
-					cancel(errUninstallRequested)
+				if session.IsUninstallRequested(cluster) {
+					cancel(session.ErrUninstallRequested)
 					return
 				}
 				s.onClusterChange(ctx, cluster)
@@ -212,7 +212,7 @@ func (s *hubSession) run(ctx context.Context) error {
 		_ = source.Run(ctx, s.opts.Workers, worker.Handle)
 	})
 	err := s.credential.Run(ctx)
-	if cause := context.Cause(ctx); errors.Is(cause, errUninstallRequested) || errors.Is(cause, errTakenOver) {
+	if cause := context.Cause(ctx); errors.Is(cause, session.ErrUninstallRequested) || errors.Is(cause, errTakenOver) {
 		return cause
 	}
 	return err

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -75,7 +74,7 @@ func (u *uninstaller) secretObject() session.Object {
 }
 
 // readState returns the state of an uninstallation that has begun, or nil.
-func (u *uninstaller) readState(ctx context.Context) (*uninstallState, error) {
+func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, error) {
 	secret, err := u.member.CoreV1().Secrets(kube.AgentNamespace).Get(ctx, u.secret, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil //nolint:nilnil // nil means no uninstallation
@@ -83,20 +82,17 @@ func (u *uninstaller) readState(ctx context.Context) (*uninstallState, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read Secret %s/%s with the hub's kubeconfig: %w", kube.AgentNamespace, u.secret, err)
 	}
-	text, found := secret.Annotations[uninstallAnnotation]
-	if !found {
+	if !session.HasUninstallState(secret) {
 		return nil, nil //nolint:nilnil // nil means no uninstallation
 	}
-	state := &uninstallState{}
-	if json.Unmarshal([]byte(text), state) == nil && state.Credential == session.Fingerprint(secret) {
+	if state := session.ReadUninstallState(ctx, secret, session.Fingerprint(secret)); state != nil {
 		return state, nil
 	}
-	log.FromContext(ctx).Info("the cluster was registered again during the uninstallation of its agent; keeping the agent")
 	return nil, u.rollBack(ctx)
 }
 
-// prepare sets owners on the agent's objects and then writes the uninstallState. It deletes nothing.
-func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*uninstallState, error) {
+// prepare sets owners on the agent's objects and then writes the UninstallState. It deletes nothing.
+func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.UninstallState, error) {
 	replaced, err := u.isReplaced(ctx)
 	if err != nil {
 		return nil, err
@@ -108,20 +104,15 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*uninstal
 		}
 	}
 	secrets := u.member.CoreV1().Secrets(kube.AgentNamespace)
-	state := &uninstallState{Cluster: cluster, Since: u.clock.Now().UTC()}
+	state := &session.UninstallState{Cluster: cluster, Since: u.clock.Now().UTC()}
 	err = kube.RetryOnConflict(ctx, func() error {
 		secret, err := secrets.Get(ctx, u.secret, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		state.Credential = session.Fingerprint(secret)
-		value, err := json.Marshal(state)
-		if err != nil {
-			return err
-		}
-		return u.Patch(ctx, u.secretObject(), map[string]any{
+		return u.WriteUninstallState(ctx, u.secretObject(), state, map[string]any{
 			"resourceVersion": secret.ResourceVersion, "ownerReferences": u.WithOwner(secret.OwnerReferences, owner),
-			"annotations": map[string]any{uninstallAnnotation: string(value)},
 		})
 	})
 	if err != nil {
@@ -160,7 +151,7 @@ func (u *uninstaller) ensureOwner(ctx context.Context) (*metav1.OwnerReference, 
 	return &metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: agentRole, UID: role.UID}, nil
 }
 
-// remove deletes the agent's objects. It returns errUninstalled once their deletion is certain.
+// remove deletes the agent's objects. It returns session.ErrUninstalled once their deletion is certain.
 func (u *uninstaller) remove(ctx context.Context) error {
 	replaced, err := u.isReplaced(ctx)
 	if err != nil {
@@ -172,11 +163,11 @@ func (u *uninstaller) remove(ctx context.Context) error {
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete Secret %s/%s: %w", kube.AgentNamespace, u.secret, err)
 		}
-		return errUninstalled
+		return session.ErrUninstalled
 	}
 	_, err = u.member.RbacV1().ClusterRoles().Get(ctx, agentRole, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return errUninstalled
+		return session.ErrUninstalled
 	}
 	if err != nil {
 		return fmt.Errorf("read ClusterRole %s: %w", agentRole, err)
@@ -195,7 +186,7 @@ func (u *uninstaller) remove(ctx context.Context) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete ClusterRole %s: %w", agentRole, err)
 	}
-	return errUninstalled
+	return session.ErrUninstalled
 }
 
 // rollBack undoes prepare.
@@ -205,7 +196,7 @@ func (u *uninstaller) rollBack(ctx context.Context) error {
 			return err
 		}
 	}
-	return u.Patch(ctx, u.secretObject(), map[string]any{"annotations": map[string]any{uninstallAnnotation: nil}})
+	return u.DeleteUninstallState(ctx, u.secretObject())
 }
 
 // isReplaced returns true if the Deployment runs the agent of another registration, because the manifest of that
@@ -237,11 +228,7 @@ func (u *uninstaller) setNamespaceOwner(ctx context.Context, owner *metav1.Owner
 	}
 	reason := "it was not created by a registration"
 	if live.Labels[agentLabel] == agentLabelValue {
-		check := session.NamespaceCheck{
-			Discovery: u.member.Discovery(), Objects: u.Metadata, Namespace: kube.AgentNamespace, Expected: expectedObjects(u.secret),
-		}
-		// Objects that cannot be listed may be foreign.
-		if reason, err = check.FindForeignObject(ctx); err != nil {
+		if reason, err = u.FindForeignObject(ctx, kube.AgentNamespace, append(dependents(), u.secretObject())); err != nil {
 			reason = err.Error()
 		}
 	}
@@ -250,15 +237,4 @@ func (u *uninstaller) setNamespaceOwner(ctx context.Context, owner *metav1.Owner
 	}
 	log.FromContext(ctx).Info("keeping the namespace of the agent", "namespace", kube.AgentNamespace, "reason", reason)
 	return u.SetOwner(ctx, agentNamespace(), nil)
-}
-
-// expectedObjects returns the manifest's objects in the namespace, and the objects that Kubernetes creates for them.
-func expectedObjects(secret string) map[string]bool {
-	expected := map[string]bool{"secrets/" + secret: true, "endpoints/" + agentService: true}
-	for _, o := range dependents() {
-		if o.Namespace != "" {
-			expected[o.Resource.GroupResource().String()+"/"+o.Name] = true
-		}
-	}
-	return expected
 }

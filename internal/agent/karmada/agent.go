@@ -110,7 +110,7 @@ func (a *agent) run(ctx context.Context) error {
 	case err = <-electionEnded:
 	}
 	cancel()
-	if errors.Is(err, errUninstalled) {
+	if errors.Is(err, session.ErrUninstalled) {
 		return nil
 	}
 	return err
@@ -146,7 +146,7 @@ func (a *agent) backoffLoop() session.BackoffLoop {
 	return session.BackoffLoop{
 		Clock: a.opts.Clock, BeforeAttempt: a.metrics.Watchdog.Reset,
 		IsFinal: func(err error) bool {
-			return errors.Is(err, errUninstalled) || errors.Is(err, errSuperseded) || errors.Is(err, joinkarmada.ErrTaken)
+			return errors.Is(err, session.ErrUninstalled) || errors.Is(err, errSuperseded) || errors.Is(err, joinkarmada.ErrTaken)
 		},
 		LogError: func(ctx context.Context, err error) bool {
 			return a.rejectedLog.LogIfRejected(ctx, err) || errors.Is(err, errClusterMissing)

@@ -114,7 +114,7 @@ func (a *agent) runSession(ctx context.Context) error {
 		return err
 	}
 	err = s.run(a.rejectedLog.WithFilteredLog(ctx))
-	if errors.Is(err, errUninstallRequested) {
+	if errors.Is(err, session.ErrUninstallRequested) {
 		return a.uninstall(ctx, s.hubClient)
 	}
 	return err
@@ -309,8 +309,8 @@ func (s *hubSession) onClusterChange(ctx context.Context, cluster *clusterv1alph
 	if cluster.UID != s.clusterUID {
 		return errRecreated
 	}
-	if isUninstallRequested(cluster) {
-		return errUninstallRequested
+	if session.IsUninstallRequested(cluster) {
+		return session.ErrUninstallRequested
 	}
 	if err := s.verifyCluster(ctx, cluster); err != nil {
 		return err

@@ -7,61 +7,33 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
+	"slices"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/kube"
 )
 
-const (
-	// uninstallAnnotation is set on the state object once an uninstallation is prepared. Its value is an
-	// uninstallState.
-	uninstallAnnotation = "towline.dev/departing"
-	// removedAnswer is the agent's answer to the removal request, in kube.AnnotationAgentOrder on its Lease.
-	removedAnswer = "removed"
-	// answerTimeout is how long an uninstallation waits for a hub that does not accept the answer. Without the answer
-	// the hub would wait for the agent.
-	answerTimeout = 10 * time.Minute
-)
+// removedAnswer is the agent's answer to the removal request, in kube.AnnotationAgentOrder on its Lease.
+const removedAnswer = "removed"
 
-// Errors that end a session because of an uninstallation.
-var (
-	errUninstallRequested = errors.New("the hub requests the removal of the agent")
-	errUninstalled        = errors.New("the agent has uninstalled itself")
-	errOtherCluster       = errors.New("the hub has another Cluster with this name")
-	errNoUninstallState   = errors.New("the state of the uninstallation is missing")
-)
-
-// uninstallState is the value of uninstallAnnotation, in JSON.
-type uninstallState struct {
-	// Cluster is the UID of the Cluster whose removal was requested.
-	Cluster types.UID `json:"cluster"`
-	// Credential is a hash of the kubeconfig at that time. Another kubeconfig belongs to a later registration, which
-	// must stay.
-	Credential string `json:"credential"`
-	// Since is the time of the request.
-	Since time.Time `json:"since"`
-}
-
-// isUninstallRequested returns true if cluster has the hub's removal request, which is valid only while the Cluster is
-// being deleted.
-func isUninstallRequested(cluster *clusterv1alpha1.Cluster) bool {
-	return cluster.DeletionTimestamp != nil && cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
-}
+var errNoUninstallState = errors.New("the state of the uninstallation is missing")
 
 // uninstall removes the agent if the hub still requests that. After a restart, finishUninstall continues from the
-// uninstallState.
+// UninstallState.
 func (a *agent) uninstall(ctx context.Context, hub client.Client) error {
 	cluster := &clusterv1alpha1.Cluster{}
 	if err := hub.Get(ctx, a.clusterKey(), cluster); err != nil {
 		return fmt.Errorf("read Cluster %s: %w", a.opts.Cluster, err)
 	}
-	if !isUninstallRequested(cluster) {
+	if !session.IsUninstallRequested(cluster) {
 		return fmt.Errorf("the Cluster %s was replaced before its agent was removed", a.opts.Cluster)
 	}
 	log.FromContext(ctx).Info("the cluster is being unregistered; uninstalling the agent", "cluster", a.opts.Cluster)
@@ -72,23 +44,15 @@ func (a *agent) uninstall(ctx context.Context, hub client.Client) error {
 	return a.finishUninstall(ctx, state)
 }
 
-// finishUninstall answers the hub and then removes the agent. It returns errUninstalled after that.
-func (a *agent) finishUninstall(ctx context.Context, state *uninstallState) error {
+// finishUninstall answers the hub and then removes the agent. It returns session.ErrUninstalled after that.
+func (a *agent) finishUninstall(ctx context.Context, state *session.UninstallState) error {
 	a.engines.stop()
-	err := a.answerHub(ctx, state)
-	switch {
-	case errors.Is(err, errOtherCluster):
-		return errors.Join(err, a.uninstaller.rollBack(ctx))
-	case err != nil && a.opts.Clock.Since(state.Since) < answerTimeout:
-		return err
-	case err != nil:
-		log.FromContext(ctx).Info("uninstalling the agent although the hub did not accept the answer", "reason", err.Error())
-	}
-	return a.uninstaller.remove(ctx)
+	u := session.Uninstallation{Clock: a.opts.Clock, Answer: a.answerHub, RollBack: a.uninstaller.rollBack, Remove: a.uninstaller.remove}
+	return u.Finish(ctx, state)
 }
 
 // answerHub answers the removal request. A hub that knows neither the Cluster nor the certificate needs no answer.
-func (a *agent) answerHub(ctx context.Context, state *uninstallState) error {
+func (a *agent) answerHub(ctx context.Context, state *session.UninstallState) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	kubeconfig, _, err := a.credentials.read(ctx)
@@ -110,13 +74,13 @@ func (a *agent) answerHub(ctx context.Context, state *uninstallState) error {
 	return err
 }
 
-func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *uninstallState) error {
+func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *session.UninstallState) error {
 	cluster := &clusterv1alpha1.Cluster{}
 	if err := hub.Get(ctx, a.clusterKey(), cluster); err != nil {
 		return fmt.Errorf("read Cluster %s: %w", a.opts.Cluster, err)
 	}
 	if cluster.UID != state.Cluster {
-		return errOtherCluster
+		return session.ErrOtherCluster
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationAgentOrder: removedAnswer}}})
 	if err != nil {
@@ -127,57 +91,45 @@ func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *unins
 }
 
 // readState returns the state of an uninstallation that has begun, or nil.
-func (u *uninstaller) readState(ctx context.Context) (*uninstallState, error) {
+func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	object, err := u.roleOwner.Get(ctx, u.stateObject)
+	object, err := u.Get(ctx, u.stateObject)
 	if apierrors.IsNotFound(err) {
 		return nil, nil //nolint:nilnil // nil means no uninstallation
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", u.stateObject, err)
 	}
-	text, found := object.Annotations[uninstallAnnotation]
-	if !found {
+	if !session.HasUninstallState(object) {
 		return nil, nil //nolint:nilnil // nil means no uninstallation
 	}
 	credential, err := u.credentialHash(ctx)
 	if err != nil {
 		return nil, err
 	}
-	state := &uninstallState{}
-	if json.Unmarshal([]byte(text), state) == nil && state.Credential == credential {
+	if state := session.ReadUninstallState(ctx, object, credential); state != nil {
 		return state, nil
 	}
-	log.FromContext(ctx).Info("the cluster was registered again during the uninstallation of its agent; keeping the agent")
 	return nil, u.rollBack(ctx)
 }
 
-// prepare sets owners on the agent's objects and then writes the uninstallState. It deletes nothing.
-func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*uninstallState, error) {
-	plan, err := u.plan(ctx)
+// prepare sets owners on the agent's objects and then writes the UninstallState. It deletes nothing.
+func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.UninstallState, error) {
+	if _, err := u.setOwners(ctx); err != nil {
+		return nil, err
+	}
+	credential, err := u.credentialHash(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := u.setOwners(ctx, plan); err != nil {
-		return nil, err
-	}
-	state := &uninstallState{Cluster: cluster, Since: u.opts.Clock.Now().UTC()}
-	if state.Credential, err = u.credentialHash(ctx); err != nil {
-		return nil, err
-	}
-	value, err := json.Marshal(state)
-	if err != nil {
-		return nil, fmt.Errorf("encode the state of the uninstallation: %w", err)
-	}
+	state := &session.UninstallState{Cluster: cluster, Credential: credential, Since: u.opts.Clock.Now().UTC()}
 	err = kube.RetryOnConflict(ctx, func() error {
-		object, err := u.roleOwner.Get(ctx, u.stateObject)
+		object, err := u.Get(ctx, u.stateObject)
 		if err != nil {
 			return err
 		}
-		return u.roleOwner.Patch(ctx, u.stateObject, map[string]any{
-			"resourceVersion": object.ResourceVersion, "annotations": map[string]any{uninstallAnnotation: string(value)},
-		})
+		return u.WriteUninstallState(ctx, u.stateObject, state, map[string]any{"resourceVersion": object.ResourceVersion})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("record the uninstallation in %s: %w", u.stateObject, err)
@@ -185,7 +137,7 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*uninstal
 	return state, nil
 }
 
-// remove deletes the agent's objects. It returns errUninstalled after that.
+// remove deletes the agent's objects. It returns session.ErrUninstalled after that.
 func (u *uninstaller) remove(ctx context.Context) error {
 	state, err := u.readState(ctx)
 	if err != nil {
@@ -194,41 +146,32 @@ func (u *uninstaller) remove(ctx context.Context) error {
 	if state == nil {
 		return errNoUninstallState
 	}
-	plan, err := u.plan(ctx)
+	// Repeated, because objects may have been added or removed since prepare.
+	owner, err := u.setOwners(ctx)
 	if err != nil {
 		return err
 	}
-	// Repeated, because objects may have been added or removed since prepare.
-	if err := u.setOwners(ctx, plan); err != nil {
+	if err := u.removeFromBinding(ctx); err != nil {
 		return err
 	}
-	if plan.method == deleteAccount {
-		if err := u.removeFromBinding(ctx); err != nil {
-			return err
-		}
+	if err := u.Delete(ctx, session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterroles"), "", u.Name), owner.UID); err != nil {
+		return err
 	}
-	for _, o := range plan.deletions {
-		if err := u.roleOwner.Delete(ctx, o.Object, o.uid); err != nil {
-			return err
-		}
-	}
-	return errUninstalled
+	return session.ErrUninstalled
 }
 
 // rollBack undoes prepare.
 func (u *uninstaller) rollBack(ctx context.Context) error {
-	for _, o := range append(u.dependents(), u.binding(), u.namespaceObject(), u.inventoryObject(), u.stateObject) {
-		if err := u.roleOwner.SetOwner(ctx, o, nil); err != nil {
-			return err
-		}
-		if err := u.accountOwner.SetOwner(ctx, o, nil); err != nil {
+	for _, o := range slices.Concat(u.objects(), roles(), u.namespaces()) {
+		if err := u.SetOwner(ctx, o, nil); err != nil {
 			return err
 		}
 	}
-	if err := u.deleteUninstallRole(ctx); err != nil {
-		return err
+	err := u.member.RbacV1().ClusterRoles().Delete(ctx, u.Name, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete ClusterRole %s: %w", u.Name, err)
 	}
-	return u.roleOwner.Patch(ctx, u.stateObject, map[string]any{"annotations": map[string]any{uninstallAnnotation: nil}})
+	return u.DeleteUninstallState(ctx, u.stateObject)
 }
 
 // credentialHash returns a hash of the kubeconfig in use.

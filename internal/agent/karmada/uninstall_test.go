@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -98,6 +99,15 @@ func sharedObjects() []client.Object {
 	}
 }
 
+// uninstallRoles returns the objects that an uninstallation creates.
+func (w *world) uninstallRoles() []client.Object {
+	name := uninstallRolePrefix + w.agentNamespace + ":" + w.name
+	return []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}},
+	}
+}
+
 // Sequential, because the ClusterRole has one name on a member.
 func TestUninstall(t *testing.T) {
 	t.Parallel()
@@ -130,7 +140,7 @@ func testInterruptedUninstall(t *testing.T) {
 			}
 		}
 		w.wantAnswer()
-		for _, obj := range append(w.agentObjects(), sharedObjects()...) {
+		for _, obj := range slices.Concat(w.agentObjects(), sharedObjects(), w.uninstallRoles()) {
 			w.wantDeleted(w.memberClient, obj)
 		}
 		w.wantDeleted(w.memberClient, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.options.ClusterNamespace}})
@@ -182,6 +192,9 @@ func testSharedUninstall(t *testing.T) {
 		} else {
 			// The namespace is deleted with its content.
 			w.wantDeleted(w.memberClient, w.agentObjects()[3])
+		}
+		for _, obj := range w.uninstallRoles() {
+			w.wantDeleted(w.memberClient, obj)
 		}
 		stop()
 		binding := &rbacv1.ClusterRoleBinding{}

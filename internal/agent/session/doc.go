@@ -13,8 +13,8 @@
 //     while the cluster is paused (gate.go).
 //  5. Worker handles each delivery: it fetches a bundle, applies it with the engine and reports (worker.go).
 //  6. When the cluster is deregistered, OwnerClient makes the agent's objects dependents of one object and deletes that
-//     one (ownerclient.go). NamespaceCheck looks for objects of others before a namespace is deleted
-//     (namespacecheck.go).
+//     one (ownerclient.go). UninstallState records the removal, so that it continues after a restart
+//     (uninstallstate.go).
 //
 // Words:
 //

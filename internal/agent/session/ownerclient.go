@@ -12,13 +12,17 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -45,6 +49,8 @@ type OwnerClient struct {
 	Metadata metadata.Interface
 	// Kind and Name identify the owner, regardless of its UID.
 	Kind, Name string
+
+	config *rest.Config
 }
 
 // NewOwnerClient returns an OwnerClient for owners of that kind and name on a member.
@@ -58,7 +64,7 @@ func NewOwnerClient(member *rest.Config, kind, name string) (*OwnerClient, error
 	if err != nil {
 		return nil, fmt.Errorf("create a client for the member: %w", err)
 	}
-	return &OwnerClient{Metadata: metadataClient, Kind: kind, Name: name}, nil
+	return &OwnerClient{Metadata: metadataClient, Kind: kind, Name: name, config: config}, nil
 }
 
 // SetOwner makes owner the only owner of o with the kind and name of the OwnerClient; nil removes such owners. A
@@ -124,6 +130,25 @@ func (c *OwnerClient) WithOwner(references []metav1.OwnerReference, owner *metav
 		desired = append(desired, *owner)
 	}
 	return desired
+}
+
+// FindForeignObject describes an object in a namespace that is not in own, does not depend on an object in own, and is
+// not created in every namespace. It returns "" if there is none. Objects that cannot be listed may be foreign.
+func (c *OwnerClient) FindForeignObject(ctx context.Context, namespace string, own []Object) (string, error) {
+	memberClient, err := client.New(c.config, client.Options{})
+	if err != nil {
+		return "", fmt.Errorf("create a client for the member: %w", err)
+	}
+	resources, err := discovery.NewDiscoveryClientForConfig(c.config)
+	if err != nil {
+		return "", fmt.Errorf("create a client for the member: %w", err)
+	}
+	return foreign.Find(ctx, memberClient, resources, namespace, func(item *metav1.PartialObjectMetadata) bool {
+		resource, _ := meta.UnsafeGuessKindToResource(item.GroupVersionKind())
+		return slices.ContainsFunc(own, func(o Object) bool {
+			return o.Namespace == namespace && o.Name == item.Name && o.Resource.GroupResource() == resource.GroupResource()
+		})
+	})
 }
 
 // Fingerprint returns a hash of the data of a Secret.
