@@ -17,7 +17,7 @@
 //  5. Until the session ends it runs in parallel: heartbeats and the status of the Cluster (status.go), Works
 //     (works.go), bundles of profiles (session.Worker), and the renewal of the certificate (rotation.go).
 //  6. A session ends when its kubeconfig or its Cluster is replaced, and the next one begins. If the hub requests the
-//     removal, the agent uninstalls itself (uninstall.go, uninstallplan.go).
+//     removal, the agent uninstalls itself (uninstall.go, uninstaller.go).
 //
 // Words:
 //
