@@ -365,8 +365,17 @@ func (o *releaseOp) readLogTail(ctx context.Context, ref kube.Ref) string {
 	}
 	defer stream.Close()
 	text, err := io.ReadAll(io.LimitReader(stream, logBytes))
-	if lines := strings.TrimSpace(string(text)); err == nil && lines != "" {
-		return "; its last log lines: " + strings.Join(strings.Fields(strings.ReplaceAll(lines, "\n", " | ")), " ")
+	if err != nil {
+		return ""
 	}
-	return ""
+	var lines []string
+	for line := range strings.Lines(string(text)) {
+		if words := strings.Fields(line); len(words) > 0 {
+			lines = append(lines, strings.Join(words, " "))
+		}
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return "; its last log lines: " + strings.Join(lines, " | ")
 }
