@@ -6,99 +6,147 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
 )
 
-// ApplyRequest asks to register a cluster in pull mode and to start its agent there, in one go.
+// ApplyRequest asks to register a cluster in pull mode and to start its agent there.
 type ApplyRequest struct {
 	PullRequest
-	// Member is the way to the cluster from here. Only this call uses it: neither the hub nor the agent gets to see it.
+	// Member is the configuration for the cluster. Only this call uses it: neither the hub nor the agent gets it.
 	Member *rest.Config
-	// Wait is how long the agent may take until the hub says that the cluster is ready. 0: nobody waits.
+	// Wait is how long the agent may take until the cluster is ready. 0: do not wait.
 	Wait time.Duration
-	// Progress is told, in one line, what is being waited for whenever that changes.
+	// Progress is called with one line for each change of the state that is waited for.
 	Progress func(string)
 }
 
-// ErrNotReady says that a cluster is registered and its agent applied, but that it was not ready in time. Nothing is
-// taken back.
+// ErrNotReady is returned if a cluster is registered and its agent applied, but it was not ready in time. Nothing is
+// rolled back.
 var ErrNotReady = errors.New("the cluster is registered and its agent is applied, but it is not ready")
 
-// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, writes to out what `kubectl
-// apply` would, and waits until the cluster is ready; it returns the member's Kubernetes version then. If registering
-// or applying fails, or ctx ends meanwhile, both sides are what they were before. If waiting fails, everything stays
-// made and the error is ErrNotReady.
-func RegisterAndApply(ctx context.Context, hub *rest.Config, r ApplyRequest, out io.Writer) (version string, err error) {
-	// Asked first, since a registration may revoke tokens, which nothing brings back.
-	if err := checkReach(ctx, r.Member); err != nil {
+// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, writes the output of `kubectl
+// apply` to out, and waits until the cluster is ready; it returns the member's Kubernetes version then. If registering or
+// applying fails, or ctx ends meanwhile, both sides are rolled back. If waiting fails, it returns ErrNotReady and rolls
+// nothing back.
+func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyRequest, out io.Writer) (version string, err error) {
+	if err := request.Validate(); err != nil {
+		return "", err
+	}
+	// Checked first, since a registration may revoke tokens, which cannot be rolled back.
+	if err := checkReach(ctx, request.Member); err != nil {
 		return "", fmt.Errorf("ask the cluster: %w", err)
 	}
-	a, err := newApplication(r.Member, r.Request)
+	r, err := newRegistration(hub, request.Request)
 	if err != nil {
 		return "", err
 	}
-	w, err := newWatcher(hub, a.member, r)
+	a, err := newApplication(r.hub, request)
 	if err != nil {
 		return "", err
 	}
-	if err := a.checkName(ctx, w.hub); err != nil {
+	if err := a.checkName(ctx); err != nil {
 		return "", err
 	}
-	if err := w.awaitLeaving(ctx, a); err != nil {
+	if err := a.awaitRemoval(ctx); err != nil {
 		return "", err
 	}
-	if err := a.checkOwner(ctx, hub, w.hub); err != nil {
+	if err := a.checkAgent(ctx, hub); err != nil {
 		return "", err
 	}
-	start := writerFunc(func(manifest []byte) error {
-		// An agent that is there already has no token to beat with, or beats on; only a beat after this one counts.
-		if err := w.remember(ctx); err != nil {
+	r.log.Add(a.log.RollBack)
+	manifest := writerFunc(func(manifest []byte) error {
+		// An agent that exists has no token for heartbeats yet, or uses its earlier one: only later heartbeats count.
+		var err error
+		if a.heartbeat, err = a.readHeartbeat(ctx); err != nil {
 			return err
 		}
-		return a.start(ctx, manifest, out)
+		return a.applyManifest(ctx, manifest, out)
 	})
-	if err := RegisterPull(ctx, hub, r.PullRequest, start); err != nil {
-		return "", alsoUndone(err, a.takeBack(ctx))
+	err = r.run(ctx, func() error { return r.registerPull(ctx, hub, request.PullRequest, manifest) })
+	if err != nil || request.Wait <= 0 {
+		return "", err
 	}
-	if r.Wait <= 0 {
-		return "", nil
-	}
-	return w.await(ctx)
+	return a.awaitReady(ctx)
 }
 
-// start applies the manifest and says so, in the words of kubectl.
-func (a *application) start(ctx context.Context, manifest []byte, out io.Writer) error {
+// application applies the agent's manifest to a member.
+type application struct {
+	hub     client.Client
+	member  client.Client
+	request ApplyRequest
+	log     *rollback.Log
+	// formerSecret is the name of the Secret of an agent that is replaced, "" if there is none.
+	formerSecret string
+	// heartbeat is the last heartbeat of an agent before the manifest was applied.
+	heartbeat *metav1.MicroTime
+	// progress is the last call of Progress.
+	progress string
+}
+
+func newApplication(hub client.Client, request ApplyRequest) (*application, error) {
+	config := rest.CopyConfig(request.Member)
+	config.Timeout = reachLimit
+	member, _, err := newClient(config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	return &application{hub: hub, member: member, request: request, log: rollback.New(member, string(uuid.NewUUID()))}, nil
+}
+
+// applyManifest applies the manifest and writes the output of kubectl.
+func (a *application) applyManifest(ctx context.Context, manifest []byte, out io.Writer) error {
 	objects, err := kube.DecodeManifest(manifest)
 	if err != nil {
 		return fmt.Errorf("read the agent's manifest: %w", err)
 	}
 	var lines bytes.Buffer
 	for _, obj := range objects {
-		did, err := a.apply(ctx, obj)
+		_, result, err := a.log.Apply(ctx, obj, nil)
 		if err != nil {
-			return err
+			return fmt.Errorf("apply to the cluster: %w", err)
 		}
-		fmt.Fprintf(&lines, "%s %s\n", kubectlName(obj), did)
+		fmt.Fprintf(&lines, "%s %s\n", kubectlName(obj), result)
 	}
-	did, err := a.dropFormer(ctx)
-	if err != nil {
-		return err
+	if a.formerSecret != "" {
+		deleted, err := a.log.Delete(ctx, &corev1.Secret{ObjectMeta: named(kube.AgentNamespace, a.formerSecret)})
+		if err != nil {
+			return fmt.Errorf("on the cluster: %w", err)
+		}
+		if deleted {
+			fmt.Fprintf(&lines, "secret/%s deleted\n", a.formerSecret)
+		}
 	}
-	lines.WriteString(did)
 	if _, err := out.Write(lines.Bytes()); err != nil {
 		return fmt.Errorf("print what was applied: %w", err)
 	}
 	return nil
 }
 
+// kubectlName names an object as kubectl does: kind.group/name, in lower case.
+func kubectlName(obj *unstructured.Unstructured) string {
+	gvk := obj.GroupVersionKind()
+	name := strings.ToLower(gvk.Kind)
+	if gvk.Group != "" {
+		name += "." + gvk.Group
+	}
+	return name + "/" + obj.GetName()
+}
+
 // writerFunc is a function that takes a whole manifest in one call.
 type writerFunc func([]byte) error
 
-// Write hands the manifest on.
+// Write calls the function.
 func (f writerFunc) Write(p []byte) (int, error) {
 	if err := f(p); err != nil {
 		return 0, err

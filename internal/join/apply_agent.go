@@ -17,23 +17,17 @@ import (
 // longestReason is how many bytes of a reason are shown: a kubelet's may fill screens.
 const longestReason = 300
 
-// agentSight is what the member says of its agent.
-type agentSight struct {
-	// rolledOut says that what runs is what was applied.
-	rolledOut bool
-	text      string
-}
-
-func lookAtAgent(ctx context.Context, member client.Client) (agentSight, error) {
+// agentState describes the agent on the member, and returns whether the applied Deployment is rolled out.
+func agentState(ctx context.Context, member client.Client) (state string, isRolledOut bool, err error) {
 	deployment := &appsv1.Deployment{}
 	if err := member.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment}, deployment); err != nil {
-		return agentSight{}, fmt.Errorf("read the agent's Deployment: %w", err)
+		return "", false, fmt.Errorf("read the agent's Deployment: %w", err)
 	}
 	pods := &corev1.PodList{}
 	if err := member.List(ctx, pods, client.InNamespace(kube.AgentNamespace), client.MatchingLabels{controlPlaneLabel: agentName}); err != nil {
-		return agentSight{}, fmt.Errorf("list the agent's pods: %w", err)
+		return "", false, fmt.Errorf("list the agent's pods: %w", err)
 	}
-	return agentSight{rolledOut: rolledOut(deployment), text: oneLine(agentText(deployment, pods.Items))}, nil
+	return oneLine(agentText(deployment, pods.Items)), rolledOut(deployment), nil
 }
 
 func rolledOut(deployment *appsv1.Deployment) bool {

@@ -1,19 +1,20 @@
 package join
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/json"
-	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -23,37 +24,31 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// checkName refuses a registration whose agent is at work on another cluster: two clusters under one name would take
-// turns.
-func (a *application) checkName(ctx context.Context, hub client.Client) error {
-	cluster, found, err := findCluster(ctx, hub, a.request)
+// checkName returns an error if an agent on another cluster is alive under this name: the two agents would compete.
+func (a *application) checkName(ctx context.Context) error {
+	cluster, found, err := findCluster(ctx, a.hub, a.request.Request)
 	if err != nil || !found {
 		return err
 	}
 	lease := &coordinationv1.Lease{}
-	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
-	if err := hub.Get(ctx, key, lease); err != nil {
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return fmt.Errorf("read Lease %s: %w", key, err)
+	if _, err := read(ctx, a.hub, lease, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}); err != nil {
+		return err
 	}
-	// The hub decides whether the agent is silent: the clock of the agent may be wrong. A cluster whose checks fail is
-	// Down too, and its agent is at work.
-	other := lease.Annotations[kube.AnnotationMember]
+	// The hub has decided whether the agent is silent: the clock of the agent may be wrong. A cluster whose checks fail is
+	// Down too, and its agent is alive.
 	status := cluster.Status
-	silent := status.ConnectionStatus == libv1beta1.ConnectionDown && status.FailureMessage == libv1beta1.AgentReportTooOld
-	if other == "" || lease.Spec.RenewTime == nil || silent {
+	isSilent := status.ConnectionStatus == libv1beta1.ConnectionDown && status.FailureMessage == libv1beta1.AgentReportTooOld
+	if lease.Annotations[kube.AnnotationMember] == "" || lease.Spec.RenewTime == nil || isSilent {
 		return nil
 	}
 	uid, err := memberUID(ctx, a.member)
 	if err != nil {
 		return err
 	}
-	return sameMember(a.request, uid, other)
+	return checkSameMember(a.request.Request, uid, lease.Annotations[kube.AnnotationMember])
 }
 
-// memberUID returns what tells a member from others: the uid of its kube-system namespace; "" if that may not be read.
+// memberUID returns the uid of the member's kube-system namespace, which identifies it; "" if that may not be read.
 func memberUID(ctx context.Context, member client.Reader) (string, error) {
 	uid, err := HubUID(ctx, member)
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
@@ -65,9 +60,8 @@ func memberUID(ctx context.Context, member client.Reader) (string, error) {
 	return uid, nil
 }
 
-// sameMember says that r is about another cluster than the one that has its name already. A uid that is not known
-// proves nothing.
-func sameMember(r Request, uid, registered string) error {
+// checkSameMember returns an error if both uids are known and differ.
+func checkSameMember(r Request, uid, registered string) error {
 	if uid == "" || registered == "" || uid == registered {
 		return nil
 	}
@@ -75,22 +69,19 @@ func sameMember(r Request, uid, registered string) error {
 		"deregister it first or choose another name", r.key(), registered, uid)
 }
 
-// checkOwner refuses a member whose agent works for another registration: applying would take it away from there. An
-// agent whose cluster is not registered on this hub any more, as after a deregistration by force, is replaced.
-func (a *application) checkOwner(ctx context.Context, hub *rest.Config, hubClient client.Client) error {
+// checkAgent returns an error if the member's agent works for another registration, from which applying would take it
+// away. An agent whose cluster is not registered on this hub any more, as after a deregistration by force, is replaced.
+func (a *application) checkAgent(ctx context.Context, hub *rest.Config) error {
 	deployment := &appsv1.Deployment{}
-	err := a.member.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment}, deployment)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look for an agent on the cluster: %w", err)
+	found, err := read(ctx, a.member, deployment, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment})
+	if err != nil || !found {
+		return err
 	}
 	owner := clusterOfAgent(deployment)
 	if owner.key() == a.request.key() || owner.Name == "" {
 		return nil
 	}
-	_, found, err := findCluster(ctx, hubClient, owner)
+	_, found, err = findCluster(ctx, a.hub, owner)
 	if err != nil {
 		return err
 	}
@@ -98,18 +89,15 @@ func (a *application) checkOwner(ctx context.Context, hub *rest.Config, hubClien
 		return fmt.Errorf("the agent of %s runs on this cluster already: deregister %s first", owner.key(), owner.key())
 	}
 	secret := &corev1.Secret{}
-	err = a.member.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: KubeconfigSecret(owner.Name)}, secret)
-	if apierrors.IsNotFound(err) {
-		return nil
+	found, err = read(ctx, a.member, secret, client.ObjectKey{Namespace: kube.AgentNamespace, Name: KubeconfigSecret(owner.Name)})
+	if err != nil || !found {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("read the credentials of the agent on the cluster: %w", err)
-	}
-	if foreign(ctx, hub, secret.Data[KubeconfigKey]) {
+	if isForAnotherHub(ctx, hub, secret.Data[KubeconfigKey]) {
 		return fmt.Errorf("the agent of %s of another hub runs on this cluster already: deregister %s there first, or remove it from this cluster: %s",
 			owner.key(), owner.key(), strings.Join(RemoveAgent(), "; "))
 	}
-	a.former = KubeconfigSecret(owner.Name)
+	a.formerSecret = secret.Name
 	return nil
 }
 
@@ -131,40 +119,25 @@ func argument(args []string, flag string) string {
 	return ""
 }
 
-// foreign says whether an agent's kubeconfig is known to be of another hub: this one did not sign its token. What
-// cannot be read proves nothing.
-func foreign(ctx context.Context, hub *rest.Config, kubeconfig []byte) bool {
+// isForAnotherHub returns whether an agent's kubeconfig is known to be for another hub: its token was not signed with a
+// key of this one.
+func isForAnotherHub(ctx context.Context, hub *rest.Config, kubeconfig []byte) bool {
 	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
 		return false
 	}
-	var token struct {
-		KeyID string `json:"kid"`
-	}
-	head, _, _ := strings.Cut(config.BearerToken, ".")
-	raw, err := base64.RawURLEncoding.DecodeString(head)
-	if err != nil || json.Unmarshal(raw, &token) != nil || token.KeyID == "" {
+	header, _, _ := strings.Cut(config.BearerToken, ".")
+	raw, err := base64.RawURLEncoding.DecodeString(header)
+	keyID := regexp.MustCompile(`"kid":"[^"]+"`).Find(raw)
+	if err != nil || keyID == nil {
 		return false
 	}
 	clientset, err := kubernetes.NewForConfig(hub)
 	if err != nil {
 		return false
 	}
-	raw, err = clientset.Discovery().RESTClient().Get().AbsPath("/openid/v1/jwks").DoRaw(ctx)
-	var keys struct {
-		Keys []struct {
-			ID string `json:"kid"`
-		} `json:"keys"`
-	}
-	if err != nil || json.Unmarshal(raw, &keys) != nil || len(keys.Keys) == 0 {
-		return false
-	}
-	for _, key := range keys.Keys {
-		if key.ID == token.KeyID {
-			return false
-		}
-	}
-	return true
+	keys, err := clientset.Discovery().RESTClient().Get().AbsPath("/openid/v1/jwks").DoRaw(ctx)
+	return err == nil && bytes.Contains(keys, []byte(`"kid":"`)) && !bytes.Contains(keys, keyID)
 }
 
 // RemoveAgent returns the commands that remove an agent from its cluster; to be run there.
@@ -176,79 +149,32 @@ func RemoveAgent() []string {
 	}
 }
 
-// dropFormer deletes the credentials of the agent that was replaced, and returns what kubectl says to that.
-func (a *application) dropFormer(ctx context.Context) (did string, err error) {
-	if a.former == "" {
-		return "", nil
-	}
-	secret := &unstructured.Unstructured{}
-	secret.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
-	secret.SetNamespace(kube.AgentNamespace)
-	secret.SetName(a.former)
-	before, found, err := a.live(ctx, secret)
-	if err != nil || !found {
-		return "", err
-	}
-	// Noted before the request, since a request that was cut off may have done its work.
-	a.undo = append(a.undo, func(ctx context.Context) error {
-		again := before.DeepCopy()
-		again.SetUID("")
-		again.SetResourceVersion("")
-		err := a.member.Create(ctx, again, client.FieldOwner(kube.FieldManager))
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("take back the deletion of %s on the cluster: %w", describe(before), err)
-		}
-		return nil
-	})
-	uid := before.GetUID()
-	if err := a.member.Delete(ctx, before, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("delete %s on the cluster: %w", describe(before), err)
-	}
-	return kubectlName(before) + " deleted\n", nil
-}
-
-// errStillLeaving says that what a former agent leaves is not gone in time.
-var errStillLeaving = errors.New("a former agent is still being removed from the cluster")
-
-// leaving looks for what is going away with an agent that was deregistered, and returns the first of it, "" if there is
-// nothing.
-func (a *application) leaving(ctx context.Context) (string, error) {
-	role, found, err := a.live(ctx, agentObject("rbac.authorization.k8s.io/v1", "ClusterRole", client.ObjectKey{Name: agentRole}))
+// findLeaving returns the first object of a former agent that is being deleted, "" if there is none.
+func (a *application) findLeaving(ctx context.Context) (string, error) {
+	role := &rbacv1.ClusterRole{}
+	found, err := read(ctx, a.member, role, client.ObjectKey{Name: agentRole})
 	if err != nil {
 		return "", err
 	}
-	for _, obj := range []*unstructured.Unstructured{
-		agentObject("v1", "Namespace", client.ObjectKey{Name: kube.AgentNamespace}),
-		agentObject("v1", "ServiceAccount", client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment}),
-		agentObject("v1", "Service", client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentService}),
-		agentObject("apps/v1", "Deployment", client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment}),
-		agentObject("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", client.ObjectKey{Name: agentRoleBinding}),
-		agentObject("v1", "Secret", client.ObjectKey{Namespace: kube.AgentNamespace, Name: KubeconfigSecret(a.request.Name)}),
+	inAgentNamespace := func(name string) metav1.ObjectMeta { return named(kube.AgentNamespace, name) }
+	for _, obj := range []client.Object{
+		&corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)},
+		&corev1.ServiceAccount{ObjectMeta: inAgentNamespace(agentDeployment)},
+		&corev1.Service{ObjectMeta: inAgentNamespace(agentService)},
+		&appsv1.Deployment{ObjectMeta: inAgentNamespace(agentDeployment)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", agentRoleBinding)},
+		&corev1.Secret{ObjectMeta: inAgentNamespace(KubeconfigSecret(a.request.Name))},
 	} {
-		live, there, err := a.live(ctx, obj)
-		if err != nil {
+		if _, err := read(ctx, a.member, obj, client.ObjectKeyFromObject(obj)); err != nil {
 			return "", err
 		}
-		if !there {
-			continue
-		}
-		// What belongs to a ClusterRole that is gone is removed by the cluster at any moment.
-		orphan := false
-		for _, owner := range live.GetOwnerReferences() {
-			orphan = orphan || owner.Kind == "ClusterRole" && owner.Name == agentRole && (!found || owner.UID != role.GetUID())
-		}
-		if live.GetDeletionTimestamp() != nil || orphan {
-			return describe(live), nil
+		// The garbage collector may delete the objects of a ClusterRole that does not exist at any moment.
+		isOrphan := slices.ContainsFunc(obj.GetOwnerReferences(), func(owner metav1.OwnerReference) bool {
+			return owner.Kind == "ClusterRole" && owner.Name == agentRole && (!found || owner.UID != role.UID)
+		})
+		if obj.GetDeletionTimestamp() != nil || isOrphan {
+			return refOf(a.member, obj).String(), nil
 		}
 	}
 	return "", nil
-}
-
-func agentObject(apiVersion, kind string, key client.ObjectKey) *unstructured.Unstructured {
-	obj := &unstructured.Unstructured{}
-	obj.SetAPIVersion(apiVersion)
-	obj.SetKind(kind)
-	obj.SetNamespace(key.Namespace)
-	obj.SetName(key.Name)
-	return obj
 }

@@ -162,7 +162,7 @@ func TestRegisterAndApply(t *testing.T) {
 	fails("interrupted", meddling(memberPlane.Config, "/secrets", func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
 		cancel()
 		return next.RoundTrip(request)
-	}), ctx, "interrupted while registering cluster "+r.Namespace+"/c: write the manifest: apply Secret projectsveltos/c-sveltos-kubeconfig to the cluster; everything was taken back")
+	}), ctx, "interrupted while registering cluster "+r.Namespace+"/c: write the manifest: apply to the cluster: write Secret projectsveltos/c-sveltos-kubeconfig; everything was taken back")
 	gone()
 
 	succeeds(t, plane, r, allCreated)

@@ -9,74 +9,65 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// watchPause is the time between two looks at a cluster that is to become ready.
-const watchPause = 500 * time.Millisecond
+// readyPoll is the time between two reads of a cluster that is not ready yet.
+const readyPoll = 500 * time.Millisecond
 
-// watcher waits until a registered cluster is ready.
-type watcher struct {
-	hub     client.Client
-	member  client.Client
-	request ApplyRequest
-	// beat is the last heartbeat of an agent before the manifest was applied.
-	beat *metav1.MicroTime
-	said string
-}
+// errStillLeaving is returned if the objects of a former agent are not deleted in time.
+var errStillLeaving = errors.New("a former agent is still being removed from the cluster")
 
-func newWatcher(hub *rest.Config, member client.Client, r ApplyRequest) (*watcher, error) {
-	hubClient, err := newHubClient(hub)
-	if err != nil {
-		return nil, err
+// awaitRemoval waits until all objects of an agent that is being removed from the member are deleted. The time of that
+// is part of the time to wait.
+func (a *application) awaitRemoval(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, a.request.Wait)
+	defer cancel()
+	begun, leaving := time.Now(), ""
+	err := wait.PollUntilContextCancel(limited, readyPoll, true, func(context.Context) (done bool, err error) {
+		// Not limited by the wait, so that the objects are always read once.
+		if leaving, err = a.findLeaving(ctx); err != nil || leaving == "" {
+			return err == nil, err
+		}
+		a.report("a former agent is still being removed from it: " + leaving)
+		return false, nil
+	})
+	if a.progress != "" {
+		a.request.Wait = max(a.request.Wait-time.Since(begun), 0).Round(time.Second)
 	}
-	return &watcher{hub: hubClient, member: member, request: r}, nil
-}
-
-// remember notes the last heartbeat.
-func (w *watcher) remember(ctx context.Context) error {
-	cluster, err := w.cluster(ctx)
-	if err != nil {
-		return err
+	if wait.Interrupted(err) && ctx.Err() == nil {
+		return fmt.Errorf("%w: %s; try again when it is gone", errStillLeaving, leaving)
 	}
-	w.beat, err = w.lastBeat(ctx, cluster)
 	return err
 }
 
-func (w *watcher) cluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
-	cluster := &libv1beta1.SveltosCluster{}
-	if err := w.hub.Get(ctx, client.ObjectKey{Namespace: w.request.Namespace, Name: w.request.Name}, cluster); err != nil {
-		return nil, fmt.Errorf("read SveltosCluster %s: %w", w.request.key(), err)
+// readHeartbeat reads the last heartbeat of the agent.
+func (a *application) readHeartbeat(ctx context.Context) (*metav1.MicroTime, error) {
+	cluster, _, err := findCluster(ctx, a.hub, a.request.Request)
+	if err != nil {
+		return nil, err
 	}
-	return cluster, nil
-}
-
-func (w *watcher) lastBeat(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*metav1.MicroTime, error) {
 	lease := &coordinationv1.Lease{}
-	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
-	if err := w.hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("read Lease %s: %w", key, err)
-	}
-	return lease.Spec.RenewTime, nil
+	_, err = read(ctx, a.hub, lease, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: a.request.Name})
+	return lease.Spec.RenewTime, err
 }
 
-// await waits until the hub says that the cluster is ready and the agent on it is the one that was applied.
-func (w *watcher) await(ctx context.Context) (version string, err error) {
-	limited, cancel := context.WithTimeout(ctx, w.request.Wait)
+// awaitReady waits until the cluster is ready and its agent is the one that was applied.
+func (a *application) awaitReady(ctx context.Context) (version string, err error) {
+	limited, cancel := context.WithTimeout(ctx, a.request.Wait)
 	defer cancel()
-	state := "nothing is known of it"
-	err = wait.PollUntilContextCancel(limited, watchPause, true, func(context.Context) (bool, error) {
-		// Not limited by the wait, so that the last look shows what there is and not that time is up.
-		look := w.look(ctx)
+	state := ""
+	err = wait.PollUntilContextCancel(limited, readyPoll, true, func(context.Context) (bool, error) {
+		// Not limited by the wait, so that the last state is one of the cluster and not that time is up.
+		isReady := false
+		state, version, isReady = a.readState(ctx)
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
-		state, version = look.text, look.version
-		w.tell(state)
-		return look.ready, nil
+		a.report(state)
+		return isReady, nil
 	})
 	switch {
 	case err == nil:
@@ -84,79 +75,45 @@ func (w *watcher) await(ctx context.Context) (version string, err error) {
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("%w yet: %s; to wait on, run the same command again: %w", ErrNotReady, state, ctx.Err())
 	case errors.Is(err, context.DeadlineExceeded):
-		return "", fmt.Errorf("%w after %s: %s; when the reason is gone, run the same command again", ErrNotReady, w.request.Wait, state)
+		return "", fmt.Errorf("%w after %s: %s; when the reason is gone, run the same command again", ErrNotReady, a.request.Wait, state)
 	}
 	return "", err
 }
 
-// awaitLeaving waits until nothing is left of an agent that is being removed from the member. That takes from the time
-// to wait.
-func (w *watcher) awaitLeaving(ctx context.Context, a *application) error {
-	limited, cancel := context.WithTimeout(ctx, w.request.Wait)
-	defer cancel()
-	begun, what := time.Now(), ""
-	err := wait.PollUntilContextCancel(limited, watchPause, true, func(context.Context) (gone bool, err error) {
-		// Not limited by the wait, so that there is always one look.
-		if what, err = a.leaving(ctx); err != nil || what == "" {
-			return err == nil, err
-		}
-		w.tell("a former agent is still being removed from it: " + what)
-		return false, nil
-	})
-	if w.said != "" {
-		w.request.Wait = max(w.request.Wait-time.Since(begun), 0).Round(time.Second)
+func (a *application) report(state string) {
+	if a.request.Progress != nil && state != a.progress {
+		a.request.Progress(state)
 	}
-	if wait.Interrupted(err) && ctx.Err() == nil {
-		return fmt.Errorf("%w: %s; try again when it is gone", errStillLeaving, what)
-	}
-	return err
+	a.progress = state
 }
 
-func (w *watcher) tell(what string) {
-	if w.request.Progress != nil && what != w.said {
-		w.request.Progress(what)
-	}
-	w.said = what
-}
-
-// sight is what one look at hub and member shows.
-type sight struct {
-	ready   bool
-	version string
-	text    string
-}
-
-// look looks at hub and member. What cannot be read is said and looked at again, since either may be away for a moment.
-func (w *watcher) look(ctx context.Context) sight {
+// readState reads the state of agent and hub. Errors are part of the state, since either may be unavailable for a moment.
+func (a *application) readState(ctx context.Context) (state, version string, isReady bool) {
 	ctx, cancel := context.WithTimeout(ctx, reachLimit)
 	defer cancel()
-	agent, err := lookAtAgent(ctx, w.member)
+	agent, isRolledOut, err := agentState(ctx, a.member)
 	if err != nil {
-		agent = agentSight{text: err.Error()}
+		agent = err.Error()
 	}
-	cluster, err := w.cluster(ctx)
-	if err != nil {
-		return sight{text: "agent: " + agent.text + "; hub: " + err.Error()}
+	cluster, _, err := findCluster(ctx, a.hub, a.request.Request)
+	heartbeat, heartbeatErr := a.readHeartbeat(ctx)
+	if err := errors.Join(err, heartbeatErr); err != nil {
+		return "agent: " + agent + "; hub: " + err.Error(), "", false
 	}
-	beat, err := w.lastBeat(ctx, cluster)
-	if err != nil {
-		return sight{text: "agent: " + agent.text + "; hub: " + err.Error()}
-	}
-	connected := beat != nil && !beat.Equal(w.beat)
-	s := sight{text: "agent: " + agent.text + "; hub: " + w.hubText(cluster, connected), version: cluster.Status.Version}
-	s.ready = agent.rolledOut && connected && cluster.Status.Ready && cluster.Status.ConnectionStatus == libv1beta1.ConnectionHealthy
-	return s
+	isConnected := heartbeat != nil && !heartbeat.Equal(a.heartbeat)
+	isReady = isRolledOut && isConnected && cluster.Status.Ready && cluster.Status.ConnectionStatus == libv1beta1.ConnectionHealthy
+	return "agent: " + agent + "; hub: " + a.hubText(cluster, isConnected), cluster.Status.Version, isReady
 }
 
-// hubText says what the hub knows of a cluster, connected meaning that the agent that was applied has been heard of.
-func (w *watcher) hubText(cluster *libv1beta1.SveltosCluster, connected bool) string {
+// hubText describes the hub's state of a cluster. isConnected is true after a heartbeat of the agent that was applied.
+func (a *application) hubText(cluster *libv1beta1.SveltosCluster, isConnected bool) string {
 	status := cluster.Status
 	switch {
-	case !connected && status.FailureMessage != "":
+	case !isConnected && status.FailureMessage != "":
 		return "the agent has not connected yet (" + status.FailureMessage + ")"
-	case !connected && w.beat != nil:
+	case !isConnected && a.heartbeat != nil:
 		return "the agent has not connected with its new token yet"
-	case !connected:
+	case !isConnected:
 		return "the agent has not connected yet"
 	case status.FailureMessage != "":
 		return status.FailureMessage

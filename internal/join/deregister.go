@@ -11,12 +11,12 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -69,15 +69,11 @@ func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Dep
 	if err := r.Validate(); err != nil {
 		return Departure{}, err
 	}
-	hubClient, err := newHubClient(hub)
-	if err != nil {
-		return Departure{}, err
-	}
-	kinds, err := discovery.NewDiscoveryClientForConfig(hub)
+	hubClient, resources, err := newClient(hub)
 	if err != nil {
 		return Departure{}, fmt.Errorf("connect to the hub: %w", err)
 	}
-	d := &departure{hubClient: hubClient, kinds: kinds, request: r}
+	d := &departure{hubClient: hubClient, resources: resources, request: r}
 	if err := d.run(ctx); err != nil {
 		return d.done, fmt.Errorf("deregister cluster %s: %w", r.key(), err)
 	}
@@ -90,7 +86,7 @@ func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Dep
 // departure is one deregistration.
 type departure struct {
 	hubClient client.WithWatch
-	kinds     Kinds
+	resources foreign.Resources
 	request   DeregisterRequest
 	done      Departure
 	// deployed is what the member was known to have at first.
@@ -130,12 +126,12 @@ func (d *departure) run(ctx context.Context) error {
 
 // present reads what is there that is to be deleted, in the order in which it goes.
 func (d *departure) present(ctx context.Context, cluster *libv1beta1.SveltosCluster) ([]client.Object, error) {
-	r := &retraction{hub: d.hubClient, cluster: cluster, request: d.request.Request}
+	r := newRetraction(d.hubClient, d.resources, cluster)
 	foreign, _, err := r.foreign(ctx)
 	if err != nil {
 		return nil, err
 	}
-	own, err := r.present(ctx)
+	own, err := r.ownObjects(ctx)
 	return append(foreign, own...), err
 }
 
@@ -313,7 +309,7 @@ func (d *departure) retract(ctx context.Context, cluster *libv1beta1.SveltosClus
 	if err != nil || found {
 		return Retracted{}, err
 	}
-	return Retract(ctx, d.hubClient, d.kinds, cluster)
+	return Retract(ctx, d.hubClient, d.resources, cluster)
 }
 
 // cleanUp takes back what is left of a cluster whose SveltosCluster is gone.
@@ -325,7 +321,7 @@ func (d *departure) cleanUp(ctx context.Context) error {
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(d.request.Namespace, d.request.Name)}
 	cluster.Annotations = map[string]string{kube.AnnotationDeliveryNS: delivery}
 	cluster.Spec.PullMode = true
-	rest, err := Retract(ctx, d.hubClient, d.kinds, cluster)
+	rest, err := Retract(ctx, d.hubClient, d.resources, cluster)
 	d.done.Deleted, d.done.Kept = rest.Deleted, rest.Kept
 	return err
 }

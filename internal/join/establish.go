@@ -8,108 +8,80 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
 )
 
 // ErrDeparting says that a cluster is being deregistered, so that nothing is made for it any more.
 var ErrDeparting = errors.New("it is being deregistered; wait until that is done")
 
-// Establish makes or repairs what the agent of an existing pull-mode SveltosCluster needs on the hub, and returns its
-// delivery namespace: that namespace and the claim to it, ServiceAccount, anchor Secret, Lease, Roles and RoleBindings.
-// Where all is well it writes nothing. It refuses, with ErrForeign, an object that exists and was not made by a
-// registration, and, with ErrDeparting, a cluster that is being deleted. The registration Secret is not among them: it
-// exists only while a manifest is on its way (see Manifests).
+// Establish creates or repairs the objects that the agent of an existing pull-mode SveltosCluster needs on the hub, and
+// returns its delivery namespace: that namespace and the claim to it, ServiceAccount, anchor Secret, Lease, Roles and
+// RoleBindings. It sends no write request if all is well. It returns ErrForeign for an object that exists and was not
+// created by a registration, and ErrDeparting for a cluster that is being deleted. The registration Secret exists only
+// until the agent has used the manifest (see Manifests). hub must read from the API server.
 func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
-	l := &ledger{hubClient: hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
-	live, err := l.liveCluster(ctx)
-	if err != nil {
+	r := registrationOf(hub, cluster)
+	live, found, err := findCluster(ctx, hub, r.request)
+	switch {
+	case err != nil:
 		return "", err
-	}
-	return l.establish(ctx, live)
-}
-
-// liveCluster reads the SveltosCluster past any cache: an old copy may lack the delivery namespace that it has by now.
-func (l *ledger) liveCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
-	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(l.request.Namespace, l.request.Name)}
-	live, found, err := l.live(ctx, cluster)
-	if err != nil {
-		return nil, err
-	}
-	if !found {
-		return nil, fmt.Errorf("SveltosCluster %s: %w", l.request.key(), ErrNotRegistered)
-	}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, cluster); err != nil {
-		return nil, fmt.Errorf("decode SveltosCluster %s: %w", l.request.key(), err)
-	}
-	return cluster, nil
-}
-
-// establish is Establish through a ledger, for a cluster as it is now.
-func (l *ledger) establish(ctx context.Context, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
-	if cluster.DeletionTimestamp != nil {
+	case !found:
+		return "", fmt.Errorf("SveltosCluster %s: %w", r.request.key(), ErrNotRegistered)
+	case live.DeletionTimestamp != nil:
 		return "", ErrDeparting
 	}
-	if delivery, err = l.claimDelivery(ctx, l.request, cluster); err != nil {
+	if delivery, err = r.claimDelivery(ctx, live); err != nil {
 		return "", err
 	}
-	if err := l.noteDelivery(ctx, cluster, delivery); err != nil {
+	if err := r.annotateDelivery(ctx, live, delivery); err != nil {
 		return "", err
 	}
-	return delivery, l.makeIdentity(ctx, cluster, delivery)
+	return delivery, r.ensureIdentity(ctx, live, delivery)
 }
 
-// RestoreDelivery writes onto a SveltosCluster which namespace is claimed for its deliveries, if the annotation that
-// says so was lost or changed. Without a claim, or without the SveltosCluster, it does nothing. Unlike Establish it
-// makes nothing, so that it can also be called for a cluster that is being deleted.
+// RestoreDelivery annotates a SveltosCluster with the namespace that is claimed for its deliveries, if the annotation was
+// lost or changed. Without a claim, or without the SveltosCluster, it does nothing. It can also be called for a cluster
+// that is being deleted.
 func RestoreDelivery(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) error {
-	l := &ledger{hubClient: hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
-	claimed, err := l.claimedDelivery(ctx, l.request)
+	r := registrationOf(hub, cluster)
+	claimed, err := r.claimedDelivery(ctx)
 	if claimed == "" || err != nil {
 		return err
 	}
-	live, err := l.liveCluster(ctx)
-	if errors.Is(err, ErrNotRegistered) {
-		return nil
-	}
-	if err != nil {
+	live, found, err := findCluster(ctx, hub, r.request)
+	if !found || err != nil {
 		return err
 	}
-	return l.noteDelivery(ctx, live, claimed)
+	return r.annotateDelivery(ctx, live, claimed)
 }
 
-// saysDelivery says whether a SveltosCluster names delivery as the namespace of its deliveries.
-func saysDelivery(cluster *libv1beta1.SveltosCluster, delivery string) bool {
-	namespace, foreign := fleet.DeliveryNamespace(cluster)
-	return namespace == delivery && !foreign
-}
-
-// noteDelivery writes the delivery namespace onto the SveltosCluster if that does not say so.
-func (l *ledger) noteDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
-	if saysDelivery(cluster, delivery) {
-		return nil
-	}
-	// The hub writes to the SveltosCluster too, from the moment it appears.
+// annotateDelivery annotates the SveltosCluster with its delivery namespace.
+func (r *registration) annotateDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	err := kube.RetryOnConflict(ctx, func() error {
-		live, err := l.liveCluster(ctx)
-		if err != nil {
-			return err
-		}
-		live.DeepCopyInto(cluster)
-		if saysDelivery(cluster, delivery) {
+		if namespace, isForeign := fleet.DeliveryNamespace(cluster); namespace == delivery && !isForeign {
 			return nil
 		}
+		before := cluster.DeepCopy()
 		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeliveryNS, delivery)
-		return l.hubClient.Patch(ctx, cluster, client.MergeFromWithOptions(live, client.MergeFromWithOptimisticLock{}), client.FieldOwner(kube.FieldManager))
+		patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+		err := r.hub.Patch(ctx, cluster, patch, client.FieldOwner(kube.FieldManager))
+		if apierrors.IsConflict(err) {
+			// The hub also writes to the SveltosCluster.
+			*cluster = libv1beta1.SveltosCluster{}
+			err = errors.Join(err, r.hub.Get(ctx, client.ObjectKeyFromObject(before), cluster))
+		}
+		return err
 	})
 	if err != nil {
-		return fmt.Errorf("write the delivery namespace of SveltosCluster %s: %w", l.request.key(), err)
+		return fmt.Errorf("write the delivery namespace of SveltosCluster %s: %w", r.request.key(), err)
 	}
 	return nil
 }
@@ -121,138 +93,140 @@ func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 	}
 }
 
-// makeIdentity makes what the agent needs on the hub. What lives beside the SveltosCluster belongs to it, and goes with
+// ensureIdentity creates the objects that the agent needs on the hub. The objects beside the SveltosCluster are owned by
 // it.
-func (l *ledger) makeIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
-	// It is everybody's, as the Role in it is: both stay when a registration is taken back.
-	if _, err := l.createNamespace(ctx, kube.AgentNamespace, nil); err != nil {
+func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
+	shared := &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}
+	if err := ensureNamespace(ctx, r.hub, r.log, nil, shared); err != nil {
 		return err
 	}
-	if err := l.makeSharedRole(ctx); err != nil {
+	if _, err := EnsureSharedRole(ctx, r.hub); err != nil {
 		return err
 	}
-	for _, obj := range identityObjects(l.request, delivery) {
-		if obj.GetNamespace() == l.request.Namespace {
+	for _, obj := range identityObjects(r.request, delivery) {
+		if obj.GetNamespace() == r.request.Namespace {
 			obj.SetOwnerReferences([]metav1.OwnerReference{ownerOf(cluster)})
 		}
-		write := l.own
 		if lease, ok := obj.(*coordinationv1.Lease); ok {
-			if err := l.checkLease(ctx, cluster, lease); err != nil {
+			if err := r.ensureLease(ctx, cluster, lease); err != nil {
 				return err
 			}
-			write = l.apply
-		}
-		if _, err := write(ctx, obj); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkLease refuses a Lease that no registration of the cluster made, and deletes one of an earlier cluster of its
-// name, which says nothing of this one's agent. desired gets our label: what the agent did to it is repaired.
-func (l *ledger) checkLease(ctx context.Context, cluster *libv1beta1.SveltosCluster, desired *coordinationv1.Lease) error {
-	desired.Labels = map[string]string{registrationLabel: l.request.Name}
-	live, found, err := l.live(ctx, desired)
-	if err != nil || !found {
-		return err
-	}
-	if foreign := l.checkOwn(live); foreign != nil {
-		if ours, err := agentMayWrite(ctx, l.hubClient, desired); err != nil || !ours {
-			return errors.Join(err, foreign)
-		}
-	}
-	made, uid := live.GetCreationTimestamp(), live.GetUID()
-	if !made.Before(&cluster.CreationTimestamp) {
-		return nil
-	}
-	if err := l.hubClient.Delete(ctx, live, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete %s: %w", describe(live), err)
-	}
-	return nil
-}
-
-// agentMayWrite says whether lease is the one in its place that the cluster's agent may write: no matter what it says
-// of itself then.
-func agentMayWrite(ctx context.Context, hub client.Client, lease *coordinationv1.Lease) (bool, error) {
-	binding := &rbacv1.RoleBinding{}
-	err := hub.Get(ctx, client.ObjectKeyFromObject(lease), binding)
-	if client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("read RoleBinding %s: %w", client.ObjectKeyFromObject(lease), err)
-	}
-	return err == nil && binding.Labels[registrationLabel] == lease.Name, nil
-}
-
-// makeSharedRole makes the Role that is the same for all agents.
-func (l *ledger) makeSharedRole(ctx context.Context) error {
-	everybodys := &ledger{hubClient: l.hubClient, request: l.request}
-	_, err := everybodys.apply(ctx, role(kube.AgentNamespace, sharedRole, sharedRules()))
-	return err
-}
-
-// makeRegistration makes the registration Secret, or finds it.
-func (l *ledger) makeRegistration(ctx context.Context, owner metav1.OwnerReference) (*corev1.Secret, error) {
-	desired := &corev1.Secret{ObjectMeta: named(l.request.Namespace, RegistrationSecret(l.request.Name))}
-	desired.OwnerReferences = []metav1.OwnerReference{owner}
-	live, err := l.own(ctx, desired)
-	if err != nil {
-		return nil, err
-	}
-	made := &corev1.Secret{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, made); err != nil {
-		return nil, fmt.Errorf("decode %s: %w", describe(live), err)
-	}
-	return made, nil
-}
-
-// renewRegistration makes a registration Secret that no agent has exchanged a token of yet: the hub deletes one that an
-// agent has, and with it every token that is bound to it.
-func (l *ledger) renewRegistration(ctx context.Context, owner metav1.OwnerReference, delivery string) (*corev1.Secret, error) {
-	secret, err := l.makeRegistration(ctx, owner)
-	if err != nil {
-		return nil, err
-	}
-	spent, err := exchangedSecret(ctx, l.hubClient, client.ObjectKey{Namespace: delivery, Name: l.request.Name})
-	if err != nil || spent != secret.UID {
-		return secret, err
-	}
-	if err := l.hubClient.Delete(ctx, secret, client.Preconditions{UID: &spent}); client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("delete Secret %s: %w", client.ObjectKeyFromObject(secret), err)
-	}
-	return l.makeRegistration(ctx, owner)
-}
-
-// exchangedSecret reads, off an agent's Lease, the uid of the Secret that the token was bound to which the agent
-// exchanged last.
-func exchangedSecret(ctx context.Context, hubClient client.Client, key client.ObjectKey) (types.UID, error) {
-	lease := &coordinationv1.Lease{}
-	if err := hubClient.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("read Lease %s: %w", key, err)
-	}
-	return types.UID(lease.Annotations[kube.AnnotationExchanged]), nil
-}
-
-// revoke deletes what the tokens of a cluster are bound to, so that all of them are worthless. It is not undone.
-func (l *ledger) revoke(ctx context.Context) error {
-	r := l.request
-	for _, obj := range []client.Object{
-		&corev1.Secret{ObjectMeta: named(r.Namespace, AnchorSecret(r.Name))},
-		&corev1.Secret{ObjectMeta: named(r.Namespace, RegistrationSecret(r.Name))},
-		&corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)},
-	} {
-		live, found, err := l.live(ctx, obj)
-		if err != nil {
-			return err
-		}
-		if !found {
 			continue
 		}
-		if err := l.checkOwn(live); err != nil {
+		if err := r.applyOwn(ctx, obj); err != nil {
 			return err
 		}
-		uid := live.GetUID()
-		if err := client.IgnoreNotFound(l.hubClient.Delete(ctx, live, client.Preconditions{UID: &uid})); err != nil {
-			return fmt.Errorf("delete %s: %w", describe(live), err)
+	}
+	return nil
+}
+
+// EnsureSharedRole creates the Role in kube.AgentNamespace by which agents read a shared bundle whose name they know,
+// and returns its name. The namespace must exist.
+func EnsureSharedRole(ctx context.Context, hub client.Client) (name string, err error) {
+	_, _, err = rollback.New(hub, "").Apply(ctx, role(kube.AgentNamespace, sharedRole, sharedRules()), nil)
+	return sharedRole, err
+}
+
+// ensureLease applies the agent's Lease, whose labels the agent may change. It replaces the Lease of an earlier cluster
+// with the same name, which has the heartbeats of that cluster's agent.
+func (r *registration) ensureLease(ctx context.Context, cluster *libv1beta1.SveltosCluster, lease *coordinationv1.Lease) error {
+	live := &coordinationv1.Lease{}
+	found, err := read(ctx, r.hub, live, client.ObjectKeyFromObject(lease))
+	if err != nil {
+		return err
+	}
+	if found && live.Labels[registrationLabel] != r.request.Name {
+		if isOwn, err := agentMayWrite(ctx, r.hub, lease); err != nil || !isOwn {
+			return errors.Join(err, fmt.Errorf("Lease %s %w", client.ObjectKeyFromObject(lease), ErrForeign))
+		}
+	}
+	if found && (live.CreationTimestamp.Before(&cluster.CreationTimestamp) || live.DeletionTimestamp != nil) {
+		if err := deleteLease(ctx, r.hub, live); err != nil {
+			return err
+		}
+	}
+	return r.apply(ctx, labelled(lease, r.request.Name), nil)
+}
+
+// agentMayWrite returns whether the Lease with this key is the one that the cluster's agent may write, whatever its
+// labels are.
+func agentMayWrite(ctx context.Context, hub client.Client, lease *coordinationv1.Lease) (bool, error) {
+	binding := &rbacv1.RoleBinding{}
+	found, err := read(ctx, hub, binding, client.ObjectKeyFromObject(lease))
+	return found && binding.Labels[registrationLabel] == lease.Name, err
+}
+
+// deleteLease deletes a Lease at once: the agent may have given it finalizers and owners. No finalizer can be added to an
+// object that is being deleted.
+func deleteLease(ctx context.Context, hub client.Client, lease *coordinationv1.Lease) error {
+	if err := deleteObject(ctx, hub, lease); err != nil || len(lease.Finalizers) == 0 {
+		return err
+	}
+	err := hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete the finalizers of Lease %s: %w", client.ObjectKeyFromObject(lease), err)
+	}
+	return nil
+}
+
+// deleteObject deletes an object that has been read.
+func deleteObject(ctx context.Context, c client.Client, obj client.Object) error {
+	uid := obj.GetUID()
+	if err := c.Delete(ctx, obj, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete %s: %w", refOf(c, obj), err)
+	}
+	return nil
+}
+
+// ensureRegistrationSecret creates the Secret that the tokens of manifests are bound to, or reads it.
+func (r *registration) ensureRegistrationSecret(ctx context.Context, owner metav1.OwnerReference) (*corev1.Secret, error) {
+	secret := &corev1.Secret{ObjectMeta: named(r.request.Namespace, RegistrationSecret(r.request.Name))}
+	secret.OwnerReferences = []metav1.OwnerReference{owner}
+	return secret, r.applyOwn(ctx, secret)
+}
+
+// renewRegistrationSecret is ensureRegistrationSecret, except that it replaces a Secret one of whose tokens an agent has
+// exchanged: the hub deletes that, and all tokens that are bound to it become invalid.
+func (r *registration) renewRegistrationSecret(ctx context.Context, owner metav1.OwnerReference, delivery string) (*corev1.Secret, error) {
+	secret, err := r.ensureRegistrationSecret(ctx, owner)
+	if err != nil {
+		return nil, err
+	}
+	exchanged, err := exchangedSecret(ctx, r.hub, client.ObjectKey{Namespace: delivery, Name: r.request.Name})
+	if err != nil || exchanged != secret.UID {
+		return secret, err
+	}
+	if err := deleteObject(ctx, r.hub, secret); err != nil {
+		return nil, err
+	}
+	return r.ensureRegistrationSecret(ctx, owner)
+}
+
+// exchangedSecret reads, from an agent's Lease, the uid of the Secret that the token was bound to which the agent
+// exchanged last.
+func exchangedSecret(ctx context.Context, hub client.Client, key client.ObjectKey) (types.UID, error) {
+	lease := &coordinationv1.Lease{}
+	_, err := read(ctx, hub, lease, key)
+	return types.UID(lease.Annotations[kube.AnnotationExchanged]), err
+}
+
+// revoke deletes the objects that the tokens of a cluster are bound to, so that all of them are invalid.
+func (r *registration) revoke(ctx context.Context) error {
+	r.isRevoked = true
+	for name, obj := range map[string]client.Object{
+		AnchorSecret(r.request.Name): &corev1.Secret{}, RegistrationSecret(r.request.Name): &corev1.Secret{}, r.request.Name: &corev1.ServiceAccount{},
+	} {
+		found, err := read(ctx, r.hub, obj, client.ObjectKey{Namespace: r.request.Namespace, Name: name})
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			continue
+		case obj.GetLabels()[registrationLabel] != r.request.Name:
+			return fmt.Errorf("%s %w", refOf(r.hub, obj), ErrForeign)
+		}
+		if err := deleteObject(ctx, r.hub, obj); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -269,15 +269,15 @@ func (g grant) binds(role client.Object) bool {
 	return g.ref.Kind == "Role" && g.ref.Name == role.GetName() && g.GetNamespace() == role.GetNamespace()
 }
 
-// removeForeign deletes the identity that somebody else made for the cluster's agent, and notes what stays.
-func (r *retraction) removeForeign(ctx context.Context) error {
+// deleteForeign deletes the identity that somebody else made for the cluster's agent, and notes what stays.
+func (r *retraction) deleteForeign(ctx context.Context) error {
 	remove, kept, err := r.foreign(ctx)
 	if err != nil {
 		return err
 	}
 	r.done.Kept = kept
 	for _, obj := range remove {
-		if err := r.remove(ctx, obj); err != nil {
+		if err := r.deleteObject(ctx, obj); err != nil {
 			return err
 		}
 	}

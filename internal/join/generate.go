@@ -7,8 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -59,11 +58,10 @@ func GenerateKubeconfig(ctx context.Context, cluster *rest.Config, r GenerateReq
 	if err != nil {
 		return nil, err
 	}
-	i.userKey = memberUserPrefix + "generated-" + shortHash(account.String())
-	i.user = fmt.Sprintf("a generated kubeconfig of %s, attempt %s", account, i.attempt)
+	i.setUser("generated-"+shortHash(account.String()), "a generated kubeconfig of "+account.String())
 	kubeconfig, err := i.generate(ctx, cluster, r)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("generate a kubeconfig: %w", err), i.rollBack(ctx))
+		return nil, errors.Join(fmt.Errorf("generate a kubeconfig: %w", err), i.log.RollBack(ctx))
 	}
 	return kubeconfig, nil
 }
@@ -85,17 +83,14 @@ func (i *identity) generate(ctx context.Context, cluster *rest.Config, r Generat
 	return accountKubeconfig(cluster, i.account, text)
 }
 
-// find makes sure of the account.
+// find checks that the account exists, or creates it.
 func (i *identity) find(ctx context.Context, r GenerateRequest) error {
 	if r.Create {
-		return i.provide(ctx)
+		return i.ensure(ctx)
 	}
-	_, err := i.member.CoreV1().ServiceAccounts(i.account.Namespace).Get(ctx, i.account.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("ServiceAccount %s does not exist; --create makes it", i.account)
+	found, err := read(ctx, i.member, &corev1.ServiceAccount{}, i.account)
+	if err == nil && !found {
+		err = fmt.Errorf("ServiceAccount %s does not exist; --create makes it", i.account)
 	}
-	if err != nil {
-		return fmt.Errorf("read ServiceAccount %s: %w", i.account, err)
-	}
-	return nil
+	return err
 }

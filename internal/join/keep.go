@@ -12,7 +12,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -70,9 +69,9 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	if m.Clock == nil {
 		m.Clock = clock.RealClock{}
 	}
-	l := &ledger{hubClient: m.Hub, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
+	r := registrationOf(m.Hub, cluster)
 	if cluster.Status.Ready && cluster.Status.ConnectionStatus != libv1beta1.ConnectionDown {
-		return m.retire(ctx, l, cluster)
+		return m.retire(ctx, r, cluster)
 	}
 	verdict, err := m.judgeAgent(ctx, cluster)
 	if err != nil {
@@ -83,13 +82,13 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 		return verdict.Left, nil
 	}
 	if verdict.State != heartbeats.Alive {
-		again, err = m.provide(ctx, l, cluster)
+		again, err = m.provide(ctx, r, cluster)
 		if errors.Is(err, ErrPatch) {
-			err = errors.Join(err, m.withdraw(ctx, l))
+			err = errors.Join(err, m.withdraw(ctx, r))
 		}
 		return again, err
 	}
-	again, err = m.retire(ctx, l, cluster)
+	again, err = m.retire(ctx, r, cluster)
 	return max(again, lookForExchange), err
 }
 
@@ -98,15 +97,15 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 func (m Manifests) judgeAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (heartbeats.Liveness, error) {
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
-	if err := m.Hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
-		return heartbeats.Liveness{}, fmt.Errorf("read Lease %s: %w", key, err)
+	if _, err := read(ctx, m.Hub, lease, key); err != nil {
+		return heartbeats.Liveness{}, err
 	}
 	return m.Heartbeats.Look(fleet.FromSveltosCluster(cluster), lease, ""), nil
 }
 
 // retire deletes the registration Secret of a connected cluster when nobody needs it any more.
-func (m Manifests) retire(ctx context.Context, l *ledger, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
-	secret, err := l.registration(ctx)
+func (m Manifests) retire(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
+	secret, err := r.registrationSecret(ctx)
 	if err != nil || secret == nil {
 		return 0, err
 	}
@@ -118,14 +117,11 @@ func (m Manifests) retire(ctx context.Context, l *ledger, cluster *libv1beta1.Sv
 	if left > 0 && spent != secret.UID {
 		return min(left, lookForExchange), nil
 	}
-	if err := m.Hub.Delete(ctx, secret, client.Preconditions{UID: &secret.UID}); client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("delete Secret %s: %w", client.ObjectKeyFromObject(secret), err)
-	}
-	return 0, nil
+	return 0, deleteObject(ctx, m.Hub, secret)
 }
 
 // provide makes, renews or leaves alone the manifest of a cluster that waits for its agent.
-func (m Manifests) provide(ctx context.Context, l *ledger, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
+func (m Manifests) provide(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
 	options, err := optionsOf(cluster)
 	if err != nil {
 		return 0, err
@@ -139,7 +135,7 @@ func (m Manifests) provide(ctx context.Context, l *ledger, cluster *libv1beta1.S
 		return 0, err
 	}
 	agent := agentManifest{
-		request: l.request, options: options, image: m.Image, version: m.Version, patches: patches,
+		request: r.request, options: options, image: m.Image, version: m.Version, patches: patches,
 		kubeconfig: address.kubeconfig("", deliveryNamespace(cluster)),
 	}
 	inputs, err := agent.encode()
@@ -148,7 +144,7 @@ func (m Manifests) provide(ctx context.Context, l *ledger, cluster *libv1beta1.S
 	}
 	sum := sha256.Sum256(inputs)
 	digest := hex.EncodeToString(sum[:])
-	secret, err := l.makeRegistration(ctx, ownerOf(cluster))
+	secret, err := r.ensureRegistrationSecret(ctx, ownerOf(cluster))
 	if err != nil {
 		return 0, err
 	}
@@ -218,15 +214,12 @@ func (m Manifests) store(ctx context.Context, secret *corev1.Secret, manifest []
 	return nil
 }
 
-// registration reads the registration Secret past any cache; nil if there is none that a registration made.
-func (l *ledger) registration(ctx context.Context) (*corev1.Secret, error) {
-	secret := &corev1.Secret{ObjectMeta: named(l.request.Namespace, RegistrationSecret(l.request.Name))}
-	live, found, err := l.live(ctx, secret)
-	if err != nil || !found || l.checkOwn(live) != nil {
+// registrationSecret reads the registration Secret; nil if there is none that a registration created.
+func (r *registration) registrationSecret(ctx context.Context) (*corev1.Secret, error) {
+	secret := &corev1.Secret{}
+	found, err := read(ctx, r.hub, secret, client.ObjectKey{Namespace: r.request.Namespace, Name: RegistrationSecret(r.request.Name)})
+	if err != nil || !found || secret.Labels[registrationLabel] != r.request.Name {
 		return nil, err
-	}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, secret); err != nil {
-		return nil, fmt.Errorf("decode %s: %w", describe(live), err)
 	}
 	return secret, nil
 }
@@ -255,9 +248,9 @@ func printed(secret *corev1.Secret, now time.Time) time.Time {
 	return secret.CreationTimestamp.Add(MinManifestTokenLife)
 }
 
-// noteExpiry writes onto the registration Secret that a token bound to it, which is about to be printed, lives until
+// annotateExpiry writes onto the registration Secret that a token bound to it, which is about to be printed, lives until
 // then.
-func noteExpiry(ctx context.Context, hubClient client.Client, secret *corev1.Secret, until time.Time) error {
+func annotateExpiry(ctx context.Context, hubClient client.Client, secret *corev1.Secret, until time.Time) error {
 	before := secret.DeepCopy()
 	last := until
 	if before, err := time.Parse(time.RFC3339, secret.Annotations[printedAnnotation]); err == nil {

@@ -14,48 +14,49 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/join/foreign"
+	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
 )
 
-// AnnotationMemberIdentity is "true" on a SveltosCluster whose registration made, or uses, an identity on the member
-// for the hub. On the member, the label of the same name marks the objects of that identity which registrations made.
+// AnnotationMemberIdentity is "true" on a SveltosCluster whose registration created, or uses, an identity on the member
+// for the hub. On the member, the label of the same name marks the objects of that identity which registrations created.
 const AnnotationMemberIdentity = "towline.dev/member-identity"
 
 const (
-	// memberIdentityName is the name of the ServiceAccount, the ClusterRole and the ClusterRoleBinding, as the Sveltos
-	// surface has it.
+	// memberIdentityName is the name of the ServiceAccount, the ClusterRole and the ClusterRoleBinding in Sveltos.
 	memberIdentityName = "projectsveltos"
-	// memberUserPrefix begins the annotations of the ClusterRole that say who uses the identity, one for each
+	// memberUserPrefix is the prefix of the annotations of the ClusterRole with the users of the identity, one for each
 	// registration.
 	memberUserPrefix = "registration.towline.dev/"
-	// memberWait bounds the waits for the member's own controllers.
-	memberWait = 10 * time.Second
+	// memberTimeout limits the waits for the member's own controllers.
+	memberTimeout = 10 * time.Second
 )
 
-// identity is the way into a member that the registrations of all hubs share: a ServiceAccount which may do everything.
-// Its anchor is the ClusterRole, which lists its users and owns the other objects. Each object is either ours, by its
-// label, or was there before; those are used as they are.
+// identity gives the hubs access to a member: a ServiceAccount which may do everything. All registrations share it. The
+// annotations of the ClusterRole list its users, and the ClusterRole owns the other objects. The label
+// AnnotationMemberIdentity marks the objects that registrations created; others are used as they are.
 type identity struct {
-	member kubernetes.Interface
+	member    client.Client
+	resources foreign.Resources
 	// account is the ServiceAccount.
 	account client.ObjectKey
-	// userKey and user are the annotation by which the ClusterRole knows this user.
+	// userKey and user are the annotation for this user.
 	userKey string
 	user    string
-	attempt string
-	// role is the ClusterRole once enter has run.
+	log     *rollback.Log
+	// role is the ClusterRole once addUser has returned.
 	role *rbacv1.ClusterRole
-	undo []func(context.Context) error
 }
 
-// HubUID returns the uid of the hub's kube-system namespace, which tells a member's hubs apart.
+// HubUID returns the uid of the hub's kube-system namespace, which identifies the hub.
 func HubUID(ctx context.Context, hub client.Reader) (string, error) {
 	namespace := &corev1.Namespace{}
 	if err := hub.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, namespace); err != nil {
@@ -64,25 +65,24 @@ func HubUID(ctx context.Context, hub client.Reader) (string, error) {
 	return string(namespace.UID), nil
 }
 
-// registeredIdentity is the identity as the registration of the SveltosCluster namespace/name on a hub uses it.
-func registeredIdentity(member *rest.Config, hubUID string, cluster client.ObjectKey) (*identity, error) {
-	i, err := newIdentity(member, client.ObjectKey{Namespace: kube.AgentNamespace, Name: memberIdentityName})
-	if err != nil {
-		return nil, err
-	}
-	i.userKey = memberUserPrefix + shortHash(hubUID+"/"+cluster.String())
-	i.user = fmt.Sprintf("cluster %s of hub %s, attempt %s", cluster, hubUID, i.attempt)
-	return i, nil
-}
-
+// newIdentity returns the identity with this ServiceAccount. setCluster or setUser must be called before its methods.
 func newIdentity(member *rest.Config, account client.ObjectKey) (*identity, error) {
-	config := rest.CopyConfig(member)
-	config.QPS, config.Burst = registrationQPS, registrationQPS
-	clientset, err := kubernetes.NewForConfig(config)
+	memberClient, resources, err := newClient(member)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
-	return &identity{member: clientset, account: account, attempt: string(uuid.NewUUID())}, nil
+	return &identity{
+		member: memberClient, resources: resources, account: account, log: rollback.New(memberClient, string(uuid.NewUUID())),
+	}, nil
+}
+
+// setCluster makes the registration of a SveltosCluster on a hub the user.
+func (i *identity) setCluster(hubUID string, cluster client.ObjectKey) {
+	i.setUser(shortHash(hubUID+"/"+cluster.String()), fmt.Sprintf("cluster %s of hub %s", cluster, hubUID))
+}
+
+func (i *identity) setUser(key, user string) {
+	i.userKey, i.user = memberUserPrefix+key, user+", attempt "+i.log.Attempt()
 }
 
 // shortHash returns 20 characters that stand for text in a name.
@@ -92,28 +92,32 @@ func shortHash(text string) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:length]
 }
 
-// provide makes or repairs the identity, and enters its user. What it did, rollBack takes back.
-func (i *identity) provide(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{i.makeNamespace, i.enter, i.makeAccount, i.makeBinding} {
-		if err := step(ctx); err != nil {
-			return err
-		}
+// ensure creates or repairs the identity, and adds its user.
+func (i *identity) ensure(ctx context.Context) error {
+	if err := i.ensureNamespace(ctx); err != nil {
+		return fmt.Errorf("create namespace %s on the cluster: %w", i.account.Namespace, err)
 	}
-	return nil
+	if err := i.addUser(ctx); err != nil {
+		return fmt.Errorf("write ClusterRole %s on the cluster: %w", memberIdentityName, err)
+	}
+	if err := i.apply(ctx, &corev1.ServiceAccount{ObjectMeta: i.metadata(i.account.Namespace, i.account.Name)}); err != nil {
+		return err
+	}
+	return i.apply(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: i.metadata("", i.bindingName()),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: memberIdentityName},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: i.account.Namespace, Name: i.account.Name}},
+	})
 }
 
-// isOurs says whether a registration made obj.
-func isOurs(obj metav1.Object) bool { return obj.GetLabels()[AnnotationMemberIdentity] == "true" }
+// isOwn returns whether a registration created obj.
+func isOwn(obj metav1.Object) bool { return obj.GetLabels()[AnnotationMemberIdentity] == "true" }
 
-// hasRole says whether there is a ClusterRole that is ours.
-func (i *identity) hasRole() bool { return i.role != nil && isOurs(i.role) }
-
-// ours is the metadata of an object of the identity. What is made after the ClusterRole goes with it.
-func (i *identity) ours(namespace, name string) metav1.ObjectMeta {
+// metadata is the metadata of an object of the identity. Objects that are created after the ClusterRole belong to it.
+func (i *identity) metadata(namespace, name string) metav1.ObjectMeta {
 	meta := named(namespace, name)
 	meta.Labels = map[string]string{AnnotationMemberIdentity: "true"}
-	meta.Annotations = map[string]string{attemptAnnotation: i.attempt}
-	if i.hasRole() {
+	if i.role != nil && isOwn(i.role) {
 		meta.OwnerReferences = []metav1.OwnerReference{
 			{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: i.role.Name, UID: i.role.UID},
 		}
@@ -121,99 +125,81 @@ func (i *identity) ours(namespace, name string) metav1.ObjectMeta {
 	return meta
 }
 
-func (i *identity) makeNamespace(ctx context.Context) error {
-	namespaces, name := i.member.CoreV1().Namespaces(), i.account.Namespace
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, memberWait, true, func(ctx context.Context) (bool, error) {
-		live, err := namespaces.Get(ctx, name, metav1.GetOptions{})
-		if err == nil {
-			return live.DeletionTimestamp.IsZero(), nil
-		}
-		if apierrors.IsNotFound(err) {
-			// Noted before the request, since a request that was cut off may have done its work.
-			i.undo = append(i.undo, i.takeBackNamespace)
-			_, err = namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: i.ours("", name)}, metav1.CreateOptions{FieldManager: kube.FieldManager})
-		}
-		return err == nil, err
+func (i *identity) ensureNamespace(ctx context.Context) error {
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, memberTimeout, true, func(ctx context.Context) (bool, error) {
+		live := &corev1.Namespace{}
+		found, err := read(ctx, i.member, live, client.ObjectKey{Name: i.account.Namespace})
+		return !found || live.DeletionTimestamp.IsZero(), err
 	})
 	if wait.Interrupted(err) && ctx.Err() == nil {
-		err = fmt.Errorf("it is still being deleted after %s", memberWait)
+		err = fmt.Errorf("it is still being deleted after %s", memberTimeout)
 	}
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create namespace %s on the cluster: %w", name, err)
+	if err != nil {
+		return err
 	}
-	return nil
+	return ensureNamespace(ctx, i.member, i.log, i.resources, &corev1.Namespace{ObjectMeta: i.metadata("", i.account.Namespace)})
 }
 
-// enter makes the ClusterRole, or repairs the one that is ours, and notes the user in it. One that is not ours stays as
-// it is.
-func (i *identity) enter(ctx context.Context) error {
-	roles, before := i.member.RbacV1().ClusterRoles(), ""
-	takeBack := func(ctx context.Context) error { return i.takeBackUser(ctx, before) }
-	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
-		live, err := roles.Get(ctx, memberIdentityName, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			live = &rbacv1.ClusterRole{ObjectMeta: i.ours("", memberIdentityName), Rules: allRules()}
-			live.Annotations[i.userKey], before = i.user, ""
-			i.undo = append(i.undo, takeBack)
-			i.role, err = roles.Create(ctx, live, metav1.CreateOptions{FieldManager: kube.FieldManager})
+// addUser creates the ClusterRole, or repairs the one that a registration created, and adds the user to it. A ClusterRole
+// of another party stays as it is.
+func (i *identity) addUser(ctx context.Context) error {
+	before := ""
+	rollBack := func(ctx context.Context) error { return i.rollBackUser(ctx, before) }
+	return kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
+		live := &rbacv1.ClusterRole{}
+		found, err := read(ctx, i.member, live, client.ObjectKey{Name: memberIdentityName})
+		if err != nil {
 			return err
-		case err != nil:
-			return err
-		case !isOurs(live):
-			i.role = live
+		}
+		if i.role = live; found && !isOwn(live) {
 			return nil
 		}
-		if live.Annotations == nil {
-			live.Annotations = map[string]string{}
+		if !found {
+			live.ObjectMeta = i.metadata("", memberIdentityName)
 		}
 		before = live.Annotations[i.userKey]
-		live.Annotations[i.userKey], live.Rules = i.user, allRules()
-		i.undo = append(i.undo, takeBack)
-		i.role, err = roles.Update(ctx, live, metav1.UpdateOptions{FieldManager: kube.FieldManager})
-		return err
+		metav1.SetMetaDataAnnotation(&live.ObjectMeta, i.userKey, i.user)
+		all := []string{rbacv1.APIGroupAll}
+		live.Rules = []rbacv1.PolicyRule{{APIGroups: all, Resources: all, Verbs: all}, {NonResourceURLs: all, Verbs: all}}
+		i.log.Add(rollBack)
+		if found {
+			return i.member.Update(ctx, live, client.FieldOwner(kube.FieldManager))
+		}
+		return i.member.Create(ctx, live, client.FieldOwner(kube.FieldManager))
 	})
-	if err != nil {
-		return fmt.Errorf("write ClusterRole %s on the cluster: %w", memberIdentityName, err)
-	}
-	return nil
 }
 
-func allRules() []rbacv1.PolicyRule {
-	all := []string{rbacv1.APIGroupAll}
-	return []rbacv1.PolicyRule{{APIGroups: all, Resources: all, Verbs: all}, {NonResourceURLs: all, Verbs: all}}
-}
-
-// errForeignIdentity says that making a part of the identity would mix it with someone else's.
+// errForeignIdentity is returned if creating a part of the identity would mix it with that of another party.
 var errForeignIdentity = errors.New("does not exist, while ClusterRole " + memberIdentityName +
 	" on the cluster does and was not made by a registration: delete that one, or register with --kubeconfig")
 
-func (i *identity) makeAccount(ctx context.Context) error {
-	accounts := i.member.CoreV1().ServiceAccounts(i.account.Namespace)
-	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
-		desired := &corev1.ServiceAccount{ObjectMeta: i.ours(i.account.Namespace, i.account.Name)}
-		live, err := accounts.Get(ctx, i.account.Name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err) && !i.hasRole():
-			return fmt.Errorf("it %w", errForeignIdentity)
-		case apierrors.IsNotFound(err):
-			_, err = accounts.Create(ctx, desired, metav1.CreateOptions{FieldManager: kube.FieldManager})
-			return err
-		case err != nil || !isOurs(live) || !i.hasRole():
-			return err
-		}
-		live.OwnerReferences = desired.OwnerReferences
-		_, err = accounts.Update(ctx, live, metav1.UpdateOptions{FieldManager: kube.FieldManager})
+// apply creates obj, or repairs the one that a registration created. It does not change one of another party.
+func (i *identity) apply(ctx context.Context, obj client.Object) error {
+	live := &metav1.PartialObjectMetadata{}
+	live.SetGroupVersionKind(refOf(i.member, obj).GVK())
+	found, err := read(ctx, i.member, live, client.ObjectKeyFromObject(obj))
+	switch {
+	case err != nil:
 		return err
-	})
-	if err != nil {
-		return fmt.Errorf("write ServiceAccount %s on the cluster: %w", i.account, err)
+	case !found && !isOwn(i.role):
+		return fmt.Errorf("write %s on the cluster: it %w", refOf(i.member, obj), errForeignIdentity)
+	case found && (!isOwn(live) || !isOwn(i.role)):
+		return nil
+	}
+	isForeign := func(live *unstructured.Unstructured) error {
+		if !isOwn(live) {
+			return fmt.Errorf("%s %w", kube.RefOf(live), ErrForeign)
+		}
+		return nil
+	}
+	if _, _, err := i.log.Apply(ctx, obj, isForeign); err != nil {
+		return fmt.Errorf("create the identity on the cluster: %w", err)
 	}
 	return nil
 }
 
-// bindingName is the ClusterRoleBinding's name. A colon is in no name of a namespace or an account, so that no two
-// share a name.
+// bindingName is the name of the ClusterRoleBinding. Names of namespaces and accounts have no colon, so that it is
+// unambiguous.
 func (i *identity) bindingName() string {
 	if i.account.Namespace == kube.AgentNamespace && i.account.Name == memberIdentityName {
 		return memberIdentityName
@@ -221,76 +207,49 @@ func (i *identity) bindingName() string {
 	return memberIdentityName + ":" + i.account.Namespace + ":" + i.account.Name
 }
 
-func (i *identity) makeBinding(ctx context.Context) error {
-	bindings, name := i.member.RbacV1().ClusterRoleBindings(), i.bindingName()
-	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
-		desired := &rbacv1.ClusterRoleBinding{
-			ObjectMeta: i.ours("", name),
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: memberIdentityName},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: i.account.Namespace, Name: i.account.Name}},
-		}
-		live, err := bindings.Get(ctx, name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err) && !i.hasRole():
-			return fmt.Errorf("it %w", errForeignIdentity)
-		case apierrors.IsNotFound(err):
-			_, err = bindings.Create(ctx, desired, metav1.CreateOptions{FieldManager: kube.FieldManager})
-			return err
-		case err != nil || !isOurs(live) || !i.hasRole():
-			return err
-		}
-		live.OwnerReferences, live.Subjects = desired.OwnerReferences, desired.Subjects
-		_, err = bindings.Update(ctx, live, metav1.UpdateOptions{FieldManager: kube.FieldManager})
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("write ClusterRoleBinding %s on the cluster: %w", name, err)
-	}
-	return nil
-}
-
-// RetractMember takes the registration of cluster out of the identity on its member: with the last user the identity
-// goes, unless it was there before the first registration; the namespace stays. member may be that very identity:
-// whatever is done, it is done by one last request, after which the member's garbage collector goes on. A cluster whose
-// registration made no identity is left alone. It can be run again: a member that no longer knows the identity is done.
+// RetractMember removes the registration of cluster from the users of the identity on its member. With the last user the
+// identity is deleted, unless it existed before the first registration; the namespace stays. member may have the
+// credentials of that identity: everything is done by one last request, and the member's garbage collector deletes the
+// rest. A cluster whose registration created no identity is ignored. RetractMember can be called again, also if member
+// has lost its access by that.
 func RetractMember(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error {
 	if !hasIdentity(cluster) {
 		return nil
 	}
-	i, err := registeredIdentity(member, hubUID, client.ObjectKeyFromObject(cluster))
+	i, err := newIdentity(member, client.ObjectKey{Namespace: kube.AgentNamespace, Name: memberIdentityName})
 	if err != nil {
 		return err
 	}
-	err = i.retract(ctx)
-	if err == nil {
+	i.setCluster(hubUID, client.ObjectKeyFromObject(cluster))
+	if err = i.retract(ctx); err == nil {
 		return nil
 	}
-	gone, asked := i.gone(ctx, err, member)
-	if gone {
+	isDeleted, reviewErr := i.isDeleted(ctx, err, member)
+	if isDeleted {
 		return nil
 	}
-	return fmt.Errorf("take back the identity on the cluster: %w", errors.Join(err, asked))
+	return fmt.Errorf("take back the identity on the cluster: %w", errors.Join(err, reviewErr))
 }
 
-// gone says whether failure means that an earlier run took the identity back, by which member itself is known: its
-// token is refused though it has not expired, or it has lost its rights. Whoever has them and is refused is refused for
-// another reason.
-func (i *identity) gone(ctx context.Context, failure error, member *rest.Config) (bool, error) {
-	refused := func(err error) bool {
+// isDeleted returns whether failure shows that an earlier run deleted the identity that member has the credentials of:
+// its token is refused though it has not expired, or it has lost its rights. A request that is forbidden to an identity
+// with its rights was refused for another reason.
+func (i *identity) isDeleted(ctx context.Context, failure error, member *rest.Config) (bool, error) {
+	isRefused := func(err error) bool {
 		own := readToken(member.BearerToken)
 		return apierrors.IsUnauthorized(err) && member.BearerToken != "" && (own.expires.IsZero() || time.Now().Before(own.expires))
 	}
 	if !apierrors.IsForbidden(failure) {
-		return refused(failure), nil
+		return isRefused(failure), nil
 	}
 	for _, verb := range []string{"get", "update", "delete"} {
-		review, err := i.member.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		review := &authorizationv1.SelfSubjectAccessReview{
 			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 				Verb: verb, Group: rbacv1.GroupName, Resource: "clusterroles", Name: memberIdentityName,
 			}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			return refused(err), fmt.Errorf("ask the cluster for the identity's rights: %w", err)
+		}
+		if err := i.member.Create(ctx, review); err != nil {
+			return isRefused(err), fmt.Errorf("ask the cluster for the identity's rights: %w", err)
 		}
 		if review.Status.Allowed {
 			return false, nil
@@ -300,50 +259,54 @@ func (i *identity) gone(ctx context.Context, failure error, member *rest.Config)
 }
 
 func (i *identity) retract(ctx context.Context) error {
-	last, err := i.leave(ctx, func(annotations map[string]string) bool {
+	isLast, err := i.changeUsers(ctx, func(annotations map[string]string) bool {
 		delete(annotations, i.userKey)
 		return true
 	})
-	if err != nil || last != nil {
+	if err != nil || isLast {
 		return err
 	}
-	// Others go on using the identity. This may be the token in use, hence it goes last.
-	return i.dropTokenSecret(ctx, i.registrationSecret())
+	// Others use the identity. Member may have the token in this Secret, hence it is deleted last.
+	return i.deleteTokenSecret(ctx)
 }
 
-// leave changes the users of a ClusterRole that is ours, if change says that there is a change, and deletes it if none
-// is left. It returns the one that it deleted, or nil.
-func (i *identity) leave(ctx context.Context, change func(annotations map[string]string) bool) (last *rbacv1.ClusterRole, err error) {
-	roles := i.member.RbacV1().ClusterRoles()
-	err = kube.RetryOnConflict(ctx, func() error {
-		live, err := roles.Get(ctx, memberIdentityName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
+// rollBackUser removes the user that this run added, or restores the one that there was before.
+func (i *identity) rollBackUser(ctx context.Context, before string) error {
+	_, err := i.changeUsers(ctx, func(annotations map[string]string) bool {
+		if annotations[i.userKey] != i.user {
+			return false
 		}
-		if err != nil || !isOurs(live) || !change(live.Annotations) {
+		delete(annotations, i.userKey)
+		if before != "" {
+			annotations[i.userKey] = before
+		}
+		return true
+	})
+	return err
+}
+
+// changeUsers calls change for the users of a ClusterRole that a registration created. If change returns true, it writes
+// them, or deletes the ClusterRole if it has no users any more.
+func (i *identity) changeUsers(ctx context.Context, change func(annotations map[string]string) bool) (isDeleted bool, err error) {
+	err = kube.RetryOnConflict(ctx, func() error {
+		live := &rbacv1.ClusterRole{}
+		found, err := read(ctx, i.member, live, client.ObjectKey{Name: memberIdentityName})
+		if err != nil || !found || !isOwn(live) || !change(live.Annotations) {
 			return err
 		}
 		for key := range live.Annotations {
 			if strings.HasPrefix(key, memberUserPrefix) {
-				_, err = roles.Update(ctx, live, metav1.UpdateOptions{FieldManager: kube.FieldManager})
-				return err
+				return i.member.Update(ctx, live, client.FieldOwner(kube.FieldManager))
 			}
 		}
-		// A user who comes in between makes this a conflict.
-		err = roles.Delete(ctx, live.Name, deleteAsRead(live))
-		if err == nil {
-			last = live
-		}
+		// A user who is added meanwhile makes this a conflict.
+		unchanged := client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}
+		err = i.member.Delete(ctx, live, unchanged, client.PropagationPolicy(metav1.DeletePropagationBackground))
+		isDeleted = err == nil
 		return client.IgnoreNotFound(err)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("leave ClusterRole %s on the cluster: %w", memberIdentityName, err)
+		return false, fmt.Errorf("leave ClusterRole %s on the cluster: %w", memberIdentityName, err)
 	}
-	return last, nil
-}
-
-// deleteAsRead deletes an object only if nobody changed it since obj was read; what it owns goes in the background.
-func deleteAsRead(obj metav1.Object) metav1.DeleteOptions {
-	uid, version, background := obj.GetUID(), obj.GetResourceVersion(), metav1.DeletePropagationBackground
-	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}, PropagationPolicy: &background}
+	return isDeleted, nil
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
 )
 
 // maxCopied bounds, in bytes, what the copy operations of one JSON 6902 patch may add: as much as a ConfigMap may hold.
@@ -255,7 +256,7 @@ func patched(documents []map[string]any, patches []patch) ([]map[string]any, err
 			}
 			if err != nil {
 				obj := unstructured.Unstructured{Object: original[i]}
-				return nil, fmt.Errorf("%w: %s: %s: %w", ErrPatch, p.origin, describe(&obj), err)
+				return nil, fmt.Errorf("%w: %s: %s: %w", ErrPatch, p.origin, kube.RefOf(&obj), err)
 			}
 			now[i] = changed
 		}

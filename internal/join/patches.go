@@ -101,8 +101,8 @@ func patchesFor(ctx context.Context, hub client.Reader, cluster *libv1beta1.Svel
 
 // withdraw takes the kept manifest away: what was to be in it cannot be told any more. The token in it lives as long as
 // it would have.
-func (m Manifests) withdraw(ctx context.Context, l *ledger) error {
-	secret, err := l.registration(ctx)
+func (m Manifests) withdraw(ctx context.Context, r *registration) error {
+	secret, err := r.registrationSecret(ctx)
 	if err != nil || secret == nil || len(secret.Data) == 0 {
 		return err
 	}

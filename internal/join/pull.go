@@ -41,71 +41,57 @@ func (r PullRequest) Validate() error {
 	return r.Options.Validate()
 }
 
-// RegisterPull makes the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that
-// starts the agent. Registering again repairs what is there, adds the labels and gives a new token. When it fails, or
-// when ctx ends, what it made and changed is taken back. The token is in the manifest and nowhere else. It fails with
-// ErrPatch if the manifest cannot be patched as it should be.
-func RegisterPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.Writer) error {
-	if err := r.Validate(); err != nil {
+// RegisterPull creates the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that
+// starts the agent. Registering again repairs the objects, adds the labels and issues a new token. If it fails, or ctx
+// ends, it restores the SveltosCluster or, if this call created it, deletes it with all its objects. Only the manifest
+// has the token. It returns ErrPatch if the manifest cannot be patched.
+func RegisterPull(ctx context.Context, hub *rest.Config, request PullRequest, out io.Writer) error {
+	if err := request.Validate(); err != nil {
 		return err
 	}
-	l, err := newLedger(hub, r.Request)
+	r, err := newRegistration(hub, request.Request)
 	if err != nil {
 		return err
 	}
-	if err := l.registerPull(ctx, hub, r, out); err != nil {
-		undone := l.rollBack(ctx)
-		if r.Revoke && undone == nil {
-			// That is for good, so that not everything is as it was.
-			return fmt.Errorf("register cluster %s: %w", r.key(), err)
-		}
-		return failed(ctx, r.Request, err, undone)
-	}
-	return nil
+	return r.run(ctx, func() error { return r.registerPull(ctx, hub, request, out) })
 }
 
-func (l *ledger) registerPull(ctx context.Context, hub *rest.Config, r PullRequest, out io.Writer) error {
-	live, err := l.findPullCluster(ctx)
+func (r *registration) registerPull(ctx context.Context, hub *rest.Config, request PullRequest, out io.Writer) error {
+	live, options, err := r.findPullCluster(ctx, request)
 	if err != nil {
-		return err
-	}
-	options, err := optionsOf(live)
-	if err != nil {
-		return err
-	}
-	options = options.Merge(r.Options)
-	if err := options.Validate(); err != nil {
 		return err
 	}
 	address, err := addressFor(hub, options)
 	if err != nil {
 		return err
 	}
-	agent := agentManifest{request: l.request, options: options, image: r.AgentImage, version: r.Version}
-	if agent.patches, err = patchesFor(ctx, l.hubClient, live); err != nil {
+	agent := agentManifest{request: r.request, options: options, image: request.AgentImage, version: request.Version}
+	if agent.patches, err = patchesFor(ctx, r.hub, live); err != nil {
 		return err
 	}
-	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
+	// Patches that cannot be applied are found before the first write request.
+	agent.kubeconfig = address.kubeconfig("", deliveryNamespace(live))
+	if _, err := agent.encode(); err != nil {
 		return err
 	}
-	cluster, err := l.applyPullCluster(ctx, live, options)
+	namespace := &corev1.Namespace{ObjectMeta: named("", request.Namespace)}
+	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
+		return err
+	}
+	cluster, err := r.applyPullCluster(ctx, live, options)
 	if err != nil {
 		return err
 	}
-	if r.Revoke {
-		if err := l.revokeAndEstablish(ctx, cluster); err != nil {
+	if request.Revoke {
+		if err := r.revoke(ctx); err != nil {
 			return err
 		}
 	}
-	delivery, err := l.establish(ctx, cluster)
+	delivery, err := Establish(ctx, r.hub, cluster)
 	if err != nil {
 		return err
 	}
-	secret, err := l.renewRegistration(ctx, ownerOf(cluster), delivery)
-	if err != nil {
-		return err
-	}
-	token, err := l.issue(ctx, secret, options)
+	token, err := r.issueToken(ctx, cluster, delivery)
 	if err != nil {
 		return err
 	}
@@ -128,28 +114,33 @@ func (m agentManifest) print(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// findPullCluster reads the SveltosCluster, which is empty if there is none, and refuses one that cannot be registered
-// now.
-func (l *ledger) findPullCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
-	live, found, err := findCluster(ctx, l.hubClient, l.request)
+// findPullCluster reads the SveltosCluster, which is empty if there is none, and its options with those of the request.
+// It returns an error for a SveltosCluster that cannot be registered now.
+func (r *registration) findPullCluster(ctx context.Context, request PullRequest) (*libv1beta1.SveltosCluster, AgentOptions, error) {
+	live, found, err := findCluster(ctx, r.hub, r.request)
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, AgentOptions{}, err
 	case live.DeletionTimestamp != nil:
-		return nil, ErrDeparting
+		return nil, AgentOptions{}, ErrDeparting
 	case found && !live.Spec.PullMode:
-		return nil, errors.New("it is registered in push mode already; deregister it first")
+		return nil, AgentOptions{}, errors.New("it is registered in push mode already; deregister it first")
 	}
-	return live, nil
+	options, err := optionsOf(live)
+	if err != nil {
+		return nil, AgentOptions{}, err
+	}
+	options = options.Merge(request.Options)
+	return live, options, options.Validate()
 }
 
-// applyPullCluster writes the SveltosCluster and returns it as it is then.
-func (l *ledger) applyPullCluster(
+// applyPullCluster applies the SveltosCluster and returns the result.
+func (r *registration) applyPullCluster(
 	ctx context.Context, live *libv1beta1.SveltosCluster, options AgentOptions,
 ) (*libv1beta1.SveltosCluster, error) {
-	desired := clusterOf(l.request, live)
+	desired := clusterOf(r.request, live)
 	desired.Spec.PullMode = true
-	// What an earlier registration wrote and this one does not would go.
+	// Server-side apply removes fields that an earlier registration wrote and this one does not.
 	if delivery := live.Annotations[kube.AnnotationDeliveryNS]; delivery != "" {
 		desired.Annotations[kube.AnnotationDeliveryNS] = delivery
 	}
@@ -160,37 +151,30 @@ func (l *ledger) applyPullCluster(
 	if encoded != "" {
 		desired.Annotations[kube.AnnotationAgentOptions] = encoded
 	}
-	if _, err := l.apply(ctx, desired); err != nil {
-		return nil, err
-	}
-	return l.liveCluster(ctx)
+	return desired, r.applyCluster(ctx, live, desired)
 }
 
-// revokeAndEstablish revokes the cluster's tokens and makes the identity anew, for good: undoing the rest of the
-// registration leaves it alone.
-func (l *ledger) revokeAndEstablish(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
-	forGood := &ledger{hubClient: l.hubClient, request: l.request}
-	if err := forGood.revoke(ctx); err != nil {
-		return err
+// issueToken requests a token for a manifest. It is bound to the registration Secret, which gets an annotation with the
+// end of its life.
+func (r *registration) issueToken(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) (string, error) {
+	options, err := optionsOf(cluster)
+	if err != nil {
+		return "", err
 	}
-	if l.undoCluster != nil {
-		return nil
-	}
-	_, err := forGood.establish(ctx, cluster.DeepCopy())
-	return err
-}
-
-// issue requests a token for a manifest. It is bound to the registration Secret, on which its end is noted.
-func (l *ledger) issue(ctx context.Context, secret *corev1.Secret, options AgentOptions) (string, error) {
 	life, err := options.manifestTokenLife()
 	if err != nil {
 		return "", err
 	}
-	issued, err := requestToken(ctx, l.hubClient, secret, life)
+	repairing := registrationOf(r.hub, cluster)
+	secret, err := repairing.renewRegistrationSecret(ctx, ownerOf(cluster), delivery)
 	if err != nil {
 		return "", err
 	}
-	return issued.text, noteExpiry(ctx, l.hubClient, secret, issued.expires)
+	issued, err := requestToken(ctx, r.hub, secret, life)
+	if err != nil {
+		return "", err
+	}
+	return issued.text, annotateExpiry(ctx, r.hub, secret, issued.expires)
 }
 
 // clusterOf returns what every registration says of a SveltosCluster: its old and new labels, and its shard.

@@ -5,13 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -65,62 +63,59 @@ func (r PushRequest) Validate() error {
 	return nil
 }
 
-// RegisterPush keeps a kubeconfig of the cluster on the hub, beside a SveltosCluster. It is the one given, of which it
-// checks that it reaches the cluster and may work there; or it is made, with an identity on the member. Registering
-// again replaces the kubeconfig and adds the labels. When it fails, or when ctx ends, what it made and changed is taken
-// back, on the member too.
-func RegisterPush(ctx context.Context, hub *rest.Config, r PushRequest) error {
-	if err := r.Validate(); err != nil {
+// RegisterPush writes a kubeconfig of the cluster to the hub, and a SveltosCluster. It checks that the given kubeconfig
+// reaches the cluster and has the rights that the hub needs, or it creates an identity on the member and a kubeconfig for
+// it. Registering again replaces the kubeconfig and adds the labels. If it fails, or ctx ends, it rolls back on the hub
+// and the member.
+func RegisterPush(ctx context.Context, hub *rest.Config, request PushRequest) error {
+	if err := request.Validate(); err != nil {
 		return err
 	}
-	l, err := newLedger(hub, r.Request)
+	r, err := newRegistration(hub, request.Request)
 	if err != nil {
 		return err
 	}
-	if r.Member != nil {
-		return l.registerContext(ctx, r)
+	if request.Member != nil {
+		return r.registerContext(ctx, request)
 	}
-	member, err := selfContained(r.Kubeconfig)
+	member, err := selfContained(request.Kubeconfig)
 	if err != nil {
 		return err
 	}
 	if err := checkReach(ctx, member); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	if err := l.registerKubeconfig(ctx, r, member); err != nil {
-		return failed(ctx, r.Request, err, l.rollBack(ctx))
-	}
-	return nil
+	return r.run(ctx, func() error { return r.registerKubeconfig(ctx, request, member) })
 }
 
-func (l *ledger) registerKubeconfig(ctx context.Context, r PushRequest, member *rest.Config) error {
-	live, err := l.kubeconfigCluster(ctx)
+func (r *registration) registerKubeconfig(ctx context.Context, request PushRequest, member *rest.Config) error {
+	live, err := r.kubeconfigCluster(ctx)
 	if err != nil {
 		return err
 	}
-	uid, err := l.identify(ctx, r, member, live)
+	uid, err := r.identify(ctx, request, member, live)
 	if err != nil {
 		return err
 	}
-	kubeconfig, err := minified(r.Kubeconfig)
+	kubeconfig, err := minified(request.Kubeconfig)
 	if err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	desired := clusterOf(r.Request, live)
+	desired := clusterOf(r.request, live)
 	markMember(desired, uid)
-	// What a registration by context asked for stays if this kubeconfig can be renewed.
+	// The renewal option of a registration by context stays if the token of this kubeconfig can be renewed.
 	if hasIdentity(live) && !readToken(member.BearerToken).expires.IsZero() {
 		desired.Spec.TokenRequestRenewalOption = live.Spec.TokenRequestRenewalOption
 	}
-	return l.keepPush(ctx, live, desired, kubeconfig)
+	return r.applyPush(ctx, live, desired, kubeconfig)
 }
 
 // identify returns what tells the member from others, "" if that is not known. It refuses another cluster than the one
 // that has the name.
-func (l *ledger) identify(ctx context.Context, r PushRequest, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
+func (r *registration) identify(ctx context.Context, request PushRequest, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
 	config := rest.CopyConfig(member)
 	config.Timeout = reachLimit
-	memberClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	memberClient, _, err := newClient(config)
 	if err != nil {
 		return "", fmt.Errorf("connect to the cluster: %w", err)
 	}
@@ -128,20 +123,14 @@ func (l *ledger) identify(ctx context.Context, r PushRequest, member *rest.Confi
 		return "", err
 	}
 	registered := live.Annotations[kube.AnnotationMember]
-	if err := sameMember(r.Request, uid, registered); err != nil {
-		return "", err
+	if err := checkSameMember(r.request, uid, registered); err != nil || uid == "" {
+		return registered, err
 	}
-	if uid == "" {
-		return registered, nil
+	hubUID, err := memberUID(ctx, r.hub)
+	if err == nil && hubUID == uid && request.Note != nil {
+		request.Note(fmt.Sprintf("the cluster at %s is the hub itself", member.Host))
 	}
-	own, err := memberUID(ctx, l.hubClient)
-	if err != nil {
-		return "", err
-	}
-	if own == uid && r.Note != nil {
-		r.Note(fmt.Sprintf("the cluster at %s is the hub itself", member.Host))
-	}
-	return uid, nil
+	return uid, err
 }
 
 // markMember notes which cluster it is that was registered, if that is known.
@@ -151,36 +140,45 @@ func markMember(cluster *libv1beta1.SveltosCluster, uid string) {
 	}
 }
 
-// registerContext makes the hub's identity on the member before anything on the hub refers to it.
-func (l *ledger) registerContext(ctx context.Context, r PushRequest) error {
-	live, err := l.kubeconfigCluster(ctx)
+// registerContext creates the hub's identity on the member before the objects on the hub that refer to it.
+func (r *registration) registerContext(ctx context.Context, request PushRequest) error {
+	member, err := newIdentity(request.Member, client.ObjectKey{Namespace: kube.AgentNamespace, Name: memberIdentityName})
 	if err != nil {
-		return fmt.Errorf("register cluster %s: %w", r.key(), err)
+		return err
 	}
-	uid, err := l.identify(ctx, r, r.Member, live)
-	if err != nil {
-		return fmt.Errorf("register cluster %s: %w", r.key(), err)
+	r.log.Add(member.log.RollBack)
+	live := &libv1beta1.SveltosCluster{}
+	err = r.run(ctx, func() error {
+		if live, err = r.kubeconfigCluster(ctx); err != nil {
+			return err
+		}
+		desired := clusterOf(r.request, live)
+		uid, err := r.identify(ctx, request, request.Member, live)
+		if err != nil {
+			return err
+		}
+		markMember(desired, uid)
+		metav1.SetMetaDataAnnotation(&desired.ObjectMeta, AnnotationMemberIdentity, "true")
+		hubUID, err := HubUID(ctx, r.hub)
+		if err != nil {
+			return err
+		}
+		member.setCluster(hubUID, client.ObjectKey{Namespace: request.Namespace, Name: request.Name})
+		if !request.ServiceAccountToken {
+			desired.Spec.TokenRequestRenewalOption = cmp.Or(live.Spec.TokenRequestRenewalOption, defaultRenewal())
+		}
+		kubeconfig, err := member.ensureKubeconfig(ctx, request)
+		if err != nil {
+			return err
+		}
+		return r.applyPush(ctx, live, desired, kubeconfig)
+	})
+	if err != nil || request.ServiceAccountToken || live.UID == "" {
+		return err
 	}
-	hubUID, err := HubUID(ctx, l.hubClient)
-	if err != nil {
-		return fmt.Errorf("register cluster %s: %w", r.key(), err)
-	}
-	member, err := registeredIdentity(r.Member, hubUID, client.ObjectKey{Namespace: r.Namespace, Name: r.Name})
-	if err != nil {
-		return fmt.Errorf("register cluster %s: %w", r.key(), err)
-	}
-	desired := clusterOf(r.Request, live)
-	markIdentity(desired)
-	markMember(desired, uid)
-	if err := l.registerIdentity(ctx, r, pushStates{live, desired}, member); err != nil {
-		return failed(ctx, r.Request, err, errors.Join(l.rollBack(ctx), member.rollBack(ctx)))
-	}
-	if r.ServiceAccountToken || live.UID == "" {
-		return nil
-	}
-	// An earlier registration may have asked for a token that does not expire, which nobody needs from now on.
-	if err := member.dropTokenSecret(ctx, member.registrationSecret()); err != nil {
-		return fmt.Errorf("cluster %s is registered, but a former token that does not expire is still there; register again: %w", r.key(), err)
+	// The token Secret of an earlier registration is not needed any more.
+	if err := member.deleteTokenSecret(ctx); err != nil {
+		return fmt.Errorf("cluster %s is registered, but a former token that does not expire is still there; register again: %w", request.key(), err)
 	}
 	return nil
 }
@@ -188,38 +186,6 @@ func (l *ledger) registerContext(ctx context.Context, r PushRequest) error {
 // hasIdentity says whether the registration of cluster made, or uses, an identity on the member.
 func hasIdentity(cluster *libv1beta1.SveltosCluster) bool {
 	return cluster.Annotations[AnnotationMemberIdentity] == "true"
-}
-
-func markIdentity(cluster *libv1beta1.SveltosCluster) {
-	if cluster.Annotations == nil {
-		cluster.Annotations = map[string]string{}
-	}
-	cluster.Annotations[AnnotationMemberIdentity] = "true"
-}
-
-// pushStates are a SveltosCluster as it is and as it is to become.
-type pushStates struct{ live, desired *libv1beta1.SveltosCluster }
-
-func (l *ledger) registerIdentity(ctx context.Context, r PushRequest, states pushStates, member *identity) error {
-	if err := member.provide(ctx); err != nil {
-		return err
-	}
-	live, desired := states.live, states.desired
-	if !r.ServiceAccountToken {
-		desired.Spec.TokenRequestRenewalOption = cmp.Or(live.Spec.TokenRequestRenewalOption, defaultRenewal())
-	}
-	text, err := member.registrationToken(ctx, r)
-	if err != nil {
-		return err
-	}
-	kubeconfig, err := accountKubeconfig(r.Member, member.account, text)
-	if err != nil {
-		return err
-	}
-	if err := awaitReach(ctx, kubeconfig); err != nil {
-		return err
-	}
-	return l.keepPush(ctx, live, desired, kubeconfig)
 }
 
 func defaultRenewal() *libv1beta1.TokenRequestRenewalOption {
@@ -230,30 +196,28 @@ func defaultRenewal() *libv1beta1.TokenRequestRenewalOption {
 }
 
 // pushCluster reads the SveltosCluster; it is empty if there is none.
-func (l *ledger) pushCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
-	live, found, err := findCluster(ctx, l.hubClient, l.request)
-	if err != nil {
-		return nil, err
-	}
+func (r *registration) pushCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
+	live, found, err := findCluster(ctx, r.hub, r.request)
 	if found && live.Spec.PullMode {
 		return nil, errors.New("it is registered in pull mode already; deregister it first")
 	}
-	return live, nil
+	return live, err
 }
 
-// kubeconfigCluster reads the SveltosCluster that is to be reached with a kubeconfig; it is empty if there is none.
-func (l *ledger) kubeconfigCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
-	live, err := l.pushCluster(ctx)
+// kubeconfigCluster reads the SveltosCluster that a kubeconfig is registered for; it is empty if there is none.
+func (r *registration) kubeconfigCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
+	live, err := r.pushCluster(ctx)
 	if err == nil && live.Spec.WorkloadIdentity != nil {
 		return nil, errors.New("it is registered with a workload identity already; deregister it first")
 	}
 	return live, err
 }
 
-// keepPush writes the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which a
-// renewal of the token may have moved: so the new kubeconfig is the one in use, and renewing goes on from it.
-func (l *ledger) keepPush(ctx context.Context, live, desired *libv1beta1.SveltosCluster, kubeconfig []byte) error {
-	if _, err := l.makeNamespace(ctx, desired.Namespace, nil); err != nil {
+// applyPush applies the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which a
+// renewal of the token may have changed: the next renewal continues with the new kubeconfig.
+func (r *registration) applyPush(ctx context.Context, live, desired *libv1beta1.SveltosCluster, kubeconfig []byte) error {
+	namespace := &corev1.Namespace{ObjectMeta: named("", desired.Namespace)}
+	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
 		return err
 	}
 	desired.Spec.KubeconfigKeyName = cmp.Or(live.Spec.KubeconfigKeyName, KubeconfigKey)
@@ -263,50 +227,44 @@ func (l *ledger) keepPush(ctx context.Context, live, desired *libv1beta1.Sveltos
 		Data:       map[string][]byte{desired.Spec.KubeconfigKeyName: kubeconfig},
 	}
 	if live.Spec.KubeconfigName == "" {
-		secret.Labels = map[string]string{registrationLabel: desired.Name}
+		secret = labelled(secret, desired.Name)
 	}
-	if _, err := l.apply(ctx, secret); err != nil {
+	if err := r.apply(ctx, secret, nil); err != nil {
 		return err
 	}
-	if !hasIdentity(live) {
-		_, err := l.apply(ctx, desired)
+	cluster := desired.DeepCopy()
+	if err := r.applyCluster(ctx, live, cluster); err != nil {
 		return err
 	}
-	// Applying undoes what it wrote, not what it left out, which therefore goes by itself.
-	kept := desired.DeepCopy()
-	markIdentity(kept)
-	kept.Spec.TokenRequestRenewalOption = cmp.Or(desired.Spec.TokenRequestRenewalOption, live.Spec.TokenRequestRenewalOption)
-	made, err := l.apply(ctx, kept)
-	if err != nil {
-		return err
-	}
-	return l.dropFormer(ctx, made, desired)
+	return r.removeIdentityFields(ctx, cluster, desired)
 }
 
-// dropFormer takes off the SveltosCluster what a former registration by context wrote and this one does not say.
-func (l *ledger) dropFormer(ctx context.Context, made *unstructured.Unstructured, desired *libv1beta1.SveltosCluster) error {
-	drop := &unstructured.Unstructured{Object: map[string]any{}}
-	drop.SetGroupVersionKind(made.GroupVersionKind())
-	drop.SetNamespace(made.GetNamespace())
-	drop.SetName(made.GetName())
-	none := drop.DeepCopy()
-	if _, found, _ := unstructured.NestedMap(made.Object, "spec", "tokenRequestRenewalOption"); found && desired.Spec.TokenRequestRenewalOption == nil {
-		drop.Object["spec"] = map[string]any{"tokenRequestRenewalOption": nil}
+// removeIdentityFields removes the fields of a registration by context that desired does not have. Server-side apply does
+// not remove the fields of an object that was created by a plain request.
+func (r *registration) removeIdentityFields(ctx context.Context, cluster, desired *libv1beta1.SveltosCluster) error {
+	before := cluster.DeepCopy()
+	if !hasIdentity(desired) {
+		delete(cluster.Annotations, AnnotationMemberIdentity)
 	}
-	if _, found := made.GetAnnotations()[AnnotationMemberIdentity]; found && !hasIdentity(desired) {
-		drop.Object["metadata"].(map[string]any)["annotations"] = map[string]any{AnnotationMemberIdentity: nil}
+	if desired.Spec.TokenRequestRenewalOption == nil {
+		cluster.Spec.TokenRequestRenewalOption = nil
 	}
-	if reflect.DeepEqual(drop, none) {
+	if equality.Semantic.DeepEqual(before, cluster) {
 		return nil
 	}
-	// Noted before the request, since a request that was cut off may have done its work.
-	l.noteWrite(drop, made.DeepCopy())
-	patch, err := drop.MarshalJSON()
-	if err != nil {
-		return fmt.Errorf("encode the change of %s: %w", describe(made), err)
+	patch := func(ctx context.Context, from, to *libv1beta1.SveltosCluster) error {
+		err := r.hub.Patch(ctx, to.DeepCopy(), client.MergeFrom(from), client.FieldOwner(kube.FieldManager))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("write SveltosCluster %s: %w", r.request.key(), err)
+		}
+		return nil
 	}
-	if err := l.hubClient.Patch(ctx, made, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("write %s: %w", describe(made), err)
-	}
-	return nil
+	r.log.Add(func(ctx context.Context) error {
+		live, found, err := findCluster(ctx, r.hub, r.request)
+		if err != nil || !found || !r.log.HasWritten(live) {
+			return err
+		}
+		return patch(ctx, cluster, before)
+	})
+	return patch(ctx, before, cluster)
 }

@@ -23,6 +23,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -166,7 +167,7 @@ func (r Renewal) keep(ctx context.Context, secret *corev1.Secret, key string, ku
 	}
 	secret.Data[key] = kubeconfig
 	// A registration that fails from now on must not put the Secret back: the cluster is about to refer to the new key.
-	delete(secret.Annotations, attemptAnnotation)
+	delete(secret.Annotations, rollback.AttemptAnnotation)
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	if err := r.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("keep the renewed kubeconfig: %w", err)

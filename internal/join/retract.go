@@ -4,18 +4,19 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -27,89 +28,102 @@ type Retracted struct {
 	Kept []Kept
 }
 
-// Retract deletes what the registration of cluster made on the hub, in either mode, and what waits there for its agent.
-// Its credentials go last but for the namespace of its deliveries. The identity that the sveltosctl of Sveltos made for
-// the agent of a pull-mode cluster goes first, as far as nothing else uses it. Retract leaves alone the SveltosCluster
-// itself, everything else that others made, and what belongs to another cluster. A namespace that was made for the
-// deliveries goes only if kinds can tell that nobody has anything in it; kinds may be nil. hub must read from the API
-// server. It can be interrupted and run again.
-func Retract(ctx context.Context, hub client.Client, kinds Kinds, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
-	r := &retraction{hub: hub, kinds: kinds, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
+// Retract deletes the objects that the registration of cluster created on the hub, in either mode, and the deliveries for
+// its agent. The credentials are deleted last, except for the delivery namespace. The identity that the sveltosctl of
+// Sveltos created for the agent of a pull-mode cluster is deleted first, unless something else uses it. Retract does not
+// touch the SveltosCluster, other objects of other parties, and objects of other clusters. A namespace that was created
+// for the deliveries stays if it holds foreign objects. hub must read from the API server. Retract can be interrupted and
+// called again.
+func Retract(ctx context.Context, hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
+	r := newRetraction(hub, resources, cluster)
 	if err := r.run(ctx); err != nil {
 		return r.done, fmt.Errorf("take back the registration of cluster %s: %w", r.request.key(), err)
 	}
 	return r.done, nil
 }
 
-// retraction takes one registration back.
+// retraction deletes the objects of one registration.
 type retraction struct {
-	hub     client.Client
-	kinds   Kinds
-	cluster *libv1beta1.SveltosCluster
-	request Request
-	done    Retracted
+	hub       client.Client
+	resources foreign.Resources
+	cluster   *libv1beta1.SveltosCluster
+	request   Request
+	done      Retracted
+}
+
+func newRetraction(hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) *retraction {
+	return &retraction{hub: hub, resources: resources, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 }
 
 func (r *retraction) run(ctx context.Context) error {
-	// An agent that is not ours must not see its deliveries go.
-	if err := r.removeForeign(ctx); err != nil {
+	// An agent of another party must lose its access before its deliveries are deleted.
+	if err := r.deleteForeign(ctx); err != nil {
 		return err
 	}
-	held, err := r.held(ctx)
+	return r.deleteOwn(ctx)
+}
+
+// deleteOwn deletes the objects that registrations of the cluster created.
+func (r *retraction) deleteOwn(ctx context.Context) error {
+	claimed, err := r.claimedNamespaces(ctx)
 	if err != nil {
 		return err
 	}
-	for _, namespace := range held {
-		if err := r.dropDeliveries(ctx, namespace.Name); err != nil {
+	for _, namespace := range claimed {
+		if err := r.deleteDeliveries(ctx, namespace.Name); err != nil {
 			return err
 		}
 	}
-	objects, err := r.present(ctx)
+	objects, err := r.ownObjects(ctx)
 	if err != nil {
 		return err
 	}
 	for _, obj := range objects {
-		if err := r.remove(ctx, obj); err != nil {
+		if err := r.deleteObject(ctx, obj); err != nil {
 			return err
 		}
 	}
-	// The claims go last: what is in a namespace is this cluster's as long as it has one.
-	for _, namespace := range held {
-		if err := r.leave(ctx, namespace); err != nil {
+	// The claim says that the objects in the namespace are this cluster's, so that it is removed last.
+	for _, namespace := range claimed {
+		if err := r.releaseNamespace(ctx, namespace); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// held are the namespaces that carry the deliveries of this cluster: only its own one and the derived one can, whatever
-// its annotation says.
-func (r *retraction) held(ctx context.Context) ([]*corev1.Namespace, error) {
-	var held []*corev1.Namespace
+// claimedNamespaces are the namespaces with the deliveries of this cluster: its own one or the derived one, whatever its
+// annotation is.
+func (r *retraction) claimedNamespaces(ctx context.Context) ([]*corev1.Namespace, error) {
+	var claimed []*corev1.Namespace
 	for _, name := range []string{r.request.Namespace, derivedNamespace(r.request)} {
 		namespace := &corev1.Namespace{}
-		err := r.hub.Get(ctx, client.ObjectKey{Name: name}, namespace)
-		if client.IgnoreNotFound(err) != nil {
-			return nil, fmt.Errorf("read namespace %s: %w", name, err)
+		found, err := read(ctx, r.hub, namespace, client.ObjectKey{Name: name})
+		if err != nil {
+			return nil, err
 		}
-		if err == nil && namespace.Annotations[kube.AnnotationDeliveryHolder] == holderOf(r.request, name) {
-			held = append(held, namespace)
+		if found && namespace.Annotations[kube.AnnotationDeliveryHolder] == holderOf(r.request, name) {
+			claimed = append(claimed, namespace)
 		}
 	}
-	return held, nil
+	return claimed, nil
 }
 
-// objects are all that a registration may have made. The ServiceAccount is last: without it no credential is worth
-// anything.
-func (r *retraction) objects(held []*corev1.Namespace) []client.Object {
+// ownObjects reads the objects that a registration of this cluster created, in the order in which they are deleted. The
+// ServiceAccount is last: without it all credentials are invalid.
+func (r *retraction) ownObjects(ctx context.Context) ([]client.Object, error) {
+	claimed, err := r.claimedNamespaces(ctx)
+	if err != nil {
+		return nil, err
+	}
 	q := r.request
 	objects := []client.Object{
 		&corev1.Secret{ObjectMeta: named(q.Namespace, r.kubeconfigSecret())},
 		&corev1.Secret{ObjectMeta: named(q.Namespace, AuthoritySecret(q.Name))},
 		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, sharedBinding(q))},
 	}
-	for _, namespace := range held {
-		// Before the binding, which tells whose it is.
+	for _, namespace := range claimed {
+		// Before the binding, which identifies it.
 		objects = append(objects, &coordinationv1.Lease{ObjectMeta: named(namespace.Name, q.Name)})
 		if namespace.Name != q.Namespace {
 			objects = append(objects,
@@ -117,68 +131,49 @@ func (r *retraction) objects(held []*corev1.Namespace) []client.Object {
 				&rbacv1.Role{ObjectMeta: named(namespace.Name, q.Name)})
 		}
 	}
-	return append(objects,
+	objects = append(objects,
 		&rbacv1.RoleBinding{ObjectMeta: named(q.Namespace, q.Name)},
 		&rbacv1.Role{ObjectMeta: named(q.Namespace, q.Name)},
 		&corev1.Secret{ObjectMeta: named(q.Namespace, RegistrationSecret(q.Name))},
 		&corev1.Secret{ObjectMeta: named(q.Namespace, AnchorSecret(q.Name))},
 		&corev1.ServiceAccount{ObjectMeta: named(q.Namespace, q.Name)})
+	var own []client.Object
+	for _, obj := range objects {
+		found, err := read(ctx, r.hub, obj, client.ObjectKeyFromObject(obj))
+		if err != nil {
+			return nil, err
+		}
+		isOwn := found && r.owns(obj)
+		if lease, ok := obj.(*coordinationv1.Lease); ok && found && !isOwn {
+			if isOwn, err = agentMayWrite(ctx, r.hub, lease); err != nil {
+				return nil, err
+			}
+		}
+		if isOwn {
+			own = append(own, obj)
+		}
+	}
+	return own, nil
 }
 
 func (r *retraction) kubeconfigSecret() string {
 	return cmp.Or(fleet.FromSveltosCluster(r.cluster).KubeconfigSecret, KubeconfigSecret(r.request.Name))
 }
 
-// present reads those of the objects that exist and are this cluster's.
-func (r *retraction) present(ctx context.Context) ([]client.Object, error) {
-	held, err := r.held(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var present []client.Object
-	for _, obj := range r.objects(held) {
-		err := r.hub.Get(ctx, client.ObjectKeyFromObject(obj), obj)
-		if client.IgnoreNotFound(err) != nil {
-			return nil, fmt.Errorf("read %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
-		}
-		if err != nil {
-			continue
-		}
-		owned := r.owns(obj)
-		if lease, ok := obj.(*coordinationv1.Lease); ok && !owned {
-			if owned, err = agentMayWrite(ctx, r.hub, lease); err != nil {
-				return nil, err
-			}
-		}
-		if owned {
-			present = append(present, obj)
-		}
-	}
-	return present, nil
-}
-
-// owns says whether a registration of this cluster made obj. Clusters of one name in several namespaces tell theirs
-// apart by who owns them.
+// owns returns whether a registration of this cluster created obj. The owner distinguishes clusters of one name in
+// several namespaces.
 func (r *retraction) owns(obj client.Object) bool {
-	if obj.GetLabels()[registrationLabel] != r.request.Name {
-		return false
-	}
-	for _, owner := range obj.GetOwnerReferences() {
-		if owner.Kind != libv1beta1.SveltosClusterKind {
-			continue
-		}
-		// An owner lives in the namespace of what it owns.
-		if obj.GetNamespace() != r.request.Namespace || r.cluster.UID != "" && owner.UID != r.cluster.UID {
-			return false
-		}
-	}
-	return true
+	return obj.GetLabels()[registrationLabel] == r.request.Name &&
+		!slices.ContainsFunc(obj.GetOwnerReferences(), func(owner metav1.OwnerReference) bool {
+			return owner.Kind == libv1beta1.SveltosClusterKind &&
+				(obj.GetNamespace() != r.request.Namespace || r.cluster.UID != "" && owner.UID != r.cluster.UID)
+		})
 }
 
-// dropDeliveries deletes what was left on the hub for the agent. No agent takes that for a withdrawal.
-func (r *retraction) dropDeliveries(ctx context.Context, delivery string) error {
+// deleteDeliveries deletes the deliveries for the agent. Agents do not take that for a withdrawal.
+func (r *retraction) deleteDeliveries(ctx context.Context, delivery string) error {
 	if len(r.request.Name) > fleet.MaxPullName {
-		return nil // nothing was ever made for it, and no label can have its name
+		return nil // a label cannot have this name, and nothing was created for it
 	}
 	for _, kind := range []string{libv1beta1.ConfigurationGroupKind, libv1beta1.ConfigurationBundleKind} {
 		list := &metav1.PartialObjectMetadataList{}
@@ -188,9 +183,8 @@ func (r *retraction) dropDeliveries(ctx context.Context, delivery string) error 
 			return fmt.Errorf("list %ss in namespace %s: %w", kind, delivery, err)
 		}
 		for i := range list.Items {
-			item := &list.Items[i]
-			item.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(kind))
-			if err := r.remove(ctx, item); err != nil {
+			list.Items[i].SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(kind))
+			if err := r.deleteObject(ctx, &list.Items[i]); err != nil {
 				return err
 			}
 		}
@@ -198,50 +192,41 @@ func (r *retraction) dropDeliveries(ctx context.Context, delivery string) error 
 	return nil
 }
 
-// remove deletes an object as it was read.
-func (r *retraction) remove(ctx context.Context, obj client.Object) error {
-	uid := obj.GetUID()
-	err := r.hub.Delete(ctx, obj, client.Preconditions{UID: &uid})
+// deleteObject deletes an object that has been read, and records that.
+func (r *retraction) deleteObject(ctx context.Context, obj client.Object) error {
+	var err error
+	if lease, ok := obj.(*coordinationv1.Lease); ok {
+		err = deleteLease(ctx, r.hub, lease)
+	} else {
+		err = deleteObject(ctx, r.hub, obj)
+	}
 	if apierrors.IsConflict(err) {
-		// It was made anew, by somebody else.
-		return nil
+		return nil // another party has deleted and created it since
 	}
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete %s: %w", refOf(r.hub, obj), err)
+	if err == nil {
+		r.done.Deleted = append(r.done.Deleted, refOf(r.hub, obj))
 	}
-	r.done.Deleted = append(r.done.Deleted, refOf(r.hub, obj))
-	if lease, ok := obj.(*coordinationv1.Lease); ok && len(lease.Finalizers) > 0 {
-		return r.free(ctx, lease)
-	}
-	return nil
+	return err
 }
 
-// free takes the finalizers off a Lease that is being deleted: its agent, which may write it, must not hold a namespace
-// up. Nobody can add one from now on.
-func (r *retraction) free(ctx context.Context, lease *coordinationv1.Lease) error {
-	err := r.hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("take the finalizers off %s: %w", refOf(r.hub, lease), err)
-	}
-	return nil
-}
-
-// leave gives a namespace back, and deletes one that was made for this cluster alone and holds nothing else.
-func (r *retraction) leave(ctx context.Context, namespace *corev1.Namespace) error {
-	q := r.request
-	if namespace.Name != q.Namespace && namespace.Labels[registrationLabel] == q.Name {
-		stranger, err := tenants{hub: r.hub, kinds: r.kinds, request: q}.stranger(ctx, namespace.Name)
+// releaseNamespace deletes a delivery namespace that was created for this cluster and holds no foreign objects, and
+// removes the claim from any other.
+func (r *retraction) releaseNamespace(ctx context.Context, namespace *corev1.Namespace) error {
+	if namespace.Name != r.request.Namespace && namespace.Labels[registrationLabel] == r.request.Name {
+		found, err := foreign.Find(ctx, r.hub, r.resources, namespace.Name, func(item *metav1.PartialObjectMetadata) bool {
+			return item.Labels[registrationLabel] == r.request.Name
+		})
 		if err != nil {
 			return err
 		}
-		if stranger == "" {
-			return r.remove(ctx, namespace)
+		if found == "" {
+			return r.deleteObject(ctx, namespace)
 		}
 	}
-	return releaseClaim(ctx, r.hub, namespace.Name, holderOf(q, namespace.Name))
+	return releaseClaim(ctx, r.hub, namespace.Name, holderOf(r.request, namespace.Name))
 }
 
-// refOf names obj, also where only its metadata was read.
+// refOf returns the Ref of obj, also if only its metadata was read.
 func refOf(hub client.Client, obj client.Object) kube.Ref {
 	ref := kube.Ref{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 	// Every kind here is in the scheme, or the request before this would have failed.

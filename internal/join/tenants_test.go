@@ -19,12 +19,13 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
 
 // kinds lists the kinds of a control plane.
-func kinds(t *testing.T, plane *localkube.Plane) join.Kinds {
+func kinds(t *testing.T, plane *localkube.Plane) foreign.Resources {
 	t.Helper()
 	return discovery.NewDiscoveryClientForConfigOrDie(plane.Config)
 }

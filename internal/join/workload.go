@@ -76,45 +76,42 @@ func requiredOf(w libv1beta1.WorkloadIdentity) []given {
 // RegisterWorkload makes a SveltosCluster that the hub dials with its own cloud identity. Whether the cluster lets the
 // hub in only the hub can find out; it says so in the status. Registering again changes what is given and adds the
 // labels. When it fails, or when ctx ends, what it made and changed is taken back.
-func RegisterWorkload(ctx context.Context, hub *rest.Config, r WorkloadRequest) error {
-	if err := r.Validate(); err != nil {
+func RegisterWorkload(ctx context.Context, hub *rest.Config, request WorkloadRequest) error {
+	if err := request.Validate(); err != nil {
 		return err
 	}
-	l, err := newLedger(hub, r.Request)
+	r, err := newRegistration(hub, request.Request)
 	if err != nil {
 		return err
 	}
-	if err := l.registerWorkload(ctx, r); err != nil {
-		return failed(ctx, r.Request, err, l.rollBack(ctx))
-	}
-	return nil
+	return r.run(ctx, func() error { return r.registerWorkload(ctx, request) })
 }
 
-func (l *ledger) registerWorkload(ctx context.Context, r WorkloadRequest) error {
-	live, err := l.pushCluster(ctx)
+func (r *registration) registerWorkload(ctx context.Context, request WorkloadRequest) error {
+	live, err := r.pushCluster(ctx)
 	if err != nil {
 		return err
 	}
-	asked := r.Identity.DeepCopy()
+	identity := request.Identity.DeepCopy()
 	if live.UID != "" {
-		if err := keepIdentity(asked, live.Spec.WorkloadIdentity); err != nil {
+		if err := keepIdentity(identity, live.Spec.WorkloadIdentity); err != nil {
 			return err
 		}
 	}
-	if _, err := l.makeNamespace(ctx, r.Namespace, nil); err != nil {
+	namespace := &corev1.Namespace{ObjectMeta: named("", request.Namespace)}
+	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
 		return err
 	}
-	if r.CA != nil {
-		secret := &corev1.Secret{ObjectMeta: named(r.Namespace, AuthoritySecret(r.Name)), Data: map[string][]byte{fleet.AuthorityKey: r.CA}}
-		if _, err := l.own(ctx, secret); err != nil {
+	if request.CA != nil {
+		secret := &corev1.Secret{ObjectMeta: named(request.Namespace, AuthoritySecret(request.Name)), Data: map[string][]byte{fleet.AuthorityKey: request.CA}}
+		if err := r.applyOwn(ctx, secret); err != nil {
 			return err
 		}
-		asked.CASecretRef = &corev1.SecretReference{Namespace: secret.Namespace, Name: secret.Name}
+		identity.CASecretRef = &corev1.SecretReference{Namespace: secret.Namespace, Name: secret.Name}
 	}
-	desired := clusterOf(r.Request, live)
-	desired.Spec.WorkloadIdentity = asked
-	_, err = l.apply(ctx, desired)
-	return err
+	desired := clusterOf(request.Request, live)
+	desired.Spec.WorkloadIdentity = identity
+	return r.applyCluster(ctx, live, desired)
 }
 
 // keepIdentity adds to what is asked for what the cluster has and the request leaves out.

@@ -27,7 +27,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/registrations"
-	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/phase"
@@ -58,7 +58,7 @@ type Controller struct {
 	Hub  client.Client
 	Live client.Client
 	// Kinds lists the kinds of objects on the hub. A namespace is deleted only if it has no other objects.
-	Kinds join.Kinds
+	Kinds foreign.Resources
 	// Reachability returns whether members can be reached.
 	Reachability *Reachability
 	// Config returns the connection to a push member.

@@ -48,7 +48,7 @@ func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.
 	if err := ensureLease(ctx, hub, c); err != nil {
 		return err
 	}
-	shared, err := join.MakeSharedRole(ctx, hub)
+	shared, err := join.EnsureSharedRole(ctx, hub)
 	if err != nil {
 		return err
 	}

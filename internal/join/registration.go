@@ -1,0 +1,222 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/join/foreign"
+	"github.com/towline/towline/internal/join/rollback"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// registrationLabel marks the objects that a registration created; its value is the cluster's name.
+	registrationLabel = "towline.dev/registration"
+	// deletionTimeout limits the time that a hub may take to release a SveltosCluster that is rolled back.
+	deletionTimeout = 20 * time.Second
+	// registrationQPS is enough for the dozen requests of one registration not to wait for each other.
+	registrationQPS = 100
+)
+
+// ErrNotInstalled is returned if the hub does not serve the APIs of Towline.
+var ErrNotInstalled = errors.New("the hub does not know SveltosClusters; install Towline there first: towline hub --install-crds")
+
+// ErrForeign is returned for an object that a registration needs, and that exists and belongs to another party.
+var ErrForeign = errors.New("exists and was not made by a registration: choose another cluster name")
+
+// registration creates the objects of one cluster on the hub.
+type registration struct {
+	hub       client.Client
+	resources foreign.Resources
+	request   Request
+	// log rolls back the namespace, the kubeconfig and the SveltosCluster. The other objects belong to the SveltosCluster,
+	// and are deleted with it.
+	log *rollback.Log
+	// isRevoked is true when tokens have been revoked, which cannot be rolled back.
+	isRevoked bool
+}
+
+func newRegistration(hub *rest.Config, r Request) (*registration, error) {
+	hubClient, resources, err := newClient(hub)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the hub: %w", err)
+	}
+	return &registration{hub: hubClient, resources: resources, request: r, log: rollback.New(hubClient, string(uuid.NewUUID()))}, nil
+}
+
+// registrationOf returns the registration of an existing cluster, which only creates what is missing and changes what
+// differs.
+func registrationOf(hub client.Client, cluster client.Object) *registration {
+	return &registration{hub: hub, request: Request{Namespace: cluster.GetNamespace(), Name: cluster.GetName()}, log: rollback.New(hub, "")}
+}
+
+// newClient returns a client for the requests of one registration.
+func newClient(cluster *rest.Config) (client.WithWatch, foreign.Resources, error) {
+	config := rest.CopyConfig(cluster)
+	config.QPS, config.Burst = registrationQPS, registrationQPS
+	clusterClient, err := client.NewWithWatch(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return nil, nil, err
+	}
+	resources, err := discovery.NewDiscoveryClientForConfig(config)
+	return clusterClient, resources, err
+}
+
+// run calls register, and rolls back if it fails.
+func (r *registration) run(ctx context.Context, register func() error) error {
+	err := register()
+	if err == nil {
+		return nil
+	}
+	if failure := r.log.RollBack(ctx); failure != nil || ctx.Err() == nil || r.isRevoked {
+		return errors.Join(fmt.Errorf("register cluster %s: %w", r.request.key(), err), failure)
+	}
+	return &interruption{step: Step(fmt.Errorf("registering cluster %s: %w", r.request.key(), err)), cause: ctx.Err()}
+}
+
+// interruption is the error of a registration that was interrupted and rolled back.
+type interruption struct {
+	step  string
+	cause error
+}
+
+// Error returns the interrupted step, without the error of the aborted request.
+func (i *interruption) Error() string {
+	return "interrupted while " + i.step + "; everything was taken back"
+}
+
+// Unwrap returns the error of the context.
+func (i *interruption) Unwrap() error { return i.cause }
+
+// Step returns the text of err without the error of an aborted request. Only the first line counts.
+func Step(err error) string {
+	return regexp.MustCompile(`(?s)(: ((Get|Post|Put|Patch|Delete) "|client rate limiter|context canceled|context deadline)|\n).*`).ReplaceAllString(err.Error(), "")
+}
+
+// findCluster reads the SveltosCluster that r names; it is empty if there is none.
+func findCluster(ctx context.Context, hub client.Reader, r Request) (cluster *libv1beta1.SveltosCluster, found bool, err error) {
+	cluster = &libv1beta1.SveltosCluster{}
+	// The client lists the hub's kinds first, for which it takes no context.
+	if err := ctx.Err(); err != nil {
+		return cluster, false, err
+	}
+	found, err = read(ctx, hub, cluster, client.ObjectKey{Namespace: r.Namespace, Name: r.Name})
+	if meta.IsNoMatchError(err) {
+		err = ErrNotInstalled
+	}
+	return cluster, found, err
+}
+
+// read reads an object, and returns whether it exists.
+func read(ctx context.Context, c client.Reader, obj client.Object, key client.ObjectKey) (found bool, err error) {
+	if err := c.Get(ctx, key, obj); err != nil {
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		kind := reflect.TypeOf(obj).Elem().Name()
+		return false, fmt.Errorf("read %s %s: %w", kind, strings.TrimPrefix(key.String(), "/"), err)
+	}
+	return true, nil
+}
+
+// applyOwn applies an object that only registrations of this cluster create. It returns ErrForeign for an object that
+// exists and was not created by one.
+func (r *registration) applyOwn(ctx context.Context, obj client.Object) error {
+	return r.apply(ctx, labelled(obj, r.request.Name), r.checkOwn)
+}
+
+// apply applies obj, and writes the result to it.
+func (r *registration) apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) error {
+	live, _, err := r.log.Apply(ctx, obj, check)
+	if err != nil {
+		return err
+	}
+	return runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, obj)
+}
+
+func labelled[T client.Object](obj T, cluster string) T {
+	obj.SetLabels(map[string]string{registrationLabel: cluster})
+	return obj
+}
+
+// checkOwn returns ErrForeign unless a registration of the cluster created the object.
+func (r *registration) checkOwn(live *unstructured.Unstructured) error {
+	if live.GetLabels()[registrationLabel] != r.request.Name {
+		return fmt.Errorf("%s %w", kube.RefOf(live), ErrForeign)
+	}
+	return nil
+}
+
+// applyCluster applies the SveltosCluster, which has been read as live. If this run creates it, the rollback waits until
+// the hub has released it, and then deletes the objects that were created for it.
+func (r *registration) applyCluster(ctx context.Context, live, desired *libv1beta1.SveltosCluster) error {
+	if live.UID == "" {
+		r.log.Add(r.deleteOrphans)
+	}
+	return r.apply(ctx, desired, nil)
+}
+
+// deleteOrphans deletes the objects of a SveltosCluster that this run created and deleted, unless it has been registered
+// again.
+func (r *registration) deleteOrphans(ctx context.Context) error {
+	isForeign := false
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, deletionTimeout, true, func(ctx context.Context) (bool, error) {
+		live, found, err := findCluster(ctx, r.hub, r.request)
+		isForeign = found && !r.log.HasWritten(live)
+		return !found || isForeign, err
+	})
+	if err != nil {
+		return fmt.Errorf("roll back SveltosCluster %s: the hub has not released it: %w", r.request.key(), err)
+	}
+	if isForeign {
+		return nil
+	}
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(r.request.Namespace, r.request.Name)}
+	return newRetraction(r.hub, r.resources, cluster).deleteOwn(ctx)
+}
+
+// ensureNamespace creates a namespace if it does not exist. The rollback deletes it unless it holds foreign objects.
+func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, resources foreign.Resources, namespace *corev1.Namespace) error {
+	key := client.ObjectKeyFromObject(namespace)
+	found, err := read(ctx, c, &corev1.Namespace{}, key)
+	if found || err != nil {
+		return err
+	}
+	log.Add(func(ctx context.Context) error {
+		live := &corev1.Namespace{}
+		found, err := read(ctx, c, live, key)
+		if err != nil || !found || !log.HasWritten(live) {
+			return err
+		}
+		foreignObject, err := foreign.Find(ctx, c, resources, key.Name, func(*metav1.PartialObjectMetadata) bool { return false })
+		if foreignObject != "" || err != nil {
+			return err
+		}
+		return client.IgnoreNotFound(c.Delete(ctx, live, client.Preconditions{UID: &live.UID}))
+	})
+	if log.Attempt() != "" {
+		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, rollback.AttemptAnnotation, log.Attempt())
+	}
+	if err := c.Create(ctx, namespace, client.FieldOwner(kube.FieldManager)); client.IgnoreAlreadyExists(err) != nil {
+		return fmt.Errorf("create namespace %s: %w", key.Name, err)
+	}
+	return nil
+}
