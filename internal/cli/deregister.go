@@ -105,7 +105,7 @@ func printKept(streams Streams, kept []join.Kept) {
 }
 
 // printSummary prints the objects that were deleted on the hub, and lists the objects that stay on the cluster.
-func printSummary(streams Streams, r join.DeregisterRequest, departure join.Departure) error {
+func printSummary(streams Streams, r join.DeregisterRequest, departure join.DeregisterResult) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Successfully deregistered cluster %s/%s\n\nDeleted resources:\n", r.Namespace, r.Name)
 	for _, ref := range departure.Deleted {

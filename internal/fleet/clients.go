@@ -146,23 +146,31 @@ func ParseKubeconfig(raw []byte) (*rest.Config, error) {
 func checkUser(user *clientcmdapi.AuthInfo) error {
 	switch {
 	case user.Exec != nil:
-		return errors.New("exec plugins are not run; use a token or a client certificate")
+		return fmt.Errorf("exec plugins are not run, and it runs the program %q; use a token or a client certificate", user.Exec.Command)
 	case user.AuthProvider != nil:
-		return errors.New("auth providers are not supported; use a token or a client certificate")
-	case user.TokenFile != "", user.ClientCertificate != "", user.ClientKey != "":
-		return errors.New("it refers to a file; embed the data (kubectl config view --flatten)")
+		return fmt.Errorf("auth provider %q is not supported; use a token or a client certificate", user.AuthProvider.Name)
 	}
-	return nil
+	return errors.Join(
+		checkEmbedded("client-certificate", user.ClientCertificate),
+		checkEmbedded("client-key", user.ClientKey),
+		checkEmbedded("tokenFile", user.TokenFile),
+	)
 }
 
 func checkCluster(cluster *clientcmdapi.Cluster) error {
-	switch {
-	case cluster.CertificateAuthority != "":
-		return errors.New("it refers to a file; embed the data (kubectl config view --flatten)")
-	case cluster.InsecureSkipTLSVerify:
-		return errors.New("insecure-skip-tls-verify is not accepted; embed the certificate authority")
+	if cluster.InsecureSkipTLSVerify {
+		return errors.New("it does not verify the server's certificate (insecure-skip-tls-verify); embed the certificate authority")
 	}
-	return ValidateProxyURL(cluster.ProxyURL)
+	return errors.Join(ValidateProxyURL(cluster.ProxyURL), checkEmbedded("certificate-authority", cluster.CertificateAuthority))
+}
+
+// checkEmbedded returns an error if a field of a kubeconfig is the path of a file.
+func checkEmbedded(field, path string) error {
+	if path == "" {
+		return nil
+	}
+	return fmt.Errorf("it refers to a file: its %s is the file %q, which the hub does not have; embed the content with: "+
+		"kubectl config view --flatten --minify --raw", field, path)
 }
 
 // ValidateProxyURL returns an error unless address is a valid proxy-url of a kubeconfig, or "" for none. The error does

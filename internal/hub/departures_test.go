@@ -29,7 +29,7 @@ import (
 // departing is a deregistration that runs beside the test.
 type departing struct {
 	ended     chan struct{}
-	departure join.Departure
+	departure join.DeregisterResult
 	err       error
 }
 
@@ -44,7 +44,7 @@ func (w *world) deregister(r join.DeregisterRequest) *departing {
 }
 
 // wait returns what the deregistration did.
-func (d *departing) wait(w *world) join.Departure {
+func (d *departing) wait(w *world) join.DeregisterResult {
 	w.Helper()
 	<-d.ended
 	w.must(d.err)

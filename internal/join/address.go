@@ -49,7 +49,7 @@ func FindHubAddress(ctx context.Context, hub *rest.Config, given HubAddress) (Hu
 			return HubAddress{}, err
 		}
 	}
-	if found = found.over(given); found.Server == "" {
+	if found = found.merge(given); found.Server == "" {
 		return HubAddress{}, ErrNoHubAddress
 	}
 	return found, nil
@@ -58,7 +58,7 @@ func FindHubAddress(ctx context.Context, hub *rest.Config, given HubAddress) (Hu
 // publishedAddress reads kube-public/cluster-info; empty if it is not there.
 func publishedAddress(ctx context.Context, hub *rest.Config) (HubAddress, error) {
 	hub = rest.CopyConfig(hub)
-	hub.Timeout = requestLimit
+	hub.Timeout = requestTimeout
 	clientset, err := kubernetes.NewForConfig(hub)
 	if err != nil {
 		return HubAddress{}, fmt.Errorf("connect to the hub: %w", err)
@@ -100,9 +100,9 @@ func inCluster(hub *rest.Config) bool {
 	return err == nil && host != "" && address.Host == net.JoinHostPort(host, os.Getenv("KUBERNETES_SERVICE_PORT"))
 }
 
-// over returns a with everything that is set in b laid over it. A certificate authority of b's makes a name of a's
+// merge returns a with everything that is set in b laid over it. A certificate authority of b's makes a name of a's
 // meaningless.
-func (a HubAddress) over(b HubAddress) HubAddress {
+func (a HubAddress) merge(b HubAddress) HubAddress {
 	if len(b.CA) > 0 {
 		a.CA, a.ServerName = b.CA, ""
 	}
@@ -112,7 +112,7 @@ func (a HubAddress) over(b HubAddress) HubAddress {
 
 // with returns the address for an agent with these options.
 func (a HubAddress) with(o AgentOptions) HubAddress {
-	return a.over(HubAddress{Server: o.HubURL, CA: []byte(o.HubCA), ProxyURL: o.ProxyURL})
+	return a.merge(HubAddress{Server: o.HubURL, CA: []byte(o.HubCA), ProxyURL: o.ProxyURL})
 }
 
 // addressFor is what a registration tells the agent: the address that the registration itself uses, with the options

@@ -44,7 +44,7 @@ func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyReques
 		return "", err
 	}
 	// Checked first, since a registration may revoke tokens, which cannot be rolled back.
-	if err := checkReach(ctx, request.Member); err != nil {
+	if err := checkAccess(ctx, request.Member); err != nil {
 		return "", fmt.Errorf("ask the cluster: %w", err)
 	}
 	r, err := newRegistration(hub, request.Request)
@@ -96,7 +96,7 @@ type application struct {
 
 func newApplication(hub client.Client, request ApplyRequest) (*application, error) {
 	config := rest.CopyConfig(request.Member)
-	config.Timeout = reachLimit
+	config.Timeout = accessTimeout
 	member, _, err := newClient(config)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)

@@ -89,7 +89,7 @@ func (a *application) report(state string) {
 
 // readState reads the state of agent and hub. Errors are part of the state, since either may be unavailable for a moment.
 func (a *application) readState(ctx context.Context) (state, version string, isReady bool) {
-	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	ctx, cancel := context.WithTimeout(ctx, accessTimeout)
 	defer cancel()
 	agent, isRolledOut, err := agentState(ctx, a.member)
 	if err != nil {

@@ -31,13 +31,13 @@ const (
 	// renewedKey holds the same kubeconfig as KubeconfigKey, out of reach of a second `kubectl apply` of the manifest,
 	// which puts the manifest's token back there.
 	renewedKey = "renewed-kubeconfig"
-	// lookAgain is the time between two looks into the Secret for another way to the hub.
-	lookAgain = 5 * time.Second
+	// secretPoll is the time between two looks into the Secret for another way to the hub.
+	secretPoll = 5 * time.Second
 	// renewRetryMin and renewRetryMax bound the time between attempts to renew.
 	renewRetryMin = time.Second
 	renewRetryMax = time.Minute
-	// requestLimit is how long the hub, or the member, may take for one request.
-	requestLimit = 15 * time.Second
+	// requestTimeout is how long the hub, or the member, may take for one request.
+	requestTimeout = 15 * time.Second
 )
 
 // ErrSuperseded says that the Secret now holds a later way to the hub than the one in use: the cluster was registered
@@ -128,7 +128,7 @@ func OpenCredential(ctx context.Context, opts CredentialOptions) (*Credential, e
 
 // readCandidate returns the kubeconfig of the Secret whose token was issued last.
 func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	secret, err := opts.Secrets.Get(ctx, opts.Secret, metav1.GetOptions{})
 	if err != nil {
@@ -221,7 +221,7 @@ func (c *Credential) Renew(ctx context.Context) error {
 	if !c.own.Load() {
 		exchanged = c.current.Load().boundTo.UID
 	}
-	if err := c.keep(ctx, text, exchanged); err != nil {
+	if err := c.writeSecret(ctx, text, exchanged); err != nil {
 		return err
 	}
 	fresh := readToken(text)
@@ -234,7 +234,7 @@ func (c *Credential) Renew(ctx context.Context) error {
 // request requests a token that is bound to the anchor Secret. A hub on which the cluster was registered by a release
 // without anchors has no such Secret: an unbound token has to do there.
 func (c *Credential) request(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*requestLimit)
+	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
 	defer cancel()
 	hub, err := corev1client.NewForConfig(c.config)
 	if err != nil {
@@ -265,9 +265,9 @@ func isMissingSecret(err error) bool {
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "secrets"
 }
 
-// keep writes the token into the Secret, and what the manifest's token was bound to.
-func (c *Credential) keep(ctx context.Context, text string, exchanged types.UID) error {
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+// writeSecret writes the token into the Secret, and what the manifest's token was bound to.
+func (c *Credential) writeSecret(ctx context.Context, text string, exchanged types.UID) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	kubeconfig, err := clientcmd.Write(*c.address.kubeconfig(text, c.namespace))
 	if err != nil {
@@ -294,7 +294,7 @@ func (c *Credential) Run(ctx context.Context) error {
 	retry := newRenewBackoff()
 	next := c.firstRenewal()
 	for {
-		look := c.opts.Clock.Now().Add(lookAgain)
+		look := c.opts.Clock.Now().Add(secretPoll)
 		wake := next
 		if look.Before(wake) {
 			wake = look

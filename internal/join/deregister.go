@@ -38,42 +38,42 @@ type DeregisterRequest struct {
 	Request
 	// KeepAddons leaves what is deployed on the cluster, as it is and without our marks.
 	KeepAddons bool
-	// Force leaves behind what cannot be reached, or does not go within 30 s more, when Wait is over; at once, if the
-	// cluster is known to be out of reach.
+	// Force abandons the objects on the member that are not deleted within Wait and 30 s more; at once, if the cluster is
+	// known to be unreachable.
 	Force bool
 	// Wait is how long the hub may take. Zero means DeregisterWait; less than zero, not to wait at all.
 	Wait time.Duration
-	// Progress is told what the hub waits for, whenever that changes; it may be nil.
+	// Progress is called with the reason for which the hub waits, whenever that changes; it may be nil.
 	Progress func(string)
 }
 
-// Departure is what a deregistration did.
-type Departure struct {
-	// Deleted are the objects that are gone from the hub, in the order in which they go.
+// DeregisterResult is the result of a deregistration.
+type DeregisterResult struct {
+	// Deleted are the objects that were deleted on the hub, in order.
 	Deleted []kube.Ref
-	// Left are, for people, the things that stay on the member, one each: because it was asked to keep them, or was not
-	// reached, or did not let go in time. Of the last two it is what was last known to be there.
+	// Left describes the releases and objects that stay on the member, because the request keeps them, or the member was
+	// not reached or did not delete them in time. In the last two cases they are the last known ones.
 	Left []string
-	// Kept are the objects that stay on the hub although their names are those of a registration: others made them.
+	// Kept are objects of other parties on the hub that have the names of a registration's objects.
 	Kept []Kept
 	// Forced says that it was done by force.
 	Forced bool
 }
 
-// Deregister takes a cluster out of the fleet, in either mode. The hub does the work: it withdraws what it deployed,
-// has a pull agent remove itself, and takes back identity and credentials; this follows it. Where no hub looks after
-// the cluster, it takes back the registration itself. It can be interrupted and run again at any time. It returns an
-// error that wraps ErrNotRegistered if there is nothing of the cluster, and one that says what is waited for if the hub
-// is not through in time; the hub goes on then.
-func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Departure, error) {
+// Deregister removes a cluster from the fleet, in either mode. It deletes the SveltosCluster and waits for the hub, which
+// withdraws its deployments, lets a pull agent remove itself, and deletes identity and credentials. If no hub reconciles
+// the cluster, Deregister deletes the registration itself. It can be interrupted and called again at any time. It returns
+// ErrNotRegistered if the hub has no object of the cluster, and ErrGoesOn, with the reason, if the hub has not finished
+// in time; the hub continues then.
+func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (DeregisterResult, error) {
 	if err := r.Validate(); err != nil {
-		return Departure{}, err
+		return DeregisterResult{}, err
 	}
 	hubClient, resources, err := newClient(hub)
 	if err != nil {
-		return Departure{}, fmt.Errorf("connect to the hub: %w", err)
+		return DeregisterResult{}, fmt.Errorf("connect to the hub: %w", err)
 	}
-	d := &departure{hubClient: hubClient, resources: resources, request: r}
+	d := &deregistration{hubClient: hubClient, resources: resources, request: r}
 	if err := d.run(ctx); err != nil {
 		return d.done, fmt.Errorf("deregister cluster %s: %w", r.key(), err)
 	}
@@ -83,23 +83,23 @@ func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Dep
 	return d.done, nil
 }
 
-// departure is one deregistration.
-type departure struct {
+// deregistration is one run of Deregister.
+type deregistration struct {
 	hubClient client.WithWatch
 	resources foreign.Resources
 	request   DeregisterRequest
-	done      Departure
+	done      DeregisterResult
 	// deployed is what the member was known to have at first.
 	deployed []string
-	// held says that a hub looked after the cluster, which tells what it leaves behind.
-	held bool
-	// told is what progress was told last.
-	told string
-	// moved says that a hub has done something to the cluster since.
-	moved bool
+	// hadHub is true if a hub reconciled the cluster, which then records the objects that it leaves on the member.
+	hadHub bool
+	// progress is the argument of the last call of Progress.
+	progress string
+	// hasHubChange says that a hub has done something to the cluster since.
+	hasHubChange bool
 }
 
-func (d *departure) run(ctx context.Context) error {
+func (d *deregistration) run(ctx context.Context) error {
 	cluster, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 	if err != nil {
 		return err
@@ -111,23 +111,23 @@ func (d *departure) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if d.deployed, err = deployedOn(ctx, d.hubClient, d.request.Request); err != nil {
+	if d.deployed, err = readDeployed(ctx, d.hubClient, d.request.Request); err != nil {
 		return err
 	}
-	d.held = controllerutil.ContainsFinalizer(cluster, kube.FinalizerCluster)
-	if err := d.ask(ctx, cluster); err != nil {
+	d.hadHub = controllerutil.ContainsFinalizer(cluster, kube.FinalizerCluster)
+	if err := d.requestDeletion(ctx, cluster); err != nil {
 		return err
 	}
-	if err := d.follow(ctx, cluster); err != nil {
+	if err := d.awaitDeletion(ctx, cluster); err != nil {
 		return err
 	}
-	return d.conclude(ctx, cluster, before)
+	return d.finish(ctx, cluster, before)
 }
 
 // present reads what is there that is to be deleted, in the order in which it goes.
-func (d *departure) present(ctx context.Context, cluster *libv1beta1.SveltosCluster) ([]client.Object, error) {
+func (d *deregistration) present(ctx context.Context, cluster *libv1beta1.SveltosCluster) ([]client.Object, error) {
 	r := newRetraction(d.hubClient, d.resources, cluster)
-	foreign, _, err := r.foreign(ctx)
+	foreign, _, err := r.foreignObjects(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -135,13 +135,13 @@ func (d *departure) present(ctx context.Context, cluster *libv1beta1.SveltosClus
 	return append(foreign, own...), err
 }
 
-// ask tells the hub, by way of the SveltosCluster, that the cluster is to go.
-func (d *departure) ask(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+// requestDeletion tells the hub, by way of the SveltosCluster, that the cluster is to go.
+func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	var options []string
 	if d.request.KeepAddons {
 		options = append(options, kube.DeregisterKeep)
 	}
-	away, err := d.outOfReach(ctx, cluster)
+	away, err := d.isUnreachable(ctx, cluster)
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (d *departure) ask(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 		d.done.Forced = true
 	}
 	if !cluster.DeletionTimestamp.IsZero() {
-		return AnnotateDeparture(ctx, d.hubClient, cluster, options...)
+		return AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
 	}
 	// The hub must know how before it knows that. Whoever may not delete must not leave behind how, for others who delete
 	// it later.
@@ -158,18 +158,18 @@ func (d *departure) ask(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 		return err
 	}
 	before := cluster.DeepCopy()
-	err = AnnotateDeparture(ctx, d.hubClient, cluster, options...)
+	err = AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
 	if err == nil {
 		err = d.remove(ctx, cluster)
 	}
 	if err != nil {
-		return errors.Join(err, d.unannotate(ctx, before))
+		return errors.Join(err, d.restoreAnnotation(ctx, before))
 	}
 	return nil
 }
 
 // remove deletes the SveltosCluster, if it is still the same.
-func (d *departure) remove(ctx context.Context, cluster *libv1beta1.SveltosCluster, options ...client.DeleteOption) error {
+func (d *deregistration) remove(ctx context.Context, cluster *libv1beta1.SveltosCluster, options ...client.DeleteOption) error {
 	options = append(options, client.Preconditions{UID: &cluster.UID})
 	if err := d.hubClient.Delete(ctx, cluster.DeepCopy(), options...); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete SveltosCluster %s: %w", d.request.key(), err)
@@ -177,10 +177,10 @@ func (d *departure) remove(ctx context.Context, cluster *libv1beta1.SveltosClust
 	return nil
 }
 
-// unannotate makes what a cluster that is not deleted says of its deregistration what it was before. It also works
+// restoreAnnotation makes what a cluster that is not deleted says of its deregistration what it was before. It also works
 // after ctx was cancelled.
-func (d *departure) unannotate(ctx context.Context, before *libv1beta1.SveltosCluster) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reachLimit)
+func (d *deregistration) restoreAnnotation(ctx context.Context, before *libv1beta1.SveltosCluster) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), accessTimeout)
 	defer cancel()
 	now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 	if err != nil || !found || now.UID != before.UID || !now.DeletionTimestamp.IsZero() {
@@ -201,9 +201,9 @@ func (d *departure) unannotate(ctx context.Context, before *libv1beta1.SveltosCl
 	return nil
 }
 
-// AnnotateDeparture adds options, values of kube.AnnotationDeregister, to those that cluster has. hub must read from
+// AddDeregisterOptions adds options, values of kube.AnnotationDeregister, to those that cluster has. hub must read from
 // the API server.
-func AnnotateDeparture(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster, options ...string) error {
+func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster, options ...string) error {
 	have := strings.FieldsFunc(cluster.Annotations[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
 	want := slices.Clone(have)
 	for _, option := range options {
@@ -225,9 +225,9 @@ func AnnotateDeparture(ctx context.Context, hub client.Client, cluster *libv1bet
 	return nil
 }
 
-// outOfReach returns true if the hub does not reach the member: it is Down, or its agent has never connected. A pull
+// isUnreachable returns true if the hub does not reach the member: it is Down, or its agent has never connected. A pull
 // member whose checks fail is Down too, and its agent is at work.
-func (d *departure) outOfReach(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
+func (d *deregistration) isUnreachable(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
 	status := cluster.Status
 	down := status.ConnectionStatus == libv1beta1.ConnectionDown
 	if !cluster.Spec.PullMode {
@@ -245,9 +245,9 @@ func (d *departure) outOfReach(ctx context.Context, cluster *libv1beta1.SveltosC
 	return lease.Spec.RenewTime == nil, nil
 }
 
-// conclude takes back what no hub did, and says what is gone: the SveltosCluster, what the hub deleted, and what this
+// finish takes back what no hub did, and says what is gone: the SveltosCluster, what the hub deleted, and what this
 // deleted.
-func (d *departure) conclude(ctx context.Context, cluster *libv1beta1.SveltosCluster, before []client.Object) error {
+func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.SveltosCluster, before []client.Object) error {
 	rest, err := d.retract(ctx, cluster)
 	if err != nil {
 		return err
@@ -260,7 +260,7 @@ func (d *departure) conclude(ctx context.Context, cluster *libv1beta1.SveltosClu
 			d.done.Deleted = append(d.done.Deleted, ref)
 		}
 	}
-	if err := d.noteNamespace(ctx, cluster); err != nil {
+	if err := d.recordNamespace(ctx, cluster); err != nil {
 		return err
 	}
 	for _, ref := range rest.Deleted {
@@ -268,27 +268,27 @@ func (d *departure) conclude(ctx context.Context, cluster *libv1beta1.SveltosClu
 			d.done.Deleted = append(d.done.Deleted, ref)
 		}
 	}
-	d.done.Left = d.left(cluster)
+	d.done.Left = d.remaining(cluster)
 	return nil
 }
 
-// left lists what stays on the member: what the hub says that it left, and what was to be kept. Where no hub looked
+// remaining lists what stays on the member: what the hub says that it left, and what was to be kept. Where no hub looked
 // after the cluster, nobody took anything away.
-func (d *departure) left(cluster *libv1beta1.SveltosCluster) []string {
+func (d *deregistration) remaining(cluster *libv1beta1.SveltosCluster) []string {
 	var kept []string
-	if d.request.KeepAddons || !d.held {
+	if d.request.KeepAddons || !d.hadHub {
 		kept = d.deployed
 	}
-	left := union(kept, LeftBehind(cluster))
+	left := union(kept, ListLeftBehind(cluster))
 	came := cluster.Status.Ready || cluster.Status.AgentLastReportTime != nil
-	if !d.held && cluster.Spec.PullMode && came && cluster.Status.AgentRemovedAt == nil {
+	if !d.hadHub && cluster.Spec.PullMode && came && cluster.Status.AgentRemovedAt == nil {
 		left = union(left, []string{AgentLeft})
 	}
 	return left
 }
 
-// noteNamespace adds the namespace that was made for the deliveries of the cluster, if it went too.
-func (d *departure) noteNamespace(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+// recordNamespace adds the namespace that was made for the deliveries of the cluster, if it went too.
+func (d *deregistration) recordNamespace(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	namespace := &corev1.Namespace{ObjectMeta: named("", deliveryNamespace(cluster))}
 	if !cluster.Spec.PullMode || namespace.Name == cluster.Namespace {
 		return nil
@@ -304,7 +304,7 @@ func (d *departure) noteNamespace(ctx context.Context, cluster *libv1beta1.Svelt
 }
 
 // retract takes the registration back unless the cluster was registered again meanwhile.
-func (d *departure) retract(ctx context.Context, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
+func (d *deregistration) retract(ctx context.Context, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
 	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 	if err != nil || found {
 		return Retracted{}, err
@@ -313,8 +313,8 @@ func (d *departure) retract(ctx context.Context, cluster *libv1beta1.SveltosClus
 }
 
 // cleanUp takes back what is left of a cluster whose SveltosCluster is gone.
-func (d *departure) cleanUp(ctx context.Context) error {
-	delivery, err := rememberedDelivery(ctx, d.hubClient, d.request.Request)
+func (d *deregistration) cleanUp(ctx context.Context) error {
+	delivery, err := findDelivery(ctx, d.hubClient, d.request.Request)
 	if err != nil {
 		return err
 	}
@@ -326,8 +326,8 @@ func (d *departure) cleanUp(ctx context.Context) error {
 	return err
 }
 
-// rememberedDelivery finds a cluster's delivery namespace when its SveltosCluster is gone.
-func rememberedDelivery(ctx context.Context, hub client.Client, r Request) (string, error) {
+// findDelivery finds a cluster's delivery namespace when its SveltosCluster is gone.
+func findDelivery(ctx context.Context, hub client.Client, r Request) (string, error) {
 	account := &corev1.ServiceAccount{}
 	err := hub.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: r.Name}, account)
 	if client.IgnoreNotFound(err) != nil {

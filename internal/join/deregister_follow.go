@@ -19,22 +19,22 @@ import (
 )
 
 const (
-	// forcedWait is how long the hub may take to let go of a cluster by force: it waits 20 s for withdrawals and 10 s for
+	// forcedTimeout is how long the hub may take to let go of a cluster by force: it waits 20 s for withdrawals and 10 s for
 	// the agent, and looks first for 10 s whether the member answers.
-	forcedWait = 45 * time.Second
-	// takenUpWait is how long a hub may take to begin with that: another one takes over within 15 s, and asks the member
+	forcedTimeout = 45 * time.Second
+	// takeoverTimeout is how long a hub may take to begin with that: another one takes over within 15 s, and asks the member
 	// for 10 s first.
-	takenUpWait = 30 * time.Second
-	// leadGrace is how long after its end a leader's Lease may still be about to be taken over.
-	leadGrace = 4 * time.Second
-	// watchLimit is how long one watch of a cluster that is leaving lasts: its connection can be lost unnoticed.
-	watchLimit = 10 * time.Second
-	// departurePoll is the time between two looks at a cluster that is leaving and cannot be watched.
-	departurePoll = 300 * time.Millisecond
+	takeoverTimeout = 30 * time.Second
+	// leaseGrace is how long after its end a leader's Lease may still be about to be taken over.
+	leaseGrace = 4 * time.Second
+	// watchTimeout is how long one watch of a cluster that is leaving lasts: its connection can be lost unnoticed.
+	watchTimeout = 10 * time.Second
+	// deregisterPoll is the time between two looks at a cluster that is leaving and cannot be watched.
+	deregisterPoll = 300 * time.Millisecond
 )
 
-// follow waits until the SveltosCluster is gone. When time is up it uses force, if that is asked for.
-func (d *departure) follow(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+// awaitDeletion waits until the SveltosCluster is gone. When time is up it uses force, if that is asked for.
+func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	limit := d.request.Wait
 	switch {
 	case limit == 0:
@@ -50,28 +50,28 @@ func (d *departure) follow(ctx context.Context, cluster *libv1beta1.SveltosClust
 		return d.overdue(ctx, cluster)
 	}
 	d.done.Forced = true
-	if err := AnnotateDeparture(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
+	if err := AddDeregisterOptions(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	if d.noHub(ctx, cluster) {
+	if d.hasNoHub(ctx, cluster) {
 		return d.overdue(ctx, cluster)
 	}
-	for _, limit := range []time.Duration{takenUpWait, forcedWait - takenUpWait} {
+	for _, limit := range []time.Duration{takeoverTimeout, forcedTimeout - takeoverTimeout} {
 		gone, err = d.await(ctx, cluster, limit)
 		if err != nil || gone {
 			return err
 		}
-		if !d.moved {
+		if !d.hasHubChange {
 			break
 		}
 	}
 	return d.overdue(ctx, cluster)
 }
 
-// noHub says whether it is known that no hub looks after the cluster: nothing has happened to it, and the Lease of its
+// hasNoHub says whether it is known that no hub looks after the cluster: nothing has happened to it, and the Lease of its
 // shard's hubs has ended.
-func (d *departure) noHub(ctx context.Context, cluster *libv1beta1.SveltosCluster) bool {
-	if d.moved {
+func (d *deregistration) hasNoHub(ctx context.Context, cluster *libv1beta1.SveltosCluster) bool {
+	if d.hasHubChange {
 		return false
 	}
 	name := "towline-hub"
@@ -84,22 +84,22 @@ func (d *departure) noHub(ctx context.Context, cluster *libv1beta1.SveltosCluste
 		return false
 	}
 	life := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second
-	return time.Since(lease.Spec.RenewTime.Time) > life+leadGrace
+	return time.Since(lease.Spec.RenewTime.Time) > life+leaseGrace
 }
 
-// see notes what cluster is now, and whether a hub has changed it.
-func (d *departure) see(cluster, now *libv1beta1.SveltosCluster) {
+// observe records what cluster is now, and whether a hub has changed it.
+func (d *deregistration) observe(cluster, now *libv1beta1.SveltosCluster) {
 	done := func(c *libv1beta1.SveltosCluster) []string {
 		a := c.Annotations
 		return []string{a[kube.AnnotationDeregister], a[kube.AnnotationDeadline], a[kube.AnnotationAgentOrder], a[kube.AnnotationLeftBehind], strings.Join(c.Finalizers, ","), c.Status.FailureMessage}
 	}
-	d.moved = d.moved || !slices.Equal(done(cluster), done(now))
+	d.hasHubChange = d.hasHubChange || !slices.Equal(done(cluster), done(now))
 	now.DeepCopyInto(cluster)
 }
 
 // await looks until the SveltosCluster is gone, or another one, for no longer than limit. cluster is kept as it was
 // seen last.
-func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (gone bool, err error) {
+func (d *deregistration) await(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (gone bool, err error) {
 	uid := cluster.UID
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -112,23 +112,23 @@ func (d *departure) await(ctx context.Context, cluster *libv1beta1.SveltosCluste
 		if !found || now.UID != uid {
 			return true, nil
 		}
-		d.see(cluster, now)
-		d.tell(cluster)
+		d.observe(cluster, now)
+		d.reportProgress(cluster)
 		if limited.Err() == nil && d.watch(limited, cluster) {
 			return true, nil
 		}
 		select {
 		case <-limited.Done():
 			return false, ctx.Err()
-		case <-time.After(departurePoll):
+		case <-time.After(deregisterPoll):
 		}
 	}
 }
 
 // watch sees every change of cluster, so that what is written last is not missed. It returns true when cluster is gone,
-// and false if it cannot be watched any longer, or ctx ended, or the watch has lasted for watchLimit.
-func (d *departure) watch(ctx context.Context, cluster *libv1beta1.SveltosCluster) (gone bool) {
-	ctx, cancel := context.WithTimeout(ctx, watchLimit)
+// and false if it cannot be watched any longer, or ctx ended, or the watch has lasted for watchTimeout.
+func (d *deregistration) watch(ctx context.Context, cluster *libv1beta1.SveltosCluster) (gone bool) {
+	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 	defer cancel()
 	from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: cluster.ResourceVersion}}
 	changes, err := d.hubClient.Watch(ctx, &libv1beta1.SveltosClusterList{}, from,
@@ -146,27 +146,27 @@ func (d *departure) watch(ctx context.Context, cluster *libv1beta1.SveltosCluste
 			now.DeepCopyInto(cluster)
 			return true
 		}
-		d.see(cluster, now)
-		d.tell(cluster)
+		d.observe(cluster, now)
+		d.reportProgress(cluster)
 	}
 	return false
 }
 
-func (d *departure) tell(cluster *libv1beta1.SveltosCluster) {
+func (d *deregistration) reportProgress(cluster *libv1beta1.SveltosCluster) {
 	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
 	if !waiting || d.request.Progress == nil {
 		return
 	}
-	if message != d.told {
-		d.told = message
+	if message != d.progress {
+		d.progress = message
 		d.request.Progress("waiting for " + message)
 	}
 }
 
 // overdue says why the cluster is still there.
-func (d *departure) overdue(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+func (d *deregistration) overdue(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
-	if !waiting || d.done.Forced && !d.moved || d.noHub(ctx, cluster) {
+	if !waiting || d.done.Forced && !d.hasHubChange || d.hasNoHub(ctx, cluster) {
 		shard := "the default shard"
 		if key := fleet.FromSveltosCluster(cluster).Shard; key != "" {
 			shard = "shard " + key

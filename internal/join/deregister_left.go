@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// AgentLeft is what people are told of an agent that stays on its member.
+	// AgentLeft describes an agent that stays on its member.
 	AgentLeft = "the agent, in namespace " + kube.AgentNamespace
 	// maxLeft is how many bytes the list of what is left behind may take: a quarter of what the annotations of an object
 	// may.
@@ -24,19 +24,19 @@ const (
 	moreLeft = "more than can be listed here"
 )
 
-// deployedOn lists what is deployed on a cluster, for people: its releases and objects.
-func deployedOn(ctx context.Context, hub client.Client, r Request) ([]string, error) {
+// readDeployed describes the releases and objects that are deployed on a cluster.
+func readDeployed(ctx context.Context, hub client.Client, r Request) ([]string, error) {
 	inventory := &configv1beta1.ClusterConfiguration{}
 	err := hub.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: "sveltos--" + r.Name}, inventory)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read what is deployed on cluster %s: %w", r.key(), err)
 	}
-	return Deployed(inventory.Status, func(string, string, libv1beta1.FeatureID) bool { return true }), nil
+	return ListDeployed(inventory.Status, func(string, string, libv1beta1.FeatureID) bool { return true }), nil
 }
 
-// Deployed lists for people, of what inventory has, the releases and objects of those features that wanted accepts by
-// the kind and the name of their profile and by themselves.
-func Deployed(inventory configv1beta1.ClusterConfigurationStatus, wanted func(kind, profile string, feature libv1beta1.FeatureID) bool) []string {
+// ListDeployed describes the releases and objects in inventory of the features for which wanted returns true. It gets the
+// kind and the name of the profile.
+func ListDeployed(inventory configv1beta1.ClusterConfigurationStatus, wanted func(kind, profile string, feature libv1beta1.FeatureID) bool) []string {
 	var all []string
 	add := func(kind, profile string, features []configv1beta1.DeployedFeature) {
 		for _, feature := range features {
@@ -69,20 +69,20 @@ func deployedBy(feature configv1beta1.DeployedFeature) []string {
 	return all
 }
 
-// LeftBehind lists, for people, what the hub has left on the member of a cluster that is deregistered by force.
-func LeftBehind(cluster client.Object) []string {
+// ListLeftBehind describes the objects that the hub has left on the member of a cluster that is deregistered by force.
+func ListLeftBehind(cluster client.Object) []string {
 	var left []string
-	// What somebody else wrote there is no list of ours.
+	// Other parties can write this annotation.
 	if err := json.Unmarshal([]byte(cluster.GetAnnotations()[kube.AnnotationLeftBehind]), &left); err != nil {
 		return nil
 	}
 	return left
 }
 
-// LeaveBehind adds to what LeftBehind lists, before the cluster object goes, and returns it as it is then. It fails
-// with a conflict if cluster is not as it was read. A list that is too long is cut, and says so.
-func LeaveBehind[T client.Object](ctx context.Context, hub client.Client, cluster T, left ...string) (T, error) {
-	all := union(LeftBehind(cluster), left)
+// RecordLeftBehind adds to the list of ListLeftBehind, before the cluster object is deleted, and returns the updated
+// object. It fails with a conflict if cluster has been changed since it was read. A list that is too long is truncated.
+func RecordLeftBehind[T client.Object](ctx context.Context, hub client.Client, cluster T, left ...string) (T, error) {
+	all := union(ListLeftBehind(cluster), left)
 	text, err := json.Marshal(all)
 	for err == nil && len(text) > maxLeft {
 		all = append(all[:len(all)/2], moreLeft)

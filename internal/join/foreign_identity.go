@@ -20,14 +20,14 @@ import (
 // defaultAccount is the ServiceAccount that Kubernetes gives every namespace.
 const defaultAccount = "default"
 
-// Kept is an object on the hub that a deregistration leaves in place: it has a name that the registration of the
-// cluster gives, but no registration of Towline made it, and it is not known to be for this cluster alone.
+// Kept is an object on the hub that a deregistration does not delete: it has the name of an object of the cluster's
+// registration, but no registration of Towline created it, and it may have other users.
 type Kept struct {
 	Ref    kube.Ref
 	Reason string
 }
 
-// String says why the object stays, and how to delete it.
+// String returns the reason, and the command that deletes the object.
 func (k Kept) String() string {
 	command := "kubectl delete " + strings.ToLower(k.Ref.Kind) + " " + k.Ref.Name
 	if k.Ref.Namespace != "" {
@@ -82,12 +82,12 @@ func (i *foreignIdentity) objects() []client.Object {
 // bindings are last: they tell whose the other objects are, also after an interruption.
 func (i *foreignIdentity) decide() []decision {
 	all := []decision{
-		{i.account, i.whyAccountStays()},
-		{i.token, i.whyTokenStays()},
-		{i.role, i.whyRoleStays(i.role, i.role.Rules)},
-		{i.clusterRole, i.whyRoleStays(i.clusterRole, i.clusterRole.Rules)},
-		{i.binding, i.whyBindingStays(grantOf(i.binding))},
-		{i.clusterBinding, i.whyBindingStays(clusterGrantOf(i.clusterBinding))},
+		{i.account, i.accountReason()},
+		{i.token, i.tokenReason()},
+		{i.role, i.roleReason(i.role, i.role.Rules)},
+		{i.clusterRole, i.roleReason(i.clusterRole, i.clusterRole.Rules)},
+		{i.binding, i.bindingReason(grantOf(i.binding))},
+		{i.clusterBinding, i.bindingReason(clusterGrantOf(i.clusterBinding))},
 	}
 	if i.unknown != "" {
 		for n := range all {
@@ -109,18 +109,18 @@ func (i *foreignIdentity) isUnrelated(obj client.Object) bool {
 	case i.account:
 		return obj.GetName() == defaultAccount
 	case i.clusterBinding:
-		return !i.names(i.clusterBinding.Subjects)
+		return !i.hasAccount(i.clusterBinding.Subjects)
 	case i.clusterRole:
 		if i.clusterBinding.UID == "" {
 			return !isAgentRules(i.clusterRole.Rules)
 		}
-		return !i.names(i.clusterBinding.Subjects)
+		return !i.hasAccount(i.clusterBinding.Subjects)
 	}
 	return false
 }
 
-// whyAccountStays returns "" if nothing but the cluster's agent uses the ServiceAccount.
-func (i *foreignIdentity) whyAccountStays() string {
+// accountReason returns "" if nothing but the cluster's agent uses the ServiceAccount.
+func (i *foreignIdentity) accountReason() string {
 	if i.account.Name == defaultAccount {
 		return "every namespace has one"
 	}
@@ -128,7 +128,7 @@ func (i *foreignIdentity) whyAccountStays() string {
 		return owner
 	}
 	for _, g := range i.grants {
-		if i.names(g.subjects) && !i.isAgents(g) {
+		if i.hasAccount(g.subjects) && !i.isAgentBinding(g) {
 			return g.String() + " names it"
 		}
 	}
@@ -136,22 +136,22 @@ func (i *foreignIdentity) whyAccountStays() string {
 		return i.users[0] + " uses it"
 	}
 	// A binding of ours says nothing of a ServiceAccount that somebody put in the place of ours.
-	bound := isForeign(i.binding) && i.isAgents(grantOf(i.binding)) || i.isAgents(clusterGrantOf(i.clusterBinding))
+	bound := isForeign(i.binding) && i.isAgentBinding(grantOf(i.binding)) || i.isAgentBinding(clusterGrantOf(i.clusterBinding))
 	if bound || i.holdsToken() {
 		return ""
 	}
 	return "nothing shows that it is the agent's"
 }
 
-// whyTokenStays returns "" if the Secret holds a token of a ServiceAccount that does not stay.
-func (i *foreignIdentity) whyTokenStays() string {
+// tokenReason returns "" if the Secret holds a token of a ServiceAccount that does not stay.
+func (i *foreignIdentity) tokenReason() string {
 	if owner := otherOwner(i.token, i.request); owner != "" {
 		return owner
 	}
 	if !i.holdsToken() {
 		return "it is not for a token of ServiceAccount " + i.request.key()
 	}
-	if isForeign(i.account) && i.whyAccountStays() != "" {
+	if isForeign(i.account) && i.accountReason() != "" {
 		return "it is for a token of ServiceAccount " + i.request.key() + ", which stays"
 	}
 	return ""
@@ -162,8 +162,8 @@ func (i *foreignIdentity) holdsToken() bool {
 		i.token.Annotations[corev1.ServiceAccountNameKey] == i.request.Name
 }
 
-// whyRoleStays returns "" if role is an agent's and no binding grants it that stays.
-func (i *foreignIdentity) whyRoleStays(role client.Object, rules []rbacv1.PolicyRule) string {
+// roleReason returns "" if role is an agent's and no binding grants it that stays.
+func (i *foreignIdentity) roleReason(role client.Object, rules []rbacv1.PolicyRule) string {
 	if owner := otherOwner(role, i.request); owner != "" {
 		return owner
 	}
@@ -174,19 +174,19 @@ func (i *foreignIdentity) whyRoleStays(role client.Object, rules []rbacv1.Policy
 		return "no ClusterRoleBinding says for which agent it is"
 	}
 	for _, g := range i.grants {
-		if g.binds(role) && (!i.isAgents(g) || isForeign(g) && i.whyBindingStays(g) != "") {
+		if g.binds(role) && (!i.isAgentBinding(g) || isForeign(g) && i.bindingReason(g) != "") {
 			return g.String() + " grants it"
 		}
 	}
 	return ""
 }
 
-// whyBindingStays returns "" if g grants the agent's role to the agent's ServiceAccount and does nothing else.
-func (i *foreignIdentity) whyBindingStays(g grant) string {
+// bindingReason returns "" if g grants the agent's role to the agent's ServiceAccount and does nothing else.
+func (i *foreignIdentity) bindingReason(g grant) string {
 	if owner := otherOwner(g, i.request); owner != "" {
 		return owner
 	}
-	if !i.isAgents(g) {
+	if !i.isAgentBinding(g) {
 		role := strings.TrimSuffix(g.kind, "Binding") + " " + g.GetName()
 		return fmt.Sprintf("it does not grant %s, as an agent has it, to ServiceAccount %s", role, i.request.key())
 	}
@@ -196,9 +196,9 @@ func (i *foreignIdentity) whyBindingStays(g grant) string {
 	return ""
 }
 
-// isAgents says whether g is a binding that a registration gives to the agent, be it Sveltos' or ours.
-func (i *foreignIdentity) isAgents(g grant) bool {
-	if !i.names(g.subjects) {
+// isAgentBinding says whether g is a binding that a registration gives to the agent, be it Sveltos' or ours.
+func (i *foreignIdentity) isAgentBinding(g grant) bool {
+	if !i.hasAccount(g.subjects) {
 		return false
 	}
 	switch g.GetUID() {
@@ -212,8 +212,8 @@ func (i *foreignIdentity) isAgents(g grant) bool {
 	return g.GetLabels()[registrationLabel] == i.request.Name
 }
 
-// names says whether the ServiceAccount is one of subjects.
-func (i *foreignIdentity) names(subjects []rbacv1.Subject) bool {
+// hasAccount says whether the ServiceAccount is one of subjects.
+func (i *foreignIdentity) hasAccount(subjects []rbacv1.Subject) bool {
 	return slices.ContainsFunc(subjects, func(s rbacv1.Subject) bool {
 		if s.Kind == rbacv1.UserKind {
 			return s.Name == "system:serviceaccount:"+i.request.Namespace+":"+i.request.Name
@@ -269,14 +269,15 @@ func (g grant) binds(role client.Object) bool {
 	return g.ref.Kind == "Role" && g.ref.Name == role.GetName() && g.GetNamespace() == role.GetNamespace()
 }
 
-// deleteForeign deletes the identity that somebody else made for the cluster's agent, and notes what stays.
+// deleteForeign deletes the identity that another party created for the cluster's agent, and records the objects that
+// stay.
 func (r *retraction) deleteForeign(ctx context.Context) error {
-	remove, kept, err := r.foreign(ctx)
+	toDelete, kept, err := r.foreignObjects(ctx)
 	if err != nil {
 		return err
 	}
 	r.done.Kept = kept
-	for _, obj := range remove {
+	for _, obj := range toDelete {
 		if err := r.deleteObject(ctx, obj); err != nil {
 			return err
 		}
@@ -284,70 +285,61 @@ func (r *retraction) deleteForeign(ctx context.Context) error {
 	return nil
 }
 
-// foreign reads what others made under the names of a registration: the identity that goes, and what stays.
-func (r *retraction) foreign(ctx context.Context) (remove []client.Object, kept []Kept, err error) {
+// foreignObjects reads the objects of other parties that have the names of a registration.
+func (r *retraction) foreignObjects(ctx context.Context) (toDelete []client.Object, kept []Kept, err error) {
 	identity, err := r.foreignIdentity(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	decisions := identity.decide()
+	// A Secret with the hub's credentials for the cluster, or its certificate authority, may have other users.
 	for _, name := range []string{r.kubeconfigSecret(), AuthoritySecret(r.request.Name)} {
-		decided, err := r.decideSecret(ctx, name)
-		if err != nil {
+		secret := &corev1.Secret{}
+		if _, err := read(ctx, r.hub, secret, client.ObjectKey{Namespace: r.request.Namespace, Name: name}); err != nil {
 			return nil, nil, err
 		}
-		decisions = append(decisions, decided...)
+		if !isForeign(secret) {
+			continue
+		}
+		reason := "Towline did not make it"
+		users, err := r.clustersUsing(ctx, name)
+		if err != nil && !apierrors.IsForbidden(err) {
+			return nil, nil, err
+		}
+		if len(users) > 0 {
+			reason = users[0] + " uses it, too"
+		}
+		decisions = append(decisions, decision{secret, reason})
 	}
 	for _, d := range decisions {
 		if d.reason == "" {
-			remove = append(remove, d.obj)
+			toDelete = append(toDelete, d.obj)
 			continue
 		}
 		kept = append(kept, Kept{Ref: refOf(r.hub, d.obj), Reason: d.reason})
 	}
-	return remove, kept, nil
+	return toDelete, kept, nil
 }
 
-// decideSecret decides on a Secret by which the hub gets to the cluster, or trusts it: one that Towline did not make is
-// a person's, who may have it from anywhere.
-func (r *retraction) decideSecret(ctx context.Context, name string) ([]decision, error) {
-	secret := &corev1.Secret{ObjectMeta: named(r.request.Namespace, name)}
-	err := r.hub.Get(ctx, client.ObjectKeyFromObject(secret), secret)
-	if client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("read Secret %s: %w", client.ObjectKeyFromObject(secret), err)
-	}
-	if !isForeign(secret) {
-		return nil, nil
-	}
-	readers, err := r.clustersReading(ctx, name)
-	if err != nil && !apierrors.IsForbidden(err) {
-		return nil, err
-	}
-	if len(readers) > 0 {
-		return []decision{{secret, readers[0] + " uses it, too"}}, nil
-	}
-	return []decision{{secret, "Towline did not make it"}}, nil
-}
-
-// foreignIdentity reads the identity that somebody else made for the cluster's agent, and who uses it.
+// foreignIdentity reads the identity that another party created for the cluster's agent, and its users.
 func (r *retraction) foreignIdentity(ctx context.Context) (*foreignIdentity, error) {
 	identity := newForeignIdentity(r.request)
 	if !r.cluster.Spec.PullMode {
 		return identity, nil
 	}
-	foreign := false
+	exists := false
 	for _, obj := range identity.objects() {
-		err := client.IgnoreNotFound(r.hub.Get(ctx, client.ObjectKeyFromObject(obj), obj))
+		_, err := read(ctx, r.hub, obj, client.ObjectKeyFromObject(obj))
 		if apierrors.IsForbidden(err) {
 			identity.unknown = err.Error()
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
+			return nil, err
 		}
-		foreign = foreign || isForeign(obj)
+		exists = exists || isForeign(obj)
 	}
-	if !foreign {
+	if !exists {
 		return identity, nil
 	}
 	err := r.readUsers(ctx, identity)
@@ -357,7 +349,7 @@ func (r *retraction) foreignIdentity(ctx context.Context) (*foreignIdentity, err
 	return identity, err
 }
 
-// readUsers reads who uses the identity.
+// readUsers reads the users of the identity.
 func (r *retraction) readUsers(ctx context.Context, identity *foreignIdentity) error {
 	var bindings rbacv1.RoleBindingList
 	if err := r.hub.List(ctx, &bindings); err != nil {
@@ -373,54 +365,52 @@ func (r *retraction) readUsers(ctx context.Context, identity *foreignIdentity) e
 	for n := range clusterBindings.Items {
 		identity.grants = append(identity.grants, clusterGrantOf(&clusterBindings.Items[n]))
 	}
-	readers, err := r.clustersReading(ctx, r.request.Name)
+	clusters, err := r.clustersUsing(ctx, r.request.Name)
 	if err != nil {
 		return err
 	}
 	workloads, err := r.workloads(ctx)
-	identity.users = slices.Concat(readers, workloads)
+	identity.users = slices.Concat(clusters, workloads)
 	return err
 }
 
-// clustersReading names the other clusters that have their kubeconfig in a Secret of the cluster's namespace.
-func (r *retraction) clustersReading(ctx context.Context, secret string) ([]string, error) {
+// clustersUsing returns the names of the other clusters whose kubeconfig is in this Secret of the cluster's namespace.
+func (r *retraction) clustersUsing(ctx context.Context, secret string) ([]string, error) {
 	var clusters libv1beta1.SveltosClusterList
 	if err := r.hub.List(ctx, &clusters, client.InNamespace(r.request.Namespace)); err != nil {
 		return nil, fmt.Errorf("list SveltosClusters in namespace %s: %w", r.request.Namespace, err)
 	}
-	var readers []string
+	var users []string
 	for n := range clusters.Items {
 		if other := &clusters.Items[n]; other.Name != r.request.Name && other.Spec.KubeconfigName == secret {
-			readers = append(readers, "SveltosCluster "+client.ObjectKeyFromObject(other).String())
+			users = append(users, "SveltosCluster "+client.ObjectKeyFromObject(other).String())
 		}
 	}
-	return readers, nil
+	return users, nil
 }
 
-// workloads names what runs with the ServiceAccount, or will when its time comes.
+// workloads returns the names of the workloads that use the ServiceAccount.
 func (r *retraction) workloads(ctx context.Context) ([]string, error) {
-	template := []string{"spec", "template", "spec"}
-	kinds := []struct {
-		gvk  schema.GroupVersionKind
-		spec []string
-	}{
-		{schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"}, template},
-		{schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "StatefulSet"}, template},
-		{schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSet"}, template},
-		{schema.GroupVersionKind{Group: "batch", Version: "v1", Kind: "CronJob"}, []string{"spec", "jobTemplate", "spec", "template", "spec"}},
-		{schema.GroupVersionKind{Group: "batch", Version: "v1", Kind: "Job"}, template},
-		{schema.GroupVersionKind{Version: "v1", Kind: "Pod"}, []string{"spec"}},
-	}
 	var users []string
-	for _, kind := range kinds {
+	for _, kind := range []schema.GroupVersionKind{
+		{Group: "apps", Version: "v1", Kind: "Deployment"}, {Group: "apps", Version: "v1", Kind: "StatefulSet"},
+		{Group: "apps", Version: "v1", Kind: "DaemonSet"}, {Group: "batch", Version: "v1", Kind: "CronJob"},
+		{Group: "batch", Version: "v1", Kind: "Job"}, {Version: "v1", Kind: "Pod"},
+	} {
+		path := []string{"spec", "template", "spec", "serviceAccountName"}
+		switch kind.Kind {
+		case "CronJob":
+			path = slices.Concat([]string{"spec", "jobTemplate"}, path)
+		case "Pod":
+			path = []string{"spec", "serviceAccountName"}
+		}
 		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(kind.gvk.GroupVersion().WithKind(kind.gvk.Kind + "List"))
+		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 		if err := r.hub.List(ctx, list, client.InNamespace(r.request.Namespace)); err != nil {
-			return nil, fmt.Errorf("list %ss in namespace %s: %w", kind.gvk.Kind, r.request.Namespace, err)
+			return nil, fmt.Errorf("list %ss in namespace %s: %w", kind.Kind, r.request.Namespace, err)
 		}
 		for n := range list.Items {
-			spec, _, _ := unstructured.NestedMap(list.Items[n].Object, kind.spec...)
-			if account := spec["serviceAccountName"]; account == r.request.Name {
+			if account, _, _ := unstructured.NestedString(list.Items[n].Object, path...); account == r.request.Name {
 				users = append(users, kube.RefOf(&list.Items[n]).String())
 			}
 		}

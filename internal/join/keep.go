@@ -36,8 +36,8 @@ const (
 	printedAnnotation = "towline.dev/printed-token-expires"
 	// nonePrinted in place of that time says that every token bound to the Secret is the hub's own.
 	nonePrinted = "none"
-	// lookForExchange is the time between two looks whether a connected agent has exchanged the manifest's token.
-	lookForExchange = 10 * time.Second
+	// exchangePoll is the time between two looks whether a connected agent has exchanged the manifest's token.
+	exchangePoll = 10 * time.Second
 )
 
 // Manifests keeps, on the hub, the manifests of pull-mode clusters that wait for their agents.
@@ -71,7 +71,7 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	}
 	r := registrationOf(m.Hub, cluster)
 	if cluster.Status.Ready && cluster.Status.ConnectionStatus != libv1beta1.ConnectionDown {
-		return m.retire(ctx, r, cluster)
+		return m.deleteUnused(ctx, r, cluster)
 	}
 	verdict, err := m.judgeAgent(ctx, cluster)
 	if err != nil {
@@ -82,14 +82,14 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 		return verdict.Left, nil
 	}
 	if verdict.State != heartbeats.Alive {
-		again, err = m.provide(ctx, r, cluster)
+		again, err = m.ensureManifest(ctx, r, cluster)
 		if errors.Is(err, ErrPatch) {
-			err = errors.Join(err, m.withdraw(ctx, r))
+			err = errors.Join(err, m.deleteManifest(ctx, r))
 		}
 		return again, err
 	}
-	again, err = m.retire(ctx, r, cluster)
-	return max(again, lookForExchange), err
+	again, err = m.deleteUnused(ctx, r, cluster)
+	return max(again, exchangePoll), err
 }
 
 // judgeAgent judges the cluster's agent by its Lease. An agent that is alive has perhaps not reported yet, but needs no
@@ -103,8 +103,8 @@ func (m Manifests) judgeAgent(ctx context.Context, cluster *libv1beta1.SveltosCl
 	return m.Heartbeats.Look(fleet.FromSveltosCluster(cluster), lease, ""), nil
 }
 
-// retire deletes the registration Secret of a connected cluster when nobody needs it any more.
-func (m Manifests) retire(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
+// deleteUnused deletes the registration Secret of a connected cluster when nobody needs it any more.
+func (m Manifests) deleteUnused(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
 	secret, err := r.registrationSecret(ctx)
 	if err != nil || secret == nil {
 		return 0, err
@@ -113,15 +113,15 @@ func (m Manifests) retire(ctx context.Context, r *registration, cluster *libv1be
 	if err != nil {
 		return 0, err
 	}
-	left := printed(secret, m.Clock.Now()).Sub(m.Clock.Now())
+	left := printedExpiry(secret, m.Clock.Now()).Sub(m.Clock.Now())
 	if left > 0 && spent != secret.UID {
-		return min(left, lookForExchange), nil
+		return min(left, exchangePoll), nil
 	}
 	return 0, deleteObject(ctx, m.Hub, secret)
 }
 
-// provide makes, renews or leaves alone the manifest of a cluster that waits for its agent.
-func (m Manifests) provide(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
+// ensureManifest makes, renews or leaves alone the manifest of a cluster that waits for its agent.
+func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
 	options, err := optionsOf(cluster)
 	if err != nil {
 		return 0, err
@@ -175,7 +175,7 @@ func (m Manifests) provide(ctx context.Context, r *registration, cluster *libv1b
 	if secret.Annotations[printedAnnotation] == "" && secret.Annotations[expiresAnnotation] == "" && len(secret.Data) == 0 {
 		notes[printedAnnotation] = nonePrinted
 	}
-	return due, m.store(ctx, secret, manifest, notes)
+	return due, m.writeManifest(ctx, secret, manifest, notes)
 }
 
 // untilRenewal returns how long the manifest in the registration Secret is kept, 0 if it must be renewed now. The note
@@ -197,8 +197,8 @@ func (m Manifests) untilRenewal(secret *corev1.Secret, life time.Duration) time.
 	return max(left, 0)
 }
 
-// store writes the manifest into the registration Secret.
-func (m Manifests) store(ctx context.Context, secret *corev1.Secret, manifest []byte, annotations map[string]string) error {
+// writeManifest writes the manifest into the registration Secret.
+func (m Manifests) writeManifest(ctx context.Context, secret *corev1.Secret, manifest []byte, annotations map[string]string) error {
 	before := secret.DeepCopy()
 	if bytes.Equal(secret.Data[ManifestKey], manifest) {
 		return nil
@@ -233,10 +233,10 @@ func expiry(secret *corev1.Secret) time.Time {
 	return secret.CreationTimestamp.Add(MinManifestTokenLife)
 }
 
-// printed returns when the last token expires that a registration printed, as far as that can be: a note that was lost,
+// printedExpiry returns when the last token expires that a registration printed, as far as that can be: a note that was lost,
 // or that lies further ahead of now than any token lives, is replaced by the one about all tokens. A Secret without any
 // note was made a moment ago by a registration that is about to print, or by someone who stopped half-way.
-func printed(secret *corev1.Secret, now time.Time) time.Time {
+func printedExpiry(secret *corev1.Secret, now time.Time) time.Time {
 	if secret.Annotations[printedAnnotation] == nonePrinted {
 		return time.Time{}
 	}

@@ -27,93 +27,36 @@ import (
 // localCluster is the name of the cluster in the kubeconfigs that we make.
 const localCluster = "local"
 
-// reachLimit is how long a member may take to answer while it is being registered.
-const reachLimit = 10 * time.Second
+// accessTimeout is how long a member may take to answer while it is being registered.
+const accessTimeout = 10 * time.Second
 
-// selfContained reads a kubeconfig that the hub shall use: everything that its current context needs is in it, and it
-// starts no programs.
-func selfContained(kubeconfig []byte) (*rest.Config, error) {
+// parseKubeconfig reads the current context of a kubeconfig for the hub, and returns it without the other contexts, whose
+// credentials the hub does not need. It returns an error if the context refers to files or programs.
+func parseKubeconfig(kubeconfig []byte) (config *rest.Config, minified []byte, err error) {
 	loaded, err := clientcmd.Load(kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("it is not a kubeconfig: %w", err)
+		return nil, nil, fmt.Errorf("it is not a kubeconfig: %w", err)
 	}
-	context, ok := loaded.Contexts[loaded.CurrentContext]
-	if !ok {
-		return nil, fmt.Errorf("its current-context %q is not among its contexts", loaded.CurrentContext)
-	}
-	cluster, ok := loaded.Clusters[context.Cluster]
-	if !ok || cluster.Server == "" {
-		return nil, fmt.Errorf("its context %q has no cluster with a server", loaded.CurrentContext)
-	}
-	user, ok := loaded.AuthInfos[context.AuthInfo]
-	if !ok {
-		return nil, fmt.Errorf("its context %q has no user", loaded.CurrentContext)
-	}
-	if err := errors.Join(checkCluster(cluster), checkUser(context.AuthInfo, user)); err != nil {
-		return nil, err
-	}
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("it cannot be used: %w", err)
-	}
-	return config, nil
-}
-
-// minified returns a kubeconfig with nothing in it but what its current context needs: the credentials of other
-// clusters are nobody's business.
-func minified(kubeconfig []byte) ([]byte, error) {
-	loaded, err := clientcmd.Load(kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("it is not a kubeconfig: %w", err)
+	if loaded.Contexts[loaded.CurrentContext] == nil {
+		return nil, nil, fmt.Errorf("its current-context %q is not among its contexts", loaded.CurrentContext)
 	}
 	if err := clientcmdapi.MinifyConfig(loaded); err != nil {
-		return nil, fmt.Errorf("take its current context: %w", err)
+		return nil, nil, fmt.Errorf("read its current context: %w", err)
 	}
-	out, err := clientcmd.Write(*loaded)
-	if err != nil {
-		return nil, fmt.Errorf("encode its current context: %w", err)
+	if minified, err = clientcmd.Write(*loaded); err != nil {
+		return nil, nil, fmt.Errorf("encode its current context: %w", err)
 	}
-	return out, nil
+	config, err = fleet.ParseKubeconfig(minified)
+	return config, minified, err
 }
 
-// Server returns the address of the cluster that a kubeconfig leads to, "" if it cannot be used.
+// Server returns the address of the cluster that a kubeconfig is for, "" if it cannot be used.
 func Server(kubeconfig []byte) string {
-	config, err := selfContained(kubeconfig)
+	config, _, err := parseKubeconfig(kubeconfig)
 	if err != nil {
 		return ""
 	}
 	return config.Host
-}
-
-func checkCluster(cluster *clientcmdapi.Cluster) error {
-	if cluster.InsecureSkipTLSVerify {
-		return errors.New("it does not verify the server's certificate (insecure-skip-tls-verify)")
-	}
-	if err := fleet.ValidateProxyURL(cluster.ProxyURL); err != nil {
-		return err
-	}
-	return noFile("certificate-authority", cluster.CertificateAuthority)
-}
-
-func checkUser(name string, user *clientcmdapi.AuthInfo) error {
-	if user.Exec != nil {
-		return fmt.Errorf("user %q runs the program %q for its credentials, which the hub does not have", name, user.Exec.Command)
-	}
-	if user.AuthProvider != nil {
-		return fmt.Errorf("user %q takes its credentials from the auth provider %q, which the hub does not have", name, user.AuthProvider.Name)
-	}
-	return errors.Join(
-		noFile("client-certificate", user.ClientCertificate),
-		noFile("client-key", user.ClientKey),
-		noFile("tokenFile", user.TokenFile),
-	)
-}
-
-func noFile(field, path string) error {
-	if path == "" {
-		return nil
-	}
-	return fmt.Errorf("its %s is the file %q, which the hub does not have; put the content in with: kubectl config view --flatten --minify --raw", field, path)
 }
 
 // accountKubeconfig returns a kubeconfig for the cluster that config connects to, with the token of a ServiceAccount.
@@ -167,15 +110,15 @@ func addressIn(config *rest.Config) (*clientcmdapi.Cluster, error) {
 	return cluster, nil
 }
 
-// awaitReach waits until a kubeconfig that was just made works: the rights of a new identity take a moment to be known.
-func awaitReach(ctx context.Context, kubeconfig []byte) error {
-	config, err := selfContained(kubeconfig)
+// awaitAccess waits until a kubeconfig that was just made works: the rights of a new identity take a moment to be known.
+func awaitAccess(ctx context.Context, kubeconfig []byte) error {
+	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {
 		return fmt.Errorf("try the new kubeconfig: %w", err)
 	}
 	var last error
-	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, reachLimit, true, func(ctx context.Context) (bool, error) {
-		last = checkReach(ctx, config)
+	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, accessTimeout, true, func(ctx context.Context) (bool, error) {
+		last = checkAccess(ctx, config)
 		return last == nil, nil
 	})
 	if err != nil {
@@ -184,12 +127,12 @@ func awaitReach(ctx context.Context, kubeconfig []byte) error {
 	return nil
 }
 
-// checkReach asks the member whether it knows the credentials and whether they suffice.
-func checkReach(ctx context.Context, member *rest.Config) error {
-	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+// checkAccess asks the member whether it knows the credentials and whether they suffice.
+func checkAccess(ctx context.Context, member *rest.Config) error {
+	ctx, cancel := context.WithTimeout(ctx, accessTimeout)
 	defer cancel()
 	config := rest.CopyConfig(member)
-	config.Timeout = reachLimit
+	config.Timeout = accessTimeout
 	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("it cannot be used: %w", err)
@@ -204,7 +147,7 @@ func checkReach(ctx context.Context, member *rest.Config) error {
 	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
 		return fmt.Errorf("the server %s does not accept its credentials: %w", member.Host, err)
 	case err != nil:
-		return fmt.Errorf("the server %s cannot be reached within %s: %w", member.Host, reachLimit, err)
+		return fmt.Errorf("the server %s cannot be reached within %s: %w", member.Host, accessTimeout, err)
 	case !review.Status.Allowed:
 		return fmt.Errorf("it may not create Secrets in namespace %s of the cluster, where Towline keeps its record", kube.AgentNamespace)
 	}

@@ -80,7 +80,7 @@ func (m agentManifest) encode() ([]byte, error) {
 			"type": "Opaque",
 		}),
 	}
-	if documents, err = patched(documents, m.patches); err != nil {
+	if documents, err = applyPatches(documents, m.patches); err != nil {
 		return nil, err
 	}
 	var out bytes.Buffer

@@ -37,7 +37,7 @@ func (i *identity) ensureKubeconfig(ctx context.Context, request PushRequest) ([
 	if err != nil {
 		return nil, err
 	}
-	return kubeconfig, awaitReach(ctx, kubeconfig)
+	return kubeconfig, awaitAccess(ctx, kubeconfig)
 }
 
 // requestToken requests a token of the account; zero leaves its life to the cluster.

@@ -40,9 +40,9 @@ func typeOf(document map[string]any) any {
 	}
 }
 
-// checkNeeds says what a document of an agent's manifest lacks after a patch of that which the agent, or its removal,
+// checkPatched says what a document of an agent's manifest lacks after a patch of that which the agent, or its removal,
 // relies on.
-func checkNeeds(original, changed map[string]any) error {
+func checkPatched(original, changed map[string]any) error {
 	was, is := unstructured.Unstructured{Object: original}, unstructured.Unstructured{Object: changed}
 	if was.GroupVersionKind() != is.GroupVersionKind() || was.GetNamespace() != is.GetNamespace() || was.GetName() != is.GetName() {
 		return errors.New("apiVersion, kind, name and namespace must stay, since the agent relies on them")

@@ -225,9 +225,9 @@ func (t target) matches(document map[string]any) bool {
 		t.labels.Matches(labels.Set(obj.GetLabels())) && t.annotations.Matches(labels.Set(obj.GetAnnotations()))
 }
 
-// patched returns the documents of an agent's manifest with patches applied, in order. No patch may hit nothing, or
+// applyPatches returns the documents of an agent's manifest with patches applied, in order. No patch may hit nothing, or
 // take away what the agent needs.
-func patched(documents []map[string]any, patches []patch) ([]map[string]any, error) {
+func applyPatches(documents []map[string]any, patches []patch) ([]map[string]any, error) {
 	if len(patches) == 0 {
 		return documents, nil
 	}
@@ -252,7 +252,7 @@ func patched(documents []map[string]any, patches []patch) ([]map[string]any, err
 			hits++
 			changed, err := p.apply(now[i])
 			if err == nil {
-				err = checkNeeds(original[i], changed)
+				err = checkPatched(original[i], changed)
 			}
 			if err != nil {
 				obj := unstructured.Unstructured{Object: original[i]}

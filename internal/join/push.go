@@ -57,7 +57,7 @@ func (r PushRequest) Validate() error {
 	case r.ServiceAccountToken:
 		return errors.New("--service-account-token needs --fleet-cluster-context")
 	}
-	if _, err := selfContained(r.Kubeconfig); err != nil {
+	if _, _, err := parseKubeconfig(r.Kubeconfig); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
 	return nil
@@ -78,11 +78,12 @@ func RegisterPush(ctx context.Context, hub *rest.Config, request PushRequest) er
 	if request.Member != nil {
 		return r.registerContext(ctx, request)
 	}
-	member, err := selfContained(request.Kubeconfig)
+	member, minified, err := parseKubeconfig(request.Kubeconfig)
 	if err != nil {
 		return err
 	}
-	if err := checkReach(ctx, member); err != nil {
+	request.Kubeconfig = minified
+	if err := checkAccess(ctx, member); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
 	return r.run(ctx, func() error { return r.registerKubeconfig(ctx, request, member) })
@@ -97,24 +98,20 @@ func (r *registration) registerKubeconfig(ctx context.Context, request PushReque
 	if err != nil {
 		return err
 	}
-	kubeconfig, err := minified(request.Kubeconfig)
-	if err != nil {
-		return fmt.Errorf("--kubeconfig: %w", err)
-	}
 	desired := clusterOf(r.request, live)
-	markMember(desired, uid)
+	annotateMember(desired, uid)
 	// The renewal option of a registration by context stays if the token of this kubeconfig can be renewed.
 	if hasIdentity(live) && !readToken(member.BearerToken).expires.IsZero() {
 		desired.Spec.TokenRequestRenewalOption = live.Spec.TokenRequestRenewalOption
 	}
-	return r.applyPush(ctx, live, desired, kubeconfig)
+	return r.applyPush(ctx, live, desired, request.Kubeconfig)
 }
 
 // identify returns what tells the member from others, "" if that is not known. It refuses another cluster than the one
 // that has the name.
 func (r *registration) identify(ctx context.Context, request PushRequest, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
 	config := rest.CopyConfig(member)
-	config.Timeout = reachLimit
+	config.Timeout = accessTimeout
 	memberClient, _, err := newClient(config)
 	if err != nil {
 		return "", fmt.Errorf("connect to the cluster: %w", err)
@@ -133,8 +130,8 @@ func (r *registration) identify(ctx context.Context, request PushRequest, member
 	return uid, err
 }
 
-// markMember notes which cluster it is that was registered, if that is known.
-func markMember(cluster *libv1beta1.SveltosCluster, uid string) {
+// annotateMember notes which cluster it is that was registered, if that is known.
+func annotateMember(cluster *libv1beta1.SveltosCluster, uid string) {
 	if uid != "" {
 		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationMember, uid)
 	}
@@ -157,7 +154,7 @@ func (r *registration) registerContext(ctx context.Context, request PushRequest)
 		if err != nil {
 			return err
 		}
-		markMember(desired, uid)
+		annotateMember(desired, uid)
 		metav1.SetMetaDataAnnotation(&desired.ObjectMeta, AnnotationMemberIdentity, "true")
 		hubUID, err := HubUID(ctx, r.hub)
 		if err != nil {

@@ -148,10 +148,10 @@ func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) 
 		return token{}, err
 	}
 	key := cmp.Or(option.KubeconfigKeyName, RenewedKubeconfigKey)
-	if err := r.keep(ctx, secret, key, renewed); err != nil {
+	if err := r.writeKubeconfig(ctx, secret, key, renewed); err != nil {
 		return token{}, err
 	}
-	if err := r.switchTo(ctx, live, key); err != nil {
+	if err := r.useKubeconfig(ctx, live, key); err != nil {
 		return token{}, err
 	}
 	cluster.Spec.KubeconfigKeyName = live.Spec.KubeconfigKeyName
@@ -159,8 +159,8 @@ func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) 
 	return fresh, nil
 }
 
-// keep writes the kubeconfig into the Secret, unless that was changed since it was read.
-func (r Renewal) keep(ctx context.Context, secret *corev1.Secret, key string, kubeconfig []byte) error {
+// writeKubeconfig writes the kubeconfig into the Secret, unless that was changed since it was read.
+func (r Renewal) writeKubeconfig(ctx context.Context, secret *corev1.Secret, key string, kubeconfig []byte) error {
 	before := secret.DeepCopy()
 	if secret.Data == nil {
 		secret.Data = map[string][]byte{}
@@ -175,9 +175,9 @@ func (r Renewal) keep(ctx context.Context, secret *corev1.Secret, key string, ku
 	return nil
 }
 
-// switchTo makes the cluster use the kubeconfig under key, unless the cluster was changed since it was read, and notes
+// useKubeconfig makes the cluster use the kubeconfig under key, unless the cluster was changed since it was read, and notes
 // the time.
-func (r Renewal) switchTo(ctx context.Context, live *libv1beta1.SveltosCluster, key string) error {
+func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosCluster, key string) error {
 	if live.Spec.KubeconfigKeyName != key {
 		before := live.DeepCopy()
 		live.Spec.KubeconfigKeyName = key
@@ -217,7 +217,7 @@ func renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.Tok
 	if config, err = fleet.ParseKubeconfig(renewed); err != nil {
 		return nil, token{}, err
 	}
-	if err := checkReach(ctx, config); err != nil {
+	if err := checkAccess(ctx, config); err != nil {
 		return nil, token{}, fmt.Errorf("try the new token: %w", err)
 	}
 	return renewed, readToken(text), nil
@@ -227,7 +227,7 @@ func renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.Tok
 func renewToken(
 	ctx context.Context, config *rest.Config, loaded *clientcmdapi.Config, option *libv1beta1.TokenRequestRenewalOption,
 ) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	ctx, cancel := context.WithTimeout(ctx, accessTimeout)
 	defer cancel()
 	member, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -17,7 +17,7 @@ func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	if err != nil {
 		pending = []string{"its other deployments (" + err.Error() + ")"}
 	}
-	if s.cluster, err = join.LeaveBehind(ctx, c.Live, s.cluster, kept...); err != nil {
+	if s.cluster, err = join.RecordLeftBehind(ctx, c.Live, s.cluster, kept...); err != nil {
 		return err
 	}
 	if len(pending) == 0 {

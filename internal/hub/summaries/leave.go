@@ -53,7 +53,7 @@ func (c *Controller) abandon(ctx context.Context, s *state, why string) error {
 		if err != nil {
 			return err
 		}
-		if s.cluster, err = join.LeaveBehind(ctx, c.Hub, s.cluster, left...); err != nil {
+		if s.cluster, err = join.RecordLeftBehind(ctx, c.Hub, s.cluster, left...); err != nil {
 			return err
 		}
 	}
@@ -71,7 +71,7 @@ func (c *Controller) leftOn(ctx context.Context, s *state) ([]string, error) {
 	var left []string
 	owner := metav1.GetControllerOf(s.summary)
 	for _, feature := range s.unlisted {
-		listed := join.Deployed(inventory.Status, func(kind, profile string, f libv1beta1.FeatureID) bool {
+		listed := join.ListDeployed(inventory.Status, func(kind, profile string, f libv1beta1.FeatureID) bool {
 			return owner != nil && kind == owner.Kind && profile == owner.Name && f == feature
 		})
 		if len(listed) == 0 && s.old(feature).LastAppliedTime == nil {
