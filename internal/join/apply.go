@@ -36,9 +36,9 @@ type ApplyRequest struct {
 var ErrNotReady = errors.New("the cluster is registered and its agent is applied, but it is not ready")
 
 // RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, writes the output of `kubectl
-// apply` to out, and waits until the cluster is ready; it returns the member's Kubernetes version then. If registering or
-// applying fails, or ctx ends meanwhile, both sides are rolled back. If waiting fails, it returns ErrNotReady and rolls
-// nothing back.
+// apply` to out, and waits until the cluster is ready; it returns the member's Kubernetes version then. If registering
+// or applying fails, or ctx ends meanwhile, both sides are rolled back. If waiting fails, it returns ErrNotReady and
+// rolls nothing back.
 func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyRequest, out io.Writer) (version string, err error) {
 	if err := request.Validate(); err != nil {
 		return "", err

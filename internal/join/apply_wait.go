@@ -87,7 +87,8 @@ func (a *application) report(state string) {
 	a.progress = state
 }
 
-// readState reads the state of agent and hub. Errors are part of the state, since either may be unavailable for a moment.
+// readState reads the state of agent and hub. Errors are part of the state, since either may be unavailable for a
+// moment.
 func (a *application) readState(ctx context.Context) (state, version string, isReady bool) {
 	ctx, cancel := context.WithTimeout(ctx, accessTimeout)
 	defer cancel()

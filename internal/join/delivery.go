@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// namespaceTimeout limits the wait for the deletion of an earlier namespace of the same name, which takes some seconds.
+	// namespaceTimeout limits the wait for the deletion of an earlier namespace of the same name, which takes some
+	// seconds.
 	namespaceTimeout = 30 * time.Second
 	namespacePoll    = time.Second / 4
 )
@@ -42,7 +43,8 @@ func holderOf(r Request, namespace string) string {
 	return fleet.DeliveryHolder(r.Namespace, r.Name, namespace)
 }
 
-// checkDelivery refuses a cluster whose name does not fit into labels, or whose annotation names the namespace of others.
+// checkDelivery refuses a cluster whose name does not fit into labels, or whose annotation names the namespace of
+// others.
 func checkDelivery(cluster *libv1beta1.SveltosCluster) error {
 	if long := fleet.NameTooLong(cluster); long != "" {
 		return errors.New(long)
@@ -53,9 +55,9 @@ func checkDelivery(cluster *libv1beta1.SveltosCluster) error {
 	return nil
 }
 
-// claimDelivery finds the namespace for the deliveries of a cluster, and claims it for that cluster alone: the cluster's
-// own namespace if no other pull-mode cluster has claimed it, else one derived from both names. A cluster keeps the
-// namespace that it has claimed, whatever its annotation is.
+// claimDelivery finds the namespace for the deliveries of a cluster, and claims it for that cluster alone: the
+// cluster's own namespace if no other pull-mode cluster has claimed it, else one derived from both names. A cluster
+// keeps the namespace that it has claimed, whatever its annotation is.
 func (r *registration) claimDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
 	claimed, err := r.claimedDelivery(ctx)
 	if claimed != "" || err != nil {

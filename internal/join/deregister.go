@@ -60,11 +60,11 @@ type DeregisterResult struct {
 	Forced bool
 }
 
-// Deregister removes a cluster from the fleet, in either mode. It deletes the SveltosCluster and waits for the hub, which
-// withdraws its deployments, lets a pull agent remove itself, and deletes identity and credentials. If no hub reconciles
-// the cluster, Deregister deletes the registration itself. It can be interrupted and called again at any time. It returns
-// ErrNotRegistered if the hub has no object of the cluster, and ErrGoesOn, with the reason, if the hub has not finished
-// in time; the hub continues then.
+// Deregister removes a cluster from the fleet, in either mode. It deletes the SveltosCluster and waits for the hub,
+// which withdraws its deployments, lets a pull agent remove itself, and deletes identity and credentials. If no hub
+// reconciles the cluster, Deregister deletes the registration itself. It can be interrupted and called again at any
+// time. It returns ErrNotRegistered if the hub has no object of the cluster, and ErrGoesOn, with the reason, if the hub
+// has not finished in time; the hub continues then.
 func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (DeregisterResult, error) {
 	if err := r.Validate(); err != nil {
 		return DeregisterResult{}, err
@@ -177,8 +177,8 @@ func (d *deregistration) remove(ctx context.Context, cluster *libv1beta1.Sveltos
 	return nil
 }
 
-// restoreAnnotation makes what a cluster that is not deleted says of its deregistration what it was before. It also works
-// after ctx was cancelled.
+// restoreAnnotation makes what a cluster that is not deleted says of its deregistration what it was before. It also
+// works after ctx was cancelled.
 func (d *deregistration) restoreAnnotation(ctx context.Context, before *libv1beta1.SveltosCluster) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), accessTimeout)
 	defer cancel()
@@ -272,8 +272,8 @@ func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.Sveltos
 	return nil
 }
 
-// remaining lists what stays on the member: what the hub says that it left, and what was to be kept. Where no hub looked
-// after the cluster, nobody took anything away.
+// remaining lists what stays on the member: what the hub says that it left, and what was to be kept. Where no hub
+// looked after the cluster, nobody took anything away.
 func (d *deregistration) remaining(cluster *libv1beta1.SveltosCluster) []string {
 	var kept []string
 	if d.request.KeepAddons || !d.hadHub {

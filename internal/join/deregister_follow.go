@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// forcedTimeout is how long the hub may take to let go of a cluster by force: it waits 20 s for withdrawals and 10 s for
-	// the agent, and looks first for 10 s whether the member answers.
+	// forcedTimeout is how long the hub may take to let go of a cluster by force: it waits 20 s for withdrawals and 10
+	// s for the agent, and looks first for 10 s whether the member answers.
 	forcedTimeout = 45 * time.Second
-	// takeoverTimeout is how long a hub may take to begin with that: another one takes over within 15 s, and asks the member
-	// for 10 s first.
+	// takeoverTimeout is how long a hub may take to begin with that: another one takes over within 15 s, and asks the
+	// member for 10 s first.
 	takeoverTimeout = 30 * time.Second
 	// leaseGrace is how long after its end a leader's Lease may still be about to be taken over.
 	leaseGrace = 4 * time.Second
@@ -68,8 +68,8 @@ func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.
 	return d.overdue(ctx, cluster)
 }
 
-// hasNoHub says whether it is known that no hub looks after the cluster: nothing has happened to it, and the Lease of its
-// shard's hubs has ended.
+// hasNoHub says whether it is known that no hub looks after the cluster: nothing has happened to it, and the Lease of
+// its shard's hubs has ended.
 func (d *deregistration) hasNoHub(ctx context.Context, cluster *libv1beta1.SveltosCluster) bool {
 	if d.hasHubChange {
 		return false

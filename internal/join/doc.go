@@ -1,8 +1,8 @@
 // Package join brings a cluster into the fleet by kubeconfig, CSR or bootstrap token, and rotates its credentials.
 //
-// sveltosctl calls RegisterPull, RegisterAndApply, RegisterPush, RegisterWorkload, Deregister and GenerateKubeconfig. The
-// hub calls Establish and Manifests.Keep for each SveltosCluster in pull mode, Renewal for push mode, and Retract and
-// RetractMember when a SveltosCluster is deleted. The agent uses Credential. The package has these parts:
+// sveltosctl calls RegisterPull, RegisterAndApply, RegisterPush, RegisterWorkload, Deregister and GenerateKubeconfig.
+// The hub calls Establish and Manifests.Keep for each SveltosCluster in pull mode, Renewal for push mode, and Retract
+// and RetractMember when a SveltosCluster is deleted. The agent uses Credential. The package has these parts:
 //
 //   - registration.go: the objects of one registration on the hub, and their rollback.
 //   - pull.go, manifest.go, options.go, patch.go: pull mode. The steps are: apply the SveltosCluster; claim a delivery

@@ -47,9 +47,9 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 	return delivery, r.ensureIdentity(ctx, live, delivery)
 }
 
-// RestoreDelivery annotates a SveltosCluster with the namespace that is claimed for its deliveries, if the annotation was
-// lost or changed. Without a claim, or without the SveltosCluster, it does nothing. It can also be called for a cluster
-// that is being deleted.
+// RestoreDelivery annotates a SveltosCluster with the namespace that is claimed for its deliveries, if the annotation
+// was lost or changed. Without a claim, or without the SveltosCluster, it does nothing. It can also be called for a
+// cluster that is being deleted.
 func RestoreDelivery(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) error {
 	r := registrationOf(hub, cluster)
 	claimed, err := r.claimedDelivery(ctx)
@@ -93,8 +93,8 @@ func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 	}
 }
 
-// ensureIdentity creates the objects that the agent needs on the hub. The objects beside the SveltosCluster are owned by
-// it.
+// ensureIdentity creates the objects that the agent needs on the hub. The objects beside the SveltosCluster are owned
+// by it.
 func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	shared := &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}
 	if err := ensureNamespace(ctx, r.hub, r.log, nil, shared); err != nil {
@@ -156,8 +156,8 @@ func agentMayWrite(ctx context.Context, hub client.Client, lease *coordinationv1
 	return found && binding.Labels[registrationLabel] == lease.Name, err
 }
 
-// deleteLease deletes a Lease at once: the agent may have given it finalizers and owners. No finalizer can be added to an
-// object that is being deleted.
+// deleteLease deletes a Lease at once: the agent may have given it finalizers and owners. No finalizer can be added to
+// an object that is being deleted.
 func deleteLease(ctx context.Context, hub client.Client, lease *coordinationv1.Lease) error {
 	if err := deleteObject(ctx, hub, lease); err != nil || len(lease.Finalizers) == 0 {
 		return err
@@ -185,8 +185,8 @@ func (r *registration) ensureRegistrationSecret(ctx context.Context, owner metav
 	return secret, r.applyOwn(ctx, secret)
 }
 
-// renewRegistrationSecret is ensureRegistrationSecret, except that it replaces a Secret one of whose tokens an agent has
-// exchanged: the hub deletes that, and all tokens that are bound to it become invalid.
+// renewRegistrationSecret is ensureRegistrationSecret, except that it replaces a Secret one of whose tokens an agent
+// has exchanged: the hub deletes that, and all tokens that are bound to it become invalid.
 func (r *registration) renewRegistrationSecret(ctx context.Context, owner metav1.OwnerReference, delivery string) (*corev1.Secret, error) {
 	secret, err := r.ensureRegistrationSecret(ctx, owner)
 	if err != nil {

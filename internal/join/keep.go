@@ -233,9 +233,9 @@ func expiry(secret *corev1.Secret) time.Time {
 	return secret.CreationTimestamp.Add(MinManifestTokenLife)
 }
 
-// printedExpiry returns when the last token expires that a registration printed, as far as that can be: a note that was lost,
-// or that lies further ahead of now than any token lives, is replaced by the one about all tokens. A Secret without any
-// note was made a moment ago by a registration that is about to print, or by someone who stopped half-way.
+// printedExpiry returns when the last token expires that a registration printed, as far as that can be: a note that was
+// lost, or that lies further ahead of now than any token lives, is replaced by the one about all tokens. A Secret
+// without any note was made a moment ago by a registration that is about to print, or by someone who stopped half-way.
 func printedExpiry(secret *corev1.Secret, now time.Time) time.Time {
 	if secret.Annotations[printedAnnotation] == nonePrinted {
 		return time.Time{}
@@ -248,8 +248,8 @@ func printedExpiry(secret *corev1.Secret, now time.Time) time.Time {
 	return secret.CreationTimestamp.Add(MinManifestTokenLife)
 }
 
-// annotateExpiry writes onto the registration Secret that a token bound to it, which is about to be printed, lives until
-// then.
+// annotateExpiry writes onto the registration Secret that a token bound to it, which is about to be printed, lives
+// until then.
 func annotateExpiry(ctx context.Context, hubClient client.Client, secret *corev1.Secret, until time.Time) error {
 	before := secret.DeepCopy()
 	last := until

@@ -30,8 +30,8 @@ const localCluster = "local"
 // accessTimeout is how long a member may take to answer while it is being registered.
 const accessTimeout = 10 * time.Second
 
-// parseKubeconfig reads the current context of a kubeconfig for the hub, and returns it without the other contexts, whose
-// credentials the hub does not need. It returns an error if the context refers to files or programs.
+// parseKubeconfig reads the current context of a kubeconfig for the hub, and returns it without the other contexts,
+// whose credentials the hub does not need. It returns an error if the context refers to files or programs.
 func parseKubeconfig(kubeconfig []byte) (config *rest.Config, minified []byte, err error) {
 	loaded, err := clientcmd.Load(kubeconfig)
 	if err != nil {
@@ -110,7 +110,8 @@ func addressIn(config *rest.Config) (*clientcmdapi.Cluster, error) {
 	return cluster, nil
 }
 
-// awaitAccess waits until a kubeconfig that was just made works: the rights of a new identity take a moment to be known.
+// awaitAccess waits until a kubeconfig that was just made works: the rights of a new identity take a moment to be
+// known.
 func awaitAccess(ctx context.Context, kubeconfig []byte) error {
 	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {

@@ -27,7 +27,8 @@ import (
 )
 
 // AnnotationMemberIdentity is "true" on a SveltosCluster whose registration created, or uses, an identity on the member
-// for the hub. On the member, the label of the same name marks the objects of that identity which registrations created.
+// for the hub. On the member, the label of the same name marks the objects of that identity which registrations
+// created.
 const AnnotationMemberIdentity = "towline.dev/member-identity"
 
 const (
@@ -140,8 +141,8 @@ func (i *identity) ensureNamespace(ctx context.Context) error {
 	return ensureNamespace(ctx, i.member, i.log, i.resources, &corev1.Namespace{ObjectMeta: i.metadata("", i.account.Namespace)})
 }
 
-// addUser creates the ClusterRole, or repairs the one that a registration created, and adds the user to it. A ClusterRole
-// of another party stays as it is.
+// addUser creates the ClusterRole, or repairs the one that a registration created, and adds the user to it. A
+// ClusterRole of another party stays as it is.
 func (i *identity) addUser(ctx context.Context) error {
 	before := ""
 	rollBack := func(ctx context.Context) error { return i.rollBackUser(ctx, before) }
@@ -207,8 +208,8 @@ func (i *identity) bindingName() string {
 	return memberIdentityName + ":" + i.account.Namespace + ":" + i.account.Name
 }
 
-// RetractMember removes the registration of cluster from the users of the identity on its member. With the last user the
-// identity is deleted, unless it existed before the first registration; the namespace stays. member may have the
+// RetractMember removes the registration of cluster from the users of the identity on its member. With the last user
+// the identity is deleted, unless it existed before the first registration; the namespace stays. member may have the
 // credentials of that identity: everything is done by one last request, and the member's garbage collector deletes the
 // rest. A cluster whose registration created no identity is ignored. RetractMember can be called again, also if member
 // has lost its access by that.
@@ -285,8 +286,8 @@ func (i *identity) rollBackUser(ctx context.Context, before string) error {
 	return err
 }
 
-// changeUsers calls change for the users of a ClusterRole that a registration created. If change returns true, it writes
-// them, or deletes the ClusterRole if it has no users any more.
+// changeUsers calls change for the users of a ClusterRole that a registration created. If change returns true, it
+// writes them, or deletes the ClusterRole if it has no users any more.
 func (i *identity) changeUsers(ctx context.Context, change func(annotations map[string]string) bool) (isDeleted bool, err error) {
 	err = kube.RetryOnConflict(ctx, func() error {
 		live := &rbacv1.ClusterRole{}

@@ -225,8 +225,8 @@ func (t target) matches(document map[string]any) bool {
 		t.labels.Matches(labels.Set(obj.GetLabels())) && t.annotations.Matches(labels.Set(obj.GetAnnotations()))
 }
 
-// applyPatches returns the documents of an agent's manifest with patches applied, in order. No patch may hit nothing, or
-// take away what the agent needs.
+// applyPatches returns the documents of an agent's manifest with patches applied, in order. No patch may hit nothing,
+// or take away what the agent needs.
 func applyPatches(documents []map[string]any, patches []patch) ([]map[string]any, error) {
 	if len(patches) == 0 {
 		return documents, nil

@@ -99,8 +99,8 @@ func patchesFor(ctx context.Context, hub client.Reader, cluster *libv1beta1.Svel
 	return patches, nil
 }
 
-// deleteManifest takes the kept manifest away: what was to be in it cannot be told any more. The token in it lives as long as
-// it would have.
+// deleteManifest takes the kept manifest away: what was to be in it cannot be told any more. The token in it lives as
+// long as it would have.
 func (m Manifests) deleteManifest(ctx context.Context, r *registration) error {
 	secret, err := r.registrationSecret(ctx)
 	if err != nil || secret == nil || len(secret.Data) == 0 {

@@ -64,9 +64,9 @@ func (r PushRequest) Validate() error {
 }
 
 // RegisterPush writes a kubeconfig of the cluster to the hub, and a SveltosCluster. It checks that the given kubeconfig
-// reaches the cluster and has the rights that the hub needs, or it creates an identity on the member and a kubeconfig for
-// it. Registering again replaces the kubeconfig and adds the labels. If it fails, or ctx ends, it rolls back on the hub
-// and the member.
+// reaches the cluster and has the rights that the hub needs, or it creates an identity on the member and a kubeconfig
+// for it. Registering again replaces the kubeconfig and adds the labels. If it fails, or ctx ends, it rolls back on the
+// hub and the member.
 func RegisterPush(ctx context.Context, hub *rest.Config, request PushRequest) error {
 	if err := request.Validate(); err != nil {
 		return err
@@ -210,8 +210,8 @@ func (r *registration) kubeconfigCluster(ctx context.Context) (*libv1beta1.Svelt
 	return live, err
 }
 
-// applyPush applies the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which a
-// renewal of the token may have changed: the next renewal continues with the new kubeconfig.
+// applyPush applies the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which
+// a renewal of the token may have changed: the next renewal continues with the new kubeconfig.
 func (r *registration) applyPush(ctx context.Context, live, desired *libv1beta1.SveltosCluster, kubeconfig []byte) error {
 	namespace := &corev1.Namespace{ObjectMeta: named("", desired.Namespace)}
 	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
@@ -236,8 +236,8 @@ func (r *registration) applyPush(ctx context.Context, live, desired *libv1beta1.
 	return r.removeIdentityFields(ctx, cluster, desired)
 }
 
-// removeIdentityFields removes the fields of a registration by context that desired does not have. Server-side apply does
-// not remove the fields of an object that was created by a plain request.
+// removeIdentityFields removes the fields of a registration by context that desired does not have. Server-side apply
+// does not remove the fields of an object that was created by a plain request.
 func (r *registration) removeIdentityFields(ctx context.Context, cluster, desired *libv1beta1.SveltosCluster) error {
 	before := cluster.DeepCopy()
 	if !hasIdentity(desired) {

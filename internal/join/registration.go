@@ -165,8 +165,8 @@ func (r *registration) checkOwn(live *unstructured.Unstructured) error {
 	return nil
 }
 
-// applyCluster applies the SveltosCluster, which has been read as live. If this run creates it, the rollback waits until
-// the hub has released it, and then deletes the objects that were created for it.
+// applyCluster applies the SveltosCluster, which has been read as live. If this run creates it, the rollback waits
+// until the hub has released it, and then deletes the objects that were created for it.
 func (r *registration) applyCluster(ctx context.Context, live, desired *libv1beta1.SveltosCluster) error {
 	if live.UID == "" {
 		r.log.Add(r.deleteOrphans)
@@ -174,8 +174,8 @@ func (r *registration) applyCluster(ctx context.Context, live, desired *libv1bet
 	return r.apply(ctx, desired, nil)
 }
 
-// deleteOrphans deletes the objects of a SveltosCluster that this run created and deleted, unless it has been registered
-// again.
+// deleteOrphans deletes the objects of a SveltosCluster that this run created and deleted, unless it has been
+// registered again.
 func (r *registration) deleteOrphans(ctx context.Context) error {
 	isForeign := false
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, deletionTimeout, true, func(ctx context.Context) (bool, error) {

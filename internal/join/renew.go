@@ -175,8 +175,8 @@ func (r Renewal) writeKubeconfig(ctx context.Context, secret *corev1.Secret, key
 	return nil
 }
 
-// useKubeconfig makes the cluster use the kubeconfig under key, unless the cluster was changed since it was read, and notes
-// the time.
+// useKubeconfig makes the cluster use the kubeconfig under key, unless the cluster was changed since it was read, and
+// notes the time.
 func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosCluster, key string) error {
 	if live.Spec.KubeconfigKeyName != key {
 		before := live.DeepCopy()

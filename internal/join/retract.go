@@ -28,12 +28,12 @@ type Retracted struct {
 	Kept []Kept
 }
 
-// Retract deletes the objects that the registration of cluster created on the hub, in either mode, and the deliveries for
-// its agent. The credentials are deleted last, except for the delivery namespace. The identity that the sveltosctl of
-// Sveltos created for the agent of a pull-mode cluster is deleted first, unless something else uses it. Retract does not
-// touch the SveltosCluster, other objects of other parties, and objects of other clusters. A namespace that was created
-// for the deliveries stays if it holds foreign objects. hub must read from the API server. Retract can be interrupted and
-// called again.
+// Retract deletes the objects that the registration of cluster created on the hub, in either mode, and the deliveries
+// for its agent. The credentials are deleted last, except for the delivery namespace. The identity that the sveltosctl
+// of Sveltos created for the agent of a pull-mode cluster is deleted first, unless something else uses it. Retract does
+// not touch the SveltosCluster, other objects of other parties, and objects of other clusters. A namespace that was
+// created for the deliveries stays if it holds foreign objects. hub must read from the API server. Retract can be
+// interrupted and called again.
 func Retract(ctx context.Context, hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
 	r := newRetraction(hub, resources, cluster)
 	if err := r.run(ctx); err != nil {
@@ -92,8 +92,8 @@ func (r *retraction) deleteOwn(ctx context.Context) error {
 	return nil
 }
 
-// claimedNamespaces are the namespaces with the deliveries of this cluster: its own one or the derived one, whatever its
-// annotation is.
+// claimedNamespaces are the namespaces with the deliveries of this cluster: its own one or the derived one, whatever
+// its annotation is.
 func (r *retraction) claimedNamespaces(ctx context.Context) ([]*corev1.Namespace, error) {
 	var claimed []*corev1.Namespace
 	for _, name := range []string{r.request.Namespace, derivedNamespace(r.request)} {
