@@ -61,7 +61,7 @@ func (a *application) awaitReady(ctx context.Context) (version string, err error
 	state := ""
 	err = wait.PollUntilContextCancel(limited, readyPoll, true, func(context.Context) (bool, error) {
 		// Not limited by the wait, so that the last state is one of the cluster and not that time is up.
-		isReady := false
+		var isReady bool
 		state, version, isReady = a.readState(ctx)
 		if err := ctx.Err(); err != nil {
 			return false, err

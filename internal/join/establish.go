@@ -137,7 +137,7 @@ func (r *registration) ensureLease(ctx context.Context, cluster *libv1beta1.Svel
 	}
 	if found && live.Labels[registrationLabel] != r.request.Name {
 		if isOwn, err := agentMayWrite(ctx, r.hub, lease); err != nil || !isOwn {
-			return errors.Join(err, fmt.Errorf("Lease %s %w", client.ObjectKeyFromObject(lease), ErrForeign))
+			return errors.Join(err, fmt.Errorf("%s %w", refOf(r.hub, lease), ErrForeign))
 		}
 	}
 	if found && (live.CreationTimestamp.Before(&cluster.CreationTimestamp) || live.DeletionTimestamp != nil) {
