@@ -93,7 +93,18 @@ lint: ## Run all linters
 
 .PHONY: test
 test: build ## Build everything and run every test, the stories included
-	@$(TEST_ENV) go test -timeout 40m $(TEST_FLAGS) ./...
+	@# Two runs at once would compile the same packages twice.
+	@go build ./...
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 teststories testpackages
+
+# The stories take longest and wait a lot, so they run beside all other packages from the start.
+.PHONY: teststories
+teststories:
+	@$(TEST_ENV) go test -timeout 40m $(TEST_FLAGS) ./test/stories
+
+.PHONY: testpackages
+testpackages:
+	@$(TEST_ENV) go test -timeout 40m $(TEST_FLAGS) $$(go list ./... | grep -v /test/stories$$)
 
 .PHONY: stories
 stories: build ## Run only the user stories, with their output
