@@ -271,6 +271,22 @@ func (p *Plane) Kill() error {
 	return nil
 }
 
+// discard is Kill, with an error if the control plane has ended by itself.
+func (p *Plane) discard() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.process == nil {
+		return nil
+	}
+	ended := p.process
+	p.process = nil
+	ended.kill()
+	if status, ok := ended.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signal() == syscall.SIGKILL {
+		return nil
+	}
+	return fmt.Errorf("control plane %s ended by itself: %s\n%s", p.Name, ended.cmd.ProcessState, p.Log())
+}
+
 func (p *process) kill() {
 	// The only possible error is that the process has ended.
 	_ = p.cmd.Process.Kill()

@@ -26,7 +26,7 @@ import (
 const podImage = "localkube.test/pod:v1"
 
 // podPlane returns a control plane that runs this test binary for pods of podImage.
-func podPlane(t *testing.T) *localkube.Plane {
+func podPlane(t testing.TB) *localkube.Plane {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -134,6 +134,60 @@ func TestEndedProcessIsRestarted(t *testing.T) {
 	if got := reports[0].Env["TOWLINE_SERVICEACCOUNT_DIR"]; got != "" {
 		t.Errorf("pod that wants no token got one in %s", got)
 	}
+}
+
+// failedTest is a test that has failed. It keeps its log and its errors.
+type failedTest struct {
+	*testing.T
+	cleanups []func()
+	log      strings.Builder
+}
+
+func (f *failedTest) Failed() bool                    { return true }
+func (f *failedTest) Cleanup(do func())               { f.cleanups = append(f.cleanups, do) }
+func (f *failedTest) Logf(format string, args ...any) { fmt.Fprintf(&f.log, format+"\n", args...) }
+func (f *failedTest) Error(args ...any)               { fmt.Fprintln(&f.log, args...) }
+
+func TestFailedTestTellsOfItsPlane(t *testing.T) {
+	t.Parallel()
+	failed := &failedTest{T: t}
+	p := podPlane(failed)
+	pods := clientOf(p).CoreV1().Pods("default")
+	if _, err := pods.Create(t.Context(), processPod("one", "told"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	report := awaitReports(t, p.Dir, "default_one_main.log", 1)[0]
+	parent := parentOf(t, report.PID)
+	if err := syscall.Kill(parent, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	awaitExit(t, parent)
+	for _, do := range failed.cleanups {
+		do()
+	}
+	for _, text := range []string{"control plane local ended by itself", "output of default_one_main of control plane local:", `"told"`} {
+		if log := failed.log.String(); !strings.Contains(log, text) {
+			t.Errorf("the log of the test is %q, want %q in it", log, text)
+		}
+	}
+}
+
+// parentOf returns the parent of a process: the control plane, for a process of a pod.
+func parentOf(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, fields, _ := strings.Cut(string(text), ") ")
+	var (
+		state  string
+		parent int
+	)
+	if _, err := fmt.Sscan(fields, &state, &parent); err != nil {
+		t.Fatal(err)
+	}
+	return parent
 }
 
 func TestProcessesDieWithTheirPlane(t *testing.T) {

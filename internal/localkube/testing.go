@@ -3,6 +3,9 @@ package localkube
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
+
+// maxPodLog is how many bytes at the end of a pod's output a failed test logs.
+const maxPodLog = 20_000
 
 // testStartTimeout is how long a start may take in a test, on cores shared with many other tests.
 const testStartTimeout = 3 * time.Minute
@@ -39,8 +45,8 @@ func WithNetwork(network Network, address string) Option {
 	return func(o *Options) { o.Network, o.Address = network, address }
 }
 
-// ForTest starts a control plane, and stops it when the test ends. It logs the errors of the control plane if the test
-// failed.
+// ForTest starts a control plane, and kills it when the test ends. If the test failed, it logs the errors of the control
+// plane and the output of its pods.
 func ForTest(t testing.TB, options ...Option) *Plane {
 	t.Helper()
 	p, err := start(t, options)
@@ -68,7 +74,8 @@ func SeveralForTest(t testing.TB, names []string, options ...Option) []*Plane {
 	return planes
 }
 
-// start starts a control plane, and stops it when the test ends.
+// start starts a control plane, and kills it when the test ends: nobody needs its data, and a graceful stop takes a
+// second. A control plane that has ended before fails the test.
 func start(t testing.TB, options []Option) (*Plane, error) {
 	opts := Options{Dir: t.TempDir()}
 	for _, change := range options {
@@ -81,14 +88,31 @@ func start(t testing.TB, options []Option) (*Plane, error) {
 		return nil, err
 	}
 	t.Cleanup(func() {
-		if err := p.Stop(); err != nil {
+		if err := p.discard(); err != nil {
 			t.Error(err)
 		}
-		if log := p.Log(); t.Failed() && log != "" {
-			t.Logf("errors of control plane %s:\n%s", p.Name, log)
+		if t.Failed() {
+			p.writeLogs(t)
 		}
 	})
 	return p, nil
+}
+
+// writeLogs logs the errors of the control plane and the end of the output of each of its pods.
+func (p *Plane) writeLogs(t testing.TB) {
+	if log := p.Log(); log != "" {
+		t.Logf("errors of control plane %s:\n%s", p.Name, log)
+	}
+	// The pattern is valid.
+	files, _ := filepath.Glob(filepath.Join(p.Dir, "pods", "*.log"))
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Log(err)
+			continue
+		}
+		t.Logf("output of %s of control plane %s:\n%s", strings.TrimSuffix(filepath.Base(file), ".log"), p.Name, text[max(0, len(text)-maxPodLog):])
+	}
 }
 
 // shared starts the control plane of this test binary at the first call. The lifeline stops it when the binary ends.
