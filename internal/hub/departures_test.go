@@ -190,13 +190,18 @@ func TestKubectlDeleteDeregistersToo(t *testing.T) {
 // ownWorld is a control plane of the test's own, whose hub it can stop and start again.
 func ownWorld(t *testing.T, name string) (w *world, run func() (stop func())) {
 	t.Helper()
+	return ownWorldWith(t, name, hub.Options{})
+}
+
+// ownWorldWith is ownWorld for a hub with these options, and with the transport of the test.
+func ownWorldWith(t *testing.T, name string, opts hub.Options) (w *world, run func() (stop func())) {
+	t.Helper()
 	t.Parallel()
 	w = worldOn(t, localkube.ForTest(t, localkube.Named(name)))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
-	return w, func() (stop func()) {
-		return w.start(w.plane.Config, hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
-	}
+	opts.Transports = map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}
+	return w, func() (stop func()) { return w.start(w.plane.Config, opts) }
 }
 
 func TestGracePeriodForces(t *testing.T) {

@@ -81,6 +81,9 @@ type Options struct {
 	AgentPatchConfigMap string
 	// OutdatedChartInterval is the interval between two checks for newer versions of deployed charts. 0: no checks.
 	OutdatedChartInterval time.Duration
+	// HeartbeatLimits has how long the agents of pull members may be silent. Default: heartbeats.SveltosLimit and
+	// heartbeats.KarmadaLimit. Tests set shorter ones.
+	HeartbeatLimits map[fleet.Type]time.Duration
 	// Version is the release of Towline in agents' manifests.
 	Version string
 }
@@ -208,7 +211,9 @@ func (h *hub) addControllers(ctx context.Context) error {
 	composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){fleet.Push: h.members.Config}
 	h.remainder = unclaimed.Remainder{Live: h.live, Transport: transport, HubUID: composer.HubUID}
 	shard := h.opts.shard()
-	h.heartbeats = &heartbeats.Judge{Hub: h.GetClient(), Live: h.live, Clock: clock.RealClock{}, SeesSince: h.health.seesSince}
+	h.heartbeats = &heartbeats.Judge{
+		Hub: h.GetClient(), Live: h.live, Clock: clock.RealClock{}, SeesSince: h.health.seesSince, Limits: h.opts.HeartbeatLimits,
+	}
 	if shard.IsDefault() {
 		if err := h.addFleetControllers(ctx); err != nil {
 			return err

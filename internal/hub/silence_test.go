@@ -20,20 +20,24 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/fleet/heartbeats"
+	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
 )
 
 const (
+	// sveltosLimit and karmadaLimit are how long agents may be silent in this test. As with the real limits, a hub sees
+	// an outage of its API server well within either, and there is time between them to see one expire before the other.
+	sveltosLimit = 36 * time.Second
+	karmadaLimit = 16 * time.Second
 	// outage is how long the API server of the hub is away: longer than agents of both kinds may be silent.
-	outage = heartbeats.SveltosLimit + 10*time.Second
+	outage = sveltosLimit + 4*time.Second
 	// comeback is how long live agents take to be heard again.
-	comeback = 20 * time.Second
+	comeback = karmadaLimit / 2
 	// clockError is how far the clocks of members are behind that of the hub.
 	clockError = 2 * time.Minute
 )
 
-// beating renews the Leases of these members every few seconds, as far as the API server takes that, until the returned
+// beating renews the Leases of these members every two seconds, as far as the API server takes that, until the returned
 // function is called.
 func (w *world) beating(members ...fleet.Member) (stop func()) {
 	ctx, cancel := context.WithCancel(w.Context())
@@ -47,7 +51,7 @@ func (w *world) beating(members ...fleet.Member) (stop func()) {
 				// The next one comes soon.
 				_ = w.Patch(ctx, lease, patch)
 			}
-		}, 3*time.Second)
+		}, 2*time.Second)
 	})
 	return func() {
 		cancel()
@@ -112,7 +116,9 @@ func (w *world) becomesHeard(within time.Duration, want ...string) {
 }
 
 func TestNobodyAliveIsDownAfterAnOutageOrARestart(t *testing.T) {
-	w, run := ownWorld(t, "outage")
+	w, run := ownWorldWith(t, "outage", hub.Options{
+		HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: sveltosLimit, fleet.TypeKarmada: karmadaLimit},
+	})
 	stop := run()
 	w.configMap("manifests", manifest("a"))
 	lives, dies, leaves := w.member("lives", nil), w.member("dies", nil), w.member("leaves", w.prod())
@@ -131,8 +137,10 @@ func TestNobodyAliveIsDownAfterAnOutageOrARestart(t *testing.T) {
 	w.wantHeard(comeback, "dies", "ends", "leaves", "lives", "runs")
 	stopBeats = w.beating(alive...)
 	w.becomesHeard(waitTimeout, "dies", "leaves", "lives", "runs")
-	w.becomesHeard(heartbeats.SveltosLimit-time.Since(back)+waitTimeout, "lives", "runs")
+	w.becomesHeard(sveltosLimit-time.Since(back)+waitTimeout, "lives", "runs")
 	w.isLeftAlone(dies)
+	stopBeats()
+	stopBeats = w.beating(append(alive, dead[0])...)
 	w.isHeldUntilForced(leaves, summary)
 
 	stop()
@@ -141,7 +149,7 @@ func TestNobodyAliveIsDownAfterAnOutageOrARestart(t *testing.T) {
 	w.wantHeard(comeback, "dies", "lives", "runs")
 	stopBeats = w.beating(append(alive, dead[0])...)
 	defer stopBeats()
-	w.wantHeard(heartbeats.KarmadaLimit, "dies", "lives", "runs")
+	w.wantHeard(karmadaLimit, "dies", "lives", "runs")
 	for _, cluster := range []client.Object{lives, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "runs"}}} {
 		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster))
 		for _, event := range w.events(cluster) {

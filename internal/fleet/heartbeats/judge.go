@@ -59,6 +59,9 @@ type Judge struct {
 	// SeesSince returns since when the API server has answered without a gap; the present time while it does not answer.
 	// nil: always.
 	SeesSince func() time.Time
+	// Limits has how long the agent of a cluster may be silent before it counts as dead, for each type of cluster. nil:
+	// SveltosLimit and KarmadaLimit.
+	Limits map[fleet.Type]time.Duration
 
 	// mu guards agents.
 	mu     sync.Mutex
@@ -107,7 +110,7 @@ func (j *Judge) Look(m fleet.Member, lease *coordinationv1.Lease, report string)
 			since = sees
 		}
 	}
-	limit := limits()[m.Type]
+	limit := j.limit(m.Type)
 	liveness := Liveness{State: Unsure, Heard: a.renewed+a.report != "", Left: limit - now.Sub(since), Since: a.seen}
 	switch {
 	case a.changed && now.Sub(a.seen) < limit:
@@ -152,6 +155,9 @@ func (j *Judge) Forget(member fleet.ID) {
 	delete(j.agents, member)
 }
 
-func limits() map[fleet.Type]time.Duration {
-	return map[fleet.Type]time.Duration{fleet.TypeSveltos: SveltosLimit, fleet.TypeKarmada: KarmadaLimit}
+func (j *Judge) limit(of fleet.Type) time.Duration {
+	if j.Limits != nil {
+		return j.Limits[of]
+	}
+	return map[fleet.Type]time.Duration{fleet.TypeSveltos: SveltosLimit, fleet.TypeKarmada: KarmadaLimit}[of]
 }
