@@ -130,7 +130,7 @@ func chartOf(repository, chart, values string) string {
 // TestBadInput makes one mistake after the other in profiles that were good. Each is told by name, on the summaries and
 // as an event, and nothing that was delivered is touched, neither on a pull nor on a push member.
 func TestBadInput(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	members := map[string]*localkube.Plane{"pull-1": w.pullMember("edge", "pull-1", "env=bad"), "push-1": w.pushMember("cloud", "push-1", "env=bad")}
 	namespaces := map[string]string{"pull-1": "edge", "push-1": "cloud"}
@@ -270,7 +270,7 @@ func (w *world) fingerprints(plane *localkube.Plane, namespace string) map[strin
 // TestBadInputOnTheCommandLine makes the mistakes that a command refuses: each is told on standard error, and leaves
 // nothing behind.
 func TestBadInputOnTheCommandLine(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	w.kubectl(w.hub, "create", "namespace", "cloud")
 	nothing := w.save("not-a-kubeconfig", "this is not a kubeconfig\n")

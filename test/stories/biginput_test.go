@@ -42,7 +42,7 @@ data:
 
 // TestBigInput delivers a profile of 2,000 ConfigMaps and a chart whose rendering exceeds 5 MiB to a pull member.
 func TestBigInput(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	member := w.pullMember("edge", "edge-1", "env=big")
 

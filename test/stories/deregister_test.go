@@ -33,7 +33,7 @@ spec:
 // whose agent is dead, one that is gone for good, and one whose deregistration is cut off half-way. A neighbour in the
 // same namespace notices nothing.
 func TestDeregisterPull(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	w.apply(w.hub, deregisterProfile)
 	neighbour := w.pullMember("fleet", "neighbour", "env=leaving")
@@ -126,7 +126,7 @@ func TestDeregisterPull(t *testing.T) {
 
 // TestDeregisterPush is the same in push mode.
 func TestDeregisterPush(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	w.apply(w.hub, deregisterProfile)
 	w.kubectl(w.hub, "create", "namespace", "fleet")

@@ -54,7 +54,7 @@ spec:
 // TestFirewall joins members that the hub cannot reach, each in a network of its own: one whose firewall drops whatever
 // comes in, and one that has no route out either, but an HTTP proxy.
 func TestFirewall(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	nets := networks(t, 4)
 	hub, walled, proxied, dmz := nets[0], nets[1], nets[2], nets[3]
 	inside(t, hub, "", "ip", "address", "add", hubAddress+"/32", "dev", "lo")

@@ -68,7 +68,7 @@ type commandsStory struct {
 
 // TestHelmCommands uses the real Helm on members, before, between and after our revisions.
 func TestHelmCommands(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	w.serve(commandsChart(1), commandsChart(2), revisionChart())
 	for _, cluster := range []string{"pushed", "pulled"} {

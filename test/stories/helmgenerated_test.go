@@ -84,7 +84,7 @@ type generatedStory struct {
 // TestHelmGeneratedValues upgrades a chart that generates a password and certificates. Each member keeps its own,
 // whatever happens, and nobody else can read them.
 func TestHelmGeneratedValues(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	w.serve(generatingChart())
 	s := &generatedStory{world: w, values: map[string]map[string]string{}}

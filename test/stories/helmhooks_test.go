@@ -106,7 +106,8 @@ type hookStory struct {
 	victim   victim
 }
 
-// TestHelmHooks deploys a chart with every kind of hook.
+// TestHelmHooks deploys a chart with every kind of hook. It is the longest story, and waits most of the time: it starts
+// first, beside those whose turn it is.
 func TestHelmHooks(t *testing.T) {
 	t.Parallel()
 	t.Run("push", func(t *testing.T) {

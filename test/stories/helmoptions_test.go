@@ -109,7 +109,7 @@ func optionStories() map[string]func(*optionStory) {
 
 // TestHelmOptions deploys a release for each option and checks the effect of the option.
 func TestHelmOptions(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	var charts []examples.Chart
 	for name := range optionStories() {

@@ -42,7 +42,7 @@ type publication interface {
 
 // TestHelmVerification deploys charts only if they are signed with the key that the profile names, in both modes.
 func TestHelmVerification(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	targets := []target{
 		{"fleet", "pushed", w.pushMember("fleet", "pushed", "stories=yes")},

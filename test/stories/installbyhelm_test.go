@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,7 +59,7 @@ func newHelmWorld(t *testing.T) *helmWorld {
 	}
 	server := httptest.NewServer(charts)
 	t.Cleanup(server.Close)
-	w := &helmWorld{world: &world{t: t, dir: t.TempDir(), Charts: server.URL}}
+	w := &helmWorld{world: &world{t: t, dir: t.TempDir(), Charts: server.URL, clients: &sync.Map{}}}
 	towline := w.binary("towline")
 	w.hub = localkube.ForTest(t, localkube.Named("hub"), localkube.WithExec("towline:v1.0.1", towline), localkube.WithExec("towline:v1.0.2", towline))
 	w.releases = w.newChartRepository()
@@ -69,7 +70,7 @@ func newHelmWorld(t *testing.T) *helmWorld {
 // TestInstallByHelm installs the hub with the commands of seed 001, upgrades it with members connected, uninstalls and
 // reinstalls it.
 func TestInstallByHelm(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newHelmWorld(t)
 	w.publish(w.releases, "v1.0.1")
 	w.helm(w.hub, "repo", "add", "projectsveltos", w.releases.URL)
@@ -298,9 +299,9 @@ func (w *helmWorld) wantFleet(step string, before map[string][]string) {
 
 // TestInstallByHelmTakesOver makes a release of a hub that was installed with config/hub.yaml, and moves its cache.
 func TestInstallByHelmTakesOver(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	// Nothing runs here: pods of an unknown image are reported as running.
-	w := &world{t: t, dir: t.TempDir(), hub: localkube.ForTest(t, localkube.Named("hub"))}
+	w := &world{t: t, dir: t.TempDir(), hub: localkube.ForTest(t, localkube.Named("hub")), clients: &sync.Map{}}
 	w.kubectl(w.hub, "apply", "-f", "../../config/hub.yaml")
 	get := func(path string) string {
 		return w.kubectl(w.hub, "get", "deployment", "towline-hub", "-n", "projectsveltos", "-o", "jsonpath="+path)

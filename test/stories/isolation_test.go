@@ -66,7 +66,7 @@ type insider struct {
 // TestIsolation tries the credential of each of four agents, of which two share a hub namespace, on everything that the
 // hub serves. The agents are stopped by then, so that whatever changes on the hub was changed by an insider.
 func TestIsolation(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	insiders := w.insiders(
 		insider{namespace: "shared", cluster: "alpha"}, insider{namespace: "shared", cluster: "beta"},

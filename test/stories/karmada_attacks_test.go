@@ -29,7 +29,7 @@ import (
 // TestKarmadaAttacks tries what somebody could who has a bootstrap token, or the credential of an agent, or is on the
 // way between. Each attempt is refused, and leaves the hub as it was.
 func TestKarmadaAttacks(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	planes := w.karmadaMembers("alpha", "beta")
 	alpha, beta := planes[0], planes[1]

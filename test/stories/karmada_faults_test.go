@@ -24,7 +24,7 @@ import (
 
 // TestKarmadaFaults lets things go wrong at every moment of a cluster's life in pull mode.
 func TestKarmadaFaults(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	planes := w.karmadaMembers("shaky", "dead", "gone")
 	shaky, dead, gone := planes[0], planes[1], planes[2]

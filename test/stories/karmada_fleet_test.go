@@ -13,7 +13,7 @@ import (
 // TestKarmadaFleet lands one profile on a SveltosCluster and on a Cluster in each mode: four members, which leave it
 // one after the other.
 func TestKarmadaFleet(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	planes := w.karmadaMembers("sveltos-push", "sveltos-pull", "karmada-push", "karmada-pull")
 	w.kubectl(w.hub, "create", "namespace", "fleet")

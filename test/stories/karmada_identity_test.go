@@ -27,7 +27,7 @@ const (
 // TestKarmadaIdentity shows that a cluster has one name and a name one cluster, whoever comes at the same time; and
 // that who is refused harms nobody.
 func TestKarmadaIdentity(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	planes := w.karmadaMembers("alpha", "beta")
 	alpha, beta := planes[0], planes[1]

@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
@@ -70,10 +69,7 @@ func (w *world) bootstrapToken() bootstrap.Token {
 }
 
 func (w *world) makeToken() (bootstrap.Token, error) {
-	hub, err := client.New(w.hub.Config, client.Options{Scheme: kube.Scheme()})
-	if err != nil {
-		return bootstrap.Token{}, err
-	}
+	hub := w.client(w.hub)
 	return bootstrap.CreateToken(w.t.Context(), hub, bootstrap.TokenOptions{TTL: time.Hour})
 }
 
@@ -85,7 +81,7 @@ func (w *world) files(config *rest.Config, p certificateRequest) (string, error)
 	}
 	requests := kubernetes.NewForConfigOrDie(config).CertificatesV1().CertificateSigningRequests()
 	var last error
-	err = wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(w.t.Context(), glance/2, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		var made *certificatesv1.CertificateSigningRequest
 		if made, last = requests.Create(ctx, csr, metav1.CreateOptions{}); last == nil {
 			csr.Name = made.Name
@@ -148,7 +144,7 @@ func (w *world) decision(ctx context.Context, name string) (decision, error) {
 // decided waits until a request is approved or denied.
 func (w *world) decided(name string) (decision, error) {
 	var v decision
-	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.t.Context(), glance/2, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		var err error
 		v, err = w.decision(ctx, name)
 		return v.approved || v.denied, err

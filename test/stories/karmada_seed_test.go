@@ -13,7 +13,7 @@ import (
 
 // TestSeed004Push brings a cluster in by push and takes it out again, typed as the seed prints it.
 func TestSeed004Push(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	planes := w.karmadaMembers("member1", "member2")
 	seed := strings.NewReplacer(
@@ -92,7 +92,7 @@ cluster(%s) is joined successfully
 // TestSeed004Pull brings a cluster in by pull and takes it out again, typed as the seed prints it; the register command
 // is pasted as it is printed.
 func TestSeed004Pull(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	member3 := w.karmadaMembers("member3")[0]
 	seed := strings.NewReplacer(

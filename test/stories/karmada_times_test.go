@@ -17,7 +17,7 @@ const idleFor = time.Minute
 
 // TestKarmadaTimes prints how long it takes to come, to be missed and to go, and what an idle agent asks of the hub.
 func TestKarmadaTimes(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	plane := w.karmadaMembers("timed")[0]
 	const rounds = 3

@@ -41,7 +41,7 @@ const (
 
 // TestMany lands one profile on 20 pull members at once and prints how long it took and what it cost.
 func TestMany(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	planes := w.planes(crowdPlanes)
 	for i := range crowdSize {

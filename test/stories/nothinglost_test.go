@@ -140,7 +140,7 @@ type stage struct {
 
 // TestNothingLostAgent kills the agent with -9 at every stage of a rollout.
 func TestNothingLostAgent(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	agent := w.looseAgent("edge", "edge-1", "env=lost")
 	w.apply(w.hub, lostProfile)
@@ -163,7 +163,7 @@ func TestNothingLostAgent(t *testing.T) {
 
 // TestNothingLostHub kills the hub with -9 at every stage of a rollout.
 func TestNothingLostHub(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	member := w.pullMember("edge", "edge-1", "env=lost")
 	hub := w.gate(w.hub.Config)
@@ -224,7 +224,7 @@ func (w *world) killAtStages(member *localkube.Plane, v victim, stages []stage) 
 
 // TestNothingLostWithoutHub stops the hub's API server for a minute.
 func TestNothingLostWithoutHub(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	const (
 		outage = time.Minute
 		// catchUp is how soon a change must arrive after an outage: whoever waits for a lost server asks it every few

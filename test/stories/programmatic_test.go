@@ -57,7 +57,7 @@ spec:
 // TestProgrammaticRegistration registers two clusters with nothing but kubectl apply of a SveltosCluster on the hub and
 // of the manifest that the hub keeps on the member, and takes them out of the fleet with nothing but kubectl delete.
 func TestProgrammaticRegistration(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	members := map[string]*localkube.Plane{"first": w.member("first"), "second": w.member("second")}
 	w.apply(w.hub, programmaticClusters)

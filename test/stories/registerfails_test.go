@@ -36,7 +36,7 @@ type registration struct {
 // TestRegisterFailsEverywhere lets every way to register fail at each of its writes, once because a permission is
 // missing and once by Ctrl-C. Whatever it made is gone then, on both sides, and the next attempt works.
 func TestRegisterFailsEverywhere(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	member := w.member("member")
 	f := &failing{w: w, member: member, hub: w.gate(w.hub.Config), memberGate: w.gate(member.Config)}
@@ -278,7 +278,7 @@ func (f *failing) settle() {
 // TestRegisterFailsClearly gives the command what cannot work. Each attempt is one line on standard error that names
 // the thing, and leaves nothing.
 func TestRegisterFailsClearly(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	member := localkube.ForTest(t, localkube.Named("member"))
 	f := &failing{w: w, member: member, kubeconfig: w.hub.Kubeconfig}

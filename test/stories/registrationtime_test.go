@@ -21,7 +21,7 @@ const registrationGoal = 5 * time.Second
 // TestRegistrationTime prints how long registering takes in each mode, from the start of the command until the cluster
 // is READY.
 func TestRegistrationTime(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	member := w.member("measured")
 	const rounds = 3

@@ -45,7 +45,7 @@ spec:
 // know any more stays on the members and is reported, with the command that withdraws it; what it knows is deployed
 // again.
 func TestRestoredHub(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	members := map[string]*localkube.Plane{
 		"pushed": w.pushMember("fleet", "pushed", "changed=deploy,deleted=deploy,created=deploy,unlabelled=deploy"),

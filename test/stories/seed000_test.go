@@ -19,7 +19,7 @@ deployment.apps/sveltos-applier-manager created
 
 // TestSeed000 registers a cluster in pull mode as the documentation of the original does.
 func TestSeed000RegisterInPullMode(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	member := w.member("prod-cluster")
 

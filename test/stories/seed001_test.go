@@ -56,7 +56,7 @@ spec:
 // TestSeed001 mixes modes: one pull and one push cluster, one profile on both, a second one on the cluster that is
 // labelled for it.
 func TestSeed001PullAndPush(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	rke2, aks := w.member("cluster01"), w.member("cluster02")
 

@@ -29,7 +29,7 @@ spec:
 
 // TestSeed003 follows the article: register a private cluster, deploy a chart to it and watch it land.
 func TestSeed003PrivateCluster(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	private := w.member("kind-private")
 

@@ -188,7 +188,7 @@ func (p *statusProfile) wantWithdrawn() {
 // TestStatusLost loses the status of ClusterSummaries in every way, at every moment: the member always gets what it
 // should have, nothing on it is touched without need, and the status is true again soon. Withdrawals do not need it.
 func TestStatusLost(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	push, pull := w.pushMember("fleet", "pushed", "tier=one"), w.pullMember("fleet", "pulled", "tier=one")
 	w.serveCharts()

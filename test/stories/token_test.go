@@ -45,7 +45,7 @@ const (
 // TestToken follows one agent's credential: three renewals without a failed request, a copied manifest that is
 // worthless, and an agent that was offline until its token had expired.
 func TestToken(t *testing.T) {
-	t.Parallel()
+	awaitTurn(t)
 	w := newWorld(t)
 	w.apply(w.hub, deregisterProfile)
 	// Nothing is said about the agent's image: the agent runs in this process, by a clock that the story sets.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -26,8 +27,8 @@ import (
 const (
 	// waitTimeout bounds every wait of a story. It is loose: a slow machine must pass, a hang must fail.
 	waitTimeout = 2 * time.Minute
-	// glance is how often a wait looks.
-	glance = 100 * time.Millisecond
+	// glance is how often a wait looks. Most looks start kubectl, which is a tenth of a second of a processor.
+	glance = 250 * time.Millisecond
 )
 
 // world is a hub with Towline running in it, a chart repository, and as many members as the story starts.
@@ -36,6 +37,8 @@ type world struct {
 	dir   string
 	hub   *localkube.Plane
 	hubOS *process
+	// clients has the administrator's client of each plane. A new client asks for all APIs of its server first.
+	clients *sync.Map
 	// hubKubeconfig is the kubeconfig of `towline hub`.
 	hubKubeconfig string
 	// Charts is the URL of a Helm repository with the example chart under every name that the stories use.
@@ -51,7 +54,9 @@ func newWorld(t *testing.T, options ...localkube.Option) *world {
 	}
 	server := httptest.NewServer(repository)
 	t.Cleanup(server.Close)
-	w := &world{t: t, dir: t.TempDir(), hub: localkube.ForTest(t, append(options, localkube.Named("hub"))...), Charts: server.URL}
+	w := &world{
+		t: t, dir: t.TempDir(), hub: localkube.ForTest(t, append(options, localkube.Named("hub"))...), Charts: server.URL, clients: &sync.Map{},
+	}
 	w.hubKubeconfig = w.hub.Kubeconfig
 	w.startHub()
 	w.eventually("the hub registers itself", func() error {
@@ -134,10 +139,14 @@ func (w *world) wantStatuses(namespace, summary, want string) error {
 // client talks to a plane as its administrator.
 func (w *world) client(plane *localkube.Plane) client.Client {
 	w.t.Helper()
+	if known, ok := w.clients.Load(plane); ok {
+		return known.(client.Client)
+	}
 	c, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	w.clients.Store(plane, c)
 	return c
 }
 
