@@ -22,6 +22,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
 )
 
 func TestAgentReportsAndDelivers(t *testing.T) {
@@ -193,7 +194,7 @@ func (w *world) pause(paused bool) {
 
 func TestDriftIsCorrectedWhileTheHubIsAway(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newWorldOn(t, localkube.ForTest(t, localkube.Named("hub")))
 	stop := w.startAgent()
 	w.deliver(bundleOf("one", "edited", "deleted"), bundle.StateApplied)
 

@@ -61,7 +61,7 @@ func TestAgentExchangesTheManifestsTokenFirst(t *testing.T) {
 	}
 	w.eventually("the hub knows of the exchange", isExchangeReported)
 	seen := proxy.requests()
-	exchange := "POST /api/v1/namespaces/edge/serviceaccounts/c1/token"
+	exchange := "POST /api/v1/namespaces/" + w.cluster.Namespace + "/serviceaccounts/c1/token"
 	if len(seen) < 4 || slices.ContainsFunc(seen[:3], func(request string) bool { return request != exchange }) || proxy.count("/token") != 3 {
 		t.Errorf("requests: got %v, want two lost exchanges and one successful exchange first", seen)
 	}
@@ -114,7 +114,7 @@ func TestRejectedAgentIsRepairedInPlace(t *testing.T) {
 	w.runAgent(again.intoContext(t), w.member.Config)
 	w.wantCorrected()
 	w.eventually("the restarted agent logs the commands for the repair", func(context.Context) error {
-		if len(again.linesWith("sveltosctl register cluster --namespace=edge --cluster=c1 --pullmode > registration.yaml")) == 0 {
+		if len(again.linesWith("sveltosctl register cluster --namespace="+w.cluster.Namespace+" --cluster=c1 --pullmode > registration.yaml")) == 0 {
 			return errors.New("not logged")
 		}
 		return nil
@@ -161,8 +161,11 @@ func TestRejectedAgentSendsAndLogsLittle(t *testing.T) {
 	wantFewErrors := func(log *logRecorder) {
 		t.Helper()
 		w.letPass(12 * time.Second)
-		lines := log.errorLines()
-		other := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return strings.Contains(line, join.Repair("edge", "c1")) })
+		// The requests whose connections the test closed say so.
+		lines := slices.DeleteFunc(log.errorLines(), func(line string) bool { return strings.Contains(line, "unexpected EOF") })
+		other := slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
+			return strings.Contains(line, join.Repair(w.cluster.Namespace, w.cluster.Name))
+		})
 		if len(lines)-len(other) != 1 || len(other) > 1 {
 			t.Errorf("errors logged: got %d, want one with the repair and at most one other:\n%s", len(lines), strings.Join(lines, "\n"))
 		}

@@ -36,7 +36,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// world is a hub and one pull-mode member that is registered, each with its own control plane.
+// world is a hub and one pull-mode member that is registered, which has a control plane of its own.
 type world struct {
 	t           *testing.T
 	hub, member *localkube.Plane
@@ -48,20 +48,22 @@ type world struct {
 	changeKubeconfig func(*clientcmdapi.Config)
 }
 
+// newWorld registers a member of its own in a namespace of its own on the hub that most tests share.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, cluster: client.ObjectKey{Namespace: "edge", Name: "c1"}}
-	var starting sync.WaitGroup
-	for name, plane := range map[string]**localkube.Plane{"hub": &w.hub, "member": &w.member} {
-		starting.Go(func() { *plane = localkube.ForTest(t, localkube.Named(name)) })
-	}
-	starting.Wait()
-	if t.Failed() {
-		t.FailNow()
+	return newWorldOn(t, localkube.Shared(t))
+}
+
+// newWorldOn is newWorld on another hub.
+func newWorldOn(t *testing.T, hub *localkube.Plane) *world {
+	t.Helper()
+	w := &world{
+		t: t, hub: hub, member: localkube.ForTest(t, localkube.Named("member")),
+		cluster: client.ObjectKey{Namespace: hub.Namespace(t, "edge"), Name: "c1"},
 	}
 	w.hubClient, w.client = w.clientOf(w.hub), w.clientOf(w.member)
 	w.installCRDs()
-	w.register() // creates the namespace of the key too
+	w.register()
 	key, err := deliver.LoadOrCreateKey(t.Context(), w.hubClient)
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +98,7 @@ func (w *world) installCRDs() {
 		if err := yaml.Unmarshal(text, crd); err != nil {
 			w.t.Fatal(err)
 		}
-		if err := w.hubClient.Create(w.t.Context(), crd); err != nil {
+		if err := w.hubClient.Create(w.t.Context(), crd); client.IgnoreAlreadyExists(err) != nil {
 			w.t.Fatal(err)
 		}
 	}
