@@ -45,8 +45,8 @@ func WithNetwork(network Network, address string) Option {
 	return func(o *Options) { o.Network, o.Address = network, address }
 }
 
-// ForTest starts a control plane, and kills it when the test ends. If the test failed, it logs the errors of the control
-// plane and the output of its pods.
+// ForTest starts a control plane, and kills it when the test ends. If the test failed, it logs the errors of the
+// control plane and the output of its pods.
 func ForTest(t testing.TB, options ...Option) *Plane {
 	t.Helper()
 	p, err := start(t, options)

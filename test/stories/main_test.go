@@ -2,14 +2,11 @@ package stories
 
 import (
 	"flag"
-	"os"
 	"strconv"
 	"testing"
 )
 
 // turns has one element for each story that may run now.
-//
-//nolint:gochecknoglobals // one per test binary, like the flag that it replaces
 var turns chan struct{}
 
 // TestMain makes -parallel the number of stories that run at the same time. As the testing package counts, a story with
@@ -25,7 +22,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "1000"); err != nil {
 		panic(err)
 	}
-	os.Exit(m.Run())
+	m.Run()
 }
 
 // awaitTurn runs the story and its subtests beside others, as many as -parallel says.
