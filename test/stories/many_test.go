@@ -103,31 +103,11 @@ func crowdContent(group string) string {
 // planes starts control planes at once.
 func (w *world) planes(n int) []*localkube.Plane {
 	w.t.Helper()
-	planes := make([]*localkube.Plane, n)
-	failures := make([]error, n)
-	var starts sync.WaitGroup
-	for i := range planes {
-		dir := w.t.TempDir()
-		starts.Go(func() {
-			planes[i], failures[i] = localkube.Start(w.t.Context(), localkube.Options{Name: fmt.Sprintf("plane-%d", i), Dir: dir})
-		})
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("plane-%d", i)
 	}
-	starts.Wait()
-	for i := range planes {
-		if failures[i] != nil {
-			w.t.Error(failures[i])
-			continue
-		}
-		w.t.Cleanup(func() {
-			if err := planes[i].Stop(); err != nil {
-				w.t.Error(err)
-			}
-		})
-	}
-	if w.t.Failed() {
-		w.t.FailNow()
-	}
-	return planes
+	return localkube.SeveralForTest(w.t, names)
 }
 
 // crowdMember registers a pull member of that name, in a namespace of that name, and runs its agent in this process
