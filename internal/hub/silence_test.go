@@ -27,12 +27,12 @@ import (
 const (
 	// sveltosLimit and karmadaLimit are how long agents may be silent in this test. As with the real limits, a hub sees
 	// an outage of its API server well within either, and there is time between them to see one expire before the other.
-	sveltosLimit = 36 * time.Second
-	karmadaLimit = 16 * time.Second
+	sveltosLimit = 54 * time.Second
+	karmadaLimit = 30 * time.Second
 	// outage is how long the API server of the hub is away: longer than agents of both kinds may be silent.
 	outage = sveltosLimit + 4*time.Second
 	// comeback is how long live agents take to be heard again.
-	comeback = karmadaLimit / 2
+	comeback = karmadaLimit / 3
 	// clockError is how far the clocks of members are behind that of the hub.
 	clockError = 2 * time.Minute
 )
