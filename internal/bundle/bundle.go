@@ -35,9 +35,6 @@ type Bundle struct {
 	// KeepObjects is true if the member seems to have a newer bundle of this ID than the hub, as after a restore of the
 	// hub. Objects that this bundle lacks are then kept until the bundle is withdrawn.
 	KeepObjects bool `json:"-"`
-	// RendersAgain is true if the hub renders the Helm releases again that Report.Outdated lists: it could not read the
-	// release records of the member, and has not rendered the bundle again yet. It is no part of the digest.
-	RendersAgain bool `json:"-"`
 }
 
 // Owner is the profile of a bundle. Of two profiles with the same object, the one with the lower tier deploys it, and

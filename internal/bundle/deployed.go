@@ -21,14 +21,16 @@ type Deployed struct {
 	Releases []DeployedRelease `json:"-"`
 }
 
-// DeployedRelease is a Helm release of a bundle that was delivered. Inputs, Revision and IsUpgrade are those of its
-// Release. Without Inputs, Revision is the recorded revision, or 0 if it is not known.
+// DeployedRelease is a Helm release of a bundle that was delivered. Inputs, Revision, IsUpgrade and IsUnconfirmed are
+// those of its Release. Without Inputs, Revision is the recorded revision, or 0 if it is not known.
 type DeployedRelease struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	Inputs    string `json:"inputs,omitempty"`
 	Revision  int    `json:"revision,omitempty"`
 	IsUpgrade bool   `json:"isUpgrade,omitempty"`
+
+	IsUnconfirmed bool `json:"isUnconfirmed,omitempty"`
 }
 
 // DeployedReleases lists the Helm releases of b, as Deployed.Releases has them.
@@ -38,6 +40,7 @@ func (b Bundle) DeployedReleases() []DeployedRelease {
 		if release := item.Release; release != nil {
 			all = append(all, DeployedRelease{
 				Namespace: release.Namespace, Name: release.Name, Inputs: release.Inputs, Revision: release.Revision, IsUpgrade: release.IsUpgrade,
+				IsUnconfirmed: release.IsUnconfirmed,
 			})
 		}
 	}

@@ -28,6 +28,10 @@ type Release struct {
 	// Revision and IsUpgrade are the values that the templates read, 0 and false if Inputs is empty.
 	Revision  int  `json:"revision,omitempty"`
 	IsUpgrade bool `json:"isUpgrade,omitempty"`
+	// IsUnconfirmed is true if Revision and IsUpgrade must be compared with the release records before the revision
+	// begins. If they differ, Report.Outdated lists the release, and the hub renders it again. It is no part of the
+	// digest.
+	IsUnconfirmed bool `json:"-"`
 
 	Options ReleaseOptions `json:"options,omitzero"`
 	Data    ReleaseData    `json:"data,omitzero"`

@@ -33,14 +33,15 @@ type Report struct {
 	Kinds []string
 	// LastApplied is the time when the bundle was last applied completely; zero if never.
 	LastApplied time.Time
-	// Outdated are the Helm releases that the hub must render again before the member deploys the bundle.
+	// Outdated are the Helm releases whose revision the member has not begun, if the hub must render one of them again.
+	// The member begins none of them before it gets another bundle.
 	Outdated []OutdatedRelease
 	// Changes are the changes of the last run. They are not sent to the hub in pull mode.
 	Changes ChangeSet
 }
 
-// OutdatedRelease is a Helm release whose templates have read another revision or operation than the one that comes
-// after the release records of the member. Its templates must read Revision and IsUpgrade.
+// OutdatedRelease is a Helm release whose revision has not begun. Its templates must read Revision and IsUpgrade, which
+// come after the release records of the member. Revision is 0 if they were not compared yet.
 type OutdatedRelease struct {
 	Namespace string
 	Name      string

@@ -28,6 +28,9 @@ var (
 	ErrUnsupported = errors.New("not supported")
 )
 
+// ErrReplaced is the error of AgentSource.ReportStart if the hub has replaced the request.
+var ErrReplaced = errors.New("the hub has replaced the request")
+
 // Delivery is the request in one group, as the agent has read it last. It must not be changed.
 type Delivery struct {
 	ID bundle.ID
@@ -153,6 +156,22 @@ func unsupportedFields(spec libv1beta1.ConfigurationGroupSpec) string {
 // report may be about an older bundle, see report.Digest. It returns nil if the group no longer exists. It fails if the
 // hub does not store the outdated releases, since the hub would never render them again.
 func (i *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Report) error {
+	_, err := i.writeReport(ctx, d, report)
+	return err
+}
+
+// ReportStart reports that the revisions of the Helm releases of d may begin. The agent must begin none before: until
+// then the hub forgets a rendering that it replaces. It fails with ErrReplaced if the hub has done that.
+func (i *AgentSource) ReportStart(ctx context.Context, d Delivery) error {
+	group, err := i.writeReport(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying})
+	if err == nil && group.Generation != d.group.Generation {
+		return fmt.Errorf("report the start of %s: %w", d.ID, ErrReplaced)
+	}
+	return err
+}
+
+// writeReport implements Report. It returns the group with the report.
+func (i *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle.Report) (*libv1beta1.ConfigurationGroup, error) {
 	known := i.groups.latest(d.group)
 	status := statusFor(d.group, known.Status, report)
 	defer i.groups.beginReport(known.Name)()
@@ -163,18 +182,18 @@ func (i *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Repo
 		group.Status = status
 		err := i.hub.Status().Patch(ctx, group, client.MergeFrom(known))
 		if apierrors.IsNotFound(err) {
-			return nil
+			return d.group, nil
 		}
 		if err != nil {
-			return fmt.Errorf("report %s: %w", d.ID, err)
+			return nil, fmt.Errorf("report %s: %w", d.ID, err)
 		}
 		i.groups.storeWritten(group)
 		known = group
 	}
 	if missing := len(status.OutdatedReleases) - len(known.Status.OutdatedReleases); missing > 0 {
-		return fmt.Errorf("report %s: the hub has not stored %d outdated releases: its CustomResourceDefinition may be an earlier one", d.ID, missing)
+		return nil, fmt.Errorf("report %s: the hub has not stored %d outdated releases: its CustomResourceDefinition may be an earlier one", d.ID, missing)
 	}
-	return nil
+	return known, nil
 }
 
 // MissingReport returns the report that requests the content of d again. detail names the missing content.

@@ -175,8 +175,20 @@ func (d *decoder) bundle(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, e
 	if want := bundle.DigestFromBytes(group.Spec.RequestorHash); digest != want {
 		return bundle.Bundle{}, fmt.Errorf("%w: its digest is %s, want %s", ErrCorrupt, digest, want)
 	}
-	b.Hub, b.RendersAgain = group.Annotations[kube.AnnotationHub], outlined.RendersAgain
+	b.Hub = group.Annotations[kube.AnnotationHub]
+	setUnconfirmed(b, outlined.Releases)
 	return b, nil
+}
+
+// setUnconfirmed sets Release.IsUnconfirmed, which the content does not have.
+func setUnconfirmed(b bundle.Bundle, listed []bundle.DeployedRelease) {
+	for _, item := range b.Items {
+		if release := item.Release; release != nil {
+			release.IsUnconfirmed = slices.ContainsFunc(listed, func(d bundle.DeployedRelease) bool {
+				return d.Namespace == release.Namespace && d.Name == release.Name && d.IsUnconfirmed
+			})
+		}
+	}
 }
 
 // foreignBundle returns the bundle of a group that another hub wrote. The group does not name the profile, so the

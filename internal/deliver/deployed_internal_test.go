@@ -17,10 +17,10 @@ func TestDeployedListsHelmReleases(t *testing.T) {
 		bundle.Item{Release: &bundle.Release{Namespace: "b", Name: "plain", Data: bundle.ReleaseData{Notes: "long"}}},
 		bundle.Item{Reference: bundle.Reference{Kind: "ConfigMap", Name: "c"}},
 	)
-	b.RendersAgain = true
+	b.Items[0].Release.IsUnconfirmed = true
 	group, bundles := pack(t, b)
 	want := []bundle.DeployedRelease{
-		{Namespace: "a", Name: "looks", Inputs: "x", Revision: 3, IsUpgrade: true},
+		{Namespace: "a", Name: "looks", Inputs: "x", Revision: 3, IsUpgrade: true, IsUnconfirmed: true},
 		{Namespace: "b", Name: "plain"},
 	}
 	if deployed, ok := deployedBy(group); !ok || cmp.Diff(want, deployed.Releases) != "" {

@@ -108,13 +108,11 @@ func indexOf(c chunk) string {
 type outline struct {
 	bundle.Bundle
 	Releases []bundle.DeployedRelease `json:"releases,omitempty"`
-	// RendersAgain is bundle.Bundle.RendersAgain.
-	RendersAgain bool `json:"rendersAgain,omitempty"`
 }
 
 // deployGroup returns the group that asks m for b, whose content is in items.
 func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []libv1beta1.ConfigurationItem) (*libv1beta1.ConfigurationGroup, error) {
-	outlined := outline{Bundle: b, Releases: b.DeployedReleases(), RendersAgain: b.RendersAgain}
+	outlined := outline{Bundle: b, Releases: b.DeployedReleases()}
 	if len(outlined.Items) > 0 {
 		outlined.Items = nil
 	}
@@ -204,7 +202,7 @@ func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	report.State = stateOf(status)
 	report.Message = truncate(status.FailureMessage)
 	report.Kinds = slices.Clone(status.DeployedGroupVersionKind)
-	if report.State == bundle.StateApplying {
+	if report.State == bundle.StateApplying || report.State == bundle.StateFailed {
 		report.Outdated = outdatedOf(status)
 	}
 	if status.LastAppliedTime != nil {

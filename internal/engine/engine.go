@@ -135,42 +135,51 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 // the inventory is lost, Converge rebuilds it from the objects with our ownership labels. The error is nil if the
 // report's state is Applied, or Applying while a Helm release waits. It wraps ErrConflict if an object belongs to
 // another profile. After an error the next call continues from the inventory. Without the option CorrectDrift, an
-// applied bundle is not read again until it changes. Converge changes nothing if the report has Outdated releases.
+// applied bundle is not read again until it changes. Outdated releases of the report have not begun, see
+// CompareRenderings.
 func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
-	report := bundle.Report{ID: b.ID}
-	digest, err := b.Digest()
+	p, release, err := e.newDelivery(ctx, b)
 	if err != nil {
-		return failed(report, err)
-	}
-	report.Digest = digest
-	release, err := e.ids.acquire(ctx, b.ID)
-	if err != nil {
-		return failed(report, err)
+		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
 	defer release()
-	prior, err := e.store.Load(ctx, b.ID)
-	isLost := errors.Is(err, inventory.ErrIncomplete)
-	if err != nil && !isLost {
-		return failed(report, err)
-	}
-	intact, err := e.store.IsComplete(ctx, prior)
-	if err != nil {
-		return failed(report, err)
-	}
-	if !intact {
-		prior = prior.WithoutContent()
-	}
-	if !b.Options.CorrectDrift && prior.State == bundle.StateApplied && prior.BundleDigest() == digest {
+	prior := p.prior
+	if !b.Options.CorrectDrift && prior.State == bundle.StateApplied && prior.BundleDigest() == p.digest {
 		return prior.Report(), nil
 	}
-	if intact && prior.BundleDigest() == digest && prior.State == bundle.StateApplying && e.isWaiting(ctx, b.ID, digest) {
+	if prior.BundleDigest() == p.digest && prior.State == bundle.StateApplying && e.isWaiting(ctx, b.ID, p.digest) {
 		return prior.Report(), nil
 	}
-	p := &applyRun{engine: e, bundle: b, digest: digest, prior: prior, lost: isLost}
-	if prior.BundleDigest() != digest {
+	if prior.BundleDigest() != p.digest {
 		p.trigger = triggerDelivery
 	}
-	return p.runDelivery(ctx)
+	return p.run(ctx)
+}
+
+// newDelivery locks the ID of b and returns its run, which has not begun. The caller must call release.
+func (e *Engine) newDelivery(ctx context.Context, b bundle.Bundle) (p *applyRun, release func(), err error) {
+	p = &applyRun{engine: e, bundle: b}
+	if p.digest, err = b.Digest(); err != nil {
+		return p, nil, err
+	}
+	if release, err = e.ids.acquire(ctx, b.ID); err != nil {
+		return p, nil, err
+	}
+	if p.prior, err = e.store.Load(ctx, b.ID); errors.Is(err, inventory.ErrIncomplete) {
+		p.lost, err = true, nil
+	}
+	var intact bool
+	if err == nil {
+		intact, err = e.store.IsComplete(ctx, p.prior)
+	}
+	if err != nil {
+		release()
+		return p, nil, err
+	}
+	if !intact {
+		p.prior = p.prior.WithoutContent()
+	}
+	return p, release, nil
 }
 
 // Resume converges id again from the content in its record. A suspended bundle is not changed. ok is false if there is

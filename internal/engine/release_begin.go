@@ -22,7 +22,7 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if len(entries) > 0 && d.op.waitForHelmClient(entries[len(entries)-1]) {
+	if len(entries) > 0 && d.op.waitForHelmClient(entries[len(entries)-1]) || d.waitForRendering(entries) {
 		return false, nil
 	}
 	if after := s.Options.RecoverAfter; after > 0 && s.Failures > s.Recovered && s.Failures%after == 0 && s.Operation == inventory.Installing {

@@ -115,6 +115,7 @@ func (r *Record) Covers(next *Record) bool {
 func (r *Record) Report() bundle.Report {
 	return bundle.Report{
 		ID: r.ID, Digest: r.BundleDigest(), State: r.State, Message: r.Message, Kinds: r.kinds(), LastApplied: r.LastApplied,
+		Outdated: r.outdatedReleases(),
 	}
 }
 

@@ -78,6 +78,11 @@ type ReleaseState struct {
 	Inputs           string `json:"inputs,omitempty"`
 	RenderedRevision int    `json:"renderedRevision,omitempty"`
 	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
+	// IsUnconfirmed is bundle.Release.IsUnconfirmed, and false after the comparison. If NextRevision is not 0, it has shown
+	// a difference: the hub must render the release for NextRevision and NextIsUpgrade.
+	IsUnconfirmed bool `json:"isUnconfirmed,omitempty"`
+	NextRevision  int  `json:"nextRevision,omitempty"`
+	NextIsUpgrade bool `json:"nextIsUpgrade,omitempty"`
 	// SecretUID and SecretState are the UID and the LiveMeta.Fingerprint of the release record of Revision as it was
 	// last written. They are empty before the first write.
 	SecretUID   types.UID `json:"secretUID,omitempty"`
@@ -96,6 +101,9 @@ type HookRun struct {
 	// DeleteOnSuccess is true if the hook has that delete policy.
 	DeleteOnSuccess bool `json:"deleteOnSuccess,omitempty"`
 }
+
+// HasBegun returns whether the revision of the release has begun. It is waiting otherwise, and nothing of it was applied.
+func (s *ReleaseState) HasBegun() bool { return s.Stage != StageBegin || s.Failures > 0 }
 
 // Key returns the namespace and the name of the release.
 func (s *ReleaseState) Key() release.Key { return release.Key{Namespace: s.Namespace, Name: s.Name} }
@@ -126,7 +134,22 @@ func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 		}
 		all = append(all, bundle.DeployedRelease{
 			Namespace: s.Namespace, Name: s.Name, Inputs: s.Inputs, Revision: revision, IsUpgrade: s.IsUpgrade,
+			IsUnconfirmed: s.IsUnconfirmed,
 		})
+	}
+	return all
+}
+
+// outdatedReleases returns Report.Outdated of the bundle.
+func (r *Record) outdatedReleases() []bundle.OutdatedRelease {
+	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 }) {
+		return nil
+	}
+	var all []bundle.OutdatedRelease
+	for _, s := range r.Releases {
+		if s.Inputs != "" && !s.HasBegun() {
+			all = append(all, bundle.OutdatedRelease{Namespace: s.Namespace, Name: s.Name, Revision: s.NextRevision, IsUpgrade: s.NextIsUpgrade})
+		}
 	}
 	return all
 }

@@ -98,6 +98,7 @@ func TestHelmCommands(t *testing.T) {
 			s.rollsBack()
 			s.endsWithTheProfile()
 			s.readsItsRevision()
+			s.waitsForHelm()
 		})
 	}
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// revisionChart is a chart whose templates write the revision and the operation into a ConfigMap.
+// revisionChart is a chart whose templates write the revision and the operation into a ConfigMap. With the value held,
+// its hook waits for a node with the label held.
 func revisionChart() examples.Chart {
 	return examples.Chart{Name: "revision", Version: "0.1.0", AppVersion: "1.0.0", Files: map[string]string{
 		"templates/revision.yaml": `
@@ -19,6 +20,15 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {name: revision, namespace: {{ .Release.Namespace }}}
 data: {read: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }} {{ .Values.message }}"}
+`,
+		"templates/held.yaml": `
+{{- if .Values.held }}
+apiVersion: batch/v1
+kind: Job
+metadata: {name: held, namespace: {{ .Release.Namespace }}, annotations: {helm.sh/hook: pre-install}}
+spec:
+  template: {spec: {restartPolicy: Never, nodeSelector: {held: "no"}, containers: [{name: main, image: "example.com/hook:1"}]}}
+{{- end }}
 `,
 	}}
 }
@@ -59,6 +69,39 @@ func (s *commandsStory) readsItsRevision() {
 	m.eventually("the profile has left", func() error { return m.absent(m.hub, "clustersummary", m.summary(), "fleet") })
 	m.deploy()
 	m.wantRead(5, "5 false true b")
+}
+
+// waitsForHelm deploys a release while a person installs it with the helm command. Its templates read that the revision
+// after that is an upgrade.
+func (s *commandsStory) waitsForHelm() {
+	s.t.Helper()
+	m := *s
+	m.helmMember = &helmMember{
+		world: s.world, plane: s.plane, cluster: s.cluster, chart: "revision", version: "0.1.0", release: "held", values: map[string]any{"message": "a"},
+	}
+	archive := filepath.Join(s.archives, "revision.tgz") // of readsItsRevision
+	installed := make(chan error, 1)
+	go func() {
+		_, err := m.try(m.plane, "helm", "install", "held", archive, "-n", "held", "--create-namespace", "--set", "message=by hand,held=true")
+		installed <- err
+	}()
+	m.eventually("helm waits for its hook", func() error {
+		_, err := m.try(m.plane, "kubectl", "get", "job", "held", "-n", "held")
+		return err
+	})
+	m.deploy()
+	m.eventually("the release waits for helm", func() error {
+		out, err := m.try(m.hub, "kubectl", "get", "clustersummary", m.summary(), "-n", "fleet", "-o", "yaml")
+		if err == nil && !strings.Contains(out, "waiting for another client of Helm") {
+			err = fmt.Errorf("the summary is %s", out)
+		}
+		return err
+	})
+	m.kubectl(m.plane, "label", "nodes", "--all", "held=no")
+	if err := <-installed; err != nil {
+		s.t.Fatal(err)
+	}
+	m.wantRead(2, "2 false true a")
 }
 
 // wantRead waits until a revision is deployed, and compares the text that its template has written. There must be no

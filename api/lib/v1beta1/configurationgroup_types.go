@@ -213,15 +213,15 @@ type ConfigurationGroupStatus struct {
 	// +optional
 	ContentMissing bool `json:"contentMissing,omitempty"`
 
-	// OutdatedReleases are the Helm releases that the hub must render again before the agent applies the group. Towline's
-	// own field.
+	// OutdatedReleases are the Helm releases whose revision the agent has not begun, if the hub must render one of them
+	// again. The agent begins none of them before the group changes. Towline's own field.
 	// +listType=atomic
 	// +optional
 	OutdatedReleases []OutdatedRelease `json:"outdatedReleases,omitempty"`
 }
 
-// OutdatedRelease is a Helm release that was rendered for another revision or operation than the one that comes after
-// the release records of the member.
+// OutdatedRelease is a Helm release whose revision has not begun. The hub renders it again if its templates have read
+// another revision or operation than the one that comes after the release records of the member.
 type OutdatedRelease struct {
 	// Namespace of the release.
 	Namespace string `json:"namespace"`
@@ -229,8 +229,8 @@ type OutdatedRelease struct {
 	// Name of the release.
 	Name string `json:"name"`
 
-	// Revision is the number that the templates must read as .Release.Revision.
-	// +kubebuilder:validation:Minimum=1
+	// Revision is the number that the templates must read as .Release.Revision, 0 if the agent has not compared it yet.
+	// +kubebuilder:validation:Minimum=0
 	Revision int64 `json:"revision"`
 
 	// IsUpgrade is the value that the templates must read as .Release.IsUpgrade.

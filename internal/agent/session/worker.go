@@ -23,6 +23,7 @@ const removalRetryInterval = time.Second
 type Source interface {
 	Fetch(ctx context.Context, d deliver.Delivery) (bundle.Bundle, error)
 	Report(ctx context.Context, d deliver.Delivery, report bundle.Report) error
+	ReportStart(ctx context.Context, d deliver.Delivery) error
 	Find(id bundle.ID) (deliver.Delivery, bool)
 	Wake(id bundle.ID)
 }
@@ -30,6 +31,8 @@ type Source interface {
 // Engine is the part of *engine.Engine that a Worker uses.
 type Engine interface {
 	deliver.Inventory
+	// CompareRenderings returns a report with Outdated releases if the bundle must not be converged.
+	CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
 	// Have returns the digest and state in the inventory of id; ok is false if there is no complete inventory.
 	Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
 	// Resume converges id again from its inventory; ok is false if there is no complete inventory.
@@ -91,11 +94,19 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 	case err != nil:
 		return err
 	}
-	// Only informative: the result is reported in any case.
-	if err := w.Source.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying}); err != nil {
-		log.FromContext(ctx).Info("cannot report the start", logkeys.Bundle, d.ID.String(), logkeys.Reason, err.Error())
+	report, err := w.Engine.CompareRenderings(ctx, b)
+	if err != nil || len(report.Outdated) > 0 {
+		return w.reportResult(ctx, d, report, err)
 	}
-	report, err := w.Engine.Converge(ctx, b)
+	// Without the report nothing begins, and the caller retries. The hub was reachable a moment ago, since it has sent the
+	// content. An agent that is killed after the report continues with the same delivery.
+	if err := w.Source.ReportStart(ctx, d); err != nil {
+		if errors.Is(err, deliver.ErrReplaced) {
+			return nil // the new delivery follows
+		}
+		return err
+	}
+	report, err = w.Engine.Converge(ctx, b)
 	if err == nil {
 		w.mu.Lock()
 		delete(w.olderDigests, d.ID)

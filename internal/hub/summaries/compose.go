@@ -60,7 +60,7 @@ type Request struct {
 	Deployed []bundle.DeployedRelease
 	// State is the state of the Helm bundle on the member, "" if it is not known.
 	State bundle.State
-	// Outdated are the releases that the member asks to render again.
+	// Outdated is bundle.Report.Outdated of the Helm bundle on the member.
 	Outdated []bundle.OutdatedRelease
 	// Lost are the releases that the member has of another summary.
 	Lost []match.Contest
@@ -160,9 +160,8 @@ func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.Fe
 			ContinueOnError:    spec.ContinueOnError,
 			CorrectDrift:       spec.SyncMode != configv1beta1.SyncModeOneTime,
 		},
-		SharedBy:     r.Audience,
-		Hub:          c.HubUID,
-		RendersAgain: c.rendersAgain(r, parts.items),
+		SharedBy: r.Audience,
+		Hub:      c.HubUID,
 	}}
 	if made.Digest, err = made.Bundle.Digest(); err != nil {
 		return Composition{}, atStage(status.ReasonRender, phase.Invalid{Err: err})
@@ -307,12 +306,14 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 		return bundle.Release{}, render.Release{}, err
 	}
 	archive := request.Chart
-	return bundle.Release{
+	made := bundle.Release{
 		Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace, RepoURL: chart.RepositoryURL,
 		ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
 		Inputs: inputs, Revision: request.Revision, IsUpgrade: request.IsUpgrade,
 		Data: bundle.ReleaseData{Chart: rendered.Chart, Defaults: rendered.Defaults, Notes: rendered.Notes, Paths: rendered.Paths},
-	}, rendered, nil
+	}
+	made.IsUnconfirmed = inputs != "" && !isConfirmed(r, made)
+	return made, rendered, nil
 }
 
 // lookup returns the function that reads objects of m, nil if the hub cannot.

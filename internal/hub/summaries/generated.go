@@ -67,7 +67,7 @@ func (c *Composer) newGeneratedStore(r Request, release match.Release) *generate
 	if !ok || store.isLost {
 		return store
 	}
-	if r.mayHaveBegun() {
+	if r.mayHaveBegun(release) {
 		store.begun = renderingID(former.Inputs, former.Revision, former.IsUpgrade)
 	}
 	if r.State == bundle.StateApplied {

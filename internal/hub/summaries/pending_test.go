@@ -99,6 +99,24 @@ func TestLookupDoesNotFindARenderingThatHasNotBegun(t *testing.T) {
 	}
 }
 
+// TestLookupDoesNotFindAReleaseThatHasNotBegun changes the values while the member waits for another release of the
+// bundle to be rendered again. It has not compared the release yet.
+func TestLookupDoesNotFindAReleaseThatHasNotBegun(t *testing.T) {
+	t.Parallel()
+	p := newPulled(t)
+	for _, message := range []string{"first", "second"} {
+		item, err := p.deliver(t, message)
+		if err != nil {
+			t.Fatalf("%s: %v", message, err)
+		}
+		if got := field(t, item, "found"); got != "- -" || item.Release.IsUpgrade || item.Release.Revision != 1 || !item.Release.IsUnconfirmed {
+			t.Errorf("%s: found %q in revision %d, want the first installation, unconfirmed", message, got, item.Release.Revision)
+		}
+		p.request.State = bundle.StateApplying
+		p.request.Outdated = []bundle.OutdatedRelease{{Namespace: "site", Name: "other", Revision: 2, IsUpgrade: true}, {Namespace: "site", Name: "web"}}
+	}
+}
+
 // TestLookupFindsARenderingThatHasBegun changes the values while the release is deployed, or fails.
 func TestLookupFindsARenderingThatHasBegun(t *testing.T) {
 	t.Parallel()

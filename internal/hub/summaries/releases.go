@@ -162,11 +162,11 @@ func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv
 }
 
 // nextRevision returns the revision and the operation for the templates of a release. As long as the inputs do not
-// change, they are those of the deployed release, so that reading them causes no new revision. A member in pull mode
-// reports the releases for which they are wrong.
+// change, they are those of the deployed release, so that reading them causes no new revision. The member reports the
+// releases for which they are wrong.
 func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
 	for _, outdated := range r.Outdated {
-		if outdated.Namespace == of.Namespace && outdated.Name == of.Name {
+		if isOf(outdated, of) && outdated.Revision > 0 {
 			return outdated.Revision, outdated.IsUpgrade, nil
 		}
 	}
@@ -177,7 +177,7 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 	if former.Inputs == inputs {
 		return former.Revision, former.IsUpgrade, nil
 	}
-	if c.Dial[r.Member.Mode] == nil && former.Inputs != "" && !r.mayHaveBegun() {
+	if c.Dial[r.Member.Mode] == nil && former.Inputs != "" && !r.mayHaveBegun(of) {
 		return former.Revision, former.IsUpgrade, nil // the revision replaces one that has not begun
 	}
 	if c.Dial[r.Member.Mode] != nil {
@@ -201,28 +201,25 @@ func findRelease(r Request, of match.Release) (bundle.DeployedRelease, bool) {
 	return bundle.DeployedRelease{}, false
 }
 
-// mayHaveBegun returns whether the member may have begun the revisions of the delivered Helm bundle. It begins none of
-// them before it has compared all releases with the records.
-func (r Request) mayHaveBegun() bool {
-	return r.State != bundle.StatePending && r.State != bundle.StateMissing && len(r.Outdated) == 0
+// mayHaveBegun returns whether the member may have begun the delivered revision of a release. A member in pull mode
+// reports the state Applying before it begins the first one.
+func (r Request) mayHaveBegun(of match.Release) bool {
+	return r.State != bundle.StatePending && r.State != bundle.StateMissing &&
+		!slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return isOf(o, of) })
 }
 
-// rendersAgain returns whether the member must compare the revisions that templates have read with its release records.
-// A report of outdated releases ends that for them, and for the releases that the member has compared in the same
-// bundle, so that a client of Helm that makes one revision after the other holds up no deployment.
-func (c *Composer) rendersAgain(r Request, items []bundle.Item) bool {
-	return c.Dial[r.Member.Mode] == nil && slices.ContainsFunc(items, func(item bundle.Item) bool {
-		return item.Release != nil && item.Release.Inputs != "" && !isCompared(r, *item.Release)
-	})
+func isOf(o bundle.OutdatedRelease, of match.Release) bool {
+	return o.Namespace == of.Namespace && o.Name == of.Name
 }
 
-// isCompared returns whether the member has compared a release with its records, as its report of outdated releases
-// says.
-func isCompared(r Request, made bundle.Release) bool {
-	isOutdated := slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool {
-		return o.Namespace == made.Namespace && o.Name == made.Name
+// isConfirmed returns whether the member must not compare the revision that templates have read with its release
+// records. A report of the right revision ends the comparisons until the inputs change, so that a client of Helm that
+// makes one revision after the other holds up no deployment.
+func isConfirmed(r Request, made bundle.Release) bool {
+	isReported := slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool {
+		return isOf(o, match.Release{Namespace: made.Namespace, Name: made.Name}) && o.Revision > 0
 	})
-	return isOutdated || len(r.Outdated) > 0 && slices.Contains(r.Deployed, bundle.DeployedRelease{
+	return isReported || slices.Contains(r.Deployed, bundle.DeployedRelease{
 		Namespace: made.Namespace, Name: made.Name, Inputs: made.Inputs, Revision: made.Revision, IsUpgrade: made.IsUpgrade,
 	})
 }

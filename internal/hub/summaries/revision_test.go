@@ -141,14 +141,16 @@ func TestOutdatedReleaseIsRenderedAgain(t *testing.T) {
 			t.Parallel()
 			r := requestFor("one", address)
 			r.Member.Mode = fleet.Pull
+			isReported := false
 			deploy := func(values string) string {
 				r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = values
 				made, err := newComposer(t, newHub(interceptor.Funcs{})).Compose(t.Context(), r, libv1beta1.FeatureHelm)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if got, want := made.Bundle.RendersAgain, len(r.Outdated) == 0; got != want {
-					t.Errorf("the bundle has RendersAgain %t, want %t", got, want)
+				isReported = isReported || slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return o.Name == "web" })
+				if got := made.Bundle.Items[0].Release.IsUnconfirmed; got == isReported {
+					t.Errorf("the release is unconfirmed: got %t with the outdated releases %v", got, r.Outdated)
 				}
 				r.Deployed, r.Outdated = made.Bundle.DeployedReleases(), nil
 				return field(t, made.Bundle.Items[0], "seen")
@@ -167,31 +169,57 @@ func TestOutdatedReleaseIsRenderedAgain(t *testing.T) {
 	}
 }
 
-// TestReleaseThatIsAddedToAnOutdatedBundle adds a release to a profile while the member reports another one as
-// outdated. The member compares the added release, too, and the bundle that follows is not compared again.
-func TestReleaseThatIsAddedToAnOutdatedBundle(t *testing.T) {
+// TestEachReleaseIsComparedOnce adds a release to a profile while the member reports another one as outdated. The member
+// compares each release until the hub has rendered it as reported.
+func TestEachReleaseIsComparedOnce(t *testing.T) {
 	t.Parallel()
-	r := requestFor("one", charts(t, with(`seen: "{{ .Release.Revision }}"`)))
-	charts := &r.Summary.Spec.ClusterProfileSpec.HelmCharts
-	var got []bool
-	deploy := func(outdated ...bundle.OutdatedRelease) {
-		t.Helper()
-		r.Outdated = outdated
-		made, err := newComposer(t, newHub(interceptor.Funcs{})).Compose(t.Context(), r, libv1beta1.FeatureHelm)
-		if err != nil {
-			t.Fatal(err)
+	for _, mode := range []fleet.Mode{fleet.Pull, fleet.Push} {
+		r := requestFor("one", charts(t, with(`seen: "{{ .Release.Revision }}"`)))
+		r.Member.Mode = mode
+		charts := &r.Summary.Spec.ClusterProfileSpec.HelmCharts
+		var got []string
+		deploy := func(outdated ...bundle.OutdatedRelease) {
+			t.Helper()
+			r.Outdated = outdated
+			composer := newComposer(t, newHub(interceptor.Funcs{}))
+			composer.Dial = dialTo(t, fleet.Push)
+			made, err := composer.Compose(t.Context(), r, libv1beta1.FeatureHelm)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var unconfirmed []string
+			for _, item := range made.Bundle.Items {
+				if item.Release.IsUnconfirmed {
+					unconfirmed = append(unconfirmed, item.Release.Name)
+				}
+			}
+			got = append(got, strings.Join(unconfirmed, " "))
+			r.Deployed = made.Bundle.DeployedReleases()
 		}
-		got = append(got, made.Bundle.RendersAgain)
-		r.Deployed = made.Bundle.DeployedReleases()
+		deploy()
+		added := (*charts)[0]
+		added.ReleaseName = "added"
+		*charts = append(*charts, added)
+		deploy(bundle.OutdatedRelease{Namespace: "site", Name: "web", Revision: 3, IsUpgrade: true})
+		deploy(bundle.OutdatedRelease{Namespace: "site", Name: "web"}, bundle.OutdatedRelease{Namespace: "site", Name: "added", Revision: 2, IsUpgrade: true})
+		(*charts)[0].Values = "message: changed"
+		deploy()
+		if diff := cmp.Diff([]string{"web", "added", "", "web"}, got); diff != "" {
+			t.Errorf("%s: the unconfirmed releases differ (-want +got):\n%s", mode, diff)
+		}
 	}
-	deploy()
-	added := (*charts)[0]
-	added.ReleaseName = "added"
-	*charts = append(*charts, added)
-	deploy(bundle.OutdatedRelease{Namespace: "site", Name: "web", Revision: 3, IsUpgrade: true})
-	deploy(bundle.OutdatedRelease{Namespace: "site", Name: "added", Revision: 2, IsUpgrade: true})
-	if diff := cmp.Diff([]bool{true, true, false}, got); diff != "" {
-		t.Errorf("RendersAgain of the bundles differs (-want +got):\n%s", diff)
+}
+
+// dialTo connects to a member without release records.
+func dialTo(t *testing.T, mode fleet.Mode) map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(&metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}})
+	}))
+	t.Cleanup(server.Close)
+	return map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+		mode: func(context.Context, fleet.Member) (*rest.Config, error) { return &rest.Config{Host: server.URL}, nil },
 	}
 }
 

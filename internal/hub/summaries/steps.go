@@ -411,6 +411,9 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 			}
 		}
 		s.find(finding)
+		if recheck := c.Recheck[s.member.Mode]; len(report.Outdated) > 0 && recheck > 0 {
+			s.next = recheck // it is rendered again, and no watch shows that it must be
+		}
 	}
 	return nil
 }
