@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 )
 
 // Digest is the SHA-256 of a bundle's canonical form. Equal bundles have equal digests. The zero Digest stands for no
@@ -28,8 +29,17 @@ func DigestFromBytes(raw []byte) Digest {
 	return d
 }
 
-// Digest returns the digest of b's content, owner and options. It fails only if an object cannot be encoded.
+// Digest returns the digest of b's content, owner and options. ReleaseData.Defaults are no part of it, so that agents of
+// versions without them calculate the same. It fails only if an object cannot be encoded.
 func (b Bundle) Digest() (Digest, error) {
+	b.Items = slices.Clone(b.Items)
+	for i, item := range b.Items {
+		if item.Release != nil {
+			release := *item.Release
+			release.Data.Defaults = nil
+			b.Items[i].Release = &release
+		}
+	}
 	// encoding/json writes struct fields in order and map keys sorted, so the bytes are canonical.
 	raw, err := json.Marshal(b)
 	if err != nil {

@@ -90,7 +90,7 @@ type ReleaseData struct {
 	Values json.RawMessage `json:"values,omitempty"`
 	// Defaults are the default values of the chart and its subcharts as JSON. `helm get values --all` reads them.
 	Defaults json.RawMessage `json:"defaults,omitempty"`
-	Notes  string          `json:"notes,omitempty"`
+	Notes    string          `json:"notes,omitempty"`
 	// Paths are the template paths of the item's objects, in their order.
 	Paths []string `json:"paths,omitempty"`
 }

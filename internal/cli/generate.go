@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/register"
 )
 
 func newGenerate(streams Streams) *cobra.Command {
@@ -68,7 +69,7 @@ func (f *generateFlags) run(ctx context.Context, streams Streams) error {
 		streams.printErr("generating a kubeconfig for %s", config.Host)
 	}
 	defer startProgress(streams, "generating a kubeconfig for "+config.Host).stop()
-	kubeconfig, err := join.GenerateKubeconfig(ctx, config, f.request)
+	kubeconfig, err := join.GenerateKubeconfig(ctx, register.Interruptible(ctx, config), f.request)
 	if err != nil {
 		return err
 	}

@@ -164,7 +164,7 @@ func (i *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Repo
 // then the hub forgets a rendering that it replaces. It fails with ErrReplaced if the hub has done that.
 func (i *AgentSource) ReportStart(ctx context.Context, d Delivery) error {
 	group, err := i.writeReport(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying})
-	if err == nil && group.Generation != d.group.Generation {
+	if err == nil && (group.UID != d.group.UID || group.Generation != d.group.Generation) {
 		return fmt.Errorf("report the start of %s: %w", d.ID, ErrReplaced)
 	}
 	return err
@@ -182,7 +182,7 @@ func (i *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle
 		group.Status = status
 		err := i.hub.Status().Patch(ctx, group, client.MergeFrom(known))
 		if apierrors.IsNotFound(err) {
-			return d.group, nil
+			return &libv1beta1.ConfigurationGroup{}, nil
 		}
 		if err != nil {
 			return nil, fmt.Errorf("report %s: %w", d.ID, err)

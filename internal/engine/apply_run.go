@@ -64,7 +64,9 @@ func (p *applyRun) run(ctx context.Context) (bundle.Report, error) {
 // execute plans, reads, decides, and then writes: the planned inventory, the objects, and the resulting inventory.
 func (p *applyRun) execute(ctx context.Context) (bundle.Report, error) {
 	report := p.prior.Report()
-	report.Digest = p.digest
+	if report.Digest != p.digest {
+		report.Digest, report.Outdated = p.digest, nil
+	}
 	if err := p.plan(); err != nil {
 		return failed(report, err)
 	}
@@ -335,7 +337,7 @@ func (p *applyRun) applyRank(ctx context.Context, decisions []decision) (proceed
 	for i, v := range decisions {
 		if v.action == actionNone {
 			outcomes[i] = outcome{action: bundle.Unchanged}
-			if v.isCRD() && !p.isServed(v) {
+			if v.isCRD() && !v.isLeftAlone() && !p.isServed(v) {
 				p.addUnserved(v)
 			}
 			continue

@@ -98,8 +98,8 @@ func decide(t *target, existing *live, recorded inventory.Entry, requestedBy req
 	}
 	v.adopt = existing.IsAdopted()
 	switch {
-	case t.createOnly && !t.marks.areOn(existing):
-		v.action = actionNone
+	case v.isLeftAlone():
+		v.action, v.adopt = actionNone, v.adopt || recorded.RecordsAdoption(existing.UID)
 	case existing.Signature() == requestedBy.signature():
 		v.adopt = v.adopt || recorded.RecordsAdoption(existing.UID)
 		if t.marks.areOn(existing) && hasNotDrifted(existing, recorded) {
@@ -120,6 +120,11 @@ func decide(t *target, existing *live, recorded inventory.Entry, requestedBy req
 		}
 	}
 	return v
+}
+
+// isLeftAlone returns whether an existing object must not be changed to the content of its target.
+func (v decision) isLeftAlone() bool {
+	return v.createOnly && v.existing != nil && v.existing.Annotations[kube.AnnotationHash] != v.marks.annotations[kube.AnnotationHash]
 }
 
 // checkApplicable returns an error if a target cannot be applied now, independent of the owner of the existing object.

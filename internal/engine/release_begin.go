@@ -15,15 +15,15 @@ import (
 // begin chooses the operation and starts it.
 func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	s := d.op.state
-	if prepared, err := d.prepare(ctx); err != nil || !prepared {
-		return false, err
-	}
 	entries, err := d.op.records().List(ctx, s.Key())
 	if err != nil {
 		return false, err
 	}
 	if len(entries) > 0 && d.op.waitForHelmClient(entries[len(entries)-1]) || d.waitForRendering(entries) {
 		return false, nil
+	}
+	if prepared, err := d.prepare(ctx); err != nil || !prepared {
+		return false, err
 	}
 	if after := s.Options.RecoverAfter; after > 0 && s.Failures > s.Recovered && s.Failures%after == 0 && s.Operation == inventory.Installing {
 		s.Recovered = s.Failures

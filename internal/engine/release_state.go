@@ -45,7 +45,7 @@ func beginOperation(s *inventory.ReleaseState, operation inventory.Operation, no
 // beginUninstall begins to uninstall a release that the bundle no longer has. It deletes the digest, so that the
 // release is deployed again if the bundle has it again.
 func beginUninstall(s *inventory.ReleaseState, now time.Time) {
-	s.Digest = ""
+	s.Digest, s.IsUnconfirmed, s.NextRevision = "", false, 0
 	beginOperation(s, inventory.Uninstalling, now)
 }
 

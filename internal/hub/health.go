@@ -126,8 +126,8 @@ func (h *health) look(ctx context.Context) {
 	}
 }
 
-// seesSince returns since when the API server has answered without an outage; the present time during an outage.
-func (h *health) seesSince() time.Time {
+// availableSince returns since when the API server has answered without an outage; the present time during an outage.
+func (h *health) availableSince() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if now := h.clock.Now(); now.Sub(h.answered) > gapLimit {

@@ -97,7 +97,7 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	}
 	want := func(what string, want time.Time) {
 		t.Helper()
-		if got := h.seesSince(); !got.Equal(want) {
+		if got := h.availableSince(); !got.Equal(want) {
 			t.Errorf("%s: sees since %s, want %s", what, got.Format(time.TimeOnly), want.Format(time.TimeOnly))
 		}
 	}
@@ -146,7 +146,7 @@ func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
 				clock.Step(time.Duration(n%4) * 100 * time.Millisecond)
 				return nil
 			}}
-			judge := &heartbeats.Judge{Clock: clock, SeesSince: h.seesSince}
+			monitor := &heartbeats.Monitor{Clock: clock, AvailableSince: h.availableSince}
 			lease := &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: clock.Now()}}}
 			member := fleet.Member{Type: fleet.TypeSveltos, Name: "dead", UID: "1"}
 			start := clock.Now()
@@ -155,7 +155,7 @@ func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
 					clock.SetTime(tick)
 				}
 				h.look(t.Context())
-				liveness := judge.Look(member, lease, "")
+				liveness := monitor.EvaluateLease(member, lease, "")
 				passed := clock.Since(start)
 				if liveness.State == heartbeats.Silent {
 					if passed < heartbeats.SveltosLimit {
@@ -164,7 +164,7 @@ func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
 					return
 				}
 				if passed > heartbeats.SveltosLimit+lookInterval+lookLimit {
-					t.Fatalf("the agent is %s after %s, with %s left", liveness.State, passed, liveness.Left)
+					t.Fatalf("the agent is %s after %s, with %s left", liveness.State, passed, liveness.Remaining)
 				}
 			}
 		})

@@ -179,7 +179,7 @@ type hub struct {
 	// remainder withdraws the deployments of deregistered clusters that belong to no summary and no Work.
 	remainder unclaimed.Remainder
 	// heartbeats judges the agents of pull members, for all controllers of this hub.
-	heartbeats *heartbeats.Judge
+	heartbeats *heartbeats.Monitor
 }
 
 // addControllers adds all controllers of a hub to its manager, in the order of the data flow.
@@ -211,8 +211,8 @@ func (h *hub) addControllers(ctx context.Context) error {
 	composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){fleet.Push: h.members.Config}
 	h.remainder = unclaimed.Remainder{Live: h.live, Transport: transport, HubUID: composer.HubUID}
 	shard := h.opts.shard()
-	h.heartbeats = &heartbeats.Judge{
-		Hub: h.GetClient(), Live: h.live, Clock: clock.RealClock{}, SeesSince: h.health.seesSince, Limits: h.opts.HeartbeatLimits,
+	h.heartbeats = &heartbeats.Monitor{
+		Hub: h.GetClient(), Live: h.live, Clock: clock.RealClock{}, AvailableSince: h.health.availableSince, Limits: h.opts.HeartbeatLimits,
 	}
 	if shard.IsDefault() {
 		if err := h.addFleetControllers(ctx); err != nil {

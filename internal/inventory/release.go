@@ -142,7 +142,7 @@ func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 
 // outdatedReleases returns Report.Outdated of the bundle.
 func (r *Record) outdatedReleases() []bundle.OutdatedRelease {
-	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 }) {
+	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 && !s.HasBegun() }) {
 		return nil
 	}
 	var all []bundle.OutdatedRelease

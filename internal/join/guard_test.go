@@ -146,7 +146,7 @@ func checkRegistering(t *testing.T, plane *localkube.Plane, config *rest.Config)
 	if err := errors.Join(errAdministrator, err, install(administrator)); err != nil {
 		t.Fatal(err)
 	}
-	judge := &heartbeats.Judge{Clock: clock.RealClock{}}
+	judge := &heartbeats.Monitor{Clock: clock.RealClock{}}
 	manifests := join.Manifests{Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host}, Heartbeats: judge}
 	for _, name := range []string{"c", "second"} {
 		cluster := declared(t, administrator, metav1.NamespaceDefault, name)

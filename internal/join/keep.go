@@ -50,7 +50,7 @@ type Manifests struct {
 	// Version is the release of Towline that the manifests are told to be of.
 	Version string
 	// Heartbeats judges the agents.
-	Heartbeats *heartbeats.Judge
+	Heartbeats *heartbeats.Monitor
 	// Clock tells the time. Default: the real one.
 	Clock clock.Clock
 }
@@ -73,15 +73,15 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	if cluster.Status.Ready && cluster.Status.ConnectionStatus != libv1beta1.ConnectionDown {
 		return m.deleteUnused(ctx, r, cluster)
 	}
-	verdict, err := m.judgeAgent(ctx, cluster)
+	liveness, err := m.evaluateAgent(ctx, cluster)
 	if err != nil {
 		return 0, err
 	}
-	if verdict.State == heartbeats.Unsure && verdict.Heard {
+	if liveness.State == heartbeats.Unknown && liveness.HasReported {
 		// The agent may be alive and need no manifest, as after a restart of the hub.
-		return verdict.Left, nil
+		return liveness.Remaining, nil
 	}
-	if verdict.State != heartbeats.Alive {
+	if liveness.State != heartbeats.Alive {
 		again, err = m.ensureManifest(ctx, r, cluster)
 		if errors.Is(err, ErrPatch) {
 			err = errors.Join(err, m.deleteManifest(ctx, r))
@@ -92,15 +92,15 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	return max(again, exchangePoll), err
 }
 
-// judgeAgent judges the cluster's agent by its Lease. An agent that is alive has perhaps not reported yet, but needs no
+// evaluateAgent evaluates the cluster's agent by its Lease. An agent that is alive has perhaps not reported yet, but needs no
 // other manifest.
-func (m Manifests) judgeAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (heartbeats.Liveness, error) {
+func (m Manifests) evaluateAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (heartbeats.Liveness, error) {
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
 	if _, err := read(ctx, m.Hub, lease, key); err != nil {
 		return heartbeats.Liveness{}, err
 	}
-	return m.Heartbeats.Look(fleet.FromSveltosCluster(cluster), lease, ""), nil
+	return m.Heartbeats.EvaluateLease(fleet.FromSveltosCluster(cluster), lease, ""), nil
 }
 
 // deleteUnused deletes the registration Secret of a connected cluster when nobody needs it any more.

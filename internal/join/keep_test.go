@@ -40,7 +40,7 @@ func newWaiting(t *testing.T) *waiting {
 	established(t, hubClient, w.cluster)
 	w.manifests = join.Manifests{
 		Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host, CA: plane.Config.CAData}, Version: "v1.2.3", Clock: w.clock,
-		Heartbeats: &heartbeats.Judge{Clock: w.clock},
+		Heartbeats: &heartbeats.Monitor{Clock: w.clock},
 	}
 	return w
 }

@@ -188,8 +188,8 @@ func SetStatus(record *helm.Release, status common.Status, description string, f
 	record.Info.FirstDeployed, record.Info.LastDeployed = firstDeployed, now
 }
 
-// encode returns a record as Helm stores it. A record that is too large loses the chart's templates and files, and then
-// its manifest. It fails with ErrTooLarge if that is not enough.
+// encode returns a record as Helm stores it. A record that is too large loses the chart's templates and files, then its
+// default values, and then its manifest. It fails with ErrTooLarge if that is not enough.
 func encode(record *helm.Release) ([]byte, error) {
 	encoded, err := encodeUnlimited(record)
 	if err != nil || len(encoded) <= maxEncodedBytes {
@@ -199,6 +199,12 @@ func encode(record *helm.Release) ([]byte, error) {
 	if record.Chart != nil {
 		// Only records that the helm command wrote have templates and files.
 		reduced.Chart = &chart.Chart{Metadata: record.Chart.Metadata, Values: record.Chart.Values}
+	}
+	if encoded, err = encodeUnlimited(&reduced); err != nil || len(encoded) <= maxEncodedBytes {
+		return encoded, err
+	}
+	if reduced.Chart != nil {
+		reduced.Chart = &chart.Chart{Metadata: reduced.Chart.Metadata}
 	}
 	if encoded, err = encodeUnlimited(&reduced); err != nil || len(encoded) <= maxEncodedBytes {
 		return encoded, err

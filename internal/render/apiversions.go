@@ -2,11 +2,11 @@ package render
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"helm.sh/helm/v4/pkg/chart/common"
 )
@@ -31,9 +31,8 @@ func (v recordedVersions) Has(name string) bool {
 
 // apiVariants are the renderings of requests that differ only in their API versions.
 type apiVariants struct {
-	// rendering is a semaphore: while one request is rendered, the others wait for its variant.
-	rendering chan struct{}
-	variants  []apiVariant // guarded by rendering
+	mu       sync.Mutex // guards variants
+	variants []apiVariant
 }
 
 // apiVariant is one rendering. It holds for all members that serve the same ones of the API versions in asked.
@@ -42,18 +41,10 @@ type apiVariant struct {
 	asked       []string
 }
 
-// lock waits until no other request is rendered, or until ctx ends.
-func (v *apiVariants) lock(ctx context.Context) (unlock func(), err error) {
-	select {
-	case v.rendering <- struct{}{}:
-		return func() { <-v.rendering }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
 // find returns the API versions of a rendering that holds for a member with the given ones.
 func (v *apiVariants) find(apiVersions []string) (found []string, ok bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	i := slices.IndexFunc(v.variants, func(known apiVariant) bool {
 		return !slices.ContainsFunc(known.asked, func(name string) bool {
 			return slices.Contains(apiVersions, name) != slices.Contains(known.apiVersions, name)
@@ -65,8 +56,18 @@ func (v *apiVariants) find(apiVersions []string) (found []string, ok bool) {
 	return v.variants[i].apiVersions, true
 }
 
-// renderForAnswers is renderForAll for a chart that only calls .Capabilities.APIVersions.Has: members for which all
-// calls return the same share a rendering, also if they serve other APIs otherwise.
+// add adds the rendering of a request, unless another one that holds for its member was added meanwhile.
+func (v *apiVariants) add(apiVersions []string, asked map[string]bool) {
+	if _, ok := v.find(apiVersions); ok {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.variants = append(v.variants, apiVariant{apiVersions: apiVersions, asked: slices.Sorted(maps.Keys(asked))})
+}
+
+// renderForAnswers is renderOnce for a chart that only calls .Capabilities.APIVersions.Has: members for which all calls
+// return the same share a rendering, also if they serve other APIs otherwise.
 func (c *Charts) renderForAnswers(ctx context.Context, request ChartRequest) (Release, error) {
 	base := request
 	base.APIVersions = nil
@@ -74,13 +75,8 @@ func (c *Charts) renderForAnswers(ctx context.Context, request ChartRequest) (Re
 	if err != nil {
 		return Release{}, err
 	}
-	created := Release{size: minSize, apiVariants: &apiVariants{rendering: make(chan struct{}, 1)}}
+	created := Release{size: minSize, apiVariants: &apiVariants{}}
 	variants := c.shared.getOrPut("API variants of "+baseKey, created).apiVariants
-	unlock, err := variants.lock(ctx)
-	if err != nil {
-		return Release{}, fmt.Errorf("render chart %s: %w", request.Chart.Name, err)
-	}
-	defer unlock()
 	known, ok := variants.find(request.APIVersions)
 	if ok {
 		request.APIVersions = known
@@ -92,9 +88,7 @@ func (c *Charts) renderForAnswers(ctx context.Context, request ChartRequest) (Re
 	request.asked = map[string]bool{}
 	release, err := c.renderOnce(ctx, key, request)
 	if err == nil && !ok {
-		variants.variants = append(variants.variants, apiVariant{
-			apiVersions: request.APIVersions, asked: slices.Sorted(maps.Keys(release.asked)),
-		})
+		variants.add(request.APIVersions, release.asked)
 	}
 	return release, err
 }

@@ -63,7 +63,7 @@ type Controller struct {
 	// Forget drops what was kept for the member "namespace/name", which is gone or another shard's.
 	Forget func(member string)
 	// Heartbeats judges the agents of pull members.
-	Heartbeats *heartbeats.Judge
+	Heartbeats *heartbeats.Monitor
 	Events     events.EventRecorder
 	Clock      clock.PassiveClock
 

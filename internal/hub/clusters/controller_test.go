@@ -70,7 +70,7 @@ func newWorld(t *testing.T, spec libv1beta1.SveltosClusterSpec) *world {
 		Hub: hub, Dial: func(context.Context, fleet.Member) (*rest.Config, error) { return plane.Config, nil },
 		Forget: func(string) {}, Events: w.events, Clock: w.clock,
 	}
-	w.startJudge()
+	w.startMonitor()
 	w.cluster = &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Finalizers: []string{"example.com/test"}}, Spec: spec,
 	}
@@ -85,9 +85,9 @@ func newWorld(t *testing.T, spec libv1beta1.SveltosClusterSpec) *world {
 	return w
 }
 
-// startJudge makes the controller judge heartbeats as one that has just started.
-func (w *world) startJudge() {
-	w.controller.Heartbeats = &heartbeats.Judge{Hub: w.Client, Live: w.Client, Clock: w.clock, SeesSince: func() time.Time {
+// startMonitor makes the controller judge heartbeats as one that has just started.
+func (w *world) startMonitor() {
+	w.controller.Heartbeats = &heartbeats.Monitor{Hub: w.Client, Live: w.Client, Clock: w.clock, AvailableSince: func() time.Time {
 		if w.away {
 			return w.clock.Now()
 		}

@@ -78,7 +78,7 @@ func TestRestartOfTheHubMakesNobodyDown(t *testing.T) {
 	t.Parallel()
 	w, lease := newPullWorld(t)
 	for range 3 {
-		w.startJudge()
+		w.startMonitor()
 		w.want(true, healthy, 0, "")
 		w.clock.Step(30 * time.Second)
 		w.beat(lease)
@@ -86,13 +86,13 @@ func TestRestartOfTheHubMakesNobodyDown(t *testing.T) {
 	}
 	w.wantSaid("")
 	// It dies with the hub.
-	w.startJudge()
+	w.startMonitor()
 	w.want(true, healthy, 0, "")
 	w.clock.Step(heartbeats.SveltosLimit)
 	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
 	w.wantSaid("Warning Down cluster ns/one is down: " + libv1beta1.AgentReportTooOld)
 	// Another restart does not make it healthy, a heartbeat does.
-	w.startJudge()
+	w.startMonitor()
 	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
 	w.wantSaid("")
 	w.beat(lease)

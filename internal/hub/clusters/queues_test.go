@@ -48,7 +48,7 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 	var dialled atomic.Int32
 	listening := clocktesting.NewFakeClock(start)
 	controller := &clusters.Controller{
-		Heartbeats: &heartbeats.Judge{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: listening},
+		Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: listening},
 		Hub:        mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{},
 		Dial: func(ctx context.Context, _ fleet.Member) (*rest.Config, error) {
 			dialled.Add(1)

@@ -26,8 +26,8 @@ func learned(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.
 	return now
 }
 
-// judged returns the status of a push member that was reached and about which its checks say liveness.
-func judged(old libv1beta1.SveltosClusterStatus, threshold int32, liveness check.Result) libv1beta1.SveltosClusterStatus {
+// afterPushCheck returns the status of a push member that was reached and whose liveness checks had this result.
+func afterPushCheck(old libv1beta1.SveltosClusterStatus, threshold int32, liveness check.Result) libv1beta1.SveltosClusterStatus {
 	now := healthy(old)
 	if liveness.Failure != "" {
 		now = missed(old, threshold, liveness.Failure)
@@ -55,26 +55,26 @@ func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string
 	return now
 }
 
-// heard returns the status of a pull member by the judgement about its agent, and when to look again if nothing is
-// heard until then; zero means that only news can change it.
-func heard(old libv1beta1.SveltosClusterStatus, threshold int32, liveness heartbeats.Liveness) (libv1beta1.SveltosClusterStatus, time.Duration) {
+// afterPullCheck returns the status of a pull member by the liveness of its agent, and the time after which the agent must
+// be evaluated again; zero means that only a heartbeat or a report can change the status.
+func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, liveness heartbeats.Liveness) (libv1beta1.SveltosClusterStatus, time.Duration) {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	switch {
-	case !liveness.Heard:
-		// Nobody is missed before the first contact.
+	case !liveness.HasReported:
+		// An agent is not Down before its first contact.
 		return old, 0
 	case liveness.State == heartbeats.Silent:
 		silent := missed(old, threshold, libv1beta1.AgentReportTooOld)
 		silent.ConnectionFailures, silent.ConnectionStatus = threshold, libv1beta1.ConnectionDown
 		return silent, 0
-	case liveness.State == heartbeats.Unsure && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
+	case liveness.State == heartbeats.Unknown && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
 		// It was silent before. Only a heartbeat ends that.
-		return old, liveness.Left
+		return old, liveness.Remaining
 	case !old.Ready && old.AgentCheckFailures == 0 && old.ConnectionStatus != libv1beta1.ConnectionDown:
 		// The agent has renewed its Lease and has not reported yet.
-		return old, liveness.Left
+		return old, liveness.Remaining
 	default:
-		return reported(old, threshold), liveness.Left
+		return reported(old, threshold), liveness.Remaining
 	}
 }
 

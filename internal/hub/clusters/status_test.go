@@ -22,10 +22,10 @@ func TestContactIsCounted(t *testing.T) {
 	facts := fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, Complete: true}
 	up := clusterStatus{Ready: true, Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, ConnectionStatus: libv1beta1.ConnectionHealthy}
 	reached := func(old clusterStatus, facts fleet.Facts) clusterStatus {
-		return judged(learned(old, facts), 0, check.Result{Ready: true})
+		return afterPushCheck(learned(old, facts), 0, check.Result{Ready: true})
 	}
 	fails := func(old clusterStatus, liveness check.Result) clusterStatus {
-		return judged(learned(old, facts), 2, liveness)
+		return afterPushCheck(learned(old, facts), 2, liveness)
 	}
 	unready, unwell := check.Result{Failure: "readiness check c: no"}, check.Result{Ready: true, Failure: "liveness check c: no"}
 	with := func(change func(*clusterStatus)) clusterStatus {
@@ -130,9 +130,9 @@ func TestHeartbeatsExpire(t *testing.T) {
 	down := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionDown, ConnectionFailures: 3, FailureMessage: libv1beta1.AgentReportTooOld}
 	downUnready := down
 	downUnready.Ready = false
-	alive := heartbeats.Liveness{State: heartbeats.Alive, Heard: true, Left: time.Minute}
-	unsure := heartbeats.Liveness{State: heartbeats.Unsure, Heard: true, Left: time.Minute}
-	silent := heartbeats.Liveness{State: heartbeats.Silent, Heard: true}
+	alive := heartbeats.Liveness{State: heartbeats.Alive, HasReported: true, Remaining: time.Minute}
+	unsure := heartbeats.Liveness{State: heartbeats.Unknown, HasReported: true, Remaining: time.Minute}
+	silent := heartbeats.Liveness{State: heartbeats.Silent, HasReported: true}
 	healthy := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy}
 	tests := map[string]struct {
 		old      clusterStatus
@@ -183,9 +183,9 @@ func TestHeartbeatsExpire(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, next := heard(tc.old, 0, tc.liveness)
+			got, next := afterPullCheck(tc.old, 0, tc.liveness)
 			if diff := cmp.Diff(tc.want, got); diff != "" || next != tc.wantNext {
-				t.Errorf("heard() next %s, want %s (-want +got):\n%s", next, tc.wantNext, diff)
+				t.Errorf("afterPullCheck() next %s, want %s (-want +got):\n%s", next, tc.wantNext, diff)
 			}
 		})
 	}

@@ -84,7 +84,7 @@ func (c *Controller) dial(ctx context.Context, s *state) error {
 		s.look(readinessInterval)
 	}
 	facts = c.fillGaps(client.ObjectKeyFromObject(s.cluster), s.cluster.Status.APIVersions, facts)
-	s.status = judged(learned(s.cluster.Status, facts), threshold, liveness)
+	s.status = afterPushCheck(learned(s.cluster.Status, facts), threshold, liveness)
 	s.labels, _ = labelled(s.cluster.Labels, facts.Version)
 	c.renew(ctx, s)
 	return nil
@@ -170,7 +170,7 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	if at := s.cluster.Status.AgentLastReportTime; at != nil {
 		report = at.UTC().String()
 	}
-	liveness, err := c.Heartbeats.Ask(ctx, s.member, report)
+	liveness, err := c.Heartbeats.Evaluate(ctx, s.member, report)
 	if err != nil {
 		return err
 	}
@@ -180,9 +180,9 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 	before := *s.cluster.Status.DeepCopy()
 	if s.member.Deleting {
 		// A check that fails must not keep what is deployed from being withdrawn, and neither must a status that was lost.
-		before.AgentCheckFailures, before.Ready = 0, before.Ready || liveness.Heard
+		before.AgentCheckFailures, before.Ready = 0, before.Ready || liveness.HasReported
 	}
-	status, next := heard(before, s.cluster.Spec.ConsecutiveFailureThreshold, liveness)
+	status, next := afterPullCheck(before, s.cluster.Spec.ConsecutiveFailureThreshold, liveness)
 	s.status = status
 	s.status.AgentCheckFailures = s.cluster.Status.AgentCheckFailures
 	s.look(next)

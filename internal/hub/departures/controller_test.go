@@ -42,7 +42,7 @@ func newTestEnv(t *testing.T, hubClient client.Client, namespace string, spec li
 	w := &testEnv{TB: t, Client: hubClient, clock: clocktesting.NewFakeClock(time.Now())}
 	w.controller = &departures.Controller{
 		Hub: hubClient, Live: hubClient, Locks: &registrations.ClusterLocks{},
-		Reachability: &departures.Reachability{Live: hubClient, Heartbeats: &heartbeats.Judge{Clock: w.clock}},
+		Reachability: &departures.Reachability{Live: hubClient, Heartbeats: &heartbeats.Monitor{Clock: w.clock}},
 		Events:       events.NewFakeRecorder(100), Clock: w.clock,
 	}
 	spec.PullMode = true

@@ -23,8 +23,8 @@ type Reachability struct {
 	Live client.Reader
 	// Contact sends a request to a push member.
 	Contact func(ctx context.Context, m fleet.Member) (fleet.Facts, error)
-	// Heartbeats judges the agents of pull members.
-	Heartbeats *heartbeats.Judge
+	// Heartbeats monitors the agents of pull members.
+	Heartbeats *heartbeats.Monitor
 }
 
 // UnreachableReason returns the reason why a member is unreachable, "" if it is reachable. It sends a request to a push
@@ -41,7 +41,7 @@ func (r *Reachability) UnreachableReason(ctx context.Context, cluster *libv1beta
 	if deleting != "" {
 		return "namespace " + deleting + " is being deleted, and its agent's identity with it", nil
 	}
-	liveness, hasReported, err := r.judgeAgent(ctx, cluster)
+	liveness, hasReported, err := r.evaluateAgent(ctx, cluster)
 	switch {
 	case err != nil:
 		return "", err
@@ -86,10 +86,10 @@ func (r *Reachability) deletingNamespace(ctx context.Context, m fleet.Member) (s
 	return "", nil
 }
 
-// judgeAgent judges the agent of a pull member. hasReported is false if neither the status nor a heartbeat shows that
+// evaluateAgent evaluates the agent of a pull member. hasReported is false if neither the status nor a heartbeat shows that
 // the agent has ever reported: the status may have been edited or restored. A Lease that is older than the cluster
 // belongs to another cluster.
-func (r *Reachability) judgeAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (
+func (r *Reachability) evaluateAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (
 	liveness heartbeats.Liveness, hasReported bool, err error,
 ) {
 	m := fleet.FromSveltosCluster(cluster)
@@ -99,5 +99,5 @@ func (r *Reachability) judgeAgent(ctx context.Context, cluster *libv1beta1.Svelt
 	}
 	hasReported = m.Ready || cluster.Status.AgentLastReportTime != nil ||
 		lease.Spec.RenewTime != nil && !lease.CreationTimestamp.Before(&cluster.CreationTimestamp)
-	return r.Heartbeats.Look(m, lease, ""), hasReported, nil
+	return r.Heartbeats.EvaluateLease(m, lease, ""), hasReported, nil
 }

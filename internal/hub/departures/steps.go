@@ -95,7 +95,7 @@ func (c *Controller) awaitAgent(ctx context.Context, s *state) error {
 	if s.member.Mode != fleet.Pull {
 		return nil
 	}
-	if _, hasReported, err := c.Reachability.judgeAgent(ctx, s.cluster); err != nil || !hasReported {
+	if _, hasReported, err := c.Reachability.evaluateAgent(ctx, s.cluster); err != nil || !hasReported {
 		return err
 	}
 	return s.waitFor("its agent, to withdraw its deployments")
@@ -152,7 +152,7 @@ func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 	if ordered && s.cluster.Status.AgentRemovedAt != nil {
 		return nil
 	}
-	if _, hasReported, err := c.Reachability.judgeAgent(ctx, s.cluster); err != nil || !hasReported {
+	if _, hasReported, err := c.Reachability.evaluateAgent(ctx, s.cluster); err != nil || !hasReported {
 		return err
 	}
 	if s.member.Forced && (s.unreachable != "" || ordered && c.timeLeft(s) <= 0) {

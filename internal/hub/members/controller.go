@@ -61,7 +61,7 @@ type Controller struct {
 	// Dial says how to reach a push member: by the same pointer until that changes.
 	Dial func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// Heartbeats judges the agents of pull members.
-	Heartbeats *heartbeats.Judge
+	Heartbeats *heartbeats.Monitor
 	Events     events.EventRecorder
 	Clock      clock.PassiveClock
 

@@ -68,7 +68,7 @@ func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *worl
 	w.controller = &members.Controller{
 		Hub: hub, Dial: dialling(plane.Config, nil), Events: w.events, Clock: w.clock,
 	}
-	w.startJudge()
+	w.startMonitor()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.controller.Start(ctx) }()
@@ -87,9 +87,9 @@ func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *worl
 	return w
 }
 
-// startJudge makes the controller judge heartbeats as one that has just started.
-func (w *world) startJudge() {
-	w.controller.Heartbeats = &heartbeats.Judge{Hub: w.Client, Live: w.Client, Clock: w.clock, SeesSince: func() time.Time {
+// startMonitor makes the controller judge heartbeats as one that has just started.
+func (w *world) startMonitor() {
+	w.controller.Heartbeats = &heartbeats.Monitor{Hub: w.Client, Live: w.Client, Clock: w.clock, AvailableSince: func() time.Time {
 		if w.away {
 			return w.clock.Now()
 		}
@@ -481,7 +481,7 @@ func TestRestartOfTheHubCallsNoLiveAgentSilent(t *testing.T) {
 		w.want("True/ClusterReady: well")
 		w.beat(lease, w.clock.Now().Add(-behind))
 		w.want("True/ClusterReady: well")
-		w.startJudge()
+		w.startMonitor()
 		if next := w.reconcile(); next != heartbeats.KarmadaLimit {
 			t.Errorf("it looks again after %s, want %s", next, heartbeats.KarmadaLimit)
 		}

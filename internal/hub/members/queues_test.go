@@ -66,7 +66,7 @@ func runHub(t *testing.T, shard string, dial func(context.Context, fleet.Member)
 	}
 	controller := &members.Controller{
 		Hub: mgr.GetClient(), Shard: fleet.Shard(shard), Dial: dial, Events: events.NewFakeRecorder(10 * unanswered), Clock: clock.RealClock{},
-		Heartbeats: &heartbeats.Judge{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}},
+		Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}},
 	}
 	if err := controller.Setup(t.Context(), mgr); err != nil {
 		t.Fatal(err)

@@ -88,7 +88,7 @@ func passes(err error) bool {
 // missing.
 func (c *Controller) listen(ctx context.Context, s *state) error {
 	c.observers.drop(s.member.Name)
-	liveness, err := c.Heartbeats.Ask(ctx, s.member, reportMark(s.cluster.Status))
+	liveness, err := c.Heartbeats.Evaluate(ctx, s.member, reportMark(s.cluster.Status))
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 		s.status = silent(s.cluster.Status, c.Clock.Now())
 		return nil
 	}
-	s.next = liveness.Left
+	s.next = liveness.Remaining
 	return nil
 }
 

@@ -36,7 +36,7 @@ func newManualController(t *testing.T, w *testEnv) *manualController {
 	t.Helper()
 	s := &manualController{testEnv: w, clock: clocktesting.NewFakeClock(time.Now())}
 	s.controller = &spaces.Controller{
-		Heartbeats: &heartbeats.Judge{Clock: s.clock},
+		Heartbeats: &heartbeats.Monitor{Clock: s.clock},
 		Hub:        w.hubClient, Live: w.hubClient, Shard: "stepped", Events: events.NewFakeRecorder(100), Clock: s.clock,
 		Config: func(context.Context, fleet.Member) (*rest.Config, error) { return nil, errors.New("unreachable") },
 		Forget: func(member string) { s.forgotten = append(s.forgotten, member) },
@@ -73,7 +73,7 @@ func (s *manualController) step(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	if c := s.cluster(t, name); c != nil {
-		s.controller.Heartbeats.Look(fleet.FromCluster(c), lease, "")
+		s.controller.Heartbeats.EvaluateLease(fleet.FromCluster(c), lease, "")
 	}
 	if _, err := s.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}}); err != nil {
 		t.Fatal(err)

@@ -66,7 +66,7 @@ type Controller struct {
 	// called for Clusters that are deleted or abandoned. It may be nil.
 	Forget func(member string)
 	// Heartbeats judges the agents of pull members.
-	Heartbeats *heartbeats.Judge
+	Heartbeats *heartbeats.Monitor
 	Events     events.EventRecorder
 	Clock      clock.PassiveClock
 

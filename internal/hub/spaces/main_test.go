@@ -107,7 +107,7 @@ func (w *testEnv) run() error {
 	members := fleet.NewClients(w.hubClient, w.hub.Config)
 	hubClock := fastClock{time.Now()}
 	c := &spaces.Controller{
-		Heartbeats: &heartbeats.Judge{Clock: hubClock},
+		Heartbeats: &heartbeats.Monitor{Clock: hubClock},
 		Hub:        mgr.GetClient(), Live: live, Config: members.Config, Forget: members.Forget, Events: mgr.GetEventRecorder("test"), Clock: hubClock,
 	}
 	if err := c.Setup(context.Background(), mgr); err != nil {

@@ -57,7 +57,7 @@ func (c *Controller) checkHeartbeat(ctx context.Context, s *state) (bool, error)
 	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
 		return false, err
 	}
-	return c.Heartbeats.Look(s.member, lease, "").State != heartbeats.Silent, nil
+	return c.Heartbeats.EvaluateLease(s.member, lease, "").State != heartbeats.Silent, nil
 }
 
 func (c *Controller) memberClient(ctx context.Context, m fleet.Member) (client.Client, error) {

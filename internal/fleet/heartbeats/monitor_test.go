@@ -18,7 +18,7 @@ import (
 const (
 	alive  = heartbeats.Alive
 	silent = heartbeats.Silent
-	unsure = heartbeats.Unsure
+	unsure = heartbeats.Unknown
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -38,11 +38,11 @@ func (l *leases) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _
 // renew writes a time of the member's clock.
 func (l *leases) renew(at time.Time) { l.lease.Spec.RenewTime = &metav1.MicroTime{Time: at} }
 
-// court is a judge, the two views of the Lease that it judges by, and an outage of the API server.
-type court struct {
+// testMonitor is a monitor, the two views of the Lease that it judges by, and an outage of the API server.
+type testMonitor struct {
 	testing.TB
 	clock        *clocktesting.FakeClock
-	judge        *heartbeats.Judge
+	monitor      *heartbeats.Monitor
 	cached, live *leases
 	member       fleet.Member
 	report       string
@@ -51,17 +51,17 @@ type court struct {
 	back time.Time
 }
 
-func newCourt(t *testing.T, of fleet.Type) *court {
+func newTestMonitor(t *testing.T, of fleet.Type) *testMonitor {
 	t.Helper()
-	c := &court{TB: t, clock: clocktesting.NewFakeClock(noon), cached: &leases{}, live: &leases{}, member: fleet.Member{Type: of, Name: "one", UID: "1"}}
+	c := &testMonitor{TB: t, clock: clocktesting.NewFakeClock(noon), cached: &leases{}, live: &leases{}, member: fleet.Member{Type: of, Name: "one", UID: "1"}}
 	c.start()
 	return c
 }
 
-// start makes a new judge, as a restart of the hub does.
-func (c *court) start() {
+// start makes a new monitor, as a restart of the hub does.
+func (c *testMonitor) start() {
 	c.back = c.clock.Now()
-	c.judge = &heartbeats.Judge{Hub: c.cached, Live: c.live, Clock: c.clock, SeesSince: func() time.Time {
+	c.monitor = &heartbeats.Monitor{Hub: c.cached, Live: c.live, Clock: c.clock, AvailableSince: func() time.Time {
 		if c.away {
 			return c.clock.Now()
 		}
@@ -70,45 +70,45 @@ func (c *court) start() {
 }
 
 // renew gives a heartbeat that all see.
-func (c *court) renew(at time.Time) {
+func (c *testMonitor) renew(at time.Time) {
 	c.cached.renew(at)
 	c.live.renew(at)
 }
 
 // outage has the API server not answer for a time, with a judgement each ten seconds.
-func (c *court) outage(d time.Duration) {
+func (c *testMonitor) outage(d time.Duration) {
 	c.Helper()
 	c.away, c.live.err = true, errors.New("connection refused")
 	for end := c.clock.Now().Add(d); c.clock.Now().Before(end); c.clock.Step(10 * time.Second) {
-		if liveness, err := c.judge.Ask(c.Context(), c.member, c.report); err == nil && liveness.State == silent {
+		if liveness, err := c.monitor.Evaluate(c.Context(), c.member, c.report); err == nil && liveness.State == silent {
 			c.Fatalf("the agent is silent at %s, while nobody could hear it", c.clock.Now())
 		}
 	}
 	c.away, c.live.err, c.back = false, nil, c.clock.Now()
 }
 
-func (c *court) want(state heartbeats.State, left time.Duration) {
+func (c *testMonitor) want(state heartbeats.State, left time.Duration) {
 	c.Helper()
-	liveness, err := c.judge.Ask(c.Context(), c.member, c.report)
+	liveness, err := c.monitor.Evaluate(c.Context(), c.member, c.report)
 	if err != nil {
 		c.Fatal(err)
 	}
-	if liveness.State != state || liveness.Left != left {
-		c.Errorf("at %s: %s with %s left, want %s, %s", c.clock.Now().Format(time.TimeOnly), liveness.State, liveness.Left, state, left)
+	if liveness.State != state || liveness.Remaining != left {
+		c.Errorf("at %s: %s with %s left, want %s, %s", c.clock.Now().Format(time.TimeOnly), liveness.State, liveness.Remaining, state, left)
 	}
 }
 
 // each runs a test for both dialects.
-func each(t *testing.T, test func(*court, time.Duration)) {
+func each(t *testing.T, test func(*testMonitor, time.Duration)) {
 	t.Helper()
 	t.Parallel()
 	for of, limit := range map[fleet.Type]time.Duration{fleet.TypeSveltos: 90 * time.Second, fleet.TypeKarmada: 38 * time.Second} {
-		t.Run(string(of), func(t *testing.T) { test(newCourt(t, of), limit) })
+		t.Run(string(of), func(t *testing.T) { test(newTestMonitor(t, of), limit) })
 	}
 }
 
 func TestAgentIsAliveUntilTheLimitAfterItsLastHeartbeat(t *testing.T) {
-	each(t, func(c *court, limit time.Duration) {
+	each(t, func(c *testMonitor, limit time.Duration) {
 		c.want(unsure, limit)
 		c.clock.Step(5 * time.Second)
 		// The member's clock can be wrong in both directions, and can be set back.
@@ -128,7 +128,7 @@ func TestAgentIsAliveUntilTheLimitAfterItsLastHeartbeat(t *testing.T) {
 }
 
 func TestOutageOfTheAPIServerStartsTheLimitAgain(t *testing.T) {
-	each(t, func(c *court, limit time.Duration) {
+	each(t, func(c *testMonitor, limit time.Duration) {
 		c.want(unsure, limit)
 		c.renew(noon)
 		c.want(alive, limit)
@@ -142,7 +142,7 @@ func TestOutageOfTheAPIServerStartsTheLimitAgain(t *testing.T) {
 }
 
 func TestAgentThatDiedDuringAnOutageIsSilentAfterTheLimit(t *testing.T) {
-	each(t, func(c *court, limit time.Duration) {
+	each(t, func(c *testMonitor, limit time.Duration) {
 		c.want(unsure, limit)
 		c.renew(noon)
 		c.want(alive, limit)
@@ -155,7 +155,7 @@ func TestAgentThatDiedDuringAnOutageIsSilentAfterTheLimit(t *testing.T) {
 }
 
 func TestRestartOfTheHubStartsTheLimitAgain(t *testing.T) {
-	each(t, func(c *court, limit time.Duration) {
+	each(t, func(c *testMonitor, limit time.Duration) {
 		// The member's clock is two minutes behind.
 		c.renew(noon.Add(-2 * time.Minute))
 		c.start()
@@ -172,12 +172,12 @@ func TestRestartOfTheHubStartsTheLimitAgain(t *testing.T) {
 }
 
 func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
-	each(t, func(c *court, limit time.Duration) {
+	each(t, func(c *testMonitor, limit time.Duration) {
 		c.renew(noon)
 		c.want(unsure, limit)
 		c.clock.Step(limit)
 		c.live.err = errors.New("connection refused")
-		if liveness, err := c.judge.Ask(t.Context(), c.member, ""); err == nil {
+		if liveness, err := c.monitor.Evaluate(t.Context(), c.member, ""); err == nil {
 			t.Errorf("got %v, want an error", liveness)
 		}
 		c.live.err = nil
@@ -193,7 +193,7 @@ func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
 }
 
 func TestReportIsASignOfLife(t *testing.T) {
-	each(t, func(c *court, limit time.Duration) {
+	each(t, func(c *testMonitor, limit time.Duration) {
 		c.report = "first"
 		c.want(unsure, limit)
 		c.clock.Step(10 * time.Second)
@@ -209,7 +209,7 @@ func TestReportIsASignOfLife(t *testing.T) {
 }
 
 func TestLeaseThatIsGoneIsNoSignOfLife(t *testing.T) {
-	each(t, func(c *court, limit time.Duration) {
+	each(t, func(c *testMonitor, limit time.Duration) {
 		c.renew(noon)
 		c.want(unsure, limit)
 		c.clock.Step(10 * time.Second)
@@ -221,7 +221,7 @@ func TestLeaseThatIsGoneIsNoSignOfLife(t *testing.T) {
 }
 
 func TestClusterThatIsRegisteredAgainIsAnotherOne(t *testing.T) {
-	each(t, func(c *court, limit time.Duration) {
+	each(t, func(c *testMonitor, limit time.Duration) {
 		c.want(unsure, limit)
 		c.renew(noon)
 		c.want(alive, limit)
@@ -229,7 +229,7 @@ func TestClusterThatIsRegisteredAgainIsAnotherOne(t *testing.T) {
 		c.want(unsure, limit)
 		c.renew(noon.Add(time.Second))
 		c.want(alive, limit)
-		c.judge.Forget(c.member.ID())
+		c.monitor.Forget(c.member.ID())
 		c.want(unsure, limit)
 	})
 }

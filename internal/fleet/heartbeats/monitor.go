@@ -1,0 +1,164 @@
+package heartbeats
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/fleet"
+)
+
+const (
+	// SveltosLimit is the maximum time between two heartbeats of the agent of a SveltosCluster: three of its intervals of
+	// 30 s.
+	SveltosLimit = 90 * time.Second
+	// KarmadaLimit is the same for the agent of a Cluster, whose interval is 10 s. It is less than Karmada's 40 s, within
+	// which users expect the new status.
+	KarmadaLimit = 38 * time.Second
+	// readTimeout limits the live read of a Lease.
+	readTimeout = 5 * time.Second
+)
+
+// State is the state of an agent.
+type State string
+
+// The states of an agent.
+const (
+	// Alive means that a heartbeat was seen within the limit.
+	Alive State = "Alive"
+	// Silent means that no heartbeat was seen within the limit, although the API server was available all that time.
+	Silent State = "Silent"
+	// Unknown means that no heartbeat was seen within the limit, and that the API server was not available, or not observed,
+	// for as long as the limit.
+	Unknown State = "Unknown"
+)
+
+// Liveness is the result of an evaluation of one agent.
+type Liveness struct {
+	State State
+	// HasReported is true if the agent has ever sent a heartbeat or a report.
+	HasReported bool
+	// Remaining is the time until the agent becomes Silent if no heartbeat is seen. It is zero if it is Silent.
+	Remaining time.Duration
+	// Since is the time when the last heartbeat was seen, or the time of the first evaluation if none was seen.
+	Since time.Time
+}
+
+// Monitor evaluates agents by the changes of their Leases and reports, measured by the hub's own clock. The times in
+// Leases and reports come from the clocks of members, which can be wrong, so they are only compared with each other. The
+// limit starts again with a new Monitor, as after a restart of the hub, and after an outage of the API server.
+type Monitor struct {
+	// Hub reads Leases from a cache, and Live from the API server.
+	Hub, Live client.Reader
+	Clock     clock.PassiveClock
+	// AvailableSince returns the end of the last outage of the API server, or the present time during an outage. If it is
+	// nil, there are no outages.
+	AvailableSince func() time.Time
+	// Limits has the maximum time between two heartbeats, for each type of cluster. Default: SveltosLimit and KarmadaLimit.
+	Limits map[fleet.Type]time.Duration
+
+	// mu guards agents.
+	mu     sync.Mutex
+	agents map[fleet.ID]agent
+}
+
+// agent is the last known state of one agent.
+type agent struct {
+	// uid is the UID of the cluster object.
+	uid string
+	// renewed is the renew time of the Lease, and report identifies the last report, both by the member's clock. former is
+	// the renew time before renewed: the cache can still return it after the API server has returned renewed.
+	renewed, former, report string
+	// seen is the time when renewed or report changed, or were first read. hasChanged is false in the latter case.
+	seen       time.Time
+	hasChanged bool
+}
+
+// Evaluate returns the liveness of the agent of member by its Lease in the cache. Before it returns Silent, it reads the Lease
+// from the API server. report is a value in the status of the cluster object that changes with each report of the
+// agent, "" if it has none.
+func (m *Monitor) Evaluate(ctx context.Context, member fleet.Member, report string) (Liveness, error) {
+	liveness, err := m.read(ctx, m.Hub, member, report)
+	if err != nil || liveness.State != Silent {
+		return liveness, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	return m.read(ctx, m.Live, member, report)
+}
+
+func (m *Monitor) read(ctx context.Context, hub client.Reader, member fleet.Member, report string) (Liveness, error) {
+	lease := &coordinationv1.Lease{}
+	if err := hub.Get(ctx, client.ObjectKey{Namespace: member.DeliveryNamespace, Name: member.Name}, lease); client.IgnoreNotFound(err) != nil {
+		return Liveness{}, fmt.Errorf("read lease of %s: %w", member.Key(), err)
+	}
+	return m.EvaluateLease(member, lease, report), nil
+}
+
+// EvaluateLease is like Evaluate, for a Lease that the caller has just read from the API server.
+func (m *Monitor) EvaluateLease(member fleet.Member, lease *coordinationv1.Lease, report string) Liveness {
+	now := m.Clock.Now()
+	a := m.recordAgent(member, lease, report, now)
+	since := a.seen
+	if m.AvailableSince != nil {
+		if available := m.AvailableSince(); available.After(since) {
+			since = available
+		}
+	}
+	limit := m.limit(member.Type)
+	liveness := Liveness{State: Unknown, HasReported: a.renewed+a.report != "", Remaining: limit - now.Sub(since), Since: a.seen}
+	switch {
+	case a.hasChanged && now.Sub(a.seen) < limit:
+		liveness.State = Alive
+	case liveness.Remaining <= 0:
+		liveness.State, liveness.Remaining = Silent, 0
+	}
+	return liveness
+}
+
+// recordAgent records the changes of the Lease and the report. A missing renew time or report is no change: only an agent
+// writes them.
+func (m *Monitor) recordAgent(member fleet.Member, lease *coordinationv1.Lease, report string, now time.Time) agent {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.agents == nil {
+		m.agents = map[fleet.ID]agent{}
+	}
+	last, known := m.agents[member.ID()]
+	if last.uid != member.UID {
+		last, known = agent{uid: member.UID}, false
+	}
+	next := last
+	if lease.Spec.RenewTime != nil {
+		if renewed := lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano); renewed != last.renewed && renewed != last.former {
+			next.renewed, next.former = renewed, last.renewed
+		}
+	}
+	if report != "" {
+		next.report = report
+	}
+	if !known || next != last {
+		next.seen, next.hasChanged = now, known
+	}
+	m.agents[member.ID()] = next
+	return next
+}
+
+// Forget deletes the state of the agent of a member that does not exist any more.
+func (m *Monitor) Forget(member fleet.ID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.agents, member)
+}
+
+func (m *Monitor) limit(of fleet.Type) time.Duration {
+	if m.Limits != nil {
+		return m.Limits[of]
+	}
+	return map[fleet.Type]time.Duration{fleet.TypeSveltos: SveltosLimit, fleet.TypeKarmada: KarmadaLimit}[of]
+}
