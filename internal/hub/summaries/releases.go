@@ -165,10 +165,11 @@ func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv
 // change, they are those of the deployed release, so that reading them causes no new revision. The member reports the
 // releases for which they are wrong.
 func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
-	if revision, isUpgrade, ok := reportedRevision(r, of, inputs); ok {
-		return revision, isUpgrade, nil
-	}
 	former, ok := findRelease(r, of)
+	reported, isReported := findReported(r, of)
+	if isReported && (c.Dial[r.Member.Mode] == nil || former.Inputs == inputs) {
+		return reported.Revision, reported.IsUpgrade, nil
+	}
 	if !ok {
 		return c.nextRecorded(ctx, r, of, inputs)
 	}
@@ -206,18 +207,13 @@ func (r Request) mayHaveBegun(of match.Release) bool {
 		!slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return isOf(o, of) })
 }
 
-// reportedRevision returns the revision and the operation that the member has reported for a release. ok is false if it
-// has reported none, or if the inputs have changed since.
-func reportedRevision(r Request, of match.Release, inputs string) (revision int, isUpgrade, ok bool) {
-	if former, found := findRelease(r, of); !found || former.Inputs != inputs {
-		return 0, false, false
+// findReported returns the release of r.Outdated with the revision and the operation that the member has reported.
+func findReported(r Request, of match.Release) (reported bundle.OutdatedRelease, ok bool) {
+	i := slices.IndexFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return isOf(o, of) && o.Revision > 0 })
+	if i < 0 {
+		return bundle.OutdatedRelease{}, false
 	}
-	for _, outdated := range r.Outdated {
-		if isOf(outdated, of) && outdated.Revision > 0 {
-			return outdated.Revision, outdated.IsUpgrade, true
-		}
-	}
-	return 0, false, false
+	return r.Outdated[i], true
 }
 
 func isOf(o bundle.OutdatedRelease, of match.Release) bool {
@@ -228,8 +224,10 @@ func isOf(o bundle.OutdatedRelease, of match.Release) bool {
 // records. A report of the right revision ends the comparisons until the inputs change, so that a client of Helm that
 // makes one revision after the other holds up no deployment.
 func isConfirmed(r Request, made bundle.Release) bool {
-	_, _, isReported := reportedRevision(r, match.Release{Namespace: made.Namespace, Name: made.Name}, made.Inputs)
-	return isReported || slices.Contains(r.Deployed, bundle.DeployedRelease{
+	of := match.Release{Namespace: made.Namespace, Name: made.Name}
+	former, _ := findRelease(r, of)
+	_, isReported := findReported(r, of)
+	return isReported && former.Inputs == made.Inputs || slices.Contains(r.Deployed, bundle.DeployedRelease{
 		Namespace: made.Namespace, Name: made.Name, Inputs: made.Inputs, Revision: made.Revision, IsUpgrade: made.IsUpgrade,
 	})
 }
