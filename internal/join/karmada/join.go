@@ -88,8 +88,6 @@ type joining struct {
 	cluster   *clusterv1alpha1.Cluster
 	// former is the Cluster of a killed run that this run resumes; nil if there is none.
 	former *clusterv1alpha1.Cluster
-	// hasCluster is set when the Cluster belongs to this run, before the first request to create member objects.
-	hasCluster bool
 }
 
 func newJoining(r JoinRequest) (*joining, error) {
@@ -213,7 +211,7 @@ func (j *joining) run(ctx context.Context) error {
 	if err := create(ctx); err != nil {
 		return err
 	}
-	j.hasCluster = true
+	j.member.writer = string(j.cluster.UID) + "/" + j.attempt
 	account, impersonation, err := j.member.ensure(ctx)
 	if err != nil {
 		return err
@@ -264,7 +262,9 @@ func (j *joining) rollBack(ctx context.Context) error {
 	if j.cluster.UID != "" {
 		errs = append(errs, ignoreForbidden(retryStale(ctx, func() error { return RemoveTraces(ctx, j.hub, j.cluster) })))
 	}
-	if j.hasCluster || j.former != nil {
+	if owner := cmp.Or(j.former, j.cluster).UID; j.member.writer != "" || j.former != nil {
+		// Another run may have created the Cluster again and written its objects.
+		j.member.removedWriters = string(owner) + "/"
 		_, err := j.member.remove(ctx)
 		errs = append(errs, err)
 	}

@@ -46,6 +46,11 @@ type memberObjects struct {
 	client                    client.Client
 	resources                 foreign.Resources
 	cluster, namespace, hubID string
+	// writer identifies the run that writes the objects: the UID of its Cluster, which a run that resumes it keeps, a
+	// slash and the attempt.
+	writer string
+	// removedWriters limits a rollback to the objects whose writer begins with it. Empty means all writers.
+	removedWriters string
 }
 
 func newMemberObjects(config *rest.Config, cluster, namespace, hubID string) (*memberObjects, error) {
@@ -89,7 +94,7 @@ func (m *memberObjects) user() string {
 func (m *memberObjects) own() []client.Object {
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		meta := systemMeta(namespace, name)
-		meta.Annotations = map[string]string{kube.AnnotationHub: m.hubID}
+		meta.Annotations = map[string]string{kube.AnnotationHub: m.hubID, attemptAnnotation: m.writer}
 		return meta
 	}
 	all := []string{rbacv1.APIGroupAll}
@@ -111,7 +116,7 @@ func (m *memberObjects) own() []client.Object {
 func (m *memberObjects) shared() []client.Object {
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		meta := systemMeta(namespace, name)
-		meta.Annotations = map[string]string{m.user(): "true"}
+		meta.Annotations = map[string]string{m.user(): m.writer}
 		return meta
 	}
 	return []client.Object{
@@ -135,6 +140,17 @@ func tokenSecret(meta metav1.ObjectMeta) *corev1.Secret {
 // isOwn returns whether a registration by this hub created live.
 func (m *memberObjects) isOwn(live client.Object) bool {
 	return live.GetLabels()[clusterv1alpha1.SystemLabel] == "true" && live.GetAnnotations()[kube.AnnotationHub] == m.hubID
+}
+
+// isRemovable returns whether live is an own object that this removal deletes.
+func (m *memberObjects) isRemovable(live client.Object) bool {
+	return m.isOwn(live) && strings.HasPrefix(live.GetAnnotations()[attemptAnnotation], m.removedWriters)
+}
+
+// isReleasable returns whether this removal removes the cluster from the users of live.
+func (m *memberObjects) isReleasable(live client.Object) bool {
+	writer, isUser := live.GetAnnotations()[m.user()]
+	return isUser && strings.HasPrefix(writer, m.removedWriters)
 }
 
 // isShared returns whether registrations created live and use it.

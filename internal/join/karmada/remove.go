@@ -49,11 +49,17 @@ func (r *removal) run(ctx context.Context) error {
 			return err
 		}
 	}
+	// A registration that writes an object meanwhile makes it a conflict.
+	return retryStale(ctx, func() error { return r.removeOwn(ctx, shared[0]) })
+}
+
+// removeOwn deletes the own objects, and the namespace if it must be deleted.
+func (r *removal) removeOwn(ctx context.Context, sharedNamespace client.Object) error {
 	remaining, err := r.listOwn(ctx)
 	if err != nil {
 		return err
 	}
-	namespace, err := r.releaseNamespace(ctx, shared[0])
+	namespace, err := r.releaseNamespace(ctx, sharedNamespace)
 	if err != nil {
 		return err
 	}
@@ -69,8 +75,8 @@ func (r *removal) run(ctx context.Context) error {
 			return err
 		}
 	}
-	uid := owner.GetUID()
-	err = r.client.Delete(ctx, owner, client.Preconditions{UID: &uid}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	uid, version := owner.GetUID(), owner.GetResourceVersion()
+	err = r.client.Delete(ctx, owner, client.Preconditions{UID: &uid, ResourceVersion: &version}, client.PropagationPolicy(metav1.DeletePropagationBackground))
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete %s: %w", r.ref(owner), err)
 	}
@@ -80,7 +86,7 @@ func (r *removal) run(ctx context.Context) error {
 	return nil
 }
 
-// listOwn reads the existing own objects.
+// listOwn reads the existing own objects that are to be removed.
 func (r *removal) listOwn(ctx context.Context) ([]client.Object, error) {
 	var existing []client.Object
 	for _, obj := range r.own() {
@@ -88,7 +94,7 @@ func (r *removal) listOwn(ctx context.Context) ([]client.Object, error) {
 		if err != nil {
 			return nil, err
 		}
-		if found && r.isOwn(live) && live.GetDeletionTimestamp().IsZero() {
+		if found && r.isRemovable(live) && live.GetDeletionTimestamp().IsZero() {
 			existing = append(existing, live)
 		}
 	}
@@ -129,13 +135,13 @@ func (r *removal) setOwner(ctx context.Context, obj, owner client.Object) error 
 // no foreign objects. Otherwise it removes this cluster from its users.
 func (r *removal) releaseNamespace(ctx context.Context, namespace client.Object) (client.Object, error) {
 	live, found, err := r.get(ctx, namespace)
-	if err != nil || !found || !live.GetDeletionTimestamp().IsZero() || !isShared(live) {
+	if err != nil || !found || !live.GetDeletionTimestamp().IsZero() || !isShared(live) || !r.isReleasable(live) {
 		return nil, err
 	}
 	users := usersOf(live)
 	if len(users) == 1 && users[0] == r.user() && r.namespace != systemNamespace {
 		object, err := foreign.Find(ctx, r.client, r.resources, r.namespace, func(item *metav1.PartialObjectMetadata) bool {
-			return (item.Kind == "ServiceAccount" || item.Kind == "Secret") && item.Name == r.account() && r.isOwn(item)
+			return (item.Kind == "ServiceAccount" || item.Kind == "Secret") && item.Name == r.account() && r.isRemovable(item)
 		})
 		if err != nil || object == "" {
 			return live, err
@@ -149,7 +155,7 @@ func (r *removal) releaseNamespace(ctx context.Context, namespace client.Object)
 func (r *removal) removeUser(ctx context.Context, obj client.Object, deleteUnused bool) error {
 	err := retryStale(ctx, func() error {
 		live, found, err := r.get(ctx, obj)
-		if err != nil || !found || !isShared(live) || !live.GetDeletionTimestamp().IsZero() {
+		if err != nil || !found || !isShared(live) || !r.isReleasable(live) || !live.GetDeletionTimestamp().IsZero() {
 			return err
 		}
 		annotations := maps.Clone(live.GetAnnotations())
