@@ -15,11 +15,13 @@
 //
 // Then it removes the annotation for the unfinished registration. All writes can be repeated. If a run is killed, the
 // next one with the same name and ID puts its own annotation on the Cluster and continues. A run that does not find its
-// annotation on the Cluster ends without a rollback. If a run fails, it deletes the Cluster, waits until the hub has
-// completed the deletion, and deletes the remaining objects on both sides.
+// annotation on the Cluster ends without a rollback; it reads the annotation before it writes to the member, and before
+// each write to the hub. If a run fails, it deletes the Cluster, waits until the hub has completed the deletion, and
+// deletes the remaining objects on both sides.
 //
 // A registration never changes or deletes an object without the label of the system. On the hub, objects of a Cluster
 // have its name and UID in labels (Mark). On the member, own objects have the ID of the hub in an annotation. Shared
 // objects have an annotation for each cluster of each hub that uses them. The last one deletes them, the namespace only
-// if it holds no foreign objects.
+// if it holds no foreign objects. All objects on the member record the UID of the Cluster and the run that wrote them:
+// a rollback keeps the objects of a later Cluster.
 package karmada

@@ -212,6 +212,9 @@ func (j *joining) run(ctx context.Context) error {
 		return err
 	}
 	j.member.writer = string(j.cluster.UID) + "/" + j.attempt
+	if err := j.checkAttempt(ctx); err != nil {
+		return err
+	}
 	account, impersonation, err := j.member.ensure(ctx)
 	if err != nil {
 		return err
@@ -220,11 +223,11 @@ func (j *joining) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = writeSecret(ctx, j.hub, j.cluster, *j.cluster.Spec.ImpersonatorSecretRef, map[string][]byte{clusterv1alpha1.SecretTokenKey: impersonation.token})
+	err = j.writeSecret(ctx, *j.cluster.Spec.ImpersonatorSecretRef, map[string][]byte{clusterv1alpha1.SecretTokenKey: impersonation.token})
 	if err != nil {
 		return err
 	}
-	err = writeSecret(ctx, j.hub, j.cluster, *j.cluster.Spec.SecretRef, map[string][]byte{
+	err = j.writeSecret(ctx, *j.cluster.Spec.SecretRef, map[string][]byte{
 		clusterv1alpha1.SecretTokenKey: account.token, clusterv1alpha1.SecretCABundleKey: authority,
 	})
 	if err != nil {
@@ -234,6 +237,14 @@ func (j *joining) run(ctx context.Context) error {
 }
 
 func (j *joining) create(ctx context.Context) error { return CreateCluster(ctx, j.hub, j.cluster) }
+
+// writeSecret writes a Secret of the Cluster if that still belongs to this run.
+func (j *joining) writeSecret(ctx context.Context, ref clusterv1alpha1.LocalSecretReference, data map[string][]byte) error {
+	if err := j.checkAttempt(ctx); err != nil {
+		return err
+	}
+	return writeSecret(ctx, j.hub, j.cluster, ref, data)
+}
 
 // authority returns the certificate authorities of the cluster: its own, and those in the operator's kubeconfig, which
 // may belong to a proxy.

@@ -1,6 +1,7 @@
 package karmada_test
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 	"sync"
@@ -56,6 +57,39 @@ func TestRollbackKeepsObjectsOfLaterJoin(t *testing.T) {
 	}
 	wantJoined(t, w, w.joinRequest("later"))
 	if err := karmada.Unjoin(t.Context(), w.unjoinRequest("later")); err != nil {
+		t.Fatal(err)
+	}
+	wantSame(t, "the member", w.memberClient, before)
+}
+
+func TestSupersededJoinWritesNothingMore(t *testing.T) {
+	w := alone(t)
+	before := everything(t, w.memberClient)
+	r := w.joinRequest("superseded")
+	var isSuperseded atomic.Bool
+	var once sync.Once
+	r.Member = observed(w.member.Config, func(request *http.Request) error {
+		if createsBinding(request) {
+			once.Do(func() {
+				if err := karmada.Join(t.Context(), w.joinRequest("superseded")); err != nil {
+					t.Errorf("the later join: %v", err)
+				}
+				isSuperseded.Store(true)
+			})
+		}
+		return nil
+	})
+	r.Hub = observed(w.hub.Config, func(request *http.Request) error {
+		if isSuperseded.Load() && request.Method != http.MethodGet {
+			t.Errorf("the superseded join sends %s %s", request.Method, request.URL.Path)
+		}
+		return nil
+	})
+	if err := karmada.Join(t.Context(), r); !errors.Is(err, karmada.ErrTaken) {
+		t.Errorf("the superseded join: got %v, want ErrTaken", err)
+	}
+	wantJoined(t, w, w.joinRequest("superseded"))
+	if err := karmada.Unjoin(t.Context(), w.unjoinRequest("superseded")); err != nil {
 		t.Fatal(err)
 	}
 	wantSame(t, "the member", w.memberClient, before)

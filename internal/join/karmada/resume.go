@@ -48,16 +48,9 @@ func (j *joining) finish(ctx context.Context) error {
 // update changes the Cluster, which must be of the same run as expected.
 func (j *joining) update(ctx context.Context, expected *clusterv1alpha1.Cluster, change func(live *clusterv1alpha1.Cluster)) error {
 	err := retryStale(ctx, func() error {
-		live := &clusterv1alpha1.Cluster{}
-		err := j.hub.Get(ctx, client.ObjectKeyFromObject(expected), live)
-		if client.IgnoreNotFound(err) != nil {
+		live, err := j.read(ctx, expected)
+		if err != nil {
 			return err
-		}
-		if err != nil || live.UID != expected.UID || !live.DeletionTimestamp.IsZero() {
-			return errors.New("it was deleted meanwhile")
-		}
-		if !isUnfinished(live) || live.Annotations[attemptAnnotation] != expected.Annotations[attemptAnnotation] {
-			return Taken{ID: expected.Spec.ID, Name: expected.Name}
 		}
 		change(live)
 		if err := j.hub.Update(ctx, live, client.FieldOwner(kube.FieldManager)); err != nil {
@@ -68,6 +61,31 @@ func (j *joining) update(ctx context.Context, expected *clusterv1alpha1.Cluster,
 	})
 	if err != nil && !errors.Is(err, ErrTaken) {
 		return fmt.Errorf("update cluster(%s): %w", expected.Name, err)
+	}
+	return err
+}
+
+// read reads the Cluster. It returns an ErrTaken if another run has taken it over, or has finished the registration.
+func (j *joining) read(ctx context.Context, expected *clusterv1alpha1.Cluster) (*clusterv1alpha1.Cluster, error) {
+	live := &clusterv1alpha1.Cluster{}
+	err := j.hub.Get(ctx, client.ObjectKeyFromObject(expected), live)
+	if client.IgnoreNotFound(err) != nil {
+		return nil, err
+	}
+	if err != nil || live.UID != expected.UID || !live.DeletionTimestamp.IsZero() {
+		return nil, errors.New("it was deleted meanwhile")
+	}
+	if !isUnfinished(live) || live.Annotations[attemptAnnotation] != expected.Annotations[attemptAnnotation] {
+		return nil, Taken{ID: expected.Spec.ID, Name: expected.Name}
+	}
+	return live, nil
+}
+
+// checkAttempt returns an error if the Cluster no longer belongs to this run.
+func (j *joining) checkAttempt(ctx context.Context) error {
+	_, err := j.read(ctx, j.cluster)
+	if err != nil && !errors.Is(err, ErrTaken) {
+		return fmt.Errorf("read cluster(%s): %w", j.cluster.Name, err)
 	}
 	return err
 }
