@@ -261,32 +261,53 @@ func (j *joining) authority(own []byte) ([]byte, error) {
 }
 
 // rollBack deletes the Cluster of this run, and then the objects of the registration on both sides. If another run has
-// the Cluster, the objects belong to that run and stay. It works after ctx has ended.
+// the Cluster, the objects belong to that run and stay. If the Cluster cannot be deleted, rollBack deletes only the
+// credentials that this run wrote: another run may have resumed the Cluster. It works after ctx has ended.
 func (j *joining) rollBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	isDeleted, err := j.deleteCluster(ctx)
-	if !isDeleted || err != nil {
-		return err
+	if err == nil && !isDeleted {
+		return nil
 	}
-	var errs []error
-	if j.cluster.UID != "" {
+	errs := []error{err, j.removeMember(ctx, isDeleted)}
+	switch {
+	case j.cluster.UID == "":
+	case isDeleted:
 		errs = append(errs, ignoreForbidden(retryStale(ctx, func() error { return RemoveTraces(ctx, j.hub, j.cluster) })))
-	}
-	if owner := cmp.Or(j.former, j.cluster).UID; j.member.writer != "" || j.former != nil {
-		// Another run may have created the Cluster again and written its objects.
-		j.member.removedWriters = string(owner) + "/"
-		_, err := j.member.remove(ctx)
-		errs = append(errs, err)
+	default:
+		errs = append(errs, removeSecrets(ctx, j.hub, j.cluster, j.attempt))
 	}
 	return errors.Join(append(errs, deleteNamespace(ctx, j.hub, j.resources, j.request.ClusterNamespace, j.attempt))...)
+}
+
+// removeMember deletes the objects of the Cluster from the member: those of all its runs if the Cluster is deleted,
+// otherwise those that this run wrote.
+func (j *joining) removeMember(ctx context.Context, isDeleted bool) error {
+	m := j.member
+	if m.writer == "" && (j.former == nil || !isDeleted) {
+		return nil
+	}
+	m.removedWriters = m.writer
+	if isDeleted {
+		m.removedWriters = string(cmp.Or(j.former, j.cluster).UID) + "/"
+	}
+	if _, err := m.remove(ctx); err != nil {
+		names := make([]string, 0, len(m.own()))
+		for _, obj := range m.own() {
+			names = append(names, m.ref(obj).String())
+		}
+		return fmt.Errorf("%w; these objects may stay on it: %s", err, strings.Join(names, ", "))
+	}
+	return nil
 }
 
 // deleteCluster deletes the Cluster of this run, and waits until the hub has completed the deletion. It returns false
 // if another run has a Cluster with that name.
 func (j *joining) deleteCluster(ctx context.Context) (isDeleted bool, err error) {
 	isDeleted = true
-	err = wait.PollUntilContextTimeout(ctx, deletePoll, hubTimeout, true, func(context.Context) (bool, error) {
+	// The rollback still needs time for the objects if the hub does not respond.
+	err = wait.PollUntilContextTimeout(ctx, deletePoll, hubTimeout, true, func(ctx context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := j.hub.Get(ctx, client.ObjectKey{Name: j.request.Name}, live)
 		if err != nil {
@@ -308,7 +329,7 @@ func (j *joining) deleteCluster(ctx context.Context) (isDeleted bool, err error)
 		return false, err
 	})
 	if err != nil {
-		return false, fmt.Errorf("roll back cluster(%s): the hub has not completed its deletion: %w", j.request.Name, err)
+		return false, fmt.Errorf("roll back cluster(%s): it may stay on the control plane: %w", j.request.Name, err)
 	}
 	return isDeleted, nil
 }

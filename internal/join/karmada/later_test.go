@@ -94,3 +94,30 @@ func TestSupersededJoinWritesNothingMore(t *testing.T) {
 	}
 	wantSame(t, "the member", w.memberClient, before)
 }
+
+func TestFailedRollbackOnTheHubRemovesCredentials(t *testing.T) {
+	w := alone(t)
+	before := everything(t, w.memberClient)
+	r := w.joinRequest("staying")
+	r.Hub = observed(w.hub.Config, func(request *http.Request) error {
+		path := request.URL.Path
+		// The last write to the Cluster fails, and so does its deletion.
+		if strings.HasSuffix(path, "/clusters/staying") && request.Method != http.MethodGet {
+			return errFault
+		}
+		return nil
+	})
+	err := karmada.Join(t.Context(), r)
+	if err == nil || !strings.Contains(err.Error(), "roll back cluster(staying): it may stay on the control plane") {
+		t.Errorf("got %v, want an error that names the Cluster", err)
+	}
+	wantSame(t, "the member", w.memberClient, before)
+	for _, own := range ownOn(t, w.hubClient, "staying") {
+		if strings.HasPrefix(own, "Secret ") {
+			t.Errorf("%s stays on the hub", own)
+		}
+	}
+	if err := karmada.Unjoin(t.Context(), w.unjoinRequest("staying")); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -26,6 +26,7 @@ func writeSecret(ctx context.Context, hub client.Client, cluster *clusterv1alpha
 		}
 		secret.Data = data
 		Mark(secret, cluster)
+		metav1.SetMetaDataAnnotation(&secret.ObjectMeta, attemptAnnotation, cluster.Annotations[attemptAnnotation])
 		if secret.UID == "" {
 			return hub.Create(ctx, secret, client.FieldOwner(kube.FieldManager))
 		}
@@ -35,6 +36,22 @@ func writeSecret(ctx context.Context, hub client.Client, cluster *clusterv1alpha
 		return fmt.Errorf("write Secret %s/%s on the control plane: %w", ref.Namespace, ref.Name, err)
 	}
 	return err
+}
+
+// removeSecrets deletes the Secrets that the run attempt wrote for cluster.
+func removeSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, attempt string) error {
+	var errs []error
+	for _, ref := range secretsOf(cluster) {
+		secret := named(corev1.SchemeGroupVersion.WithKind("Secret"), ref.Namespace, ref.Name)
+		err := hub.Get(ctx, client.ObjectKeyFromObject(secret), secret)
+		if err == nil && isOwned(secret, cluster.Name) && Marked(secret) == cluster.UID && secret.Annotations[attemptAnnotation] == attempt {
+			err = deleteAsRead(ctx, hub, secret)
+		}
+		if client.IgnoreNotFound(err) != nil {
+			errs = append(errs, fmt.Errorf("delete Secret %s/%s on the control plane: %w", ref.Namespace, ref.Name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // getSecret reads a Secret that the registration of cluster will write, or returns a new one. It fails if the Secret
