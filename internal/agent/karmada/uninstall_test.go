@@ -101,7 +101,7 @@ func sharedObjects() []client.Object {
 
 // uninstallRoles returns the objects that an uninstallation creates.
 func (w *world) uninstallRoles() []client.Object {
-	name := uninstallRolePrefix + w.agentNamespace + ":" + w.name
+	name := register.UninstallRole(w.agentNamespace, w.name)
 	return []client.Object{
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}},

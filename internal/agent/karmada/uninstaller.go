@@ -20,12 +20,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-const (
-	// uninstallRolePrefix begins the name of the ClusterRole that owns the agent's objects during an uninstallation.
-	uninstallRolePrefix = "karmada-agent-leaving:"
-	// hubAnnotationPrefix begins the annotations of a namespace that push-mode registrations use.
-	hubAnnotationPrefix = "hub.towline.dev/"
-)
+// hubAnnotationPrefix begins the annotations of a namespace that push-mode registrations use.
+const hubAnnotationPrefix = "hub.towline.dev/"
 
 // uninstaller removes the agent from its member. It first makes the agent's objects dependents of a ClusterRole that it
 // creates for that. The deletion of the ClusterRole then removes them all, although it removes the agent's permissions
@@ -49,7 +45,7 @@ func newUninstaller(o Options, member kubernetes.Interface, credentials credenti
 		u.stateObject = session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), store.namespace, store.name)
 	}
 	var err error
-	u.OwnerClient, err = session.NewOwnerClient(o.Member, "ClusterRole", uninstallRolePrefix+u.agentNamespace+":"+o.Cluster)
+	u.OwnerClient, err = session.NewOwnerClient(o.Member, "ClusterRole", register.UninstallRole(u.agentNamespace, o.Cluster))
 	return u, err
 }
 

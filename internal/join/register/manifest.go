@@ -30,7 +30,15 @@ const (
 	// AgentRole is the agent's ClusterRole and ClusterRoleBinding. The agents of one cluster, each in a namespace of
 	// its own, share both.
 	AgentRole = "karmada-agent"
+	// uninstallRolePrefix begins the name that UninstallRole returns.
+	uninstallRolePrefix = "karmada-agent-leaving:"
 )
+
+// UninstallRole returns the name of the ClusterRole and the ClusterRoleBinding of an agent that uninstalls itself. The
+// ClusterRole owns the objects of the agent, which deletes it last.
+func UninstallRole(namespace, cluster string) string {
+	return uninstallRolePrefix + namespace + ":" + cluster
+}
 
 const (
 	// RegistrationLabel on an object of the cluster is the name of the Cluster whose registration made it.

@@ -3,6 +3,7 @@ package register
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -82,7 +83,8 @@ func (m member) find(ctx context.Context, key client.ObjectKey, obj client.Objec
 }
 
 // findUninstalled returns the kind and the key of an object of an agent that is being uninstalled from the namespace,
-// or "". An agent that uninstalls itself gives its objects an owner, which it deletes.
+// or "". An agent that uninstalls itself gives its objects an owner, which it deletes. Until then the uninstallation may
+// be rolled back.
 func (m member) findUninstalled(ctx context.Context, namespace string) (string, error) {
 	for _, object := range []struct {
 		kind string
@@ -100,11 +102,42 @@ func (m member) findUninstalled(ctx context.Context, namespace string) (string, 
 		if err != nil {
 			return "", err
 		}
-		if found && (object.obj.GetDeletionTimestamp() != nil || len(object.obj.GetOwnerReferences()) > 0) {
+		if !found {
+			continue
+		}
+		isDeleted := object.obj.GetDeletionTimestamp() != nil
+		if !isDeleted {
+			if isDeleted, err = m.hasDeletedOwner(ctx, namespace, object.obj); err != nil {
+				return "", err
+			}
+		}
+		if isDeleted {
 			return object.kind + " " + object.key.String(), nil
 		}
 	}
 	return "", nil
+}
+
+// hasDeletedOwner returns whether an agent in the namespace that uninstalls itself has deleted an owner of obj. The
+// agents of earlier versions used their ClusterRole or ServiceAccount as the owner.
+func (m member) hasDeletedOwner(ctx context.Context, namespace string, obj client.Object) (bool, error) {
+	for _, reference := range obj.GetOwnerReferences() {
+		var owner client.Object
+		key := client.ObjectKey{Name: reference.Name}
+		switch {
+		case reference.Kind == "ClusterRole" && (reference.Name == AgentRole || strings.HasPrefix(reference.Name, uninstallRolePrefix)):
+			owner = &rbacv1.ClusterRole{}
+		case reference.Kind == rbacv1.ServiceAccountKind && reference.Name == AgentAccount:
+			owner, key.Namespace = &corev1.ServiceAccount{}, namespace
+		default:
+			continue
+		}
+		found, err := m.find(ctx, key, owner)
+		if err != nil || !found || owner.GetUID() != reference.UID || owner.GetDeletionTimestamp() != nil {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 // awaitUninstalled waits until no agent is being uninstalled from the namespace.
