@@ -90,19 +90,17 @@ func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *sessi
 	return err
 }
 
-// readState returns the state of an uninstallation that has begun, or nil.
+// readState returns the state of an uninstallation that has begun, or nil. Without one it rolls back a preparation that
+// was interrupted.
 func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	object, err := u.Get(ctx, u.stateObject)
-	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // nil means no uninstallation
-	}
-	if err != nil {
+	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("read %s: %w", u.stateObject, err)
 	}
-	if !session.HasUninstallState(object) {
-		return nil, nil //nolint:nilnil // nil means no uninstallation
+	if err != nil || !session.HasUninstallState(object) {
+		return nil, u.rollBackInterrupted(ctx)
 	}
 	credential, err := u.credentialHash(ctx)
 	if err != nil {
@@ -162,6 +160,26 @@ func (u *uninstaller) remove(ctx context.Context) error {
 
 // rollBack undoes prepare.
 func (u *uninstaller) rollBack(ctx context.Context) error {
+	if err := u.unsetOwners(ctx); err != nil {
+		return err
+	}
+	return u.DeleteUninstallState(ctx, u.stateObject)
+}
+
+// rollBackInterrupted undoes a preparation that has not written its state.
+func (u *uninstaller) rollBackInterrupted(ctx context.Context) error {
+	_, err := u.member.RbacV1().ClusterRoles().Get(ctx, u.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsForbidden(err): // an agent that may not read it has not created it
+		return nil
+	case err != nil:
+		return fmt.Errorf("read ClusterRole %s: %w", u.Name, err)
+	}
+	return u.unsetOwners(ctx)
+}
+
+// unsetOwners undoes setOwners.
+func (u *uninstaller) unsetOwners(ctx context.Context) error {
 	for _, o := range slices.Concat(u.objects(), roles(), u.namespaces()) {
 		if err := u.SetOwner(ctx, o, nil); err != nil {
 			return err
@@ -171,7 +189,7 @@ func (u *uninstaller) rollBack(ctx context.Context) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete ClusterRole %s: %w", u.Name, err)
 	}
-	return u.DeleteUninstallState(ctx, u.stateObject)
+	return nil
 }
 
 // credentialHash returns a hash of the kubeconfig in use.

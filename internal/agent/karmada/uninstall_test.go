@@ -14,6 +14,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -213,12 +214,37 @@ func testSharedUninstall(t *testing.T) {
 	}
 }
 
+// newUninstaller returns the uninstaller of the agent, with the permissions of an administrator.
+func (w *world) newUninstaller() *uninstaller {
+	w.t.Helper()
+	o, err := w.options.complete()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	member, err := kubernetes.NewForConfig(o.Member)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	u, err := newUninstaller(o, member, newCredentialStore(member, o))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return u
+}
+
 func testNoUninstall(t *testing.T) {
 	w := newWorld(t, "kept", time.Hour)
 	w.installAgent()
 	w.addFinalizer()
+	// An uninstallation was interrupted before it wrote its state.
+	if _, err := w.newUninstaller().setOwners(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	w.startAgent()
 	w.wantReady()
+	for _, obj := range w.uninstallRoles() {
+		w.wantDeleted(w.memberClient, obj)
+	}
 	untouched := func(when string) {
 		t.Helper()
 		w.letPass(2 * time.Second)

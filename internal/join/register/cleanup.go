@@ -97,6 +97,9 @@ func (c cleanup) deleteAccess(ctx context.Context) error {
 	if err := c.member.unbind(ctx, subject(c.objects.namespace)); err != nil {
 		return err
 	}
+	if err := c.deleteUninstallRole(ctx); err != nil {
+		return err
+	}
 	bound, err := c.member.find(ctx, client.ObjectKey{Name: AgentRole}, &rbacv1.ClusterRoleBinding{})
 	if err != nil || bound {
 		return err
@@ -107,6 +110,27 @@ func (c cleanup) deleteAccess(ctx context.Context) error {
 		return err
 	}
 	return c.delete(ctx, "ClusterRole", role)
+}
+
+// deleteUninstallRole deletes the access of an agent that ended while it uninstalled itself. The dependents of the
+// ClusterRole are kept, since other agents may use them by now.
+func (c cleanup) deleteUninstallRole(ctx context.Context) error {
+	key := client.ObjectKey{Name: UninstallRole(c.objects.secretKey().Namespace, c.cluster)}
+	for _, obj := range []client.Object{&rbacv1.ClusterRoleBinding{}, &rbacv1.ClusterRole{}} {
+		found, err := c.member.find(ctx, key, obj)
+		if err != nil {
+			return err
+		}
+		if !found || !isManaged(obj) {
+			continue
+		}
+		uid := obj.GetUID()
+		err = c.member.Delete(ctx, obj, client.Preconditions{UID: &uid}, client.PropagationPolicy("Orphan"))
+		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+			return fmt.Errorf("delete %T %s on the cluster: %w", obj, key.Name, err)
+		}
+	}
+	return nil
 }
 
 func (c cleanup) deleteAccount(ctx context.Context) error {

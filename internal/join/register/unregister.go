@@ -84,12 +84,15 @@ func Unregister(ctx context.Context, request UnregisterRequest) error {
 	u := &unregistration{request: request, member: m}
 	waitCtx, cancel := context.WithTimeoutCause(ctx, request.Wait, fmt.Errorf("it took longer than %s", request.Wait))
 	defer cancel()
-	if err := withCause(waitCtx, u.deleteCluster(waitCtx)); err != nil || request.DryRun || u.objects.isEmpty() {
+	if err := withCause(waitCtx, u.deleteCluster(waitCtx)); err != nil || request.DryRun {
 		return err
 	}
 	ctx, cancel = context.WithTimeoutCause(ctx, cleanupTimeout, fmt.Errorf("it took longer than %s to clean the cluster", cleanupTimeout))
 	defer cancel()
 	c := cleanup{member: m, objects: u.objects, cluster: request.ClusterName, records: u.request.ClusterNamespace, progress: request.Progress}
+	if u.objects.isEmpty() {
+		return withCause(ctx, c.deleteUninstallRole(ctx))
+	}
 	if err := c.run(ctx); err != nil {
 		return withCause(ctx, err)
 	}
