@@ -14,11 +14,13 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 )
@@ -114,6 +116,7 @@ func TestUninstall(t *testing.T) {
 	t.Parallel()
 	t.Run("after any interruption", testInterruptedUninstall)
 	t.Run("without the objects of another agent", testSharedUninstall)
+	t.Run("without the roles of an agent that was bound meanwhile", testBoundMeanwhile)
 	t.Run("only on request", testNoUninstall)
 }
 
@@ -211,6 +214,33 @@ func testSharedUninstall(t *testing.T) {
 			}
 		}
 		w.patchCluster(`{"metadata":{"finalizers":null}}`)
+	}
+}
+
+func testBoundMeanwhile(t *testing.T) {
+	w := newWorld(t, "meanwhile", time.Hour)
+	w.installAgent()
+	u := w.newUninstaller()
+	if _, err := u.prepare(t.Context(), "uid"); err != nil {
+		t.Fatal(err)
+	}
+	patch := `[{"op":"add","path":"/subjects/-","value":{"kind":"ServiceAccount","namespace":"elsewhere","name":"` + register.AgentAccount + `"}}]`
+	if err := w.memberClient.Patch(t.Context(), sharedObjects()[1], client.RawPatch(types.JSONPatchType, []byte(patch))); err != nil {
+		t.Fatal(err)
+	}
+	if err := u.remove(t.Context()); !errors.Is(err, session.ErrUninstalled) {
+		t.Fatal(err)
+	}
+	for _, obj := range w.uninstallRoles() {
+		w.wantDeleted(w.memberClient, obj)
+	}
+	for _, obj := range sharedObjects() {
+		if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil || len(obj.GetOwnerReferences()) > 0 {
+			t.Errorf("%T of the other agent: error %v, owners %v", obj, err, obj.GetOwnerReferences())
+		}
+		if err := w.memberClient.Delete(t.Context(), obj); client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -79,18 +79,13 @@ func (u *uninstaller) setOwners(ctx context.Context) (*metav1.OwnerReference, er
 	if err != nil {
 		return nil, err
 	}
-	dependents := u.objects()
-	binding, err := u.member.RbacV1().ClusterRoleBindings().Get(ctx, register.AgentRole, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("read ClusterRoleBinding %s: %w", register.AgentRole, err)
-	}
-	if err == nil && len(binding.Subjects) == 1 && u.isAgent(binding.Subjects[0]) {
-		dependents = append(dependents, roles()...)
-	}
-	for _, o := range dependents {
+	for _, o := range u.objects() {
 		if err := u.SetOwner(ctx, o, owner); err != nil {
 			return nil, err
 		}
+	}
+	if err := u.setRolesOwner(ctx, owner); err != nil {
+		return nil, err
 	}
 	for _, o := range u.namespaces() {
 		desired := owner
@@ -103,6 +98,27 @@ func (u *uninstaller) setOwners(ctx context.Context) (*metav1.OwnerReference, er
 		}
 	}
 	return owner, nil
+}
+
+// setRolesOwner makes owner the owner of roles, unless other agents use them.
+func (u *uninstaller) setRolesOwner(ctx context.Context, owner *metav1.OwnerReference) error {
+	binding, err := u.member.RbacV1().ClusterRoleBindings().Get(ctx, register.AgentRole, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read ClusterRoleBinding %s: %w", register.AgentRole, err)
+	}
+	if len(binding.Subjects) != 1 || !u.isAgent(binding.Subjects[0]) {
+		// Another agent may have been bound since the preparation.
+		owner = nil
+	}
+	for _, o := range roles() {
+		if err := u.SetOwner(ctx, o, owner); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ensureOwner creates the ClusterRole for the uninstallation, and binds it to the agent.
