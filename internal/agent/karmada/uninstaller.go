@@ -131,7 +131,6 @@ func (u *uninstaller) ensureOwner(ctx context.Context) (*metav1.OwnerReference, 
 	if apierrors.IsNotFound(err) {
 		role, err = rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{rbacv1.APIGroupAll}, Resources: []string{rbacv1.ResourceAll}, Verbs: []string{rbacv1.VerbAll}},
-			{NonResourceURLs: []string{rbacv1.NonResourceAll}, Verbs: []string{"get"}},
 		}}, create)
 	}
 	if err != nil {
