@@ -16,8 +16,8 @@
 //     the mark.
 //
 // After a failure or an interruption rollBack deletes the Cluster, and then cleans up the cluster. It deletes only
-// objects that this run wrote or, if it resumed a registration, objects of that. A renewal restores the earlier
-// content of the objects instead.
+// objects that this run wrote or, if it resumed a registration, objects of that, and nothing if the Secret is that of
+// another run. A renewal restores the earlier content of the objects instead.
 //
 // Unregister has the control plane delete the Cluster and waits for that, with the caller's or the agent's kubeconfig.
 // Then it cleans up the cluster with the same code as rollBack. It deletes the Secret last, so that it can be repeated

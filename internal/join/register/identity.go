@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -158,7 +159,8 @@ func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) e
 	return err
 }
 
-// deleteCluster deletes the Cluster if it was made for this registration, and waits until it is deleted.
+// deleteCluster deletes the Cluster if it was made for this registration and no other run uses it, and waits until it is
+// deleted.
 func (g *registration) deleteCluster(ctx context.Context) error {
 	if g.hub == nil {
 		return nil
@@ -177,6 +179,9 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	if g.ownCluster == "" {
 		return nil
 	}
+	if used, err := g.isUsedByOther(ctx); err != nil || used {
+		return err
+	}
 	cluster := &clusterv1alpha1.Cluster{}
 	cluster.Name = g.request.ClusterName
 	err := g.hub.Delete(ctx, cluster, client.Preconditions{UID: &g.ownCluster})
@@ -191,6 +196,13 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 		return fmt.Errorf("delete Cluster %s on the control plane: it is not through with it yet", cluster.Name)
 	}
 	return nil
+}
+
+// isUsedByOther returns whether the Secret is that of another run, which completes the registration with the Cluster.
+func (g *registration) isUsedByOther(ctx context.Context) (bool, error) {
+	secret := &corev1.Secret{}
+	found, err := g.member.find(ctx, client.ObjectKey{Namespace: g.request.Namespace, Name: KubeconfigSecret}, secret)
+	return found && secret.Labels[RegistrationLabel] == g.request.ClusterName && !g.log.HasWritten(secret), err
 }
 
 // ignoreNoAccess returns nil for the errors of an agent without a Cluster: its access is deleted with the Cluster.

@@ -138,7 +138,9 @@ func TestAFailureLeavesTheNamespaceThatAnotherRunHasReserved(t *testing.T) {
 	}}
 	r.Member = f.On(r.Member)
 	wantText(t, register.Register(t.Context(), r), "it has just been made by somebody else")
-	for _, obj := range []client.Object{theirs, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "reserved"}}} {
+	for _, obj := range []client.Object{
+		theirs, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "reserved"}}, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "reserved"}},
+	} {
 		if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetDeletionTimestamp() != nil {
 			t.Errorf("%T: got error %v and deletion at %v, want that it stays", obj, err, obj.GetDeletionTimestamp())
 		}
