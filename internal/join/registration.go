@@ -168,15 +168,38 @@ func (r *registration) checkOwn(live *unstructured.Unstructured) error {
 // applyCluster applies the SveltosCluster, which has been read as live. If this run creates it, the rollback waits
 // until the hub has released it, and then deletes the objects that were created for it.
 func (r *registration) applyCluster(ctx context.Context, live, desired *libv1beta1.SveltosCluster) error {
-	if live.UID == "" {
-		r.log.Add(r.deleteOrphans)
+	if live.UID != "" {
+		return r.apply(ctx, desired, nil)
 	}
-	return r.apply(ctx, desired, nil)
+	// With a claim, the hub has objects of an earlier SveltosCluster, for example while it is restored from a backup.
+	claimed, err := r.claimedDelivery(ctx)
+	if err != nil {
+		return err
+	}
+	created := &libv1beta1.SveltosCluster{}
+	r.log.Add(func(ctx context.Context) error { return r.deleteOrphans(ctx, created, claimed != "") })
+	if err := r.apply(ctx, desired, nil); err != nil {
+		// The response may have been lost. The rollback calls this before it deletes the SveltosCluster.
+		r.log.Add(func(ctx context.Context) error {
+			live, found, err := findCluster(ctx, r.hub, r.request)
+			if found && r.log.HasWritten(live) {
+				live.DeepCopyInto(created)
+			}
+			return err
+		})
+		return err
+	}
+	desired.DeepCopyInto(created)
+	return nil
 }
 
 // deleteOrphans deletes the objects of a SveltosCluster that this run created and deleted, unless it has been
-// registered again.
-func (r *registration) deleteOrphans(ctx context.Context) error {
+// registered again. It does nothing if this run did not create one, and only waits for the hub if the objects existed
+// before. The log rolls back the objects of a push-mode cluster.
+func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.SveltosCluster, existedBefore bool) error {
+	if created.UID == "" {
+		return nil
+	}
 	isForeign := false
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, deletionTimeout, true, func(ctx context.Context) (bool, error) {
 		live, found, err := findCluster(ctx, r.hub, r.request)
@@ -186,11 +209,16 @@ func (r *registration) deleteOrphans(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("roll back SveltosCluster %s: the hub has not released it: %w", r.request.key(), err)
 	}
-	if isForeign {
+	if isForeign || existedBefore || !created.Spec.PullMode {
 		return nil
 	}
-	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(r.request.Namespace, r.request.Name)}
-	return newRetraction(r.hub, r.resources, cluster).deleteOwn(ctx)
+	orphans := newRetraction(r.hub, r.resources, created)
+	// Another run creates its SveltosCluster before the other objects.
+	orphans.isReplaced = func(ctx context.Context) (bool, error) {
+		_, found, err := findCluster(ctx, r.hub, r.request)
+		return found, err
+	}
+	return orphans.deleteOwn(ctx)
 }
 
 // ensureNamespace creates a namespace if it does not exist. The rollback deletes it unless it holds foreign objects.

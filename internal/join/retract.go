@@ -48,7 +48,10 @@ type retraction struct {
 	resources foreign.Resources
 	cluster   *libv1beta1.SveltosCluster
 	request   Request
-	done      Retracted
+	// isReplaced returns whether another SveltosCluster has the name of this one, so that the objects are not deleted. It
+	// is nil while this one exists.
+	isReplaced func(context.Context) (bool, error)
+	done       Retracted
 }
 
 func newRetraction(hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) *retraction {
@@ -192,8 +195,19 @@ func (r *retraction) deleteDeliveries(ctx context.Context, delivery string) erro
 	return nil
 }
 
+// keepsAll returns whether the objects belong to another SveltosCluster now.
+func (r *retraction) keepsAll(ctx context.Context) (bool, error) {
+	if r.isReplaced == nil {
+		return false, nil
+	}
+	return r.isReplaced(ctx)
+}
+
 // deleteObject deletes an object that has been read, and records that.
 func (r *retraction) deleteObject(ctx context.Context, obj client.Object) error {
+	if isKept, err := r.keepsAll(ctx); isKept || err != nil {
+		return err
+	}
 	var err error
 	if lease, ok := obj.(*coordinationv1.Lease); ok {
 		err = deleteLease(ctx, r.hub, lease)
@@ -222,6 +236,9 @@ func (r *retraction) releaseNamespace(ctx context.Context, namespace *corev1.Nam
 		if found == "" {
 			return r.deleteObject(ctx, namespace)
 		}
+	}
+	if isKept, err := r.keepsAll(ctx); isKept || err != nil {
+		return err
 	}
 	return releaseClaim(ctx, r.hub, namespace.Name, holderOf(r.request, namespace.Name))
 }
