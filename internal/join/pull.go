@@ -43,8 +43,9 @@ func (r PullRequest) Validate() error {
 
 // RegisterPull creates the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that
 // starts the agent. Registering again repairs the objects, adds the labels and issues a new token. If it fails, or ctx
-// ends, it restores the SveltosCluster or, if this call created it, deletes it with all its objects. Only the manifest
-// has the token. It returns ErrPatch if the manifest cannot be patched.
+// ends, it restores the SveltosCluster and deletes a new registration Secret, without which the token is invalid, but
+// repairs stay; if this call created the SveltosCluster, it deletes it with all its objects. Only the manifest has the
+// token. It returns ErrPatch if the manifest cannot be patched.
 func RegisterPull(ctx context.Context, hub *rest.Config, request PullRequest, out io.Writer) error {
 	if err := request.Validate(); err != nil {
 		return err
@@ -87,6 +88,7 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 			return err
 		}
 	}
+	r.mayRepair = live.UID != ""
 	delivery, err := Establish(ctx, r.hub, cluster)
 	if err != nil {
 		return err
@@ -165,8 +167,8 @@ func (r *registration) issueToken(ctx context.Context, cluster *libv1beta1.Svelt
 	if err != nil {
 		return "", err
 	}
-	repairing := registrationOf(r.hub, cluster)
-	secret, err := repairing.renewRegistrationSecret(ctx, ownerOf(cluster), delivery)
+	// The rollback deletes a new Secret, and the token is invalid without it.
+	secret, err := r.renewRegistrationSecret(ctx, ownerOf(cluster), delivery)
 	if err != nil {
 		return "", err
 	}

@@ -52,6 +52,8 @@ type registration struct {
 	log *rollback.Log
 	// isRevoked is true when tokens have been revoked, which cannot be rolled back.
 	isRevoked bool
+	// mayRepair is true when objects of an existing cluster may have been repaired, which is not rolled back.
+	mayRepair bool
 }
 
 func newRegistration(hub *rest.Config, r Request) (*registration, error) {
@@ -89,17 +91,22 @@ func (r *registration) run(ctx context.Context, register func() error) error {
 	if failure := r.log.RollBack(ctx); failure != nil || ctx.Err() == nil || r.isRevoked {
 		return errors.Join(fmt.Errorf("register cluster %s: %w", r.request.key(), err), failure)
 	}
-	return &interruption{step: Step(fmt.Errorf("registering cluster %s: %w", r.request.key(), err)), cause: ctx.Err()}
+	step := Step(fmt.Errorf("registering cluster %s: %w", r.request.key(), err))
+	return &interruption{step: step, isRepaired: r.mayRepair, cause: ctx.Err()}
 }
 
 // interruption is the error of a registration that was interrupted and rolled back.
 type interruption struct {
-	step  string
-	cause error
+	step       string
+	isRepaired bool
+	cause      error
 }
 
 // Error returns the interrupted step, without the error of the aborted request.
 func (i *interruption) Error() string {
+	if i.isRepaired {
+		return "interrupted while " + i.step + "; the changes were taken back, but repairs of the agent's identity on the hub stay"
+	}
 	return "interrupted while " + i.step + "; everything was taken back"
 }
 

@@ -1,7 +1,9 @@
 package join_test
 
 import (
+	"context"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -268,5 +270,31 @@ func TestRefusedRegistrationKeepsAnEarlierKubeconfig(t *testing.T) {
 		if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(secret), secret); err != nil || string(secret.Data["kubeconfig"]) != "earlier" {
 			t.Errorf("earlier kubeconfig: got %q and error %v", secret.Data["kubeconfig"], err)
 		}
+	}
+}
+
+func TestFailedReRegistrationDeletesItsRegistrationSecret(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	r := pullRequest(plane.Namespace(t, "secret"), "c")
+	registered(t, plane, r)
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: join.RegistrationSecret("c")}}
+	// The hub deletes it when the agent has exchanged the token.
+	if err := hubClient.Delete(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	before := inNamespace(t, hubClient, r.Namespace)
+	wantText(t, join.RegisterPull(t.Context(), plane.Config, r, failing{errors.New("broken pipe")}), "broken pipe")
+	if diff := cmp.Diff(before, inNamespace(t, hubClient, r.Namespace)); diff != "" {
+		t.Errorf("failed: objects (-before +after):\n%s", diff)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	config := rest.CopyConfig(plane.Config)
+	config.Wrap(cancelOn(cancel, "/token"))
+	err := join.RegisterPull(ctx, config, r, io.Discard)
+	wantText(t, err, "; the changes were taken back, but repairs of the agent's identity on the hub stay")
+	if diff := cmp.Diff(before, inNamespace(t, hubClient, r.Namespace)); diff != "" {
+		t.Errorf("interrupted: objects (-before +after):\n%s", diff)
 	}
 }
