@@ -12,10 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
 )
@@ -82,10 +84,11 @@ func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyReques
 
 // application applies the agent's manifest to a member.
 type application struct {
-	hub     client.Client
-	member  client.Client
-	request ApplyRequest
-	log     *rollback.Log
+	hub       client.Client
+	member    client.Client
+	resources foreign.Resources
+	request   ApplyRequest
+	log       *rollback.Log
 	// formerSecret is the name of the Secret of an agent that is replaced, "" if there is none.
 	formerSecret string
 	// heartbeat is the last heartbeat of an agent before the manifest was applied.
@@ -97,11 +100,12 @@ type application struct {
 func newApplication(hub client.Client, request ApplyRequest) (*application, error) {
 	config := rest.CopyConfig(request.Member)
 	config.Timeout = accessTimeout
-	member, _, err := newClient(config)
+	member, resources, err := newClient(config)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
-	return &application{hub: hub, member: member, request: request, log: rollback.New(member, string(uuid.NewUUID()))}, nil
+	log := rollback.New(member, string(uuid.NewUUID()))
+	return &application{hub: hub, member: member, resources: resources, request: request, log: log}, nil
 }
 
 // applyManifest applies the manifest and writes the output of kubectl.
@@ -112,7 +116,7 @@ func (a *application) applyManifest(ctx context.Context, manifest []byte, out io
 	}
 	var lines bytes.Buffer
 	for _, obj := range objects {
-		_, result, err := a.log.Apply(ctx, obj, nil)
+		result, err := a.applyObject(ctx, obj)
 		if err != nil {
 			return fmt.Errorf("apply to the cluster: %w", err)
 		}
@@ -131,6 +135,34 @@ func (a *application) applyManifest(ctx context.Context, manifest []byte, out io
 		return fmt.Errorf("print what was applied: %w", err)
 	}
 	return nil
+}
+
+// applyObject applies one object of the manifest. The rollback keeps a namespace that it created if another party has
+// objects in it, for example the hub of a registration in push mode.
+func (a *application) applyObject(ctx context.Context, obj *unstructured.Unstructured) (rollback.Result, error) {
+	if obj.GroupVersionKind() == corev1.SchemeGroupVersion.WithKind("Namespace") {
+		namespace := &corev1.Namespace{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, namespace); err != nil {
+			return "", fmt.Errorf("read Namespace %s of the manifest: %w", obj.GetName(), err)
+		}
+		created, err := createNamespace(ctx, a.member, a.log, namespace, func(ctx context.Context) (string, error) {
+			return foreign.Find(ctx, a.member, a.resources, namespace.Name, isDependentOfAgent)
+		})
+		if err != nil {
+			return "", err
+		}
+		if created {
+			return rollback.Created, nil
+		}
+	}
+	_, result, err := a.log.Apply(ctx, obj, nil)
+	return result, err
+}
+
+// isDependentOfAgent returns whether controllers created the object for the Deployment or the Service of an agent, so
+// that the garbage collector deletes it with them.
+func isDependentOfAgent(item *metav1.PartialObjectMetadata) bool {
+	return item.Labels[agentNameLabel] == agentName && metav1.GetControllerOf(item) != nil
 }
 
 // kubectlName names an object as kubectl does: kind.group/name, in lower case.

@@ -164,6 +164,8 @@ func TestRegisterAndApply(t *testing.T) {
 		return next.RoundTrip(request)
 	}), ctx, "interrupted while registering cluster "+r.Namespace+"/c: write the manifest: apply to the cluster: write Secret projectsveltos/c-sveltos-kubeconfig; everything was taken back")
 	gone()
+	keepsANamespaceInUse(t, plane, memberClient, r)
+	gone()
 
 	succeeds(t, plane, r, allCreated)
 	hubBefore = inNamespace(t, hubClient, r.Namespace)
@@ -175,6 +177,27 @@ func TestRegisterAndApply(t *testing.T) {
 	refusesAnotherMember(t, plane, hubClient, r)
 	replacesAnAgentThatNobodyKnows(t, plane, hubClient, r)
 	waitsForAFormerAgent(t, plane, memberClient, r)
+}
+
+// keepsANamespaceInUse lets another hub register the member in push mode before the registration fails.
+func keepsANamespaceInUse(t *testing.T, plane *localkube.Plane, memberClient client.Client, r join.ApplyRequest) {
+	t.Helper()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: "projectsveltos"}}
+	r.Member = meddling(r.Member, "/secrets", func(*http.Request, http.RoundTripper) (*http.Response, error) {
+		return nil, errors.Join(errors.New("the line is cut"), memberClient.Create(t.Context(), account))
+	})
+	_, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
+	wantText(t, err, "the line is cut")
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}
+	if err := memberClient.Get(t.Context(), client.ObjectKeyFromObject(namespace), namespace); err != nil || namespace.DeletionTimestamp != nil {
+		t.Errorf("the namespace of the other hub: error %v, deleted at %v", err, namespace.DeletionTimestamp)
+	}
+	if len(onMember(t, memberClient)) > 1 {
+		t.Errorf("left beside the namespace: %v", onMember(t, memberClient))
+	}
+	if err := memberClient.Delete(t.Context(), namespace); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
 }
 
 // refusesAnotherMember lets an agent be at work on another member.

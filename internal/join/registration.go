@@ -230,10 +230,21 @@ func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.Sv
 
 // ensureNamespace creates a namespace if it does not exist. The rollback deletes it unless it holds foreign objects.
 func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, resources foreign.Resources, namespace *corev1.Namespace) error {
+	_, err := createNamespace(ctx, c, log, namespace, func(ctx context.Context) (string, error) {
+		return foreign.Find(ctx, c, resources, namespace.Name, func(*metav1.PartialObjectMetadata) bool { return false })
+	})
+	return err
+}
+
+// createNamespace creates a namespace if it does not exist. The rollback deletes it unless findForeign describes an
+// object in it.
+func createNamespace(
+	ctx context.Context, c client.Client, log *rollback.Log, namespace *corev1.Namespace, findForeign func(context.Context) (string, error),
+) (created bool, err error) {
 	key := client.ObjectKeyFromObject(namespace)
 	found, err := read(ctx, c, &corev1.Namespace{}, key)
 	if found || err != nil {
-		return err
+		return false, err
 	}
 	log.Add(func(ctx context.Context) error {
 		live := &corev1.Namespace{}
@@ -241,8 +252,7 @@ func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, re
 		if err != nil || !found || !log.HasWritten(live) {
 			return err
 		}
-		foreignObject, err := foreign.Find(ctx, c, resources, key.Name, func(*metav1.PartialObjectMetadata) bool { return false })
-		if foreignObject != "" || err != nil {
+		if foreignObject, err := findForeign(ctx); foreignObject != "" || err != nil {
 			return err
 		}
 		return client.IgnoreNotFound(c.Delete(ctx, live, client.Preconditions{UID: &live.UID}))
@@ -250,8 +260,9 @@ func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, re
 	if log.Attempt() != "" {
 		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, rollback.AttemptAnnotation, log.Attempt())
 	}
-	if err := c.Create(ctx, namespace, client.FieldOwner(kube.FieldManager)); client.IgnoreAlreadyExists(err) != nil {
-		return fmt.Errorf("create namespace %s: %w", key.Name, err)
+	err = c.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
+	if client.IgnoreAlreadyExists(err) != nil {
+		return false, fmt.Errorf("create namespace %s: %w", key.Name, err)
 	}
-	return nil
+	return err == nil, nil
 }
