@@ -29,8 +29,8 @@ func DigestFromBytes(raw []byte) Digest {
 	return d
 }
 
-// Digest returns the digest of b's content, owner and options. ReleaseData.Defaults are no part of it, so that agents of
-// versions without them calculate the same. It fails only if an object cannot be encoded.
+// Digest returns the digest of b's content, owner and options. ReleaseData.Defaults are no part of it, so that agents
+// of versions without them calculate the same. It fails only if an object cannot be encoded.
 func (b Bundle) Digest() (Digest, error) {
 	b.Items = slices.Clone(b.Items)
 	for i, item := range b.Items {

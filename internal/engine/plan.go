@@ -161,8 +161,8 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 	}, nil
 }
 
-// isCreateOnly returns whether object n of an item may be created, but not changed: Helm leaves CRDs of a crds directory
-// alone once they exist.
+// isCreateOnly returns whether object n of an item may be created, but not changed: Helm leaves CRDs of a crds
+// directory alone once they exist.
 func isCreateOnly(item bundle.Item, n int) bool {
 	return item.Release != nil && !item.Release.Options.UpgradeCRDs && release.IsFromCRDFile(item, n)
 }

@@ -77,8 +77,8 @@ func (c *cluster) failPod(name string) {
 	}
 }
 
-// TestFailedPodReportsItsLog checks the message about a hook that is a Pod, and that it has no log if the log may contain
-// secrets.
+// TestFailedPodReportsItsLog checks the message about a hook that is a Pod, and that it has no log if the log may
+// contain secrets.
 func TestFailedPodReportsItsLog(t *testing.T) {
 	t.Parallel()
 	for name, sensitive := range map[string]bool{"public": false, "sensitive": true} {
@@ -106,7 +106,8 @@ func TestFailedPodReportsItsLog(t *testing.T) {
 	}
 }
 
-// TestHangingJobReportsTheLogOfItsNewestPod checks that the last ten lines, of at most 2 KiB, of the newest Pod are read.
+// TestHangingJobReportsTheLogOfItsNewestPod checks that the last ten lines, of at most 2 KiB, of the newest Pod are
+// read.
 func TestHangingJobReportsTheLogOfItsNewestPod(t *testing.T) {
 	t.Parallel()
 	c, logs := newCluster(t), &podLogs{}

@@ -91,8 +91,8 @@ func (p *applyRun) compareRendering(op *releaseOp, item bundle.Item, entries []r
 	return next.Revision, next.IsUpgrade
 }
 
-// waitForRendering sets a wait and returns true if the hub must render the release again. After the comparison has shown
-// that, only another bundle ends the wait: the hub may rely on it that the revision does not begin.
+// waitForRendering sets a wait and returns true if the hub must render the release again. After the comparison has
+// shown that, only another bundle ends the wait: the hub may rely on it that the revision does not begin.
 func (d *releaseDeployment) waitForRendering(entries []release.Entry) bool {
 	s := d.op.state
 	if s.IsUnconfirmed {

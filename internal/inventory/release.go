@@ -78,8 +78,8 @@ type ReleaseState struct {
 	Inputs           string `json:"inputs,omitempty"`
 	RenderedRevision int    `json:"renderedRevision,omitempty"`
 	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
-	// IsUnconfirmed is bundle.Release.IsUnconfirmed, and false after the comparison. If NextRevision is not 0, it has shown
-	// a difference: the hub must render the release for NextRevision and NextIsUpgrade.
+	// IsUnconfirmed is bundle.Release.IsUnconfirmed, and false after the comparison. If NextRevision is not 0, it has
+	// shown a difference: the hub must render the release for NextRevision and NextIsUpgrade.
 	IsUnconfirmed bool `json:"isUnconfirmed,omitempty"`
 	NextRevision  int  `json:"nextRevision,omitempty"`
 	NextIsUpgrade bool `json:"nextIsUpgrade,omitempty"`
@@ -102,7 +102,8 @@ type HookRun struct {
 	DeleteOnSuccess bool `json:"deleteOnSuccess,omitempty"`
 }
 
-// HasBegun returns whether the revision of the release has begun. It is waiting otherwise, and nothing of it was applied.
+// HasBegun returns whether the revision of the release has begun. It is waiting otherwise, and nothing of it was
+// applied.
 func (s *ReleaseState) HasBegun() bool { return s.Stage != StageBegin || s.Failures > 0 }
 
 // Key returns the namespace and the name of the release.

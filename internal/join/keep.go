@@ -92,8 +92,8 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	return max(again, exchangePoll), err
 }
 
-// evaluateAgent evaluates the cluster's agent by its Lease. An agent that is alive has perhaps not reported yet, but needs no
-// other manifest.
+// evaluateAgent evaluates the cluster's agent by its Lease. An agent that is alive has perhaps not reported yet, but
+// needs no other manifest.
 func (m Manifests) evaluateAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (heartbeats.Liveness, error) {
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}

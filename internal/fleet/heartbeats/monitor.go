@@ -33,8 +33,8 @@ const (
 	Alive State = "Alive"
 	// Silent means that no heartbeat was seen within the limit, although the API server was available all that time.
 	Silent State = "Silent"
-	// Unknown means that no heartbeat was seen within the limit, and that the API server was not available, or not observed,
-	// for as long as the limit.
+	// Unknown means that no heartbeat was seen within the limit, and that the API server was not available, or not
+	// observed, for as long as the limit.
 	Unknown State = "Unknown"
 )
 
@@ -50,8 +50,8 @@ type Liveness struct {
 }
 
 // Monitor evaluates agents by the changes of their Leases and reports, measured by the hub's own clock. The times in
-// Leases and reports come from the clocks of members, which can be wrong, so they are only compared with each other. The
-// limit starts again with a new Monitor, as after a restart of the hub, and after an outage of the API server.
+// Leases and reports come from the clocks of members, which can be wrong, so they are only compared with each other.
+// The limit starts again with a new Monitor, as after a restart of the hub, and after an outage of the API server.
 type Monitor struct {
 	// Hub reads Leases from a cache, and Live from the API server.
 	Hub, Live client.Reader
@@ -59,7 +59,8 @@ type Monitor struct {
 	// AvailableSince returns the end of the last outage of the API server, or the present time during an outage. If it is
 	// nil, there are no outages.
 	AvailableSince func() time.Time
-	// Limits has the maximum time between two heartbeats, for each type of cluster. Default: SveltosLimit and KarmadaLimit.
+	// Limits has the maximum time between two heartbeats, for each type of cluster. Default: SveltosLimit and
+	// KarmadaLimit.
 	Limits map[fleet.Type]time.Duration
 
 	// mu guards agents.
@@ -79,9 +80,9 @@ type agent struct {
 	hasChanged bool
 }
 
-// Evaluate returns the liveness of the agent of member by its Lease in the cache. Before it returns Silent, it reads the Lease
-// from the API server. report is a value in the status of the cluster object that changes with each report of the
-// agent, "" if it has none.
+// Evaluate returns the liveness of the agent of member by its Lease in the cache. Before it returns Silent, it reads
+// the Lease from the API server. report is a value in the status of the cluster object that changes with each report of
+// the agent, "" if it has none.
 func (m *Monitor) Evaluate(ctx context.Context, member fleet.Member, report string) (Liveness, error) {
 	liveness, err := m.read(ctx, m.Hub, member, report)
 	if err != nil || liveness.State != Silent {
@@ -121,8 +122,8 @@ func (m *Monitor) EvaluateLease(member fleet.Member, lease *coordinationv1.Lease
 	return liveness
 }
 
-// recordAgent records the changes of the Lease and the report. A missing renew time or report is no change: only an agent
-// writes them.
+// recordAgent records the changes of the Lease and the report. A missing renew time or report is no change: only an
+// agent writes them.
 func (m *Monitor) recordAgent(member fleet.Member, lease *coordinationv1.Lease, report string, now time.Time) agent {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -55,8 +55,8 @@ func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string
 	return now
 }
 
-// afterPullCheck returns the status of a pull member by the liveness of its agent, and the time after which the agent must
-// be evaluated again; zero means that only a heartbeat or a report can change the status.
+// afterPullCheck returns the status of a pull member by the liveness of its agent, and the time after which the agent
+// must be evaluated again; zero means that only a heartbeat or a report can change the status.
 func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, liveness heartbeats.Liveness) (libv1beta1.SveltosClusterStatus, time.Duration) {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	switch {

@@ -170,8 +170,8 @@ func TestOutdatedReleaseIsRenderedAgain(t *testing.T) {
 	}
 }
 
-// TestEachReleaseIsComparedOnce adds a release to a profile while the member reports another one as outdated. The member
-// compares each release until the hub has rendered it as reported.
+// TestEachReleaseIsComparedOnce adds a release to a profile while the member reports another one as outdated. The
+// member compares each release until the hub has rendered it as reported.
 func TestEachReleaseIsComparedOnce(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []fleet.Mode{fleet.Pull, fleet.Push} {

@@ -159,8 +159,8 @@ func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) e
 	return err
 }
 
-// deleteCluster deletes the Cluster if it was made for this registration and no other run uses it, and waits until it is
-// deleted.
+// deleteCluster deletes the Cluster if it was made for this registration and no other run uses it, and waits until it
+// is deleted.
 func (g *registration) deleteCluster(ctx context.Context) error {
 	if g.hub == nil {
 		return nil

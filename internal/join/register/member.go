@@ -83,8 +83,8 @@ func (m member) find(ctx context.Context, key client.ObjectKey, obj client.Objec
 }
 
 // findUninstalled returns the kind and the key of an object of an agent that is being uninstalled from the namespace,
-// or "". An agent that uninstalls itself gives its objects an owner, which it deletes. Until then the uninstallation may
-// be rolled back.
+// or "". An agent that uninstalls itself gives its objects an owner, which it deletes. Until then the uninstallation
+// may be rolled back.
 func (m member) findUninstalled(ctx context.Context, namespace string) (string, error) {
 	for _, object := range []struct {
 		kind string
