@@ -12,6 +12,7 @@ const (
 	ReasonClusterNotReachable       = "ClusterNotReachable"       // False: no answer
 	ReasonClusterNotReady           = "ClusterNotReady"           // False: it answers that it is not healthy
 	ReasonStatusCollectionFailed    = "StatusCollectionFailed"    // False: the status of the cluster cannot be read
+	ReasonRegistrationNotFinished   = "RegistrationNotFinished"   // False: the registration has not written the credentials
 	ReasonClusterStatusNeverUpdated = "ClusterStatusNeverUpdated" // Unknown: there is no report yet
 	ReasonClusterStatusUnknown      = "ClusterStatusUnknown"      // Unknown: reports no longer arrive
 )

@@ -381,6 +381,28 @@ func TestPushMemberThatCannotBeDialled(t *testing.T) {
 	w.want(`False/StatusCollectionFailed: cluster cannot be dialled: secrets "creds" not found`, notReady)
 }
 
+func TestPushMemberWhoseRegistrationIsNotFinished(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "unfinished", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	annotate := func(value string) {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"towline.dev/registration-unfinished":`+value+`}}}`))
+		w.must(w.Patch(t.Context(), w.cluster, patch))
+	}
+	annotate(`"true"`)
+	w.controller.Dial = dialling(nil, fmt.Errorf("read secret: %w", apierrors.NewNotFound(corev1.Resource("secrets"), "creds")))
+	w.want("False/RegistrationNotFinished: its registration is not finished", notReady)
+	w.wantSaid()
+	if failures, known := w.controller.Failures("unfinished"); known {
+		t.Errorf("%d failures are counted", failures)
+	}
+	annotate("null")
+	w.want("False/StatusCollectionFailed: ", notReady)
+	w.wantFailures(1)
+	annotate(`"true"`)
+	w.controller.Dial = dialling(localkube.Shared(t).Config, nil)
+	w.want("True/ClusterReady: ")
+}
+
 func TestMemberThatIsRefusedIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "taken", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})

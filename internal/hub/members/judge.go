@@ -36,6 +36,13 @@ func unasked(old clusterv1alpha1.ClusterStatus, err error, now time.Time) cluste
 	}, now)
 }
 
+// unregistered returns the status of a Cluster whose registration has not written its Secret yet.
+func unregistered(old clusterv1alpha1.ClusterStatus, now time.Time) clusterv1alpha1.ClusterStatus {
+	return stated(old, metav1.Condition{
+		Status: metav1.ConditionFalse, Reason: clusterv1alpha1.ReasonRegistrationNotFinished, Message: "its registration is not finished",
+	}, now)
+}
+
 // stated returns old with another condition Ready.
 func stated(old clusterv1alpha1.ClusterStatus, ready metav1.Condition, now time.Time) clusterv1alpha1.ClusterStatus {
 	status := *old.DeepCopy()

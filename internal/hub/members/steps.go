@@ -17,6 +17,7 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
+	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/survey"
@@ -49,6 +50,10 @@ func (c *Controller) observe(ctx context.Context, s *state) error {
 	if err != nil {
 		if ctx.Err() != nil || passes(err) {
 			return err
+		}
+		if apierrors.IsNotFound(err) && karmada.IsRegistering(s.cluster) {
+			s.status = unregistered(s.cluster.Status, c.Clock.Now())
+			return nil
 		}
 		c.count(s.cluster.Name, func(before int) int { return before + 1 })
 		s.status = unasked(s.cluster.Status, err, c.Clock.Now())
@@ -186,7 +191,7 @@ func (c *Controller) tell(s *state, before clusterv1alpha1.ClusterStatus) {
 	if !known {
 		was = wordOf(readyOf(before))
 	}
-	if ready == nil || was == wordOf(ready) || s.member.Deleting {
+	if ready == nil || was == wordOf(ready) || s.member.Deleting || ready.Reason == clusterv1alpha1.ReasonRegistrationNotFinished {
 		return
 	}
 	if ready.Status == metav1.ConditionTrue {

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -156,5 +160,38 @@ func TestOperationsOnAbandonedClusterAreCanceled(t *testing.T) {
 				t.Error("the Cluster is not deleted")
 			}
 		})
+	}
+}
+
+func TestRemovalOfAnUnfinishedRegistrationReportsNoAccount(t *testing.T) {
+	t.Parallel()
+	for annotation, want := range map[string]bool{"towline.dev/registration-unfinished": false, "example.com/finished": true} {
+		s := newManualController(t, sharedEnv(t))
+		s.controller.Config = func(context.Context, fleet.Member) (*rest.Config, error) {
+			return nil, apierrors.NewNotFound(corev1.Resource("secrets"), "credentials")
+		}
+		name := "without-secret-" + strconv.FormatBool(want)
+		c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{
+			ID: name, SyncMode: clusterv1alpha1.Push, SecretRef: &clusterv1alpha1.LocalSecretReference{Namespace: "default", Name: name},
+		}}
+		c.Annotations = map[string]string{libv1beta1.ShardAnnotation: "stepped", annotation: "true"}
+		if err := s.hubClient.Create(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		s.step(t, name)
+		if err := s.hubClient.Delete(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the Cluster "+name+" is deleted", func() bool {
+			s.step(t, name)
+			return s.cluster(t, name) == nil
+		})
+		isReported := false
+		for recorded := s.controller.Events.(*events.FakeRecorder).Events; len(recorded) > 0; {
+			isReported = strings.Contains(<-recorded, "LeftBehind") || isReported
+		}
+		if isReported != want {
+			t.Errorf("%s: the account is reported: %t, want %t", annotation, isReported, want)
+		}
 	}
 }

@@ -104,6 +104,10 @@ func (c *Controller) removeHubAccount(ctx context.Context, s *state) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	if apierrors.IsNotFound(err) && karmada.IsRegistering(s.cluster) {
+		// The registration has not written the Secret. If it fails, it removes the account itself.
+		return c.setAgentOrder(ctx, s, accountRemoved)
+	}
 	// If the member rejects the account, an earlier reconcile has deleted it with its last request.
 	if err != nil && !apierrors.IsUnauthorized(err) && !apierrors.IsForbidden(err) {
 		if alive, failure := c.checkAlive(ctx, s); failure != nil || alive && c.progress.recordPending(s.cluster.UID, "account", c.Clock.Now()) < stallTimeout {

@@ -15,9 +15,15 @@ import (
 // unfinishedAnnotation marks a Cluster whose registration is not finished.
 const unfinishedAnnotation = "towline.dev/registration-unfinished"
 
+// IsRegistering returns whether a run of Join created cluster, which may be deleted since, and has not finished. Its
+// Secrets may not exist yet.
+func IsRegistering(cluster *clusterv1alpha1.Cluster) bool {
+	return cluster.Spec.SyncMode == clusterv1alpha1.Push && cluster.Annotations[unfinishedAnnotation] != ""
+}
+
 // isUnfinished returns whether a run of Join created cluster and has not finished.
 func isUnfinished(cluster *clusterv1alpha1.Cluster) bool {
-	return cluster.Spec.SyncMode == clusterv1alpha1.Push && cluster.DeletionTimestamp.IsZero() && cluster.Annotations[unfinishedAnnotation] != ""
+	return IsRegistering(cluster) && cluster.DeletionTimestamp.IsZero()
 }
 
 // resume makes the Cluster of an earlier run, which was killed, the Cluster of this run. If the earlier run still
