@@ -96,6 +96,12 @@ func decide(t *target, existing *live, recorded inventory.Entry, requestedBy req
 	if existing == nil {
 		return v
 	}
+	return decideExisting(v, recorded, requestedBy)
+}
+
+// decideExisting is decide for a target that can be applied and exists.
+func decideExisting(v decision, recorded inventory.Entry, requestedBy requester) decision {
+	t, existing := v.target, v.existing
 	v.adopt = existing.IsAdopted()
 	switch {
 	case v.isLeftAlone():

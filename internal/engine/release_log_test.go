@@ -117,7 +117,8 @@ func TestHangingJobReportsTheLogOfItsNewestPod(t *testing.T) {
 		t.Fatalf("got %+v, %v", report, err)
 	}
 	c.create(pods, c.pod("other", "another-job"))
-	time.Sleep(1100 * time.Millisecond) // creation times have seconds
+	created := time.Now()
+	eventually(t, "the next second, since creation times have seconds", func() bool { return time.Since(created) > 1100*time.Millisecond })
 	c.create(pods, c.pod("newest", "hangs"))
 	report := settle(t, e, b)
 	if want := "it did not end within 5s; its last log lines: first line of newest | second line"; !strings.Contains(report.Message, want) {

@@ -149,8 +149,11 @@ func (r *kyvernoRelease) isComplete() {
 	r.eventually("the roles are aggregated", func() error {
 		for role, resource := range map[string]string{"kyverno-latest:admission-controller": "clusterpolicies/status", "admin": "clusterpolicies"} {
 			rules, err := r.try(r.plane, "kubectl", "get", "clusterrole", role, "-o", "jsonpath={.rules[*].resources}")
-			if err != nil || !strings.Contains(rules, resource) {
-				return fmt.Errorf("ClusterRole %s on %s has no rule for %s: %v", role, r.cluster, resource, err)
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(rules, resource) {
+				return fmt.Errorf("ClusterRole %s on %s has no rule for %s: %s", role, r.cluster, resource, rules)
 			}
 		}
 		return nil
