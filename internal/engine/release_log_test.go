@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/bundle"
@@ -70,9 +71,9 @@ func (c *cluster) pod(name, job string) *unstructured.Unstructured {
 // failPod sets the phase of a Pod as the kubelet does.
 func (c *cluster) failPod(name string) {
 	c.t.Helper()
-	pod := c.get(pods, c.ns, name)
-	pod.Object["status"] = map[string]any{"phase": "Failed", "message": "exit code 3"}
-	if _, err := c.objects.Resource(pods).Namespace(c.ns).UpdateStatus(c.t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+	status := []byte(`{"status":{"phase":"Failed","message":"exit code 3"}}`)
+	_, err := c.objects.Resource(pods).Namespace(c.ns).Patch(c.t.Context(), name, types.MergePatchType, status, metav1.PatchOptions{}, "status")
+	if err != nil {
 		c.t.Fatal(err)
 	}
 }

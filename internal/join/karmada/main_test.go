@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io/fs"
 	"net/http"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -96,7 +97,24 @@ func alone(t *testing.T) *world {
 	w := planes(t)
 	turn.Lock()
 	t.Cleanup(turn.Unlock)
+	for _, reader := range []client.Client{w.hubClient, w.memberClient} {
+		awaitDeletedNamespaces(t, reader)
+	}
 	return w
+}
+
+// awaitDeletedNamespaces waits until no namespace of a former test is being deleted.
+func awaitDeletedNamespaces(t *testing.T, reader client.Client) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		namespaces := &corev1.NamespaceList{}
+		err := reader.List(ctx, namespaces)
+		isDeleting := func(namespace corev1.Namespace) bool { return !namespace.DeletionTimestamp.IsZero() }
+		return !slices.ContainsFunc(namespaces.Items, isDeleting), err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (w *world) joinRequest(name string) karmada.JoinRequest {
