@@ -273,3 +273,54 @@ func TestUninstallationReversesTheOrder(t *testing.T) {
 		t.Errorf("requests: got %q, want %q", got, want)
 	}
 }
+
+// TestKeptHistoryIsContinued deploys a release again that was uninstalled with the option keepHistory, as with the
+// option replace of `helm install`.
+func TestKeptHistoryIsContinued(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	b := c.chart(bundle.ReleaseOptions{KeepHistory: true, MaxHistory: 10}, c.configMap("main", "1"),
+		asHook(c.configMap("on-install", "1"), "pre-install", 0, ""), asHook(c.configMap("on-upgrade", "1"), "pre-upgrade", 0, ""))
+	deploy(t, e, b)
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+	c.wantHistory("1 uninstalled")
+	c.delete(configMaps, "on-install")
+	deploy(t, e, b)
+	c.wantHistory("1 uninstalled", "2 deployed")
+	c.wantAll(configMaps, "main", "on-install")
+}
+
+// TestDeletionPropagationIsObeyed uninstalls a release whose object has a dependent that is not deleted yet.
+func TestDeletionPropagationIsObeyed(t *testing.T) {
+	t.Parallel()
+	for propagation, waits := range map[string]bool{"": false, "background": false, "foreground": true} {
+		t.Run("with "+propagation, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			e := c.engine(nil)
+			b := c.chart(bundle.ReleaseOptions{DeletionPropagation: propagation}, c.configMap("main", "1"))
+			deploy(t, e, b)
+			dependent := c.configMap("dependent", "1")
+			dependent.SetFinalizers([]string{"example.com/hold"})
+			dependent.SetOwnerReferences([]metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "ConfigMap", Name: "main", UID: c.get(configMaps, c.ns, "main").GetUID(), BlockOwnerDeletion: ptr.To(true),
+			}})
+			c.create(configMaps, dependent)
+			created := time.Now()
+			eventually(t, "the garbage collector knows the dependent", func() bool { return time.Since(created) > time.Second })
+			eventually(t, "the dependent is being deleted", func() bool {
+				if _, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID}); err != nil {
+					t.Fatal(err)
+				}
+				return c.get(configMaps, c.ns, "dependent").GetDeletionTimestamp() != nil
+			})
+			if main := c.get(configMaps, c.ns, "main"); (main != nil) != waits {
+				t.Errorf("the object exists before its dependent is deleted: %t, want %t", main != nil, waits)
+			}
+			c.patch(configMaps, "dependent", `{"metadata":{"finalizers":null}}`)
+			withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+			c.wantAll(configMaps)
+		})
+	}
+}

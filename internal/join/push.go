@@ -258,7 +258,7 @@ func (r *registration) removeIdentityFields(ctx context.Context, cluster, desire
 	}
 	r.log.Add(func(ctx context.Context) error {
 		live, found, err := findCluster(ctx, r.hub, r.request)
-		if err != nil || !found || !r.log.HasWritten(live) {
+		if err != nil || !found || !r.log.IsLastWriter(live) {
 			return err
 		}
 		return patch(ctx, cluster, before)

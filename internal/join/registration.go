@@ -189,7 +189,7 @@ func (r *registration) applyCluster(ctx context.Context, live, desired *libv1bet
 		// The response may have been lost. The rollback calls this before it deletes the SveltosCluster.
 		r.log.Add(func(ctx context.Context) error {
 			live, found, err := findCluster(ctx, r.hub, r.request)
-			if found && r.log.HasWritten(live) {
+			if found && r.log.IsLastWriter(live) {
 				live.DeepCopyInto(created)
 			}
 			return err
@@ -210,7 +210,7 @@ func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.Sv
 	isForeign := false
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, deletionTimeout, true, func(ctx context.Context) (bool, error) {
 		live, found, err := findCluster(ctx, r.hub, r.request)
-		isForeign = found && !r.log.HasWritten(live)
+		isForeign = found && !r.log.IsLastWriter(live)
 		return !found || isForeign, err
 	})
 	if err != nil {
@@ -249,7 +249,7 @@ func createNamespace(
 	log.Add(func(ctx context.Context) error {
 		live := &corev1.Namespace{}
 		found, err := read(ctx, c, live, key)
-		if err != nil || !found || !log.HasWritten(live) {
+		if err != nil || !found || !log.IsLastWriter(live) {
 			return err
 		}
 		if foreignObject, err := findForeign(ctx); foreignObject != "" || err != nil {

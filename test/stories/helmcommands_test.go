@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// commandsChart is a chart of which version 2 drops an object of version 1. Its hooks are Jobs that stay, so that each
-// run has a UID.
+// commandsChart is a chart of which version 2 drops an object and a field of version 1. Its hooks are Jobs that stay,
+// so that each run has a UID.
 func commandsChart(version int) examples.Chart {
 	c := examples.Chart{Name: "commands", Version: fmt.Sprintf("0.%d.0", version), AppVersion: fmt.Sprintf("%d.0.0", version), Files: map[string]string{
 		"templates/hooks.yaml": `
@@ -47,6 +47,11 @@ spec:
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: kept, namespace: {{ .Release.Namespace }}, annotations: {helm.sh/resource-policy: keep}}
+data:
+  version: {{ .Chart.Version }}
+{{- if eq .Chart.Version "0.1.0" }}
+  dropped: "true"
+{{- end }}
 `,
 	}}
 	if version == 1 {
@@ -170,6 +175,9 @@ func (s *commandsStory) isAdopted() {
 	s.wantRuns("the adoption", map[string]int{"pre-install": 1, "pre-upgrade": 1, "post-upgrade": 1})
 	if err := s.absent(s.plane, "configmap", "dropped", "web"); err != nil {
 		s.t.Errorf("an object that version 2 drops: %v", err)
+	}
+	if data := s.kubectl(s.plane, "get", "configmap", "kept", "-n", "web", "-o", "jsonpath={.data}"); data != `{"version":"0.2.0"}` {
+		s.t.Errorf("an object with a field that version 2 drops has %s", data)
 	}
 }
 

@@ -41,12 +41,13 @@ const (
 // Liveness is the result of an evaluation of one agent.
 type Liveness struct {
 	State State
-	// HasReported is true if the agent has ever sent a heartbeat or a report.
+	// HasReported is true if the agent has ever sent a heartbeat, which renews its Lease, or a report, which is written
+	// to the status of its cluster object.
 	HasReported bool
 	// Remaining is the time until the agent becomes Silent if no heartbeat is seen. It is zero if it is Silent.
 	Remaining time.Duration
-	// Since is the time when the last heartbeat was seen, or the time of the first evaluation if none was seen.
-	Since time.Time
+	// LastSeen is the time when the last heartbeat was seen, or the time of the first evaluation if none was seen.
+	LastSeen time.Time
 }
 
 // Monitor evaluates agents by the changes of their Leases and reports, measured by the hub's own clock. The times in
@@ -112,7 +113,7 @@ func (m *Monitor) EvaluateLease(member fleet.Member, lease *coordinationv1.Lease
 		}
 	}
 	limit := m.limit(member.Type)
-	liveness := Liveness{State: Unknown, HasReported: a.renewed+a.report != "", Remaining: limit - now.Sub(since), Since: a.seen}
+	liveness := Liveness{State: Unknown, HasReported: a.renewed+a.report != "", Remaining: limit - now.Sub(since), LastSeen: a.seen}
 	switch {
 	case a.hasChanged && now.Sub(a.seen) < limit:
 		liveness.State = Alive

@@ -48,7 +48,7 @@ func (r *Reachability) UnreachableReason(ctx context.Context, cluster *libv1beta
 	case !hasReported:
 		return "its agent has never reported", nil
 	case liveness.State == heartbeats.Silent:
-		return "its agent has not reported since " + liveness.Since.UTC().Format(time.RFC3339), nil
+		return "its agent has not reported since " + liveness.LastSeen.UTC().Format(time.RFC3339), nil
 	}
 	return "", nil
 }

@@ -26,14 +26,14 @@ type Resources interface {
 	ServerPreferredNamespacedResources() ([]*metav1.APIResourceList, error)
 }
 
-// Find describes one object in namespace that is neither the caller's own nor created in every namespace by Kubernetes
-// or OpenShift, for example "it holds Secret token". It returns "" if there is none, and a reason such as "whether it
-// holds a Secret is not known" if the cluster does not answer for all resources. c must read from the API server. isOwn
-// gets items with kind and apiVersion set. Objects whose owner is not foreign are not foreign either, and objects that
-// are being deleted do not count.
+// Find returns the reason why a namespace must be kept, or "" if it may be deleted. The subject of the reason is the
+// namespace: "it holds Secret token", or "whether it holds a Secret is not known" if the cluster does not answer for
+// all resources. An object is foreign if it is neither the caller's own, nor created in every namespace by Kubernetes
+// or OpenShift, nor owned by an object that is not foreign. Objects that are being deleted do not count. c must read
+// from the API server. isOwn gets items with kind and apiVersion set.
 func Find(
 	ctx context.Context, c client.Client, resources Resources, namespace string, isOwn func(item *metav1.PartialObjectMetadata) bool,
-) (found string, err error) {
+) (reason string, err error) {
 	lists, err := resources.ServerPreferredNamespacedResources()
 	if discovery.IsGroupDiscoveryFailedError(err) {
 		return "which objects it holds is not known: " + err.Error(), nil
@@ -51,30 +51,30 @@ func Find(
 			if isDerived(&list.APIResources[i]) {
 				continue
 			}
-			items, unknown, err := listObjects(ctx, c, namespace, version.WithKind(list.APIResources[i].Kind))
-			if unknown != "" || err != nil {
-				return unknown, err
+			items, reason, err := listObjects(ctx, c, namespace, version.WithKind(list.APIResources[i].Kind))
+			if reason != "" || err != nil {
+				return reason, err
 			}
 			all = append(all, items...)
 		}
 	}
-	if foreign := removeOwned(all, isOwn); len(foreign) > 0 {
+	if foreign := foreignObjects(all, isOwn); len(foreign) > 0 {
 		return "it holds " + foreign[0].Kind + " " + foreign[0].Name, nil
 	}
 	return "", nil
 }
 
-// isDerived returns true for resources that show other objects: those that cannot be created, events, and Endpoints,
-// each of which has an EndpointSlice.
+// isDerived returns true for resources that cannot be listed or created, and for those that Kubernetes writes itself:
+// events, and Endpoints, which EndpointSlices mirror.
 func isDerived(resource *metav1.APIResource) bool {
 	return !slices.Contains(resource.Verbs, "list") || !slices.Contains(resource.Verbs, "create") ||
 		resource.Name == "events" || resource.Name == "endpoints"
 }
 
-// listObjects returns the objects of one kind in namespace, or the reason why they are not known.
+// listObjects returns the objects of one kind in namespace, or the reason why they cannot be listed.
 func listObjects(
 	ctx context.Context, c client.Client, namespace string, kind schema.GroupVersionKind,
-) (items []metav1.PartialObjectMetadata, unknown string, err error) {
+) (items []metav1.PartialObjectMetadata, reason string, err error) {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 	err = c.List(ctx, list, client.InNamespace(namespace), client.Limit(maxPerKind))
@@ -94,26 +94,28 @@ func listObjects(
 	return list.Items, "", nil
 }
 
-// removeOwned returns the objects that are foreign.
-func removeOwned(all []metav1.PartialObjectMetadata, isOwn func(*metav1.PartialObjectMetadata) bool) []metav1.PartialObjectMetadata {
-	known := map[types.UID]bool{}
+// foreignObjects returns the objects that isOwn does not accept, that are not in every namespace, and whose owners are
+// all foreign.
+func foreignObjects(all []metav1.PartialObjectMetadata, isOwn func(*metav1.PartialObjectMetadata) bool) []metav1.PartialObjectMetadata {
+	notForeign := map[types.UID]bool{}
 	for i := range all {
 		if isInEveryNamespace(&all[i]) || isOwn(&all[i]) {
-			known[all[i].UID] = true
+			notForeign[all[i].UID] = true
 		}
 	}
-	for before := -1; before != len(known); {
-		before = len(known)
+	// Repeat until no object is added: the owner of an object may come after it.
+	for size := -1; size != len(notForeign); {
+		size = len(notForeign)
 		for i := range all {
-			isOwned := slices.ContainsFunc(all[i].OwnerReferences, func(owner metav1.OwnerReference) bool { return known[owner.UID] })
+			isOwned := slices.ContainsFunc(all[i].OwnerReferences, func(owner metav1.OwnerReference) bool { return notForeign[owner.UID] })
 			// Before Kubernetes 1.24 each ServiceAccount got a Secret with a token.
-			if isOwned || known[types.UID(all[i].Annotations[corev1.ServiceAccountUIDKey])] {
-				known[all[i].UID] = true
+			if isOwned || notForeign[types.UID(all[i].Annotations[corev1.ServiceAccountUIDKey])] {
+				notForeign[all[i].UID] = true
 			}
 		}
 	}
 	return slices.DeleteFunc(all, func(item metav1.PartialObjectMetadata) bool {
-		return known[item.UID] || item.DeletionTimestamp != nil
+		return notForeign[item.UID] || item.DeletionTimestamp != nil
 	})
 }
 
@@ -124,6 +126,6 @@ func isInEveryNamespace(item *metav1.PartialObjectMetadata) bool {
 		"ServiceAccount/builder", "ServiceAccount/deployer", "ConfigMap/openshift-service-ca.crt":
 		return true
 	}
-	// OpenShift's let the ServiceAccounts of a namespace use its images.
+	// OpenShift creates RoleBindings system:* in each namespace for its image registry.
 	return item.Kind == "RoleBinding" && strings.HasPrefix(item.Name, "system:")
 }

@@ -202,7 +202,7 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 func (g *registration) isUsedByOther(ctx context.Context) (bool, error) {
 	secret := &corev1.Secret{}
 	found, err := g.member.find(ctx, client.ObjectKey{Namespace: g.request.Namespace, Name: KubeconfigSecret}, secret)
-	return found && secret.Labels[RegistrationLabel] == g.request.ClusterName && !g.log.HasWritten(secret), err
+	return found && secret.Labels[RegistrationLabel] == g.request.ClusterName && !g.log.IsLastWriter(secret), err
 }
 
 // ignoreNoAccess returns nil for the errors of an agent without a Cluster: its access is deleted with the Cluster.

@@ -170,7 +170,7 @@ func (g *registration) applyObjects(ctx context.Context, m manifest) error {
 // apply writes an object of the agent. One that exists must have been there in the preflight check.
 func (g *registration) apply(ctx context.Context, obj client.Object) error {
 	_, _, err := g.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
-		if g.mode == newAgent && !g.log.HasWritten(live) {
+		if g.mode == newAgent && !g.log.IsLastWriter(live) {
 			return fmt.Errorf("write %s: it has just been made by somebody else", kube.RefOf(live))
 		}
 		return nil
@@ -223,11 +223,11 @@ func (g *registration) cleanUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if objects.secret != nil && !g.log.HasWritten(objects.secret) {
+	if objects.secret != nil && !g.log.IsLastWriter(objects.secret) {
 		return nil // this run has not reserved the namespace
 	}
 	isOwn := func(obj client.Object) bool {
-		return g.log.HasWritten(obj) || g.mode == resume && obj.GetLabels()[RegistrationLabel] == r.ClusterName
+		return g.log.IsLastWriter(obj) || g.mode == resume && obj.GetLabels()[RegistrationLabel] == r.ClusterName
 	}
 	if objects.account != nil && !isOwn(objects.account) {
 		objects.account = nil

@@ -11,6 +11,7 @@
 package rollback
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,8 @@ import (
 // AttemptAnnotation on an object is the uid of the run of a registration that wrote it last.
 const AttemptAnnotation = "towline.dev/registration-attempt"
 
-// rollBackTimeout limits RollBack, which sends about fifteen requests and may wait for the pods of an agent.
+// rollBackTimeout limits RollBack, which sends about fifteen requests. Functions that callers pass to Add may also wait
+// for the pods of an agent.
 const rollBackTimeout = 40 * time.Second
 
 // ErrBeingDeleted is returned for an object that exists and is being deleted.
@@ -59,8 +61,8 @@ func New(c client.Client, attempt string) *Log { return &Log{client: c, attempt:
 // Attempt returns the uid of the run.
 func (l *Log) Attempt() string { return l.attempt }
 
-// HasWritten returns whether this run is the last one that wrote the object.
-func (l *Log) HasWritten(live client.Object) bool {
+// IsLastWriter returns whether this run is the last one that wrote the object.
+func (l *Log) IsLastWriter(live client.Object) bool {
 	return l.attempt != "" && live.GetAnnotations()[AttemptAnnotation] == l.attempt
 }
 
@@ -85,8 +87,8 @@ func (l *Log) RollBack(ctx context.Context) error {
 }
 
 // Apply creates obj, or applies it to the existing object if check returns nil for that; a nil check accepts any
-// object. It returns the object as it is then. RollBack deletes an object that was created, and gives the fields of one
-// that was changed the values that they had.
+// object. It returns the object after the write. RollBack deletes a created object, and restores the changed fields of
+// an existing one.
 func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
 	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
 	if err != nil {
@@ -117,7 +119,7 @@ func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *uns
 }
 
 func (l *Log) create(ctx context.Context, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	created := l.annotated(desired, "")
+	created := l.withAttempt(desired, "")
 	l.Add(func(ctx context.Context) error { return l.deleteCreated(ctx, created) })
 	if err := l.client.Create(ctx, created, client.FieldOwner(kube.FieldManager)); err != nil {
 		return nil, fmt.Errorf("write %s: %w", kube.RefOf(desired), err)
@@ -129,7 +131,7 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 	if existing.GetDeletionTimestamp() != nil {
 		return nil, "", fmt.Errorf("write %s: %w", kube.RefOf(desired), ErrBeingDeleted)
 	}
-	applied := l.annotated(desired, existing.GetAnnotations()[AttemptAnnotation])
+	applied := l.withAttempt(desired, existing.GetAnnotations()[AttemptAnnotation])
 	if l.attempt == "" && contains(existing.Object, applied.Object) {
 		return existing, Unchanged, nil
 	}
@@ -137,10 +139,11 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 	applied.SetUID(existing.GetUID())
 	isApplied := false
 	l.Add(func(ctx context.Context) error {
-		return l.rewrite(ctx, existing, func(live *unstructured.Unstructured) error {
+		return l.undoIfLastWriter(ctx, existing, func(live *unstructured.Unstructured) error {
 			if live.GetUID() != existing.GetUID() {
 				return nil
 			}
+			// If the response was lost, the written content is not known: every field that differs is restored.
 			written := live
 			if isApplied {
 				written = applied
@@ -155,7 +158,7 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 		return nil, "", fmt.Errorf("write %s: %w", kube.RefOf(desired), err)
 	}
 	isApplied = true
-	if equality.Semantic.DeepEqual(content(existing), content(l.annotatedLike(applied, existing))) {
+	if equality.Semantic.DeepEqual(content(existing), content(withAttempt(applied, existing.GetAnnotations()[AttemptAnnotation]))) {
 		return applied.DeepCopy(), Unchanged, nil
 	}
 	return applied.DeepCopy(), Configured, nil
@@ -192,7 +195,7 @@ func (l *Log) Delete(ctx context.Context, obj client.Object) (deleted bool, err 
 // deleteCreated deletes an object that this run created. If the response was lost, created has no uid, and the attempt
 // alone identifies the object.
 func (l *Log) deleteCreated(ctx context.Context, created *unstructured.Unstructured) error {
-	return l.rewrite(ctx, created, func(live *unstructured.Unstructured) error {
+	return l.undoIfLastWriter(ctx, created, func(live *unstructured.Unstructured) error {
 		uid, version := live.GetUID(), live.GetResourceVersion()
 		if created.GetUID() != "" && created.GetUID() != uid {
 			return nil
@@ -201,14 +204,14 @@ func (l *Log) deleteCreated(ctx context.Context, created *unstructured.Unstructu
 	})
 }
 
-// rewrite reads the object and calls do with it if this run is the last one that wrote it.
-func (l *Log) rewrite(ctx context.Context, obj *unstructured.Unstructured, do func(live *unstructured.Unstructured) error) error {
+// undoIfLastWriter reads the object and calls undo with it if this run is the last one that wrote it.
+func (l *Log) undoIfLastWriter(ctx context.Context, obj *unstructured.Unstructured, undo func(live *unstructured.Unstructured) error) error {
 	err := kube.RetryOnConflict(ctx, func() error {
 		live, err := l.read(ctx, obj)
-		if err != nil || live == nil || !l.HasWritten(live) {
+		if err != nil || live == nil || !l.IsLastWriter(live) {
 			return err
 		}
-		return client.IgnoreNotFound(do(live))
+		return client.IgnoreNotFound(undo(live))
 	})
 	if err != nil {
 		return fmt.Errorf("roll back %s: %w", kube.RefOf(obj), err)
@@ -218,7 +221,7 @@ func (l *Log) rewrite(ctx context.Context, obj *unstructured.Unstructured, do fu
 
 // read returns the object as it is on the cluster, or nil if it does not exist.
 func (l *Log) read(ctx context.Context, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	// The client lists the kinds of the cluster first, for which it takes no context.
+	// The first call of a client does API discovery, which ignores ctx.
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -233,12 +236,14 @@ func (l *Log) read(ctx context.Context, obj *unstructured.Unstructured) (*unstru
 	return live, nil
 }
 
-// annotated returns a copy of obj with the attempt of this run or, if it has none, with the given one.
-func (l *Log) annotated(obj *unstructured.Unstructured, attempt string) *unstructured.Unstructured {
+// withAttempt returns a copy of obj with the attempt of l, or with fallback if l has none.
+func (l *Log) withAttempt(obj *unstructured.Unstructured, fallback string) *unstructured.Unstructured {
+	return withAttempt(obj, cmp.Or(l.attempt, fallback))
+}
+
+// withAttempt returns a copy of obj with the annotation of an attempt, or without one if attempt is empty.
+func withAttempt(obj *unstructured.Unstructured, attempt string) *unstructured.Unstructured {
 	obj = obj.DeepCopy()
-	if l.attempt != "" {
-		attempt = l.attempt
-	}
 	annotations := obj.GetAnnotations()
 	if annotations == nil {
 		annotations = map[string]string{}
@@ -249,11 +254,6 @@ func (l *Log) annotated(obj *unstructured.Unstructured, attempt string) *unstruc
 	}
 	obj.SetAnnotations(annotations)
 	return obj
-}
-
-// annotatedLike returns a copy of obj with the attempt of other.
-func (l *Log) annotatedLike(obj, other *unstructured.Unstructured) *unstructured.Unstructured {
-	return (&Log{}).annotated(obj, other.GetAnnotations()[AttemptAnnotation])
 }
 
 // content returns the fields of obj that clients write.
@@ -269,19 +269,21 @@ func content(obj *unstructured.Unstructured) map[string]any {
 	return fields
 }
 
-// restore gives the fields of live that differ between before and written the value of before, unless they have been
-// changed since.
+// restore reverts the changes from before to written in live, except in fields that were changed since.
 func restore(live, written, before map[string]any) {
 	for key := range mergedKeys(written, before) {
-		old, had := before[key]
-		current, isMap := live[key].(map[string]any)
-		writtenMap, wasWritten := written[key].(map[string]any)
-		oldMap, wasMap := old.(map[string]any)
+		old, existed := before[key]
+		liveMap, isMap := live[key].(map[string]any)
+		writtenMap, writtenIsMap := written[key].(map[string]any)
+		oldMap, oldIsMap := old.(map[string]any)
+		isChanged := !equality.Semantic.DeepEqual(written[key], old)
+		isChangedSince := !equality.Semantic.DeepEqual(live[key], written[key])
 		switch {
-		case isMap && wasWritten && (wasMap || !had):
-			restore(current, writtenMap, oldMap)
-		case equality.Semantic.DeepEqual(written[key], old), !equality.Semantic.DeepEqual(live[key], written[key]):
-		case had:
+		case isMap && writtenIsMap && (oldIsMap || !existed):
+			restore(liveMap, writtenMap, oldMap)
+		case !isChanged || isChangedSince:
+			// Keep the field.
+		case existed:
 			live[key] = old
 		default:
 			delete(live, key)
@@ -300,8 +302,8 @@ func mergedKeys(a, b map[string]any) map[string]bool {
 	return keys
 }
 
-// contains returns whether live has each field of desired. Lists are compared as a whole, except owner references: live
-// may have more.
+// contains returns whether live has each field of desired. A desired null means that the field is not set by the
+// caller. Lists are compared as a whole, except owner references: live may have more.
 func contains(live, desired any) bool {
 	switch desired := desired.(type) {
 	case nil:
@@ -309,7 +311,11 @@ func contains(live, desired any) bool {
 	case map[string]any:
 		live, _ := live.(map[string]any)
 		for key, value := range desired {
-			if key == "ownerReferences" && !containsEach(live[key], value) || key != "ownerReferences" && !contains(live[key], value) {
+			compare := contains
+			if key == "ownerReferences" {
+				compare = containsEach
+			}
+			if !compare(live[key], value) {
 				return false
 			}
 		}
