@@ -113,7 +113,7 @@ func TestHangingJobReportsTheLogOfItsNewestPod(t *testing.T) {
 	t.Parallel()
 	c, logs := newCluster(t), &podLogs{}
 	e := c.engineWithLogs(logs)
-	b := c.chart(bundle.ReleaseOptions{Timeout: 5 * time.Second}, asHook(c.job("hangs", false), "pre-install", 0, ""))
+	b := c.chart(bundle.ReleaseOptions{Timeout: 15 * time.Second}, asHook(c.job("hangs", false), "pre-install", 0, ""))
 	if report, err := e.Converge(t.Context(), b); err != nil || report.State != bundle.StateApplying {
 		t.Fatalf("got %+v, %v", report, err)
 	}
@@ -122,7 +122,7 @@ func TestHangingJobReportsTheLogOfItsNewestPod(t *testing.T) {
 	eventually(t, "the next second, since creation times have seconds", func() bool { return time.Since(created) > 1100*time.Millisecond })
 	c.create(pods, c.pod("newest", "hangs"))
 	report := settle(t, e, b)
-	if want := "it did not end within 5s; its last log lines: first line of newest | second line"; !strings.Contains(report.Message, want) {
+	if want := "it did not end within 15s; its last log lines: first line of newest | second line"; !strings.Contains(report.Message, want) {
 		t.Errorf("got %q, want %q in it", report.Message, want)
 	}
 	if len(logs.asked) == 0 || !strings.Contains(logs.asked[0], "limitBytes=2048") || !strings.Contains(logs.asked[0], "tailLines=10") {

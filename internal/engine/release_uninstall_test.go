@@ -241,6 +241,7 @@ func TestReleasesFollowTheOrderOfTheList(t *testing.T) {
 	c.wantAll(configMaps)
 
 	ends := first(c.job("prepare", true))
+	ends.Items[0].Release.Options.Timeout = time.Minute
 	deploy(t, e, ends)
 	line.take()
 	withdraw(t, e, bundle.Withdrawal{ID: ends.ID})
@@ -308,7 +309,7 @@ func TestDeletionPropagationIsObeyed(t *testing.T) {
 			}})
 			c.create(configMaps, dependent)
 			created := time.Now()
-			eventually(t, "the garbage collector knows the dependent", func() bool { return time.Since(created) > time.Second })
+			eventually(t, "the garbage collector knows the dependent", func() bool { return time.Since(created) > 3*time.Second })
 			eventually(t, "the dependent is being deleted", func() bool {
 				if _, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID}); err != nil {
 					t.Fatal(err)

@@ -81,10 +81,10 @@ func optionStories() map[string]func(*optionStory) {
 		"labels-description-subnotes-maxhistory": (*optionStory).recordsAreMarked,
 		"skipcrds-skipschemavalidation":          (*optionStory).skips,
 		"wait-timeout": func(s *optionStory) {
-			s.waits("claim", map[string]any{"wait": true, "timeout": "2s"}, "not ready within 2s: PersistentVolumeClaim "+s.release+"/never-bound")
+			s.waits("claim", map[string]any{"wait": true, "timeout": "10s"}, "not ready within 10s: PersistentVolumeClaim "+s.release+"/never-bound")
 		},
 		"waitforjobs": func(s *optionStory) {
-			s.waits("job", map[string]any{"wait": true, "waitForJobs": true, "timeout": "2s"}, "not ready within 2s: Job batch "+s.release+"/never-ends: it is not complete")
+			s.waits("job", map[string]any{"wait": true, "waitForJobs": true, "timeout": "10s"}, "not ready within 10s: Job batch "+s.release+"/never-ends: it is not complete")
 		},
 		"disablehooks": func(s *optionStory) { s.runsHooks(map[string]any{"disableHooks": true}) },
 		"install-disablehooks": func(s *optionStory) {
