@@ -161,7 +161,7 @@ func TestRejectedAgentSendsAndLogsLittle(t *testing.T) {
 	wantFewErrors := func(log *logRecorder) {
 		t.Helper()
 		w.letPass(12 * time.Second)
-		// The requests whose connections the test closed say so.
+		// The test itself closes connections: requests on them fail with this error.
 		lines := slices.DeleteFunc(log.errorLines(), func(line string) bool { return strings.Contains(line, "unexpected EOF") })
 		other := slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
 			return strings.Contains(line, join.Repair(w.cluster.Namespace, w.cluster.Name))

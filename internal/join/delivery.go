@@ -104,7 +104,7 @@ func (r *registration) claimedDelivery(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// awaitDeletion waits while the namespace is being deleted, as that of a cluster is which has just been deregistered.
+// awaitDeletion waits while the namespace is being deleted, for example after a deregistration.
 func (r *registration) awaitDeletion(ctx context.Context, name string) error {
 	err := wait.PollUntilContextTimeout(ctx, namespacePoll, namespaceTimeout, true, func(ctx context.Context) (bool, error) {
 		namespace := &corev1.Namespace{}

@@ -95,7 +95,7 @@ type deregistration struct {
 	hadHub bool
 	// progress is the argument of the last call of Progress.
 	progress string
-	// hasHubChange says that a hub has done something to the cluster since.
+	// hasHubChange is true if a hub has changed the cluster since.
 	hasHubChange bool
 }
 
@@ -135,7 +135,7 @@ func (d *deregistration) present(ctx context.Context, cluster *libv1beta1.Svelto
 	return append(foreign, own...), err
 }
 
-// requestDeletion tells the hub, by way of the SveltosCluster, that the cluster is to go.
+// requestDeletion deletes the SveltosCluster, with the options of the deregistration for the hub.
 func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	var options []string
 	if d.request.KeepAddons {
@@ -152,8 +152,8 @@ func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta
 	if !cluster.DeletionTimestamp.IsZero() {
 		return AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
 	}
-	// The hub must know how before it knows that. Whoever may not delete must not leave behind how, for others who delete
-	// it later.
+	// The options must be set before the deletion. The dry run comes first: a caller who may not delete the object must
+	// not leave options for a later deletion by others.
 	if err := d.remove(ctx, cluster, client.DryRunAll); err != nil {
 		return err
 	}

@@ -77,7 +77,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 
 func oneLine(err error) error { return errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
-// mentionsAgents returns whether any request in text has a subject like that of an agent.
+// mentionsAgents returns whether any request in text has the subject of an agent.
 func mentionsAgents(text []byte) bool {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		request, err := x509.ParseCertificateRequest(block.Bytes)

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// isSignedBy returns whether signature, a detached JWS, is that of content with the secret of t. It compares in
+// isSignedBy returns whether signature is a detached JWS of content, signed with the secret of t. It compares in
 // constant time.
 func isSignedBy(t Token, signature, content string) bool {
 	head, rest, ok := strings.Cut(signature, ".")

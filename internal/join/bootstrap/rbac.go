@@ -188,8 +188,8 @@ func ensureSpace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 	return space, nil
 }
 
-// ensureLease creates the Lease of the agent. It replaces that of an earlier Cluster with the same name, whose
-// heartbeat is of another agent.
+// ensureLease creates the Lease of the agent. It replaces the Lease of an earlier Cluster with the same name, which has
+// the heartbeat of another agent.
 func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
 	lease := &coordinationv1.Lease{ObjectMeta: named(fleet.ExecutionSpace(c.Name), c.Name)}
 	err := hub.Get(ctx, client.ObjectKeyFromObject(lease), lease)

@@ -64,7 +64,7 @@ type Certificate struct {
 
 // Denied is the error of a request that the hub denied. Its text is the hub's message.
 type Denied struct {
-	// Reason is one of the Reason constants, or that of another approver.
+	// Reason is one of the Reason constants, or the reason of another approver.
 	Reason string
 	// Message is for people.
 	Message string

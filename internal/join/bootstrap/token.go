@@ -39,7 +39,7 @@ type Token struct {
 	Expires time.Time
 	// Usages are any of "signing" and "authentication", sorted.
 	Usages []string
-	// Groups are the groups of its holder beside that of all bootstrap tokens.
+	// Groups are the groups of its holder, without the group that all bootstrap tokens have.
 	Groups []string
 }
 

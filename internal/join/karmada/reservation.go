@@ -17,12 +17,13 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
 )
 
 const (
 	// attemptAnnotation contains the ID of the run of a registration that created an object, or resumed its Cluster.
-	attemptAnnotation = "towline.dev/registration-attempt"
+	attemptAnnotation = rollback.AttemptAnnotation
 	// reservationPrefix begins the names of the ConfigMaps that reserve an ID for one Cluster.
 	reservationPrefix = "cluster-id-"
 	// reservedForKey and reservedIDKey are the keys of such a ConfigMap.
