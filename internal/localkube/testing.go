@@ -135,19 +135,14 @@ func Shared(t testing.TB) *Plane {
 	return p
 }
 
-// Namespace creates a namespace with a unique name that starts with prefix, and deletes it when the test ends.
+// Namespace creates a namespace with a unique name that starts with prefix. It ends with the control plane: deleting
+// hundreds of namespaces beside the tests would delay the deletions that tests wait for by minutes.
 func (p *Plane) Namespace(t testing.TB, prefix string) string {
 	t.Helper()
-	client := kubernetes.NewForConfigOrDie(p.Config).CoreV1().Namespaces()
-	namespace, err := client.Create(t.Context(),
+	namespace, err := kubernetes.NewForConfigOrDie(p.Config).CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: prefix + "-"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatalf("create namespace %s: %v", prefix, err)
 	}
-	t.Cleanup(func() {
-		if err := client.Delete(context.WithoutCancel(t.Context()), namespace.Name, metav1.DeleteOptions{}); err != nil {
-			t.Logf("delete namespace %s: %v", namespace.Name, err)
-		}
-	})
 	return namespace.Name
 }
