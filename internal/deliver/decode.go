@@ -143,12 +143,8 @@ func (d *decoder) finish() error {
 	if err != nil {
 		return err
 	}
-	isNil := last.Objects == nil
 	last.Objects = append(last.Objects, objects...)
 	d.stream = nil
-	if isNil && len(last.Objects) == 0 {
-		last.Objects = nil
-	}
 	return nil
 }
 

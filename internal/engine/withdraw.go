@@ -116,15 +116,15 @@ func (e *Engine) removeAll(ctx context.Context, rec *inventory.Record) (done boo
 	if rec.Orphan {
 		instead = map[pruneAction]pruneAction{pruneDelete: pruneOrphan, pruneAwait: pruneForget}
 	} else if groups, err = e.orderRoles(ctx, groups); err != nil {
-		return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
+		return false, err
 	}
 	for _, items := range groups {
 		removals, err := e.removeRank(ctx, rec.ID, items, removeOptions{instead: instead})
 		if err != nil {
-			return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
+			return false, err
 		}
 		if err := removalErrors(removals); err != nil {
-			return false, fmt.Errorf("withdraw %s: %w", rec.ID, err)
+			return false, err
 		}
 		left, err := e.remaining(ctx, removals)
 		if err != nil || len(left) > 0 {

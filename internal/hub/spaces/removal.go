@@ -84,7 +84,7 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 			return err
 		}
 	}
-	pendingWork := fmt.Sprintf("%d ClusterSummaries and %d Works to be withdrawn", len(summaries.Items), len(works.Items))
+	pendingWork := fmt.Sprintf("ClusterSummaries (%d) and Works (%d) to be withdrawn", len(summaries.Items), len(works.Items))
 	if !s.member.Abandoned {
 		if stalled, err := c.checkStalled(ctx, s, pendingWork); err != nil || !stalled {
 			return errorOrWait(err, pendingWork)
