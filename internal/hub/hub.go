@@ -229,7 +229,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		}).Setup(ctx, h),
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport,
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Woken: h.engines.corrected, Away: h.unreachableReason(),
+			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Wakeups: h.engines.corrected, UnreachableReason: h.unreachableReason(),
 			Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&unclaimed.Controller{

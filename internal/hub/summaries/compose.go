@@ -28,10 +28,10 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// lookupLimit is how long one request of a chart to a member may take.
-const lookupLimit = 10 * time.Second
+// lookupTimeout bounds one request of a chart's lookup to a member.
+const lookupTimeout = 10 * time.Second
 
-// Composer makes bundles: it reads what a profile points at and renders it for one member.
+// Composer builds bundles: it reads the sources of a profile and renders them for one member.
 type Composer struct {
 	// Contents reads ConfigMaps and Secrets of the hub.
 	Contents client.Reader
@@ -40,16 +40,16 @@ type Composer struct {
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
 	Renderer *render.Charts
-	// Dial returns how to connect to the members of a mode, for charts that look up objects or ask for the revision. On
-	// the members of other modes lookup finds only Secrets and ConfigMaps of the release.
+	// Dial returns the REST config of a member, by mode, for charts that look up objects or read the revision. On members
+	// of other modes lookup finds only Secrets and ConfigMaps of the release.
 	Dial map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// ListDeployed lists the bundles of a member, see deliver.Transport.
 	ListDeployed func(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
-	// HubUID is the uid of the hub's namespace kube-system, which every bundle carries.
+	// HubUID is the UID of the hub's namespace kube-system. Every bundle has it.
 	HubUID string
 }
 
-// Request is what to make a bundle of, and for whom.
+// Request has the inputs of the bundles of one summary.
 type Request struct {
 	Summary  *configv1beta1.ClusterSummary
 	Member   fleet.Member
@@ -69,7 +69,7 @@ type Request struct {
 	EnsureFinalizer func(ctx context.Context) error
 }
 
-// Composition is what one feature wants on a member.
+// Composition is the bundle of one feature, with what the summary's status says of it.
 type Composition struct {
 	Feature  libv1beta1.FeatureID
 	Bundle   bundle.Bundle
@@ -79,34 +79,34 @@ type Composition struct {
 	Unanswered []match.Release
 }
 
-// composed is what the items of one feature are made of.
+// composed are the items of one feature, with their releases.
 type composed struct {
 	items      []bundle.Item
 	releases   []configv1beta1.HelmChartSummary
 	unanswered []match.Release
 }
 
-// StageError says at which stage a bundle could not be made. Reason is one CamelCase word.
-type StageError struct {
+// ComposeError is the error of a bundle that could not be built. Reason is a reason of a condition, in CamelCase.
+type ComposeError struct {
 	Reason string
 	Err    error
 }
 
 // Error returns the text of the wrapped error.
-func (e *StageError) Error() string { return e.Err.Error() }
+func (e *ComposeError) Error() string { return e.Err.Error() }
 
 // Unwrap returns the wrapped error.
-func (e *StageError) Unwrap() error { return e.Err }
+func (e *ComposeError) Unwrap() error { return e.Err }
 
-func atStage(reason string, err error) error {
+func withReason(reason string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &StageError{Reason: reason, Err: err}
+	return &ComposeError{Reason: reason, Err: err}
 }
 
-// References lists the objects of the hub that the bundles are made from. What cannot be told is left out: composing
-// says why.
+// References returns the hub's objects that the bundles are built from. References that cannot be resolved are left
+// out: Compose returns their errors.
 func (c *Composer) References(r Request) []source.Reference {
 	spec := r.Summary.Spec.ClusterProfileSpec
 	var all []source.Reference
@@ -136,15 +136,15 @@ func (c *Composer) References(r Request) []source.Reference {
 	return all
 }
 
-// Compose makes the bundle of one feature. It fails with phase.Invalid if only the user can cure it, and with
-// source.ErrNotFound if something that is needed is missing.
+// Compose builds the bundle of one feature. It returns a phase.Invalid if only a change by the user can help, and
+// source.ErrNotFound if a source does not exist.
 func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.FeatureID) (Composition, error) {
 	compose, ok := map[libv1beta1.FeatureID]func(context.Context, Request) (composed, error){
 		libv1beta1.FeatureResources: c.manifests,
 		libv1beta1.FeatureHelm:      c.releases,
 	}[feature]
 	if !ok {
-		return Composition{}, atStage(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))
+		return Composition{}, withReason(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))
 	}
 	parts, err := compose(ctx, r)
 	if err != nil {
@@ -164,7 +164,7 @@ func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.Fe
 		Hub:      c.HubUID,
 	}}
 	if made.Digest, err = made.Bundle.Digest(); err != nil {
-		return Composition{}, atStage(status.ReasonRender, phase.Invalid{Err: err})
+		return Composition{}, withReason(status.ReasonRender, phase.Invalid{Err: err})
 	}
 	return made, nil
 }
@@ -174,17 +174,17 @@ func (c *Composer) manifests(ctx context.Context, r Request) (composed, error) {
 	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.PolicyRefs)
 	slices.SortStableFunc(refs, func(a, b libv1beta1.PolicyRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
 	var items []bundle.Item
-	seen := map[kube.Ref]int32{}
+	tiers := map[kube.Ref]int32{}
 	for _, ref := range refs {
 		content, err := source.Manifests(ctx, c.Contents, ref, r.Subject)
 		if err != nil {
-			return composed{}, atStage(status.ReasonSource, err)
+			return composed{}, withReason(status.ReasonSource, err)
 		}
 		objects, err := render.Manifests(content, r.Subject)
 		if err != nil {
-			return composed{}, atStage(status.ReasonRender, err)
+			return composed{}, withReason(status.ReasonRender, err)
 		}
-		objects = unclaimed(objects, tier(ref.Tier), seen)
+		objects = withoutOverridden(objects, tier(ref.Tier), tiers)
 		if len(objects) == 0 {
 			continue
 		}
@@ -201,28 +201,27 @@ func (c *Composer) manifests(ctx context.Context, r Request) (composed, error) {
 	return composed{items: items}, nil
 }
 
-// unclaimed leaves out the objects that a reference of a lower tier holds already. Those of the same tier are left for
-// the member to refuse: nobody said which of them is meant.
-func unclaimed(objects []*unstructured.Unstructured, tier int32, seen map[kube.Ref]int32) []*unstructured.Unstructured {
-	stored := make([]*unstructured.Unstructured, 0, len(objects))
+// withoutOverridden omits the objects that a reference of a lower tier has, too. Duplicates of the same tier stay, so
+// that the member reports the conflict.
+func withoutOverridden(objects []*unstructured.Unstructured, tier int32, tiers map[kube.Ref]int32) []*unstructured.Unstructured {
+	kept := make([]*unstructured.Unstructured, 0, len(objects))
 	for _, obj := range objects {
 		key := kube.RefOf(obj).Key()
-		holder, held := seen[key]
-		if held && holder < tier {
+		if other, ok := tiers[key]; ok && other < tier {
 			continue
 		}
-		seen[key] = tier
-		stored = append(stored, obj)
+		tiers[key] = tier
+		kept = append(kept, obj)
 	}
-	return stored
+	return kept
 }
 
 func tier(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }
 
-// releases fetches and renders helmCharts, in list order. A chart that is to be uninstalled is simply not there.
+// releases fetches and renders helmCharts in the order of the list, without those to uninstall.
 func (c *Composer) releases(ctx context.Context, r Request) (composed, error) {
 	if err := checkDistinct(resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject)); err != nil {
-		return composed{}, atStage(status.ReasonRender, err)
+		return composed{}, withReason(status.ReasonRender, err)
 	}
 	var all composed
 	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
@@ -243,27 +242,27 @@ func (c *Composer) releases(ctx context.Context, r Request) (composed, error) {
 func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.HelmChart) (composed, error) {
 	expanded, err := source.ExpandChart(chart, r.Subject)
 	if err != nil {
-		return composed{}, atStage(status.ReasonRender, err)
+		return composed{}, withReason(status.ReasonRender, err)
 	}
 	options, err := releaseOptions(expanded.Options)
 	if err != nil {
-		return composed{}, atStage(status.ReasonRender, err)
+		return composed{}, withReason(status.ReasonRender, err)
 	}
 	archive, contents, err := c.fetch(ctx, r, expanded)
 	if err != nil {
-		return composed{}, atStage(status.ReasonSource, err)
+		return composed{}, withReason(status.ReasonSource, err)
 	}
 	values, err := render.Values(expanded.Values, contents, r.Subject)
 	if err != nil {
-		return composed{}, atStage(status.ReasonRender, err)
+		return composed{}, withReason(status.ReasonRender, err)
 	}
 	encoded, err := encodeValues(values)
 	if err != nil {
-		return composed{}, atStage(status.ReasonRender, err)
+		return composed{}, withReason(status.ReasonRender, err)
 	}
 	release, rendered, err := c.render(ctx, r, expanded, chartRequest(r, expanded, archive, values))
 	if err != nil {
-		return composed{}, atStage(status.ReasonRender, err)
+		return composed{}, withReason(status.ReasonRender, err)
 	}
 	release.Options = options
 	release.Data.Values = encoded
@@ -282,7 +281,7 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 	return all, nil
 }
 
-// render renders a chart, and keeps what it generates.
+// render renders a chart, and stores its generated values.
 func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.HelmChart, request render.ChartRequest) (bundle.Release, render.Release, error) {
 	release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
 	inputs, err := c.Renderer.Inputs(request)
@@ -297,7 +296,7 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 	store := c.newGeneratedStore(r, release)
 	request.Owner = store.key().String()
 	request.Generated = store.load
-	request.Lookup = c.lookup(ctx, r.Member)
+	request.Lookup = c.lookupFunc(ctx, r.Member)
 	rendered, err := c.Renderer.Render(ctx, request)
 	if err != nil {
 		return bundle.Release{}, render.Release{}, err
@@ -316,8 +315,8 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 	return made, rendered, nil
 }
 
-// lookup returns the function that reads objects of m, nil if the hub cannot.
-func (c *Composer) lookup(ctx context.Context, m fleet.Member) render.LookupFunc {
+// lookupFunc returns the function that reads objects of m, nil if the hub cannot connect to m.
+func (c *Composer) lookupFunc(ctx context.Context, m fleet.Member) render.LookupFunc {
 	if c.Dial[m.Mode] == nil {
 		return nil
 	}
@@ -330,18 +329,18 @@ func (c *Composer) lookup(ctx context.Context, m fleet.Member) render.LookupFunc
 	}
 }
 
-// dial returns how to read a member whose mode is in Dial.
+// dial returns the REST config of a member whose mode is in Dial, with lookupTimeout.
 func (c *Composer) dial(ctx context.Context, m fleet.Member) (*rest.Config, error) {
 	config, err := c.Dial[m.Mode](ctx, m)
 	if err != nil {
 		return nil, err
 	}
 	config = rest.CopyConfig(config)
-	config.Timeout = lookupLimit
+	config.Timeout = lookupTimeout
 	return config, nil
 }
 
-// fetch gets the chart and the objects that hold values for it.
+// fetch returns the chart and the objects of its valuesFrom.
 func (c *Composer) fetch(ctx context.Context, r Request, chart configv1beta1.HelmChart) (source.Chart, []source.Content, error) {
 	var contents []source.Content
 	for _, ref := range chart.ValuesFrom {
@@ -379,7 +378,7 @@ func chartRequest(r Request, chart configv1beta1.HelmChart, archive source.Chart
 	return request
 }
 
-// createsNamespace is true unless the profile says otherwise.
+// createsNamespace returns installOptions.createNamespace, which defaults to true.
 func createsNamespace(chart configv1beta1.HelmChart) bool {
 	if chart.Options == nil || chart.Options.InstallOptions == nil || chart.Options.InstallOptions.CreateNamespace == nil {
 		return true
@@ -387,7 +386,7 @@ func createsNamespace(chart configv1beta1.HelmChart) bool {
 	return *chart.Options.InstallOptions.CreateNamespace
 }
 
-// encodeValues returns the JSON of values, nothing if there are none.
+// encodeValues returns the JSON of values, nil if there are none.
 func encodeValues(values map[string]any) (json.RawMessage, error) {
 	if len(values) == 0 {
 		return nil, nil
@@ -411,7 +410,7 @@ func releaseSummary(chart configv1beta1.HelmChart, archive source.Chart, values 
 	return summary
 }
 
-// ownerOf returns the profile behind a summary.
+// ownerOf returns the profile of a summary.
 func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
 	controller := metav1.GetControllerOf(summary)
 	if controller == nil {

@@ -36,50 +36,48 @@ import (
 )
 
 const (
-	// workers is how many summaries are worked on at once: the default of the Sveltos surface.
+	// workers is the number of concurrent reconciles, as in Sveltos.
 	workers = 20
-	// retryFirst and retryMost are the first and the longest pause before a failed attempt is repeated; each is twice the
-	// one before.
-	retryFirst = 500 * time.Millisecond
-	retryMost  = 5 * time.Minute
-	// reconcileLimit bounds one reconcile, so that members that take requests and never answer do not keep all workers.
-	// What was not finished goes on with the next attempt.
-	reconcileLimit = 10 * time.Minute
-	// staleDelay is how long a reconcile that saw an old state waits for the cache to catch up.
+	// A failed reconcile is repeated after minRetryDelay, and then after twice the former delay, up to maxRetryDelay.
+	minRetryDelay = 500 * time.Millisecond
+	maxRetryDelay = 5 * time.Minute
+	// reconcileTimeout bounds one reconcile, so that members that never answer do not block all workers. The next
+	// reconcile continues.
+	reconcileTimeout = 10 * time.Minute
+	// staleDelay is the delay until the next reconcile if the cache is older than the last write.
 	staleDelay = 100 * time.Millisecond
-	// ClusterIndex finds the summaries of a cluster by its fleet.ID, as text.
+	// ClusterIndex is the name of the index of summaries by the text of their cluster's fleet.ID.
 	ClusterIndex = "cluster"
 )
 
-// Controller carries what profiles want to clusters, one ClusterSummary at a time.
+// Controller delivers profiles to clusters. It reconciles ClusterSummaries: one per profile and cluster.
 type Controller struct {
 	// Hub reads summaries, profiles, clusters and inventories from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Reader
-	// Shard is the part of the fleet that this hub looks after.
+	// Shard selects the clusters of this hub.
 	Shard     fleet.Shard
 	Composer  *Composer
 	Transport deliver.Transport
-	// Recheck is how soon to look again at a withdrawal that a member has not finished; zero for a mode in which a watch
-	// tells.
+	// Recheck is the shortest pause until the next request for a withdrawal that has not ended; zero for a mode in which
+	// a watch reports the end.
 	Recheck map[fleet.Mode]time.Duration
-	// Away says why nothing can be done on a member, "" if something can; only members that leave by force are asked
-	// about.
-	Away func(ctx context.Context, cluster client.Object) (string, error)
-	// Woken tells of summaries whose member has news that no watch on the hub shows.
-	Woken  <-chan event.GenericEvent
-	Events events.EventRecorder
-	Clock  clock.PassiveClock
+	// UnreachableReason returns why a cluster that is deregistered by force cannot be reached, "" if it can be.
+	UnreachableReason func(ctx context.Context, cluster client.Object) (string, error)
+	// Wakeups sends summaries to reconcile after changes on push members, which no watch on the hub reports.
+	Wakeups <-chan event.GenericEvent
+	Events  events.EventRecorder
+	Clock   clock.PassiveClock
 
 	// metadata reads the metadata of Secrets from the cache.
-	metadata client.Reader
-	reading  *watchlist
-	echoes   echoFilter
+	metadata   client.Reader
+	references *referenceIndex
+	ownWrites  ownWrites
 }
 
-// Setup makes mgr run the controller.
+// Setup adds the controller to mgr.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	c.reading, c.metadata = newWatchlist(), mgr.GetCache()
+	c.references, c.metadata = newReferenceIndex(), mgr.GetCache()
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
 		return []string{match.Target(obj.(*configv1beta1.ClusterSummary)).String()}
 	})
@@ -94,25 +92,25 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	made := ctrl.NewControllerManagedBy(mgr).
 		Named("summaries").
-		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(predicate.Or(wantedChanged(), c.statusEdited()))).
-		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.rivals), builder.WithPredicates(wantedChanged())).
-		Watches(&libv1beta1.ConfigurationGroup{}, handler.EnqueueRequestsFromMapFunc(ofGroup), builder.WithPredicates(reportChanged())).
-		WatchesMetadata(configMaps, c.readersOf("ConfigMap")).
-		WatchesMetadata(secrets, c.readersOf("Secret")).
-		WatchesRawSource(ctrlsource.Channel(c.Woken, &handler.EnqueueRequestForObject{})).
+		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(predicate.Or(specOrMetadataChanged(), c.statusEdited()))).
+		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.summariesWithSameRelease), builder.WithPredicates(specOrMetadataChanged())).
+		Watches(&libv1beta1.ConfigurationGroup{}, handler.EnqueueRequestsFromMapFunc(summaryOfGroup), builder.WithPredicates(reportChanged())).
+		WatchesMetadata(configMaps, c.enqueueReaders("ConfigMap")).
+		WatchesMetadata(secrets, c.enqueueReaders("Secret")).
+		WatchesRawSource(ctrlsource.Channel(c.Wakeups, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
-			ReconciliationTimeout:   reconcileLimit,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+			ReconciliationTimeout:   reconcileTimeout,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay),
 		})
 	for _, cluster := range fleet.Kinds() {
-		made = made.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.ofCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
+		made = made.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
 	}
 	return made.Complete(c)
 }
 
-// wantedChanged drops changes of status, and the finalizer that this controller adds itself.
-func wantedChanged() predicate.Predicate {
+// specOrMetadataChanged ignores changes of the status, and the finalizer that this controller adds.
+func specOrMetadataChanged() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			removed := len(e.ObjectNew.GetFinalizers()) < len(e.ObjectOld.GetFinalizers())
@@ -121,26 +119,26 @@ func wantedChanged() predicate.Predicate {
 	})
 }
 
-// statusEdited passes changes of status that this controller did not make: it reports again.
+// statusEdited selects changes of the status by other clients, after which the controller writes it again.
 func (c *Controller) statusEdited() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*configv1beta1.ClusterSummary), e.ObjectNew.(*configv1beta1.ClusterSummary)
-			return !equality.Semantic.DeepEqual(before.Status, after.Status) && !c.echoes.isEcho(client.ObjectKeyFromObject(after), after.ResourceVersion)
+			return !equality.Semantic.DeepEqual(before.Status, after.Status) && !c.ownWrites.isOwnWrite(client.ObjectKeyFromObject(after), after.ResourceVersion)
 		},
 	}
 }
 
-// memberChanged drops heartbeats, and what nodes and pods do.
+// memberChanged ignores heartbeats and the counts of nodes and pods.
 func memberChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return !equality.Semantic.DeepEqual(fleet.WithoutVolatileFields(e.ObjectOld), fleet.WithoutVolatileFields(e.ObjectNew))
 	}}
 }
 
-// reportChanged passes what an agent says, and that a group is gone.
+// reportChanged selects reports of agents, and deletions.
 func reportChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*libv1beta1.ConfigurationGroup), e.ObjectNew.(*libv1beta1.ConfigurationGroup)
@@ -148,8 +146,8 @@ func reportChanged() predicate.Predicate {
 	}}
 }
 
-// ofGroup names the summary that a group was made for.
-func ofGroup(_ context.Context, obj client.Object) []reconcile.Request {
+// summaryOfGroup returns the summary of a ConfigurationGroup.
+func summaryOfGroup(_ context.Context, obj client.Object) []reconcile.Request {
 	id, ok := deliver.IDOf(obj)
 	ref := obj.(*libv1beta1.ConfigurationGroup).Spec.SourceRef
 	if !ok || ref == nil || id.RequestorKind != configv1beta1.ClusterSummaryKind {
@@ -158,18 +156,19 @@ func ofGroup(_ context.Context, obj client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: ref.Namespace, Name: id.RequestorName}}}
 }
 
-// ofCluster lists the summaries of a cluster.
-func (c *Controller) ofCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
+// summariesOfCluster returns the summaries of a cluster.
+func (c *Controller) summariesOfCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
 	member := fleet.FromObject(cluster)
-	summaries, err := c.siblings(ctx, member.ID())
+	summaries, err := c.listSummaries(ctx, member.ID())
 	if err != nil {
 		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Member, member.Key())
 	}
 	return requests(summaries)
 }
 
-// rivals lists the summaries that want a release that another one wants too: what happens to that one may free it.
-func (c *Controller) rivals(ctx context.Context, obj client.Object) []reconcile.Request {
+// summariesWithSameRelease returns the other summaries that have a Helm release of this one: a change of this one may
+// give the release to them.
+func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Object) []reconcile.Request {
 	if len(obj.(*configv1beta1.ClusterSummary).Spec.ClusterProfileSpec.HelmCharts) == 0 {
 		return nil
 	}
@@ -185,9 +184,9 @@ func (c *Controller) rivals(ctx context.Context, obj client.Object) []reconcile.
 	}))
 }
 
-// ours says whether summary is of a cluster of this shard. One whose cluster is gone is the default shard's: somebody
-// must let go of it.
-func (c *Controller) ours(ctx context.Context, summary *configv1beta1.ClusterSummary) (bool, error) {
+// isInShard returns whether the cluster of summary belongs to this shard. The default shard serves the summaries whose
+// cluster does not exist, so that their finalizers are removed.
+func (c *Controller) isInShard(ctx context.Context, summary *configv1beta1.ClusterSummary) (bool, error) {
 	of := match.Target(summary)
 	_, cluster, err := fleet.Get(ctx, c.Hub, of.Type, of.Namespace, of.Name)
 	if apierrors.IsNotFound(err) {
@@ -199,8 +198,8 @@ func (c *Controller) ours(ctx context.Context, summary *configv1beta1.ClusterSum
 	return c.Shard.Serves(cluster), nil
 }
 
-// siblings lists the summaries of a cluster. They must not be changed.
-func (c *Controller) siblings(ctx context.Context, cluster fleet.ID) ([]configv1beta1.ClusterSummary, error) {
+// listSummaries returns the summaries of a cluster from the cache. They must not be changed.
+func (c *Controller) listSummaries(ctx context.Context, cluster fleet.ID) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
 	if err := c.Hub.List(ctx, &list, client.MatchingFields{ClusterIndex: cluster.String()}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list summaries of cluster %s: %w", cluster, err)
@@ -216,10 +215,10 @@ func requests(summaries []configv1beta1.ClusterSummary) []reconcile.Request {
 	return all
 }
 
-// readersOf lists the summaries that are made from an object.
-func (c *Controller) readersOf(kind string) handler.EventHandler {
+// enqueueReaders enqueues the summaries that refer to an object of kind.
+func (c *Controller) enqueueReaders(kind string) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, obj client.Object) []reconcile.Request {
-		readers := c.reading.of(source.Reference{Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName()})
+		readers := c.references.of(source.Reference{Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName()})
 		all := make([]reconcile.Request, 0, len(readers))
 		for _, summary := range readers {
 			all = append(all, reconcile.Request{NamespacedName: summary})
@@ -228,43 +227,43 @@ func (c *Controller) readersOf(kind string) handler.EventHandler {
 	})
 }
 
-// Reconcile brings one profile to one cluster, or takes it away.
+// Reconcile delivers one profile to one cluster, or withdraws it.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	summary := &configv1beta1.ClusterSummary{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, summary); err != nil {
 		if apierrors.IsNotFound(err) {
-			c.reading.set(req.NamespacedName, nil)
-			c.echoes.forget(req.NamespacedName)
+			c.references.set(req.NamespacedName, nil)
+			c.ownWrites.forget(req.NamespacedName)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if ours, err := c.ours(ctx, summary); err != nil || !ours {
-		c.reading.set(req.NamespacedName, nil)
+	if ours, err := c.isInShard(ctx, summary); err != nil || !ours {
+		c.references.set(req.NamespacedName, nil)
 		return reconcile.Result{}, err
 	}
-	if c.echoes.isBehind(req.NamespacedName, summary.ResourceVersion, c.Clock.Now()) {
+	if c.ownWrites.isBehind(req.NamespacedName, summary.ResourceVersion, c.Clock.Now()) {
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Summary, req.String()))
 	s := &state{summary: summary}
 	steps := []phase.Step[*state]{
 		{Name: "load", Run: c.load},
-		{Name: "gate", Run: c.gate},
+		{Name: "check preconditions", Run: c.checkPreconditions},
 		{Name: "find deployed", Run: c.findDeployed},
 		{Name: "compose", Run: c.compose},
-		{Name: "hold", Run: c.hold},
-		{Name: "announce", Run: c.announce},
+		{Name: "add finalizer", Run: c.addFinalizer},
+		{Name: "report start", Run: c.reportStart},
 		{Name: "deliver", Run: c.deliver},
-		{Name: "retire", Run: c.retire},
+		{Name: "withdraw", Run: c.withdrawFeatures},
 		{Name: "record", Run: c.record},
 		{Name: "clean up generated values", Run: c.cleanUpGenerated},
 	}
 	if !summary.DeletionTimestamp.IsZero() {
 		steps = []phase.Step[*state]{
 			{Name: "load", Run: c.load},
-			{Name: "gate", Run: c.gate},
+			{Name: "check preconditions", Run: c.checkPreconditions},
 			{Name: "find deployed", Run: c.findDeployed},
-			{Name: "retire", Run: c.retire},
+			{Name: "withdraw", Run: c.withdrawFeatures},
 			{Name: "record", Run: c.record},
 			{Name: "clean up generated values", Run: c.cleanUpGenerated},
 		}
@@ -272,12 +271,12 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	outcome := phase.Run(ctx, s, steps)
 	err := c.report(ctx, s, outcome)
 	if err == nil && outcome.Kind == phase.Done {
-		err = c.release(ctx, s)
+		err = c.removeFinalizer(ctx, s)
 	}
 	return result(s, outcome, err)
 }
 
-// result says when to look again.
+// result returns when to reconcile again.
 func result(s *state, outcome phase.Outcome, reported error) (reconcile.Result, error) {
 	if apierrors.IsConflict(reported) || apierrors.IsConflict(outcome.Err) {
 		// The cache is behind.
@@ -289,14 +288,14 @@ func result(s *state, outcome phase.Outcome, reported error) (reconcile.Result, 
 	if outcome.Kind == phase.Retriable {
 		return reconcile.Result{}, outcome.Err
 	}
-	if s.retry != nil {
-		return reconcile.Result{}, s.retry
+	if s.retryErr != nil {
+		return reconcile.Result{}, s.retryErr
 	}
-	if s.edited {
+	if s.statusEdited {
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	if outcome.Kind == phase.Waiting {
 		return reconcile.Result{RequeueAfter: outcome.After}, nil
 	}
-	return reconcile.Result{RequeueAfter: s.next}, nil
+	return reconcile.Result{RequeueAfter: s.recheckAfter}, nil
 }

@@ -65,7 +65,7 @@ func addOwner(owners []metav1.OwnerReference, owner metav1.OwnerReference) []met
 // Another summary with the release becomes the owner. Without one the values are deleted. If a release is kept on the
 // member without a summary, its values are kept, too.
 func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
-	if s.cluster == nil || !s.hasUninstalledDropped() || s.leave() && !s.member.Deleting {
+	if s.cluster == nil || !s.hasUninstalledDropped() || s.orphansObjects() && !s.member.Deleting {
 		return nil
 	}
 	list := &metav1.PartialObjectMetadataList{}
@@ -98,9 +98,9 @@ func (s *state) hasUninstalledDropped() bool {
 	const helm = libv1beta1.FeatureHelm
 	switch {
 	case s.deleting():
-		return s.free
-	case !s.asksFor(helm):
-		return !s.settled(helm) && (slices.Contains(s.unlisted, helm) || !slices.Contains(s.leaving(), helm))
+		return s.withdrawn
+	case !s.specHas(helm):
+		return !s.isOneTimeDone(helm) && (slices.Contains(s.removedFeatures, helm) || !slices.Contains(s.featuresToWithdraw(), helm))
 	}
 	composed := slices.ContainsFunc(s.compositions, func(c Composition) bool { return c.Feature == helm })
 	return composed && status.FeatureOf(status.Fold(s.summary.Status, s.pass), helm).Status == libv1beta1.FeatureStatusProvisioned

@@ -30,7 +30,7 @@ func TestDroppedReleasesOnTheMemberAreNotUninstalled(t *testing.T) {
 			t.Parallel()
 			summary := &configv1beta1.ClusterSummary{}
 			summary.Spec.ClusterProfileSpec.SyncMode = tc.mode
-			s := &state{summary: summary, deployed: tc.deployed, unlisted: tc.unlisted}
+			s := &state{summary: summary, deployed: tc.deployed, removedFeatures: tc.unlisted}
 			if got := s.hasUninstalledDropped(); got != tc.want {
 				t.Errorf("hasUninstalledDropped() is %t, want %t", got, tc.want)
 			}

@@ -20,7 +20,7 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// record brings the cluster's inventory, its ClusterConfiguration, up to what is about to be reported.
+// record writes what is deployed to the cluster's ClusterConfiguration, before the status reports it.
 func (c *Controller) record(ctx context.Context, s *state) error {
 	owner := metav1.GetControllerOf(s.summary)
 	if owner == nil {
@@ -33,16 +33,16 @@ func (c *Controller) record(ctx context.Context, s *state) error {
 			changes = append(changes, status.Deployed(composition.Bundle, feature.LastAppliedTime))
 		}
 	}
-	for _, feature := range s.unlisted {
+	for _, feature := range s.removedFeatures {
 		changes = append(changes, configv1beta1.DeployedFeature{FeatureID: feature})
 	}
 	if len(changes) == 0 {
 		return nil
 	}
 	err := c.configurations().Update(ctx, s.member, *owner, changes)
-	if err != nil && len(s.unlisted) == 0 {
-		// What is deployed is worth reporting although it is not listed yet.
-		s.retry = errors.Join(s.retry, err)
+	if err != nil && len(s.removedFeatures) == 0 {
+		// The status is reported although the ClusterConfiguration does not have it yet.
+		s.retryErr = errors.Join(s.retryErr, err)
 		return nil
 	}
 	return err
@@ -50,14 +50,14 @@ func (c *Controller) record(ctx context.Context, s *state) error {
 
 func (c *Controller) configurations() Configurations { return Configurations{Hub: c.Hub, Live: c.Live} }
 
-// Configurations writes the ClusterConfigurations of clusters: what each profile has deployed there.
+// Configurations writes ClusterConfigurations, which list what each profile has deployed on a cluster.
 type Configurations struct {
 	// Hub reads from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Reader
 }
 
-// ConfigurationKey names the ClusterConfiguration of m.
+// ConfigurationKey returns the namespace and name of the ClusterConfiguration of m.
 func ConfigurationKey(m fleet.Member) client.ObjectKey {
 	return client.ObjectKey{Namespace: m.Namespace, Name: strings.ToLower(string(m.Type)) + "--" + m.Name}
 }
@@ -112,7 +112,7 @@ func (c Configurations) write(ctx context.Context, m fleet.Member, i inventoryCh
 	if !exists {
 		err := c.Hub.Create(ctx, want, client.FieldOwner(kube.FieldManager))
 		if apierrors.IsAlreadyExists(err) {
-			// Another profile was faster: read again what it wrote.
+			// Another profile has changed it: read it again.
 			return apierrors.NewConflict(configv1beta1.GroupVersion.WithResource("clusterconfigurations").GroupResource(), i.name.Name, err)
 		}
 		if err != nil {

@@ -63,7 +63,7 @@ func TestLeavingGoesByWhatIsDeployed(t *testing.T) {
 				summary.DeletionTimestamp = &now
 			}
 			s := &state{summary: summary, deployed: tc.deployed}
-			if diff := cmp.Diff(tc.want, s.leaving()); diff != "" {
+			if diff := cmp.Diff(tc.want, s.featuresToWithdraw()); diff != "" {
 				t.Errorf("leaving() (-want +got):\n%s", diff)
 			}
 		})

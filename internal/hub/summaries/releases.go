@@ -24,7 +24,7 @@ import (
 // loadClusterSummaries returns summary and all summaries of its cluster. Templates in names of releases are expanded.
 func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1beta1.ClusterSummary) (*configv1beta1.ClusterSummary, []configv1beta1.ClusterSummary, error) {
 	cluster := match.Target(summary)
-	all, err := c.siblings(ctx, cluster)
+	all, err := c.listSummaries(ctx, cluster)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -113,7 +113,7 @@ func (c *Controller) restoreReleaseOwners(ctx context.Context, m fleet.Member, a
 		if len(summary.Spec.ClusterProfileSpec.HelmCharts) == 0 || len(summary.Status.HelmReleaseSummaries) > 0 {
 			continue
 		}
-		_, ok, err := c.Transport.FindDeployed(ctx, m, idOf(summary, libv1beta1.FeatureHelm))
+		_, ok, err := c.Transport.FindDeployed(ctx, m, bundleIDOf(summary, libv1beta1.FeatureHelm))
 		if err != nil {
 			return err
 		}
@@ -268,7 +268,7 @@ func (c *Composer) nextRecorded(ctx context.Context, r Request, of match.Release
 func isWrittenFor(r Request, secret metav1.ObjectMeta) bool {
 	scope := inventory.OwnerScope{Hub: r.Member.Hub, Registration: r.Member.Scope}
 	written := inventory.LiveMetaOf(&metav1.PartialObjectMetadata{ObjectMeta: secret})
-	return written.Signature() == scope.Signature(idOf(r.Summary, libv1beta1.FeatureHelm))
+	return written.Signature() == scope.Signature(bundleIDOf(r.Summary, libv1beta1.FeatureHelm))
 }
 
 // listRecords lists the records of a release on a member, oldest first.

@@ -14,13 +14,13 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// Unsupported lists what a summary asks for that is not acted on yet.
+// Unsupported returns the fields and labels of a summary that have no effect yet.
 func Unsupported(spec configv1beta1.ProfileSpec, labels map[string]string) []string {
 	fields := append(render.Unsupported(spec), render.UnsupportedLabels(labels)...)
 	return append(fields, match.UnsupportedRefs(spec)...)
 }
 
-// request gathers what the bundles of a summary are made of.
+// request returns the inputs of the bundles of a summary.
 func request(s *state) (Request, error) {
 	owner, err := ownerOf(s.summary)
 	if err != nil {
@@ -37,8 +37,8 @@ func request(s *state) (Request, error) {
 	return made, nil
 }
 
-// SubjectFor returns what the templates of a summary see of its cluster, and what they may read. It fails with
-// phase.Invalid for a summary that belongs to no profile.
+// SubjectFor returns the cluster as templates of a summary see it, with the namespace that they may read. It returns a
+// phase.Invalid for a summary without a profile.
 func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (source.Subject, error) {
 	owner, err := ownerOf(summary)
 	if err != nil {
@@ -46,13 +46,13 @@ func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (s
 	}
 	subject, err := subjectOf(cluster)
 	if err == nil && owner.Kind == configv1beta1.ProfileKind {
-		// Who may write profiles in one namespace must not learn what is in another.
+		// Users who may write Profiles in one namespace must not read other namespaces through them.
 		subject.Confined = summary.Namespace
 	}
 	return subject, err
 }
 
-// subjectOf returns the cluster as templates see it, without what changes all the time.
+// subjectOf returns the cluster as templates see it, without volatile fields.
 func subjectOf(cluster client.Object) (source.Subject, error) {
 	member := fleet.FromObject(cluster)
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.WithoutVolatileFields(cluster))

@@ -21,13 +21,13 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// Texts of the Sveltos surface: other tools look for them.
+// Texts of Sveltos, which other tools look for.
 const (
 	clusterNotReady = "cluster is not ready"
 	agentNotHealthy = "agent in managed cluster is not healthy."
 )
 
-// unreachable says why nothing can be done to m now, "" if it can be.
+// unreachable returns why m cannot be changed now, "" if it can be.
 func unreachable(m fleet.Member) string {
 	switch {
 	case m.Refused != "" && !m.Deleting:
@@ -47,8 +47,8 @@ func unreachable(m fleet.Member) string {
 	}
 }
 
-// heldStatus is the status of a feature while its member cannot be reached: the one it has, if it is under way.
-func heldStatus(old libv1beta1.FeatureStatus, m fleet.Member) libv1beta1.FeatureStatus {
+// unreachableStatus returns the status of a feature while its member is unreachable.
+func unreachableStatus(old libv1beta1.FeatureStatus, m fleet.Member) libv1beta1.FeatureStatus {
 	switch {
 	case !m.Ready || m.Refused != "":
 		return libv1beta1.FeatureStatusFailed
@@ -59,24 +59,24 @@ func heldStatus(old libv1beta1.FeatureStatus, m fleet.Member) libv1beta1.Feature
 	}
 }
 
-// leavingStatus is the status of a feature that is being withdrawn, by whoever withdraws it.
-func leavingStatus(m fleet.Member) libv1beta1.FeatureStatus {
+// removingStatus returns the status of a feature that the hub (push) or the agent (pull) is withdrawing.
+func removingStatus(m fleet.Member) libv1beta1.FeatureStatus {
 	return map[fleet.Mode]libv1beta1.FeatureStatus{
 		fleet.Push: libv1beta1.FeatureStatusRemoving,
 		fleet.Pull: libv1beta1.FeatureStatusAgentRemoving,
 	}[m.Mode]
 }
 
-// underWay says whether a feature with this status is being delivered or was.
-func underWay(s libv1beta1.FeatureStatus) bool {
+// isDeployed returns whether a feature with this status was delivered.
+func isDeployed(s libv1beta1.FeatureStatus) bool {
 	return s == libv1beta1.FeatureStatusProvisioning || s == libv1beta1.FeatureStatusProvisioned || s == libv1beta1.FeatureStatusFailed
 }
 
-// contestError says which releases other profiles hold.
-type contestError struct{ lost []match.Contest }
+// conflictError names the releases that other profiles manage.
+type conflictError struct{ lost []match.Contest }
 
-// Error names every release and its holder.
-func (e *contestError) Error() string {
+// Error names every release and the profile that manages it.
+func (e *conflictError) Error() string {
 	texts := make([]string, 0, len(e.lost))
 	for _, contest := range e.lost {
 		texts = append(texts, contest.Message())
@@ -84,11 +84,11 @@ func (e *contestError) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// Unwrap makes the error one that is not tried again: the watch on the rivals tells when a release is free.
-func (e *contestError) Unwrap() error { return phase.Invalid{Err: errors.New("conflict")} }
+// Unwrap prevents retries: a watch reports when another summary gives a release up.
+func (e *conflictError) Unwrap() error { return phase.Invalid{Err: errors.New("conflict")} }
 
-// contested marks the releases that were lost.
-func contested(releases []configv1beta1.HelmChartSummary, lost []match.Contest) []configv1beta1.HelmChartSummary {
+// markConflicts returns releases with the status Conflict on those that other profiles manage.
+func markConflicts(releases []configv1beta1.HelmChartSummary, lost []match.Contest) []configv1beta1.HelmChartSummary {
 	marked := slices.Clone(releases)
 	for _, contest := range lost {
 		at := slices.IndexFunc(marked, func(r configv1beta1.HelmChartSummary) bool {
@@ -104,10 +104,10 @@ func contested(releases []configv1beta1.HelmChartSummary, lost []match.Contest) 
 	return marked
 }
 
-// reasonOf returns the CamelCase word for what kept a bundle from being made.
+// reasonOf returns the condition reason for the error of a bundle that could not be built.
 func reasonOf(err error) string {
-	var contest *contestError
-	var stage *StageError
+	var contest *conflictError
+	var stage *ComposeError
 	switch {
 	case errors.As(err, &contest):
 		return status.ReasonConflict
@@ -120,18 +120,18 @@ func reasonOf(err error) string {
 	}
 }
 
-// applyReason returns the CamelCase word for what a member reports.
-func applyReason(report bundle.Report) string {
+// reportReason returns the condition reason for a report of a member, "" for the default one.
+func reportReason(report bundle.Report) string {
 	if report.State == bundle.StateFailed && strings.Contains(report.Message, "conflict was detected") {
 		return status.ReasonConflict
 	}
 	return ""
 }
 
-// report writes the status once, if it differs, and tells what changed.
+// report writes the status if it differs, and records events for the changes.
 func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
 	if outcome.Kind == phase.Retriable {
-		// The hub itself is in trouble: nothing new is known of the member.
+		// The hub's own requests failed: nothing new is known of the member.
 		return nil
 	}
 	return c.write(ctx, s, status.Fold(s.summary.Status, s.pass))
@@ -144,30 +144,30 @@ func (c *Controller) write(ctx context.Context, s *state, now configv1beta1.Clus
 	}
 	written := s.summary.DeepCopy()
 	written.Status = now
-	// The lock keeps a reconcile that saw an old state from taking back what a later one wrote.
+	// The lock prevents a reconcile with a stale cache from overwriting a newer status.
 	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
 	name := client.ObjectKeyFromObject(written)
-	c.echoes.begin(name)
+	c.ownWrites.begin(name)
 	if err := c.Hub.Status().Patch(ctx, written, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		c.echoes.end(name, "", c.Clock.Now())
+		c.ownWrites.end(name, "", c.Clock.Now())
 		return client.IgnoreNotFound(fmt.Errorf("report on summary %s: %w", client.ObjectKeyFromObject(s.summary), err))
 	}
 	s.summary = written
-	s.edited = c.echoes.end(name, written.ResourceVersion, c.Clock.Now())
+	s.statusEdited = c.ownWrites.end(name, written.ResourceVersion, c.Clock.Now())
 	for _, event := range status.Events(before, now, s.member) {
-		c.tell(written, event)
+		c.recordEvent(written, event)
 	}
 	return nil
 }
 
-// tell records an event on a summary. The action is part of the surface.
-func (c *Controller) tell(summary *configv1beta1.ClusterSummary, event status.Event) {
+// recordEvent records an event on a summary. The action is that of Sveltos.
+func (c *Controller) recordEvent(summary *configv1beta1.ClusterSummary, event status.Event) {
 	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
 }
 
 // unanswered returns an event for each release whose chart looks up objects that the hub cannot read, once for each
 // version of the chart.
-func unanswered(old configv1beta1.ClusterSummaryStatus, c Composition, m fleet.Member) []status.Event {
+func lookupEvents(old configv1beta1.ClusterSummaryStatus, c Composition, m fleet.Member) []status.Event {
 	var events []status.Event
 	for _, release := range c.Unanswered {
 		if chartOf(old.HelmReleaseSummaries, release) != chartOf(c.Releases, release) {

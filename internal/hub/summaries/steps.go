@@ -23,61 +23,64 @@ import (
 )
 
 const (
-	// longestRecheck is the longest pause between two looks at a withdrawal that is not done.
-	longestRecheck = 30 * time.Second
-	// unverifiedRecheck is how often a repository is asked again for a signature that it does not have: no watch tells
-	// when it comes.
-	unverifiedRecheck = 5 * time.Minute
-	// forcedLimit is how long one withdrawal from a member that leaves by force may take.
-	forcedLimit = 20 * time.Second
+	// maxWithdrawalInterval is the longest pause between two requests for a withdrawal that has not ended.
+	maxWithdrawalInterval = 30 * time.Second
+	// unverifiedInterval is the pause until a repository is asked again for a missing signature, which no watch reports.
+	unverifiedInterval = 5 * time.Minute
+	// forcedTimeout bounds a withdrawal request to a member that is deregistered by force.
+	forcedTimeout = 20 * time.Second
 )
 
-// state is what the steps of one reconcile know.
+// state is shared by the steps of one reconcile.
 type state struct {
 	summary *configv1beta1.ClusterSummary
-	// cluster is nil if the cluster object is gone; member then only has a name.
+	// cluster is nil if the cluster object does not exist; then member has only type, namespace and name.
 	cluster client.Object
 	member  fleet.Member
-	// deployed is what the member holds of the summary, by feature.
+	// deployed are the summary's bundles on the member, by feature.
 	deployed map[libv1beta1.FeatureID]bundle.Deployed
-	// compositions are what the features want, as far as that could be made.
+	// compositions are the bundles to deliver. A feature whose bundle could not be built has a Finding instead.
 	compositions []Composition
 	pass         status.Pass
-	// unlisted are the features to take out of the cluster's inventory.
-	unlisted []libv1beta1.FeatureID
-	// retry is why to try again, later after each failure; next is when to look again at what is merely not done.
-	retry error
-	next  time.Duration
-	// edited says that somebody else changed the status after this reconcile wrote it.
-	edited bool
-	// free says that nothing is left to do for a deleted summary.
-	free bool
+	// removedFeatures are to be deleted from the cluster's ClusterConfiguration.
+	removedFeatures []libv1beta1.FeatureID
+	// retryErr makes the reconcile repeat with backoff. recheckAfter is the delay of the next reconcile if nothing failed.
+	retryErr     error
+	recheckAfter time.Duration
+	// statusEdited is true if another client changed the status after this reconcile wrote it.
+	statusEdited bool
+	// withdrawn is true if the finalizer of a deleted summary can be removed.
+	withdrawn bool
 }
 
 func (s *state) deleting() bool { return !s.summary.DeletionTimestamp.IsZero() }
 
 func (s *state) spec() configv1beta1.ProfileSpec { return s.summary.Spec.ClusterProfileSpec }
 
-func (s *state) find(finding status.Finding) { s.pass.Findings = append(s.pass.Findings, finding) }
+func (s *state) addFinding(finding status.Finding) {
+	s.pass.Findings = append(s.pass.Findings, finding)
+}
 
-func (s *state) old(id libv1beta1.FeatureID) configv1beta1.FeatureSummary {
+func (s *state) featureSummary(id libv1beta1.FeatureID) configv1beta1.FeatureSummary {
 	return status.FeatureOf(s.summary.Status, id)
 }
 
-// id names the bundle of a feature.
-func (s *state) id(feature libv1beta1.FeatureID) bundle.ID { return idOf(s.summary, feature) }
+// bundleID returns the ID of the bundle of a feature.
+func (s *state) bundleID(feature libv1beta1.FeatureID) bundle.ID {
+	return bundleIDOf(s.summary, feature)
+}
 
-func idOf(summary *configv1beta1.ClusterSummary, feature libv1beta1.FeatureID) bundle.ID {
+func bundleIDOf(summary *configv1beta1.ClusterSummary, feature libv1beta1.FeatureID) bundle.ID {
 	return bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: summary.Name, Feature: string(feature)}
 }
 
-// allFeatures lists the features in the order in which they are deployed.
+// allFeatures returns the features in the order in which they are deployed.
 func allFeatures() []libv1beta1.FeatureID {
 	return []libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}
 }
 
-// asksFor says whether the spec has anything of a feature.
-func (s *state) asksFor(feature libv1beta1.FeatureID) bool {
+// specHas returns whether the spec has entries for a feature.
+func (s *state) specHas(feature libv1beta1.FeatureID) bool {
 	return map[libv1beta1.FeatureID]bool{
 		libv1beta1.FeatureResources: len(s.spec().PolicyRefs) > 0,
 		libv1beta1.FeatureHelm:      len(s.spec().HelmCharts) > 0,
@@ -85,26 +88,26 @@ func (s *state) asksFor(feature libv1beta1.FeatureID) bool {
 	}[feature]
 }
 
-// wanted lists the features that the summary asks for, in the order in which they are deployed.
-func (s *state) wanted() []libv1beta1.FeatureID {
+// wantedFeatures returns the features of the spec, in the order in which they are deployed.
+func (s *state) wantedFeatures() []libv1beta1.FeatureID {
 	if s.deleting() {
 		return nil
 	}
-	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool { return !s.asksFor(f) })
+	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool { return !s.specHas(f) })
 }
 
-// leaving lists the features that something may be left of on the member although it is not wanted, the last deployed
-// first. What the member holds decides; the status only adds to it, and so does the spec of a summary that is deleted:
-// a record or group may have been lost.
-func (s *state) leaving() []libv1beta1.FeatureID {
+// featuresToWithdraw returns the features that are not wanted and may have objects on the member, in reverse order of
+// deployment. These are the deployed ones, and those which the status, or the spec of a deleted summary, names: the
+// inventory or the ConfigurationGroup may be lost.
+func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 	var features []libv1beta1.FeatureID
 	for _, feature := range slices.Backward(allFeatures()) {
-		if slices.Contains(s.wanted(), feature) || s.settled(feature) {
+		if slices.Contains(s.wantedFeatures(), feature) || s.isOneTimeDone(feature) {
 			continue
 		}
 		_, deployed := s.deployed[feature]
-		reported := s.old(feature).Status
-		suspected := reported != "" || s.deleting() && s.asksFor(feature)
+		reported := s.featureSummary(feature).Status
+		suspected := reported != "" || s.deleting() && s.specHas(feature)
 		if deployed || (suspected && reported != libv1beta1.FeatureStatusRemoved) {
 			features = append(features, feature)
 		}
@@ -112,7 +115,7 @@ func (s *state) leaving() []libv1beta1.FeatureID {
 	return features
 }
 
-// load reads the cluster that the summary is about.
+// load reads the cluster of the summary.
 func (c *Controller) load(ctx context.Context, s *state) error {
 	of := match.Target(s.summary)
 	member, cluster, err := fleet.Get(ctx, c.Hub, of.Type, of.Namespace, of.Name)
@@ -121,7 +124,7 @@ func (c *Controller) load(ctx context.Context, s *state) error {
 		if s.deleting() {
 			return nil
 		}
-		// The profile takes the summary away, unless the cluster comes back first.
+		// The profile controller deletes the summary, unless the cluster is created again first.
 		s.pass.Message = fmt.Sprintf("cluster %s does not exist", s.member.Key())
 		return phase.Wait{Reason: s.pass.Message}
 	}
@@ -132,19 +135,19 @@ func (c *Controller) load(ctx context.Context, s *state) error {
 	return nil
 }
 
-// findDeployed reads what the member holds of the summary.
+// findDeployed reads which bundles of the summary the member has.
 func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	s.deployed = map[libv1beta1.FeatureID]bundle.Deployed{}
 	if s.cluster == nil || s.neverDelivered() {
 		return nil
 	}
 	for _, feature := range allFeatures() {
-		deployed, ok, err := c.Transport.FindDeployed(ctx, s.member, s.id(feature))
+		deployed, ok, err := c.Transport.FindDeployed(ctx, s.member, s.bundleID(feature))
 		if err != nil && s.deleting() && s.member.Forced {
-			return nil // nobody waits for a member that leaves by force
+			return nil // a deregistration by force does not wait for the member
 		}
 		if err != nil {
-			return s.unknown(err)
+			return s.reportDeployedUnknown(err)
 		}
 		if ok {
 			s.deployed[feature] = deployed
@@ -153,31 +156,31 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	return nil
 }
 
-// unknown reports that it is not known what the member holds, so that nothing is done to it.
-func (s *state) unknown(err error) error {
-	s.retry = errors.Join(s.retry, err)
+// reportDeployedUnknown reports that the deployed bundles could not be read. Nothing is delivered or withdrawn then.
+func (s *state) reportDeployedUnknown(err error) error {
+	s.retryErr = errors.Join(s.retryErr, err)
 	finding := status.Finding{Kind: status.Broken, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed, Attempt: true}
-	features := s.wanted()
+	features := s.wantedFeatures()
 	if s.deleting() {
-		finding.Kind, finding.Status, features = status.Leaving, leavingStatus(s.member), s.leaving()
+		finding.Kind, finding.Status, features = status.Leaving, removingStatus(s.member), s.featuresToWithdraw()
 	}
 	for _, finding.Feature = range features {
-		s.find(finding)
+		s.addFinding(finding)
 	}
 	return phase.Wait{Reason: err.Error()}
 }
 
-// neverDelivered says of a deleted summary that an earlier version has put its finalizer on it and delivered nothing:
-// its cluster was never reached, and its status, which is there, has no hash.
+// neverDelivered returns whether nothing was ever delivered for a deleted summary: its cluster is not ready, and no
+// feature in its status has a hash. Earlier versions added the finalizer to such summaries.
 func (s *state) neverDelivered() bool {
 	features := s.summary.Status.FeatureSummaries
 	return s.deleting() && s.cluster != nil && !s.member.Ready && len(features) > 0 &&
 		!slices.ContainsFunc(features, func(f configv1beta1.FeatureSummary) bool { return len(f.Hash) > 0 || f.LastAppliedTime != nil })
 }
 
-// hold puts our finalizer on the summary before anything is delivered for it. A summary without it has nothing on the
+// addFinalizer adds the finalizer to the summary before the first delivery. A summary without it has nothing on the
 // member, and no generated values.
-func (c *Controller) hold(ctx context.Context, s *state) error {
+func (c *Controller) addFinalizer(ctx context.Context, s *state) error {
 	if len(s.compositions) == 0 && len(s.deployed) == 0 {
 		return nil
 	}
@@ -197,36 +200,36 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	return nil
 }
 
-// gate ends the reconcile where nothing may or can be done to the member. What people ask to leave is not kept by a
-// pause.
-func (c *Controller) gate(_ context.Context, s *state) error {
+// checkPreconditions ends the reconcile if the member must not or cannot be changed now. A pause does not stop the
+// deregistration of a cluster.
+func (c *Controller) checkPreconditions(_ context.Context, s *state) error {
 	if s.deleting() && (s.cluster == nil || s.member.Forced || s.neverDelivered()) {
 		return nil
 	}
 	if s.member.Deleting && !s.deleting() {
 		s.pass.Suspended = fmt.Sprintf("cluster %s is being deregistered", s.member.Key())
 	} else if !s.member.Deleting {
-		s.pass.Suspended = s.paused()
+		s.pass.Suspended = s.pauseReason()
 	}
 	if s.pass.Suspended != "" {
 		return phase.Wait{Reason: s.pass.Suspended}
 	}
 	if message := status.Unsupported(Unsupported(s.spec(), s.summary.Labels)); message != "" && !s.deleting() {
-		return s.refuse(message)
+		return s.reportUnsupported(message)
 	}
 	if why := unreachable(s.member); why != "" {
-		s.hold(why)
+		s.reportUnreachable(why)
 		return phase.Wait{Reason: why}
 	}
 	if !s.deleting() && !s.member.HasFinalizer {
-		// It could not be withdrawn in order. The hub is about to change that.
-		return phase.Wait{Reason: "the cluster is not held yet"}
+		// Without the finalizer its objects could not be withdrawn before it is deleted. The hub is about to add it.
+		return phase.Wait{Reason: "the cluster has no finalizer yet"}
 	}
 	return nil
 }
 
-// paused says who has paused what the summary is about, "" if nobody has.
-func (s *state) paused() string {
+// pauseReason returns what is paused, "" if nothing is.
+func (s *state) pauseReason() string {
 	if s.member.Paused {
 		return fmt.Sprintf("cluster %s is paused", s.member.Key())
 	}
@@ -236,12 +239,12 @@ func (s *state) paused() string {
 	return ""
 }
 
-// refuse says of every feature that nothing is done about the profile. What was delivered stays as it is.
-func (s *state) refuse(message string) error {
+// reportUnsupported reports for every feature that the profile is refused. Deployed objects stay unchanged.
+func (s *state) reportUnsupported(message string) error {
 	err := errors.New(message)
 	s.pass.Message = message
-	for _, feature := range s.wanted() {
-		s.find(status.Finding{
+	for _, feature := range s.wantedFeatures() {
+		s.addFinding(status.Finding{
 			Feature: feature, Kind: status.Broken, Err: err, Reason: status.ReasonUnsupported,
 			Status: libv1beta1.FeatureStatusFailedNonRetriable,
 		})
@@ -249,18 +252,18 @@ func (s *state) refuse(message string) error {
 	return phase.Invalid{Err: err}
 }
 
-// hold says of every feature that is under way that the member cannot be reached now.
-func (s *state) hold(message string) {
+// reportUnreachable reports for every feature that the member cannot be reached now.
+func (s *state) reportUnreachable(message string) {
 	s.pass.Message = message
-	for _, feature := range append(s.wanted(), s.leaving()...) {
-		s.find(status.Finding{
+	for _, feature := range append(s.wantedFeatures(), s.featuresToWithdraw()...) {
+		s.addFinding(status.Finding{
 			Feature: feature, Kind: status.Held, Err: errors.New(message), Reason: status.ReasonNotReady,
-			Status: heldStatus(s.old(feature).Status, s.member),
+			Status: unreachableStatus(s.featureSummary(feature).Status, s.member),
 		})
 	}
 }
 
-// compose makes the bundles. What cannot be made is a finding, and leaves alone what was delivered.
+// compose builds the bundles. A bundle that cannot be built becomes a Finding, and its deployed objects stay unchanged.
 func (c *Controller) compose(ctx context.Context, s *state) error {
 	request, err := request(s)
 	if err != nil {
@@ -268,10 +271,10 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	}
 	request.EnsureFinalizer = func(ctx context.Context) error { return c.ensureFinalizer(ctx, s) }
 	references := append(c.Composer.References(request), generatedReferences(request)...)
-	c.reading.set(client.ObjectKeyFromObject(s.summary), references)
-	for _, feature := range s.wanted() {
-		if s.settled(feature) {
-			s.reportSettled(feature)
+	c.references.set(client.ObjectKeyFromObject(s.summary), references)
+	for _, feature := range s.wantedFeatures() {
+		if s.isOneTimeDone(feature) {
+			s.restoreOneTimeStatus(feature)
 			continue
 		}
 		composition, err := c.composeFeature(ctx, s, request, feature)
@@ -279,7 +282,7 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 			return err // the summary or its generated values have changed: the reconcile is repeated
 		}
 		if err != nil {
-			s.broken(feature, err)
+			s.reportFailure(feature, err)
 			continue
 		}
 		s.compositions = append(s.compositions, composition)
@@ -287,31 +290,30 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	return nil
 }
 
-// settled says whether a feature was provisioned once and for all (syncMode OneTime), as the member holds it. One that
-// was provisioned while it was kept up to date is delivered once more, so that the member stops correcting its drift.
-func (s *state) settled(feature libv1beta1.FeatureID) bool {
+// isOneTimeDone returns whether the member has deployed a feature with syncMode OneTime. A feature that was deployed in
+// another mode is delivered once more, so that the member stops correcting its drift.
+func (s *state) isOneTimeDone(feature libv1beta1.FeatureID) bool {
 	deployed, ok := s.deployed[feature]
 	if s.deleting() || s.spec().SyncMode != configv1beta1.SyncModeOneTime || !ok || deployed.CorrectDrift || deployed.Removing {
 		return false
 	}
-	// A report that was lost comes again. A first delivery that the member has not reported on yet has a status: it is
-	// under way.
-	reported := s.old(feature).Status
+	// A lost report comes again. A first delivery without a report has the status Provisioning.
+	reported := s.featureSummary(feature).Status
 	lost := deployed.Report.State == bundle.StatePending && (reported == libv1beta1.FeatureStatusProvisioned || reported == "")
 	return deployed.Report.State == bundle.StateApplied || lost
 }
 
-// reportSettled reports a settled feature whose status was lost.
-func (s *state) reportSettled(feature libv1beta1.FeatureID) {
+// restoreOneTimeStatus reports a feature for which isOneTimeDone holds and whose status was lost.
+func (s *state) restoreOneTimeStatus(feature libv1beta1.FeatureID) {
 	deployed := s.deployed[feature]
-	if s.old(feature).Status == libv1beta1.FeatureStatusProvisioned || deployed.Report.State != bundle.StateApplied {
+	if s.featureSummary(feature).Status == libv1beta1.FeatureStatusProvisioned || deployed.Report.State != bundle.StateApplied {
 		return
 	}
 	var releases []configv1beta1.HelmChartSummary
 	if feature == libv1beta1.FeatureHelm {
 		releases = managedReleases(s.summary)
 	}
-	s.find(status.Finding{Feature: feature, Kind: status.Delivered, Want: deployed.Report.Digest, Report: deployed.Report, Releases: releases})
+	s.addFinding(status.Finding{Feature: feature, Kind: status.Delivered, Want: deployed.Report.Digest, Report: deployed.Report, Releases: releases})
 }
 
 func (c *Controller) composeFeature(ctx context.Context, s *state, request Request, feature libv1beta1.FeatureID) (Composition, error) {
@@ -332,51 +334,51 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Reque
 		charts, lost = me.Spec.ClusterProfileSpec.HelmCharts, match.Lost(me, others)
 		request.Lost = lost
 		if len(lost) > 0 && !s.spec().ContinueOnConflict {
-			return Composition{}, &contestError{lost: lost}
+			return Composition{}, &conflictError{lost: lost}
 		}
 	}
 	composition, err := c.Composer.Compose(ctx, request, feature)
 	if err != nil {
 		return Composition{}, err
 	}
-	composition.Releases = contested(withUninstalled(composition.Releases, charts), lost)
+	composition.Releases = markConflicts(withUninstalled(composition.Releases, charts), lost)
 	return composition, nil
 }
 
-// broken records that there is nothing to deliver for a feature.
-func (s *state) broken(feature libv1beta1.FeatureID, err error) {
-	old := s.old(feature)
+// reportFailure reports that the bundle of a feature could not be built.
+func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
+	old := s.featureSummary(feature)
 	finding := status.Finding{
 		Feature: feature, Kind: status.Broken, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed, Attempt: true,
 	}
 	var invalid phase.Invalid
 	if errors.As(err, &invalid) {
 		finding.Status = libv1beta1.FeatureStatusFailedNonRetriable
-		// Looking at the same thing again is no other attempt.
+		// The same error again is not another attempt.
 		finding.Attempt = old.Status != finding.Status || old.FailureMessage != err.Error()
 	} else {
-		s.retry = errors.Join(s.retry, fmt.Errorf("%s of %s: %w", feature, client.ObjectKeyFromObject(s.summary), err))
+		s.retryErr = errors.Join(s.retryErr, fmt.Errorf("%s of %s: %w", feature, client.ObjectKeyFromObject(s.summary), err))
 	}
 	if errors.Is(err, source.ErrUnverified) {
-		s.next = unverifiedRecheck
+		s.recheckAfter = unverifiedInterval
 	}
-	var contest *contestError
+	var contest *conflictError
 	if errors.As(err, &contest) {
-		finding.Releases = contested(nil, contest.lost)
+		finding.Releases = markConflicts(nil, contest.lost)
 	}
-	s.find(finding)
+	s.addFinding(finding)
 }
 
-// announce reports that a delivery is under way: a push member may take minutes for it.
-func (c *Controller) announce(ctx context.Context, s *state) error {
+// reportStart reports that a delivery begins: on a push member it may take minutes.
+func (c *Controller) reportStart(ctx context.Context, s *state) error {
 	var pass status.Pass
 	var news []status.Event
 	for _, composition := range s.compositions {
-		old := s.old(composition.Feature)
+		old := s.featureSummary(composition.Feature)
 		if bundle.DigestFromBytes(old.Hash) != composition.Digest {
-			news = append(news, unanswered(s.summary.Status, composition, s.member)...)
+			news = append(news, lookupEvents(s.summary.Status, composition, s.member)...)
 		}
-		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !underWay(old.Status) {
+		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !isDeployed(old.Status) {
 			pass.Findings = append(pass.Findings, status.Finding{Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Releases: composition.Releases})
 		}
 	}
@@ -387,104 +389,105 @@ func (c *Controller) announce(ctx context.Context, s *state) error {
 		return err
 	}
 	for _, event := range news {
-		c.tell(s.summary, event)
+		c.recordEvent(s.summary, event)
 	}
 	return nil
 }
 
-// deliver asks the member for every bundle, one after the other.
+// deliver delivers the bundles one after the other.
 func (c *Controller) deliver(ctx context.Context, s *state) error {
 	for _, composition := range s.compositions {
-		composition.Bundle.KeepObjects = s.isOlder(composition)
+		composition.Bundle.KeepObjects = s.memberHasNewer(composition)
 		report, err := c.Transport.Deliver(ctx, s.member, composition.Bundle)
 		if ctx.Err() != nil {
 			return fmt.Errorf("deliver %s to %s: %w", composition.Bundle.ID, s.member.Key(), ctx.Err())
 		}
 		finding := status.Finding{
 			Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Report: report,
-			Reason: applyReason(report), Releases: composition.Releases, Attempt: err != nil,
+			Reason: reportReason(report), Releases: composition.Releases, Attempt: err != nil,
 		}
 		if err != nil {
-			s.retry = errors.Join(s.retry, err)
+			s.retryErr = errors.Join(s.retryErr, err)
 			if report.State != bundle.StateFailed {
 				finding.Kind, finding.Err, finding.Reason, finding.Status = status.Broken, err, status.ReasonDeliver, libv1beta1.FeatureStatusFailed
 			}
 		}
-		s.find(finding)
+		s.addFinding(finding)
 		if recheck := c.Recheck[s.member.Mode]; len(report.Outdated) > 0 && recheck > 0 {
-			s.next = recheck // it is rendered again, and no watch shows that it must be
+			s.recheckAfter = recheck // the release must be rendered again, which no watch reports
 		}
 	}
 	return nil
 }
 
-// isOlder says whether the member holds another bundle than the one that this hub asks for and saw applied: the hub was
-// restored from a backup. Where an agent delivers, it is the agent that finds out.
-func (s *state) isOlder(c Composition) bool {
-	old, deployed := s.old(c.Feature), s.deployed[c.Feature]
+// memberHasNewer returns whether a push member has another bundle than the one that this hub saw applied: the hub was
+// restored from a backup. In pull mode the agent detects that.
+func (s *state) memberHasNewer(c Composition) bool {
+	old, deployed := s.featureSummary(c.Feature), s.deployed[c.Feature]
 	return old.Status == libv1beta1.FeatureStatusProvisioned && bundle.DigestFromBytes(old.Hash) == c.Digest &&
 		deployed.Report.State == bundle.StateApplied && deployed.Report.Digest != c.Digest
 }
 
-// retire withdraws what is wanted no more; everything, if the summary is deleted.
-func (c *Controller) retire(ctx context.Context, s *state) error {
-	why, err := c.lost(ctx, s)
+// withdrawFeatures withdraws the features that are no longer wanted: all of them if the summary is deleted.
+func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
+	why, err := c.abandonReason(ctx, s)
 	if err != nil {
 		return err
 	}
 	if why != "" {
 		return c.abandon(ctx, s, why)
 	}
-	s.free = true
+	s.withdrawn = true
 	if s.neverDelivered() {
 		return nil
 	}
-	for _, feature := range s.leaving() {
-		w := bundle.Withdrawal{ID: s.id(feature), Orphan: s.leave()}
+	for _, feature := range s.featuresToWithdraw() {
+		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects()}
 		done, err := c.withdraw(ctx, s.member, w)
 		if ctx.Err() != nil {
 			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())
 		}
 		if done && err == nil {
-			s.find(status.Finding{Feature: feature, Kind: status.Left})
-			s.unlisted = append(s.unlisted, feature)
+			s.addFinding(status.Finding{Feature: feature, Kind: status.Left})
+			s.removedFeatures = append(s.removedFeatures, feature)
 			continue
 		}
-		s.free = false
-		s.retry = errors.Join(s.retry, err)
-		s.next = c.recheck(s)
-		finding := status.Finding{Feature: feature, Kind: status.Leaving, Err: err, Status: leavingStatus(s.member), Attempt: err != nil}
+		s.withdrawn = false
+		s.retryErr = errors.Join(s.retryErr, err)
+		s.recheckAfter = c.withdrawalInterval(s)
+		finding := status.Finding{Feature: feature, Kind: status.Leaving, Err: err, Status: removingStatus(s.member), Attempt: err != nil}
 		if err != nil {
 			finding.Reason = status.ReasonDeliver
 		}
-		s.find(finding)
+		s.addFinding(finding)
 	}
 	return nil
 }
 
-// withdraw asks the member to withdraw. One that takes the request and does not answer holds no deregistration by force
-// up.
+// withdraw withdraws a bundle. The timeout keeps a member that does not answer from blocking its deregistration by
+// force.
 func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	if m.Forced {
-		limited, cancel := context.WithTimeout(ctx, forcedLimit)
+		limited, cancel := context.WithTimeout(ctx, forcedTimeout)
 		defer cancel()
 		ctx = limited
 	}
 	return c.Transport.Withdraw(ctx, m, w)
 }
 
-// recheck says when to look at a withdrawal again: a quarter of the time that it has taken already, within limits.
-func (c *Controller) recheck(s *state) time.Duration {
+// withdrawalInterval returns the pause until the next request for a withdrawal: a quarter of the time since the
+// deletion, between Recheck and maxWithdrawalInterval.
+func (c *Controller) withdrawalInterval(s *state) time.Duration {
 	least := c.Recheck[s.member.Mode]
 	if least == 0 || !s.deleting() {
 		return least
 	}
-	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, least), longestRecheck)
+	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, least), maxWithdrawalInterval)
 }
 
-// release lets a deleted summary go.
-func (c *Controller) release(ctx context.Context, s *state) error {
-	if !s.deleting() || !s.free {
+// removeFinalizer removes the finalizer of a deleted summary once everything is withdrawn.
+func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
+	if !s.deleting() || !s.withdrawn {
 		return nil
 	}
 	free := s.summary.DeepCopy()

@@ -19,14 +19,14 @@ func TestUnverifiedChartIsLookedAtAgain(t *testing.T) {
 		err  error
 		want time.Duration
 	}{
-		"not verified":  {phase.Invalidf("chart hello: %w", source.ErrUnverified), unverifiedRecheck},
+		"not verified":  {phase.Invalidf("chart hello: %w", source.ErrUnverified), unverifiedInterval},
 		"invalid":       {phase.Invalid{Err: errors.New("no such field")}, 0},
 		"not reachable": {errors.New("connection refused"), 0},
 	} {
 		s := &state{summary: &configv1beta1.ClusterSummary{}}
-		s.broken(libv1beta1.FeatureHelm, atStage("SourceFailed", test.err))
-		if s.next != test.want {
-			t.Errorf("%s: looked at again after %s, want %s", name, s.next, test.want)
+		s.reportFailure(libv1beta1.FeatureHelm, withReason("SourceFailed", test.err))
+		if s.recheckAfter != test.want {
+			t.Errorf("%s: looked at again after %s, want %s", name, s.recheckAfter, test.want)
 		}
 	}
 }

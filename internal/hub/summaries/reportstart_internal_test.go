@@ -44,7 +44,7 @@ func TestUnansweredLookupIsReportedOnce(t *testing.T) {
 				ReleaseNamespace: "site", ReleaseName: "web", ChartName: "hello", ChartVersion: step.version, Status: configv1beta1.HelmChartStatusManaging,
 			}},
 		}}
-		if err := c.announce(t.Context(), s); err != nil {
+		if err := c.reportStart(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(recorder.Events); got != step.want {

@@ -16,40 +16,41 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// leave says whether what is withdrawn stays on the member, as nobody's.
-func (s *state) leave() bool {
+// orphansObjects returns whether withdrawn objects stay on the member, without an owner.
+func (s *state) orphansObjects() bool {
 	return s.deleting() && (s.member.KeepAddons || s.spec().StopMatchingBehavior == configv1beta1.LeavePolicies)
 }
 
-// lost says of the cluster why nothing more is withdrawn from it and nobody is waited for, "" if that is not so: it is
-// gone from the hub, or it is deregistered by force and is away, or does not let go in time.
-func (c *Controller) lost(ctx context.Context, s *state) (string, error) {
+// abandonReason returns why objects stay on the cluster without a withdrawal, "" if they are withdrawn. The reasons:
+// the cluster object does not exist, or the cluster is deregistered by force and is unreachable or exceeded the time
+// for it.
+func (c *Controller) abandonReason(ctx context.Context, s *state) (string, error) {
 	if s.cluster == nil {
 		return "is gone; nothing was withdrawn from it", nil
 	}
-	if !s.deleting() || !s.member.Forced || len(s.leaving()) == 0 {
+	if !s.deleting() || !s.member.Forced || len(s.featuresToWithdraw()) == 0 {
 		return "", nil
 	}
 	if s.member.Abandoned {
 		return "leaves by force before everything is withdrawn from it", nil
 	}
-	away, err := c.Away(ctx, s.cluster)
+	away, err := c.UnreachableReason(ctx, s.cluster)
 	if err != nil || away == "" {
 		return "", err
 	}
 	return "is not reached and leaves by force; nothing was withdrawn from it", nil
 }
 
-// abandon lets go of a summary of a cluster that is lost. People are told what was left there: whoever follows the
-// deregistration finds it on the cluster object, everybody in an event.
+// abandon ends the summary without a withdrawal. The cluster object, from which the deregistering command reads, and an
+// event name the objects that stay on the cluster.
 func (c *Controller) abandon(ctx context.Context, s *state, why string) error {
-	s.free = true
-	s.unlisted = s.leaving()
-	if len(s.unlisted) == 0 {
+	s.withdrawn = true
+	s.removedFeatures = s.featuresToWithdraw()
+	if len(s.removedFeatures) == 0 {
 		return nil
 	}
 	if s.cluster != nil {
-		left, err := c.leftOn(ctx, s)
+		left, err := c.listLeftObjects(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -57,25 +58,25 @@ func (c *Controller) abandon(ctx context.Context, s *state, why string) error {
 			return err
 		}
 	}
-	c.tell(s.summary, status.Abandoned(s.summary.Status, s.member, why))
+	c.recordEvent(s.summary, status.Abandoned(s.summary.Status, s.member, why))
 	log.FromContext(ctx).Info("what was deployed on the cluster is left there", logkeys.Member, s.member.Key(), logkeys.Reason, why)
-	return c.dropGroups(ctx, s)
+	return c.deleteGroups(ctx, s)
 }
 
-// leftOn lists, for people, what the features that are abandoned have on the member, as far as that is known.
-func (c *Controller) leftOn(ctx context.Context, s *state) ([]string, error) {
+// listLeftObjects returns texts that name the objects of removedFeatures on the member, as far as they are known.
+func (c *Controller) listLeftObjects(ctx context.Context, s *state) ([]string, error) {
 	inventory := &configv1beta1.ClusterConfiguration{}
 	if err := c.Live.Get(ctx, ConfigurationKey(s.member), inventory); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read what is deployed on cluster %s: %w", s.member.Key(), err)
 	}
 	var left []string
 	owner := metav1.GetControllerOf(s.summary)
-	for _, feature := range s.unlisted {
+	for _, feature := range s.removedFeatures {
 		listed := join.ListDeployed(inventory.Status, func(kind, profile string, f libv1beta1.FeatureID) bool {
 			return owner != nil && kind == owner.Kind && profile == owner.Name && f == feature
 		})
-		if len(listed) == 0 && s.old(feature).LastAppliedTime == nil {
-			// It never got so far that it was listed.
+		if len(listed) == 0 && s.featureSummary(feature).LastAppliedTime == nil {
+			// No object of it is in the ClusterConfiguration yet.
 			listed = []string{fmt.Sprintf("what was delivered of %s of ClusterSummary %s", feature, client.ObjectKeyFromObject(s.summary))}
 		}
 		left = append(left, listed...)
@@ -83,16 +84,16 @@ func (c *Controller) leftOn(ctx context.Context, s *state) ([]string, error) {
 	return left, nil
 }
 
-// dropGroups deletes the groups of a cluster that is lost from the namespace of its deliveries, or, if that is not
-// known any more, from its own. No agent takes that for a withdrawal.
-func (c *Controller) dropGroups(ctx context.Context, s *state) error {
+// deleteGroups deletes the ConfigurationGroups of removedFeatures from the delivery namespace of the cluster, or, if
+// that is unknown, from the cluster's namespace. An agent does not take a deletion for a withdrawal.
+func (c *Controller) deleteGroups(ctx context.Context, s *state) error {
 	lost := s.member
 	if lost.DeliveryNamespace == "" {
 		lost.DeliveryNamespace = lost.Namespace
 	}
-	for _, feature := range s.unlisted {
+	for _, feature := range s.removedFeatures {
 		group := &libv1beta1.ConfigurationGroup{}
-		group.Namespace, group.Name = lost.DeliveryNamespace, deliver.GroupName(lost, s.id(feature))
+		group.Namespace, group.Name = lost.DeliveryNamespace, deliver.GroupName(lost, s.bundleID(feature))
 		if err := c.Hub.Delete(ctx, group); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete group %s: %w", client.ObjectKeyFromObject(group), err)
 		}

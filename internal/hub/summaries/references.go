@@ -9,25 +9,25 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// watchlist remembers which objects of the hub each summary is made from. Names may be templates, so that a summary's
-// spec alone does not tell. After a restart it fills as every summary is looked at once.
-type watchlist struct {
+// referenceIndex has the hub's objects that each summary refers to. References may be templates, so they are known only
+// after a reconcile. After a restart the first reconcile of each summary fills it.
+type referenceIndex struct {
 	// mu guards both maps.
 	mu sync.Mutex
-	// readers lists the summaries that read an object; objects lists what a summary reads.
+	// readers has the summaries that refer to an object, objects the references of a summary.
 	readers map[source.Reference]map[types.NamespacedName]struct{}
 	objects map[types.NamespacedName][]source.Reference
 }
 
-func newWatchlist() *watchlist {
-	return &watchlist{
+func newReferenceIndex() *referenceIndex {
+	return &referenceIndex{
 		readers: map[source.Reference]map[types.NamespacedName]struct{}{},
 		objects: map[types.NamespacedName][]source.Reference{},
 	}
 }
 
-// set replaces what summary reads. It must be called before the objects are read, or a change in between goes unseen.
-func (w *watchlist) set(summary types.NamespacedName, objects []source.Reference) {
+// set replaces the references of summary. Call it before reading the objects, so that no change in between is missed.
+func (w *referenceIndex) set(summary types.NamespacedName, objects []source.Reference) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, object := range w.objects[summary] {
@@ -49,8 +49,8 @@ func (w *watchlist) set(summary types.NamespacedName, objects []source.Reference
 	}
 }
 
-// of lists the summaries that read object.
-func (w *watchlist) of(object source.Reference) []types.NamespacedName {
+// of returns the summaries that refer to object.
+func (w *referenceIndex) of(object source.Reference) []types.NamespacedName {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	summaries := make([]types.NamespacedName, 0, len(w.readers[object]))

@@ -9,36 +9,36 @@ import (
 
 func TestOwnStatusWritesAreEchoes(t *testing.T) {
 	t.Parallel()
-	f, name := &echoFilter{}, types.NamespacedName{Namespace: "fleet", Name: "web"}
+	f, name := &ownWrites{}, types.NamespacedName{Namespace: "fleet", Name: "web"}
 	now := time.Now()
-	if f.isEcho(name, "1") {
+	if f.isOwnWrite(name, "1") {
 		t.Error("an event before any write is an echo")
 	}
 	f.begin(name)
-	if !f.isEcho(name, "10") {
+	if !f.isOwnWrite(name, "10") {
 		t.Error("an event during a write is not taken for its echo")
 	}
 	if f.end(name, "10", now) {
 		t.Error("the echo of a write counts as missed")
 	}
-	if !f.isEcho(name, "9") || !f.isEcho(name, "10") || f.isEcho(name, "11") {
-		t.Error("events up to the last write are echoes, and no others")
+	if !f.isOwnWrite(name, "9") || !f.isOwnWrite(name, "10") || f.isOwnWrite(name, "11") {
+		t.Error("events up to the last write are ownWrites, and no others")
 	}
 	f.begin(name)
-	f.isEcho(name, "13")
+	f.isOwnWrite(name, "13")
 	if !f.end(name, "12", now) {
 		t.Error("an event of a later write of somebody else was missed")
 	}
 	f.begin(name)
-	f.isEcho(name, "14")
+	f.isOwnWrite(name, "14")
 	if !f.end(name, "", now) {
 		t.Error("an event during a write that failed was missed")
 	}
-	if !f.isBehind(name, "11", now) || f.isBehind(name, "12", now) || f.isBehind(name, "13", now) || f.isBehind(name, "11", now.Add(cacheLimit)) {
+	if !f.isBehind(name, "11", now) || f.isBehind(name, "12", now) || f.isBehind(name, "13", now) || f.isBehind(name, "11", now.Add(maxCacheLag)) {
 		t.Error("a cache is behind, for a time, without the last write, and not with it")
 	}
 	f.forget(name)
-	if f.isEcho(name, "9") {
+	if f.isOwnWrite(name, "9") {
 		t.Error("a summary that was forgotten is still known")
 	}
 }

@@ -1,0 +1,98 @@
+package summaries
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+)
+
+// maxCacheLag is the maximum time for which isBehind distrusts a cache after a write.
+const maxCacheLag = 10 * time.Second
+
+// ownWrites filters out the watch events of this process's own status writes. It is only an optimization: a lost entry
+// costs one reconcile. The zero value is ready to use.
+type ownWrites struct {
+	// mu guards byName.
+	mu     sync.Mutex
+	byName map[types.NamespacedName]*statusWrite
+}
+
+// statusWrite has the last status write to one summary.
+type statusWrite struct {
+	// version is the resourceVersion after the last one, "" before the first.
+	version string
+	// at is the time of that write.
+	at time.Time
+	// underWay is true during a write. seen is the resourceVersion of the last event during it.
+	underWay bool
+	seen     string
+}
+
+// begin records that a write begins. Writes to one summary do not overlap.
+func (f *ownWrites) begin(name types.NamespacedName) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byName == nil {
+		f.byName = map[types.NamespacedName]*statusWrite{}
+	}
+	if f.byName[name] == nil {
+		f.byName[name] = &statusWrite{}
+	}
+	f.byName[name].underWay, f.byName[name].seen = true, ""
+}
+
+// end records the result of a write; version is empty if it failed. missed reports whether an event of another writer
+// arrived during it.
+func (f *ownWrites) end(name types.NamespacedName, version string, now time.Time) (missed bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	write := f.byName[name]
+	if write == nil {
+		return false
+	}
+	write.underWay = false
+	if version != "" {
+		write.version, write.at = version, now
+	}
+	return write.seen != "" && !isUpTo(write.seen, write.version)
+}
+
+// isOwnWrite returns whether an event is of a write of this process, or older than it. During a write it returns true
+// for every event, and records the event for end.
+func (f *ownWrites) isOwnWrite(name types.NamespacedName, version string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	write := f.byName[name]
+	if write == nil {
+		return false
+	}
+	if write.underWay {
+		write.seen = version
+		return true
+	}
+	return isUpTo(version, write.version)
+}
+
+// isBehind returns whether a cached version is older than the last write. To reconcile it would cause a conflict or
+// skip a report. After maxCacheLag it returns false, since a restored API server has lower versions.
+func (f *ownWrites) isBehind(name types.NamespacedName, version string, now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	write := f.byName[name]
+	return write != nil && write.version != "" && now.Sub(write.at) < maxCacheLag && !isUpTo(write.version, version)
+}
+
+// forget deletes the entry of a deleted summary.
+func (f *ownWrites) forget(name types.NamespacedName) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.byName, name)
+}
+
+// isUpTo returns whether version is last or older.
+func isUpTo(version, last string) bool {
+	order, err := resourceversion.CompareResourceVersion(version, last)
+	return err == nil && order <= 0
+}
