@@ -49,7 +49,13 @@ func (w *world) pushMember(name string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	raw, err := os.ReadFile(w.plane.Kubeconfig)
 	w.must(err)
-	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name + "-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": raw}})
+	return w.pushMemberWith(name, raw)
+}
+
+// pushMemberWith registers a member in push mode.
+func (w *world) pushMemberWith(name string, kubeconfig []byte) *libv1beta1.SveltosCluster {
+	w.Helper()
+	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name + "-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": kubeconfig}})
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: w.prod()}}
 	w.create(cluster)
 	return cluster
