@@ -47,12 +47,13 @@ func (m moment) is(r *http.Request) bool {
 	return asked && strings.HasPrefix(r.UserAgent(), m.program) && m.path.MatchString(r.URL.Path)
 }
 
-// trap waits for a moment; sprung is closed when a request is held.
+// trap waits for a moment; sprung is closed when a request is held, and resumed when it is forwarded after all.
 type trap struct {
 	moment
-	seen   int
-	sprung chan struct{}
-	once   *sync.Once
+	seen    int
+	sprung  chan struct{}
+	resumed chan struct{}
+	once    *sync.Once
 }
 
 // gate is a reverse proxy in front of an API server. It can hold one request until whoever made it is gone, so that a
@@ -64,6 +65,8 @@ type gate struct {
 	// mu guards the fields below.
 	mu   sync.Mutex
 	trap *trap
+	// held is the trap of the last request that was held.
+	held *trap
 	// answers are those of the API server since record was called; nil before.
 	answers []answer
 }
@@ -117,7 +120,7 @@ func (w *world) gate(config *rest.Config) *gate {
 
 // hold makes the gate hold the request of that moment.
 func (g *gate) hold(m moment) *trap {
-	t := &trap{moment: m, sprung: make(chan struct{}), once: &sync.Once{}}
+	t := &trap{moment: m, sprung: make(chan struct{}), resumed: make(chan struct{}), once: &sync.Once{}}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.trap = t
@@ -144,7 +147,18 @@ func (g *gate) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		g.proxy.ServeHTTP(httptest.NewRecorder(), r)
 	}
 	t.once.Do(func() { close(t.sprung) })
-	<-r.Context().Done()
+	select {
+	case <-t.resumed:
+		g.proxy.ServeHTTP(rw, r)
+	case <-r.Context().Done():
+	}
+}
+
+// resume forwards the request that is held. It must not be one whose answer is withheld.
+func (g *gate) resume() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.held.resumed)
 }
 
 // caught returns the trap, and whether the request springs it.
@@ -166,7 +180,7 @@ func (g *gate) caught(r *http.Request) (t *trap, caught bool, err error) {
 	if t.seen++; t.seen < t.nth {
 		return nil, false, nil
 	}
-	g.trap = nil
+	g.trap, g.held = nil, t
 	if t.forbidden {
 		g.trap = &trap{moment: moment{method: r.Method, program: t.program, path: regexp.MustCompile("^" + regexp.QuoteMeta(r.URL.Path) + "$"), forbidden: true}, sprung: t.sprung, once: t.once}
 	}

@@ -3,7 +3,6 @@ package stories
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -103,7 +102,9 @@ type hookStory struct {
 	log      *hookLog
 	revision int
 	gate     *gate // in front of the member
-	victim   victim
+	// deployer is the process that deploys: the agent, or the hub in push mode. both are the agent and the hub. bystander
+	// is the hub in pull mode, which is killed while the agent continues; the zero victim in push mode.
+	deployer, both, bystander victim
 }
 
 // TestHelmHooks deploys a chart with every kind of hook. It is the longest story, and waits most of the time: it starts
@@ -117,9 +118,10 @@ func TestHelmHooks(t *testing.T) {
 		w.kubectl(w.hub, "create", "namespace", "fleet")
 		plane, gate := w.gatedPushMember("fleet", "pushed", "mode=pushed")
 		s := w.hookStory(&helmMember{world: w, plane: plane, cluster: "pushed"})
-		s.gate, s.victim = gate, victim{kill: func() { w.hubOS.kill() }, start: w.startHub}
+		s.gate, s.deployer = gate, victim{kill: func() { w.hubOS.kill() }, start: w.startHub}
+		s.both = s.deployer
 		s.lifeOfRelease()
-		s.delete()
+		s.killedWhileUninstalled(s.deployer)
 		s.uninstalled()
 	})
 	t.Run("pull", func(t *testing.T) {
@@ -128,19 +130,24 @@ func TestHelmHooks(t *testing.T) {
 		w.serve(hookedChart())
 		agent := w.looseAgent("fleet", "pulled", "mode=pulled")
 		s := w.hookStory(&helmMember{world: w, plane: agent.plane, cluster: "pulled"})
-		s.gate, s.victim = agent.member, victim{
+		s.gate, s.deployer = agent.member, victim{kill: func() { agent.process.kill() }, start: agent.start}
+		s.both = victim{
 			kill:  func() { agent.process.kill(); w.hubOS.kill() },
 			start: func() { w.startHub(); agent.start() },
 		}
+		s.bystander = victim{kill: func() { w.hubOS.kill() }, start: func() { agent.member.resume(); w.startHub() }}
 		s.lifeOfRelease()
 
-		// The order reaches the agent. Then the hub stops.
-		s.delete()
-		s.eventually("the agent begins to uninstall", func() error { return s.seen("created", "hook-pre-delete-sub") })
-		w.hubOS.kill()
-		if err := w.hub.Stop(); err != nil {
-			t.Fatal(err)
-		}
+		// The order reaches the agent. Then the hub and its API server stop, and the agent continues without them.
+		s.killedWhileUninstalled(victim{
+			kill: func() {
+				s.both.kill()
+				if err := w.hub.Stop(); err != nil {
+					t.Fatal(err)
+				}
+			},
+			start: agent.start,
+		})
 		s.uninstalled()
 		if err := w.hub.Restart(t.Context()); err != nil {
 			t.Fatal(err)
@@ -232,7 +239,7 @@ func (s *hookStory) wantHooks(since int64, again bool, events ...string) {
 func (s *hookStory) lifeOfRelease() {
 	s.t.Helper()
 	s.options = map[string]any{"runTests": true}
-	s.upgrade(nil)
+	s.killedWhileInstalled()
 	s.deployed(1)
 	s.wantHooks(0, false, "pre-install", "objects", "post-install", "test")
 
@@ -243,7 +250,7 @@ func (s *hookStory) lifeOfRelease() {
 	s.wantHooks(since, true, "pre-upgrade", "post-upgrade", "test")
 
 	s.options = map[string]any{"timeout": "45s"}
-	s.killedWhileHooksRun()
+	s.killedWhileUpgraded()
 	s.hookHangs()
 	s.hookFails()
 
@@ -257,47 +264,6 @@ func (s *hookStory) lifeOfRelease() {
 	})
 	if repeated := s.log.repeated(); len(repeated) > 0 {
 		s.t.Errorf("hooks on %s ran more than once: %q", s.cluster, repeated)
-	}
-}
-
-// killedWhileHooksRun kills the deploying process with -9 between any two steps: the hub in push mode, the agent and
-// the hub in pull mode. Each hook runs once all the same, and it stays one revision.
-func (s *hookStory) killedWhileHooksRun() {
-	s.t.Helper()
-	jobs := regexp.MustCompile(`/namespaces/hooked/jobs$`)
-	job := regexp.MustCompile(`/namespaces/hooked/jobs/hook-pre-upgrade-early$`)
-	records := regexp.MustCompile(`/namespaces/hooked/secrets$`)
-	record := regexp.MustCompile(`/namespaces/hooked/secrets/sh\.helm\.release\.v1\.`)
-	object := regexp.MustCompile(`/namespaces/hooked/configmaps/revision$`)
-	for _, moment := range []struct {
-		name string
-		moment
-	}{
-		{"before the revision is recorded", moment{method: "POST", path: records}},
-		{"after the revision was recorded, unheard", moment{method: "POST", path: records, answered: true}},
-		{"before a hook is created", moment{method: "POST", path: jobs, body: "hook-pre-upgrade-early"}},
-		{"after a hook was created, unheard", moment{method: "POST", path: jobs, body: "hook-pre-upgrade-early", answered: true}},
-		{"while a hook runs", moment{method: "GET", path: job, nth: 2}},
-		{"after a hook has ended, before that is noted", moment{method: "PUT", path: recordPath, nth: 4}},
-		{"before a hook is deleted", moment{method: "DELETE", path: job}},
-		{"after a hook was deleted, unheard", moment{method: "DELETE", path: job, answered: true}},
-		{"between the hooks before and those after", moment{method: "PATCH", path: object}},
-		{"after the objects were applied, unheard", moment{method: "PATCH", path: object, answered: true}},
-		{"before the last hook is created", moment{method: "POST", path: jobs, body: "hook-post-upgrade-late"}},
-		{"before the revision is recorded as deployed", moment{method: "PUT", path: record}},
-		{"after the revision was recorded as deployed, unheard", moment{method: "PUT", path: record, answered: true}},
-	} {
-		trap := s.gate.hold(moment.moment)
-		s.upgrade(map[string]any{"others": false, "events": []string{"pre-upgrade", "post-upgrade"}})
-		s.wait(trap)
-		s.victim.kill()
-		s.victim.start()
-		s.deployed(s.revision)
-		for _, hook := range []string{"hook-pre-upgrade-sub", "hook-pre-upgrade-early", "hook-pre-upgrade-late", "hook-post-upgrade-sub", "hook-post-upgrade-early", "hook-post-upgrade-late"} {
-			if n := s.log.count("created", hook, strconv.Itoa(s.revision)); n != 1 {
-				s.t.Errorf("killed %s: %s ran %d times on %s", moment.name, hook, n, s.cluster)
-			}
-		}
 	}
 }
 
@@ -340,11 +306,6 @@ func (s *hookStory) hookFails() {
 	s.upgrade(map[string]any{"fails": "post-upgrade"})
 	s.failed("upgrade of revision", "post-upgrade hook Job batch hooked/hook-post-upgrade-fails failed: Job was active longer than specified deadline")
 	s.eventually("the failed hook is deleted", func() error { return s.seen("deleted", "hook-post-upgrade-fails") })
-}
-
-func (s *hookStory) delete() {
-	s.t.Helper()
-	s.kubectl(s.hub, "delete", "clusterprofile", s.profile(), "--wait=false")
 }
 
 // uninstalled waits until the release is no longer there, and checks the hooks before and after that.
