@@ -37,6 +37,8 @@ type helmMember struct {
 	release string // also its namespace and the name of the profile
 	values  map[string]any
 	options map[string]any
+	// login names a Secret in namespace fleet with the login for the repository; "" stands for none.
+	login string
 	// shared names a profile for several members, and the mode that they are labelled with.
 	shared string
 }
@@ -54,6 +56,9 @@ func (m *helmMember) manifest() string {
 	}
 	if m.options != nil {
 		chart["options"] = m.options
+	}
+	if m.login != "" {
+		chart["registryCredentialsConfig"] = map[string]any{"credentials": map[string]any{"namespace": "fleet", "name": m.login}}
 	}
 	text, err := yaml.Marshal(map[string]any{
 		"apiVersion": "config.projectsveltos.io/v1beta1", "kind": "ClusterProfile", "metadata": map[string]any{"name": m.profile()},

@@ -3,6 +3,9 @@ package stories
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +25,9 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {name: main}
 data: {revision: "{{ .Values.revision }}"}
+{{- with .Values.unknown }}
+{{ . }}: true
+{{- end }}
 {{- if .Values.immutable }}
 immutable: true
 {{- end }}
@@ -74,8 +80,8 @@ type optionStory struct {
 	log *hookLog
 }
 
-// optionStories are the options and what each does. Those that only say how Towline works anyway are not in it, nor are
-// runTests, which TestHelmHooks shows, and atomic upgrades, which TestHelmCommands shows.
+// optionStories are the options and what each does. Not in it are takeOwnership, which needs no test of its own, since
+// Towline always adopts objects, runTests, which TestHelmHooks shows, and atomic upgrades, which TestHelmCommands shows.
 func optionStories() map[string]func(*optionStory) {
 	return map[string]func(*optionStory){
 		"labels-description-subnotes-maxhistory": (*optionStory).recordsAreMarked,
@@ -101,9 +107,17 @@ func optionStories() map[string]func(*optionStory) {
 		"recoverafter":        (*optionStory).recovers,
 		"cleanuponfail":       (*optionStory).cleansUp,
 		"force":               (*optionStory).forces,
-		"keephistory":         (*optionStory).keepsHistory,
+		"keephistory-replace": (*optionStory).keepsHistory,
 		"deletionpropagation": (*optionStory).orphans,
-		"refused":             (*optionStory).isRefused,
+		"deletionpropagation-background": func(s *optionStory) {
+			s.deletesDependents("background")
+		},
+		"deletionpropagation-foreground": func(s *optionStory) {
+			s.deletesDependents("foreground")
+		},
+		"passcredentialsall":                        (*optionStory).passesCredentials,
+		"resetvalues-clientcache-openapivalidation": (*optionStory).changesNothing,
+		"refused": (*optionStory).isRefused,
 	}
 }
 
@@ -137,14 +151,6 @@ func (s *optionStory) upgrade(revision int, options map[string]any, values ...st
 		s.values[value] = true
 	}
 	s.deploy()
-}
-
-func (s *optionStory) remove() {
-	s.t.Helper()
-	s.kubectl(s.hub, "delete", "clusterprofile", s.profile())
-	s.eventually("the release is withdrawn", func() error {
-		return errors.Join(s.absent(s.hub, "clustersummary", s.summary(), "fleet"), s.absent(s.plane, "configmap", "main", s.release))
-	})
 }
 
 func (s *optionStory) recordsAreMarked() {
@@ -296,39 +302,6 @@ func (s *optionStory) forces() {
 	})
 }
 
-func (s *optionStory) keepsHistory() {
-	s.t.Helper()
-	s.upgrade(1, map[string]any{"uninstallOptions": map[string]any{"keepHistory": true}})
-	s.deployed(1)
-	s.remove()
-	if out := s.run(s.plane, "helm", "history", s.release, "-n", s.release); !strings.Contains(out, "uninstalled") {
-		s.t.Errorf("helm history of an uninstalled release prints:\n%s", out)
-	}
-}
-
-func (s *optionStory) orphans() {
-	s.t.Helper()
-	s.upgrade(1, map[string]any{"uninstallOptions": map[string]any{"deletionPropagation": "orphan"}})
-	s.deployed(1)
-	s.eventually("the Deployment has a ReplicaSet", func() error {
-		out, err := s.try(s.plane, "kubectl", "get", "replicasets", "-n", s.release, "-o", "name")
-		if err == nil && out == "" {
-			err = errors.New("it has none")
-		}
-		return err
-	})
-	s.remove()
-	if err := s.absent(s.plane, "deployment", s.release, s.release); err != nil {
-		s.t.Error(err)
-	}
-	if out := s.kubectl(s.plane, "get", "replicasets", "-n", s.release, "-o", `jsonpath={.items[*].metadata.ownerReferences}`); out != "" {
-		s.t.Errorf("the ReplicaSet is owned by %s", out)
-	}
-	if out := s.kubectl(s.plane, "get", "replicasets", "-n", s.release, "-o", "name"); out == "" {
-		s.t.Error("the ReplicaSet was deleted")
-	}
-}
-
 // isRefused asks for options that have no meaning where the hub renders. They are refused by name.
 func (s *optionStory) isRefused() {
 	s.t.Helper()
@@ -342,5 +315,78 @@ func (s *optionStory) isRefused() {
 	} {
 		s.upgrade(1, options)
 		s.failed("spec.helmCharts[0].options." + option)
+	}
+}
+
+// passesCredentials deploys from a repository whose index names an archive on another host, which requires the login.
+func (s *optionStory) passesCredentials() {
+	s.t.Helper()
+	repository, err := examples.Repository(optionsChart(s.chart))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	archives := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "story" || password != "teller" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		repository.ServeHTTP(w, r)
+	}))
+	s.t.Cleanup(archives.Close)
+	name := s.chart + "-" + s.version + ".tgz"
+	index := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer := httptest.NewRecorder()
+		repository.ServeHTTP(answer, r)
+		_, _ = io.WriteString(w, strings.Replace(answer.Body.String(), "- "+name, "- "+archives.URL+"/"+name, 1))
+	}))
+	s.t.Cleanup(index.Close)
+	s.login = s.profile()
+	s.apply(s.hub, fmt.Sprintf(`
+apiVersion: v1
+kind: Secret
+metadata: {namespace: fleet, name: %s}
+type: kubernetes.io/basic-auth
+stringData: {username: story, password: teller}
+`, s.login))
+	w := *s.world
+	w.Charts = index.URL
+	s.world = &w
+	s.upgrade(1, nil)
+	s.failed(archives.URL+"/"+name, "401 Unauthorized")
+	s.upgrade(1, map[string]any{"passCredentialsAll": true})
+	s.deployed(1)
+}
+
+// changesNothing deploys with and without options that are accepted and have no effect.
+func (s *optionStory) changesNothing() {
+	s.t.Helper()
+	options := map[string]any{
+		"enableClientCache": true, "disableOpenAPIValidation": true, "upgradeOptions": map[string]any{"resetValues": true},
+	}
+	revision := 0
+	deploy := func(options map[string]any, values ...string) string {
+		s.t.Helper()
+		revision++
+		s.upgrade(len(values), options, values...)
+		s.deployed(revision)
+		return s.run(s.plane, "helm", "get", "manifest", s.release, "-n", s.release) + s.run(s.plane, "helm", "get", "values", s.release, "-n", s.release) +
+			s.kubectl(s.plane, "get", "deployments,configmaps", "-n", s.release, "-o", `jsonpath={range .items[*]}{.kind} {.metadata.name} {.data.revision}{"\n"}{end}`)
+	}
+	// An upgrade drops the values of the former revision with and without resetValues.
+	first, second := deploy(nil, "added"), deploy(nil)
+	if !strings.Contains(first, "ConfigMap added") || strings.Contains(second, "added") {
+		s.t.Errorf("%s: value added is kept, or was not deployed:\n%s\nupgraded:\n%s", s.cluster, first, second)
+	}
+	if diff := cmp.Diff(first, deploy(options, "added")); diff != "" {
+		s.t.Errorf("%s: the release differs with the options (-without +with):\n%s", s.cluster, diff)
+	}
+	if diff := cmp.Diff(second, deploy(options)); diff != "" {
+		s.t.Errorf("%s: the upgraded release differs with the options (-without +with):\n%s", s.cluster, diff)
+	}
+	// The API server refuses an invalid object with and without disableOpenAPIValidation.
+	for field, options := range map[string]map[string]any{"unchecked": options, "checked": nil} {
+		s.options, s.values["unknown"] = options, field
+		s.deploy()
+		s.failed("ConfigMap "+s.release+"/main", field+": field not declared in schema")
 	}
 }
