@@ -74,9 +74,9 @@ chart: $(HELM) ## Package charts/towline, with an index, into dist/charts: a cha
 	@$(HELM) repo index $(DIST)/charts
 
 .PHONY: image
-image: ## Build the image into dist/ for PLATFORMS, without a container engine; PUSH=1 pushes it to its registry
+image: ## Build the image into dist/ for PLATFORMS, without a container engine; PUSH=1 pushes it to its registry, PLAIN_HTTP=1 over http
 	@go run ./cmd/image --image='$(IMAGE):$(VERSION)' --platforms='$(PLATFORMS)' --ldflags='$(LDFLAGS)' \
-		--archive='$(DIST)/towline-$(VERSION).tar' $(if $(PUSH),--push)
+		--archive='$(DIST)/towline-$(VERSION).tar' $(if $(PUSH),--push $(if $(PLAIN_HTTP),--plain-http))
 
 .PHONY: generate
 generate: $(HELM) ## Regenerate deep copies and CRDs from api/, config/hub.yaml from charts/towline, and NOTICE
