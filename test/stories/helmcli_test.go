@@ -48,10 +48,16 @@ func (w *world) newChartRepository() chartRepository {
 // publish runs `make chart` for a release of Towline; the repository then holds that release only.
 func (w *world) publish(r chartRepository, version string) {
 	w.t.Helper()
-	cmd := exec.CommandContext(w.t.Context(), "make", "-C", "../..", "chart", "VERSION="+version, "DIST="+r.dist, "HELM="+w.binary("helm"))
+	w.make("chart", "VERSION="+version, "DIST="+r.dist, "HELM="+w.binary("helm"))
+}
+
+// make runs make at the root of the repository.
+func (w *world) make(args ...string) {
+	w.t.Helper()
+	cmd := exec.CommandContext(w.t.Context(), "make", append([]string{"-C", "../.."}, args...)...)
 	// This make must not inherit the flags of the make that runs the tests.
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MFLAGS=")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		w.t.Fatalf("make chart: %v\n%s", err, out)
+		w.t.Fatalf("make %s: %v\n%s", args[0], err, out)
 	}
 }

@@ -24,6 +24,8 @@ import (
 
 // hubOnPlane makes the hub fit for a plane, whose pods share the ports of this machine and mount no volumes.
 const hubOnPlane = `
+image:
+  repository: %s
 extraArgs:
 - --health-address=127.0.0.1:0
 - --diagnostics-address=127.0.0.1:0
@@ -45,12 +47,15 @@ spec: {pullMode: true}
 // helmWorld is a world whose hub is installed by Helm, with a chart repository to install it from.
 type helmWorld struct {
 	*world
-	releases  chartRepository
+	releases chartRepository
+	// image is the image of the hub, without its tag.
+	image     string
 	values    string
 	rke2, aks *localkube.Plane
 }
 
-// newHelmWorld starts a plane for the hub, with nothing on it. Its node runs the images of two releases.
+// newHelmWorld starts a plane for the hub, with nothing on it. Its node runs the images of two releases. The program of
+// the second one is from the image that `make image` builds.
 func newHelmWorld(t *testing.T) *helmWorld {
 	t.Helper()
 	charts, err := examples.Repository(charts()...)
@@ -60,10 +65,12 @@ func newHelmWorld(t *testing.T) *helmWorld {
 	server := httptest.NewServer(charts)
 	t.Cleanup(server.Close)
 	w := &helmWorld{world: &world{t: t, dir: t.TempDir(), Charts: server.URL, clients: &sync.Map{}}}
-	towline := w.binary("towline")
-	w.hub = localkube.ForTest(t, localkube.Named("hub"), localkube.WithExec("towline:v1.0.1", towline), localkube.WithExec("towline:v1.0.2", towline))
 	w.releases = w.newChartRepository()
-	w.values = w.save("values.yaml", fmt.Sprintf(hubOnPlane, w.dir))
+	var program string
+	w.image, program = w.releaseImage(w.releases.dist, "v1.0.2")
+	w.hub = localkube.ForTest(t, localkube.Named("hub"),
+		localkube.WithExec(w.image+":v1.0.1", w.binary("towline")), localkube.WithExec(w.image+":v1.0.2", program))
+	w.values = w.save("values.yaml", fmt.Sprintf(hubOnPlane, w.image, w.dir))
 	return w
 }
 
@@ -173,7 +180,7 @@ func (w *helmWorld) deployAfterUpgrade() {
 
 // wantManifest checks that an agent's manifest has the image of the hub, and the address that the chart was given.
 func (w *helmWorld) wantManifest(manifest []byte) error {
-	if want := "image: towline:v1.0.2\n"; !bytes.Contains(manifest, []byte(want)) {
+	if want := "image: " + w.image + ":v1.0.2\n"; !bytes.Contains(manifest, []byte(want)) {
 		return fmt.Errorf("the manifest does not contain %q", want)
 	}
 	encoded := regexp.MustCompile(`(?m)^  kubeconfig: (\S+)$`).FindSubmatch(manifest)
