@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/towline/towline/internal/localkube"
 )
@@ -49,6 +50,14 @@ func (w *world) newChartRepository() chartRepository {
 func (w *world) publish(r chartRepository, version string) {
 	w.t.Helper()
 	w.make("chart", "VERSION="+version, "DIST="+r.dist, "HELM="+w.binary("helm"))
+}
+
+// publishFormer makes the repository hold a release of the former chart only.
+func (w *world) publishFormer(r chartRepository, version string) {
+	w.t.Helper()
+	charts := filepath.Join(r.dist, "charts")
+	w.helm(w.hub, "package", "testdata/formerchart", "--version="+strings.TrimPrefix(version, "v"), "--app-version="+version, "--destination="+charts)
+	w.helm(w.hub, "repo", "index", charts)
 }
 
 // make runs make at the root of the repository.

@@ -74,12 +74,12 @@ func newHelmWorld(t *testing.T) *helmWorld {
 	return w
 }
 
-// TestInstallByHelm installs the hub with the commands of seed 001, upgrades it with members connected, uninstalls and
-// reinstalls it.
+// TestInstallByHelm installs the hub with the commands of seed 001 and the former chart, upgrades it to charts/towline
+// and an image of `make image` with members connected, uninstalls and reinstalls it.
 func TestInstallByHelm(t *testing.T) {
 	awaitTurn(t)
 	w := newHelmWorld(t)
-	w.publish(w.releases, "v1.0.1")
+	w.publishFormer(w.releases, "v1.0.1")
 	w.helm(w.hub, "repo", "add", "projectsveltos", w.releases.URL)
 	w.helm(w.hub, "repo", "update")
 	w.install("1.0.1")
@@ -100,10 +100,14 @@ func TestInstallByHelm(t *testing.T) {
 	w.wantKyverno()
 	before := w.fleet()
 
+	members := w.start("watch of the members", w.hub, "kubectl", "get", "sveltosclusters", "-A", "--watch", "--no-headers",
+		"-o", "custom-columns=NAME:.metadata.name,READY:.status.ready,CONNECTION:.status.connectionStatus")
 	w.upgrade()
 	w.wantKyverno()
 	w.wantFleet("upgrade", before)
 	w.deployAfterUpgrade()
+	members.stop()
+	w.wantConnected(members.out.String())
 	before = w.fleet()
 
 	uninstalled := w.helm(w.hub, "uninstall", "projectsveltos", "-n", "projectsveltos")
@@ -138,10 +142,10 @@ func (w *helmWorld) install(version string, options ...string) {
 func (w *helmWorld) upgrade() {
 	w.t.Helper()
 	old := w.hubPods()
-	w.kubectl(w.hub, "delete", "validatingadmissionpolicy", "towline-token-life")
+	former := w.tokenPolicy()
 	w.publish(w.releases, "v1.0.2")
 	w.helm(w.hub, "repo", "update")
-	w.helm(w.hub, "upgrade", "projectsveltos", "projectsveltos/projectsveltos", "-n", "projectsveltos", "--version=1.0.2", "--reuse-values",
+	w.helm(w.hub, "upgrade", "projectsveltos", "projectsveltos/projectsveltos", "-n", "projectsveltos", "--version=1.0.2", "--reset-then-reuse-values",
 		"--set", "replicas=2", "--set", "shards={eu}", "--set", "crds.install=false", "--set", "managementCluster.url="+w.hub.Config.Host)
 	w.wantRunning("towline-hub", "towline-hub", "towline-hub-eu", "towline-hub-eu")
 	for _, pod := range w.hubPods() {
@@ -149,12 +153,40 @@ func (w *helmWorld) upgrade() {
 			w.t.Errorf("pod %s was not replaced", pod)
 		}
 	}
+	// The former chart had the policy, so Helm has deleted it.
 	w.eventually("the hub limits tokens again, although it does not install CRDs", func() error {
-		_, err := w.try(w.hub, "kubectl", "get", "validatingadmissionpolicy", "towline-token-life")
-		return err
+		if policy := w.tokenPolicy(); policy == "" || policy == former {
+			return fmt.Errorf("the policy has uid %q, before the upgrade %q", policy, former)
+		}
+		return nil
 	})
 	if out := w.helm(w.hub, "history", "projectsveltos", "-n", "projectsveltos"); !strings.Contains(out, "projectsveltos-1.0.2") {
 		w.t.Errorf("helm history printed %q, want release projectsveltos-1.0.2", out)
+	}
+}
+
+// tokenPolicy returns the uid of the policy that limits the tokens of agents.
+func (w *helmWorld) tokenPolicy() string {
+	w.t.Helper()
+	return w.kubectl(w.hub, "get", "validatingadmissionpolicy", "towline-token-life", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
+}
+
+// wantConnected checks that both members were connected all the time.
+func (w *helmWorld) wantConnected(watched string) {
+	w.t.Helper()
+	for _, member := range []string{"cluster01", "cluster02"} {
+		seen := false
+		for line := range strings.Lines(watched) {
+			if strings.HasPrefix(line, member) {
+				seen = true
+				if err := wantFields(line, member, "true", "Healthy"); err != nil {
+					w.t.Errorf("during the upgrade: %v", err)
+				}
+			}
+		}
+		if !seen {
+			w.t.Errorf("the watch does not show %s:\n%s", member, watched)
+		}
 	}
 }
 
