@@ -81,7 +81,8 @@ type optionStory struct {
 }
 
 // optionStories are the options and what each does. Not in it are takeOwnership, which needs no test of its own, since
-// Towline always adopts objects, runTests, which TestHelmHooks shows, and atomic upgrades, which TestHelmCommands shows.
+// Towline always adopts objects, runTests, which TestHelmHooks shows, and atomic upgrades, which TestHelmCommands
+// shows.
 func optionStories() map[string]func(*optionStory) {
 	return map[string]func(*optionStory){
 		"labels-description-subnotes-maxhistory": (*optionStory).recordsAreMarked,
