@@ -81,7 +81,7 @@ func (w *world) files(config *rest.Config, p certificateRequest) (string, error)
 	}
 	requests := kubernetes.NewForConfigOrDie(config).CertificatesV1().CertificateSigningRequests()
 	var last error
-	err = wait.PollUntilContextTimeout(w.t.Context(), glance/2, waitTimeout, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(w.t.Context(), pollInterval/2, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		var made *certificatesv1.CertificateSigningRequest
 		if made, last = requests.Create(ctx, csr, metav1.CreateOptions{}); last == nil {
 			csr.Name = made.Name
@@ -144,7 +144,7 @@ func (w *world) decision(ctx context.Context, name string) (decision, error) {
 // decided waits until a request is approved or denied.
 func (w *world) decided(name string) (decision, error) {
 	var v decision
-	err := wait.PollUntilContextTimeout(w.t.Context(), glance/2, waitTimeout, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.t.Context(), pollInterval/2, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		var err error
 		v, err = w.decision(ctx, name)
 		return v.approved || v.denied, err

@@ -27,8 +27,9 @@ import (
 const (
 	// waitTimeout bounds every wait of a story. It is loose: a slow machine must pass, a hang must fail.
 	waitTimeout = 2 * time.Minute
-	// glance is how often a wait looks. Most looks start kubectl, which is a tenth of a second of a processor.
-	glance = 250 * time.Millisecond
+	// pollInterval is the pause between two checks of a wait at first. It doubles within 3 s: most checks start kubectl,
+	// which takes up to a tenth of a second of a processor.
+	pollInterval = 250 * time.Millisecond
 )
 
 // world is a hub with Towline running in it, a chart repository, and as many members as the story starts.
@@ -210,8 +211,11 @@ func output(cmd *exec.Cmd) (string, error) {
 // eventually waits until check passes and fails the story with its last error if it never does.
 func (w *world) eventually(what string, check func() error) {
 	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), waitTimeout)
+	defer cancel()
 	var last error
-	err := wait.PollUntilContextTimeout(w.t.Context(), glance, waitTimeout, true, func(context.Context) (bool, error) {
+	pauses := wait.Backoff{Duration: pollInterval, Factor: 1.1, Cap: 2 * pollInterval, Steps: 20}
+	err := pauses.DelayFunc().Until(ctx, true, true, func(context.Context) (bool, error) {
 		last = check()
 		return last == nil, nil
 	})
