@@ -230,13 +230,13 @@ func prepareRegistration(ctx context.Context, config *rest.Config, options hub.O
 	}
 	var last error
 	err = wait.PollUntilContextTimeout(ctx, prepareInterval, prepareTimeout, true, func(ctx context.Context) (bool, error) {
-		last = bootstrap.Prepare(ctx, config, address)
+		last = bootstrap.EnsureHubObjects(ctx, config, address)
 		if apierrors.IsNotFound(last) {
 			return false, nil // an API server that has just started has no namespaces yet
 		}
 		return true, last
 	})
-	if errors.Is(last, bootstrap.ErrNoPolicies) {
+	if errors.Is(last, bootstrap.ErrNoAdmissionPolicies) {
 		log.FromContext(ctx).Info("clusters cannot register in pull mode as in Karmada", "reason", last.Error())
 		return nil
 	}

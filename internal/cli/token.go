@@ -71,10 +71,10 @@ of this command, and the cluster must be able to connect to that address.`,
 func (f *tokenCreateFlags) addToken(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.printCommand, "print-register-command", false,
 		"output of the register command instead of the token alone")
-	flags.DurationVar(&f.options.TTL, "ttl", bootstrap.DefaultTokenLife, "lifetime of the token; 0 never expires")
+	flags.DurationVar(&f.options.TTL, "ttl", bootstrap.DefaultTokenTTL, "lifetime of the token; 0 never expires")
 	flags.StringSliceVar(&f.options.Usages, "usages", bootstrap.DefaultUsages(),
 		"`usages` of the token: signing to verify the control plane, authentication to log in")
-	flags.StringSliceVar(&f.options.Groups, "groups", []string{bootstrap.DefaultGroup},
+	flags.StringSliceVar(&f.options.Groups, "groups", []string{bootstrap.DefaultTokenGroup},
 		"`groups` of clients with the token, in addition to system:bootstrappers")
 	flags.StringVar(&f.options.Description, "description", "", "`description` of the token for users")
 	flags.StringVar(&f.options.Cluster, "cluster-name", "",

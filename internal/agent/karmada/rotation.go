@@ -151,7 +151,7 @@ func (s *hubSession) requestCertificate(ctx context.Context) (*renewal, error) {
 	})
 	lifetime := lifetimeOf(s.transport.certificate(), s.state.lifetime)
 	issued, err := bootstrap.RequestCertificate(ctx, s.transport.config, bootstrap.CertificateRequest{
-		Cluster: s.opts.Cluster, Life: lifetime, Until: s.opts.Clock.Now().Add(rotationTimeout),
+		Cluster: s.opts.Cluster, Lifetime: lifetime, Until: s.opts.Clock.Now().Add(rotationTimeout),
 		Progress: func(line string) { log.FromContext(ctx).Info(line) },
 	})
 	if errors.Is(context.Cause(ctx), errReplaced) {

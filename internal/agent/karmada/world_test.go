@@ -167,7 +167,7 @@ func (w *world) issueCertificate(lifetime time.Duration) bootstrap.Certificate {
 	stop := w.approveRequests()
 	defer stop()
 	made, err := bootstrap.RequestCertificate(w.t.Context(), w.hub.Config, bootstrap.CertificateRequest{
-		Cluster: w.name, ID: w.memberID, Life: lifetime, Until: time.Now().Add(time.Minute),
+		Cluster: w.name, ID: w.memberID, Lifetime: lifetime, Until: time.Now().Add(time.Minute),
 	})
 	if err != nil {
 		w.t.Fatal(err)

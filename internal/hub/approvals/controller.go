@@ -94,7 +94,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues("csr", csr.Name, "requester", csr.Spec.Username))
 	s := &state{csr: csr, parsed: parsed}
 	steps := []phase.Step[*state]{
-		{Name: "validate", Run: func(context.Context, *state) error { return denied(bootstrap.ReasonMalformed, malformed) }},
+		{Name: "validate", Run: func(context.Context, *state) error { return denied(bootstrap.ReasonInvalidRequest, malformed) }},
 		{Name: "check deadline", Run: c.checkDeadline},
 		{Name: "check request count", Run: c.checkRequestCount},
 		{Name: "authorize", Run: c.authorize},
@@ -116,7 +116,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 // finish denies a rejected request, and returns any other error to be retried.
 func (c *Controller) finish(ctx context.Context, s *state, outcome phase.Outcome) (reconcile.Result, error) {
 	err := outcome.Err
-	var denial *bootstrap.Denied
+	var denial *bootstrap.DeniedError
 	if errors.As(err, &denial) {
 		err = c.deny(ctx, s, denial)
 	}

@@ -86,7 +86,7 @@ func TestAgentRenewsItsCertificate(t *testing.T) {
 		certificate = next
 	}
 	_, err := w.request(w.certificateConfig(certificate), "bystander", "")
-	w.wantDenied(err, bootstrap.ReasonMalformed, "system:karmada:agent:renewer may not have the certificate of the agent of cluster bystander")
+	w.wantDenied(err, bootstrap.ReasonInvalidRequest, "system:karmada:agent:renewer may not have the certificate of the agent of cluster bystander")
 	if diff := cmp.Diff(w.cluster("bystander"), before); diff != "" {
 		t.Errorf("the bystander changed:\n%s", diff)
 	}
@@ -103,22 +103,22 @@ func TestTokenIsValidForOneRegistration(t *testing.T) {
 	w := newTestEnv(t)
 	token, _ := w.registered("once")
 	_, err := w.request(w.tokenConfig(token), "twice", "id-twice")
-	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 	w.wantNone("twice")
 	_, err = w.request(w.tokenConfig(token), "once", "another-id")
-	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 	// The registration is retried before the agent has reported.
 	_, err = w.request(w.tokenConfig(token), "once", "id-once")
 	w.must(err)
 	w.report("once")
 	before := w.cluster("once")
 	_, err = w.request(w.tokenConfig(token), "once", "id-once")
-	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-once", "once"))
+	w.wantDenied(err, bootstrap.ReasonClusterTaken, takenText("id-once", "once"))
 	if diff := cmp.Diff(w.cluster("once"), before); diff != "" {
 		t.Errorf("the Cluster changed:\n%s", diff)
 	}
 	_, err = w.request(w.tokenConfig(token), "twice", "id-twice")
-	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 }
 
 func TestNamesAndIDsOfOthersAreTaken(t *testing.T) {
@@ -128,10 +128,10 @@ func TestNamesAndIDsOfOthersAreTaken(t *testing.T) {
 	before := w.cluster("winner")
 	token := w.token("")
 	_, err := w.request(w.tokenConfig(token), "winner", "id-loser")
-	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-loser", "winner"))
+	w.wantDenied(err, bootstrap.ReasonClusterTaken, takenText("id-loser", "winner"))
 	// A token whose request was denied is still unused.
 	_, err = w.request(w.tokenConfig(token), "loser", "id-winner")
-	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-winner", "loser"))
+	w.wantDenied(err, bootstrap.ReasonClusterTaken, takenText("id-winner", "loser"))
 	w.wantNone("loser")
 	if diff := cmp.Diff(w.cluster("winner"), before); diff != "" {
 		t.Errorf("the winner changed:\n%s", diff)
@@ -148,9 +148,9 @@ func TestTokenForOneClusterRenewsThatOne(t *testing.T) {
 	uid := w.cluster("expired").UID
 	token := w.token("expired")
 	_, err := w.request(w.tokenConfig(token), "somebody", "id-somebody")
-	w.wantDenied(err, bootstrap.ReasonMalformed, `the bootstrap token is for cluster "expired" alone`)
+	w.wantDenied(err, bootstrap.ReasonInvalidRequest, `the bootstrap token is for cluster "expired" alone`)
 	_, err = w.request(w.tokenConfig(token), "expired", "id-another")
-	w.wantDenied(err, bootstrap.ReasonTaken, takenText("id-another", "expired"))
+	w.wantDenied(err, bootstrap.ReasonClusterTaken, takenText("id-another", "expired"))
 	certificate, err := w.request(w.tokenConfig(token), "expired", "id-expired")
 	w.must(err)
 	if w.cluster("expired").UID != uid {
@@ -186,7 +186,7 @@ func TestRacingRegistrationsHaveOneWinner(t *testing.T) {
 				w.cluster(name)
 				continue
 			}
-			w.wantDenied(err, bootstrap.ReasonTaken, takenText(id, name))
+			w.wantDenied(err, bootstrap.ReasonClusterTaken, takenText(id, name))
 			w.wantNone(name)
 		}
 		if won != 1 {
@@ -223,7 +223,7 @@ func TestReservedNameIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
 	_, err := w.request(w.tokenConfig(w.token("")), "rbac-generator", "id-reserved")
-	w.wantDenied(err, bootstrap.ReasonMalformed, "")
+	w.wantDenied(err, bootstrap.ReasonInvalidRequest, "")
 	w.wantNone("rbac-generator")
 }
 
@@ -268,7 +268,7 @@ func TestForeignRequestsAreIgnoredOrDenied(t *testing.T) {
 	w.must(w.Create(t.Context(), foreign))
 	admin := certificateRequest(t, "by-admin", pkix.Name{CommonName: bootstrap.AgentUser("by-admin"), Organization: []string{bootstrap.AgentsGroup}})
 	w.must(w.Create(t.Context(), admin))
-	if got := w.answer("by-admin"); got.Type != certificatesv1.CertificateDenied || got.Reason != bootstrap.ReasonMalformed {
+	if got := w.answer("by-admin"); got.Type != certificatesv1.CertificateDenied || got.Reason != bootstrap.ReasonInvalidRequest {
 		t.Errorf("an administrator's request for an agent: %+v", got)
 	}
 	w.wantNone("by-admin")
@@ -342,7 +342,7 @@ func TestTokenDoesNotRegisterRemovedClusterAgain(t *testing.T) {
 	})
 	w.deleteCluster("evicted")
 	_, err := w.request(w.tokenConfig(token), "evicted", "id-evicted")
-	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 	w.wantNone("evicted")
 }
 
@@ -358,11 +358,11 @@ func TestFailedRegistrationCanBeRetriedForAWhile(t *testing.T) {
 	}
 	w.setFirstUse(token, 16*time.Minute)
 	_, err := w.request(w.tokenConfig(token), "retried", "id-retried")
-	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 	w.cluster("retried")
 	w.deleteCluster("retried")
 	_, err = w.request(w.tokenConfig(token), "retried", "id-retried")
-	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 	w.wantNone("retried")
 }
 
@@ -380,10 +380,10 @@ func TestTokenForOneClusterIsValidForOneRenewal(t *testing.T) {
 	w.must(err)
 	w.setFirstUse(late, 16*time.Minute)
 	_, err = w.request(w.tokenConfig(late), "lapsed", "id-lapsed")
-	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 	w.deleteCluster("lapsed")
 	_, err = w.request(w.tokenConfig(token), "lapsed", "id-lapsed")
-	w.wantDenied(err, bootstrap.ReasonSpent, "")
+	w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 	w.wantNone("lapsed")
 }
 
@@ -408,7 +408,7 @@ func TestConcurrentUsesOfTokenRegisterOneName(t *testing.T) {
 				w.cluster(name(i))
 				continue
 			}
-			w.wantDenied(err, bootstrap.ReasonSpent, "")
+			w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 			w.wantNone(name(i))
 		}
 		if won != 1 {

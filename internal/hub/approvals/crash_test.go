@@ -30,6 +30,7 @@ import (
 	"github.com/towline/towline/internal/hub/approvals"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -123,7 +124,7 @@ func (w *testEnv) grantHubRBAC() error {
 	cfg := rest.CopyConfig(w.config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: hubUser}
 	w.eventually(func() string {
-		if err := bootstrap.Prepare(w.Context(), cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData}); err != nil {
+		if err := bootstrap.EnsureHubObjects(w.Context(), cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData}); err != nil {
 			return err.Error()
 		}
 		return ""
@@ -252,7 +253,7 @@ func (w *testEnv) granting(request, cluster string) {
 		if err := w.run(request, writes, time.Now()); err == nil {
 			w.Fatal("it was approved")
 		}
-		if w.Get(w.Context(), client.ObjectKey{Name: bootstrap.RoleName(cluster)}, &rbacv1.ClusterRoleBinding{}) == nil {
+		if w.Get(w.Context(), client.ObjectKey{Name: karmada.AgentRoleName(cluster)}, &rbacv1.ClusterRoleBinding{}) == nil {
 			return
 		}
 	}
@@ -342,7 +343,7 @@ func tokenThatExpiresMeanwhileIsInvalid(t *testing.T, w *testEnv) {
 	token := w.tokenWith(bootstrap.TokenOptions{TTL: 10 * time.Minute})
 	w.createRequestObject(t, token, "expires", "expires", asIs)
 	w.must(w.run("expires", manyWrites, time.Now().Add(11*time.Minute)))
-	w.wantAnswer("expires", certificatesv1.CertificateDenied, bootstrap.ReasonToken)
+	w.wantAnswer("expires", certificatesv1.CertificateDenied, bootstrap.ReasonInvalidToken)
 	w.wantNone("expires")
 }
 
@@ -381,7 +382,7 @@ func tooManyAreDenied(t *testing.T, w *testEnv) {
 		name := fmt.Sprintf("many-%d", i)
 		w.must(w.run(name, manyWrites, time.Now()))
 		switch got := w.answer(name); {
-		case got.Reason == bootstrap.ReasonTooMany:
+		case got.Reason == bootstrap.ReasonTooManyRequests:
 			denied++
 		case got.Type != certificatesv1.CertificateApproved:
 			t.Errorf("%s: %+v", name, got)
@@ -421,7 +422,7 @@ func denialsCostLittle(t *testing.T, w *testEnv) {
 			}
 			return ""
 		})
-		if len(csr.Status.Conditions) != 1 || csr.Status.Conditions[0].Reason != bootstrap.ReasonMalformed {
+		if len(csr.Status.Conditions) != 1 || csr.Status.Conditions[0].Reason != bootstrap.ReasonInvalidRequest {
 			t.Errorf("the requester reads %+v", csr.Status.Conditions)
 		}
 	}

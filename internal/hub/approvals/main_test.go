@@ -56,7 +56,7 @@ func installAPIs(ctx context.Context, cfg *rest.Config) error {
 func (a *sharedHub) start(cfg *rest.Config) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := errors.Join(installAPIs(ctx, cfg), bootstrap.Prepare(ctx, cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData})); err != nil {
+	if err := errors.Join(installAPIs(ctx, cfg), bootstrap.EnsureHubObjects(ctx, cfg, join.HubAddress{Server: cfg.Host, CA: cfg.CAData})); err != nil {
 		return err
 	}
 	object, boundCluster := approvals.CacheOptions()
@@ -161,7 +161,7 @@ func (w *testEnv) certificateConfig(certificate bootstrap.Certificate) *rest.Con
 func (w *testEnv) request(cfg *rest.Config, cluster, id string) (bootstrap.Certificate, error) {
 	ctx, cancel := context.WithTimeout(w.Context(), 30*time.Second)
 	defer cancel()
-	return bootstrap.RequestCertificate(ctx, cfg, bootstrap.CertificateRequest{Cluster: cluster, ID: id, Life: time.Hour})
+	return bootstrap.RequestCertificate(ctx, cfg, bootstrap.CertificateRequest{Cluster: cluster, ID: id, Lifetime: time.Hour})
 }
 
 // registered registers a cluster with its own token.
@@ -199,7 +199,7 @@ func (w *testEnv) wantNone(name string) {
 // wantDenied checks that err is a denial with this reason and, if not empty, this message.
 func (w *testEnv) wantDenied(err error, reason, message string) {
 	w.Helper()
-	var denied *bootstrap.Denied
+	var denied *bootstrap.DeniedError
 	if !errors.As(err, &denied) {
 		w.Errorf("got %v, want a denial with reason %s", err, reason)
 		return

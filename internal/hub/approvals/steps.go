@@ -49,7 +49,7 @@ func denied(reason string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &bootstrap.Denied{Reason: reason, Message: err.Error()}
+	return &bootstrap.DeniedError{Reason: reason, Message: err.Error()}
 }
 
 func deniedf(reason, format string, args ...any) error {
@@ -97,7 +97,7 @@ func (c *Controller) checkRequestCount(ctx context.Context, s *state) error {
 		}
 	}
 	if earlier >= maximum {
-		return deniedf(bootstrap.ReasonTooMany, "%s has %d other requests that are pending or were approved within the last hour; request again later", s.csr.Spec.Username, earlier)
+		return deniedf(bootstrap.ReasonTooManyRequests, "%s has %d other requests that are pending or were approved within the last hour; request again later", s.csr.Spec.Username, earlier)
 	}
 	return nil
 }
@@ -116,9 +116,9 @@ func isRejected(csr *certificatesv1.CertificateSigningRequest) bool {
 
 // authorize checks with a SubjectAccessReview whether the requester may create requests of this kind.
 func (c *Controller) authorize(ctx context.Context, s *state) error {
-	kind := bootstrap.RegistrationRequest
+	kind := bootstrap.RegistrationSubresource
 	if s.parsed.Renewal {
-		kind = bootstrap.RenewalRequest
+		kind = bootstrap.RenewalSubresource
 	}
 	extra := map[string]authorizationv1.ExtraValue{}
 	for key, values := range s.csr.Spec.Extra {
@@ -141,11 +141,11 @@ func (c *Controller) authorize(ctx context.Context, s *state) error {
 
 // ensurePolicy ensures the admission policy that limits the writes of agents. Without it no agent gets a certificate.
 func (c *Controller) ensurePolicy(ctx context.Context, _ *state) error {
-	guarded, err := bootstrap.HasPolicy(ctx, c.Live)
+	guarded, err := bootstrap.HasAgentPolicy(ctx, c.Live)
 	if err != nil || guarded {
 		return err
 	}
-	if err := bootstrap.EnsurePolicy(ctx, c.Live); err != nil {
+	if err := bootstrap.EnsureAgentPolicy(ctx, c.Live); err != nil {
 		return err
 	}
 	return phase.Wait{After: policyDelay, Reason: "the admission policy for agents to take effect"}
@@ -158,7 +158,7 @@ func (c *Controller) findCluster(ctx context.Context, s *state) error {
 		return err
 	}
 	if !found || cluster.Spec.SyncMode != clusterv1alpha1.Pull || !cluster.DeletionTimestamp.IsZero() {
-		return deniedf(bootstrap.ReasonUnknown, "cluster %s does not exist or has no agent", s.parsed.Cluster)
+		return deniedf(bootstrap.ReasonClusterNotFound, "cluster %s does not exist or has no agent", s.parsed.Cluster)
 	}
 	s.cluster = cluster
 	return nil
@@ -175,7 +175,7 @@ func (c *Controller) approve(ctx context.Context, s *state) error {
 	if s.parsed.Renewal {
 		message = "renews the certificate of the agent of cluster " + s.parsed.Cluster
 	}
-	if err := c.setCondition(ctx, s, certificatesv1.CertificateApproved, &bootstrap.Denied{Reason: bootstrap.ReasonApproved, Message: message}); err != nil {
+	if err := c.setCondition(ctx, s, certificatesv1.CertificateApproved, &bootstrap.DeniedError{Reason: bootstrap.ReasonApproved, Message: message}); err != nil {
 		return err
 	}
 	c.Events.Eventf(s.csr, nil, corev1.EventTypeNormal, "Approved", "Approve", "%s", message)
@@ -184,7 +184,7 @@ func (c *Controller) approve(ctx context.Context, s *state) error {
 
 // deny rolls back the objects of this request and denies it. It checks the API server first, since the cache may not
 // have an approval: the objects of an approved request stay.
-func (c *Controller) deny(ctx context.Context, s *state, denial *bootstrap.Denied) error {
+func (c *Controller) deny(ctx context.Context, s *state, denial *bootstrap.DeniedError) error {
 	waits, err := c.isUnanswered(ctx, s.csr)
 	if err != nil || !waits {
 		return err
@@ -213,7 +213,7 @@ func (c *Controller) isUnanswered(ctx context.Context, csr *certificatesv1.Certi
 }
 
 // setCondition writes the condition with the answer. It ignores a request that is deleted.
-func (c *Controller) setCondition(ctx context.Context, s *state, kind certificatesv1.RequestConditionType, why *bootstrap.Denied) error {
+func (c *Controller) setCondition(ctx context.Context, s *state, kind certificatesv1.RequestConditionType, why *bootstrap.DeniedError) error {
 	answered := s.csr.DeepCopy()
 	answered.Status.Conditions = append(answered.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
 		Type: kind, Status: corev1.ConditionTrue, Reason: why.Reason, Message: why.Message, LastUpdateTime: metav1.NewTime(c.Clock.Now()),

@@ -38,14 +38,14 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 		return err
 	}
 	if !found {
-		return deniedf(bootstrap.ReasonToken, "bootstrap token %s does not exist", s.parsed.TokenID)
+		return deniedf(bootstrap.ReasonInvalidToken, "bootstrap token %s does not exist", s.parsed.TokenID)
 	}
 	token, err := bootstrap.ReadToken(secret)
 	if err != nil {
-		return denied(bootstrap.ReasonToken, err)
+		return denied(bootstrap.ReasonInvalidToken, err)
 	}
 	if err := token.CheckUsable(c.Clock.Now()); err != nil {
-		return denied(bootstrap.ReasonToken, err)
+		return denied(bootstrap.ReasonInvalidToken, err)
 	}
 	s.boundUID = types.UID(secret.Annotations[clusterUIDAnnotation])
 	changed := secret.DeepCopy()
@@ -54,11 +54,11 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, kube.AnnotationRegistered, s.registrationKey())
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, firstUseAnnotation, c.timestamp())
 	case registered != s.registrationKey():
-		return deniedf(bootstrap.ReasonSpent, "bootstrap token %s has registered another cluster; use a new one", token.ID)
+		return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s has registered another cluster; use a new one", token.ID)
 	case hasRequest(secret, s.csr.UID):
 		return nil
 	case c.hasExpired(secret):
-		return deniedf(bootstrap.ReasonSpent, "bootstrap token %s was used for cluster %s more than %s ago; use a new one",
+		return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s was used for cluster %s more than %s ago; use a new one",
 			token.ID, s.parsed.Cluster, spaces.RegistrationTimeout)
 	}
 	addRequest(changed, s.csr.UID)
@@ -78,7 +78,7 @@ func (s *state) checkNotRemoved(live *clusterv1alpha1.Cluster, found bool) error
 	if s.boundUID == "" || found && live.UID == s.boundUID && live.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	return deniedf(bootstrap.ReasonSpent, "bootstrap token %s was for a cluster %s that was removed; use a new one",
+	return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s was for a cluster %s that was removed; use a new one",
 		s.parsed.TokenID, s.parsed.Cluster)
 }
 

@@ -21,7 +21,7 @@ import (
 
 // hubObjects returns the objects on the hub of a Cluster in pull mode whose ID is its name.
 func hubObjects(name string) []client.Object {
-	space, role := "karmada-es-"+name, bootstrap.RoleName(name)
+	space, role := "karmada-es-"+name, karmada.AgentRoleName(name)
 	in := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name}
 	}
@@ -168,7 +168,7 @@ func TestHubDeletesOnlyRBACOfClusterDeletedWithoutFinalizer(t *testing.T) {
 	w := sharedEnv(t)
 	// startEnv has created the ClusterRole and the Secret before the controller runs, as if the Cluster was deleted
 	// without a hub.
-	w.wantNone(t, []client.Object{&rbacv1.ClusterRole{ObjectMeta: named(bootstrap.RoleName("forgotten"))}})
+	w.wantNone(t, []client.Object{&rbacv1.ClusterRole{ObjectMeta: named(karmada.AgentRoleName("forgotten"))}})
 	w.wantAll(t, "swept", []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}}})
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("torn-out"), Spec: clusterv1alpha1.ClusterSpec{ID: "torn-out", SyncMode: clusterv1alpha1.Pull}}
 	if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {

@@ -28,7 +28,6 @@ import (
 	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/hub/spaces"
-	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -68,7 +67,7 @@ var startEnv = sync.OnceValues(func() (*testEnv, error) {
 	// These belong to a Cluster that was deleted while the hub was not running.
 	for _, leftover := range []client.Object{
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}},
-		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: bootstrap.RoleName("forgotten")}},
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: karmada.AgentRoleName("forgotten")}},
 	} {
 		karmada.Mark(leftover, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "forgotten", UID: "gone"}})
 		if err := w.hubClient.Create(ctx, leftover); err != nil {

@@ -50,7 +50,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 	if csr.Spec.SignerName != Signer {
 		return ParsedCSR{}, false, nil
 	}
-	if !mentionsAgents(csr.Spec.Request) {
+	if !hasAgentSubject(csr.Spec.Request) {
 		return ParsedCSR{}, false, nil
 	}
 	request, err := parseRequest(csr.Spec.Request)
@@ -64,7 +64,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 	if err := karmada.ValidateName(p.Cluster); err != nil {
 		return ParsedCSR{}, true, oneLine(err)
 	}
-	if err := p.readRequester(csr); err != nil {
+	if err := p.parseRequester(csr); err != nil {
 		return ParsedCSR{}, true, err
 	}
 	if until := csr.Annotations[kube.AnnotationUntil]; until != "" {
@@ -77,8 +77,8 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 
 func oneLine(err error) error { return errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
-// mentionsAgents returns whether any request in text has the subject of an agent.
-func mentionsAgents(text []byte) bool {
+// hasAgentSubject returns whether any request in text has the subject of an agent.
+func hasAgentSubject(text []byte) bool {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		request, err := x509.ParseCertificateRequest(block.Bytes)
 		if err != nil {
@@ -183,8 +183,8 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// readRequester distinguishes the two permitted requesters: the holder of a bootstrap token, and the registered agent.
-func (p *ParsedCSR) readRequester(csr *certificatesv1.CertificateSigningRequest) error {
+// parseRequester distinguishes the two permitted requesters: the holder of a bootstrap token, and the registered agent.
+func (p *ParsedCSR) parseRequester(csr *certificatesv1.CertificateSigningRequest) error {
 	user, groups := csr.Spec.Username, csr.Spec.Groups
 	if user == AgentUser(p.Cluster) && slices.Contains(groups, AgentsGroup) {
 		p.Renewal = true

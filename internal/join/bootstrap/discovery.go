@@ -20,23 +20,24 @@ import (
 )
 
 const (
-	// infoPath is the path of the hub's address and certificate authority, which everybody may read.
-	infoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
-	// infoKey is the key of the kubeconfig; signaturePrefix and the id of a token are the key of its signature.
-	infoKey         = "kubeconfig"
+	// clusterInfoPath is the path of the ConfigMap with the hub's address and certificate authority. Anonymous users may
+	// read it.
+	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+	// kubeconfigKey is the key of the kubeconfig; signaturePrefix and the id of a token are the key of its signature.
+	kubeconfigKey   = "kubeconfig"
 	signaturePrefix = "jws-kubeconfig-"
-	// infoLimit limits the bytes of a response: an object of an API server is smaller.
-	infoLimit = 2 << 20
-	// askLimit limits one request.
-	askLimit = 10 * time.Second
-	// askPause is the time between two attempts to reach the hub, with a jitter of askJitter of it. Both are as in
-	// Karmada.
-	askPause  = 5 * time.Second
-	askJitter = 0.3
-	// signPause and signLimit are for a hub that has not signed with the token yet: it signs with a new one within two
-	// seconds.
-	signPause = time.Second
-	signLimit = 20 * time.Second
+	// maxResponseBytes limits the bytes of a response: an object of an API server is smaller.
+	maxResponseBytes = 2 << 20
+	// requestTimeout limits one request.
+	requestTimeout = 10 * time.Second
+	// connectInterval is the time between two attempts to reach the hub, with a jitter of connectJitter of it. Both are
+	// as in Karmada.
+	connectInterval = 5 * time.Second
+	connectJitter   = 0.3
+	// signatureInterval and signatureTimeout are for a hub that has not signed with the token yet: it signs with a new
+	// one within two seconds.
+	signatureInterval = time.Second
+	signatureTimeout  = 20 * time.Second
 )
 
 // ErrUnverifiable is returned for a Discovery that cannot verify the hub.
@@ -48,44 +49,44 @@ type Discovery struct {
 	Endpoint string
 	// Token must have signed the response of the hub.
 	Token Token
-	// Pins are "sha256:<hex>" of the public keys of the hub's certificate authority, one of which must be told.
-	// UnsafeSkipCA does without them: whoever knows the token can then pass for the hub.
+	// Pins are hashes of public keys, each "sha256:<hex>". One of the hub's certificate authorities must have one of
+	// them. With UnsafeSkipCA, Pins may be empty: every holder of the token can impersonate the hub then.
 	Pins         []string
 	UnsafeSkipCA bool
-	// Timeout is how long a hub is waited for that cannot be reached.
+	// Timeout limits the time until the hub responds. 0: one attempt.
 	Timeout time.Duration
-	// Clock tells the time. Default: the real one.
+	// Clock is for tests. Default: the real clock.
 	Clock clock.Clock
-	// Progress is told, for people, why it takes longer. Default: nobody.
+	// Progress is called with the reason for a wait, once for each reason. It may be nil.
 	Progress func(string)
 }
 
 // CA returns the certificate authorities of the hub, in PEM. Its errors begin with "couldn't validate the identity of
 // the API Server".
 func (d Discovery) CA(ctx context.Context) ([]byte, error) {
-	ca, err := d.discover(ctx)
+	ca, err := d.awaitCA(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("couldn't validate the identity of the API Server: %w", err)
 	}
 	return ca, nil
 }
 
-// unsigned is the error of a hub that has not signed with the token; retriable wraps errors that another attempt may
-// not have.
+// missingSignatureError is the error for a cluster-info without a signature of the token. retriableError wraps errors
+// after which another attempt may succeed.
 type (
-	unsigned  struct{ id string }
-	retriable struct{ error }
+	missingSignatureError struct{ id string }
+	retriableError        struct{ error }
 )
 
-func (u unsigned) Error() string {
+func (u missingSignatureError) Error() string {
 	return fmt.Sprintf("token id %q is invalid for this cluster or it has expired. Use \"karmadactl token create\" on the karmada-control-plane to create a new valid token", u.id)
 }
 
-func (r retriable) Unwrap() error { return r.error }
+func (r retriableError) Unwrap() error { return r.error }
 
-// discover retries until the hub can be reached and has signed.
-func (d Discovery) discover(ctx context.Context) ([]byte, error) {
-	pins, err := readPins(d.Pins)
+// awaitCA retries readVerifiedCA until the hub can be reached and has signed cluster-info with the token.
+func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
+	pins, err := normalizePins(d.Pins)
 	if err != nil {
 		return nil, err
 	}
@@ -98,48 +99,48 @@ func (d Discovery) discover(ctx context.Context) ([]byte, error) {
 	if d.Progress == nil {
 		d.Progress = func(string) {}
 	}
-	started, told := d.Clock.Now(), ""
+	started, lastMessage := d.Clock.Now(), ""
 	for {
-		ca, err := d.attempt(ctx, pins)
-		var missing unsigned
-		var passing retriable
-		pause, limit := wait.Jitter(askPause, askJitter), d.Timeout
+		ca, err := d.readVerifiedCA(ctx, pins)
+		var missingSignature missingSignatureError
+		var retriable retriableError
+		interval, timeout := wait.Jitter(connectInterval, connectJitter), d.Timeout
 		switch {
 		case err == nil:
 			return ca, nil
-		case errors.As(err, &missing):
-			pause, limit = signPause, min(signLimit, d.Timeout)
-		case !errors.As(err, &passing):
+		case errors.As(err, &missingSignature):
+			interval, timeout = signatureInterval, min(signatureTimeout, d.Timeout)
+		case !errors.As(err, &retriable):
 			return nil, err
 		}
-		if ctx.Err() != nil || d.Clock.Since(started)+pause > limit {
+		if ctx.Err() != nil || d.Clock.Since(started)+interval > timeout {
 			return nil, err
 		}
-		if err.Error() != told {
-			told = err.Error()
-			d.Progress("waiting for the API Server: " + told)
+		if err.Error() != lastMessage {
+			lastMessage = err.Error()
+			d.Progress("waiting for the API Server: " + lastMessage)
 		}
 		select {
 		case <-ctx.Done():
 			return nil, err
-		case <-d.Clock.After(pause):
+		case <-d.Clock.After(interval):
 		}
 	}
 }
 
-// attempt reads the certificate authorities from the hub. If there are pins, it reads them again over a connection that
-// only a pinned authority can have signed.
-func (d Discovery) attempt(ctx context.Context, pins []string) ([]byte, error) {
+// readVerifiedCA reads the certificate authorities from the hub. If there are pins, it reads them again over a
+// connection that only a pinned authority can have signed.
+func (d Discovery) readVerifiedCA(ctx context.Context, pins []string) ([]byte, error) {
 	// The certificate cannot be verified yet; the signature of the response is.
-	info, err := d.fetch(ctx, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
+	info, err := d.getClusterInfo(ctx, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
 	if err != nil {
 		return nil, err
 	}
-	kubeconfig, err := d.signed(info)
+	kubeconfig, err := d.verifySignature(info)
 	if err != nil {
 		return nil, err
 	}
-	ca, err := authorityIn(kubeconfig)
+	ca, err := caOfKubeconfig(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
@@ -151,33 +152,33 @@ func (d Discovery) attempt(ctx context.Context, pins []string) ([]byte, error) {
 		return ca, nil
 	}
 	trusted := x509.NewCertPool()
-	kept := pinned(authorities, pins)
-	if len(kept) == 0 {
+	pinned := pinnedAuthorities(authorities, pins)
+	if len(pinned) == 0 {
 		return nil, errors.New("cluster CA found in cluster-info ConfigMap is invalid: none of the public keys of its certificates are pinned")
 	}
 	// A holder of the token may have added an authority: only the pinned ones are trusted.
-	for _, authority := range kept {
+	for _, authority := range pinned {
 		trusted.AddCert(authority)
 	}
-	again, err := d.fetch(ctx, &tls.Config{RootCAs: trusted, MinVersion: tls.VersionTLS12})
+	verified, err := d.getClusterInfo(ctx, &tls.Config{RootCAs: trusted, MinVersion: tls.VersionTLS12})
 	if err != nil {
 		return nil, err
 	}
-	if again.Data[infoKey] != kubeconfig {
+	if verified.Data[kubeconfigKey] != kubeconfig {
 		return nil, errors.New("the cluster-info ConfigMap is not the same when it is read over a verified connection")
 	}
 	return ca, nil
 }
 
-// signed returns the kubeconfig in info if it is signed with the token.
-func (d Discovery) signed(info *corev1.ConfigMap) (string, error) {
-	kubeconfig := info.Data[infoKey]
+// verifySignature returns the kubeconfig in clusterInfo if it is signed with the token.
+func (d Discovery) verifySignature(info *corev1.ConfigMap) (string, error) {
+	kubeconfig := info.Data[kubeconfigKey]
 	if kubeconfig == "" {
 		return "", errors.New("there is no kubeconfig in the cluster-info ConfigMap")
 	}
 	signature, ok := info.Data[signaturePrefix+d.Token.ID]
 	if !ok {
-		return "", unsigned{id: d.Token.ID}
+		return "", missingSignatureError{id: d.Token.ID}
 	}
 	if !isSignedBy(d.Token, signature, kubeconfig) {
 		return "", errors.New("failed to verify JWS signature of received cluster info object, can't trust this API Server")
@@ -185,8 +186,8 @@ func (d Discovery) signed(info *corev1.ConfigMap) (string, error) {
 	return kubeconfig, nil
 }
 
-// authorityIn returns the certificate authority in a kubeconfig for exactly one cluster.
-func authorityIn(kubeconfig string) ([]byte, error) {
+// caOfKubeconfig returns the certificate authority in a kubeconfig for exactly one cluster.
+func caOfKubeconfig(kubeconfig string) ([]byte, error) {
 	config, err := clientcmd.Load([]byte(kubeconfig))
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig in the cluster-info ConfigMap: %w", err)
@@ -202,11 +203,11 @@ func authorityIn(kubeconfig string) ([]byte, error) {
 	return nil, errors.New("there is no certificate authority in the cluster-info ConfigMap")
 }
 
-// fetch reads cluster-info as an anonymous user.
-func (d Discovery) fetch(ctx context.Context, trust *tls.Config) (*corev1.ConfigMap, error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+// getClusterInfo reads cluster-info as an anonymous user.
+func (d Discovery) getClusterInfo(ctx context.Context, trust *tls.Config) (*corev1.ConfigMap, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Endpoint+infoPath, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Endpoint+clusterInfoPath, nil)
 	if err != nil {
 		return nil, fmt.Errorf("ask for the cluster-info ConfigMap: %w", err)
 	}
@@ -220,28 +221,28 @@ func (d Discovery) fetch(ctx context.Context, trust *tls.Config) (*corev1.Config
 		if errors.As(err, &wrong) {
 			return nil, fmt.Errorf("the certificate of %s: %w", d.Endpoint, wrong.Err)
 		}
-		return nil, retriable{fmt.Errorf("ask for the cluster-info ConfigMap: %w", err)}
+		return nil, retriableError{fmt.Errorf("ask for the cluster-info ConfigMap: %w", err)}
 	}
 	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, infoLimit+1))
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxResponseBytes+1))
 	if err != nil {
-		return nil, retriable{fmt.Errorf("read the cluster-info ConfigMap: %w", err)}
+		return nil, retriableError{fmt.Errorf("read the cluster-info ConfigMap: %w", err)}
 	}
-	if len(body) > infoLimit {
-		return nil, fmt.Errorf("the cluster-info ConfigMap has more than %d bytes", infoLimit)
+	if len(body) > maxResponseBytes {
+		return nil, fmt.Errorf("the cluster-info ConfigMap has more than %d bytes", maxResponseBytes)
 	}
 	if response.StatusCode != http.StatusOK {
-		return nil, retriable{refusal(response.StatusCode, body)}
+		return nil, retriableError{responseError(response.StatusCode, body)}
 	}
 	info := &corev1.ConfigMap{}
 	if err := json.Unmarshal(body, info); err != nil {
-		return nil, retriable{fmt.Errorf("read the cluster-info ConfigMap: %w", err)}
+		return nil, retriableError{fmt.Errorf("read the cluster-info ConfigMap: %w", err)}
 	}
 	return info, nil
 }
 
-// refusal returns the error for a response without cluster-info.
-func refusal(code int, body []byte) error {
+// responseError returns the error for a response without cluster-info.
+func responseError(code int, body []byte) error {
 	var status metav1.Status
 	message := http.StatusText(code)
 	if json.Unmarshal(body, &status) == nil && status.Message != "" {

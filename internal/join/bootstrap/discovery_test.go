@@ -32,30 +32,30 @@ import (
 
 const testToken = "abcdef.0123456789abcdef"
 
-// stage is an API server that tells cluster-info as a test wants it.
-type stage struct {
+// fakeHub is an API server that serves the cluster-info of a test.
+type fakeHub struct {
 	*httptest.Server
-	// answer is given to the n-th request, from 0.
-	answer func(n int, w http.ResponseWriter)
-	asked  atomic.Int32
+	// respond writes the response to the n-th request, from 0.
+	respond  func(n int, w http.ResponseWriter)
+	requests atomic.Int32
 }
 
-func newStage(t *testing.T) *stage {
+func newFakeHub(t *testing.T) *fakeHub {
 	t.Helper()
-	s := &stage{}
+	s := &fakeHub{}
 	s.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/api/v1/namespaces/kube-public/configmaps/cluster-info" || r.Header.Get("Authorization") != "" {
 			http.NotFound(w, r)
 			return
 		}
-		s.answer(int(s.asked.Add(1))-1, w)
+		s.respond(int(s.requests.Add(1))-1, w)
 	}))
 	t.Cleanup(s.Close)
-	s.answer = func(_ int, w http.ResponseWriter) { tell(w, s.info()) }
+	s.respond = func(_ int, w http.ResponseWriter) { writeConfigMap(w, s.clusterInfo()) }
 	return s
 }
 
-func (s *stage) ca() []byte {
+func (s *fakeHub) ca() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 }
 
@@ -69,11 +69,13 @@ func kubeconfig(server string, ca []byte) string {
 	return string(text)
 }
 
-// info is what an honest hub tells.
-func (s *stage) info() map[string]string { return signedInfo(kubeconfig(s.URL, s.ca()), testToken) }
+// clusterInfo returns the data of a correct cluster-info.
+func (s *fakeHub) clusterInfo() map[string]string {
+	return signedClusterInfo(kubeconfig(s.URL, s.ca()), testToken)
+}
 
-// signedInfo is content with the signature of token, made here without the code under test.
-func signedInfo(content, token string) map[string]string {
+// signedClusterInfo is content with the signature of token, made here without the code under test.
+func signedClusterInfo(content, token string) map[string]string {
 	id, secret, _ := strings.Cut(token, ".")
 	head := base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"alg":"HS256","kid":"%s"}`, id))
 	return map[string]string{"kubeconfig": content, "jws-kubeconfig-" + id: head + ".." + macOf(head, content, secret)}
@@ -85,12 +87,12 @@ func macOf(head, content, secret string) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-func tell(w http.ResponseWriter, data map[string]string) {
+func writeConfigMap(w http.ResponseWriter, data map[string]string) {
 	_ = json.NewEncoder(w).Encode(corev1.ConfigMap{Data: data})
 }
 
 // discovery asks s as somebody does who has the token and the pins.
-func (s *stage) discovery(t *testing.T) bootstrap.Discovery {
+func (s *fakeHub) discovery(t *testing.T) bootstrap.Discovery {
 	t.Helper()
 	token, errToken := bootstrap.ParseToken(testToken)
 	pins, errPins := bootstrap.Pins(s.ca())
@@ -100,30 +102,30 @@ func (s *stage) discovery(t *testing.T) bootstrap.Discovery {
 	return bootstrap.Discovery{Endpoint: strings.TrimPrefix(s.URL, "https://"), Token: token, Pins: pins, Timeout: 100 * time.Millisecond}
 }
 
-func TestDiscoveryFindsTheAuthority(t *testing.T) {
+func TestDiscoveryReturnsTheCA(t *testing.T) {
 	t.Parallel()
-	tests := map[string]func(*stage, *bootstrap.Discovery){
-		"with a pin":    func(*stage, *bootstrap.Discovery) {},
-		"in upper case": func(_ *stage, d *bootstrap.Discovery) { d.Pins = []string{strings.ToUpper(d.Pins[0])} },
-		"with a pin of another": func(_ *stage, d *bootstrap.Discovery) {
+	tests := map[string]func(*fakeHub, *bootstrap.Discovery){
+		"with a pin":    func(*fakeHub, *bootstrap.Discovery) {},
+		"in upper case": func(_ *fakeHub, d *bootstrap.Discovery) { d.Pins = []string{strings.ToUpper(d.Pins[0])} },
+		"with a pin of another": func(_ *fakeHub, d *bootstrap.Discovery) {
 			d.Pins = append([]string{"sha256:" + strings.Repeat("0", 64)}, d.Pins...)
 		},
-		"without pins": func(_ *stage, d *bootstrap.Discovery) { d.Pins, d.UnsafeSkipCA = nil, true },
-		"signed a moment later": func(s *stage, d *bootstrap.Discovery) {
+		"without pins": func(_ *fakeHub, d *bootstrap.Discovery) { d.Pins, d.UnsafeSkipCA = nil, true },
+		"signed a moment later": func(s *fakeHub, d *bootstrap.Discovery) {
 			d.Timeout = time.Minute
-			s.answer = func(n int, w http.ResponseWriter) {
-				info := s.info()
+			s.respond = func(n int, w http.ResponseWriter) {
+				info := s.clusterInfo()
 				if n == 0 {
 					delete(info, "jws-kubeconfig-abcdef")
 				}
-				tell(w, info)
+				writeConfigMap(w, info)
 			}
 		},
 	}
 	for name, change := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newStage(t)
+			s := newFakeHub(t)
 			d := s.discovery(t)
 			change(s, &d)
 			ca, err := d.CA(t.Context())
@@ -134,83 +136,87 @@ func TestDiscoveryFindsTheAuthority(t *testing.T) {
 	}
 }
 
-func TestDiscoveryRefusesWhatItCannotTrust(t *testing.T) {
+func TestDiscoveryRejectsUntrustedResponses(t *testing.T) {
 	t.Parallel()
-	other := newStage(t)
-	always := func(info func(*stage) map[string]string) func(*stage, *bootstrap.Discovery) {
-		return func(s *stage, _ *bootstrap.Discovery) {
-			s.answer = func(_ int, w http.ResponseWriter) { tell(w, info(s)) }
+	other := newFakeHub(t)
+	always := func(info func(*fakeHub) map[string]string) func(*fakeHub, *bootstrap.Discovery) {
+		return func(s *fakeHub, _ *bootstrap.Discovery) {
+			s.respond = func(_ int, w http.ResponseWriter) { writeConfigMap(w, info(s)) }
 		}
 	}
 	const forged = "failed to verify JWS signature of received cluster info object, can't trust this API Server"
 	const expired = `token id "abcdef" is invalid for this cluster or it has expired. Use "karmadactl token create"`
 	tests := map[string]struct {
-		change func(*stage, *bootstrap.Discovery)
+		change func(*fakeHub, *bootstrap.Discovery)
 		want   string
 	}{
-		"neither pins nor unsafe": {func(_ *stage, d *bootstrap.Discovery) { d.Pins = nil }, "need to verify CACertHashes, or set --discovery-token-unsafe-skip-ca-verification=true"},
-		"a pin that is none":      {func(_ *stage, d *bootstrap.Discovery) { d.Pins = []string{"sha256:00"} }, "invalid CA certificate hash"},
-		"a pin of another kind":   {func(_ *stage, d *bootstrap.Discovery) { d.Pins = []string{"sha512:" + strings.Repeat("0", 128)} }, "invalid CA certificate hash"},
-		"a wrong pin": {func(_ *stage, d *bootstrap.Discovery) {
+		"neither pins nor unsafe": {func(_ *fakeHub, d *bootstrap.Discovery) { d.Pins = nil }, "need to verify CACertHashes, or set --discovery-token-unsafe-skip-ca-verification=true"},
+		"a pin that is none":      {func(_ *fakeHub, d *bootstrap.Discovery) { d.Pins = []string{"sha256:00"} }, "invalid CA certificate hash"},
+		"a pin of another kind":   {func(_ *fakeHub, d *bootstrap.Discovery) { d.Pins = []string{"sha512:" + strings.Repeat("0", 128)} }, "invalid CA certificate hash"},
+		"a wrong pin": {func(_ *fakeHub, d *bootstrap.Discovery) {
 			d.Pins = []string{"sha256:" + strings.Repeat("0", 64)}
 		}, "cluster CA found in cluster-info ConfigMap is invalid: none of the public keys"},
-		"no signature":              {always(func(s *stage) map[string]string { return map[string]string{"kubeconfig": s.info()["kubeconfig"]} }), expired},
-		"another token's signature": {always(func(s *stage) map[string]string { return signedInfo(s.info()["kubeconfig"], "ghijkl.0123456789abcdef") }), expired},
-		"a signature with another secret": {always(func(s *stage) map[string]string {
-			return signedInfo(s.info()["kubeconfig"], "abcdef.ffffffffffffffff")
+		"no signature": {always(func(s *fakeHub) map[string]string {
+			return map[string]string{"kubeconfig": s.clusterInfo()["kubeconfig"]}
+		}), expired},
+		"another token's signature": {always(func(s *fakeHub) map[string]string {
+			return signedClusterInfo(s.clusterInfo()["kubeconfig"], "ghijkl.0123456789abcdef")
+		}), expired},
+		"a signature with another secret": {always(func(s *fakeHub) map[string]string {
+			return signedClusterInfo(s.clusterInfo()["kubeconfig"], "abcdef.ffffffffffffffff")
 		}), forged},
-		"a tampered kubeconfig": {always(func(s *stage) map[string]string {
-			info := s.info()
+		"a tampered kubeconfig": {always(func(s *fakeHub) map[string]string {
+			info := s.clusterInfo()
 			info["kubeconfig"] += "#"
 			return info
 		}), forged},
-		"the algorithm none": {always(func(s *stage) map[string]string {
+		"the algorithm none": {always(func(s *fakeHub) map[string]string {
 			head := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"abcdef"}`))
-			return map[string]string{"kubeconfig": s.info()["kubeconfig"], "jws-kubeconfig-abcdef": head + ".."}
+			return map[string]string{"kubeconfig": s.clusterInfo()["kubeconfig"], "jws-kubeconfig-abcdef": head + ".."}
 		}), forged},
-		"another algorithm's name": {always(func(s *stage) map[string]string {
-			head, content := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS512","kid":"abcdef"}`)), s.info()["kubeconfig"]
+		"another algorithm's name": {always(func(s *fakeHub) map[string]string {
+			head, content := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS512","kid":"abcdef"}`)), s.clusterInfo()["kubeconfig"]
 			return map[string]string{"kubeconfig": content, "jws-kubeconfig-abcdef": head + ".." + macOf(head, content, "0123456789abcdef")}
 		}), forged},
-		"another content in the signature": {always(func(s *stage) map[string]string {
-			info := s.info()
+		"another content in the signature": {always(func(s *fakeHub) map[string]string {
+			info := s.clusterInfo()
 			info["jws-kubeconfig-abcdef"] = strings.Replace(info["jws-kubeconfig-abcdef"], "..", ".eA.", 1)
 			return info
 		}), forged},
-		"no kubeconfig": {always(func(*stage) map[string]string { return map[string]string{} }), "no kubeconfig"},
-		"two clusters": {always(func(s *stage) map[string]string {
-			return signedInfo(strings.Replace(s.info()["kubeconfig"], "clusters:\n", "clusters:\n- cluster:\n    server: https://x\n  name: x\n", 1), testToken)
+		"no kubeconfig": {always(func(*fakeHub) map[string]string { return map[string]string{} }), "no kubeconfig"},
+		"two clusters": {always(func(s *fakeHub) map[string]string {
+			return signedClusterInfo(strings.Replace(s.clusterInfo()["kubeconfig"], "clusters:\n", "clusters:\n- cluster:\n    server: https://x\n  name: x\n", 1), testToken)
 		}), "exactly one cluster"},
-		"no authority": {always(func(s *stage) map[string]string { return signedInfo(kubeconfig(s.URL, nil), testToken) }), "no certificate authority"},
-		"another answer over the verified connection": {func(s *stage, _ *bootstrap.Discovery) {
-			s.answer = func(n int, w http.ResponseWriter) {
-				tell(w, signedInfo(kubeconfig(fmt.Sprintf("https://x%d", n), s.ca()), testToken))
+		"no authority": {always(func(s *fakeHub) map[string]string { return signedClusterInfo(kubeconfig(s.URL, nil), testToken) }), "no certificate authority"},
+		"another answer over the verified connection": {func(s *fakeHub, _ *bootstrap.Discovery) {
+			s.respond = func(n int, w http.ResponseWriter) {
+				writeConfigMap(w, signedClusterInfo(kubeconfig(fmt.Sprintf("https://x%d", n), s.ca()), testToken))
 			}
 		}, "is not the same"},
-		"an answer without an end": {func(s *stage, _ *bootstrap.Discovery) {
-			s.answer = func(_ int, w http.ResponseWriter) {
+		"an answer without an end": {func(s *fakeHub, _ *bootstrap.Discovery) {
+			s.respond = func(_ int, w http.ResponseWriter) {
 				for range 3 {
 					_, _ = w.Write(make([]byte, 1<<20))
 				}
 			}
 		}, "has more than"},
-		"no right to read": {func(s *stage, _ *bootstrap.Discovery) {
-			s.answer = func(_ int, w http.ResponseWriter) {
+		"no right to read": {func(s *fakeHub, _ *bootstrap.Discovery) {
+			s.respond = func(_ int, w http.ResponseWriter) {
 				http.Error(w, `{"kind":"Status","message":"forbidden to you"}`, http.StatusForbidden)
 			}
 		}, "forbidden to you"},
-		"a redirection": {func(s *stage, _ *bootstrap.Discovery) {
-			s.answer = func(_ int, w http.ResponseWriter) {
+		"a redirection": {func(s *fakeHub, _ *bootstrap.Discovery) {
+			s.respond = func(_ int, w http.ResponseWriter) {
 				w.Header().Set("Location", other.URL)
 				w.WriteHeader(http.StatusFound)
 			}
 		}, "Found"},
-		"nobody there": {func(s *stage, _ *bootstrap.Discovery) { s.Close() }, "refused"},
+		"nobody there": {func(s *fakeHub, _ *bootstrap.Discovery) { s.Close() }, "refused"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newStage(t)
+			s := newFakeHub(t)
 			d := s.discovery(t)
 			tc.change(s, &d)
 			ca, err := d.CA(t.Context())
@@ -225,11 +231,11 @@ func TestDiscoveryRefusesWhatItCannotTrust(t *testing.T) {
 }
 
 // Who knows the token can sign whatever he likes, but cannot speak for the pinned authority.
-func TestDiscoveryTrustsOnlyThePinnedAuthorityToTell(t *testing.T) {
+func TestDiscoveryTrustsOnlyThePinnedCA(t *testing.T) {
 	t.Parallel()
-	hub, thief := newStage(t), otherAuthority(t)
-	thief.answer = func(_ int, w http.ResponseWriter) {
-		tell(w, signedInfo(kubeconfig(thief.URL, slices.Concat(hub.ca(), thief.ca())), testToken))
+	hub, thief := newFakeHub(t), newFakeHubWithOtherCA(t)
+	thief.respond = func(_ int, w http.ResponseWriter) {
+		writeConfigMap(w, signedClusterInfo(kubeconfig(thief.URL, slices.Concat(hub.ca(), thief.ca())), testToken))
 	}
 	d := hub.discovery(t)
 	d.Endpoint = strings.TrimPrefix(thief.URL, "https://")
@@ -238,8 +244,8 @@ func TestDiscoveryTrustsOnlyThePinnedAuthorityToTell(t *testing.T) {
 	}
 }
 
-// otherAuthority is a stage whose certificate is signed by somebody else than that of newStage.
-func otherAuthority(t *testing.T) *stage {
+// newFakeHubWithOtherCA is a fakeHub whose certificate is signed by somebody else than that of newFakeHub.
+func newFakeHubWithOtherCA(t *testing.T) *fakeHub {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -252,8 +258,8 @@ func otherAuthority(t *testing.T) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{}
-	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.answer(0, w) }))
+	s := &fakeHub{}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.respond(0, w) }))
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
 	s.StartTLS()
 	t.Cleanup(s.Close)
@@ -262,11 +268,11 @@ func otherAuthority(t *testing.T) *stage {
 
 func TestDiscoveryEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	s := newStage(t)
+	s := newFakeHub(t)
 	d := s.discovery(t)
 	d.Timeout = time.Hour
 	ctx, cancel := context.WithCancel(t.Context())
-	s.answer = func(_ int, w http.ResponseWriter) {
+	s.respond = func(_ int, w http.ResponseWriter) {
 		http.Error(w, "later", http.StatusServiceUnavailable)
 		cancel()
 	}

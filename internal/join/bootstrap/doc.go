@@ -9,13 +9,14 @@
 //
 // On the hub:
 //
-//   - Prepare creates the objects for registrations with tokens. cli calls it when the hub starts.
+//   - EnsureHubObjects creates the objects for registrations with tokens. cli calls it when the hub starts.
 //   - CreateToken, ListTokens and DeleteToken are the commands of karmadactl token.
-//   - ValidateCSR, HasPolicy, EnsureCSRReadRBAC and EnsureAgentRBAC are steps of the approval in package
+//   - ValidateCSR, HasAgentPolicy, EnsureCSRReadRBAC and EnsureAgentRBAC are steps of the approval in package
 //     hub/approvals. ValidateCSR parses a request and refuses every one that no agent may have; the approver decides
 //     about the requester. EnsureAgentRBAC is also called by hub/spaces, which corrects changes.
 //
-// A token is bound to a Cluster if it is in that Cluster's group. An agent is the user AgentUserPrefix + name in the
-// group AgentsGroup. Its permissions are by object name and by its execution namespace; the ValidatingAdmissionPolicy
-// of EnsurePolicy restricts the fields that it may change.
+// A token is bound to a Cluster if its auth-extra-groups have that Cluster's group (see BoundCluster). The user of an
+// agent is AgentUserPrefix + name, its group is AgentsGroup. RBAC permits it the objects with the name of its Cluster
+// and the objects in its execution namespace; the ValidatingAdmissionPolicy
+// of EnsureAgentPolicy restricts the fields that it may change.
 package bootstrap

@@ -11,9 +11,9 @@ import (
 	"github.com/towline/towline/internal/join/rollback"
 )
 
-// ensure creates obj on the hub or corrects it. It replaces a binding to another role, since the API server does not
-// change the role of a binding.
-func ensure(ctx context.Context, hub client.Client, obj client.Object) error {
+// ensureObject creates obj on the hub or corrects it. It replaces a binding to another role, since the API server does
+// not change the role of a binding.
+func ensureObject(ctx context.Context, hub client.Client, obj client.Object) error {
 	labels := systemLabels()
 	maps.Copy(labels, obj.GetLabels())
 	obj.SetLabels(labels)

@@ -28,15 +28,15 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// setUp makes the control plane that the tests share a hub, once.
-type setUp struct {
+// hubSetUp creates the objects of a hub on the control plane that the tests share, once.
+type hubSetUp struct {
 	once sync.Once
 	err  error
 }
 
-var shared setUp
+var shared hubSetUp
 
-// hub is a prepared hub, and an administrator's client for it.
+// hub returns a hub with the objects of EnsureHubObjects, and an administrator's client for it.
 func hub(t *testing.T) (*localkube.Plane, client.Client) {
 	t.Helper()
 	plane := localkube.Shared(t)
@@ -44,31 +44,31 @@ func hub(t *testing.T) (*localkube.Plane, client.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared.once.Do(func() { shared.err = prepare(plane.Config, hubClient) })
+	shared.once.Do(func() { shared.err = setUpHub(plane.Config, hubClient) })
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
 	return plane, hubClient
 }
 
-func prepare(config *rest.Config, hubClient client.Client) error {
+func setUpHub(config *rest.Config, hubClient client.Client) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
 		return err
 	}
-	if err := install(ctx, hubClient); err != nil {
+	if err := installCRDs(ctx, hubClient); err != nil {
 		return err
 	}
 	for range 2 {
-		if err := bootstrap.Prepare(ctx, config, join.HubAddress{Server: config.Host, CA: config.CAData}); err != nil {
+		if err := bootstrap.EnsureHubObjects(ctx, config, join.HubAddress{Server: config.Host, CA: config.CAData}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func install(ctx context.Context, hubClient client.Client) error {
+func installCRDs(ctx context.Context, hubClient client.Client) error {
 	files, err := fs.Glob(crds.FS, "*.yaml")
 	if err != nil {
 		return err
@@ -92,7 +92,7 @@ func install(ctx context.Context, hubClient client.Client) error {
 	})
 }
 
-// eventually waits until look returns "", and fails with what it says otherwise.
+// eventually waits until look returns "", and fails with the last result otherwise.
 func eventually(t *testing.T, look func() (wrong string)) {
 	t.Helper()
 	last := ""
@@ -105,7 +105,7 @@ func eventually(t *testing.T, look func() (wrong string)) {
 	}
 }
 
-// tokenConfig is the configuration of whoever has the token.
+// tokenConfig returns the configuration of a holder of the token.
 func tokenConfig(config *rest.Config, token bootstrap.Token) *rest.Config {
 	config = rest.AnonymousClientConfig(config)
 	config.BearerToken = token.String()

@@ -12,8 +12,8 @@ const (
 	AgentsGroup = "system:karmada:agents"
 	// AgentUserPrefix and the name of its Cluster are the user of an agent, and the common name of its certificate.
 	AgentUserPrefix = "system:karmada:agent:"
-	// DefaultGroup is the group of bootstrap tokens for registrations.
-	DefaultGroup = "system:bootstrappers:karmada:default-cluster-token"
+	// DefaultTokenGroup is the group of bootstrap tokens for registrations.
+	DefaultTokenGroup = "system:bootstrappers:karmada:default-cluster-token"
 	// TokenUserPrefix and the id of a bootstrap token are the user of its holder.
 	TokenUserPrefix = "system:bootstrap:"
 	// Signer is the signer of the certificates of agents.

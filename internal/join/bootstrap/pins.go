@@ -33,8 +33,8 @@ func pinOf(certificate *x509.Certificate) string {
 	return pinPrefix + hex.EncodeToString(sum[:])
 }
 
-// readPins returns pins in lower case, or an error for an invalid one.
-func readPins(given []string) ([]string, error) {
+// normalizePins returns pins in lower case, or an error for an invalid one.
+func normalizePins(given []string) ([]string, error) {
 	form := regexp.MustCompile(`^` + pinPrefix + `[0-9a-f]{64}$`)
 	var pins []string
 	for _, pin := range given {
@@ -47,13 +47,13 @@ func readPins(given []string) ([]string, error) {
 	return pins, nil
 }
 
-// pinned returns the authorities whose public key is pinned.
-func pinned(authorities []*x509.Certificate, pins []string) []*x509.Certificate {
-	var kept []*x509.Certificate
+// pinnedAuthorities returns the authorities whose public key is pinned.
+func pinnedAuthorities(authorities []*x509.Certificate, pins []string) []*x509.Certificate {
+	var pinned []*x509.Certificate
 	for _, authority := range authorities {
 		if slices.Contains(pins, pinOf(authority)) {
-			kept = append(kept, authority)
+			pinned = append(pinned, authority)
 		}
 	}
-	return kept
+	return pinned
 }

@@ -28,23 +28,23 @@ const (
 	bindingKind = "ValidatingAdmissionPolicyBinding"
 )
 
-// ErrNoPolicies is returned for a hub without ValidatingAdmissionPolicies, which Kubernetes has since 1.30.
-var ErrNoPolicies = errors.New("the hub has no ValidatingAdmissionPolicies")
+// ErrNoAdmissionPolicies is returned for a hub without ValidatingAdmissionPolicies, which Kubernetes has since 1.30.
+var ErrNoAdmissionPolicies = errors.New("the hub has no ValidatingAdmissionPolicies")
 
-// EnsurePolicy makes the hub refuse changes by agents that RBAC cannot refuse, since its rules are about objects and
-// not about fields: labels of a Cluster, by which profiles match it, its id, credentials and finalizers, and all fields
-// of a Work except its status and the finalizer of the agent. It can be repeated. It returns ErrNoPolicies for a hub
-// without ValidatingAdmissionPolicies.
-func EnsurePolicy(ctx context.Context, hub client.Client) error {
-	err := errors.Join(replace(ctx, hub, policyKind, agentsPolicy()), replace(ctx, hub, bindingKind, agentsBinding()))
+// EnsureAgentPolicy makes the hub refuse changes by agents that RBAC cannot refuse, since its rules are about objects
+// and not about fields: labels of a Cluster, by which profiles match it, its id, credentials and finalizers, and all
+// fields of a Work except its status and the finalizer of the agent. It can be repeated. It returns
+// ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies.
+func EnsureAgentPolicy(ctx context.Context, hub client.Client) error {
+	err := errors.Join(ensurePolicyObject(ctx, hub, policyKind, agentPolicy()), ensurePolicyObject(ctx, hub, bindingKind, agentPolicyBinding()))
 	if meta.IsNoMatchError(err) {
-		return fmt.Errorf("%w: %w", ErrNoPolicies, err)
+		return fmt.Errorf("%w: %w", ErrNoAdmissionPolicies, err)
 	}
 	return err
 }
 
-// replace creates the object with the policy's name, or replaces its spec.
-func replace(ctx context.Context, hub client.Client, kind string, obj client.Object) error {
+// ensurePolicyObject creates the object with the policy's name, or replaces its spec.
+func ensurePolicyObject(ctx context.Context, hub client.Client, kind string, obj client.Object) error {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
 	if err != nil {
 		return fmt.Errorf("encode %s %s: %w", kind, policyName, err)
@@ -71,9 +71,9 @@ func replace(ctx context.Context, hub client.Client, kind string, obj client.Obj
 	return nil
 }
 
-// HasPolicy returns whether the hub has the policy and its binding exactly as EnsurePolicy writes them. hub must read
-// from the API server.
-func HasPolicy(ctx context.Context, hub client.Reader) (bool, error) {
+// HasAgentPolicy returns whether the hub has the policy and its binding exactly as EnsureAgentPolicy writes them. hub
+// must read from the API server.
+func HasAgentPolicy(ctx context.Context, hub client.Reader) (bool, error) {
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	for kind, typed := range map[string]client.Object{policyKind: policy, bindingKind: binding} {
 		live := newPolicyObject(kind)
@@ -88,7 +88,7 @@ func HasPolicy(ctx context.Context, hub client.Reader) (bool, error) {
 			return false, fmt.Errorf("decode %s %s: %w", kind, policyName, err)
 		}
 	}
-	return equality.Semantic.DeepEqual(policy.Spec, agentsPolicy().Spec) && equality.Semantic.DeepEqual(binding.Spec, agentsBinding().Spec), nil
+	return equality.Semantic.DeepEqual(policy.Spec, agentPolicy().Spec) && equality.Semantic.DeepEqual(binding.Spec, agentPolicyBinding().Spec), nil
 }
 
 func newPolicyObject(kind string) *unstructured.Unstructured {
@@ -97,8 +97,9 @@ func newPolicyObject(kind string) *unstructured.Unstructured {
 	return obj
 }
 
-// agentsPolicy includes the defaults of the API server, so that it can be compared with the policy there.
-func agentsPolicy() *admissionv1.ValidatingAdmissionPolicy {
+// agentPolicy returns the desired policy. It includes the defaults of the API server, so that it can be compared with
+// the policy there.
+func agentPolicy() *admissionv1.ValidatingAdmissionPolicy {
 	rule := func(group, version, resource string) admissionv1.NamedRuleWithOperations {
 		return admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
 			Operations: []admissionv1.OperationType{admissionv1.Update},
@@ -159,7 +160,7 @@ func onlyFinalizer(finalizer string) string {
 		"object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]).filter(f, f != '%s'))", finalizer)
 }
 
-func agentsBinding() *admissionv1.ValidatingAdmissionPolicyBinding {
+func agentPolicyBinding() *admissionv1.ValidatingAdmissionPolicyBinding {
 	return &admissionv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: named("", policyName),
 		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policyName, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},

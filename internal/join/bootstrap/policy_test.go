@@ -15,8 +15,9 @@ import (
 	"github.com/towline/towline/internal/join/bootstrap"
 )
 
-// reading returns a client for which objects of kind are as change makes them, or gone if it returns false.
-func reading(hub client.WithWatch, kind string, change func(content map[string]any) bool) client.Client {
+// newModifyingClient returns a client that passes objects of kind through change before it returns them. If change
+// returns false, the client returns NotFound.
+func newModifyingClient(hub client.WithWatch, kind string, change func(content map[string]any) bool) client.Client {
 	return interceptor.NewClient(hub, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, o ...client.GetOption) error {
 			if err := c.Get(ctx, key, obj, o...); err != nil || obj.GetObjectKind().GroupVersionKind().Kind != kind {
@@ -30,7 +31,7 @@ func reading(hub client.WithWatch, kind string, change func(content map[string]a
 	})
 }
 
-func TestGuardCountsOnlyAsWritten(t *testing.T) {
+func TestHasAgentPolicyComparesAllFields(t *testing.T) {
 	t.Parallel()
 	plane, _ := hub(t)
 	live := clientOf(t, plane.Config)
@@ -60,7 +61,7 @@ func TestGuardCountsOnlyAsWritten(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := bootstrap.HasPolicy(t.Context(), reading(live, tc.kind, tc.change))
+			got, err := bootstrap.HasAgentPolicy(t.Context(), newModifyingClient(live, tc.kind, tc.change))
 			if err != nil || got != tc.want {
 				t.Errorf("guarded: %v, error %v", got, err)
 			}
@@ -68,7 +69,7 @@ func TestGuardCountsOnlyAsWritten(t *testing.T) {
 	}
 }
 
-func TestOnlyAHubWithoutPoliciesIsUnguardable(t *testing.T) {
+func TestEnsureAgentPolicyReturnsErrNoAdmissionPolicies(t *testing.T) {
 	t.Parallel()
 	plane, _ := hub(t)
 	live := clientOf(t, plane.Config)
@@ -90,7 +91,7 @@ func TestOnlyAHubWithoutPoliciesIsUnguardable(t *testing.T) {
 					return tc.err
 				},
 			})
-			if err := bootstrap.EnsurePolicy(t.Context(), fails); err == nil || errors.Is(err, bootstrap.ErrNoPolicies) != tc.want {
+			if err := bootstrap.EnsureAgentPolicy(t.Context(), fails); err == nil || errors.Is(err, bootstrap.ErrNoAdmissionPolicies) != tc.want {
 				t.Errorf("error %v", err)
 			}
 		})

@@ -33,44 +33,41 @@ import (
 // leaseSeconds is the time for which an agent counts as alive after its last heartbeat, as in Karmada.
 const leaseSeconds = 40
 
-// RoleName returns the name of the roles and bindings of a Cluster's agent on the hub.
-func RoleName(cluster string) string { return karmada.AgentRole(cluster) }
-
 // EnsureAgentRBAC creates or corrects the execution namespace, the Lease and the permissions of a Cluster's agent on
 // the hub. The Cluster is the owner of all of them. hub must read from the API server. It returns an error while the
 // execution namespace of an earlier Cluster with the same name is being deleted.
 func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
-	space := fleet.ExecutionSpace(c.Name)
-	made, err := ensureSpace(ctx, hub, c)
+	namespace := fleet.ExecutionSpace(c.Name)
+	created, err := createExecutionNamespace(ctx, hub, c)
 	if err != nil {
 		return err
 	}
 	if err := ensureLease(ctx, hub, c); err != nil {
 		return err
 	}
-	shared, err := join.EnsureSharedRole(ctx, hub)
+	sharedRole, err := join.EnsureSharedRole(ctx, hub)
 	if err != nil {
 		return err
 	}
-	name, user := RoleName(c.Name), rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: AgentUser(c.Name)}
+	name, user := karmada.AgentRoleName(c.Name), rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: AgentUser(c.Name)}
 	for _, obj := range []client.Object{
-		&rbacv1.ClusterRole{ObjectMeta: named("", name), Rules: ownRules(c.Name)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", name), Rules: clusterScopedRules(c.Name)},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", name), RoleRef: roleRef("ClusterRole", name), Subjects: []rbacv1.Subject{user}},
-		&rbacv1.Role{ObjectMeta: named(space, name), Rules: spaceRules(c.Name)},
-		&rbacv1.RoleBinding{ObjectMeta: named(space, name), RoleRef: roleRef("Role", name), Subjects: []rbacv1.Subject{user}},
-		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, name), RoleRef: roleRef("Role", shared), Subjects: []rbacv1.Subject{user}},
+		&rbacv1.Role{ObjectMeta: named(namespace, name), Rules: executionNamespaceRules(c.Name)},
+		&rbacv1.RoleBinding{ObjectMeta: named(namespace, name), RoleRef: roleRef("Role", name), Subjects: []rbacv1.Subject{user}},
+		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, name), RoleRef: roleRef("Role", sharedRole), Subjects: []rbacv1.Subject{user}},
 	} {
 		karmada.Mark(obj, c)
-		if err := ensure(ctx, hub, obj); err != nil {
+		if err := ensureObject(ctx, hub, obj); err != nil {
 			return err
 		}
 	}
-	return checkCluster(ctx, hub, c, made)
+	return checkCluster(ctx, hub, c, created)
 }
 
 // checkCluster deletes the created objects if the Cluster has been deleted meanwhile: its deletion may have been before
 // their creation. made is the execution namespace, nil if it existed before.
-func checkCluster(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster, made *corev1.Namespace) error {
+func checkCluster(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster, created *corev1.Namespace) error {
 	live := &clusterv1alpha1.Cluster{}
 	err := hub.Get(ctx, client.ObjectKeyFromObject(c), live)
 	if client.IgnoreNotFound(err) != nil {
@@ -80,24 +77,24 @@ func checkCluster(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clu
 		return nil
 	}
 	errs := []error{fmt.Errorf("the Cluster %s is gone", c.Name), karmada.RemoveRights(ctx, hub, c)}
-	if made != nil {
+	if created != nil {
 		// If a later Cluster has adopted it, this is a conflict.
-		exact := client.Preconditions{UID: &made.UID, ResourceVersion: &made.ResourceVersion}
-		errs = append(errs, client.IgnoreNotFound(hub.Delete(ctx, made, exact)))
+		exact := client.Preconditions{UID: &created.UID, ResourceVersion: &created.ResourceVersion}
+		errs = append(errs, client.IgnoreNotFound(hub.Delete(ctx, created, exact)))
 	}
 	return errors.Join(errs...)
 }
 
 const (
-	// maxReadable limits the requests that one requester can read at a time.
-	maxReadable = 20
+	// maxReadableCSRs limits the requests that one requester can read at a time.
+	maxReadableCSRs = 20
 	// requesterLabel on an object that gives access to a request is a hash of the requester's name. A label has room
 	// for 63 characters.
 	requesterLabel  = "towline.dev/requester"
 	requesterLength = 40
 )
 
-// EnsureCSRReadRBAC lets the requester read csr as long as it exists and is among the requester's last maxReadable
+// EnsureCSRReadRBAC lets the requester read csr as long as it exists and is among the requester's last maxReadableCSRs
 // ones. hub must read from the API server.
 func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificatesv1.CertificateSigningRequest) error {
 	// With the uid, a later request with the same name has another role.
@@ -117,17 +114,18 @@ func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificates
 	} {
 		obj.SetOwnerReferences([]metav1.OwnerReference{owner})
 		obj.SetLabels(requester)
-		if err := ensure(ctx, hub, obj); err != nil {
+		if err := ensureObject(ctx, hub, obj); err != nil {
 			return err
 		}
 	}
 	return errors.Join(
-		limitReadable(ctx, hub, &rbacv1.ClusterRoleBindingList{}, requester, name),
-		limitReadable(ctx, hub, &rbacv1.ClusterRoleList{}, requester, name))
+		pruneCSRReadRBAC(ctx, hub, &rbacv1.ClusterRoleBindingList{}, requester, name),
+		pruneCSRReadRBAC(ctx, hub, &rbacv1.ClusterRoleList{}, requester, name))
 }
 
-// limitReadable deletes the oldest objects of a requester beyond maxReadable, but never the one with the name latest.
-func limitReadable(ctx context.Context, hub client.Client, list client.ObjectList, requester client.MatchingLabels, latest string) error {
+// pruneCSRReadRBAC deletes the oldest objects of a requester beyond maxReadableCSRs, but never the one with the name
+// latest.
+func pruneCSRReadRBAC(ctx context.Context, hub client.Client, list client.ObjectList, requester client.MatchingLabels, latest string) error {
 	if err := hub.List(ctx, list, requester); err != nil {
 		return fmt.Errorf("list the requests that the requester may read: %w", err)
 	}
@@ -144,7 +142,7 @@ func limitReadable(ctx context.Context, hub client.Client, list client.ObjectLis
 	slices.SortFunc(earlier, func(a, b client.Object) int {
 		return cmp.Or(b.GetCreationTimestamp().Compare(a.GetCreationTimestamp().Time), strings.Compare(a.GetName(), b.GetName()))
 	})
-	for _, obj := range earlier[min(len(earlier), maxReadable-1):] {
+	for _, obj := range earlier[min(len(earlier), maxReadableCSRs-1):] {
 		if err := hub.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete %s, which gives access to an earlier request: %w", obj.GetName(), err)
 		}
@@ -152,8 +150,8 @@ func limitReadable(ctx context.Context, hub client.Client, list client.ObjectLis
 	return nil
 }
 
-// ownRules are for the Cluster, and for the next certificate.
-func ownRules(cluster string) []rbacv1.PolicyRule {
+// clusterScopedRules are for the Cluster, and for the next certificate.
+func clusterScopedRules(cluster string) []rbacv1.PolicyRule {
 	self := []string{cluster}
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{clusterv1alpha1.GroupVersion.Group}, Resources: []string{"clusters"}, ResourceNames: self, Verbs: []string{"get", "list", "watch", "patch", "delete"}},
@@ -162,8 +160,8 @@ func ownRules(cluster string) []rbacv1.PolicyRule {
 	}
 }
 
-// spaceRules are for the execution namespace, which has no objects of other clusters.
-func spaceRules(cluster string) []rbacv1.PolicyRule {
+// executionNamespaceRules are for the execution namespace, which has no objects of other clusters.
+func executionNamespaceRules(cluster string) []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{workv1alpha1.GroupVersion.Group}, Resources: []string{"works"}, Verbs: []string{"get", "list", "watch", "patch"}},
 		{APIGroups: []string{workv1alpha1.GroupVersion.Group}, Resources: []string{"works/status"}, Verbs: []string{"get", "patch"}},
@@ -174,18 +172,18 @@ func spaceRules(cluster string) []rbacv1.PolicyRule {
 	}
 }
 
-// ensureSpace creates the execution namespace if it does not exist, and returns it then. Package hub/spaces keeps its
-// metadata.
-func ensureSpace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) (*corev1.Namespace, error) {
-	space := karmada.NewSpace(c)
-	err := hub.Create(ctx, space, client.FieldOwner(kube.FieldManager))
+// createExecutionNamespace creates the execution namespace if it does not exist, and returns it then. Package
+// hub/spaces keeps its metadata.
+func createExecutionNamespace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) (*corev1.Namespace, error) {
+	namespace := karmada.NewSpace(c)
+	err := hub.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return nil, nil //nolint:nilnil // nil is the documented result for an existing namespace
 	case err != nil:
-		return nil, fmt.Errorf("create namespace %s: %w", space.Name, err)
+		return nil, fmt.Errorf("create namespace %s: %w", namespace.Name, err)
 	}
-	return space, nil
+	return namespace, nil
 }
 
 // ensureLease creates the Lease of the agent. It replaces the Lease of an earlier Cluster with the same name, which has
@@ -205,11 +203,11 @@ func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 			return fmt.Errorf("delete Lease %s: %w", client.ObjectKeyFromObject(lease), err)
 		}
 	}
-	made := &coordinationv1.Lease{ObjectMeta: named(lease.Namespace, lease.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}}
-	karmada.Mark(made, c)
+	desired := &coordinationv1.Lease{ObjectMeta: named(lease.Namespace, lease.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}}
+	karmada.Mark(desired, c)
 	// A concurrent call for the same Cluster may have created it.
-	if err := hub.Create(ctx, made, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(made), err)
+	if err := hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(desired), err)
 	}
 	return nil
 }

@@ -24,8 +24,8 @@ import (
 	"github.com/towline/towline/internal/join/karmada"
 )
 
-// granted makes a Cluster in pull mode with what its agent needs.
-func granted(t *testing.T, hubClient client.Client, name string) *clusterv1alpha1.Cluster {
+// newClusterWithRBAC creates a Cluster in pull mode with the RBAC of its agent.
+func newClusterWithRBAC(t *testing.T, hubClient client.Client, name string) *clusterv1alpha1.Cluster {
 	t.Helper()
 	c := &clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"env": "prod"}},
@@ -54,11 +54,11 @@ func newWork(t *testing.T, hubClient client.Client, cluster string) *workv1alpha
 	return w
 }
 
-func TestGrantGivesAnAgentItsOwnAndNothingElse(t *testing.T) {
+func TestAgentPermissions(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	granted(t, hubClient, "own")
-	granted(t, hubClient, "neighbour")
+	newClusterWithRBAC(t, hubClient, "own")
+	newClusterWithRBAC(t, hubClient, "neighbour")
 	config := agentConfig(plane.Config, "own")
 	everywhere := []string{
 		"certificatesigningrequests/selfclusteragent[][create]", "certificatesigningrequests[][create]",
@@ -78,11 +78,11 @@ func TestGrantGivesAnAgentItsOwnAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestAgentCannotTouchItsNeighbour(t *testing.T) {
+func TestAgentCannotChangeAnotherCluster(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	granted(t, hubClient, "thief")
-	victim := granted(t, hubClient, "victim")
+	newClusterWithRBAC(t, hubClient, "thief")
+	victim := newClusterWithRBAC(t, hubClient, "victim")
 	work := newWork(t, hubClient, "victim")
 	agent := clientOf(t, agentConfig(plane.Config, "thief"))
 	own := &clusterv1alpha1.Cluster{}
@@ -102,7 +102,7 @@ func TestAgentCannotTouchItsNeighbour(t *testing.T) {
 		&libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: "b"}},
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: "s"}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "cluster-id-" + victim.Spec.ID}},
-		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: bootstrap.RoleName("victim")}},
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: karmada.AgentRoleName("victim")}},
 	}
 	for _, obj := range objects {
 		copied := func() client.Object { return obj.DeepCopyObject().(client.Object) }
@@ -134,7 +134,7 @@ func TestAgentCannotTouchItsNeighbour(t *testing.T) {
 func TestAgentWatchesItsOwnCluster(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	granted(t, hubClient, "watcher")
+	newClusterWithRBAC(t, hubClient, "watcher")
 	agent := clientOf(t, agentConfig(plane.Config, "watcher"))
 	self := client.MatchingFields{"metadata.name": "watcher"}
 	clusters := &clusterv1alpha1.ClusterList{}
@@ -167,14 +167,14 @@ func TestAgentWatchesItsOwnCluster(t *testing.T) {
 	}
 }
 
-// change is a write to one object, and whether an agent may make it.
-type change struct {
+// updateCase is a write to one object, and whether an agent may make it.
+type updateCase struct {
 	of    func(member string) client.Object
 	patch string
 	allow bool
 }
 
-func changes() map[string]change {
+func updateCases() map[string]updateCase {
 	cluster := func(name string) client.Object {
 		return &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	}
@@ -185,7 +185,7 @@ func changes() map[string]change {
 		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: name}}
 	}
 	const owner = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"x","uid":"y"}]}}`
-	return map[string]change{
+	return map[string]updateCase{
 		"cluster: what it is": {cluster, `{"spec":{"apiEndpoint":"https://10.0.0.1:6443","proxyURL":"http://proxy:3128","provider":"p","region":"r","zones":["a","b"]}}`, true},
 		"cluster: again":      {cluster, `{"spec":{"apiEndpoint":null,"zones":["c"]}}`, true},
 		"cluster: label":      {cluster, `{"metadata":{"labels":{"env":"stage"}}}`, false},
@@ -218,16 +218,16 @@ func changes() map[string]change {
 	}
 }
 
-func TestPolicyHoldsAgentsToTheirFields(t *testing.T) {
+func TestAgentPolicyRestrictsFields(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	granted(t, hubClient, "held")
+	newClusterWithRBAC(t, hubClient, "held")
 	newWork(t, hubClient, "held")
 	agent := clientOf(t, agentConfig(plane.Config, "held"))
-	send := func(c client.Client, tc change, o ...client.PatchOption) error {
+	send := func(c client.Client, tc updateCase, o ...client.PatchOption) error {
 		return c.Patch(t.Context(), tc.of("held"), client.RawPatch("application/merge-patch+json", []byte(tc.patch)), o...)
 	}
-	all := changes()
+	all := updateCases()
 	// The API server enforces a policy some moments after it is written.
 	eventually(t, func() string {
 		if err := send(agent, all["work: label"], client.DryRunAll); !apierrors.IsForbidden(err) {
@@ -258,7 +258,7 @@ func TestPolicyHoldsAgentsToTheirFields(t *testing.T) {
 func TestAgentReplacesTheZoneByZones(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	c := granted(t, hubClient, "zoned")
+	c := newClusterWithRBAC(t, hubClient, "zoned")
 	c.Spec.Zone = "a"
 	if err := hubClient.Update(t.Context(), c); err != nil {
 		t.Fatal(err)
@@ -287,7 +287,7 @@ func TestAgentReplacesTheZoneByZones(t *testing.T) {
 func TestAgentFinishesAWork(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	granted(t, hubClient, "finisher")
+	newClusterWithRBAC(t, hubClient, "finisher")
 	work := newWork(t, hubClient, "finisher")
 	agent := clientOf(t, agentConfig(plane.Config, "finisher"))
 	eventually(t, func() string {
@@ -308,10 +308,10 @@ func TestAgentFinishesAWork(t *testing.T) {
 	}
 }
 
-func TestStatusIsNoWayRoundThePolicy(t *testing.T) {
+func TestAgentPolicyCoversStatusUpdates(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	granted(t, hubClient, "detour")
+	newClusterWithRBAC(t, hubClient, "detour")
 	newWork(t, hubClient, "detour")
 	agent := clientOf(t, agentConfig(plane.Config, "detour"))
 	const metadata = `{"metadata":{"labels":{"env":"stage"},"annotations":{"a":"b"},"finalizers":["example.com/x"],"ownerReferences":[]},"spec":{"id":"x","suspendDispatching":true}}`
@@ -342,10 +342,10 @@ func TestStatusIsNoWayRoundThePolicy(t *testing.T) {
 	}
 }
 
-func TestGrantReplacesTheLeaseOfAnEarlierCluster(t *testing.T) {
+func TestEnsureAgentRBACReplacesTheLeaseOfAnEarlierCluster(t *testing.T) {
 	t.Parallel()
 	_, hubClient := hub(t)
-	c := granted(t, hubClient, "renamed")
+	c := newClusterWithRBAC(t, hubClient, "renamed")
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: "karmada-es-renamed", Name: "renamed"}
 	if err := hubClient.Get(t.Context(), key, lease); err != nil {
@@ -359,9 +359,9 @@ func TestGrantReplacesTheLeaseOfAnEarlierCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := hubClient.Get(t.Context(), key, lease); err != nil || lease.UID != before {
-		t.Errorf("a second Grant made the Lease anew: %v", err)
+		t.Errorf("a second EnsureAgentRBAC replaced the Lease: %v", err)
 	}
-	// As if that of an earlier Cluster had not gone yet.
+	// Without the labels, it is the Lease of an earlier Cluster.
 	lease.Labels = nil
 	if err := hubClient.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)

@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// DefaultCertificateLife is the default of the requested lifetime, as in Karmada. The hub may shorten it.
-	DefaultCertificateLife = 365 * 24 * time.Hour
+	// DefaultCertificateLifetime is the default of the requested lifetime, as in Karmada. The hub may shorten it.
+	DefaultCertificateLifetime = 365 * 24 * time.Hour
 	// pollInterval is the time between two reads of the request.
 	pollInterval = time.Second
 	// readsBeforeProgress is the number of reads before Progress is called.
@@ -44,8 +44,8 @@ type CertificateRequest struct {
 	Cluster string
 	// ID is the uid of that cluster's namespace kube-system; empty for the next certificate of a registered agent.
 	ID string
-	// Life is the requested lifetime, at least ten minutes. Default: DefaultCertificateLife.
-	Life time.Duration
+	// Lifetime is the requested lifetime, at least ten minutes. Default: DefaultCertificateLifetime.
+	Lifetime time.Duration
 	// Until limits the wait: the hub does not approve the request later. Default: the end of the context.
 	Until time.Time
 	// Progress is called with the reason for a long wait. It may be nil.
@@ -62,8 +62,8 @@ type Certificate struct {
 	CSR string
 }
 
-// Denied is the error of a request that the hub denied. Its text is the hub's message.
-type Denied struct {
+// DeniedError is the error of a request that the hub denied. Its text is the hub's message.
+type DeniedError struct {
 	// Reason is one of the Reason constants, or the reason of another approver.
 	Reason string
 	// Message is for people.
@@ -71,28 +71,28 @@ type Denied struct {
 }
 
 // Error returns the message.
-func (d *Denied) Error() string { return d.Message }
+func (d *DeniedError) Error() string { return d.Message }
 
 // Reasons of the approval or denial of a CertificateSigningRequest.
 const (
-	ReasonApproved  = "AutoApproved"
-	ReasonMalformed = "InvalidRequest"  // no agent may have such a certificate
-	ReasonForbidden = "Forbidden"       // the requester has no permission for such a request
-	ReasonToken     = "InvalidToken"    // the token has expired or does not exist
-	ReasonSpent     = "TokenSpent"      // the token has registered another cluster
-	ReasonTaken     = "ClusterTaken"    // the name or the id is another cluster's
-	ReasonUnknown   = "ClusterNotFound" // the Cluster does not exist
-	ReasonTooLate   = "TooLate"         // the requester does not wait any more
-	ReasonTooMany   = "TooManyRequests" // the requester has too many other requests
+	ReasonApproved        = "AutoApproved"
+	ReasonInvalidRequest  = "InvalidRequest"  // no agent may have such a certificate
+	ReasonForbidden       = "Forbidden"       // the requester has no permission for such a request
+	ReasonInvalidToken    = "InvalidToken"    // the token has expired or does not exist
+	ReasonTokenSpent      = "TokenSpent"      // the token has registered another cluster
+	ReasonClusterTaken    = "ClusterTaken"    // the name or the id is another cluster's
+	ReasonClusterNotFound = "ClusterNotFound" // the Cluster does not exist
+	ReasonTooLate         = "TooLate"         // the requester does not wait any more
+	ReasonTooManyRequests = "TooManyRequests" // the requester has too many other requests
 )
 
 // RequestCertificate generates a key, requests a certificate for it from the hub of cfg, and waits for that. It returns
-// *Denied if the hub denies it. It verifies that the certificate is for this key and this agent.
+// *DeniedError if the hub denies it. It verifies that the certificate is for this key and this agent.
 //
 // The key is on the curve P-256: as strong as RSA-3072, and fast to generate on small machines.
 func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequest) (Certificate, error) {
 	cfg = rest.CopyConfig(cfg)
-	cfg.Timeout = askLimit
+	cfg.Timeout = requestTimeout
 	clientset, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return Certificate{}, fmt.Errorf("connect to the hub: %w", err)
@@ -107,40 +107,40 @@ func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequ
 		return Certificate{}, fmt.Errorf("make a key: %w", err)
 	}
 	csrs := clientset.CertificatesV1().CertificateSigningRequests()
-	name, err := r.submit(ctx, csrs, key)
+	name, err := r.createCSR(ctx, csrs, key)
 	if err != nil {
 		return Certificate{}, fmt.Errorf("ask for a certificate: %w", err)
 	}
-	issued, err := r.await(ctx, csrs, name)
+	issued, err := r.awaitCertificate(ctx, csrs, name)
 	if err != nil {
 		return Certificate{}, err
 	}
-	made, err := r.check(issued, key)
+	certificate, err := r.parseCertificate(issued, key)
 	if err != nil {
 		return Certificate{}, fmt.Errorf("check the certificate of CertificateSigningRequest %s: %w", name, err)
 	}
-	made.CSR = name
-	return made, nil
+	certificate.CSR = name
+	return certificate, nil
 }
 
-// submit creates the request and returns its name.
-func (r CertificateRequest) submit(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, key *ecdsa.PrivateKey) (string, error) {
+// createCSR creates the request and returns its name.
+func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, key *ecdsa.PrivateKey) (string, error) {
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		Subject: pkix.Name{CommonName: AgentUser(r.Cluster), Organization: []string{AgentsGroup}},
 	}, key)
 	if err != nil {
 		return "", err
 	}
-	life := r.Life
-	if life == 0 {
-		life = DefaultCertificateLife
+	lifetime := r.Lifetime
+	if lifetime == 0 {
+		lifetime = DefaultCertificateLifetime
 	}
 	csr := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{}},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			Request:           pem.EncodeToMemory(&pem.Block{Type: requestType, Bytes: der}),
 			SignerName:        Signer,
-			ExpirationSeconds: ptr.To(int32(life / time.Second)),
+			ExpirationSeconds: ptr.To(int32(lifetime / time.Second)),
 			Usages:            []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 		},
 	}
@@ -159,8 +159,8 @@ func (r CertificateRequest) submit(ctx context.Context, csrs certificatesclient.
 	return csr.Name, err
 }
 
-// await waits for the certificate and returns it in PEM. The hub gives access to the request with a delay.
-func (r CertificateRequest) await(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, name string) ([]byte, error) {
+// awaitCertificate waits for the certificate and returns it in PEM. The hub gives access to the request with a delay.
+func (r CertificateRequest) awaitCertificate(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, name string) ([]byte, error) {
 	var certificate []byte
 	reads, last := 0, errors.New("the hub has not answered yet")
 	err := wait.PollUntilContextCancel(ctx, pollInterval, false, func(ctx context.Context) (bool, error) {
@@ -181,9 +181,9 @@ func (r CertificateRequest) await(ctx context.Context, csrs certificatesclient.C
 		if len(csr.Status.Conditions) == 0 {
 			last = errors.New("it is not approved yet")
 		}
-		return len(certificate) > 0, finalError(csr)
+		return len(certificate) > 0, denialOrFailure(csr)
 	})
-	var denied *Denied
+	var denied *DeniedError
 	switch {
 	case err == nil:
 		return certificate, nil
@@ -195,12 +195,12 @@ func (r CertificateRequest) await(ctx context.Context, csrs certificatesclient.C
 	return nil, fmt.Errorf("wait for the certificate of CertificateSigningRequest %s: %w", name, err)
 }
 
-// finalError returns the reason why no certificate will be issued, or nil.
-func finalError(csr *certificatesv1.CertificateSigningRequest) error {
+// denialOrFailure returns the reason why no certificate will be issued, or nil.
+func denialOrFailure(csr *certificatesv1.CertificateSigningRequest) error {
 	for _, condition := range csr.Status.Conditions {
 		switch condition.Type {
 		case certificatesv1.CertificateDenied:
-			return &Denied{Reason: condition.Reason, Message: condition.Message}
+			return &DeniedError{Reason: condition.Reason, Message: condition.Message}
 		case certificatesv1.CertificateFailed:
 			return fmt.Errorf("the signer failed: %s", condition.Message)
 		}
@@ -208,8 +208,8 @@ func finalError(csr *certificatesv1.CertificateSigningRequest) error {
 	return nil
 }
 
-// check returns the issued certificate if it is the requested one.
-func (r CertificateRequest) check(issued []byte, key *ecdsa.PrivateKey) (Certificate, error) {
+// parseCertificate returns the issued certificate if it is the requested one.
+func (r CertificateRequest) parseCertificate(issued []byte, key *ecdsa.PrivateKey) (Certificate, error) {
 	certificates, err := cert.ParseCertsPEM(issued)
 	if err != nil {
 		return Certificate{}, err

@@ -20,8 +20,8 @@ import (
 	"github.com/towline/towline/internal/join/bootstrap"
 )
 
-// requested asks for a certificate for cluster as an administrator, and has answer answer it.
-func requested(t *testing.T, cluster string, answer func(client.Client, *certificatesv1.CertificateSigningRequest) error) (bootstrap.Certificate, error) {
+// requestCertificate requests a certificate for cluster as an administrator, and calls answer with the request.
+func requestCertificate(t *testing.T, cluster string, answer func(client.Client, *certificatesv1.CertificateSigningRequest) error) (bootstrap.Certificate, error) {
 	t.Helper()
 	plane, hubClient := hub(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -44,12 +44,12 @@ func requested(t *testing.T, cluster string, answer func(client.Client, *certifi
 			}
 		}
 	}()
-	certificate, err := bootstrap.RequestCertificate(ctx, plane.Config, bootstrap.CertificateRequest{Cluster: cluster, ID: "id", Life: time.Hour, Until: time.Now().Add(15 * time.Second)})
+	certificate, err := bootstrap.RequestCertificate(ctx, plane.Config, bootstrap.CertificateRequest{Cluster: cluster, ID: "id", Lifetime: time.Hour, Until: time.Now().Add(15 * time.Second)})
 	<-answered
 	return certificate, err
 }
 
-func decide(hubClient client.Client, csr *certificatesv1.CertificateSigningRequest, decision certificatesv1.RequestConditionType) error {
+func setCondition(hubClient client.Client, csr *certificatesv1.CertificateSigningRequest, decision certificatesv1.RequestConditionType) error {
 	csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: decision, Status: "True", Reason: "Because", Message: "of that"}}
 	return hubClient.SubResource("approval").Update(context.Background(), csr)
 }
@@ -57,9 +57,9 @@ func decide(hubClient client.Client, csr *certificatesv1.CertificateSigningReque
 func TestRequestCertificateReturnsAnIdentity(t *testing.T) {
 	t.Parallel()
 	var request *certificatesv1.CertificateSigningRequest
-	certificate, err := requested(t, "by-hand", func(hubClient client.Client, csr *certificatesv1.CertificateSigningRequest) error {
+	certificate, err := requestCertificate(t, "by-hand", func(hubClient client.Client, csr *certificatesv1.CertificateSigningRequest) error {
 		request = csr
-		return decide(hubClient, csr, certificatesv1.CertificateApproved)
+		return setCondition(hubClient, csr, certificatesv1.CertificateApproved)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -75,18 +75,18 @@ func TestRequestCertificateReturnsAnIdentity(t *testing.T) {
 	}
 }
 
-func TestRequestCertificateTellsWhyItWasDenied(t *testing.T) {
+func TestRequestCertificateReturnsTheDenial(t *testing.T) {
 	t.Parallel()
-	_, err := requested(t, "unwanted", func(hubClient client.Client, csr *certificatesv1.CertificateSigningRequest) error {
-		return decide(hubClient, csr, certificatesv1.CertificateDenied)
+	_, err := requestCertificate(t, "unwanted", func(hubClient client.Client, csr *certificatesv1.CertificateSigningRequest) error {
+		return setCondition(hubClient, csr, certificatesv1.CertificateDenied)
 	})
-	var denied *bootstrap.Denied
+	var denied *bootstrap.DeniedError
 	if !errors.As(err, &denied) || denied.Reason != "Because" || err.Error() != "of that" {
 		t.Errorf("error %v", err)
 	}
 }
 
-func TestRequestCertificateRefusesTheCertificateOfAnother(t *testing.T) {
+func TestRequestCertificateRejectsAnotherCertificate(t *testing.T) {
 	t.Parallel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -100,7 +100,7 @@ func TestRequestCertificateRefusesTheCertificateOfAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = requested(t, "swapped", func(hubClient client.Client, csr *certificatesv1.CertificateSigningRequest) error {
+	_, err = requestCertificate(t, "swapped", func(hubClient client.Client, csr *certificatesv1.CertificateSigningRequest) error {
 		csr.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 		return hubClient.Status().Update(context.Background(), csr)
 	})

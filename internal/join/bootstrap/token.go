@@ -61,8 +61,8 @@ func newToken() Token {
 	return Token{ID: text[:6], Secret: text[6:22]}
 }
 
-// data is the content of the token's Secret.
-func (t Token) data() map[string][]byte {
+// secretData is the content of the token's Secret.
+func (t Token) secretData() map[string][]byte {
 	data := map[string][]byte{keyID: []byte(t.ID), keySecret: []byte(t.Secret)}
 	if t.Description != "" {
 		data[keyDescription] = []byte(t.Description)

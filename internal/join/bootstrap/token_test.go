@@ -24,7 +24,7 @@ func TestParseToken(t *testing.T) {
 	}
 }
 
-func TestOnlyFor(t *testing.T) {
+func TestBoundCluster(t *testing.T) {
 	t.Parallel()
 	const prefix = "system:bootstrappers:karmada:cluster:"
 	tests := map[string]struct {
@@ -32,8 +32,8 @@ func TestOnlyFor(t *testing.T) {
 		want   string
 		wantOK bool
 	}{
-		"any cluster":    {[]string{bootstrap.DefaultGroup}, "", false},
-		"one":            {[]string{bootstrap.DefaultGroup, prefix + "a"}, "a", true},
+		"any cluster":    {[]string{bootstrap.DefaultTokenGroup}, "", false},
+		"one":            {[]string{bootstrap.DefaultTokenGroup, prefix + "a"}, "a", true},
 		"the same twice": {[]string{prefix + "a", prefix + "a"}, "a", true},
 		"two":            {[]string{prefix + "a", prefix + "b"}, "", true},
 		"two and again":  {[]string{prefix + "a", prefix + "b", prefix + "b"}, "", true},

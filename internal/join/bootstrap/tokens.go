@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// DefaultTokenLife is the default lifetime of a token, as in Karmada.
-const DefaultTokenLife = 24 * time.Hour
+// DefaultTokenTTL is the default lifetime of a token, as in Karmada.
+const DefaultTokenTTL = 24 * time.Hour
 
 // DefaultUsages returns the default usages of a token.
 func DefaultUsages() []string { return []string{"signing", "authentication"} }
@@ -30,7 +30,7 @@ type TokenOptions struct {
 	TTL time.Duration
 	// Usages are any of "signing" and "authentication". Default: both.
 	Usages []string
-	// Groups of its holder, each system:bootstrappers:<...>. Default: DefaultGroup.
+	// Groups of its holder, each system:bootstrappers:<...>. Default: DefaultTokenGroup.
 	Groups []string
 	// Description is for people.
 	Description string
@@ -40,7 +40,7 @@ type TokenOptions struct {
 
 // CreateToken creates a bootstrap token on the hub.
 func CreateToken(ctx context.Context, hub client.Client, o TokenOptions) (Token, error) {
-	if err := o.complete(); err != nil {
+	if err := o.setDefaultsAndValidate(); err != nil {
 		return Token{}, err
 	}
 	t := newToken()
@@ -51,7 +51,7 @@ func CreateToken(ctx context.Context, hub client.Client, o TokenOptions) (Token,
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: secretPrefix + t.ID},
 		Type:       corev1.SecretTypeBootstrapToken,
-		Data:       t.data(),
+		Data:       t.secretData(),
 	}
 	// The pauses are 5, 10, 20 and 40 s.
 	backoff := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 5}
@@ -72,13 +72,13 @@ func isTemporary(err error) bool {
 	return apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
 }
 
-// complete sets the defaults, and returns an error if the options are not valid.
-func (o *TokenOptions) complete() error {
+// setDefaultsAndValidate sets the defaults, and returns an error if the options are not valid.
+func (o *TokenOptions) setDefaultsAndValidate() error {
 	if len(o.Usages) == 0 {
 		o.Usages = DefaultUsages()
 	}
 	if len(o.Groups) == 0 {
-		o.Groups = []string{DefaultGroup}
+		o.Groups = []string{DefaultTokenGroup}
 	}
 	if o.TTL < 0 {
 		return fmt.Errorf("the time to live %s is negative", o.TTL)

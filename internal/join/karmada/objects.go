@@ -33,7 +33,7 @@ const (
 )
 
 // AgentRole returns the name of the roles and bindings of a Cluster's agent on the hub.
-func AgentRole(cluster string) string { return "system:karmada:" + cluster + ":agent" }
+func AgentRoleName(cluster string) string { return "system:karmada:" + cluster + ":agent" }
 
 // agentRBAC returns the names of the RBAC objects of a Cluster's agent, the bindings first. A Cluster whose name is too
 // long has none.
@@ -41,7 +41,7 @@ func agentRBAC(cluster string) []*metav1.PartialObjectMetadata {
 	if len(cluster) > clusterv1alpha1.MaxClusterName {
 		return nil
 	}
-	role, namespace, group := AgentRole(cluster), fleet.ExecutionSpace(cluster), rbacv1.SchemeGroupVersion
+	role, namespace, group := AgentRoleName(cluster), fleet.ExecutionSpace(cluster), rbacv1.SchemeGroupVersion
 	return []*metav1.PartialObjectMetadata{
 		named(group.WithKind("ClusterRoleBinding"), "", role), named(group.WithKind("RoleBinding"), namespace, role),
 		named(group.WithKind("RoleBinding"), kube.AgentNamespace, role),

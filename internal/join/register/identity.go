@@ -56,9 +56,9 @@ func (g *registration) bootstrap(ctx context.Context) error {
 	requestCtx, cancel := g.withGracePeriod(ctx)
 	defer cancel()
 	certificate, err := bootstrap.RequestCertificate(requestCtx, requester, bootstrap.CertificateRequest{
-		Cluster: r.ClusterName, ID: g.id, Life: r.CertLife, Until: time.Now().Add(r.DiscoveryTimeout), Progress: r.Progress,
+		Cluster: r.ClusterName, ID: g.id, Lifetime: r.CertLife, Until: time.Now().Add(r.DiscoveryTimeout), Progress: r.Progress,
 	})
-	var denied *bootstrap.Denied
+	var denied *bootstrap.DeniedError
 	if errors.As(err, &denied) {
 		return fmt.Errorf("the control plane refuses cluster %s (%s): %w", r.ClusterName, denied.Reason, err)
 	}

@@ -231,7 +231,7 @@ func TestATakenNameIsRefusedAndItsOwnerUntouched(t *testing.T) {
 	thief.Namespace = "thief"
 	err := register.Register(t.Context(), thief)
 	wantText(t, err, "or the cluster name taken has been registered")
-	var denied *bootstrap.Denied
+	var denied *bootstrap.DeniedError
 	if !errors.As(err, &denied) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("error: got %q, want one line of a denial", err)
 	}

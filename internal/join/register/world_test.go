@@ -89,7 +89,7 @@ func startHub(config *rest.Config, admin client.Client) error {
 			return err
 		}
 	}
-	if err := bootstrap.Prepare(ctx, config, join.HubAddress{Server: config.Host, CA: config.CAData}); err != nil {
+	if err := bootstrap.EnsureHubObjects(ctx, config, join.HubAddress{Server: config.Host, CA: config.CAData}); err != nil {
 		return err
 	}
 	kind, cached := approvals.CacheOptions()

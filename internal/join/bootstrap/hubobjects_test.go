@@ -31,7 +31,7 @@ func TestTokensAreCreatedListedAndDeleted(t *testing.T) {
 	}
 	want := token
 	want.Usages = []string{"authentication", "signing"}
-	want.Groups = []string{bootstrap.DefaultGroup, "system:bootstrappers:karmada:cluster:member1"}
+	want.Groups = []string{bootstrap.DefaultTokenGroup, "system:bootstrappers:karmada:cluster:member1"}
 	want.Expires = token.Expires.UTC().Truncate(time.Second)
 	find := func() (found []bootstrap.Token) {
 		tokens, err := bootstrap.ListTokens(t.Context(), hubClient, func(warning string) {
@@ -91,7 +91,7 @@ func newToken(t *testing.T, hubClient client.Client) bootstrap.Token {
 	return token
 }
 
-func TestPreparedHubCanBeDiscovered(t *testing.T) {
+func TestDiscoveryOfAHub(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	token := newToken(t, hubClient)
@@ -116,7 +116,7 @@ func TestPreparedHubCanBeDiscovered(t *testing.T) {
 
 // A registration that is taken back leaves the namespace of the claims, which is the hub's, so that it must not have
 // made it.
-func TestPrepareMakesTheNamespaceOfClaims(t *testing.T) {
+func TestEnsureHubObjectsCreatesTheNamespaceOfReservations(t *testing.T) {
 	t.Parallel()
 	_, hubClient := hub(t)
 	namespace := &corev1.Namespace{}
@@ -128,7 +128,7 @@ func TestPrepareMakesTheNamespaceOfClaims(t *testing.T) {
 	}
 }
 
-func TestPrepareLeavesAnAddressThatIsThere(t *testing.T) {
+func TestEnsureHubObjectsKeepsClusterInfo(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	info := &corev1.ConfigMap{}
@@ -140,8 +140,8 @@ func TestPrepareLeavesAnAddressThatIsThere(t *testing.T) {
 	}
 }
 
-// rulesOf returns what the API server says that the user of config may do in namespace, sorted, but for what everybody
-// may ask about himself.
+// rulesOf returns the sorted permissions of the user of config in namespace, without the self-subject reviews that
+// every user may create.
 func rulesOf(t *testing.T, config *rest.Config, namespace string) []string {
 	t.Helper()
 	review, err := kubernetes.NewForConfigOrDie(config).AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(),
@@ -162,7 +162,7 @@ func rulesOf(t *testing.T, config *rest.Config, namespace string) []string {
 	return slices.Compact(rules)
 }
 
-func TestBootstrapTokenMayOnlyAskForACertificate(t *testing.T) {
+func TestBootstrapTokenMayOnlyRequestACertificate(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	token := newToken(t, hubClient)
@@ -174,8 +174,8 @@ func TestBootstrapTokenMayOnlyAskForACertificate(t *testing.T) {
 		}
 	}
 	holder := clientOf(t, config)
-	a := newAsk(t)
-	csr := a.done(t)
+	a := newCSRBuilder(t)
+	csr := a.build(t)
 	csr.Name = "bootstrap-may-create"
 	if err := holder.Create(t.Context(), csr); err != nil {
 		t.Fatal(err)
@@ -190,7 +190,7 @@ func TestBootstrapTokenMayOnlyAskForACertificate(t *testing.T) {
 	if p, ours, err := bootstrap.ValidateCSR(csr); !ours || err != nil || p.TokenID != token.ID {
 		t.Errorf("petition %+v, ours %v, error %v", p, ours, err)
 	}
-	other := newAsk(t).done(t)
+	other := newCSRBuilder(t).build(t)
 	other.Name = "bootstrap-others"
 	if err := hubClient.Create(t.Context(), other); err != nil {
 		t.Fatal(err)
@@ -218,7 +218,7 @@ func TestBootstrapTokenMayOnlyAskForACertificate(t *testing.T) {
 	}
 }
 
-func TestAnybodyMayReadTheAddressOnly(t *testing.T) {
+func TestAnonymousUserMayOnlyReadClusterInfo(t *testing.T) {
 	t.Parallel()
 	plane, _ := hub(t)
 	anonymous := rest.AnonymousClientConfig(plane.Config)

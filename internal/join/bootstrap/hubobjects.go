@@ -1,0 +1,112 @@
+package bootstrap
+
+import (
+	"context"
+	"fmt"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+// Names of objects on the hub, the same as in Karmada.
+const (
+	clusterInfoName     = "cluster-info"
+	clusterInfoReader   = "system:karmada:bootstrap-signer-clusterinfo"
+	csrCreatorRole      = "system:karmada:agent-bootstrap"
+	registrationRole    = "system:karmada:certificatesigningrequest:autoapprover"
+	renewalRole         = "system:karmada:certificatesigningrequest:selfautoapprover"
+	registrationBinding = "system:karmada:agent-autoapprove-bootstrap"
+	renewalBinding      = "system:karmada:agent-autoapprove-certificate-rotation"
+	anonymousUser       = "system:anonymous"
+	csrResource         = "certificatesigningrequests"
+)
+
+// Subresources of CertificateSigningRequests that do not exist: a user who may create one may have such a certificate.
+const (
+	// RegistrationSubresource is for the first certificate of a cluster.
+	RegistrationSubresource = "clusteragent"
+	// RenewalSubresource is for an agent's next certificate.
+	RenewalSubresource = "selfclusteragent"
+)
+
+// EnsureHubObjects makes the hub ready for clusters that register with a token. It creates cluster-info if it does not
+// exist and address has a server and a certificate authority, the namespace for the reservations of cluster ids, the
+// permissions to request certificates, and the admission policy for agents (see EnsureAgentPolicy). It can be repeated.
+// After ErrNoAdmissionPolicies everything else is done.
+func EnsureHubObjects(ctx context.Context, hub *rest.Config, address join.HubAddress) error {
+	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return fmt.Errorf("connect to the hub: %w", err)
+	}
+	if err := ensureClusterInfo(ctx, hubClient, address); err != nil {
+		return err
+	}
+	reservations := &corev1.Namespace{ObjectMeta: named("", fleet.DefaultClusterNamespace)}
+	for _, obj := range append([]client.Object{reservations}, bootstrapRBAC()...) {
+		if err := ensureObject(ctx, hubClient, obj); err != nil {
+			return err
+		}
+	}
+	return EnsureAgentPolicy(ctx, hubClient)
+}
+
+// ensureClusterInfo creates ConfigMap kube-public/cluster-info if it does not exist. Some platforms create it.
+func ensureClusterInfo(ctx context.Context, hub client.Client, address join.HubAddress) error {
+	if address.Server == "" || len(address.CA) == 0 {
+		return nil
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters[""] = &clientcmdapi.Cluster{Server: address.Server, TLSServerName: address.ServerName, CertificateAuthorityData: address.CA}
+	kubeconfig, err := clientcmd.Write(*config)
+	if err != nil {
+		return fmt.Errorf("encode the hub's address: %w", err)
+	}
+	info := &corev1.ConfigMap{ObjectMeta: named(metav1.NamespacePublic, clusterInfoName), Data: map[string]string{kubeconfigKey: string(kubeconfig)}}
+	// It is read first, since the hub may have no permission to create it.
+	if err := hub.Get(ctx, client.ObjectKeyFromObject(info), &corev1.ConfigMap{}); !apierrors.IsNotFound(err) {
+		if err != nil {
+			return fmt.Errorf("read ConfigMap %s: %w", client.ObjectKeyFromObject(info), err)
+		}
+		return nil
+	}
+	if err := hub.Create(ctx, info, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create ConfigMap %s: %w", client.ObjectKeyFromObject(info), err)
+	}
+	return nil
+}
+
+// bootstrapRBAC returns the roles and bindings with the permissions to read the hub's address, and to request
+// certificates.
+func bootstrapRBAC() []client.Object {
+	create := func(resource string) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{{APIGroups: []string{certificatesv1.GroupName}, Resources: []string{resource}, Verbs: []string{"create"}}}
+	}
+	group := func(name string) []rbacv1.Subject {
+		return []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: name}}
+	}
+	return []client.Object{
+		&rbacv1.Role{ObjectMeta: named(metav1.NamespacePublic, clusterInfoReader), Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{clusterInfoName}, Verbs: []string{"get"}},
+		}},
+		&rbacv1.RoleBinding{ObjectMeta: named(metav1.NamespacePublic, clusterInfoReader), RoleRef: roleRef("Role", clusterInfoReader), Subjects: []rbacv1.Subject{
+			{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: anonymousUser},
+		}},
+		&rbacv1.ClusterRole{ObjectMeta: named("", csrCreatorRole), Rules: create(csrResource)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", csrCreatorRole), RoleRef: roleRef("ClusterRole", csrCreatorRole), Subjects: group(DefaultTokenGroup)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", registrationRole), Rules: create(csrResource + "/" + RegistrationSubresource)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", registrationBinding), RoleRef: roleRef("ClusterRole", registrationRole), Subjects: group(DefaultTokenGroup)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", renewalRole), Rules: create(csrResource + "/" + RenewalSubresource)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", renewalBinding), RoleRef: roleRef("ClusterRole", renewalRole), Subjects: group(AgentsGroup)},
+	}
+}
