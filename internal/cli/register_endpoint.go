@@ -98,7 +98,7 @@ func (f *endpointFlags) addAgent(flags *pflag.FlagSet) {
 	flags.StringVar(&r.Image, "karmada-agent-image", join.DefaultAgentImage, "container `image` of the agent")
 	flags.Int32Var(&r.Replicas, "karmada-agent-replicas", 1, "`number` of agents, one of which is active")
 	flags.BoolVar(&r.EnableCertRotation, "enable-cert-rotation", true, "renewal of the certificate by the agent")
-	flags.Int32Var(&f.certSeconds, "cert-expiration-seconds", int32(register.DefaultCertLife/time.Second),
+	flags.Int32Var(&f.certSeconds, "cert-expiration-seconds", int32(register.DefaultCertLifetime/time.Second),
 		"lifetime of the agent's certificate in `seconds`")
 	flags.BoolVar(&r.Renew, "renew", false,
 		"new certificate for the agent of a registered cluster, with a token of token create --cluster-name")
@@ -126,7 +126,7 @@ func (f *endpointFlags) validate(args []string) error {
 			return fmt.Errorf("--cluster-name: %w", err)
 		}
 	}
-	r.CertLife = time.Duration(f.certSeconds) * time.Second
+	r.CertLifetime = time.Duration(f.certSeconds) * time.Second
 	return nil
 }
 

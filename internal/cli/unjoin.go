@@ -14,7 +14,7 @@ import (
 
 // addWait adds the flag for the time to wait for the removal of a cluster.
 func addWait(flags *pflag.FlagSet, wait *time.Duration) {
-	flags.DurationVar(wait, "wait", register.DefaultWait, "maximum time to wait for the removal of the cluster")
+	flags.DurationVar(wait, "wait", register.DefaultUnregisterTimeout, "maximum time to wait for the removal of the cluster")
 }
 
 func validateWait(wait time.Duration) error {

@@ -60,14 +60,14 @@ func (f *unregisterFlags) addCluster(flags *pflag.FlagSet) {
 	f.member.add(flags, "`file` with the kubeconfig of the cluster (required)")
 	flags.StringVarP(&f.request.Namespace, "namespace", "n", register.DefaultNamespace,
 		"`namespace` of the agent on the cluster")
-	flags.StringVar(&f.request.AgentName, "agent-name", register.DefaultAgentName,
+	flags.StringVar(&f.request.AgentDeployment, "agent-name", register.DefaultAgentDeployment,
 		"`name` of the agent's Deployment on the cluster")
 }
 
 func (f *unregisterFlags) addRemoval(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.request.Orphan, "orphan", false,
 		"keep the propagated objects on the cluster, with --karmada-config or --karmada-context")
-	addWait(flags, &f.request.Wait)
+	addWait(flags, &f.request.Timeout)
 	addDryRun(flags, &f.request.DryRun)
 }
 
@@ -78,7 +78,7 @@ func (f *unregisterFlags) validate(args []string) (err error) {
 	if f.member.file == "" {
 		return errors.New("--cluster-kubeconfig is required to specify KUBECONFIG file path to access unregistering member cluster")
 	}
-	return validateWait(f.request.Wait)
+	return validateWait(f.request.Timeout)
 }
 
 func (f *unregisterFlags) run(ctx context.Context, streams Streams) error {

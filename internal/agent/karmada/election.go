@@ -87,7 +87,7 @@ func (e *leaderElection) runElector(ctx, electionCtx context.Context) error {
 			Labels:     map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: a.opts.Cluster},
 		}},
 		LeaseDuration: a.opts.ElectDuration, RenewDeadline: a.opts.ElectDeadline, RetryPeriod: a.opts.ElectRetry,
-		ReleaseOnCancel: true, Name: register.DefaultAgentName,
+		ReleaseOnCancel: true, Name: register.DefaultAgentDeployment,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(leading context.Context) { e.onStartedLeading(ctx, leading) },
 			OnStoppedLeading: func() { e.onStoppedLeading() },
@@ -180,7 +180,7 @@ func (e *leaderElection) stopLocked() {
 }
 
 // electionName is the name of the Lease on the member.
-func electionName(cluster string) string { return register.DefaultAgentName + "-" + cluster }
+func electionName(cluster string) string { return register.DefaultAgentDeployment + "-" + cluster }
 
 // watchedLock is a lock that resets the watchdog of the election on each request, and limits each request by
 // requestTimeout.

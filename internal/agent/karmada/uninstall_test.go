@@ -32,19 +32,19 @@ func (w *world) installAgent(others ...rbacv1.Subject) *rest.Config {
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}}
 	}
-	account := &corev1.ServiceAccount{ObjectMeta: meta(w.agentNamespace, register.AgentAccount)}
+	account := &corev1.ServiceAccount{ObjectMeta: meta(w.agentNamespace, register.AgentServiceAccount)}
 	labels := map[string]string{"app": "karmada-agent"}
-	deployment := &appsv1.Deployment{ObjectMeta: meta(w.agentNamespace, register.DefaultAgentName)}
+	deployment := &appsv1.Deployment{ObjectMeta: meta(w.agentNamespace, register.DefaultAgentDeployment)}
 	deployment.Spec.Replicas = new(int32)
 	deployment.Spec.Selector = &metav1.LabelSelector{MatchLabels: labels}
 	deployment.Spec.Template.Labels = labels
 	deployment.Spec.Template.Spec.Containers = []corev1.Container{{Name: "agent", Image: "none"}}
-	role := &rbacv1.ClusterRole{ObjectMeta: meta("", register.AgentRole), Rules: []rbacv1.PolicyRule{
+	role := &rbacv1.ClusterRole{ObjectMeta: meta("", register.AgentClusterRole), Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}}, {NonResourceURLs: []string{"*"}, Verbs: []string{"get"}},
 	}}
 	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: meta("", register.AgentRole), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: register.AgentRole},
-		Subjects: append([]rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: w.agentNamespace, Name: register.AgentAccount}}, others...),
+		ObjectMeta: meta("", register.AgentClusterRole), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: register.AgentClusterRole},
+		Subjects: append([]rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: w.agentNamespace, Name: register.AgentServiceAccount}}, others...),
 	}
 	for _, obj := range []client.Object{account, deployment, role, binding} {
 		if err := w.memberClient.Create(w.t.Context(), obj); err != nil {
@@ -89,22 +89,22 @@ func (w *world) wantAnswer() {
 func (w *world) agentObjects() []client.Object {
 	return []client.Object{
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: register.KubeconfigSecret}},
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: register.AgentAccount}},
-		&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: register.DefaultAgentName}},
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: register.AgentServiceAccount}},
+		&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: register.DefaultAgentDeployment}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.agentNamespace}},
 	}
 }
 
 func sharedObjects() []client.Object {
 	return []client.Object{
-		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: register.AgentRole}},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: register.AgentRole}},
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: register.AgentClusterRole}},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: register.AgentClusterRole}},
 	}
 }
 
 // uninstallRoles returns the objects that an uninstallation creates.
 func (w *world) uninstallRoles() []client.Object {
-	name := register.UninstallRole(w.agentNamespace, w.name)
+	name := register.UninstallClusterRole(w.agentNamespace, w.name)
 	return []client.Object{
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}},
@@ -154,7 +154,7 @@ func testInterruptedUninstall(t *testing.T) {
 }
 
 func testSharedUninstall(t *testing.T) {
-	other := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: "elsewhere", Name: register.AgentAccount}
+	other := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: "elsewhere", Name: register.AgentServiceAccount}
 	for writes, finished := 0, false; !finished; writes++ {
 		if writes > 14 {
 			t.Fatal("the uninstallation takes too many writes")
@@ -202,7 +202,7 @@ func testSharedUninstall(t *testing.T) {
 		}
 		stop()
 		binding := &rbacv1.ClusterRoleBinding{}
-		if err := w.memberClient.Get(t.Context(), client.ObjectKey{Name: register.AgentRole}, binding); err != nil {
+		if err := w.memberClient.Get(t.Context(), client.ObjectKey{Name: register.AgentClusterRole}, binding); err != nil {
 			t.Fatal(err)
 		}
 		if len(binding.Subjects) != 1 || binding.Subjects[0] != other {
@@ -224,7 +224,7 @@ func testBoundMeanwhile(t *testing.T) {
 	if _, err := u.prepare(t.Context(), "uid"); err != nil {
 		t.Fatal(err)
 	}
-	patch := `[{"op":"add","path":"/subjects/-","value":{"kind":"ServiceAccount","namespace":"elsewhere","name":"` + register.AgentAccount + `"}}]`
+	patch := `[{"op":"add","path":"/subjects/-","value":{"kind":"ServiceAccount","namespace":"elsewhere","name":"` + register.AgentServiceAccount + `"}}]`
 	if err := w.memberClient.Patch(t.Context(), sharedObjects()[1], client.RawPatch(types.JSONPatchType, []byte(patch))); err != nil {
 		t.Fatal(err)
 	}

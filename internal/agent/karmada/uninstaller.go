@@ -45,15 +45,15 @@ func newUninstaller(o Options, member kubernetes.Interface, credentials credenti
 		u.stateObject = session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), store.namespace, store.name)
 	}
 	var err error
-	u.OwnerClient, err = session.NewOwnerClient(o.Member, "ClusterRole", register.UninstallRole(u.agentNamespace, o.Cluster))
+	u.OwnerClient, err = session.NewOwnerClient(o.Member, "ClusterRole", register.UninstallClusterRole(u.agentNamespace, o.Cluster))
 	return u, err
 }
 
 // objects returns the agent's namespaced objects.
 func (u *uninstaller) objects() []session.Object {
 	return []session.Object{
-		session.NewObject(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), u.agentNamespace, register.AgentAccount),
-		session.NewObject(appsv1.SchemeGroupVersion.WithResource("deployments"), u.agentNamespace, register.DefaultAgentName),
+		session.NewObject(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), u.agentNamespace, register.AgentServiceAccount),
+		session.NewObject(appsv1.SchemeGroupVersion.WithResource("deployments"), u.agentNamespace, register.DefaultAgentDeployment),
 		session.NewObject(coordinationv1.SchemeGroupVersion.WithResource("leases"), u.opts.ElectNamespace, electionName(u.opts.Cluster)),
 		u.stateObject,
 	}
@@ -62,8 +62,8 @@ func (u *uninstaller) objects() []session.Object {
 // roles returns the ClusterRole and the ClusterRoleBinding of the registration, which agents of a member may share.
 func roles() []session.Object {
 	return []session.Object{
-		session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterroles"), "", register.AgentRole),
-		session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", register.AgentRole),
+		session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterroles"), "", register.AgentClusterRole),
+		session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", register.AgentClusterRole),
 	}
 }
 
@@ -102,12 +102,12 @@ func (u *uninstaller) setOwners(ctx context.Context) (*metav1.OwnerReference, er
 
 // setRolesOwner makes owner the owner of roles, unless other agents use them.
 func (u *uninstaller) setRolesOwner(ctx context.Context, owner *metav1.OwnerReference) error {
-	binding, err := u.member.RbacV1().ClusterRoleBindings().Get(ctx, register.AgentRole, metav1.GetOptions{})
+	binding, err := u.member.RbacV1().ClusterRoleBindings().Get(ctx, register.AgentClusterRole, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read ClusterRoleBinding %s: %w", register.AgentRole, err)
+		return fmt.Errorf("read ClusterRoleBinding %s: %w", register.AgentClusterRole, err)
 	}
 	if len(binding.Subjects) != 1 || !u.isAgent(binding.Subjects[0]) {
 		// Another agent may have been bound since the preparation.
@@ -140,7 +140,7 @@ func (u *uninstaller) ensureOwner(ctx context.Context) (*metav1.OwnerReference, 
 	meta.OwnerReferences = []metav1.OwnerReference{owner}
 	_, err = rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: u.Kind, Name: u.Name},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: u.agentNamespace, Name: register.AgentAccount}},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: u.agentNamespace, Name: register.AgentServiceAccount}},
 	}, create)
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("create ClusterRoleBinding %s: %w", u.Name, err)
@@ -150,14 +150,14 @@ func (u *uninstaller) ensureOwner(ctx context.Context) (*metav1.OwnerReference, 
 }
 
 func (u *uninstaller) isAgent(subject rbacv1.Subject) bool {
-	return subject.Kind == rbacv1.ServiceAccountKind && subject.Namespace == u.agentNamespace && subject.Name == register.AgentAccount
+	return subject.Kind == rbacv1.ServiceAccountKind && subject.Namespace == u.agentNamespace && subject.Name == register.AgentServiceAccount
 }
 
 // removeFromBinding removes the agent from a ClusterRoleBinding that other agents share.
 func (u *uninstaller) removeFromBinding(ctx context.Context) error {
 	bindings := u.member.RbacV1().ClusterRoleBindings()
 	err := kube.RetryOnConflict(ctx, func() error {
-		binding, err := bindings.Get(ctx, register.AgentRole, metav1.GetOptions{})
+		binding, err := bindings.Get(ctx, register.AgentClusterRole, metav1.GetOptions{})
 		if err != nil || len(binding.Subjects) < 2 || !slices.ContainsFunc(binding.Subjects, u.isAgent) {
 			return err
 		}
@@ -166,7 +166,7 @@ func (u *uninstaller) removeFromBinding(ctx context.Context) error {
 		return err
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("remove the agent from ClusterRoleBinding %s: %w", register.AgentRole, err)
+		return fmt.Errorf("remove the agent from ClusterRoleBinding %s: %w", register.AgentClusterRole, err)
 	}
 	return nil
 }

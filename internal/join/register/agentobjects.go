@@ -14,29 +14,29 @@ import (
 
 // agentObjects are the objects of an agent in a namespace of the cluster; nil for those that do not exist.
 type agentObjects struct {
-	namespace  string
-	deployment *appsv1.Deployment
-	secret     *corev1.Secret
-	account    *corev1.ServiceAccount
+	namespace      string
+	deployment     *appsv1.Deployment
+	secret         *corev1.Secret
+	serviceAccount *corev1.ServiceAccount
 }
 
 // agentObjects reads the objects of the agent whose Deployment has the given name.
-func (m member) agentObjects(ctx context.Context, namespace, deployment string) (agentObjects, error) {
+func (m memberClient) agentObjects(ctx context.Context, namespace, deployment string) (agentObjects, error) {
 	a := agentObjects{namespace: namespace}
 	var err error
-	if a.deployment, err = read(ctx, m, client.ObjectKey{Namespace: namespace, Name: deployment}, &appsv1.Deployment{}); err != nil {
+	if a.deployment, err = getOrNil(ctx, m, client.ObjectKey{Namespace: namespace, Name: deployment}, &appsv1.Deployment{}); err != nil {
 		return a, err
 	}
-	if a.secret, err = read(ctx, m, a.secretKey(), &corev1.Secret{}); err != nil {
+	if a.secret, err = getOrNil(ctx, m, a.secretKey(), &corev1.Secret{}); err != nil {
 		return a, err
 	}
-	a.account, err = read(ctx, m, client.ObjectKey{Namespace: namespace, Name: AgentAccount}, &corev1.ServiceAccount{})
+	a.serviceAccount, err = getOrNil(ctx, m, client.ObjectKey{Namespace: namespace, Name: AgentServiceAccount}, &corev1.ServiceAccount{})
 	return a, err
 }
 
-// read returns obj with the content that it has on the cluster, or nil if it does not exist.
-func read[T client.Object](ctx context.Context, m member, key client.ObjectKey, obj T) (existing T, err error) {
-	found, err := m.find(ctx, key, obj)
+// getOrNil returns obj with the content that it has on the cluster, or nil if it does not exist.
+func getOrNil[T client.Object](ctx context.Context, m memberClient, key client.ObjectKey, obj T) (existing T, err error) {
+	found, err := m.get(ctx, key, obj)
 	if err != nil || !found {
 		return existing, err
 	}
@@ -71,14 +71,14 @@ func (a agentObjects) cluster() string {
 	if name == "" && a.secret != nil {
 		name = a.secret.Labels[RegistrationLabel]
 	}
-	if name == "" && a.account != nil {
-		name = a.account.Labels[RegistrationLabel]
+	if name == "" && a.serviceAccount != nil {
+		name = a.serviceAccount.Labels[RegistrationLabel]
 	}
 	return name
 }
 
 func (a agentObjects) isEmpty() bool {
-	return a.deployment == nil && a.secret == nil && a.account == nil
+	return a.deployment == nil && a.secret == nil && a.serviceAccount == nil
 }
 
 // isUnfinished returns whether the objects are those of a registration that was not completed.
@@ -86,8 +86,8 @@ func (a agentObjects) isUnfinished() bool {
 	return a.secret != nil && a.secret.Annotations[unfinishedAnnotation] != ""
 }
 
-// problems returns the objects that prevent another registration.
-func (a agentObjects) problems() []string {
+// existingObjects describes the objects that exist, each of which prevents a new registration.
+func (a agentObjects) existingObjects() []string {
 	var problems []string
 	add := func(exists bool, name, kind string) {
 		if exists {
@@ -95,7 +95,7 @@ func (a agentObjects) problems() []string {
 		}
 	}
 	add(a.secret != nil, a.secretKey().Name, "Secret")
-	add(a.account != nil, AgentAccount, "ServiceAccount")
+	add(a.serviceAccount != nil, AgentServiceAccount, "ServiceAccount")
 	if a.deployment != nil {
 		add(true, a.deployment.Name, "Deployment")
 	}
@@ -126,22 +126,22 @@ func (e *PreflightError) Error() string {
 	return text.String()
 }
 
-// mode is the effect of a registration on the objects of an agent.
-type mode int
+// registrationMode is the effect of a registration on the objects of an agent.
+type registrationMode int
 
 const (
-	newAgent mode = iota // there must be none
-	resume               // complete or replace those of an unfinished registration of the same Cluster
-	renew                // give the running agent a new certificate
+	modeNewAgent registrationMode = iota // create them; none may exist
+	modeResume                           // complete or replace those of an unfinished registration of the same Cluster
+	modeRenew                            // give the running agent a new certificate
 )
 
 // preflight checks the cluster, and sets the mode.
 func (g *registration) preflight(ctx context.Context) error {
 	r := g.request
-	if err := g.member.awaitUninstalled(ctx, r.Namespace, r.DiscoveryTimeout, r.Progress); err != nil {
+	if err := g.member.awaitUninstallation(ctx, r.Namespace, r.DiscoveryTimeout, r.Progress); err != nil {
 		return fmt.Errorf("check the cluster: %w", err)
 	}
-	existing, err := g.member.agentObjects(ctx, r.Namespace, DefaultAgentName)
+	existing, err := g.member.agentObjects(ctx, r.Namespace, DefaultAgentDeployment)
 	if err != nil {
 		return fmt.Errorf("check the cluster: %w", err)
 	}
@@ -152,20 +152,20 @@ func (g *registration) preflight(ctx context.Context) error {
 	case r.Renew && existing.cluster() != r.ClusterName:
 		return fmt.Errorf("the agent in namespace %s of the cluster is that of Cluster %q, and not of %s", r.Namespace, existing.cluster(), r.ClusterName)
 	case r.Renew:
-		g.mode = renew
+		g.mode = modeRenew
 		return nil
 	case existing.isUnfinished() && existing.cluster() == r.ClusterName:
-		g.mode = resume
+		g.mode = modeResume
 		return r.checkControlPlane(existing.secret.Data[KubeconfigKey])
 	}
-	if problems := existing.problems(); len(problems) > 0 {
+	if problems := existing.existingObjects(); len(problems) > 0 {
 		return &PreflightError{Problems: problems, Cluster: existing.cluster()}
 	}
 	return nil
 }
 
-// checkControlPlane returns an error if an unfinished registration is one with another control plane, which would keep
-// its Cluster.
+// checkControlPlane returns an error if the kubeconfig of an unfinished registration is for another control plane, on
+// which its Cluster would stay.
 func (r Request) checkControlPlane(kubeconfig []byte) error {
 	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil || config.Host == "https://"+r.Endpoint {

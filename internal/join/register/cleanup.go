@@ -18,28 +18,28 @@ import (
 )
 
 const (
-	// podsTimeout limits the wait for the end of an agent.
-	podsTimeout = 12 * time.Second
-	// hubUserPrefix is the prefix of the annotations by which hubs that dial the cluster note that they use a
+	// podTerminationTimeout limits the wait for the termination of the agent's pods.
+	podTerminationTimeout = 12 * time.Second
+	// hubUserAnnotationPrefix is the prefix of the annotations by which hubs that dial the cluster note that they use a
 	// namespace.
-	hubUserPrefix = "hub.towline.dev/"
+	hubUserAnnotationPrefix = "hub.towline.dev/"
 )
 
 // cleanup deletes the objects of one registration from the cluster. Each of them may be deleted already: an agent that
 // uninstalls itself does the same.
 type cleanup struct {
-	member  member
+	member  memberClient
 	objects agentObjects
 	cluster string
-	// records is the namespace of the agent's inventory.
-	records  string
-	progress func(line string)
+	// inventoryNamespace is the namespace of the agent's inventory.
+	inventoryNamespace string
+	progress           func(line string)
 }
 
 // run deletes the objects, the Secret with the kubeconfig last: another run needs it to continue.
 func (c cleanup) run(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		c.deleteDeployment, c.deleteLease, c.deleteAccess, c.deleteAccount, c.deleteNamespace, c.deleteRecords, c.deleteSecret,
+		c.deleteDeployment, c.deleteLease, c.deleteRBAC, c.deleteServiceAccount, c.deleteNamespace, c.deleteInventoryNamespace, c.deleteSecret,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -62,8 +62,8 @@ func (c cleanup) delete(ctx context.Context, kind string, existing client.Object
 	return nil
 }
 
-// deleteDeployment also waits until the agent has ended, since it needs its other objects until then. The cluster
-// deletes pods that do not end in time.
+// deleteDeployment deletes the Deployment, and waits until the agent's pods are deleted: they need the other objects
+// until then. After podTerminationTimeout the cluster continues with the deletion of the pods.
 func (c cleanup) deleteDeployment(ctx context.Context) error {
 	if c.objects.deployment == nil {
 		return nil
@@ -71,9 +71,9 @@ func (c cleanup) deleteDeployment(ctx context.Context) error {
 	if err := c.delete(ctx, "Deployment", c.objects.deployment); err != nil {
 		return err
 	}
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, podsTimeout, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, podTerminationTimeout, true, func(ctx context.Context) (bool, error) {
 		pods := &corev1.PodList{}
-		err := c.member.List(ctx, pods, client.InNamespace(c.objects.namespace), client.MatchingLabels{agentLabel: agentValue})
+		err := c.member.List(ctx, pods, client.InNamespace(c.objects.namespace), client.MatchingLabels{appLabel: appLabelValue})
 		return err == nil && len(pods.Items) == 0, nil
 	})
 	if err != nil && ctx.Err() == nil {
@@ -85,39 +85,40 @@ func (c cleanup) deleteDeployment(ctx context.Context) error {
 // deleteLease deletes the Lease for the leader election of the agents.
 func (c cleanup) deleteLease(ctx context.Context) error {
 	lease := &coordinationv1.Lease{}
-	lease.Namespace, lease.Name = c.objects.namespace, DefaultAgentName+"-"+c.cluster
+	lease.Namespace, lease.Name = c.objects.namespace, DefaultAgentDeployment+"-"+c.cluster
 	if err := c.member.Delete(ctx, lease); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete Lease %s/%s on the cluster: %w", lease.Namespace, lease.Name, err)
 	}
 	return nil
 }
 
-// deleteAccess deletes the agent's access to the cluster, and the ClusterRole if no other agent is bound to it.
-func (c cleanup) deleteAccess(ctx context.Context) error {
-	if err := c.member.unbind(ctx, subject(c.objects.namespace)); err != nil {
+// deleteRBAC removes the agent from the ClusterRoleBinding, and deletes the ClusterRole if no other agent is bound to
+// it.
+func (c cleanup) deleteRBAC(ctx context.Context) error {
+	if err := c.member.removeBindingSubject(ctx, subject(c.objects.namespace)); err != nil {
 		return err
 	}
-	if err := c.deleteUninstallRole(ctx); err != nil {
+	if err := c.deleteUninstallRBAC(ctx); err != nil {
 		return err
 	}
-	bound, err := c.member.find(ctx, client.ObjectKey{Name: AgentRole}, &rbacv1.ClusterRoleBinding{})
+	bound, err := c.member.get(ctx, client.ObjectKey{Name: AgentClusterRole}, &rbacv1.ClusterRoleBinding{})
 	if err != nil || bound {
 		return err
 	}
 	role := &rbacv1.ClusterRole{}
-	found, err := c.member.find(ctx, client.ObjectKey{Name: AgentRole}, role)
+	found, err := c.member.get(ctx, client.ObjectKey{Name: AgentClusterRole}, role)
 	if err != nil || !found || !isManaged(role) {
 		return err
 	}
 	return c.delete(ctx, "ClusterRole", role)
 }
 
-// deleteUninstallRole deletes the access of an agent that ended while it uninstalled itself. The dependents of the
-// ClusterRole are kept, since other agents may use them by now.
-func (c cleanup) deleteUninstallRole(ctx context.Context) error {
-	key := client.ObjectKey{Name: UninstallRole(c.objects.secretKey().Namespace, c.cluster)}
+// deleteUninstallRBAC deletes the ClusterRole and the ClusterRoleBinding of an uninstallation that the agent did not
+// complete. It orphans the dependents of the ClusterRole, since other agents may use them now.
+func (c cleanup) deleteUninstallRBAC(ctx context.Context) error {
+	key := client.ObjectKey{Name: UninstallClusterRole(c.objects.secretKey().Namespace, c.cluster)}
 	for _, obj := range []client.Object{&rbacv1.ClusterRoleBinding{}, &rbacv1.ClusterRole{}} {
-		found, err := c.member.find(ctx, key, obj)
+		found, err := c.member.get(ctx, key, obj)
 		if err != nil {
 			return err
 		}
@@ -133,11 +134,11 @@ func (c cleanup) deleteUninstallRole(ctx context.Context) error {
 	return nil
 }
 
-func (c cleanup) deleteAccount(ctx context.Context) error {
-	if c.objects.account == nil {
+func (c cleanup) deleteServiceAccount(ctx context.Context) error {
+	if c.objects.serviceAccount == nil {
 		return nil
 	}
-	return c.delete(ctx, "ServiceAccount", c.objects.account)
+	return c.delete(ctx, "ServiceAccount", c.objects.serviceAccount)
 }
 
 func (c cleanup) deleteSecret(ctx context.Context) error {
@@ -149,14 +150,14 @@ func (c cleanup) deleteSecret(ctx context.Context) error {
 
 // deleteNamespace deletes the agent's namespace if a registration of the cluster made it.
 func (c cleanup) deleteNamespace(ctx context.Context) error {
-	return c.deleteIfUnused(ctx, c.objects.namespace, func(n *corev1.Namespace) bool { return n.Labels[RegistrationLabel] == c.cluster })
+	return c.deleteNamespaceIfUnused(ctx, c.objects.namespace, func(n *corev1.Namespace) bool { return n.Labels[RegistrationLabel] == c.cluster })
 }
 
-// deleteRecords deletes the namespace of the agent's inventory unless a hub that dials the cluster uses it.
-func (c cleanup) deleteRecords(ctx context.Context) error {
-	return c.deleteIfUnused(ctx, c.records, func(n *corev1.Namespace) bool {
+// deleteInventoryNamespace deletes the namespace of the agent's inventory unless a hub that dials the cluster uses it.
+func (c cleanup) deleteInventoryNamespace(ctx context.Context) error {
+	return c.deleteNamespaceIfUnused(ctx, c.inventoryNamespace, func(n *corev1.Namespace) bool {
 		for key := range n.Annotations {
-			if strings.HasPrefix(key, hubUserPrefix) {
+			if strings.HasPrefix(key, hubUserAnnotationPrefix) {
 				return false
 			}
 		}
@@ -164,11 +165,11 @@ func (c cleanup) deleteRecords(ctx context.Context) error {
 	})
 }
 
-// deleteIfUnused deletes a namespace that a registration or an agent made and for which isOwn returns true, unless it
-// has objects of others.
-func (c cleanup) deleteIfUnused(ctx context.Context, name string, isOwn func(*corev1.Namespace) bool) error {
+// deleteNamespaceIfUnused deletes a namespace that a registration or an agent made and for which isOwn returns true,
+// unless it has objects of others.
+func (c cleanup) deleteNamespaceIfUnused(ctx context.Context, name string, isOwn func(*corev1.Namespace) bool) error {
 	namespace := &corev1.Namespace{}
-	exists, err := c.member.find(ctx, client.ObjectKey{Name: name}, namespace)
+	exists, err := c.member.get(ctx, client.ObjectKey{Name: name}, namespace)
 	if err != nil || !exists || !isManaged(namespace) || !isOwn(namespace) || !namespace.DeletionTimestamp.IsZero() {
 		return err
 	}
@@ -185,6 +186,6 @@ func (c cleanup) deleteIfUnused(ctx context.Context, name string, isOwn func(*co
 
 // isAgentObject returns whether an object is the Lease of the agents, or an object of their Deployment or registration.
 func isAgentObject(item *metav1.PartialObjectMetadata) bool {
-	return item.Kind == "Lease" && strings.HasPrefix(item.Name, DefaultAgentName+"-") ||
-		item.Labels[agentLabel] == agentValue || item.Labels[RegistrationLabel] != "" && isManaged(item)
+	return item.Kind == "Lease" && strings.HasPrefix(item.Name, DefaultAgentDeployment+"-") ||
+		item.Labels[appLabel] == appLabelValue || item.Labels[RegistrationLabel] != "" && isManaged(item)
 }

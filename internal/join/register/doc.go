@@ -6,24 +6,25 @@
 //
 //  1. preflight reads the namespace of the agent and sets the mode: a new agent, the completion of a registration that
 //     was killed, or a new certificate for the running agent.
-//  2. bootstrap verifies the control plane and requests a certificate for the agent. The control plane makes the
-//     Cluster when it approves the request.
+//  2. requestCertificate verifies the control plane and requests a certificate for the agent. The control plane creates
+//     the Cluster when it approves the request.
 //  3. awaitAccess waits until the agent's certificate gives access to its Cluster.
-//  4. applyObjects makes the Namespace, the Secret with the kubeconfig, the ServiceAccount and the ClusterRoleBinding.
-//     The Secret is the reservation of the namespace: it has the uid of the run, and the mark that the registration is
-//     not complete.
-//  5. apply makes the Deployment, awaitReady waits until the agent runs and its Cluster is ready, and complete removes
-//     the mark.
+//  4. applyObjects writes the Namespace, the Secret with the kubeconfig, the ServiceAccount and the ClusterRoleBinding.
+//     The Secret reserves the namespace: its annotations have the uid of the run, and mark the registration as
+//     unfinished.
+//  5. applyObject writes the Deployment, awaitReady waits until the agent runs and its Cluster is ready, and
+//     removeUnfinishedMark removes the annotation for the unfinished registration.
 //
-// After a failure or an interruption rollBack deletes the Cluster, and then cleans up the cluster. It deletes only
-// objects that this run wrote or, if it resumed a registration, objects of that, and nothing if the Secret is that of
-// another run. A renewal restores the earlier content of the objects instead.
+// After a failure or an interruption rollBack deletes the Cluster from the control plane, and then its objects from the
+// cluster: those that this run wrote and, if it resumed a registration, those of the earlier run. If another run has
+// written the Secret since, the objects belong to that run and stay. After a failed renewal, rollBack restores the
+// earlier content of the objects instead.
 //
-// Unregister has the control plane delete the Cluster and waits for that, with the caller's or the agent's kubeconfig.
-// Then it cleans up the cluster with the same code as rollBack. It deletes the Secret last, so that it can be repeated
-// until everything is deleted.
+// Unregister deletes the Cluster with the caller's or the agent's kubeconfig, and waits until the control plane has
+// completed the deletion. Then it deletes the objects from the cluster with the same code as rollBack. It deletes the
+// Secret last, so that an interrupted run can be repeated.
 //
 // Several agents on one cluster, each in a namespace of its own, share a ClusterRole and a ClusterRoleBinding. The
-// last one deletes both. Namespaces are deleted if a registration or an agent made them and they have no objects of
-// others, see package foreign.
+// last one deletes both. A namespace is deleted if a registration or an agent created it and it holds no foreign
+// objects, see package foreign.
 package register

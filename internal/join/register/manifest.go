@@ -25,19 +25,19 @@ const (
 	KubeconfigSecret = "karmada-kubeconfig"
 	// KubeconfigKey is the key of the kubeconfig in the Secret.
 	KubeconfigKey = "karmada-kubeconfig"
-	// AgentAccount is the agent's ServiceAccount.
-	AgentAccount = "karmada-agent-sa"
-	// AgentRole is the agent's ClusterRole and ClusterRoleBinding. The agents of one cluster, each in a namespace of
-	// its own, share both.
-	AgentRole = "karmada-agent"
-	// uninstallRolePrefix begins the name that UninstallRole returns.
-	uninstallRolePrefix = "karmada-agent-leaving:"
+	// AgentServiceAccount is the agent's ServiceAccount.
+	AgentServiceAccount = "karmada-agent-sa"
+	// AgentClusterRole is the agent's ClusterRole and ClusterRoleBinding. The agents of one cluster, each in a
+	// namespace of its own, share both.
+	AgentClusterRole = "karmada-agent"
+	// uninstallClusterRolePrefix is the prefix of the name that UninstallClusterRole returns.
+	uninstallClusterRolePrefix = "karmada-agent-leaving:"
 )
 
-// UninstallRole returns the name of the ClusterRole and the ClusterRoleBinding of an agent that uninstalls itself. The
-// ClusterRole owns the objects of the agent, which deletes it last.
-func UninstallRole(namespace, cluster string) string {
-	return uninstallRolePrefix + namespace + ":" + cluster
+// UninstallClusterRole returns the name of the ClusterRole and the ClusterRoleBinding of an agent that uninstalls
+// itself. The ClusterRole owns the objects of the agent. The agent deletes it last.
+func UninstallClusterRole(namespace, cluster string) string {
+	return uninstallClusterRolePrefix + namespace + ":" + cluster
 }
 
 const (
@@ -49,21 +49,21 @@ const (
 	// certificate, so that a new certificate restarts the pods.
 	certificateAnnotation = "towline.dev/certificate"
 
-	agentLabel     = "app"
-	agentValue     = "karmada-agent"
-	agentContainer = "karmada-agent"
-	secretFlag     = "--karmada-kubeconfig-secret="
-	clusterFlag    = "--cluster-name="
-	recordsFlag    = "--cluster-namespace="
-	hubEntry       = "karmada-apiserver"
+	appLabel               = "app"
+	appLabelValue          = "karmada-agent"
+	agentContainer         = "karmada-agent"
+	secretFlag             = "--karmada-kubeconfig-secret="
+	clusterFlag            = "--cluster-name="
+	inventoryNamespaceFlag = "--cluster-namespace="
+	kubeconfigClusterName  = "karmada-apiserver"
 )
 
-// manifest makes the objects of one registration.
+// manifest has the inputs of the objects of one registration. Its methods return the objects.
 type manifest struct {
 	request Request
 	attempt string
-	// server is the address of the cluster's own API.
-	server string
+	// memberServer is the URL of the cluster's API server.
+	memberServer string
 	// csr is the name of the CertificateSigningRequest of the kubeconfig's certificate.
 	csr        string
 	kubeconfig []byte
@@ -71,13 +71,13 @@ type manifest struct {
 
 // encodeKubeconfig returns the agent's kubeconfig for the control plane.
 func encodeKubeconfig(cluster, endpoint string, ca, cert, key []byte) ([]byte, error) {
-	made := clientcmdapi.NewConfig()
-	name := cluster + "@" + hubEntry
-	made.Clusters[hubEntry] = &clientcmdapi.Cluster{Server: "https://" + endpoint, CertificateAuthorityData: ca}
-	made.AuthInfos[cluster] = &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
-	made.Contexts[name] = &clientcmdapi.Context{Cluster: hubEntry, AuthInfo: cluster}
-	made.CurrentContext = name
-	out, err := clientcmd.Write(*made)
+	config := clientcmdapi.NewConfig()
+	name := cluster + "@" + kubeconfigClusterName
+	config.Clusters[kubeconfigClusterName] = &clientcmdapi.Cluster{Server: "https://" + endpoint, CertificateAuthorityData: ca}
+	config.AuthInfos[cluster] = &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
+	config.Contexts[name] = &clientcmdapi.Context{Cluster: kubeconfigClusterName, AuthInfo: cluster}
+	config.CurrentContext = name
+	out, err := clientcmd.Write(*config)
 	if err != nil {
 		return nil, fmt.Errorf("encode the agent's kubeconfig: %w", err)
 	}
@@ -85,13 +85,13 @@ func encodeKubeconfig(cluster, endpoint string, ca, cert, key []byte) ([]byte, e
 }
 
 func (m manifest) namespace() *corev1.Namespace {
-	return &corev1.Namespace{ObjectMeta: m.meta("", m.request.Namespace)}
+	return &corev1.Namespace{ObjectMeta: m.objectMeta("", m.request.Namespace)}
 }
 
-// secret is the first object of a registration, and marks it as incomplete.
+// secret returns the Secret with the kubeconfig. It is written first, and marks the registration as unfinished.
 func (m manifest) secret() client.Object {
 	secret := &corev1.Secret{
-		ObjectMeta: m.meta(m.request.Namespace, KubeconfigSecret),
+		ObjectMeta: m.objectMeta(m.request.Namespace, KubeconfigSecret),
 		Type:       corev1.SecretTypeOpaque,
 		Data:       map[string][]byte{KubeconfigKey: m.kubeconfig},
 	}
@@ -103,14 +103,14 @@ func (m manifest) secret() client.Object {
 	return secret
 }
 
-func (m manifest) account() client.Object {
-	return &corev1.ServiceAccount{ObjectMeta: m.meta(m.request.Namespace, AgentAccount)}
+func (m manifest) serviceAccount() client.Object {
+	return &corev1.ServiceAccount{ObjectMeta: m.objectMeta(m.request.Namespace, AgentServiceAccount)}
 }
 
-// role gives the agent all permissions: the control plane may deploy objects of any kind.
-func (m manifest) role() *rbacv1.ClusterRole {
+// clusterRole gives the agent all permissions: the control plane may deploy objects of any kind.
+func (m manifest) clusterRole() *rbacv1.ClusterRole {
 	return &rbacv1.ClusterRole{
-		ObjectMeta: m.shared(AgentRole),
+		ObjectMeta: m.sharedObjectMeta(AgentClusterRole),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}},
 			{NonResourceURLs: []string{"*"}, Verbs: []string{"get"}},
@@ -118,22 +118,22 @@ func (m manifest) role() *rbacv1.ClusterRole {
 	}
 }
 
-func (m manifest) binding() *rbacv1.ClusterRoleBinding {
+func (m manifest) clusterRoleBinding() *rbacv1.ClusterRoleBinding {
 	return &rbacv1.ClusterRoleBinding{
-		ObjectMeta: m.shared(AgentRole),
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: AgentRole},
+		ObjectMeta: m.sharedObjectMeta(AgentClusterRole),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: AgentClusterRole},
 		Subjects:   []rbacv1.Subject{subject(m.request.Namespace)},
 	}
 }
 
 func subject(namespace string) rbacv1.Subject {
-	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: AgentAccount}
+	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: AgentServiceAccount}
 }
 
 func (m manifest) deployment() client.Object {
-	labels := map[string]string{agentLabel: agentValue}
+	labels := map[string]string{appLabel: appLabelValue}
 	return &appsv1.Deployment{
-		ObjectMeta: m.meta(m.request.Namespace, DefaultAgentName),
+		ObjectMeta: m.objectMeta(m.request.Namespace, DefaultAgentDeployment),
 		Spec: appsv1.DeploymentSpec{
 			Replicas: ptr.To(m.request.Replicas),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -142,7 +142,7 @@ func (m manifest) deployment() client.Object {
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{certificateAnnotation: m.csr}},
 				Spec: corev1.PodSpec{
-					ServiceAccountName:            AgentAccount,
+					ServiceAccountName:            AgentServiceAccount,
 					TerminationGracePeriodSeconds: ptr.To(int64(10)),
 					Containers:                    []corev1.Container{m.container()},
 					SecurityContext: &corev1.PodSecurityContext{
@@ -197,14 +197,14 @@ func (m manifest) arguments() []string {
 	}
 	args := []string{secretFlag + r.Namespace + "/" + KubeconfigSecret, clusterFlag + r.ClusterName}
 	for _, given := range []struct{ flag, value string }{
-		{"--cluster-api-endpoint=", m.server},
+		{"--cluster-api-endpoint=", m.memberServer},
 		{"--cluster-provider=", r.Provider},
 		{"--cluster-region=", r.Region},
 		{"--cluster-zones=", strings.Join(r.Zones, ",")},
 		{"--proxy-server-address=", r.ProxyServerAddress},
 		{"--controllers=", controllers},
 		{"--leader-elect-resource-namespace=", r.Namespace},
-		{recordsFlag, r.ClusterNamespace},
+		{inventoryNamespaceFlag, r.ClusterNamespace},
 		{"--cluster-status-update-frequency=", "10s"},
 		{"--metrics-bind-address=", ":8080"},
 		{"--health-probe-bind-address=", "0.0.0.0:10357"},
@@ -217,16 +217,16 @@ func (m manifest) arguments() []string {
 	return args
 }
 
-// meta is the metadata of an object of this registration.
-func (m manifest) meta(namespace, name string) metav1.ObjectMeta {
-	meta := m.shared(name)
+// objectMeta is the metadata of an object of this registration.
+func (m manifest) objectMeta(namespace, name string) metav1.ObjectMeta {
+	meta := m.sharedObjectMeta(name)
 	meta.Namespace = namespace
 	meta.Labels[RegistrationLabel] = m.request.ClusterName
 	return meta
 }
 
-// shared is the metadata of an object that the agents of one cluster share.
-func (m manifest) shared(name string) metav1.ObjectMeta {
+// sharedObjectMeta is the metadata of an object that the agents of one cluster share.
+func (m manifest) sharedObjectMeta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{rollback.AttemptAnnotation: m.attempt},
 	}

@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-func TestManifestsAreTheGoldenOnes(t *testing.T) {
+func TestManifestGolden(t *testing.T) {
 	t.Parallel()
 	cases := map[string]Request{
 		"plain": {ClusterName: "member3", Namespace: DefaultNamespace, ClusterNamespace: "karmada-cluster", Image: "towline:latest", Replicas: 1, EnableCertRotation: true},
@@ -32,8 +32,8 @@ func TestManifestsAreTheGoldenOnes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := manifest{request: request, attempt: "attempt", server: "https://10.20.0.1:6443", csr: "member3-abcde", kubeconfig: way}
-			got := slices.Concat(way, encode(t, m.namespace(), m.secret(), m.role(), m.account(), m.binding(), m.deployment()))
+			m := manifest{request: request, attempt: "attempt", memberServer: "https://10.20.0.1:6443", csr: "member3-abcde", kubeconfig: way}
+			got := slices.Concat(way, encode(t, m.namespace(), m.secret(), m.clusterRole(), m.serviceAccount(), m.clusterRoleBinding(), m.deployment()))
 			file := "testdata/" + name + ".yaml"
 			if *update {
 				if err := os.WriteFile(file, got, 0o644); err != nil {

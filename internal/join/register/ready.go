@@ -22,33 +22,33 @@ import (
 )
 
 const (
-	// maxRestarts is the number of restarts after which an agent counts as one that does not start.
+	// maxRestarts is the number of restarts after which a registration fails.
 	maxRestarts = 4
-	// An image that cannot be pulled may become available for imageTimeout, but at most for this part of the timeout of
-	// the wait. The kubelet has tried twice then, 10 s apart.
-	imageTimeout = 30 * time.Second
-	imagePart    = 10
-	// maxReasonLength limits the bytes of a reason in a message: the end of a log may be long.
-	maxReasonLength = 500
-	// invalidImage is the kubelet's reason for a container whose image has an invalid name.
-	invalidImage = "InvalidImageName"
+	// imageTimeout limits the time for which an image cannot be pulled. It is at most 1/imageTimeoutDivisor of the
+	// DiscoveryTimeout. The kubelet has tried twice then, 10 s apart.
+	imageTimeout        = 30 * time.Second
+	imageTimeoutDivisor = 10
+	// maxReasonBytes limits the bytes of a reason in a message: the end of a log may be long.
+	maxReasonBytes = 500
+	// reasonInvalidImageName is the kubelet's reason for a container whose image has an invalid name.
+	reasonInvalidImageName = "InvalidImageName"
 )
 
-// readiness waits until the agent works and the control plane reports its Cluster as ready.
-type readiness struct {
+// readinessCheck waits until the agent works and the control plane reports its Cluster as ready.
+type readinessCheck struct {
 	*registration
-	// reported has the last progress line of each subject.
+	// reported is the last progress line by subject: a pod, "cluster" or "hub".
 	reported map[string]string
-	// withoutImage has the time since which each pod has no image.
-	withoutImage map[string]time.Time
-	rolledOut    bool
-	missing      string // the last line about a missing condition
+	// imageErrorSince is the time, by pod, since which the image cannot be pulled.
+	imageErrorSince  map[string]time.Time
+	rolledOut        bool
+	missingCondition string // the last line about a missing condition
 }
 
 // awaitReady waits until the agent runs and its Cluster is ready. It fails early if the agent cannot start or the
 // control plane does not accept the Cluster.
 func (g *registration) awaitReady(ctx context.Context) error {
-	r := &readiness{registration: g, reported: map[string]string{}, withoutImage: map[string]time.Time{}, missing: "nothing is known of it yet"}
+	r := &readinessCheck{registration: g, reported: map[string]string{}, imageErrorSince: map[string]time.Time{}, missingCondition: "nothing is known of it yet"}
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, g.request.DiscoveryTimeout, true, func(context.Context) (bool, error) {
 		// The requests are not limited by the timeout, so that the last line is about the agent.
 		err := r.checkPods(ctx)
@@ -62,32 +62,32 @@ func (g *registration) awaitReady(ctx context.Context) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("wait for the agent: %w: %s", ctx.Err(), r.missing)
+		return fmt.Errorf("wait for the agent: %w: %s", ctx.Err(), r.missingCondition)
 	case !errors.Is(err, context.DeadlineExceeded):
 		return err
 	case !r.rolledOut:
-		return fmt.Errorf("wait for Deployment(%s/%s) rollout: %w: %s", g.request.Namespace, DefaultAgentName, err, r.missing)
+		return fmt.Errorf("wait for Deployment(%s/%s) rollout: %w: %s", g.request.Namespace, DefaultAgentDeployment, err, r.missingCondition)
 	}
-	return fmt.Errorf("wait for cluster(%s) to be ready: %w: %s", g.request.ClusterName, err, r.missing)
+	return fmt.Errorf("wait for cluster(%s) to be ready: %w: %s", g.request.ClusterName, err, r.missingCondition)
 }
 
 // checkPods reads the Deployment and its pods. Its errors are final; it tries again if the cluster does not answer.
-func (r *readiness) checkPods(ctx context.Context) error {
+func (r *readinessCheck) checkPods(ctx context.Context) error {
 	namespace := r.request.Namespace
 	deployment := &appsv1.Deployment{}
-	err := r.member.Get(ctx, client.ObjectKey{Namespace: namespace, Name: DefaultAgentName}, deployment)
+	err := r.member.Get(ctx, client.ObjectKey{Namespace: namespace, Name: DefaultAgentDeployment}, deployment)
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("the Deployment %s/%s has been deleted on the cluster meanwhile", namespace, DefaultAgentName)
+		return fmt.Errorf("the Deployment %s/%s has been deleted on the cluster meanwhile", namespace, DefaultAgentDeployment)
 	}
 	pods := &corev1.PodList{}
 	if err == nil {
-		err = r.member.List(ctx, pods, client.InNamespace(namespace), client.MatchingLabels{agentLabel: agentValue})
+		err = r.member.List(ctx, pods, client.InNamespace(namespace), client.MatchingLabels{appLabel: appLabelValue})
 	}
 	if err != nil {
 		r.reportMissing("cluster", err.Error())
 		return nil
 	}
-	r.rolledOut, r.missing = isRolledOut(deployment)
+	r.rolledOut, r.missingCondition = isRolledOut(deployment)
 	slices.SortFunc(pods.Items, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -95,13 +95,13 @@ func (r *readiness) checkPods(ctx context.Context) error {
 		if pod.DeletionTimestamp != nil || pod.Annotations[certificateAnnotation] != r.csr {
 			continue
 		}
-		ready, status := podState(pod)
+		ready, status := podStatus(pod)
 		if ready {
 			r.report(pod.Name, fmt.Sprintf("pod: %s is ready. status: %s", pod.Name, status))
 			continue
 		}
 		r.reportMissing(pod.Name, fmt.Sprintf("pod: %s not ready. status: %s", pod.Name, status))
-		if reason := cmp.Or(crashReason(pod), r.imageReason(pod)); reason != "" {
+		if reason := cmp.Or(crashLoopReason(pod), r.imageError(pod)); reason != "" {
 			return fmt.Errorf("the agent does not start: pod %s: %s", pod.Name, reason)
 		}
 	}
@@ -109,7 +109,7 @@ func (r *readiness) checkPods(ctx context.Context) error {
 }
 
 // checkCluster returns whether the Cluster is ready. Its errors are final, as those of checkPods.
-func (r *readiness) checkCluster(ctx context.Context) (bool, error) {
+func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
 	cluster, err := r.readCluster(ctx)
 	if apierrors.IsNotFound(err) {
 		return false, fmt.Errorf("the Cluster %s has been deleted on the control plane meanwhile", r.request.ClusterName)
@@ -134,40 +134,41 @@ func (r *readiness) checkCluster(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-func (r *readiness) reportMissing(subject, line string) {
-	r.missing = line
+func (r *readinessCheck) reportMissing(subject, line string) {
+	r.missingCondition = line
 	r.report(subject, line)
 }
 
-// report reports a line about subject once.
-func (r *readiness) report(subject, line string) {
+// report calls Progress with a line about subject, unless it was the last line about it.
+func (r *readinessCheck) report(subject, line string) {
 	if r.reported[subject] != line {
 		r.request.Progress(line)
 	}
 	r.reported[subject] = line
 }
 
-// imageReason returns the reason why a pod has had no image for some time, or "".
-func (r *readiness) imageReason(pod *corev1.Pod) string {
+// imageError returns the reason why the image of a pod could not be pulled for imageTimeout, or "".
+func (r *readinessCheck) imageError(pod *corev1.Pod) string {
 	for _, container := range pod.Status.ContainerStatuses {
 		waiting := container.State.Waiting
-		if waiting == nil || !slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", invalidImage}, waiting.Reason) {
+		if waiting == nil || !slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", reasonInvalidImageName}, waiting.Reason) {
 			continue
 		}
-		if r.withoutImage[pod.Name].IsZero() {
-			r.withoutImage[pod.Name] = time.Now()
+		if r.imageErrorSince[pod.Name].IsZero() {
+			r.imageErrorSince[pod.Name] = time.Now()
 		}
-		if waiting.Reason != invalidImage && time.Since(r.withoutImage[pod.Name]) < min(imageTimeout, r.request.DiscoveryTimeout/imagePart) {
+		if waiting.Reason != reasonInvalidImageName && time.Since(r.imageErrorSince[pod.Name]) < min(imageTimeout, r.request.DiscoveryTimeout/imageTimeoutDivisor) {
 			return ""
 		}
 		return fmt.Sprintf("the image %s cannot be had (%s); name one that the cluster can pull with --karmada-agent-image",
-			r.request.Image, joinReason(waiting.Reason, waiting.Message))
+			r.request.Image, reasonText(waiting.Reason, waiting.Message))
 	}
-	delete(r.withoutImage, pod.Name)
+	delete(r.imageErrorSince, pod.Name)
 	return ""
 }
 
-// isRolledOut returns whether the Deployment runs as it was written, and the missing condition.
+// isRolledOut returns whether all pods of the Deployment are up to date and one is available, and the missing
+// condition.
 func isRolledOut(d *appsv1.Deployment) (done bool, missing string) {
 	status, desired := d.Status, int32(1)
 	if d.Spec.Replicas != nil {
@@ -186,14 +187,14 @@ func isRolledOut(d *appsv1.Deployment) (done bool, missing string) {
 	return done, fmt.Sprintf("of %d pods, %d are up to date and %d are available", desired, status.UpdatedReplicas, status.AvailableReplicas)
 }
 
-// podState returns whether a pod is ready, and its status in a few words.
-func podState(pod *corev1.Pod) (ready bool, status string) {
+// podStatus returns whether a pod is ready, and its status in a few words.
+func podStatus(pod *corev1.Pod) (ready bool, status string) {
 	for _, container := range pod.Status.ContainerStatuses {
 		switch {
 		case container.State.Waiting != nil:
-			return false, joinReason(container.State.Waiting.Reason, container.State.Waiting.Message)
+			return false, reasonText(container.State.Waiting.Reason, container.State.Waiting.Message)
 		case container.State.Terminated != nil:
-			return false, exitReason(container.State.Terminated)
+			return false, terminationText(container.State.Terminated)
 		}
 	}
 	for _, condition := range pod.Status.Conditions {
@@ -207,30 +208,30 @@ func podState(pod *corev1.Pod) (ready bool, status string) {
 	return ready, string(cmp.Or(pod.Status.Phase, corev1.PodPending))
 }
 
-// crashReason returns the reason why an agent ends again and again, or "".
-func crashReason(pod *corev1.Pod) string {
+// crashLoopReason returns the reason why a container ended maxRestarts times, or "".
+func crashLoopReason(pod *corev1.Pod) string {
 	for _, container := range pod.Status.ContainerStatuses {
 		last := container.LastTerminationState.Terminated
 		if container.RestartCount >= maxRestarts && last != nil && container.State.Running == nil {
-			return fmt.Sprintf("it was started %d times and %s", container.RestartCount, exitReason(last))
+			return fmt.Sprintf("it was started %d times and %s", container.RestartCount, terminationText(last))
 		}
 	}
 	return ""
 }
 
-func exitReason(state *corev1.ContainerStateTerminated) string {
-	return fmt.Sprintf("ended with exit code %d: %s", state.ExitCode, joinReason(state.Reason, state.Message))
+func terminationText(state *corev1.ContainerStateTerminated) string {
+	return fmt.Sprintf("ended with exit code %d: %s", state.ExitCode, reasonText(state.Reason, state.Message))
 }
 
-func joinReason(reason, message string) string {
+func reasonText(reason, message string) string {
 	return oneLine(strings.Trim(reason+": "+message, ": "))
 }
 
 // oneLine returns text on one line. It keeps the end of a long text: the end of a log has the reason.
 func oneLine(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > maxReasonLength {
-		text = "..." + strings.ToValidUTF8(text[len(text)-maxReasonLength:], "")
+	if len(text) > maxReasonBytes {
+		text = "..." + strings.ToValidUTF8(text[len(text)-maxReasonBytes:], "")
 	}
 	return text
 }

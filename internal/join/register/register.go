@@ -22,19 +22,20 @@ import (
 
 // The output lines for the steps of a registration. Scripts depend on them.
 const (
-	lineChecking   = "[preflight] Running pre-flight checks"
-	linePassed     = "[preflight] All pre-flight checks were passed"
-	lineBootstrap  = "[karmada-agent-start] Waiting to perform the TLS Bootstrap"
-	lineExists     = "[karmada-agent-start] Waiting to check cluster exists"
-	lineRBAC       = "[karmada-agent-start] Assign the necessary RBAC permissions to the agent"
-	lineKubeconfig = "[karmada-agent-start] Waiting to construct karmada-agent kubeconfig"
-	lineObjects    = "[karmada-agent-start] Waiting the necessary secret and RBAC"
-	lineDeployment = "[karmada-agent-start] Waiting karmada-agent Deployment"
-	lineFailed     = "karmadactl register failed and started deleting the created resources"
+	lineChecksStarted = "[preflight] Running pre-flight checks"
+	lineChecksPassed  = "[preflight] All pre-flight checks were passed"
+	lineBootstrap     = "[karmada-agent-start] Waiting to perform the TLS Bootstrap"
+	lineCheckCluster  = "[karmada-agent-start] Waiting to check cluster exists"
+	lineRBAC          = "[karmada-agent-start] Assign the necessary RBAC permissions to the agent"
+	lineKubeconfig    = "[karmada-agent-start] Waiting to construct karmada-agent kubeconfig"
+	lineObjects       = "[karmada-agent-start] Waiting the necessary secret and RBAC"
+	lineDeployment    = "[karmada-agent-start] Waiting karmada-agent Deployment"
+	lineFailed        = "karmadactl register failed and started deleting the created resources"
 )
 
-// cleanupTimeout limits the deletion of a registration from the cluster: the end of the agent, and about ten requests.
-const cleanupTimeout = podsTimeout + 20*time.Second
+// memberCleanupTimeout limits the deletion of a registration from the cluster: the termination of the agent's pods, and
+// about ten requests.
+const memberCleanupTimeout = podTerminationTimeout + 20*time.Second
 
 // Register registers the cluster, starts its agent there, and returns when the control plane reports the cluster as
 // ready. If it fails, or if ctx ends, it deletes the objects that it made on both sides, and returns the first error.
@@ -48,11 +49,11 @@ func Register(ctx context.Context, request Request) error {
 	if err != nil {
 		return err
 	}
-	request.Out(lineChecking)
+	request.Out(lineChecksStarted)
 	if err := g.preflight(ctx); err != nil {
 		return err
 	}
-	request.Out(linePassed)
+	request.Out(lineChecksPassed)
 	if request.DryRun {
 		return nil
 	}
@@ -69,26 +70,26 @@ func Register(ctx context.Context, request Request) error {
 type registration struct {
 	request Request
 	token   bootstrap.Token
-	member  member
+	member  memberClient
 	log     *rollback.Log
-	// existing are the objects that preflight found.
+	// existing are the objects of an agent that preflight found on the cluster. mode depends on them.
 	existing agentObjects
-	mode     mode
-	// id is the id of the cluster.
+	mode     registrationMode
+	// id is the id of the cluster: the uid of its kube-system namespace.
 	id string
-	// kubeconfig is that of the agent for the control plane, csr the name of the CertificateSigningRequest that its
-	// certificate is from. hub is a client with it, nil before the certificate is issued.
+	// kubeconfig is the agent's kubeconfig for the control plane, csr the name of the CertificateSigningRequest of its
+	// certificate, and hub a client with the kubeconfig. They are nil or empty before the certificate is issued.
 	kubeconfig []byte
 	csr        string
 	hub        client.Client
-	// isRecovered is true if the kubeconfig is that of the registration to resume.
-	isRecovered bool
-	// isAdmitted is true once the control plane let the agent read its Cluster. ownCluster is the uid of the Cluster
-	// then, if it was made for this registration.
-	isAdmitted bool
-	ownCluster types.UID
-	// isBinding is true once the agent may have access to the cluster.
-	isBinding bool
+	// usesExistingKubeconfig is true if the kubeconfig is that of the registration to resume.
+	usesExistingKubeconfig bool
+	// canReadCluster is true after the agent has read its Cluster. createdCluster is the uid of that Cluster if it was
+	// created for this registration, otherwise "".
+	canReadCluster bool
+	createdCluster types.UID
+	// mayHaveBoundAgent is true after this run may have written the ClusterRoleBinding.
+	mayHaveBoundAgent bool
 }
 
 func newRegistration(ctx context.Context, request Request) (*registration, error) {
@@ -96,7 +97,7 @@ func newRegistration(ctx context.Context, request Request) (*registration, error
 	if err != nil {
 		return nil, err
 	}
-	m, err := newMember(ctx, request.Member)
+	m, err := newMemberClient(ctx, request.Member)
 	if err != nil {
 		return nil, err
 	}
@@ -107,13 +108,13 @@ func (g *registration) run(ctx context.Context) error {
 	out := g.request.Out
 	out(lineBootstrap)
 	var err error
-	if g.id, err = g.member.id(ctx); err != nil {
+	if g.id, err = g.member.clusterID(ctx); err != nil {
 		return err
 	}
-	if err := g.bootstrap(ctx); err != nil {
+	if err := g.requestCertificate(ctx); err != nil {
 		return err
 	}
-	out(lineExists)
+	out(lineCheckCluster)
 	out(lineRBAC)
 	if err := g.awaitAccess(ctx, min(accessTimeout, g.request.DiscoveryTimeout)); err != nil {
 		return err
@@ -124,7 +125,7 @@ func (g *registration) run(ctx context.Context) error {
 		return fmt.Errorf("read the address of the cluster: %w", err)
 	}
 	m := manifest{
-		request: g.request, attempt: g.log.Attempt(), server: server.Scheme + "://" + server.Host + strings.TrimSuffix(server.Path, "/"),
+		request: g.request, attempt: g.log.Attempt(), memberServer: server.Scheme + "://" + server.Host + strings.TrimSuffix(server.Path, "/"),
 		csr: g.csr, kubeconfig: g.kubeconfig,
 	}
 	out(lineObjects)
@@ -132,19 +133,19 @@ func (g *registration) run(ctx context.Context) error {
 		return err
 	}
 	out(lineDeployment)
-	if err := g.apply(ctx, m.deployment()); err != nil {
+	if err := g.applyObject(ctx, m.deployment()); err != nil {
 		return err
 	}
 	if err := g.awaitReady(ctx); err != nil {
 		return err
 	}
-	return g.complete(ctx)
+	return g.removeUnfinishedMark(ctx)
 }
 
 // applyObjects makes all objects but the Deployment. The Secret reserves the namespace for this run.
 func (g *registration) applyObjects(ctx context.Context, m manifest) error {
 	namespace := m.namespace()
-	found, err := g.member.find(ctx, client.ObjectKeyFromObject(namespace), &corev1.Namespace{})
+	found, err := g.member.get(ctx, client.ObjectKeyFromObject(namespace), &corev1.Namespace{})
 	if err != nil {
 		return err
 	}
@@ -154,23 +155,23 @@ func (g *registration) applyObjects(ctx context.Context, m manifest) error {
 			return fmt.Errorf("create namespace %s on the cluster: %w", namespace.Name, err)
 		}
 	}
-	if err := g.apply(ctx, m.secret()); err != nil {
+	if err := g.applyObject(ctx, m.secret()); err != nil {
 		return err
 	}
-	if err := g.apply(ctx, m.account()); err != nil {
+	if err := g.applyObject(ctx, m.serviceAccount()); err != nil {
 		return err
 	}
-	if err := g.member.ensureRole(ctx, m.role()); err != nil {
+	if err := g.member.ensureClusterRole(ctx, m.clusterRole()); err != nil {
 		return err
 	}
-	g.isBinding = true
-	return g.member.bind(ctx, m.binding())
+	g.mayHaveBoundAgent = true
+	return g.member.addBindingSubject(ctx, m.clusterRoleBinding())
 }
 
-// apply writes an object of the agent. One that exists must have been there in the preflight check.
-func (g *registration) apply(ctx context.Context, obj client.Object) error {
+// applyObject writes an object of the agent. One that exists must have been there in the preflight check.
+func (g *registration) applyObject(ctx context.Context, obj client.Object) error {
 	_, _, err := g.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
-		if g.mode == newAgent && !g.log.IsLastWriter(live) {
+		if g.mode == modeNewAgent && !g.log.IsLastWriter(live) {
 			return fmt.Errorf("write %s: it has just been made by somebody else", kube.RefOf(live))
 		}
 		return nil
@@ -181,8 +182,8 @@ func (g *registration) apply(ctx context.Context, obj client.Object) error {
 	return nil
 }
 
-// complete notes that the registration is complete.
-func (g *registration) complete(ctx context.Context) error {
+// removeUnfinishedMark removes the annotation for an unfinished registration from the Secret.
+func (g *registration) removeUnfinishedMark(ctx context.Context) error {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: g.request.Namespace, Name: KubeconfigSecret}}
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+unfinishedAnnotation+`":null}}}`))
 	if err := g.member.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
@@ -192,16 +193,16 @@ func (g *registration) complete(ctx context.Context) error {
 }
 
 // rollBack deletes the objects of the registration on both sides, or undoes the changes of a renewal, and returns the
-// failure. The Cluster is first: an agent that works by now then helps.
+// failure. It deletes the Cluster first: if the agent runs already, it then uninstalls itself.
 func (g *registration) rollBack(ctx context.Context, failure error) error {
 	if ctx.Err() != nil && !errors.Is(failure, ctx.Err()) {
 		failure = fmt.Errorf("%w: %w", ctx.Err(), failure)
 	}
 	var err error
-	if g.mode == renew {
+	if g.mode == modeRenew {
 		err = g.log.RollBack(ctx)
 	} else {
-		err = errors.Join(g.deleteCluster(ctx), g.cleanUp(ctx))
+		err = errors.Join(g.deleteCluster(ctx), g.cleanUpMember(ctx))
 	}
 	if err == nil {
 		return failure
@@ -213,13 +214,13 @@ func (g *registration) rollBack(ctx context.Context, failure error) error {
 	return fmt.Errorf("%w; and not everything could be taken back: %w", failure, err)
 }
 
-// cleanUp deletes the registration from the cluster: the objects that this run wrote and, if it resumed a registration,
-// those of that.
-func (g *registration) cleanUp(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+// cleanUpMember deletes the objects that this run wrote from the cluster and, if it resumed a registration, the objects
+// that the earlier run wrote.
+func (g *registration) cleanUpMember(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), memberCleanupTimeout)
 	defer cancel()
 	r := g.request
-	objects, err := g.member.agentObjects(ctx, r.Namespace, DefaultAgentName)
+	objects, err := g.member.agentObjects(ctx, r.Namespace, DefaultAgentDeployment)
 	if err != nil {
 		return err
 	}
@@ -227,17 +228,17 @@ func (g *registration) cleanUp(ctx context.Context) error {
 		return nil // this run has not reserved the namespace
 	}
 	isOwn := func(obj client.Object) bool {
-		return g.log.IsLastWriter(obj) || g.mode == resume && obj.GetLabels()[RegistrationLabel] == r.ClusterName
+		return g.log.IsLastWriter(obj) || g.mode == modeResume && obj.GetLabels()[RegistrationLabel] == r.ClusterName
 	}
-	if objects.account != nil && !isOwn(objects.account) {
-		objects.account = nil
+	if objects.serviceAccount != nil && !isOwn(objects.serviceAccount) {
+		objects.serviceAccount = nil
 	}
 	if objects.deployment != nil && !isOwn(objects.deployment) {
 		objects.deployment = nil
 	}
-	c := cleanup{member: g.member, objects: objects, cluster: r.ClusterName, records: r.ClusterNamespace, progress: func(string) {}}
-	if g.mode == newAgent && !g.isBinding {
-		return errors.Join(c.deleteNamespace(ctx), c.deleteAccount(ctx), c.deleteSecret(ctx))
+	c := cleanup{member: g.member, objects: objects, cluster: r.ClusterName, inventoryNamespace: r.ClusterNamespace, progress: func(string) {}}
+	if g.mode == modeNewAgent && !g.mayHaveBoundAgent {
+		return errors.Join(c.deleteNamespace(ctx), c.deleteServiceAccount(ctx), c.deleteSecret(ctx))
 	}
 	return c.run(ctx)
 }

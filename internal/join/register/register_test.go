@@ -24,8 +24,8 @@ import (
 	"github.com/towline/towline/internal/localkube/faults"
 )
 
-// stages are the lines of a registration that works.
-func stages(name string) []string {
+// expectedLines are the lines of a registration that works.
+func expectedLines(name string) []string {
 	return []string{
 		"[preflight] Running pre-flight checks",
 		"[preflight] All pre-flight checks were passed",
@@ -40,18 +40,18 @@ func stages(name string) []string {
 	}
 }
 
-func TestAClusterRegistersOnceAndIsUnregistered(t *testing.T) {
+func TestRegisterAndUnregister(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, out, talk := w.request(t, "once")
-	w.agent(t, "once")
+	w.runAgent(t, "once")
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(stages("once"), out.get()); diff != "" {
+	if diff := cmp.Diff(expectedLines("once"), out.get()); diff != "" {
 		t.Errorf("lines (-want +got):\n%s", diff)
 	}
-	if !talk.said("is ready. status: Running") {
+	if !talk.contains("is ready. status: Running") {
 		t.Errorf("talk: got %q, want that the pod is ready", talk.get())
 	}
 	secret := &corev1.Secret{}
@@ -84,46 +84,46 @@ func TestAClusterRegistersOnceAndIsUnregistered(t *testing.T) {
 	if err := register.Unregister(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
-	w.awaitNothing(t, "once")
+	w.awaitNoObjects(t, "once")
 	u.Hub = w.plane.Config
 	wantText(t, register.Unregister(t.Context(), u), "no cluster object once found in karmada control Plane")
 }
 
 func TestDryRunChangesNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, out, _ := w.request(t, "dry")
 	r.DryRun = true
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(stages("dry")[:2], out.get()); diff != "" {
+	if diff := cmp.Diff(expectedLines("dry")[:2], out.get()); diff != "" {
 		t.Errorf("lines (-want +got):\n%s", diff)
 	}
-	if left := w.left(t, "dry"); len(left) > 0 {
+	if left := w.remaining(t, "dry"); len(left) > 0 {
 		t.Errorf("made: %v", left)
 	}
 }
 
-// effects are the faults of one request. Each takes the registration's cancel function.
-var effects = map[string]func(cancel func()) faults.Effect{
+// requestFaults are the faults of one request. Each takes the registration's cancel function.
+var requestFaults = map[string]func(cancel func()) faults.Effect{
 	"lost":        func(func()) faults.Effect { return faults.LoseResponse },
 	"interrupted": faults.Interrupt,
 	"forbidden":   func(func()) faults.Effect { return faults.Forbid },
 }
 
-// leastWrites is how many requests of a registration change the cluster at least: Namespace, Secret, ServiceAccount,
+// minWrites is how many requests of a registration change the cluster at least: Namespace, Secret, ServiceAccount,
 // ClusterRoleBinding, Deployment, and the note that it is through; and the ClusterRole, if it is the first one.
-const leastWrites = 6
+const minWrites = 6
 
-func TestAFailureAtAnyWriteLeavesNothingAndTheSecondTryWorks(t *testing.T) {
+func TestRegisterRollsBackAfterAnyWrite(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	for kind, effect := range effects {
+	w := newTestEnv(t)
+	for kind, effect := range requestFaults {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			name := "fault-" + kind
-			w.agent(t, name)
+			w.runAgent(t, name)
 			r, _, talk := w.request(t, name)
 			member := r.Member
 			for at := int64(1); ; at++ {
@@ -132,7 +132,7 @@ func TestAFailureAtAnyWriteLeavesNothingAndTheSecondTryWorks(t *testing.T) {
 				r.Member = f.On(member)
 				err := register.Register(ctx, r)
 				cancel()
-				if f.Seen() < at && at > leastWrites {
+				if f.Seen() < at && at > minWrites {
 					if err != nil {
 						t.Errorf("the try after %d failures: %v", at-1, err)
 					}
@@ -141,27 +141,27 @@ func TestAFailureAtAnyWriteLeavesNothingAndTheSecondTryWorks(t *testing.T) {
 				if err == nil {
 					t.Fatalf("write %d: got no error", at)
 				}
-				if left := w.left(t, name); len(left) > 0 {
+				if left := w.remaining(t, name); len(left) > 0 {
 					t.Errorf("write %d: left: %v, after: %v", at, left, err)
 				}
 			}
-			if !talk.said("karmadactl register failed and started deleting the created resources") {
+			if !talk.contains("karmadactl register failed and started deleting the created resources") {
 				t.Errorf("talk: got %q, want that it is taken back", talk.get())
 			}
 		})
 	}
 }
 
-func TestAnInterruptionWhileTheCertificateIsAwaitedLeavesNoCluster(t *testing.T) {
+func TestInterruptionDuringCertificateRequestLeavesNoCluster(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, out, _ := w.request(t, "awaiting")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		defer cancel()
-		_ = wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, settleLimit, true, func(ctx context.Context) (bool, error) {
+		_ = wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, eventuallyTimeout, true, func(ctx context.Context) (bool, error) {
 			csrs := &certificatesv1.CertificateSigningRequestList{}
 			err := w.admin.List(ctx, csrs)
 			return slices.ContainsFunc(csrs.Items, func(csr certificatesv1.CertificateSigningRequest) bool {
@@ -174,23 +174,23 @@ func TestAnInterruptionWhileTheCertificateIsAwaitedLeavesNoCluster(t *testing.T)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got error %v, want that of the interruption", err)
 	}
-	if diff := cmp.Diff(stages("awaiting")[:3], out.get()); diff != "" {
+	if diff := cmp.Diff(expectedLines("awaiting")[:3], out.get()); diff != "" {
 		t.Errorf("lines (-want +got):\n%s", diff)
 	}
-	if left := w.left(t, "awaiting"); len(left) > 0 {
+	if left := w.remaining(t, "awaiting"); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 	// Also with another token.
-	w.agent(t, "awaiting")
+	w.runAgent(t, "awaiting")
 	r.Token = w.token(t, bootstrap.TokenOptions{TTL: time.Hour})
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Errorf("second try: %v", err)
 	}
 }
 
-func TestAnInterruptionThatCannotBeTakenBackSaysSo(t *testing.T) {
+func TestInterruptionReportsFailedRollback(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, _, talk := w.request(t, "stuck")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -205,21 +205,21 @@ func TestAnInterruptionThatCannotBeTakenBackSaysSo(t *testing.T) {
 	if err := register.Register(ctx, r); !errors.Is(err, context.Canceled) {
 		t.Errorf("got error %v, want that of the interruption", err)
 	}
-	if !talk.said("warning: not everything could be taken back: ") {
+	if !talk.contains("warning: not everything could be taken back: ") {
 		t.Errorf("talk: got %q", talk.get())
 	}
 	r.Member = member
-	w.agent(t, "stuck")
+	w.runAgent(t, "stuck")
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Errorf("second try: %v", err)
 	}
 }
 
-func TestATakenNameIsRefusedAndItsOwnerUntouched(t *testing.T) {
+func TestRegisterRejectsTakenName(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	owner, _, _ := w.request(t, "taken")
-	w.agent(t, "taken")
+	w.runAgent(t, "taken")
 	if err := register.Register(t.Context(), owner); err != nil {
 		t.Fatal(err)
 	}
@@ -245,16 +245,16 @@ func TestATakenNameIsRefusedAndItsOwnerUntouched(t *testing.T) {
 	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "thief"}, &corev1.Namespace{}); err == nil {
 		t.Error("the refused registration made its namespace")
 	}
-	if !talk.said("started deleting") {
+	if !talk.contains("started deleting") {
 		t.Errorf("talk: %q", talk.get())
 	}
 }
 
-func TestAnAgentThatCrashesEndsTheRegistration(t *testing.T) {
+func TestRegisterFailsForCrashingAgent(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, _, _ := w.request(t, "crash")
-	w.spoilPods(t, "crash", func(status *corev1.ContainerStatus) {
+	w.breakPods(t, "crash", func(status *corev1.ContainerStatus) {
 		status.Ready, status.RestartCount = false, 7
 		status.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
 		status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: "no way to the hub"}
@@ -262,15 +262,15 @@ func TestAnAgentThatCrashesEndsTheRegistration(t *testing.T) {
 	err := register.Register(t.Context(), r)
 	wantText(t, err, "the agent does not start: pod karmada-agent-")
 	wantText(t, err, "ended with exit code 1: Error: no way to the hub")
-	w.awaitNothing(t, "crash")
+	w.awaitNoObjects(t, "crash")
 }
 
-func TestAnImageThatCannotBePulledEndsTheRegistration(t *testing.T) {
+func TestRegisterFailsForImagePullError(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, _, _ := w.request(t, "imageless")
 	r.Image = "registry.example/agent:none"
-	w.spoilPods(t, "imageless", func(status *corev1.ContainerStatus) {
+	w.breakPods(t, "imageless", func(status *corev1.ContainerStatus) {
 		status.Ready = false
 		status.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "Back-off pulling image: no such host"}}
 	})
@@ -281,11 +281,11 @@ func TestAnImageThatCannotBePulledEndsTheRegistration(t *testing.T) {
 	if took := time.Since(began); took < r.DiscoveryTimeout/10 {
 		t.Errorf("it took %s, want that it is waited for a moment", took)
 	}
-	w.awaitNothing(t, "imageless")
+	w.awaitNoObjects(t, "imageless")
 }
 
-// spoilPods lets the containers in a namespace look as spoil makes them, until the test ends.
-func (w world) spoilPods(t *testing.T, namespace string, spoil func(*corev1.ContainerStatus)) {
+// breakPods applies spoil to the container statuses of the pods in a namespace until the test ends.
+func (w testEnv) breakPods(t *testing.T, namespace string, spoil func(*corev1.ContainerStatus)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -305,11 +305,11 @@ func (w world) spoilPods(t *testing.T, namespace string, spoil func(*corev1.Cont
 	t.Cleanup(func() { cancel(); running.Wait() })
 }
 
-func TestRenewingGivesTheAgentANewCertificate(t *testing.T) {
+func TestRenewReplacesTheCertificate(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, _, _ := w.request(t, "renewed")
-	w.agent(t, "renewed")
+	w.runAgent(t, "renewed")
 	r.Renew = true
 	wantText(t, register.Register(t.Context(), r), "there is no agent in namespace renewed")
 	r.Renew = false
@@ -341,7 +341,7 @@ func TestRenewingGivesTheAgentANewCertificate(t *testing.T) {
 }
 
 // kubeconfig returns the one of the agent in a namespace.
-func (w world) kubeconfig(t *testing.T, namespace string) string {
+func (w testEnv) kubeconfig(t *testing.T, namespace string) string {
 	t.Helper()
 	secret := &corev1.Secret{}
 	if err := w.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: register.KubeconfigSecret}, secret); err != nil {
@@ -351,7 +351,7 @@ func (w world) kubeconfig(t *testing.T, namespace string) string {
 }
 
 // annotate changes the Secret of the agent in a namespace; a kubeconfig of nil stays.
-func (w world) annotate(t *testing.T, namespace string, annotations map[string]string, kubeconfig []byte) {
+func (w testEnv) annotate(t *testing.T, namespace string, annotations map[string]string, kubeconfig []byte) {
 	t.Helper()
 	secret := &corev1.Secret{}
 	if err := w.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: register.KubeconfigSecret}, secret); err != nil {
@@ -368,7 +368,7 @@ func (w world) annotate(t *testing.T, namespace string, annotations map[string]s
 	}
 }
 
-func (w world) delete(t *testing.T, namespace string, obj client.Object, name string) {
+func (w testEnv) delete(t *testing.T, namespace string, obj client.Object, name string) {
 	t.Helper()
 	obj.SetNamespace(namespace)
 	obj.SetName(name)
@@ -377,9 +377,9 @@ func (w world) delete(t *testing.T, namespace string, obj client.Object, name st
 	}
 }
 
-// unreported lets the Cluster be ready without having been seen: a registration gets through, and the Cluster counts as
-// one that never reported.
-func (w world) unreported(t *testing.T, name string) {
+// setReadyWithoutReport lets the Cluster be ready without having been seen: a registration gets through, and the
+// Cluster counts as one that never reported.
+func (w testEnv) setReadyWithoutReport(t *testing.T, name string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup

@@ -20,14 +20,14 @@ import (
 const (
 	// DefaultNamespace is the namespace of the agent on the cluster.
 	DefaultNamespace = "karmada-system"
-	// DefaultAgentName is the name of the agent's Deployment.
-	DefaultAgentName = "karmada-agent"
+	// DefaultAgentDeployment is the name of the agent's Deployment.
+	DefaultAgentDeployment = "karmada-agent"
 	// DefaultDiscoveryTimeout limits each wait of a registration.
 	DefaultDiscoveryTimeout = 5 * time.Minute
-	// DefaultCertLife is the requested lifetime of the agent's certificate.
-	DefaultCertLife = 365 * 24 * time.Hour
-	// minCertLife is the shortest lifetime of a certificate that Kubernetes accepts.
-	minCertLife = 10 * time.Minute
+	// DefaultCertLifetime is the requested lifetime of the agent's certificate.
+	DefaultCertLifetime = 365 * 24 * time.Hour
+	// minCertLifetime is the shortest lifetime of a certificate that Kubernetes accepts.
+	minCertLifetime = 10 * time.Minute
 )
 
 // Request is a request to register a pull-mode cluster.
@@ -36,8 +36,8 @@ type Request struct {
 	Endpoint string
 	// Token is the bootstrap token, <id>.<secret>.
 	Token string
-	// Pins are hashes of the public keys of the control plane's certificate authorities, each "sha256:<hex>". With
-	// UnsafeSkipCA there may be none.
+	// Pins are hashes of the public keys of the control plane's certificate authorities, each "sha256:<hex>". They may be
+	// empty only with UnsafeSkipCA.
 	Pins         []string
 	UnsafeSkipCA bool
 	// DiscoveryTimeout limits each wait: for the control plane, for the certificate, and for the agent.
@@ -61,11 +61,11 @@ type Request struct {
 	Image string
 	// Replicas of the agent, one of which is the leader. Default 1.
 	Replicas int32
-	// CertLife is the requested lifetime of the agent's certificate. Default: DefaultCertLife.
-	CertLife time.Duration
+	// CertLifetime is the requested lifetime of the agent's certificate. Default: DefaultCertLifetime.
+	CertLifetime time.Duration
 	// ProxyServerAddress is the proxy that the control plane uses for the cluster.
 	ProxyServerAddress string
-	// DryRun only checks the cluster.
+	// DryRun runs only the preflight checks, which change nothing.
 	DryRun bool
 	// Renew gives the running agent a new certificate.
 	Renew bool
@@ -80,7 +80,7 @@ func (r Request) withDefaults() (Request, error) {
 	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
 	r.Image = cmp.Or(r.Image, join.DefaultAgentImage)
 	r.Replicas = cmp.Or(r.Replicas, 1)
-	r.CertLife = cmp.Or(r.CertLife, DefaultCertLife)
+	r.CertLifetime = cmp.Or(r.CertLifetime, DefaultCertLifetime)
 	r.Endpoint = strings.TrimSuffix(strings.TrimPrefix(r.Endpoint, "https://"), "/")
 	if r.Out == nil {
 		r.Out = func(string) {}
@@ -119,8 +119,8 @@ func (r Request) validate() error {
 		return errors.New("the way to the cluster is not given")
 	case r.DiscoveryTimeout < 0:
 		return errors.New("--discovery-timeout must be positive")
-	case r.CertLife < minCertLife:
-		return fmt.Errorf("--cert-expiration-seconds must be at least %d, since Kubernetes issues no shorter certificates", int(minCertLife.Seconds()))
+	case r.CertLifetime < minCertLifetime:
+		return fmt.Errorf("--cert-expiration-seconds must be at least %d, since Kubernetes issues no shorter certificates", int(minCertLifetime.Seconds()))
 	case r.Replicas < 0:
 		return errors.New("--karmada-agent-replicas must be at least 1")
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
-func TestRequestsThatCannotWorkAreRefusedAtOnce(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		change func(*register.Request)
@@ -23,7 +23,7 @@ func TestRequestsThatCannotWorkAreRefusedAtOnce(t *testing.T) {
 		},
 		"path":           {func(r *register.Request) { r.Endpoint = "hub:6443/x" }, `the endpoint of the control plane must be <host>:<port>, and it is "hub:6443/x"`},
 		"http":           {func(r *register.Request) { r.Endpoint = "http://hub:6443" }, `the endpoint of the control plane must be <host>:<port>, and it is "http://hub:6443"`},
-		"short life":     {func(r *register.Request) { r.CertLife = time.Minute }, "--cert-expiration-seconds must be at least 600, since Kubernetes issues no shorter certificates"},
+		"short life":     {func(r *register.Request) { r.CertLifetime = time.Minute }, "--cert-expiration-seconds must be at least 600, since Kubernetes issues no shorter certificates"},
 		"no cluster":     {func(r *register.Request) { r.Member = nil }, "the way to the cluster is not given"},
 		"negative count": {func(r *register.Request) { r.Replicas = -1 }, "--karmada-agent-replicas must be at least 1"},
 		"proxy":          {func(r *register.Request) { r.ProxyServerAddress = "ftp://x" }, ""},

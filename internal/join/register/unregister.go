@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// DefaultWait is the default time limit for the deletion of a Cluster on the control plane.
-	DefaultWait = time.Minute
+	// DefaultUnregisterTimeout is the default time limit for the deletion of a Cluster on the control plane.
+	DefaultUnregisterTimeout = time.Minute
 	// unregisteringAnnotation on the Secret is the uid of the Cluster that is being unregistered. The agent loses its
 	// access with the Cluster, so that a later run could not find out that the Cluster is deleted.
 	unregisteringAnnotation = "towline.dev/unregistering"
-	// uninstallAnnotation on the Secret is written by an agent that uninstalls itself.
-	uninstallAnnotation = "towline.dev/departing"
+	// uninstallingAnnotation on the Secret is written by an agent that uninstalls itself.
+	uninstallingAnnotation = "towline.dev/departing"
 )
 
 // UnregisterRequest is a request to unregister a pull-mode cluster.
@@ -36,28 +36,28 @@ type UnregisterRequest struct {
 	Member, Hub *rest.Config
 	// ClusterName is the name of the Cluster.
 	ClusterName string
-	// Namespace is the namespace of the agent on the cluster, AgentName the name of its Deployment. Defaults:
-	// DefaultNamespace, DefaultAgentName.
-	Namespace, AgentName string
+	// Namespace is the namespace of the agent on the cluster, AgentDeployment the name of its Deployment. Defaults:
+	// DefaultNamespace, DefaultAgentDeployment.
+	Namespace, AgentDeployment string
 	// ClusterNamespace is the namespace of the agent's inventory on the cluster, unless the agent's Deployment has
 	// another one. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
-	// Wait is the time limit for the deletion of the Cluster on the control plane. Default: DefaultWait.
-	Wait time.Duration
-	// DryRun changes nothing. Orphan keeps the propagated objects on the cluster; only an administrator of the control
-	// plane may request that.
+	// Timeout is the time limit for the deletion of the Cluster on the control plane. Default: DefaultUnregisterTimeout.
+	Timeout time.Duration
+	// DryRun only runs the checks. Orphan keeps the propagated objects on the cluster; it needs Hub, since an agent may
+	// not request it.
 	DryRun, Orphan bool
 	// Progress is called with a line for each step.
 	Progress func(line string)
 }
 
 func (r UnregisterRequest) withDefaults() (UnregisterRequest, error) {
-	if r.Wait < 0 {
-		return r, fmt.Errorf(" --wait %v  must be a positive duration, e.g. 1m0s ", r.Wait)
+	if r.Timeout < 0 {
+		return r, fmt.Errorf(" --wait %v  must be a positive duration, e.g. 1m0s ", r.Timeout)
 	}
-	r.Wait = cmp.Or(r.Wait, DefaultWait)
+	r.Timeout = cmp.Or(r.Timeout, DefaultUnregisterTimeout)
 	r.Namespace = cmp.Or(r.Namespace, DefaultNamespace)
-	r.AgentName = cmp.Or(r.AgentName, DefaultAgentName)
+	r.AgentDeployment = cmp.Or(r.AgentDeployment, DefaultAgentDeployment)
 	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
 	if r.Progress == nil {
 		r.Progress = func(string) {}
@@ -77,21 +77,21 @@ func Unregister(ctx context.Context, request UnregisterRequest) error {
 	if err != nil {
 		return err
 	}
-	m, err := newMember(ctx, request.Member)
+	m, err := newMemberClient(ctx, request.Member)
 	if err != nil {
 		return err
 	}
 	u := &unregistration{request: request, member: m}
-	waitCtx, cancel := context.WithTimeoutCause(ctx, request.Wait, fmt.Errorf("it took longer than %s", request.Wait))
+	waitCtx, cancel := context.WithTimeoutCause(ctx, request.Timeout, fmt.Errorf("it took longer than %s", request.Timeout))
 	defer cancel()
 	if err := withCause(waitCtx, u.deleteCluster(waitCtx)); err != nil || request.DryRun {
 		return err
 	}
-	ctx, cancel = context.WithTimeoutCause(ctx, cleanupTimeout, fmt.Errorf("it took longer than %s to clean the cluster", cleanupTimeout))
+	ctx, cancel = context.WithTimeoutCause(ctx, memberCleanupTimeout, fmt.Errorf("it took longer than %s to clean the cluster", memberCleanupTimeout))
 	defer cancel()
-	c := cleanup{member: m, objects: u.objects, cluster: request.ClusterName, records: u.request.ClusterNamespace, progress: request.Progress}
+	c := cleanup{member: m, objects: u.objects, cluster: request.ClusterName, inventoryNamespace: u.request.ClusterNamespace, progress: request.Progress}
 	if u.objects.isEmpty() {
-		return withCause(ctx, c.deleteUninstallRole(ctx))
+		return withCause(ctx, c.deleteUninstallRBAC(ctx))
 	}
 	if err := c.run(ctx); err != nil {
 		return withCause(ctx, err)
@@ -111,13 +111,13 @@ func withCause(ctx context.Context, err error) error {
 // unregistration is one run of Unregister.
 type unregistration struct {
 	request UnregisterRequest
-	member  member
+	member  memberClient
 	// objects are those of the agent on the cluster.
 	objects agentObjects
 }
 
-// errUnknown is returned if the control plane may still have the Cluster.
-var errUnknown = errors.New("pass --karmada-config")
+// errNeedsHubKubeconfig is returned if the control plane may still have the Cluster.
+var errNeedsHubKubeconfig = errors.New("pass --karmada-config")
 
 // deleteCluster deletes the Cluster and waits until it is deleted. After it returned nil the cluster must be cleaned
 // up.
@@ -142,7 +142,7 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 		r.Progress(missing.Error() + "; what is left of its registration on the cluster is to be removed")
 		return nil
 	}
-	id, err := u.member.id(ctx)
+	id, err := u.member.clusterID(ctx)
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 	if err := u.annotateSecret(ctx, cluster); err != nil {
 		return err
 	}
-	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{Orphan: r.Orphan, Wait: r.Wait, Progress: r.Progress})
+	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{Orphan: r.Orphan, Wait: r.Timeout, Progress: r.Progress})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%w; the control plane goes on with it, and the command can be run again", err)
@@ -169,7 +169,7 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 // readObjects reads the objects of the agent, unless they belong to another Cluster.
 func (u *unregistration) readObjects(ctx context.Context) error {
 	r := u.request
-	objects, err := u.member.agentObjects(ctx, r.Namespace, r.AgentName)
+	objects, err := u.member.agentObjects(ctx, r.Namespace, r.AgentDeployment)
 	if err != nil {
 		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown && !errors.Is(err, context.Canceled) {
 			return fmt.Errorf("%w; a cluster that is gone for good is taken out on the control plane, by `kubectl delete cluster %s`", err, r.ClusterName)
@@ -183,7 +183,7 @@ func (u *unregistration) readObjects(ctx context.Context) error {
 		objects = agentObjects{namespace: r.Namespace}
 	}
 	u.objects = objects
-	u.request.ClusterNamespace = cmp.Or(objects.argument(recordsFlag), r.ClusterNamespace)
+	u.request.ClusterNamespace = cmp.Or(objects.argument(inventoryNamespaceFlag), r.ClusterNamespace)
 	return nil
 }
 
@@ -193,14 +193,14 @@ func (u *unregistration) newHubClient(ctx context.Context) (client.Client, error
 	if config == nil {
 		secret := u.objects.secret
 		if secret == nil {
-			return nil, fmt.Errorf("there is no Secret %s on the cluster that leads to the control plane: %w", u.objects.secretKey(), errUnknown)
+			return nil, fmt.Errorf("there is no Secret %s on the cluster that leads to the control plane: %w", u.objects.secretKey(), errNeedsHubKubeconfig)
 		}
 		if u.request.Orphan {
-			return nil, fmt.Errorf("the agent itself may not ask for --orphan: %w", errUnknown)
+			return nil, fmt.Errorf("the agent itself may not ask for --orphan: %w", errNeedsHubKubeconfig)
 		}
 		var err error
 		if config, err = clientcmd.RESTConfigFromKubeConfig(secret.Data[KubeconfigKey]); err != nil {
-			return nil, fmt.Errorf("the kubeconfig in Secret %s on the cluster cannot be used (%w): %w", u.objects.secretKey(), err, errUnknown)
+			return nil, fmt.Errorf("the kubeconfig in Secret %s on the cluster cannot be used (%w): %w", u.objects.secretKey(), err, errNeedsHubKubeconfig)
 		}
 	}
 	hub, err := newClient(ctx, config)
@@ -224,7 +224,7 @@ func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*c
 	case apierrors.IsNotFound(err), asAgent && apierrors.IsForbidden(err) && u.isUnregistering():
 		return nil, nil //nolint:nilnil // nil is the documented result for a missing Cluster
 	case asAgent && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)):
-		return nil, fmt.Errorf("the control plane does not let the agent of cluster %s in any more (%w): %w", name, err, errUnknown)
+		return nil, fmt.Errorf("the control plane does not let the agent of cluster %s in any more (%w): %w", name, err, errNeedsHubKubeconfig)
 	}
 	return nil, fmt.Errorf("read Cluster %s on the control plane: %w", name, err)
 }
@@ -232,7 +232,7 @@ func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*c
 // isUnregistering returns whether the Secret has a note that the Cluster is being deleted.
 func (u *unregistration) isUnregistering() bool {
 	annotations := u.objects.secret.Annotations
-	return annotations[unregisteringAnnotation] != "" || annotations[uninstallAnnotation] != ""
+	return annotations[unregisteringAnnotation] != "" || annotations[uninstallingAnnotation] != ""
 }
 
 // annotateSecret notes on the cluster that the Cluster is being deleted.

@@ -24,31 +24,31 @@ import (
 	"github.com/towline/towline/internal/localkube/faults"
 )
 
-// registered registers a cluster of that name and returns how to unregister it.
-func (w world) registered(t *testing.T, name string) register.UnregisterRequest {
+// registerCluster registers a cluster of that name and returns how to unregister it.
+func (w testEnv) registerCluster(t *testing.T, name string) register.UnregisterRequest {
 	t.Helper()
 	r, _, _ := w.request(t, name)
-	w.agent(t, name)
+	w.runAgent(t, name)
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
 	return register.UnregisterRequest{Member: r.Member, ClusterName: name, Namespace: name, ClusterNamespace: r.ClusterNamespace}
 }
 
-func TestUnregisteringWhatIsNotThisCluster(t *testing.T) {
+func TestUnregisterRejectsAnotherCluster(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	u := w.registered(t, "mine")
+	w := newTestEnv(t)
+	u := w.registerCluster(t, "mine")
 	cases := map[string]struct {
 		change func(*register.UnregisterRequest)
 		want   string
 	}{
 		"other name":         {func(u *register.UnregisterRequest) { u.ClusterName = "other" }, "is that of Cluster mine, and not of other"},
 		"other name, by hub": {func(u *register.UnregisterRequest) { u.ClusterName, u.Hub = "other", w.plane.Config }, "no cluster object other found in karmada control Plane"},
-		"other cluster":      {func(u *register.UnregisterRequest) { u.Member = w.as(string(uuid.NewUUID())) }, "is another cluster than that of --cluster-kubeconfig"},
+		"other cluster":      {func(u *register.UnregisterRequest) { u.Member = w.configWithID(string(uuid.NewUUID())) }, "is another cluster than that of --cluster-kubeconfig"},
 		"other namespace":    {func(u *register.UnregisterRequest) { u.Namespace = "nowhere" }, "--karmada-config"},
 		"orphan":             {func(u *register.UnregisterRequest) { u.Orphan = true }, "--karmada-config"},
-		"no time":            {func(u *register.UnregisterRequest) { u.Wait = -time.Second }, " --wait -1s  must be a positive duration, e.g. 1m0s "},
+		"no time":            {func(u *register.UnregisterRequest) { u.Timeout = -time.Second }, " --wait -1s  must be a positive duration, e.g. 1m0s "},
 		"push": {
 			func(u *register.UnregisterRequest) {
 				u.ClusterName, u.Hub = "pushed", w.plane.Config
@@ -77,15 +77,15 @@ func TestUnregisteringWhatIsNotThisCluster(t *testing.T) {
 	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "mine"}, &clusterv1alpha1.Cluster{}); err != nil {
 		t.Errorf("the Cluster: %v", err)
 	}
-	if !w.bound(t, "mine") {
+	if !w.isBound(t, "mine") {
 		t.Error("the agent has lost its rights")
 	}
 }
 
-func TestUnregisteringWhatTheHubForgotCleansTheCluster(t *testing.T) {
+func TestUnregisterCleansUpWithoutCluster(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	u := w.registered(t, "forgotten")
+	w := newTestEnv(t)
+	u := w.registerCluster(t, "forgotten")
 	w.delete(t, "", &clusterv1alpha1.Cluster{}, "forgotten")
 	// The garbage collector deletes that, too, but may take a minute with a kind that is new to it.
 	role := &rbacv1.ClusterRole{}
@@ -109,17 +109,17 @@ func TestUnregisteringWhatTheHubForgotCleansTheCluster(t *testing.T) {
 	})
 	// The agent cannot know what became of its Cluster.
 	wantText(t, register.Unregister(t.Context(), u), "does not let the agent of cluster forgotten in any more")
-	if left := w.left(t, "forgotten"); len(left) != 2 {
+	if left := w.remaining(t, "forgotten"); len(left) != 2 {
 		t.Errorf("left: got %v, want what there was", left)
 	}
 	u.Hub = w.plane.Config
 	if err := register.Unregister(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
-	w.awaitNothing(t, "forgotten")
+	w.awaitNoObjects(t, "forgotten")
 }
 
-func TestUnregisteringWhereNobodyAnswersSaysWhatElseWorks(t *testing.T) {
+func TestUnregisterOfUnreachableCluster(t *testing.T) {
 	t.Parallel()
 	u := register.UnregisterRequest{Member: &rest.Config{Host: "https://127.0.0.1:1"}, ClusterName: "dead"}
 	err := register.Unregister(t.Context(), u)
@@ -127,16 +127,16 @@ func TestUnregisteringWhereNobodyAnswersSaysWhatElseWorks(t *testing.T) {
 	wantText(t, err, "; a cluster that is gone for good is taken out on the control plane, by `kubectl delete cluster dead`")
 }
 
-func TestUnregisteringInADryRunFindsWhatWouldBeRefused(t *testing.T) {
+func TestUnregisterDryRun(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	u := w.registered(t, "rehearsed")
+	w := newTestEnv(t)
+	u := w.registerCluster(t, "rehearsed")
 	u.DryRun, u.Hub = true, w.plane.Config
 	if err := register.Unregister(t.Context(), u); err != nil {
 		t.Error(err)
 	}
 	other := u
-	other.Member = w.as(string(uuid.NewUUID()))
+	other.Member = w.configWithID(string(uuid.NewUUID()))
 	wantText(t, register.Unregister(t.Context(), other), "is another cluster than that of --cluster-kubeconfig")
 	other = u
 	other.ClusterName = "nosuch"
@@ -145,15 +145,15 @@ func TestUnregisteringInADryRunFindsWhatWouldBeRefused(t *testing.T) {
 	if err := register.Unregister(t.Context(), u); err != nil {
 		t.Errorf("what the control plane forgot: %v", err)
 	}
-	if left := w.left(t, "rehearsed"); len(left) != 2 {
+	if left := w.remaining(t, "rehearsed"); len(left) != 2 {
 		t.Errorf("left: got %v, want what there was", left)
 	}
 }
 
-func TestUnregisteringRemovesTheRecordsWhereTheAgentHasThem(t *testing.T) {
+func TestUnregisterDeletesTheInventoryNamespace(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	u := w.registered(t, "elsewhere")
+	w := newTestEnv(t)
+	u := w.registerCluster(t, "elsewhere")
 	records := &corev1.Namespace{}
 	records.Name, records.Labels = u.ClusterNamespace, map[string]string{clusterv1alpha1.SystemLabel: "true"}
 	if err := w.admin.Create(t.Context(), records); err != nil {
@@ -164,16 +164,16 @@ func TestUnregisteringRemovesTheRecordsWhereTheAgentHasThem(t *testing.T) {
 	if err := register.Unregister(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
-	w.awaitNothing(t, "elsewhere")
+	w.awaitNoObjects(t, "elsewhere")
 }
 
-func TestUnregisteringLeavesWhatAnotherHubHasOnTheCluster(t *testing.T) {
+func TestUnregisterKeepsObjectsOfAnotherHub(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	u := w.registered(t, "ours")
+	w := newTestEnv(t)
+	u := w.registerCluster(t, "ours")
 	// Another hub joins the same cluster in push mode, and has its things where our agent has its records.
 	other := karmada.JoinRequest{
-		Hub: w.as(string(uuid.NewUUID())), Member: w.as(string(uuid.NewUUID())), Name: "theirs", ClusterNamespace: u.ClusterNamespace,
+		Hub: w.configWithID(string(uuid.NewUUID())), Member: w.configWithID(string(uuid.NewUUID())), Name: "theirs", ClusterNamespace: u.ClusterNamespace,
 	}
 	if err := karmada.Join(t.Context(), other); err != nil {
 		t.Fatal(err)
@@ -191,16 +191,16 @@ func TestUnregisteringLeavesWhatAnotherHubHasOnTheCluster(t *testing.T) {
 			t.Errorf("%T %s: got error %v and deletion at %v, want that it stays", left[i], key, err, left[i].GetDeletionTimestamp())
 		}
 	}
-	if left := w.left(t, "ours"); !slices.Equal(left, []string{"Namespace-records"}) {
+	if left := w.remaining(t, "ours"); !slices.Equal(left, []string{"Namespace-records"}) {
 		t.Errorf("left of ours: %v", left)
 	}
 }
 
-func TestUnregisteringLeavesTheNamespaceThatAnotherHubHasNoted(t *testing.T) {
+func TestUnregisterKeepsNamespaceOfAnotherHub(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	for name, users := range map[string]map[string]string{"noted": {"hub.towline.dev/6ba7b810.theirs": "x"}, "unnoted": nil} {
-		u := w.registered(t, name)
+		u := w.registerCluster(t, name)
 		records := &corev1.Namespace{}
 		records.Name, records.Labels, records.Annotations = u.ClusterNamespace, map[string]string{clusterv1alpha1.SystemLabel: "true"}, users
 		if err := w.admin.Create(t.Context(), records); err != nil {
@@ -209,18 +209,18 @@ func TestUnregisteringLeavesTheNamespaceThatAnotherHubHasNoted(t *testing.T) {
 		if err := register.Unregister(t.Context(), u); err != nil {
 			t.Fatal(err)
 		}
-		if left := w.left(t, name); len(left) != len(users) {
+		if left := w.remaining(t, name); len(left) != len(users) {
 			t.Errorf("%s: left: %v, want the namespace only where it is noted", name, left)
 		}
 	}
 }
 
-func TestUnregisteringDeletesTheAccessOfAnUninstallationThatEnded(t *testing.T) {
+func TestUnregisterDeletesUninstallRBAC(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	u := w.registered(t, "ended")
+	w := newTestEnv(t)
+	u := w.registerCluster(t, "ended")
 	// Another hub uses the namespace by now.
-	role := w.ownedNamespace(t, register.UninstallRole("ended", "ended"), u.ClusterNamespace)
+	role := w.ownedNamespace(t, register.UninstallClusterRole("ended", "ended"), u.ClusterNamespace)
 	system, users := map[string]string{clusterv1alpha1.SystemLabel: "true"}, map[string]string{"hub.towline.dev/6ba7b810.theirs": "x"}
 	records := &corev1.Namespace{}
 	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: u.ClusterNamespace}, records); err != nil {
@@ -248,10 +248,10 @@ func TestUnregisteringDeletesTheAccessOfAnUninstallationThatEnded(t *testing.T) 
 	}
 }
 
-func TestUnregisteringTellsHowLongItWaited(t *testing.T) {
+func TestUnregisterReportsTimeout(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	u := w.registered(t, "slow")
+	w := newTestEnv(t)
+	u := w.registerCluster(t, "slow")
 	cluster := &clusterv1alpha1.Cluster{}
 	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "slow"}, cluster); err != nil {
 		t.Fatal(err)
@@ -261,17 +261,17 @@ func TestUnregisteringTellsHowLongItWaited(t *testing.T) {
 	if err := w.admin.Patch(t.Context(), held, client.MergeFrom(cluster)); err != nil {
 		t.Fatal(err)
 	}
-	u.Wait = 3 * time.Second
+	u.Timeout = 3 * time.Second
 	began := time.Now()
 	err := register.Unregister(t.Context(), u)
 	took := time.Since(began)
 	if err == nil || !strings.HasPrefix(err.Error(), "it took longer than 3s: delete the cluster object slow: ") || !strings.HasSuffix(err.Error(), "; the control plane goes on with it, and the command can be run again") {
 		t.Errorf("got error %v", err)
 	}
-	if took < u.Wait {
-		t.Errorf("it waited %s, want %s", took, u.Wait)
+	if took < u.Timeout {
+		t.Errorf("it waited %s, want %s", took, u.Timeout)
 	}
-	if left := w.left(t, "slow"); len(left) != 2 {
+	if left := w.remaining(t, "slow"); len(left) != 2 {
 		t.Errorf("left: got %v, want what there was, but for the Cluster, which goes", left)
 	}
 	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "slow"}, held); err != nil {
@@ -284,13 +284,13 @@ func TestUnregisteringTellsHowLongItWaited(t *testing.T) {
 	if err := register.Unregister(t.Context(), u); err != nil {
 		t.Error(err)
 	}
-	w.awaitNothing(t, "slow")
+	w.awaitNoObjects(t, "slow")
 }
 
-func TestUnregisteringThatWasInterruptedGoesOn(t *testing.T) {
+func TestUnregisterContinuesAfterInterruption(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	u := w.registered(t, "halfway")
+	w := newTestEnv(t)
+	u := w.registerCluster(t, "halfway")
 	member := u.Member
 	// The note on the Secret, and the first of what is removed.
 	for at := int64(1); at <= 5; at++ {
@@ -308,13 +308,13 @@ func TestUnregisteringThatWasInterruptedGoesOn(t *testing.T) {
 	if err := register.Unregister(t.Context(), u); err != nil {
 		wantText(t, err, "there is no Secret halfway/karmada-kubeconfig")
 	}
-	w.awaitNothing(t, "halfway")
+	w.awaitNoObjects(t, "halfway")
 }
 
-func TestUnregisteringEndsWhenTheHubDoesNotAnswer(t *testing.T) {
+func TestUnregisterEndsIfHubDoesNotAnswer(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	u := w.registered(t, "mute")
+	w := newTestEnv(t)
+	u := w.registerCluster(t, "mute")
 	// It takes connections, and says nothing.
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -322,13 +322,13 @@ func TestUnregisteringEndsWhenTheHubDoesNotAnswer(t *testing.T) {
 	}
 	defer func() { _ = listener.Close() }()
 	u.Hub = &rest.Config{Host: "https://" + listener.Addr().String(), TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
-	u.Wait = 2 * time.Second
+	u.Timeout = 2 * time.Second
 	began := time.Now()
 	wantText(t, register.Unregister(t.Context(), u), "it took longer than 2s")
 	if took := time.Since(began); took > 12*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	if left := w.left(t, "mute"); len(left) != 3 {
+	if left := w.remaining(t, "mute"); len(left) != 3 {
 		t.Errorf("left: got %v, want everything", left)
 	}
 }

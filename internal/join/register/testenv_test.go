@@ -46,25 +46,25 @@ import (
 	"github.com/towline/towline/internal/localkube/faults"
 )
 
-// settleLimit is how long something may take that happens by itself.
-const settleLimit = 30 * time.Second
+// eventuallyTimeout limits the waits of eventually.
+const eventuallyTimeout = 30 * time.Second
 
-// setUp makes the control plane that the tests share a hub, once.
-type setUp struct {
+// hubSetUp creates the objects of a hub on the control plane that the tests share, once.
+type hubSetUp struct {
 	once sync.Once
 	err  error
 }
 
-var shared setUp
+var shared hubSetUp
 
-// world is one control plane that is a hub, and also every cluster that registers with it: each has a uid and a
+// testEnv is one control plane that is a hub, and also every cluster that registers with it: each has a uid and a
 // namespace of its own.
-type world struct {
+type testEnv struct {
 	plane *localkube.Plane
 	admin client.Client
 }
 
-func newWorld(t *testing.T) world {
+func newTestEnv(t *testing.T) testEnv {
 	t.Helper()
 	plane := localkube.Shared(t)
 	admin, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
@@ -75,13 +75,13 @@ func newWorld(t *testing.T) world {
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
-	return world{plane: plane, admin: admin}
+	return testEnv{plane: plane, admin: admin}
 }
 
 func startHub(config *rest.Config, admin client.Client) error {
 	ctx := context.Background()
 	ctrllog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
-	if err := install(ctx, admin); err != nil {
+	if err := installCRDs(ctx, admin); err != nil {
 		return err
 	}
 	for _, name := range []string{fleet.DefaultClusterNamespace, kube.AgentNamespace} {
@@ -107,7 +107,7 @@ func startHub(config *rest.Config, admin client.Client) error {
 	return nil
 }
 
-func install(ctx context.Context, admin client.Client) error {
+func installCRDs(ctx context.Context, admin client.Client) error {
 	files, err := fs.Glob(crds.FS, "*.yaml")
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func install(ctx context.Context, admin client.Client) error {
 }
 
 // token makes a bootstrap token.
-func (w world) token(t *testing.T, o bootstrap.TokenOptions) string {
+func (w testEnv) token(t *testing.T, o bootstrap.TokenOptions) string {
 	t.Helper()
 	token, err := bootstrap.CreateToken(t.Context(), w.admin, o)
 	if err != nil {
@@ -140,8 +140,8 @@ func (w world) token(t *testing.T, o bootstrap.TokenOptions) string {
 	return token.String()
 }
 
-// as returns a config with which the control plane has another id.
-func (w world) as(id string) *rest.Config {
+// configWithID returns a config with which the control plane has another id.
+func (w testEnv) configWithID(id string) *rest.Config {
 	return faults.Wrap(w.plane.Config, func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
 		if request.Method != http.MethodGet || request.URL.Path != "/api/v1/namespaces/kube-system" {
 			return next.RoundTrip(request)
@@ -169,7 +169,7 @@ func (w world) as(id string) *rest.Config {
 	})
 }
 
-// lines collects what a run says.
+// lines collects the output of a run.
 type lines struct {
 	mu  sync.Mutex
 	all []string
@@ -187,14 +187,14 @@ func (l *lines) get() []string {
 	return slices.Clone(l.all)
 }
 
-// said says whether a line has text in it.
-func (l *lines) said(text string) bool {
+// contains returns whether a line contains text.
+func (l *lines) contains(text string) bool {
 	return slices.ContainsFunc(l.get(), func(line string) bool { return strings.Contains(line, text) })
 }
 
 // request asks to register a cluster of that name, whose agent is in a namespace of that name. The Cluster is deleted
 // when the test ends.
-func (w world) request(t *testing.T, name string) (request register.Request, out, talk *lines) {
+func (w testEnv) request(t *testing.T, name string) (request register.Request, out, talk *lines) {
 	t.Helper()
 	pins, err := bootstrap.Pins(w.plane.Config.CAData)
 	if err != nil {
@@ -207,26 +207,26 @@ func (w world) request(t *testing.T, name string) (request register.Request, out
 	})
 	return register.Request{
 		Endpoint: strings.TrimPrefix(w.plane.Config.Host, "https://"), Token: w.token(t, bootstrap.TokenOptions{TTL: time.Hour}), Pins: pins,
-		DiscoveryTimeout: settleLimit, Member: w.as(string(uuid.NewUUID())), Namespace: name, ClusterName: name, ClusterNamespace: name + "-records",
+		DiscoveryTimeout: eventuallyTimeout, Member: w.configWithID(string(uuid.NewUUID())), Namespace: name, ClusterName: name, ClusterNamespace: name + "-records",
 		EnableCertRotation: true, Image: "agent:test", Out: out.add, Progress: talk.add,
 	}, out, talk
 }
 
-// agent reports for the cluster, as an agent would, as soon as its Deployment is available, until the test ends.
-func (w world) agent(t *testing.T, name string) {
+// runAgent reports for the cluster, as an agent would, as soon as its Deployment is available, until the test ends.
+func (w testEnv) runAgent(t *testing.T, name string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
 		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-			w.report(ctx, name)
+			w.reportStatus(ctx, name)
 			return false, nil
 		})
 	})
 	t.Cleanup(func() { cancel(); running.Wait() })
 }
 
-func (w world) report(ctx context.Context, name string) {
+func (w testEnv) reportStatus(ctx context.Context, name string) {
 	deployment, cluster := &appsv1.Deployment{}, &clusterv1alpha1.Cluster{}
 	if w.admin.Get(ctx, client.ObjectKey{Namespace: name, Name: "karmada-agent"}, deployment) != nil || deployment.Status.AvailableReplicas == 0 {
 		return
@@ -245,8 +245,8 @@ func ready() []metav1.Condition {
 	}}
 }
 
-// left names what there is of a cluster on either side, but for its namespace as it goes.
-func (w world) left(t *testing.T, name string) []string {
+// remaining lists the objects of a cluster on both sides, without a namespace that is being deleted.
+func (w testEnv) remaining(t *testing.T, name string) []string {
 	t.Helper()
 	var left []string
 	for what, obj := range map[string]client.Object{
@@ -261,15 +261,15 @@ func (w world) left(t *testing.T, name string) []string {
 			left = append(left, what)
 		}
 	}
-	if w.bound(t, name) {
+	if w.isBound(t, name) {
 		left = append(left, "subject")
 	}
 	slices.Sort(left)
 	return left
 }
 
-// bound says whether the agent in a namespace has its rights.
-func (w world) bound(t *testing.T, namespace string) bool {
+// isBound returns whether the ClusterRoleBinding has the agent in a namespace.
+func (w testEnv) isBound(t *testing.T, namespace string) bool {
 	t.Helper()
 	binding := &rbacv1.ClusterRoleBinding{}
 	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "karmada-agent"}, binding); client.IgnoreNotFound(err) != nil {
@@ -278,11 +278,11 @@ func (w world) bound(t *testing.T, namespace string) bool {
 	return slices.ContainsFunc(binding.Subjects, func(s rbacv1.Subject) bool { return s.Namespace == namespace })
 }
 
-// awaitNothing waits until nothing is left of a cluster.
-func (w world) awaitNothing(t *testing.T, name string) {
+// awaitNoObjects waits until nothing is left of a cluster.
+func (w testEnv) awaitNoObjects(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, func() string {
-		if left := w.left(t, name); len(left) > 0 {
+		if left := w.remaining(t, name); len(left) > 0 {
 			return fmt.Sprintf("left: %v", left)
 		}
 		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: name}, &corev1.Namespace{}); !apierrors.IsNotFound(err) {
@@ -292,15 +292,15 @@ func (w world) awaitNothing(t *testing.T, name string) {
 	})
 }
 
-// eventually waits until look finds nothing wrong.
+// eventually waits until look returns "".
 func eventually(t *testing.T, look func() string) {
 	t.Helper()
 	var wrong string
-	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, settleLimit, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, eventuallyTimeout, true, func(context.Context) (bool, error) {
 		wrong = look()
 		return wrong == "", nil
 	})
 	if err != nil {
-		t.Fatalf("%s after %s", wrong, settleLimit)
+		t.Fatalf("%s after %s", wrong, eventuallyTimeout)
 	}
 }

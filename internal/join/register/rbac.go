@@ -13,7 +13,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// isManaged returns whether a registration made obj, or Karmada itself.
+// isManaged returns whether a registration created obj. The label is the same as that of Karmada.
 func isManaged(obj client.Object) bool { return obj.GetLabels()[clusterv1alpha1.SystemLabel] == "true" }
 
 // checkManaged returns an error for an object that all agents of a cluster share if no registration made it.
@@ -24,10 +24,10 @@ func checkManaged(kind string, existing client.Object) error {
 	return nil
 }
 
-// ensureRole creates the ClusterRole of the agents if it does not exist.
-func (m member) ensureRole(ctx context.Context, desired *rbacv1.ClusterRole) error {
+// ensureClusterRole creates the ClusterRole of the agents if it does not exist.
+func (m memberClient) ensureClusterRole(ctx context.Context, desired *rbacv1.ClusterRole) error {
 	existing := &rbacv1.ClusterRole{}
-	found, err := m.find(ctx, client.ObjectKeyFromObject(desired), existing)
+	found, err := m.get(ctx, client.ObjectKeyFromObject(desired), existing)
 	if err != nil {
 		return err
 	}
@@ -40,14 +40,16 @@ func (m member) ensureRole(ctx context.Context, desired *rbacv1.ClusterRole) err
 	return nil
 }
 
-// isRaced returns whether another client wrote an object at the same time.
-func isRaced(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+// isConcurrentWrite returns whether another client wrote an object at the same time.
+func isConcurrentWrite(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
+}
 
-// bind adds the agent to the subjects of the ClusterRoleBinding, beside those of other namespaces.
-func (m member) bind(ctx context.Context, desired *rbacv1.ClusterRoleBinding) error {
-	err := kube.RetryOn(ctx, isRaced, func() error {
+// addBindingSubject adds the agent to the subjects of the ClusterRoleBinding, beside those of other namespaces.
+func (m memberClient) addBindingSubject(ctx context.Context, desired *rbacv1.ClusterRoleBinding) error {
+	err := kube.RetryOn(ctx, isConcurrentWrite, func() error {
 		live := &rbacv1.ClusterRoleBinding{}
-		found, err := m.find(ctx, client.ObjectKeyFromObject(desired), live)
+		found, err := m.get(ctx, client.ObjectKeyFromObject(desired), live)
 		switch {
 		case err != nil:
 			return err
@@ -70,11 +72,12 @@ func (m member) bind(ctx context.Context, desired *rbacv1.ClusterRoleBinding) er
 	return nil
 }
 
-// unbind removes the agent of one namespace from the ClusterRoleBinding. It deletes a binding without subjects.
-func (m member) unbind(ctx context.Context, subject rbacv1.Subject) error {
-	err := kube.RetryOn(ctx, isRaced, func() error {
+// removeBindingSubject removes the agent of one namespace from the ClusterRoleBinding. It deletes a binding without
+// subjects.
+func (m memberClient) removeBindingSubject(ctx context.Context, subject rbacv1.Subject) error {
+	err := kube.RetryOn(ctx, isConcurrentWrite, func() error {
 		live := &rbacv1.ClusterRoleBinding{}
-		found, err := m.find(ctx, client.ObjectKey{Name: AgentRole}, live)
+		found, err := m.get(ctx, client.ObjectKey{Name: AgentClusterRole}, live)
 		if err != nil || !found || !slices.Contains(live.Subjects, subject) {
 			return err
 		}
@@ -85,7 +88,7 @@ func (m member) unbind(ctx context.Context, subject rbacv1.Subject) error {
 		return client.IgnoreNotFound(m.Update(ctx, live, client.FieldOwner(kube.FieldManager)))
 	})
 	if err != nil {
-		return fmt.Errorf("take the agent out of ClusterRoleBinding %s on the cluster: %w", AgentRole, err)
+		return fmt.Errorf("take the agent out of ClusterRoleBinding %s on the cluster: %w", AgentClusterRole, err)
 	}
 	return nil
 }

@@ -17,30 +17,30 @@ import (
 	"github.com/towline/towline/internal/localkube/faults"
 )
 
-func TestARunThatWasKilledIsTakenOver(t *testing.T) {
+func TestRegisterResumesAfterKill(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		// reports says that the agent has reported before the run is killed.
 		reports bool
 		// spoil changes what the run left.
-		spoil func(t *testing.T, w world, name string)
+		spoil func(t *testing.T, w testEnv, name string)
 	}{
-		"before-it-was-through": {true, func(*testing.T, world, string) {}},
-		"before-the-deployment": {true, func(t *testing.T, w world, name string) { w.delete(t, name, &appsv1.Deployment{}, "karmada-agent") }},
-		"without-an-identity": {false, func(t *testing.T, w world, name string) {
+		"before-it-was-through": {true, func(*testing.T, testEnv, string) {}},
+		"before-the-deployment": {true, func(t *testing.T, w testEnv, name string) { w.delete(t, name, &appsv1.Deployment{}, "karmada-agent") }},
+		"without-an-identity": {false, func(t *testing.T, w testEnv, name string) {
 			w.annotate(t, name, map[string]string{"towline.dev/test": "x"}, []byte("no kubeconfig"))
 		}},
 	}
 	for kind, c := range cases {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newTestEnv(t)
 			name := "killed-" + kind
 			r, _, _ := w.request(t, name)
 			if c.reports {
-				w.agent(t, name)
+				w.runAgent(t, name)
 			} else {
-				w.unreported(t, name)
+				w.setReadyWithoutReport(t, name)
 			}
 			if err := register.Register(t.Context(), r); err != nil {
 				t.Fatal(err)
@@ -52,18 +52,18 @@ func TestARunThatWasKilledIsTakenOver(t *testing.T) {
 			if err := register.Register(t.Context(), second); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(stages(name), out.get()); diff != "" {
+			if diff := cmp.Diff(expectedLines(name), out.get()); diff != "" {
 				t.Errorf("lines (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-func TestAnUnfinishedRegistrationIsOnlyTakenOverForItsOwnControlPlane(t *testing.T) {
+func TestResumeNeedsTheSameControlPlane(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, _, _ := w.request(t, "strayed")
-	w.agent(t, "strayed")
+	w.runAgent(t, "strayed")
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -99,11 +99,11 @@ func TestAnUnfinishedRegistrationIsOnlyTakenOverForItsOwnControlPlane(t *testing
 	}
 }
 
-func TestAFailureAfterATakeOverTakesEverythingBack(t *testing.T) {
+func TestFailureAfterResumeRollsBack(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, _, _ := w.request(t, "over")
-	w.agent(t, "over")
+	w.runAgent(t, "over")
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -113,16 +113,16 @@ func TestAFailureAfterATakeOverTakesEverythingBack(t *testing.T) {
 	f := &faults.Fault{At: 4, Effect: faults.Forbid}
 	r.Member = f.On(member)
 	wantText(t, register.Register(t.Context(), r), "not you")
-	w.awaitNothing(t, "over")
+	w.awaitNoObjects(t, "over")
 	r.Member = member
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func TestAFailureLeavesTheNamespaceThatAnotherRunHasReserved(t *testing.T) {
+func TestRollbackKeepsNamespaceReservedByAnotherRun(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	r, _, _ := w.request(t, "reserved")
 	theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "reserved", Name: register.KubeconfigSecret,

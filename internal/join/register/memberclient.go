@@ -29,39 +29,41 @@ const (
 	pollInterval = 250 * time.Millisecond
 )
 
-// newClient returns a client with limits, whose reads also end with ctx.
+// newClient returns a client with the limits of withRequestLimits.
 func newClient(ctx context.Context, config *rest.Config) (client.Client, error) {
-	return client.New(withLimits(ctx, config), client.Options{Scheme: kube.Scheme()})
+	return client.New(withRequestLimits(ctx, config), client.Options{Scheme: kube.Scheme()})
 }
 
-func withLimits(ctx context.Context, config *rest.Config) *rest.Config {
+// withRequestLimits returns config with a timeout and without throttling. Reads end when ctx ends, see Interruptible.
+func withRequestLimits(ctx context.Context, config *rest.Config) *rest.Config {
 	config = Interruptible(ctx, config)
 	config.QPS, config.Burst, config.Timeout = requestQPS, requestQPS, requestTimeout
 	return config
 }
 
-// member is a client of the cluster that is registered.
-type member struct {
+// memberClient is a client for the cluster that is registered. resources discovers its APIs without warnings in the
+// log.
+type memberClient struct {
 	client.Client
 	resources discovery.ServerResourcesInterface
 }
 
-func newMember(ctx context.Context, config *rest.Config) (member, error) {
-	memberClient, err := newClient(ctx, config)
+func newMemberClient(ctx context.Context, config *rest.Config) (memberClient, error) {
+	base, err := newClient(ctx, config)
 	if err != nil {
-		return member{}, fmt.Errorf("connect to the cluster: %w", err)
+		return memberClient{}, fmt.Errorf("connect to the cluster: %w", err)
 	}
-	quiet := withLimits(ctx, config)
+	quiet := withRequestLimits(ctx, config)
 	quiet.WarningHandler, quiet.WarningHandlerWithContext = rest.NoWarnings{}, nil
 	resources, err := discovery.NewDiscoveryClientForConfig(quiet)
 	if err != nil {
-		return member{}, fmt.Errorf("connect to the cluster: %w", err)
+		return memberClient{}, fmt.Errorf("connect to the cluster: %w", err)
 	}
-	return member{memberClient, resources}, nil
+	return memberClient{base, resources}, nil
 }
 
-// id returns the id of the cluster: the uid of its namespace kube-system.
-func (m member) id(ctx context.Context) (string, error) {
+// clusterID returns the id of the cluster: the uid of its namespace kube-system.
+func (m memberClient) clusterID(ctx context.Context) (string, error) {
 	system := &corev1.Namespace{}
 	if err := m.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, system); err != nil {
 		return "", fmt.Errorf("read the id of the cluster: %w", err)
@@ -69,8 +71,8 @@ func (m member) id(ctx context.Context) (string, error) {
 	return string(system.UID), nil
 }
 
-// find reads an object into obj and returns whether it exists.
-func (m member) find(ctx context.Context, key client.ObjectKey, obj client.Object) (bool, error) {
+// get reads an object into obj and returns whether it exists.
+func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.Object) (bool, error) {
 	err := m.Get(ctx, key, obj)
 	if client.IgnoreNotFound(err) != nil {
 		ref := kube.Ref{Namespace: key.Namespace, Name: key.Name}
@@ -82,23 +84,23 @@ func (m member) find(ctx context.Context, key client.ObjectKey, obj client.Objec
 	return !apierrors.IsNotFound(err), nil
 }
 
-// findUninstalled returns the kind and the key of an object of an agent that is being uninstalled from the namespace,
-// or "". An agent that uninstalls itself gives its objects an owner, which it deletes. Until then the uninstallation
-// may be rolled back.
-func (m member) findUninstalled(ctx context.Context, namespace string) (string, error) {
+// findObjectBeingUninstalled returns the kind and the key of an object that the uninstallation of an agent in the
+// namespace deletes, or "". An agent that uninstalls itself sets an owner on its objects, and deletes the owner last.
+// An object whose owner still exists does not count: the uninstallation may be rolled back.
+func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace string) (string, error) {
 	for _, object := range []struct {
 		kind string
 		key  client.ObjectKey
 		obj  client.Object
 	}{
-		{"ClusterRole", client.ObjectKey{Name: AgentRole}, &rbacv1.ClusterRole{}},
-		{"ServiceAccount", client.ObjectKey{Namespace: namespace, Name: AgentAccount}, &corev1.ServiceAccount{}},
+		{"ClusterRole", client.ObjectKey{Name: AgentClusterRole}, &rbacv1.ClusterRole{}},
+		{"ServiceAccount", client.ObjectKey{Namespace: namespace, Name: AgentServiceAccount}, &corev1.ServiceAccount{}},
 		{"Namespace", client.ObjectKey{Name: namespace}, &corev1.Namespace{}},
-		{"ClusterRoleBinding", client.ObjectKey{Name: AgentRole}, &rbacv1.ClusterRoleBinding{}},
+		{"ClusterRoleBinding", client.ObjectKey{Name: AgentClusterRole}, &rbacv1.ClusterRoleBinding{}},
 		{"Secret", client.ObjectKey{Namespace: namespace, Name: KubeconfigSecret}, &corev1.Secret{}},
-		{"Deployment", client.ObjectKey{Namespace: namespace, Name: DefaultAgentName}, &appsv1.Deployment{}},
+		{"Deployment", client.ObjectKey{Namespace: namespace, Name: DefaultAgentDeployment}, &appsv1.Deployment{}},
 	} {
-		found, err := m.find(ctx, object.key, object.obj)
+		found, err := m.get(ctx, object.key, object.obj)
 		if err != nil {
 			return "", err
 		}
@@ -120,32 +122,32 @@ func (m member) findUninstalled(ctx context.Context, namespace string) (string, 
 
 // hasDeletedOwner returns whether an agent in the namespace that uninstalls itself has deleted an owner of obj. The
 // agents of earlier versions used their ClusterRole or ServiceAccount as the owner.
-func (m member) hasDeletedOwner(ctx context.Context, namespace string, obj client.Object) (bool, error) {
-	for _, reference := range obj.GetOwnerReferences() {
+func (m memberClient) hasDeletedOwner(ctx context.Context, namespace string, obj client.Object) (bool, error) {
+	for _, ownerRef := range obj.GetOwnerReferences() {
 		var owner client.Object
-		key := client.ObjectKey{Name: reference.Name}
+		key := client.ObjectKey{Name: ownerRef.Name}
 		switch {
-		case reference.Kind == "ClusterRole" && (reference.Name == AgentRole || strings.HasPrefix(reference.Name, uninstallRolePrefix)):
+		case ownerRef.Kind == "ClusterRole" && (ownerRef.Name == AgentClusterRole || strings.HasPrefix(ownerRef.Name, uninstallClusterRolePrefix)):
 			owner = &rbacv1.ClusterRole{}
-		case reference.Kind == rbacv1.ServiceAccountKind && reference.Name == AgentAccount:
+		case ownerRef.Kind == rbacv1.ServiceAccountKind && ownerRef.Name == AgentServiceAccount:
 			owner, key.Namespace = &corev1.ServiceAccount{}, namespace
 		default:
 			continue
 		}
-		found, err := m.find(ctx, key, owner)
-		if err != nil || !found || owner.GetUID() != reference.UID || owner.GetDeletionTimestamp() != nil {
+		found, err := m.get(ctx, key, owner)
+		if err != nil || !found || owner.GetUID() != ownerRef.UID || owner.GetDeletionTimestamp() != nil {
 			return err == nil, err
 		}
 	}
 	return false, nil
 }
 
-// awaitUninstalled waits until no agent is being uninstalled from the namespace.
-func (m member) awaitUninstalled(ctx context.Context, namespace string, timeout time.Duration, progress func(string)) error {
+// awaitUninstallation waits until no agent is being uninstalled from the namespace.
+func (m memberClient) awaitUninstallation(ctx context.Context, namespace string, timeout time.Duration, progress func(string)) error {
 	reported := ""
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {
 		// Not limited by the timeout, so that the objects are read at least once.
-		object, err := m.findUninstalled(ctx, namespace)
+		object, err := m.findObjectBeingUninstalled(ctx, namespace)
 		if object != "" && object != reported {
 			progress("waiting for a former agent to be gone from the cluster: " + object)
 			reported = object

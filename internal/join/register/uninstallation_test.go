@@ -12,18 +12,18 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
-func TestOnlyADeletedOwnerIsWaitedFor(t *testing.T) {
+func TestRegisterWaitsForUninstallation(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	for name, c := range map[string]struct {
 		owner   string
 		deleted bool
 		want    string
 	}{
 		"owned-foreign":  {owner: "owned-foreign-operator"},
-		"owned-prepared": {owner: register.UninstallRole("owned-prepared", "owned-prepared")},
+		"owned-prepared": {owner: register.UninstallClusterRole("owned-prepared", "owned-prepared")},
 		"owned-deleted": {
-			owner: register.UninstallRole("owned-deleted", "owned-deleted"), deleted: true,
+			owner: register.UninstallClusterRole("owned-deleted", "owned-deleted"), deleted: true,
 			want: "a former agent is still being removed from the cluster: Namespace /owned-deleted",
 		},
 	} {
@@ -48,7 +48,7 @@ func TestOnlyADeletedOwnerIsWaitedFor(t *testing.T) {
 }
 
 // ownedNamespace creates a ClusterRole, whose finalizer keeps it, and a namespace that it owns.
-func (w world) ownedNamespace(t *testing.T, role, namespace string) *rbacv1.ClusterRole {
+func (w testEnv) ownedNamespace(t *testing.T, role, namespace string) *rbacv1.ClusterRole {
 	t.Helper()
 	owner := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: role, Finalizers: []string{"towline.dev/test"}}}
 	if err := w.admin.Create(t.Context(), owner); err != nil {

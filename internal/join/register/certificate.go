@@ -26,16 +26,16 @@ const (
 	accessTimeout = 30 * time.Second
 	// deletionTimeout limits the deletion of a Cluster.
 	deletionTimeout = 25 * time.Second
-	// gracePeriod is the time for which a registration that was interrupted waits for the certificate that it has
-	// requested, and then for the agent's access. Without them it could not delete the Cluster that the control plane
-	// makes when it approves the request.
+	// gracePeriod is the time for which an interrupted registration waits for the requested certificate, and then for
+	// the agent's access. The control plane creates the Cluster when it approves the request, and the rollback needs
+	// the certificate to delete it.
 	gracePeriod = 10 * time.Second
 )
 
-// bootstrap gets the agent's certificate from the control plane. A registration that resumes another one uses the
-// certificate of that, since the token may have expired.
-func (g *registration) bootstrap(ctx context.Context) error {
-	if g.mode == resume && g.recover(ctx) {
+// requestCertificate gets the agent's certificate from the control plane. If the run resumes a registration, it uses
+// the existing certificate: the token may have expired.
+func (g *registration) requestCertificate(ctx context.Context) error {
+	if g.mode == modeResume && g.useExistingKubeconfig(ctx) {
 		return nil
 	}
 	r := g.request
@@ -56,7 +56,7 @@ func (g *registration) bootstrap(ctx context.Context) error {
 	requestCtx, cancel := g.withGracePeriod(ctx)
 	defer cancel()
 	certificate, err := bootstrap.RequestCertificate(requestCtx, requester, bootstrap.CertificateRequest{
-		Cluster: r.ClusterName, ID: g.id, Lifetime: r.CertLife, Until: time.Now().Add(r.DiscoveryTimeout), Progress: r.Progress,
+		Cluster: r.ClusterName, ID: g.id, Lifetime: r.CertLifetime, Until: time.Now().Add(r.DiscoveryTimeout), Progress: r.Progress,
 	})
 	var denied *bootstrap.DeniedError
 	if errors.As(err, &denied) {
@@ -65,11 +65,11 @@ func (g *registration) bootstrap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	made, err := encodeKubeconfig(r.ClusterName, r.Endpoint, ca, certificate.CertPEM, certificate.KeyPEM)
+	kubeconfig, err := encodeKubeconfig(r.ClusterName, r.Endpoint, ca, certificate.CertPEM, certificate.KeyPEM)
 	if err != nil {
 		return err
 	}
-	if err := g.connect(ctx, made, certificate.CSR); err != nil {
+	if err := g.setKubeconfig(ctx, kubeconfig, certificate.CSR); err != nil {
 		return err
 	}
 	return ctx.Err()
@@ -77,7 +77,7 @@ func (g *registration) bootstrap(ctx context.Context) error {
 
 // withGracePeriod returns a context that ends gracePeriod after ctx. A renewal makes no Cluster and ends with ctx.
 func (g *registration) withGracePeriod(ctx context.Context) (context.Context, context.CancelFunc) {
-	if g.mode == renew {
+	if g.mode == modeRenew {
 		return context.WithCancel(ctx)
 	}
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -85,23 +85,23 @@ func (g *registration) withGracePeriod(ctx context.Context) (context.Context, co
 	return longer, func() { stop(); cancel() }
 }
 
-// recover uses the kubeconfig of the registration to resume. It returns false if that is not accepted, or is for a
-// control plane that the pins do not allow.
-func (g *registration) recover(ctx context.Context) bool {
+// useExistingKubeconfig sets the kubeconfig of the registration to resume. It returns false if the control plane does
+// not accept the kubeconfig, or the pins do not allow the control plane.
+func (g *registration) useExistingKubeconfig(ctx context.Context) bool {
 	secret := g.existing.secret
 	config, err := clientcmd.RESTConfigFromKubeConfig(secret.Data[KubeconfigKey])
-	if err != nil || !g.isPinned(config.CAData) || g.connect(ctx, secret.Data[KubeconfigKey], secret.Annotations[certificateAnnotation]) != nil {
+	if err != nil || !g.isPinned(config.CAData) || g.setKubeconfig(ctx, secret.Data[KubeconfigKey], secret.Annotations[certificateAnnotation]) != nil {
 		return false
 	}
 	cluster, err := g.readCluster(ctx)
-	g.isRecovered = err == nil && cluster.Spec.ID == g.id && cluster.DeletionTimestamp.IsZero()
-	if !g.isRecovered {
+	g.usesExistingKubeconfig = err == nil && cluster.Spec.ID == g.id && cluster.DeletionTimestamp.IsZero()
+	if !g.usesExistingKubeconfig {
 		g.kubeconfig, g.csr, g.hub = nil, "", nil
 	}
-	return g.isRecovered
+	return g.usesExistingKubeconfig
 }
 
-// isPinned returns whether the request allows one of the certificate authorities.
+// isPinned returns whether one of the certificate authorities has a pinned key, or the request has no pins.
 func (g *registration) isPinned(ca []byte) bool {
 	if len(g.request.Pins) == 0 {
 		return true
@@ -112,8 +112,8 @@ func (g *registration) isPinned(ca []byte) bool {
 	})
 }
 
-// connect sets the kubeconfig of the agent and the client with it.
-func (g *registration) connect(ctx context.Context, kubeconfig []byte, csr string) error {
+// setKubeconfig sets the kubeconfig of the agent and the client with it.
+func (g *registration) setKubeconfig(ctx context.Context, kubeconfig []byte, csr string) error {
 	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
 		return fmt.Errorf("use the agent's kubeconfig: %w", err)
@@ -134,8 +134,8 @@ func (g *registration) readCluster(ctx context.Context) (*clusterv1alpha1.Cluste
 	return cluster, nil
 }
 
-// awaitAccess waits until the agent may read its Cluster. It is called before the agent is started: a Cluster that has
-// reported then is in use, and not made for this registration.
+// awaitAccess waits until the agent may read its Cluster, and sets createdCluster. It is called before the agent
+// starts: a Cluster that has a Kubernetes version in its status already has another agent.
 func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {
@@ -144,12 +144,12 @@ func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) e
 			last = err
 			return false, nil //nolint:nilerr // the agent may get its access later
 		}
-		g.isAdmitted = true
+		g.canReadCluster = true
 		if cluster.Spec.ID != g.id {
 			return false, fmt.Errorf("the control plane has another cluster under the name %s: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, g.id)
 		}
-		if g.isRecovered || cluster.Status.KubernetesVersion == "" && cluster.Annotations[kube.AnnotationBootstrapToken] == g.token.ID {
-			g.ownCluster = cluster.UID
+		if g.usesExistingKubeconfig || cluster.Status.KubernetesVersion == "" && cluster.Annotations[kube.AnnotationBootstrapToken] == g.token.ID {
+			g.createdCluster = cluster.UID
 		}
 		return true, nil
 	})
@@ -167,16 +167,16 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deletionTimeout)
 	defer cancel()
-	if !g.isAdmitted {
+	if !g.canReadCluster {
 		err := g.awaitAccess(ctx, gracePeriod)
 		if apierrors.IsForbidden(err) {
 			return fmt.Errorf("the agent was not let in, and Cluster %s may be left on the control plane: %w", g.request.ClusterName, err)
 		}
-		if !g.isAdmitted {
-			return ignoreNoAccess(err)
+		if !g.canReadCluster {
+			return ignoreMissingOrForbidden(err)
 		}
 	}
-	if g.ownCluster == "" {
+	if g.createdCluster == "" {
 		return nil
 	}
 	if used, err := g.isUsedByOther(ctx); err != nil || used {
@@ -184,13 +184,13 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	}
 	cluster := &clusterv1alpha1.Cluster{}
 	cluster.Name = g.request.ClusterName
-	err := g.hub.Delete(ctx, cluster, client.Preconditions{UID: &g.ownCluster})
-	if ignoreNoAccess(err) != nil && !apierrors.IsConflict(err) {
+	err := g.hub.Delete(ctx, cluster, client.Preconditions{UID: &g.createdCluster})
+	if ignoreMissingOrForbidden(err) != nil && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete Cluster %s on the control plane: %w", cluster.Name, err)
 	}
 	err = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
 		live, err := g.readCluster(ctx)
-		return err != nil && ignoreNoAccess(err) == nil || err == nil && live.UID != g.ownCluster, nil
+		return err != nil && ignoreMissingOrForbidden(err) == nil || err == nil && live.UID != g.createdCluster, nil
 	})
 	if err != nil {
 		return fmt.Errorf("delete Cluster %s on the control plane: it is not through with it yet", cluster.Name)
@@ -198,15 +198,16 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	return nil
 }
 
-// isUsedByOther returns whether the Secret is that of another run, which completes the registration with the Cluster.
+// isUsedByOther returns whether another run has written the Secret. That run completes the registration of the Cluster.
 func (g *registration) isUsedByOther(ctx context.Context) (bool, error) {
 	secret := &corev1.Secret{}
-	found, err := g.member.find(ctx, client.ObjectKey{Namespace: g.request.Namespace, Name: KubeconfigSecret}, secret)
+	found, err := g.member.get(ctx, client.ObjectKey{Namespace: g.request.Namespace, Name: KubeconfigSecret}, secret)
 	return found && secret.Labels[RegistrationLabel] == g.request.ClusterName && !g.log.IsLastWriter(secret), err
 }
 
-// ignoreNoAccess returns nil for the errors of an agent without a Cluster: its access is deleted with the Cluster.
-func ignoreNoAccess(err error) error {
+// ignoreMissingOrForbidden returns nil for the errors that an agent without a Cluster gets: its RBAC is deleted with
+// the Cluster.
+func ignoreMissingOrForbidden(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		return nil
 	}
