@@ -25,9 +25,6 @@ var metaphors = []string{
 // maxCommentColumns is the maximum width of a comment, with tabs counted as one column.
 const maxCommentColumns = 120
 
-// notRenamed are directories whose identifiers do not follow the rules yet. The list may only become shorter.
-var notRenamed = []string{"internal/join"}
-
 // TestTerms checks the identifiers and the width of comments of all packages, tests included.
 func TestTerms(t *testing.T) {
 	t.Parallel()
@@ -36,7 +33,6 @@ func TestTerms(t *testing.T) {
 			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasPrefix(entry.Name(), "zz_generated") {
 				return err
 			}
-			dir := strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), "../")
 			if entry.Name() == "terms_test.go" {
 				return nil
 			}
@@ -49,9 +45,7 @@ func TestTerms(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if !slices.Contains(notRenamed, dir) {
-				checkIdentifiers(t, files, file)
-			}
+			checkIdentifiers(t, files, file)
 			checkComments(t, path, string(text))
 			return nil
 		})

@@ -83,7 +83,7 @@ func (f *deregisterFlags) run(ctx context.Context, streams Streams) error {
 	}
 	departure, err := join.Deregister(ctx, hub, r)
 	progress.stop()
-	if f.request.Wait == 0 && errors.Is(err, join.ErrGoesOn) {
+	if f.request.Wait == 0 && errors.Is(err, join.ErrStillDeregistering) {
 		streams.printErr("note: a running hub continues with the removal; run the command again with --wait to see its progress")
 		return nil
 	}

@@ -54,7 +54,7 @@ access the cluster.`,
 			if f.request.Name, err = clusterName(args); err != nil {
 				return err
 			}
-			if err := validateWait(f.request.Wait); err != nil {
+			if err := validateWait(f.request.Timeout); err != nil {
 				return err
 			}
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams)
@@ -77,7 +77,7 @@ func (f *unjoinFlags) addRemoval(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.request.Orphan, "orphan", false, "keep the propagated objects on the cluster")
 	flags.BoolVar(&f.request.Force, "force", false,
 		"finish the removal when --wait expires, and keep the remaining objects on the cluster")
-	addWait(flags, &f.request.Wait)
+	addWait(flags, &f.request.Timeout)
 	addDryRun(flags, &f.request.DryRun)
 }
 

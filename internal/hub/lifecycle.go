@@ -77,6 +77,6 @@ func (h *hub) manifestKeeper() func(context.Context, *libv1beta1.SveltosCluster)
 		manifests := join.Manifests{
 			Hub: h.live, Address: address, Image: h.opts.AgentImage, Version: h.opts.Version, Heartbeats: h.heartbeats, Clock: clock.RealClock{},
 		}
-		return manifests.Keep(ctx, cluster)
+		return manifests.Reconcile(ctx, cluster)
 	}
 }

@@ -186,7 +186,7 @@ func (w *world) isHeldUntilForced(member *libv1beta1.SveltosCluster, summary *co
 	w.Helper()
 	request := join.DeregisterRequest{Request: join.Request{Namespace: w.ns, Name: member.Name}, Wait: time.Second}
 	_, err := join.Deregister(w.Context(), w.plane.Config, request)
-	if err == nil || !errors.Is(err, join.ErrGoesOn) || !strings.Contains(err.Error(), "ClusterSummary "+w.ns+"/"+summary.Name+" to be withdrawn") ||
+	if err == nil || !errors.Is(err, join.ErrStillDeregistering) || !strings.Contains(err.Error(), "ClusterSummary "+w.ns+"/"+summary.Name+" to be withdrawn") ||
 		!strings.Contains(err.Error(), "has not reported since") {
 		w.Errorf("err = %v", err)
 	}

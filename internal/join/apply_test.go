@@ -94,8 +94,8 @@ func member(t *testing.T) (*localkube.Plane, client.Client) {
 	return plane, memberClient
 }
 
-// meddling returns config with a transport that meddles with requests which write to a path with this end.
-func meddling(config *rest.Config, path string, meddle func(*http.Request, http.RoundTripper) (*http.Response, error)) *rest.Config {
+// interceptRequests returns config with a transport that meddles with requests which write to a path with this end.
+func interceptRequests(config *rest.Config, path string, meddle func(*http.Request, http.RoundTripper) (*http.Response, error)) *rest.Config {
 	meddled := rest.CopyConfig(config)
 	meddled.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(request *http.Request) (*http.Response, error) {
@@ -154,12 +154,12 @@ func TestRegisterAndApply(t *testing.T) {
 			return apierrors.IsNotFound(memberClient.Get(t.Context(), client.ObjectKey{Name: kube.AgentNamespace}, &corev1.Namespace{}))
 		})
 	}
-	fails("refused Namespace", meddling(memberPlane.Config, "/namespaces", refuse), t.Context(), "the line is cut")
-	fails("unanswered ClusterRole", meddling(memberPlane.Config, "/clusterroles", loseAnswer), t.Context(), "the line is cut")
+	fails("refused Namespace", interceptRequests(memberPlane.Config, "/namespaces", refuse), t.Context(), "the line is cut")
+	fails("unanswered ClusterRole", interceptRequests(memberPlane.Config, "/clusterroles", loseAnswer), t.Context(), "the line is cut")
 	gone()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	fails("interrupted", meddling(memberPlane.Config, "/secrets", func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+	fails("interrupted", interceptRequests(memberPlane.Config, "/secrets", func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
 		cancel()
 		return next.RoundTrip(request)
 	}), ctx, "interrupted while registering cluster "+r.Namespace+"/c: write the manifest: apply to the cluster: write Secret projectsveltos/c-sveltos-kubeconfig; everything was taken back")
@@ -169,8 +169,8 @@ func TestRegisterAndApply(t *testing.T) {
 
 	succeeds(t, plane, r, allCreated)
 	hubBefore = inNamespace(t, hubClient, r.Namespace)
-	fails("refused Deployment", meddling(memberPlane.Config, "/deployments/sveltos-applier-manager", refuse), t.Context(), "the line is cut")
-	fails("unanswered Secret", meddling(memberPlane.Config, "/secrets/c-sveltos-kubeconfig", loseAnswer), t.Context(), "the line is cut")
+	fails("refused Deployment", interceptRequests(memberPlane.Config, "/deployments/sveltos-applier-manager", refuse), t.Context(), "the line is cut")
+	fails("unanswered Secret", interceptRequests(memberPlane.Config, "/secrets/c-sveltos-kubeconfig", loseAnswer), t.Context(), "the line is cut")
 	succeeds(t, plane, r, strings.ReplaceAll(strings.TrimSuffix(allCreated, "secret/c-sveltos-kubeconfig created\n"), "created", "unchanged")+againConfigured)
 	refusesAnothersAgent(t, plane, r)
 	waitsUntilReady(t, plane, hubClient, r)
@@ -183,7 +183,7 @@ func TestRegisterAndApply(t *testing.T) {
 func keepsANamespaceInUse(t *testing.T, plane *localkube.Plane, memberClient client.Client, r join.ApplyRequest) {
 	t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: "projectsveltos"}}
-	r.Member = meddling(r.Member, "/secrets", func(*http.Request, http.RoundTripper) (*http.Response, error) {
+	r.Member = interceptRequests(r.Member, "/secrets", func(*http.Request, http.RoundTripper) (*http.Response, error) {
 		return nil, errors.Join(errors.New("the line is cut"), memberClient.Create(t.Context(), account))
 	})
 	_, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)

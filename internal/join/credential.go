@@ -319,7 +319,7 @@ func (c *Credential) Run(ctx context.Context) error {
 		}
 		retry = newRenewBackoff()
 		// Counted from now and not from the time in the token: the clocks of hub and member need not agree.
-		next = c.opts.Clock.Now().Add(c.current.Load().untilDue(c.opts.Life))
+		next = c.opts.Clock.Now().Add(c.current.Load().untilRenewal(c.opts.Life))
 	}
 }
 
@@ -332,7 +332,7 @@ func (c *Credential) firstRenewal() time.Time {
 		return c.opts.Clock.Now()
 	}
 	current := c.current.Load()
-	return current.issued.Add(current.untilDue(c.opts.Life))
+	return current.issued.Add(current.untilRenewal(c.opts.Life))
 }
 
 // Superseded says whether the Secret holds a kubeconfig that is later than the one in use. What cannot be read is not.

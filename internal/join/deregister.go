@@ -21,27 +21,28 @@ import (
 )
 
 const (
-	// DeregisterWait is how long a deregistration is followed unless the request says otherwise.
+	// DeregisterWait is the default of DeregisterRequest.Wait.
 	DeregisterWait = time.Minute
-	// WaitingPrefix begins the failureMessage of a cluster that is being deregistered; what it waits for follows.
+	// WaitingPrefix is the prefix of the failureMessage of a cluster that is being deregistered, before the reason for
+	// the wait.
 	WaitingPrefix = "deregistering: waiting for "
 )
 
-// ErrNotRegistered says that there is nothing of that cluster on the hub.
+// ErrNotRegistered is returned if the hub has no object of the cluster.
 var ErrNotRegistered = errors.New("the cluster is not registered")
 
-// ErrGoesOn says that a deregistration was not over in time, and that the hub finishes it.
-var ErrGoesOn = errors.New("the deregistration goes on by itself")
+// ErrStillDeregistering is returned if the hub has not completed a deregistration in time. The hub continues.
+var ErrStillDeregistering = errors.New("the deregistration goes on by itself")
 
-// DeregisterRequest asks to take a cluster out of the fleet.
+// DeregisterRequest is a request to remove a cluster from the fleet.
 type DeregisterRequest struct {
 	Request
-	// KeepAddons leaves what is deployed on the cluster, as it is and without our marks.
+	// KeepAddons keeps the deployed objects on the cluster, and removes their ownership labels.
 	KeepAddons bool
 	// Force abandons the objects on the member that are not deleted within Wait and 30 s more; at once, if the cluster is
 	// known to be unreachable.
 	Force bool
-	// Wait is how long the hub may take. Zero means DeregisterWait; less than zero, not to wait at all.
+	// Wait limits the wait for the hub. Default: DeregisterWait. With a negative value, Deregister does not wait.
 	Wait time.Duration
 	// Progress is called with the reason for which the hub waits, whenever that changes; it may be nil.
 	Progress func(string)
@@ -56,15 +57,15 @@ type DeregisterResult struct {
 	Left []string
 	// Kept are objects of other parties on the hub that have the names of a registration's objects.
 	Kept []Kept
-	// Forced says that it was done by force.
+	// Forced is true if the hub was told to abandon the objects on the member.
 	Forced bool
 }
 
 // Deregister removes a cluster from the fleet, in either mode. It deletes the SveltosCluster and waits for the hub,
 // which withdraws its deployments, lets a pull agent remove itself, and deletes identity and credentials. If no hub
 // reconciles the cluster, Deregister deletes the registration itself. It can be interrupted and called again at any
-// time. It returns ErrNotRegistered if the hub has no object of the cluster, and ErrGoesOn, with the reason, if the hub
-// has not finished in time; the hub continues then.
+// time. It returns ErrNotRegistered if the hub has no object of the cluster, and ErrStillDeregistering, with the
+// reason, if the hub has not finished in time; the hub continues then.
 func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (DeregisterResult, error) {
 	if err := r.Validate(); err != nil {
 		return DeregisterResult{}, err
@@ -89,7 +90,7 @@ type deregistration struct {
 	resources foreign.Resources
 	request   DeregisterRequest
 	done      DeregisterResult
-	// deployed is what the member was known to have at first.
+	// deployed describes the releases and objects that were deployed on the member before the deregistration.
 	deployed []string
 	// hadHub is true if a hub reconciled the cluster, which then records the objects that it leaves on the member.
 	hadHub bool
@@ -107,7 +108,7 @@ func (d *deregistration) run(ctx context.Context) error {
 	if !found {
 		return d.cleanUp(ctx)
 	}
-	before, err := d.present(ctx, cluster)
+	before, err := d.listObjects(ctx, cluster)
 	if err != nil {
 		return err
 	}
@@ -124,8 +125,8 @@ func (d *deregistration) run(ctx context.Context) error {
 	return d.finish(ctx, cluster, before)
 }
 
-// present reads what is there that is to be deleted, in the order in which it goes.
-func (d *deregistration) present(ctx context.Context, cluster *libv1beta1.SveltosCluster) ([]client.Object, error) {
+// listObjects reads the objects that the deregistration will delete, in the order of their deletion.
+func (d *deregistration) listObjects(ctx context.Context, cluster *libv1beta1.SveltosCluster) ([]client.Object, error) {
 	r := newRetraction(d.hubClient, d.resources, cluster)
 	foreign, _, err := r.foreignObjects(ctx)
 	if err != nil {
@@ -154,13 +155,13 @@ func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta
 	}
 	// The options must be set before the deletion. The dry run comes first: a caller who may not delete the object must
 	// not leave options for a later deletion by others.
-	if err := d.remove(ctx, cluster, client.DryRunAll); err != nil {
+	if err := d.deleteCluster(ctx, cluster, client.DryRunAll); err != nil {
 		return err
 	}
 	before := cluster.DeepCopy()
 	err = AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
 	if err == nil {
-		err = d.remove(ctx, cluster)
+		err = d.deleteCluster(ctx, cluster)
 	}
 	if err != nil {
 		return errors.Join(err, d.restoreAnnotation(ctx, before))
@@ -168,8 +169,8 @@ func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta
 	return nil
 }
 
-// remove deletes the SveltosCluster, if it is still the same.
-func (d *deregistration) remove(ctx context.Context, cluster *libv1beta1.SveltosCluster, options ...client.DeleteOption) error {
+// deleteCluster deletes the SveltosCluster that was read.
+func (d *deregistration) deleteCluster(ctx context.Context, cluster *libv1beta1.SveltosCluster, options ...client.DeleteOption) error {
 	options = append(options, client.Preconditions{UID: &cluster.UID})
 	if err := d.hubClient.Delete(ctx, cluster.DeepCopy(), options...); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete SveltosCluster %s: %w", d.request.key(), err)
@@ -177,8 +178,8 @@ func (d *deregistration) remove(ctx context.Context, cluster *libv1beta1.Sveltos
 	return nil
 }
 
-// restoreAnnotation makes what a cluster that is not deleted says of its deregistration what it was before. It also
-// works after ctx was cancelled.
+// restoreAnnotation restores kube.AnnotationDeregister of a cluster that is not being deleted. It also works after ctx
+// was cancelled.
 func (d *deregistration) restoreAnnotation(ctx context.Context, before *libv1beta1.SveltosCluster) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), accessTimeout)
 	defer cancel()
@@ -225,8 +226,8 @@ func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster *libv1
 	return nil
 }
 
-// isUnreachable returns true if the hub does not reach the member: it is Down, or its agent has never connected. A pull
-// member whose checks fail is Down too, and its agent is at work.
+// isUnreachable returns whether the hub cannot reach the member: it is Down, or its agent has never connected. A
+// pull-mode member whose liveness checks fail is also Down, but its agent is reachable.
 func (d *deregistration) isUnreachable(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
 	status := cluster.Status
 	down := status.ConnectionStatus == libv1beta1.ConnectionDown
@@ -245,8 +246,8 @@ func (d *deregistration) isUnreachable(ctx context.Context, cluster *libv1beta1.
 	return lease.Spec.RenewTime == nil, nil
 }
 
-// finish takes back what no hub did, and says what is gone: the SveltosCluster, what the hub deleted, and what this
-// deleted.
+// finish deletes the objects that no hub has deleted, and sets the result: the SveltosCluster, the objects that the hub
+// deleted, and the objects that this call deleted.
 func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.SveltosCluster, before []client.Object) error {
 	rest, err := d.retract(ctx, cluster)
 	if err != nil {
@@ -268,13 +269,13 @@ func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.Sveltos
 			d.done.Deleted = append(d.done.Deleted, ref)
 		}
 	}
-	d.done.Left = d.remaining(cluster)
+	d.done.Left = d.listLeftOnMember(cluster)
 	return nil
 }
 
-// remaining lists what stays on the member: what the hub says that it left, and what was to be kept. Where no hub
-// looked after the cluster, nobody took anything away.
-func (d *deregistration) remaining(cluster *libv1beta1.SveltosCluster) []string {
+// listLeftOnMember describes the releases and objects that stay on the member: those that the hub has recorded and, if
+// the request keeps them or no hub reconciled the cluster, all that were deployed.
+func (d *deregistration) listLeftOnMember(cluster *libv1beta1.SveltosCluster) []string {
 	var kept []string
 	if d.request.KeepAddons || !d.hadHub {
 		kept = d.deployed
@@ -287,7 +288,7 @@ func (d *deregistration) remaining(cluster *libv1beta1.SveltosCluster) []string 
 	return left
 }
 
-// recordNamespace adds the namespace that was made for the deliveries of the cluster, if it went too.
+// recordNamespace adds the delivery namespace to the result if it was created for the cluster and is deleted.
 func (d *deregistration) recordNamespace(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	namespace := &corev1.Namespace{ObjectMeta: named("", deliveryNamespace(cluster))}
 	if !cluster.Spec.PullMode || namespace.Name == cluster.Namespace {
@@ -303,7 +304,7 @@ func (d *deregistration) recordNamespace(ctx context.Context, cluster *libv1beta
 	return nil
 }
 
-// retract takes the registration back unless the cluster was registered again meanwhile.
+// retract deletes the objects of the registration unless the cluster has been registered again.
 func (d *deregistration) retract(ctx context.Context, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
 	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 	if err != nil || found {
@@ -312,7 +313,7 @@ func (d *deregistration) retract(ctx context.Context, cluster *libv1beta1.Svelto
 	return Retract(ctx, d.hubClient, d.resources, cluster)
 }
 
-// cleanUp takes back what is left of a cluster whose SveltosCluster is gone.
+// cleanUp deletes the remaining objects of a cluster whose SveltosCluster does not exist.
 func (d *deregistration) cleanUp(ctx context.Context) error {
 	delivery, err := findDelivery(ctx, d.hubClient, d.request.Request)
 	if err != nil {
@@ -326,7 +327,7 @@ func (d *deregistration) cleanUp(ctx context.Context) error {
 	return err
 }
 
-// findDelivery finds a cluster's delivery namespace when its SveltosCluster is gone.
+// findDelivery returns the delivery namespace of a cluster whose SveltosCluster does not exist.
 func findDelivery(ctx context.Context, hub client.Client, r Request) (string, error) {
 	account := &corev1.ServiceAccount{}
 	err := hub.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: r.Name}, account)
@@ -336,8 +337,7 @@ func findDelivery(ctx context.Context, hub client.Client, r Request) (string, er
 	if namespace := account.Annotations[kube.AnnotationDeliveryNS]; namespace != "" && account.Labels[registrationLabel] == r.Name {
 		return namespace, nil
 	}
-	// The ServiceAccount is gone with the SveltosCluster: look whose the namespace is that was made for the cluster, if
-	// any.
+	// The ServiceAccount was deleted with the SveltosCluster. The holder of the derived namespace still identifies it.
 	namespace := &corev1.Namespace{}
 	err = hub.Get(ctx, client.ObjectKey{Name: derivedNamespace(r)}, namespace)
 	if err == nil && namespace.Annotations[kube.AnnotationDeliveryHolder] == r.key() {

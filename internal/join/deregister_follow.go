@@ -33,7 +33,8 @@ const (
 	deregisterPoll = 300 * time.Millisecond
 )
 
-// awaitDeletion waits until the SveltosCluster is gone. When time is up it uses force, if that is asked for.
+// awaitDeletion waits until the SveltosCluster is deleted. After the timeout it forces the deletion if the request has
+// Force.
 func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	limit := d.request.Wait
 	switch {
@@ -47,14 +48,14 @@ func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.
 		return err
 	}
 	if !d.request.Force {
-		return d.overdue(ctx, cluster)
+		return d.timeoutError(ctx, cluster)
 	}
 	d.done.Forced = true
 	if err := AddDeregisterOptions(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
 		return err
 	}
 	if d.hasNoHub(ctx, cluster) {
-		return d.overdue(ctx, cluster)
+		return d.timeoutError(ctx, cluster)
 	}
 	for _, limit := range []time.Duration{takeoverTimeout, forcedTimeout - takeoverTimeout} {
 		gone, err = d.await(ctx, cluster, limit)
@@ -65,11 +66,11 @@ func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.
 			break
 		}
 	}
-	return d.overdue(ctx, cluster)
+	return d.timeoutError(ctx, cluster)
 }
 
-// hasNoHub says whether it is known that no hub looks after the cluster: nothing has happened to it, and the Lease of
-// its shard's hubs has ended.
+// hasNoHub returns whether no hub reconciles the cluster: no hub has changed it, and the Lease of its shard's hubs has
+// expired.
 func (d *deregistration) hasNoHub(ctx context.Context, cluster *libv1beta1.SveltosCluster) bool {
 	if d.hasHubChange {
 		return false
@@ -87,7 +88,7 @@ func (d *deregistration) hasNoHub(ctx context.Context, cluster *libv1beta1.Svelt
 	return time.Since(lease.Spec.RenewTime.Time) > life+leaseGrace
 }
 
-// observe records what cluster is now, and whether a hub has changed it.
+// observe copies now to cluster, and records whether a hub has changed it.
 func (d *deregistration) observe(cluster, now *libv1beta1.SveltosCluster) {
 	done := func(c *libv1beta1.SveltosCluster) []string {
 		a := c.Annotations
@@ -97,14 +98,13 @@ func (d *deregistration) observe(cluster, now *libv1beta1.SveltosCluster) {
 	now.DeepCopyInto(cluster)
 }
 
-// await looks until the SveltosCluster is gone, or another one, for no longer than limit. cluster is kept as it was
-// seen last.
+// await waits until the SveltosCluster is deleted or replaced, but no longer than limit. It updates cluster.
 func (d *deregistration) await(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (gone bool, err error) {
 	uid := cluster.UID
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {
-		// Not limited, so that there is always one look.
+		// Not limited, so that the cluster is read at least once.
 		now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 		if err != nil {
 			return false, err
@@ -125,8 +125,8 @@ func (d *deregistration) await(ctx context.Context, cluster *libv1beta1.SveltosC
 	}
 }
 
-// watch sees every change of cluster, so that what is written last is not missed. It returns true when cluster is gone,
-// and false if it cannot be watched any longer, or ctx ended, or the watch has lasted for watchTimeout.
+// watch observes every change of cluster, so that the last status is not missed. It returns true after the deletion of
+// cluster, and false if the watch fails or ends, or after watchTimeout.
 func (d *deregistration) watch(ctx context.Context, cluster *libv1beta1.SveltosCluster) (gone bool) {
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 	defer cancel()
@@ -163,19 +163,19 @@ func (d *deregistration) reportProgress(cluster *libv1beta1.SveltosCluster) {
 	}
 }
 
-// overdue says why the cluster is still there.
-func (d *deregistration) overdue(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+// timeoutError returns the reason why the cluster is not deregistered yet.
+func (d *deregistration) timeoutError(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	message, waiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
 	if !waiting || d.done.Forced && !d.hasHubChange || d.hasNoHub(ctx, cluster) {
 		shard := "the default shard"
 		if key := fleet.FromSveltosCluster(cluster).Shard; key != "" {
 			shard = "shard " + key
 		}
-		return fmt.Errorf("no hub has taken it up: is the hub of %s running? %w when it is", shard, ErrGoesOn)
+		return fmt.Errorf("no hub has taken it up: is the hub of %s running? %w when it is", shard, ErrStillDeregistering)
 	}
 	if d.done.Forced {
-		return fmt.Errorf("still waiting for %s; %w", message, ErrGoesOn)
+		return fmt.Errorf("still waiting for %s; %w", message, ErrStillDeregistering)
 	}
 	return fmt.Errorf("still waiting for %s; %w when the cluster answers; "+
-		"to leave behind what cannot be reached run again with --force", message, ErrGoesOn)
+		"to leave behind what cannot be reached run again with --force", message, ErrStillDeregistering)
 }

@@ -1,14 +1,14 @@
 // Package join brings a cluster into the fleet by kubeconfig, CSR or bootstrap token, and rotates its credentials.
 //
 // sveltosctl calls RegisterPull, RegisterAndApply, RegisterPush, RegisterWorkload, Deregister and GenerateKubeconfig.
-// The hub calls Establish and Manifests.Keep for each SveltosCluster in pull mode, Renewal for push mode, and Retract
-// and RetractMember when a SveltosCluster is deleted. The agent uses Credential. The package has these parts:
+// The hub calls Establish and Manifests.Reconcile for each SveltosCluster in pull mode, Renewal for push mode, and
+// Retract and RetractMember when a SveltosCluster is deleted. The agent uses Credential. The package has these parts:
 //
 //   - registration.go: the objects of one registration on the hub, and their rollback.
 //   - pull.go, manifest.go, options.go, patch.go: pull mode. The steps are: apply the SveltosCluster; claim a delivery
 //     namespace (delivery.go); create the identity of the agent (establish.go, identity.go); request a token that is
 //     bound to the registration Secret; print the manifest. apply.go applies the manifest to the member as well.
-//   - keep.go: the manifests of clusters that wait for their agents, in the registration Secret.
+//   - manifests.go: the manifests of clusters without a connected agent, in the registration Secret.
 //   - credential.go, token.go: the agent's token, which it exchanges at once and renews.
 //   - push.go, member.go: push mode, with a given kubeconfig or with an identity that is created on the member.
 //     workload.go is for clusters that the hub dials with its cloud identity. renew.go renews tokens.
@@ -16,9 +16,9 @@
 //     foreign_identity.go decides about the objects that the sveltosctl of Sveltos created.
 //
 // Terms: the registration label marks objects that a registration created, with the name of the cluster. An object
-// without it belongs to another party, and is neither changed nor deleted. The anchor Secret invalidates the agent's
-// tokens when it is deleted; the registration Secret those of the manifests. A delivery namespace is claimed by an
-// annotation with its holder.
+// without it belongs to another party, and is neither changed nor deleted. The agent's tokens are bound to the anchor
+// Secret, and the tokens in manifests to the registration Secret: they become invalid when the Secret is deleted. An
+// annotation on a delivery namespace, the claim, names the cluster that uses it, the holder.
 //
 // Rollback: the SveltosCluster owns the objects beside it. A registration that fails restores the SveltosCluster, or
 // deletes the one that it created with all its objects. Establish is never rolled back: it can be repeated.

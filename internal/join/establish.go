@@ -19,14 +19,14 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ErrDeparting says that a cluster is being deregistered, so that nothing is made for it any more.
-var ErrDeparting = errors.New("it is being deregistered; wait until that is done")
+// ErrDeregistering is returned for a cluster that is being deregistered, for which no objects are created.
+var ErrDeregistering = errors.New("it is being deregistered; wait until that is done")
 
 // Establish creates or repairs the objects that the agent of an existing pull-mode SveltosCluster needs on the hub, and
 // returns its delivery namespace: that namespace and the claim to it, ServiceAccount, anchor Secret, Lease, Roles and
 // RoleBindings. It sends no write request if all is well. It returns ErrForeign for an object that exists and was not
-// created by a registration, and ErrDeparting for a cluster that is being deleted. The registration Secret exists only
-// until the agent has used the manifest (see Manifests). hub must read from the API server.
+// created by a registration, and ErrDeregistering for a cluster that is being deleted. The registration Secret exists
+// only until the agent has used the manifest (see Manifests). hub must read from the API server.
 func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
 	r := registrationOf(hub, cluster)
 	live, found, err := findCluster(ctx, hub, r.request)
@@ -36,7 +36,7 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 	case !found:
 		return "", fmt.Errorf("SveltosCluster %s: %w", r.request.key(), ErrNotRegistered)
 	case live.DeletionTimestamp != nil:
-		return "", ErrDeparting
+		return "", ErrDeregistering
 	}
 	if delivery, err = r.claimDelivery(ctx, live); err != nil {
 		return "", err

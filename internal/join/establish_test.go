@@ -190,8 +190,8 @@ func TestEstablishRefuses(t *testing.T) {
 	if err := errors.Join(hubClient.Update(t.Context(), leaving), hubClient.Delete(t.Context(), leaving)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := join.Establish(t.Context(), hubClient, leaving); !errors.Is(err, join.ErrDeparting) {
-		t.Errorf("a cluster that is being deleted: got error %v, want ErrDeparting", err)
+	if _, err := join.Establish(t.Context(), hubClient, leaving); !errors.Is(err, join.ErrDeregistering) {
+		t.Errorf("a cluster that is being deleted: got error %v, want ErrDeregistering", err)
 	}
 	leaving.Finalizers = nil
 	if err := hubClient.Patch(t.Context(), leaving, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); err != nil {

@@ -176,7 +176,7 @@ func TestUndoingWaitsForTheHub(t *testing.T) {
 			return 0, err
 		}
 		go func() {
-			took <- letGo(t.Context(), hubClient, client.ObjectKeyFromObject(cluster))
+			took <- removeFinalizers(t.Context(), hubClient, client.ObjectKeyFromObject(cluster))
 		}()
 		return 0, errors.New("broken pipe")
 	})
@@ -189,9 +189,9 @@ func TestUndoingWaitsForTheHub(t *testing.T) {
 	}
 }
 
-// letGo takes the finalizer off a SveltosCluster once it is being deleted, as the hub does; before that it must not
-// have lost its identity.
-func letGo(ctx context.Context, hubClient client.Client, key client.ObjectKey) error {
+// removeFinalizers takes the finalizer off a SveltosCluster once it is being deleted, as the hub does; before that it
+// must not have lost its identity.
+func removeFinalizers(ctx context.Context, hubClient client.Client, key client.ObjectKey) error {
 	cluster := &libv1beta1.SveltosCluster{}
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, 20*time.Second, true, func(ctx context.Context) (bool, error) {
 		err := hubClient.Get(ctx, key, cluster)

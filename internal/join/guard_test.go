@@ -67,15 +67,15 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 		t.Errorf("a token of ten years, requested by the administrator: %v", err)
 	}
 	// The API server needs a moment to know new permissions.
-	foreignConfig := strangerConfig(t, plane, "token")
+	foreignConfig := nonAgentConfig(t, plane, "token")
 	eventually(t, "a ServiceAccount that is no agent gets a token of ten years", func() bool {
 		return requestToken(t.Context(), foreignConfig, "token", "", tenYears) == nil
 	})
 }
 
-// strangerConfig returns the credential of a ServiceAccount c, of a new namespace, that may request its own tokens and
+// nonAgentConfig returns the credential of a ServiceAccount c, of a new namespace, that may request its own tokens and
 // is no agent.
-func strangerConfig(t *testing.T, plane *localkube.Plane, namespace string) *rest.Config {
+func nonAgentConfig(t *testing.T, plane *localkube.Plane, namespace string) *rest.Config {
 	t.Helper()
 	clientset := kubernetes.NewForConfigOrDie(plane.Config)
 	named := metav1.ObjectMeta{Name: "c", Namespace: namespace}
@@ -156,7 +156,7 @@ func checkRegistering(t *testing.T, plane *localkube.Plane, config *rest.Config)
 		if err := administrator.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := manifests.Keep(t.Context(), cluster); err != nil {
+		if _, err := manifests.Reconcile(t.Context(), cluster); err != nil {
 			t.Errorf("keep the manifest of %s: %v", name, err)
 		}
 	}

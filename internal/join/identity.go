@@ -12,15 +12,17 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// leaseDuration is how long a member counts as alive after its agent's last heartbeat: three missed ones of 30 s.
+// leaseDuration is the time in seconds for which a member counts as alive after its agent's last heartbeat: three
+// heartbeat intervals of 30 s.
 const leaseDuration = 90
 
 // sharedRole is the Role in kube.AgentNamespace that lets agents read a bundle whose name they know. It names no
-// bundle: the names are HMACs, and without list or watch nobody can find one that he was not told.
+// bundle: the names are HMACs, and an agent without the verbs list and watch cannot find a name that the hub has not
+// sent to it.
 const sharedRole = "towline-shared-bundles"
 
 // AnchorSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's agent are
-// bound to: they are worthless once it is gone. It holds nothing.
+// bound to: they are invalid after it is deleted. It has no data.
 func AnchorSecret(cluster string) string { return cluster + anchorSuffix }
 
 const anchorSuffix = "-sveltos-agent"
@@ -29,10 +31,10 @@ const anchorSuffix = "-sveltos-agent"
 // manifests are bound to. While the cluster waits for its agent the hub keeps a manifest in it, under ManifestKey.
 func RegistrationSecret(cluster string) string { return cluster + "-sveltos-registration" }
 
-// identityObjects are the objects behind an agent's identity on the hub, in the order in which they are made.
+// identityObjects returns the objects of an agent's identity on the hub, in the order of their creation.
 func identityObjects(r Request, delivery string) []client.Object {
 	account := &corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)}
-	// For people, and for a deregistration that was cut off before the ServiceAccount went the way of the SveltosCluster.
+	// The annotation is for users, and for a deregistration that was interrupted after the SveltosCluster was deleted.
 	account.Annotations = map[string]string{kube.AnnotationDeliveryNS: delivery}
 	lease := &coordinationv1.Lease{
 		ObjectMeta: named(delivery, r.Name),
@@ -40,21 +42,21 @@ func identityObjects(r Request, delivery string) []client.Object {
 	}
 	anchor := &corev1.Secret{ObjectMeta: named(r.Namespace, AnchorSecret(r.Name))}
 	objects := []client.Object{account, anchor, lease}
-	own, inbox := ownRules(r), inboxRules(r)
+	own, deliveryRules := ownRules(r), deliveryNamespaceRules(r)
 	if delivery == r.Namespace {
-		objects = append(objects, role(r.Namespace, r.Name, append(own, inbox...)), binding(r, r.Namespace, r.Name, r.Name))
+		objects = append(objects, role(r.Namespace, r.Name, append(own, deliveryRules...)), binding(r, r.Namespace, r.Name, r.Name))
 	} else {
 		objects = append(objects, role(r.Namespace, r.Name, own), binding(r, r.Namespace, r.Name, r.Name),
-			role(delivery, r.Name, inbox), binding(r, delivery, r.Name, r.Name))
+			role(delivery, r.Name, deliveryRules), binding(r, delivery, r.Name, r.Name))
 	}
 	return append(objects, binding(r, kube.AgentNamespace, sharedBinding(r), sharedRole))
 }
 
-// sharedBinding names a cluster's binding in kube.AgentNamespace. A colon is in no DNS label, so that no two pairs
-// share a name.
+// sharedBinding returns the name of a cluster's RoleBinding in kube.AgentNamespace. DNS labels have no colon, so that
+// the names of two clusters differ.
 func sharedBinding(r Request) string { return r.Namespace + ":" + r.Name }
 
-// ownRules are about objects that bear the cluster's own name in the cluster's namespace.
+// ownRules are for the objects with the cluster's name in the cluster's namespace.
 func ownRules(r Request) []rbacv1.PolicyRule {
 	self := []string{r.Name}
 	return []rbacv1.PolicyRule{
@@ -64,8 +66,8 @@ func ownRules(r Request) []rbacv1.PolicyRule {
 	}
 }
 
-// inboxRules are about the delivery namespace, which holds nothing of any other cluster.
-func inboxRules(r Request) []rbacv1.PolicyRule {
+// deliveryNamespaceRules are for the delivery namespace, which has no objects of other clusters.
+func deliveryNamespaceRules(r Request) []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups"}, Verbs: []string{"get", "list", "watch"}},
 		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups/status"}, Verbs: []string{"patch"}},

@@ -213,7 +213,7 @@ func TestKeepFollowsThePatches(t *testing.T) {
 	}
 	patchesIn(t, w.hubClient, namespace, map[string]string{"image": "[{op: remove, path: /nothing}]"})
 	for range 2 {
-		if _, err := w.manifests.Keep(t.Context(), w.cluster); !errors.Is(err, join.ErrPatch) {
+		if _, err := w.manifests.Reconcile(t.Context(), w.cluster); !errors.Is(err, join.ErrPatch) {
 			t.Errorf("got error %v, want ErrPatch", err)
 		}
 		if w.manifest(t) != nil {

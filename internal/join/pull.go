@@ -19,21 +19,21 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// PullRequest asks to register a cluster whose agent dials the hub.
+// PullRequest is a request to register a cluster in pull mode.
 type PullRequest struct {
 	Request
-	// Options are laid over those that the SveltosCluster has, and kept there.
+	// Options are merged into the options of the SveltosCluster, see AgentOptions.Merge.
 	Options AgentOptions
-	// Revoke makes every token that was issued for the cluster before worthless. That is not taken back when the
-	// registration fails.
+	// Revoke invalidates all tokens that were issued for the cluster before. It is not rolled back if the registration
+	// fails.
 	Revoke bool
 	// AgentImage is the container image of the agent if the options name none. Default: DefaultAgentImage.
 	AgentImage string
-	// Version is the release of Towline that the manifest is told to be of.
+	// Version is the value of the agent's flag --version: the release of Towline.
 	Version string
 }
 
-// Validate says what is wrong with r before anything connects. The error names the command-line flag.
+// Validate returns an error for invalid fields, without a connection. The error names the flag.
 func (r PullRequest) Validate() error {
 	if err := r.Request.Validate(); err != nil {
 		return err
@@ -124,7 +124,7 @@ func (r *registration) findPullCluster(ctx context.Context, request PullRequest)
 	case err != nil:
 		return nil, AgentOptions{}, err
 	case live.DeletionTimestamp != nil:
-		return nil, AgentOptions{}, ErrDeparting
+		return nil, AgentOptions{}, ErrDeregistering
 	case found && !live.Spec.PullMode:
 		return nil, AgentOptions{}, errors.New("it is registered in push mode already; deregister it first")
 	}
@@ -179,7 +179,7 @@ func (r *registration) issueToken(ctx context.Context, cluster *libv1beta1.Svelt
 	return issued.text, annotateExpiry(ctx, r.hub, secret, issued.expires)
 }
 
-// clusterOf returns what every registration says of a SveltosCluster: its old and new labels, and its shard.
+// clusterOf returns the SveltosCluster with the fields that registrations of both modes apply: labels and shard.
 func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(r.Namespace, r.Name)}
 	cluster.Labels, cluster.Annotations = map[string]string{}, map[string]string{}
@@ -191,8 +191,7 @@ func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCl
 	return cluster
 }
 
-// requestToken requests a token of the ServiceAccount of the cluster to which the registration Secret belongs. It dies
-// with the Secret.
+// requestToken requests a token for the cluster's ServiceAccount. The token is bound to the registration Secret.
 func requestToken(ctx context.Context, hubClient client.Client, registration *corev1.Secret, life time.Duration) (token, error) {
 	account := &corev1.ServiceAccount{ObjectMeta: named(registration.Namespace, registration.Labels[registrationLabel])}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{

@@ -17,29 +17,29 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// The token of a registration by context, as the Sveltos surface has it.
+// The defaults for the token of a registration by context are the same as in Sveltos.
 const (
-	// MemberTokenLife is the life that is asked for.
+	// MemberTokenLife is the requested lifetime of the token.
 	MemberTokenLife = 5 * time.Hour
-	// MemberTokenInterval is the time between two renewals.
+	// MemberTokenInterval is the interval between two renewals.
 	MemberTokenInterval = time.Hour
 )
 
-// PushRequest asks to register a cluster that the hub dials. Either Kubeconfig or Member is given.
+// PushRequest is a request to register a cluster in push mode. It must have either Kubeconfig or Member.
 type PushRequest struct {
 	Request
-	// Kubeconfig is how the hub reaches the cluster. It must hold everything it needs.
+	// Kubeconfig is the kubeconfig for the hub. It must not refer to files or programs.
 	Kubeconfig []byte
-	// Member is how the operator reaches the cluster: the registration makes an identity for the hub there, and a
-	// kubeconfig of it.
+	// Member is the caller's configuration for the cluster. The registration creates an identity for the hub on the
+	// cluster, and a kubeconfig for it.
 	Member *rest.Config
 	// ServiceAccountToken gives the identity a token that does not expire, instead of one that the hub renews.
 	ServiceAccountToken bool
-	// Note is told, in one line, what people should know though the cluster is registered; it may be nil.
+	// Note is called with a line about a cluster that is registered but unusual. It may be nil.
 	Note func(string)
 }
 
-// Validate says what is wrong with r before anything connects. The error names the command-line flag and its value.
+// Validate returns an error for invalid fields, without a connection. The error names the flag and its value.
 func (r PushRequest) Validate() error {
 	if err := r.Request.Validate(); err != nil {
 		return err
@@ -107,8 +107,8 @@ func (r *registration) registerKubeconfig(ctx context.Context, request PushReque
 	return r.applyPush(ctx, live, desired, request.Kubeconfig)
 }
 
-// identify returns what tells the member from others, "" if that is not known. It refuses another cluster than the one
-// that has the name.
+// identify returns the uid of the member's kube-system namespace, "" if it may not be read. It returns an error if
+// another member is registered under the name.
 func (r *registration) identify(ctx context.Context, request PushRequest, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
 	config := rest.CopyConfig(member)
 	config.Timeout = accessTimeout
@@ -130,7 +130,7 @@ func (r *registration) identify(ctx context.Context, request PushRequest, member
 	return uid, err
 }
 
-// annotateMember notes which cluster it is that was registered, if that is known.
+// annotateMember records the uid of the member, if it is known.
 func annotateMember(cluster *libv1beta1.SveltosCluster, uid string) {
 	if uid != "" {
 		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationMember, uid)
@@ -180,7 +180,7 @@ func (r *registration) registerContext(ctx context.Context, request PushRequest)
 	return nil
 }
 
-// hasIdentity says whether the registration of cluster made, or uses, an identity on the member.
+// hasIdentity returns whether the registration of cluster uses an identity that Towline created on the member.
 func hasIdentity(cluster *libv1beta1.SveltosCluster) bool {
 	return cluster.Annotations[AnnotationMemberIdentity] == "true"
 }

@@ -105,7 +105,7 @@ func renewalDue(cluster *libv1beta1.SveltosCluster, current token, now time.Time
 	if current.expires.IsZero() {
 		return due
 	}
-	early := current.issued.Add(current.untilDue(0))
+	early := current.issued.Add(current.untilRenewal(0))
 	if soonest := last.Add(current.expires.Sub(current.issued) / 10); early.Before(soonest) {
 		early = soonest
 	}

@@ -7,19 +7,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Request says which cluster joins the fleet, in whatever mode.
+// Request has the fields of a registration that are the same in push and in pull mode.
 type Request struct {
 	// Namespace and Name are those of the SveltosCluster. Both are DNS labels.
 	Namespace string
 	Name      string
-	// Labels are added to those the SveltosCluster has.
+	// Labels are added to the labels of the SveltosCluster.
 	Labels map[string]string
-	// Shard names the shard of hubs that looks after the cluster. Default: the one that the SveltosCluster names already,
-	// or else the default shard.
+	// Shard is the shard key of the hub that reconciles the cluster. Default: the shard of an existing SveltosCluster, or
+	// the default shard.
 	Shard string
 }
 
-// Validate says what is wrong with r before anything connects. The error names the command-line flag and its value.
+// Validate returns an error for invalid fields, without a connection. The error names the flag and its value.
 func (r Request) Validate() error {
 	if err := validateLabel("--namespace", r.Namespace); err != nil {
 		return err
@@ -52,7 +52,7 @@ func validateLabel(flag, value string) error {
 // key returns "namespace/name".
 func (r Request) key() string { return r.Namespace + "/" + r.Name }
 
-// ParseLabels reads "k=v,k2=v2". Blanks around keys and values do not count. An empty text has no labels.
+// ParseLabels parses "k=v,k2=v2". It trims blanks around keys and values, and returns no labels for an empty text.
 func ParseLabels(text string) (map[string]string, error) {
 	labels := map[string]string{}
 	if strings.TrimSpace(text) == "" {

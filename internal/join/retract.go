@@ -195,8 +195,8 @@ func (r *retraction) deleteDeliveries(ctx context.Context, delivery string) erro
 	return nil
 }
 
-// keepsAll returns whether the objects belong to another SveltosCluster now.
-func (r *retraction) keepsAll(ctx context.Context) (bool, error) {
+// isReplacedNow returns whether the objects belong to another SveltosCluster now.
+func (r *retraction) isReplacedNow(ctx context.Context) (bool, error) {
 	if r.isReplaced == nil {
 		return false, nil
 	}
@@ -205,7 +205,7 @@ func (r *retraction) keepsAll(ctx context.Context) (bool, error) {
 
 // deleteObject deletes an object that has been read, and records that.
 func (r *retraction) deleteObject(ctx context.Context, obj client.Object) error {
-	if isKept, err := r.keepsAll(ctx); isKept || err != nil {
+	if isKept, err := r.isReplacedNow(ctx); isKept || err != nil {
 		return err
 	}
 	var err error
@@ -237,7 +237,7 @@ func (r *retraction) releaseNamespace(ctx context.Context, namespace *corev1.Nam
 			return r.deleteObject(ctx, namespace)
 		}
 	}
-	if isKept, err := r.keepsAll(ctx); isKept || err != nil {
+	if isKept, err := r.isReplacedNow(ctx); isKept || err != nil {
 		return err
 	}
 	return releaseClaim(ctx, r.hub, namespace.Name, holderOf(r.request, namespace.Name))

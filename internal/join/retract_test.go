@@ -97,7 +97,7 @@ func TestDeregisterSaysWhatItWaitsFor(t *testing.T) {
 	_, err = join.Deregister(t.Context(), plane.Config, r)
 	wantText(t, err, "still waiting for its agent to remove itself; the deregistration goes on by itself when the cluster answers; "+
 		"to leave behind what cannot be reached run again with --force")
-	if !errors.Is(err, join.ErrGoesOn) || strings.Join(told, "|") != "waiting for its agent to remove itself" {
+	if !errors.Is(err, join.ErrStillDeregistering) || strings.Join(told, "|") != "waiting for its agent to remove itself" {
 		t.Errorf("told %q, err %v", told, err)
 	}
 }
@@ -123,7 +123,7 @@ func TestDeregisterByForceDoesNotWaitForAHubThatIsNotThere(t *testing.T) {
 	r := join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "c"}, Force: true, Wait: -1}
 	_, err := join.Deregister(t.Context(), plane.Config, r)
 	wantText(t, err, "no hub has taken it up: is the hub of the default shard running? the deregistration goes on by itself when it is")
-	if !errors.Is(err, join.ErrGoesOn) {
+	if !errors.Is(err, join.ErrStillDeregistering) {
 		t.Errorf("err = %v", err)
 	}
 	if took := time.Since(begun); took > time.Minute {

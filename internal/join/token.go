@@ -83,8 +83,8 @@ func tokenIn(manifest []byte) token {
 	return token{}
 }
 
-// untilDue returns how long after its issue t is to be renewed.
-func (t token) untilDue(asked time.Duration) time.Duration {
+// untilRenewal returns how long after its issue t is to be renewed.
+func (t token) untilRenewal(asked time.Duration) time.Duration {
 	return time.Duration(float64(t.life(asked)) * renewAt)
 }
 

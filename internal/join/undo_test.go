@@ -236,7 +236,7 @@ func TestRollbackKeepsEarlierDeliveries(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, config := range map[string]*rest.Config{
-		"refused": meddling(plane.Config, "/sveltosclusters", refuse), "output fails": plane.Config,
+		"refused": interceptRequests(plane.Config, "/sveltosclusters", refuse), "output fails": plane.Config,
 	} {
 		if err := join.RegisterPull(t.Context(), config, r, failing{errors.New("broken pipe")}); err == nil {
 			t.Errorf("%s: got no error", name)
@@ -266,7 +266,7 @@ func TestRefusedRegistrationKeepsAnEarlierKubeconfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, meddle := range []func(*http.Request, http.RoundTripper) (*http.Response, error){refuse, loseAnswer} {
-		wantText(t, join.RegisterPush(t.Context(), meddling(plane.Config, "/sveltosclusters", meddle), r), "the line is cut")
+		wantText(t, join.RegisterPush(t.Context(), interceptRequests(plane.Config, "/sveltosclusters", meddle), r), "the line is cut")
 		if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(secret), secret); err != nil || string(secret.Data["kubeconfig"]) != "earlier" {
 			t.Errorf("earlier kubeconfig: got %q and error %v", secret.Data["kubeconfig"], err)
 		}

@@ -246,7 +246,7 @@ func TestMissingClusterIsLogged(t *testing.T) {
 	if err := w.hubClient.Delete(t.Context(), cluster); err != nil {
 		t.Fatal(err)
 	}
-	if err := joinkarmada.RemoveTraces(t.Context(), w.hubClient, cluster); err != nil {
+	if err := joinkarmada.DeleteHubObjects(t.Context(), w.hubClient, cluster); err != nil {
 		t.Fatal(err)
 	}
 	w.eventually("the agent logs that the Cluster is missing", func(context.Context) error {

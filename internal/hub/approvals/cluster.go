@@ -60,7 +60,7 @@ func (c *Controller) ensureCluster(ctx context.Context, s *state) error {
 
 // takenError returns the denial of a name or an ID that another cluster has.
 func (s *state) takenError() error {
-	return denied(bootstrap.ReasonClusterTaken, karmada.Taken{ID: s.parsed.ID, Name: s.parsed.Cluster})
+	return denied(bootstrap.ReasonClusterTaken, karmada.TakenError{ID: s.parsed.ID, Name: s.parsed.Cluster})
 }
 
 func (c *Controller) timestamp() string { return c.Clock.Now().UTC().Format(time.RFC3339) }

@@ -189,7 +189,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	unlock := c.Locks.Lock(req.NamespacedName)
 	outcome := phase.Run(ctx, s, steps)
 	unlock()
-	if errors.Is(outcome.Err, join.ErrDeparting) || errors.Is(outcome.Err, join.ErrNotRegistered) {
+	if errors.Is(outcome.Err, join.ErrDeregistering) || errors.Is(outcome.Err, join.ErrNotRegistered) {
 		// The cache is stale: the cluster is being deregistered or deleted.
 		return reconcile.Result{}, nil
 	}

@@ -152,7 +152,7 @@ func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 }
 
 func (c *Controller) createNamespace(ctx context.Context, s *state) error {
-	space := karmada.NewSpace(s.cluster)
+	space := karmada.NewExecutionNamespace(s.cluster)
 	if err := c.Live.Create(ctx, space, client.FieldOwner(kube.FieldManager)); err != nil {
 		return client.IgnoreAlreadyExists(err)
 	}
@@ -164,8 +164,8 @@ func (c *Controller) createNamespace(ctx context.Context, s *state) error {
 // repairNamespace makes the Cluster the owner of the execution namespace. It deletes the namespace of another Cluster
 // that had the same name, with all objects in it.
 func (c *Controller) repairNamespace(ctx context.Context, s *state, space *corev1.Namespace) error {
-	if !karmada.OfOther(space, s.cluster) {
-		return karmada.AdoptSpace(ctx, c.Live, s.cluster, space)
+	if !karmada.BelongsToAnotherCluster(space, s.cluster) {
+		return karmada.AdoptExecutionNamespace(ctx, c.Live, s.cluster, space)
 	}
 	preconditions := client.Preconditions{UID: &space.UID, ResourceVersion: &space.ResourceVersion}
 	if err := c.Live.Delete(ctx, space, preconditions); client.IgnoreNotFound(err) != nil {

@@ -126,7 +126,7 @@ func (c *Controller) deleteMemberObjects(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
-	removed, err := karmada.RemoveMember(ctx, config, s.cluster.Name, s.member.MemberNamespace, hubID)
+	removed, err := karmada.DeleteMemberObjects(ctx, config, s.cluster.Name, s.member.MemberNamespace, hubID)
 	if len(removed) > 0 {
 		log.FromContext(ctx).Info("removed the registration from the cluster", logkeys.Count, len(removed))
 	}

@@ -108,14 +108,14 @@ func (c *Controller) releaseAbandoned(ctx context.Context, s *state, pendingWork
 	}
 	if s.member.Mode == fleet.Pull {
 		// Only the agent manages the Works of a pull member.
-		if err := karmada.ReleaseWorks(ctx, c.Live, s.cluster.Name); err != nil {
+		if err := karmada.ForceDeleteWorks(ctx, c.Live, s.cluster.Name); err != nil {
 			return err
 		}
 		if c.progress.recordPending(s.cluster.UID, "abandoned: "+pendingWork, c.Clock.Now()) < stallTimeout {
 			return errorOrWait(nil, pendingWork)
 		}
 	}
-	if err := karmada.ReleaseSpace(ctx, c.Live, s.cluster.Name); err != nil {
+	if err := karmada.ForceDeleteNamespaceContent(ctx, c.Live, s.cluster.Name); err != nil {
 		return err
 	}
 	return errorOrWait(nil, pendingWork)
@@ -159,7 +159,7 @@ func errorOrWait(err error, pendingWork string) error {
 // the deletion of the execution namespace, which takes some seconds: controllers release objects that are created in it
 // later, because the Cluster is deleted.
 func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
-	return karmada.RemoveTraces(ctx, c.Live, s.cluster)
+	return karmada.DeleteHubObjects(ctx, c.Live, s.cluster)
 }
 
 // deleteLeftovers deletes the objects of a Cluster that was deleted without its finalizer. Only the hub of the default
@@ -168,14 +168,14 @@ func (c *Controller) deleteLeftovers(ctx context.Context, name string) error {
 	if !c.Shard.IsDefault() {
 		return nil
 	}
-	return karmada.Sweep(ctx, c.Live, name)
+	return karmada.DeleteStaleRBAC(ctx, c.Live, name)
 }
 
 // deleteAllLeftovers calls deleteLeftovers for all Clusters that were deleted while the hub was not running.
 func (c *Controller) deleteAllLeftovers(ctx context.Context) error {
 	// It returns after a success, or when ctx ends.
 	_ = wait.PollUntilContextCancel(ctx, retryMax, true, func(ctx context.Context) (bool, error) {
-		err := karmada.SweepAll(ctx, c.Live)
+		err := karmada.DeleteAllStaleRBAC(ctx, c.Live)
 		if err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "delete objects of deleted clusters")
 		}

@@ -39,7 +39,7 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, obj := range []client.Object{space, secret, claim} {
-				karmada.Mark(obj, before)
+				karmada.SetOwner(obj, before)
 				if err := w.hubClient.Create(t.Context(), obj); err != nil {
 					t.Fatal(err)
 				}
@@ -57,7 +57,7 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 			w.waitReady(t, name)
 			for _, obj := range kept {
 				uid := obj.GetUID()
-				eventually(t, "adopted "+obj.GetName(), func() bool { return w.has(t, w.hubClient, obj) && karmada.Marked(obj) == c.UID })
+				eventually(t, "adopted "+obj.GetName(), func() bool { return w.has(t, w.hubClient, obj) && karmada.OwnerUID(obj) == c.UID })
 				if obj.GetUID() != uid {
 					t.Errorf("%T was created again", obj)
 				}

@@ -47,7 +47,7 @@ func (w *testEnv) waitReady(t *testing.T, name string) *clusterv1alpha1.Cluster 
 	eventually(t, "cluster "+name+" has its finalizer and its execution namespace", func() bool {
 		space := &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}
 		return w.has(t, w.hubClient, c) && controllerutil.ContainsFinalizer(c, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "" &&
-			w.has(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && karmada.Marked(space) == c.UID
+			w.has(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && karmada.OwnerUID(space) == c.UID
 	})
 	return c
 }
@@ -158,7 +158,7 @@ func TestRemovalDeletesThePushRegistration(t *testing.T) {
 				failed <- err
 			}()
 			request := tests[kind]
-			request.Hub, request.Name, request.Wait = w.hub.Config, name, 20*time.Second
+			request.Hub, request.Name, request.Timeout = w.hub.Config, name, 20*time.Second
 			start := time.Now()
 			// The hub has a kubeconfig of the member.
 			if err := karmada.Unjoin(t.Context(), request); err != nil {

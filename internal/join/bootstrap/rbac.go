@@ -57,7 +57,7 @@ func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.
 		&rbacv1.RoleBinding{ObjectMeta: named(namespace, name), RoleRef: roleRef("Role", name), Subjects: []rbacv1.Subject{user}},
 		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, name), RoleRef: roleRef("Role", sharedRole), Subjects: []rbacv1.Subject{user}},
 	} {
-		karmada.Mark(obj, c)
+		karmada.SetOwner(obj, c)
 		if err := ensureObject(ctx, hub, obj); err != nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func checkCluster(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clu
 	if err == nil && live.UID == c.UID {
 		return nil
 	}
-	errs := []error{fmt.Errorf("the Cluster %s is gone", c.Name), karmada.RemoveRights(ctx, hub, c)}
+	errs := []error{fmt.Errorf("the Cluster %s is gone", c.Name), karmada.DeleteAgentRBAC(ctx, hub, c)}
 	if created != nil {
 		// If a later Cluster has adopted it, this is a conflict.
 		exact := client.Preconditions{UID: &created.UID, ResourceVersion: &created.ResourceVersion}
@@ -175,7 +175,7 @@ func executionNamespaceRules(cluster string) []rbacv1.PolicyRule {
 // createExecutionNamespace creates the execution namespace if it does not exist, and returns it then. Package
 // hub/spaces keeps its metadata.
 func createExecutionNamespace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) (*corev1.Namespace, error) {
-	namespace := karmada.NewSpace(c)
+	namespace := karmada.NewExecutionNamespace(c)
 	err := hub.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
 	switch {
 	case apierrors.IsAlreadyExists(err):
@@ -195,7 +195,7 @@ func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 		return fmt.Errorf("read Lease %s: %w", client.ObjectKeyFromObject(lease), err)
 	}
 	if err == nil {
-		if karmada.Marked(lease) == c.UID {
+		if karmada.OwnerUID(lease) == c.UID {
 			return nil
 		}
 		uid := lease.UID
@@ -204,7 +204,7 @@ func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 		}
 	}
 	desired := &coordinationv1.Lease{ObjectMeta: named(lease.Namespace, lease.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}}
-	karmada.Mark(desired, c)
+	karmada.SetOwner(desired, c)
 	// A concurrent call for the same Cluster may have created it.
 	if err := hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(desired), err)

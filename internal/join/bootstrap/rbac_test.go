@@ -351,7 +351,7 @@ func TestEnsureAgentRBACReplacesTheLeaseOfAnEarlierCluster(t *testing.T) {
 	if err := hubClient.Get(t.Context(), key, lease); err != nil {
 		t.Fatal(err)
 	}
-	if got := ptr.Deref(lease.Spec.LeaseDurationSeconds, 0); got != 40 || karmada.Marked(lease) != c.UID {
+	if got := ptr.Deref(lease.Spec.LeaseDurationSeconds, 0); got != 40 || karmada.OwnerUID(lease) != c.UID {
 		t.Errorf("duration %d, labels %v", got, lease.Labels)
 	}
 	before := lease.UID

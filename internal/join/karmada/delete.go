@@ -20,34 +20,36 @@ import (
 )
 
 const (
-	// DeleteWait is the default timeout of a deregistration, as in Karmada.
-	DeleteWait = time.Minute
-	// forceWait is the time that the hub then has to force it. It no longer cleans up the member.
-	forceWait = 15 * time.Second
-	// deletePoll is the interval between two reads of a Cluster that is being deleted.
-	deletePoll = 200 * time.Millisecond
+	// DefaultDeleteTimeout is the default timeout of a deregistration, as in Karmada.
+	DefaultDeleteTimeout = time.Minute
+	// forceTimeout limits the further wait for the hub after DeleteOptions.Timeout if Force is set. The hub then completes
+	// the deletion without the member. The same limit applies after DeleteCluster has deleted the objects itself.
+	forceTimeout = 15 * time.Second
+	// deletePollInterval is the interval between two reads of a Cluster that is being deleted.
+	deletePollInterval = 200 * time.Millisecond
 )
 
 // ErrNoCluster is the error for a Cluster that does not exist.
 var ErrNoCluster = errors.New("no cluster object found in karmada control Plane")
 
-// noCluster is the ErrNoCluster of one name, in the words of Karmada.
-type noCluster struct{ name string }
+// noClusterError is the ErrNoCluster of one name, in the words of Karmada.
+type noClusterError struct{ name string }
 
-func (n noCluster) Error() string {
+func (n noClusterError) Error() string {
 	return fmt.Sprintf("no cluster object %s found in karmada control Plane", n.name)
 }
-func (n noCluster) Is(target error) bool { return target == ErrNoCluster }
+func (n noClusterError) Is(target error) bool { return target == ErrNoCluster }
 
 // DeleteOptions are the options of DeleteCluster.
 type DeleteOptions struct {
 	// Orphan leaves the propagated objects on the cluster.
 	Orphan bool
-	// Force completes the deregistration after Wait even if objects stay on the cluster, and also without a running hub.
+	// Force completes the deregistration after Timeout even if objects stay on the cluster, and also without a running
+	// hub.
 	Force bool
-	// Wait is the time that the hub has. Zero means DeleteWait.
-	Wait time.Duration
-	// Progress is called with progress messages; it may be nil.
+	// Timeout limits the wait for the hub. Default: DefaultDeleteTimeout.
+	Timeout time.Duration
+	// Progress is called with the reasons for waiting. It may be nil.
 	Progress func(string)
 }
 
@@ -59,8 +61,8 @@ func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clu
 	if err != nil {
 		return err
 	}
-	if o.Wait == 0 {
-		o.Wait = DeleteWait
+	if o.Timeout == 0 {
+		o.Timeout = DefaultDeleteTimeout
 	}
 	d := &deletion{hub: hub, cluster: cluster, options: o}
 	if err := d.run(ctx); err != nil {
@@ -74,7 +76,7 @@ func clusterOfMode(ctx context.Context, hub client.Client, name string, mode clu
 	cluster := &clusterv1alpha1.Cluster{}
 	err := hub.Get(ctx, client.ObjectKey{Name: name}, cluster)
 	if apierrors.IsNotFound(err) {
-		return nil, noCluster{name}
+		return nil, noClusterError{name}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster object %s: %w", name, err)
@@ -107,7 +109,7 @@ func (d *deletion) run(ctx context.Context) error {
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	isDeleted, err := d.await(ctx, d.options.Wait)
+	isDeleted, err := d.await(ctx, d.options.Timeout)
 	if err != nil {
 		return err
 	}
@@ -115,21 +117,21 @@ func (d *deletion) run(ctx context.Context) error {
 		return d.deleteHubObjects(ctx)
 	}
 	if !d.options.Force {
-		return fmt.Errorf("wait %s for it to be gone: %w; the hub goes on with it", d.options.Wait, context.DeadlineExceeded)
+		return fmt.Errorf("wait %s for it to be gone: %w; the hub goes on with it", d.options.Timeout, context.DeadlineExceeded)
 	}
-	report(d.options.Progress, fmt.Sprintf("The cluster object %s is not gone after %s; ending its removal by force", d.cluster.Name, d.options.Wait))
+	report(d.options.Progress, fmt.Sprintf("The cluster object %s is not gone after %s; ending its removal by force", d.cluster.Name, d.options.Timeout))
 	if err := AnnotateDeregistration(ctx, d.hub, d.cluster, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if isDeleted, err = d.await(ctx, forceWait); isDeleted || err != nil {
+	if isDeleted, err = d.await(ctx, forceTimeout); isDeleted || err != nil {
 		return err
 	}
-	if err := d.release(ctx); err != nil {
+	if err := d.forceDeleteCluster(ctx); err != nil {
 		return err
 	}
-	isDeleted, err = d.await(ctx, forceWait)
+	isDeleted, err = d.await(ctx, forceTimeout)
 	if err == nil && !isDeleted {
-		return fmt.Errorf("wait %s for it to be gone: %w", forceWait, context.DeadlineExceeded)
+		return fmt.Errorf("wait %s for it to be gone: %w", forceTimeout, context.DeadlineExceeded)
 	}
 	return err
 }
@@ -139,7 +141,7 @@ func (d *deletion) deleteHubObjects(ctx context.Context) error {
 	if controllerutil.ContainsFinalizer(d.cluster, clusterv1alpha1.ClusterFinalizer) {
 		return nil
 	}
-	return ignoreForbidden(retryStale(ctx, func() error { return RemoveTraces(ctx, d.hub, d.cluster) }))
+	return ignoreForbidden(retryStale(ctx, func() error { return DeleteHubObjects(ctx, d.hub, d.cluster) }))
 }
 
 // await waits until the Cluster is deleted, and returns whether it is.
@@ -147,7 +149,7 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (isDeleted bo
 	isReported := false
 	var failure error
 	// The requests use ctx, so that the error of a request is never that of the limit.
-	err = wait.PollUntilContextTimeout(ctx, deletePoll, limit, true, func(context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(ctx, deletePollInterval, limit, true, func(context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := d.hub.Get(ctx, client.ObjectKeyFromObject(d.cluster), live)
 		// Its agent loses its permissions right after the deletion.

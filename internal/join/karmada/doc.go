@@ -1,8 +1,8 @@
 // Package karmada brings clusters into the fleet, and out of it, as karmadactl does.
 //
 // The CLI calls Join and Unjoin for clusters in push mode, and DeleteCluster for clusters in pull mode. The hub calls
-// CreateCluster when it approves the registration of an agent, and ReserveID, AdoptSpace, AdoptSecrets, RemoveMember
-// and RemoveTraces when it reconciles a Cluster.
+// CreateCluster when it approves the registration of an agent, and ReserveID, AdoptExecutionNamespace, AdoptSecrets,
+// DeleteMemberObjects and DeleteHubObjects when it reconciles a Cluster.
 //
 // Join creates, in this order:
 //
@@ -20,8 +20,8 @@
 // deletes the remaining objects on both sides.
 //
 // A registration never changes or deletes an object without the label of the system. On the hub, objects of a Cluster
-// have its name and UID in labels (Mark). On the member, own objects have the ID of the hub in an annotation. Shared
-// objects have an annotation for each cluster of each hub that uses them. The last one deletes them, the namespace only
-// if it holds no foreign objects. All objects on the member record the UID of the Cluster and the run that wrote them:
-// a rollback keeps the objects of a later Cluster.
+// have its name and UID in labels (SetOwner). On the member, own objects have the ID of the hub in an annotation.
+// Shared objects have an annotation for each cluster of each hub that uses them. The last one deletes them, the
+// namespace only if it holds no foreign objects. All objects on the member record the UID of the Cluster and the run
+// that wrote them: a rollback keeps the objects of a later Cluster.
 package karmada

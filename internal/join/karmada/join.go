@@ -37,18 +37,19 @@ const (
 	hubTimeout = 20 * time.Second
 )
 
-// JoinRequest asks to register a cluster that the hub dials.
+// JoinRequest is a request to register a cluster in push mode.
 type JoinRequest struct {
-	// Hub and Member are how the operator reaches them.
+	// Hub and Member are the caller's configurations for the hub and for the cluster. Both are required.
 	Hub, Member *rest.Config
-	// Name of the cluster; ClusterNamespace is where its credentials are, on the hub and on the cluster.
+	// Name is the name of the Cluster. ClusterNamespace is the namespace of its Secrets on the hub, and of the hub's
+	// ServiceAccount on the cluster. Default: fleet.DefaultClusterNamespace.
 	Name, ClusterNamespace string
-	// Provider, Region and Zones are for people and for selectors.
+	// Provider, Region and Zones are written to the fields of the same names in the Cluster. They may be empty.
 	Provider, Region string
 	Zones            []string
-	// DryRun reads both sides, and refuses what would be refused, but writes nothing.
+	// DryRun runs all checks on both sides, and writes nothing.
 	DryRun bool
-	// Progress is told what people should know; it may be nil.
+	// Progress is called with warnings. It may be nil.
 	Progress func(string)
 }
 
@@ -65,7 +66,7 @@ func Join(ctx context.Context, r JoinRequest) error {
 	if r.ClusterNamespace == systemNamespace {
 		report(r.Progress, "warning: --cluster-namespace="+systemNamespace+" is the namespace of the control plane itself; it is never deleted with a cluster")
 	}
-	j, err := newJoining(r)
+	j, err := newRegistration(r)
 	if err != nil {
 		return err
 	}
@@ -78,19 +79,19 @@ func Join(ctx context.Context, r JoinRequest) error {
 	return nil
 }
 
-// joining is one run of Join.
-type joining struct {
+// registration is one run of Join.
+type registration struct {
 	request   JoinRequest
 	attempt   string
 	hub       client.Client
 	resources foreign.Resources
 	member    *memberObjects
 	cluster   *clusterv1alpha1.Cluster
-	// former is the Cluster of a killed run that this run resumes; nil if there is none.
-	former *clusterv1alpha1.Cluster
+	// unfinished is the Cluster of a killed run that this run resumes; nil if there is none.
+	unfinished *clusterv1alpha1.Cluster
 }
 
-func newJoining(r JoinRequest) (*joining, error) {
+func newRegistration(r JoinRequest) (*registration, error) {
 	hub, resources, err := newClients(r.Hub)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the control plane: %w", err)
@@ -99,11 +100,11 @@ func newJoining(r JoinRequest) (*joining, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &joining{request: r, attempt: string(uuid.NewUUID()), hub: hub, resources: resources, member: member}, nil
+	return &registration{request: r, attempt: string(uuid.NewUUID()), hub: hub, resources: resources, member: member}, nil
 }
 
 // validate reads both sides, and returns an error if the registration is not possible.
-func (j *joining) validate(ctx context.Context) error {
+func (j *registration) validate(ctx context.Context) error {
 	// The first request of a client, for API discovery, takes no context.
 	if err := ctx.Err(); err != nil {
 		return err
@@ -115,13 +116,13 @@ func (j *joining) validate(ctx context.Context) error {
 	if j.member.hubID, err = HubID(ctx, j.hub); err != nil {
 		return err
 	}
-	if err := j.findFormer(ctx, id); err != nil {
+	if err := j.findUnfinished(ctx, id); err != nil {
 		return err
 	}
 	if j.cluster, err = j.desired(id); err != nil {
 		return err
 	}
-	owner := cmp.Or(j.former, j.cluster)
+	owner := cmp.Or(j.unfinished, j.cluster)
 	for _, ref := range []*clusterv1alpha1.LocalSecretReference{j.cluster.Spec.SecretRef, j.cluster.Spec.ImpersonatorSecretRef} {
 		if _, err := getSecret(ctx, j.hub, owner, *ref); err != nil {
 			return fmt.Errorf("write Secret %s/%s on the control plane: %w", ref.Namespace, ref.Name, err)
@@ -130,9 +131,9 @@ func (j *joining) validate(ctx context.Context) error {
 	return j.member.validate(ctx)
 }
 
-// findFormer finds the Cluster of a run that has not finished. It returns an ErrTaken if another Cluster has the name
-// or the ID.
-func (j *joining) findFormer(ctx context.Context, id string) error {
+// findUnfinished finds the Cluster of a run that has not finished. It returns an ErrTaken if another Cluster has the
+// name or the ID.
+func (j *registration) findUnfinished(ctx context.Context, id string) error {
 	clusters := &clusterv1alpha1.ClusterList{}
 	err := j.hub.List(ctx, clusters)
 	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
@@ -147,15 +148,15 @@ func (j *joining) findFormer(ctx context.Context, id string) error {
 			continue
 		}
 		if cluster.Name != j.request.Name || cluster.Spec.ID != id || !isUnfinished(cluster) {
-			return Taken{ID: id, Name: j.request.Name}
+			return TakenError{ID: id, Name: j.request.Name}
 		}
-		j.former = cluster
+		j.unfinished = cluster
 	}
 	return nil
 }
 
 // desired returns the Cluster to be created.
-func (j *joining) desired(id string) (*clusterv1alpha1.Cluster, error) {
+func (j *registration) desired(id string) (*clusterv1alpha1.Cluster, error) {
 	r := j.request
 	endpoint := strings.TrimSuffix(r.Member.Host, "/")
 	if !strings.Contains(endpoint, "://") {
@@ -200,18 +201,18 @@ func proxyOf(config *rest.Config, endpoint string) (string, error) {
 
 // run creates the Cluster first, because only one of several concurrent runs succeeds in that. The hub connects to the
 // cluster when the Secret exists.
-func (j *joining) run(ctx context.Context) error {
+func (j *registration) run(ctx context.Context) error {
 	if err := ensureNamespace(ctx, j.hub, j.request.ClusterNamespace, j.attempt); err != nil {
 		return err
 	}
 	create := j.create
-	if j.former != nil {
+	if j.unfinished != nil {
 		create = j.resume
 	}
 	if err := create(ctx); err != nil {
 		return err
 	}
-	j.member.writer = string(j.cluster.UID) + "/" + j.attempt
+	j.member.runKey = string(j.cluster.UID) + "/" + j.attempt
 	if err := j.checkAttempt(ctx); err != nil {
 		return err
 	}
@@ -219,7 +220,7 @@ func (j *joining) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	authority, err := j.authority(account.authority)
+	authority, err := j.caBundle(account.authority)
 	if err != nil {
 		return err
 	}
@@ -236,19 +237,19 @@ func (j *joining) run(ctx context.Context) error {
 	return j.finish(ctx)
 }
 
-func (j *joining) create(ctx context.Context) error { return CreateCluster(ctx, j.hub, j.cluster) }
+func (j *registration) create(ctx context.Context) error { return CreateCluster(ctx, j.hub, j.cluster) }
 
 // writeSecret writes a Secret of the Cluster if that still belongs to this run.
-func (j *joining) writeSecret(ctx context.Context, ref clusterv1alpha1.LocalSecretReference, data map[string][]byte) error {
+func (j *registration) writeSecret(ctx context.Context, ref clusterv1alpha1.LocalSecretReference, data map[string][]byte) error {
 	if err := j.checkAttempt(ctx); err != nil {
 		return err
 	}
 	return writeSecret(ctx, j.hub, j.cluster, ref, data)
 }
 
-// authority returns the certificate authorities of the cluster: its own, and those in the operator's kubeconfig, which
+// caBundle returns the certificate authorities of the cluster: its own, and those in the operator's kubeconfig, which
 // may belong to a proxy.
-func (j *joining) authority(own []byte) ([]byte, error) {
+func (j *registration) caBundle(own []byte) ([]byte, error) {
 	config := rest.CopyConfig(j.request.Member)
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return nil, fmt.Errorf("read the certificate authority of the cluster's kubeconfig: %w", err)
@@ -263,7 +264,7 @@ func (j *joining) authority(own []byte) ([]byte, error) {
 // rollBack deletes the Cluster of this run, and then the objects of the registration on both sides. If another run has
 // the Cluster, the objects belong to that run and stay. If the Cluster cannot be deleted, rollBack deletes only the
 // credentials that this run wrote: another run may have resumed the Cluster. It works after ctx has ended.
-func (j *joining) rollBack(ctx context.Context) error {
+func (j *registration) rollBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	isDeleted, err := j.deleteCluster(ctx)
@@ -274,7 +275,7 @@ func (j *joining) rollBack(ctx context.Context) error {
 	switch {
 	case j.cluster.UID == "":
 	case isDeleted:
-		errs = append(errs, ignoreForbidden(retryStale(ctx, func() error { return RemoveTraces(ctx, j.hub, j.cluster) })))
+		errs = append(errs, ignoreForbidden(retryStale(ctx, func() error { return DeleteHubObjects(ctx, j.hub, j.cluster) })))
 	default:
 		errs = append(errs, removeSecrets(ctx, j.hub, j.cluster, j.attempt))
 	}
@@ -283,14 +284,14 @@ func (j *joining) rollBack(ctx context.Context) error {
 
 // removeMember deletes the objects of the Cluster from the member: those of all its runs if the Cluster is deleted,
 // otherwise those that this run wrote.
-func (j *joining) removeMember(ctx context.Context, isDeleted bool) error {
+func (j *registration) removeMember(ctx context.Context, isDeleted bool) error {
 	m := j.member
-	if m.writer == "" && (j.former == nil || !isDeleted) {
+	if m.runKey == "" && (j.unfinished == nil || !isDeleted) {
 		return nil
 	}
-	m.removedWriters = m.writer
+	m.removedRunPrefix = m.runKey
 	if isDeleted {
-		m.removedWriters = string(cmp.Or(j.former, j.cluster).UID) + "/"
+		m.removedRunPrefix = string(cmp.Or(j.unfinished, j.cluster).UID) + "/"
 	}
 	if _, err := m.remove(ctx); err != nil {
 		names := make([]string, 0, len(m.own()))
@@ -304,10 +305,10 @@ func (j *joining) removeMember(ctx context.Context, isDeleted bool) error {
 
 // deleteCluster deletes the Cluster of this run, and waits until the hub has completed the deletion. It returns false
 // if another run has a Cluster with that name.
-func (j *joining) deleteCluster(ctx context.Context) (isDeleted bool, err error) {
+func (j *registration) deleteCluster(ctx context.Context) (isDeleted bool, err error) {
 	isDeleted = true
 	// The rollback still needs time for the objects if the hub does not respond.
-	err = wait.PollUntilContextTimeout(ctx, deletePoll, hubTimeout, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(ctx, deletePollInterval, hubTimeout, true, func(ctx context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := j.hub.Get(ctx, client.ObjectKey{Name: j.request.Name}, live)
 		if err != nil {

@@ -98,7 +98,7 @@ func wantJoined(t *testing.T, w *world, r karmada.JoinRequest) {
 		if err := w.hubClient.Get(t.Context(), client.ObjectKey{Namespace: "karmada-cluster", Name: name}, secret); err != nil {
 			t.Fatal(err)
 		}
-		if karmada.Marked(secret) != got.UID || len(secret.Data["token"]) == 0 {
+		if karmada.OwnerUID(secret) != got.UID || len(secret.Data["token"]) == 0 {
 			t.Errorf("Secret %s: got %v, want a token that goes with the Cluster", name, secret.ObjectMeta)
 		}
 		if name != r.Name {
@@ -172,7 +172,7 @@ func TestUnjoinKeepsTheRegistrationOfAnotherHub(t *testing.T) {
 	if err := w.memberClient.Create(t.Context(), theirs); err != nil {
 		t.Fatal(err)
 	}
-	last := karmada.UnjoinRequest{Hub: w.member.Config, Member: w.member.Config, Name: "shared-too", Wait: 20 * time.Second}
+	last := karmada.UnjoinRequest{Hub: w.member.Config, Member: w.member.Config, Name: "shared-too", Timeout: 20 * time.Second}
 	if err := karmada.Unjoin(t.Context(), last); err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestForcedUnjoinWithoutHub(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := karmada.UnjoinRequest{Hub: w.hub.Config, Name: "held", Wait: time.Second}
+	r := karmada.UnjoinRequest{Hub: w.hub.Config, Name: "held", Timeout: time.Second}
 	if err := karmada.Unjoin(t.Context(), r); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("without force: got %v, want a deadline", err)
 	}

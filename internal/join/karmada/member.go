@@ -30,8 +30,9 @@ const (
 	rolePrefix    = "karmada-controller-manager:"
 	// impersonator is the ServiceAccount with which hubs impersonate their users.
 	impersonator = "karmada-impersonator"
-	// userPrefix begins the annotations of shared objects, one for each cluster of each hub that uses the object.
-	userPrefix = "hub.towline.dev/"
+	// userAnnotationPrefix begins the annotations of shared objects, one for each cluster of each hub that uses the
+	// object.
+	userAnnotationPrefix = "hub.towline.dev/"
 	// maxAnnotationName is the maximum length of an annotation key after its domain.
 	maxAnnotationName = 63
 	// tokenTimeout limits the wait for the member's token controller, as in Karmada.
@@ -46,11 +47,11 @@ type memberObjects struct {
 	client                    client.Client
 	resources                 foreign.Resources
 	cluster, namespace, hubID string
-	// writer identifies the run that writes the objects: the UID of its Cluster, which a run that resumes it keeps, a
+	// runKey identifies the run that writes the objects: the UID of its Cluster, which a run that resumes it keeps, a
 	// slash and the attempt.
-	writer string
-	// removedWriters limits a rollback to the objects whose writer begins with it. Empty means all writers.
-	removedWriters string
+	runKey string
+	// removedRunPrefix limits a rollback to objects whose runKey begins with it. Empty means all objects.
+	removedRunPrefix string
 }
 
 func newMemberObjects(config *rest.Config, cluster, namespace, hubID string) (*memberObjects, error) {
@@ -79,22 +80,22 @@ func newClients(config *rest.Config) (client.Client, *discovery.DiscoveryClient,
 func (m *memberObjects) account() string { return accountPrefix + m.cluster }
 func (m *memberObjects) role() string    { return rolePrefix + m.account() }
 
-// user returns the key of this cluster's annotation on shared objects.
-func (m *memberObjects) user() string {
+// userAnnotation returns the key of this cluster's annotation on shared objects.
+func (m *memberObjects) userAnnotation() string {
 	const prefix = 20
 	name := m.hubID + "." + m.cluster
 	if len(name) > maxAnnotationName {
 		sum := sha256.Sum256([]byte(name))
 		name = name[:prefix] + "." + hex.EncodeToString(sum[:prefix])
 	}
-	return userPrefix + name
+	return userAnnotationPrefix + name
 }
 
 // own returns the desired own objects, the Secret for the account's token last.
 func (m *memberObjects) own() []client.Object {
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		meta := systemMeta(namespace, name)
-		meta.Annotations = map[string]string{kube.AnnotationHub: m.hubID, attemptAnnotation: m.writer}
+		meta.Annotations = map[string]string{kube.AnnotationHub: m.hubID, attemptAnnotation: m.runKey}
 		return meta
 	}
 	all := []string{rbacv1.APIGroupAll}
@@ -116,7 +117,7 @@ func (m *memberObjects) own() []client.Object {
 func (m *memberObjects) shared() []client.Object {
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		meta := systemMeta(namespace, name)
-		meta.Annotations = map[string]string{m.user(): m.writer}
+		meta.Annotations = map[string]string{m.userAnnotation(): m.runKey}
 		return meta
 	}
 	return []client.Object{
@@ -144,25 +145,25 @@ func (m *memberObjects) isOwn(live client.Object) bool {
 
 // isRemovable returns whether live is an own object that this removal deletes.
 func (m *memberObjects) isRemovable(live client.Object) bool {
-	return m.isOwn(live) && strings.HasPrefix(live.GetAnnotations()[attemptAnnotation], m.removedWriters)
+	return m.isOwn(live) && strings.HasPrefix(live.GetAnnotations()[attemptAnnotation], m.removedRunPrefix)
 }
 
-// isReleasable returns whether this removal removes the cluster from the users of live.
-func (m *memberObjects) isReleasable(live client.Object) bool {
-	writer, isUser := live.GetAnnotations()[m.user()]
-	return isUser && strings.HasPrefix(writer, m.removedWriters)
+// isRemovableUser returns whether this removal removes the cluster from the users of live.
+func (m *memberObjects) isRemovableUser(live client.Object) bool {
+	writer, isUser := live.GetAnnotations()[m.userAnnotation()]
+	return isUser && strings.HasPrefix(writer, m.removedRunPrefix)
 }
 
 // isShared returns whether registrations created live and use it.
 func isShared(live client.Object) bool {
-	return live.GetLabels()[clusterv1alpha1.SystemLabel] == "true" && len(usersOf(live)) > 0
+	return live.GetLabels()[clusterv1alpha1.SystemLabel] == "true" && len(userAnnotations(live)) > 0
 }
 
-// usersOf returns the keys of the annotations by which registrations use live.
-func usersOf(live client.Object) []string {
+// userAnnotations returns the keys of the annotations by which registrations use live.
+func userAnnotations(live client.Object) []string {
 	var users []string
 	for key := range live.GetAnnotations() {
-		if strings.HasPrefix(key, userPrefix) {
+		if strings.HasPrefix(key, userAnnotationPrefix) {
 			users = append(users, key)
 		}
 	}
@@ -259,7 +260,7 @@ func (m *memberObjects) ensureObject(ctx context.Context, desired client.Object)
 		if !created {
 			return nil
 		}
-		reset(live, desired)
+		copyDesired(live, desired)
 		return m.client.Update(ctx, live, client.FieldOwner(kube.FieldManager))
 	})
 	if err != nil {
@@ -268,8 +269,8 @@ func (m *memberObjects) ensureObject(ctx context.Context, desired client.Object)
 	return nil
 }
 
-// reset gives live the content of desired. A removal that has set owner references then gets a conflict.
-func reset(live, desired client.Object) {
+// copyDesired gives live the content of desired. A removal that has set owner references then gets a conflict.
+func copyDesired(live, desired client.Object) {
 	annotations := maps.Clone(live.GetAnnotations())
 	maps.Copy(annotations, desired.GetAnnotations())
 	live.SetAnnotations(annotations)

@@ -59,28 +59,29 @@ func deleteNamespace(ctx context.Context, hub client.Client, resources foreign.R
 	return nil
 }
 
-// NewSpace returns the execution namespace of cluster to be created.
-func NewSpace(cluster *clusterv1alpha1.Cluster) *corev1.Namespace {
+// NewExecutionNamespace returns the execution namespace of cluster to be created.
+func NewExecutionNamespace(cluster *clusterv1alpha1.Cluster) *corev1.Namespace {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(cluster.Name)}}
-	Mark(namespace, cluster)
+	SetOwner(namespace, cluster)
 	recordID(namespace, cluster)
 	return namespace
 }
 
-// AdoptSpace makes cluster the owner of its execution namespace and records the ID of cluster on it. The objects in the
-// namespace stay. hub must read from the API server.
-func AdoptSpace(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, namespace *corev1.Namespace) error {
+// AdoptExecutionNamespace makes cluster the owner of its execution namespace and records the ID of cluster on it. The
+// objects in the namespace stay. hub must read from the API server.
+func AdoptExecutionNamespace(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, namespace *corev1.Namespace) error {
 	isRecorded := cluster.Spec.ID == "" || namespace.Annotations[kube.AnnotationClusterID] == cluster.Spec.ID
-	if isOwned(namespace, cluster.Name) && Marked(namespace) == cluster.UID && isRecorded && !hasOtherOwner(namespace, cluster.UID) {
+	if isOwnedBy(namespace, cluster.Name) && OwnerUID(namespace) == cluster.UID && isRecorded && !hasOtherOwner(namespace, cluster.UID) {
 		return nil
 	}
 	return adopt(ctx, hub, cluster, namespace, func() { recordID(namespace, cluster) })
 }
 
-// OfOther returns whether the execution namespace belonged to a Cluster with the same name but another ID, so that its
-// objects are not for this one. A namespace with an unknown ID belongs to this one, as after the hub was restored.
-func OfOther(namespace *corev1.Namespace, cluster *clusterv1alpha1.Cluster) bool {
-	owner, id := Marked(namespace), namespace.Annotations[kube.AnnotationClusterID]
+// BelongsToAnotherCluster returns whether the execution namespace belonged to a Cluster with the same name but another
+// ID, so that its objects are not for this one. A namespace with an unknown ID belongs to this one, as after the hub
+// was restored.
+func BelongsToAnotherCluster(namespace *corev1.Namespace, cluster *clusterv1alpha1.Cluster) bool {
+	owner, id := OwnerUID(namespace), namespace.Annotations[kube.AnnotationClusterID]
 	return owner != "" && owner != cluster.UID && id != "" && cluster.Spec.ID != "" && id != cluster.Spec.ID
 }
 

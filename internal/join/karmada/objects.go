@@ -87,9 +87,9 @@ func secretsOf(cluster *clusterv1alpha1.Cluster) []clusterv1alpha1.LocalSecretRe
 	return secrets
 }
 
-// Mark makes cluster the owner of an object of the hub, and removes owner references to other Clusters: those are
+// SetOwner makes cluster the owner of an object of the hub, and removes owner references to other Clusters: those are
 // deleted, so the garbage collector would delete the object.
-func Mark(obj client.Object, cluster *clusterv1alpha1.Cluster) {
+func SetOwner(obj client.Object, cluster *clusterv1alpha1.Cluster) {
 	if hasOtherOwner(obj, cluster.UID) {
 		obj.SetOwnerReferences(slices.DeleteFunc(slices.Clone(obj.GetOwnerReferences()), refersToOther(cluster.UID)))
 	}
@@ -101,14 +101,14 @@ func Mark(obj client.Object, cluster *clusterv1alpha1.Cluster) {
 	obj.SetLabels(labels)
 }
 
-// Marked returns the UID of the Cluster that owns an object of the hub, or "".
-func Marked(obj client.Object) types.UID { return types.UID(obj.GetLabels()[clusterUIDLabel]) }
+// OwnerUID returns the UID of the Cluster that owns an object of the hub, or "".
+func OwnerUID(obj client.Object) types.UID { return types.UID(obj.GetLabels()[clusterUIDLabel]) }
 
-// isOwned returns whether a Cluster with that name owns an object that is not being deleted. Only objects of
+// isOwnedBy returns whether a Cluster with that name owns an object that is not being deleted. Only objects of
 // registrations have all three labels.
-func isOwned(obj client.Object, cluster string) bool {
+func isOwnedBy(obj client.Object, cluster string) bool {
 	labels := obj.GetLabels()
-	return labels[clusterv1alpha1.SystemLabel] == "true" && labels[clusterLabel] == cluster && Marked(obj) != "" && obj.GetDeletionTimestamp().IsZero()
+	return labels[clusterv1alpha1.SystemLabel] == "true" && labels[clusterLabel] == cluster && OwnerUID(obj) != "" && obj.GetDeletionTimestamp().IsZero()
 }
 
 func hasOtherOwner(obj client.Object, cluster types.UID) bool {
@@ -140,20 +140,20 @@ func adopt(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Clus
 		return apierrors.NewConflict(resource, cluster.Name, errors.New("it was deleted or replaced"))
 	}
 	before := obj.DeepCopyObject().(client.Object)
-	Mark(obj, cluster)
+	SetOwner(obj, cluster)
 	change()
 	return hub.Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(kube.FieldManager))
 }
 
-// RemoveTraces deletes the hub's objects of a deregistered cluster: the RBAC of its agent, its credentials, the
+// DeleteHubObjects deletes the hub's objects of a deregistered cluster: the RBAC of its agent, its credentials, the
 // reservation of its ID, and its execution namespace. It does not wait for the end of their deletion. hub must read
 // from the API server. It can be repeated.
-func RemoveTraces(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
+func DeleteHubObjects(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	return deleteOwned(ctx, hub, cluster, hubObjects(cluster))
 }
 
-// RemoveRights deletes only the RBAC of the agent and its Lease.
-func RemoveRights(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
+// DeleteAgentRBAC deletes the RBAC of the agent and its Lease.
+func DeleteAgentRBAC(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	return deleteOwned(ctx, hub, cluster, append(agentRBAC(cluster.Name), leaseOf(cluster.Name)))
 }
 
@@ -162,7 +162,7 @@ func deleteOwned(ctx context.Context, hub client.Client, cluster *clusterv1alpha
 	var errs []error
 	for _, obj := range objects {
 		err := hub.Get(ctx, client.ObjectKeyFromObject(obj), obj)
-		if err == nil && isOwned(obj, cluster.Name) && Marked(obj) == cluster.UID {
+		if err == nil && isOwnedBy(obj, cluster.Name) && OwnerUID(obj) == cluster.UID {
 			err = deleteAsRead(ctx, hub, obj)
 		}
 		if client.IgnoreNotFound(err) != nil {
@@ -178,23 +178,23 @@ func deleteAsRead(ctx context.Context, hub client.Client, obj client.Object) err
 	return client.IgnoreNotFound(hub.Delete(ctx, obj, client.Preconditions{UID: &uid, ResourceVersion: &version}))
 }
 
-// Sweep deletes the agents' RBAC of deleted Clusters with that name, if no hub handled their deletion. It keeps their
-// other objects: a hub that is being restored may not have its Clusters yet, and only RBAC is created again
+// DeleteStaleRBAC deletes the agents' RBAC of deleted Clusters with that name, if no hub handled their deletion. It
+// keeps their other objects: a hub that is being restored may not have its Clusters yet, and only RBAC is created again
 // automatically. hub must read from the API server.
-func Sweep(ctx context.Context, hub client.Client, name string) error {
+func DeleteStaleRBAC(ctx context.Context, hub client.Client, name string) error {
 	if len(name) > clusterv1alpha1.MaxClusterName {
 		return nil
 	}
-	return deleteStaleRBAC(ctx, hub, client.MatchingLabels{clusterLabel: name}, client.MatchingFields{metav1.ObjectNameField: name})
+	return deleteRBACWithoutCluster(ctx, hub, client.MatchingLabels{clusterLabel: name}, client.MatchingFields{metav1.ObjectNameField: name})
 }
 
-// SweepAll is Sweep for all names.
-func SweepAll(ctx context.Context, hub client.Client) error {
-	return deleteStaleRBAC(ctx, hub, client.HasLabels{clusterLabel, clusterUIDLabel})
+// DeleteAllStaleRBAC is DeleteStaleRBAC for all names.
+func DeleteAllStaleRBAC(ctx context.Context, hub client.Client) error {
+	return deleteRBACWithoutCluster(ctx, hub, client.HasLabels{clusterLabel, clusterUIDLabel})
 }
 
-// deleteStaleRBAC deletes the selected RBAC objects whose owner is not one of the selected Clusters.
-func deleteStaleRBAC(ctx context.Context, hub client.Client, selected client.ListOption, selectedClusters ...client.ListOption) error {
+// deleteRBACWithoutCluster deletes the selected RBAC objects whose owner is not one of the selected Clusters.
+func deleteRBACWithoutCluster(ctx context.Context, hub client.Client, selected client.ListOption, selectedClusters ...client.ListOption) error {
 	found, err := listAgentRBAC(ctx, hub, selected)
 	if err != nil || len(found) == 0 {
 		return err
@@ -210,7 +210,7 @@ func deleteStaleRBAC(ctx context.Context, hub client.Client, selected client.Lis
 	}
 	var errs []error
 	for _, obj := range found {
-		if owners[Marked(obj)] {
+		if owners[OwnerUID(obj)] {
 			continue
 		}
 		if err := deleteAsRead(ctx, hub, obj); err != nil {
@@ -236,7 +236,7 @@ func listAgentRBAC(ctx context.Context, hub client.Client, selected client.ListO
 				isAgents := slices.ContainsFunc(agentRBAC(item.Labels[clusterLabel]), func(other *metav1.PartialObjectMetadata) bool {
 					return item.Kind == other.Kind && item.Namespace == other.Namespace && item.Name == other.Name
 				})
-				if isAgents && isOwned(item, item.Labels[clusterLabel]) {
+				if isAgents && isOwnedBy(item, item.Labels[clusterLabel]) {
 					found = append(found, item)
 				}
 			}

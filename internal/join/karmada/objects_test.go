@@ -74,7 +74,7 @@ func foreignObjects(name string) []client.Object {
 func (w *world) put(t *testing.T, of *clusterv1alpha1.Cluster, objects ...client.Object) {
 	t.Helper()
 	for _, obj := range objects {
-		karmada.Mark(obj, of)
+		karmada.SetOwner(obj, of)
 		if err := w.hubClient.Create(t.Context(), obj); err != nil {
 			t.Fatal(err)
 		}
@@ -152,11 +152,11 @@ func TestSweepDeletesOnlyRBACOfDeletedClusters(t *testing.T) {
 		"Sweep": func() error {
 			var errs []error
 			for _, name := range []string{"swept-gone", "swept-living", "swept-again", "swept-unmarked"} {
-				errs = append(errs, karmada.Sweep(t.Context(), w.hubClient, name))
+				errs = append(errs, karmada.DeleteStaleRBAC(t.Context(), w.hubClient, name))
 			}
 			return errors.Join(errs...)
 		},
-		"SweepAll": func() error { return karmada.SweepAll(t.Context(), w.hubClient) },
+		"DeleteAllStaleRBAC": func() error { return karmada.DeleteAllStaleRBAC(t.Context(), w.hubClient) },
 	}
 	for when, sweep := range tests {
 		stale := rightsOf("swept-gone")
@@ -177,12 +177,12 @@ func TestSweepDeletesOnlyRBACOfDeletedClusters(t *testing.T) {
 		}
 		w.want(t, when, true, append(renewed, kept...))
 	}
-	if err := karmada.Sweep(t.Context(), w.hubClient, strings.Repeat("a", 100)); err != nil {
+	if err := karmada.DeleteStaleRBAC(t.Context(), w.hubClient, strings.Repeat("a", 100)); err != nil {
 		t.Errorf("a name that no Cluster of ours has: %v", err)
 	}
 }
 
-func TestRemoveTracesDeletesOnlyOwnedObjects(t *testing.T) {
+func TestDeleteHubObjectsDeletesOnlyOwnedObjects(t *testing.T) {
 	w := alone(t)
 	w.namespaces(t)
 	c := cluster("taken-off", "taken-off")
@@ -196,7 +196,7 @@ func TestRemoveTracesDeletesOnlyOwnedObjects(t *testing.T) {
 	w.put(t, c, rights...)
 	theirs := foreignObjects("taken-off")
 	w.put(t, c, theirs...)
-	if err := karmada.RemoveTraces(t.Context(), w.hubClient, c); err != nil {
+	if err := karmada.DeleteHubObjects(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
 	// The Work goes with its namespace.
@@ -221,7 +221,7 @@ func TestRestoredClusterKeepsItsID(t *testing.T) {
 	if err := karmada.ReserveID(t.Context(), w.hubClient, c); err != nil {
 		t.Error(err)
 	}
-	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil || karmada.Marked(claim) != c.UID {
+	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil || karmada.OwnerUID(claim) != c.UID {
 		t.Errorf("the claim: %v, labels %v", err, claim.Labels)
 	}
 	// A claim of a Cluster that is gone is in nobody's way.
@@ -241,7 +241,7 @@ func TestMarkRemovesOtherOwners(t *testing.T) {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{
 		ref("cluster.karmada.io/v1alpha1", "Cluster", "before"), ref("cluster.karmada.io/v1alpha1", "Cluster", "now"), ref("v1", "Cluster", "theirs"),
 	}}}
-	karmada.Mark(secret, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "now"}})
+	karmada.SetOwner(secret, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "now"}})
 	var got []types.UID
 	for _, owner := range secret.OwnerReferences {
 		got = append(got, owner.UID)
@@ -278,7 +278,7 @@ func TestForcedUnjoinLeavesForbiddenObjects(t *testing.T) {
 			}, nil
 		})
 	})
-	if err := karmada.Unjoin(t.Context(), karmada.UnjoinRequest{Hub: hub, Name: "barred", Force: true, Wait: time.Second}); err != nil {
+	if err := karmada.Unjoin(t.Context(), karmada.UnjoinRequest{Hub: hub, Name: "barred", Force: true, Timeout: time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(c), c); !apierrors.IsNotFound(err) {

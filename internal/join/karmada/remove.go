@@ -16,11 +16,11 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// RemoveMember deletes the objects of a cluster's registration by the hub hubID from the member, and returns them:
-// those of this registration, and shared ones without other users, the namespace only if it holds no foreign objects.
-// member may be the hub's account that is deleted: the last request deletes one object, and the member's garbage
-// collector deletes its dependents. It can be interrupted and repeated.
-func RemoveMember(ctx context.Context, member *rest.Config, cluster, clusterNamespace, hubID string) (removed []kube.Ref, err error) {
+// DeleteMemberObjects deletes the objects of a cluster's registration by the hub hubID from the member, and returns
+// them: those of this registration, and shared ones without other users, the namespace only if it holds no foreign
+// objects. member may be the hub's account that is deleted: the last request deletes one object, and the member's
+// garbage collector deletes its dependents. It can be interrupted and repeated.
+func DeleteMemberObjects(ctx context.Context, member *rest.Config, cluster, clusterNamespace, hubID string) (removed []kube.Ref, err error) {
 	m, err := newMemberObjects(member, cluster, clusterNamespace, hubID)
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func (m *memberObjects) remove(ctx context.Context) (removed []kube.Ref, err err
 	return r.removed, nil
 }
 
-// removal is one run of RemoveMember.
+// removal is one run of DeleteMemberObjects.
 type removal struct {
 	*memberObjects
 	removed []kube.Ref
@@ -59,7 +59,7 @@ func (r *removal) removeOwn(ctx context.Context, sharedNamespace client.Object) 
 	if err != nil {
 		return err
 	}
-	namespace, err := r.releaseNamespace(ctx, sharedNamespace)
+	namespace, err := r.removeNamespaceUser(ctx, sharedNamespace)
 	if err != nil {
 		return err
 	}
@@ -131,15 +131,15 @@ func (r *removal) setOwner(ctx context.Context, obj, owner client.Object) error 
 	return nil
 }
 
-// releaseNamespace returns the namespace if it must be deleted: a registration created it, it has no other users and
-// no foreign objects. Otherwise it removes this cluster from its users.
-func (r *removal) releaseNamespace(ctx context.Context, namespace client.Object) (client.Object, error) {
+// removeNamespaceUser returns the namespace if it must be deleted: a registration created it, and it has no other users
+// and no foreign objects. Otherwise it removes this cluster from the users of the namespace and returns nil.
+func (r *removal) removeNamespaceUser(ctx context.Context, namespace client.Object) (client.Object, error) {
 	live, found, err := r.get(ctx, namespace)
-	if err != nil || !found || !live.GetDeletionTimestamp().IsZero() || !isShared(live) || !r.isReleasable(live) {
+	if err != nil || !found || !live.GetDeletionTimestamp().IsZero() || !isShared(live) || !r.isRemovableUser(live) {
 		return nil, err
 	}
-	users := usersOf(live)
-	if len(users) == 1 && users[0] == r.user() && r.namespace != systemNamespace {
+	users := userAnnotations(live)
+	if len(users) == 1 && users[0] == r.userAnnotation() && r.namespace != systemNamespace {
 		object, err := foreign.Find(ctx, r.client, r.resources, r.namespace, func(item *metav1.PartialObjectMetadata) bool {
 			return (item.Kind == "ServiceAccount" || item.Kind == "Secret") && item.Name == r.account() && r.isRemovable(item)
 		})
@@ -155,13 +155,13 @@ func (r *removal) releaseNamespace(ctx context.Context, namespace client.Object)
 func (r *removal) removeUser(ctx context.Context, obj client.Object, deleteUnused bool) error {
 	err := retryStale(ctx, func() error {
 		live, found, err := r.get(ctx, obj)
-		if err != nil || !found || !isShared(live) || !r.isReleasable(live) || !live.GetDeletionTimestamp().IsZero() {
+		if err != nil || !found || !isShared(live) || !r.isRemovableUser(live) || !live.GetDeletionTimestamp().IsZero() {
 			return err
 		}
 		annotations := maps.Clone(live.GetAnnotations())
-		delete(annotations, r.user())
+		delete(annotations, r.userAnnotation())
 		live.SetAnnotations(annotations)
-		if len(usersOf(live)) > 0 || !deleteUnused {
+		if len(userAnnotations(live)) > 0 || !deleteUnused {
 			return client.IgnoreNotFound(r.client.Update(ctx, live, client.FieldOwner(kube.FieldManager)))
 		}
 		// A new user makes this a conflict.

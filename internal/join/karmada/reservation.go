@@ -36,16 +36,16 @@ const (
 // ErrTaken is the error for an ID or a name that another Cluster has.
 var ErrTaken = errors.New("the cluster has been registered")
 
-// Taken is the ErrTaken of one cluster, in the words of Karmada.
-type Taken struct{ ID, Name string }
+// TakenError is the ErrTaken of one cluster, in the words of Karmada.
+type TakenError struct{ ID, Name string }
 
 // Error returns the message.
-func (t Taken) Error() string {
+func (t TakenError) Error() string {
 	return fmt.Sprintf("the cluster ID %s or the cluster name %s has been registered", t.ID, t.Name)
 }
 
 // Is returns true for ErrTaken.
-func (t Taken) Is(target error) bool { return target == ErrTaken }
+func (t TakenError) Is(target error) bool { return target == ErrTaken }
 
 // CreateCluster creates cluster and reserves its ID. The API server decides both, so that one of several concurrent
 // calls succeeds, and the others return an ErrTaken. If it fails, or if ctx ends, it deletes the objects that it has
@@ -68,7 +68,7 @@ func CreateCluster(ctx context.Context, hub client.Client, cluster *clusterv1alp
 	err = hub.Create(ctx, cluster, client.FieldOwner(kube.FieldManager))
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return Taken{ID: cluster.Spec.ID, Name: cluster.Name}
+		return TakenError{ID: cluster.Spec.ID, Name: cluster.Name}
 	case err != nil:
 		err = fmt.Errorf("failed to create cluster(%s) object. error: %w", cluster.Name, err)
 	default:
@@ -121,7 +121,7 @@ func reserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 		return err
 	}
 	exists := err == nil
-	if exists && Marked(reservation) == cluster.UID {
+	if exists && OwnerUID(reservation) == cluster.UID {
 		return nil
 	}
 	if exists {
@@ -132,12 +132,12 @@ func reserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 		}
 		// The recorded UID does not count: a Cluster that was restored from a backup has a new one.
 		if err == nil && holder.Spec.ID == cluster.Spec.ID && holder.UID != cluster.UID {
-			return Taken{ID: cluster.Spec.ID, Name: cluster.Name}
+			return TakenError{ID: cluster.Spec.ID, Name: cluster.Name}
 		}
 	}
 	reservation.Namespace, reservation.Name = key.Namespace, key.Name
 	reservation.Data = map[string]string{reservedForKey: cluster.Name, reservedIDKey: cluster.Spec.ID}
-	Mark(reservation, cluster)
+	SetOwner(reservation, cluster)
 	if exists {
 		return hub.Update(ctx, reservation, client.FieldOwner(kube.FieldManager))
 	}

@@ -83,7 +83,7 @@ func TestConcurrentCreateClusterHasOneWinner(t *testing.T) {
 			if len(clusters) != 1 || clusters[0].Name != name || clusters[0].Spec.ID != id {
 				t.Errorf("clusters: got %v, want %s alone", clusters, name)
 			}
-			if len(claims) != 1 || karmada.Marked(&claims[0]) != clusters[0].UID {
+			if len(claims) != 1 || karmada.OwnerUID(&claims[0]) != clusters[0].UID {
 				t.Errorf("claims: got %v, want one of the winner", claims)
 			}
 		})
@@ -108,7 +108,7 @@ func TestKilledCreateClusterCanBeRepeated(t *testing.T) {
 		t.Errorf("another name: got %v, want ErrTaken", err)
 	}
 	clusters, claims := startingWith(t, w.hubClient, "cut")
-	if len(clusters) != 1 || len(claims) != 1 || karmada.Marked(&claims[0]) != clusters[0].UID {
+	if len(clusters) != 1 || len(claims) != 1 || karmada.OwnerUID(&claims[0]) != clusters[0].UID {
 		t.Errorf("got clusters %v and claims %v, want one each", clusters, claims)
 	}
 	// A reservation for a Cluster that does not exist.
@@ -173,7 +173,7 @@ func TestFailedCreateClusterLeavesNothing(t *testing.T) {
 			err = karmada.CreateCluster(ctx, hub, c)
 			cancel()
 			if err == nil {
-				if err := errors.Join(w.hubClient.Delete(t.Context(), c), karmada.RemoveTraces(t.Context(), w.hubClient, c)); err != nil {
+				if err := errors.Join(w.hubClient.Delete(t.Context(), c), karmada.DeleteHubObjects(t.Context(), w.hubClient, c)); err != nil {
 					t.Fatal(err)
 				}
 				break

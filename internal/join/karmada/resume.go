@@ -28,9 +28,9 @@ func isUnfinished(cluster *clusterv1alpha1.Cluster) bool {
 
 // resume makes the Cluster of an earlier run, which was killed, the Cluster of this run. If the earlier run still
 // writes, it finds the attempt of this run and fails. resume returns an ErrTaken if another run was faster.
-func (j *joining) resume(ctx context.Context) error {
+func (j *registration) resume(ctx context.Context) error {
 	desired := j.cluster
-	err := j.update(ctx, j.former, func(live *clusterv1alpha1.Cluster) {
+	err := j.update(ctx, j.unfinished, func(live *clusterv1alpha1.Cluster) {
 		for key, value := range desired.Annotations {
 			metav1.SetMetaDataAnnotation(&live.ObjectMeta, key, value)
 		}
@@ -47,12 +47,12 @@ func (j *joining) resume(ctx context.Context) error {
 }
 
 // finish marks the registration as finished, if the Cluster still belongs to this run.
-func (j *joining) finish(ctx context.Context) error {
+func (j *registration) finish(ctx context.Context) error {
 	return j.update(ctx, j.cluster, func(live *clusterv1alpha1.Cluster) { delete(live.Annotations, unfinishedAnnotation) })
 }
 
 // update changes the Cluster, which must be of the same run as expected.
-func (j *joining) update(ctx context.Context, expected *clusterv1alpha1.Cluster, change func(live *clusterv1alpha1.Cluster)) error {
+func (j *registration) update(ctx context.Context, expected *clusterv1alpha1.Cluster, change func(live *clusterv1alpha1.Cluster)) error {
 	err := retryStale(ctx, func() error {
 		live, err := j.read(ctx, expected)
 		if err != nil {
@@ -72,7 +72,7 @@ func (j *joining) update(ctx context.Context, expected *clusterv1alpha1.Cluster,
 }
 
 // read reads the Cluster. It returns an ErrTaken if another run has taken it over, or has finished the registration.
-func (j *joining) read(ctx context.Context, expected *clusterv1alpha1.Cluster) (*clusterv1alpha1.Cluster, error) {
+func (j *registration) read(ctx context.Context, expected *clusterv1alpha1.Cluster) (*clusterv1alpha1.Cluster, error) {
 	live := &clusterv1alpha1.Cluster{}
 	err := j.hub.Get(ctx, client.ObjectKeyFromObject(expected), live)
 	if client.IgnoreNotFound(err) != nil {
@@ -82,13 +82,13 @@ func (j *joining) read(ctx context.Context, expected *clusterv1alpha1.Cluster) (
 		return nil, errors.New("it was deleted meanwhile")
 	}
 	if !isUnfinished(live) || live.Annotations[attemptAnnotation] != expected.Annotations[attemptAnnotation] {
-		return nil, Taken{ID: expected.Spec.ID, Name: expected.Name}
+		return nil, TakenError{ID: expected.Spec.ID, Name: expected.Name}
 	}
 	return live, nil
 }
 
 // checkAttempt returns an error if the Cluster no longer belongs to this run.
-func (j *joining) checkAttempt(ctx context.Context) error {
+func (j *registration) checkAttempt(ctx context.Context) error {
 	_, err := j.read(ctx, j.cluster)
 	if err != nil && !errors.Is(err, ErrTaken) {
 		return fmt.Errorf("read cluster(%s): %w", j.cluster.Name, err)

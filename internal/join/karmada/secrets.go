@@ -25,7 +25,7 @@ func writeSecret(ctx context.Context, hub client.Client, cluster *clusterv1alpha
 			return err
 		}
 		secret.Data = data
-		Mark(secret, cluster)
+		SetOwner(secret, cluster)
 		metav1.SetMetaDataAnnotation(&secret.ObjectMeta, attemptAnnotation, cluster.Annotations[attemptAnnotation])
 		if secret.UID == "" {
 			return hub.Create(ctx, secret, client.FieldOwner(kube.FieldManager))
@@ -44,7 +44,7 @@ func removeSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alp
 	for _, ref := range secretsOf(cluster) {
 		secret := named(corev1.SchemeGroupVersion.WithKind("Secret"), ref.Namespace, ref.Name)
 		err := hub.Get(ctx, client.ObjectKeyFromObject(secret), secret)
-		if err == nil && isOwned(secret, cluster.Name) && Marked(secret) == cluster.UID && secret.Annotations[attemptAnnotation] == attempt {
+		if err == nil && isOwnedBy(secret, cluster.Name) && OwnerUID(secret) == cluster.UID && secret.Annotations[attemptAnnotation] == attempt {
 			err = deleteAsRead(ctx, hub, secret)
 		}
 		if client.IgnoreNotFound(err) != nil {
@@ -64,7 +64,7 @@ func getSecret(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 	if secret.Labels[clusterv1alpha1.SystemLabel] != "true" {
 		return nil, errForeignSecret
 	}
-	owner := Marked(secret)
+	owner := OwnerUID(secret)
 	if owner == "" || owner == cluster.UID {
 		return secret, nil
 	}
@@ -75,7 +75,7 @@ func getSecret(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 	}
 	// A Cluster that was restored from a backup has a new UID, and refers to the Secret.
 	if err == nil && other.UID != cluster.UID && (other.UID == owner || slices.Contains(secretsOf(other), ref)) {
-		return nil, Taken{ID: other.Spec.ID, Name: cluster.Name}
+		return nil, TakenError{ID: other.Spec.ID, Name: cluster.Name}
 	}
 	return secret, nil
 }
@@ -89,7 +89,7 @@ func AdoptSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alph
 		}
 		secret := &corev1.Secret{}
 		err := hub.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret)
-		if err == nil && isOwned(secret, cluster.Name) && Marked(secret) != cluster.UID {
+		if err == nil && isOwnedBy(secret, cluster.Name) && OwnerUID(secret) != cluster.UID {
 			err = Adopt(ctx, hub, cluster, secret)
 		}
 		if client.IgnoreNotFound(err) != nil {

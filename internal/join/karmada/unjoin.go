@@ -17,27 +17,30 @@ import (
 // collectorTimeout limits the wait for the member's garbage collector.
 const collectorTimeout = 10 * time.Second
 
-// UnjoinRequest asks to take a cluster in push mode out of the fleet.
+// UnjoinRequest is a request to deregister a cluster in push mode.
 type UnjoinRequest struct {
-	// Hub is how the operator reaches the hub, Member the cluster; nil if only the hub is to remove its account there.
+	// Hub and Member are the caller's configurations for the hub and for the cluster. Without Member, only the hub
+	// deletes the objects of the registration on the cluster.
 	Hub, Member *rest.Config
-	// Name of the cluster; ClusterNamespace is where its registration has its account on the cluster.
+	// Name is the name of the Cluster. ClusterNamespace is the namespace of the hub's ServiceAccount on the cluster.
+	// Default: fleet.DefaultClusterNamespace.
 	Name, ClusterNamespace string
-	// Force ends the removal when Wait is over, and makes failures on the cluster lines of Progress.
+	// Force completes the deregistration after Timeout, see DeleteOptions. Failures on the cluster are reported to
+	// Progress as warnings instead of being returned.
 	Force bool
-	// DryRun only finds out whether there is such a cluster.
+	// DryRun only checks that the Cluster exists and is in push mode.
 	DryRun bool
-	// Orphan leaves on the cluster what was propagated to it.
+	// Orphan keeps the propagated objects on the cluster.
 	Orphan bool
-	// Wait is how long the hub may take. Zero means DeleteWait.
-	Wait time.Duration
-	// Progress is told what is waited for and what was removed; it may be nil.
+	// Timeout limits the wait for the hub. Default: DefaultDeleteTimeout.
+	Timeout time.Duration
+	// Progress is called with the reasons for waiting, the deleted objects and warnings. It may be nil.
 	Progress func(string)
 }
 
-// Unjoin takes a cluster in push mode out of the fleet: it deletes its Cluster, with which the hub withdraws what was
-// propagated, and removes from the cluster, if it has a way there, what the registration made. It can be interrupted
-// and repeated. It returns an error that is ErrNoCluster if there is nothing to do.
+// Unjoin deletes a Cluster in push mode and waits until the hub has deleted the propagated objects. If the request has
+// a configuration for the cluster, Unjoin then deletes the remaining objects of the registration on it. It can be
+// interrupted and repeated. It returns an ErrNoCluster if neither side has objects of the registration.
 func Unjoin(ctx context.Context, r UnjoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err
@@ -53,24 +56,25 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 		_, err := clusterOfMode(ctx, hub, r.Name, clusterv1alpha1.Push)
 		return err
 	}
-	missing := DeleteCluster(ctx, hub, r.Name, clusterv1alpha1.Push, DeleteOptions{Orphan: r.Orphan, Force: r.Force, Wait: r.Wait, Progress: r.Progress})
+	missing := DeleteCluster(ctx, hub, r.Name, clusterv1alpha1.Push, DeleteOptions{Orphan: r.Orphan, Force: r.Force, Timeout: r.Timeout, Progress: r.Progress})
 	if missing != nil && !errors.Is(missing, ErrNoCluster) || r.Member == nil {
 		return missing
 	}
-	removed, err := r.clean(ctx, hub)
+	removed, err := r.cleanUpMember(ctx, hub)
 	if err != nil && r.Force && ctx.Err() == nil {
 		report(r.Progress, "warning: "+err.Error())
 		err = nil
 	}
 	if err != nil || removed > 0 {
-		// An earlier run may have been cut off after the Cluster was gone.
+		// An earlier run may have been interrupted after the Cluster was deleted.
 		return err
 	}
 	return missing
 }
 
-// clean removes from the cluster what is there of the registration, and waits for its garbage collector.
-func (r UnjoinRequest) clean(ctx context.Context, hub client.Client) (removed int, err error) {
+// cleanUpMember deletes the objects of the registration from the cluster, and waits for its garbage collector. It
+// returns the number of objects that it deleted.
+func (r UnjoinRequest) cleanUpMember(ctx context.Context, hub client.Client) (removed int, err error) {
 	hubID, err := HubID(ctx, hub)
 	if err != nil {
 		return 0, err
@@ -105,7 +109,7 @@ func (m *memberObjects) isRemoved(ctx context.Context) (bool, error) {
 		if !found || !live.GetDeletionTimestamp().IsZero() {
 			continue
 		}
-		if users := usersOf(live); m.isOwn(live) || len(users) == 1 && users[0] == m.user() {
+		if users := userAnnotations(live); m.isOwn(live) || len(users) == 1 && users[0] == m.userAnnotation() {
 			return false, nil
 		}
 	}

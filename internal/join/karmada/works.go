@@ -18,36 +18,36 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ReleaseWorks deletes the Works of a cluster and removes their finalizer. The objects on the cluster stay. hub must
-// read from the API server. It can be repeated.
-func ReleaseWorks(ctx context.Context, hub client.Client, cluster string) error {
+// ForceDeleteWorks deletes the Works of a cluster and removes their finalizer. The objects on the cluster stay. hub
+// must read from the API server. It can be repeated.
+func ForceDeleteWorks(ctx context.Context, hub client.Client, cluster string) error {
 	works := &workv1alpha1.WorkList{}
 	if err := hub.List(ctx, works, client.InNamespace(fleet.ExecutionSpace(cluster))); err != nil {
 		return fmt.Errorf("list the Works of cluster %s: %w", cluster, err)
 	}
 	var errs []error
 	for i := range works.Items {
-		errs = append(errs, release(ctx, hub, &works.Items[i], workv1alpha1.ExecutionFinalizer))
+		errs = append(errs, forceDelete(ctx, hub, &works.Items[i], workv1alpha1.ExecutionFinalizer))
 	}
 	return errors.Join(errs...)
 }
 
-// ReleaseSpace is ReleaseWorks for the Works and the ClusterSummaries of a cluster: all objects that block the deletion
-// of its execution namespace.
-func ReleaseSpace(ctx context.Context, hub client.Client, cluster string) error {
-	errs := []error{ReleaseWorks(ctx, hub, cluster)}
+// ForceDeleteNamespaceContent is ForceDeleteWorks for the Works and the ClusterSummaries of a cluster: all objects that
+// block the deletion of its execution namespace.
+func ForceDeleteNamespaceContent(ctx context.Context, hub client.Client, cluster string) error {
+	errs := []error{ForceDeleteWorks(ctx, hub, cluster)}
 	summaries := &configv1beta1.ClusterSummaryList{}
 	if err := hub.List(ctx, summaries, client.InNamespace(fleet.ExecutionSpace(cluster))); err != nil && !meta.IsNoMatchError(err) {
 		errs = append(errs, fmt.Errorf("list the ClusterSummaries of cluster %s: %w", cluster, err))
 	}
 	for i := range summaries.Items {
-		errs = append(errs, release(ctx, hub, &summaries.Items[i], configv1beta1.ClusterSummaryFinalizer))
+		errs = append(errs, forceDelete(ctx, hub, &summaries.Items[i], configv1beta1.ClusterSummaryFinalizer))
 	}
 	return errors.Join(errs...)
 }
 
-// release deletes obj and removes a finalizer from it.
-func release(ctx context.Context, hub client.Client, obj client.Object, finalizer string) error {
+// forceDelete deletes obj and removes a finalizer from it.
+func forceDelete(ctx context.Context, hub client.Client, obj client.Object, finalizer string) error {
 	uid := obj.GetUID()
 	err := retryStale(ctx, func() error {
 		if err := hub.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetUID() != uid {
@@ -74,18 +74,18 @@ func release(ctx context.Context, hub client.Client, obj client.Object, finalize
 	return nil
 }
 
-// release completes a deregistration that no hub completes. Objects that the user may not delete stay.
-func (d *deletion) release(ctx context.Context) error {
+// forceDeleteCluster completes a deregistration that no hub completes. Objects that the user may not delete stay.
+func (d *deletion) forceDeleteCluster(ctx context.Context) error {
 	name := d.cluster.Name
-	if err := ReleaseSpace(ctx, d.hub, name); err != nil {
+	if err := ForceDeleteNamespaceContent(ctx, d.hub, name); err != nil {
 		return err
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(name)}}
 	if err := d.hub.Delete(ctx, namespace); ignoreForbidden(client.IgnoreNotFound(err)) != nil {
 		return fmt.Errorf("delete namespace %s: %w", namespace.Name, err)
 	}
-	if err := retryStale(ctx, func() error { return ignoreForbidden(RemoveTraces(ctx, d.hub, d.cluster)) }); err != nil {
+	if err := retryStale(ctx, func() error { return ignoreForbidden(DeleteHubObjects(ctx, d.hub, d.cluster)) }); err != nil {
 		return err
 	}
-	return release(ctx, d.hub, d.cluster, clusterv1alpha1.ClusterFinalizer)
+	return forceDelete(ctx, d.hub, d.cluster, clusterv1alpha1.ClusterFinalizer)
 }

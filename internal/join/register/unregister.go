@@ -155,7 +155,7 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 	if err := u.annotateSecret(ctx, cluster); err != nil {
 		return err
 	}
-	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{Orphan: r.Orphan, Wait: r.Timeout, Progress: r.Progress})
+	err = karmada.DeleteCluster(ctx, hub, r.ClusterName, clusterv1alpha1.Pull, karmada.DeleteOptions{Orphan: r.Orphan, Timeout: r.Timeout, Progress: r.Progress})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%w; the control plane goes on with it, and the command can be run again", err)

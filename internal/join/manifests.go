@@ -25,44 +25,45 @@ import (
 const ManifestKey = "manifest.yaml"
 
 const (
-	// expiresAnnotation on a registration Secret is when the last of the tokens that are bound to it expires.
+	// These annotations are on the registration Secret. All times are in RFC 3339.
+	//
+	// expiresAnnotation is the time when the last token expires that is bound to the Secret.
 	expiresAnnotation = "towline.dev/tokens-expire"
-	// renewAnnotation on a registration Secret is when the manifest in it is renewed.
+	// renewAnnotation is the time when the manifest in the Secret must be renewed.
 	renewAnnotation = "towline.dev/manifest-renewal"
-	// inputsAnnotation on a registration Secret is a digest of the manifest in it, but for its token.
+	// inputsAnnotation is a digest of the manifest without its token.
 	inputsAnnotation = "towline.dev/manifest-inputs"
-	// printedAnnotation on a registration Secret is when the last of those tokens expires that a registration bound to it
-	// and printed.
+	// printedAnnotation is the time when the last token expires that is bound to the Secret and was printed by
+	// RegisterPull, or nonePrinted.
 	printedAnnotation = "towline.dev/printed-token-expires"
-	// nonePrinted in place of that time says that every token bound to the Secret is the hub's own.
-	nonePrinted = "none"
-	// exchangePoll is the time between two looks whether a connected agent has exchanged the manifest's token.
+	nonePrinted       = "none"
+	// exchangePoll is the interval between two checks whether a connected agent has exchanged the manifest's token.
 	exchangePoll = 10 * time.Second
 )
 
-// Manifests keeps, on the hub, the manifests of pull-mode clusters that wait for their agents.
+// Manifests writes the manifests of pull-mode clusters without a connected agent to their registration Secrets.
 type Manifests struct {
 	Hub client.Client
-	// Address is how agents reach the hub, unless a cluster's AgentOptions say otherwise.
+	// Address is the hub's address for agents, unless a cluster's AgentOptions have another one.
 	Address HubAddress
 	// Image is the agent's container image unless a cluster's AgentOptions name another one. Default: DefaultAgentImage.
 	Image string
-	// Version is the release of Towline that the manifests are told to be of.
+	// Version is the value of the agent's flag --version: the release of Towline.
 	Version string
-	// Heartbeats judges the agents.
+	// Heartbeats evaluates the Leases of agents.
 	Heartbeats *heartbeats.Monitor
-	// Clock tells the time. Default: the real one.
+	// Clock is for tests. Default: the real clock.
 	Clock clock.Clock
 }
 
-// Keep sees to the registration Secret of an established cluster (see Establish). While the cluster waits for its
-// agent, because that has never connected or is Down, the Secret holds a manifest whose token has at least a fifth of
-// its life left. While it is not known whether an agent that has connected is alive, the Secret stays as it is. Once
-// the agent is connected the Secret, and with it every copy of the manifest, goes as soon as its token has been
-// exchanged or has expired. Keep wants to be called again after the returned time, if that is not zero. ErrNoHubAddress
-// says that no address for the agent is known, and ErrPatch that the manifest cannot be patched as it should be; none
-// is kept then.
-func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
+// Reconcile writes or deletes the registration Secret of a cluster, for which Establish has returned. While the agent
+// has never connected or is Down, the Secret contains a manifest whose token has at least a fifth of its lifetime left.
+// While it is not known whether the agent is alive, Reconcile does not change the Secret. While the agent is connected,
+// Reconcile deletes the Secret as soon as its token has been exchanged or has expired, which invalidates all copies of
+// the manifest. Reconcile must be called again after the returned time unless it is zero. It returns ErrNoHubAddress if
+// no address for the agent is known, and ErrPatch if the manifest cannot be patched; it removes the manifest from the
+// Secret then.
+func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
 	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
 		return 0, nil
 	}
@@ -92,8 +93,8 @@ func (m Manifests) Keep(ctx context.Context, cluster *libv1beta1.SveltosCluster)
 	return max(again, exchangePoll), err
 }
 
-// evaluateAgent evaluates the cluster's agent by its Lease. An agent that is alive has perhaps not reported yet, but
-// needs no other manifest.
+// evaluateAgent evaluates the heartbeats in the Lease of the cluster's agent. An agent that is alive needs no manifest,
+// even before its first report.
 func (m Manifests) evaluateAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (heartbeats.Liveness, error) {
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}
@@ -103,7 +104,8 @@ func (m Manifests) evaluateAgent(ctx context.Context, cluster *libv1beta1.Svelto
 	return m.Heartbeats.EvaluateLease(fleet.FromSveltosCluster(cluster), lease, ""), nil
 }
 
-// deleteUnused deletes the registration Secret of a connected cluster when nobody needs it any more.
+// deleteUnused deletes the registration Secret of a connected cluster after its token has been exchanged or has
+// expired.
 func (m Manifests) deleteUnused(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
 	secret, err := r.registrationSecret(ctx)
 	if err != nil || secret == nil {
@@ -120,7 +122,8 @@ func (m Manifests) deleteUnused(ctx context.Context, r *registration, cluster *l
 	return 0, deleteObject(ctx, m.Hub, secret)
 }
 
-// ensureManifest makes, renews or leaves alone the manifest of a cluster that waits for its agent.
+// ensureManifest writes a manifest with a new token to the registration Secret if the Secret has none, its renewal is
+// due or its inputs have changed. It returns the time until the next renewal.
 func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
 	options, err := optionsOf(cluster)
 	if err != nil {
@@ -164,9 +167,8 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	if err != nil {
 		return 0, err
 	}
-	// Counted from now and not from the times in the token, so that a hub whose clock is wrong renews in time all the
-	// same.
-	due := issued.untilDue(life)
+	// The renewal does not depend on the times in the token: the clock of the hub may be wrong.
+	due := issued.untilRenewal(life)
 	notes := map[string]string{
 		inputsAnnotation:  digest,
 		renewAnnotation:   m.Clock.Now().Add(due).UTC().Format(time.RFC3339),
@@ -191,7 +193,7 @@ func (m Manifests) untilRenewal(secret *corev1.Secret, life time.Duration) time.
 		return 0
 	}
 	left := renewal.Sub(m.Clock.Now())
-	if left > kept.untilDue(life) {
+	if left > kept.untilRenewal(life) {
 		return 0
 	}
 	return max(left, 0)

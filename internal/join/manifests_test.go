@@ -47,7 +47,7 @@ func newWaiting(t *testing.T) *waiting {
 
 func (w *waiting) keep(t *testing.T) time.Duration {
 	t.Helper()
-	again, err := w.manifests.Keep(t.Context(), w.cluster)
+	again, err := w.manifests.Reconcile(t.Context(), w.cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestKeepFollowsTheOptions(t *testing.T) {
 		t.Errorf("the manifest has another image:\n%s", w.manifest(t))
 	}
 	w.cluster.Annotations[kube.AnnotationAgentOptions] = `{"imgae":"x"}`
-	_, err := w.manifests.Keep(t.Context(), w.cluster)
+	_, err := w.manifests.Reconcile(t.Context(), w.cluster)
 	wantText(t, err, `unknown field "imgae"`)
 }
 
@@ -154,7 +154,7 @@ func TestKeepNeedsAnAddress(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.manifests.Address = join.HubAddress{}
-	if _, err := w.manifests.Keep(t.Context(), w.cluster); !errors.Is(err, join.ErrNoHubAddress) {
+	if _, err := w.manifests.Reconcile(t.Context(), w.cluster); !errors.Is(err, join.ErrNoHubAddress) {
 		t.Errorf("got error %v, want ErrNoHubAddress", err)
 	}
 	w.cluster.Annotations = map[string]string{kube.AnnotationAgentOptions: `{"hubURL":"https://hub.example.com"}`}
