@@ -32,7 +32,7 @@ const (
 	pageSize = 500
 )
 
-// AgentRole returns the name of the roles and bindings of a Cluster's agent on the hub.
+// AgentRoleName returns the name of the roles and bindings of a Cluster's agent on the hub.
 func AgentRoleName(cluster string) string { return "system:karmada:" + cluster + ":agent" }
 
 // agentRBAC returns the names of the RBAC objects of a Cluster's agent, the bindings first. A Cluster whose name is too
