@@ -57,7 +57,7 @@ type DeregisterResult struct {
 	Left []string
 	// Kept are objects of other parties on the hub that have the names of a registration's objects.
 	Kept []Kept
-	// Forced is true if the hub was told to abandon the objects on the member.
+	// Forced is true if the cluster is deregistered by force (kube.DeregisterForce).
 	Forced bool
 }
 

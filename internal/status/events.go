@@ -87,7 +87,8 @@ func featureEvent(old, now configv1beta1.FeatureSummary, m fleet.Member) (Event,
 	}
 }
 
-// failureReason returns the reason of an event, with Sveltos' word for it if there is one.
+// failureReason returns the reason of an event about a failure: Sveltos' reason for a failure that is not retried,
+// otherwise the reason in the status.
 func failureReason(f configv1beta1.FeatureSummary) string {
 	switch {
 	case f.FailureReason == ReasonConflict:
@@ -110,8 +111,8 @@ func truncate(note string) string {
 	return strings.ToValidUTF8(note[:maxNote-len(mark)], "") + mark
 }
 
-// Abandoned returns the event about objects of a profile that stay on a cluster because they are no longer withdrawn.
-// why is a predicate of the cluster.
+// Abandoned returns the event about objects of a profile that stay on a cluster and are no longer managed. why
+// completes the sentence "cluster <name> …", for example "is unreachable".
 func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string) Event {
 	var kept []string
 	for _, info := range s.DeployedGVKs {
@@ -124,8 +125,8 @@ func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string)
 	return Event{corev1.EventTypeWarning, "Abandoned", truncate(note)}
 }
 
-// LookupUnanswered returns the event about a Helm release whose chart looks up objects that are not its own, on a
-// member that the hub cannot read.
+// LookupUnanswered returns the event about a Helm release whose templates call lookup for objects that the hub cannot
+// read: objects on a pull member that do not belong to the release.
 func LookupUnanswered(release string, m fleet.Member) Event {
 	note := fmt.Sprintf("the chart of release %s looks up objects on cluster %s %s that the hub cannot read: "+
 		"in pull mode lookup finds only Secrets and ConfigMaps of the release, by their names", release, m.Type, m.Key())

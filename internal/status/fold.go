@@ -22,13 +22,13 @@ type Kind string
 const (
 	// Delivered means that the bundle with the digest Want was delivered, with Report as the result.
 	Delivered Kind = "Delivered"
-	// Broken means that the bundle could not be made or delivered because of Err. The bundle that was delivered before has
+	// Broken means that the bundle could not be built or delivered because of Err. The bundle that was delivered before is
 	// not changed.
 	Broken Kind = "Broken"
-	// Held means that nothing was tried because of Err, which is no failure of the feature. A provisioned feature stays
-	// provisioned.
+	// Held means that the reconcile tried nothing because of Err, for example because the cluster is not ready. A
+	// provisioned or removed feature keeps its status.
 	Held Kind = "Held"
-	// Leaving means that the feature is being withdrawn. Err is the reason why it is not withdrawn yet, if there is one.
+	// Leaving means that the feature is being withdrawn. If the withdrawal is delayed, Err is the reason.
 	Leaving Kind = "Leaving"
 	// Left means that the feature is withdrawn.
 	Left Kind = "Left"
@@ -45,9 +45,10 @@ type Finding struct {
 	Status libv1beta1.FeatureStatus
 	// Reason is the reason of a failure, one of the Reason constants.
 	Reason string
-	// Attempt is true if an attempt failed, so that consecutiveFailures is incremented.
+	// Attempt is true if a new attempt failed. Fold then increments consecutiveFailures.
 	Attempt bool
-	// Releases are the Helm releases of the feature, also the lost ones. A release without a status is to be uninstalled.
+	// Releases are the Helm releases of the feature, including those with a conflict. A release that must be uninstalled
+	// has no status: Fold keeps its former entry until the bundle is applied.
 	Releases []configv1beta1.HelmChartSummary
 }
 
@@ -60,7 +61,7 @@ type Pass struct {
 	Suspended string
 }
 
-// Fold returns the status of a ClusterSummary with the old status after pass. It does not change old.
+// Fold returns the new status of a ClusterSummary: old, changed by the findings of pass. It does not change old.
 func Fold(old configv1beta1.ClusterSummaryStatus, pass Pass) configv1beta1.ClusterSummaryStatus {
 	now := *old.DeepCopy()
 	dependencies := NoDependencies
@@ -140,7 +141,7 @@ func foldReport(old configv1beta1.FeatureSummary, finding Finding) configv1beta1
 	switch report.State {
 	case bundle.StateApplied:
 		now.Status = libv1beta1.FeatureStatusProvisioned
-		// An applied bundle has a message if objects are kept that it lacks.
+		// The message of an applied bundle names objects that are kept although the bundle does not contain them.
 		now.FailureMessage, now.FailureReason, now.ConsecutiveFailures = report.Message, "", 0
 		if report.Message != "" {
 			now.FailureReason = ReasonKept
@@ -244,7 +245,7 @@ func foldReleases(s *configv1beta1.ClusterSummaryStatus, finding Finding) {
 	now := slices.Clone(finding.Releases)
 	applied := finding.Kind == Delivered && finding.Report.State == bundle.StateApplied && finding.Report.Digest == finding.Want
 	if !applied {
-		// Former releases stay on the member until the bundle is applied.
+		// Releases of the former bundle stay on the member until the new bundle is applied.
 		for _, old := range s.HelmReleaseSummaries {
 			at := slices.IndexFunc(now, func(r configv1beta1.HelmChartSummary) bool { return sameRelease(r, old) })
 			switch {

@@ -11,8 +11,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// Deployed returns the entry of an applied bundle in a ClusterConfiguration: its objects, and the releases of its
-// charts.
+// Deployed returns an entry for a ClusterConfiguration: the objects and the Helm releases of an applied bundle.
 func Deployed(b bundle.Bundle, at *metav1.Time) configv1beta1.DeployedFeature {
 	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}
 	for _, item := range b.Items {
@@ -43,8 +42,8 @@ func addChart(charts []configv1beta1.DeployedChart, r bundle.Release, at *metav1
 }
 
 const (
-	// maxInventory limits the listed objects of an inventory in bytes. An API object has at most 1.5 MiB, metadata
-	// included.
+	// maxInventory limits the size in bytes of all resources that a ClusterConfiguration lists. The API server limits an
+	// object, with its metadata, to 1.5 MiB.
 	maxInventory = 1 << 20
 	// entryOverhead is the size of one entry without the values of its fields.
 	entryOverhead = 170
@@ -54,7 +53,7 @@ func sizeOf(r configv1beta1.DeployedResource) int {
 	return entryOverhead + len(r.Name) + len(r.Namespace) + len(r.Group) + len(r.Kind) + len(r.Version)
 }
 
-// truncateResources removes the objects of feature that exceed maxInventory together with the objects of others.
+// truncateResources removes resources from the end of feature until they fit into maxInventory together with others.
 func truncateResources(feature configv1beta1.DeployedFeature, others configv1beta1.ClusterConfigurationStatus) configv1beta1.DeployedFeature {
 	left := maxInventory
 	for _, profile := range others.ClusterProfileResources {
@@ -82,9 +81,9 @@ func sizeOfFeatures(features []configv1beta1.DeployedFeature) int {
 	return size
 }
 
-// Inventory returns the status of a ClusterConfiguration with feature in place of the profile's former entry for it. A
-// feature without resources and charts is removed, and so is a profile without features. Objects beyond 1 MiB are not
-// listed. Inventory does not change old.
+// Inventory returns a copy of old in which feature replaces the profile's former entry for the same feature. A feature
+// without resources and charts is removed, and so is a profile without features. Resources beyond maxInventory are not
+// listed.
 func Inventory(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
 	without := set(old, kind, profile, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
 	if len(feature.Resources) == 0 && len(feature.Charts) == 0 {

@@ -19,6 +19,7 @@ func (s *hookStory) killedAt(begin func(), all ...killing) {
 	for _, k := range all {
 		trap := s.gate.hold(k.moment)
 		next()
+		s.t.Logf("kill %s", k.name)
 		s.wait(trap)
 		k.kill()
 		next = k.start
@@ -46,7 +47,7 @@ func (s *hookStory) killedWhileInstalled() {
 		killing{"after the revision was recorded, unheard", moment{method: "POST", path: hookRecords, answered: true}, s.deployer},
 		killing{"after a hook was created, unheard", moment{method: "POST", path: hookJobs, body: "hook-pre-install-early", answered: true}, s.both},
 		killing{"between the hooks before and those after", moment{method: "PATCH", path: hookedObjects}, s.deployer},
-		killing{"while a test runs", moment{method: "GET", path: hookJob("hook-test-early"), nth: 2}, s.deployer},
+		killing{"before the last test is created", moment{method: "POST", path: hookJobs, body: "hook-test-late"}, s.deployer},
 	)
 }
 
@@ -62,7 +63,7 @@ func (s *hookStory) killedWhileUpgraded() {
 		later *moment // at which the hub is killed alone, in pull mode
 	}{
 		{"before the revision is recorded", moment{method: "POST", path: hookRecords}, &moment{method: "POST", path: hookJobs, body: "hook-pre-upgrade-early"}},
-		{"after the revision was recorded, unheard", moment{method: "POST", path: hookRecords, answered: true}, &moment{method: "GET", path: early, nth: 2}},
+		{"after the revision was recorded, unheard", moment{method: "POST", path: hookRecords, answered: true}, &moment{method: "DELETE", path: early, answered: true}},
 		{"before a hook is created", moment{method: "POST", path: hookJobs, body: "hook-pre-upgrade-early"}, &moment{method: "DELETE", path: early}},
 		{"after a hook was created, unheard", moment{method: "POST", path: hookJobs, body: "hook-pre-upgrade-early", answered: true}, &moment{method: "PATCH", path: hookedObjects}},
 		{"while a hook runs", moment{method: "GET", path: early, nth: 2}, &moment{method: "POST", path: hookJobs, body: "hook-post-upgrade-late"}},

@@ -135,7 +135,11 @@ func TestHelmHooks(t *testing.T) {
 			kill:  func() { agent.process.kill(); w.hubOS.kill() },
 			start: func() { w.startHub(); agent.start() },
 		}
-		s.bystander = victim{kill: func() { w.hubOS.kill() }, start: func() { agent.member.resume(); w.startHub() }}
+		s.bystander = victim{kill: func() { w.hubOS.kill() }, start: func() {
+			agent.member.resume()
+			s.eventually("the agent continues without the hub", func() error { return s.seen("created", "hook-post-upgrade-late") })
+			w.startHub()
+		}}
 		s.lifeOfRelease()
 
 		// The order reaches the agent. Then the hub and its API server stop, and the agent continues without them.

@@ -385,7 +385,7 @@ func (s *optionStory) changesNothing() {
 		s.t.Errorf("%s: the upgraded release differs with the options (-without +with):\n%s", s.cluster, diff)
 	}
 	// The API server refuses an invalid object with and without disableOpenAPIValidation.
-	for field, options := range map[string]map[string]any{"unchecked": options, "checked": nil} {
+	for field, options := range map[string]map[string]any{"disabled": options, "enabled": nil} {
 		s.options, s.values["unknown"] = options, field
 		s.deploy()
 		s.failed("ConfigMap "+s.release+"/main", field+": field not declared in schema")

@@ -106,6 +106,11 @@ func TestInstallByHelm(t *testing.T) {
 	w.wantKyverno()
 	w.wantFleet("upgrade", before)
 	w.deployAfterUpgrade()
+	select {
+	case <-members.exited:
+		t.Fatalf("the watch of the members has ended: %s", members.out.String())
+	default:
+	}
 	members.stop()
 	w.wantConnected(members.out.String())
 	before = w.fleet()
@@ -142,7 +147,10 @@ func (w *helmWorld) install(version string, options ...string) {
 func (w *helmWorld) upgrade() {
 	w.t.Helper()
 	old := w.hubPods()
-	former := w.tokenPolicy()
+	former, err := w.tokenPolicy()
+	if err != nil || former == "" {
+		w.t.Fatalf("the former chart has no policy that limits tokens: %v", err)
+	}
 	w.publish(w.releases, "v1.0.2")
 	w.helm(w.hub, "repo", "update")
 	w.helm(w.hub, "upgrade", "projectsveltos", "projectsveltos/projectsveltos", "-n", "projectsveltos", "--version=1.0.2", "--reset-then-reuse-values",
@@ -155,20 +163,20 @@ func (w *helmWorld) upgrade() {
 	}
 	// The former chart had the policy, so Helm has deleted it.
 	w.eventually("the hub limits tokens again, although it does not install CRDs", func() error {
-		if policy := w.tokenPolicy(); policy == "" || policy == former {
-			return fmt.Errorf("the policy has uid %q, before the upgrade %q", policy, former)
+		policy, err := w.tokenPolicy()
+		if err == nil && (policy == "" || policy == former) {
+			err = fmt.Errorf("the policy has uid %q, before the upgrade %q", policy, former)
 		}
-		return nil
+		return err
 	})
 	if out := w.helm(w.hub, "history", "projectsveltos", "-n", "projectsveltos"); !strings.Contains(out, "projectsveltos-1.0.2") {
 		w.t.Errorf("helm history printed %q, want release projectsveltos-1.0.2", out)
 	}
 }
 
-// tokenPolicy returns the uid of the policy that limits the tokens of agents.
-func (w *helmWorld) tokenPolicy() string {
-	w.t.Helper()
-	return w.kubectl(w.hub, "get", "validatingadmissionpolicy", "towline-token-life", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
+// tokenPolicy returns the uid of the policy that limits the tokens of agents, "" if it does not exist.
+func (w *helmWorld) tokenPolicy() (string, error) {
+	return w.try(w.hub, "kubectl", "get", "validatingadmissionpolicy", "towline-token-life", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
 }
 
 // wantConnected checks that both members were connected all the time.

@@ -51,8 +51,8 @@ type agent struct {
 
 // Run runs the agent of one member until ctx ends, or until the agent has uninstalled itself on request of the hub, and
 // then returns nil. It corrects drift from the inventory on the member, whether or not the hub is reachable, and
-// reconnects by itself. It fails for invalid options, and with joinkarmada.ErrTaken if the Cluster belongs to another
-// member. Several agents for different Clusters can run in one process.
+// reconnects by itself. It fails for invalid options, and with joinkarmada.ErrAlreadyRegistered if the Cluster belongs
+// to another member. Several agents for different Clusters can run in one process.
 func Run(ctx context.Context, opts Options) error {
 	opts, err := opts.complete()
 	if err != nil {
@@ -146,7 +146,7 @@ func (a *agent) backoffLoop() session.BackoffLoop {
 	return session.BackoffLoop{
 		Clock: a.opts.Clock, BeforeAttempt: a.metrics.Watchdog.Reset,
 		IsFinal: func(err error) bool {
-			return errors.Is(err, session.ErrUninstalled) || errors.Is(err, errSuperseded) || errors.Is(err, joinkarmada.ErrTaken)
+			return errors.Is(err, session.ErrUninstalled) || errors.Is(err, errSuperseded) || errors.Is(err, joinkarmada.ErrAlreadyRegistered)
 		},
 		LogError: func(ctx context.Context, err error) bool {
 			return a.rejectedLog.LogIfRejected(ctx, err) || errors.Is(err, errClusterMissing)

@@ -205,7 +205,7 @@ func TestAgentOfAnotherClusterEnds(t *testing.T) {
 	select {
 	case err := <-ended:
 		want := "the cluster ID " + w.memberID + " or the cluster name taken has been registered"
-		if !errors.Is(err, joinkarmada.ErrTaken) || err.Error() != want {
+		if !errors.Is(err, joinkarmada.ErrAlreadyRegistered) || err.Error() != want {
 			t.Errorf("error: got %v, want %s", err, want)
 		}
 	case <-time.After(20 * time.Second):

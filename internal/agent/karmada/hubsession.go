@@ -204,7 +204,7 @@ func (s *hubSession) verifyCluster(ctx context.Context, cluster *clusterv1alpha1
 	if cluster.Spec.ID == s.memberID && cluster.Spec.SyncMode == clusterv1alpha1.Pull && (ready == nil || ready.Reason != fleet.ReasonTaken) {
 		return nil
 	}
-	taken := joinkarmada.TakenError{ID: s.memberID, Name: cluster.Name}
+	taken := joinkarmada.AlreadyRegisteredError{ID: s.memberID, Name: cluster.Name}
 	log.FromContext(ctx).Error(taken, "the Cluster belongs to another member", "itsID", cluster.Spec.ID, "mode", string(cluster.Spec.SyncMode))
 	return taken
 }

@@ -17,8 +17,8 @@ const (
 	// SveltosLimit is the maximum time between two heartbeats of the agent of a SveltosCluster: three of its intervals of
 	// 30 s.
 	SveltosLimit = 90 * time.Second
-	// KarmadaLimit is the same for the agent of a Cluster, whose interval is 10 s. It is less than Karmada's 40 s, within
-	// which users expect the new status.
+	// KarmadaLimit is the same for the agent of a Cluster, whose interval is 10 s. Karmada sets the status after 40 s: the
+	// limit is shorter, so that the hub does so in the same time.
 	KarmadaLimit = 38 * time.Second
 	// readTimeout limits the live read of a Lease.
 	readTimeout = 5 * time.Second
@@ -33,16 +33,16 @@ const (
 	Alive State = "Alive"
 	// Silent means that no heartbeat was seen within the limit, although the API server was available all that time.
 	Silent State = "Silent"
-	// Unknown means that no heartbeat was seen within the limit, and that the API server was not available, or not
-	// observed, for as long as the limit.
+	// Unknown means that no heartbeat was seen within the limit, but the API server was not available, or not observed,
+	// for the whole limit. An agent whose first heartbeat has not been seen is Unknown until the limit has passed.
 	Unknown State = "Unknown"
 )
 
 // Liveness is the result of an evaluation of one agent.
 type Liveness struct {
 	State State
-	// HasReported is true if the agent has ever sent a heartbeat, which renews its Lease, or a report, which is written
-	// to the status of its cluster object.
+	// HasReported is true if the agent has ever renewed its Lease, or written a report to the status of its cluster
+	// object.
 	HasReported bool
 	// Remaining is the time until the agent becomes Silent if no heartbeat is seen. It is zero if it is Silent.
 	Remaining time.Duration
@@ -50,9 +50,9 @@ type Liveness struct {
 	LastSeen time.Time
 }
 
-// Monitor evaluates agents by the changes of their Leases and reports, measured by the hub's own clock. The times in
-// Leases and reports come from the clocks of members, which can be wrong, so they are only compared with each other.
-// The limit starts again with a new Monitor, as after a restart of the hub, and after an outage of the API server.
+// Monitor evaluates agents. A heartbeat is a change of the renew time or of the report. Its time is the time by the
+// hub's clock when the Monitor sees the change: the clocks of members, from which the values come, can be wrong. After
+// a restart of the hub and after an outage of the API server, each agent has the whole limit again.
 type Monitor struct {
 	// Hub reads Leases from a cache, and Live from the API server.
 	Hub, Live client.Reader
@@ -60,8 +60,8 @@ type Monitor struct {
 	// AvailableSince returns the end of the last outage of the API server, or the present time during an outage. If it is
 	// nil, there are no outages.
 	AvailableSince func() time.Time
-	// Limits has the maximum time between two heartbeats, for each type of cluster. Default: SveltosLimit and
-	// KarmadaLimit.
+	// Limits has the maximum time between two heartbeats. It must have a value for each type of cluster. Default:
+	// SveltosLimit and KarmadaLimit.
 	Limits map[fleet.Type]time.Duration
 
 	// mu guards agents.
@@ -73,10 +73,10 @@ type Monitor struct {
 type agent struct {
 	// uid is the UID of the cluster object.
 	uid string
-	// renewed is the renew time of the Lease, and report identifies the last report, both by the member's clock. former is
-	// the renew time before renewed: the cache can still return it after the API server has returned renewed.
+	// renewed is the renew time of the Lease by the member's clock. former is the value before renewed: the cache can
+	// still return it after the API server has returned renewed. report is the last value of the parameter report.
 	renewed, former, report string
-	// seen is the time when renewed or report changed, or were first read. hasChanged is false in the latter case.
+	// seen is the time of the last change of renewed or report, or of the first evaluation if hasChanged is false.
 	seen       time.Time
 	hasChanged bool
 }
@@ -123,8 +123,8 @@ func (m *Monitor) EvaluateLease(member fleet.Member, lease *coordinationv1.Lease
 	return liveness
 }
 
-// recordAgent records the changes of the Lease and the report. A missing renew time or report is no change: only an
-// agent writes them.
+// recordAgent records the renew time and the report, if they have changed. It ignores a missing renew time or report:
+// agents never remove them.
 func (m *Monitor) recordAgent(member fleet.Member, lease *coordinationv1.Lease, report string, now time.Time) agent {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -45,7 +45,7 @@ func (c *Controller) ensureCluster(ctx context.Context, s *state) error {
 		s.cluster = created
 		return nil
 	}
-	if !errors.Is(err, karmada.ErrTaken) {
+	if !errors.Is(err, karmada.ErrAlreadyRegistered) {
 		return fmt.Errorf("create Cluster %s: %w", s.parsed.Cluster, err)
 	}
 	// A concurrent request of the same cluster may have created it.
@@ -60,7 +60,7 @@ func (c *Controller) ensureCluster(ctx context.Context, s *state) error {
 
 // takenError returns the denial of a name or an ID that another cluster has.
 func (s *state) takenError() error {
-	return denied(bootstrap.ReasonClusterTaken, karmada.TakenError{ID: s.parsed.ID, Name: s.parsed.Cluster})
+	return denied(bootstrap.ReasonClusterTaken, karmada.AlreadyRegisteredError{ID: s.parsed.ID, Name: s.parsed.Cluster})
 }
 
 func (c *Controller) timestamp() string { return c.Clock.Now().UTC().Format(time.RFC3339) }
@@ -91,7 +91,7 @@ func (c *Controller) adoptCluster(ctx context.Context, s *state, live *clusterv1
 		return s.takenError()
 	}
 	err := karmada.ReserveID(ctx, c.Live, live)
-	if errors.Is(err, karmada.ErrTaken) {
+	if errors.Is(err, karmada.ErrAlreadyRegistered) {
 		return s.takenError()
 	}
 	if err != nil {

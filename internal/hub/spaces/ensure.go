@@ -72,7 +72,7 @@ func isIDTaken(cluster *clusterv1alpha1.Cluster) bool {
 // reconcile.
 func (c *Controller) claimID(ctx context.Context, s *state) error {
 	err := karmada.ReserveID(ctx, c.Live, s.cluster)
-	if err != nil && !errors.Is(err, karmada.ErrTaken) {
+	if err != nil && !errors.Is(err, karmada.ErrAlreadyRegistered) {
 		return err
 	}
 	if (err != nil) == isIDTaken(s.cluster) {

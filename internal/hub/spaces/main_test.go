@@ -69,7 +69,7 @@ var startEnv = sync.OnceValues(func() (*testEnv, error) {
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}},
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: karmada.AgentRoleName("forgotten")}},
 	} {
-		karmada.SetOwner(leftover, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "forgotten", UID: "gone"}})
+		karmada.SetOwnerLabels(leftover, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "forgotten", UID: "gone"}})
 		if err := w.hubClient.Create(ctx, leftover); err != nil {
 			return nil, err
 		}

@@ -168,7 +168,7 @@ func (c *Controller) deleteLeftovers(ctx context.Context, name string) error {
 	if !c.Shard.IsDefault() {
 		return nil
 	}
-	return karmada.DeleteStaleRBAC(ctx, c.Live, name)
+	return karmada.DeleteLeftoverRBAC(ctx, c.Live, name)
 }
 
 // deleteAllLeftovers calls deleteLeftovers for all Clusters that were deleted while the hub was not running.

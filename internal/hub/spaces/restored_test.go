@@ -39,7 +39,7 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, obj := range []client.Object{space, secret, claim} {
-				karmada.SetOwner(obj, before)
+				karmada.SetOwnerLabels(obj, before)
 				if err := w.hubClient.Create(t.Context(), obj); err != nil {
 					t.Fatal(err)
 				}

@@ -18,17 +18,17 @@ import (
 
 // orphansObjects returns whether withdrawn objects stay on the member, without an owner.
 func (s *state) orphansObjects() bool {
-	return s.deleting() && (s.member.KeepAddons || s.spec().StopMatchingBehavior == configv1beta1.LeavePolicies)
+	return s.isDeleting() && (s.member.KeepAddons || s.spec().StopMatchingBehavior == configv1beta1.LeavePolicies)
 }
 
-// abandonReason returns why objects stay on the cluster without a withdrawal, "" if they are withdrawn. The reasons:
-// the cluster object does not exist, or the cluster is deregistered by force and is unreachable or exceeded the time
-// for it.
+// abandonReason returns the reason why objects stay on the cluster without a withdrawal, "" if they are withdrawn. The
+// reason is the predicate of a sentence about the cluster. Objects stay if the cluster object does not exist, or if the
+// cluster is deregistered by force and is unreachable or has exceeded the time limit.
 func (c *Controller) abandonReason(ctx context.Context, s *state) (string, error) {
 	if s.cluster == nil {
 		return "is gone; nothing was withdrawn from it", nil
 	}
-	if !s.deleting() || !s.member.Forced || len(s.featuresToWithdraw()) == 0 {
+	if !s.isDeleting() || !s.member.Forced || len(s.featuresToWithdraw()) == 0 {
 		return "", nil
 	}
 	if s.member.Abandoned {
@@ -41,8 +41,8 @@ func (c *Controller) abandonReason(ctx context.Context, s *state) (string, error
 	return "is not reached and leaves by force; nothing was withdrawn from it", nil
 }
 
-// abandon ends the summary without a withdrawal. The cluster object, from which the deregistering command reads, and an
-// event name the objects that stay on the cluster.
+// abandon completes the deletion of the summary without a withdrawal. It lists the objects that stay on the cluster in
+// an event and on the cluster object, from which the deregistering command reads them.
 func (c *Controller) abandon(ctx context.Context, s *state, why string) error {
 	s.withdrawn = true
 	s.removedFeatures = s.featuresToWithdraw()
@@ -84,8 +84,8 @@ func (c *Controller) listLeftObjects(ctx context.Context, s *state) ([]string, e
 	return left, nil
 }
 
-// deleteGroups deletes the ConfigurationGroups of removedFeatures from the delivery namespace of the cluster, or, if
-// that is unknown, from the cluster's namespace. An agent does not take a deletion for a withdrawal.
+// deleteGroups deletes the ConfigurationGroups of removedFeatures. They are in the delivery namespace of the cluster,
+// or in the cluster's namespace if the delivery namespace is unknown. An agent keeps its objects if a group is deleted.
 func (c *Controller) deleteGroups(ctx context.Context, s *state) error {
 	lost := s.member
 	if lost.DeliveryNamespace == "" {

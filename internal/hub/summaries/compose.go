@@ -40,8 +40,8 @@ type Composer struct {
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
 	Renderer *render.Charts
-	// Dial returns the REST config of a member, by mode, for charts that look up objects or read the revision. On members
-	// of other modes lookup finds only Secrets and ConfigMaps of the release.
+	// Dial returns the REST config of a member, by mode. Charts that look up objects or read the revision need it. For a
+	// mode without an entry lookup finds only Secrets and ConfigMaps of the release.
 	Dial map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// ListDeployed lists the bundles of a member, see deliver.Transport.
 	ListDeployed func(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
@@ -56,37 +56,37 @@ type Request struct {
 	Subject  source.Subject
 	Owner    bundle.Owner
 	Audience int
-	// Deployed are the Helm releases that the member has of the summary.
+	// Deployed are the Helm releases of the summary that the member has.
 	Deployed []bundle.DeployedRelease
 	// State is the state of the Helm bundle on the member, "" if it is not known.
 	State bundle.State
 	// Outdated is bundle.Report.Outdated of the Helm bundle on the member.
 	Outdated []bundle.OutdatedRelease
-	// Lost are the releases that the member has of another summary.
+	// Lost are the releases of the summary that another summary manages.
 	Lost []match.Contest
-	// EnsureFinalizer sets the finalizer of the summary. It is called before generated values are stored, since the
-	// deletion of a summary without the finalizer leaves them.
+	// EnsureFinalizer adds the finalizer to the summary. It is called before generated values are stored: without the
+	// finalizer they would stay on the hub after the deletion of the summary.
 	EnsureFinalizer func(ctx context.Context) error
 }
 
-// Composition is the bundle of one feature, with what the summary's status says of it.
+// Composition is the bundle of one feature, with the fields of the summary's status that describe it.
 type Composition struct {
 	Feature  libv1beta1.FeatureID
 	Bundle   bundle.Bundle
 	Digest   bundle.Digest
 	Releases []configv1beta1.HelmChartSummary
-	// Unanswered are the releases whose charts look up objects that only the member has, and the hub cannot read it.
+	// Unanswered are the releases whose charts look up objects of a member that the hub cannot read.
 	Unanswered []match.Release
 }
 
-// composed are the items of one feature, with their releases.
-type composed struct {
+// renderedFeature are the items of one feature, with their releases.
+type renderedFeature struct {
 	items      []bundle.Item
 	releases   []configv1beta1.HelmChartSummary
 	unanswered []match.Release
 }
 
-// ComposeError is the error of a bundle that could not be built. Reason is a reason of a condition, in CamelCase.
+// ComposeError is the error of a bundle that could not be built. Reason is the reason of its event, in CamelCase.
 type ComposeError struct {
 	Reason string
 	Err    error
@@ -136,10 +136,10 @@ func (c *Composer) References(r Request) []source.Reference {
 	return all
 }
 
-// Compose builds the bundle of one feature. It returns a phase.Invalid if only a change by the user can help, and
+// Compose builds the bundle of one feature. It returns a phase.Invalid if the user must change an input, and
 // source.ErrNotFound if a source does not exist.
 func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.FeatureID) (Composition, error) {
-	compose, ok := map[libv1beta1.FeatureID]func(context.Context, Request) (composed, error){
+	compose, ok := map[libv1beta1.FeatureID]func(context.Context, Request) (renderedFeature, error){
 		libv1beta1.FeatureResources: c.manifests,
 		libv1beta1.FeatureHelm:      c.releases,
 	}[feature]
@@ -170,7 +170,7 @@ func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.Fe
 }
 
 // manifests reads and renders policyRefs: by tier, then in list order.
-func (c *Composer) manifests(ctx context.Context, r Request) (composed, error) {
+func (c *Composer) manifests(ctx context.Context, r Request) (renderedFeature, error) {
 	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.PolicyRefs)
 	slices.SortStableFunc(refs, func(a, b libv1beta1.PolicyRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
 	var items []bundle.Item
@@ -178,11 +178,11 @@ func (c *Composer) manifests(ctx context.Context, r Request) (composed, error) {
 	for _, ref := range refs {
 		content, err := source.Manifests(ctx, c.Contents, ref, r.Subject)
 		if err != nil {
-			return composed{}, withReason(status.ReasonSource, err)
+			return renderedFeature{}, withReason(status.ReasonSource, err)
 		}
 		objects, err := render.Manifests(content, r.Subject)
 		if err != nil {
-			return composed{}, withReason(status.ReasonRender, err)
+			return renderedFeature{}, withReason(status.ReasonRender, err)
 		}
 		objects = withoutOverridden(objects, tier(ref.Tier), tiers)
 		if len(objects) == 0 {
@@ -198,7 +198,7 @@ func (c *Composer) manifests(ctx context.Context, r Request) (composed, error) {
 			Force:                 ref.Force,
 		})
 	}
-	return composed{items: items}, nil
+	return renderedFeature{items: items}, nil
 }
 
 // withoutOverridden omits the objects that a reference of a lower tier has, too. Duplicates of the same tier stay, so
@@ -219,18 +219,18 @@ func withoutOverridden(objects []*unstructured.Unstructured, tier int32, tiers m
 func tier(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }
 
 // releases fetches and renders helmCharts in the order of the list, without those to uninstall.
-func (c *Composer) releases(ctx context.Context, r Request) (composed, error) {
+func (c *Composer) releases(ctx context.Context, r Request) (renderedFeature, error) {
 	if err := checkDistinct(resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject)); err != nil {
-		return composed{}, withReason(status.ReasonRender, err)
+		return renderedFeature{}, withReason(status.ReasonRender, err)
 	}
-	var all composed
+	var all renderedFeature
 	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
 		if chart.HelmChartAction == configv1beta1.HelmChartActionUninstall {
 			continue
 		}
 		one, err := c.release(ctx, r, chart)
 		if err != nil {
-			return composed{}, fmt.Errorf("helm release %s/%s: %w", chart.ReleaseNamespace, chart.ReleaseName, err)
+			return renderedFeature{}, fmt.Errorf("helm release %s/%s: %w", chart.ReleaseNamespace, chart.ReleaseName, err)
 		}
 		all.items = append(all.items, one.items...)
 		all.releases = append(all.releases, one.releases...)
@@ -239,30 +239,30 @@ func (c *Composer) releases(ctx context.Context, r Request) (composed, error) {
 	return all, nil
 }
 
-func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.HelmChart) (composed, error) {
+func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.HelmChart) (renderedFeature, error) {
 	expanded, err := source.ExpandChart(chart, r.Subject)
 	if err != nil {
-		return composed{}, withReason(status.ReasonRender, err)
+		return renderedFeature{}, withReason(status.ReasonRender, err)
 	}
 	options, err := releaseOptions(expanded.Options)
 	if err != nil {
-		return composed{}, withReason(status.ReasonRender, err)
+		return renderedFeature{}, withReason(status.ReasonRender, err)
 	}
 	archive, contents, err := c.fetch(ctx, r, expanded)
 	if err != nil {
-		return composed{}, withReason(status.ReasonSource, err)
+		return renderedFeature{}, withReason(status.ReasonSource, err)
 	}
 	values, err := render.Values(expanded.Values, contents, r.Subject)
 	if err != nil {
-		return composed{}, withReason(status.ReasonRender, err)
+		return renderedFeature{}, withReason(status.ReasonRender, err)
 	}
 	encoded, err := encodeValues(values)
 	if err != nil {
-		return composed{}, withReason(status.ReasonRender, err)
+		return renderedFeature{}, withReason(status.ReasonRender, err)
 	}
 	release, rendered, err := c.render(ctx, r, expanded, chartRequest(r, expanded, archive, values))
 	if err != nil {
-		return composed{}, withReason(status.ReasonRender, err)
+		return renderedFeature{}, withReason(status.ReasonRender, err)
 	}
 	release.Options = options
 	release.Data.Values = encoded
@@ -274,7 +274,7 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 		SkipNamespaceCreation: !createsNamespace(expanded),
 		Force:                 isForced(expanded.Options),
 	}
-	all := composed{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}}
+	all := renderedFeature{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}}
 	if rendered.Unanswered {
 		all.unanswered = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
 	}

@@ -59,10 +59,11 @@ type Controller struct {
 	Shard     fleet.Shard
 	Composer  *Composer
 	Transport deliver.Transport
-	// Recheck is the shortest pause until the next request for a withdrawal that has not ended; zero for a mode in which
-	// a watch reports the end.
+	// Recheck is the shortest delay, by mode, until the next request for an unfinished withdrawal, and the delay after a
+	// report with outdated releases. It is zero for a mode in which a watch reports both.
 	Recheck map[fleet.Mode]time.Duration
-	// UnreachableReason returns why a cluster that is deregistered by force cannot be reached, "" if it can be.
+	// UnreachableReason returns why a SveltosCluster that is deregistered by force cannot be reached, "" if it can be. It
+	// returns "" for a Cluster.
 	UnreachableReason func(ctx context.Context, cluster client.Object) (string, error)
 	// Wakeups sends summaries to reconcile after changes on push members, which no watch on the hub reports.
 	Wakeups <-chan event.GenericEvent
@@ -119,7 +120,7 @@ func specOrMetadataChanged() predicate.Predicate {
 	})
 }
 
-// statusEdited selects changes of the status by other clients, after which the controller writes it again.
+// statusEdited selects changes of the status by other clients. The controller overwrites them.
 func (c *Controller) statusEdited() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -255,7 +256,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "report start", Run: c.reportStart},
 		{Name: "deliver", Run: c.deliver},
 		{Name: "withdraw", Run: c.withdrawFeatures},
-		{Name: "record", Run: c.record},
+		{Name: "record", Run: c.recordDeployed},
 		{Name: "clean up generated values", Run: c.cleanUpGenerated},
 	}
 	if !summary.DeletionTimestamp.IsZero() {
@@ -264,7 +265,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			{Name: "check preconditions", Run: c.checkPreconditions},
 			{Name: "find deployed", Run: c.findDeployed},
 			{Name: "withdraw", Run: c.withdrawFeatures},
-			{Name: "record", Run: c.record},
+			{Name: "record", Run: c.recordDeployed},
 			{Name: "clean up generated values", Run: c.cleanUpGenerated},
 		}
 	}

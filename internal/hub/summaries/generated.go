@@ -50,10 +50,10 @@ type generatedStore struct {
 	ensureFinalizer func(ctx context.Context) error
 	// isLost is true if the member has the release of another summary.
 	isLost bool
-	// begun identifies the rendering that the member may have begun, deployed the one that it has deployed, both "" if
-	// there is none.
+	// begun is the ID of the rendering that the member may have started to deploy, and deployed is the ID of the rendering
+	// that it has deployed. Each is "" if there is none.
 	begun, deployed string
-	// secret is the Secret that load has read, without a resourceVersion if it does not exist, and stored its values. Both
+	// secret is the Secret as load read it, without a resourceVersion if it does not exist. stored has its values. Both
 	// are nil before load.
 	secret *corev1.Secret
 	stored render.Generated
@@ -77,7 +77,7 @@ func (c *Composer) newGeneratedStore(r Request, release match.Release) *generate
 }
 
 // renderingID identifies a rendering of a release. It is "" for a chart that reads neither the revision nor the
-// operation: then the member compares no renderings.
+// operation: the member does not compare its renderings.
 func renderingID(inputs string, revision int, isUpgrade bool) string {
 	if inputs == "" {
 		return ""
@@ -138,9 +138,9 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
 		return nil
 	}
-	// If the values are too large, first the rendered objects are dropped, so that the next upgrade does not find them;
-	// then the results of lookup, so that every rendering reads the member; then all values that this rendering has not
-	// used.
+	// If the values are too large, some are left out, in this order: the rendered objects (lookup does not find them in
+	// the next upgrade), the results of lookup (every rendering then reads the member), and all values that this rendering
+	// has not used.
 	var tooLarge phase.Invalid
 	for _, values := range []render.Generated{all, all.WithoutRendered(), all.WithoutLookup(), used.WithoutLookup()} {
 		raw, err := encodeGenerated(values)
@@ -154,9 +154,9 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	return tooLarge
 }
 
-// add returns the loaded values and the used ones of a rendering. The results of lookup are those of the summary that
-// has the release: if two summaries stored theirs, each would drop those of the other, and the change of the Secret
-// would wake both.
+// add returns the loaded values and the values that a rendering used. Only the summary that manages the release stores
+// results of lookup. Otherwise two summaries would overwrite the results of each other, and each change of the Secret
+// would reconcile both.
 func (g *generatedStore) add(rendering string, used render.Generated) (render.Generated, error) {
 	if g.isLost {
 		all := maps.Clone(g.stored)
@@ -195,7 +195,7 @@ func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.
 	return nil
 }
 
-// encodeGenerated returns what decodeGenerated decodes. It fails with phase.Invalid if the values are too large.
+// encodeGenerated returns values as compressed JSON. It fails with phase.Invalid if they are too large.
 func encodeGenerated(values render.Generated) ([]byte, error) {
 	raw, err := json.Marshal(values)
 	if err != nil {

@@ -61,11 +61,11 @@ func addOwner(owners []metav1.OwnerReference, owner metav1.OwnerReference) []met
 	return append(slices.Clone(owners), owner)
 }
 
-// cleanUpGenerated removes the summary from the owners of the generated values of releases that it has uninstalled.
-// Another summary with the release becomes the owner. Without one the values are deleted. If a release is kept on the
-// member without a summary, its values are kept, too.
+// cleanUpGenerated removes the summary from the owners of the generated values of its uninstalled releases. Another
+// summary with the same release becomes the owner; without one the values are deleted. The values of an orphaned
+// release are kept.
 func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
-	if s.cluster == nil || !s.hasUninstalledDropped() || s.orphansObjects() && !s.member.Deleting {
+	if s.cluster == nil || !s.isUninstallComplete() || s.orphansObjects() && !s.member.Deleting {
 		return nil
 	}
 	list := &metav1.PartialObjectMetadataList{}
@@ -82,8 +82,8 @@ func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 		return err
 	}
 	for i := range list.Items {
-		release := generatedFor(&list.Items[i])
-		if !s.deleting() && slices.Contains(match.Installed(summary), release) {
+		release := releaseOf(&list.Items[i])
+		if !s.isDeleting() && slices.Contains(match.Installed(summary), release) {
 			continue
 		}
 		if err := c.replaceOwner(ctx, s, &list.Items[i], remainingOwners(s.summary, others, &list.Items[i])); err != nil {
@@ -93,32 +93,32 @@ func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	return nil
 }
 
-// hasUninstalledDropped returns whether all releases that the summary no longer has are uninstalled from the member.
-func (s *state) hasUninstalledDropped() bool {
+// isUninstallComplete returns whether all releases that the summary no longer has are uninstalled from the member.
+func (s *state) isUninstallComplete() bool {
 	const helm = libv1beta1.FeatureHelm
 	switch {
-	case s.deleting():
+	case s.isDeleting():
 		return s.withdrawn
 	case !s.specHas(helm):
 		return !s.isOneTimeDone(helm) && (slices.Contains(s.removedFeatures, helm) || !slices.Contains(s.featuresToWithdraw(), helm))
 	}
-	composed := slices.ContainsFunc(s.compositions, func(c Composition) bool { return c.Feature == helm })
-	return composed && status.FeatureOf(status.Fold(s.summary.Status, s.pass), helm).Status == libv1beta1.FeatureStatusProvisioned
+	renderedFeature := slices.ContainsFunc(s.compositions, func(c Composition) bool { return c.Feature == helm })
+	return renderedFeature && status.FeatureOf(status.Fold(s.summary.Status, s.pass), helm).Status == libv1beta1.FeatureStatusProvisioned
 }
 
-// generatedFor returns the release in the annotation generatedRelease.
-func generatedFor(secret client.Object) match.Release {
+// releaseOf returns the release in the annotation generatedRelease.
+func releaseOf(secret client.Object) match.Release {
 	namespace, name, _ := strings.Cut(secret.GetAnnotations()[generatedRelease], "/")
 	return match.Release{Namespace: namespace, Name: name}
 }
 
-// remainingOwners returns the other summaries of the cluster that own the values without summary. A summary that is
-// being deleted removes itself later.
+// remainingOwners returns references to the other summaries of the cluster that have the release or own the Secret. A
+// summary that is being deleted stays an owner until it removes itself.
 func remainingOwners(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary, secret client.Object) []metav1.OwnerReference {
 	var all []metav1.OwnerReference
 	for i := range others {
 		other := &others[i]
-		wants := other.DeletionTimestamp.IsZero() && slices.Contains(match.Installed(other), generatedFor(secret))
+		wants := other.DeletionTimestamp.IsZero() && slices.Contains(match.Installed(other), releaseOf(secret))
 		if other.UID != summary.UID && (wants || isOwner(secret.GetOwnerReferences(), other.UID)) {
 			all = append(all, summaryOwner(other))
 		}

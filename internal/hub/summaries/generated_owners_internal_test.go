@@ -31,8 +31,8 @@ func TestDroppedReleasesOnTheMemberAreNotUninstalled(t *testing.T) {
 			summary := &configv1beta1.ClusterSummary{}
 			summary.Spec.ClusterProfileSpec.SyncMode = tc.mode
 			s := &state{summary: summary, deployed: tc.deployed, removedFeatures: tc.unlisted}
-			if got := s.hasUninstalledDropped(); got != tc.want {
-				t.Errorf("hasUninstalledDropped() is %t, want %t", got, tc.want)
+			if got := s.isUninstallComplete(); got != tc.want {
+				t.Errorf("isUninstallComplete() is %t, want %t", got, tc.want)
 			}
 		})
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// record writes what is deployed to the cluster's ClusterConfiguration, before the status reports it.
-func (c *Controller) record(ctx context.Context, s *state) error {
+// record writes the deployed features to the cluster's ClusterConfiguration, before the status reports them.
+func (c *Controller) recordDeployed(ctx context.Context, s *state) error {
 	owner := metav1.GetControllerOf(s.summary)
 	if owner == nil {
 		return nil

@@ -56,7 +56,7 @@ func (f *ownWrites) end(name types.NamespacedName, version string, now time.Time
 	if version != "" {
 		write.version, write.at = version, now
 	}
-	return write.seen != "" && !isUpTo(write.seen, write.version)
+	return write.seen != "" && !isNotNewer(write.seen, write.version)
 }
 
 // isOwnWrite returns whether an event is of a write of this process, or older than it. During a write it returns true
@@ -72,7 +72,7 @@ func (f *ownWrites) isOwnWrite(name types.NamespacedName, version string) bool {
 		write.seen = version
 		return true
 	}
-	return isUpTo(version, write.version)
+	return isNotNewer(version, write.version)
 }
 
 // isBehind returns whether a cached version is older than the last write. To reconcile it would cause a conflict or
@@ -81,7 +81,7 @@ func (f *ownWrites) isBehind(name types.NamespacedName, version string, now time
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	write := f.byName[name]
-	return write != nil && write.version != "" && now.Sub(write.at) < maxCacheLag && !isUpTo(write.version, version)
+	return write != nil && write.version != "" && now.Sub(write.at) < maxCacheLag && !isNotNewer(write.version, version)
 }
 
 // forget deletes the entry of a deleted summary.
@@ -91,8 +91,8 @@ func (f *ownWrites) forget(name types.NamespacedName) {
 	delete(f.byName, name)
 }
 
-// isUpTo returns whether version is last or older.
-func isUpTo(version, last string) bool {
+// isNotNewer returns whether version is last or older.
+func isNotNewer(version, last string) bool {
 	order, err := resourceversion.CompareResourceVersion(version, last)
 	return err == nil && order <= 0
 }

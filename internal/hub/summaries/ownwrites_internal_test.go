@@ -7,22 +7,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func TestOwnStatusWritesAreEchoes(t *testing.T) {
+func TestOwnStatusWritesAreFiltered(t *testing.T) {
 	t.Parallel()
 	f, name := &ownWrites{}, types.NamespacedName{Namespace: "fleet", Name: "web"}
 	now := time.Now()
 	if f.isOwnWrite(name, "1") {
-		t.Error("an event before any write is an echo")
+		t.Error("an event before any write counts as an own write")
 	}
 	f.begin(name)
 	if !f.isOwnWrite(name, "10") {
-		t.Error("an event during a write is not taken for its echo")
+		t.Error("an event during a write does not count as an own write")
 	}
 	if f.end(name, "10", now) {
-		t.Error("the echo of a write counts as missed")
+		t.Error("the event of an own write counts as missed")
 	}
 	if !f.isOwnWrite(name, "9") || !f.isOwnWrite(name, "10") || f.isOwnWrite(name, "11") {
-		t.Error("events up to the last write are ownWrites, and no others")
+		t.Error("events up to the last write are not own writes, or later ones are")
 	}
 	f.begin(name)
 	f.isOwnWrite(name, "13")

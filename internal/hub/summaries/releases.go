@@ -81,7 +81,8 @@ func resolveCharts(charts []configv1beta1.HelmChart, subject source.Subject) []c
 	return all
 }
 
-// checkDistinct refuses two charts of one release: each would replace what the other one has rendered and stored.
+// checkDistinct returns an error for two charts with the same release: each would replace the objects and the stored
+// values of the other one.
 func checkDistinct(charts []configv1beta1.HelmChart) error {
 	seen := map[match.Release]bool{}
 	for _, chart := range charts {
@@ -97,9 +98,9 @@ func checkDistinct(charts []configv1beta1.HelmChart) error {
 	return nil
 }
 
-// restoreReleaseOwners restores the releases in the status of summaries that lost their status, from their bundles on
-// the member. It omits releases that another summary manages by its status, so that the owner of a release does not
-// change. It changes the summaries, so the caller must own them.
+// restoreReleaseOwners adds the releases of the spec to the status of a summary that lost its status and still has a
+// Helm bundle on the member. It omits releases that the status of another summary has, so that no release changes its
+// owner. It modifies the summaries, so the caller must own them.
 func (c *Controller) restoreReleaseOwners(ctx context.Context, m fleet.Member, all []*configv1beta1.ClusterSummary) error {
 	taken := map[match.Release]bool{}
 	for _, summary := range all {
@@ -141,9 +142,9 @@ func managedReleases(summary *configv1beta1.ClusterSummary) []configv1beta1.Helm
 	return all
 }
 
-// withUninstalled adds an entry to releases for each chart with the action Uninstall that is not listed. Towline
-// uninstalls only releases that it deployed: the entry reports that no such release exists.
-func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv1beta1.HelmChart) []configv1beta1.HelmChartSummary {
+// withUninstallEntries adds an entry to releases for each chart with the action Uninstall that has no entry. The entry
+// reports that Towline has not deployed the release, and so does not uninstall it.
+func withUninstallEntries(releases []configv1beta1.HelmChartSummary, charts []configv1beta1.HelmChart) []configv1beta1.HelmChartSummary {
 	all := slices.Clone(releases)
 	for _, chart := range charts {
 		release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
@@ -161,9 +162,9 @@ func withUninstalled(releases []configv1beta1.HelmChartSummary, charts []configv
 	return all
 }
 
-// nextRevision returns the revision and the operation for the templates of a release. As long as the inputs do not
-// change, they are those of the deployed release, so that reading them causes no new revision. The member reports the
-// releases for which they are wrong.
+// nextRevision returns the revision and the operation that the templates of a release read. While the inputs do not
+// change, it returns those of the deployed release: a chart that reads them must not cause a new revision by itself. If
+// the member has reported other ones in bundle.Report.Outdated, it returns the reported ones.
 func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
 	former, ok := findRelease(r, of)
 	reported, isReported := findReported(r, of)
@@ -171,7 +172,7 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 		return reported.Revision, reported.IsUpgrade, nil
 	}
 	if !ok {
-		return c.nextRecorded(ctx, r, of, inputs)
+		return c.nextRevisionFromRecords(ctx, r, of, inputs)
 	}
 	if former.Inputs == inputs {
 		return former.Revision, former.IsUpgrade, nil
@@ -181,7 +182,7 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 	}
 	if c.Dial[r.Member.Mode] != nil {
 		// Failed attempts and other clients of Helm may have made further revisions.
-		revision, isUpgrade, err = c.nextRecorded(ctx, r, of, inputs)
+		revision, isUpgrade, err = c.nextRevisionFromRecords(ctx, r, of, inputs)
 		if err != nil || revision > 1 {
 			return revision, isUpgrade, err
 		}
@@ -200,8 +201,8 @@ func findRelease(r Request, of match.Release) (bundle.DeployedRelease, bool) {
 	return bundle.DeployedRelease{}, false
 }
 
-// mayHaveBegun returns whether the member may have begun the delivered revision of a release. A member in pull mode
-// reports the state Applying before it begins the first one.
+// mayHaveBegun returns whether the member may have started to deploy the delivered revision of a release. A pull member
+// reports the state Applying before it starts.
 func (r Request) mayHaveBegun(of match.Release) bool {
 	return r.State != bundle.StatePending && r.State != bundle.StateMissing &&
 		!slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return isOf(o, of) })
@@ -220,9 +221,9 @@ func isOf(o bundle.OutdatedRelease, of match.Release) bool {
 	return o.Namespace == of.Namespace && o.Name == of.Name
 }
 
-// isConfirmed returns whether the member must not compare the revision that templates have read with its release
-// records. A report of the right revision ends the comparisons until the inputs change, so that a client of Helm that
-// makes one revision after the other holds up no deployment.
+// isConfirmed returns whether the member need not compare the revision of a release with its release records: the
+// member has reported the revision for the same inputs, or the deployed release is the same and confirmed. So another
+// client of Helm that writes one revision after the other cannot block the deployment.
 func isConfirmed(r Request, made bundle.Release) bool {
 	of := match.Release{Namespace: made.Namespace, Name: made.Name}
 	former, _ := findRelease(r, of)
@@ -232,9 +233,9 @@ func isConfirmed(r Request, made bundle.Release) bool {
 	})
 }
 
-// nextListed is nextRecorded for a member that the hub cannot read. It searches the bundles of other profiles for the
-// release.
-func (c *Composer) nextListed(ctx context.Context, m fleet.Member, of match.Release) (revision int, isUpgrade bool, err error) {
+// nextRevisionFromBundles is nextRevisionFromRecords for a member that the hub cannot read. It searches the bundles of
+// other profiles for the release.
+func (c *Composer) nextRevisionFromBundles(ctx context.Context, m fleet.Member, of match.Release) (revision int, isUpgrade bool, err error) {
 	deployed, err := c.ListDeployed(ctx, m)
 	if err != nil {
 		return 0, false, err
@@ -249,12 +250,12 @@ func (c *Composer) nextListed(ctx context.Context, m fleet.Member, of match.Rele
 	return 1, false, nil
 }
 
-// nextRecorded returns the revision and the operation that come after the release records on a member: helm or another
-// profile may have deployed the release. If the summary itself deployed it with the same inputs, the inventory of the
-// member is lost: the revision and the operation are those of the deployed release.
-func (c *Composer) nextRecorded(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
+// nextRevisionFromRecords returns the revision and the operation after the release records on a member, which helm or
+// another profile may have written. If this summary wrote the last record with the same inputs, the inventory of the
+// member was lost, and it returns the revision and the operation of that record.
+func (c *Composer) nextRevisionFromRecords(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
 	if c.Dial[r.Member.Mode] == nil {
-		return c.nextListed(ctx, r.Member, of)
+		return c.nextRevisionFromBundles(ctx, r.Member, of)
 	}
 	entries, err := c.listRecords(ctx, r.Member, of)
 	if err != nil {

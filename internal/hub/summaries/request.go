@@ -37,8 +37,8 @@ func request(s *state) (Request, error) {
 	return made, nil
 }
 
-// SubjectFor returns the cluster as templates of a summary see it, with the namespace that they may read. It returns a
-// phase.Invalid for a summary without a profile.
+// SubjectFor returns the cluster for the templates of a summary, with the namespace to which a Profile is confined. It
+// returns a phase.Invalid for a summary without a profile.
 func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (source.Subject, error) {
 	owner, err := ownerOf(summary)
 	if err != nil {

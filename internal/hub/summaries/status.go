@@ -27,8 +27,8 @@ const (
 	agentNotHealthy = "agent in managed cluster is not healthy."
 )
 
-// unreachable returns why m cannot be changed now, "" if it can be.
-func unreachable(m fleet.Member) string {
+// unreachableReason returns why m cannot be changed now, "" if it can be.
+func unreachableReason(m fleet.Member) string {
 	switch {
 	case m.Refused != "" && !m.Deleting:
 		return fmt.Sprintf("cluster %s: %s", m.Key(), m.Refused)
@@ -67,8 +67,8 @@ func removingStatus(m fleet.Member) libv1beta1.FeatureStatus {
 	}[m.Mode]
 }
 
-// isDeployed returns whether a feature with this status was delivered.
-func isDeployed(s libv1beta1.FeatureStatus) bool {
+// isDelivered returns whether the delivery of a feature with this status has begun.
+func isDelivered(s libv1beta1.FeatureStatus) bool {
 	return s == libv1beta1.FeatureStatusProvisioning || s == libv1beta1.FeatureStatusProvisioned || s == libv1beta1.FeatureStatusFailed
 }
 
@@ -104,7 +104,7 @@ func markConflicts(releases []configv1beta1.HelmChartSummary, lost []match.Conte
 	return marked
 }
 
-// reasonOf returns the condition reason for the error of a bundle that could not be built.
+// reasonOf returns the event reason for the error of a bundle that could not be built.
 func reasonOf(err error) string {
 	var contest *conflictError
 	var stage *ComposeError
@@ -120,7 +120,7 @@ func reasonOf(err error) string {
 	}
 }
 
-// reportReason returns the condition reason for a report of a member, "" for the default one.
+// reportReason returns the event reason for a report of a member, "" for the default one.
 func reportReason(report bundle.Report) string {
 	if report.State == bundle.StateFailed && strings.Contains(report.Message, "conflict was detected") {
 		return status.ReasonConflict
@@ -134,10 +134,10 @@ func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome
 		// The hub's own requests failed: nothing new is known of the member.
 		return nil
 	}
-	return c.write(ctx, s, status.Fold(s.summary.Status, s.pass))
+	return c.writeStatus(ctx, s, status.Fold(s.summary.Status, s.pass))
 }
 
-func (c *Controller) write(ctx context.Context, s *state, now configv1beta1.ClusterSummaryStatus) error {
+func (c *Controller) writeStatus(ctx context.Context, s *state, now configv1beta1.ClusterSummaryStatus) error {
 	before := s.summary.Status
 	if equality.Semantic.DeepEqual(before, now) {
 		return nil
@@ -165,7 +165,7 @@ func (c *Controller) recordEvent(summary *configv1beta1.ClusterSummary, event st
 	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
 }
 
-// unanswered returns an event for each release whose chart looks up objects that the hub cannot read, once for each
+// lookupEvents returns an event for each release whose chart looks up objects that the hub cannot read, once for each
 // version of the chart.
 func lookupEvents(old configv1beta1.ClusterSummaryStatus, c Composition, m fleet.Member) []status.Event {
 	var events []status.Event

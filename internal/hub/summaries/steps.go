@@ -25,7 +25,7 @@ import (
 const (
 	// maxWithdrawalInterval is the longest pause between two requests for a withdrawal that has not ended.
 	maxWithdrawalInterval = 30 * time.Second
-	// unverifiedInterval is the pause until a repository is asked again for a missing signature, which no watch reports.
+	// unverifiedInterval is the delay until the next request for a missing signature. No watch reports a new signature.
 	unverifiedInterval = 5 * time.Minute
 	// forcedTimeout bounds a withdrawal request to a member that is deregistered by force.
 	forcedTimeout = 20 * time.Second
@@ -53,7 +53,7 @@ type state struct {
 	withdrawn bool
 }
 
-func (s *state) deleting() bool { return !s.summary.DeletionTimestamp.IsZero() }
+func (s *state) isDeleting() bool { return !s.summary.DeletionTimestamp.IsZero() }
 
 func (s *state) spec() configv1beta1.ProfileSpec { return s.summary.Spec.ClusterProfileSpec }
 
@@ -90,15 +90,15 @@ func (s *state) specHas(feature libv1beta1.FeatureID) bool {
 
 // wantedFeatures returns the features of the spec, in the order in which they are deployed.
 func (s *state) wantedFeatures() []libv1beta1.FeatureID {
-	if s.deleting() {
+	if s.isDeleting() {
 		return nil
 	}
 	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool { return !s.specHas(f) })
 }
 
-// featuresToWithdraw returns the features that are not wanted and may have objects on the member, in reverse order of
-// deployment. These are the deployed ones, and those which the status, or the spec of a deleted summary, names: the
-// inventory or the ConfigurationGroup may be lost.
+// featuresToWithdraw returns the features to withdraw, in reverse order of deployment: the features that are not wanted
+// and that the member has, the status names, or the spec of a deleted summary names. The status and the spec count,
+// since the inventory or the ConfigurationGroup may be lost.
 func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 	var features []libv1beta1.FeatureID
 	for _, feature := range slices.Backward(allFeatures()) {
@@ -107,7 +107,7 @@ func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 		}
 		_, deployed := s.deployed[feature]
 		reported := s.featureSummary(feature).Status
-		suspected := reported != "" || s.deleting() && s.specHas(feature)
+		suspected := reported != "" || s.isDeleting() && s.specHas(feature)
 		if deployed || (suspected && reported != libv1beta1.FeatureStatusRemoved) {
 			features = append(features, feature)
 		}
@@ -121,7 +121,7 @@ func (c *Controller) load(ctx context.Context, s *state) error {
 	member, cluster, err := fleet.Get(ctx, c.Hub, of.Type, of.Namespace, of.Name)
 	if apierrors.IsNotFound(err) {
 		s.member = fleet.Member{Type: of.Type, Namespace: of.Namespace, Name: of.Name}
-		if s.deleting() {
+		if s.isDeleting() {
 			return nil
 		}
 		// The profile controller deletes the summary, unless the cluster is created again first.
@@ -138,12 +138,12 @@ func (c *Controller) load(ctx context.Context, s *state) error {
 // findDeployed reads which bundles of the summary the member has.
 func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	s.deployed = map[libv1beta1.FeatureID]bundle.Deployed{}
-	if s.cluster == nil || s.neverDelivered() {
+	if s.cluster == nil || s.hasNoDelivery() {
 		return nil
 	}
 	for _, feature := range allFeatures() {
 		deployed, ok, err := c.Transport.FindDeployed(ctx, s.member, s.bundleID(feature))
-		if err != nil && s.deleting() && s.member.Forced {
+		if err != nil && s.isDeleting() && s.member.Forced {
 			return nil // a deregistration by force does not wait for the member
 		}
 		if err != nil {
@@ -161,7 +161,7 @@ func (s *state) reportDeployedUnknown(err error) error {
 	s.retryErr = errors.Join(s.retryErr, err)
 	finding := status.Finding{Kind: status.Broken, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed, Attempt: true}
 	features := s.wantedFeatures()
-	if s.deleting() {
+	if s.isDeleting() {
 		finding.Kind, finding.Status, features = status.Leaving, removingStatus(s.member), s.featuresToWithdraw()
 	}
 	for _, finding.Feature = range features {
@@ -170,11 +170,11 @@ func (s *state) reportDeployedUnknown(err error) error {
 	return phase.Wait{Reason: err.Error()}
 }
 
-// neverDelivered returns whether nothing was ever delivered for a deleted summary: its cluster is not ready, and no
-// feature in its status has a hash. Earlier versions added the finalizer to such summaries.
-func (s *state) neverDelivered() bool {
+// hasNoDelivery returns true for a deleted summary without a delivery: its cluster is not ready, and its status has
+// features, but none of them has a hash or was applied. Earlier versions added the finalizer to such summaries.
+func (s *state) hasNoDelivery() bool {
 	features := s.summary.Status.FeatureSummaries
-	return s.deleting() && s.cluster != nil && !s.member.Ready && len(features) > 0 &&
+	return s.isDeleting() && s.cluster != nil && !s.member.Ready && len(features) > 0 &&
 		!slices.ContainsFunc(features, func(f configv1beta1.FeatureSummary) bool { return len(f.Hash) > 0 || f.LastAppliedTime != nil })
 }
 
@@ -203,10 +203,10 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 // checkPreconditions ends the reconcile if the member must not or cannot be changed now. A pause does not stop the
 // deregistration of a cluster.
 func (c *Controller) checkPreconditions(_ context.Context, s *state) error {
-	if s.deleting() && (s.cluster == nil || s.member.Forced || s.neverDelivered()) {
+	if s.isDeleting() && (s.cluster == nil || s.member.Forced || s.hasNoDelivery()) {
 		return nil
 	}
-	if s.member.Deleting && !s.deleting() {
+	if s.member.Deleting && !s.isDeleting() {
 		s.pass.Suspended = fmt.Sprintf("cluster %s is being deregistered", s.member.Key())
 	} else if !s.member.Deleting {
 		s.pass.Suspended = s.pauseReason()
@@ -214,14 +214,14 @@ func (c *Controller) checkPreconditions(_ context.Context, s *state) error {
 	if s.pass.Suspended != "" {
 		return phase.Wait{Reason: s.pass.Suspended}
 	}
-	if message := status.Unsupported(Unsupported(s.spec(), s.summary.Labels)); message != "" && !s.deleting() {
+	if message := status.Unsupported(Unsupported(s.spec(), s.summary.Labels)); message != "" && !s.isDeleting() {
 		return s.reportUnsupported(message)
 	}
-	if why := unreachable(s.member); why != "" {
+	if why := unreachableReason(s.member); why != "" {
 		s.reportUnreachable(why)
 		return phase.Wait{Reason: why}
 	}
-	if !s.deleting() && !s.member.HasFinalizer {
+	if !s.isDeleting() && !s.member.HasFinalizer {
 		// Without the finalizer its objects could not be withdrawn before it is deleted. The hub is about to add it.
 		return phase.Wait{Reason: "the cluster has no finalizer yet"}
 	}
@@ -239,7 +239,8 @@ func (s *state) pauseReason() string {
 	return ""
 }
 
-// reportUnsupported reports for every feature that the profile is refused. Deployed objects stay unchanged.
+// reportUnsupported reports every feature as failed, since the profile has unsupported fields. Deployed objects do not
+// change.
 func (s *state) reportUnsupported(message string) error {
 	err := errors.New(message)
 	s.pass.Message = message
@@ -294,16 +295,17 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 // another mode is delivered once more, so that the member stops correcting its drift.
 func (s *state) isOneTimeDone(feature libv1beta1.FeatureID) bool {
 	deployed, ok := s.deployed[feature]
-	if s.deleting() || s.spec().SyncMode != configv1beta1.SyncModeOneTime || !ok || deployed.CorrectDrift || deployed.Removing {
+	if s.isDeleting() || s.spec().SyncMode != configv1beta1.SyncModeOneTime || !ok || deployed.CorrectDrift || deployed.Removing {
 		return false
 	}
-	// A lost report comes again. A first delivery without a report has the status Provisioning.
+	// A provisioned feature without a report has lost its report, and the member repeats it. During a first delivery the
+	// status is Provisioning.
 	reported := s.featureSummary(feature).Status
 	lost := deployed.Report.State == bundle.StatePending && (reported == libv1beta1.FeatureStatusProvisioned || reported == "")
 	return deployed.Report.State == bundle.StateApplied || lost
 }
 
-// restoreOneTimeStatus reports a feature for which isOneTimeDone holds and whose status was lost.
+// restoreOneTimeStatus reports a OneTime feature as deployed if the member has applied it and the status was lost.
 func (s *state) restoreOneTimeStatus(feature libv1beta1.FeatureID) {
 	deployed := s.deployed[feature]
 	if s.featureSummary(feature).Status == libv1beta1.FeatureStatusProvisioned || deployed.Report.State != bundle.StateApplied {
@@ -341,7 +343,7 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Reque
 	if err != nil {
 		return Composition{}, err
 	}
-	composition.Releases = markConflicts(withUninstalled(composition.Releases, charts), lost)
+	composition.Releases = markConflicts(withUninstallEntries(composition.Releases, charts), lost)
 	return composition, nil
 }
 
@@ -378,14 +380,14 @@ func (c *Controller) reportStart(ctx context.Context, s *state) error {
 		if bundle.DigestFromBytes(old.Hash) != composition.Digest {
 			news = append(news, lookupEvents(s.summary.Status, composition, s.member)...)
 		}
-		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !isDeployed(old.Status) {
+		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !isDelivered(old.Status) {
 			pass.Findings = append(pass.Findings, status.Finding{Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Releases: composition.Releases})
 		}
 	}
 	if len(pass.Findings) == 0 {
 		return nil
 	}
-	if err := c.write(ctx, s, status.Fold(s.summary.Status, pass)); err != nil {
+	if err := c.writeStatus(ctx, s, status.Fold(s.summary.Status, pass)); err != nil {
 		return err
 	}
 	for _, event := range news {
@@ -397,7 +399,7 @@ func (c *Controller) reportStart(ctx context.Context, s *state) error {
 // deliver delivers the bundles one after the other.
 func (c *Controller) deliver(ctx context.Context, s *state) error {
 	for _, composition := range s.compositions {
-		composition.Bundle.KeepObjects = s.memberHasNewer(composition)
+		composition.Bundle.KeepObjects = s.hasNewerBundle(composition)
 		report, err := c.Transport.Deliver(ctx, s.member, composition.Bundle)
 		if ctx.Err() != nil {
 			return fmt.Errorf("deliver %s to %s: %w", composition.Bundle.ID, s.member.Key(), ctx.Err())
@@ -420,9 +422,9 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 	return nil
 }
 
-// memberHasNewer returns whether a push member has another bundle than the one that this hub saw applied: the hub was
+// hasNewerBundle returns whether a push member has another bundle than the one that this hub saw applied: the hub was
 // restored from a backup. In pull mode the agent detects that.
-func (s *state) memberHasNewer(c Composition) bool {
+func (s *state) hasNewerBundle(c Composition) bool {
 	old, deployed := s.featureSummary(c.Feature), s.deployed[c.Feature]
 	return old.Status == libv1beta1.FeatureStatusProvisioned && bundle.DigestFromBytes(old.Hash) == c.Digest &&
 		deployed.Report.State == bundle.StateApplied && deployed.Report.Digest != c.Digest
@@ -438,7 +440,7 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 		return c.abandon(ctx, s, why)
 	}
 	s.withdrawn = true
-	if s.neverDelivered() {
+	if s.hasNoDelivery() {
 		return nil
 	}
 	for _, feature := range s.featuresToWithdraw() {
@@ -464,8 +466,8 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 	return nil
 }
 
-// withdraw withdraws a bundle. The timeout keeps a member that does not answer from blocking its deregistration by
-// force.
+// withdraw withdraws a bundle. The time limit is for a member that does not answer: a deregistration by force must not
+// wait for it.
 func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	if m.Forced {
 		limited, cancel := context.WithTimeout(ctx, forcedTimeout)
@@ -479,7 +481,7 @@ func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.With
 // deletion, between Recheck and maxWithdrawalInterval.
 func (c *Controller) withdrawalInterval(s *state) time.Duration {
 	least := c.Recheck[s.member.Mode]
-	if least == 0 || !s.deleting() {
+	if least == 0 || !s.isDeleting() {
 		return least
 	}
 	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, least), maxWithdrawalInterval)
@@ -487,7 +489,7 @@ func (c *Controller) withdrawalInterval(s *state) time.Duration {
 
 // removeFinalizer removes the finalizer of a deleted summary once everything is withdrawn.
 func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
-	if !s.deleting() || !s.withdrawn {
+	if !s.isDeleting() || !s.withdrawn {
 		return nil
 	}
 	free := s.summary.DeepCopy()

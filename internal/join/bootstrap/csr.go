@@ -22,11 +22,11 @@ import (
 )
 
 const (
-	requestType = "CERTIFICATE REQUEST"
+	pemTypeCSR = "CERTIFICATE REQUEST"
 	// minRSABits is the minimal length of an RSA key.
 	minRSABits = 2048
-	// maxID limits the characters of a cluster's id; a uid has 36.
-	maxID = 253
+	// maxIDLength limits the characters of a cluster's id; a uid has 36.
+	maxIDLength = 253
 )
 
 // ParsedCSR is the content of a CertificateSigningRequest for the certificate of an agent.
@@ -43,9 +43,9 @@ type ParsedCSR struct {
 	Until time.Time
 }
 
-// ValidateCSR parses a CertificateSigningRequest. isAgent is false if it is not for the certificate of an agent.
-// Otherwise err is the reason why no agent may have it. The caller must check whether this requester may have it: the
-// API server has written the requester's user and groups into the request.
+// ValidateCSR parses a CertificateSigningRequest. isAgent is false if the request is not for the certificate of an
+// agent. If isAgent is true, err is the reason why no agent may have the certificate, or nil. The caller must check
+// whether this requester may have it: the API server has written the requester's user and groups into the request.
 func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, isAgent bool, err error) {
 	if csr.Spec.SignerName != Signer {
 		return ParsedCSR{}, false, nil
@@ -64,7 +64,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 	if err := karmada.ValidateName(p.Cluster); err != nil {
 		return ParsedCSR{}, true, oneLine(err)
 	}
-	if err := p.parseRequester(csr); err != nil {
+	if err := p.setRequester(csr); err != nil {
 		return ParsedCSR{}, true, err
 	}
 	if until := csr.Annotations[kube.AnnotationUntil]; until != "" {
@@ -103,8 +103,8 @@ func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 	if block == nil || !bytes.HasPrefix(bytes.TrimSpace(text), []byte("-----BEGIN ")) {
 		return nil, errors.New("the request is not in PEM")
 	}
-	if block.Type != requestType {
-		return nil, fmt.Errorf("the PEM block of the request is of type %q and must be of type %q", block.Type, requestType)
+	if block.Type != pemTypeCSR {
+		return nil, fmt.Errorf("the PEM block of the request is of type %q and must be of type %q", block.Type, pemTypeCSR)
 	}
 	if len(block.Headers) > 0 {
 		return nil, errors.New("the PEM block of the request has headers")
@@ -122,7 +122,7 @@ func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 	return request, nil
 }
 
-// checkSubject accepts only one organisation and one common name. Other attributes might have a meaning elsewhere.
+// checkSubject accepts only one organization and one common name. Other systems may give other attributes a meaning.
 func checkSubject(request *x509.CertificateRequest) error {
 	subject := request.Subject
 	if !slices.Equal(subject.Organization, []string{AgentsGroup}) {
@@ -183,8 +183,9 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// parseRequester distinguishes the two permitted requesters: the holder of a bootstrap token, and the registered agent.
-func (p *ParsedCSR) parseRequester(csr *certificatesv1.CertificateSigningRequest) error {
+// setRequester sets the fields about the requester. It returns an error unless the requester is the holder of a
+// bootstrap token or the registered agent.
+func (p *ParsedCSR) setRequester(csr *certificatesv1.CertificateSigningRequest) error {
 	user, groups := csr.Spec.Username, csr.Spec.Groups
 	if user == AgentUser(p.Cluster) && slices.Contains(groups, AgentsGroup) {
 		p.Renewal = true
@@ -201,7 +202,7 @@ func (p *ParsedCSR) parseRequester(csr *certificatesv1.CertificateSigningRequest
 		return fmt.Errorf("the bootstrap token is for cluster %q alone", only)
 	}
 	p.TokenID, p.ID = id, csr.Annotations[kube.AnnotationClusterID]
-	if p.ID == "" || len(p.ID) > maxID || strings.ContainsFunc(p.ID, func(r rune) bool { return r <= ' ' || r > '~' }) {
+	if p.ID == "" || len(p.ID) > maxIDLength || strings.ContainsFunc(p.ID, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return fmt.Errorf("annotation %s must be the uid of the cluster's namespace kube-system", kube.AnnotationClusterID)
 	}
 	return nil

@@ -23,24 +23,25 @@ const (
 	// clusterInfoPath is the path of the ConfigMap with the hub's address and certificate authority. Anonymous users may
 	// read it.
 	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
-	// kubeconfigKey is the key of the kubeconfig; signaturePrefix and the id of a token are the key of its signature.
+	// kubeconfigKey is the key of the kubeconfig. signaturePrefix is the prefix of the key of its signature; the id of the
+	// token follows.
 	kubeconfigKey   = "kubeconfig"
 	signaturePrefix = "jws-kubeconfig-"
 	// maxResponseBytes limits the bytes of a response: an object of an API server is smaller.
 	maxResponseBytes = 2 << 20
 	// requestTimeout limits one request.
 	requestTimeout = 10 * time.Second
-	// connectInterval is the time between two attempts to reach the hub, with a jitter of connectJitter of it. Both are
-	// as in Karmada.
+	// connectInterval is the time between two attempts to reach the hub. A random time of at most connectJitter times the
+	// interval is added. Both are as in Karmada.
 	connectInterval = 5 * time.Second
 	connectJitter   = 0.3
-	// signatureInterval and signatureTimeout are for a hub that has not signed with the token yet: it signs with a new
-	// one within two seconds.
+	// signatureInterval and signatureTimeout apply if the hub has not signed cluster-info with the token. The hub signs
+	// with a new token within two seconds.
 	signatureInterval = time.Second
 	signatureTimeout  = 20 * time.Second
 )
 
-// ErrUnverifiable is returned for a Discovery that cannot verify the hub.
+// ErrUnverifiable is returned for a Discovery with neither Pins nor UnsafeSkipCA.
 var ErrUnverifiable = errors.New("need to verify CACertHashes, or set --discovery-token-unsafe-skip-ca-verification=true")
 
 // Discovery finds the certificate authorities of the hub, with a token and pins of their keys.
@@ -49,15 +50,15 @@ type Discovery struct {
 	Endpoint string
 	// Token must have signed the response of the hub.
 	Token Token
-	// Pins are hashes of public keys, each "sha256:<hex>". One of the hub's certificate authorities must have one of
-	// them. With UnsafeSkipCA, Pins may be empty: every holder of the token can impersonate the hub then.
+	// Pins are hashes of public keys, each "sha256:<hex>". One of the hub's certificate authorities must have a pinned
+	// key. Pins may be empty only with UnsafeSkipCA: then every holder of the token can impersonate the hub.
 	Pins         []string
 	UnsafeSkipCA bool
 	// Timeout limits the time until the hub responds. 0: one attempt.
 	Timeout time.Duration
 	// Clock is for tests. Default: the real clock.
 	Clock clock.Clock
-	// Progress is called with the reason for a wait, once for each reason. It may be nil.
+	// Progress is called with the reason for a wait when the reason changes. It may be nil.
 	Progress func(string)
 }
 
@@ -129,9 +130,9 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 }
 
 // readVerifiedCA reads the certificate authorities from the hub. If there are pins, it reads them again over a
-// connection that only a pinned authority can have signed.
+// connection on which the hub has a certificate of a pinned authority.
 func (d Discovery) readVerifiedCA(ctx context.Context, pins []string) ([]byte, error) {
-	// The certificate cannot be verified yet; the signature of the response is.
+	// The certificate of the hub cannot be verified yet. verifySignature verifies the response instead.
 	info, err := d.getClusterInfo(ctx, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
 	if err != nil {
 		return nil, err
@@ -170,7 +171,7 @@ func (d Discovery) readVerifiedCA(ctx context.Context, pins []string) ([]byte, e
 	return ca, nil
 }
 
-// verifySignature returns the kubeconfig in clusterInfo if it is signed with the token.
+// verifySignature returns the kubeconfig in info if it is signed with the token.
 func (d Discovery) verifySignature(info *corev1.ConfigMap) (string, error) {
 	kubeconfig := info.Data[kubeconfigKey]
 	if kubeconfig == "" {

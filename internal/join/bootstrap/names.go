@@ -8,20 +8,21 @@ import (
 
 // Names that are the same as in Karmada.
 const (
-	// AgentsGroup is the group, and the one organisation of the certificates, of all agents.
+	// AgentsGroup is the group of all agents. It is the only organization in their certificates.
 	AgentsGroup = "system:karmada:agents"
-	// AgentUserPrefix and the name of its Cluster are the user of an agent, and the common name of its certificate.
+	// AgentUserPrefix is the prefix of an agent's user; the name of its Cluster follows. The user is the common name of
+	// its certificate.
 	AgentUserPrefix = "system:karmada:agent:"
 	// DefaultTokenGroup is the group of bootstrap tokens for registrations.
 	DefaultTokenGroup = "system:bootstrappers:karmada:default-cluster-token"
-	// TokenUserPrefix and the id of a bootstrap token are the user of its holder.
+	// TokenUserPrefix is the prefix of the user of a bootstrap token's holder; the id of the token follows.
 	TokenUserPrefix = "system:bootstrap:"
 	// Signer is the signer of the certificates of agents.
 	Signer = certificatesv1.KubeAPIServerClientSignerName
 )
 
 const (
-	// clusterGroupPrefix and the name of a Cluster are the group of the tokens for that Cluster.
+	// clusterGroupPrefix is the prefix of the group of the tokens for one Cluster; the name of the Cluster follows.
 	clusterGroupPrefix = "system:bootstrappers:karmada:cluster:"
 	// tokensGroup is the group of all holders of bootstrap tokens.
 	tokensGroup = "system:bootstrappers"

@@ -31,10 +31,10 @@ const (
 // ErrNoAdmissionPolicies is returned for a hub without ValidatingAdmissionPolicies, which Kubernetes has since 1.30.
 var ErrNoAdmissionPolicies = errors.New("the hub has no ValidatingAdmissionPolicies")
 
-// EnsureAgentPolicy makes the hub refuse changes by agents that RBAC cannot refuse, since its rules are about objects
-// and not about fields: labels of a Cluster, by which profiles match it, its id, credentials and finalizers, and all
-// fields of a Work except its status and the finalizer of the agent. It can be repeated. It returns
-// ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies.
+// EnsureAgentPolicy creates or updates the ValidatingAdmissionPolicy that limits the fields that agents may change,
+// since RBAC rules cannot limit fields. An agent must not change the labels of its Cluster, by which profiles match it,
+// and the id, credentials and finalizers of the Cluster. Of a Work it may change only the status and its own finalizer.
+// It can be repeated. It returns ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies.
 func EnsureAgentPolicy(ctx context.Context, hub client.Client) error {
 	err := errors.Join(ensurePolicyObject(ctx, hub, policyKind, agentPolicy()), ensurePolicyObject(ctx, hub, bindingKind, agentPolicyBinding()))
 	if meta.IsNoMatchError(err) {
@@ -97,8 +97,8 @@ func newPolicyObject(kind string) *unstructured.Unstructured {
 	return obj
 }
 
-// agentPolicy returns the desired policy. It includes the defaults of the API server, so that it can be compared with
-// the policy there.
+// agentPolicy returns the desired policy. It includes the defaults of the API server, so that HasAgentPolicy can
+// compare it with the live policy.
 func agentPolicy() *admissionv1.ValidatingAdmissionPolicy {
 	rule := func(group, version, resource string) admissionv1.NamedRuleWithOperations {
 		return admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
@@ -128,7 +128,7 @@ func agentPolicy() *admissionv1.ValidatingAdmissionPolicy {
 				validation("clusters", unchanged("object.spec", "id", "syncMode", "secretRef", "impersonatorSecretRef", "insecureSkipTLSVerification",
 					"proxyHeader", "taints", "resourceModels")+" && (!has(object.spec.zone) || object.spec.?zone == oldObject.spec.?zone)",
 					"an agent may change only apiEndpoint, proxyURL, provider, region and zones of its Cluster, and take zone off, which zones replaces"),
-				validation("works", unchanged("object.metadata", "labels", "annotations", "ownerReferences")+" && "+onlyFinalizer(workv1alpha1.ExecutionFinalizer)+
+				validation("works", unchanged("object.metadata", "labels", "annotations", "ownerReferences")+" && "+removesOnlyFinalizer(workv1alpha1.ExecutionFinalizer)+
 					" && object.spec == oldObject.spec", "an agent may change nothing of a Work but its status and take its finalizer "+workv1alpha1.ExecutionFinalizer+" off"),
 				validation("leases", unchanged("object.metadata", "labels", "finalizers", "ownerReferences"),
 					"an agent may not change labels, finalizers and owners of its Lease"),
@@ -154,8 +154,8 @@ func unchanged(parent string, fields ...string) string {
 	return strings.Join(same, " && ")
 }
 
-// onlyFinalizer returns the expression that is true if no finalizer was added, and only this one was removed.
-func onlyFinalizer(finalizer string) string {
+// removesOnlyFinalizer returns the expression that is true if no finalizer was added, and only this one was removed.
+func removesOnlyFinalizer(finalizer string) string {
 	return fmt.Sprintf("(object.metadata.?finalizers == oldObject.metadata.?finalizers || "+
 		"object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]).filter(f, f != '%s'))", finalizer)
 }

@@ -57,17 +57,17 @@ func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.
 		&rbacv1.RoleBinding{ObjectMeta: named(namespace, name), RoleRef: roleRef("Role", name), Subjects: []rbacv1.Subject{user}},
 		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, name), RoleRef: roleRef("Role", sharedRole), Subjects: []rbacv1.Subject{user}},
 	} {
-		karmada.SetOwner(obj, c)
+		karmada.SetOwnerLabels(obj, c)
 		if err := ensureObject(ctx, hub, obj); err != nil {
 			return err
 		}
 	}
-	return checkCluster(ctx, hub, c, created)
+	return cleanUpIfClusterDeleted(ctx, hub, c, created)
 }
 
-// checkCluster deletes the created objects if the Cluster has been deleted meanwhile: its deletion may have been before
-// their creation. made is the execution namespace, nil if it existed before.
-func checkCluster(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster, created *corev1.Namespace) error {
+// cleanUpIfClusterDeleted deletes the created objects if the Cluster was deleted while they were created. created is
+// the execution namespace, nil if it existed before.
+func cleanUpIfClusterDeleted(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster, created *corev1.Namespace) error {
 	live := &clusterv1alpha1.Cluster{}
 	err := hub.Get(ctx, client.ObjectKeyFromObject(c), live)
 	if client.IgnoreNotFound(err) != nil {
@@ -88,19 +88,19 @@ func checkCluster(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clu
 const (
 	// maxReadableCSRs limits the requests that one requester can read at a time.
 	maxReadableCSRs = 20
-	// requesterLabel on an object that gives access to a request is a hash of the requester's name. A label has room
-	// for 63 characters.
-	requesterLabel  = "towline.dev/requester"
-	requesterLength = 40
+	// requesterLabel on the RBAC objects for a request is a hash of the requester's name. It has requesterHashLength
+	// characters, since a label has at most 63.
+	requesterLabel      = "towline.dev/requester"
+	requesterHashLength = 40
 )
 
-// EnsureCSRReadRBAC lets the requester read csr as long as it exists and is among the requester's last maxReadableCSRs
-// ones. hub must read from the API server.
+// EnsureCSRReadRBAC permits the requester to read csr until csr is deleted. Only the last maxReadableCSRs requests of a
+// requester are readable. hub must read from the API server.
 func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificatesv1.CertificateSigningRequest) error {
 	// With the uid, a later request with the same name has another role.
 	name := "system:karmada:csr:" + string(csr.UID)
 	sum := sha256.Sum256([]byte(csr.Spec.Username))
-	requester := client.MatchingLabels{requesterLabel: hex.EncodeToString(sum[:])[:requesterLength]}
+	requester := client.MatchingLabels{requesterLabel: hex.EncodeToString(sum[:])[:requesterHashLength]}
 	owner := metav1.OwnerReference{
 		APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest", Name: csr.Name, UID: csr.UID,
 	}
@@ -172,8 +172,8 @@ func executionNamespaceRules(cluster string) []rbacv1.PolicyRule {
 	}
 }
 
-// createExecutionNamespace creates the execution namespace if it does not exist, and returns it then. Package
-// hub/spaces keeps its metadata.
+// createExecutionNamespace creates the execution namespace and returns it, or nil if it exists. Package hub/spaces
+// corrects later changes of its metadata.
 func createExecutionNamespace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) (*corev1.Namespace, error) {
 	namespace := karmada.NewExecutionNamespace(c)
 	err := hub.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
@@ -204,7 +204,7 @@ func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Clus
 		}
 	}
 	desired := &coordinationv1.Lease{ObjectMeta: named(lease.Namespace, lease.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}}
-	karmada.SetOwner(desired, c)
+	karmada.SetOwnerLabels(desired, c)
 	// A concurrent call for the same Cluster may have created it.
 	if err := hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(desired), err)

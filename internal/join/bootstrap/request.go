@@ -46,7 +46,8 @@ type CertificateRequest struct {
 	ID string
 	// Lifetime is the requested lifetime, at least ten minutes. Default: DefaultCertificateLifetime.
 	Lifetime time.Duration
-	// Until limits the wait: the hub does not approve the request later. Default: the end of the context.
+	// Until is the time at which the wait ends. The hub approves no request after it. Default: the deadline of the
+	// context.
 	Until time.Time
 	// Progress is called with the reason for a long wait. It may be nil.
 	Progress func(string)
@@ -86,8 +87,9 @@ const (
 	ReasonTooManyRequests = "TooManyRequests" // the requester has too many other requests
 )
 
-// RequestCertificate generates a key, requests a certificate for it from the hub of cfg, and waits for that. It returns
-// *DeniedError if the hub denies it. It verifies that the certificate is for this key and this agent.
+// RequestCertificate generates a key, requests a certificate for it from the hub of cfg, and waits until it is issued.
+// It returns *DeniedError if the hub denies the request. It verifies that the certificate is for this key and this
+// agent.
 //
 // The key is on the curve P-256: as strong as RSA-3072, and fast to generate on small machines.
 func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequest) (Certificate, error) {
@@ -138,7 +140,7 @@ func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclie
 	csr := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{}},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:           pem.EncodeToMemory(&pem.Block{Type: requestType, Bytes: der}),
+			Request:           pem.EncodeToMemory(&pem.Block{Type: pemTypeCSR, Bytes: der}),
 			SignerName:        Signer,
 			ExpirationSeconds: ptr.To(int32(lifetime / time.Second)),
 			Usages:            []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},

@@ -15,7 +15,7 @@ import (
 const (
 	tokenIDPattern = `[a-z0-9]{6}`
 	tokenPattern   = tokenIDPattern + `\.[a-z0-9]{16}`
-	// secretPrefix and the id are the name of a token's Secret in kube-system.
+	// secretPrefix is the prefix of the name of a token's Secret in kube-system; the id of the token follows.
 	secretPrefix = "bootstrap-token-"
 	usagePrefix  = "usage-bootstrap-"
 )

@@ -34,7 +34,8 @@ type TokenOptions struct {
 	Groups []string
 	// Description is for people.
 	Description string
-	// Cluster binds the token to the Cluster of that name, which may be registered already. Empty for any new Cluster.
+	// Cluster binds the token to the Cluster of that name, which may be registered already. Without it the token can
+	// register any new Cluster.
 	Cluster string
 }
 

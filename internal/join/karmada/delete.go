@@ -22,8 +22,8 @@ import (
 const (
 	// DefaultDeleteTimeout is the default timeout of a deregistration, as in Karmada.
 	DefaultDeleteTimeout = time.Minute
-	// forceTimeout limits the further wait for the hub after DeleteOptions.Timeout if Force is set. The hub then completes
-	// the deletion without the member. The same limit applies after DeleteCluster has deleted the objects itself.
+	// forceTimeout limits each further wait if DeleteOptions.Force is set: first for the hub, which then completes the
+	// deletion without the member, and then for the end of the deletion after forceDeleteCluster.
 	forceTimeout = 15 * time.Second
 	// deletePollInterval is the interval between two reads of a Cluster that is being deleted.
 	deletePollInterval = 200 * time.Millisecond
@@ -32,7 +32,7 @@ const (
 // ErrNoCluster is the error for a Cluster that does not exist.
 var ErrNoCluster = errors.New("no cluster object found in karmada control Plane")
 
-// noClusterError is the ErrNoCluster of one name, in the words of Karmada.
+// noClusterError is an ErrNoCluster with the name, and with Karmada's error text.
 type noClusterError struct{ name string }
 
 func (n noClusterError) Error() string {
@@ -53,9 +53,9 @@ type DeleteOptions struct {
 	Progress func(string)
 }
 
-// DeleteCluster deletes the Cluster name, which must have this mode, and waits until the hub has deleted the propagated
-// objects and the registration. It returns an ErrNoCluster if there is none, and a context.DeadlineExceeded after the
-// timeout; the hub then continues. hub must read from the API server.
+// DeleteCluster deletes a Cluster and waits until the hub has deleted the propagated objects and the registration. It
+// returns an ErrNoCluster if the Cluster does not exist, and an error if it does not have the given mode. After the
+// timeout, it returns a context.DeadlineExceeded, and the hub continues. hub must read from the API server.
 func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clusterv1alpha1.ClusterSyncMode, o DeleteOptions) error {
 	cluster, err := clusterOfMode(ctx, hub, name, mode)
 	if err != nil {
@@ -136,7 +136,8 @@ func (d *deletion) run(ctx context.Context) error {
 	return err
 }
 
-// deleteHubObjects deletes the objects of a Cluster that no hub has reconciled, as far as the user is allowed to.
+// deleteHubObjects deletes the hub's objects of the Cluster, as far as the permissions of the user allow it. If the
+// Cluster had the hub's finalizer, the hub has deleted all of them.
 func (d *deletion) deleteHubObjects(ctx context.Context) error {
 	if controllerutil.ContainsFinalizer(d.cluster, clusterv1alpha1.ClusterFinalizer) {
 		return nil
@@ -144,15 +145,15 @@ func (d *deletion) deleteHubObjects(ctx context.Context) error {
 	return ignoreForbidden(retryStale(ctx, func() error { return DeleteHubObjects(ctx, d.hub, d.cluster) }))
 }
 
-// await waits until the Cluster is deleted, and returns whether it is.
+// await waits at most limit for the end of the deletion. isDeleted is false after the limit.
 func (d *deletion) await(ctx context.Context, limit time.Duration) (isDeleted bool, err error) {
 	isReported := false
 	var failure error
-	// The requests use ctx, so that the error of a request is never that of the limit.
+	// The requests use ctx without the limit. So a DeadlineExceeded of a request comes from ctx.
 	err = wait.PollUntilContextTimeout(ctx, deletePollInterval, limit, true, func(context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := d.hub.Get(ctx, client.ObjectKeyFromObject(d.cluster), live)
-		// Its agent loses its permissions right after the deletion.
+		// With the agent's credentials, the hub returns Forbidden as soon as it has deleted the permissions of the agent.
 		isDeleted = apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || err == nil && live.UID != d.cluster.UID
 		if isDeleted {
 			failure = nil
@@ -179,7 +180,7 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (isDeleted bo
 	return isDeleted, errors.Join(err, failure)
 }
 
-// AnnotateDeregistration adds options for the hub's deregistration of cluster. It updates cluster.
+// AnnotateDeregistration adds options to AnnotationDeregister, from which the hub reads them. It updates cluster.
 func AnnotateDeregistration(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, options ...string) error {
 	have := strings.FieldsFunc(cluster.Annotations[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
 	wanted := map[string]bool{}

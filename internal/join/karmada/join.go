@@ -29,7 +29,7 @@ import (
 const (
 	// systemNamespace is the namespace of Karmada's own components.
 	systemNamespace = "karmada-system"
-	// requestQPS is enough for the requests of one registration not to be throttled.
+	// requestQPS is high enough that the client does not throttle the requests of one registration.
 	requestQPS = 100
 	// requestTimeout limits one request, unless the configuration has a timeout.
 	requestTimeout = 30 * time.Second
@@ -55,7 +55,8 @@ type JoinRequest struct {
 
 // Join registers a cluster in push mode. It creates a Cluster on the hub, an account for the hub on the cluster, and a
 // Secret with the account's token on the hub. If it fails, or if ctx ends, it deletes its objects on both sides. If it
-// is killed, a repeated call resumes it. It returns an ErrTaken if the cluster or the name is registered already.
+// is killed, a repeated call resumes it. It returns an ErrAlreadyRegistered if the cluster or the name is registered
+// already.
 func Join(ctx context.Context, r JoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err
@@ -79,13 +80,13 @@ func Join(ctx context.Context, r JoinRequest) error {
 	return nil
 }
 
-// registration is one run of Join.
+// registration is one run of Join. attempt is the random ID of the run.
 type registration struct {
 	request   JoinRequest
 	attempt   string
 	hub       client.Client
 	resources foreign.Resources
-	member    *memberObjects
+	member    *memberRegistration
 	cluster   *clusterv1alpha1.Cluster
 	// unfinished is the Cluster of a killed run that this run resumes; nil if there is none.
 	unfinished *clusterv1alpha1.Cluster
@@ -105,7 +106,7 @@ func newRegistration(r JoinRequest) (*registration, error) {
 
 // validate reads both sides, and returns an error if the registration is not possible.
 func (j *registration) validate(ctx context.Context) error {
-	// The first request of a client, for API discovery, takes no context.
+	// API discovery, the first request of a client, ignores ctx.
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -131,8 +132,8 @@ func (j *registration) validate(ctx context.Context) error {
 	return j.member.validate(ctx)
 }
 
-// findUnfinished finds the Cluster of a run that has not finished. It returns an ErrTaken if another Cluster has the
-// name or the ID.
+// findUnfinished sets unfinished to the Cluster of an earlier run that was killed, if there is one. It returns an
+// ErrAlreadyRegistered if another Cluster has the name or the ID.
 func (j *registration) findUnfinished(ctx context.Context, id string) error {
 	clusters := &clusterv1alpha1.ClusterList{}
 	err := j.hub.List(ctx, clusters)
@@ -148,7 +149,7 @@ func (j *registration) findUnfinished(ctx context.Context, id string) error {
 			continue
 		}
 		if cluster.Name != j.request.Name || cluster.Spec.ID != id || !isUnfinished(cluster) {
-			return TakenError{ID: id, Name: j.request.Name}
+			return AlreadyRegisteredError{ID: id, Name: j.request.Name}
 		}
 		j.unfinished = cluster
 	}
@@ -180,7 +181,7 @@ func (j *registration) desired(id string) (*clusterv1alpha1.Cluster, error) {
 	}, nil
 }
 
-// proxyOf returns the URL of the proxy in config, or "".
+// proxyOf returns the URL of the proxy that config uses for endpoint, "" if it uses none.
 func proxyOf(config *rest.Config, endpoint string) (string, error) {
 	if config.Proxy == nil {
 		return "", nil
@@ -199,8 +200,8 @@ func proxyOf(config *rest.Config, endpoint string) (string, error) {
 	return proxy.String(), nil
 }
 
-// run creates the Cluster first, because only one of several concurrent runs succeeds in that. The hub connects to the
-// cluster when the Secret exists.
+// run creates the Cluster first: of several concurrent runs, only one succeeds in creating it. It writes the Secret
+// with the hub's token last, because the hub connects to the cluster as soon as the Secret exists.
 func (j *registration) run(ctx context.Context) error {
 	if err := ensureNamespace(ctx, j.hub, j.request.ClusterNamespace, j.attempt); err != nil {
 		return err
@@ -239,7 +240,7 @@ func (j *registration) run(ctx context.Context) error {
 
 func (j *registration) create(ctx context.Context) error { return CreateCluster(ctx, j.hub, j.cluster) }
 
-// writeSecret writes a Secret of the Cluster if that still belongs to this run.
+// writeSecret writes a Secret of the Cluster, if the Cluster still belongs to this run.
 func (j *registration) writeSecret(ctx context.Context, ref clusterv1alpha1.LocalSecretReference, data map[string][]byte) error {
 	if err := j.checkAttempt(ctx); err != nil {
 		return err
@@ -247,8 +248,8 @@ func (j *registration) writeSecret(ctx context.Context, ref clusterv1alpha1.Loca
 	return writeSecret(ctx, j.hub, j.cluster, ref, data)
 }
 
-// caBundle returns the certificate authorities of the cluster: its own, and those in the operator's kubeconfig, which
-// may belong to a proxy.
+// caBundle returns the certificate authorities of the member's API server (own) and of the operator's kubeconfig. The
+// latter may belong to a proxy.
 func (j *registration) caBundle(own []byte) ([]byte, error) {
 	config := rest.CopyConfig(j.request.Member)
 	if err := rest.LoadTLSFiles(config); err != nil {
@@ -262,8 +263,8 @@ func (j *registration) caBundle(own []byte) ([]byte, error) {
 }
 
 // rollBack deletes the Cluster of this run, and then the objects of the registration on both sides. If another run has
-// the Cluster, the objects belong to that run and stay. If the Cluster cannot be deleted, rollBack deletes only the
-// credentials that this run wrote: another run may have resumed the Cluster. It works after ctx has ended.
+// resumed the Cluster, all objects belong to that run and stay. If the Cluster cannot be deleted, another run may have
+// resumed it: rollBack then deletes only the objects and Secrets that this run wrote. It works after ctx has ended.
 func (j *registration) rollBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
@@ -271,7 +272,7 @@ func (j *registration) rollBack(ctx context.Context) error {
 	if err == nil && !isDeleted {
 		return nil
 	}
-	errs := []error{err, j.removeMember(ctx, isDeleted)}
+	errs := []error{err, j.rollBackMember(ctx, isDeleted)}
 	switch {
 	case j.cluster.UID == "":
 	case isDeleted:
@@ -282,9 +283,9 @@ func (j *registration) rollBack(ctx context.Context) error {
 	return errors.Join(append(errs, deleteNamespace(ctx, j.hub, j.resources, j.request.ClusterNamespace, j.attempt))...)
 }
 
-// removeMember deletes the objects of the Cluster from the member: those of all its runs if the Cluster is deleted,
-// otherwise those that this run wrote.
-func (j *registration) removeMember(ctx context.Context, isDeleted bool) error {
+// rollBackMember rolls back the objects on the member. If the Cluster is deleted, it deletes the objects that any run
+// for the Cluster wrote, otherwise only those that this run wrote. Without a runKey, this run wrote nothing.
+func (j *registration) rollBackMember(ctx context.Context, isDeleted bool) error {
 	m := j.member
 	if m.runKey == "" && (j.unfinished == nil || !isDeleted) {
 		return nil
@@ -303,11 +304,11 @@ func (j *registration) removeMember(ctx context.Context, isDeleted bool) error {
 	return nil
 }
 
-// deleteCluster deletes the Cluster of this run, and waits until the hub has completed the deletion. It returns false
-// if another run has a Cluster with that name.
+// deleteCluster deletes the Cluster of this run, and waits until the hub has completed the deletion. isDeleted is false
+// if the Cluster with that name belongs to another run.
 func (j *registration) deleteCluster(ctx context.Context) (isDeleted bool, err error) {
 	isDeleted = true
-	// The rollback still needs time for the objects if the hub does not respond.
+	// hubTimeout is shorter than rollbackTimeout: if the hub does not respond, there must be time to delete the objects.
 	err = wait.PollUntilContextTimeout(ctx, deletePollInterval, hubTimeout, true, func(ctx context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := j.hub.Get(ctx, client.ObjectKey{Name: j.request.Name}, live)
@@ -322,8 +323,8 @@ func (j *registration) deleteCluster(ctx context.Context) (isDeleted bool, err e
 		if !live.DeletionTimestamp.IsZero() {
 			return false, nil
 		}
-		// A run that resumes this one makes it a conflict.
-		err = deleteAsRead(ctx, j.hub, live.DeepCopy())
+		// Another run that has resumed the Cluster has changed it, so the API server returns a conflict.
+		err = deleteIfUnchanged(ctx, j.hub, live.DeepCopy())
 		if apierrors.IsConflict(err) {
 			err = nil
 		}

@@ -63,8 +63,8 @@ func TestJoinAndUnjoinLeaveTheMemberUnchanged(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantJoined(t, w, r)
-		if err := karmada.Join(t.Context(), w.joinRequest("other")); !errors.Is(err, karmada.ErrTaken) {
-			t.Errorf("the same member under another name: got %v, want ErrTaken", err)
+		if err := karmada.Join(t.Context(), w.joinRequest("other")); !errors.Is(err, karmada.ErrAlreadyRegistered) {
+			t.Errorf("the same member under another name: got %v, want ErrAlreadyRegistered", err)
 		}
 		if err := karmada.Unjoin(t.Context(), w.unjoinRequest("member1")); err != nil {
 			t.Fatal(err)

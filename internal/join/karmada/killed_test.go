@@ -63,7 +63,7 @@ func TestJoinResumesAKilledJoin(t *testing.T) {
 		err := karmada.Join(t.Context(), r)
 		done := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "killed"}}
 		switch {
-		case errors.Is(err, karmada.ErrTaken) && at > 4:
+		case errors.Is(err, karmada.ErrAlreadyRegistered) && at > 4:
 			// The first one was through.
 		case err != nil || ended:
 			t.Fatalf("after a join that was killed at request %d (ended %t): %v", at, ended, err)
@@ -96,8 +96,8 @@ func TestConcurrentResumesHaveOneWinner(t *testing.T) {
 	before := everything(t, w.memberClient)
 	r := w.joinRequest("resumed")
 	w.unfinished(t, r)
-	if err := karmada.Join(t.Context(), w.joinRequest("resumed-not")); !errors.Is(err, karmada.ErrTaken) {
-		t.Errorf("another name: got %v, want ErrTaken", err)
+	if err := karmada.Join(t.Context(), w.joinRequest("resumed-not")); !errors.Is(err, karmada.ErrAlreadyRegistered) {
+		t.Errorf("another name: got %v, want ErrAlreadyRegistered", err)
 	}
 	var racing sync.WaitGroup
 	errs := make([]error, 5)
@@ -109,8 +109,8 @@ func TestConcurrentResumesHaveOneWinner(t *testing.T) {
 	for _, err := range errs {
 		if err == nil {
 			won++
-		} else if !errors.Is(err, karmada.ErrTaken) {
-			t.Errorf("got %v, want ErrTaken", err)
+		} else if !errors.Is(err, karmada.ErrAlreadyRegistered) {
+			t.Errorf("got %v, want ErrAlreadyRegistered", err)
 		}
 	}
 	if won != 1 {

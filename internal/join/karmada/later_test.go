@@ -85,8 +85,8 @@ func TestSupersededJoinWritesNothingMore(t *testing.T) {
 		}
 		return nil
 	})
-	if err := karmada.Join(t.Context(), r); !errors.Is(err, karmada.ErrTaken) {
-		t.Errorf("the superseded join: got %v, want ErrTaken", err)
+	if err := karmada.Join(t.Context(), r); !errors.Is(err, karmada.ErrAlreadyRegistered) {
+		t.Errorf("the superseded join: got %v, want ErrAlreadyRegistered", err)
 	}
 	wantJoined(t, w, w.joinRequest("superseded"))
 	if err := karmada.Unjoin(t.Context(), w.unjoinRequest("superseded")); err != nil {

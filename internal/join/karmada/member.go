@@ -30,8 +30,8 @@ const (
 	rolePrefix    = "karmada-controller-manager:"
 	// impersonator is the ServiceAccount with which hubs impersonate their users.
 	impersonator = "karmada-impersonator"
-	// userAnnotationPrefix begins the annotations of shared objects, one for each cluster of each hub that uses the
-	// object.
+	// userAnnotationPrefix is the prefix of annotation keys on shared objects. There is one annotation for each cluster of
+	// each hub that uses the object.
 	userAnnotationPrefix = "hub.towline.dev/"
 	// maxAnnotationName is the maximum length of an annotation key after its domain.
 	maxAnnotationName = 63
@@ -41,28 +41,29 @@ const (
 	pollInterval = 100 * time.Millisecond
 )
 
-// memberObjects are the objects of a cluster's registration on it. Its own objects belong to one cluster of one hub.
-// The shared ones, the namespace and the impersonator, may belong to several.
-type memberObjects struct {
+// memberRegistration reads and writes the objects that the registration of a cluster has on the cluster. Own objects
+// belong to one cluster of one hub. Shared objects (the namespace, and the impersonator with its token) may be used by
+// several.
+type memberRegistration struct {
 	client                    client.Client
 	resources                 foreign.Resources
 	cluster, namespace, hubID string
-	// runKey identifies the run that writes the objects: the UID of its Cluster, which a run that resumes it keeps, a
-	// slash and the attempt.
+	// runKey identifies the run that writes the objects: <UID of the Cluster>/<attempt>. A run that resumes the Cluster
+	// keeps the UID.
 	runKey string
 	// removedRunPrefix limits a rollback to objects whose runKey begins with it. Empty means all objects.
 	removedRunPrefix string
 }
 
-func newMemberObjects(config *rest.Config, cluster, namespace, hubID string) (*memberObjects, error) {
+func newMemberObjects(config *rest.Config, cluster, namespace, hubID string) (*memberRegistration, error) {
 	memberClient, resources, err := newClients(config)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
-	return &memberObjects{client: memberClient, resources: resources, cluster: cluster, namespace: namespace, hubID: hubID}, nil
+	return &memberRegistration{client: memberClient, resources: resources, cluster: cluster, namespace: namespace, hubID: hubID}, nil
 }
 
-// newClients returns clients for requests that are few and have a timeout.
+// newClients returns clients with a request timeout, for a small number of requests.
 func newClients(config *rest.Config) (client.Client, *discovery.DiscoveryClient, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = requestQPS, requestQPS
@@ -77,11 +78,11 @@ func newClients(config *rest.Config) (client.Client, *discovery.DiscoveryClient,
 	return c, resources, err
 }
 
-func (m *memberObjects) account() string { return accountPrefix + m.cluster }
-func (m *memberObjects) role() string    { return rolePrefix + m.account() }
+func (m *memberRegistration) account() string { return accountPrefix + m.cluster }
+func (m *memberRegistration) role() string    { return rolePrefix + m.account() }
 
-// userAnnotation returns the key of this cluster's annotation on shared objects.
-func (m *memberObjects) userAnnotation() string {
+// usedByAnnotation returns the key of this cluster's annotation on shared objects.
+func (m *memberRegistration) usedByAnnotation() string {
 	const prefix = 20
 	name := m.hubID + "." + m.cluster
 	if len(name) > maxAnnotationName {
@@ -92,7 +93,7 @@ func (m *memberObjects) userAnnotation() string {
 }
 
 // own returns the desired own objects, the Secret for the account's token last.
-func (m *memberObjects) own() []client.Object {
+func (m *memberRegistration) own() []client.Object {
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		meta := systemMeta(namespace, name)
 		meta.Annotations = map[string]string{kube.AnnotationHub: m.hubID, attemptAnnotation: m.runKey}
@@ -113,11 +114,12 @@ func (m *memberObjects) own() []client.Object {
 	}
 }
 
-// shared returns the desired shared objects in the order of their creation.
-func (m *memberObjects) shared() []client.Object {
+// shared returns the desired shared objects in the order of their creation: the namespace, the ServiceAccount of the
+// impersonator, and the Secret for its token.
+func (m *memberRegistration) shared() []client.Object {
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		meta := systemMeta(namespace, name)
-		meta.Annotations = map[string]string{m.userAnnotation(): m.runKey}
+		meta.Annotations = map[string]string{m.usedByAnnotation(): m.runKey}
 		return meta
 	}
 	return []client.Object{
@@ -139,28 +141,28 @@ func tokenSecret(meta metav1.ObjectMeta) *corev1.Secret {
 }
 
 // isOwn returns whether a registration by this hub created live.
-func (m *memberObjects) isOwn(live client.Object) bool {
+func (m *memberRegistration) isOwn(live client.Object) bool {
 	return live.GetLabels()[clusterv1alpha1.SystemLabel] == "true" && live.GetAnnotations()[kube.AnnotationHub] == m.hubID
 }
 
 // isRemovable returns whether live is an own object that this removal deletes.
-func (m *memberObjects) isRemovable(live client.Object) bool {
+func (m *memberRegistration) isRemovable(live client.Object) bool {
 	return m.isOwn(live) && strings.HasPrefix(live.GetAnnotations()[attemptAnnotation], m.removedRunPrefix)
 }
 
-// isRemovableUser returns whether this removal removes the cluster from the users of live.
-func (m *memberObjects) isRemovableUser(live client.Object) bool {
-	writer, isUser := live.GetAnnotations()[m.userAnnotation()]
+// isRemovableUser returns whether this removal removes the cluster's annotation from the shared object live.
+func (m *memberRegistration) isRemovableUser(live client.Object) bool {
+	writer, isUser := live.GetAnnotations()[m.usedByAnnotation()]
 	return isUser && strings.HasPrefix(writer, m.removedRunPrefix)
 }
 
 // isShared returns whether registrations created live and use it.
 func isShared(live client.Object) bool {
-	return live.GetLabels()[clusterv1alpha1.SystemLabel] == "true" && len(userAnnotations(live)) > 0
+	return live.GetLabels()[clusterv1alpha1.SystemLabel] == "true" && len(usedByAnnotations(live)) > 0
 }
 
-// userAnnotations returns the keys of the annotations by which registrations use live.
-func userAnnotations(live client.Object) []string {
+// usedByAnnotations returns the keys of the annotations of live that begin with userAnnotationPrefix.
+func usedByAnnotations(live client.Object) []string {
 	var users []string
 	for key := range live.GetAnnotations() {
 		if strings.HasPrefix(key, userAnnotationPrefix) {
@@ -171,7 +173,7 @@ func userAnnotations(live client.Object) []string {
 }
 
 // validate returns an error if another hub has a cluster with this name on the member.
-func (m *memberObjects) validate(ctx context.Context) error {
+func (m *memberRegistration) validate(ctx context.Context) error {
 	for _, obj := range m.own() {
 		live, found, err := m.get(ctx, obj)
 		if err != nil {
@@ -186,7 +188,7 @@ func (m *memberObjects) validate(ctx context.Context) error {
 	return nil
 }
 
-func (m *memberObjects) checkHub(live client.Object) error {
+func (m *memberRegistration) checkHub(live client.Object) error {
 	if hub := live.GetAnnotations()[kube.AnnotationHub]; hub != "" && hub != m.hubID {
 		return fmt.Errorf("%s on the cluster: it was joined to another hub as %s; choose another name", m.ref(live), m.cluster)
 	}
@@ -194,7 +196,7 @@ func (m *memberObjects) checkHub(live client.Object) error {
 }
 
 // get reads the object with the kind and the name of obj.
-func (m *memberObjects) get(ctx context.Context, obj client.Object) (live client.Object, found bool, err error) {
+func (m *memberRegistration) get(ctx context.Context, obj client.Object) (live client.Object, found bool, err error) {
 	live = obj.DeepCopyObject().(client.Object)
 	if err := m.client.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -205,7 +207,7 @@ func (m *memberObjects) get(ctx context.Context, obj client.Object) (live client
 	return live, true, nil
 }
 
-func (m *memberObjects) ref(obj client.Object) kube.Ref {
+func (m *memberRegistration) ref(obj client.Object) kube.Ref {
 	ref := kube.Ref{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 	// Every kind here is in the scheme.
 	if gvk, err := apiutil.GVKForObject(obj, m.client.Scheme()); err == nil {
@@ -218,7 +220,7 @@ func (m *memberObjects) ref(obj client.Object) kube.Ref {
 type credential struct{ token, authority []byte }
 
 // ensure creates or updates all objects. It returns the credentials of the hub's account and of the impersonator.
-func (m *memberObjects) ensure(ctx context.Context) (account, impersonation credential, err error) {
+func (m *memberRegistration) ensure(ctx context.Context) (account, impersonation credential, err error) {
 	own, shared := m.own(), m.shared()
 	for _, obj := range append(shared, own...) {
 		if err := m.ensureObject(ctx, obj); err != nil {
@@ -236,9 +238,9 @@ func (m *memberObjects) ensure(ctx context.Context) (account, impersonation cred
 	return account, impersonation, nil
 }
 
-// ensureObject creates desired, or updates it if a registration created it. An object of somebody else is used as it
-// is. It waits for the end of a deletion.
-func (m *memberObjects) ensureObject(ctx context.Context, desired client.Object) error {
+// ensureObject creates desired, or updates it if a registration created it. It never changes a foreign object with the
+// same name. If the object is being deleted, it waits for the end of the deletion and creates the object again.
+func (m *memberRegistration) ensureObject(ctx context.Context, desired client.Object) error {
 	err := retryStale(ctx, func() error {
 		live, found, err := m.get(ctx, desired)
 		if err != nil {
@@ -269,7 +271,8 @@ func (m *memberObjects) ensureObject(ctx context.Context, desired client.Object)
 	return nil
 }
 
-// copyDesired gives live the content of desired. A removal that has set owner references then gets a conflict.
+// copyDesired copies the annotations, the rules and the subjects of desired to live. It clears the owner references, so
+// that a concurrent removal, which has set them, gets a conflict when it deletes its objects.
 func copyDesired(live, desired client.Object) {
 	annotations := maps.Clone(live.GetAnnotations())
 	maps.Copy(annotations, desired.GetAnnotations())
@@ -283,9 +286,10 @@ func copyDesired(live, desired client.Object) {
 	}
 }
 
-// awaitDeletion waits for the end of the deletion of live. It always returns an error, NotFound after the deletion.
-func (m *memberObjects) awaitDeletion(ctx context.Context, live client.Object) error {
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, namespaceTimeout, true, func(context.Context) (bool, error) {
+// awaitDeletion waits for the end of the deletion of live. It always returns an error: NotFound after the deletion, so
+// that retryStale tries again.
+func (m *memberRegistration) awaitDeletion(ctx context.Context, live client.Object) error {
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, deletionTimeout, true, func(context.Context) (bool, error) {
 		now, found, err := m.get(ctx, live)
 		return !found || err == nil && now.GetUID() != live.GetUID(), err
 	})
@@ -297,7 +301,7 @@ func (m *memberObjects) awaitDeletion(ctx context.Context, live client.Object) e
 
 // awaitToken waits until a Secret contains a token. It creates the Secret again if the member's token controller
 // deletes it, because it was for an earlier ServiceAccount.
-func (m *memberObjects) awaitToken(ctx context.Context, secret client.Object) (credential, error) {
+func (m *memberRegistration) awaitToken(ctx context.Context, secret client.Object) (credential, error) {
 	var got credential
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, tokenTimeout, true, func(context.Context) (bool, error) {
 		live, found, err := m.get(ctx, secret)

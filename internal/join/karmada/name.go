@@ -14,10 +14,10 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// reservedName is not allowed: agents of Karmada had an identity with that name and all permissions.
+// reservedName is rejected, because agents of Karmada had an identity with this name that had all permissions.
 const reservedName = "rbac-generator"
 
-// ValidateName returns an error for an invalid cluster name, in the words of Karmada.
+// ValidateName returns an error for an invalid cluster name, with Karmada's error text.
 func ValidateName(name string) error {
 	var reasons []string
 	switch {

@@ -17,12 +17,13 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// namespaceTimeout limits the wait for the end of an object's deletion.
-const namespaceTimeout = 20 * time.Second
+// deletionTimeout limits the wait for the end of an object's deletion.
+const deletionTimeout = 20 * time.Second
 
-// ensureNamespace creates a namespace of the hub if it does not exist. It waits for the end of its deletion.
+// ensureNamespace creates a namespace on the hub if it does not exist. If the namespace is being deleted, it waits for
+// the end of the deletion first. It records attempt, unless that is "", on a namespace that it creates.
 func ensureNamespace(ctx context.Context, hub client.Client, name, attempt string) error {
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, namespaceTimeout, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, deletionTimeout, true, func(context.Context) (bool, error) {
 		live := &corev1.Namespace{}
 		err := hub.Get(ctx, client.ObjectKey{Name: name}, live)
 		if !apierrors.IsNotFound(err) {
@@ -59,10 +60,10 @@ func deleteNamespace(ctx context.Context, hub client.Client, resources foreign.R
 	return nil
 }
 
-// NewExecutionNamespace returns the execution namespace of cluster to be created.
+// NewExecutionNamespace returns the desired execution namespace of cluster. It makes no request.
 func NewExecutionNamespace(cluster *clusterv1alpha1.Cluster) *corev1.Namespace {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(cluster.Name)}}
-	SetOwner(namespace, cluster)
+	SetOwnerLabels(namespace, cluster)
 	recordID(namespace, cluster)
 	return namespace
 }
@@ -77,9 +78,9 @@ func AdoptExecutionNamespace(ctx context.Context, hub client.Client, cluster *cl
 	return adopt(ctx, hub, cluster, namespace, func() { recordID(namespace, cluster) })
 }
 
-// BelongsToAnotherCluster returns whether the execution namespace belonged to a Cluster with the same name but another
-// ID, so that its objects are not for this one. A namespace with an unknown ID belongs to this one, as after the hub
-// was restored.
+// BelongsToAnotherCluster returns whether namespace was created for an earlier Cluster with the same name but another
+// ID. Its objects must then not be applied to cluster. It returns false if one of the IDs is not known, as after a
+// restore of the hub.
 func BelongsToAnotherCluster(namespace *corev1.Namespace, cluster *clusterv1alpha1.Cluster) bool {
 	owner, id := OwnerUID(namespace), namespace.Annotations[kube.AnnotationClusterID]
 	return owner != "" && owner != cluster.UID && id != "" && cluster.Spec.ID != "" && id != cluster.Spec.ID

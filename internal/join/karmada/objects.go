@@ -22,9 +22,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// The hub's objects of a Cluster have its name and UID in labels. They have no owner reference: the client that deletes
-// the Cluster could then choose by the propagation policy that the garbage collector deletes them before the member is
-// cleaned up, or that they stay.
+// Labels of the objects that the hub has for a Cluster: its name and its UID. The objects have no owner references,
+// because then the propagation policy of the request that deletes the Cluster would decide whether the garbage
+// collector deletes the objects before the hub has cleaned up the member, or orphans them.
 const (
 	clusterLabel    = "towline.dev/cluster"
 	clusterUIDLabel = "towline.dev/cluster-uid"
@@ -73,7 +73,7 @@ func named(kind schema.GroupVersionKind, namespace, name string) *metav1.Partial
 	return obj
 }
 
-// secretsOf returns the Secrets that a Cluster refers to, and those with the names that a registration uses.
+// secretsOf returns references to the Secrets in the spec of a Cluster, and to the Secrets with the default names.
 func secretsOf(cluster *clusterv1alpha1.Cluster) []clusterv1alpha1.LocalSecretReference {
 	secrets := []clusterv1alpha1.LocalSecretReference{
 		{Namespace: fleet.DefaultClusterNamespace, Name: cluster.Name},
@@ -87,9 +87,9 @@ func secretsOf(cluster *clusterv1alpha1.Cluster) []clusterv1alpha1.LocalSecretRe
 	return secrets
 }
 
-// SetOwner makes cluster the owner of an object of the hub, and removes owner references to other Clusters: those are
-// deleted, so the garbage collector would delete the object.
-func SetOwner(obj client.Object, cluster *clusterv1alpha1.Cluster) {
+// SetOwnerLabels sets the labels that make cluster the owner of an object on the hub. It removes owner references to
+// earlier Clusters with the same name, because the garbage collector would delete the object with such a reference.
+func SetOwnerLabels(obj client.Object, cluster *clusterv1alpha1.Cluster) {
 	if hasOtherOwner(obj, cluster.UID) {
 		obj.SetOwnerReferences(slices.DeleteFunc(slices.Clone(obj.GetOwnerReferences()), refersToOther(cluster.UID)))
 	}
@@ -104,8 +104,8 @@ func SetOwner(obj client.Object, cluster *clusterv1alpha1.Cluster) {
 // OwnerUID returns the UID of the Cluster that owns an object of the hub, or "".
 func OwnerUID(obj client.Object) types.UID { return types.UID(obj.GetLabels()[clusterUIDLabel]) }
 
-// isOwnedBy returns whether a Cluster with that name owns an object that is not being deleted. Only objects of
-// registrations have all three labels.
+// isOwnedBy returns whether obj has the labels of a Cluster with that name and is not being deleted. Only registrations
+// set all three labels.
 func isOwnedBy(obj client.Object, cluster string) bool {
 	labels := obj.GetLabels()
 	return labels[clusterv1alpha1.SystemLabel] == "true" && labels[clusterLabel] == cluster && OwnerUID(obj) != "" && obj.GetDeletionTimestamp().IsZero()
@@ -123,8 +123,8 @@ func refersToOther(cluster types.UID) func(metav1.OwnerReference) bool {
 	}
 }
 
-// Adopt makes cluster the owner of obj, which an earlier Cluster with its name owned. It returns a conflict if cluster
-// is deleted, or obj has changed since it was read. hub must read from the API server.
+// Adopt makes cluster the owner of obj. An earlier Cluster with the same name was its owner. Adopt returns a conflict
+// if cluster has been deleted, or if obj has changed since it was read. hub must read from the API server.
 func Adopt(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, obj client.Object) error {
 	return adopt(ctx, hub, cluster, obj, func() {})
 }
@@ -140,14 +140,14 @@ func adopt(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Clus
 		return apierrors.NewConflict(resource, cluster.Name, errors.New("it was deleted or replaced"))
 	}
 	before := obj.DeepCopyObject().(client.Object)
-	SetOwner(obj, cluster)
+	SetOwnerLabels(obj, cluster)
 	change()
 	return hub.Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(kube.FieldManager))
 }
 
-// DeleteHubObjects deletes the hub's objects of a deregistered cluster: the RBAC of its agent, its credentials, the
-// reservation of its ID, and its execution namespace. It does not wait for the end of their deletion. hub must read
-// from the API server. It can be repeated.
+// DeleteHubObjects deletes the hub's objects of a deregistered cluster: the RBAC and the Lease of its agent, its
+// credentials, the reservation of its ID, and its execution namespace. It does not wait for the end of their deletion.
+// hub must read from the API server. It can be repeated.
 func DeleteHubObjects(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	return deleteOwned(ctx, hub, cluster, hubObjects(cluster))
 }
@@ -163,7 +163,7 @@ func deleteOwned(ctx context.Context, hub client.Client, cluster *clusterv1alpha
 	for _, obj := range objects {
 		err := hub.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 		if err == nil && isOwnedBy(obj, cluster.Name) && OwnerUID(obj) == cluster.UID {
-			err = deleteAsRead(ctx, hub, obj)
+			err = deleteIfUnchanged(ctx, hub, obj)
 		}
 		if client.IgnoreNotFound(err) != nil {
 			errs = append(errs, fmt.Errorf("delete %s %s on the control plane: %w", obj.Kind, client.ObjectKeyFromObject(obj), err))
@@ -172,23 +172,24 @@ func deleteOwned(ctx context.Context, hub client.Client, cluster *clusterv1alpha
 	return errors.Join(errs...)
 }
 
-// deleteAsRead deletes obj unless it has changed since it was read: a later Cluster may have adopted it.
-func deleteAsRead(ctx context.Context, hub client.Client, obj client.Object) error {
+// deleteIfUnchanged deletes obj if it has not changed since it was read. Otherwise, for example if a later Cluster has
+// adopted it, it returns a conflict.
+func deleteIfUnchanged(ctx context.Context, hub client.Client, obj client.Object) error {
 	uid, version := obj.GetUID(), obj.GetResourceVersion()
 	return client.IgnoreNotFound(hub.Delete(ctx, obj, client.Preconditions{UID: &uid, ResourceVersion: &version}))
 }
 
-// DeleteStaleRBAC deletes the agents' RBAC of deleted Clusters with that name, if no hub handled their deletion. It
-// keeps their other objects: a hub that is being restored may not have its Clusters yet, and only RBAC is created again
+// DeleteLeftoverRBAC deletes the RBAC of agents whose Cluster with that name was deleted without a cleanup by the hub.
+// Their other objects stay: while a hub is being restored, its Clusters may be missing, and only RBAC is created again
 // automatically. hub must read from the API server.
-func DeleteStaleRBAC(ctx context.Context, hub client.Client, name string) error {
+func DeleteLeftoverRBAC(ctx context.Context, hub client.Client, name string) error {
 	if len(name) > clusterv1alpha1.MaxClusterName {
 		return nil
 	}
 	return deleteRBACWithoutCluster(ctx, hub, client.MatchingLabels{clusterLabel: name}, client.MatchingFields{metav1.ObjectNameField: name})
 }
 
-// DeleteAllStaleRBAC is DeleteStaleRBAC for all names.
+// DeleteAllStaleRBAC is DeleteLeftoverRBAC for all names.
 func DeleteAllStaleRBAC(ctx context.Context, hub client.Client) error {
 	return deleteRBACWithoutCluster(ctx, hub, client.HasLabels{clusterLabel, clusterUIDLabel})
 }
@@ -199,7 +200,8 @@ func deleteRBACWithoutCluster(ctx context.Context, hub client.Client, selected c
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	// The Clusters are read later: each RBAC object was created after its owner.
+	// An RBAC object is created after its Cluster. So a list of Clusters after the list of RBAC objects has every owner
+	// that still exists.
 	clusters := &clusterv1alpha1.ClusterList{}
 	if err := hub.List(ctx, clusters, selectedClusters...); err != nil {
 		return fmt.Errorf("list the clusters of the control plane: %w", err)
@@ -213,7 +215,7 @@ func deleteRBACWithoutCluster(ctx context.Context, hub client.Client, selected c
 		if owners[OwnerUID(obj)] {
 			continue
 		}
-		if err := deleteAsRead(ctx, hub, obj); err != nil {
+		if err := deleteIfUnchanged(ctx, hub, obj); err != nil {
 			errs = append(errs, fmt.Errorf("delete %s %s on the control plane: %w", obj.Kind, client.ObjectKeyFromObject(obj), err))
 		}
 	}

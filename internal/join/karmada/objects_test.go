@@ -74,7 +74,7 @@ func foreignObjects(name string) []client.Object {
 func (w *world) put(t *testing.T, of *clusterv1alpha1.Cluster, objects ...client.Object) {
 	t.Helper()
 	for _, obj := range objects {
-		karmada.SetOwner(obj, of)
+		karmada.SetOwnerLabels(obj, of)
 		if err := w.hubClient.Create(t.Context(), obj); err != nil {
 			t.Fatal(err)
 		}
@@ -152,7 +152,7 @@ func TestSweepDeletesOnlyRBACOfDeletedClusters(t *testing.T) {
 		"Sweep": func() error {
 			var errs []error
 			for _, name := range []string{"swept-gone", "swept-living", "swept-again", "swept-unmarked"} {
-				errs = append(errs, karmada.DeleteStaleRBAC(t.Context(), w.hubClient, name))
+				errs = append(errs, karmada.DeleteLeftoverRBAC(t.Context(), w.hubClient, name))
 			}
 			return errors.Join(errs...)
 		},
@@ -177,7 +177,7 @@ func TestSweepDeletesOnlyRBACOfDeletedClusters(t *testing.T) {
 		}
 		w.want(t, when, true, append(renewed, kept...))
 	}
-	if err := karmada.DeleteStaleRBAC(t.Context(), w.hubClient, strings.Repeat("a", 100)); err != nil {
+	if err := karmada.DeleteLeftoverRBAC(t.Context(), w.hubClient, strings.Repeat("a", 100)); err != nil {
 		t.Errorf("a name that no Cluster of ours has: %v", err)
 	}
 }
@@ -215,8 +215,8 @@ func TestRestoredClusterKeepsItsID(t *testing.T) {
 	if err := w.hubClient.Create(t.Context(), rival); err != nil {
 		t.Fatal(err)
 	}
-	if err := karmada.ReserveID(t.Context(), w.hubClient, rival); !errors.Is(err, karmada.ErrTaken) {
-		t.Errorf("another Cluster of that id: got %v, want ErrTaken", err)
+	if err := karmada.ReserveID(t.Context(), w.hubClient, rival); !errors.Is(err, karmada.ErrAlreadyRegistered) {
+		t.Errorf("another Cluster of that id: got %v, want ErrAlreadyRegistered", err)
 	}
 	if err := karmada.ReserveID(t.Context(), w.hubClient, c); err != nil {
 		t.Error(err)
@@ -241,7 +241,7 @@ func TestMarkRemovesOtherOwners(t *testing.T) {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{
 		ref("cluster.karmada.io/v1alpha1", "Cluster", "before"), ref("cluster.karmada.io/v1alpha1", "Cluster", "now"), ref("v1", "Cluster", "theirs"),
 	}}}
-	karmada.SetOwner(secret, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "now"}})
+	karmada.SetOwnerLabels(secret, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "now"}})
 	var got []types.UID
 	for _, owner := range secret.OwnerReferences {
 		got = append(got, owner.UID)

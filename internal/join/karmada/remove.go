@@ -16,10 +16,11 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// DeleteMemberObjects deletes the objects of a cluster's registration by the hub hubID from the member, and returns
-// them: those of this registration, and shared ones without other users, the namespace only if it holds no foreign
-// objects. member may be the hub's account that is deleted: the last request deletes one object, and the member's
-// garbage collector deletes its dependents. It can be interrupted and repeated.
+// DeleteMemberObjects deletes the objects that a cluster's registration by the hub hubID has on the member, and returns
+// them: its own objects, and the shared objects that no other cluster uses. The namespace is deleted only if it
+// contains no foreign objects. member may use the hub's ServiceAccount, which is deleted too: it sets owner references,
+// and its last request deletes the owner, so that the member's garbage collector deletes the other objects. It can be
+// interrupted and repeated.
 func DeleteMemberObjects(ctx context.Context, member *rest.Config, cluster, clusterNamespace, hubID string) (removed []kube.Ref, err error) {
 	m, err := newMemberObjects(member, cluster, clusterNamespace, hubID)
 	if err != nil {
@@ -28,28 +29,28 @@ func DeleteMemberObjects(ctx context.Context, member *rest.Config, cluster, clus
 	return m.remove(ctx)
 }
 
-func (m *memberObjects) remove(ctx context.Context) (removed []kube.Ref, err error) {
-	r := &removal{memberObjects: m}
+func (m *memberRegistration) remove(ctx context.Context) (removed []kube.Ref, err error) {
+	r := &removal{memberRegistration: m}
 	if err := r.run(ctx); err != nil {
 		return r.removed, fmt.Errorf("remove the registration of cluster %s from it: %w", m.cluster, err)
 	}
 	return r.removed, nil
 }
 
-// removal is one run of DeleteMemberObjects.
+// removal is one run of memberRegistration.remove: of DeleteMemberObjects, of Unjoin or of a rollback.
 type removal struct {
-	*memberObjects
+	*memberRegistration
 	removed []kube.Ref
 }
 
 func (r *removal) run(ctx context.Context) error {
 	shared := r.shared()
 	for i := len(shared) - 1; i > 0; i-- {
-		if err := r.removeUser(ctx, shared[i], true); err != nil {
+		if err := r.removeUsedBy(ctx, shared[i], true); err != nil {
 			return err
 		}
 	}
-	// A registration that writes an object meanwhile makes it a conflict.
+	// If a registration writes an object concurrently, the removal gets a conflict.
 	return retryStale(ctx, func() error { return r.removeOwn(ctx, shared[0]) })
 }
 
@@ -59,7 +60,7 @@ func (r *removal) removeOwn(ctx context.Context, sharedNamespace client.Object) 
 	if err != nil {
 		return err
 	}
-	namespace, err := r.removeNamespaceUser(ctx, sharedNamespace)
+	namespace, err := r.chooseNamespace(ctx, sharedNamespace)
 	if err != nil {
 		return err
 	}
@@ -101,8 +102,8 @@ func (r *removal) listOwn(ctx context.Context) ([]client.Object, error) {
 	return existing, nil
 }
 
-// chooseOwner returns the object with which the others are deleted. A cluster-scoped object can own all others.
-// Without one, the ServiceAccount owns its token.
+// chooseOwner returns the object that becomes the owner of the others. It prefers a cluster-scoped object, which can
+// own all others. The ServiceAccount can own the Secret for its token.
 func chooseOwner(objects []client.Object) client.Object {
 	owner := objects[0]
 	for _, obj := range objects {
@@ -116,7 +117,7 @@ func chooseOwner(objects []client.Object) client.Object {
 	return owner
 }
 
-// setOwner makes obj a dependent of owner, if it can be.
+// setOwner sets the owner reference of obj, unless obj is owner, or owner is in another namespace.
 func (r *removal) setOwner(ctx context.Context, obj, owner client.Object) error {
 	if obj == owner || owner.GetNamespace() != "" && owner.GetNamespace() != obj.GetNamespace() {
 		return nil
@@ -131,15 +132,15 @@ func (r *removal) setOwner(ctx context.Context, obj, owner client.Object) error 
 	return nil
 }
 
-// removeNamespaceUser returns the namespace if it must be deleted: a registration created it, and it has no other users
+// chooseNamespace returns the namespace if it must be deleted: a registration created it, and it has no other users
 // and no foreign objects. Otherwise it removes this cluster from the users of the namespace and returns nil.
-func (r *removal) removeNamespaceUser(ctx context.Context, namespace client.Object) (client.Object, error) {
+func (r *removal) chooseNamespace(ctx context.Context, namespace client.Object) (client.Object, error) {
 	live, found, err := r.get(ctx, namespace)
 	if err != nil || !found || !live.GetDeletionTimestamp().IsZero() || !isShared(live) || !r.isRemovableUser(live) {
 		return nil, err
 	}
-	users := userAnnotations(live)
-	if len(users) == 1 && users[0] == r.userAnnotation() && r.namespace != systemNamespace {
+	users := usedByAnnotations(live)
+	if len(users) == 1 && users[0] == r.usedByAnnotation() && r.namespace != systemNamespace {
 		object, err := foreign.Find(ctx, r.client, r.resources, r.namespace, func(item *metav1.PartialObjectMetadata) bool {
 			return (item.Kind == "ServiceAccount" || item.Kind == "Secret") && item.Name == r.account() && r.isRemovable(item)
 		})
@@ -147,25 +148,25 @@ func (r *removal) removeNamespaceUser(ctx context.Context, namespace client.Obje
 			return live, err
 		}
 	}
-	return nil, r.removeUser(ctx, namespace, false)
+	return nil, r.removeUsedBy(ctx, namespace, false)
 }
 
-// removeUser removes this cluster from the users of a shared object. If deleteUnused is set, it deletes the object
-// with its last user.
-func (r *removal) removeUser(ctx context.Context, obj client.Object, deleteUnused bool) error {
+// removeUsedBy removes this cluster's annotation from a shared object. If deleteUnused is set and no other cluster uses
+// the object, removeUsedBy deletes the object instead.
+func (r *removal) removeUsedBy(ctx context.Context, obj client.Object, deleteUnused bool) error {
 	err := retryStale(ctx, func() error {
 		live, found, err := r.get(ctx, obj)
 		if err != nil || !found || !isShared(live) || !r.isRemovableUser(live) || !live.GetDeletionTimestamp().IsZero() {
 			return err
 		}
 		annotations := maps.Clone(live.GetAnnotations())
-		delete(annotations, r.userAnnotation())
+		delete(annotations, r.usedByAnnotation())
 		live.SetAnnotations(annotations)
-		if len(userAnnotations(live)) > 0 || !deleteUnused {
+		if len(usedByAnnotations(live)) > 0 || !deleteUnused {
 			return client.IgnoreNotFound(r.client.Update(ctx, live, client.FieldOwner(kube.FieldManager)))
 		}
-		// A new user makes this a conflict.
-		err = deleteAsRead(ctx, r.client, live)
+		// The API server returns a conflict if another cluster has begun to use the object.
+		err = deleteIfUnchanged(ctx, r.client, live)
 		if err == nil {
 			r.removed = append(r.removed, r.ref(live))
 		}

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// attemptAnnotation contains the ID of the run of a registration that created an object, or resumed its Cluster.
+	// attemptAnnotation contains the attempt of the run that wrote an object on the hub, and the runKey on the member.
 	attemptAnnotation = rollback.AttemptAnnotation
 	// reservationPrefix begins the names of the ConfigMaps that reserve an ID for one Cluster.
 	reservationPrefix = "cluster-id-"
@@ -33,23 +33,23 @@ const (
 	rollbackTimeout = 40 * time.Second
 )
 
-// ErrTaken is the error for an ID or a name that another Cluster has.
-var ErrTaken = errors.New("the cluster has been registered")
+// ErrAlreadyRegistered is the error for an ID or a name that another Cluster has.
+var ErrAlreadyRegistered = errors.New("the cluster has been registered")
 
-// TakenError is the ErrTaken of one cluster, in the words of Karmada.
-type TakenError struct{ ID, Name string }
+// AlreadyRegisteredError is an ErrAlreadyRegistered with the ID and the name, and with Karmada's error text.
+type AlreadyRegisteredError struct{ ID, Name string }
 
 // Error returns the message.
-func (t TakenError) Error() string {
+func (t AlreadyRegisteredError) Error() string {
 	return fmt.Sprintf("the cluster ID %s or the cluster name %s has been registered", t.ID, t.Name)
 }
 
-// Is returns true for ErrTaken.
-func (t TakenError) Is(target error) bool { return target == ErrTaken }
+// Is returns true for ErrAlreadyRegistered.
+func (t AlreadyRegisteredError) Is(target error) bool { return target == ErrAlreadyRegistered }
 
-// CreateCluster creates cluster and reserves its ID. The API server decides both, so that one of several concurrent
-// calls succeeds, and the others return an ErrTaken. If it fails, or if ctx ends, it deletes the objects that it has
-// created. cluster must have an ID. hub must read from the API server.
+// CreateCluster creates cluster and reserves its ID. Of several concurrent calls with the same name or the same ID,
+// only one succeeds, and the others return an ErrAlreadyRegistered. If CreateCluster fails, or if ctx ends, it deletes
+// the objects that it has created. cluster must have an ID. hub must read from the API server.
 func CreateCluster(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	if err := ValidateName(cluster.Name); err != nil {
 		return err
@@ -68,7 +68,7 @@ func CreateCluster(ctx context.Context, hub client.Client, cluster *clusterv1alp
 	err = hub.Create(ctx, cluster, client.FieldOwner(kube.FieldManager))
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return TakenError{ID: cluster.Spec.ID, Name: cluster.Name}
+		return AlreadyRegisteredError{ID: cluster.Spec.ID, Name: cluster.Name}
 	case err != nil:
 		err = fmt.Errorf("failed to create cluster(%s) object. error: %w", cluster.Name, err)
 	default:
@@ -100,14 +100,14 @@ func rollBackCluster(ctx context.Context, hub client.Client, cluster *clusterv1a
 	return nil
 }
 
-// ReserveID reserves the ID of an existing Cluster for it. It returns an ErrTaken if another Cluster has the ID. A
-// Cluster without an ID reserves nothing. hub must read from the API server. It can be repeated.
+// ReserveID reserves the ID of an existing Cluster for it. It returns an ErrAlreadyRegistered if another Cluster has
+// the ID. A Cluster without an ID reserves nothing. hub must read from the API server. It can be repeated.
 func ReserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	if cluster.Spec.ID == "" {
 		return nil
 	}
 	err := retryStale(ctx, func() error { return reserveID(ctx, hub, cluster) })
-	if err != nil && !errors.Is(err, ErrTaken) {
+	if err != nil && !errors.Is(err, ErrAlreadyRegistered) {
 		return fmt.Errorf("reserve the cluster ID %s: %w", cluster.Spec.ID, err)
 	}
 	return err
@@ -130,14 +130,14 @@ func reserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 		if client.IgnoreNotFound(err) != nil {
 			return err
 		}
-		// The recorded UID does not count: a Cluster that was restored from a backup has a new one.
+		// The UID in the reservation is ignored: a Cluster gets a new UID when it is restored from a backup.
 		if err == nil && holder.Spec.ID == cluster.Spec.ID && holder.UID != cluster.UID {
-			return TakenError{ID: cluster.Spec.ID, Name: cluster.Name}
+			return AlreadyRegisteredError{ID: cluster.Spec.ID, Name: cluster.Name}
 		}
 	}
 	reservation.Namespace, reservation.Name = key.Namespace, key.Name
 	reservation.Data = map[string]string{reservedForKey: cluster.Name, reservedIDKey: cluster.Spec.ID}
-	SetOwner(reservation, cluster)
+	SetOwnerLabels(reservation, cluster)
 	if exists {
 		return hub.Update(ctx, reservation, client.FieldOwner(kube.FieldManager))
 	}

@@ -71,7 +71,7 @@ func TestConcurrentCreateClusterHasOneWinner(t *testing.T) {
 					winner = i
 				case err == nil:
 					t.Errorf("both %d and %d won", winner, i)
-				case !errors.Is(err, karmada.ErrTaken) || err.Error() != want:
+				case !errors.Is(err, karmada.ErrAlreadyRegistered) || err.Error() != want:
 					t.Errorf("attempt %d: got %v, want %q", i, err, want)
 				}
 			}
@@ -98,14 +98,14 @@ func TestKilledCreateClusterCanBeRepeated(t *testing.T) {
 	if err := w.hubClient.Create(t.Context(), cutOff); err != nil {
 		t.Fatal(err)
 	}
-	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("cut-1", "cut")); !errors.Is(err, karmada.ErrTaken) {
-		t.Errorf("the same name: got %v, want ErrTaken", err)
+	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("cut-1", "cut")); !errors.Is(err, karmada.ErrAlreadyRegistered) {
+		t.Errorf("the same name: got %v, want ErrAlreadyRegistered", err)
 	}
 	if err := karmada.ReserveID(t.Context(), w.hubClient, cutOff); err != nil {
 		t.Errorf("the same Cluster again: got %v, want it to go on", err)
 	}
-	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("cut-2", "cut")); !errors.Is(err, karmada.ErrTaken) {
-		t.Errorf("another name: got %v, want ErrTaken", err)
+	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("cut-2", "cut")); !errors.Is(err, karmada.ErrAlreadyRegistered) {
+		t.Errorf("another name: got %v, want ErrAlreadyRegistered", err)
 	}
 	clusters, claims := startingWith(t, w.hubClient, "cut")
 	if len(clusters) != 1 || len(claims) != 1 || karmada.OwnerUID(&claims[0]) != clusters[0].UID {
@@ -149,12 +149,12 @@ func TestReserveIDOfClustersCreatedByHand(t *testing.T) {
 		if err := karmada.ReserveID(t.Context(), w.hubClient, first); err != nil {
 			t.Error(err)
 		}
-		if err := karmada.ReserveID(t.Context(), w.hubClient, second); !errors.Is(err, karmada.ErrTaken) {
-			t.Errorf("the second: got %v, want ErrTaken", err)
+		if err := karmada.ReserveID(t.Context(), w.hubClient, second); !errors.Is(err, karmada.ErrAlreadyRegistered) {
+			t.Errorf("the second: got %v, want ErrAlreadyRegistered", err)
 		}
 	}
-	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("hand-3", "hand")); !errors.Is(err, karmada.ErrTaken) {
-		t.Errorf("a registration: got %v, want ErrTaken", err)
+	if err := karmada.CreateCluster(t.Context(), w.hubClient, cluster("hand-3", "hand")); !errors.Is(err, karmada.ErrAlreadyRegistered) {
+		t.Errorf("a registration: got %v, want ErrAlreadyRegistered", err)
 	}
 }
 

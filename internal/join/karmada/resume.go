@@ -15,26 +15,27 @@ import (
 // unfinishedAnnotation marks a Cluster whose registration is not finished.
 const unfinishedAnnotation = "towline.dev/registration-unfinished"
 
-// IsRegistering returns whether a run of Join created cluster, which may be deleted since, and has not finished. Its
-// Secrets may not exist yet.
+// IsRegistering returns whether cluster was created by a run of Join that has not finished. Its Secrets may not exist
+// yet. It also returns true if cluster is being deleted.
 func IsRegistering(cluster *clusterv1alpha1.Cluster) bool {
 	return cluster.Spec.SyncMode == clusterv1alpha1.Push && cluster.Annotations[unfinishedAnnotation] != ""
 }
 
-// isUnfinished returns whether a run of Join created cluster and has not finished.
+// isUnfinished returns whether a run can resume the registration: it has not finished, and cluster is not being
+// deleted.
 func isUnfinished(cluster *clusterv1alpha1.Cluster) bool {
 	return IsRegistering(cluster) && cluster.DeletionTimestamp.IsZero()
 }
 
-// resume makes the Cluster of an earlier run, which was killed, the Cluster of this run. If the earlier run still
-// writes, it finds the attempt of this run and fails. resume returns an ErrTaken if another run was faster.
+// resume makes the Cluster of an earlier run the Cluster of this run. If the earlier run was not killed, its next check
+// of the attempt fails. resume returns an ErrAlreadyRegistered if another run has resumed the Cluster first.
 func (j *registration) resume(ctx context.Context) error {
 	desired := j.cluster
 	err := j.update(ctx, j.unfinished, func(live *clusterv1alpha1.Cluster) {
 		for key, value := range desired.Annotations {
 			metav1.SetMetaDataAnnotation(&live.ObjectMeta, key, value)
 		}
-		// People may have set other fields.
+		// Other fields keep their values: users may have set them.
 		spec, want := &live.Spec, desired.Spec
 		spec.APIEndpoint, spec.ProxyURL, spec.InsecureSkipTLSVerification = want.APIEndpoint, want.ProxyURL, want.InsecureSkipTLSVerification
 		spec.SecretRef, spec.ImpersonatorSecretRef = want.SecretRef, want.ImpersonatorSecretRef
@@ -51,7 +52,8 @@ func (j *registration) finish(ctx context.Context) error {
 	return j.update(ctx, j.cluster, func(live *clusterv1alpha1.Cluster) { delete(live.Annotations, unfinishedAnnotation) })
 }
 
-// update changes the Cluster, which must be of the same run as expected.
+// update calls change for the live Cluster and writes it. It fails unless the UID and the attempt are those of
+// expected.
 func (j *registration) update(ctx context.Context, expected *clusterv1alpha1.Cluster, change func(live *clusterv1alpha1.Cluster)) error {
 	err := retryStale(ctx, func() error {
 		live, err := j.read(ctx, expected)
@@ -65,13 +67,14 @@ func (j *registration) update(ctx context.Context, expected *clusterv1alpha1.Clu
 		j.cluster = live
 		return nil
 	})
-	if err != nil && !errors.Is(err, ErrTaken) {
+	if err != nil && !errors.Is(err, ErrAlreadyRegistered) {
 		return fmt.Errorf("update cluster(%s): %w", expected.Name, err)
 	}
 	return err
 }
 
-// read reads the Cluster. It returns an ErrTaken if another run has taken it over, or has finished the registration.
+// read reads the Cluster. It returns an ErrAlreadyRegistered if the attempt is not that of expected, or the
+// registration has finished.
 func (j *registration) read(ctx context.Context, expected *clusterv1alpha1.Cluster) (*clusterv1alpha1.Cluster, error) {
 	live := &clusterv1alpha1.Cluster{}
 	err := j.hub.Get(ctx, client.ObjectKeyFromObject(expected), live)
@@ -82,7 +85,7 @@ func (j *registration) read(ctx context.Context, expected *clusterv1alpha1.Clust
 		return nil, errors.New("it was deleted meanwhile")
 	}
 	if !isUnfinished(live) || live.Annotations[attemptAnnotation] != expected.Annotations[attemptAnnotation] {
-		return nil, TakenError{ID: expected.Spec.ID, Name: expected.Name}
+		return nil, AlreadyRegisteredError{ID: expected.Spec.ID, Name: expected.Name}
 	}
 	return live, nil
 }
@@ -90,7 +93,7 @@ func (j *registration) read(ctx context.Context, expected *clusterv1alpha1.Clust
 // checkAttempt returns an error if the Cluster no longer belongs to this run.
 func (j *registration) checkAttempt(ctx context.Context) error {
 	_, err := j.read(ctx, j.cluster)
-	if err != nil && !errors.Is(err, ErrTaken) {
+	if err != nil && !errors.Is(err, ErrAlreadyRegistered) {
 		return fmt.Errorf("read cluster(%s): %w", j.cluster.Name, err)
 	}
 	return err

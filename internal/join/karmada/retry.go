@@ -19,7 +19,8 @@ const (
 	writeInterval = 20 * time.Millisecond
 )
 
-// retryStale repeats do while other clients write the same object: as many as there are clusters that join.
+// retryStale calls do again after a conflict (kube.IsStaleWrite): other clusters that join may write the same object
+// concurrently.
 func retryStale(ctx context.Context, do func() error) error {
 	return kube.RetryOnWithBackoff(ctx, wait.Backoff{Steps: writeAttempts, Duration: writeInterval}, kube.IsStaleWrite, do)
 }

@@ -25,27 +25,27 @@ func writeSecret(ctx context.Context, hub client.Client, cluster *clusterv1alpha
 			return err
 		}
 		secret.Data = data
-		SetOwner(secret, cluster)
+		SetOwnerLabels(secret, cluster)
 		metav1.SetMetaDataAnnotation(&secret.ObjectMeta, attemptAnnotation, cluster.Annotations[attemptAnnotation])
 		if secret.UID == "" {
 			return hub.Create(ctx, secret, client.FieldOwner(kube.FieldManager))
 		}
 		return hub.Update(ctx, secret, client.FieldOwner(kube.FieldManager))
 	})
-	if err != nil && !errors.Is(err, ErrTaken) {
+	if err != nil && !errors.Is(err, ErrAlreadyRegistered) {
 		return fmt.Errorf("write Secret %s/%s on the control plane: %w", ref.Namespace, ref.Name, err)
 	}
 	return err
 }
 
-// removeSecrets deletes the Secrets that the run attempt wrote for cluster.
+// removeSecrets deletes the Secrets of cluster that the run with this attempt wrote.
 func removeSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, attempt string) error {
 	var errs []error
 	for _, ref := range secretsOf(cluster) {
 		secret := named(corev1.SchemeGroupVersion.WithKind("Secret"), ref.Namespace, ref.Name)
 		err := hub.Get(ctx, client.ObjectKeyFromObject(secret), secret)
 		if err == nil && isOwnedBy(secret, cluster.Name) && OwnerUID(secret) == cluster.UID && secret.Annotations[attemptAnnotation] == attempt {
-			err = deleteAsRead(ctx, hub, secret)
+			err = deleteIfUnchanged(ctx, hub, secret)
 		}
 		if client.IgnoreNotFound(err) != nil {
 			errs = append(errs, fmt.Errorf("delete Secret %s/%s on the control plane: %w", ref.Namespace, ref.Name, err))
@@ -54,8 +54,8 @@ func removeSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alp
 	return errors.Join(errs...)
 }
 
-// getSecret reads a Secret that the registration of cluster will write, or returns a new one. It fails if the Secret
-// is foreign or belongs to another Cluster.
+// getSecret reads a Secret so that the registration of cluster can write it. If it does not exist, getSecret returns a
+// new object without a UID. It fails if the Secret is foreign, or belongs to another existing Cluster.
 func getSecret(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, ref clusterv1alpha1.LocalSecretReference) (*corev1.Secret, error) {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: ref.Name}}
 	if err := hub.Get(ctx, client.ObjectKeyFromObject(secret), secret); err != nil {
@@ -73,15 +73,15 @@ func getSecret(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 	if client.IgnoreNotFound(err) != nil {
 		return nil, err
 	}
-	// A Cluster that was restored from a backup has a new UID, and refers to the Secret.
+	// After a restore from a backup, the other Cluster has a new UID, but its spec still refers to the Secret.
 	if err == nil && other.UID != cluster.UID && (other.UID == owner || slices.Contains(secretsOf(other), ref)) {
-		return nil, TakenError{ID: other.Spec.ID, Name: cluster.Name}
+		return nil, AlreadyRegisteredError{ID: other.Spec.ID, Name: cluster.Name}
 	}
 	return secret, nil
 }
 
-// AdoptSecrets makes cluster the owner of the Secrets that it refers to and that an earlier Cluster with its name
-// owned, as after the hub was restored. hub must read from the API server.
+// AdoptSecrets makes cluster the owner of the Secrets in its spec if an earlier Cluster with the same name was their
+// owner, as after a restore of the hub. hub must read from the API server.
 func AdoptSecrets(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	for _, ref := range []*clusterv1alpha1.LocalSecretReference{cluster.Spec.SecretRef, cluster.Spec.ImpersonatorSecretRef} {
 		if ref == nil {

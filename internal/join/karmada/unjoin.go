@@ -98,9 +98,9 @@ func (r UnjoinRequest) cleanUpMember(ctx context.Context, hub client.Client) (re
 	return len(refs), nil
 }
 
-// isRemoved returns whether no objects are left that only this registration uses. A namespace that is being deleted
-// does not count, because that takes some seconds.
-func (m *memberObjects) isRemoved(ctx context.Context) (bool, error) {
+// isRemoved returns whether the member has no own objects, and no shared objects that only this cluster uses. It
+// ignores objects that are being deleted: the deletion of a namespace takes some seconds.
+func (m *memberRegistration) isRemoved(ctx context.Context) (bool, error) {
 	for _, obj := range append(m.own(), m.shared()...) {
 		live, found, err := m.get(ctx, obj)
 		if err != nil {
@@ -109,7 +109,7 @@ func (m *memberObjects) isRemoved(ctx context.Context) (bool, error) {
 		if !found || !live.GetDeletionTimestamp().IsZero() {
 			continue
 		}
-		if users := userAnnotations(live); m.isOwn(live) || len(users) == 1 && users[0] == m.userAnnotation() {
+		if users := usedByAnnotations(live); m.isOwn(live) || len(users) == 1 && users[0] == m.usedByAnnotation() {
 			return false, nil
 		}
 	}

@@ -32,8 +32,8 @@ func ForceDeleteWorks(ctx context.Context, hub client.Client, cluster string) er
 	return errors.Join(errs...)
 }
 
-// ForceDeleteNamespaceContent is ForceDeleteWorks for the Works and the ClusterSummaries of a cluster: all objects that
-// block the deletion of its execution namespace.
+// ForceDeleteNamespaceContent deletes the Works and the ClusterSummaries of a cluster and removes their finalizers. No
+// other objects block the deletion of its execution namespace. See ForceDeleteWorks.
 func ForceDeleteNamespaceContent(ctx context.Context, hub client.Client, cluster string) error {
 	errs := []error{ForceDeleteWorks(ctx, hub, cluster)}
 	summaries := &configv1beta1.ClusterSummaryList{}
@@ -74,7 +74,7 @@ func forceDelete(ctx context.Context, hub client.Client, obj client.Object, fina
 	return nil
 }
 
-// forceDeleteCluster completes a deregistration that no hub completes. Objects that the user may not delete stay.
+// forceDeleteCluster completes a deregistration without a hub. Objects that the user is not allowed to delete stay.
 func (d *deletion) forceDeleteCluster(ctx context.Context) error {
 	name := d.cluster.Name
 	if err := ForceDeleteNamespaceContent(ctx, d.hub, name); err != nil {

@@ -86,8 +86,8 @@ func (a agentObjects) isUnfinished() bool {
 	return a.secret != nil && a.secret.Annotations[unfinishedAnnotation] != ""
 }
 
-// existingObjects describes the objects that exist, each of which prevents a new registration.
-func (a agentObjects) existingObjects() []string {
+// existingObjectErrors describes the objects that exist, each of which prevents a new registration.
+func (a agentObjects) existingObjectErrors() []string {
 	var problems []string
 	add := func(exists bool, name, kind string) {
 		if exists {
@@ -126,7 +126,7 @@ func (e *PreflightError) Error() string {
 	return text.String()
 }
 
-// registrationMode is the effect of a registration on the objects of an agent.
+// registrationMode is the action of a registration on the agent's objects.
 type registrationMode int
 
 const (
@@ -158,14 +158,14 @@ func (g *registration) preflight(ctx context.Context) error {
 		g.mode = modeResume
 		return r.checkControlPlane(existing.secret.Data[KubeconfigKey])
 	}
-	if problems := existing.existingObjects(); len(problems) > 0 {
+	if problems := existing.existingObjectErrors(); len(problems) > 0 {
 		return &PreflightError{Problems: problems, Cluster: existing.cluster()}
 	}
 	return nil
 }
 
-// checkControlPlane returns an error if the kubeconfig of an unfinished registration is for another control plane, on
-// which its Cluster would stay.
+// checkControlPlane returns an error if the kubeconfig of an unfinished registration is for another control plane: the
+// Cluster of that registration would stay there.
 func (r Request) checkControlPlane(kubeconfig []byte) error {
 	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil || config.Host == "https://"+r.Endpoint {

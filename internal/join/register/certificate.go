@@ -75,7 +75,8 @@ func (g *registration) requestCertificate(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// withGracePeriod returns a context that ends gracePeriod after ctx. A renewal makes no Cluster and ends with ctx.
+// withGracePeriod returns a context that ends gracePeriod after ctx. The context of a renewal ends with ctx, since a
+// renewal creates no Cluster that must be deleted.
 func (g *registration) withGracePeriod(ctx context.Context) (context.Context, context.CancelFunc) {
 	if g.mode == modeRenew {
 		return context.WithCancel(ctx)
@@ -134,8 +135,8 @@ func (g *registration) readCluster(ctx context.Context) (*clusterv1alpha1.Cluste
 	return cluster, nil
 }
 
-// awaitAccess waits until the agent may read its Cluster, and sets createdCluster. It is called before the agent
-// starts: a Cluster that has a Kubernetes version in its status already has another agent.
+// awaitAccess waits until the agent may read its Cluster, and sets createdClusterUID. The agent has not started yet, so
+// a Cluster with a Kubernetes version in its status belongs to another agent.
 func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {
@@ -149,7 +150,7 @@ func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) e
 			return false, fmt.Errorf("the control plane has another cluster under the name %s: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, g.id)
 		}
 		if g.usesExistingKubeconfig || cluster.Status.KubernetesVersion == "" && cluster.Annotations[kube.AnnotationBootstrapToken] == g.token.ID {
-			g.createdCluster = cluster.UID
+			g.createdClusterUID = cluster.UID
 		}
 		return true, nil
 	})
@@ -176,7 +177,7 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 			return ignoreMissingOrForbidden(err)
 		}
 	}
-	if g.createdCluster == "" {
+	if g.createdClusterUID == "" {
 		return nil
 	}
 	if used, err := g.isUsedByOther(ctx); err != nil || used {
@@ -184,13 +185,13 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	}
 	cluster := &clusterv1alpha1.Cluster{}
 	cluster.Name = g.request.ClusterName
-	err := g.hub.Delete(ctx, cluster, client.Preconditions{UID: &g.createdCluster})
+	err := g.hub.Delete(ctx, cluster, client.Preconditions{UID: &g.createdClusterUID})
 	if ignoreMissingOrForbidden(err) != nil && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete Cluster %s on the control plane: %w", cluster.Name, err)
 	}
 	err = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
 		live, err := g.readCluster(ctx)
-		return err != nil && ignoreMissingOrForbidden(err) == nil || err == nil && live.UID != g.createdCluster, nil
+		return err != nil && ignoreMissingOrForbidden(err) == nil || err == nil && live.UID != g.createdClusterUID, nil
 	})
 	if err != nil {
 		return fmt.Errorf("delete Cluster %s on the control plane: it is not through with it yet", cluster.Name)

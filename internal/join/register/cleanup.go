@@ -20,8 +20,7 @@ import (
 const (
 	// podTerminationTimeout limits the wait for the termination of the agent's pods.
 	podTerminationTimeout = 12 * time.Second
-	// hubUserAnnotationPrefix is the prefix of the annotations by which hubs that dial the cluster note that they use a
-	// namespace.
+	// hubUserAnnotationPrefix is the prefix of the annotations on a namespace that a hub in push mode uses.
 	hubUserAnnotationPrefix = "hub.towline.dev/"
 )
 

@@ -10,8 +10,8 @@ import (
 )
 
 // MemberContext returns the context of a kubeconfig for a cluster: the explicit one, else the one with the name of the
-// cluster, else the current one. It returns "" only for a kubeconfig without contexts if none is explicit. It returns
-// an error if the context does not exist.
+// cluster, else the current one. It returns an error if that context does not exist, and "" if the kubeconfig has no
+// contexts and none is explicit.
 func MemberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, error) {
 	if explicit != "" {
 		if cfg.Contexts[explicit] == nil {
@@ -34,8 +34,8 @@ func MemberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, 
 	return cfg.CurrentContext, nil
 }
 
-// DefaultClusterName returns the default name of a Cluster: that of the cluster entry of the kubeconfig's
-// current-context. It returns an error if there is none, or if a Cluster cannot have that name.
+// DefaultClusterName returns the default name of a Cluster: the name of the cluster entry of the current-context. It
+// returns an error if there is no current-context, or if the name is not valid for a Cluster.
 func DefaultClusterName(cfg *clientcmdapi.Config) (string, error) {
 	if cfg.CurrentContext == "" {
 		return "", errors.New("the kubeconfig has no current-context to take the cluster's name from: give one with --cluster-name")

@@ -1,5 +1,5 @@
-// Package register registers a cluster with a Karmada control plane in pull mode, from beside the cluster, and
-// unregisters it. karmadactl register and karmadactl unregister call it.
+// Package register registers a cluster with a Karmada control plane in pull mode, and unregisters it. It runs outside
+// the cluster: karmadactl register and karmadactl unregister call it.
 //
 // Register connects to the cluster with the caller's kubeconfig, and to the control plane with a bootstrap token. Its
 // steps are:

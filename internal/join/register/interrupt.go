@@ -7,9 +7,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Interruptible returns config with which reads end when ctx ends, also those for which a client takes no context: it
-// lists the kinds of its cluster first. Writes are not cut off, since they may have been executed. Reads that begin
-// after the end of ctx are those of a rollback and are not cut off either.
+// Interruptible returns a copy of config whose reads are cancelled when ctx ends. This includes the discovery of API
+// resources, for which clients take no context. Writes are not cancelled, since the server may have executed them.
+// Reads that begin after the end of ctx belong to a rollback and are not cancelled.
 func Interruptible(ctx context.Context, config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return interruptible{ctx: ctx, next: next} })
@@ -28,7 +28,7 @@ func (i interruptible) RoundTrip(request *http.Request) (*http.Response, error) 
 		return i.next.RoundTrip(request)
 	}
 	bound, cancel := context.WithCancelCause(request.Context())
-	// It is needed until the response is read, which is when the context of the request ends.
+	// The function stays registered until the response is read: then the context of the request ends.
 	stop := context.AfterFunc(i.ctx, func() { cancel(context.Cause(i.ctx)) }) //nolint:contextcheck // there are two, and one is done
 	context.AfterFunc(request.Context(), func() { stop() })
 	response, err := i.next.RoundTrip(request.WithContext(bound))

@@ -96,7 +96,7 @@ func (m manifest) secret() client.Object {
 		Data:       map[string][]byte{KubeconfigKey: m.kubeconfig},
 	}
 	secret.Annotations[certificateAnnotation] = m.csr
-	// After a renewal that fails the agent continues with its earlier certificate.
+	// A renewal is never unfinished: if it fails, the agent continues with its earlier certificate.
 	if !m.request.Renew {
 		secret.Annotations[unfinishedAnnotation] = "true"
 	}
@@ -176,7 +176,7 @@ func (m manifest) container() corev1.Container {
 			AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true),
 			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 		},
-		// The end of the agent's log then is the reason that Register reports.
+		// With it the pod status has the end of the agent's log, which Register reports as the reason.
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 	}
 }

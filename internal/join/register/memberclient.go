@@ -34,15 +34,16 @@ func newClient(ctx context.Context, config *rest.Config) (client.Client, error) 
 	return client.New(withRequestLimits(ctx, config), client.Options{Scheme: kube.Scheme()})
 }
 
-// withRequestLimits returns config with a timeout and without throttling. Reads end when ctx ends, see Interruptible.
+// withRequestLimits returns config with a timeout and a higher request rate. Reads end when ctx ends, see
+// Interruptible.
 func withRequestLimits(ctx context.Context, config *rest.Config) *rest.Config {
 	config = Interruptible(ctx, config)
 	config.QPS, config.Burst, config.Timeout = requestQPS, requestQPS, requestTimeout
 	return config
 }
 
-// memberClient is a client for the cluster that is registered. resources discovers its APIs without warnings in the
-// log.
+// memberClient is a client for the cluster that is registered. resources is its discovery client, which logs no
+// warnings.
 type memberClient struct {
 	client.Client
 	resources discovery.ServerResourcesInterface
@@ -84,9 +85,9 @@ func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.
 	return !apierrors.IsNotFound(err), nil
 }
 
-// findObjectBeingUninstalled returns the kind and the key of an object that the uninstallation of an agent in the
-// namespace deletes, or "". An agent that uninstalls itself sets an owner on its objects, and deletes the owner last.
-// An object whose owner still exists does not count: the uninstallation may be rolled back.
+// findObjectBeingUninstalled returns the kind and the key of an agent's object in the namespace that an uninstallation
+// is deleting, or "". An agent that uninstalls itself sets an owner on its objects, and deletes the owner last. An
+// object with an existing owner is not returned: the agent may roll back the uninstallation.
 func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace string) (string, error) {
 	for _, object := range []struct {
 		kind string

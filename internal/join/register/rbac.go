@@ -16,7 +16,7 @@ import (
 // isManaged returns whether a registration created obj. The label is the same as that of Karmada.
 func isManaged(obj client.Object) bool { return obj.GetLabels()[clusterv1alpha1.SystemLabel] == "true" }
 
-// checkManaged returns an error for an object that all agents of a cluster share if no registration made it.
+// checkManaged returns an error if no registration created existing, an object that all agents of a cluster share.
 func checkManaged(kind string, existing client.Object) error {
 	if !isManaged(existing) {
 		return fmt.Errorf("%s %s exists on the cluster and was not made by a registration: remove or rename it", kind, existing.GetName())

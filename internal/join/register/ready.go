@@ -24,8 +24,8 @@ import (
 const (
 	// maxRestarts is the number of restarts after which a registration fails.
 	maxRestarts = 4
-	// imageTimeout limits the time for which an image cannot be pulled. It is at most 1/imageTimeoutDivisor of the
-	// DiscoveryTimeout. The kubelet has tried twice then, 10 s apart.
+	// imageTimeout is the time after which a registration fails if an image cannot be pulled. The kubelet has tried twice
+	// then, 10 s apart. It is reduced to DiscoveryTimeout/imageTimeoutDivisor if that is shorter.
 	imageTimeout        = 30 * time.Second
 	imageTimeoutDivisor = 10
 	// maxReasonBytes limits the bytes of a reason in a message: the end of a log may be long.
@@ -40,17 +40,17 @@ type readinessCheck struct {
 	// reported is the last progress line by subject: a pod, "cluster" or "hub".
 	reported map[string]string
 	// imageErrorSince is the time, by pod, since which the image cannot be pulled.
-	imageErrorSince  map[string]time.Time
-	rolledOut        bool
-	missingCondition string // the last line about a missing condition
+	imageErrorSince map[string]time.Time
+	rolledOut       bool
+	lastProblem     string // the last line about a missing condition
 }
 
 // awaitReady waits until the agent runs and its Cluster is ready. It fails early if the agent cannot start or the
 // control plane does not accept the Cluster.
 func (g *registration) awaitReady(ctx context.Context) error {
-	r := &readinessCheck{registration: g, reported: map[string]string{}, imageErrorSince: map[string]time.Time{}, missingCondition: "nothing is known of it yet"}
+	r := &readinessCheck{registration: g, reported: map[string]string{}, imageErrorSince: map[string]time.Time{}, lastProblem: "nothing is known of it yet"}
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, g.request.DiscoveryTimeout, true, func(context.Context) (bool, error) {
-		// The requests are not limited by the timeout, so that the last line is about the agent.
+		// The timeout does not cancel the requests, so that lastProblem describes the agent and not the timeout.
 		err := r.checkPods(ctx)
 		if err != nil || !r.rolledOut {
 			return false, cmp.Or(ctx.Err(), err)
@@ -62,16 +62,17 @@ func (g *registration) awaitReady(ctx context.Context) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("wait for the agent: %w: %s", ctx.Err(), r.missingCondition)
+		return fmt.Errorf("wait for the agent: %w: %s", ctx.Err(), r.lastProblem)
 	case !errors.Is(err, context.DeadlineExceeded):
 		return err
 	case !r.rolledOut:
-		return fmt.Errorf("wait for Deployment(%s/%s) rollout: %w: %s", g.request.Namespace, DefaultAgentDeployment, err, r.missingCondition)
+		return fmt.Errorf("wait for Deployment(%s/%s) rollout: %w: %s", g.request.Namespace, DefaultAgentDeployment, err, r.lastProblem)
 	}
-	return fmt.Errorf("wait for cluster(%s) to be ready: %w: %s", g.request.ClusterName, err, r.missingCondition)
+	return fmt.Errorf("wait for cluster(%s) to be ready: %w: %s", g.request.ClusterName, err, r.lastProblem)
 }
 
-// checkPods reads the Deployment and its pods. Its errors are final; it tries again if the cluster does not answer.
+// checkPods reads the Deployment and its pods. It returns only final errors: if the cluster does not answer, it returns
+// nil, and awaitReady calls it again.
 func (r *readinessCheck) checkPods(ctx context.Context) error {
 	namespace := r.request.Namespace
 	deployment := &appsv1.Deployment{}
@@ -84,10 +85,10 @@ func (r *readinessCheck) checkPods(ctx context.Context) error {
 		err = r.member.List(ctx, pods, client.InNamespace(namespace), client.MatchingLabels{appLabel: appLabelValue})
 	}
 	if err != nil {
-		r.reportMissing("cluster", err.Error())
+		r.reportNotReady("cluster", err.Error())
 		return nil
 	}
-	r.rolledOut, r.missingCondition = isRolledOut(deployment)
+	r.rolledOut, r.lastProblem = isRolledOut(deployment)
 	slices.SortFunc(pods.Items, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -100,7 +101,7 @@ func (r *readinessCheck) checkPods(ctx context.Context) error {
 			r.report(pod.Name, fmt.Sprintf("pod: %s is ready. status: %s", pod.Name, status))
 			continue
 		}
-		r.reportMissing(pod.Name, fmt.Sprintf("pod: %s not ready. status: %s", pod.Name, status))
+		r.reportNotReady(pod.Name, fmt.Sprintf("pod: %s not ready. status: %s", pod.Name, status))
 		if reason := cmp.Or(crashLoopReason(pod), r.imageError(pod)); reason != "" {
 			return fmt.Errorf("the agent does not start: pod %s: %s", pod.Name, reason)
 		}
@@ -115,7 +116,7 @@ func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("the Cluster %s has been deleted on the control plane meanwhile", r.request.ClusterName)
 	}
 	if err != nil {
-		r.reportMissing("hub", "the agent runs; the control plane: "+err.Error())
+		r.reportNotReady("hub", "the agent runs; the control plane: "+err.Error())
 		return false, nil //nolint:nilerr // the next request may be answered
 	}
 	ready := meta.FindStatusCondition(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
@@ -123,19 +124,19 @@ func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
 	case !cluster.DeletionTimestamp.IsZero():
 		return false, fmt.Errorf("the Cluster %s is being deleted on the control plane", cluster.Name)
 	case ready == nil:
-		r.reportMissing("hub", "the agent runs, and has not reported to the control plane yet")
+		r.reportNotReady("hub", "the agent runs, and has not reported to the control plane yet")
 	case ready.Reason == fleet.ReasonTaken:
 		return false, errors.New(ready.Message)
 	case ready.Status == metav1.ConditionTrue:
 		return true, nil
 	default:
-		r.reportMissing("hub", "the agent runs, and the cluster is not ready yet: "+oneLine(ready.Message))
+		r.reportNotReady("hub", "the agent runs, and the cluster is not ready yet: "+oneLine(ready.Message))
 	}
 	return false, nil
 }
 
-func (r *readinessCheck) reportMissing(subject, line string) {
-	r.missingCondition = line
+func (r *readinessCheck) reportNotReady(subject, line string) {
+	r.lastProblem = line
 	r.report(subject, line)
 }
 
@@ -167,8 +168,8 @@ func (r *readinessCheck) imageError(pod *corev1.Pod) string {
 	return ""
 }
 
-// isRolledOut returns whether all pods of the Deployment are up to date and one is available, and the missing
-// condition.
+// isRolledOut returns whether all pods of the Deployment are up to date and one is available. missing describes the
+// state of the rollout.
 func isRolledOut(d *appsv1.Deployment) (done bool, missing string) {
 	status, desired := d.Status, int32(1)
 	if d.Spec.Replicas != nil {

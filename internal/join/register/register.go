@@ -84,10 +84,10 @@ type registration struct {
 	hub        client.Client
 	// usesExistingKubeconfig is true if the kubeconfig is that of the registration to resume.
 	usesExistingKubeconfig bool
-	// canReadCluster is true after the agent has read its Cluster. createdCluster is the uid of that Cluster if it was
+	// canReadCluster is true after the agent has read its Cluster. createdClusterUID is the uid of that Cluster if it was
 	// created for this registration, otherwise "".
-	canReadCluster bool
-	createdCluster types.UID
+	canReadCluster    bool
+	createdClusterUID types.UID
 	// mayHaveBoundAgent is true after this run may have written the ClusterRoleBinding.
 	mayHaveBoundAgent bool
 }
@@ -168,7 +168,8 @@ func (g *registration) applyObjects(ctx context.Context, m manifest) error {
 	return g.member.addBindingSubject(ctx, m.clusterRoleBinding())
 }
 
-// applyObject writes an object of the agent. One that exists must have been there in the preflight check.
+// applyObject writes an object of the agent. A new registration fails if another client created the object after the
+// preflight check.
 func (g *registration) applyObject(ctx context.Context, obj client.Object) error {
 	_, _, err := g.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
 		if g.mode == modeNewAgent && !g.log.IsLastWriter(live) {

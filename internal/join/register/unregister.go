@@ -24,7 +24,8 @@ const (
 	// DefaultUnregisterTimeout is the default time limit for the deletion of a Cluster on the control plane.
 	DefaultUnregisterTimeout = time.Minute
 	// unregisteringAnnotation on the Secret is the uid of the Cluster that is being unregistered. The agent loses its
-	// access with the Cluster, so that a later run could not find out that the Cluster is deleted.
+	// access when the Cluster is deleted. With the annotation a later run that is refused access knows that the Cluster is
+	// deleted.
 	unregisteringAnnotation = "towline.dev/unregistering"
 	// uninstallingAnnotation on the Secret is written by an agent that uninstalls itself.
 	uninstallingAnnotation = "towline.dev/departing"
@@ -32,7 +33,7 @@ const (
 
 // UnregisterRequest is a request to unregister a pull-mode cluster.
 type UnregisterRequest struct {
-	// Member connects to the cluster, Hub to the control plane; nil for the kubeconfig of the agent.
+	// Member connects to the cluster, Hub to the control plane. Without Hub the kubeconfig of the agent is used.
 	Member, Hub *rest.Config
 	// ClusterName is the name of the Cluster.
 	ClusterName string
@@ -68,7 +69,7 @@ func (r UnregisterRequest) withDefaults() (UnregisterRequest, error) {
 	return r, errors.Join(karmada.ValidateName(r.ClusterName), checkNamespace("--namespace", r.Namespace), checkNamespace("--cluster-namespace", r.ClusterNamespace))
 }
 
-// Unregister has the control plane withdraw the propagated objects and delete the Cluster, and then deletes the
+// Unregister deletes the Cluster on the control plane, which withdraws the propagated objects, and then deletes the
 // registration from the cluster. It can be repeated, also after an interruption. It returns an error for a Cluster that
 // does not exist, unless the cluster still has objects of its registration. It deletes nothing on the cluster while the
 // control plane may still have the Cluster.
@@ -119,8 +120,8 @@ type unregistration struct {
 // errNeedsHubKubeconfig is returned if the control plane may still have the Cluster.
 var errNeedsHubKubeconfig = errors.New("pass --karmada-config")
 
-// deleteCluster deletes the Cluster and waits until it is deleted. After it returned nil the cluster must be cleaned
-// up.
+// deleteCluster deletes the Cluster and waits until it is deleted. If it returns nil, the caller must clean up the
+// cluster, except in a dry run.
 func (u *unregistration) deleteCluster(ctx context.Context) error {
 	r := u.request
 	if err := u.readObjects(ctx); err != nil {
@@ -210,7 +211,8 @@ func (u *unregistration) newHubClient(ctx context.Context) (client.Client, error
 	return hub, nil
 }
 
-// readCluster returns the Cluster, or nil if it is known not to exist.
+// readCluster returns the Cluster. It returns nil if the Cluster does not exist, or if the agent has lost its access
+// after an earlier run began to delete the Cluster.
 func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*clusterv1alpha1.Cluster, error) {
 	name := u.request.ClusterName
 	cluster := &clusterv1alpha1.Cluster{}
@@ -235,7 +237,7 @@ func (u *unregistration) isUnregistering() bool {
 	return annotations[unregisteringAnnotation] != "" || annotations[uninstallingAnnotation] != ""
 }
 
-// annotateSecret notes on the cluster that the Cluster is being deleted.
+// annotateSecret adds unregisteringAnnotation to the agent's Secret.
 func (u *unregistration) annotateSecret(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
 	if u.objects.secret == nil {
 		return nil
