@@ -68,7 +68,7 @@ func (b *bed) installByHelm(plane *localkube.Plane, archive string) time.Duratio
 	begin := time.Now()
 	b.run(plane, "", "helm", "install", "large", archive, "--namespace=helm", "--create-namespace")
 	took := time.Since(begin)
-	// The API server may keep a definition for minutes that is deleted before it is established.
+	// The API server can keep a definition for minutes if it is deleted while its status still changes.
 	<-time.After(calm)
 	b.run(plane, "", "helm", "uninstall", "large", "--namespace=helm")
 	return took
@@ -114,6 +114,7 @@ func (b *bed) installByEngine(plane *localkube.Plane, objects metadata.Interface
 	}
 	served = time.Since(begin)
 	deployed = <-recorded
+	<-time.After(calm) // as in installByHelm
 	b.eventually("the release is uninstalled", func(ctx context.Context) error {
 		if done, err := e.Withdraw(ctx, bundle.Withdrawal{ID: id}); err != nil || !done {
 			return fmt.Errorf("not done: %w", err)
