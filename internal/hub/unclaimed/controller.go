@@ -37,13 +37,14 @@ const (
 	// reconcileTimeout.
 	workers          = 10
 	reconcileTimeout = time.Minute
-	// interval is the resync period of a cluster. A resync makes no request to a pull member and one metadata list to a
-	// push member.
+	// interval is the resync period of a cluster without unclaimed bundles. A resync makes no request to a pull member and
+	// one metadata list to a push member.
 	interval       = 30 * time.Minute
 	intervalJitter = 0.2
 	// eventDelay batches related events into one reconcile.
 	eventDelay = 2 * time.Second
-	// heartbeatDelay exceeds the time until an agent's Lease no longer lists a withdrawn bundle.
+	// heartbeatDelay is the resync period of a cluster with unclaimed bundles. It exceeds the time until an agent's Lease
+	// no longer lists a withdrawn bundle.
 	heartbeatDelay = 45 * time.Second
 	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
 	retryMin = time.Second
@@ -252,7 +253,8 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 	switch {
 	case s.waiting:
 		return reconcile.Result{RequeueAfter: eventDelay}, nil
-	case s.withdrawn > 0:
+	case s.withdrawn > 0 || len(s.kept) > 0:
+		// A summary that claims a kept bundle causes no event.
 		return reconcile.Result{RequeueAfter: heartbeatDelay}, nil
 	}
 	return reconcile.Result{RequeueAfter: wait.Jitter(interval, intervalJitter)}, nil
