@@ -17,8 +17,8 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// restrictedMember registers the control plane as a push member whose kubeconfig is that of a ServiceAccount without
-// rights, and returns the ServiceAccount.
+// restrictedMember registers the control plane as a push member with the kubeconfig of a ServiceAccount without
+// permissions, and returns the ServiceAccount.
 func (w *world) restrictedMember(name string) rbacv1.Subject {
 	w.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "restricted"}}

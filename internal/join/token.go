@@ -83,7 +83,7 @@ func tokenIn(manifest []byte) token {
 	return token{}
 }
 
-// untilRenewal returns how long after its issue t is to be renewed.
+// untilRenewal returns the time from the creation of t until its renewal.
 func (t token) untilRenewal(asked time.Duration) time.Duration {
 	return time.Duration(float64(t.life(asked)) * renewAt)
 }

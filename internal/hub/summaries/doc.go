@@ -9,7 +9,7 @@
 //     profile is paused or unsupported.
 //  3. findDeployed asks the transport which bundles the member has.
 //  4. compose builds a bundle per feature: it reads the sources and renders them (compose.go, releases.go).
-//  5. addFinalizer protects the summary before the first delivery.
+//  5. addFinalizer protects the summary before the first delivery (finalizer.go).
 //  6. reportStart writes the status Provisioning of new and changed bundles, since a delivery to a push member can take
 //     minutes.
 //  7. deliver delivers the bundles through the transport of the cluster's mode.

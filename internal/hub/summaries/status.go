@@ -160,7 +160,7 @@ func (c *Controller) writeStatus(ctx context.Context, s *state, now configv1beta
 	return nil
 }
 
-// recordEvent records an event on a summary. The action is that of Sveltos.
+// recordEvent records an event on a summary, with the same action as Sveltos: the kind.
 func (c *Controller) recordEvent(summary *configv1beta1.ClusterSummary, event status.Event) {
 	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
 }

@@ -9,13 +9,11 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/source"
@@ -176,28 +174,6 @@ func (s *state) hasNoDelivery() bool {
 	features := s.summary.Status.FeatureSummaries
 	return s.isDeleting() && s.cluster != nil && !s.member.Ready && len(features) > 0 &&
 		!slices.ContainsFunc(features, func(f configv1beta1.FeatureSummary) bool { return len(f.Hash) > 0 || f.LastAppliedTime != nil })
-}
-
-// addFinalizer adds the finalizer to the summary before the first delivery. A summary without it has nothing on the
-// member, and no generated values.
-func (c *Controller) addFinalizer(ctx context.Context, s *state) error {
-	if len(s.compositions) == 0 && len(s.deployed) == 0 {
-		return nil
-	}
-	return c.ensureFinalizer(ctx, s)
-}
-
-func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
-	held := s.summary.DeepCopy()
-	if !controllerutil.AddFinalizer(held, configv1beta1.ClusterSummaryFinalizer) {
-		return nil
-	}
-	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
-	if err := c.Hub.Patch(ctx, held, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("add finalizer: %w", err)
-	}
-	s.summary = held
-	return nil
 }
 
 // checkPreconditions ends the reconcile if the member must not or cannot be changed now. A pause does not stop the
@@ -485,20 +461,4 @@ func (c *Controller) withdrawalInterval(s *state) time.Duration {
 		return least
 	}
 	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, least), maxWithdrawalInterval)
-}
-
-// removeFinalizer removes the finalizer of a deleted summary once everything is withdrawn.
-func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
-	if !s.isDeleting() || !s.withdrawn {
-		return nil
-	}
-	free := s.summary.DeepCopy()
-	if !controllerutil.RemoveFinalizer(free, configv1beta1.ClusterSummaryFinalizer) {
-		return nil
-	}
-	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
-	if err := c.Hub.Patch(ctx, free, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("remove finalizer: %w", err)
-	}
-	return nil
 }

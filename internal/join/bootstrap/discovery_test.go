@@ -244,7 +244,7 @@ func TestDiscoveryTrustsOnlyThePinnedCA(t *testing.T) {
 	}
 }
 
-// newFakeHubWithOtherCA is a fakeHub whose certificate is signed by somebody else than that of newFakeHub.
+// newFakeHubWithOtherCA returns a fakeHub with a certificate of another authority than newFakeHub.
 func newFakeHubWithOtherCA(t *testing.T) *fakeHub {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

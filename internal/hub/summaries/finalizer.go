@@ -1,0 +1,50 @@
+package summaries
+
+import (
+	"context"
+	"fmt"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// addFinalizer adds the finalizer to the summary before the first delivery. A summary without it has nothing on the
+// member, and no generated values.
+func (c *Controller) addFinalizer(ctx context.Context, s *state) error {
+	if len(s.compositions) == 0 && len(s.deployed) == 0 {
+		return nil
+	}
+	return c.ensureFinalizer(ctx, s)
+}
+
+func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
+	updated := s.summary.DeepCopy()
+	if !controllerutil.AddFinalizer(updated, configv1beta1.ClusterSummaryFinalizer) {
+		return nil
+	}
+	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Patch(ctx, updated, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("add finalizer: %w", err)
+	}
+	s.summary = updated
+	return nil
+}
+
+// removeFinalizer removes the finalizer of a deleted summary once everything is withdrawn.
+func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
+	if !s.isDeleting() || !s.withdrawn {
+		return nil
+	}
+	updated := s.summary.DeepCopy()
+	if !controllerutil.RemoveFinalizer(updated, configv1beta1.ClusterSummaryFinalizer) {
+		return nil
+	}
+	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Patch(ctx, updated, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("remove finalizer: %w", err)
+	}
+	return nil
+}
