@@ -118,6 +118,10 @@ demo: build ## Start a hub and two members and show the main job; stays until Ct
 bench: build ## Measure latency, throughput and memory; prints, does not judge
 	@go test -timeout 30m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./internal/engine/...
 
+.PHONY: scale
+scale: build ## Measure a hub with many simulated agents: make scale SCALE_FLAGS="--clusters=1000"
+	@go run ./test/scale $(SCALE_FLAGS)
+
 .PHONY: verify
 verify: generate ## Check that generated files and the package list are as committed
 	@git diff --exit-code -- api config NOTICE

@@ -230,14 +230,9 @@ func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
 	if request.Member != nil {
 		server = request.Member.Host
 	}
-	var notes []string
-	request.Note = func(note string) { notes = append(notes, note) }
 	progress := f.startProgress(streams, "push mode, at "+server+",", hub.Host)
 	err = join.RegisterPush(ctx, hub, request)
 	progress.stop()
-	for _, note := range notes {
-		streams.printErr("warning: %s", note)
-	}
 	if err != nil {
 		return err
 	}

@@ -221,7 +221,7 @@ func (w *world) reportsWhyTheClusterIsNotReady(t *testing.T) {
 	if got.code != 1 || agents != 1 || clusters != 1 || !strings.Contains(got.out, "deployment.apps/sveltos-applier-manager created\n") {
 		t.Errorf("got %+v, %d agents and %d clusters", got, agents, clusters)
 	}
-	for _, want := range []string{"not ready after 3s: agent: pod sveltos-applier-manager-", "ended with exit code 1", "hub: the agent has not connected yet", "run the same command again"} {
+	for _, want := range []string{"not ready after 3s: agent: ", "pod sveltos-applier-manager-", "hub: the agent has not connected yet", "run the same command again"} {
 		if !strings.Contains(got.err, want) || strings.Count(got.err, "\n") != 1 {
 			t.Errorf("got error output %q, want one line with %q", got.err, want)
 		}

@@ -72,7 +72,7 @@ func (f *tokenCreateFlags) addToken(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.printCommand, "print-register-command", false,
 		"output of the register command instead of the token alone")
 	flags.DurationVar(&f.options.TTL, "ttl", bootstrap.DefaultTokenTTL, "lifetime of the token; 0 never expires")
-	flags.StringSliceVar(&f.options.Usages, "usages", bootstrap.DefaultUsages(),
+	flags.StringSliceVar(&f.options.Usages, "usages", []string{"signing", "authentication"},
 		"`usages` of the token: signing to verify the control plane, authentication to log in")
 	flags.StringSliceVar(&f.options.Groups, "groups", []string{bootstrap.DefaultTokenGroup},
 		"`groups` of clients with the token, in addition to system:bootstrappers")

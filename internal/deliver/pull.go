@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"golang.org/x/sync/singleflight"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +27,9 @@ type PullTransport struct {
 	live    client.Reader
 	encoder *encoder
 	tracker *bundleTracker
-	trigger chan struct{}
+	// creations makes one request for a bundle that several deliveries need at the same time.
+	creations singleflight.Group
+	trigger   chan struct{}
 }
 
 var _ Transport = (*PullTransport)(nil)
@@ -233,11 +236,17 @@ func (o *PullTransport) write(ctx context.Context, obj *libv1beta1.Configuration
 	if o.tracker.markUsed(key) {
 		return nil
 	}
-	if err := o.hub.Create(ctx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("write bundle %s: %w", key, err)
-	}
-	o.tracker.add(key)
-	return nil
+	_, err, _ := o.creations.Do(key.String(), func() (any, error) {
+		if o.tracker.isKnown(key) {
+			return nil, nil //nolint:nilnil // the result is the error
+		}
+		if err := o.hub.Create(ctx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
+			return nil, fmt.Errorf("write bundle %s: %w", key, err)
+		}
+		o.tracker.add(key)
+		return nil, nil //nolint:nilnil // the result is the error
+	})
+	return err
 }
 
 // apply writes a group in one request and returns the stored group.

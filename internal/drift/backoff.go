@@ -11,31 +11,31 @@ const (
 	// minBackoff and maxBackoff are the first and the longest pause before a failed run is retried.
 	minBackoff = time.Second
 	maxBackoff = 5 * time.Minute
-	// immediateCorrections is how often in a row an object is corrected without a pause.
+	// immediateCorrections is the number of consecutive corrections of an object without a delay.
 	immediateCorrections = 3
-	// quietPeriod is how long an object must not drift until it is corrected without a pause again.
+	// quietPeriod is the time without drift after which an object is corrected without a delay again.
 	quietPeriod = 10 * time.Minute
 )
 
-// Backoff returns the pause before the next attempt after the given number of failures in a row: 1 s, doubled by each
-// further failure, at most 5 minutes.
+// Backoff returns the pause before the next attempt after the given number of consecutive failures: 1 s for zero
+// failures, doubled by each failure, at most 5 minutes.
 func Backoff(failures int) time.Duration {
 	return min(minBackoff<<min(failures, 10), maxBackoff)
 }
 
-// objectKey is an object of a bundle.
+// objectKey identifies an object of a bundle.
 type objectKey struct {
 	id  bundle.ID
 	key kube.Ref
 }
 
-// objectBackoff counts how often an object was corrected.
+// objectBackoff has the number of recent corrections of an object, and the time of the last one.
 type objectBackoff struct {
 	corrections int
 	last        time.Time
 }
 
-// pause returns the time until the object may be corrected again.
+// pause returns the time until the object may be corrected again; zero or less means now.
 func (b objectBackoff) pause(now time.Time) time.Duration {
 	if b.corrections < immediateCorrections {
 		return 0

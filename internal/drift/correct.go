@@ -8,7 +8,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// processNext works on one bundle from the queue. It returns false when the queue is shut down.
+// processNext processes one bundle from the queue. It returns false when the queue is shut down.
 func (c *Corrector) processNext(ctx context.Context) bool {
 	id, down := c.queue.Get()
 	if down {
@@ -21,13 +21,13 @@ func (c *Corrector) processNext(ctx context.Context) bool {
 	delete(c.retrying, id)
 	c.mu.Unlock()
 	if t != nil && ctx.Err() == nil {
-		c.process(ctx, id, t)
+		c.processTask(ctx, id, t)
 	}
 	return true
 }
 
-// process works on one bundle, and calls OnCorrect if that changed anything.
-func (c *Corrector) process(ctx context.Context, id bundle.ID, t *task) {
+// processTask processes one bundle. It calls OnCorrect if something has changed.
+func (c *Corrector) processTask(ctx context.Context, id bundle.ID, t *task) {
 	if rec := c.Store.Cached(id); rec != nil && rec.State == bundle.StateRemoving && t.retry {
 		c.resumeWithdrawal(ctx, rec)
 		return
@@ -38,7 +38,7 @@ func (c *Corrector) process(ctx context.Context, id bundle.ID, t *task) {
 	}
 }
 
-// resumeWithdrawal continues a withdrawal. The hub that requested it may not be reachable now.
+// resumeWithdrawal continues a withdrawal that the hub has requested. The hub may be unreachable now.
 func (c *Corrector) resumeWithdrawal(ctx context.Context, rec *inventory.Record) {
 	done, err := c.Engine.ResumeWithdrawal(ctx, rec.ID)
 	c.recordResult(rec.ID, nil, err)
@@ -47,12 +47,12 @@ func (c *Corrector) resumeWithdrawal(ctx context.Context, rec *inventory.Record)
 		return
 	}
 	if ctx.Err() == nil {
-		c.requeueAfterBackoff(rec.ID)
+		c.queueRetry(rec.ID)
 	}
 }
 
-// correct converges what has drifted of one bundle. It acquires the bundle before it compares again: an event that came
-// during a run is compared with the record that the run has saved.
+// correct converges the drifted objects of one bundle. It compares again after it has acquired the bundle: an event
+// during a run is compared with the record that the run has saved. changed is true if OnCorrect must be called.
 func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) (changes bundle.ChangeSet, changed bool) {
 	release, err := c.Engine.Acquire(ctx, id)
 	if err != nil {
@@ -66,21 +66,21 @@ func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) (changes
 	if t.checkRecord && c.isRecordLost(ctx, id) {
 		return nil, true
 	}
-	only, needed := c.selectObjects(rec, t)
+	selected, needed := c.selectObjects(rec, t)
 	if !needed {
 		return nil, false
 	}
-	report, ok, err := c.Engine.Resume(ctx, id, only)
+	report, ok, err := c.Engine.Resume(ctx, id, selected)
 	if !ok && err == nil {
 		return nil, true // there is no content to apply
 	}
 	c.recordResult(id, report.Changes, err)
 	if err != nil && ctx.Err() == nil {
 		// A run that failed early has not saved the difference in the record.
-		c.requeueTask(id, t)
-		c.requeueAfterBackoff(id)
+		c.mergeFailedTask(id, t)
+		c.queueRetry(id)
 	} else if report.State == bundle.StateApplying && ctx.Err() == nil {
-		c.requeueAfterBackoff(id)
+		c.queueRetry(id)
 	}
 	return report.Changes, hasChanges(report.Changes) || report.State != rec.State || report.Message != rec.Message
 }
@@ -99,27 +99,27 @@ func (c *Corrector) isRecordLost(ctx context.Context, id bundle.ID) bool {
 }
 
 // selectObjects returns the objects to converge now, nil for all. needed is false if there are none.
-func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (only map[kube.Ref]bool, needed bool) {
+func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (selected map[kube.Ref]bool, needed bool) {
 	if rec.Suspended {
 		return nil, false
 	}
 	switch {
-	case t.all && correctsDrift(rec):
+	case t.all && needsDriftCorrection(rec):
 		return nil, true
 	case t.retry && rec.State != bundle.StateApplied:
-		// Drifted objects are corrected although a release waits.
+		// Drifted objects are also corrected while a release waits.
 		return c.selectDrifted(rec, t), rec.State != bundle.StateRemoving
-	case !correctsDrift(rec):
+	case !needsDriftCorrection(rec):
 		return nil, false
 	}
-	only = c.selectDrifted(rec, t)
-	return only, len(only) > 0
+	selected = c.selectDrifted(rec, t)
+	return selected, len(selected) > 0
 }
 
-// selectDrifted returns the observed objects that differ from the record, or nil if there are none. It queues objects
-// again that may not be corrected yet because of their backoff.
-func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (only map[kube.Ref]bool) {
-	if !correctsDrift(rec) {
+// selectDrifted returns the observed objects that differ from the record, nil if there are none. It queues objects
+// again whose backoff has not passed.
+func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[kube.Ref]bool) {
+	if !needsDriftCorrection(rec) {
 		return nil
 	}
 	c.mu.Lock()
@@ -130,19 +130,19 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (only map[kube
 			continue
 		}
 		if pause := c.backoffs[objectKey{rec.ID, key}].pause(c.Clock.Now()); pause > 0 {
-			c.taskOf(rec.ID).observed[key] = o
+			c.taskFor(rec.ID).observed[key] = o
 			c.queue.AddAfter(rec.ID, pause)
 			continue
 		}
-		if only == nil {
-			only = map[kube.Ref]bool{}
+		if selected == nil {
+			selected = map[kube.Ref]bool{}
 		}
-		only[key] = true
+		selected[key] = true
 	}
-	return only
+	return selected
 }
 
-// recordResult counts failures of a bundle and corrections of its objects, for the pauses before the next ones.
+// recordResult updates the counters for the backoff: failures of the bundle, and corrections of its objects.
 func (c *Corrector) recordResult(id bundle.ID, changes bundle.ChangeSet, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// batchDelay is the time that a correction waits for further events, so that one run corrects related changes.
+	// batchDelay is the delay between an event and its correction, so that one run corrects related changes.
 	batchDelay = 100 * time.Millisecond
-	// resyncInterval is the interval at which all objects are compared, independent of the watches.
+	// resyncInterval is the interval between two comparisons of all objects.
 	resyncInterval = 10 * time.Minute
 	// workers is the number of bundles that are corrected concurrently.
 	workers = 4
@@ -27,12 +27,14 @@ const (
 type Engine interface {
 	// Acquire waits until id is not locked, and locks it until release is called.
 	Acquire(ctx context.Context, id bundle.ID) (release func(), err error)
-	// Resume converges the objects in only, or all if only is nil, from the record of id, which its caller has
-	// acquired. ok is false if the content has to be delivered again.
+	// Resume converges the objects in only, or all objects if only is nil, from the record of id. The caller has
+	// acquired id. ok is false if the content must be delivered again.
 	Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (report bundle.Report, ok bool, err error)
-	// ResumeWithdrawal acquires id and continues its withdrawal. done is true if none is in progress any more.
+	// ResumeWithdrawal acquires id and continues its withdrawal. done is true if no withdrawal is in progress
+	// afterwards.
 	ResumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error)
-	// PollPause returns the time until Resume must check the wait of id again. ok is false if id does not wait.
+	// PollPause returns the time until Resume must check again whether id can continue. ok is false if id does not
+	// wait.
 	PollPause(id bundle.ID) (pause time.Duration, ok bool)
 }
 
@@ -44,18 +46,18 @@ type Options struct {
 	Objects metadata.Interface
 	Mapper  *kube.Mapper
 	Clock   clock.WithTicker
-	// ScopeConfirmed is closed when the hub has confirmed the scope of Store: then records of earlier registrations are
+	// ScopeConfirmed is closed when the hub has confirmed the scope of Store. Then records of earlier registrations are
 	// deleted.
 	ScopeConfirmed <-chan struct{}
-	// OnCorrect is called after a correction with what it changed; without changes if the record is lost, or a
-	// withdrawal is done. It must not block for long.
+	// OnCorrect is called after a correction, with its changes. The changes are nil if the record is lost or a
+	// withdrawal is complete. It must return soon.
 	OnCorrect func(bundle.ID, bundle.ChangeSet)
-	// OnChange is called for each bundle of which objects have changed, at most every few seconds unless one was
-	// deleted.
+	// OnChange is called for each bundle with changed objects. It is called at most once per notifyInterval and bundle,
+	// and more often only if an object was deleted.
 	OnChange func(bundle.ID)
 }
 
-// Corrector corrects drift of all bundles of one member. It is used once.
+// Corrector corrects the drift of all bundles of one member. Run must be called only once.
 type Corrector struct {
 	Options
 
@@ -71,7 +73,7 @@ type Corrector struct {
 	backoffs       map[objectKey]objectBackoff
 }
 
-// task is the reason why a bundle is in the queue.
+// task has the reasons why a bundle is in the queue.
 type task struct {
 	all         bool // compare every object
 	retry       bool // converge every object if the last run did not end well
@@ -79,7 +81,7 @@ type task struct {
 	observed    map[kube.Ref]observation
 }
 
-// New returns a Corrector. It makes no request before Run.
+// New returns a Corrector. It sends no request before Run.
 func New(opts Options) *Corrector {
 	return &Corrector{
 		Options: opts, notifier: newChangeNotifier(),
@@ -91,7 +93,7 @@ func New(opts Options) *Corrector {
 	}
 }
 
-// Run corrects drift until ctx ends. It returns when everything that it has started has ended.
+// Run corrects drift until ctx ends. It waits for all goroutines that it has started.
 func (c *Corrector) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	running.Go(func() { c.notifier.run(ctx, c.Clock, c.OnChange) })
@@ -101,13 +103,13 @@ func (c *Corrector) Run(ctx context.Context) {
 			}
 		})
 	}
-	c.followRecords(ctx)
+	c.watchAll(ctx)
 	c.queue.ShutDown()
 	running.Wait()
 }
 
-// followRecords keeps the watches in step with the records until ctx ends.
-func (c *Corrector) followRecords(ctx context.Context) {
+// watchAll starts and stops watches when the records change, and queues retries and resyncs, until ctx ends.
+func (c *Corrector) watchAll(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
 	watches := &watchSet{corrector: c, running: map[watchedKind]context.CancelFunc{}}
 	defer watches.stop()
@@ -119,7 +121,7 @@ func (c *Corrector) followRecords(ctx context.Context) {
 	watches.watchRecords(ctx)
 	for {
 		watches.update(ctx, c.Store.ListCached())
-		c.requeueUnfinished()
+		c.queueUnfinished()
 		select {
 		case <-ctx.Done():
 			return
@@ -128,12 +130,12 @@ func (c *Corrector) followRecords(ctx context.Context) {
 			confirmed = nil
 		case <-c.Store.Changes():
 		case <-resync.C():
-			c.resync()
+			c.queueAll()
 		}
 	}
 }
 
-// listRecords reads all records. It retries until the API server answers.
+// listRecords reads all records. It retries until the API server answers or ctx ends.
 func (c *Corrector) listRecords(ctx context.Context) {
 	for pause := minBackoff; ctx.Err() == nil; pause = min(2*pause, maxBackoff) {
 		if _, err := c.Store.List(ctx); err == nil {
@@ -146,55 +148,56 @@ func (c *Corrector) listRecords(ctx context.Context) {
 	}
 }
 
-// requeueUnfinished queues each bundle whose last run did not end well, unless it is queued for that already.
-func (c *Corrector) requeueUnfinished() {
+// queueUnfinished queues a retry of each bundle whose last run failed or is not complete, unless one is queued.
+func (c *Corrector) queueUnfinished() {
 	for _, rec := range c.Store.ListCached() {
 		if rec.Suspended || (rec.State != bundle.StateFailed && rec.State != bundle.StateApplying && rec.State != bundle.StateRemoving) {
 			continue
 		}
 		c.mu.Lock()
-		waits := c.retrying[rec.ID]
+		isQueued := c.retrying[rec.ID]
 		c.mu.Unlock()
-		if !waits {
-			c.requeueAfterBackoff(rec.ID)
+		if !isQueued {
+			c.queueRetry(rec.ID)
 		}
 	}
 }
 
-// requeueAfterBackoff queues a retry, later after each failure.
-func (c *Corrector) requeueAfterBackoff(id bundle.ID) {
+// queueRetry queues a retry. The delay grows with each failure.
+func (c *Corrector) queueRetry(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.taskOf(id).retry = true
+	c.taskFor(id).retry = true
 	c.retrying[id] = true
-	pause, waiting := c.Engine.PollPause(id)
-	if !waiting || c.failures[id] > 0 {
+	pause, isWaiting := c.Engine.PollPause(id)
+	if !isWaiting || c.failures[id] > 0 {
 		pause = Backoff(c.failures[id])
 	}
 	c.queue.AddAfter(id, pause)
 }
 
-// resync queues all bundles whose drift is corrected.
-func (c *Corrector) resync() {
+// queueAll queues a comparison of all objects of each bundle whose drift is corrected.
+func (c *Corrector) queueAll() {
 	for _, rec := range c.Store.ListCached() {
-		if correctsDrift(rec) {
+		if needsDriftCorrection(rec) {
 			c.mu.Lock()
-			c.taskOf(rec.ID).all = true
+			c.taskFor(rec.ID).all = true
 			c.mu.Unlock()
 			c.queue.Add(rec.ID)
 		}
 	}
 }
 
-// taskOf returns the task of id to add to. Its caller holds mu.
-func (c *Corrector) taskOf(id bundle.ID) *task {
+// taskFor returns the task of id, which it creates if necessary. The caller must hold mu.
+func (c *Corrector) taskFor(id bundle.ID) *task {
 	if c.tasks[id] == nil {
 		c.tasks[id] = &task{observed: map[kube.Ref]observation{}}
 	}
 	return c.tasks[id]
 }
 
-// onEvent reports the bundles that have an object as changed, and queues those from whose record it differs.
+// onEvent passes an event of an object to the notifier for each bundle with the object, and queues the bundles with a
+// record from which the object differs.
 func (c *Corrector) onEvent(key kube.Ref, o observation) {
 	for _, rec := range c.Store.ListCached() {
 		entry, ok := rec.FindTracked(key)
@@ -202,47 +205,47 @@ func (c *Corrector) onEvent(key kube.Ref, o observation) {
 			continue
 		}
 		c.notifier.add(rec.ID, o)
-		if !correctsDrift(rec) || !isDrifted(entry, o, c.Store.Scope().Signature(rec.ID)) {
+		if !needsDriftCorrection(rec) || !isDrifted(entry, o, c.Store.Scope().Signature(rec.ID)) {
 			continue
 		}
 		c.mu.Lock()
-		c.taskOf(rec.ID).observed[key] = o
+		c.taskFor(rec.ID).observed[key] = o
 		c.mu.Unlock()
 		c.queue.AddAfter(rec.ID, batchDelay)
 	}
 }
 
-// checkRecordAfter queues a check, after a pause, whether the record of id still exists.
-func (c *Corrector) checkRecordAfter(id bundle.ID, pause time.Duration) {
+// queueRecordCheck queues a check whether the record of id still exists, after pause.
+func (c *Corrector) queueRecordCheck(id bundle.ID, pause time.Duration) {
 	c.mu.Lock()
-	c.taskOf(id).checkRecord = true
+	c.taskFor(id).checkRecord = true
 	c.mu.Unlock()
 	c.queue.AddAfter(id, pause)
 }
 
-// retryRecordCheck queues another check of a record that could not be read, later after each failure.
+// retryRecordCheck queues another check of a record that could not be read. The delay grows with each failure.
 func (c *Corrector) retryRecordCheck(id bundle.ID) {
 	c.mu.Lock()
 	pause := Backoff(c.recordFailures[id])
 	c.recordFailures[id]++
 	c.mu.Unlock()
-	c.checkRecordAfter(id, pause)
+	c.queueRecordCheck(id, pause)
 }
 
-// requeueTask adds the objects of a failed run to the next one, except objects with newer events.
-func (c *Corrector) requeueTask(id bundle.ID, failed *task) {
+// mergeFailedTask adds the objects of a failed run to the next task, except objects with newer events.
+func (c *Corrector) mergeFailedTask(id bundle.ID, failed *task) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	next := c.taskOf(id)
+	next := c.taskFor(id)
 	next.all = next.all || failed.all
 	for key, o := range failed.observed {
-		if _, newer := next.observed[key]; !newer {
+		if _, hasNewer := next.observed[key]; !hasNewer {
 			next.observed[key] = o
 		}
 	}
 }
 
-// correctsDrift returns whether drift of a bundle is corrected.
-func correctsDrift(rec *inventory.Record) bool {
+// needsDriftCorrection returns whether the drift of a bundle is corrected.
+func needsDriftCorrection(rec *inventory.Record) bool {
 	return rec.Options.CorrectDrift && rec.State != bundle.StateRemoving && !rec.Suspended
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// notifyInterval is the shortest time between two notifications of a bundle, unless an object was deleted.
+// notifyInterval is the minimum time between two notifications about a bundle, unless an object was deleted.
 const notifyInterval = 3 * time.Second
 
 // changeNotifier collects the bundles with changed objects, and notifies of each bundle at most once per
@@ -22,7 +22,7 @@ type changeNotifier struct {
 	pending  map[bundle.ID]bool
 	urgent   map[bundle.ID]bool
 	notified map[bundle.ID]time.Time // in the last notifyInterval
-	// added has a value when something is pending.
+	// added contains a value while pending has bundles that run has not read.
 	added chan struct{}
 }
 
@@ -32,7 +32,7 @@ func newChangeNotifier() *changeNotifier {
 	}
 }
 
-// add never blocks. The deletion of an object is urgent: withdrawals wait for it.
+// add adds a bundle with a changed object. It never blocks. A deletion is urgent, because withdrawals wait for it.
 func (n *changeNotifier) add(id bundle.ID, o observation) {
 	n.mu.Lock()
 	n.pending[id] = true
@@ -50,15 +50,16 @@ func (n *changeNotifier) signal() {
 	}
 }
 
-// take returns the bundles to notify of now, and how long the others have to wait; zero if there are none.
-func (n *changeNotifier) take(now time.Time) (ids []bundle.ID, pause time.Duration) {
+// takeDue removes and returns the bundles that can be notified now. pause is the time until the next of the others can
+// be notified; zero if there are none.
+func (n *changeNotifier) takeDue(now time.Time) (ids []bundle.ID, pause time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	maps.DeleteFunc(n.notified, func(_ bundle.ID, last time.Time) bool { return now.Sub(last) >= notifyInterval })
 	for id := range n.pending {
-		if last, recent := n.notified[id]; recent && !n.urgent[id] {
-			if rest := notifyInterval - now.Sub(last); pause == 0 || rest < pause {
-				pause = rest
+		if last, isRecent := n.notified[id]; isRecent && !n.urgent[id] {
+			if remaining := notifyInterval - now.Sub(last); pause == 0 || remaining < pause {
+				pause = remaining
 			}
 			continue
 		}
@@ -70,25 +71,26 @@ func (n *changeNotifier) take(now time.Time) (ids []bundle.ID, pause time.Durati
 	return ids, pause
 }
 
-// run calls notify until ctx ends. It waits for further events of the same change first.
+// run calls notify for the added bundles until ctx ends. Before each round it waits for batchDelay, so that related
+// events are notified together.
 func (n *changeNotifier) run(ctx context.Context, clock clock.WithTicker, notify func(bundle.ID)) {
-	var rest <-chan time.Time // when the next notification is allowed
+	var nextAllowed <-chan time.Time // when the next notification is allowed
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-n.added:
-		case <-rest:
+		case <-nextAllowed:
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-clock.After(batchDelay):
 		}
-		ids, pause := n.take(clock.Now())
-		rest = nil
+		ids, pause := n.takeDue(clock.Now())
+		nextAllowed = nil
 		if pause > 0 {
-			rest = clock.After(pause)
+			nextAllowed = clock.After(pause)
 		}
 		for _, id := range ids {
 			notify(id)

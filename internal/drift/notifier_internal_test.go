@@ -14,7 +14,7 @@ func TestNotificationsArePaced(t *testing.T) {
 	notified := map[bundle.ID]int{}
 	start := time.Now()
 	take := func(after time.Duration) time.Duration {
-		ids, pause := n.take(start.Add(after))
+		ids, pause := n.takeDue(start.Add(after))
 		for _, id := range ids {
 			notified[id]++
 		}

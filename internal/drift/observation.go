@@ -6,18 +6,19 @@ import (
 	"github.com/towline/towline/internal/inventory"
 )
 
-// observation is the state of one object that a watch has reported.
+// observation is the state of one object in a watch event or a list.
 type observation struct {
 	deleted bool
-	// uid is empty if a list lacks the object.
+	// uid is "" if a list does not contain the object.
 	uid         types.UID
 	fingerprint string
 	signature   string
-	// ignored is true if the drift of the object is not corrected, or the object is being deleted.
+	// ignored is true if the object is being deleted, or its drift is not corrected.
 	ignored bool
 }
 
-// isDrifted returns whether an object differs from the entry in the record of a bundle with the given signature.
+// isDrifted returns whether an object differs from the entry in the record of a bundle. signature is
+// OwnerScope.Signature of the bundle, and o.signature identifies the bundle that the object is marked for.
 func isDrifted(entry inventory.Entry, o observation, signature string) bool {
 	switch {
 	case entry.Rival != "":
@@ -27,10 +28,10 @@ func isDrifted(entry inventory.Entry, o observation, signature string) bool {
 	case o.ignored:
 		return false
 	case entry.IsReleaseRecord:
-		// Clients of Helm remove the ownership labels, and entry may be older than the release record just written.
+		// Clients of Helm remove the ownership labels. The entry can be older than the last write of the release record.
 		return entry.UID != o.uid || entry.Fields != o.fingerprint
 	case entry.UID != o.uid && o.signature != signature:
-		return false // it belongs to others, and is not the object that was applied
+		return false // another owner's object has replaced the applied one
 	}
 	return entry.UID != o.uid || entry.Fields != o.fingerprint || (o.signature != "" && o.signature != signature)
 }

@@ -14,22 +14,22 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// watchedKind is one kind that is watched, and where.
+// watchedKind is a kind and the resource by which it is watched.
 type watchedKind struct {
 	gk       schema.GroupKind
 	resource kube.Resource
 }
 
-// watchSet holds one metadata-only watch for each kind that a bundle with drift correction has, restricted to objects
-// with the label of Towline, and one on the records.
+// watchSet has one metadata-only watch for each kind in the bundles with drift correction, and one for the records. The
+// watches select objects with Towline's label.
 type watchSet struct {
-	corrector *Corrector
-	running   map[watchedKind]context.CancelFunc
-	ended     sync.WaitGroup
+	corrector  *Corrector
+	running    map[watchedKind]context.CancelFunc
+	reflectors sync.WaitGroup
 }
 
-// update starts and stops watches until there is one for each kind in the records. Kinds that the server does not know
-// now are left out: when they are defined again, which the engine does as well, the records change.
+// update starts and stops watches so that there is one for each kind in the records. It omits kinds that the API server
+// does not serve. When such a kind is defined again, the engine applies its objects, and the records change.
 func (w *watchSet) update(ctx context.Context, records []*inventory.Record) {
 	wanted := map[watchedKind]bool{}
 	checked := map[schema.GroupVersionKind]bool{}
@@ -75,28 +75,28 @@ func (w *watchSet) start(ctx context.Context, kind watchedKind) {
 			return api.Watch(ctx, opts)
 		},
 	}
-	w.follow(ctx, "engine "+kind.gk.String(), lister, &objectSink{corrector: w.corrector, gk: kind.gk})
+	w.runReflector(ctx, "engine "+kind.gk.String(), lister, &objectSink{corrector: w.corrector, gk: kind.gk})
 }
 
 // watchRecords starts the watch on the Secrets of the records.
 func (w *watchSet) watchRecords(ctx context.Context) {
-	w.follow(ctx, "engine records", w.corrector.Store.ListWatch(), &recordSink{w.corrector})
+	w.runReflector(ctx, "engine records", w.corrector.Store.ListWatch(), &recordSink{w.corrector})
 }
 
-// follow runs a reflector from lister to sink until ctx ends.
-func (w *watchSet) follow(ctx context.Context, name string, lister cache.ListerWatcher, sink cache.ReflectorStore) {
+// runReflector runs a reflector from lister to sink in the background until ctx ends.
+func (w *watchSet) runReflector(ctx context.Context, name string, lister cache.ListerWatcher, sink cache.ReflectorStore) {
 	reflector := cache.NewReflectorWithOptions(lister, &metav1.PartialObjectMetadata{}, sink, cache.ReflectorOptions{Name: name})
-	w.ended.Go(func() { reflector.RunWithContext(ctx) })
+	w.reflectors.Go(func() { reflector.RunWithContext(ctx) })
 }
 
 func (w *watchSet) stop() {
 	for _, cancel := range w.running {
 		cancel()
 	}
-	w.ended.Wait()
+	w.reflectors.Wait()
 }
 
-// objectSink is a reflector's store that stores nothing: it reports events of one kind to the corrector.
+// objectSink is a ReflectorStore that passes the events of one kind to the Corrector. It stores nothing.
 type objectSink struct {
 	corrector *Corrector
 	gk        schema.GroupKind
@@ -130,7 +130,7 @@ func (s *objectSink) Delete(obj any) error {
 	return nil
 }
 
-// Replace reports all objects that exist, and those that the records have and the list lacks.
+// Replace reports all listed objects, and as deleted the objects in the records that the list does not contain.
 func (s *objectSink) Replace(objects []any, _ string) error {
 	existing := map[kube.Ref]bool{}
 	for _, obj := range objects {
@@ -155,10 +155,10 @@ func (s *objectSink) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Resync does nothing: the corrector has a resync of its own.
+// Resync does nothing: the Corrector has its own resync.
 func (s *objectSink) Resync() error { return nil }
 
-// recordSink is a reflector's store that stores nothing: it queues a check of records whose Secrets were deleted.
+// recordSink is a ReflectorStore that queues a check of each record with a deleted Secret. It stores nothing.
 type recordSink struct{ corrector *Corrector }
 
 var _ cache.ReflectorStore = (*recordSink)(nil)
@@ -166,10 +166,10 @@ var _ cache.ReflectorStore = (*recordSink)(nil)
 // Add does nothing: only this process writes the Secrets.
 func (*recordSink) Add(any) error { return nil }
 
-// Update does nothing either.
+// Update does nothing, like Add.
 func (*recordSink) Update(any) error { return nil }
 
-// Delete handles a deleted Secret. The engine itself has deleted most of them, and their records are no longer cached.
+// Delete handles a deleted Secret. Most of them are deleted by the engine itself, which no longer caches their records.
 func (s *recordSink) Delete(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		s.checkRecords(func(name string) bool { return name != meta.Name })
@@ -189,12 +189,12 @@ func (s *recordSink) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// checkRecords queues a check of the records that need a Secret which does not exist.
+// checkRecords queues a check of the records that have a Secret for which exists returns false.
 func (s *recordSink) checkRecords(exists func(name string) bool) {
 	for _, rec := range s.corrector.Store.ListCached() {
 		for _, name := range s.corrector.Store.SecretNames(rec) {
 			if !exists(name) {
-				s.corrector.checkRecordAfter(rec.ID, batchDelay)
+				s.corrector.queueRecordCheck(rec.ID, batchDelay)
 				break
 			}
 		}

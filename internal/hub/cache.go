@@ -16,14 +16,14 @@ import (
 	"github.com/towline/towline/internal/hub/approvals"
 )
 
-// maxContents is the maximum number of cached ConfigMaps and Secrets: the ones that profiles refer to, of which few are
-// in use at a time.
-const maxContents = 128
+// maxCachedContents is the maximum number of ConfigMaps and Secrets whose content is cached. Only objects that profiles
+// refer to are read, and few of them at the same time.
+const maxCachedContents = 128
 
-// cacheOptions returns the options of the hub's cache, which excludes objects that no controller reads.
+// cacheOptions returns the options of the hub's cache. They exclude objects that no controller reads.
 func cacheOptions() cache.Options {
-	// Nodes and control planes often renew Leases in these namespaces.
-	others := fields.AndSelectors(
+	// Leases in these namespaces change often, and belong to nodes and control planes.
+	leaseSelector := fields.AndSelectors(
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-node-lease"),
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-system"),
 	)
@@ -31,16 +31,16 @@ func cacheOptions() cache.Options {
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		NewInformer:      newInformer,
-		ByObject:         map[client.Object]cache.ByObject{&coordinationv1.Lease{}: {Field: others}, requests: requestOptions},
+		ByObject:         map[client.Object]cache.ByObject{&coordinationv1.Lease{}: {Field: leaseSelector}, requests: requestOptions},
 	}
 }
 
-// contents reads ConfigMaps and Secrets. It has the metadata of all of them in a cache. It reads the content of a
-// version from the API server once, and caches it for all members.
-type contents struct {
-	metadata client.Reader
-	live     client.Reader
-	recent   *lru.Cache
+// contentCache reads ConfigMaps and Secrets. The metadata of all of them is in the hub's cache. The content of each
+// version is read from the API server once and then cached for all members.
+type contentCache struct {
+	metadata  client.Reader
+	live      client.Reader
+	byVersion *lru.Cache
 }
 
 // version identifies one version of one object.
@@ -51,12 +51,12 @@ type version struct {
 	resourceVersion string
 }
 
-func newContents(metadata, live client.Reader) *contents {
-	return &contents{metadata: metadata, live: live, recent: lru.New(maxContents)}
+func newContentCache(metadata, live client.Reader) *contentCache {
+	return &contentCache{metadata: metadata, live: live, byVersion: lru.New(maxCachedContents)}
 }
 
-// Get reads obj, which must be a ConfigMap or a Secret.
-func (c *contents) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+// Get implements client.Reader. obj must be a ConfigMap or a Secret.
+func (c *contentCache) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 	var kind string
 	switch obj.(type) {
 	case *corev1.ConfigMap:
@@ -66,24 +66,24 @@ func (c *contents) Get(ctx context.Context, key client.ObjectKey, obj client.Obj
 	default:
 		return fmt.Errorf("read %T %s: only ConfigMaps and Secrets are supported", obj, key)
 	}
-	known := &metav1.PartialObjectMetadata{}
-	known.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
-	if err := c.metadata.Get(ctx, key, known); err == nil {
-		if hit, ok := c.recent.Get(version{kind, key, known.UID, known.ResourceVersion}); ok {
+	cachedMetadata := &metav1.PartialObjectMetadata{}
+	cachedMetadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
+	if err := c.metadata.Get(ctx, key, cachedMetadata); err == nil {
+		if hit, ok := c.byVersion.Get(version{kind, key, cachedMetadata.UID, cachedMetadata.ResourceVersion}); ok {
 			copyInto(hit, obj)
 			return nil
 		}
 	}
-	// The cache may be stale: a missing object may exist.
+	// The metadata can be stale: an object that it does not contain can exist.
 	if err := c.live.Get(ctx, key, obj, opts...); err != nil {
 		return err
 	}
-	c.recent.Add(version{kind, key, obj.GetUID(), obj.GetResourceVersion()}, obj.DeepCopyObject())
+	c.byVersion.Add(version{kind, key, obj.GetUID(), obj.GetResourceVersion()}, obj.DeepCopyObject())
 	return nil
 }
 
 // List reads from the API server.
-func (c *contents) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+func (c *contentCache) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	return c.live.List(ctx, list, opts...)
 }
 

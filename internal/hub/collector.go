@@ -29,20 +29,20 @@ func clusterLabels(more ...string) []string {
 
 func profileLabels() []string { return []string{"profile_kind", "profile_namespace", "profile_name"} }
 
-func desc(name, help string, labels []string) *prometheus.Desc {
+func newDesc(name, help string, labels []string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName(metricsNamespace, "", name), help, labels, nil)
 }
 
-// metricsCollector reports the state of the fleet at the time of a scrape, from the cache. It has no state, so that
-// deleted objects have no metrics.
+// metricsCollector reads the state of the fleet from the cache at the time of a scrape. It has no state of its own, so
+// that deleted objects have no metrics.
 type metricsCollector struct {
 	hub   client.Reader
 	shard fleet.Shard
-	// elected is closed when this hub becomes the leader. Before, it reports no metrics, so that nothing is counted
-	// twice.
+	// elected is closed when this hub becomes the leader. Before that, the collector sends no metrics: the leader sends
+	// them.
 	elected <-chan struct{}
 	// failedContacts returns the number of consecutive failed requests to a Cluster in push mode; ok is false if there
-	// was no request. It is set before the hub becomes the leader.
+	// was no request. It is set before the manager starts.
 	failedContacts func(cluster string) (failed int, ok bool)
 
 	connectivity, version, failures, heartbeat *prometheus.Desc
@@ -55,24 +55,24 @@ func newMetricsCollector(hub client.Reader, shard fleet.Shard, elected <-chan st
 	perFeature := append(clusterLabels("feature"), profileLabels()...)
 	return &metricsCollector{
 		hub: hub, shard: shard, elected: elected,
-		connectivity: desc("cluster_connectivity_status", "Whether a cluster is connected: 0 if it is, 1 if not.", clusterLabels()),
-		version:      desc("kubernetes_version_info", "The Kubernetes version of a cluster, always 1.", clusterLabels("kubernetes_version")),
-		failures:     desc("connection_failures", "Number of consecutive failed requests to a cluster.", clusterLabels()),
-		heartbeat:    desc("agent_last_heartbeat_timestamp_seconds", "Unix time of the last report of a pull-mode cluster's agent.", clusterLabels()),
-		matching:     desc("matching_clusters", "Number of clusters that match a profile.", profileLabels()),
-		consecutive:  desc("reconcile_consecutive_failures", "Number of consecutive failed attempts to deploy a feature on a cluster.", perFeature),
-		success:      desc("reconcile_last_success_timestamp_seconds", "Unix time when a feature of a profile was last in sync on a cluster.", perFeature),
+		connectivity: newDesc("cluster_connectivity_status", "Whether a cluster is connected: 0 if it is, 1 if not.", clusterLabels()),
+		version:      newDesc("kubernetes_version_info", "The Kubernetes version of a cluster, always 1.", clusterLabels("kubernetes_version")),
+		failures:     newDesc("connection_failures", "Number of consecutive failed requests to a cluster.", clusterLabels()),
+		heartbeat:    newDesc("agent_last_heartbeat_timestamp_seconds", "Unix time of the last report of a pull-mode cluster's agent.", clusterLabels()),
+		matching:     newDesc("matching_clusters", "Number of clusters that match a profile.", profileLabels()),
+		consecutive:  newDesc("reconcile_consecutive_failures", "Number of consecutive failed attempts to deploy a feature on a cluster.", perFeature),
+		success:      newDesc("reconcile_last_success_timestamp_seconds", "Unix time when a feature of a profile was last in sync on a cluster.", perFeature),
 	}
 }
 
-// Describe sends the descriptions of the metrics.
+// Describe implements prometheus.Collector.
 func (c *metricsCollector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.connectivity, c.version, c.failures, c.heartbeat, c.matching, c.consecutive, c.success} {
 		to <- d
 	}
 }
 
-// Collect sends the metrics of the fleet.
+// Collect implements prometheus.Collector: it sends the metrics of the fleet.
 func (c *metricsCollector) Collect(to chan<- prometheus.Metric) {
 	select {
 	case <-c.elected:
@@ -86,10 +86,10 @@ func (c *metricsCollector) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.NewInvalidMetric(c.connectivity, err)
 		return
 	}
-	known := make(map[fleet.ID]bool, len(clusters))
+	served := make(map[fleet.ID]bool, len(clusters))
 	for _, cluster := range clusters {
 		if c.shard.Serves(cluster) {
-			known[c.cluster(ctx, to, cluster)] = true
+			served[c.collectCluster(ctx, to, cluster)] = true
 		}
 	}
 	var summaries configv1beta1.ClusterSummaryList
@@ -98,56 +98,56 @@ func (c *metricsCollector) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	for i := range summaries.Items {
-		if known[match.Target(&summaries.Items[i])] {
-			c.summary(to, &summaries.Items[i])
+		if served[match.Target(&summaries.Items[i])] {
+			c.collectSummary(to, &summaries.Items[i])
 		}
 	}
 	if c.shard.IsDefault() {
-		c.profiles(ctx, to)
+		c.collectProfiles(ctx, to)
 	}
 }
 
-func gauge(to chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
+func sendGauge(to chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
 	to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 }
 
-// cluster sends the metrics of one cluster and returns its ID.
-func (c *metricsCollector) cluster(ctx context.Context, to chan<- prometheus.Metric, cluster client.Object) fleet.ID {
+// collectCluster sends the metrics of one cluster and returns its ID.
+func (c *metricsCollector) collectCluster(ctx context.Context, to chan<- prometheus.Metric, cluster client.Object) fleet.ID {
 	member := fleet.FromObject(cluster)
 	labels := []string{string(member.Type), member.Namespace, member.Name}
 	if version := fleet.PlainVersion(member.KubernetesVersion); version != "" {
-		gauge(to, c.version, 1, append(labels, version)...)
+		sendGauge(to, c.version, 1, append(labels, version)...)
 	}
 	connected := member.Ready && !member.Down
 	switch cluster := cluster.(type) {
 	case *libv1beta1.SveltosCluster:
 		connected = cluster.Status.ConnectionStatus == libv1beta1.ConnectionHealthy
-		c.sveltos(to, cluster.Status, labels)
+		c.collectSveltosStatus(to, cluster.Status, labels)
 	case *clusterv1alpha1.Cluster:
-		c.karmada(ctx, to, member, labels)
+		c.collectKarmadaContact(ctx, to, member, labels)
 	}
 	disconnected := 1.0
 	if connected {
 		disconnected = 0
 	}
-	gauge(to, c.connectivity, disconnected, labels...)
+	sendGauge(to, c.connectivity, disconnected, labels...)
 	return member.ID()
 }
 
-// sveltos sends the metrics from the status of a SveltosCluster.
-func (c *metricsCollector) sveltos(to chan<- prometheus.Metric, status libv1beta1.SveltosClusterStatus, labels []string) {
-	gauge(to, c.failures, float64(status.ConnectionFailures), labels...)
+// collectSveltosStatus sends the metrics from the status of a SveltosCluster.
+func (c *metricsCollector) collectSveltosStatus(to chan<- prometheus.Metric, status libv1beta1.SveltosClusterStatus, labels []string) {
+	sendGauge(to, c.failures, float64(status.ConnectionFailures), labels...)
 	if last := status.AgentLastReportTime; last != nil {
-		gauge(to, c.heartbeat, float64(last.Unix()), labels...)
+		sendGauge(to, c.heartbeat, float64(last.Unix()), labels...)
 	}
 }
 
-// karmada sends the metrics that are not in the status of a Cluster: the hub's failed requests, and the time when the
-// agent renewed its Lease.
-func (c *metricsCollector) karmada(ctx context.Context, to chan<- prometheus.Metric, member fleet.Member, labels []string) {
+// collectKarmadaContact sends the metrics that are not in the status of a Cluster: for push mode the number of failed
+// requests, for pull mode the time when the agent renewed its Lease.
+func (c *metricsCollector) collectKarmadaContact(ctx context.Context, to chan<- prometheus.Metric, member fleet.Member, labels []string) {
 	if member.Mode == fleet.Push {
 		if failed, ok := c.failedContacts(member.Name); ok {
-			gauge(to, c.failures, float64(failed), labels...)
+			sendGauge(to, c.failures, float64(failed), labels...)
 		}
 		return
 	}
@@ -157,21 +157,21 @@ func (c *metricsCollector) karmada(ctx context.Context, to chan<- prometheus.Met
 		return
 	}
 	if renewed := lease.Spec.RenewTime; renewed != nil {
-		gauge(to, c.heartbeat, float64(renewed.Unix()), labels...)
+		sendGauge(to, c.heartbeat, float64(renewed.Unix()), labels...)
 	}
 }
 
-func (c *metricsCollector) summary(to chan<- prometheus.Metric, summary *configv1beta1.ClusterSummary) {
+func (c *metricsCollector) collectSummary(to chan<- prometheus.Metric, summary *configv1beta1.ClusterSummary) {
 	for _, feature := range summary.Status.FeatureSummaries {
-		labels := append(featureOf(summary, feature.FeatureID), profileOf(summary)...)
-		gauge(to, c.consecutive, float64(feature.ConsecutiveFailures), labels...)
+		labels := append(featureLabelValues(summary, feature.FeatureID), profileLabelValues(summary)...)
+		sendGauge(to, c.consecutive, float64(feature.ConsecutiveFailures), labels...)
 		if feature.LastAppliedTime != nil {
-			gauge(to, c.success, float64(feature.LastAppliedTime.Unix()), labels...)
+			sendGauge(to, c.success, float64(feature.LastAppliedTime.Unix()), labels...)
 		}
 	}
 }
 
-func (c *metricsCollector) profiles(ctx context.Context, to chan<- prometheus.Metric) {
+func (c *metricsCollector) collectProfiles(ctx context.Context, to chan<- prometheus.Metric) {
 	var clusterProfiles configv1beta1.ClusterProfileList
 	var namespacedProfiles configv1beta1.ProfileList
 	for _, list := range []client.ObjectList{&clusterProfiles, &namespacedProfiles} {
@@ -182,22 +182,22 @@ func (c *metricsCollector) profiles(ctx context.Context, to chan<- prometheus.Me
 	}
 	for i := range clusterProfiles.Items {
 		profile := &clusterProfiles.Items[i]
-		gauge(to, c.matching, float64(len(profile.Status.MatchingClusters)), configv1beta1.ClusterProfileKind, "", profile.Name)
+		sendGauge(to, c.matching, float64(len(profile.Status.MatchingClusters)), configv1beta1.ClusterProfileKind, "", profile.Name)
 	}
 	for i := range namespacedProfiles.Items {
 		profile := &namespacedProfiles.Items[i]
-		gauge(to, c.matching, float64(len(profile.Status.MatchingClusters)), configv1beta1.ProfileKind, profile.Namespace, profile.Name)
+		sendGauge(to, c.matching, float64(len(profile.Status.MatchingClusters)), configv1beta1.ProfileKind, profile.Namespace, profile.Name)
 	}
 }
 
-// featureOf returns the values of clusterLabels("feature").
-func featureOf(summary *configv1beta1.ClusterSummary, feature libv1beta1.FeatureID) []string {
+// featureLabelValues returns the values for clusterLabels("feature").
+func featureLabelValues(summary *configv1beta1.ClusterSummary, feature libv1beta1.FeatureID) []string {
 	spec := summary.Spec
 	return []string{string(spec.ClusterType), spec.ClusterNamespace, spec.ClusterName, string(feature)}
 }
 
-// profileOf returns the values of profileLabels; they are empty if summary has no owner.
-func profileOf(summary *configv1beta1.ClusterSummary) []string {
+// profileLabelValues returns the values for profileLabels. They are "" if summary has no owner.
+func profileLabelValues(summary *configv1beta1.ClusterSummary) []string {
 	owner := metav1.GetControllerOf(summary)
 	switch {
 	case owner == nil:

@@ -143,7 +143,7 @@ func TestNothingToUninstallIsSaid(t *testing.T) {
 	w.member("one", w.prod())
 	uninstall := func(c *configv1beta1.HelmChart) { c.HelmChartAction = configv1beta1.HelmChartActionUninstall }
 	address := w.charts()
-	nothing := []configv1beta1.HelmChartSummary{{ReleaseName: "hello", ReleaseNamespace: "hello", ConflictMessage: "nothing of ours to uninstall: release hello/hello"}}
+	nothing := []configv1beta1.HelmChartSummary{{ReleaseName: "hello", ReleaseNamespace: "hello", ConflictMessage: "Towline has not deployed release hello/hello"}}
 	profile := w.profile(hello(address, uninstall))
 	summary := w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	if err := same(nothing, summary.Status.HelmReleaseSummaries); err != nil {

@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// establishTimeout is how long the API server may take to serve a CRD. It takes about a second.
+	// establishTimeout is the maximum time until the API server serves a CRD. It usually needs a second.
 	establishTimeout = time.Minute
 	establishPoll    = 100 * time.Millisecond
 )
 
-// InstallCRDs applies the CRDs of all kinds of Towline to the cluster of cfg and returns when they are served. It
-// upgrades existing ones and can be called again. It fails if a CRD is rejected or not served within a minute.
+// InstallCRDs applies the CRDs of Towline to the cluster of cfg and returns when the API server serves them. Existing
+// CRDs are upgraded. It fails if a CRD is rejected or not served within establishTimeout.
 func InstallCRDs(ctx context.Context, cfg *rest.Config) error {
-	cluster, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
+	hubClient, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return fmt.Errorf("create a client of the hub: %w", err)
 	}
@@ -37,21 +37,21 @@ func InstallCRDs(ctx context.Context, cfg *rest.Config) error {
 	}
 	var names []string
 	for _, file := range files {
-		name, err := installCRD(ctx, cluster, file.Name())
+		name, err := installCRD(ctx, hubClient, file.Name())
 		if err != nil {
 			return fmt.Errorf("install CRD %s: %w", file.Name(), err)
 		}
 		names = append(names, name)
 	}
 	for _, name := range names {
-		if err := waitEstablished(ctx, cluster, name); err != nil {
+		if err := waitEstablished(ctx, hubClient, name); err != nil {
 			return fmt.Errorf("wait for CRD %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-func installCRD(ctx context.Context, cluster client.Client, file string) (string, error) {
+func installCRD(ctx context.Context, hubClient client.Client, file string) (string, error) {
 	raw, err := crds.FS.ReadFile(file)
 	if err != nil {
 		return "", err
@@ -60,20 +60,20 @@ func installCRD(ctx context.Context, cluster client.Client, file string) (string
 	if err := yaml.Unmarshal(raw, &crd.Object); err != nil {
 		return "", err
 	}
-	err = cluster.Apply(ctx, client.ApplyConfigurationFromUnstructured(crd), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
+	err = hubClient.Apply(ctx, client.ApplyConfigurationFromUnstructured(crd), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
 	return crd.GetName(), err
 }
 
-func waitEstablished(ctx context.Context, cluster client.Client, name string) error {
+func waitEstablished(ctx context.Context, hubClient client.Client, name string) error {
 	return wait.PollUntilContextTimeout(ctx, establishPoll, establishTimeout, true, func(ctx context.Context) (bool, error) {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := cluster.Get(ctx, client.ObjectKey{Name: name}, crd); err != nil {
+		if err := hubClient.Get(ctx, client.ObjectKey{Name: name}, crd); err != nil {
 			return false, err
 		}
 		for _, condition := range crd.Status.Conditions {
 			if condition.Type == apiextensionsv1.Established && condition.Status == apiextensionsv1.ConditionTrue {
 				// Discovery has the kind a moment after the CRD is established.
-				_, err := cluster.RESTMapper().RESTMapping(schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind})
+				_, err := hubClient.RESTMapper().RESTMapping(schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind})
 				if meta.IsNoMatchError(err) {
 					return false, nil
 				}

@@ -84,7 +84,7 @@ func TestForceLeavesBehindWhatIsNotWithdrawnInTime(t *testing.T) {
 		t.Errorf("left %v", err)
 	}
 	w.eventually("event", func() error {
-		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one leaves by force before everything is withdrawn from it, left there: Resources (ConfigMap.v1.)"
+		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one is force-deregistered before everything is withdrawn from it, left there: Resources (ConfigMap.v1.)"
 		if all := w.events(summary); !slices.Contains(all, want) {
 			return fmt.Errorf("events are %q", all)
 		}

@@ -127,6 +127,10 @@ func TestDeregisterWithdrawsThenAgentThenIdentity(t *testing.T) {
 			profile := w.profile(nil)
 			summary := w.wantProvisioned(profile, "one")
 			w.wantProvisioned(profile, "two")
+			// The list of the objects that stay is read from the ClusterConfiguration.
+			w.eventually("the objects of one are listed", func() error {
+				return w.Get(w.Context(), client.ObjectKey{Namespace: w.ns, Name: "sveltos--one"}, &configv1beta1.ClusterConfiguration{})
+			})
 			// A pause keeps nobody who wants to leave.
 			update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused = true })
 			update(w, profile, func(p *configv1beta1.ClusterProfile) {

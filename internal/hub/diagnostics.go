@@ -21,19 +21,19 @@ import (
 // endpoints are the HTTP endpoints of a hub.
 type endpoints struct {
 	health *health
-	// registry has the metrics of this hub; the metrics of the libraries are in the registry of the process.
+	// registry has the metrics of this hub; the metrics of libraries are in the registry of controller-runtime.
 	registry *prometheus.Registry
 }
 
-// serve serves the endpoints at the addresses of opts until stop is called, which waits for running requests.
+// serve serves the endpoints at the addresses of opts in the background. stop ends that and waits for running requests.
 func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (stop func(), err error) {
-	gathered := promhttp.HandlerFor(prometheus.Gatherers{e.registry, metrics.Registry}, promhttp.HandlerOpts{})
-	guarded, err := diagnostics.RequireAuthorization(cfg, gathered)
+	metricsHandler := promhttp.HandlerFor(prometheus.Gatherers{e.registry, metrics.Registry}, promhttp.HandlerOpts{})
+	authorizedHandler, err := diagnostics.RequireAuthorization(cfg, metricsHandler)
 	if err != nil {
 		return nil, err
 	}
-	protected := http.NewServeMux()
-	protected.Handle("GET /metrics", guarded)
+	diagnosticsMux := http.NewServeMux()
+	diagnosticsMux.Handle("GET /metrics", authorizedHandler)
 	ctx, cancel := context.WithCancel(ctx)
 	var serving sync.WaitGroup
 	stop = func() {
@@ -46,7 +46,7 @@ func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (
 		secure        func(net.Listener) net.Listener
 	}{
 		{"--health-address", opts.HealthAddress, diagnostics.Health(e.health.Alive, e.health.Ready), func(l net.Listener) net.Listener { return l }},
-		{"--diagnostics-address", opts.DiagnosticsAddress, protected, diagnostics.SelfSignedTLS},
+		{"--diagnostics-address", opts.DiagnosticsAddress, diagnosticsMux, diagnostics.SelfSignedTLS},
 	} {
 		if endpoint.address == "" {
 			continue
@@ -66,6 +66,6 @@ func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (
 			}
 		})
 	}
-	serving.Go(func() { e.health.watch(ctx) })
+	serving.Go(func() { e.health.run(ctx) })
 	return stop, nil
 }

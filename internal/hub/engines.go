@@ -25,22 +25,22 @@ import (
 // event is dropped: the summary is reconciled later in any case.
 const changeBacklog = 1024
 
-// engines runs one engine per push member, from the first delivery until the member is deleted or abandoned.
+// engines runs one engine per push member, from the first delivery until forget is called.
 type engines struct {
 	members *fleet.Clients
-	// serves returns whether this hub still manages a member.
-	serves func(context.Context, fleet.Member) (bool, error)
-	// recordDrift is called with the changes by which an engine has corrected drift.
+	// isServed returns whether this hub manages a member.
+	isServed func(context.Context, fleet.Member) (bool, error)
+	// recordDrift is called with the changes of an engine that has corrected drift.
 	recordDrift func(fleet.Member, bundle.ID, bundle.ChangeSet)
-	// corrected has the summaries for which an engine has corrected drift, or tried to.
-	corrected chan event.GenericEvent
-	// changedWorks has the Works whose objects have changed on their member, or for which an engine has corrected
+	// correctedSummaries receives the summaries for which an engine has corrected drift, or tried to.
+	correctedSummaries chan event.GenericEvent
+	// changedWorks receives the Works whose objects have changed on their member, or for which an engine has corrected
 	// drift.
 	changedWorks chan event.GenericEvent
-	// ended is closed when the hub stops.
-	ended chan struct{}
-	// launch sends engines to Start, which runs them.
-	launch chan *memberEngine
+	// stopped is closed when the hub stops.
+	stopped chan struct{}
+	// toRun sends new engines to Start, which runs them.
+	toRun chan *memberEngine
 
 	// mu guards byMember.
 	mu       sync.Mutex
@@ -57,43 +57,44 @@ type memberEngine struct {
 	previous <-chan struct{}
 	stop     chan struct{}
 	done     chan struct{}
-	// released is closed when this hub no longer manages the member. Running operations are canceled then.
+	// released is closed when this hub no longer manages the member. Running operations are then canceled.
 	released chan struct{}
 }
 
-// engineScope identifies the owner of an engine's objects, and the namespace on the member with its inventory.
-type engineScope struct{ uid, home, scope, hub string }
+// engineScope identifies the owner of an engine's objects, and the namespace of its inventory on the member. An engine
+// is replaced if they change.
+type engineScope struct{ uid, namespace, scope, hub string }
 
 func engineScopeOf(m fleet.Member) engineScope {
-	return engineScope{uid: m.UID, home: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
+	return engineScope{uid: m.UID, namespace: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
 }
 
-func newEngines(members *fleet.Clients, serves func(context.Context, fleet.Member) (bool, error),
+func newEngines(members *fleet.Clients, isServed func(context.Context, fleet.Member) (bool, error),
 	recordDrift func(fleet.Member, bundle.ID, bundle.ChangeSet),
 ) *engines {
 	return &engines{
-		members: members, serves: serves, recordDrift: recordDrift,
-		corrected: make(chan event.GenericEvent, changeBacklog), changedWorks: make(chan event.GenericEvent, changeBacklog),
-		ended: make(chan struct{}), launch: make(chan *memberEngine), byMember: map[string]*memberEngine{},
+		members: members, isServed: isServed, recordDrift: recordDrift,
+		correctedSummaries: make(chan event.GenericEvent, changeBacklog), changedWorks: make(chan event.GenericEvent, changeBacklog),
+		stopped: make(chan struct{}), toRun: make(chan *memberEngine), byMember: map[string]*memberEngine{},
 	}
 }
 
-// Start runs engines until ctx ends, and waits for them.
+// Start implements manager.Runnable. It runs the engines until ctx ends, and waits for them.
 func (e *engines) Start(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
-	defer close(e.ended)
+	defer close(e.stopped)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case r := <-e.launch:
+		case r := <-e.toRun:
 			all.Go(func() { r.run(ctx) })
 		}
 	}
 }
 
-// run corrects drift until the engine is stopped or ctx ends.
+// run waits until the previous engine has stopped, and then corrects drift until this engine is stopped or ctx ends.
 func (r *memberEngine) run(ctx context.Context) {
 	defer close(r.done)
 	ctx, cancel := context.WithCancel(ctx)
@@ -113,11 +114,11 @@ func (r *memberEngine) run(ctx context.Context) {
 		}
 	}
 	if err := r.engine.Run(ctx); err != nil {
-		log.FromContext(ctx).Error(err, "heal", logkeys.Member, r.member)
+		log.FromContext(ctx).Error(err, "correct drift", logkeys.Member, r.member)
 	}
 }
 
-// forTransport returns the engine of a push member for the transport.
+// forTransport returns the engine of a push member for deliver.PushTransport.
 func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Inventory, error) {
 	started, err := e.engineFor(ctx, m)
 	if err != nil {
@@ -126,8 +127,8 @@ func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Inv
 	return started, nil
 }
 
-// engineFor returns the engine of a push member. A member whose credentials have changed, or that was registered again,
-// gets a new one.
+// engineFor returns the engine of a push member. It creates a new one if the credentials or the registration of the
+// member have changed.
 func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine, error) {
 	config, err := e.members.Config(ctx, m)
 	if err != nil {
@@ -139,15 +140,16 @@ func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine,
 	}
 	if isNew {
 		select {
-		case e.launch <- started:
+		case e.toRun <- started:
 		case <-ctx.Done():
 			e.remove(m.Key(), started)
 			close(started.done)
 			return nil, fmt.Errorf("start engine of %s: %w", m.Key(), ctx.Err())
 		}
 	}
-	// The check is last: if the cache has an old shard now, forget is called later and finds the engine.
-	isServed, err := e.serves(ctx, m)
+	// The shard is checked after the engine is added. If the cache still has the old shard, the later event calls
+	// forget, which finds the engine.
+	isServed, err := e.isServed(ctx, m)
 	if err != nil {
 		return nil, err
 	}
@@ -160,47 +162,48 @@ func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine,
 
 // Converge calls Converge of the engine, and is canceled when the member is released.
 func (r *memberEngine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
-	ctx, cancel := r.untilReleased(ctx)
+	ctx, cancel := r.contextUntilReleased(ctx)
 	defer cancel()
 	return r.engine.Converge(ctx, b)
 }
 
 // Withdraw calls Withdraw of the engine, and is canceled when the member is released.
 func (r *memberEngine) Withdraw(ctx context.Context, w bundle.Withdrawal) (bool, error) {
-	ctx, cancel := r.untilReleased(ctx)
+	ctx, cancel := r.contextUntilReleased(ctx)
 	defer cancel()
 	return r.engine.Withdraw(ctx, w)
 }
 
 // FindDeployed calls FindDeployed of the engine, and is canceled when the member is released.
 func (r *memberEngine) FindDeployed(ctx context.Context, id bundle.ID) (bundle.Deployed, bool, error) {
-	ctx, cancel := r.untilReleased(ctx)
+	ctx, cancel := r.contextUntilReleased(ctx)
 	defer cancel()
 	return r.engine.FindDeployed(ctx, id)
 }
 
 // ListDeployed calls ListDeployed of the engine, and is canceled when the member is released.
 func (r *memberEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
-	ctx, cancel := r.untilReleased(ctx)
+	ctx, cancel := r.contextUntilReleased(ctx)
 	defer cancel()
 	return r.engine.ListDeployed(ctx)
 }
 
 // Suspend calls Suspend of the engine, and is canceled when the member is released.
 func (r *memberEngine) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error) {
-	ctx, cancel := r.untilReleased(ctx)
+	ctx, cancel := r.contextUntilReleased(ctx)
 	defer cancel()
 	return r.engine.Suspend(ctx, id)
 }
 
 // Observe calls Observe of the engine, and is canceled when the member is released.
 func (r *memberEngine) Observe(ctx context.Context, id bundle.ID) ([]engine.Observation, error) {
-	ctx, cancel := r.untilReleased(ctx)
+	ctx, cancel := r.contextUntilReleased(ctx)
 	defer cancel()
 	return r.engine.Observe(ctx, id)
 }
 
-func (r *memberEngine) untilReleased(ctx context.Context) (context.Context, context.CancelFunc) {
+// contextUntilReleased returns a context that is also canceled when the member is released.
+func (r *memberEngine) contextUntilReleased(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
@@ -221,7 +224,7 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 		return existing, false, nil
 	}
 	stop := make(chan struct{})
-	created, err := engine.New(config, engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onHeal(m), OnChange: e.onChange(m, stop)})
+	created, err := engine.New(config, engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onDriftCorrected(m), OnChange: e.onChange(m, stop)})
 	if err != nil {
 		return nil, false, fmt.Errorf("create engine of %s: %w", m.Key(), err)
 	}
@@ -238,8 +241,8 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 	return started, true, nil
 }
 
-// forget stops the engine of the member "namespace/name", which is deleted, abandoned or in another shard, and cancels
-// its operations.
+// forget stops the engine of the member "namespace/name" and cancels its operations. It is called when the member is
+// deleted, abandoned or in another shard.
 func (e *engines) forget(member string) {
 	e.members.Forget(member)
 	e.mu.Lock()
@@ -250,7 +253,7 @@ func (e *engines) forget(member string) {
 	}
 }
 
-// remove stops r, unless it was replaced or stopped, and returns whether it did.
+// remove stops r and returns true, unless r was already replaced or stopped.
 func (e *engines) remove(member string, r *memberEngine) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -262,23 +265,23 @@ func (e *engines) remove(member string, r *memberEngine) bool {
 	return true
 }
 
-// onHeal returns the function that an engine calls after it has corrected drift. It triggers a reconcile of the
-// requestor.
-func (e *engines) onHeal(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
+// onDriftCorrected returns the function that an engine calls after it has corrected drift. The function triggers a
+// reconcile of the requestor.
+func (e *engines) onDriftCorrected(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
 	return func(id bundle.ID, changes bundle.ChangeSet) {
 		switch id.RequestorKind {
 		case configv1beta1.ClusterSummaryKind:
 			e.recordDrift(m, id, changes)
-			sendOrDrop(e.corrected, &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
+			sendOrDrop(e.correctedSummaries, &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
 		case workv1alpha1.WorkKind:
 			e.onChange(m, nil)(id)
 		}
 	}
 }
 
-// onChange returns the function that an engine calls when an object changes. It triggers a reconcile of the Work, whose
-// status has the health of its objects; there is no other trigger. It waits while the channel is full, until the engine
-// is stopped. Summaries have no such status.
+// onChange returns the function that an engine calls when an object changes. The function triggers a reconcile of the
+// Work, whose status has the health of its objects; nothing else triggers it. While the channel is full, the function
+// waits until the engine or the hub stops. It ignores summaries, whose status has no health.
 func (e *engines) onChange(m fleet.Member, stopped <-chan struct{}) func(bundle.ID) {
 	return func(id bundle.ID) {
 		change, ok := hubworks.ChangeEvent(m, id)
@@ -288,7 +291,7 @@ func (e *engines) onChange(m fleet.Member, stopped <-chan struct{}) func(bundle.
 		select {
 		case e.changedWorks <- change:
 		case <-stopped:
-		case <-e.ended:
+		case <-e.stopped:
 		}
 	}
 }

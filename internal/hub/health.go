@@ -20,73 +20,74 @@ import (
 )
 
 const (
-	// lookInterval is the time between two looks at the API server and the caches, and lookLimit how long one may take.
-	lookInterval = 5 * time.Second
-	lookLimit    = 5 * time.Second
-	// latelyLimit is how old the API server's last answer may be for the hub to be ready: two looks that failed.
-	latelyLimit = 3*lookInterval + lookLimit
-	// gapLimit is the longest time between two answers if one look fails between them. A longer one is an outage. Only an
-	// outage starts the limits of silent agents again: single failures would do so without bound, and hide dead agents.
-	gapLimit = 2*lookInterval + lookLimit
-	// stuckLimit is how long a process may go without looking, although it looks every few seconds, before it is to be
-	// started anew.
-	stuckLimit = time.Minute
-	// fillLimit is how long caches may take to fill, although the API server answers, before the process is to be started
-	// anew.
-	fillLimit = 10 * time.Minute
+	// checkInterval is the time between two checks of the API server and the caches. checkTimeout limits one check.
+	checkInterval = 5 * time.Second
+	checkTimeout  = 5 * time.Second
+	// maxAnswerAge is the maximum age of the API server's last answer for a hub that is ready: two checks can fail.
+	maxAnswerAge = 3*checkInterval + checkTimeout
+	// maxAnswerGap is the maximum time between two answers without an outage: one check can fail between them. After an
+	// outage each agent has its whole limit again before it is silent. Single failures must not do that: with frequent
+	// failures no agent would become silent.
+	maxAnswerGap = 2*checkInterval + checkTimeout
+	// maxCheckAge is the maximum time since the last check. After that the process hangs and must be restarted.
+	maxCheckAge = time.Minute
+	// cacheSyncTimeout is the maximum time for the caches to sync while the API server answers. After that the process
+	// must be restarted.
+	cacheSyncTimeout = 10 * time.Minute
 )
 
-// health is what is known of how the hub is.
+// health checks the API server and the caches of the hub in the background, and has the last results.
 type health struct {
 	clock        clock.WithTicker
 	leaseTracker *leaseTracker
-	// ask reads something small from the storage of the API server.
-	ask func(context.Context) error
+	// probe reads a small object from the storage of the API server.
+	probe func(context.Context) error
 
-	// mu guards what follows.
+	// mu guards the following fields.
 	mu sync.Mutex
-	// filled says whether the caches are full; nil while the hub starts.
-	filled func(context.Context) (bool, error)
-	ready  bool
-	// looked is when the last look ended, answered when the API server last answered, and unfilled since when it has
-	// answered without the caches being full; zero if they are, or if it does not answer. sees is the first answer after
-	// the last outage.
-	looked, answered, unfilled, sees time.Time
+	// areCachesSynced returns whether all caches are synced; it is nil while the hub starts. cachesSynced is its last
+	// result.
+	areCachesSynced func(context.Context) (bool, error)
+	cachesSynced    bool
+	// checkedAt is the end of the last check, and answeredAt the time of the API server's last answer. unsyncedSince is
+	// the time since when the API server has answered while the caches were not synced; zero if they are synced or the
+	// API server does not answer. availableFrom is the time of the first answer after the last outage.
+	checkedAt, answeredAt, unsyncedSince, availableFrom time.Time
 }
 
 func newHealth(cfg *rest.Config, clock clock.WithTicker) (*health, error) {
 	cfg = rest.CopyConfig(cfg)
-	cfg.Timeout = lookLimit
+	cfg.Timeout = checkTimeout
 	api, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the hub: %w", err)
+		return nil, fmt.Errorf("create a client of the hub: %w", err)
 	}
 	return &health{
-		clock: clock, leaseTracker: &leaseTracker{clock: clock}, looked: clock.Now(),
-		ask: func(ctx context.Context) error {
+		clock: clock, leaseTracker: &leaseTracker{clock: clock}, checkedAt: clock.Now(),
+		probe: func(ctx context.Context) error {
 			return api.RESTClient().Get().AbsPath("/api/v1/namespaces", metav1.NamespaceSystem).Do(ctx).Error()
 		},
 	}, nil
 }
 
-// expect makes the hub ready only when the caches are full, as filled says.
-func (h *health) expect(filled func(context.Context) (bool, error)) {
+// setCacheCheck sets areCachesSynced. The hub is not ready before.
+func (h *health) setCacheCheck(areSynced func(context.Context) (bool, error)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.filled = filled
+	h.areCachesSynced = areSynced
 }
 
-// watch looks now and then until ctx ends.
-func (h *health) watch(ctx context.Context) {
-	ticker := h.clock.NewTicker(lookInterval)
+// run checks the API server and the caches periodically until ctx ends.
+func (h *health) run(ctx context.Context) {
+	ticker := h.clock.NewTicker(checkInterval)
 	defer ticker.Stop()
 	for {
-		h.look(ctx)
+		h.check(ctx)
 		h.mu.Lock()
 		wait := ticker.C()
-		if !h.ready && h.filled != nil && h.clock.Since(h.answered) < lookInterval {
-			// Somebody waits for us to be ready.
-			wait = h.clock.After(lookInterval / 10)
+		if !h.cachesSynced && h.areCachesSynced != nil && h.clock.Since(h.answeredAt) < checkInterval {
+			// Only the caches are missing: check more often, so that the hub becomes ready soon.
+			wait = h.clock.After(checkInterval / 10)
 		}
 		h.mu.Unlock()
 		select {
@@ -97,84 +98,84 @@ func (h *health) watch(ctx context.Context) {
 	}
 }
 
-func (h *health) look(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+func (h *health) check(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	answer := h.ask(ctx)
+	probeErr := h.probe(ctx)
 	h.mu.Lock()
-	filled := h.filled
+	areSynced := h.areCachesSynced
 	h.mu.Unlock()
-	full := false
-	if filled != nil {
-		// What cannot be asked is not full.
-		full, _ = filled(ctx)
+	synced := false
+	if areSynced != nil {
+		// An error means that the caches are not synced.
+		synced, _ = areSynced(ctx)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.looked, h.ready = h.clock.Now(), full
-	if answer == nil {
-		if h.looked.Sub(h.answered) > gapLimit {
-			h.sees = h.looked
+	h.checkedAt, h.cachesSynced = h.clock.Now(), synced
+	if probeErr == nil {
+		if h.checkedAt.Sub(h.answeredAt) > maxAnswerGap {
+			h.availableFrom = h.checkedAt
 		}
-		h.answered = h.looked
+		h.answeredAt = h.checkedAt
 	}
 	switch {
-	case full || answer != nil:
-		h.unfilled = time.Time{}
-	case h.unfilled.IsZero():
-		h.unfilled = h.looked
+	case synced || probeErr != nil:
+		h.unsyncedSince = time.Time{}
+	case h.unsyncedSince.IsZero():
+		h.unsyncedSince = h.checkedAt
 	}
 }
 
-// availableSince returns since when the API server has answered without an outage; the present time during an outage.
+// availableSince returns the end of the API server's last outage, or the present time during an outage.
 func (h *health) availableSince() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if now := h.clock.Now(); now.Sub(h.answered) > gapLimit {
+	if now := h.clock.Now(); now.Sub(h.answeredAt) > maxAnswerGap {
 		return now
 	}
-	return h.sees
+	return h.availableFrom
 }
 
-// Alive fails if nothing but a new start of the process helps.
+// Alive returns an error if the process must be restarted.
 func (h *health) Alive() error {
-	if h.leaseTracker.lapsed() {
-		return errors.New("the lead was lost")
+	if h.leaseTracker.hasExpired() {
+		return errors.New("the leader lease expired")
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
-	case h.clock.Since(h.looked) > stuckLimit:
+	case h.clock.Since(h.checkedAt) > maxCheckAge:
 		return errors.New("the process hangs")
-	case !h.unfilled.IsZero() && h.clock.Since(h.unfilled) > fillLimit:
-		return errors.New("the caches do not fill")
+	case !h.unsyncedSince.IsZero() && h.clock.Since(h.unsyncedSince) > cacheSyncTimeout:
+		return errors.New("informer caches did not sync")
 	default:
 		return nil
 	}
 }
 
-// Ready fails unless this hub works, or could at once if it had the lead.
+// Ready returns an error unless the hub works, or is a standby that could become the leader at once.
 func (h *health) Ready() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
-	case h.clock.Since(h.answered) > latelyLimit:
+	case h.clock.Since(h.answeredAt) > maxAnswerAge:
 		return errors.New("the API server of the hub does not answer")
-	case !h.ready:
-		return errors.New("the caches are not full yet")
+	case !h.cachesSynced:
+		return errors.New("informer caches are not synced yet")
 	default:
 		return nil
 	}
 }
 
-// allFull asks whether informers has everything that the controllers look at.
-func allFull(informers cache.Informers) func(context.Context) (bool, error) {
+// cachesSyncedFunc returns a function that reports whether the caches that the controllers need are synced.
+func cachesSyncedFunc(informers cache.Informers) func(context.Context) (bool, error) {
 	kinds := append(fleet.Kinds(), &libv1beta1.ConfigurationGroup{}, &configv1beta1.ClusterSummary{}, &coordinationv1.Lease{})
 	return func(ctx context.Context) (bool, error) {
 		for _, kind := range kinds {
 			informer, err := informers.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
 			if err != nil {
-				return false, fmt.Errorf("look into the cache of %T: %w", kind, err)
+				return false, fmt.Errorf("get the informer of %T: %w", kind, err)
 			}
 			if !informer.HasSynced() {
 				return false, nil

@@ -28,11 +28,11 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 		"just started":                      {answers: answers, alive: true},
 		"full":                              {answers: answers, full: full, alive: true, ready: true},
 		"the API server is away":            {full: full, after: time.Hour, alive: true},
-		"the caches take long":              {answers: answers, after: fillLimit / 2, alive: true},
-		"the caches do not fill":            {answers: answers, after: 2 * fillLimit},
-		"the API server was away meanwhile": {after: 2 * fillLimit, alive: true},
-		"a look is late":                    {answers: answers, full: full, ago: 2 * lookInterval, alive: true, ready: true},
-		"nobody looks":                      {answers: answers, full: full, ago: 2 * stuckLimit},
+		"the caches take long":              {answers: answers, after: cacheSyncTimeout / 2, alive: true},
+		"the caches do not fill":            {answers: answers, after: 2 * cacheSyncTimeout},
+		"the API server was away meanwhile": {after: 2 * cacheSyncTimeout, alive: true},
+		"a look is late":                    {answers: answers, full: full, ago: 2 * checkInterval, alive: true, ready: true},
+		"nobody looks":                      {answers: answers, full: full, ago: 2 * maxCheckAge},
 		"the lead was renewed":              {answers: answers, full: full, led: true, ago: leaseDuration / 2, alive: true, ready: true},
 		"the lead was lost":                 {answers: answers, full: full, led: true, ago: 2 * leaseDuration, ready: true},
 	}
@@ -40,21 +40,21 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
-			h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
+			h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, checkedAt: clock.Now(), probe: func(context.Context) error {
 				if !tc.answers {
 					return errors.New("away")
 				}
 				return nil
 			}}
-			h.expect(func(context.Context) (bool, error) { return tc.full, nil })
-			for end := clock.Now().Add(tc.after); ; clock.Step(lookInterval) {
-				h.look(t.Context())
+			h.setCacheCheck(func(context.Context) (bool, error) { return tc.full, nil })
+			for end := clock.Now().Add(tc.after); ; clock.Step(checkInterval) {
+				h.check(t.Context())
 				if !clock.Now().Before(end) {
 					break
 				}
 			}
 			if tc.led {
-				h.leaseTracker.wrote(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
+				h.leaseTracker.recordWrite(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
 			}
 			clock.Step(tc.ago)
 			if err := h.Alive(); (err == nil) != tc.alive {
@@ -71,10 +71,10 @@ func TestLeadThatWasGivenUpIsNotMissed(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	lead := &leaseTracker{clock: clock}
-	lead.wrote(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
-	lead.wrote(resourcelock.LeaderElectionRecord{}, "me")
+	lead.recordWrite(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
+	lead.recordWrite(resourcelock.LeaderElectionRecord{}, "me")
 	clock.Step(time.Hour)
-	if lead.lapsed() {
+	if lead.hasExpired() {
 		t.Error("it counts as lost")
 	}
 }
@@ -83,7 +83,7 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	away := false
-	h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
+	h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, checkedAt: clock.Now(), probe: func(context.Context) error {
 		if away {
 			return errors.New("away")
 		}
@@ -92,7 +92,7 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	// looks looks for a time, and pauses between two looks for as long as given.
 	looks := func(during, pause time.Duration) {
 		for end := clock.Now().Add(during); clock.Now().Before(end); clock.Step(pause) {
-			h.look(t.Context())
+			h.check(t.Context())
 		}
 	}
 	want := func(what string, want time.Time) {
@@ -103,21 +103,21 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	}
 	want("before the first look", clock.Now())
 	start := clock.Now()
-	looks(time.Minute, lookInterval)
+	looks(time.Minute, checkInterval)
 	want("without an outage", start)
-	looks(time.Minute, lookInterval+lookLimit)
+	looks(time.Minute, checkInterval+checkTimeout)
 	want("slow answers", start)
 	away = true
-	looks(3*time.Minute, lookInterval)
+	looks(3*time.Minute, checkInterval)
 	want("during an outage", clock.Now())
 	away = false
 	back := clock.Now()
-	looks(time.Minute, lookInterval)
+	looks(time.Minute, checkInterval)
 	want("after the outage", back)
 	clock.Step(time.Minute)
 	want("while the process is stopped", clock.Now())
 	back = clock.Now()
-	looks(time.Minute, lookInterval)
+	looks(time.Minute, checkInterval)
 	want("after the process was stopped", back)
 }
 
@@ -129,16 +129,16 @@ func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
 		takes time.Duration
 	}{
 		"one look is refused":         {func(n int) bool { return n == 10 }, 0},
-		"one look is not answered":    {func(n int) bool { return n == 10 }, lookLimit},
+		"one look is not answered":    {func(n int) bool { return n == 10 }, checkTimeout},
 		"each fifth look is refused":  {func(n int) bool { return n%5 == 0 }, 0},
-		"each fifth is not answered":  {func(n int) bool { return n%5 == 0 }, lookLimit},
+		"each fifth is not answered":  {func(n int) bool { return n%5 == 0 }, checkTimeout},
 		"each second look is refused": {func(n int) bool { return n%2 == 0 }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 			n := 0
-			h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, looked: clock.Now(), ask: func(context.Context) error {
+			h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, checkedAt: clock.Now(), probe: func(context.Context) error {
 				if n++; fails.look(n) {
 					clock.Step(fails.takes)
 					return errors.New("away")
@@ -150,11 +150,11 @@ func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
 			lease := &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: clock.Now()}}}
 			member := fleet.Member{Type: fleet.TypeSveltos, Name: "dead", UID: "1"}
 			start := clock.Now()
-			for tick := start; ; tick = tick.Add(lookInterval) {
+			for tick := start; ; tick = tick.Add(checkInterval) {
 				if tick.After(clock.Now()) {
 					clock.SetTime(tick)
 				}
-				h.look(t.Context())
+				h.check(t.Context())
 				liveness := monitor.EvaluateLease(member, lease, "")
 				passed := clock.Since(start)
 				if liveness.State == heartbeats.Silent {
@@ -163,7 +163,7 @@ func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
 					}
 					return
 				}
-				if passed > heartbeats.SveltosLimit+lookInterval+lookLimit {
+				if passed > heartbeats.SveltosLimit+checkInterval+checkTimeout {
 					t.Fatalf("the agent is %s after %s, with %s left", liveness.State, passed, liveness.Remaining)
 				}
 			}

@@ -40,29 +40,29 @@ const (
 	reportingController = "towline-hub"
 	// requestTimeout is the timeout of a request to the hub's API server; it is the default timeout of the API server.
 	requestTimeout = time.Minute
-	// pushRecheck is the shortest interval between two checks of a withdrawal from a push member. Agents of pull
-	// members report by themselves.
+	// pushRecheck is the shortest interval between two checks of a withdrawal from a push member. The agent of a pull
+	// member reports the end of a withdrawal.
 	pushRecheck = 2 * time.Second
 )
 
 // Options configures a hub.
 type Options struct {
-	// ShardKey selects the clusters of this hub: the ones with this value of the annotation
-	// sharding.projectsveltos.io/key. Empty: the default shard, with all clusters without the annotation. Only its hub
-	// matches profiles, installs CRDs and registers itself.
+	// ShardKey selects the clusters of this hub: the clusters with this value of the annotation
+	// sharding.projectsveltos.io/key. Empty: the default shard, with all clusters without the annotation. Only the hub
+	// of the default shard matches profiles, installs CRDs and registers itself.
 	ShardKey string
 	// HealthAddress is the address for /healthz and /readyz over HTTP, without authentication. DiagnosticsAddress is
-	// the address for /metrics over HTTPS, for users who may get the non-resource URL /metrics of the hub's API server.
-	// Empty: not served.
+	// the address for /metrics over HTTPS; users need the permission to get the non-resource URL /metrics on the hub's
+	// API server. Empty: not served.
 	HealthAddress      string
 	DiagnosticsAddress string
-	// CacheDir is a directory for charts that outlives restarts. Empty: a temporary directory.
+	// CacheDir is a persistent directory for downloaded charts. Empty: a temporary directory.
 	CacheDir string
 	// InstallCRDs installs or upgrades the CRDs of Towline at startup.
 	InstallCRDs bool
 	// RegisterSelf registers the hub as the member mgmt/mgmt unless it is registered.
 	RegisterSelf bool
-	// LeaderElection allows several hubs, of which one per shard is active. It is required if a second hub may be
+	// LeaderElection makes one hub per shard the leader, and the others wait. It is required if a second hub may be
 	// started.
 	LeaderElection bool
 	// Transports has the transport for each mode. Default: engines in this process for push, groups and bundles for
@@ -71,32 +71,33 @@ type Options struct {
 	// ManagementClusterURL is the https address of the hub for agents. Empty: the address in the ConfigMap
 	// kube-public/cluster-info, or else in the hub's kubeconfig unless it is a cluster-internal address.
 	ManagementClusterURL string
-	// ManagementClusterCA is the certificate authority for that address, in PEM. Empty: the one that belongs to the
-	// default address.
+	// ManagementClusterCA is the certificate authority for that address, in PEM. Empty: the authority from the source
+	// of the default address.
 	ManagementClusterCA []byte
 	// AgentImage is the container image of agents. Default: join.DefaultAgentImage.
 	AgentImage string
-	// AgentPatchConfigMap is <namespace>/<name> of a ConfigMap with patches for the manifests of agents whose clusters
-	// name no other one. The hub of the default shard publishes it for all clients that create manifests. Empty: none.
+	// AgentPatchConfigMap is <namespace>/<name> of a ConfigMap with patches for agents' manifests. It is used for
+	// clusters that name no ConfigMap of their own. The hub of the default shard publishes it for all clients that
+	// create manifests. Empty: none.
 	AgentPatchConfigMap string
 	// OutdatedChartInterval is the interval between two checks for newer versions of deployed charts. 0: no checks.
 	OutdatedChartInterval time.Duration
-	// HeartbeatLimits has how long the agents of pull members may be silent. Default: heartbeats.SveltosLimit and
-	// heartbeats.KarmadaLimit. Tests set shorter ones.
+	// HeartbeatLimits has, by type, the time without a heartbeat after which the agent of a pull member is silent.
+	// Default: heartbeats.SveltosLimit and heartbeats.KarmadaLimit. Tests set shorter ones.
 	HeartbeatLimits map[fleet.Type]time.Duration
-	// Version is the release of Towline in agents' manifests.
+	// Version is the release of Towline for the manifests of agents.
 	Version string
 }
 
 // Run runs a hub on the cluster of cfg until ctx ends, and then returns nil. It returns an error if the hub cannot
-// start, or if it is no longer the leader; the process should exit then.
+// start or is no longer the leader. The caller must then exit the process.
 func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	if reasons := validation.IsDNS1123Label(opts.ShardKey); opts.ShardKey != "" && len(reasons) > 0 {
 		return fmt.Errorf("shard key %q: %s", opts.ShardKey, reasons[0])
 	}
 	cfg = rest.CopyConfig(cfg)
 	cfg.UserAgent = rest.DefaultKubernetesUserAgent() + "/towline-hub"
-	// The priority and fairness of the API server limits the rate better than a client can.
+	// No rate limit in the client: API priority and fairness limits the requests.
 	cfg.QPS = -1
 	health, err := newHealth(cfg, clock.RealClock{})
 	if err != nil {
@@ -141,7 +142,7 @@ func newManager(cfg *rest.Config, opts Options, leaseTracker *leaseTracker) (ctr
 		Scheme: kube.Scheme(),
 		Cache:  cacheOptions(),
 		Client: client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}}}},
-		// This server would only serve the metrics of the process.
+		// The metrics server of controller-runtime is disabled: endpoints serves the metrics.
 		Metrics: metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{
 			// Tests run a second hub in the same process.
@@ -166,7 +167,7 @@ func newManager(cfg *rest.Config, opts Options, leaseTracker *leaseTracker) (ctr
 	return mgr, nil
 }
 
-// hub is a hub during its setup.
+// hub has the parts that the controllers share. It is used during the setup.
 type hub struct {
 	ctrl.Manager
 	*endpoints
@@ -176,9 +177,9 @@ type hub struct {
 	metricsRecorder  *metricsRecorder
 	metricsCollector *metricsCollector
 	engines          *engines
-	// remainder withdraws the deployments of deregistered clusters that belong to no summary and no Work.
-	remainder unclaimed.Remainder
-	// heartbeats judges the agents of pull members, for all controllers of this hub.
+	// bundleWithdrawer withdraws, from clusters that are being deregistered, the bundles without a summary or a Work.
+	bundleWithdrawer unclaimed.BundleWithdrawer
+	// heartbeats evaluates the agents of pull members for all controllers of this hub.
 	heartbeats *heartbeats.Monitor
 }
 
@@ -195,11 +196,11 @@ func (h *hub) addControllers(ctx context.Context) error {
 		return err
 	}
 	h.members = fleet.NewClients(h.live, h.GetConfig())
-	h.engines = newEngines(h.members, h.serves, h.metricsRecorder.recordDrift)
+	h.engines = newEngines(h.members, h.isServed, h.metricsRecorder.recordDrift)
 	if err := h.Add(h.engines); err != nil {
 		return fmt.Errorf("add the engines: %w", err)
 	}
-	transport, err := h.transport(ctx)
+	transport, err := h.newTransport(ctx)
 	if err != nil {
 		return err
 	}
@@ -208,11 +209,15 @@ func (h *hub) addControllers(ctx context.Context) error {
 		return err
 	}
 	composer.ListDeployed = transport.ListDeployed
-	composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){fleet.Push: h.members.Config}
-	h.remainder = unclaimed.Remainder{Live: h.live, Transport: transport, HubUID: composer.HubUID}
+	composer.MemberConfig = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){fleet.Push: h.members.Config}
+	h.bundleWithdrawer = unclaimed.BundleWithdrawer{Live: h.live, Transport: transport, HubUID: composer.HubUID}
 	shard := h.opts.shard()
 	h.heartbeats = &heartbeats.Monitor{
 		Hub: h.GetClient(), Live: h.live, Clock: clock.RealClock{}, AvailableSince: h.health.availableSince, Limits: h.opts.HeartbeatLimits,
+	}
+	configurations := summaries.NewConfigurations(h.GetClient(), h.live)
+	if err := h.Add(configurations); err != nil {
+		return fmt.Errorf("add the writer of ClusterConfigurations: %w", err)
 	}
 	if shard.IsDefault() {
 		if err := h.addFleetControllers(ctx); err != nil {
@@ -224,16 +229,17 @@ func (h *hub) addControllers(ctx context.Context) error {
 		h.addSveltosControllers(ctx),
 		h.addKarmadaControllers(ctx),
 		(&clusters.Controller{
-			Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
+			Hub: h.GetClient(), Shard: shard, MemberConfig: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
 			Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&summaries.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport,
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Wakeups: h.engines.corrected, UnreachableReason: h.unreachableReason(),
+			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,
+			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Wakeups: h.engines.correctedSummaries, UnreachableReason: h.unreachableReason(),
 			Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&unclaimed.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: shard, Transport: transport, HubUID: composer.HubUID, Events: h.GetEventRecorder(reportingController),
+			Hub: h.GetClient(), Live: h.live, Shard: shard, Transport: transport, Configurations: configurations,
+			HubUID: composer.HubUID, Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 	)
 }
@@ -253,9 +259,9 @@ func (h *hub) addFleetControllers(ctx context.Context) error {
 	}).Setup(ctx, h)
 }
 
-// setupMetrics connects the hub's health and metrics with this manager.
+// setupMetrics connects the health and the metrics of the hub to its manager.
 func (h *hub) setupMetrics(ctx context.Context) error {
-	h.health.expect(allFull(h.GetCache()))
+	h.health.setCacheCheck(cachesSyncedFunc(h.GetCache()))
 	h.metricsRecorder = newMetricsRecorder(h.GetCache(), h.opts.shard(), h.Elected(), clock.RealClock{})
 	h.metricsCollector = newMetricsCollector(h.GetCache(), h.opts.shard(), h.Elected())
 	if err := h.registry.Register(h.metricsCollector); err != nil {
@@ -282,8 +288,9 @@ func (h *hub) addChartChecker(composer *summaries.Composer) error {
 	return nil
 }
 
-// serves returns whether this shard manages m according to the cache.
-func (h *hub) serves(ctx context.Context, m fleet.Member) (bool, error) {
+// isServed returns whether the cluster of m is in this shard according to the cache. A cluster that is not in the cache
+// counts as served.
+func (h *hub) isServed(ctx context.Context, m fleet.Member) (bool, error) {
 	_, cluster, err := fleet.Get(ctx, h.GetClient(), m.Type, m.Namespace, m.Name)
 	if apierrors.IsNotFound(err) {
 		return true, nil
@@ -305,8 +312,8 @@ func newClient(mgr ctrl.Manager, reads *client.CacheOptions) (client.Client, err
 	return hub, nil
 }
 
-// transport returns the transport that selects push or pull by the mode of the member.
-func (h *hub) transport(ctx context.Context) (deliver.Transport, error) {
+// newTransport returns the transport that delivers by the mode of the member, and counts the operations.
+func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
 	if h.opts.Transports != nil {
 		return countingTransport{deliver.ByMode(h.opts.Transports), h.metricsRecorder.operations}, nil
 	}
@@ -338,7 +345,7 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 		return nil, err
 	}
 	return &summaries.Composer{
-		Contents: newContents(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(), HubUID: hubUID,
+		Contents: newContentCache(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(), HubUID: hubUID,
 	}, nil
 }
 

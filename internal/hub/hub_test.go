@@ -263,7 +263,7 @@ func TestRemovedClusterHoldsNothingUp(t *testing.T) {
 	w.must(w.Patch(t.Context(), one, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
 	w.wantGone(profile, "one")
 	w.eventually("event", func() error {
-		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one is gone; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
+		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one does not exist; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
 		if all := w.events(summary); !slices.Contains(all, want) {
 			return fmt.Errorf("events are %q", all)
 		}

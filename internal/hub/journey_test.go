@@ -96,6 +96,9 @@ func TestChartLandsOnTheHubItself(t *testing.T) {
 		if err := w.Get(t.Context(), client.ObjectKey{Namespace: "mgmt", Name: "sveltos--mgmt"}, inventory); err != nil {
 			return err
 		}
+		if len(inventory.Status.ClusterProfileResources) == 0 {
+			return errors.New("no profile is listed yet")
+		}
 		features := inventory.Status.ClusterProfileResources[0].Features
 		if len(features) != 2 || len(features[1].Charts) != 1 || features[1].Charts[0].ReleaseName != "hello" {
 			return fmt.Errorf("features are %+v", features)

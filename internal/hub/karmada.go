@@ -31,13 +31,13 @@ func (h *hub) addKarmadaControllers(ctx context.Context) error {
 		}
 	}
 	memberController := &members.Controller{
-		Hub: h.GetClient(), Shard: shard, Dial: h.members.Config, Heartbeats: h.heartbeats, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
+		Hub: h.GetClient(), Shard: shard, MemberConfig: h.members.Config, Heartbeats: h.heartbeats, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 	}
 	h.metricsCollector.failedContacts = memberController.Failures
 	return errors.Join(
 		memberController.Setup(ctx, h),
 		(&spaces.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: shard, Config: h.members.Config, WithdrawRemaining: h.remainder.Withdraw, Forget: h.engines.forget,
+			Hub: h.GetClient(), Live: h.live, Shard: shard, Config: h.members.Config, WithdrawRemaining: h.bundleWithdrawer.Withdraw, Forget: h.engines.forget,
 			Heartbeats: h.heartbeats, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&hubworks.Controller{
@@ -46,8 +46,8 @@ func (h *hub) addKarmadaControllers(ctx context.Context) error {
 	)
 }
 
-// hasAdmissionPolicies returns whether the hub supports ValidatingAdmissionPolicies (Kubernetes 1.30), which limit the
-// writes of agents to their own Clusters. Without them no agent gets a certificate.
+// hasAdmissionPolicies returns whether the API server supports ValidatingAdmissionPolicies (Kubernetes 1.30). They
+// limit the writes of each agent to its own Cluster. Without them no agent gets a certificate.
 func (h *hub) hasAdmissionPolicies() (bool, error) {
 	policies := schema.GroupKind{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}
 	_, err := h.GetRESTMapper().RESTMapping(policies, "v1")

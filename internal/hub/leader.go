@@ -16,9 +16,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// If a hub is killed, another one becomes the leader within 15 s: the lease expires leaseDuration after its last
-// renewal, and other hubs try to get it every retryPeriod. A leader that cannot renew the lease stops after
-// renewDeadline, before the lease expires.
+// If a hub is killed, another one becomes the leader within 15 s: the Lease expires leaseDuration after its last
+// renewal, and other hubs try to acquire it every retryPeriod. A leader that cannot renew the Lease stops after
+// renewDeadline, before the Lease expires.
 const (
 	leaseDuration = 8 * time.Second
 	renewDeadline = 5 * time.Second
@@ -33,7 +33,7 @@ func leaseName(shard fleet.Shard) string {
 	return "towline-hub-" + string(shard)
 }
 
-// leaseTracker tracks the renewals of this process's lease.
+// leaseTracker records when this process renewed its Lease.
 type leaseTracker struct {
 	clock clock.PassiveClock
 	// mu guards renewed, which is zero while this process is not the leader.
@@ -41,14 +41,15 @@ type leaseTracker struct {
 	renewed time.Time
 }
 
-// lapsed returns whether this process has not stepped down although its lease has expired.
-func (t *leaseTracker) lapsed() bool {
+// hasExpired returns whether the Lease of this process has expired without a release: another hub may be the leader.
+func (t *leaseTracker) hasExpired() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return !t.renewed.IsZero() && t.clock.Since(t.renewed) > leaseDuration
 }
 
-func (t *leaseTracker) wrote(record resourcelock.LeaderElectionRecord, identity string) {
+// recordWrite records a write of the Lease. identity is the holder identity of this process.
+func (t *leaseTracker) recordWrite(record resourcelock.LeaderElectionRecord, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.renewed = time.Time{}
@@ -81,7 +82,7 @@ func newLock(cfg *rest.Config, shard fleet.Shard, leaseTracker *leaseTracker) (r
 func (l *trackedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Create(ctx, record)
 	if err == nil {
-		l.leaseTracker.wrote(record, l.Identity())
+		l.leaseTracker.recordWrite(record, l.Identity())
 	}
 	return err
 }
@@ -90,7 +91,7 @@ func (l *trackedLock) Create(ctx context.Context, record resourcelock.LeaderElec
 func (l *trackedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Update(ctx, record)
 	if err == nil {
-		l.leaseTracker.wrote(record, l.Identity())
+		l.leaseTracker.recordWrite(record, l.Identity())
 	}
 	return err
 }

@@ -29,12 +29,12 @@ func (h *hub) addSveltosControllers(ctx context.Context) error {
 	}
 	return errors.Join(
 		(&registrations.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), EnsureManifest: h.manifestKeeper(), Locks: locks,
+			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), EnsureManifest: h.ensureManifestFunc(), Locks: locks,
 			Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 		(&departures.Controller{
 			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reachability: h.reachability(), Config: h.members.Config, RetractMember: join.RetractMember,
-			WithdrawRemaining: h.remainder.Withdraw, Forget: h.engines.forget, Locks: locks, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
+			WithdrawRemaining: h.bundleWithdrawer.Withdraw, Forget: h.engines.forget, Locks: locks, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
 }
@@ -59,23 +59,24 @@ func (h *hub) unreachableReason() func(ctx context.Context, cluster client.Objec
 			fleet.TypeSveltos: func() (string, error) {
 				return reachability.UnreachableReason(ctx, cluster.(*libv1beta1.SveltosCluster))
 			},
-			// The removal of the Cluster checks the member itself, and abandons it if it is unreachable.
+			// The controller that removes the Cluster checks the member itself, and abandons it if it is unreachable.
 			fleet.TypeKarmada: func() (string, error) { return "", nil },
 		}[m.Type]()
 	}
 }
 
-// manifestKeeper returns the function that maintains manifests with the current address of the hub for agents.
-func (h *hub) manifestKeeper() func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
+// ensureManifestFunc returns the function that creates and updates the agent's manifest of a cluster, with the present
+// address of the hub. It returns the time until the next call.
+func (h *hub) ensureManifestFunc() func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
 	configured := join.HubAddress{Server: h.opts.ManagementClusterURL, CA: h.opts.ManagementClusterCA}
 	return func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
 		address, err := join.FindHubAddress(ctx, h.GetConfig(), configured)
 		if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
 			return 0, err
 		}
-		// A cluster may specify its own address of the hub.
+		// Without a default address, only clusters with their own address of the hub get a manifest.
 		manifests := join.Manifests{
-			Hub: h.live, Address: address, Image: h.opts.AgentImage, Version: h.opts.Version, Heartbeats: h.heartbeats, Clock: clock.RealClock{},
+			Hub: h.live, Address: address, Image: h.opts.AgentImage, Version: h.opts.Version, Clock: clock.RealClock{},
 		}
 		return manifests.Reconcile(ctx, cluster)
 	}

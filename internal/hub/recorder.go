@@ -24,7 +24,7 @@ import (
 )
 
 // metricsRecorder counts the deployments of features on the clusters of a shard while this hub is the leader. It
-// derives outcomes from the status of summaries, so that they are the same in both modes.
+// derives the outcomes from the status of summaries, so that push and pull mode are counted in the same way.
 type metricsRecorder struct {
 	hub     client.Reader
 	shard   fleet.Shard
@@ -38,7 +38,7 @@ type metricsRecorder struct {
 
 	// mu guards started.
 	mu sync.Mutex
-	// started has the start time of running deployments and withdrawals.
+	// started has the start times of deployments and withdrawals in progress.
 	started map[featureKey]time.Time
 }
 
@@ -48,7 +48,8 @@ type featureKey struct {
 	feature libv1beta1.FeatureID
 }
 
-// durationBuckets returns buckets in seconds, from an apply on a nearby member to a large chart with a slow connection.
+// durationBuckets returns the buckets in seconds. They range from an apply on a nearby member to a large chart over a
+// slow connection.
 func durationBuckets() []float64 {
 	return []float64{0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600}
 }
@@ -80,7 +81,7 @@ func (t *metricsRecorder) register(registry *prometheus.Registry) error {
 	return nil
 }
 
-// watch adds event handlers for summaries and clusters.
+// watch adds the event handlers for summaries and clusters.
 func (t *metricsRecorder) watch(ctx context.Context, informers cache.Informers) error {
 	handlers := map[client.Object]toolscache.ResourceEventHandler{
 		&configv1beta1.ClusterSummary{}: toolscache.ResourceEventHandlerFuncs{UpdateFunc: t.summaryChanged, DeleteFunc: t.summaryDeleted},
@@ -125,15 +126,16 @@ func (t *metricsRecorder) summaryChanged(before, after any) {
 			t.start(key, feature.Status)
 			continue
 		}
-		labels := featureOf(current, feature.FeatureID)
-		t.outcomes.WithLabelValues(append(append(labels, result), profileOf(current)...)...).Inc()
+		labels := featureLabelValues(current, feature.FeatureID)
+		t.outcomes.WithLabelValues(append(append(labels, result), profileLabelValues(current)...)...).Inc()
 		if duration, ok := t.end(key); ok {
 			t.durations.WithLabelValues(labels...).Observe(duration.Seconds())
 		}
 	}
 }
 
-// outcomeOf returns the result of a deployment that ended between two states of a feature; ended is false if none did.
+// outcomeOf returns the result of a deployment or withdrawal that ended between two states of a feature. ended is false
+// if none ended.
 func outcomeOf(old, current configv1beta1.FeatureSummary) (result string, ended bool) {
 	changed := old.Status != current.Status || !bytes.Equal(old.Hash, current.Hash)
 	switch current.Status {
@@ -202,17 +204,17 @@ func (t *metricsRecorder) forget(cluster client.Object) {
 	t.drifts.DeletePartialMatch(labels)
 }
 
-// recordDrift counts a drift correction on m.
+// recordDrift counts a drift correction on m. It ignores corrections without a change, and deleted summaries.
 func (t *metricsRecorder) recordDrift(m fleet.Member, id bundle.ID, changes bundle.ChangeSet) {
 	if changes.Count(bundle.Created)+changes.Count(bundle.Configured)+changes.Count(bundle.Deleted) == 0 {
 		return
 	}
 	summary := &configv1beta1.ClusterSummary{}
 	if err := t.hub.Get(context.Background(), types.NamespacedName{Namespace: m.Namespace, Name: id.RequestorName}, summary); err != nil {
-		// The summary is deleted.
+		// Only a deleted summary is not in the cache.
 		return
 	}
-	t.drifts.WithLabelValues(append([]string{string(m.Type), m.Namespace, m.Name, id.Feature}, profileOf(summary)...)...).Inc()
+	t.drifts.WithLabelValues(append([]string{string(m.Type), m.Namespace, m.Name, id.Feature}, profileLabelValues(summary)...)...).Inc()
 }
 
 // countingTransport is a transport that counts operations.

@@ -16,7 +16,8 @@ import (
 // selfRegistration registers the hub itself as a member.
 type selfRegistration struct{ hub client.Client }
 
-// Start creates the SveltosCluster of the hub unless it exists. It needs no kubeconfig, since the hub uses its own.
+// Start implements manager.Runnable. It creates the SveltosCluster of the hub if it does not exist. The cluster has no
+// kubeconfig: the hub uses its own.
 func (r selfRegistration) Start(ctx context.Context) error {
 	if err := ensureNamespace(ctx, r.hub, fleet.HubNamespace); err != nil {
 		return err

@@ -205,7 +205,7 @@ func (w *world) isHeldUntilForced(member *libv1beta1.SveltosCluster, summary *co
 	}
 	w.wantNone(registered)
 	w.eventually("event", func() error {
-		want := "Warning Abandoned cluster Sveltos " + w.ns + "/" + member.Name + " is not reached and leaves by force; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
+		want := "Warning Abandoned cluster Sveltos " + w.ns + "/" + member.Name + " is unreachable and is force-deregistered; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
 		if all := w.events(summary); !slices.Contains(all, want) {
 			return fmt.Errorf("events are %q", all)
 		}

@@ -1,7 +1,6 @@
 package hub_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -66,35 +65,6 @@ func TestALongNameIsSaidAndHoldsNothingUp(t *testing.T) {
 	update(w, long, func(c *libv1beta1.SveltosCluster) { c.Finalizers = []string{kube.FinalizerCluster} })
 	w.must(w.Delete(t.Context(), long))
 	w.wantClusterGone(long.Name)
-}
-
-// An agent that may do nothing but write its own Lease holds nothing up with it.
-func TestALeaseDoesNotHoldADepartureUp(t *testing.T) {
-	w := newWorld(t)
-	w.unready("one", nil)
-	w.manifestOf("one")
-	two := w.unready("two", nil)
-	w.manifestOf("two")
-	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(two), two))
-	delivery := two.Annotations[kube.AnnotationDeliveryNS]
-	if delivery == "" {
-		t.Fatal("the second cluster has no namespace for its deliveries")
-	}
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: delivery, Name: "two"}}
-	update(w, lease, func(l *coordinationv1.Lease) { l.Finalizers, l.Labels = []string{"example.com/mine"}, nil })
-	w.must(w.Delete(t.Context(), two))
-	w.wantClusterGone("two")
-	w.eventually("namespace goes", func() error {
-		namespace := &corev1.Namespace{}
-		err := w.Get(t.Context(), client.ObjectKey{Name: delivery}, namespace)
-		if apierrors.IsNotFound(err) || err == nil && !namespace.DeletionTimestamp.IsZero() {
-			return nil
-		}
-		return errors.Join(err, errors.New("it is there"))
-	})
-	if err := w.Get(t.Context(), client.ObjectKeyFromObject(lease), lease); !apierrors.IsNotFound(err) {
-		t.Errorf("the Lease is there: %v", err)
-	}
 }
 
 // A heartbeat from the future does not make an agent live for ever.

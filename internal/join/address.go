@@ -17,25 +17,26 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// ErrNoHubAddress says that it is not known under which address agents reach the hub.
+// ErrNoHubAddress is returned if no address of the hub for agents is known.
 var ErrNoHubAddress = errors.New("the address under which agents reach the hub is not known: start the hub with --management-cluster-url and --management-cluster-ca")
 
-// HubAddress is how an agent reaches the hub.
+// HubAddress is the connection of an agent to the hub, without credentials.
 type HubAddress struct {
 	// Server is an https URL.
 	Server string
-	// ServerName is the name that the server's certificate must bear. Default: the host of Server.
+	// ServerName is the required name in the server's certificate. Default: the host of Server.
 	ServerName string
-	// CA are the certificates, in PEM, of the authorities that may vouch for the server. Default: those that the agent's
-	// image trusts.
+	// CA are the CA certificates, in PEM, with which the agent verifies the server's certificate. Default: the CA
+	// certificates of the agent's image.
 	CA []byte
-	// ProxyURL is the proxy on the way, if any.
+	// ProxyURL is the proxy for connections to the hub, "" for none.
 	ProxyURL string
 }
 
-// FindHubAddress returns the address that a hub which itself works with the configuration hub tells its agents. Of
-// given, what is set goes first; then comes ConfigMap kube-public/cluster-info, then the configuration itself, unless
-// it leads to an address inside the cluster. It returns ErrNoHubAddress if there is none.
+// FindHubAddress returns the default address of the hub for agents. hub is the hub's own configuration. The order is:
+// given, ConfigMap kube-public/cluster-info, the hub's own configuration unless it is in-cluster. Each set field of
+// given replaces the field of the address that was found. If given has a Server but no CA, the CA of an in-cluster
+// configuration is used too. It returns ErrNoHubAddress if there is no address.
 func FindHubAddress(ctx context.Context, hub *rest.Config, given HubAddress) (HubAddress, error) {
 	if given.Server != "" && len(given.CA) > 0 {
 		return given, nil
@@ -44,7 +45,7 @@ func FindHubAddress(ctx context.Context, hub *rest.Config, given HubAddress) (Hu
 	if err != nil {
 		return HubAddress{}, err
 	}
-	if found.Server == "" && (!inCluster(hub) || given.Server != "") {
+	if found.Server == "" && (!isInCluster(hub) || given.Server != "") {
 		if found, err = configuredAddress(hub); err != nil {
 			return HubAddress{}, err
 		}
@@ -55,7 +56,8 @@ func FindHubAddress(ctx context.Context, hub *rest.Config, given HubAddress) (Hu
 	return found, nil
 }
 
-// publishedAddress reads kube-public/cluster-info; empty if it is not there.
+// publishedAddress returns the address in ConfigMap kube-public/cluster-info, or an empty one if the ConfigMap is
+// missing, forbidden or invalid.
 func publishedAddress(ctx context.Context, hub *rest.Config) (HubAddress, error) {
 	hub = rest.CopyConfig(hub)
 	hub.Timeout = requestTimeout
@@ -72,7 +74,7 @@ func publishedAddress(ctx context.Context, hub *rest.Config) (HubAddress, error)
 	}
 	config, err := clientcmd.Load([]byte(info.Data["kubeconfig"]))
 	if err != nil || len(config.Clusters) != 1 {
-		return HubAddress{}, nil //nolint:nilerr // it is not ours, and nobody promised that it is of use
+		return HubAddress{}, nil //nolint:nilerr // other tools write this ConfigMap
 	}
 	for _, cluster := range config.Clusters {
 		return HubAddress{Server: cluster.Server, ServerName: cluster.TLSServerName, CA: cluster.CertificateAuthorityData}, nil
@@ -80,7 +82,8 @@ func publishedAddress(ctx context.Context, hub *rest.Config) (HubAddress, error)
 	return HubAddress{}, nil
 }
 
-// configuredAddress reads the hub's address off a configuration for it.
+// configuredAddress returns the address in a configuration for the hub. It returns an error if the CA file cannot be
+// read.
 func configuredAddress(hub *rest.Config) (HubAddress, error) {
 	address := HubAddress{Server: hub.Host, ServerName: hub.ServerName, CA: hub.CAData}
 	if len(address.CA) == 0 && hub.CAFile != "" {
@@ -93,15 +96,14 @@ func configuredAddress(hub *rest.Config) (HubAddress, error) {
 	return address, nil
 }
 
-// inCluster says whether the configuration leads to the address that only pods of the cluster can reach.
-func inCluster(hub *rest.Config) bool {
+// isInCluster returns whether the configuration has the API server's address for pods of this cluster.
+func isInCluster(hub *rest.Config) bool {
 	host := os.Getenv("KUBERNETES_SERVICE_HOST")
 	address, err := url.Parse(hub.Host)
 	return err == nil && host != "" && address.Host == net.JoinHostPort(host, os.Getenv("KUBERNETES_SERVICE_PORT"))
 }
 
-// merge returns a with everything that is set in b laid over it. A certificate authority of b's makes a name of a's
-// meaningless.
+// merge returns a with the set fields of b. With a new CA, the ServerName of a is dropped.
 func (a HubAddress) merge(b HubAddress) HubAddress {
 	if len(b.CA) > 0 {
 		a.CA, a.ServerName = b.CA, ""
@@ -110,31 +112,24 @@ func (a HubAddress) merge(b HubAddress) HubAddress {
 	return a
 }
 
-// with returns the address for an agent with these options.
-func (a HubAddress) with(o AgentOptions) HubAddress {
+// withOptions returns the address for an agent with these options.
+func (a HubAddress) withOptions(o AgentOptions) HubAddress {
 	return a.merge(HubAddress{Server: o.HubURL, CA: []byte(o.HubCA), ProxyURL: o.ProxyURL})
 }
 
-// addressFor is what a registration tells the agent: the address that the registration itself uses, with the options
-// laid over it.
+// addressFor returns the address for an agent with these options, from the configuration of the user who registers the
+// cluster. It returns an error if the configuration does not verify the hub's certificate and o has no HubCA.
 func addressFor(hub *rest.Config, o AgentOptions) (HubAddress, error) {
 	if hub.Insecure && o.HubCA == "" {
 		return HubAddress{}, errors.New("the current kubeconfig does not verify the hub's certificate (insecure-skip-tls-verify), and an agent must: " +
 			"give its certificate authority with --management-cluster-ca")
 	}
 	address, err := configuredAddress(hub)
-	return address.with(o), err
+	return address.withOptions(o), err
 }
 
-// kubeconfig returns the agent's kubeconfig for the hub. The context's namespace is where the deliveries are.
+// kubeconfig returns the agent's kubeconfig for the hub. delivery is the delivery namespace, which its context names.
 func (a HubAddress) kubeconfig(token, delivery string) *clientcmdapi.Config {
-	const cluster, context = "local", "sveltos-context"
-	config := clientcmdapi.NewConfig()
-	config.Clusters[cluster] = &clientcmdapi.Cluster{
-		Server: a.Server, TLSServerName: a.ServerName, CertificateAuthorityData: a.CA, ProxyURL: a.ProxyURL,
-	}
-	config.AuthInfos[agentName] = &clientcmdapi.AuthInfo{Token: token}
-	config.Contexts[context] = &clientcmdapi.Context{Cluster: cluster, AuthInfo: agentName, Namespace: delivery}
-	config.CurrentContext = context
-	return config
+	cluster := &clientcmdapi.Cluster{Server: a.Server, TLSServerName: a.ServerName, CertificateAuthorityData: a.CA, ProxyURL: a.ProxyURL}
+	return tokenKubeconfig(cluster, agentName, token, delivery)
 }

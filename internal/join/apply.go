@@ -10,9 +10,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -60,22 +61,19 @@ func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyReques
 	if err := a.checkName(ctx); err != nil {
 		return "", err
 	}
-	if err := a.awaitRemoval(ctx); err != nil {
-		return "", err
-	}
-	if err := a.checkAgent(ctx, hub); err != nil {
+	if err := a.checkAgent(ctx); err != nil {
 		return "", err
 	}
 	r.log.Add(a.log.RollBack)
-	manifest := writerFunc(func(manifest []byte) error {
+	apply := func(manifest []byte) error {
 		// An agent that exists has no token for heartbeats yet, or uses its earlier one: only later heartbeats count.
 		var err error
-		if a.heartbeat, err = a.readHeartbeat(ctx); err != nil {
+		if _, a.heartbeat, err = a.readHub(ctx); err != nil {
 			return err
 		}
 		return a.applyManifest(ctx, manifest, out)
-	})
-	err = r.run(ctx, func() error { return r.registerPull(ctx, hub, request.PullRequest, manifest) })
+	}
+	err = r.run(ctx, func() error { return r.registerPull(ctx, hub, request.PullRequest, apply) })
 	if err != nil || request.Wait <= 0 {
 		return "", err
 	}
@@ -89,8 +87,8 @@ type application struct {
 	resources foreign.Resources
 	request   ApplyRequest
 	log       *rollback.Log
-	// formerSecret is the name of the Secret of an agent that is replaced, "" if there is none.
-	formerSecret string
+	// formerRole is the uid of the ClusterRole of an agent before the manifest was applied, "" if there was none.
+	formerRole types.UID
 	// heartbeat is the last heartbeat of an agent before the manifest was applied.
 	heartbeat *metav1.MicroTime
 	// progress is the last call of Progress.
@@ -114,6 +112,11 @@ func (a *application) applyManifest(ctx context.Context, manifest []byte, out io
 	if err != nil {
 		return fmt.Errorf("read the agent's manifest: %w", err)
 	}
+	role := &rbacv1.ClusterRole{}
+	if _, err := read(ctx, a.member, role, client.ObjectKey{Name: agentRole}); err != nil {
+		return err
+	}
+	a.formerRole = role.UID
 	var lines bytes.Buffer
 	for _, obj := range objects {
 		result, err := a.applyObject(ctx, obj)
@@ -122,47 +125,55 @@ func (a *application) applyManifest(ctx context.Context, manifest []byte, out io
 		}
 		fmt.Fprintf(&lines, "%s %s\n", kubectlName(obj), result)
 	}
-	if a.formerSecret != "" {
-		deleted, err := a.log.Delete(ctx, &corev1.Secret{ObjectMeta: named(kube.AgentNamespace, a.formerSecret)})
-		if err != nil {
-			return fmt.Errorf("on the cluster: %w", err)
-		}
-		if deleted {
-			fmt.Fprintf(&lines, "secret/%s deleted\n", a.formerSecret)
-		}
-	}
 	if _, err := out.Write(lines.Bytes()); err != nil {
 		return fmt.Errorf("print what was applied: %w", err)
 	}
 	return nil
 }
 
-// applyObject applies one object of the manifest. The rollback keeps a namespace that it created if another party has
-// objects in it, for example the hub of a registration in push mode.
+// applyObject applies one object of the manifest. It waits while that of a former agent is being deleted.
 func (a *application) applyObject(ctx context.Context, obj *unstructured.Unstructured) (rollback.Result, error) {
-	if obj.GroupVersionKind() == corev1.SchemeGroupVersion.WithKind("Namespace") {
-		namespace := &corev1.Namespace{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, namespace); err != nil {
-			return "", fmt.Errorf("read Namespace %s of the manifest: %w", obj.GetName(), err)
+	limited, cancel := context.WithTimeout(ctx, a.request.Wait)
+	defer cancel()
+	for {
+		result, err := a.tryObject(ctx, obj)
+		if !errors.Is(err, rollback.ErrBeingDeleted) {
+			return result, err
 		}
-		created, err := createNamespace(ctx, a.member, a.log, namespace, func(ctx context.Context) (string, error) {
-			return foreign.Find(ctx, a.member, a.resources, namespace.Name, isDependentOfAgent)
-		})
+		a.report("a former agent is still being removed from it: " + kube.RefOf(obj).String())
+		select {
+		case <-limited.Done():
+			return "", fmt.Errorf("a former agent is still being removed from the cluster: %w", err)
+		case <-time.After(readyPoll):
+		}
+	}
+}
+
+func (a *application) tryObject(ctx context.Context, obj *unstructured.Unstructured) (rollback.Result, error) {
+	namespace := &corev1.Namespace{}
+	if obj.GetKind() == "Namespace" {
+		found, err := read(ctx, a.member, namespace, client.ObjectKey{Name: obj.GetName()})
 		if err != nil {
 			return "", err
 		}
-		if created {
-			return rollback.Created, nil
+		if !found {
+			namespace.Name, namespace.Labels, namespace.Annotations = obj.GetName(), obj.GetLabels(), obj.GetAnnotations()
+			return rollback.Created, ensureNamespace(ctx, a.member, a.log, a.resources, namespace)
 		}
 	}
-	_, result, err := a.log.Apply(ctx, obj, nil)
+	_, result, err := a.log.Apply(ctx, obj, a.checkLeaving)
 	return result, err
 }
 
-// isDependentOfAgent returns whether controllers created the object for the Deployment or the Service of an agent, so
-// that the garbage collector deletes it with them.
-func isDependentOfAgent(item *metav1.PartialObjectMetadata) bool {
-	return item.Labels[agentNameLabel] == agentName && metav1.GetControllerOf(item) != nil
+// checkLeaving returns rollback.ErrBeingDeleted for an object that the garbage collector may delete at any moment: it
+// belongs to the ClusterRole of a former agent, which has been deleted.
+func (a *application) checkLeaving(live *unstructured.Unstructured) error {
+	for _, owner := range live.GetOwnerReferences() {
+		if owner.Kind == "ClusterRole" && owner.Name == agentRole && owner.UID != a.formerRole {
+			return fmt.Errorf("write %s: %w", kube.RefOf(live), rollback.ErrBeingDeleted)
+		}
+	}
+	return nil
 }
 
 // kubectlName names an object as kubectl does: kind.group/name, in lower case.
@@ -173,15 +184,4 @@ func kubectlName(obj *unstructured.Unstructured) string {
 		name += "." + gvk.Group
 	}
 	return name + "/" + obj.GetName()
-}
-
-// writerFunc is a function that takes a whole manifest in one call.
-type writerFunc func([]byte) error
-
-// Write calls the function.
-func (f writerFunc) Write(p []byte) (int, error) {
-	if err := f(p); err != nil {
-		return 0, err
-	}
-	return len(p), nil
 }

@@ -1,23 +1,14 @@
 package join
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -34,8 +25,8 @@ func (a *application) checkName(ctx context.Context) error {
 	if _, err := read(ctx, a.hub, lease, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}); err != nil {
 		return err
 	}
-	// The hub has decided whether the agent is silent: the clock of the agent may be wrong. A cluster whose checks fail is
-	// Down too, and its agent is alive.
+	// The hub has decided whether the agent is silent: the clock of the agent may be wrong. A cluster whose checks fail
+	// is Down too, and its agent is alive.
 	status := cluster.Status
 	isSilent := status.ConnectionStatus == libv1beta1.ConnectionDown && status.FailureMessage == libv1beta1.AgentReportTooOld
 	if lease.Annotations[kube.AnnotationMember] == "" || lease.Spec.RenewTime == nil || isSilent {
@@ -69,47 +60,24 @@ func checkSameMember(r Request, uid, registered string) error {
 		"deregister it first or choose another name", r.key(), registered, uid)
 }
 
-// checkAgent returns an error if the member's agent works for another registration, from which applying would take it
-// away. An agent whose cluster is not registered on this hub any more, as after a deregistration by force, is replaced.
-func (a *application) checkAgent(ctx context.Context, hub *rest.Config) error {
+// checkAgent returns an error if the member has the agent of another cluster, which the manifest would replace. An
+// agent that is being removed has an owner, see checkLeaving.
+func (a *application) checkAgent(ctx context.Context) error {
 	deployment := &appsv1.Deployment{}
 	found, err := read(ctx, a.member, deployment, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment})
-	if err != nil || !found {
+	if err != nil || !found || deployment.DeletionTimestamp != nil || len(deployment.OwnerReferences) > 0 {
 		return err
 	}
-	owner := clusterOfAgent(deployment)
-	if owner.key() == a.request.key() || owner.Name == "" {
+	var args []string
+	for _, container := range deployment.Spec.Template.Spec.Containers {
+		args = append(args, container.Args...)
+	}
+	owner := argument(args, "--cluster-namespace=") + "/" + argument(args, "--cluster-name=")
+	if owner == "/" || owner == a.request.key() {
 		return nil
 	}
-	_, found, err = findCluster(ctx, a.hub, owner)
-	if err != nil {
-		return err
-	}
-	if found {
-		return fmt.Errorf("the agent of %s runs on this cluster already: deregister %s first", owner.key(), owner.key())
-	}
-	secret := &corev1.Secret{}
-	found, err = read(ctx, a.member, secret, client.ObjectKey{Namespace: kube.AgentNamespace, Name: KubeconfigSecret(owner.Name)})
-	if err != nil || !found {
-		return err
-	}
-	if isForAnotherHub(ctx, hub, secret.Data[KubeconfigKey]) {
-		return fmt.Errorf("the agent of %s of another hub runs on this cluster already: deregister %s there first, or remove it from this cluster: %s",
-			owner.key(), owner.key(), strings.Join(RemoveAgent(), "; "))
-	}
-	a.formerSecret = secret.Name
-	return nil
-}
-
-// clusterOfAgent returns the cluster that an agent works for; its name is empty if it does not say.
-func clusterOfAgent(deployment *appsv1.Deployment) Request {
-	for _, container := range deployment.Spec.Template.Spec.Containers {
-		namespace, name := argument(container.Args, "--cluster-namespace="), argument(container.Args, "--cluster-name=")
-		if namespace != "" && name != "" {
-			return Request{Namespace: namespace, Name: name}
-		}
-	}
-	return Request{}
+	return fmt.Errorf("the agent of %s runs on this cluster already: deregister %s first; if no hub has it registered, remove its agent from this cluster: %s",
+		owner, owner, strings.Join(RemoveAgent(), "; "))
 }
 
 func argument(args []string, flag string) string {
@@ -119,27 +87,6 @@ func argument(args []string, flag string) string {
 	return ""
 }
 
-// isForAnotherHub returns whether an agent's kubeconfig is known to be for another hub: its token was not signed with a
-// key of this one.
-func isForAnotherHub(ctx context.Context, hub *rest.Config, kubeconfig []byte) bool {
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		return false
-	}
-	header, _, _ := strings.Cut(config.BearerToken, ".")
-	raw, err := base64.RawURLEncoding.DecodeString(header)
-	keyID := regexp.MustCompile(`"kid":"[^"]+"`).Find(raw)
-	if err != nil || keyID == nil {
-		return false
-	}
-	clientset, err := kubernetes.NewForConfig(hub)
-	if err != nil {
-		return false
-	}
-	keys, err := clientset.Discovery().RESTClient().Get().AbsPath("/openid/v1/jwks").DoRaw(ctx)
-	return err == nil && bytes.Contains(keys, []byte(`"kid":"`)) && !bytes.Contains(keys, keyID)
-}
-
 // RemoveAgent returns the commands that remove an agent from its cluster; to be run there.
 func RemoveAgent() []string {
 	label := agentNameLabel + "=" + agentName
@@ -147,34 +94,4 @@ func RemoveAgent() []string {
 		"kubectl delete clusterroles,clusterrolebindings -l " + label,
 		"kubectl delete deployments,services,serviceaccounts,secrets -n " + kube.AgentNamespace + " -l " + label,
 	}
-}
-
-// findLeaving returns the first object of a former agent that is being deleted, "" if there is none.
-func (a *application) findLeaving(ctx context.Context) (string, error) {
-	role := &rbacv1.ClusterRole{}
-	found, err := read(ctx, a.member, role, client.ObjectKey{Name: agentRole})
-	if err != nil {
-		return "", err
-	}
-	inAgentNamespace := func(name string) metav1.ObjectMeta { return named(kube.AgentNamespace, name) }
-	for _, obj := range []client.Object{
-		&corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)},
-		&corev1.ServiceAccount{ObjectMeta: inAgentNamespace(agentDeployment)},
-		&corev1.Service{ObjectMeta: inAgentNamespace(agentService)},
-		&appsv1.Deployment{ObjectMeta: inAgentNamespace(agentDeployment)},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", agentRoleBinding)},
-		&corev1.Secret{ObjectMeta: inAgentNamespace(KubeconfigSecret(a.request.Name))},
-	} {
-		if _, err := read(ctx, a.member, obj, client.ObjectKeyFromObject(obj)); err != nil {
-			return "", err
-		}
-		// The garbage collector may delete the objects of a ClusterRole that does not exist at any moment.
-		isOrphan := slices.ContainsFunc(obj.GetOwnerReferences(), func(owner metav1.OwnerReference) bool {
-			return owner.Kind == "ClusterRole" && owner.Name == agentRole && (!found || owner.UID != role.UID)
-		})
-		if obj.GetDeletionTimestamp() != nil || isOrphan {
-			return refOf(a.member, obj).String(), nil
-		}
-	}
-	return "", nil
 }

@@ -17,41 +17,15 @@ import (
 // readyPoll is the time between two reads of a cluster that is not ready yet.
 const readyPoll = 500 * time.Millisecond
 
-// errStillLeaving is returned if the objects of a former agent are not deleted in time.
-var errStillLeaving = errors.New("a former agent is still being removed from the cluster")
-
-// awaitRemoval waits until all objects of an agent that is being removed from the member are deleted. The time of that
-// is part of the time to wait.
-func (a *application) awaitRemoval(ctx context.Context) error {
-	limited, cancel := context.WithTimeout(ctx, a.request.Wait)
-	defer cancel()
-	begun, leaving := time.Now(), ""
-	err := wait.PollUntilContextCancel(limited, readyPoll, true, func(context.Context) (done bool, err error) {
-		// Not limited by the wait, so that the objects are always read once.
-		if leaving, err = a.findLeaving(ctx); err != nil || leaving == "" {
-			return err == nil, err
-		}
-		a.report("a former agent is still being removed from it: " + leaving)
-		return false, nil
-	})
-	if a.progress != "" {
-		a.request.Wait = max(a.request.Wait-time.Since(begun), 0).Round(time.Second)
-	}
-	if wait.Interrupted(err) && ctx.Err() == nil {
-		return fmt.Errorf("%w: %s; try again when it is gone", errStillLeaving, leaving)
-	}
-	return err
-}
-
-// readHeartbeat reads the last heartbeat of the agent.
-func (a *application) readHeartbeat(ctx context.Context) (*metav1.MicroTime, error) {
+// readHub reads the cluster and the last heartbeat of its agent.
+func (a *application) readHub(ctx context.Context) (*libv1beta1.SveltosCluster, *metav1.MicroTime, error) {
 	cluster, _, err := findCluster(ctx, a.hub, a.request.Request)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	lease := &coordinationv1.Lease{}
 	_, err = read(ctx, a.hub, lease, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: a.request.Name})
-	return lease.Spec.RenewTime, err
+	return cluster, lease.Spec.RenewTime, err
 }
 
 // awaitReady waits until the cluster is ready and its agent is the one that was applied.
@@ -92,36 +66,25 @@ func (a *application) report(state string) {
 func (a *application) readState(ctx context.Context) (state, version string, isReady bool) {
 	ctx, cancel := context.WithTimeout(ctx, accessTimeout)
 	defer cancel()
-	agent, isRolledOut, err := agentState(ctx, a.member)
+	agent, isAvailable, err := agentState(ctx, a.member)
 	if err != nil {
 		agent = err.Error()
 	}
-	cluster, _, err := findCluster(ctx, a.hub, a.request.Request)
-	heartbeat, heartbeatErr := a.readHeartbeat(ctx)
-	if err := errors.Join(err, heartbeatErr); err != nil {
+	cluster, heartbeat, err := a.readHub(ctx)
+	if err != nil {
 		return "agent: " + agent + "; hub: " + err.Error(), "", false
 	}
-	isConnected := heartbeat != nil && !heartbeat.Equal(a.heartbeat)
-	isReady = isRolledOut && isConnected && cluster.Status.Ready && cluster.Status.ConnectionStatus == libv1beta1.ConnectionHealthy
-	return "agent: " + agent + "; hub: " + a.hubText(cluster, isConnected), cluster.Status.Version, isReady
-}
-
-// hubText describes the hub's state of a cluster. isConnected is true after a heartbeat of the agent that was applied.
-func (a *application) hubText(cluster *libv1beta1.SveltosCluster, isConnected bool) string {
-	status := cluster.Status
+	status, isConnected := cluster.Status, heartbeat != nil && !heartbeat.Equal(a.heartbeat)
+	hub := "the cluster is ready"
 	switch {
-	case !isConnected && status.FailureMessage != "":
-		return "the agent has not connected yet (" + status.FailureMessage + ")"
-	case !isConnected && a.heartbeat != nil:
-		return "the agent has not connected with its new token yet"
 	case !isConnected:
-		return "the agent has not connected yet"
+		hub = "the agent has not connected yet"
 	case status.FailureMessage != "":
-		return status.FailureMessage
-	case !status.Ready:
-		return "the agent is connected and has not reported the cluster yet"
-	case status.ConnectionStatus != libv1beta1.ConnectionHealthy:
-		return "the agent has reported; the hub has not noticed yet: is it running?"
+		hub = status.FailureMessage
+	case !status.Ready || status.ConnectionStatus != libv1beta1.ConnectionHealthy:
+		hub = "the agent is connected, and the cluster is not ready yet: is the hub running?"
+	default:
+		isReady = isAvailable
 	}
-	return "ready"
+	return "agent: " + agent + "; hub: " + hub, status.Version, isReady
 }

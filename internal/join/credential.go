@@ -26,76 +26,79 @@ import (
 )
 
 const (
-	// AgentTokenLife is the life that an agent asks for. The hub may give less.
+	// AgentTokenLife is the requested life of an agent's token. The hub may issue a token with a shorter life.
 	AgentTokenLife = 24 * time.Hour
-	// renewedKey holds the same kubeconfig as KubeconfigKey, out of reach of a second `kubectl apply` of the manifest,
-	// which puts the manifest's token back there.
+	// renewedKey is the key of a second copy of the renewed kubeconfig. A `kubectl apply` of the manifest overwrites
+	// KubeconfigKey, but not this key.
 	renewedKey = "renewed-kubeconfig"
-	// secretPoll is the time between two looks into the Secret for another way to the hub.
+	// secretPoll is the maximum interval between two reads of the Secret by Run, to detect a new manifest.
 	secretPoll = 5 * time.Second
-	// renewRetryMin and renewRetryMax bound the time between attempts to renew.
+	// renewRetryMin and renewRetryMax are the limits of the backoff between attempts to renew, without the jitter.
 	renewRetryMin = time.Second
 	renewRetryMax = time.Minute
-	// requestTimeout is how long the hub, or the member, may take for one request.
+	// requestTimeout is the timeout of one request to the hub or to the member.
 	requestTimeout = 15 * time.Second
 )
 
-// ErrSuperseded says that the Secret now holds a later way to the hub than the one in use: the cluster was registered
-// again.
+// ErrSuperseded is returned if the Secret has a later kubeconfig than the one in use, because the cluster was
+// registered again. The caller must call OpenCredential again.
 var ErrSuperseded = errors.New("the cluster was registered again")
 
-// ErrRefused says that the hub does not accept the credential: it has expired, or was revoked. Repair says what to run.
+// ErrRefused is returned if the hub rejects the token, because the token has expired or was revoked. Repair returns the
+// commands for a new one.
 var ErrRefused = errors.New("the hub refuses the credential")
 
-// Repair says what to run where, in one line, to give the agent of a pull-mode cluster a new credential.
+// Repair returns, in one line, the commands that give the agent of a pull-mode cluster a new credential.
 func Repair(namespace, cluster string) string {
 	return fmt.Sprintf("with the hub's kubeconfig run: sveltosctl register cluster --namespace=%s --cluster=%s --pullmode > registration.yaml; "+
 		"then with this cluster's kubeconfig run: kubectl apply -f registration.yaml", namespace, cluster)
 }
 
-// CredentialOptions say whose credential it is and where it is kept.
+// CredentialOptions identify the cluster of a Credential and the Secret with its kubeconfig.
 type CredentialOptions struct {
-	// Secrets of kube.AgentNamespace on the member.
+	// Secrets is a client for the Secrets in kube.AgentNamespace on the member.
 	Secrets corev1client.SecretInterface
 	// Secret is the name of the Secret with the kubeconfig.
 	Secret string
-	// Namespace and Name are those of the cluster, and of its ServiceAccount, on the hub.
+	// Namespace and Name are the key of the SveltosCluster on the hub. The agent's ServiceAccount has the same key.
 	Namespace string
 	Name      string
-	// Life to ask for. Default: AgentTokenLife. The hub gives no less than ten minutes.
+	// Life is the requested life of a token, at least ten minutes. Default: AgentTokenLife.
 	Life time.Duration
-	// Clock tells the time. Default: the real one.
+	// Clock is for tests. Default: the real clock.
 	Clock clock.Clock
 }
 
-// Credential is an agent's way to the hub: an address and a token, which Run keeps fresh while clients made from Config
-// go on working.
+// Credential is the address of the hub and a token that Run renews. Clients with the configuration of Config always use
+// the current token.
 type Credential struct {
 	opts      CredentialOptions
 	config    *rest.Config
 	address   HubAddress
 	namespace string
-	current   *atomic.Pointer[token]
-	// own is whether the token in use is one that the agent requested, and not the manifest's.
-	own atomic.Bool
-	// exchanged is the uid of the Secret that the manifest's token was bound to.
+	current   atomic.Pointer[token]
+	// isRenewed is false for the manifest's token, and true for a token that the agent requested.
+	isRenewed atomic.Bool
+	// exchanged is the result of Exchanged.
 	exchanged atomic.Pointer[types.UID]
-	// refused is whether the hub's last answer was that it does not accept the token.
-	refused *atomic.Bool
+	// refused is true if the last response of the hub was 401 Unauthorized.
+	refused atomic.Bool
 }
 
-// candidate is one kubeconfig of the Secret.
+// candidate is the parsed kubeconfig of one key of the Secret.
 type candidate struct {
 	config    *rest.Config
 	address   HubAddress
 	namespace string
 	token     token
-	renewed   bool
-	// exchanged is what the Secret says of the exchange.
+	// isRenewed is true for the kubeconfig of renewedKey.
+	isRenewed bool
+	// exchanged is the value of annotation kube.AnnotationExchanged on the Secret.
 	exchanged types.UID
 }
 
-// OpenCredential reads the latest kubeconfig of the Secret. It does not connect to the hub.
+// OpenCredential reads the latest kubeconfig of the Secret. It does not connect to the hub. It returns an error if the
+// Secret has no valid kubeconfig.
 func OpenCredential(ctx context.Context, opts CredentialOptions) (*Credential, error) {
 	if opts.Life == 0 {
 		opts.Life = AgentTokenLife
@@ -107,26 +110,22 @@ func OpenCredential(ctx context.Context, opts CredentialOptions) (*Credential, e
 	if err != nil {
 		return nil, err
 	}
-	c := &Credential{
-		opts: opts, config: latest.config, address: latest.address, namespace: latest.namespace,
-		current: &atomic.Pointer[token]{}, refused: &atomic.Bool{},
-	}
+	c := &Credential{opts: opts, config: latest.config, address: latest.address, namespace: latest.namespace}
 	c.current.Store(&latest.token)
-	c.own.Store(latest.renewed)
+	c.isRenewed.Store(latest.isRenewed)
 	exchanged := latest.exchanged
-	if !latest.renewed {
-		exchanged = "" // that was another manifest
+	if !latest.isRenewed {
+		exchanged = "" // the annotation is for an earlier manifest
 	}
 	c.exchanged.Store(&exchanged)
-	current, refused := c.current, c.refused
 	c.config.BearerToken = ""
-	c.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &bearer{current: current, refused: refused, next: next}
-	})
+	c.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &bearer{credential: c, next: next} })
 	return c, nil
 }
 
-// readCandidate returns the kubeconfig of the Secret whose token was issued last.
+// readCandidate returns the kubeconfig of the Secret with the token that was issued last, or the kubeconfig of
+// renewedKey if both were issued at the same time. Invalid kubeconfigs are ignored; without a valid one, it returns an
+// error.
 func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -137,8 +136,8 @@ func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, erro
 	var latest candidate
 	for _, key := range []string{KubeconfigKey, renewedKey} {
 		found, parseErr := parseCandidate(secret.Data[key])
-		found.renewed, found.exchanged = key == renewedKey, types.UID(secret.Annotations[kube.AnnotationExchanged])
-		if parseErr == nil && (latest.config == nil || !latest.supersedes(found)) {
+		found.isRenewed, found.exchanged = key == renewedKey, types.UID(secret.Annotations[kube.AnnotationExchanged])
+		if parseErr == nil && (latest.config == nil || !latest.token.issued.After(found.token.issued)) {
 			latest = found
 		}
 		err = cmp.Or(err, parseErr)
@@ -147,15 +146,6 @@ func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, erro
 		return candidate{}, fmt.Errorf("read key %s of Secret %s/%s: %w", KubeconfigKey, kube.AgentNamespace, opts.Secret, err)
 	}
 	return latest, nil
-}
-
-// supersedes says whether c, from the manifest, was issued after own, which the agent requested. Tokens tell whole
-// seconds: within one, a manifest of a registration that the agent has not exchanged yet is the later one.
-func (c candidate) supersedes(own candidate) bool {
-	if !c.token.issued.Equal(own.token.issued) {
-		return c.token.issued.After(own.token.issued)
-	}
-	return c.token.boundTo.UID != "" && c.token.boundTo.UID != own.exchanged && c.token.text != own.token.text
 }
 
 func parseCandidate(kubeconfig []byte) (candidate, error) {
@@ -185,30 +175,32 @@ func parseCandidate(kubeconfig []byte) (candidate, error) {
 	return candidate{config: config, address: address, namespace: namespace, token: readToken(config.BearerToken)}, nil
 }
 
-// Config returns a configuration for the hub. Every request made with it carries the freshest token.
+// Config returns a copy of the configuration for the hub. Each request of a client with it has the current token.
 func (c *Credential) Config() *rest.Config { return rest.CopyConfig(c.config) }
 
-// DeliveryNamespace is the hub namespace with the cluster's groups and bundles.
+// DeliveryNamespace returns the hub namespace with the cluster's groups and bundles.
 func (c *Credential) DeliveryNamespace() string { return c.namespace }
 
-// Expires is when the token in use expires; zero if it does not say.
+// Expires returns the expiry of the current token, zero if it is not known.
 func (c *Credential) Expires() time.Time { return c.current.Load().expires }
 
-// Exchanged is the uid of the Secret that the manifest's token was bound to, from when that token has been exchanged;
-// "" before that, and if it was bound to none. It is known after a restart too.
+// Exchanged returns the uid of the Secret of the exchanged manifest token. It returns "" before the exchange, and if
+// the manifest's token was not bound to a Secret. The uid is stored in the Secret with the kubeconfig, for restarts.
 func (c *Credential) Exchanged() types.UID { return *c.exchanged.Load() }
 
-// Exchange exchanges the manifest's token for one of the agent's own. If that has been done it does nothing. It is to
-// be called before the hub is asked for anything else. ErrRefused says that the hub does not accept the token.
+// Exchange replaces the manifest's token with a new token of the agent's ServiceAccount. It does nothing if the current
+// token is not the manifest's. The agent calls it before any other request to the hub. It returns ErrRefused if the hub
+// rejects the manifest's token.
 func (c *Credential) Exchange(ctx context.Context) error {
-	if c.own.Load() {
+	if c.isRenewed.Load() {
 		return nil
 	}
 	return c.Renew(ctx)
 }
 
-// Renew exchanges the token for a new one. The new one is in the Secret before the old one is forgotten, so that a
-// restart at any moment finds one that works. ErrRefused says that the hub does not accept the old one.
+// Renew requests a new token with the current one, writes it to the Secret, and then uses it. The Secret has a valid
+// token at any time, so that the agent may restart. It returns ErrRefused if the hub rejects the current token. After
+// an error the current token stays in use.
 func (c *Credential) Renew(ctx context.Context) error {
 	text, err := c.request(ctx)
 	if apierrors.IsUnauthorized(err) {
@@ -218,8 +210,8 @@ func (c *Credential) Renew(ctx context.Context) error {
 		return fmt.Errorf("renew token: %w", err)
 	}
 	exchanged := c.Exchanged()
-	if !c.own.Load() {
-		exchanged = c.current.Load().boundTo.UID
+	if !c.isRenewed.Load() {
+		exchanged = c.current.Load().boundTo
 	}
 	if err := c.writeSecret(ctx, text, exchanged); err != nil {
 		return err
@@ -227,45 +219,30 @@ func (c *Credential) Renew(ctx context.Context) error {
 	fresh := readToken(text)
 	c.current.Store(&fresh)
 	c.exchanged.Store(&exchanged)
-	c.own.Store(true)
+	c.isRenewed.Store(true)
 	return nil
 }
 
-// request requests a token that is bound to the anchor Secret. A hub on which the cluster was registered by a release
-// without anchors has no such Secret: an unbound token has to do there.
+// request requests a token that is bound to the anchor Secret of the cluster.
 func (c *Credential) request(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	hub, err := corev1client.NewForConfig(c.config)
 	if err != nil {
 		return "", err
 	}
-	anchor := AnchorSecret(c.opts.Name)
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: ptr.To(int64(c.opts.Life / time.Second)),
-		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: anchor},
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: AnchorSecret(c.opts.Name)},
 	}}
 	answer, err := hub.ServiceAccounts(c.opts.Namespace).CreateToken(ctx, c.opts.Name, request, metav1.CreateOptions{})
-	if isMissingSecret(err) {
-		request.Spec.BoundObjectRef = nil
-		answer, err = hub.ServiceAccounts(c.opts.Namespace).CreateToken(ctx, c.opts.Name, request, metav1.CreateOptions{})
-		if apierrors.IsForbidden(err) {
-			err = fmt.Errorf("the hub has no Secret %s/%s to bind a token to, and allows no other tokens (%s): %w",
-				c.opts.Namespace, anchor, Repair(c.opts.Namespace, c.opts.Name), err)
-		}
-	}
 	if err != nil {
 		return "", err
 	}
 	return answer.Status.Token, nil
 }
 
-func isMissingSecret(err error) bool {
-	var status apierrors.APIStatus
-	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "secrets"
-}
-
-// writeSecret writes the token into the Secret, and what the manifest's token was bound to.
+// writeSecret writes a kubeconfig with the token under both keys of the Secret, and exchanged to its annotation.
 func (c *Credential) writeSecret(ctx context.Context, text string, exchanged types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -287,25 +264,20 @@ func (c *Credential) writeSecret(ctx context.Context, text string, exchanged typ
 	return nil
 }
 
-// Run exchanges the manifest's token at once and then renews at 80 % of each token's life, trying again until it works.
-// It returns when ctx ends, with nil, with ErrSuperseded when the Secret holds a later registration, or with ErrRefused
-// when the hub does not accept the token any more. One Run at a time.
+// Run exchanges the manifest's token immediately, and then renews each token after renewalFraction of its life. It
+// retries after errors. It returns nil if ctx ends, ErrSuperseded if the Secret has a later kubeconfig, and ErrRefused
+// if the hub rejects the token. Only one Run may be active.
 func (c *Credential) Run(ctx context.Context) error {
 	retry := newRenewBackoff()
 	next := c.firstRenewal()
 	for {
-		look := c.opts.Clock.Now().Add(secretPoll)
-		wake := next
-		if look.Before(wake) {
-			wake = look
-		}
-		if !c.sleepUntil(ctx, wake) {
+		if !c.sleep(ctx, min(next.Sub(c.opts.Clock.Now()), secretPoll)) {
 			return nil
 		}
 		if c.Superseded(ctx) {
 			return ErrSuperseded
 		}
-		// A token that the hub refuses is tried once more before it is given up.
+		// After a 401 response Renew makes one more request with the token, before Run returns ErrRefused.
 		if c.opts.Clock.Now().Before(next) && !c.refused.Load() {
 			continue
 		}
@@ -318,7 +290,7 @@ func (c *Credential) Run(ctx context.Context) error {
 			continue
 		}
 		retry = newRenewBackoff()
-		// Counted from now and not from the time in the token: the clocks of hub and member need not agree.
+		// The time of issue in the token is not used, because the clocks of hub and member may differ.
 		next = c.opts.Clock.Now().Add(c.current.Load().untilRenewal(c.opts.Life))
 	}
 }
@@ -327,26 +299,28 @@ func newRenewBackoff() *wait.Backoff {
 	return &wait.Backoff{Duration: renewRetryMin, Factor: 2, Jitter: 0.5, Steps: 10, Cap: renewRetryMax}
 }
 
+// firstRenewal returns the time of the first renewal by Run: for the manifest's token, the current time.
 func (c *Credential) firstRenewal() time.Time {
-	if !c.own.Load() {
+	if !c.isRenewed.Load() {
 		return c.opts.Clock.Now()
 	}
 	current := c.current.Load()
 	return current.issued.Add(current.untilRenewal(c.opts.Life))
 }
 
-// Superseded says whether the Secret holds a kubeconfig that is later than the one in use. What cannot be read is not.
+// Superseded returns whether the latest kubeconfig in the Secret has another token than the current one, and is either
+// from a manifest or was issued after the current token. It returns false if the Secret cannot be read.
 func (c *Credential) Superseded(ctx context.Context) bool {
 	latest, err := readCandidate(ctx, c.opts)
 	current := c.current.Load()
 	if err != nil || latest.token.text == current.text {
 		return false
 	}
-	return !latest.renewed || latest.token.issued.After(current.issued)
+	return !latest.isRenewed || latest.token.issued.After(current.issued)
 }
 
-func (c *Credential) sleepUntil(ctx context.Context, at time.Time) bool {
-	pause := at.Sub(c.opts.Clock.Now())
+// sleep waits for the duration of pause. It returns false if ctx ends.
+func (c *Credential) sleep(ctx context.Context, pause time.Duration) bool {
 	if pause <= 0 {
 		return ctx.Err() == nil
 	}
@@ -360,23 +334,23 @@ func (c *Credential) sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// bearer puts the freshest token on every request, and notes whether the hub accepts it.
+// bearer is a transport that adds the current token to each request, and records in refused whether the hub rejects it.
 type bearer struct {
-	current *atomic.Pointer[token]
-	refused *atomic.Bool
-	next    http.RoundTripper
+	credential *Credential
+	next       http.RoundTripper
 }
 
-// RoundTrip sends the request with the freshest token.
+// RoundTrip sends a copy of the request with the current token.
 func (b *bearer) RoundTrip(request *http.Request) (*http.Response, error) {
 	request = request.Clone(request.Context())
-	request.Header.Set("Authorization", "Bearer "+b.current.Load().text)
+	request.Header.Set("Authorization", "Bearer "+b.credential.current.Load().text)
 	answer, err := b.next.RoundTrip(request)
 	if err == nil {
-		b.refused.Store(answer.StatusCode == http.StatusUnauthorized)
+		b.credential.refused.Store(answer.StatusCode == http.StatusUnauthorized)
 	}
 	return answer, err
 }
 
-// WrappedRoundTripper returns the transport below, for those who need to see it.
+// WrappedRoundTripper returns the next transport. It implements RoundTripperWrapper of
+// k8s.io/apimachinery/pkg/util/net.
 func (b *bearer) WrappedRoundTripper() http.RoundTripper { return b.next }

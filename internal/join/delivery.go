@@ -4,24 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
-)
-
-const (
-	// namespaceTimeout limits the wait for the deletion of an earlier namespace of the same name, which takes some
-	// seconds.
-	namespaceTimeout = 30 * time.Second
-	namespacePoll    = time.Second / 4
 )
 
 // errClaimed says that a namespace already carries the deliveries of another cluster.
@@ -38,7 +29,8 @@ func deliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
 // own one for them.
 func derivedNamespace(r Request) string { return fleet.DerivedNamespace(r.Namespace, r.Name) }
 
-// holderOf returns what the claim of a cluster to a namespace says: its name in its own one, and both names elsewhere.
+// holderOf returns the value of a cluster's claim to a delivery namespace: the cluster's name in its own namespace, and
+// its namespace and name in another one.
 func holderOf(r Request, namespace string) string {
 	return fleet.DeliveryHolder(r.Namespace, r.Name, namespace)
 }
@@ -73,9 +65,6 @@ func (r *registration) claimDelivery(ctx context.Context, cluster *libv1beta1.Sv
 		}
 	}
 	derived := derivedNamespace(r.request)
-	if err := r.awaitDeletion(ctx, derived); err != nil {
-		return "", err
-	}
 	namespace := labelled(&corev1.Namespace{ObjectMeta: named("", derived)}, r.request.Name)
 	namespace.Annotations = map[string]string{kube.AnnotationDeliveryHolder: holderOf(r.request, derived)}
 	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
@@ -85,36 +74,34 @@ func (r *registration) claimDelivery(ctx context.Context, cluster *libv1beta1.Sv
 }
 
 // claimedDelivery returns the namespace that is claimed for the deliveries of a cluster, "" if there is none or it is
-// being deleted. The derived one comes first: without its annotation, the cluster may have claimed its own one besides.
+// being deleted.
 func (r *registration) claimedDelivery(ctx context.Context) (string, error) {
-	own := r.request.Namespace
-	for _, name := range []string{derivedNamespace(r.request), own} {
-		namespace := &corev1.Namespace{}
-		found, err := read(ctx, r.hub, namespace, client.ObjectKey{Name: name})
-		if err != nil {
-			return "", err
-		}
-		if !found || namespace.DeletionTimestamp != nil || namespace.Annotations[kube.AnnotationDeliveryHolder] != holderOf(r.request, name) {
-			continue
-		}
-		if name != own && namespace.Labels[registrationLabel] == r.request.Name || name == own && name != kube.AgentNamespace {
-			return name, nil
+	claimed, err := claimedNamespaces(ctx, r.hub, r.request)
+	for _, namespace := range claimed {
+		isOwn := namespace.Name == r.request.Namespace
+		isCreated := namespace.Labels[registrationLabel] == r.request.Name
+		if namespace.DeletionTimestamp == nil && (isOwn && namespace.Name != kube.AgentNamespace || !isOwn && isCreated) {
+			return namespace.Name, err
 		}
 	}
-	return "", nil
+	return "", err
 }
 
-// awaitDeletion waits while the namespace is being deleted, for example after a deregistration.
-func (r *registration) awaitDeletion(ctx context.Context, name string) error {
-	err := wait.PollUntilContextTimeout(ctx, namespacePoll, namespaceTimeout, true, func(ctx context.Context) (bool, error) {
+// claimedNamespaces returns the namespaces that are claimed for the deliveries of a cluster. The derived one comes
+// first: without its annotation, the cluster may have claimed its own one besides.
+func claimedNamespaces(ctx context.Context, hub client.Client, r Request) ([]*corev1.Namespace, error) {
+	var claimed []*corev1.Namespace
+	for _, name := range []string{derivedNamespace(r), r.Namespace} {
 		namespace := &corev1.Namespace{}
-		found, err := read(ctx, r.hub, namespace, client.ObjectKey{Name: name})
-		return !found || namespace.DeletionTimestamp == nil, err
-	})
-	if wait.Interrupted(err) && ctx.Err() == nil {
-		return fmt.Errorf("namespace %s has been going away for longer than %s; something in it cannot be deleted", name, namespaceTimeout)
+		found, err := read(ctx, hub, namespace, client.ObjectKey{Name: name})
+		if err != nil {
+			return nil, err
+		}
+		if found && namespace.Annotations[kube.AnnotationDeliveryHolder] == holderOf(r, name) {
+			claimed = append(claimed, namespace)
+		}
 	}
-	return err
+	return claimed, nil
 }
 
 // claim annotates the namespace with its holder unless it has another one, which is errClaimed. A namespace that is not

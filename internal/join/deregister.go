@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,14 +9,17 @@ import (
 	"strings"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 )
@@ -26,6 +30,9 @@ const (
 	// WaitingPrefix is the prefix of the failureMessage of a cluster that is being deregistered, before the reason for
 	// the wait.
 	WaitingPrefix = "deregistering: waiting for "
+	// forcedTimeout is the time for a deregistration by force: the hub waits 20 s for withdrawals and 10 s for the
+	// agent, and tests for 10 s before that whether the member answers.
+	forcedTimeout = 45 * time.Second
 )
 
 // ErrNotRegistered is returned if the hub has no object of the cluster.
@@ -39,8 +46,8 @@ type DeregisterRequest struct {
 	Request
 	// KeepAddons keeps the deployed objects on the cluster, and removes their ownership labels.
 	KeepAddons bool
-	// Force abandons the objects on the member that are not deleted within Wait and 30 s more; at once, if the cluster is
-	// known to be unreachable.
+	// Force abandons the objects on the member that are not deleted within Wait. A member that answers then gets 30 s
+	// more.
 	Force bool
 	// Wait limits the wait for the hub. Default: DeregisterWait. With a negative value, Deregister does not wait.
 	Wait time.Duration
@@ -55,7 +62,7 @@ type DeregisterResult struct {
 	// Left describes the releases and objects that stay on the member, because the request keeps them, or the member was
 	// not reached or did not delete them in time. In the last two cases they are the last known ones.
 	Left []string
-	// Kept are objects of other parties on the hub that have the names of a registration's objects.
+	// Kept are the objects that stay on the hub, since Towline did not create them.
 	Kept []Kept
 	// Forced is true if the cluster is deregistered by force (kube.DeregisterForce).
 	Forced bool
@@ -96,8 +103,6 @@ type deregistration struct {
 	hadHub bool
 	// progress is the argument of the last call of Progress.
 	progress string
-	// hasHubChange is true if a hub has changed the cluster since.
-	hasHubChange bool
 }
 
 func (d *deregistration) run(ctx context.Context) error {
@@ -106,9 +111,11 @@ func (d *deregistration) run(ctx context.Context) error {
 		return err
 	}
 	if !found {
-		return d.cleanUp(ctx)
+		// The SveltosCluster was deleted before the other objects.
+		cluster.Namespace, cluster.Name, cluster.Spec.PullMode = d.request.Namespace, d.request.Name, true
+		return d.retract(ctx, cluster)
 	}
-	before, err := d.listObjects(ctx, cluster)
+	before, err := newRetraction(d.hubClient, d.resources, cluster).ownObjects(ctx)
 	if err != nil {
 		return err
 	}
@@ -125,30 +132,11 @@ func (d *deregistration) run(ctx context.Context) error {
 	return d.finish(ctx, cluster, before)
 }
 
-// listObjects reads the objects that the deregistration will delete, in the order of their deletion.
-func (d *deregistration) listObjects(ctx context.Context, cluster *libv1beta1.SveltosCluster) ([]client.Object, error) {
-	r := newRetraction(d.hubClient, d.resources, cluster)
-	foreign, _, err := r.foreignObjects(ctx)
-	if err != nil {
-		return nil, err
-	}
-	own, err := r.ownObjects(ctx)
-	return append(foreign, own...), err
-}
-
 // requestDeletion deletes the SveltosCluster, with the options of the deregistration for the hub.
 func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	var options []string
 	if d.request.KeepAddons {
 		options = append(options, kube.DeregisterKeep)
-	}
-	away, err := d.isUnreachable(ctx, cluster)
-	if err != nil {
-		return err
-	}
-	if d.request.Force && away {
-		options = append(options, kube.DeregisterForce)
-		d.done.Forced = true
 	}
 	if !cluster.DeletionTimestamp.IsZero() {
 		return AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
@@ -158,15 +146,10 @@ func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta
 	if err := d.deleteCluster(ctx, cluster, client.DryRunAll); err != nil {
 		return err
 	}
-	before := cluster.DeepCopy()
-	err = AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
-	if err == nil {
-		err = d.deleteCluster(ctx, cluster)
+	if err := AddDeregisterOptions(ctx, d.hubClient, cluster, options...); err != nil {
+		return err
 	}
-	if err != nil {
-		return errors.Join(err, d.restoreAnnotation(ctx, before))
-	}
-	return nil
+	return d.deleteCluster(ctx, cluster)
 }
 
 // deleteCluster deletes the SveltosCluster that was read.
@@ -174,30 +157,6 @@ func (d *deregistration) deleteCluster(ctx context.Context, cluster *libv1beta1.
 	options = append(options, client.Preconditions{UID: &cluster.UID})
 	if err := d.hubClient.Delete(ctx, cluster.DeepCopy(), options...); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete SveltosCluster %s: %w", d.request.key(), err)
-	}
-	return nil
-}
-
-// restoreAnnotation restores kube.AnnotationDeregister of a cluster that is not being deleted. It also works after ctx
-// was cancelled.
-func (d *deregistration) restoreAnnotation(ctx context.Context, before *libv1beta1.SveltosCluster) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), accessTimeout)
-	defer cancel()
-	now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
-	if err != nil || !found || now.UID != before.UID || !now.DeletionTimestamp.IsZero() {
-		return err
-	}
-	former, had := before.Annotations[kube.AnnotationDeregister]
-	if now.Annotations[kube.AnnotationDeregister] == former {
-		return nil
-	}
-	changed := now.DeepCopy()
-	changed.Annotations[kube.AnnotationDeregister] = former
-	if !had {
-		delete(changed.Annotations, kube.AnnotationDeregister)
-	}
-	if err := d.hubClient.Patch(ctx, changed, client.MergeFrom(now), client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("take back the annotation of SveltosCluster %s: %w", d.request.key(), err)
 	}
 	return nil
 }
@@ -226,125 +185,102 @@ func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster *libv1
 	return nil
 }
 
-// isUnreachable returns whether the hub cannot reach the member: it is Down, or its agent has never connected. A
-// pull-mode member whose liveness checks fail is also Down, but its agent is reachable.
-func (d *deregistration) isUnreachable(ctx context.Context, cluster *libv1beta1.SveltosCluster) (bool, error) {
-	status := cluster.Status
-	down := status.ConnectionStatus == libv1beta1.ConnectionDown
-	if !cluster.Spec.PullMode {
-		return down, nil
+// awaitDeletion waits until the SveltosCluster is deleted or replaced. After the time limit it forces the deletion, if
+// the request has Force, and waits for that.
+func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	isDeleted, err := d.await(ctx, cluster, max(cmp.Or(d.request.Wait, DeregisterWait), 0))
+	if err == nil && !isDeleted && d.request.Force {
+		d.done.Forced = true
+		if err := AddDeregisterOptions(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		isDeleted, err = d.await(ctx, cluster, forcedTimeout)
 	}
-	// The message of a deleted cluster is about its deregistration.
-	if down && (status.FailureMessage == libv1beta1.AgentReportTooOld || status.AgentCheckFailures == 0) {
-		return true, nil
+	if err != nil || isDeleted {
+		return err
 	}
-	lease := &coordinationv1.Lease{}
-	err := d.hubClient.Get(ctx, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}, lease)
-	if client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("read Lease of the agent: %w", err)
+	message, isWaiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
+	switch {
+	case !isWaiting:
+		shard := cmp.Or(fleet.FromSveltosCluster(cluster).Shard, "default")
+		return fmt.Errorf("no hub has taken it up: is the hub of the shard %s running? %w when it is", shard, ErrStillDeregistering)
+	case d.done.Forced:
+		return fmt.Errorf("still waiting for %s; %w if the hub is running", message, ErrStillDeregistering)
 	}
-	return lease.Spec.RenewTime == nil, nil
+	return fmt.Errorf("still waiting for %s; %w when the cluster answers; "+
+		"to leave behind what cannot be reached run again with --force", message, ErrStillDeregistering)
 }
 
-// finish deletes the objects that no hub has deleted, and sets the result: the SveltosCluster, the objects that the hub
-// deleted, and the objects that this call deleted.
-func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.SveltosCluster, before []client.Object) error {
-	rest, err := d.retract(ctx, cluster)
-	if err != nil {
-		return err
+// await watches the SveltosCluster until it is deleted, but no longer than limit. It updates cluster with each change,
+// so that the last status is not missed.
+func (d *deregistration) await(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (isDeleted bool, err error) {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	d.reportProgress(cluster)
+	watcher := &cache.ListWatch{WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+		return d.hubClient.Watch(ctx, &libv1beta1.SveltosClusterList{}, &client.ListOptions{Raw: &options},
+			client.InNamespace(cluster.Namespace), client.MatchingFields{metav1.ObjectNameField: cluster.Name})
+	}}
+	_, err = watchtools.Until(limited, cluster.ResourceVersion, watcher, func(change watch.Event) (bool, error) {
+		now, isCluster := change.Object.(*libv1beta1.SveltosCluster)
+		if !isCluster {
+			return false, fmt.Errorf("watch the SveltosCluster: %w", apierrors.FromObject(change.Object))
+		}
+		if now.UID == cluster.UID {
+			now.DeepCopyInto(cluster)
+			d.reportProgress(cluster)
+		}
+		return change.Type == watch.Deleted, nil
+	})
+	if err == nil || ctx.Err() != nil || limited.Err() == nil {
+		return err == nil, err
 	}
-	d.done.Kept = rest.Kept
+	now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
+	if found && now.UID == cluster.UID {
+		now.DeepCopyInto(cluster)
+		d.reportProgress(cluster)
+		return false, err
+	}
+	return err == nil, err
+}
+
+func (d *deregistration) reportProgress(cluster *libv1beta1.SveltosCluster) {
+	message, isWaiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
+	if isWaiting && d.request.Progress != nil && message != d.progress {
+		d.progress = message
+		d.request.Progress("waiting for " + message)
+	}
+}
+
+// finish deletes the objects that no hub has deleted, unless the cluster has been registered again, and sets the
+// result: the SveltosCluster, the objects that the hub deleted, and the objects that this call deleted.
+func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.SveltosCluster, before []client.Object) error {
 	d.done.Deleted = append(d.done.Deleted, refOf(d.hubClient, cluster))
 	for _, obj := range before {
-		ref := refOf(d.hubClient, obj)
-		if !slices.ContainsFunc(rest.Kept, func(k Kept) bool { return k.Ref == ref }) {
-			d.done.Deleted = append(d.done.Deleted, ref)
-		}
+		d.done.Deleted = append(d.done.Deleted, refOf(d.hubClient, obj))
 	}
-	if err := d.recordNamespace(ctx, cluster); err != nil {
+	if d.request.KeepAddons || !d.hadHub {
+		d.done.Left = d.deployed
+	}
+	d.done.Left = union(d.done.Left, ListLeftBehind(cluster))
+	if !d.hadHub && cluster.Status.AgentLastReportTime != nil {
+		d.done.Left = append(d.done.Left, AgentLeft)
+	}
+	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
+	if err != nil || found {
 		return err
 	}
-	for _, ref := range rest.Deleted {
+	return d.retract(ctx, cluster)
+}
+
+// retract deletes the remaining objects of the registration.
+func (d *deregistration) retract(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	retracted, err := Retract(ctx, d.hubClient, d.resources, cluster)
+	d.done.Kept = retracted.Kept
+	for _, ref := range retracted.Deleted {
 		if !slices.Contains(d.done.Deleted, ref) {
 			d.done.Deleted = append(d.done.Deleted, ref)
 		}
 	}
-	d.done.Left = d.listLeftOnMember(cluster)
-	return nil
-}
-
-// listLeftOnMember describes the releases and objects that stay on the member: those that the hub has recorded and, if
-// the request keeps them or no hub reconciled the cluster, all that were deployed.
-func (d *deregistration) listLeftOnMember(cluster *libv1beta1.SveltosCluster) []string {
-	var kept []string
-	if d.request.KeepAddons || !d.hadHub {
-		kept = d.deployed
-	}
-	left := union(kept, ListLeftBehind(cluster))
-	came := cluster.Status.Ready || cluster.Status.AgentLastReportTime != nil
-	if !d.hadHub && cluster.Spec.PullMode && came && cluster.Status.AgentRemovedAt == nil {
-		left = union(left, []string{AgentLeft})
-	}
-	return left
-}
-
-// recordNamespace adds the delivery namespace to the result if it was created for the cluster and is deleted.
-func (d *deregistration) recordNamespace(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
-	namespace := &corev1.Namespace{ObjectMeta: named("", deliveryNamespace(cluster))}
-	if !cluster.Spec.PullMode || namespace.Name == cluster.Namespace {
-		return nil
-	}
-	err := d.hubClient.Get(ctx, client.ObjectKeyFromObject(namespace), namespace)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read namespace %s: %w", namespace.Name, err)
-	}
-	if err != nil || !namespace.DeletionTimestamp.IsZero() {
-		d.done.Deleted = append(d.done.Deleted, refOf(d.hubClient, namespace))
-	}
-	return nil
-}
-
-// retract deletes the objects of the registration unless the cluster has been registered again.
-func (d *deregistration) retract(ctx context.Context, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
-	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
-	if err != nil || found {
-		return Retracted{}, err
-	}
-	return Retract(ctx, d.hubClient, d.resources, cluster)
-}
-
-// cleanUp deletes the remaining objects of a cluster whose SveltosCluster does not exist.
-func (d *deregistration) cleanUp(ctx context.Context) error {
-	delivery, err := findDelivery(ctx, d.hubClient, d.request.Request)
-	if err != nil {
-		return err
-	}
-	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(d.request.Namespace, d.request.Name)}
-	cluster.Annotations = map[string]string{kube.AnnotationDeliveryNS: delivery}
-	cluster.Spec.PullMode = true
-	rest, err := Retract(ctx, d.hubClient, d.resources, cluster)
-	d.done.Deleted, d.done.Kept = rest.Deleted, rest.Kept
 	return err
-}
-
-// findDelivery returns the delivery namespace of a cluster whose SveltosCluster does not exist.
-func findDelivery(ctx context.Context, hub client.Client, r Request) (string, error) {
-	account := &corev1.ServiceAccount{}
-	err := hub.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: r.Name}, account)
-	if client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("read ServiceAccount %s: %w", r.key(), err)
-	}
-	if namespace := account.Annotations[kube.AnnotationDeliveryNS]; namespace != "" && account.Labels[registrationLabel] == r.Name {
-		return namespace, nil
-	}
-	// The ServiceAccount was deleted with the SveltosCluster. The holder of the derived namespace still identifies it.
-	namespace := &corev1.Namespace{}
-	err = hub.Get(ctx, client.ObjectKey{Name: derivedNamespace(r)}, namespace)
-	if err == nil && namespace.Annotations[kube.AnnotationDeliveryHolder] == r.key() {
-		return namespace.Name, nil
-	}
-	if err != nil && !apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("read namespace %s: %w", derivedNamespace(r), err)
-	}
-	return r.Namespace, nil
 }

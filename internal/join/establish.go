@@ -7,8 +7,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,9 +20,9 @@ import (
 // ErrDeregistering is returned for a cluster that is being deregistered, for which no objects are created.
 var ErrDeregistering = errors.New("it is being deregistered; wait until that is done")
 
-// Establish creates or repairs the objects that the agent of an existing pull-mode SveltosCluster needs on the hub, and
-// returns its delivery namespace: that namespace and the claim to it, ServiceAccount, anchor Secret, Lease, Roles and
-// RoleBindings. It sends no write request if all is well. It returns ErrForeign for an object that exists and was not
+// Establish creates or repairs the objects on the hub for the agent of an existing pull-mode SveltosCluster: delivery
+// namespace and claim, ServiceAccount, anchor Secret, Lease, Roles and RoleBindings. It returns the delivery namespace.
+// It sends no write request if no object has to change. It returns ErrForeign for an object that exists and was not
 // created by a registration, and ErrDeregistering for a cluster that is being deleted. The registration Secret exists
 // only until the agent has used the manifest (see Manifests). hub must read from the API server.
 func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
@@ -65,22 +63,12 @@ func RestoreDelivery(ctx context.Context, hub client.Client, cluster *libv1beta1
 
 // annotateDelivery annotates the SveltosCluster with its delivery namespace.
 func (r *registration) annotateDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
-	err := kube.RetryOnConflict(ctx, func() error {
-		if namespace, isForeign := fleet.DeliveryNamespace(cluster); namespace == delivery && !isForeign {
-			return nil
-		}
-		before := cluster.DeepCopy()
-		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeliveryNS, delivery)
-		patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-		err := r.hub.Patch(ctx, cluster, patch, client.FieldOwner(kube.FieldManager))
-		if apierrors.IsConflict(err) {
-			// The hub also writes to the SveltosCluster.
-			*cluster = libv1beta1.SveltosCluster{}
-			err = errors.Join(err, r.hub.Get(ctx, client.ObjectKeyFromObject(before), cluster))
-		}
-		return err
-	})
-	if err != nil {
+	if namespace, isForeign := fleet.DeliveryNamespace(cluster); namespace == delivery && !isForeign {
+		return nil
+	}
+	before := cluster.DeepCopy()
+	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeliveryNS, delivery)
+	if err := r.hub.Patch(ctx, cluster, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("write the delivery namespace of SveltosCluster %s: %w", r.request.key(), err)
 	}
 	return nil
@@ -107,12 +95,6 @@ func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.S
 		if obj.GetNamespace() == r.request.Namespace {
 			obj.SetOwnerReferences([]metav1.OwnerReference{ownerOf(cluster)})
 		}
-		if lease, ok := obj.(*coordinationv1.Lease); ok {
-			if err := r.ensureLease(ctx, cluster, lease); err != nil {
-				return err
-			}
-			continue
-		}
 		if err := r.applyOwn(ctx, obj); err != nil {
 			return err
 		}
@@ -125,48 +107,6 @@ func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.S
 func EnsureSharedRole(ctx context.Context, hub client.Client) (name string, err error) {
 	_, _, err = rollback.New(hub, "").Apply(ctx, role(kube.AgentNamespace, sharedRole, sharedRules()), nil)
 	return sharedRole, err
-}
-
-// ensureLease applies the agent's Lease, whose labels the agent may change. It replaces the Lease of an earlier cluster
-// with the same name, which has the heartbeats of that cluster's agent.
-func (r *registration) ensureLease(ctx context.Context, cluster *libv1beta1.SveltosCluster, lease *coordinationv1.Lease) error {
-	live := &coordinationv1.Lease{}
-	found, err := read(ctx, r.hub, live, client.ObjectKeyFromObject(lease))
-	if err != nil {
-		return err
-	}
-	if found && live.Labels[registrationLabel] != r.request.Name {
-		if isOwn, err := agentMayWrite(ctx, r.hub, lease); err != nil || !isOwn {
-			return errors.Join(err, fmt.Errorf("%s %w", refOf(r.hub, lease), ErrForeign))
-		}
-	}
-	if found && (live.CreationTimestamp.Before(&cluster.CreationTimestamp) || live.DeletionTimestamp != nil) {
-		if err := deleteLease(ctx, r.hub, live); err != nil {
-			return err
-		}
-	}
-	return r.apply(ctx, labelled(lease, r.request.Name), nil)
-}
-
-// agentMayWrite returns whether the Lease with this key is the one that the cluster's agent may write, whatever its
-// labels are.
-func agentMayWrite(ctx context.Context, hub client.Client, lease *coordinationv1.Lease) (bool, error) {
-	binding := &rbacv1.RoleBinding{}
-	found, err := read(ctx, hub, binding, client.ObjectKeyFromObject(lease))
-	return found && binding.Labels[registrationLabel] == lease.Name, err
-}
-
-// deleteLease deletes a Lease at once: the agent may have given it finalizers and owners. No finalizer can be added to
-// an object that is being deleted.
-func deleteLease(ctx context.Context, hub client.Client, lease *coordinationv1.Lease) error {
-	if err := deleteObject(ctx, hub, lease); err != nil || len(lease.Finalizers) == 0 {
-		return err
-	}
-	err := hub.Patch(ctx, lease, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete the finalizers of Lease %s: %w", client.ObjectKeyFromObject(lease), err)
-	}
-	return nil
 }
 
 // deleteObject deletes an object that has been read.
@@ -185,15 +125,16 @@ func (r *registration) ensureRegistrationSecret(ctx context.Context, owner metav
 	return secret, r.applyOwn(ctx, secret)
 }
 
-// renewRegistrationSecret is ensureRegistrationSecret, except that it replaces a Secret one of whose tokens an agent
-// has exchanged: the hub deletes that, and all tokens that are bound to it become invalid.
+// renewRegistrationSecret is ensureRegistrationSecret, but it replaces the Secret if the agent has exchanged a token of
+// it: the hub is about to delete such a Secret, and all tokens that are bound to it become invalid.
 func (r *registration) renewRegistrationSecret(ctx context.Context, owner metav1.OwnerReference, delivery string) (*corev1.Secret, error) {
 	secret, err := r.ensureRegistrationSecret(ctx, owner)
 	if err != nil {
 		return nil, err
 	}
-	exchanged, err := exchangedSecret(ctx, r.hub, client.ObjectKey{Namespace: delivery, Name: r.request.Name})
-	if err != nil || exchanged != secret.UID {
+	lease := &coordinationv1.Lease{}
+	_, err = read(ctx, r.hub, lease, client.ObjectKey{Namespace: delivery, Name: r.request.Name})
+	if err != nil || exchangedSecret(lease) != secret.UID {
 		return secret, err
 	}
 	if err := deleteObject(ctx, r.hub, secret); err != nil {
@@ -202,12 +143,10 @@ func (r *registration) renewRegistrationSecret(ctx context.Context, owner metav1
 	return r.ensureRegistrationSecret(ctx, owner)
 }
 
-// exchangedSecret reads, from an agent's Lease, the uid of the Secret that the token was bound to which the agent
-// exchanged last.
-func exchangedSecret(ctx context.Context, hub client.Client, key client.ObjectKey) (types.UID, error) {
-	lease := &coordinationv1.Lease{}
-	_, err := read(ctx, hub, lease, key)
-	return types.UID(lease.Annotations[kube.AnnotationExchanged]), err
+// exchangedSecret returns the uid of the Secret of the last manifest token that the agent with this Lease exchanged, ""
+// for none.
+func exchangedSecret(lease *coordinationv1.Lease) types.UID {
+	return types.UID(lease.Annotations[kube.AnnotationExchanged])
 }
 
 // revoke deletes the objects that the tokens of a cluster are bound to, so that all of them are invalid.

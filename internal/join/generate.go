@@ -15,20 +15,20 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// GenerateRequest asks for a kubeconfig of a ServiceAccount.
+// GenerateRequest is a request for a kubeconfig with a token of a ServiceAccount.
 type GenerateRequest struct {
-	// Namespace and ServiceAccount say whose. Default of both: projectsveltos.
+	// Namespace and ServiceAccount are the key of the account. Default of both: projectsveltos.
 	Namespace      string
 	ServiceAccount string
-	// Create makes the namespace, the account, and the right to do everything, as far as they are missing.
+	// Create creates or repairs the namespace, the account, and its ClusterRole and ClusterRoleBinding with all rights.
 	Create bool
-	// ExpirationSeconds is the life of the token in seconds, at least 600. 0 leaves it to the cluster.
+	// ExpirationSeconds is the requested life of the token, at least 600. 0 requests the default of the cluster.
 	ExpirationSeconds int64
-	// ServiceAccountToken asks for a token that does not expire, in a Secret of the account's name.
+	// ServiceAccountToken requests a token that does not expire, in a Secret with the name of the account.
 	ServiceAccountToken bool
 }
 
-// Validate says what is wrong with r before anything connects. The error names the command-line flag and its value.
+// Validate returns an error for invalid fields, without a connection. The error names the command-line flag.
 func (r GenerateRequest) Validate() error {
 	shortest := int64(minTokenLife / time.Second)
 	switch {
@@ -44,8 +44,9 @@ func (r GenerateRequest) Validate() error {
 	return nil
 }
 
-// GenerateKubeconfig returns a kubeconfig with a token of a ServiceAccount in the cluster. When it fails, or when ctx
-// ends, what it made is taken back. What it made otherwise stays, also when registrations that use the same account go.
+// GenerateKubeconfig returns a kubeconfig with a token of a ServiceAccount in the cluster. It reverts its
+// changes if it returns an error, also after ctx has ended. If it succeeds, the objects stay, even after registrations
+// with this account are removed.
 func GenerateKubeconfig(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
@@ -67,7 +68,7 @@ func GenerateKubeconfig(ctx context.Context, cluster *rest.Config, r GenerateReq
 }
 
 func (i *identity) generate(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
-	if err := i.find(ctx, r); err != nil {
+	if err := i.ensureAccount(ctx, r); err != nil {
 		return nil, err
 	}
 	var text string
@@ -83,8 +84,8 @@ func (i *identity) generate(ctx context.Context, cluster *rest.Config, r Generat
 	return accountKubeconfig(cluster, i.account, text)
 }
 
-// find checks that the account exists, or creates it.
-func (i *identity) find(ctx context.Context, r GenerateRequest) error {
+// ensureAccount creates or repairs the account if r.Create is set, and otherwise returns an error if it does not exist.
+func (i *identity) ensureAccount(ctx context.Context, r GenerateRequest) error {
 	if r.Create {
 		return i.ensure(ctx)
 	}

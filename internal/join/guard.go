@@ -14,27 +14,28 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// MaxTokenLife is the longest life of a token that an agent may request for itself: that of its own token.
+// MaxTokenLife is the maximum life of a token that an agent requests. Guard enforces it.
 const MaxTokenLife = 24 * time.Hour
 
 const (
-	// guardName names the policy and its binding.
+	// guardName is the name of the policy and of its binding.
 	guardName = "towline-token-life"
-	// forItself is true if a ServiceAccount requests a token of its own.
-	forItself = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name"
-	// isAgent is true for who may report on the cluster of its own name and not on every cluster there: the
-	// ServiceAccounts of others are none of our business.
+	// isOwnToken is true if a ServiceAccount requests a token for itself.
+	isOwnToken = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name"
+	// isAgent is true for a user who may patch the status of this cluster only: not for an administrator, and not for a
+	// ServiceAccount without rights for the status.
 	isAgent = mayReport + ".name(request.name).check('patch').allowed() && !" + mayReport + ".check('patch').allowed()"
-	// isAnchored is true for a token that is bound to the anchor Secret.
+	// isAnchored is true for the request of a token that is bound to the anchor Secret.
 	isAnchored = "has(object.spec.boundObjectRef) && has(object.spec.boundObjectRef.kind) && object.spec.boundObjectRef.kind == 'Secret'" +
 		" && has(object.spec.boundObjectRef.name) && object.spec.boundObjectRef.name == request.name + '" + anchorSuffix + "'"
+	// mayReport is the authorizer check for the status of SveltosClusters in the account's namespace.
 	mayReport = "authorizer.group('lib.projectsveltos.io').resource('sveltosclusters').subresource('status').namespace(request.namespace)"
 )
 
-// Guard makes the hub refuse tokens that an agent requests for itself if they live longer than MaxTokenLife or are not
-// bound to its anchor Secret. Rules of RBAC cannot say that: without it, whoever copies an agent's token could exchange
-// it for one that lives for years, or for one that outlives a revocation. It can be run again. The hub enforces it
-// within some seconds.
+// Guard creates or updates a ValidatingAdmissionPolicy and its binding on the hub. The policy denies an agent's request
+// of a token for itself if the life is longer than MaxTokenLife, or if the token is not bound to the agent's anchor
+// Secret. RBAC cannot restrict this: the holder of a copied token could request a token that is valid for years, or
+// that stays valid after a revocation. The API server enforces a new policy after some seconds.
 func Guard(ctx context.Context, hub *rest.Config) error {
 	clientset, err := kubernetes.NewForConfig(hub)
 	if err != nil {
@@ -59,7 +60,7 @@ func guardPolicy() *admission.ValidatingAdmissionPolicyApplyConfiguration {
 			WithMatchConstraints(admission.MatchResources().WithResourceRules(admission.NamedRuleWithOperations().
 				WithAPIGroups("").WithAPIVersions("v1").WithOperations(admissionv1.Create).WithResources("serviceaccounts/token"))).
 			WithMatchConditions(
-				admission.MatchCondition().WithName("for-itself").WithExpression(forItself),
+				admission.MatchCondition().WithName("for-itself").WithExpression(isOwnToken),
 				admission.MatchCondition().WithName("is-an-agent").WithExpression(isAgent)).
 			WithValidations(
 				admission.Validation().

@@ -15,12 +15,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -148,8 +146,7 @@ func checkRegistering(t *testing.T, plane *localkube.Plane, config *rest.Config)
 	if err := errors.Join(errAdministrator, err, install(administrator)); err != nil {
 		t.Fatal(err)
 	}
-	judge := &heartbeats.Monitor{Clock: clock.RealClock{}}
-	manifests := join.Manifests{Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host}, Heartbeats: judge}
+	manifests := join.Manifests{Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host}}
 	for _, name := range []string{"c", "second"} {
 		cluster := declared(t, administrator, metav1.NamespaceDefault, name)
 		established(t, hubClient, cluster)

@@ -34,8 +34,6 @@ func RegistrationSecret(cluster string) string { return cluster + "-sveltos-regi
 // identityObjects returns the objects of an agent's identity on the hub, in the order of their creation.
 func identityObjects(r Request, delivery string) []client.Object {
 	account := &corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)}
-	// The annotation is for users, and for a deregistration that was interrupted after the SveltosCluster was deleted.
-	account.Annotations = map[string]string{kube.AnnotationDeliveryNS: delivery}
 	lease := &coordinationv1.Lease{
 		ObjectMeta: named(delivery, r.Name),
 		Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseDuration)},

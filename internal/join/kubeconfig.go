@@ -24,14 +24,12 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// localCluster is the name of the cluster in the kubeconfigs that we make.
-const localCluster = "local"
-
-// accessTimeout is how long a member may take to answer while it is being registered.
+// accessTimeout is the timeout of requests to a member during a registration or a renewal of its token.
 const accessTimeout = 10 * time.Second
 
-// parseKubeconfig reads the current context of a kubeconfig for the hub, and returns it without the other contexts,
-// whose credentials the hub does not need. It returns an error if the context refers to files or programs.
+// parseKubeconfig parses a kubeconfig for the hub. It returns the current context as config, and as minified, a
+// kubeconfig without the other contexts and their credentials. It returns an error if the context refers to files or
+// programs.
 func parseKubeconfig(kubeconfig []byte) (config *rest.Config, minified []byte, err error) {
 	loaded, err := clientcmd.Load(kubeconfig)
 	if err != nil {
@@ -50,7 +48,7 @@ func parseKubeconfig(kubeconfig []byte) (config *rest.Config, minified []byte, e
 	return config, minified, err
 }
 
-// Server returns the address of the cluster that a kubeconfig is for, "" if it cannot be used.
+// Server returns the address of the cluster in the current context of a kubeconfig, "" for an invalid kubeconfig.
 func Server(kubeconfig []byte) string {
 	config, _, err := parseKubeconfig(kubeconfig)
 	if err != nil {
@@ -61,24 +59,30 @@ func Server(kubeconfig []byte) string {
 
 // accountKubeconfig returns a kubeconfig for the cluster that config connects to, with the token of a ServiceAccount.
 func accountKubeconfig(config *rest.Config, account client.ObjectKey, token string) ([]byte, error) {
-	const context = "sveltos-context"
 	cluster, err := addressIn(config)
 	if err != nil {
 		return nil, err
 	}
-	made := clientcmdapi.NewConfig()
-	made.Clusters[localCluster] = cluster
-	made.AuthInfos[account.Name] = &clientcmdapi.AuthInfo{Token: token}
-	made.Contexts[context] = &clientcmdapi.Context{Cluster: localCluster, AuthInfo: account.Name, Namespace: account.Namespace}
-	made.CurrentContext = context
-	kubeconfig, err := clientcmd.Write(*made)
+	kubeconfig, err := clientcmd.Write(*tokenKubeconfig(cluster, account.Name, token, account.Namespace))
 	if err != nil {
 		return nil, fmt.Errorf("encode the kubeconfig: %w", err)
 	}
 	return kubeconfig, nil
 }
 
-// addressIn returns the address in config so that it holds for others too, without credentials.
+// tokenKubeconfig returns a kubeconfig with one context, for cluster and namespace, and with the token as credential.
+func tokenKubeconfig(cluster *clientcmdapi.Cluster, user, token, namespace string) *clientcmdapi.Config {
+	const name, context = "local", "sveltos-context"
+	config := clientcmdapi.NewConfig()
+	config.Clusters[name] = cluster
+	config.AuthInfos[user] = &clientcmdapi.AuthInfo{Token: token}
+	config.Contexts[context] = &clientcmdapi.Context{Cluster: name, AuthInfo: user, Namespace: namespace}
+	config.CurrentContext = context
+	return config
+}
+
+// addressIn returns the address in config without credentials, with file contents inlined, so that it can be used on
+// another machine. It returns an error if config does not verify the cluster's certificate.
 func addressIn(config *rest.Config) (*clientcmdapi.Cluster, error) {
 	if config.Insecure {
 		return nil, errors.New("the context does not verify the cluster's certificate (insecure-skip-tls-verify), and its kubeconfig must")
@@ -93,7 +97,7 @@ func addressIn(config *rest.Config) (*clientcmdapi.Cluster, error) {
 		}
 		cluster.CertificateAuthorityData = ca
 	}
-	// Only the proxy-url of a kubeconfig is in config; that of the environment is not.
+	// config.Proxy is set for the proxy-url of a kubeconfig, but not for a proxy of the environment.
 	if config.Proxy != nil {
 		server, err := url.Parse(config.Host)
 		if err != nil {
@@ -110,8 +114,8 @@ func addressIn(config *rest.Config) (*clientcmdapi.Cluster, error) {
 	return cluster, nil
 }
 
-// awaitAccess waits until a kubeconfig that was just made works: the rights of a new identity take a moment to be
-// known.
+// awaitAccess waits until checkAccess succeeds with a new kubeconfig, at most for accessTimeout. The member authorizes
+// a new identity only after its caches are updated.
 func awaitAccess(ctx context.Context, kubeconfig []byte) error {
 	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {
@@ -128,7 +132,8 @@ func awaitAccess(ctx context.Context, kubeconfig []byte) error {
 	return nil
 }
 
-// checkAccess asks the member whether it knows the credentials and whether they suffice.
+// checkAccess returns an error if the member rejects the credentials, does not respond within accessTimeout, or does
+// not allow them to create Secrets in kube.AgentNamespace.
 func checkAccess(ctx context.Context, member *rest.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, accessTimeout)
 	defer cancel()
@@ -138,7 +143,7 @@ func checkAccess(ctx context.Context, member *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("it cannot be used: %w", err)
 	}
-	// The record of what is on the member lives in these Secrets: without them nothing can be deployed.
+	// These Secrets contain the inventory of the member, without which the hub deploys nothing.
 	review, err := clientset.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 			Verb: "create", Resource: "secrets", Namespace: kube.AgentNamespace,

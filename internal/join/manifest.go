@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
@@ -58,7 +59,7 @@ func (m agentManifest) encode() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	documents := []map[string]any{
+	objects := []*unstructured.Unstructured{
 		object("v1", "Namespace", metadata{name: kube.AgentNamespace}, nil),
 		object("v1", "ServiceAccount", metadata{kube.AgentNamespace, agentDeployment}, nil),
 		object("rbac.authorization.k8s.io/v1", "ClusterRole", metadata{name: agentRole}, map[string]any{
@@ -80,12 +81,14 @@ func (m agentManifest) encode() ([]byte, error) {
 			"type": "Opaque",
 		}),
 	}
-	if documents, err = applyPatches(documents, m.patches); err != nil {
-		return nil, err
+	for _, p := range m.patches {
+		if err := p.applyTo(objects); err != nil {
+			return nil, err
+		}
 	}
 	var out bytes.Buffer
-	for i, document := range documents {
-		text, err := yaml.Marshal(document)
+	for i, obj := range objects {
+		text, err := yaml.Marshal(obj.Object)
 		if err != nil {
 			return nil, fmt.Errorf("encode the manifest: %w", err)
 		}
@@ -99,7 +102,7 @@ func (m agentManifest) encode() ([]byte, error) {
 
 type metadata struct{ namespace, name string }
 
-func object(apiVersion, kind string, m metadata, fields map[string]any) map[string]any {
+func object(apiVersion, kind string, m metadata, fields map[string]any) *unstructured.Unstructured {
 	meta := map[string]any{"name": m.name, "labels": map[string]any{agentNameLabel: agentName}}
 	if m.namespace != "" {
 		meta["namespace"] = m.namespace
@@ -108,7 +111,7 @@ func object(apiVersion, kind string, m metadata, fields map[string]any) map[stri
 	for key, value := range fields {
 		document[key] = value
 	}
-	return document
+	return &unstructured.Unstructured{Object: document}
 }
 
 func (m agentManifest) deploymentSpec() (map[string]any, error) {
@@ -145,7 +148,7 @@ func (m agentManifest) deploymentSpec() (map[string]any, error) {
 
 func (m agentManifest) container() map[string]any {
 	return map[string]any{
-		"name":    agentContainer,
+		"name":    "controller",
 		"image":   cmp.Or(m.options.Image, m.image, DefaultAgentImage),
 		"command": []any{"/manager"},
 		"args": []any{

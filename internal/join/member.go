@@ -9,14 +9,12 @@ import (
 	"strings"
 	"time"
 
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -95,8 +93,9 @@ func shortHash(text string) string {
 
 // ensure creates or repairs the identity, and adds its user.
 func (i *identity) ensure(ctx context.Context) error {
-	if err := i.ensureNamespace(ctx); err != nil {
-		return fmt.Errorf("create namespace %s on the cluster: %w", i.account.Namespace, err)
+	namespace := &corev1.Namespace{ObjectMeta: i.metadata("", i.account.Namespace)}
+	if err := ensureNamespace(ctx, i.member, i.log, i.resources, namespace); err != nil {
+		return fmt.Errorf("on the cluster: %w", err)
 	}
 	if err := i.addUser(ctx); err != nil {
 		return fmt.Errorf("write ClusterRole %s on the cluster: %w", memberIdentityName, err)
@@ -124,21 +123,6 @@ func (i *identity) metadata(namespace, name string) metav1.ObjectMeta {
 		}
 	}
 	return meta
-}
-
-func (i *identity) ensureNamespace(ctx context.Context) error {
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, memberTimeout, true, func(ctx context.Context) (bool, error) {
-		live := &corev1.Namespace{}
-		found, err := read(ctx, i.member, live, client.ObjectKey{Name: i.account.Namespace})
-		return !found || live.DeletionTimestamp.IsZero(), err
-	})
-	if wait.Interrupted(err) && ctx.Err() == nil {
-		err = fmt.Errorf("it is still being deleted after %s", memberTimeout)
-	}
-	if err != nil {
-		return err
-	}
-	return ensureNamespace(ctx, i.member, i.log, i.resources, &corev1.Namespace{ObjectMeta: i.metadata("", i.account.Namespace)})
 }
 
 // addUser creates the ClusterRole, or repairs the one that a registration created, and adds the user to it. A
@@ -176,24 +160,20 @@ var errForeignIdentity = errors.New("does not exist, while ClusterRole " + membe
 
 // apply creates obj, or repairs the one that a registration created. It does not change one of another party.
 func (i *identity) apply(ctx context.Context, obj client.Object) error {
-	live := &metav1.PartialObjectMetadata{}
-	live.SetGroupVersionKind(refOf(i.member, obj).GVK())
-	found, err := read(ctx, i.member, live, client.ObjectKeyFromObject(obj))
-	switch {
-	case err != nil:
+	if !isOwn(i.role) {
+		found, err := read(ctx, i.member, obj, client.ObjectKeyFromObject(obj))
+		if err == nil && !found {
+			err = fmt.Errorf("write %s on the cluster: it %w", refOf(i.member, obj), errForeignIdentity)
+		}
 		return err
-	case !found && !isOwn(i.role):
-		return fmt.Errorf("write %s on the cluster: it %w", refOf(i.member, obj), errForeignIdentity)
-	case found && (!isOwn(live) || !isOwn(i.role)):
-		return nil
 	}
-	isForeign := func(live *unstructured.Unstructured) error {
+	_, _, err := i.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
 		if !isOwn(live) {
-			return fmt.Errorf("%s %w", kube.RefOf(live), ErrForeign)
+			return ErrForeign
 		}
 		return nil
-	}
-	if _, _, err := i.log.Apply(ctx, obj, isForeign); err != nil {
+	})
+	if err != nil && !errors.Is(err, ErrForeign) {
 		return fmt.Errorf("create the identity on the cluster: %w", err)
 	}
 	return nil
@@ -222,41 +202,20 @@ func RetractMember(ctx context.Context, member *rest.Config, hubUID string, clus
 		return err
 	}
 	i.setCluster(hubUID, client.ObjectKeyFromObject(cluster))
-	if err = i.retract(ctx); err == nil {
+	err = i.retract(ctx)
+	// An earlier run has deleted the identity if its rights are lost, or its token is refused before it expires.
+	own := readToken(member.BearerToken)
+	isRefused := apierrors.IsUnauthorized(err) && own.text != "" && (own.expires.IsZero() || time.Now().Before(own.expires))
+	if err == nil || isRefused || apierrors.IsForbidden(err) && i.hasLostRights(ctx) {
 		return nil
 	}
-	isDeleted, reviewErr := i.isDeleted(ctx, err, member)
-	if isDeleted {
-		return nil
-	}
-	return fmt.Errorf("take back the identity on the cluster: %w", errors.Join(err, reviewErr))
+	return fmt.Errorf("take back the identity on the cluster: %w", err)
 }
 
-// isDeleted returns whether failure shows that an earlier run deleted the identity that member has the credentials of:
-// its token is refused though it has not expired, or it has lost its rights. A request that is forbidden to an identity
-// with its rights was refused for another reason.
-func (i *identity) isDeleted(ctx context.Context, failure error, member *rest.Config) (bool, error) {
-	isRefused := func(err error) bool {
-		own := readToken(member.BearerToken)
-		return apierrors.IsUnauthorized(err) && member.BearerToken != "" && (own.expires.IsZero() || time.Now().Before(own.expires))
-	}
-	if !apierrors.IsForbidden(failure) {
-		return isRefused(failure), nil
-	}
-	for _, verb := range []string{"get", "update", "delete"} {
-		review := &authorizationv1.SelfSubjectAccessReview{
-			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Verb: verb, Group: rbacv1.GroupName, Resource: "clusterroles", Name: memberIdentityName,
-			}},
-		}
-		if err := i.member.Create(ctx, review); err != nil {
-			return isRefused(err), fmt.Errorf("ask the cluster for the identity's rights: %w", err)
-		}
-		if review.Status.Allowed {
-			return false, nil
-		}
-	}
-	return true, nil
+// hasLostRights returns whether the identity may no longer read its ClusterRole. A refused write alone can have another
+// reason, such as an admission policy.
+func (i *identity) hasLostRights(ctx context.Context) bool {
+	return apierrors.IsForbidden(i.member.Get(ctx, client.ObjectKey{Name: memberIdentityName}, &rbacv1.ClusterRole{}))
 }
 
 func (i *identity) retract(ctx context.Context) error {

@@ -1,62 +1,64 @@
 package join
 
 import (
-	"bytes"
-	"crypto/x509"
+	"cmp"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/util/cert"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
 )
 
 const (
-	// ManifestTokenLife is how long the token in a registration manifest lives unless AgentOptions say otherwise. The
-	// agent exchanges it as soon as it starts, so this bounds the time between registering and applying the manifest.
+	// ManifestTokenLife is the default life of the token in a registration manifest. The manifest must be applied, and
+	// the agent started, before the token expires.
 	ManifestTokenLife = time.Hour
-	// MinManifestTokenLife is the shortest life that Kubernetes gives a token.
+	// MinManifestTokenLife is the minimum life of that token. Kubernetes rejects requests for a shorter one.
 	MinManifestTokenLife = 10 * time.Minute
 )
 
-// AgentOptions are what a cluster's manifest says of its agent beyond the defaults. They are kept, as JSON, in
-// annotation kube.AnnotationAgentOptions of the SveltosCluster, which is why no secret may be among them.
+// AgentOptions are a cluster's changes to the default manifest. The hub reads them, as JSON, from annotation
+// kube.AnnotationAgentOptions of the SveltosCluster. They are readable in the annotation, so no field is secret. Fields
+// with the zero value keep the default.
 type AgentOptions struct {
 	// Image is the agent's container image.
 	Image string `json:"image,omitempty"`
-	// ImagePullSecrets are names of Secrets of namespace kube.AgentNamespace on the member.
+	// ImagePullSecrets are the names of existing Secrets in namespace kube.AgentNamespace on the member.
 	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
-	// ProxyURL is the http, https or socks5 proxy on the way to the hub, and on no other way.
+	// ProxyURL is the http, https or socks5 proxy for connections to the hub only.
 	ProxyURL string `json:"proxyURL,omitempty"`
-	// HubURL is the https address under which the agent reaches the hub.
+	// HubURL is the https URL of the hub for this agent.
 	HubURL string `json:"hubURL,omitempty"`
-	// HubCA are the certificates, in PEM, of the authorities that may vouch for HubURL.
+	// HubCA are the CA certificates, in PEM, with which the agent verifies the hub's certificate.
 	HubCA string `json:"hubCA,omitempty"`
-	// Requests and Limits are quantities of cpu and memory for the agent's container.
+	// Requests and Limits are the resources of the agent's container. The keys are cpu and memory, the values are
+	// Kubernetes quantities.
 	Requests map[string]string `json:"requests,omitempty"`
 	Limits   map[string]string `json:"limits,omitempty"`
-	// TokenLifetime is the life of the manifest's token, as a duration from MinManifestTokenLife to MaxTokenLife. Default:
-	// ManifestTokenLife.
+	// TokenLifetime is the life of the manifest's token, from MinManifestTokenLife to MaxTokenLife, in the format of
+	// time.ParseDuration. Default: ManifestTokenLife.
 	TokenLifetime string `json:"tokenLifetime,omitempty"`
 }
 
-// ParseAgentOptions reads the content of annotation kube.AnnotationAgentOptions. Unknown fields are errors; an empty
-// text has no options.
+// ParseAgentOptions parses and validates the value of annotation kube.AnnotationAgentOptions. It returns zero options
+// for an empty text, and an error for an unknown field.
 func ParseAgentOptions(text string) (AgentOptions, error) {
 	var o AgentOptions
 	if text == "" {
 		return o, nil
 	}
-	decoder := json.NewDecoder(bytes.NewReader([]byte(text)))
+	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&o); err != nil {
 		return AgentOptions{}, fmt.Errorf("annotation %s: %w", kube.AnnotationAgentOptions, err)
@@ -70,12 +72,13 @@ func ParseAgentOptions(text string) (AgentOptions, error) {
 	return o, nil
 }
 
-// optionsOf reads the options that a SveltosCluster has.
+// optionsOf parses the options in the annotation of a SveltosCluster.
 func optionsOf(cluster *libv1beta1.SveltosCluster) (AgentOptions, error) {
 	return ParseAgentOptions(cluster.Annotations[kube.AnnotationAgentOptions])
 }
 
-// Merge returns o with everything that over says laid over it. Another HubURL takes the old one's HubCA away.
+// Merge returns o with the set fields of over. A new HubURL clears HubCA, unless over sets that too. ImagePullSecrets
+// are replaced as a whole, Requests and Limits per resource.
 func (o AgentOptions) Merge(over AgentOptions) AgentOptions {
 	if over.HubURL != "" && over.HubURL != o.HubURL {
 		o.HubCA = ""
@@ -94,6 +97,7 @@ func (o AgentOptions) Merge(over AgentOptions) AgentOptions {
 	return o
 }
 
+// mergeQuantities returns the union of both maps, with the values of over for common keys. It returns nil for none.
 func mergeQuantities(old, over map[string]string) map[string]string {
 	if len(old)+len(over) == 0 {
 		return nil
@@ -104,7 +108,7 @@ func mergeQuantities(old, over map[string]string) map[string]string {
 	return merged
 }
 
-// Encode returns o as the content of annotation kube.AnnotationAgentOptions; "" if o says nothing.
+// Encode returns o as the value of annotation kube.AnnotationAgentOptions, "" if no field is set.
 func (o AgentOptions) Encode() (string, error) {
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -116,7 +120,8 @@ func (o AgentOptions) Encode() (string, error) {
 	return string(text), nil
 }
 
-// Validate says what is wrong with o. The error names the field and the command-line flag that sets it.
+// Validate returns an error if a field of o is invalid. The error names the field and the command-line flag that sets
+// it.
 func (o AgentOptions) Validate() error {
 	if err := validateURL("hubURL (--management-cluster-url)", o.HubURL, "https"); err != nil {
 		return err
@@ -132,20 +137,23 @@ func (o AgentOptions) Validate() error {
 			return fmt.Errorf("imagePullSecrets (--image-pull-secret): %q is not the name of a Secret: %s", name, problems[0])
 		}
 	}
-	if _, err := o.manifestTokenLife(); err != nil {
-		return err
+	if life, err := time.ParseDuration(cmp.Or(o.TokenLifetime, ManifestTokenLife.String())); err != nil {
+		return fmt.Errorf("tokenLifetime (--token-lifetime): %w", err)
+	} else if life < MinManifestTokenLife || life > MaxTokenLife {
+		return fmt.Errorf("tokenLifetime (--token-lifetime): %s is not between %s and %s", life, MinManifestTokenLife, MaxTokenLife)
 	}
 	_, _, err := o.resources()
 	return err
 }
 
+// validateURL checks that text is empty or a URL with one of the schemes and without a user or password.
 func validateURL(field, text string, schemes ...string) error {
 	if text == "" {
 		return nil
 	}
 	address, err := url.Parse(text)
 	if err != nil || address.Host == "" || !slices.Contains(schemes, address.Scheme) {
-		// The text may hold a password.
+		// The error does not quote the text, because it may contain a password.
 		return fmt.Errorf("%s is not an %s:// address", field, schemes[0])
 	}
 	if address.User != nil {
@@ -154,55 +162,43 @@ func validateURL(field, text string, schemes ...string) error {
 	return nil
 }
 
+// validateCA checks that text is empty or has certificates in PEM and no private key.
 func validateCA(text string) error {
-	rest := []byte(text)
-	for found := 0; len(bytes.TrimSpace(rest)) > 0; found++ {
-		var block *pem.Block
-		block, rest = pem.Decode(rest)
-		if block == nil {
-			if found > 0 {
-				return nil // comments may follow the certificates
-			}
-			return errors.New("hubCA (--management-cluster-ca) holds no certificate in PEM")
-		}
-		if block.Type != "CERTIFICATE" {
-			return fmt.Errorf("hubCA (--management-cluster-ca) holds a %s, and only certificates may be in it", block.Type)
-		}
-		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return fmt.Errorf("hubCA (--management-cluster-ca): %w", err)
-		}
+	if text == "" {
+		return nil
+	}
+	if _, err := cert.ParseCertsPEM([]byte(text)); err != nil {
+		return fmt.Errorf("hubCA (--management-cluster-ca) holds no certificate in PEM: %w", err)
+	}
+	if strings.Contains(text, "PRIVATE KEY") {
+		return errors.New("hubCA (--management-cluster-ca) holds a PRIVATE KEY, and only certificates may be in it")
 	}
 	return nil
 }
 
-// manifestTokenLife returns how long the manifest's token shall live.
-func (o AgentOptions) manifestTokenLife() (time.Duration, error) {
-	if o.TokenLifetime == "" {
-		return ManifestTokenLife, nil
+// manifestTokenLife returns the life of the manifest's token. The options must be valid.
+func (o AgentOptions) manifestTokenLife() time.Duration {
+	if life, err := time.ParseDuration(o.TokenLifetime); err == nil {
+		return life
 	}
-	life, err := time.ParseDuration(o.TokenLifetime)
-	if err != nil {
-		return 0, fmt.Errorf("tokenLifetime (--token-lifetime): %w", err)
-	}
-	if life < MinManifestTokenLife || life > MaxTokenLife {
-		return 0, fmt.Errorf("tokenLifetime (--token-lifetime): %s is not between %s and %s", life, MinManifestTokenLife, MaxTokenLife)
-	}
-	return life, nil
+	return ManifestTokenLife
 }
 
-// resources returns the container's requests and limits. A default gives way to what o says of its counterpart.
+// resources returns the container's requests and limits. A request or limit that is given alone moves the default of
+// the other, so that the request is at most the limit. If both are given and the request is greater, it returns an
+// error.
 func (o AgentOptions) resources() (requests, limits map[string]string, err error) {
 	requests = map[string]string{"cpu": "200m", "memory": "512Mi"}
 	limits = map[string]string{"cpu": "500m", "memory": "512Mi"}
-	given := map[string]map[string]resource.Quantity{}
+	parsed := map[string]map[string]resource.Quantity{}
 	for field, quantities := range map[string]map[string]string{"requests": o.Requests, "limits": o.Limits} {
-		if given[field], err = parseQuantities(field, quantities); err != nil {
+		if parsed[field], err = parseQuantities(field, quantities); err != nil {
 			return nil, nil, err
 		}
 	}
 	for _, kind := range []string{"cpu", "memory"} {
-		request, hasRequest := given["requests"][kind]
-		limit, hasLimit := given["limits"][kind]
+		request, hasRequest := parsed["requests"][kind]
+		limit, hasLimit := parsed["limits"][kind]
 		if !hasRequest {
 			request = resource.MustParse(requests[kind])
 		}
@@ -223,6 +219,8 @@ func (o AgentOptions) resources() (requests, limits map[string]string, err error
 	return requests, limits, nil
 }
 
+// parseQuantities parses requests or limits. It returns an error for other resources, and for values that are not
+// positive.
 func parseQuantities(field string, quantities map[string]string) (map[string]resource.Quantity, error) {
 	parsed := map[string]resource.Quantity{}
 	for _, kind := range slices.Sorted(maps.Keys(quantities)) {

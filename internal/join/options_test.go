@@ -32,7 +32,7 @@ func TestAgentOptionsAreChecked(t *testing.T) {
 		"proxy with password":  {join.AgentOptions{ProxyURL: "http://u:secret@proxy"}, "proxyURL (--proxy-url) holds a user name or password"},
 		"proxy of no scheme":   {join.AgentOptions{ProxyURL: "proxy:3128"}, "proxyURL (--proxy-url) is not an http:// address"},
 		"no certificate":       {join.AgentOptions{HubCA: "x"}, "hubCA (--management-cluster-ca) holds no certificate"},
-		"a key":                {join.AgentOptions{HubCA: "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"}, "holds a PRIVATE KEY"},
+		"a key":                {join.AgentOptions{HubCA: ca + "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"}, "holds a PRIVATE KEY"},
 		"pull secret":          {join.AgentOptions{ImagePullSecrets: []string{"A B"}}, `"A B" is not the name of a Secret`},
 		"short life":           {join.AgentOptions{TokenLifetime: "9m59s"}, "tokenLifetime (--token-lifetime): 9m59s is not between 10m0s and 24h0m0s"},
 		"long life":            {join.AgentOptions{TokenLifetime: "25h"}, "is not between"},

@@ -1,8 +1,6 @@
 package join
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,272 +19,168 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxCopied bounds, in bytes, what the copy operations of one JSON 6902 patch may add: as much as a ConfigMap may hold.
+// maxCopied is the maximum size, in bytes, of the results of all copy operations of one JSON 6902 patch.
 const maxCopied = 1 << 20
 
-// patch is one change of an agent's manifest.
+// patch is one patch of an agent's manifest.
 type patch struct {
-	// origin says where it is from: ConfigMap, key, and which of several it is there.
+	// origin names the ConfigMap and the key of the patch in errors.
 	origin string
-	target target
-	// merge is a strategic merge patch in JSON; operations is a JSON 6902 patch, nil unless it is one.
-	merge      []byte
+	// target selects the objects to which the patch applies. An empty field selects all.
+	target libv1beta1.PatchSelector
+	// merge is a strategic merge patch in JSON. It is nil if operations is set.
+	merge []byte
+	// operations is a JSON 6902 patch. It is nil if merge is set.
 	operations jsonpatch.Patch
 }
 
-// parsePatches reads one value of a ConfigMap: YAML documents, each of which is a patch or a list of patches.
-func parsePatches(origin, text string) ([]patch, error) {
-	documents, err := splitYAML(text)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", origin, err)
+// parsePatch parses a patch: {patch, target}, or the patch alone. Without a target, a strategic merge patch with a kind
+// selects the object with its kind, namespace and name. All other patches select the Deployment.
+func parsePatch(origin, text string) (patch, error) {
+	p := patch{origin: origin}
+	given := libv1beta1.Patch{Patch: text}
+	var content any
+	if err := decodeDocument(text, &content); err != nil {
+		return p, err
 	}
-	var entries []any
-	for _, document := range documents {
-		if list, ok := document.([]any); ok && !isOperations(list) {
-			entries = append(entries, list...)
-			continue
+	if fields, _ := content.(map[string]any); fields["patch"] != nil {
+		if err := yaml.UnmarshalStrict([]byte(text), &given); err != nil {
+			return p, fmt.Errorf("it is not {patch, target}: %w", err)
 		}
-		entries = append(entries, document)
-	}
-	if len(entries) == 0 {
-		return nil, fmt.Errorf("%s: it holds no patch", origin)
-	}
-	patches := make([]patch, 0, len(entries))
-	for i, entry := range entries {
-		at := origin
-		if len(entries) > 1 {
-			at = fmt.Sprintf("%s, patch %d", origin, i+1)
-		}
-		parsed, err := parseEntry(entry)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", at, err)
-		}
-		parsed.origin = at
-		patches = append(patches, parsed)
-	}
-	return patches, nil
-}
-
-// splitYAML returns the documents of text that are not empty.
-func splitYAML(text string) ([]any, error) {
-	var documents []any
-	reader := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(text)))
-	for {
-		raw, err := reader.Read()
-		if errors.Is(err, io.EOF) {
-			return documents, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read it: %w", err)
-		}
-		var document any
-		if err := yaml.Unmarshal(raw, &document); err != nil {
-			return nil, fmt.Errorf("it is not YAML: %w", err)
-		}
-		if document != nil {
-			documents = append(documents, document)
+		content = nil
+		if err := decodeDocument(given.Patch, &content); err != nil {
+			return p, fmt.Errorf("field patch: %w", err)
 		}
 	}
-}
-
-// isOperations says whether list is a JSON 6902 patch, and not a list of patches.
-func isOperations(list []any) bool {
-	for _, element := range list {
-		fields, _ := element.(map[string]any)
-		if _, ok := fields["op"]; !ok {
-			return false
+	p.target = libv1beta1.PatchSelector{Group: "apps", Kind: "Deployment"}
+	if fields, ok := content.(map[string]any); ok {
+		if object := (&unstructured.Unstructured{Object: fields}); object.GetKind() != "" {
+			p.target = selectorOf(object)
 		}
-	}
-	return len(list) > 0
-}
-
-// parseEntry reads {patch, target}, or a patch that stands alone.
-func parseEntry(entry any) (patch, error) {
-	fields, _ := entry.(map[string]any)
-	if _, wrapped := fields["patch"]; !wrapped {
-		return newPatch(entry, nil)
-	}
-	raw, err := json.Marshal(fields)
-	if err != nil {
-		return patch{}, fmt.Errorf("read it: %w", err)
-	}
-	var given libv1beta1.Patch
-	decoder := json.NewDecoder(bytes.NewReader(raw))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&given); err != nil {
-		return patch{}, fmt.Errorf("it is not {patch, target}: %w", err)
-	}
-	contents, err := splitYAML(given.Patch)
-	if err != nil {
-		return patch{}, fmt.Errorf("field patch: %w", err)
-	}
-	if len(contents) != 1 {
-		return patch{}, fmt.Errorf("field patch: it holds %d documents, and must hold one", len(contents))
-	}
-	return newPatch(contents[0], given.Target)
-}
-
-// newPatch makes a patch of content. Without a selector, a strategic merge patch is for the object that it names, and
-// anything else for the Deployment.
-func newPatch(content any, selector *libv1beta1.PatchSelector) (patch, error) {
-	var made patch
-	var own libv1beta1.PatchSelector
-	switch content := content.(type) {
-	case []any:
-		raw, err := json.Marshal(content)
-		if err != nil {
-			return patch{}, fmt.Errorf("read it: %w", err)
-		}
-		if made.operations, err = jsonpatch.DecodePatch(raw); err != nil || !isOperations(content) {
-			return patch{}, errors.New("it is a list, but not of JSON 6902 operations")
-		}
-	case map[string]any:
-		own = namedBy(content)
-		if selector != nil {
-			// The selector says what is meant, and no patch gives an object another name.
+		if given.Target != nil {
+			// The target selects the objects. A patch must not change their kind or name.
 			for _, path := range [][]string{{"apiVersion"}, {"kind"}, {"metadata", "name"}, {"metadata", "namespace"}} {
-				unstructured.RemoveNestedField(content, path...)
+				unstructured.RemoveNestedField(fields, path...)
 			}
 		}
-		raw, err := json.Marshal(content)
-		if err != nil {
-			return patch{}, fmt.Errorf("read it: %w", err)
-		}
-		made.merge = raw
+	}
+	if given.Target != nil {
+		p.target = *given.Target
+	}
+	raw, err := json.Marshal(content)
+	if err != nil {
+		return p, fmt.Errorf("encode it: %w", err)
+	}
+	switch content.(type) {
+	case map[string]any:
+		p.merge = raw
+	case []any:
+		p.operations, err = jsonpatch.DecodePatch(raw)
 	default:
-		return patch{}, errors.New("it is neither a strategic merge patch, nor a list of JSON 6902 operations, nor {patch, target}")
+		err = errors.New("it is neither a strategic merge patch, nor a list of JSON 6902 operations, nor {patch, target}")
 	}
-	if selector == nil {
-		selector = &own
-	}
-	if *selector == (libv1beta1.PatchSelector{}) {
-		selector = &libv1beta1.PatchSelector{Group: "apps", Kind: "Deployment"}
-	}
-	var err error
-	made.target, err = parseTarget(*selector)
-	return made, err
+	return p, err
 }
 
-// namedBy returns the selector of the object that a strategic merge patch names; it is empty if that names no kind.
-func namedBy(content map[string]any) libv1beta1.PatchSelector {
-	named := unstructured.Unstructured{Object: content}
-	gvk := named.GroupVersionKind()
-	if gvk.Kind == "" {
-		return libv1beta1.PatchSelector{}
+// decodeDocument decodes text. It returns an error if text is not YAML or has more than one document.
+func decodeDocument(text string, into *any) error {
+	decoder := utilyaml.NewYAMLToJSONDecoder(strings.NewReader(text))
+	if err := decoder.Decode(into); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("it is not YAML: %w", err)
 	}
+	if err := decoder.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return errors.New("it holds more than one document")
+	}
+	return nil
+}
+
+// selectorOf returns the selector of the object that a strategic merge patch names.
+func selectorOf(object *unstructured.Unstructured) libv1beta1.PatchSelector {
+	gvk := object.GroupVersionKind()
 	return libv1beta1.PatchSelector{
 		Group: regexp.QuoteMeta(gvk.Group), Version: regexp.QuoteMeta(gvk.Version), Kind: regexp.QuoteMeta(gvk.Kind),
-		Namespace: regexp.QuoteMeta(named.GetNamespace()), Name: regexp.QuoteMeta(named.GetName()),
+		Namespace: regexp.QuoteMeta(object.GetNamespace()), Name: regexp.QuoteMeta(object.GetName()),
 	}
 }
 
-// target picks documents of a manifest.
-type target struct {
-	group, version, kind, namespace, name *regexp.Regexp
-	labels, annotations                   labels.Selector
-}
-
-// parseTarget compiles a selector, whose fields are regular expressions for the whole of what they are compared with.
-func parseTarget(selector libv1beta1.PatchSelector) (target, error) {
-	var t target
-	var err error
-	for _, field := range []struct {
-		name, text string
-		into       **regexp.Regexp
-	}{
-		{"group", selector.Group, &t.group},
-		{"version", selector.Version, &t.version},
-		{"kind", selector.Kind, &t.kind},
-		{"namespace", selector.Namespace, &t.namespace},
-		{"name", selector.Name, &t.name},
+// selects returns whether the target of the patch selects obj. It returns an error for an invalid expression or
+// selector.
+func (p patch) selects(obj *unstructured.Unstructured) (bool, error) {
+	gvk, t := obj.GroupVersionKind(), p.target
+	for expression, value := range map[[2]string]string{
+		{"group", t.Group}: gvk.Group, {"version", t.Version}: gvk.Version, {"kind", t.Kind}: gvk.Kind,
+		{"namespace", t.Namespace}: obj.GetNamespace(), {"name", t.Name}: obj.GetName(),
 	} {
-		text := field.text
-		if text == "" {
-			text = ".*"
-		}
-		if *field.into, err = regexp.Compile("^(?:" + text + ")$"); err != nil {
-			return target{}, fmt.Errorf("target.%s: %w", field.name, err)
-		}
-	}
-	if t.labels, err = labels.Parse(selector.LabelSelector); err != nil {
-		return target{}, fmt.Errorf("target.labelSelector: %w", err)
-	}
-	if t.annotations, err = labels.Parse(selector.AnnotationSelector); err != nil {
-		return target{}, fmt.Errorf("target.annotationSelector: %w", err)
-	}
-	return t, nil
-}
-
-func (t target) matches(document map[string]any) bool {
-	obj := unstructured.Unstructured{Object: document}
-	gvk := obj.GroupVersionKind()
-	return t.group.MatchString(gvk.Group) && t.version.MatchString(gvk.Version) && t.kind.MatchString(gvk.Kind) &&
-		t.namespace.MatchString(obj.GetNamespace()) && t.name.MatchString(obj.GetName()) &&
-		t.labels.Matches(labels.Set(obj.GetLabels())) && t.annotations.Matches(labels.Set(obj.GetAnnotations()))
-}
-
-// applyPatches returns the documents of an agent's manifest with patches applied, in order. No patch may hit nothing,
-// or take away what the agent needs.
-func applyPatches(documents []map[string]any, patches []patch) ([]map[string]any, error) {
-	if len(patches) == 0 {
-		return documents, nil
-	}
-	original := make([]map[string]any, len(documents))
-	for i, document := range documents {
-		// Patches are compared with what is in JSON.
-		raw, err := json.Marshal(document)
+		isMatch, err := regexp.MatchString("^(?:"+expression[1]+")$", value)
 		if err != nil {
-			return nil, fmt.Errorf("encode the manifest: %w", err)
+			return false, fmt.Errorf("target.%s: %w", expression[0], err)
 		}
-		if err := json.Unmarshal(raw, &original[i]); err != nil {
-			return nil, fmt.Errorf("encode the manifest: %w", err)
-		}
-	}
-	now := append([]map[string]any{}, original...)
-	for _, p := range patches {
-		hits := 0
-		for i := range now {
-			if !p.target.matches(now[i]) {
-				continue
-			}
-			hits++
-			changed, err := p.apply(now[i])
-			if err == nil {
-				err = checkPatched(original[i], changed)
-			}
-			if err != nil {
-				obj := unstructured.Unstructured{Object: original[i]}
-				return nil, fmt.Errorf("%w: %s: %s: %w", ErrPatch, p.origin, kube.RefOf(&obj), err)
-			}
-			now[i] = changed
-		}
-		if hits == 0 {
-			return nil, fmt.Errorf("%w: %s: it hits nothing in the manifest", ErrPatch, p.origin)
+		if expression[1] != "" && !isMatch {
+			return false, nil
 		}
 	}
-	return now, nil
+	byLabels, err := labels.Parse(t.LabelSelector)
+	if err != nil {
+		return false, fmt.Errorf("target.labelSelector: %w", err)
+	}
+	byAnnotations, err := labels.Parse(t.AnnotationSelector)
+	if err != nil {
+		return false, fmt.Errorf("target.annotationSelector: %w", err)
+	}
+	return byLabels.Matches(labels.Set(obj.GetLabels())) && byAnnotations.Matches(labels.Set(obj.GetAnnotations())), nil
 }
 
-// apply returns document with the patch applied.
-func (p patch) apply(document map[string]any) (map[string]any, error) {
-	before, err := json.Marshal(document)
+// applyTo replaces the selected objects with patched ones. It returns ErrPatch if the patch selects none or fails.
+func (p patch) applyTo(objects []*unstructured.Unstructured) error {
+	isUsed := false
+	for i, obj := range objects {
+		isSelected, err := p.selects(obj)
+		if err == nil && isSelected {
+			isUsed = true
+			if objects[i], err = p.apply(obj); err != nil {
+				err = fmt.Errorf("%s: %w", kube.RefOf(obj), err)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrPatch, p.origin, err)
+		}
+	}
+	if !isUsed {
+		return fmt.Errorf("%w: %s: it hits nothing in the manifest", ErrPatch, p.origin)
+	}
+	return nil
+}
+
+// apply returns obj with the patch applied. It returns an error if the patch changes the kind, name or namespace of
+// obj, or if the result is not a valid object of the kind.
+func (p patch) apply(obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	typed, err := kube.Scheme().New(obj.GroupVersionKind())
+	if err != nil {
+		return nil, err
+	}
+	raw, err := json.Marshal(obj.Object)
 	if err != nil {
 		return nil, fmt.Errorf("encode it: %w", err)
 	}
-	var after []byte
 	if p.operations != nil {
 		options := jsonpatch.NewApplyOptions()
 		options.AccumulatedCopySizeLimit = maxCopied
-		after, err = p.operations.ApplyWithOptions(before, options)
+		raw, err = p.operations.ApplyWithOptions(raw, options)
 	} else {
-		after, err = strategicpatch.StrategicMergePatch(before, p.merge, typeOf(document))
+		raw, err = strategicpatch.StrategicMergePatch(raw, p.merge, typed)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("apply the patch: %w", err)
 	}
-	var changed map[string]any
-	if err := json.Unmarshal(after, &changed); err != nil {
-		return nil, fmt.Errorf("decode what the patch leaves: %w", err)
+	changed := &unstructured.Unstructured{}
+	if err := json.Unmarshal(raw, &changed.Object); err != nil {
+		return nil, fmt.Errorf("decode the result: %w", err)
+	}
+	if kube.RefOf(changed) != kube.RefOf(obj) {
+		return nil, errors.New("apiVersion, kind, name and namespace must stay")
+	}
+	if err := yaml.UnmarshalStrict(raw, typed); err != nil {
+		return nil, fmt.Errorf("it is not valid any more: %w", err)
 	}
 	return changed, nil
 }

@@ -18,17 +18,17 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ErrPatch says that the patches for an agent's manifest cannot be used. The error names the ConfigMap, the key and the
-// reason.
+// ErrPatch is returned if the patches for an agent's manifest are invalid, or if their ConfigMap does not exist. The
+// error names the ConfigMap, the key of an invalid patch, and the reason.
 var ErrPatch = errors.New("patches of the agent's manifest")
 
-// patchesAnnotation on Namespace kube.AgentNamespace of the hub names the ConfigMap with the patches for agents of
-// clusters that name none.
+// patchesAnnotation on Namespace kube.AgentNamespace of the hub is the <namespace>/<name> of the default ConfigMap with
+// patches, for clusters without annotation libv1beta1.AgentConfigAnnotation.
 const patchesAnnotation = "towline.dev/agent-patch-config-map"
 
-// PublishPatches makes configMap, <namespace>/<name> on the hub, the one whose patches are for the manifests of all
-// pull-mode clusters that do not name another one in annotation libv1beta1.AgentConfigAnnotation; empty: there are
-// none. It need not exist yet. Everyone who makes manifests goes by it, on the command line too.
+// PublishPatches records the default patch ConfigMap, as <namespace>/<name>, on Namespace kube.AgentNamespace, "" for
+// none. The hub and sveltosctl read it when they create the manifest of a pull-mode cluster that has no annotation
+// libv1beta1.AgentConfigAnnotation. The ConfigMap may be created later.
 func PublishPatches(ctx context.Context, hub client.Client, configMap string) error {
 	if configMap != "" {
 		if _, err := ParsePatchesReference(configMap); err != nil {
@@ -52,7 +52,7 @@ func PublishPatches(ctx context.Context, hub client.Client, configMap string) er
 	return nil
 }
 
-// ParsePatchesReference reads <namespace>/<name> of a ConfigMap.
+// ParsePatchesReference parses the <namespace>/<name> of a ConfigMap. It returns an error for an invalid name.
 func ParsePatchesReference(text string) (client.ObjectKey, error) {
 	namespace, name, _ := strings.Cut(text, "/")
 	if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
@@ -61,58 +61,38 @@ func ParsePatchesReference(text string) (client.ObjectKey, error) {
 	return client.ObjectKey{Namespace: namespace, Name: name}, nil
 }
 
-// patchesFor reads the patches for a cluster's manifest, in the order of their keys.
+// patchesFor returns the patches for a cluster's manifest in the order of their keys, nil without a patch ConfigMap.
 func patchesFor(ctx context.Context, hub client.Reader, cluster *libv1beta1.SveltosCluster) ([]patch, error) {
 	reference := cluster.Annotations[libv1beta1.AgentConfigAnnotation]
-	said := "annotation " + libv1beta1.AgentConfigAnnotation
+	referenceSource := "annotation " + libv1beta1.AgentConfigAnnotation
 	if reference == "" {
 		namespace := &corev1.Namespace{}
 		if err := hub.Get(ctx, client.ObjectKey{Name: kube.AgentNamespace}, namespace); client.IgnoreNotFound(err) != nil {
 			return nil, fmt.Errorf("read namespace %s: %w", kube.AgentNamespace, err)
 		}
-		reference, said = namespace.Annotations[patchesAnnotation], "--agent-patch-config-map of the hub"
+		reference, referenceSource = namespace.Annotations[patchesAnnotation], "--agent-patch-config-map of the hub"
 	}
 	if reference == "" {
 		return nil, nil
 	}
 	key, err := ParsePatchesReference(reference)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrPatch, said, err)
+		return nil, fmt.Errorf("%w: %s: %w", ErrPatch, referenceSource, err)
 	}
 	configMap := &corev1.ConfigMap{}
 	if err := hub.Get(ctx, key, configMap); apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("%w: ConfigMap %s, which %s names, does not exist", ErrPatch, key, said)
+		return nil, fmt.Errorf("%w: ConfigMap %s, which %s names, does not exist", ErrPatch, key, referenceSource)
 	} else if err != nil {
 		return nil, fmt.Errorf("read ConfigMap %s: %w", key, err)
 	}
-	if len(configMap.BinaryData) > 0 {
-		return nil, fmt.Errorf("%w: ConfigMap %s: patches are in data, and it has binaryData", ErrPatch, key)
-	}
 	var patches []patch
 	for _, name := range slices.Sorted(maps.Keys(configMap.Data)) {
-		parsed, err := parsePatches(fmt.Sprintf("ConfigMap %s, key %s", key, name), configMap.Data[name])
+		origin := fmt.Sprintf("ConfigMap %s, key %s", key, name)
+		parsed, err := parsePatch(origin, configMap.Data[name])
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrPatch, err)
+			return nil, fmt.Errorf("%w: %s: %w", ErrPatch, origin, err)
 		}
-		patches = append(patches, parsed...)
+		patches = append(patches, parsed)
 	}
 	return patches, nil
-}
-
-// deleteManifest takes the kept manifest away: what was to be in it cannot be told any more. The token in it lives as
-// long as it would have.
-func (m Manifests) deleteManifest(ctx context.Context, r *registration) error {
-	secret, err := r.registrationSecret(ctx)
-	if err != nil || secret == nil || len(secret.Data) == 0 {
-		return err
-	}
-	before := secret.DeepCopy()
-	delete(secret.Data, ManifestKey)
-	delete(secret.Annotations, inputsAnnotation)
-	delete(secret.Annotations, renewAnnotation)
-	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-	if err := m.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("take the manifest out of Secret %s: %w", client.ObjectKeyFromObject(secret), err)
-	}
-	return nil
 }

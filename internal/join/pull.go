@@ -54,10 +54,15 @@ func RegisterPull(ctx context.Context, hub *rest.Config, request PullRequest, ou
 	if err != nil {
 		return err
 	}
-	return r.run(ctx, func() error { return r.registerPull(ctx, hub, request, out) })
+	write := func(manifest []byte) error {
+		_, err := out.Write(manifest)
+		return err
+	}
+	return r.run(ctx, func() error { return r.registerPull(ctx, hub, request, write) })
 }
 
-func (r *registration) registerPull(ctx context.Context, hub *rest.Config, request PullRequest, out io.Writer) error {
+// registerPull calls write with the manifest, unless ctx has ended.
+func (r *registration) registerPull(ctx context.Context, hub *rest.Config, request PullRequest, write func([]byte) error) error {
 	live, options, err := r.findPullCluster(ctx, request)
 	if err != nil {
 		return err
@@ -98,19 +103,14 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 		return err
 	}
 	agent.kubeconfig = address.kubeconfig(token, delivery)
-	return agent.print(ctx, out)
-}
-
-// print writes the manifest to out, unless ctx has ended.
-func (m agentManifest) print(ctx context.Context, out io.Writer) error {
-	manifest, err := m.encode()
+	manifest, err := agent.encode()
 	if err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if _, err := out.Write(manifest); err != nil {
+	if err := write(manifest); err != nil {
 		return fmt.Errorf("write the manifest: %w", err)
 	}
 	return nil
@@ -163,16 +163,12 @@ func (r *registration) issueToken(ctx context.Context, cluster *libv1beta1.Svelt
 	if err != nil {
 		return "", err
 	}
-	life, err := options.manifestTokenLife()
-	if err != nil {
-		return "", err
-	}
 	// The rollback deletes a new Secret, and the token is invalid without it.
 	secret, err := r.renewRegistrationSecret(ctx, ownerOf(cluster), delivery)
 	if err != nil {
 		return "", err
 	}
-	issued, err := requestToken(ctx, r.hub, secret, life)
+	issued, err := requestToken(ctx, r.hub, secret, options.manifestTokenLife())
 	if err != nil {
 		return "", err
 	}

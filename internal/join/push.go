@@ -17,7 +17,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// The defaults for the token of a registration by context are the same as in Sveltos.
+// A registration by context is a registration with PushRequest.Member. The defaults for its token are the same as in
+// Sveltos.
 const (
 	// MemberTokenLife is the requested lifetime of the token.
 	MemberTokenLife = 5 * time.Hour
@@ -35,8 +36,6 @@ type PushRequest struct {
 	Member *rest.Config
 	// ServiceAccountToken gives the identity a token that does not expire, instead of one that the hub renews.
 	ServiceAccountToken bool
-	// Note is called with a line about a cluster that is registered but unusual. It may be nil.
-	Note func(string)
 }
 
 // Validate returns an error for invalid fields, without a connection. The error names the flag and its value.
@@ -94,7 +93,7 @@ func (r *registration) registerKubeconfig(ctx context.Context, request PushReque
 	if err != nil {
 		return err
 	}
-	uid, err := r.identify(ctx, request, member, live)
+	uid, err := r.identify(ctx, member, live)
 	if err != nil {
 		return err
 	}
@@ -107,9 +106,9 @@ func (r *registration) registerKubeconfig(ctx context.Context, request PushReque
 	return r.applyPush(ctx, live, desired, request.Kubeconfig)
 }
 
-// identify returns the uid of the member's kube-system namespace, "" if it may not be read. It returns an error if
-// another member is registered under the name.
-func (r *registration) identify(ctx context.Context, request PushRequest, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
+// identify returns the uid of the member's kube-system namespace, or the registered uid if that may not be read, "" for
+// none. It returns an error if another member is registered under the name.
+func (r *registration) identify(ctx context.Context, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
 	config := rest.CopyConfig(member)
 	config.Timeout = accessTimeout
 	memberClient, _, err := newClient(config)
@@ -123,11 +122,7 @@ func (r *registration) identify(ctx context.Context, request PushRequest, member
 	if err := checkSameMember(r.request, uid, registered); err != nil || uid == "" {
 		return registered, err
 	}
-	hubUID, err := memberUID(ctx, r.hub)
-	if err == nil && hubUID == uid && request.Note != nil {
-		request.Note(fmt.Sprintf("the cluster at %s is the hub itself", member.Host))
-	}
-	return uid, err
+	return uid, nil
 }
 
 // annotateMember records the uid of the member, if it is known.
@@ -150,7 +145,7 @@ func (r *registration) registerContext(ctx context.Context, request PushRequest)
 			return err
 		}
 		desired := clusterOf(r.request, live)
-		uid, err := r.identify(ctx, request, request.Member, live)
+		uid, err := r.identify(ctx, request.Member, live)
 		if err != nil {
 			return err
 		}

@@ -32,6 +32,8 @@ const (
 	registrationLabel = "towline.dev/registration"
 	// deletionTimeout limits the time that a hub may take to release a SveltosCluster that is rolled back.
 	deletionTimeout = 20 * time.Second
+	// namespaceTimeout limits the wait for the deletion of an earlier namespace, which takes some seconds.
+	namespaceTimeout = 30 * time.Second
 	// registrationQPS is enough for the dozen requests of one registration not to wait for each other.
 	registrationQPS = 100
 )
@@ -47,8 +49,8 @@ type registration struct {
 	hub       client.Client
 	resources foreign.Resources
 	request   Request
-	// log rolls back the namespace, the kubeconfig and the SveltosCluster. The other objects belong to the SveltosCluster,
-	// and are deleted with it.
+	// log rolls back the namespace, the kubeconfig and the SveltosCluster. The other objects belong to the
+	// SveltosCluster, and are deleted with it.
 	log *rollback.Log
 	// isRevoked is true when tokens have been revoked, which cannot be rolled back.
 	isRevoked bool
@@ -178,33 +180,14 @@ func (r *registration) applyCluster(ctx context.Context, live, desired *libv1bet
 	if live.UID != "" {
 		return r.apply(ctx, desired, nil)
 	}
-	// With a claim, the hub has objects of an earlier SveltosCluster, for example while it is restored from a backup.
-	claimed, err := r.claimedDelivery(ctx)
-	if err != nil {
-		return err
-	}
-	created := &libv1beta1.SveltosCluster{}
-	r.log.Add(func(ctx context.Context) error { return r.deleteOrphans(ctx, created, claimed != "") })
-	if err := r.apply(ctx, desired, nil); err != nil {
-		// The response may have been lost. The rollback calls this before it deletes the SveltosCluster.
-		r.log.Add(func(ctx context.Context) error {
-			live, found, err := findCluster(ctx, r.hub, r.request)
-			if found && r.log.IsLastWriter(live) {
-				live.DeepCopyInto(created)
-			}
-			return err
-		})
-		return err
-	}
-	desired.DeepCopyInto(created)
-	return nil
+	r.log.Add(func(ctx context.Context) error { return r.deleteOrphans(ctx, desired) })
+	return r.apply(ctx, desired, nil)
 }
 
 // deleteOrphans deletes the objects of a SveltosCluster that this run created and deleted, unless it has been
-// registered again. It does nothing if this run did not create one, and only waits for the hub if the objects existed
-// before. The log rolls back the objects of a push-mode cluster.
-func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.SveltosCluster, existedBefore bool) error {
-	if created.UID == "" {
+// registered again. The log rolls back the objects of a push-mode cluster.
+func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.SveltosCluster) error {
+	if created.UID == "" || !created.Spec.PullMode {
 		return nil
 	}
 	isForeign := false
@@ -216,35 +199,28 @@ func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.Sv
 	if err != nil {
 		return fmt.Errorf("roll back SveltosCluster %s: the hub has not released it: %w", r.request.key(), err)
 	}
-	if isForeign || existedBefore || !created.Spec.PullMode {
+	if isForeign {
 		return nil
 	}
-	orphans := newRetraction(r.hub, r.resources, created)
-	// Another run creates its SveltosCluster before the other objects.
-	orphans.isReplaced = func(ctx context.Context) (bool, error) {
-		_, found, err := findCluster(ctx, r.hub, r.request)
-		return found, err
-	}
-	return orphans.deleteOwn(ctx)
+	return newRetraction(r.hub, r.resources, created).deleteOwn(ctx)
 }
 
-// ensureNamespace creates a namespace if it does not exist. The rollback deletes it unless it holds foreign objects.
+// ensureNamespace creates a namespace if it does not exist. It waits for the end of an earlier one that is being
+// deleted. The rollback deletes the namespace unless it holds foreign objects.
 func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, resources foreign.Resources, namespace *corev1.Namespace) error {
-	_, err := createNamespace(ctx, c, log, namespace, func(ctx context.Context) (string, error) {
-		return foreign.Find(ctx, c, resources, namespace.Name, func(*metav1.PartialObjectMetadata) bool { return false })
-	})
-	return err
-}
-
-// createNamespace creates a namespace if it does not exist. The rollback deletes it unless findForeign describes an
-// object in it.
-func createNamespace(
-	ctx context.Context, c client.Client, log *rollback.Log, namespace *corev1.Namespace, findForeign func(context.Context) (string, error),
-) (created bool, err error) {
 	key := client.ObjectKeyFromObject(namespace)
-	found, err := read(ctx, c, &corev1.Namespace{}, key)
-	if found || err != nil {
-		return false, err
+	exists := false
+	err := wait.PollUntilContextTimeout(ctx, time.Second/4, namespaceTimeout, true, func(context.Context) (bool, error) {
+		live := &corev1.Namespace{}
+		var err error
+		exists, err = read(ctx, c, live, key)
+		return !exists || live.DeletionTimestamp == nil, err
+	})
+	if wait.Interrupted(err) && ctx.Err() == nil {
+		return fmt.Errorf("namespace %s is still being deleted after %s", key.Name, namespaceTimeout)
+	}
+	if exists || err != nil {
+		return err
 	}
 	log.Add(func(ctx context.Context) error {
 		live := &corev1.Namespace{}
@@ -252,7 +228,7 @@ func createNamespace(
 		if err != nil || !found || !log.IsLastWriter(live) {
 			return err
 		}
-		if foreignObject, err := findForeign(ctx); foreignObject != "" || err != nil {
+		if foreignObject, err := foreign.Find(ctx, c, resources, key.Name, isDependentOfAgent); foreignObject != "" || err != nil {
 			return err
 		}
 		return client.IgnoreNotFound(c.Delete(ctx, live, client.Preconditions{UID: &live.UID}))
@@ -262,7 +238,13 @@ func createNamespace(
 	}
 	err = c.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
 	if client.IgnoreAlreadyExists(err) != nil {
-		return false, fmt.Errorf("create namespace %s: %w", key.Name, err)
+		return fmt.Errorf("create namespace %s: %w", key.Name, err)
 	}
-	return err == nil, nil
+	return nil
+}
+
+// isDependentOfAgent returns whether controllers created the object for the Deployment or the Service of an agent, so
+// that the garbage collector deletes it with them.
+func isDependentOfAgent(item *metav1.PartialObjectMetadata) bool {
+	return item.Labels[agentNameLabel] == agentName && metav1.GetControllerOf(item) != nil
 }

@@ -28,37 +28,38 @@ import (
 )
 
 const (
-	// RenewedKubeconfigKey is the default key of a renewed kubeconfig, as the Sveltos surface has it.
+	// RenewedKubeconfigKey is the default key of a renewed kubeconfig, the same as in Sveltos.
 	RenewedKubeconfigKey = "re-kubeconfig"
-	// renewAhead is how long before the interval is over a token is renewed, if the interval is longer than that.
+	// renewAhead is how long before the end of a longer interval a token is renewed.
 	renewAhead = 10 * time.Minute
-	// renewGrace is how much longer than the interval a token lives by default.
+	// renewGrace is added to the interval for the default of the requested life.
 	renewGrace = 30 * time.Minute
-	// minTokenLife is the shortest life that API servers give.
+	// minTokenLife is the minimum life in a token request. API servers reject a shorter one.
 	minTokenLife = 10 * time.Minute
-	// renewRetry is the time between attempts to renew.
+	// renewRetry is the time until the next attempt after an error, and the minimum time between two renewals by expiry.
 	renewRetry = time.Minute
 )
 
-// serviceAccountUser begins the user name of a ServiceAccount.
+// serviceAccountUser is the prefix of the user name of a ServiceAccount.
 const serviceAccountUser = "system:serviceaccount:"
 
-// Renewal keeps the token in a push-mode cluster's kubeconfig fresh, as spec.tokenRequestRenewalOption says.
+// Renewal renews the token in a push-mode cluster's kubeconfig according to spec.tokenRequestRenewalOption.
 type Renewal struct {
-	// Hub reads and writes the SveltosCluster and its Secret. It must read Secrets from the API server, or hold them in a
-	// cache.
+	// Hub reads and writes the SveltosCluster and its Secret. It must read Secrets from the API server or from a cache
+	// that contains them.
 	Hub client.Client
-	// Member says how the hub reaches the cluster now. Its token tells how long it lives.
+	// Member returns the hub's configuration for the cluster. Run reads the times of the current token from it.
 	Member func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error)
-	// Clock tells the time. Default: the real one.
+	// Clock is for tests. Default: the real clock.
 	Clock clock.PassiveClock
 }
 
-// Run renews the token if that is due, and returns when to ask next; 0 if the cluster's token is not to be renewed. An
-// error means that the present token goes on being used; next is then when to try again. The renewed kubeconfig was
-// tried before it is in use, it is in the Secret before the cluster refers to it, and when Run ends anywhere in between
-// the present one works on. Run writes spec.kubeconfigKeyName and status.lastReconciledTokenRequestAt itself, and into
-// cluster too, of which it changes nothing else.
+// Run renews the token if its renewal is due, and returns the time until the next call, 0 for never: in pull mode,
+// without spec.tokenRequestRenewalOption, with an invalid interval, and for a cluster that is being deleted. After an
+// error the former kubeconfig stays in use, and next is the time until the next attempt. Run checks the renewed
+// kubeconfig, writes it to the Secret, and then changes the cluster to use it. If Run is interrupted, the cluster has a
+// valid kubeconfig. Run writes spec.kubeconfigKeyName and status.lastReconciledTokenRequestAt on the hub, and sets both
+// fields of cluster.
 func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (next time.Duration, err error) {
 	option := cluster.Spec.TokenRequestRenewalOption
 	if option == nil || cluster.Spec.PullMode || !cluster.DeletionTimestamp.IsZero() {
@@ -72,21 +73,21 @@ func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (n
 	if err != nil {
 		return renewRetry, fmt.Errorf("renew the token: %w", err)
 	}
-	if pause := renewalDue(cluster, readToken(config.BearerToken), r.Clock.Now()).Sub(r.Clock.Now()); pause > 0 {
+	if pause := renewalDue(cluster, readToken(config.BearerToken)).Sub(r.Clock.Now()); pause > 0 {
 		return pause, nil
 	}
 	fresh, err := r.renew(ctx, cluster)
 	if err != nil {
 		return renewRetry, fmt.Errorf("renew the token: %w", err)
 	}
-	return max(renewalDue(cluster, fresh, r.Clock.Now()).Sub(r.Clock.Now()), time.Second), nil
+	return max(renewalDue(cluster, fresh).Sub(r.Clock.Now()), time.Second), nil
 }
 
-// renewalDue says when the token of a cluster is to be renewed. An issuer may give a token less life than was asked
-// for: such a one is renewed earlier than the interval says. The times in a token are by the member's clock, which may
-// be wrong, hence renewals keep a distance from each other in any case. A renewal after now did not take place:
-// somebody wrote that.
-func renewalDue(cluster *libv1beta1.SveltosCluster, current token, now time.Time) time.Time {
+// renewalDue returns the time of the next renewal of a cluster's token. The time by the interval counts from the last
+// renewal, else from the issue of the token, else from the creation of the cluster. If the token's expiry requires an
+// earlier renewal, the time by the expiry is used instead, but at least renewRetry after the last renewal: the times in
+// a token are from the clock of the member, which may be wrong.
+func renewalDue(cluster *libv1beta1.SveltosCluster, current token) time.Time {
 	interval := cluster.Spec.TokenRequestRenewalOption.RenewTokenRequestInterval.Duration
 	if interval > renewAhead {
 		interval -= renewAhead
@@ -96,26 +97,20 @@ func renewalDue(cluster *libv1beta1.SveltosCluster, current token, now time.Time
 		since = current.issued
 	}
 	last, err := time.Parse(time.RFC3339, cluster.Status.LastReconciledTokenRequestAt)
-	if err != nil || last.After(now) {
-		last = time.Time{}
-	} else {
+	if err == nil {
 		since = last
 	}
-	due := since.Add(interval)
-	if current.expires.IsZero() {
-		return due
+	byInterval := since.Add(interval)
+	if byExpiry := current.issued.Add(current.untilRenewal(0)); !current.expires.IsZero() && byExpiry.Before(byInterval) {
+		if earliest := last.Add(renewRetry); byExpiry.Before(earliest) {
+			return earliest
+		}
+		return byExpiry
 	}
-	early := current.issued.Add(current.untilRenewal(0))
-	if soonest := last.Add(current.expires.Sub(current.issued) / 10); early.Before(soonest) {
-		early = soonest
-	}
-	if early.Before(due) {
-		return early
-	}
-	return due
+	return byInterval
 }
 
-// renewedLife is the life to ask for.
+// renewedLife returns the requested life of a renewed token.
 func renewedLife(option *libv1beta1.TokenRequestRenewalOption) time.Duration {
 	if option.TokenDuration != nil {
 		return max(option.TokenDuration.Duration, minTokenLife)
@@ -123,10 +118,11 @@ func renewedLife(option *libv1beta1.TokenRequestRenewalOption) time.Duration {
 	return max(option.RenewTokenRequestInterval.Duration+renewGrace, minTokenLife)
 }
 
-// renew gets a new token and brings it into use.
+// renew requests a new token, writes the kubeconfig with it, and makes the cluster use that. It sets the fields of
+// cluster.
 func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) (token, error) {
-	// Both are read now and written only as they were read: a cluster that is registered again meanwhile keeps its new
-	// kubeconfig.
+	// The writes of the Secret and of the cluster's spec fail if the object has changed since this read. So a cluster that
+	// is registered again meanwhile keeps its new kubeconfig.
 	live, secret := &libv1beta1.SveltosCluster{}, &corev1.Secret{}
 	if err := r.Hub.Get(ctx, client.ObjectKeyFromObject(cluster), live); err != nil {
 		return token{}, fmt.Errorf("read the SveltosCluster: %w", err)
@@ -159,14 +155,14 @@ func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) 
 	return fresh, nil
 }
 
-// writeKubeconfig writes the kubeconfig into the Secret, unless that was changed since it was read.
+// writeKubeconfig writes the kubeconfig to the Secret. It returns an error if the Secret has changed since it was read.
 func (r Renewal) writeKubeconfig(ctx context.Context, secret *corev1.Secret, key string, kubeconfig []byte) error {
 	before := secret.DeepCopy()
 	if secret.Data == nil {
 		secret.Data = map[string][]byte{}
 	}
 	secret.Data[key] = kubeconfig
-	// A registration that fails from now on must not put the Secret back: the cluster is about to refer to the new key.
+	// Without the annotation, a failed registration does not revert the Secret. The cluster is about to use the new key.
 	delete(secret.Annotations, rollback.AttemptAnnotation)
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	if err := r.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
@@ -175,8 +171,8 @@ func (r Renewal) writeKubeconfig(ctx context.Context, secret *corev1.Secret, key
 	return nil
 }
 
-// useKubeconfig makes the cluster use the kubeconfig under key, unless the cluster was changed since it was read, and
-// notes the time.
+// useKubeconfig makes the cluster use the kubeconfig under key, and records the time in its status. It returns an error
+// if the spec must change and the cluster has changed since it was read.
 func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosCluster, key string) error {
 	if live.Spec.KubeconfigKeyName != key {
 		before := live.DeepCopy()
@@ -194,7 +190,8 @@ func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosClus
 	return nil
 }
 
-// renewKubeconfig returns the kubeconfig with a new token in place of its credentials. The new one was tried.
+// renewKubeconfig returns the kubeconfig with a new token in place of its credentials, after checkAccess with the
+// token.
 func renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.TokenRequestRenewalOption) ([]byte, token, error) {
 	config, err := fleet.ParseKubeconfig(current)
 	if err != nil {
@@ -223,7 +220,7 @@ func renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.Tok
 	return renewed, readToken(text), nil
 }
 
-// renewToken asks the member for a token.
+// renewToken requests a new token from the member with the current kubeconfig.
 func renewToken(
 	ctx context.Context, config *rest.Config, loaded *clientcmdapi.Config, option *libv1beta1.TokenRequestRenewalOption,
 ) (string, error) {
@@ -246,8 +243,8 @@ func renewToken(
 	return answer.Status.Token, nil
 }
 
-// renewedAccount finds whose token is renewed: the account that the option names, else the one that the kubeconfig
-// proves to be, else the one that it is named after.
+// renewedAccount returns the ServiceAccount of the renewed token. Namespace and name are from the option, else from a
+// SelfSubjectReview, else from the namespace and the user name in the kubeconfig. Without a name, it returns an error.
 func renewedAccount(
 	ctx context.Context, member kubernetes.Interface, loaded *clientcmdapi.Config, option *libv1beta1.TokenRequestRenewalOption,
 ) (client.ObjectKey, error) {
@@ -255,10 +252,10 @@ func renewedAccount(
 	if account.Namespace != "" && account.Name != "" {
 		return account, nil
 	}
-	// A member too old to know this question is no obstacle.
+	// The error is ignored, because old API servers have no SelfSubjectReview.
 	if self, err := member.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}); err == nil {
-		whose, isAccount := strings.CutPrefix(self.Status.UserInfo.Username, serviceAccountUser)
-		if namespace, name, ok := strings.Cut(whose, ":"); ok && isAccount {
+		qualifiedName, isAccount := strings.CutPrefix(self.Status.UserInfo.Username, serviceAccountUser)
+		if namespace, name, ok := strings.Cut(qualifiedName, ":"); ok && isAccount {
 			return client.ObjectKey{Namespace: cmp.Or(account.Namespace, namespace), Name: cmp.Or(account.Name, name)}, nil
 		}
 	}

@@ -29,14 +29,17 @@ type Retracted struct {
 }
 
 // Retract deletes the objects that the registration of cluster created on the hub, in either mode, and the deliveries
-// for its agent. The credentials are deleted last, except for the delivery namespace. The identity that the sveltosctl
-// of Sveltos created for the agent of a pull-mode cluster is deleted first, unless something else uses it. Retract does
-// not touch the SveltosCluster, other objects of other parties, and objects of other clusters. A namespace that was
-// created for the deliveries stays if it holds foreign objects. hub must read from the API server. Retract can be
-// interrupted and called again.
+// for its agent. The credentials are deleted last, except for the delivery namespace. Retract does not touch the
+// SveltosCluster and objects without the registration label, such as the identity that the sveltosctl of Sveltos
+// created. A namespace that was created for the deliveries stays if it holds foreign objects. hub must read from the
+// API server. Retract can be interrupted and called again.
 func Retract(ctx context.Context, hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
 	r := newRetraction(hub, resources, cluster)
-	if err := r.run(ctx); err != nil {
+	var err error
+	if r.done.Kept, err = r.findKept(ctx); err == nil {
+		err = r.deleteOwn(ctx)
+	}
+	if err != nil {
 		return r.done, fmt.Errorf("take back the registration of cluster %s: %w", r.request.key(), err)
 	}
 	return r.done, nil
@@ -48,27 +51,16 @@ type retraction struct {
 	resources foreign.Resources
 	cluster   *libv1beta1.SveltosCluster
 	request   Request
-	// isReplaced returns whether another SveltosCluster has the name of this one, so that the objects are not deleted. It
-	// is nil while this one exists.
-	isReplaced func(context.Context) (bool, error)
-	done       Retracted
+	done      Retracted
 }
 
 func newRetraction(hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) *retraction {
 	return &retraction{hub: hub, resources: resources, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 }
 
-func (r *retraction) run(ctx context.Context) error {
-	// An agent of another party must lose its access before its deliveries are deleted.
-	if err := r.deleteForeign(ctx); err != nil {
-		return err
-	}
-	return r.deleteOwn(ctx)
-}
-
 // deleteOwn deletes the objects that registrations of the cluster created.
 func (r *retraction) deleteOwn(ctx context.Context) error {
-	claimed, err := r.claimedNamespaces(ctx)
+	claimed, err := claimedNamespaces(ctx, r.hub, r.request)
 	if err != nil {
 		return err
 	}
@@ -95,27 +87,10 @@ func (r *retraction) deleteOwn(ctx context.Context) error {
 	return nil
 }
 
-// claimedNamespaces are the namespaces with the deliveries of this cluster: its own one or the derived one, whatever
-// its annotation is.
-func (r *retraction) claimedNamespaces(ctx context.Context) ([]*corev1.Namespace, error) {
-	var claimed []*corev1.Namespace
-	for _, name := range []string{r.request.Namespace, derivedNamespace(r.request)} {
-		namespace := &corev1.Namespace{}
-		found, err := read(ctx, r.hub, namespace, client.ObjectKey{Name: name})
-		if err != nil {
-			return nil, err
-		}
-		if found && namespace.Annotations[kube.AnnotationDeliveryHolder] == holderOf(r.request, name) {
-			claimed = append(claimed, namespace)
-		}
-	}
-	return claimed, nil
-}
-
 // ownObjects reads the objects that a registration of this cluster created, in the order in which they are deleted. The
 // ServiceAccount is last: without it all credentials are invalid.
 func (r *retraction) ownObjects(ctx context.Context) ([]client.Object, error) {
-	claimed, err := r.claimedNamespaces(ctx)
+	claimed, err := claimedNamespaces(ctx, r.hub, r.request)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +101,6 @@ func (r *retraction) ownObjects(ctx context.Context) ([]client.Object, error) {
 		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, sharedBinding(q))},
 	}
 	for _, namespace := range claimed {
-		// Before the binding, which identifies it.
 		objects = append(objects, &coordinationv1.Lease{ObjectMeta: named(namespace.Name, q.Name)})
 		if namespace.Name != q.Namespace {
 			objects = append(objects,
@@ -146,13 +120,7 @@ func (r *retraction) ownObjects(ctx context.Context) ([]client.Object, error) {
 		if err != nil {
 			return nil, err
 		}
-		isOwn := found && r.owns(obj)
-		if lease, ok := obj.(*coordinationv1.Lease); ok && found && !isOwn {
-			if isOwn, err = agentMayWrite(ctx, r.hub, lease); err != nil {
-				return nil, err
-			}
-		}
-		if isOwn {
+		if found && r.owns(obj) {
 			own = append(own, obj)
 		}
 	}
@@ -195,25 +163,9 @@ func (r *retraction) deleteDeliveries(ctx context.Context, delivery string) erro
 	return nil
 }
 
-// isReplacedNow returns whether the objects belong to another SveltosCluster now.
-func (r *retraction) isReplacedNow(ctx context.Context) (bool, error) {
-	if r.isReplaced == nil {
-		return false, nil
-	}
-	return r.isReplaced(ctx)
-}
-
 // deleteObject deletes an object that has been read, and records that.
 func (r *retraction) deleteObject(ctx context.Context, obj client.Object) error {
-	if isKept, err := r.isReplacedNow(ctx); isKept || err != nil {
-		return err
-	}
-	var err error
-	if lease, ok := obj.(*coordinationv1.Lease); ok {
-		err = deleteLease(ctx, r.hub, lease)
-	} else {
-		err = deleteObject(ctx, r.hub, obj)
-	}
+	err := deleteObject(ctx, r.hub, obj)
 	if apierrors.IsConflict(err) {
 		return nil // another party has deleted and created it since
 	}
@@ -236,9 +188,6 @@ func (r *retraction) releaseNamespace(ctx context.Context, namespace *corev1.Nam
 		if found == "" {
 			return r.deleteObject(ctx, namespace)
 		}
-	}
-	if isKept, err := r.isReplacedNow(ctx); isKept || err != nil {
-		return err
 	}
 	return releaseClaim(ctx, r.hub, namespace.Name, holderOf(r.request, namespace.Name))
 }

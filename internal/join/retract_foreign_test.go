@@ -2,8 +2,6 @@ package join_test
 
 import (
 	"errors"
-	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -14,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -67,86 +64,33 @@ func keptTexts(kept []join.Kept) []string {
 	return all
 }
 
-func TestDeregisterOfAForeignRegistrationCanBeCutOffAnywhere(t *testing.T) {
+func TestObjectsThatSveltosCreatedStay(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	n := newNamespace(t, hubClient, "cut")
-	for _, name := range []string{"refused", "answer-lost"} {
-		// The SveltosCluster is deleted twice, once as a trial, and then the six objects of the identity.
-		for at := range int64(8) {
-			cluster := fmt.Sprintf("%s-%d", name, at+1)
-			objects := madeBySveltos(t, hubClient, n, cluster)
-			r := join.DeregisterRequest{Request: join.Request{Namespace: n, Name: cluster}}
-			broken := &fault{at: at + 1, strike: faults[name](nil)}
-			_, first := join.Deregister(t.Context(), broken.on(plane.Config), r)
-			_, err := join.Deregister(t.Context(), plane.Config, r)
-			if err != nil && !errors.Is(err, join.ErrNotRegistered) {
-				t.Errorf("%s: %v, after %v", cluster, err, first)
-			}
-			if there := kindsThere(t, hubClient, objects); len(there) > 0 {
-				t.Errorf("%s: left %q, after %v", cluster, there, first)
-			}
-		}
-	}
-}
-
-func TestForeignServiceAccountThatAWorkloadUsesStays(t *testing.T) {
-	t.Parallel()
-	plane, hubClient := hub(t)
-	n := newNamespace(t, hubClient, "workload")
+	n := newNamespace(t, hubClient, "foreign")
 	objects := madeBySveltos(t, hubClient, n, "c")
-	nightly := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "batch/v1", "kind": "CronJob", "metadata": map[string]any{"namespace": n, "name": "nightly"},
-		"spec": map[string]any{"schedule": "0 0 * * *", "jobTemplate": map[string]any{"spec": map[string]any{"template": map[string]any{"spec": map[string]any{
-			"serviceAccountName": "c", "restartPolicy": "Never", "containers": []any{map[string]any{"name": "c", "image": "i"}},
-		}}}}},
-	}}
-	if err := hubClient.Create(t.Context(), nightly); err != nil {
-		t.Fatal(err)
-	}
-	r := join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "c"}}
-	departure, err := join.Deregister(t.Context(), plane.Config, r)
+	departure, err := join.Deregister(t.Context(), plane.Config, join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "c"}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	const reason = ": Towline did not create it; to delete it: kubectl delete "
 	want := []string{
-		"ServiceAccount " + n + "/c: CronJob batch " + n + "/nightly uses it; to delete it: kubectl delete serviceaccount c -n " + n,
-		"Secret " + n + "/c: it is for a token of ServiceAccount " + n + "/c, which stays; to delete it: kubectl delete secret c -n " + n,
+		"ServiceAccount " + n + "/c" + reason + "serviceaccount c -n " + n,
+		"Secret " + n + "/c" + reason + "secret c -n " + n,
+		"Role rbac.authorization.k8s.io " + n + "/c" + reason + "role c -n " + n,
+		"ClusterRole rbac.authorization.k8s.io " + n + "-c" + reason + "clusterrole " + n + "-c",
+		"RoleBinding rbac.authorization.k8s.io " + n + "/c" + reason + "rolebinding c -n " + n,
+		"ClusterRoleBinding rbac.authorization.k8s.io " + n + "-c" + reason + "clusterrolebinding " + n + "-c",
 	}
 	if diff := cmp.Diff(want, keptTexts(departure.Kept)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"ServiceAccount", "Secret"}, kindsThere(t, hubClient, objects)); diff != "" {
+	there := []string{"ServiceAccount", "Secret", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+	if diff := cmp.Diff(there, kindsThere(t, hubClient, objects)); diff != "" {
 		t.Errorf("there (-want +got):\n%s", diff)
 	}
-	if len(departure.Deleted) != 5 {
-		t.Errorf("deleted %v, want the SveltosCluster, two roles and two bindings", departure.Deleted)
-	}
-}
-
-func TestForeignIdentityStaysWhereItsUseCannotBeRead(t *testing.T) {
-	t.Parallel()
-	plane, hubClient := hub(t)
-	n := newNamespace(t, hubClient, "unread")
-	objects := madeBySveltos(t, hubClient, n, "c")
-	blind := rest.CopyConfig(plane.Config)
-	blind.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			if strings.Contains(request.URL.Path, "/clusterrole") {
-				return faults["forbidden"](nil)(request, next)
-			}
-			return next.RoundTrip(request)
-		})
-	})
-	departure, err := join.Deregister(t.Context(), blind, join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "c"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(departure.Kept) != 4 || !strings.Contains(departure.Kept[0].String(), "whether something else uses it is not known") {
-		t.Errorf("kept %v", departure.Kept)
-	}
-	if there := kindsThere(t, hubClient, objects); len(there) != 6 {
-		t.Errorf("there is only %q", there)
+	if len(departure.Deleted) != 1 {
+		t.Errorf("deleted %v, want the SveltosCluster", departure.Deleted)
 	}
 }
 
@@ -154,25 +98,21 @@ func TestForeignKubeconfigsOfAPushClusterAreListed(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := newNamespace(t, hubClient, "pushed")
-	command := "; to delete it: kubectl delete secret "
-	for cluster, test := range map[string]struct{ secret, named, want string }{
-		"one": {join.KubeconfigSecret("one"), "", "Towline did not make it" + command},
-		"two": {"own", "own", "SveltosCluster " + n + "/other uses it, too" + command},
+	for cluster, test := range map[string]struct{ secret, named string }{
+		"one": {join.KubeconfigSecret("one"), ""},
+		"two": {"own", "own"},
 	} {
 		secret := secretNamed(n, test.secret)
 		made := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: n, Name: cluster}}
 		made.Spec.KubeconfigName = test.named
-		other := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: n, Name: "other"}}
-		other.Spec.KubeconfigName = "own"
-		err := errors.Join(hubClient.Create(t.Context(), secret), hubClient.Create(t.Context(), made), client.IgnoreAlreadyExists(hubClient.Create(t.Context(), other)))
-		if err != nil {
+		if err := errors.Join(hubClient.Create(t.Context(), secret), hubClient.Create(t.Context(), made)); err != nil {
 			t.Fatal(err)
 		}
 		departure, err := join.Deregister(t.Context(), plane.Config, join.DeregisterRequest{Request: join.Request{Namespace: n, Name: cluster}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []string{"Secret " + n + "/" + test.secret + ": " + test.want + test.secret + " -n " + n}
+		want := []string{"Secret " + n + "/" + test.secret + ": Towline did not create it; to delete it: kubectl delete secret " + test.secret + " -n " + n}
 		if diff := cmp.Diff(want, keptTexts(departure.Kept)); diff != "" {
 			t.Errorf("%s: kept (-want +got):\n%s", cluster, diff)
 		}
@@ -194,7 +134,7 @@ func TestDeregisterOfWhatIsNotThereListsWhatHasItsName(t *testing.T) {
 	if !errors.Is(err, join.ErrNotRegistered) {
 		t.Errorf("got error %v, want ErrNotRegistered", err)
 	}
-	want := []string{"ServiceAccount " + n + "/c: nothing shows that it is the agent's; to delete it: kubectl delete serviceaccount c -n " + n}
+	want := []string{"ServiceAccount " + n + "/c: Towline did not create it; to delete it: kubectl delete serviceaccount c -n " + n}
 	if diff := cmp.Diff(want, keptTexts(departure.Kept)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}

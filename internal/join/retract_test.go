@@ -84,7 +84,7 @@ func TestDeregisterSaysWhatItWaitsFor(t *testing.T) {
 	var told []string
 	r := join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "c"}, KeepAddons: true, Wait: -1, Progress: func(text string) { told = append(told, text) }}
 	_, err := join.Deregister(t.Context(), plane.Config, r)
-	wantText(t, err, "no hub has taken it up: is the hub of the default shard running?")
+	wantText(t, err, "no hub has taken it up: is the hub of the shard default running?")
 	if cluster = clusterNamed(t, hubClient, n, "c"); cluster.Annotations[kube.AnnotationDeregister] != kube.DeregisterKeep {
 		t.Errorf("annotations are %v", cluster.Annotations)
 	}
@@ -122,7 +122,7 @@ func TestDeregisterByForceDoesNotWaitForAHubThatIsNotThere(t *testing.T) {
 	begun := time.Now()
 	r := join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "c"}, Force: true, Wait: -1}
 	_, err := join.Deregister(t.Context(), plane.Config, r)
-	wantText(t, err, "no hub has taken it up: is the hub of the default shard running? the deregistration goes on by itself when it is")
+	wantText(t, err, "still waiting for its agent to remove itself; the deregistration goes on by itself if the hub is running")
 	if !errors.Is(err, join.ErrStillDeregistering) {
 		t.Errorf("err = %v", err)
 	}

@@ -5,14 +5,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -203,37 +201,6 @@ func TestALongNameIsRefusedAndHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// An agent may write its own Lease as it likes.
-func TestTheLeaseIsTheClustersWhateverItsAgentDoesToIt(t *testing.T) {
-	t.Parallel()
-	plane, hubClient := hub(t)
-	n := newNamespace(t, hubClient, "lease")
-	established(t, hubClient, declared(t, hubClient, n, "first"))
-	cluster := declared(t, hubClient, n, "second")
-	delivery := established(t, hubClient, cluster)
-	key := client.ObjectKey{Namespace: delivery, Name: "second"}
-	spoil := []byte(`{"metadata":{"labels":null,"finalizers":["example.com/mine"],"ownerReferences":[
-		{"apiVersion":"lib.projectsveltos.io/v1beta1","kind":"SveltosCluster","name":"other","uid":"1"}]},"spec":{"renewTime":"2036-01-01T00:00:00.000000Z"}}`)
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
-	// The garbage collector does not run on this control plane.
-	if err := hubClient.Patch(t.Context(), lease, client.RawPatch(types.MergePatchType, spoil)); err != nil {
-		t.Fatal(err)
-	}
-	established(t, hubClient, cluster)
-	if err := hubClient.Get(t.Context(), key, lease); err != nil || lease.Labels["towline.dev/registration"] != "second" {
-		t.Errorf("labels %v, err %v", lease.Labels, err)
-	}
-	if err := hubClient.Patch(t.Context(), lease, client.RawPatch(types.MergePatchType, spoil)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := join.Retract(t.Context(), hubClient, kinds(t, plane), cluster); err != nil {
-		t.Fatal(err)
-	}
-	if err := hubClient.Get(t.Context(), key, lease); !apierrors.IsNotFound(err) {
-		t.Errorf("the Lease is there: %v", err)
-	}
-}
-
 func TestALeaseOfOthersIsNotTaken(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
@@ -251,28 +218,5 @@ func TestALeaseOfOthersIsNotTaken(t *testing.T) {
 	}
 	if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(users), users); err != nil || len(users.Labels) > 0 {
 		t.Errorf("it is changed: %v %v", users.Labels, err)
-	}
-}
-
-func TestTheLeaseOfAnEarlierClusterIsMadeAnew(t *testing.T) {
-	t.Parallel()
-	_, hubClient := hub(t)
-	n := newNamespace(t, hubClient, "earlier")
-	established(t, hubClient, declared(t, hubClient, n, "first"))
-	cluster := declared(t, hubClient, n, "second")
-	key := client.ObjectKey{Namespace: established(t, hubClient, cluster), Name: "second"}
-	before := &coordinationv1.Lease{}
-	if err := hubClient.Get(t.Context(), key, before); err != nil {
-		t.Fatal(err)
-	}
-	if err := hubClient.Delete(t.Context(), cluster); err != nil {
-		t.Fatal(err)
-	}
-	// Times of creation are in seconds.
-	eventually(t, "the next second", func() bool { return time.Since(before.CreationTimestamp.Time) > 2*time.Second })
-	established(t, hubClient, declared(t, hubClient, n, "second"))
-	after := &coordinationv1.Lease{}
-	if err := hubClient.Get(t.Context(), key, after); err != nil || after.UID == before.UID {
-		t.Errorf("the Lease is the earlier one: %v", err)
 	}
 }

@@ -13,26 +13,22 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// renewAt is the part of a token's life after which it is renewed: early enough for many attempts while the hub is
-// away.
-const renewAt = 0.8
+// renewalFraction is the fraction of a token's life after which it is renewed. The rest is for retries while the hub is
+// unavailable.
+const renewalFraction = 0.8
 
-// token is a bearer token and what it says of itself. The times are zero, and the names empty, if it says nothing.
+// token is a bearer token, with the claims that this package uses. The times and boundTo are zero if the token is no
+// JWT, or if it does not expire.
 type token struct {
 	text    string
 	issued  time.Time
 	expires time.Time
-	// boundTo is the Secret without which it is worthless.
-	boundTo boundSecret
+	// boundTo is the uid of the Secret to which the token is bound, "" for none.
+	boundTo types.UID
 }
 
-// boundSecret is the Secret that a token is bound to, as the token's claims say it.
-type boundSecret struct {
-	Name string    `json:"name"`
-	UID  types.UID `json:"uid"`
-}
-
-// readToken reads what a ServiceAccount token says. Only the hub can and does verify it; here it is for planning.
+// readToken reads the claims of a ServiceAccount token without verification, which only its API server can do. The
+// claims are used to schedule renewals.
 func readToken(text string) token {
 	t := token{text: text}
 	parts := strings.Split(text, ".")
@@ -47,18 +43,21 @@ func readToken(text string) token {
 		IssuedAt int64 `json:"iat"`
 		Expires  int64 `json:"exp"`
 		Bound    struct {
-			Secret boundSecret `json:"secret"`
+			Secret struct {
+				UID types.UID `json:"uid"`
+			} `json:"secret"`
 		} `json:"kubernetes.io"`
 	}{}
 	if json.Unmarshal(raw, &claims) != nil || claims.Expires <= claims.IssuedAt {
 		return t
 	}
 	t.issued, t.expires = time.Unix(claims.IssuedAt, 0), time.Unix(claims.Expires, 0)
-	t.boundTo = claims.Bound.Secret
+	t.boundTo = claims.Bound.Secret.UID
 	return t
 }
 
-// tokenIn reads the token in a member's manifest. What patches made unreadable says nothing.
+// tokenIn reads the token in a member's manifest. It returns an empty token if patches made the manifest unreadable, or
+// if the manifest has no token.
 func tokenIn(manifest []byte) token {
 	objects, err := kube.DecodeLenient(manifest)
 	if err != nil {
@@ -83,15 +82,15 @@ func tokenIn(manifest []byte) token {
 	return token{}
 }
 
-// untilRenewal returns the time from the creation of t until its renewal.
-func (t token) untilRenewal(asked time.Duration) time.Duration {
-	return time.Duration(float64(t.life(asked)) * renewAt)
+// untilRenewal returns the time from the issue of t until its renewal. requestedLife is used as in life.
+func (t token) untilRenewal(requestedLife time.Duration) time.Duration {
+	return time.Duration(float64(t.life(requestedLife)) * renewalFraction)
 }
 
-// life returns how long t lives. A token that says nothing of its life is taken to live as long as was asked for.
-func (t token) life(asked time.Duration) time.Duration {
+// life returns the time from the issue of t until it expires, or requestedLife if t has no times.
+func (t token) life(requestedLife time.Duration) time.Duration {
 	if t.expires.IsZero() || t.issued.IsZero() {
-		return asked
+		return requestedLife
 	}
 	return t.expires.Sub(t.issued)
 }

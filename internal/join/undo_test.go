@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -169,85 +168,6 @@ func TestIdentityGoesWithTheSveltosCluster(t *testing.T) {
 		})
 	}
 	eventually(t, "nothing is left in the namespace", func() bool { return len(inNamespace(t, hubClient, n)) == 0 })
-}
-
-// afterDeletion calls do once a SveltosCluster was deleted and the next request has not found it.
-func afterDeletion(config *rest.Config, do func()) *rest.Config {
-	config = rest.CopyConfig(config)
-	isDeleted := false
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			response, err := next.RoundTrip(request)
-			if err == nil && strings.HasSuffix(request.URL.Path, "/sveltosclusters/c") {
-				if isDeleted && response.StatusCode == http.StatusNotFound {
-					isDeleted = false
-					do()
-				}
-				isDeleted = isDeleted || request.Method == http.MethodDelete
-			}
-			return response, err
-		})
-	})
-	return config
-}
-
-func TestRollbackKeepsTheNextRegistration(t *testing.T) {
-	t.Parallel()
-	plane, hubClient := hub(t)
-	r := pullRequest(plane.Namespace(t, "next"), "c")
-	var agent *rest.Config
-	config := afterDeletion(plane.Config, func() {
-		eventually(t, "the identity is deleted with the SveltosCluster", func() bool {
-			return len(inNamespace(t, hubClient, r.Namespace)) == 0
-		})
-		agent, _ = agentConfig(t, registered(t, plane, r))
-	})
-	wantText(t, join.RegisterPull(t.Context(), config, r, failing{errors.New("broken pipe")}), "broken pipe")
-	if agent == nil {
-		t.Fatal("the rollback did not look for the SveltosCluster")
-	}
-	if diff := cmp.Diff([]string{"c", "c-sveltos-agent", "c-sveltos-registration", "c", "c", "c", "c"}, inNamespace(t, hubClient, r.Namespace)); diff != "" {
-		t.Errorf("objects (-want +got):\n%s", diff)
-	}
-	namespace := &corev1.Namespace{}
-	if err := hubClient.Get(t.Context(), client.ObjectKey{Name: r.Namespace}, namespace); err != nil {
-		t.Fatal(err)
-	}
-	if got := namespace.Annotations["towline.dev/delivery-cluster"]; got != "c" {
-		t.Errorf("claim of the namespace: got %q, want c", got)
-	}
-	if !allowed(t, agent, "get lib.projectsveltos.io/configurationbundles projectsveltos/x") {
-		t.Error("the agent of the next registration may not read shared bundles")
-	}
-}
-
-// A hub that is restored from a backup has deliveries and a claim before the SveltosCluster.
-func TestRollbackKeepsEarlierDeliveries(t *testing.T) {
-	t.Parallel()
-	plane, hubClient := hub(t)
-	r := pullRequest(plane.Namespace(t, "earlier"), "c")
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.Namespace}}
-	claim := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"towline.dev/delivery-cluster":"c"}}}`))
-	group := &libv1beta1.ConfigurationGroup{
-		ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: "g", Labels: map[string]string{libv1beta1.PullClusterNameLabel: "c"}},
-		Spec:       libv1beta1.ConfigurationGroupSpec{Action: libv1beta1.ActionDeploy},
-	}
-	if err := errors.Join(hubClient.Patch(t.Context(), namespace, claim), hubClient.Create(t.Context(), group)); err != nil {
-		t.Fatal(err)
-	}
-	for name, config := range map[string]*rest.Config{
-		"refused": interceptRequests(plane.Config, "/sveltosclusters", refuse), "output fails": plane.Config,
-	} {
-		if err := join.RegisterPull(t.Context(), config, r, failing{errors.New("broken pipe")}); err == nil {
-			t.Errorf("%s: got no error", name)
-		}
-		if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(group), group); err != nil {
-			t.Errorf("%s: the group: %v", name, err)
-		}
-		if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(namespace), namespace); err != nil || namespace.Annotations["towline.dev/delivery-cluster"] != "c" {
-			t.Errorf("%s: claim: got %v and error %v", name, namespace.Annotations, err)
-		}
-	}
 }
 
 func TestRefusedRegistrationKeepsAnEarlierKubeconfig(t *testing.T) {

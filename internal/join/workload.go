@@ -14,22 +14,21 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// AuthoritySecret returns the name of the Secret with the certificate authority of a cluster that is reached with a
-// workload identity.
+// AuthoritySecret returns the name of the Secret with the CA certificates of a cluster with a workload identity.
 func AuthoritySecret(cluster string) string { return cluster + "-sveltos-ca" }
 
-// WorkloadRequest asks to register a cluster that the hub dials with its own cloud identity.
+// WorkloadRequest is a request to register a cluster to which the hub connects with its own cloud identity.
 type WorkloadRequest struct {
 	Request
-	// Identity says which cluster it is at which provider. What is optional and left out stays what the SveltosCluster
-	// says already.
+	// Identity has the provider, the endpoint and the provider's identifiers of the cluster. Optional fields that are
+	// empty keep their value in the SveltosCluster.
 	Identity libv1beta1.WorkloadIdentity
-	// CA is the certificate authority of the endpoint, in PEM. Default: the one that the SveltosCluster refers to, or else
-	// those of the hub's system.
+	// CA are the CA certificates of the endpoint, in PEM. nil keeps the reference of the SveltosCluster; without a
+	// reference, the hub uses the CA certificates of its system.
 	CA []byte
 }
 
-// Validate says what is wrong with r before anything connects. The error names the command-line flag and its value.
+// Validate returns an error for invalid fields, without a connection. The error names the command-line flag.
 func (r WorkloadRequest) Validate() error {
 	if err := r.Request.Validate(); err != nil {
 		return err
@@ -40,9 +39,9 @@ func (r WorkloadRequest) Validate() error {
 	if _, err := fleet.ParseEndpoint(r.Identity.Endpoint); err != nil {
 		return fmt.Errorf("--endpoint: %w", err)
 	}
-	for _, given := range requiredOf(r.Identity) {
-		if given.value == "" {
-			return fmt.Errorf("%s is required", given.flag)
+	for _, required := range requiredFlags(r.Identity) {
+		if required.value == "" {
+			return fmt.Errorf("%s is required", required.flag)
 		}
 	}
 	if err := fleet.ValidateIdentity(&r.Identity); err != nil {
@@ -57,25 +56,26 @@ func (r WorkloadRequest) Validate() error {
 	return nil
 }
 
-// given is what the command line says.
-type given struct{ flag, value string }
+// flagValue is a command-line flag with its value.
+type flagValue struct{ flag, value string }
 
-// requiredOf returns what no cluster of the provider can do without.
-func requiredOf(w libv1beta1.WorkloadIdentity) []given {
+// requiredFlags returns the required flags of the provider with their values, nil for no provider.
+func requiredFlags(w libv1beta1.WorkloadIdentity) []flagValue {
 	switch {
 	case w.AWS != nil:
-		return []given{{"--eks-cluster-name", w.AWS.ClusterName}}
+		return []flagValue{{"--eks-cluster-name", w.AWS.ClusterName}}
 	case w.GCP != nil:
-		return []given{{"--project-id", w.GCP.ProjectID}, {"--gke-cluster-name", w.GCP.ClusterName}, {"--location", w.GCP.Location}}
+		return []flagValue{{"--project-id", w.GCP.ProjectID}, {"--gke-cluster-name", w.GCP.ClusterName}, {"--location", w.GCP.Location}}
 	case w.Azure != nil:
-		return []given{{"--tenant-id", w.Azure.TenantID}, {"--client-id", w.Azure.ClientID}}
+		return []flagValue{{"--tenant-id", w.Azure.TenantID}, {"--client-id", w.Azure.ClientID}}
 	}
 	return nil
 }
 
-// RegisterWorkload makes a SveltosCluster that the hub dials with its own cloud identity. Whether the cluster lets the
-// hub in only the hub can find out; it says so in the status. Registering again changes what is given and adds the
-// labels. When it fails, or when ctx ends, what it made and changed is taken back.
+// RegisterWorkload creates or changes a SveltosCluster to which the hub connects with its own cloud identity. Only the
+// hub can check access; it reports the result in the status. For a registered cluster, RegisterWorkload changes the
+// fields that the request sets, and adds its labels. It reverts its changes if it returns an error, also after ctx has
+// ended.
 func RegisterWorkload(ctx context.Context, hub *rest.Config, request WorkloadRequest) error {
 	if err := request.Validate(); err != nil {
 		return err
@@ -114,23 +114,24 @@ func (r *registration) registerWorkload(ctx context.Context, request WorkloadReq
 	return r.applyCluster(ctx, live, desired)
 }
 
-// keepIdentity adds to what is asked for what the cluster has and the request leaves out.
-func keepIdentity(asked, live *libv1beta1.WorkloadIdentity) error {
+// keepIdentity copies unset optional fields, and the reference to the CA, from live to requested. It returns an error
+// if the cluster is registered without a workload identity or with another provider.
+func keepIdentity(requested, live *libv1beta1.WorkloadIdentity) error {
 	if live == nil {
 		return errors.New("it is registered without a workload identity already; deregister it first")
 	}
-	if asked.Provider != live.Provider {
+	if requested.Provider != live.Provider {
 		return fmt.Errorf("it is registered with a workload identity of %s already; deregister it first", live.Provider)
 	}
-	asked.CASecretRef = live.CASecretRef
+	requested.CASecretRef = live.CASecretRef
 	switch {
-	case asked.AWS != nil && live.AWS != nil:
-		asked.AWS.RoleARN = cmp.Or(asked.AWS.RoleARN, live.AWS.RoleARN)
-		asked.AWS.Region = cmp.Or(asked.AWS.Region, live.AWS.Region)
-	case asked.Azure != nil && live.Azure != nil:
-		asked.Azure.SubscriptionID = cmp.Or(asked.Azure.SubscriptionID, live.Azure.SubscriptionID)
-		asked.Azure.ResourceGroup = cmp.Or(asked.Azure.ResourceGroup, live.Azure.ResourceGroup)
-		asked.Azure.ClusterName = cmp.Or(asked.Azure.ClusterName, live.Azure.ClusterName)
+	case requested.AWS != nil && live.AWS != nil:
+		requested.AWS.RoleARN = cmp.Or(requested.AWS.RoleARN, live.AWS.RoleARN)
+		requested.AWS.Region = cmp.Or(requested.AWS.Region, live.AWS.Region)
+	case requested.Azure != nil && live.Azure != nil:
+		requested.Azure.SubscriptionID = cmp.Or(requested.Azure.SubscriptionID, live.Azure.SubscriptionID)
+		requested.Azure.ResourceGroup = cmp.Or(requested.Azure.ResourceGroup, live.Azure.ResourceGroup)
+		requested.Azure.ClusterName = cmp.Or(requested.Azure.ClusterName, live.Azure.ClusterName)
 	}
 	return nil
 }

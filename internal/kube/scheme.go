@@ -1,6 +1,7 @@
 package kube
 
 import (
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -25,6 +26,7 @@ func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		corev1.AddToScheme,
+		admissionv1.AddToScheme,
 		appsv1.AddToScheme,
 		rbacv1.AddToScheme,
 		coordinationv1.AddToScheme,

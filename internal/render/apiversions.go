@@ -17,15 +17,15 @@ type recordedCapabilities struct {
 	APIVersions recordedVersions // hides the field of Capabilities
 }
 
-// recordedVersions is .Capabilities.APIVersions with a record of the names that templates pass to Has.
+// recordedVersions is .Capabilities.APIVersions. It records the names that templates pass to Has.
 type recordedVersions struct {
 	common.VersionSet
-	asked map[string]bool
+	checked map[string]bool
 }
 
-// Has returns whether the member serves an API version, as Helm's method of that name does.
+// Has returns whether the member serves an API version, like Helm's method Has, and records the name.
 func (v recordedVersions) Has(name string) bool {
-	v.asked[name] = true
+	v.checked[name] = true
 	return v.VersionSet.Has(name)
 }
 
@@ -35,18 +35,18 @@ type apiVariants struct {
 	variants []apiVariant
 }
 
-// apiVariant is one rendering. It holds for all members that serve the same ones of the API versions in asked.
+// apiVariant is one rendering. Members can share it if they give the same answers for the API versions in checked.
 type apiVariant struct {
 	apiVersions []string // of the request that was rendered
-	asked       []string
+	checked     []string
 }
 
-// find returns the API versions of a rendering that holds for a member with the given ones.
+// find returns the API versions of a rendering that a member with the given API versions can share.
 func (v *apiVariants) find(apiVersions []string) (found []string, ok bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	i := slices.IndexFunc(v.variants, func(known apiVariant) bool {
-		return !slices.ContainsFunc(known.asked, func(name string) bool {
+		return !slices.ContainsFunc(known.checked, func(name string) bool {
 			return slices.Contains(apiVersions, name) != slices.Contains(known.apiVersions, name)
 		})
 	})
@@ -56,27 +56,27 @@ func (v *apiVariants) find(apiVersions []string) (found []string, ok bool) {
 	return v.variants[i].apiVersions, true
 }
 
-// add adds the rendering of a request, unless another one that holds for its member was added meanwhile.
-func (v *apiVariants) add(apiVersions []string, asked map[string]bool) {
+// add adds the rendering of a request, unless a concurrent caller has added one that the member can share.
+func (v *apiVariants) add(apiVersions []string, checked map[string]bool) {
 	if _, ok := v.find(apiVersions); ok {
 		return
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.variants = append(v.variants, apiVariant{apiVersions: apiVersions, asked: slices.Sorted(maps.Keys(asked))})
+	v.variants = append(v.variants, apiVariant{apiVersions: apiVersions, checked: slices.Sorted(maps.Keys(checked))})
 }
 
-// renderForAnswers is renderOnce for a chart that only calls .Capabilities.APIVersions.Has: members for which all calls
-// return the same share a rendering, also if they serve other APIs otherwise.
-func (c *Charts) renderForAnswers(ctx context.Context, request ChartRequest) (Release, error) {
+// renderForCheckedAPIs is renderShared for a chart that only calls .Capabilities.APIVersions.Has. Members share a
+// rendering if all these calls return the same, even if the members serve different APIs otherwise.
+func (c *Charts) renderForCheckedAPIs(ctx context.Context, request ChartRequest) (Release, error) {
 	base := request
 	base.APIVersions = nil
 	baseKey, err := base.key()
 	if err != nil {
 		return Release{}, err
 	}
-	created := Release{size: minSize, apiVariants: &apiVariants{}}
-	variants := c.shared.getOrPut("API variants of "+baseKey, created).apiVariants
+	created := Release{size: minCountedSize, apiVariants: &apiVariants{}}
+	variants := c.sharedReleases.getOrPut("API variants of "+baseKey, created).apiVariants
 	known, ok := variants.find(request.APIVersions)
 	if ok {
 		request.APIVersions = known
@@ -85,20 +85,20 @@ func (c *Charts) renderForAnswers(ctx context.Context, request ChartRequest) (Re
 	if err != nil {
 		return Release{}, err
 	}
-	request.asked = map[string]bool{}
-	release, err := c.renderOnce(ctx, key, request)
+	request.checkedAPIs = map[string]bool{}
+	release, err := c.renderShared(ctx, key, request)
 	if err == nil && !ok {
-		variants.add(request.APIVersions, release.asked)
+		variants.add(request.APIVersions, release.checkedAPIs)
 	}
 	return release, err
 }
 
-// usesAPIs returns whether text reads .Capabilities other than the version.
+// usesAPIs returns whether text reads fields of .Capabilities other than the Kubernetes and Helm versions.
 func usesAPIs(text string) bool {
 	return usesCapabilities(regexp.MustCompile(`Capabilities\.(KubeVersion|HelmVersion)`).ReplaceAllString(text, ""))
 }
 
-// listsAPIs returns whether text reads .Capabilities other than the version and the results of .APIVersions.Has.
+// listsAPIs returns whether text reads fields of .Capabilities other than the versions and .APIVersions.Has.
 func listsAPIs(text string) bool {
 	return usesAPIs(regexp.MustCompile(`Capabilities\.APIVersions\.Has\b`).ReplaceAllString(text, ""))
 }

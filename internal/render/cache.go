@@ -5,18 +5,19 @@ import (
 	"sync"
 )
 
-// maxShared and maxOwn limit the two caches of Charts, in bytes of rendered text and generated values: releases that
-// all members share, and releases for one member each. Decoded objects take about five times as much memory.
+// maxSharedSize and maxMemberSize limit the two caches of Charts, in bytes of rendered text and generated values. The
+// first one has the releases that all members share, the second one the releases for one member each. Decoded objects
+// need about five times as much memory.
 const (
-	maxShared = 64 << 20
-	maxOwn    = 32 << 20
+	maxSharedSize = 64 << 20
+	maxMemberSize = 32 << 20
 )
 
-// minSize is the counted size of a release without objects in bytes.
-const minSize = 1 << 10
+// minCountedSize is the size in bytes that is counted for a release without objects.
+const minCountedSize = 1 << 10
 
-// releaseCache caches renderings. It deletes the least recently used ones when their size exceeds the limit. A
-// rendering that is larger than the limit is kept until the next one is added.
+// releaseCache caches renderings. If their size exceeds the limit, it deletes the least recently used ones. It keeps a
+// single rendering that is larger than the limit until another one is added.
 type releaseCache struct {
 	mu     sync.Mutex // guards the fields below
 	limit  int
@@ -49,7 +50,7 @@ func (m *releaseCache) put(key string, release Release) {
 	m.getOrPut(key, release)
 }
 
-// getOrPut returns the cached rendering. If there is none, it caches and returns the given one.
+// getOrPut returns the cached rendering. If there is none, it caches and returns release.
 func (m *releaseCache) getOrPut(key string, release Release) Release {
 	m.mu.Lock()
 	defer m.mu.Unlock()

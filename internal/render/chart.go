@@ -27,21 +27,22 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// maxRendering is how many bytes one chart may be rendered to. A hub must live through any chart.
-const maxRendering = 256 << 20
+// maxRenderedSize is the maximum size in bytes of the rendered text of one chart. It limits the memory of the hub.
+const maxRenderedSize = 256 << 20
 
-// notesFile ends the paths of templates that hold notes.
+// notesFile is the file name of the templates with notes.
 const notesFile = "NOTES.txt"
 
-// ChartRequest is everything that a rendering depends on.
+// ChartRequest has all inputs of a rendering. Its JSON is the cache key.
 type ChartRequest struct {
 	Chart source.Chart
 	// Values is the result of the function Values. The default values of the chart apply where Values sets nothing.
 	Values    map[string]any
 	Name      string // of the release
 	Namespace string // of the release
-	// KubeVersion and APIVersions ("group/version" and "group/version/Kind") are those of the member. KubeVersion is
-	// required. APIVersions is required if the chart reads .Capabilities.APIVersions.
+	// KubeVersion is the Kubernetes version of the member, and APIVersions has its API versions ("group/version" and
+	// "group/version/Kind"). KubeVersion is required. APIVersions is required if the chart reads
+	// .Capabilities.APIVersions.
 	KubeVersion string
 	APIVersions []string
 	// SkipCRDs omits the objects of the chart's crds directories.
@@ -50,7 +51,7 @@ type ChartRequest struct {
 	SkipSchemaValidation bool
 	// DisableHooks omits all hooks.
 	DisableHooks bool
-	// SubNotes adds the notes of the subcharts to those of the chart.
+	// SubNotes adds the notes of the subcharts to the notes of the chart.
 	SubNotes bool
 	// Revision and IsUpgrade are .Release.Revision and .Release.IsUpgrade in templates. A Revision of zero means 1. If
 	// IsUpgrade is false, .Release.IsInstall is true.
@@ -61,39 +62,40 @@ type ChartRequest struct {
 	// owners.
 	Owner string `json:"-"`
 	// Generated returns the values that former renderings of the release generated. It is called only for a chart that
-	// is rendered for each member. Their sum with Release.Generated, see Generated.Add, must be kept before
-	// the release is delivered.
+	// is rendered for each member. The caller must store them together with Release.Generated, see Generated.Add,
+	// before it delivers the release.
 	Generated func(ctx context.Context) (Generated, error) `json:"-"`
 	// Lookup reads the member for charts that call lookup. If it is nil, lookup finds only the Secrets and ConfigMaps of
 	// the last rendering in Generated.
 	Lookup LookupFunc `json:"-"`
 
-	// onlyHas is true if the chart reads no more of APIVersions than results of .Capabilities.APIVersions.Has.
-	onlyHas bool
-	// asked collects the arguments of .Capabilities.APIVersions.Has if it is not nil.
-	asked map[string]bool
+	// onlyChecksAPIs is true if the chart uses APIVersions only through .Capabilities.APIVersions.Has.
+	onlyChecksAPIs bool
+	// checkedAPIs collects the arguments of .Capabilities.APIVersions.Has if it is not nil.
+	checkedAPIs map[string]bool
 }
 
-// Charts renders charts as Helm does. It reads no cluster, except for lookup, and sends no request to the network.
+// Charts renders charts as Helm does. It reads no cluster, except for lookup, and sends no request to the network. It
+// is safe for concurrent use.
 //
 // Members share identical renderings: requests that differ only in inputs that the chart does not read, see chartFacts,
 // have one result. A chart is rendered for each release on each member, see ChartRequest.Owner, if it generates values,
 // or if it looks up objects that it renders itself, or that ChartRequest.Lookup reads.
 type Charts struct {
-	flights singleflight.Group
-	// shared caches releases for all members, own releases for one member.
-	shared, own *releaseCache
-	facts       *factsCache
+	inFlight singleflight.Group
+	// sharedReleases caches releases for all members, memberReleases releases for one member.
+	sharedReleases, memberReleases *releaseCache
+	facts                          *factsCache
 }
 
-// NewCharts returns Charts.
+// NewCharts returns Charts with empty caches.
 func NewCharts() *Charts {
-	return &Charts{shared: newReleaseCache(maxShared), own: newReleaseCache(maxOwn), facts: newFactsCache()}
+	return &Charts{sharedReleases: newReleaseCache(maxSharedSize), memberReleases: newReleaseCache(maxMemberSize), facts: newFactsCache()}
 }
 
-// Render returns a release. Errors name the chart and the template or value. An error of the chart or its values is
-// phase.Invalid. Other errors can be retried: of ctx, of reading the archive, of the functions in request, and if the
-// Kubernetes version or a required list of APIs is not known yet.
+// Render returns a release. Errors name the chart and the template or value. An error in the chart or its values is a
+// phase.Invalid. The caller can retry all other errors. They occur if ctx ends, the archive cannot be read, a function
+// in request fails, or the Kubernetes version or a required list of APIs is not known yet.
 //
 // Go cannot stop a running template: if ctx ends, Render returns at once and the template continues in the background.
 func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, error) {
@@ -109,10 +111,10 @@ func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, err
 		return Release{}, err
 	}
 	var release Release
-	if request.onlyHas {
-		release, err = c.renderForAnswers(ctx, request)
+	if request.onlyChecksAPIs {
+		release, err = c.renderForCheckedAPIs(ctx, request)
 	} else {
-		release, err = c.renderOnce(ctx, key, request)
+		release, err = c.renderShared(ctx, key, request)
 	}
 	if release.needsMember || release.Unanswered && request.Lookup != nil {
 		return c.renderForMember(ctx, key, request)
@@ -127,7 +129,7 @@ func (c *Charts) Inputs(request ChartRequest) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	revision, operation := facts.usesRelease(request)
+	revision, operation := facts.usesReleaseFields(request)
 	if !revision && !operation {
 		return "", nil
 	}
@@ -140,34 +142,34 @@ func (c *Charts) Inputs(request ChartRequest) (string, error) {
 // inputs returns a digest of the chart, the values and the options.
 func (r ChartRequest) inputs() (string, error) {
 	r.Revision, r.IsUpgrade = 0, false
-	// A new API on the member must not cause an upgrade that nobody requested.
+	// If the member serves a new API, the release must not be upgraded without a request.
 	r.KubeVersion, r.APIVersions = "", nil
 	return r.key()
 }
 
-// renderOnce returns the rendering for all members from the cache, or renders it.
-func (c *Charts) renderOnce(ctx context.Context, key string, request ChartRequest) (Release, error) {
-	if known, ok := c.shared.get(key); ok {
+// renderShared returns the rendering for all members from the cache, or renders it.
+func (c *Charts) renderShared(ctx context.Context, key string, request ChartRequest) (Release, error) {
+	if known, ok := c.sharedReleases.get(key); ok {
 		return known, nil
 	}
-	return c.once(ctx, key, request, func() (Release, error) { return c.renderForAll(key, request) })
+	return c.renderDeduplicated(ctx, key, request, func() (Release, error) { return c.renderForAll(key, request) })
 }
 
 // renderForAll renders a chart without generated values, and without lookup.
 func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error) {
-	if known, ok := c.shared.get(key); ok {
-		return known, nil // rendered since the caller looked
+	if known, ok := c.sharedReleases.get(key); ok {
+		return known, nil // another call has rendered it meanwhile
 	}
 	release, err := request.render(newSharedCalls())
 	if err == nil {
-		c.shared.put(key, release)
+		c.sharedReleases.put(key, release)
 	}
 	return release, err
 }
 
-// renderForMember renders a chart with the values that it generated before. shared is the key of the rendering for all
+// renderForMember renders a chart with its stored generated values. sharedKey is the key of the rendering for all
 // members.
-func (c *Charts) renderForMember(ctx context.Context, shared string, request ChartRequest) (Release, error) {
+func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request ChartRequest) (Release, error) {
 	var stored Generated
 	if request.Generated != nil {
 		var err error
@@ -175,49 +177,49 @@ func (c *Charts) renderForMember(ctx context.Context, shared string, request Cha
 			return Release{}, fmt.Errorf("render chart %s: %w", request.Chart.Name, err)
 		}
 	}
-	key, err := request.ownKey(shared, stored)
+	key, err := request.memberKey(sharedKey, stored)
 	if err != nil {
 		return Release{}, err
 	}
-	if known, ok := c.own.get(key); ok {
+	if known, ok := c.memberReleases.get(key); ok {
 		return known, nil
 	}
 	inputs, err := request.inputs()
 	if err != nil {
 		return Release{}, err
 	}
-	release, err := c.once(ctx, key, request, func() (Release, error) {
+	release, err := c.renderDeduplicated(ctx, key, request, func() (Release, error) {
 		return request.render(newMemberCalls(stored, request.Lookup, inputs, request.IsUpgrade))
 	})
 	if err != nil || release.isTransient {
 		return release, err
 	}
-	// The next request comes with the values of this one.
-	if key, err = request.ownKey(shared, stored.Add(release.Generated)); err != nil {
+	// The stored values of the next request include the values that this rendering has generated.
+	if key, err = request.memberKey(sharedKey, stored.Add(release.Generated)); err != nil {
 		return Release{}, err
 	}
-	c.own.put(key, release)
+	c.memberReleases.put(key, release)
 	return release, nil
 }
 
-// once calls render for one of the callers that ask for the same at once. Its error names the chart.
-func (c *Charts) once(ctx context.Context, key string, request ChartRequest, render func() (Release, error)) (Release, error) {
-	flight := c.flights.DoChan(key, func() (any, error) { return render() })
+// renderDeduplicated calls render once for concurrent callers with the same key. Its error names the chart.
+func (c *Charts) renderDeduplicated(ctx context.Context, key string, request ChartRequest, render func() (Release, error)) (Release, error) {
+	result := c.inFlight.DoChan(key, func() (any, error) { return render() })
 	select {
 	case <-ctx.Done():
 		return Release{}, fmt.Errorf("render chart %s: %w", request.Chart.Name, ctx.Err())
-	case done := <-flight:
-		release, _ := done.Val.(Release)
-		if done.Err != nil {
-			return release, fmt.Errorf("render chart %s %s: %w", request.Chart.Name, request.Chart.Version, done.Err)
+	case rendered := <-result:
+		release, _ := rendered.Val.(Release)
+		if rendered.Err != nil {
+			return release, fmt.Errorf("render chart %s %s: %w", request.Chart.Name, request.Chart.Version, rendered.Err)
 		}
 		return release, nil
 	}
 }
 
-// ownKey returns the cache key of a rendering for one member. shared is the key of the rendering for all members.
-func (r ChartRequest) ownKey(shared string, stored Generated) (string, error) {
-	raw, err := json.Marshal([]any{shared, r.Owner, r.Lookup != nil, stored})
+// memberKey returns the cache key of a rendering for one member. sharedKey is the key of the rendering for all members.
+func (r ChartRequest) memberKey(sharedKey string, stored Generated) (string, error) {
+	raw, err := json.Marshal([]any{sharedKey, r.Owner, r.Lookup != nil, stored})
 	if err != nil {
 		return "", fmt.Errorf("encode generated values: %w", err)
 	}
@@ -239,11 +241,11 @@ func (r ChartRequest) key() (string, error) {
 }
 
 func (r ChartRequest) render(calls *templateCalls) (Release, error) {
-	chart, err := load(r.Chart)
+	chart, err := loadChart(r.Chart)
 	if err != nil {
 		return Release{}, err
 	}
-	values := clone(r.Values)
+	values := cloneMaps(r.Values)
 	if err := chartutil.ProcessDependencies(chart, values); err != nil {
 		return Release{}, phase.Invalid{Err: fmt.Errorf("process the subcharts: %w", err)}
 	}
@@ -252,13 +254,13 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 		return Release{}, err
 	}
 	texts, err := r.execute(chart, values, collected.crds, calls)
-	// A template that fails because lookup finds nothing may succeed with the objects of a member.
+	// A template can fail because lookup found nothing. With the objects of a member it can succeed.
 	needsMember := calls.needsMember || err != nil && len(calls.lookedUp) > 0
 	switch {
 	case needsMember && !calls.forMember:
-		return Release{needsMember: true, asked: r.asked, size: minSize}, nil
-	case err != nil && calls.failure != nil:
-		return Release{}, calls.failure // the member may answer the next time
+		return Release{needsMember: true, checkedAPIs: r.checkedAPIs, size: minCountedSize}, nil
+	case err != nil && calls.lookupErr != nil:
+		return Release{}, calls.lookupErr // it can be retried, unlike an error of the template
 	case err != nil:
 		return Release{Unanswered: calls.unanswered}, err
 	}
@@ -267,7 +269,7 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 
 // buildRelease returns the release with the rendered templates in texts.
 func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBuilder, texts map[string]string, calls *templateCalls) (Release, error) {
-	notes := r.cutNotes(chart, texts)
+	notes := r.extractNotes(chart, texts)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if err := collected.addTemplate(name, texts[name], r.DisableHooks); err != nil {
 			return Release{Unanswered: calls.unanswered, needsMember: !calls.forMember && len(calls.lookedUp) > 0}, err
@@ -282,22 +284,22 @@ func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBui
 		return Release{}, phase.Invalid{Err: fmt.Errorf("encode the default values: %w", err)}
 	}
 	release := collected.build()
-	if !calls.forMember && calls.findsOwnObject(release.Objects, r.Namespace) {
-		return Release{needsMember: true, asked: r.asked, size: minSize}, nil
+	if !calls.forMember && calls.looksUpOwnObject(release.Objects, r.Namespace) {
+		return Release{needsMember: true, checkedAPIs: r.checkedAPIs, size: minCountedSize}, nil
 	}
-	release.asked = r.asked
+	release.checkedAPIs = r.checkedAPIs
 	release.Chart, release.Defaults, release.Notes = metadata, defaults, notes
-	if err := calls.keepRendered(release.Objects, r.Namespace); err != nil {
+	if err := calls.storeRendered(release.Objects, r.Namespace); err != nil {
 		return Release{}, err
 	}
-	kept, all := calls.kept()
+	kept, all := calls.resultsToStore()
 	release.Generated, release.isTransient = kept, !all
 	release.MemberSpecific, release.Unanswered = calls.memberSpecific, calls.unanswered
 	release.size += len(defaults) + len(notes) + kept.size()
 	return release, nil
 }
 
-// addCRDs adds the objects of the crds directories, unless the request omits them.
+// addCRDs adds the objects of the crds directories unless r.SkipCRDs is true.
 func (r ChartRequest) addCRDs(collected *releaseBuilder, chart *helmchart.Chart) error {
 	if r.SkipCRDs {
 		return nil
@@ -307,7 +309,7 @@ func (r ChartRequest) addCRDs(collected *releaseBuilder, chart *helmchart.Chart)
 			return err
 		}
 	}
-	keep(collected.crds)
+	keepCRDs(collected.crds)
 	return nil
 }
 
@@ -322,34 +324,34 @@ func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crd
 	}
 	full, err := chartvalues.ToRenderValuesWithSchemaValidation(chart, values, options, capabilities, r.SkipSchemaValidation)
 	if err != nil {
-		return nil, phase.Invalid{Err: oneLine(err)}
+		return nil, phase.Invalid{Err: joinLines(err)}
 	}
-	if r.asked != nil {
-		full["Capabilities"] = &recordedCapabilities{capabilities, recordedVersions{capabilities.APIVersions, r.asked}}
+	if r.checkedAPIs != nil {
+		full["Capabilities"] = &recordedCapabilities{capabilities, recordedVersions{capabilities.APIVersions, r.checkedAPIs}}
 	}
 	if calls.forMember {
 		markTemplates(chart)
 	}
 	texts, err := engine.Engine{CustomTemplateFuncs: calls.functions()}.Render(chart, full)
 	if err != nil {
-		return nil, phase.Invalid{Err: oneLine(err)}
+		return nil, phase.Invalid{Err: joinLines(err)}
 	}
 	return texts, nil
 }
 
-// cutNotes takes the notes out of the rendered templates and returns those of the chart, followed by those of its
-// subcharts if they are asked for.
-func (r ChartRequest) cutNotes(chart *helmchart.Chart, texts map[string]string) string {
-	own := path.Join(chart.Name(), "templates", notesFile)
+// extractNotes removes the notes from the rendered templates. It returns the notes of the chart, followed by the notes
+// of its subcharts if r.SubNotes is true.
+func (r ChartRequest) extractNotes(chart *helmchart.Chart, texts map[string]string) string {
+	chartNotes := path.Join(chart.Name(), "templates", notesFile)
 	var notes []string
-	if text, ok := texts[own]; ok {
+	if text, ok := texts[chartNotes]; ok {
 		notes = append(notes, text)
 	}
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if !strings.HasSuffix(name, notesFile) {
 			continue
 		}
-		if r.SubNotes && name != own {
+		if r.SubNotes && name != chartNotes {
 			notes = append(notes, texts[name])
 		}
 		delete(texts, name)
@@ -357,10 +359,10 @@ func (r ChartRequest) cutNotes(chart *helmchart.Chart, texts map[string]string) 
 	return strings.Join(notes, "\n")
 }
 
-// keep adds the annotation that keeps CRDs when their release is uninstalled, unless the chart sets it: the deletion of
-// a CRD deletes all its custom resources. Helm does not delete objects of the crds directories either. keep also
-// removes the hook annotation, since some CRDs still have crd-install of Helm 2.
-func keep(crds []releaseObject) {
+// keepCRDs adds the annotation that keeps CRDs when their release is uninstalled, unless the chart sets it: the
+// deletion of a CRD deletes all its custom resources. Helm does not delete objects of the crds directories either.
+// keepCRDs also removes the hook annotation, because some CRDs still have crd-install of Helm 2.
+func keepCRDs(crds []releaseObject) {
 	for _, crd := range crds {
 		annotations := crd.object.GetAnnotations()
 		if annotations == nil {
@@ -374,8 +376,8 @@ func keep(crds []releaseObject) {
 	}
 }
 
-// load reads the archive. Helm changes a chart while it renders it, so every rendering loads its own.
-func load(chart source.Chart) (*helmchart.Chart, error) {
+// loadChart reads the archive. Helm changes a chart while it renders it, so each rendering needs its own copy.
+func loadChart(chart source.Chart) (*helmchart.Chart, error) {
 	loaded, err := loader.LoadFile(chart.Path)
 	if err != nil {
 		return nil, fmt.Errorf("load chart %s %s: %w", chart.Name, chart.Version, err)
@@ -394,7 +396,7 @@ func (r ChartRequest) capabilities(crds []releaseObject) (*common.Capabilities, 
 	capabilities.KubeVersion = *version
 	served := slices.Clone(r.APIVersions)
 	if len(served) == 0 {
-		// No template looks at the list.
+		// No template reads the list.
 		served = slices.Clone([]string(common.DefaultVersionSet))
 	}
 	for _, crd := range crds {
@@ -422,8 +424,8 @@ func servedBy(crd *unstructured.Unstructured) []string {
 	return served
 }
 
-// oneLine returns err with the lists that Helm spreads over several lines on one.
-func oneLine(err error) error {
+// joinLines returns err in one line. Helm spreads lists over several lines.
+func joinLines(err error) error {
 	var lines []string
 	for line := range strings.Lines(err.Error()) {
 		if line = strings.TrimSpace(line); line != "" {
@@ -433,12 +435,12 @@ func oneLine(err error) error {
 	return errors.New(strings.Join(lines, " "))
 }
 
-// clone copies the maps in values, which Helm writes to.
-func clone(values map[string]any) map[string]any {
+// cloneMaps copies the nested maps in values, because Helm modifies them.
+func cloneMaps(values map[string]any) map[string]any {
 	copied := make(map[string]any, len(values))
 	for key, value := range values {
 		if nested, ok := value.(map[string]any); ok {
-			value = clone(nested)
+			value = cloneMaps(nested)
 		}
 		copied[key] = value
 	}

@@ -3,7 +3,7 @@
 // internal/hub/summaries calls Unsupported for the spec of a profile, Manifests for its policyRefs, and Values and
 // Charts.Render for its Helm charts.
 //
-// Charts.Render takes these steps: it reads the facts about the chart, removes the inputs that the chart does not read
+// Charts.Render has these steps: it reads the facts about the chart, removes the inputs that the chart does not read
 // from the request, and looks for the rendering in the cache that all members share. If it is missing, the chart is
 // rendered for all members. If that rendering generates a value, or looks up an object that it renders itself, the
 // chart is rendered again for this release on this member, with its stored results.
@@ -15,7 +15,7 @@
 //     now) and of lookup, for one release on one member. The caller stores them before it delivers the release.
 //   - Rendered objects: the Secrets and ConfigMaps of a rendering that its templates look up. In pull mode lookup finds
 //     them in the next upgrade, since the hub cannot read the member.
-//   - Pending: rendered objects of a rendering that the member may not have begun to deploy, see Pend.
+//   - Pending: rendered objects of a rendering that the member has possibly not started to deploy, see Pend.
 //   - Member-specific: the release depends on Generated or on lookup, so it is not shared and counts as sensitive.
 //   - Unanswered: a lookup found nothing because the hub cannot read the member.
 //   - Inputs: a digest of the chart, the values and the options. While it is the same, results of lookup, the revision
@@ -25,7 +25,7 @@
 //
 //   - Requests with the same inputs have the same release, in the same order, in every process.
 //   - A value that a chart generates differs between members and never changes on one of them.
-//   - Nothing here reads a clock, a cluster or the network for other purposes than the functions now and lookup.
+//   - Only the template functions now and lookup read a clock or a cluster. Nothing sends requests to the network.
 //
 // Start reading at Charts.Render in chart.go.
 package render

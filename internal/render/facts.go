@@ -18,13 +18,14 @@ import (
 type chartFacts struct {
 	name        string
 	kubeVersion string // the supported versions of Kubernetes; "" for all
-	// usesVersion and usesAPIs are true if a template may read the Kubernetes version and the API versions of the member.
+	// usesVersion and usesAPIs are true if a template may read the Kubernetes version, and the API versions, of the
+	// member.
 	usesVersion bool
 	usesAPIs    bool
 	// listsAPIs is true if a template may read more of the API versions than results of .Capabilities.APIVersions.Has.
 	listsAPIs bool
-	// usesRevision and usesOperation are true if a template may read .Release.Revision, and .Release.IsInstall or
-	// .IsUpgrade.
+	// usesRevision is true if a template may read .Release.Revision. usesOperation is true if a template may read
+	// .Release.IsInstall or .Release.IsUpgrade.
 	usesRevision  bool
 	usesOperation bool
 }
@@ -38,25 +39,25 @@ type factsCache struct {
 func newFactsCache() *factsCache { return &factsCache{byDigest: map[string]chartFacts{}} }
 
 // get returns the facts of a chart. It fails with phase.Invalid if the chart cannot be installed on any member.
-func (t *factsCache) get(wanted source.Chart) (chartFacts, error) {
+func (t *factsCache) get(chart source.Chart) (chartFacts, error) {
 	t.mu.Lock()
-	found, ok := t.byDigest[wanted.Digest]
+	facts, ok := t.byDigest[chart.Digest]
 	t.mu.Unlock()
 	if ok {
-		return found, nil
+		return facts, nil
 	}
-	loaded, err := load(wanted)
+	loaded, err := loadChart(chart)
 	if err != nil {
 		return chartFacts{}, err
 	}
-	found, err = factsOf(loaded)
+	facts, err = factsOf(loaded)
 	if err != nil {
-		return chartFacts{}, phase.Invalid{Err: fmt.Errorf("chart %s %s: %w", wanted.Name, wanted.Version, err)}
+		return chartFacts{}, phase.Invalid{Err: fmt.Errorf("chart %s %s: %w", chart.Name, chart.Version, err)}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.byDigest[wanted.Digest] = found
-	return found, nil
+	t.byDigest[chart.Digest] = facts
+	return facts, nil
 }
 
 func factsOf(loaded *helmchart.Chart) (chartFacts, error) {
@@ -72,13 +73,14 @@ func factsOf(loaded *helmchart.Chart) (chartFacts, error) {
 			return chartFacts{}, fmt.Errorf("its archive lacks the subchart %s", dependency.Name)
 		}
 	}
-	found := chartFacts{name: loaded.Metadata.Name, kubeVersion: loaded.Metadata.KubeVersion}
-	found.scanFiles(loaded)
-	return found, nil
+	facts := chartFacts{name: loaded.Metadata.Name, kubeVersion: loaded.Metadata.KubeVersion}
+	facts.scanFiles(loaded)
+	return facts, nil
 }
 
-// scanFiles sets the uses… fields from the text of all files of the chart and its subcharts, since templates may also
-// evaluate default values and other files. A false positive only costs a rendering that members could have shared.
+// scanFiles sets the uses… fields from the text of all files of the chart and its subcharts: templates can also
+// evaluate default values and other files. With a false positive, members do not share a rendering that they could
+// share.
 func (f *chartFacts) scanFiles(loaded *helmchart.Chart) {
 	for _, file := range loaded.Raw {
 		if strings.HasPrefix(file.Name, "crds/") || strings.HasSuffix(file.Name, ".md") {
@@ -106,12 +108,12 @@ func matchesAction(text, expression string) bool {
 	if !strings.Contains(text, "{{") {
 		return false
 	}
-	wanted := regexp.MustCompile(expression)
-	return slices.ContainsFunc(regexp.MustCompile(`(?s)\{\{.*?\}\}`).FindAllString(text, -1), wanted.MatchString)
+	pattern := regexp.MustCompile(expression)
+	return slices.ContainsFunc(regexp.MustCompile(`(?s)\{\{.*?\}\}`).FindAllString(text, -1), pattern.MatchString)
 }
 
-// usesRelease returns whether the chart or the values of request may read the revision, and the operation.
-func (f chartFacts) usesRelease(request ChartRequest) (revision, operation bool) {
+// usesReleaseFields returns whether the chart or the values of request may read the revision, and the operation.
+func (f chartFacts) usesReleaseFields(request ChartRequest) (revision, operation bool) {
 	return f.usesRevision || containsText(request.Values, usesRevision), f.usesOperation || containsText(request.Values, usesOperation)
 }
 
@@ -133,12 +135,12 @@ func (f chartFacts) normalizeRequest(request ChartRequest) (ChartRequest, error)
 		// Without the list, the chart would omit objects of optional APIs, and the engine would prune them.
 		return ChartRequest{}, fmt.Errorf("render chart %s: the APIs that the cluster serves are not known yet", f.name)
 	default:
-		request.onlyHas = !f.listsAPIs && !containsText(request.Values, listsAPIs)
+		request.onlyChecksAPIs = !f.listsAPIs && !containsText(request.Values, listsAPIs)
 	}
 	if !f.usesVersion && !values {
 		request.KubeVersion = "v1.0.0" // any valid version: the chart does not read it
 	}
-	revision, operation := f.usesRelease(request)
+	revision, operation := f.usesReleaseFields(request)
 	if !revision {
 		request.Revision = 0
 	}
@@ -146,7 +148,7 @@ func (f chartFacts) normalizeRequest(request ChartRequest) (ChartRequest, error)
 	return request, nil
 }
 
-// containsText returns whether matches returns true for any string in value. Charts may evaluate such a string as a
+// containsText returns whether matches returns true for a string in value. Charts can evaluate each string as a
 // template.
 func containsText(value any, matches func(string) bool) bool {
 	switch value := value.(type) {

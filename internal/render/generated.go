@@ -17,18 +17,19 @@ import (
 	helmchart "helm.sh/helm/v4/pkg/chart/v2"
 )
 
-// Generated holds the results of the non-deterministic template functions of a release as JSON: randAlphaNum, genCA,
-// now and the like, and lookup. The key identifies the call: the template, the function, a digest of the arguments, and
-// the number of the call. The key of a lookup has a digest of the chart, the values and the options, and the operation,
-// instead of the template. Helm evaluates lookup at an installation and an upgrade only. So a lookup that finds the
-// objects of its own release later must not cause another upgrade.
+// Generated holds the results of the non-deterministic template functions of a release as JSON: of randAlphaNum, genCA,
+// now and similar functions, and of lookup. The key identifies the call: the template, the function, a digest of the
+// arguments, and the number of the call. The key of a lookup has no template: it has a digest of the chart, the values
+// and the options, and the operation. Helm evaluates lookup only at an installation and an upgrade. Therefore a lookup
+// that finds the objects of its own release later must not cause another upgrade.
 //
 // For a member that cannot be read, Generated also holds the Secrets and ConfigMaps of the deployed rendering that its
-// templates look up. The key identifies the arguments of lookup. See Pend for those of a rendering that is not
-// deployed.
+// templates look up. The key identifies the arguments of lookup. Pend adds the objects of a rendering that is not
+// deployed yet.
 type Generated map[string]json.RawMessage
 
-// Add returns the results to store after a rendering: the used ones, and all others except those of lookup.
+// Add returns the results to store after a rendering: the used ones, and all other stored results except results of
+// lookup.
 func (g Generated) Add(used Generated) Generated {
 	all := g.WithoutLookup()
 	maps.Copy(all, used)
@@ -62,10 +63,10 @@ func (g Generated) size() int {
 	return size
 }
 
-// errMemberSpecific ends a rendering for several members when a template generates a value.
+// errMemberSpecific ends a rendering for all members when a template generates a value.
 var errMemberSpecific = errors.New("its result depends on the member")
 
-// The functions that markTemplates inserts at the begin and the end of each template.
+// markTemplates inserts calls of these functions at the begin and the end of each template.
 const (
 	beginTemplate = "towlineBeginTemplate"
 	endTemplate   = "towlineEndTemplate"
@@ -73,21 +74,21 @@ const (
 
 // templateCalls provides the non-deterministic template functions of one rendering.
 type templateCalls struct {
-	// forMember is true if the rendering is for one member. Otherwise functions must not generate values, and lookup finds
-	// nothing.
+	// forMember is true if the rendering is for one member. Otherwise functions must not generate values, and lookup
+	// finds nothing.
 	forMember bool
-	// stored are the results of former renderings, used those of this rendering.
+	// stored are the results of former renderings, and used the results that this rendering uses.
 	stored, used Generated
-	// lookup reads the member. If it is nil, stored objects of the last rendering answer for the member.
+	// lookup reads the member. If it is nil, lookups are answered with the stored objects of the last rendering.
 	lookup LookupFunc
-	// inputs is a digest of the chart, the values and the options, operation the word for the operation.
+	// inputs is a digest of the chart, the values and the options. operation is "install" or "upgrade".
 	inputs, operation string
-	// lookedUp has the calls of lookup for one object. failure is the error of lookup.
-	lookedUp map[lookupCall]bool
-	failure  error
+	// lookedUp has the calls of lookup for one Secret or ConfigMap. lookupErr is the error of lookup.
+	lookedUp  map[lookupCall]bool
+	lookupErr error
 	// needsMember is true if a function was called that needs forMember.
 	needsMember bool
-	// memberSpecific and unanswered are those of Release.
+	// memberSpecific and unanswered are the values for the fields of Release.
 	memberSpecific, unanswered bool
 	// templates is the stack of the templates that are being executed.
 	templates []execution
@@ -96,7 +97,7 @@ type templateCalls struct {
 // newSharedCalls returns the functions of a rendering for all members.
 func newSharedCalls() *templateCalls { return &templateCalls{lookedUp: map[lookupCall]bool{}} }
 
-// newMemberCalls returns the functions of a rendering for one member. The arguments are fields of templateCalls.
+// newMemberCalls returns the functions of a rendering for one member. The parameters are fields of templateCalls.
 func newMemberCalls(stored Generated, lookup LookupFunc, inputs string, isUpgrade bool) *templateCalls {
 	operation := "install"
 	if isUpgrade {
@@ -114,17 +115,19 @@ type execution struct {
 	counts map[string]int // of equal calls
 }
 
-// kept returns the results to keep. all is false if the results of lookup are too large and not among them.
-func (c *templateCalls) kept() (kept Generated, all bool) {
+// resultsToStore returns the results for Release.Generated. all is false if the results of lookup are too large and
+// omitted.
+func (c *templateCalls) resultsToStore() (kept Generated, all bool) {
 	others := c.used.WithoutLookup()
 	if c.lookup != nil && c.used.size()-others.size() > maxLookup {
 		return others, false
 	}
 	if c.lookup == nil {
-		// The member may require the other operation with the same inputs, as after the loss of its ConfigurationGroup.
-		same := lookupPrefix + c.inputs + " "
+		// The results for the other operation are needed if the member requires it for the same inputs, for example
+		// after its ConfigurationGroup was lost.
+		sameInputs := lookupPrefix + c.inputs + " "
 		for key, result := range c.stored {
-			if strings.HasPrefix(key, same) && !strings.HasPrefix(key, same+c.operation+" ") {
+			if strings.HasPrefix(key, sameInputs) && !strings.HasPrefix(key, sameInputs+c.operation+" ") {
 				c.used[key] = result
 			}
 		}
@@ -132,7 +135,7 @@ func (c *templateCalls) kept() (kept Generated, all bool) {
 	return c.used, true
 }
 
-// functions returns the functions that replace Helm's.
+// functions returns the functions that replace functions of Helm and Sprig.
 func (c *templateCalls) functions() template.FuncMap {
 	functions := template.FuncMap{
 		beginTemplate: func(path string) string {
@@ -154,13 +157,13 @@ func (c *templateCalls) functions() template.FuncMap {
 		"bcrypt", "htpasswd", "encryptAES",
 		"now", "ago", "date", "dateInZone", "date_in_zone", "htmlDate", "htmlDateInZone", "durationRound",
 	} {
-		functions[name] = c.keepResults(name, original[name])
+		functions[name] = c.wrapFunction(name, original[name])
 	}
 	return functions
 }
 
-// keepResults wraps a function. The wrapper returns the stored result of the same call, if there is one.
-func (c *templateCalls) keepResults(name string, function any) any {
+// wrapFunction wraps a function. The wrapper returns the stored result of the same call if there is one.
+func (c *templateCalls) wrapFunction(name string, function any) any {
 	original := reflect.ValueOf(function)
 	return reflect.MakeFunc(original.Type(), func(args []reflect.Value) []reflect.Value {
 		if isDeterministic(name, args) {
@@ -186,13 +189,13 @@ func (c *templateCalls) keepResults(name string, function any) any {
 			}
 			var err error
 			if stored, err = json.Marshal(results[0].Interface()); err != nil {
-				panic(fmt.Errorf("keep the result of %s: %w", name, err))
+				panic(fmt.Errorf("encode the result of %s: %w", name, err))
 			}
 		}
 		// Decoding gives the first rendering the same value as later ones: for example, JSON drops the monotonic clock.
 		result := reflect.New(original.Type().Out(0))
 		if err := json.Unmarshal(stored, result.Interface()); err != nil {
-			panic(fmt.Errorf("read the kept result of %s: %w", name, err))
+			panic(fmt.Errorf("decode the stored result of %s: %w", name, err))
 		}
 		c.used[key] = stored
 		results[0] = result.Elem()
@@ -200,7 +203,7 @@ func (c *templateCalls) keepResults(name string, function any) any {
 	}).Interface()
 }
 
-// key returns the key of a call in Generated. It has a digest of the arguments, since they may be secret.
+// key returns the key of a call in Generated. It has a digest of the arguments, because they can be secret.
 func (c *templateCalls) key(function string, args []reflect.Value) string {
 	values := make([]any, 0, len(args))
 	for _, arg := range args {
@@ -208,7 +211,7 @@ func (c *templateCalls) key(function string, args []reflect.Value) string {
 	}
 	raw, err := json.Marshal(values)
 	if err != nil {
-		raw = fmt.Append(nil, values...) // a number that JSON does not have
+		raw = fmt.Append(nil, values...) // a number that JSON cannot represent, for example NaN
 	}
 	current := c.templates[len(c.templates)-1]
 	call := fmt.Sprintf("%s %s %x", current.path, function, sha256.Sum256(raw))
@@ -217,7 +220,7 @@ func (c *templateCalls) key(function string, args []reflect.Value) string {
 	return fmt.Sprintf("%s %d", call, number)
 }
 
-// isDeterministic returns whether the result of a function depends on its arguments only. Functions that format a time
+// isDeterministic returns whether the result of a function depends only on its arguments. Functions that format a time
 // use the current time if the argument is not a time. durationRound of a time is the duration until now.
 func isDeterministic(function string, args []reflect.Value) bool {
 	isTime := func(arg reflect.Value) bool {
@@ -256,8 +259,8 @@ func sortedValues(dict map[string]any) []any {
 }
 
 // markTemplates inserts beginTemplate and endTemplate into all templates of a chart, so that the keys of a template's
-// calls do not depend on other templates. A template that others include, for example for a checksum, then has the same
-// results there.
+// calls do not depend on other templates. If another template includes it, for example for a checksum, its functions
+// return the same results there.
 func markTemplates(chart *helmchart.Chart) {
 	for _, file := range chart.Templates {
 		name := path.Join(chart.ChartFullPath(), file.Name)

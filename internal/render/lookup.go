@@ -19,11 +19,12 @@ import (
 )
 
 const (
-	// lookupPrefix begins the keys of the results of lookup.
+	// lookupPrefix is the prefix of the keys of results of lookup.
 	lookupPrefix = "lookup "
-	// renderedPrefix begins the keys of rendered objects.
+	// renderedPrefix is the prefix of the keys of rendered objects.
 	renderedPrefix = "rendered "
-	// maxLookup is the maximum size of the results of lookup that are kept for a release, and of its rendered objects.
+	// maxLookup is the maximum size in bytes of the stored results of lookup of one release, and also of its rendered
+	// objects.
 	maxLookup = 64 << 10
 )
 
@@ -42,31 +43,31 @@ func (l lookupCall) digest() string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join([]string{l.apiVersion, l.kind, l.namespace, l.name}, "\x00"))))
 }
 
-// isKeepable returns whether the call is for one Secret or ConfigMap. Objects of other kinds have fields that the API
-// server or a controller sets, such as a status, and templates read these.
-func (l lookupCall) isKeepable() bool {
+// isStorable returns whether the call is for one Secret or ConfigMap. Objects of other kinds are not stored: templates
+// read fields that the API server or a controller sets, such as the status.
+func (l lookupCall) isStorable() bool {
 	return l.apiVersion == "v1" && (l.kind == "Secret" || l.kind == "ConfigMap") && l.name != ""
 }
 
-// resultKey returns the key of the result of a call in Generated. The result of an installation is none of an upgrade.
+// resultKey returns the key of the result of a call in Generated. An installation and an upgrade have different keys.
 func (c *templateCalls) resultKey(call lookupCall) string {
 	return lookupPrefix + c.inputs + " " + c.operation + " " + call.digest()
 }
 
-// callFor returns the call that finds a rendered object. namespace is that of the release.
-func callFor(object *unstructured.Unstructured, namespace string) lookupCall {
+// lookupCallFor returns the call that finds a rendered object. namespace is the namespace of the release.
+func lookupCallFor(object *unstructured.Unstructured, namespace string) lookupCall {
 	return lookupCall{object.GetAPIVersion(), object.GetKind(), cmp.Or(object.GetNamespace(), namespace), object.GetName()}
 }
 
 // renderedKey returns the key of the rendered object in Generated.
 func (l lookupCall) renderedKey() string { return renderedPrefix + l.digest() }
 
-// lookUp implements lookup. It reads the member, or else the stored objects, once for the same inputs.
+// lookUp implements the template function lookup. For the same inputs it reads the member, or the stored objects, once.
 func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
 	call := lookupCall{apiVersion, kind, namespace, name}
-	if c.lookup == nil && (!c.forMember || !call.isKeepable()) {
+	if c.lookup == nil && (!c.forMember || !call.isStorable()) {
 		c.unanswered = true
-		if call.isKeepable() {
+		if call.isStorable() {
 			c.lookedUp[call] = true
 		}
 		return map[string]any{}, nil
@@ -79,8 +80,8 @@ func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[st
 	if !ok {
 		var err error
 		if stored, err = c.read(call); err != nil {
-			c.failure = fmt.Errorf("look up %s: %w", call, err)
-			return nil, c.failure
+			c.lookupErr = fmt.Errorf("look up %s: %w", call, err)
+			return nil, c.lookupErr
 		}
 	}
 	c.used[key], c.lookedUp[call] = stored, true
@@ -90,15 +91,15 @@ func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[st
 	return found, err
 }
 
-// findsOwnObject returns whether a call of lookup finds one of the rendered objects after they are applied. namespace
-// is that of the release.
-func (c *templateCalls) findsOwnObject(objects []*unstructured.Unstructured, namespace string) bool {
+// looksUpOwnObject returns whether a call of lookup finds one of the rendered objects after they are applied. namespace
+// is the namespace of the release.
+func (c *templateCalls) looksUpOwnObject(objects []*unstructured.Unstructured, namespace string) bool {
 	return slices.ContainsFunc(objects, func(object *unstructured.Unstructured) bool {
-		return c.lookedUp[callFor(object, namespace)] && remainsOnMember(object)
+		return c.lookedUp[lookupCallFor(object, namespace)] && remainsOnMember(object)
 	})
 }
 
-// read reads the member, or else the stored objects.
+// read returns the object from the member. If there is no c.lookup, it returns the stored object, or "{}".
 func (c *templateCalls) read(call lookupCall) (json.RawMessage, error) {
 	if c.lookup != nil {
 		found, err := c.lookup(call.apiVersion, call.kind, call.namespace, call.name)
@@ -113,10 +114,10 @@ func (c *templateCalls) read(call lookupCall) (json.RawMessage, error) {
 	return json.RawMessage("{}"), nil
 }
 
-// keepRendered adds the objects that the templates look up to the results, for the next upgrade, unless lookup reads
-// the member. If they are too large together, it omits the largest. objects are those of the release. namespace is the
-// namespace of the release.
-func (c *templateCalls) keepRendered(objects []*unstructured.Unstructured, namespace string) error {
+// storeRendered adds the rendered objects that the templates look up to the results, for the next upgrade. It does
+// nothing if lookup reads the member. If the objects together are too large, it omits the largest ones. objects are the
+// objects of the release, and namespace is its namespace.
+func (c *templateCalls) storeRendered(objects []*unstructured.Unstructured, namespace string) error {
 	if c.lookup != nil {
 		return nil
 	}
@@ -127,7 +128,7 @@ func (c *templateCalls) keepRendered(objects []*unstructured.Unstructured, names
 		}
 	}
 	for _, object := range objects {
-		call := callFor(object, namespace)
+		call := lookupCallFor(object, namespace)
 		former, isStored := c.stored[call.renderedKey()]
 		switch {
 		case !c.lookedUp[call] || !remainsOnMember(object):
@@ -141,11 +142,11 @@ func (c *templateCalls) keepRendered(objects []*unstructured.Unstructured, names
 			kept[call] = result
 		}
 	}
-	bySize := func(a, b lookupCall) int {
+	compareSize := func(a, b lookupCall) int {
 		return cmp.Or(cmp.Compare(len(kept[a]), len(kept[b])), strings.Compare(a.digest(), b.digest()))
 	}
 	size := 0
-	for _, call := range slices.SortedFunc(maps.Keys(c.lookedUp), bySize) {
+	for _, call := range slices.SortedFunc(maps.Keys(c.lookedUp), compareSize) {
 		key := call.renderedKey()
 		object, isKept := kept[call]
 		if isKept && size+len(key)+len(object) <= maxLookup {
@@ -153,7 +154,7 @@ func (c *templateCalls) keepRendered(objects []*unstructured.Unstructured, names
 			c.used[key] = object
 			continue
 		}
-		// Without the object, the next rendering finds nothing again: the result need not be kept.
+		// Without the object, the next rendering finds nothing either: the result need not be stored.
 		if result := c.resultKey(call); string(c.used[result]) == "{}" {
 			c.unanswered = true
 			delete(c.used, result)
@@ -192,8 +193,8 @@ func hasKeepPolicy(encoded json.RawMessage) bool {
 	return object.GetAnnotations()[kube.AnnotationKeep] == "keep"
 }
 
-// remainsOnMember returns whether an object is on the member after an installation as it is rendered. Hooks may run at
-// other times, or be deleted after they succeed. Kubernetes adds the data of a service account token.
+// remainsOnMember returns whether the member has an object unchanged after an installation. Hooks can run at other
+// times or be deleted after their success. Kubernetes adds the data of a service account token.
 func remainsOnMember(object *unstructured.Unstructured) bool {
 	if object.Object["type"] == string(corev1.SecretTypeServiceAccountToken) {
 		return false

@@ -10,9 +10,9 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// Manifests returns the Kubernetes objects in content, in the order of its files. A list is replaced by its items.
-// Every file is a YAML stream, and with Content.Template a template that is expanded for the subject. Errors are
-// phase.Invalid and name the ConfigMap or Secret, the key, the document and the line.
+// Manifests returns the Kubernetes objects in content, in the order of its files. The items of a list replace the list.
+// Each file is a YAML stream. If content.Template is true, it is a template that is expanded for the subject. Errors
+// are phase.Invalid and name the ConfigMap or Secret, the key, the document and the line.
 func Manifests(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, error) {
 	var all []*unstructured.Unstructured
 	for _, file := range content.Files {
@@ -29,7 +29,7 @@ func Manifests(content source.Content, subject source.Subject) ([]*unstructured.
 	return all, nil
 }
 
-// expandFile returns the bytes of a file of content. It expands the file if content has templates.
+// expandFile returns the bytes of a file. It expands the file if content has templates.
 func expandFile(content source.Content, file source.File, subject source.Subject) ([]byte, error) {
 	if !content.Template {
 		return file.Data, nil

@@ -11,15 +11,15 @@ import (
 // pendingKey is the key of the pending objects in Generated.
 const pendingKey = "pending"
 
-// pendingObjects are the rendered objects of a rendering that the member may not have begun.
+// pendingObjects are the rendered objects of a rendering that the member has possibly not started to deploy.
 type pendingObjects struct {
 	Rendering string    `json:"rendering"`
 	Objects   Generated `json:"objects"`
 }
 
-// Pend returns g with its rendered objects as pending ones of a rendering, and with the rendered objects of former.
-// Until the member has deployed a rendering, lookup must not find its objects: the member may have others of that name,
-// and require that the release is rendered again.
+// Pend returns g with its rendered objects as pending objects of rendering, and with the rendered objects of former.
+// Until the member has deployed a rendering, lookup must not find the objects of that rendering: the member can have
+// other objects with the same names, and require another rendering.
 func (g Generated) Pend(rendering string, former Generated) (Generated, error) {
 	objects, deployed := g.rendered(), former.rendered()
 	all := g.WithoutRendered()
@@ -35,7 +35,7 @@ func (g Generated) Pend(rendering string, former Generated) (Generated, error) {
 	return all, nil
 }
 
-// Promote returns g without pending objects. Those of the given rendering replace the rendered objects.
+// Promote returns g without pending objects. If they belong to rendering, they replace the rendered objects.
 func (g Generated) Promote(rendering string) (Generated, error) {
 	all := maps.Clone(g)
 	delete(all, pendingKey)

@@ -16,10 +16,10 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// Release is a rendered chart. It is shared with other callers and must not be changed.
+// Release is a rendered chart. Callers share it and must not change it.
 type Release struct {
-	// Objects are the CRDs of the crds directories, then the manifest in Helm's install order, then the hooks, which have
-	// the annotation helm.sh/hook.
+	// Objects are the CRDs of the crds directories, then the manifest in Helm's install order, then the hooks. Hooks
+	// have the annotation helm.sh/hook.
 	Objects []*unstructured.Unstructured
 	// Paths has the template path of each object, in the order of Objects.
 	Paths []string
@@ -29,8 +29,9 @@ type Release struct {
 	Defaults json.RawMessage
 	// Notes is the rendered NOTES.txt.
 	Notes string
-	// Generated has the generated values and the lookup results that this release uses, and its objects for the lookups of
-	// the next upgrade. It has no lookup results of more than 64 KiB, and no objects of more than 64 KiB.
+	// Generated has the generated values and the lookup results that this release uses, and its objects for the lookups
+	// of the next upgrade. Lookup results of more than 64 KiB in total are omitted, and so are objects of more than 64
+	// KiB.
 	Generated Generated
 	// Unanswered is true if a call of lookup found nothing because ChartRequest.Lookup is nil. A call for an object in
 	// Generated is answered: before the installation the object does not exist.
@@ -39,14 +40,15 @@ type Release struct {
 	MemberSpecific bool
 
 	size int // size of the rendered text and the generated values in bytes
-	// isTransient is true if not all results of lookup are kept, so that every rendering must read the member.
+	// isTransient is true if results of lookup were omitted, so that each rendering must read the member.
 	isTransient bool
-	// needsMember is true if the chart generates values, or may look up a Secret or ConfigMap of its own, so that it must
-	// be rendered for each member. The release is empty.
+	// needsMember is true if the chart must be rendered for each member: it generates values, or may look up a Secret
+	// or ConfigMap of its own. All other fields are empty.
 	needsMember bool
-	// asked is ChartRequest.asked after the rendering.
-	asked map[string]bool
-	// apiVariants is set instead of all other fields in the cache entry for requests that differ in their API versions.
+	// checkedAPIs is ChartRequest.checkedAPIs after the rendering.
+	checkedAPIs map[string]bool
+	// apiVariants is set, instead of all other fields, in the cache entry for requests that differ in their API
+	// versions.
 	apiVariants *apiVariants
 }
 
@@ -75,7 +77,7 @@ func (p *releaseBuilder) addTemplate(path, text string, disableHooks bool) error
 	separated := []byte(separateDocuments(text))
 	found, err := p.decode(path, separated, kube.DecodeManifestOfHelm)
 	if err == nil && slices.ContainsFunc(found, releaseObject.isHook) {
-		// Helm leaves the text of hooks as it is.
+		// Helm does not change the text of hooks.
 		var exact []releaseObject
 		exact, err = p.decode(path, separated, kube.DecodeLenient)
 		for i := range exact {
@@ -101,16 +103,16 @@ func (p releaseObject) isHook() bool {
 	return isHook
 }
 
-// separateDocuments adds a space after each document separator. Templates that trim line breaks print ---apiVersion:
-// v1, which Helm accepts.
+// separateDocuments adds a space after each document separator. Templates that trim line breaks produce "---apiVersion:
+// v1", which Helm accepts.
 func separateDocuments(text string) string {
 	return regexp.MustCompile(`(?m)^---[ \t]*`).ReplaceAllString(text, "--- ")
 }
 
-// decode decodes the objects in text, and limits the size of the whole release.
+// decode decodes the objects in text. It fails if the whole release exceeds maxRenderedSize.
 func (p *releaseBuilder) decode(path string, text []byte, decode func([]byte) ([]*unstructured.Unstructured, error)) ([]releaseObject, error) {
-	if p.size += len(text); p.size > maxRendering {
-		return nil, phase.Invalidf("it renders to more than %d MiB", maxRendering>>20)
+	if p.size += len(text); p.size > maxRenderedSize {
+		return nil, phase.Invalidf("it renders to more than %d MiB", maxRenderedSize>>20)
 	}
 	objects, err := decode(text)
 	if err != nil {

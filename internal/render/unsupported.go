@@ -12,8 +12,8 @@ import (
 )
 
 // Unsupported returns the JSON paths of the fields in spec that Towline does not support yet, sorted, for example
-// "spec.kustomizationRefs" and "spec.helmCharts[0].options.wait". Fields with their default value are supported. A
-// profile with an unsupported field must be refused: no field is silently ignored.
+// "spec.kustomizationRefs" and "spec.helmCharts[0].options.wait". Fields with their default value are supported. The
+// caller must reject a profile with an unsupported field: no field is silently ignored.
 func Unsupported(spec configv1beta1.ProfileSpec) []string {
 	raw, err := json.Marshal(spec)
 	if err != nil {
@@ -25,14 +25,14 @@ func Unsupported(spec configv1beta1.ProfileSpec) []string {
 	}
 	var paths []string
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		paths = append(paths, refused("spec."+name, name, fields[name])...)
+		paths = append(paths, unsupportedPaths("spec."+name, name, fields[name])...)
 	}
 	slices.Sort(paths)
 	return paths
 }
 
-// UnsupportedLabels is Unsupported for the labels of a profile. Deploying as a ServiceAccount is not supported yet:
-// deploying as Towline instead would give the profile more rights than its author has.
+// UnsupportedLabels is Unsupported for the labels of a profile. To deploy as a ServiceAccount is not supported yet: to
+// deploy as Towline instead would give the profile more rights than its author has.
 func UnsupportedLabels(labels map[string]string) []string {
 	var paths []string
 	for _, label := range []string{libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel} {
@@ -52,28 +52,28 @@ const (
 	unsupported support = "unsupported" // Towline does not act on it yet, or no rule lists it
 )
 
-// refused returns the unsupported paths at or below path. Pattern is path without "spec." and indices. Unset fields are
-// not in the JSON of the spec, so an empty value was set on purpose.
-func refused(path, pattern string, value any) []string {
+// unsupportedPaths returns the unsupported paths at or below path. pattern is path without "spec." and without indices.
+// The JSON of the spec omits unset fields, so the user has set an empty value on purpose.
+func unsupportedPaths(path, pattern string, value any) []string {
 	switch supportOf(pattern, value) {
 	case supported:
 		return nil
 	case nested:
-		return refusedBelow(path, pattern, value)
+		return unsupportedPathsBelow(path, pattern, value)
 	}
 	return []string{path}
 }
 
-func refusedBelow(path, pattern string, value any) []string {
+func unsupportedPathsBelow(path, pattern string, value any) []string {
 	var paths []string
 	switch value := value.(type) {
 	case map[string]any:
 		for name, field := range value {
-			paths = append(paths, refused(path+"."+name, pattern+"."+name, field)...)
+			paths = append(paths, unsupportedPaths(path+"."+name, pattern+"."+name, field)...)
 		}
 	case []any:
 		for i, item := range value {
-			paths = append(paths, refusedBelow(fmt.Sprintf("%s[%d]", path, i), pattern+"[]", item)...)
+			paths = append(paths, unsupportedPathsBelow(fmt.Sprintf("%s[%d]", path, i), pattern+"[]", item)...)
 		}
 	}
 	return paths
@@ -146,8 +146,6 @@ func supportOfHelmOption(option string, value any) support {
 		"upgradeOptions.disableHooks", "upgradeOptions.upgradeCRDs",
 		"uninstallOptions.keepHistory", "uninstallOptions.deletionPropagation", "uninstallOptions.disableHooks":
 		return supported
-	case "disableOpenAPIValidation", "enableClientCache":
-		return supported // no effect: the API server validates objects, and Towline caches discovery
 	case "installOptions.takeOwnership", "upgradeOptions.takeOwnership":
 		return supported // always true: after defaulting, false does not show whether the user has set it
 	case "upgradeOptions.resetValues":
@@ -156,7 +154,7 @@ func supportOfHelmOption(option string, value any) support {
 		return nested
 	case "installOptions.replace":
 		return supportedIf(value == true)
-	case "dependencyUpdate", "upgradeOptions.reuseValues", "upgradeOptions.resetThenReuseValues", "upgradeOptions.recreate":
+	case "disableOpenAPIValidation", "enableClientCache", "dependencyUpdate", "upgradeOptions.reuseValues", "upgradeOptions.resetThenReuseValues", "upgradeOptions.recreate":
 		return supportedIf(value == false)
 	}
 	return unsupported

@@ -32,7 +32,6 @@ func everyField() map[string]string {
 			helmCharts[0].helmChartAction helmCharts[0].registryCredentialsConfig
 			helmCharts[0].signatureVerification helmCharts[0].provenanceVerification
 			helmCharts[0].options.skipCRDs helmCharts[0].options.skipSchemaValidation helmCharts[0].options.disableHooks
-			helmCharts[0].options.disableOpenAPIValidation helmCharts[0].options.enableClientCache
 			helmCharts[0].options.wait helmCharts[0].options.waitForJobs helmCharts[0].options.timeout helmCharts[0].options.atomic
 			helmCharts[0].options.labels helmCharts[0].options.description helmCharts[0].options.runTests
 			helmCharts[0].options.passCredentialsAll helmCharts[0].options.installOptions.createNamespace
@@ -47,6 +46,7 @@ func everyField() map[string]string {
 			helmCharts[0].options.upgradeOptions.resetValues helmCharts[0].options.upgradeOptions.upgradeCRDs`,
 		"itself": `reloader maxConsecutiveFailures policyRefs[0].path
 			helmCharts[0].options.dependencyUpdate helmCharts[0].options.postRenderStrategy
+			helmCharts[0].options.disableOpenAPIValidation helmCharts[0].options.enableClientCache
 			helmCharts[0].options.upgradeOptions.reuseValues helmCharts[0].options.upgradeOptions.resetThenReuseValues
 			helmCharts[0].options.upgradeOptions.recreate
 			setRefs maxUpdate templateResourceRefs dependsOn transitionFrom kustomizationRefs preDeployChecks validateHealths

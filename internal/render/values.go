@@ -10,9 +10,9 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// Values merges the values of a chart; later ones win, maps are merged and lists replaced: first the inline text, which
-// may be a template, then the contents that are no templates, then those that are, each in the order given and key by
-// key. Errors are phase.Invalid and name the place.
+// Values merges the values of a chart in this order: the inline text, which can be a template, the contents without
+// templates, and the contents with templates. Later values replace earlier ones; maps are merged and lists are
+// replaced. Errors are phase.Invalid and name the source.
 func Values(inline string, from []source.Content, subject source.Subject) (map[string]any, error) {
 	text, err := subject.Expand("values", inline)
 	if err != nil {
@@ -38,7 +38,7 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 	return merged, nil
 }
 
-// plainFirst returns from with the templates moved to the end.
+// plainFirst returns from with the contents with templates moved to the end.
 func plainFirst(from []source.Content) []source.Content {
 	var plain, templates []source.Content
 	for _, content := range from {

@@ -1,7 +1,6 @@
 package status
 
 import (
-	"bytes"
 	"fmt"
 	"strings"
 
@@ -22,7 +21,7 @@ const (
 	ReasonConflict    = "Conflict"      // another profile manages an object or a release
 	ReasonUnsupported = "Unsupported"   // the profile has a field that is not supported yet
 	ReasonNotReady    = "NotReady"      // the cluster is not ready or not reachable
-	ReasonKept        = "ObjectsKept"   // objects that the profile lacks are kept, since the hub was restored from a backup
+	ReasonKept        = "ObjectsKept"   // after a restore of the hub, objects are kept that are not in the profile
 	// ReasonSveltos is the reason of events about a success, as in Sveltos.
 	ReasonSveltos = "Sveltos"
 )
@@ -33,7 +32,7 @@ const maxNote = 1024
 // Event is one event to record. Type is Normal or Warning.
 type Event struct{ Type, Reason, Note string }
 
-// Events returns an event for each change from old to now on m.
+// Events returns the events about the changes from old to now. m is the member of the ClusterSummary.
 func Events(old, now configv1beta1.ClusterSummaryStatus, m fleet.Member) []Event {
 	var events []Event
 	if now.FailureMessage != "" && now.FailureMessage != old.FailureMessage {
@@ -61,21 +60,21 @@ func summaryReason(now configv1beta1.ClusterSummaryStatus) string {
 }
 
 func featureEvent(old, now configv1beta1.FeatureSummary, m fleet.Member) (Event, bool) {
-	at := fmt.Sprintf("%s %s", m.Type, m.Key())
+	cluster := fmt.Sprintf("%s %s", m.Type, m.Key())
 	switch now.Status {
 	case libv1beta1.FeatureStatusProvisioned:
 		if now.FailureMessage != "" && old.FailureMessage != now.FailureMessage {
 			return Event{corev1.EventTypeWarning, failureReason(now), truncate(fmt.Sprintf("Feature: %s: %s", now.FeatureID, now.FailureMessage))}, true
 		}
-		if old.Status == now.Status && bytes.Equal(old.Hash, now.Hash) {
+		if old.Status == now.Status {
 			return Event{}, false
 		}
-		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s deployed to cluster %s", now.FeatureID, at)}, true
+		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s deployed to cluster %s", now.FeatureID, cluster)}, true
 	case libv1beta1.FeatureStatusRemoved:
 		if old.Status == now.Status || old.Status == "" {
 			return Event{}, false
 		}
-		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s removed from cluster %s", now.FeatureID, at)}, true
+		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s removed from cluster %s", now.FeatureID, cluster)}, true
 	default:
 		if now.Status == libv1beta1.FeatureStatusProvisioning && now.FailureReason == "" {
 			return Event{}, false // it waits, and nothing has failed
@@ -87,8 +86,8 @@ func featureEvent(old, now configv1beta1.FeatureSummary, m fleet.Member) (Event,
 	}
 }
 
-// failureReason returns the reason of an event about a failure: Sveltos' reason for a failure that is not retried,
-// otherwise the reason in the status.
+// failureReason returns the reason of an event about a failure: Conflict, or Sveltos' reason for a failure that is not
+// retried, or the reason in the status, or the status.
 func failureReason(f configv1beta1.FeatureSummary) string {
 	switch {
 	case f.FailureReason == ReasonConflict:
@@ -111,14 +110,14 @@ func truncate(note string) string {
 	return strings.ToValidUTF8(note[:maxNote-len(mark)], "") + mark
 }
 
-// Abandoned returns the event about objects of a profile that stay on a cluster and are no longer managed. why
+// Abandoned returns the event about objects of a profile that stay on a cluster and are no longer managed. reason
 // completes the sentence "cluster <name> …", for example "is unreachable".
-func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, why string) Event {
+func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, reason string) Event {
 	var kept []string
 	for _, info := range s.DeployedGVKs {
 		kept = append(kept, fmt.Sprintf("%s (%s)", info.FeatureID, strings.Join(info.DeployedGroupVersionKind, ", ")))
 	}
-	note := fmt.Sprintf("cluster %s %s %s", m.Type, m.Key(), why)
+	note := fmt.Sprintf("cluster %s %s %s", m.Type, m.Key(), reason)
 	if len(kept) > 0 {
 		note += ", left there: " + strings.Join(kept, "; ")
 	}

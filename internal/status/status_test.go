@@ -31,11 +31,11 @@ func feature(s libv1beta1.FeatureStatus, hash bundle.Digest, message string) con
 	return configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: s, Hash: hash[:], FailureMessage: message}
 }
 
-func TestFoldAndEvents(t *testing.T) {
+func TestComputeStatusAndEvents(t *testing.T) {
 	t.Parallel()
-	delivered := func(state bundle.State, digest bundle.Digest, message string) status.Finding {
-		return status.Finding{
-			Feature: libv1beta1.FeatureResources, Kind: status.Delivered, Want: one,
+	delivered := func(state bundle.State, digest bundle.Digest, message string) status.FeatureResult {
+		return status.FeatureResult{
+			Feature: libv1beta1.FeatureResources, Kind: status.Delivered, DesiredDigest: one,
 			Report: bundle.Report{State: state, Digest: digest, Message: message, LastApplied: noon, Kinds: []string{"ConfigMap.v1."}},
 		}
 	}
@@ -49,21 +49,21 @@ func TestFoldAndEvents(t *testing.T) {
 	}
 	tests := map[string]struct {
 		old        configv1beta1.FeatureSummary
-		finding    status.Finding
+		result     status.FeatureResult
 		want       configv1beta1.FeatureSummary
 		wantEvents []status.Event
 	}{
 		"the first delivery is pending": {
-			finding: delivered(bundle.StatePending, bundle.Digest{}, ""),
-			want:    feature(libv1beta1.FeatureStatusProvisioning, one, ""),
+			result: delivered(bundle.StatePending, bundle.Digest{}, ""),
+			want:   feature(libv1beta1.FeatureStatusProvisioning, one, ""),
 		},
 		"applied": {
-			old: feature(libv1beta1.FeatureStatusProvisioning, one, ""), finding: delivered(bundle.StateApplied, one, ""), want: provisioned,
+			old: feature(libv1beta1.FeatureStatusProvisioning, one, ""), result: delivered(bundle.StateApplied, one, ""), want: provisioned,
 			wantEvents: []status.Event{{Type: "Normal", Reason: "Sveltos", Note: "Feature: Resources deployed to cluster Sveltos eu/one"}},
 		},
 		"applied still is no news": {
 			old: provisioned,
-			finding: func() status.Finding {
+			result: func() status.FeatureResult {
 				f := delivered(bundle.StateApplied, one, "")
 				f.Report.LastApplied = noon.Add(time.Hour)
 				return f
@@ -71,30 +71,34 @@ func TestFoldAndEvents(t *testing.T) {
 			want: provisioned,
 		},
 		"an old bundle applied is on its way": {
-			old: feature(libv1beta1.FeatureStatusProvisioned, two, ""), finding: delivered(bundle.StateApplied, two, ""),
+			old: feature(libv1beta1.FeatureStatusProvisioned, two, ""), result: delivered(bundle.StateApplied, two, ""),
 			want: feature(libv1beta1.FeatureStatusProvisioning, one, ""),
 		},
 		"a failure of the member": {
-			old: feature(libv1beta1.FeatureStatusProvisioning, one, ""), finding: delivered(bundle.StateFailed, one, "no room"), want: failing,
+			old: feature(libv1beta1.FeatureStatusProvisioning, one, ""), result: delivered(bundle.StateFailed, one, "no room"), want: failing,
 			wantEvents: []status.Event{{Type: "Warning", Reason: "ApplyFailed", Note: "Feature: Resources: no room"}},
 		},
-		"the same failure is no news": {old: failing, finding: delivered(bundle.StateFailed, one, "no room"), want: failing},
+		"the same failure is no news": {old: failing, result: delivered(bundle.StateFailed, one, "no room"), want: failing},
 		"a failed attempt of ours counts": {
-			old:     failing,
-			finding: func() status.Finding { f := delivered(bundle.StateFailed, one, "no room"); f.Attempt = true; return f }(),
-			want:    with(failing, func(f *configv1beta1.FeatureSummary) { f.ConsecutiveFailures = 2 }),
+			old: failing,
+			result: func() status.FeatureResult {
+				f := delivered(bundle.StateFailed, one, "no room")
+				f.CountFailure = true
+				return f
+			}(),
+			want: with(failing, func(f *configv1beta1.FeatureSummary) { f.ConsecutiveFailures = 2 }),
 		},
-		"a new attempt alone is no news": {old: failing, finding: delivered(bundle.StateApplying, one, ""), want: failing},
+		"a new attempt alone is no news": {old: failing, result: delivered(bundle.StateApplying, one, ""), want: failing},
 		"what a release waits for is told": {
-			old: feature(libv1beta1.FeatureStatusProvisioning, one, ""), finding: delivered(bundle.StateApplying, one, "waiting for a hook"),
+			old: feature(libv1beta1.FeatureStatusProvisioning, one, ""), result: delivered(bundle.StateApplying, one, "waiting for a hook"),
 			want: with(feature(libv1beta1.FeatureStatusProvisioning, one, ""), func(f *configv1beta1.FeatureSummary) { f.FailureMessage = "waiting for a hook" }),
 		},
-		"the failure of an old bundle is not ours": {old: provisioned, finding: delivered(bundle.StateFailed, two, "no room"), want: with(feature(libv1beta1.FeatureStatusProvisioning, one, ""), func(f *configv1beta1.FeatureSummary) { f.LastAppliedTime = noonAt })},
+		"the failure of an old bundle is not ours": {old: provisioned, result: delivered(bundle.StateFailed, two, "no room"), want: with(feature(libv1beta1.FeatureStatusProvisioning, one, ""), func(f *configv1beta1.FeatureSummary) { f.LastAppliedTime = noonAt })},
 		"a render error keeps the hash": {
 			old: feature(libv1beta1.FeatureStatusProvisioned, two, ""),
-			finding: status.Finding{
-				Feature: libv1beta1.FeatureResources, Kind: status.Broken, Err: errors.New("bad yaml"), Reason: status.ReasonRender,
-				Status: libv1beta1.FeatureStatusFailedNonRetriable, Attempt: true,
+			result: status.FeatureResult{
+				Feature: libv1beta1.FeatureResources, Kind: status.Failed, Err: errors.New("bad yaml"), Reason: status.ReasonRender,
+				Status: libv1beta1.FeatureStatusFailedNonRetriable, CountFailure: true,
 			},
 			want: with(feature(libv1beta1.FeatureStatusFailedNonRetriable, two, "bad yaml"), func(f *configv1beta1.FeatureSummary) {
 				f.FailureReason, f.ConsecutiveFailures = status.ReasonRender, 1
@@ -102,21 +106,21 @@ func TestFoldAndEvents(t *testing.T) {
 			wantEvents: []status.Event{{Type: "Warning", Reason: "FailedNonRetriable", Note: "Feature: Resources: bad yaml"}},
 		},
 		"what is held stays provisioned": {
-			old:     provisioned,
-			finding: status.Finding{Feature: libv1beta1.FeatureResources, Kind: status.Held, Err: errors.New("silent"), Status: libv1beta1.FeatureStatusFailed},
-			want:    provisioned,
+			old:    provisioned,
+			result: status.FeatureResult{Feature: libv1beta1.FeatureResources, Kind: status.Skipped, Err: errors.New("silent"), Status: libv1beta1.FeatureStatusFailed},
+			want:   provisioned,
 		},
 		"what is held and not provisioned says why": {
-			finding:    status.Finding{Feature: libv1beta1.FeatureResources, Kind: status.Held, Err: errors.New("cluster is not ready"), Reason: status.ReasonNotReady, Status: libv1beta1.FeatureStatusFailed},
+			result:     status.FeatureResult{Feature: libv1beta1.FeatureResources, Kind: status.Skipped, Err: errors.New("cluster is not ready"), Reason: status.ReasonNotReady, Status: libv1beta1.FeatureStatusFailed},
 			want:       configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusFailed, FailureMessage: "cluster is not ready", FailureReason: status.ReasonNotReady},
 			wantEvents: []status.Event{{Type: "Warning", Reason: "NotReady", Note: "Feature: Resources: cluster is not ready"}},
 		},
 		"leaving": {
-			old: provisioned, finding: status.Finding{Feature: libv1beta1.FeatureResources, Kind: status.Leaving, Status: libv1beta1.FeatureStatusAgentRemoving},
+			old: provisioned, result: status.FeatureResult{Feature: libv1beta1.FeatureResources, Kind: status.Withdrawing, Status: libv1beta1.FeatureStatusAgentRemoving},
 			want: with(provisioned, func(f *configv1beta1.FeatureSummary) { f.Status = libv1beta1.FeatureStatusAgentRemoving }),
 		},
 		"left": {
-			old: feature(libv1beta1.FeatureStatusRemoving, one, ""), finding: status.Finding{Feature: libv1beta1.FeatureResources, Kind: status.Left},
+			old: feature(libv1beta1.FeatureStatusRemoving, one, ""), result: status.FeatureResult{Feature: libv1beta1.FeatureResources, Kind: status.Withdrawn},
 			want:       configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusRemoved},
 			wantEvents: []status.Event{{Type: "Normal", Reason: "Sveltos", Note: "Feature: Resources removed from cluster Sveltos eu/one"}},
 		},
@@ -129,7 +133,7 @@ func TestFoldAndEvents(t *testing.T) {
 				old.FeatureSummaries = []configv1beta1.FeatureSummary{tc.old}
 			}
 			before := old.DeepCopy()
-			now := status.Fold(old, status.Pass{Findings: []status.Finding{tc.finding}})
+			now := status.ComputeStatus(old, status.ReconcileResult{Features: []status.FeatureResult{tc.result}})
 			if diff := cmp.Diff(*before, old); diff != "" {
 				t.Errorf("Fold() changed its input (-before +after):\n%s", diff)
 			}
@@ -142,9 +146,9 @@ func TestFoldAndEvents(t *testing.T) {
 			if diff := cmp.Diff(tc.wantEvents, status.Events(old, now, member)); diff != "" {
 				t.Errorf("Events() (-want +got):\n%s", diff)
 			}
-			again := status.Fold(now, status.Pass{Findings: []status.Finding{tc.finding}})
+			again := status.ComputeStatus(now, status.ReconcileResult{Features: []status.FeatureResult{tc.result}})
 			if events := status.Events(now, again, member); len(events) > 0 {
-				t.Errorf("Events() of the same finding again = %v", events)
+				t.Errorf("Events() of the same result again = %v", events)
 			}
 		})
 	}
@@ -152,14 +156,14 @@ func TestFoldAndEvents(t *testing.T) {
 
 func TestFoldOrdersFeaturesAndTracksKinds(t *testing.T) {
 	t.Parallel()
-	finding := func(id libv1beta1.FeatureID, kind status.Kind) status.Finding {
-		return status.Finding{Feature: id, Kind: kind, Want: one, Report: bundle.Report{State: bundle.StateApplied, Digest: one, Kinds: []string{"Pod.v1."}}}
+	result := func(id libv1beta1.FeatureID, kind status.ResultKind) status.FeatureResult {
+		return status.FeatureResult{Feature: id, Kind: kind, DesiredDigest: one, Report: bundle.Report{State: bundle.StateApplied, Digest: one, Kinds: []string{"Pod.v1."}}}
 	}
-	s := status.Fold(configv1beta1.ClusterSummaryStatus{}, status.Pass{Findings: []status.Finding{finding(libv1beta1.FeatureHelm, status.Delivered), finding(libv1beta1.FeatureResources, status.Delivered)}})
+	s := status.ComputeStatus(configv1beta1.ClusterSummaryStatus{}, status.ReconcileResult{Features: []status.FeatureResult{result(libv1beta1.FeatureHelm, status.Delivered), result(libv1beta1.FeatureResources, status.Delivered)}})
 	if s.FeatureSummaries[0].FeatureID != libv1beta1.FeatureResources || s.DeployedGVKs[1].FeatureID != libv1beta1.FeatureHelm {
 		t.Errorf("order = %v, %v", s.FeatureSummaries, s.DeployedGVKs)
 	}
-	s = status.Fold(s, status.Pass{Findings: []status.Finding{finding(libv1beta1.FeatureResources, status.Left)}, Suspended: "paused"})
+	s = status.ComputeStatus(s, status.ReconcileResult{Features: []status.FeatureResult{result(libv1beta1.FeatureResources, status.Withdrawn)}, Suspended: "paused"})
 	if len(s.DeployedGVKs) != 1 || !s.ReconciliationSuspended || s.SuspensionReason != "paused" {
 		t.Errorf("status = %+v", s)
 	}
@@ -171,9 +175,9 @@ func TestFoldReleases(t *testing.T) {
 		return configv1beta1.HelmChartSummary{ReleaseName: name, ReleaseNamespace: "web", Status: configv1beta1.HelmChartStatusManaging}
 	}
 	old := configv1beta1.ClusterSummaryStatus{HelmReleaseSummaries: []configv1beta1.HelmChartSummary{release("a"), release("b")}}
-	names := func(state bundle.State, kind status.Kind) []string {
-		s := status.Fold(old, status.Pass{Findings: []status.Finding{{
-			Feature: libv1beta1.FeatureHelm, Kind: kind, Want: one, Report: bundle.Report{State: state, Digest: one},
+	names := func(state bundle.State, kind status.ResultKind) []string {
+		s := status.ComputeStatus(old, status.ReconcileResult{Features: []status.FeatureResult{{
+			Feature: libv1beta1.FeatureHelm, Kind: kind, DesiredDigest: one, Report: bundle.Report{State: state, Digest: one},
 			Releases: []configv1beta1.HelmChartSummary{release("c"), release("b")},
 		}}})
 		var got []string
@@ -188,7 +192,7 @@ func TestFoldReleases(t *testing.T) {
 	if diff := cmp.Diff([]string{"b", "c"}, names(bundle.StateApplied, status.Delivered)); diff != "" {
 		t.Errorf("applied (-want +got):\n%s", diff)
 	}
-	if got := names("", status.Left); got != nil {
+	if got := names("", status.Withdrawn); got != nil {
 		t.Errorf("left = %v", got)
 	}
 }
@@ -199,8 +203,8 @@ func TestFoldKeepsAReleaseUntilItIsUninstalled(t *testing.T) {
 	nothing := configv1beta1.HelmChartSummary{ReleaseName: "a", ReleaseNamespace: "web", ConflictMessage: "nothing of ours"}
 	old := configv1beta1.ClusterSummaryStatus{HelmReleaseSummaries: []configv1beta1.HelmChartSummary{managed}}
 	for state, want := range map[bundle.State]configv1beta1.HelmChartSummary{bundle.StateApplying: managed, bundle.StateApplied: nothing} {
-		s := status.Fold(old, status.Pass{Findings: []status.Finding{{
-			Feature: libv1beta1.FeatureHelm, Kind: status.Delivered, Want: one, Report: bundle.Report{State: state, Digest: one},
+		s := status.ComputeStatus(old, status.ReconcileResult{Features: []status.FeatureResult{{
+			Feature: libv1beta1.FeatureHelm, Kind: status.Delivered, DesiredDigest: one, Report: bundle.Report{State: state, Digest: one},
 			Releases: []configv1beta1.HelmChartSummary{nothing},
 		}}})
 		if diff := cmp.Diff([]configv1beta1.HelmChartSummary{want}, s.HelmReleaseSummaries); diff != "" {
@@ -213,11 +217,11 @@ func TestEventsTellASummaryWideMessageOnce(t *testing.T) {
 	t.Parallel()
 	old := configv1beta1.ClusterSummaryStatus{}
 	message := "spec.reloader is not supported yet" + strings.Repeat("é", 1024)
-	pass := status.Pass{Message: message}
+	pass := status.ReconcileResult{Message: message}
 	for _, id := range []libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm} {
-		pass.Findings = append(pass.Findings, status.Finding{Feature: id, Kind: status.Broken, Err: errors.New(message), Reason: status.ReasonUnsupported, Status: libv1beta1.FeatureStatusFailedNonRetriable})
+		pass.Features = append(pass.Features, status.FeatureResult{Feature: id, Kind: status.Failed, Err: errors.New(message), Reason: status.ReasonUnsupported, Status: libv1beta1.FeatureStatusFailedNonRetriable})
 	}
-	events := status.Events(old, status.Fold(old, pass), member)
+	events := status.Events(old, status.ComputeStatus(old, pass), member)
 	if len(events) != 1 || events[0].Reason != "FailedNonRetriable" || len(events[0].Note) > 1024 || !strings.HasPrefix(events[0].Note, "spec.reloader") {
 		t.Errorf("Events() = %+v", events)
 	}
@@ -226,15 +230,15 @@ func TestEventsTellASummaryWideMessageOnce(t *testing.T) {
 func TestInventory(t *testing.T) {
 	t.Parallel()
 	obj := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "web", "namespace": "eu"}}}
-	resources := status.Deployed(bundle.Bundle{ID: bundle.ID{Feature: "Resources"}, Items: []bundle.Item{{Objects: []*unstructured.Unstructured{obj}}}}, noonAt)
+	resources := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Resources"}, Items: []bundle.Item{{Objects: []*unstructured.Unstructured{obj}}}}, noonAt)
 	release := &bundle.Release{Name: "r", Namespace: "web", RepoURL: "https://charts.test", ChartVersion: "1.2.3", AppVersion: "9"}
-	charts := status.Deployed(bundle.Bundle{ID: bundle.ID{Feature: "Helm"}, Items: []bundle.Item{{Release: release, Objects: []*unstructured.Unstructured{obj}}, {Release: release}}}, noonAt)
+	charts := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Helm"}, Items: []bundle.Item{{Release: release, Objects: []*unstructured.Unstructured{obj}}, {Release: release}}}, noonAt)
 
 	var s configv1beta1.ClusterConfigurationStatus
-	s = status.Inventory(s, "ClusterProfile", "b", charts)
-	s = status.Inventory(s, "ClusterProfile", "b", resources)
-	s = status.Inventory(s, "ClusterProfile", "a", resources)
-	s = status.Inventory(s, "Profile", "a", resources)
+	s = status.SetDeployedFeature(s, "ClusterProfile", "b", charts)
+	s = status.SetDeployedFeature(s, "ClusterProfile", "b", resources)
+	s = status.SetDeployedFeature(s, "ClusterProfile", "a", resources)
+	s = status.SetDeployedFeature(s, "Profile", "a", resources)
 	deployment := configv1beta1.DeployedFeature{FeatureID: "Resources", Resources: []configv1beta1.DeployedResource{{Name: "web", Namespace: "eu", Group: "apps", Kind: "Deployment", Version: "v1", LastAppliedTime: noonAt, DeploymentType: "Remote"}}}
 	want := configv1beta1.ClusterConfigurationStatus{
 		ClusterProfileResources: []configv1beta1.ClusterProfileResource{
@@ -247,12 +251,12 @@ func TestInventory(t *testing.T) {
 		t.Errorf("Inventory() (-want +got):\n%s", diff)
 	}
 	for _, gone := range []struct{ kind, name, feature string }{{"ClusterProfile", "a", "Resources"}, {"ClusterProfile", "b", "Resources"}, {"ClusterProfile", "b", "Helm"}, {"Profile", "a", "Resources"}} {
-		if status.Empty(s) {
+		if status.IsEmpty(s) {
 			t.Fatalf("empty before %v was taken out", gone)
 		}
-		s = status.Inventory(s, gone.kind, gone.name, configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(gone.feature)})
+		s = status.SetDeployedFeature(s, gone.kind, gone.name, configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(gone.feature)})
 	}
-	if !status.Empty(s) {
+	if !status.IsEmpty(s) {
 		t.Errorf("Inventory() after all = %+v, want empty", s)
 	}
 }
@@ -264,9 +268,9 @@ func TestInventoryHasLimits(t *testing.T) {
 		feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{Name: strconv.Itoa(i), Kind: "ConfigMap", Version: "v1"})
 	}
 	var s configv1beta1.ClusterConfigurationStatus
-	s = status.Inventory(s, "ClusterProfile", "a", feature)
-	s = status.Inventory(s, "ClusterProfile", "a", feature)
-	s = status.Inventory(s, "Profile", "b", feature)
+	s = status.SetDeployedFeature(s, "ClusterProfile", "a", feature)
+	s = status.SetDeployedFeature(s, "ClusterProfile", "a", feature)
+	s = status.SetDeployedFeature(s, "Profile", "b", feature)
 	raw, err := json.Marshal(s)
 	if err != nil {
 		t.Fatal(err)

@@ -116,9 +116,9 @@ func optionStories() map[string]func(*optionStory) {
 		"deletionpropagation-foreground": func(s *optionStory) {
 			s.deletesDependents("foreground")
 		},
-		"passcredentialsall":                        (*optionStory).passesCredentials,
-		"resetvalues-clientcache-openapivalidation": (*optionStory).changesNothing,
-		"refused": (*optionStory).isRefused,
+		"passcredentialsall": (*optionStory).passesCredentials,
+		"resetvalues":        (*optionStory).resetsValues,
+		"refused":            (*optionStory).isRefused,
 	}
 }
 
@@ -308,6 +308,8 @@ func (s *optionStory) isRefused() {
 	s.t.Helper()
 	for option, options := range map[string]map[string]any{
 		"dependencyUpdate":                    {"dependencyUpdate": true},
+		"disableOpenAPIValidation":            {"disableOpenAPIValidation": true},
+		"enableClientCache":                   {"enableClientCache": true},
 		"postRenderStrategy":                  {"postRenderStrategy": "separate"},
 		"installOptions.replace":              {"installOptions": map[string]any{"replace": false}},
 		"upgradeOptions.reuseValues":          {"upgradeOptions": map[string]any{"reuseValues": true}},
@@ -317,6 +319,11 @@ func (s *optionStory) isRefused() {
 		s.upgrade(1, options)
 		s.failed("spec.helmCharts[0].options." + option)
 	}
+	// The API server validates the objects, which disableOpenAPIValidation could not change.
+	s.upgrade(1, nil)
+	s.values["unknown"] = "undeclared"
+	s.deploy()
+	s.failed("ConfigMap "+s.release+"/main", "undeclared: field not declared in schema")
 }
 
 // passesCredentials deploys from a repository whose index names an archive on another host, which requires the login.
@@ -358,12 +365,10 @@ stringData: {username: story, password: teller}
 	s.deployed(1)
 }
 
-// changesNothing deploys with and without options that are accepted and have no effect.
-func (s *optionStory) changesNothing() {
+// resetsValues upgrades with and without resetValues: both drop the values of the former revision.
+func (s *optionStory) resetsValues() {
 	s.t.Helper()
-	options := map[string]any{
-		"enableClientCache": true, "disableOpenAPIValidation": true, "upgradeOptions": map[string]any{"resetValues": true},
-	}
+	options := map[string]any{"upgradeOptions": map[string]any{"resetValues": true}}
 	revision := 0
 	deploy := func(options map[string]any, values ...string) string {
 		s.t.Helper()
@@ -373,7 +378,6 @@ func (s *optionStory) changesNothing() {
 		return s.run(s.plane, "helm", "get", "manifest", s.release, "-n", s.release) + s.run(s.plane, "helm", "get", "values", s.release, "-n", s.release) +
 			s.kubectl(s.plane, "get", "deployments,configmaps", "-n", s.release, "-o", `jsonpath={range .items[*]}{.kind} {.metadata.name} {.data.revision}{"\n"}{end}`)
 	}
-	// An upgrade drops the values of the former revision with and without resetValues.
 	first, second := deploy(nil, "added"), deploy(nil)
 	if !strings.Contains(first, "ConfigMap added") || strings.Contains(second, "added") {
 		s.t.Errorf("%s: value added is kept, or was not deployed:\n%s\nupgraded:\n%s", s.cluster, first, second)
@@ -383,11 +387,5 @@ func (s *optionStory) changesNothing() {
 	}
 	if diff := cmp.Diff(second, deploy(options)); diff != "" {
 		s.t.Errorf("%s: the upgraded release differs with the options (-without +with):\n%s", s.cluster, diff)
-	}
-	// The API server refuses an invalid object with and without disableOpenAPIValidation.
-	for field, options := range map[string]map[string]any{"disabled": options, "enabled": nil} {
-		s.options, s.values["unknown"] = options, field
-		s.deploy()
-		s.failed("ConfigMap "+s.release+"/main", field+": field not declared in schema")
 	}
 }

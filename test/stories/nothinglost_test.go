@@ -155,8 +155,8 @@ func TestNothingLostAgent(t *testing.T) {
 		{name: "before it prunes", gate: agent.member, moment: moment{method: "DELETE", path: objectPath}},
 		{name: "after it pruned, unheard", gate: agent.member, moment: moment{method: "DELETE", path: objectPath, answered: true}},
 		{name: "before it notes what it applied", gate: agent.member, moment: moment{method: "PUT", path: recordPath, nth: 2}},
-		{name: "before it reports", gate: agent.hub, moment: moment{method: "PATCH", path: groupStatusPath, body: `"Provisioned"`}},
-		{name: "after it reported, unheard", gate: agent.hub, moment: moment{method: "PATCH", path: groupStatusPath, body: `"Provisioned"`, answered: true}},
+		{name: "before it reports", gate: agent.hub, moment: moment{method: "PATCH", path: groupStatusPath, body: `"observedRequestorHash"`}},
+		{name: "after it reported, unheard", gate: agent.hub, moment: moment{method: "PATCH", path: groupStatusPath, body: `"observedRequestorHash"`, answered: true}},
 		{name: "half-way, and the profile drops an object meanwhile", gate: agent.member, moment: moment{method: "PATCH", path: objectPath, nth: 4}, meanwhile: true},
 	})
 }

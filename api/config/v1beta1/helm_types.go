@@ -196,8 +196,8 @@ type HelmOptions struct {
 	// +optional
 	DisableHooks bool `json:"disableHooks,omitempty"`
 
-	// DisableOpenAPIValidation disables the check of objects against the cluster's schema before they are sent. Default
-	// false. No effect: Towline never makes this check, since the API server does.
+	// DisableOpenAPIValidation disables the check of objects against the cluster's schema. Default false. True is
+	// refused: Towline makes no check of its own, and the API server always checks applied objects.
 	// +kubebuilder:default:=false
 	// +optional
 	DisableOpenAPIValidation bool `json:"disableOpenAPIValidation,omitempty"`
@@ -218,8 +218,8 @@ type HelmOptions struct {
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// EnableClientCache keeps discovery results between operations. Default false. No effect: Towline always keeps
-	// them.
+	// EnableClientCache keeps the Helm client of a cluster between operations. Default false. True is refused: Towline
+	// deploys without a Helm client.
 	// +kubebuilder:default:=false
 	// +optional
 	EnableClientCache bool `json:"enableClientCache,omitempty"`
@@ -294,8 +294,8 @@ type HelmUpgradeOptions struct {
 	// +optional
 	Force bool `json:"force,omitempty"`
 
-	// ResetValues drops the values of the current release. Default false. No effect: Towline always drops them, since
-	// the profile has all values.
+	// ResetValues drops the values of the current release. Default false. Towline always does so, since the profile has
+	// all values.
 	// +kubebuilder:default:=false
 	// +optional
 	ResetValues bool `json:"resetValues,omitempty"`

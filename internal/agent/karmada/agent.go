@@ -75,7 +75,7 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Watchdog: a.watchdogs}
 	a.engines = &engineRunner{agent: a}
-	if a.uninstaller, err = newUninstaller(opts, a.member, a.credentials); err != nil {
+	if a.uninstaller, err = newUninstaller(opts, a.credentials); err != nil {
 		return err
 	}
 	a.observer, err = survey.NewObserver(opts.Member, survey.Options{Clock: opts.Clock, Success: opts.SuccessThreshold, Failure: opts.FailureThreshold})

@@ -7,11 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -90,8 +87,7 @@ func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *sessi
 	return err
 }
 
-// readState returns the state of an uninstallation that has begun, or nil. Without one it rolls back a preparation that
-// was interrupted.
+// readState returns the state of an uninstallation that has begun, or nil.
 func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -100,7 +96,7 @@ func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, e
 		return nil, fmt.Errorf("read %s: %w", u.stateObject, err)
 	}
 	if err != nil || !session.HasUninstallState(object) {
-		return nil, u.rollBackInterrupted(ctx)
+		return nil, nil //nolint:nilnil // nil is the documented result without an uninstallation
 	}
 	credential, err := u.credentialHash(ctx)
 	if err != nil {
@@ -112,11 +108,8 @@ func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, e
 	return nil, u.rollBack(ctx)
 }
 
-// prepare sets owners on the agent's objects and then writes the UninstallState. It deletes nothing.
+// prepare writes the UninstallState. It deletes nothing.
 func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.UninstallState, error) {
-	if _, err := u.setOwners(ctx); err != nil {
-		return nil, err
-	}
 	credential, err := u.credentialHash(ctx)
 	if err != nil {
 		return nil, err
@@ -144,52 +137,20 @@ func (u *uninstaller) remove(ctx context.Context) error {
 	if state == nil {
 		return errNoUninstallState
 	}
-	// Repeated, because objects may have been added or removed since prepare.
-	owner, err := u.setOwners(ctx)
-	if err != nil {
-		return err
-	}
-	if err := u.removeFromBinding(ctx); err != nil {
-		return err
-	}
-	if err := u.Delete(ctx, session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterroles"), "", u.Name), owner.UID); err != nil {
+	if err := u.deleteRegistration(ctx); err != nil {
 		return err
 	}
 	return session.ErrUninstalled
 }
 
-// rollBack undoes prepare.
+// rollBack undoes prepare, and the preparation of deleteRegistration.
 func (u *uninstaller) rollBack(ctx context.Context) error {
-	if err := u.unsetOwners(ctx); err != nil {
-		return err
-	}
-	return u.DeleteUninstallState(ctx, u.stateObject)
-}
-
-// rollBackInterrupted undoes a preparation that has not written its state.
-func (u *uninstaller) rollBackInterrupted(ctx context.Context) error {
-	_, err := u.member.RbacV1().ClusterRoles().Get(ctx, u.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err), apierrors.IsForbidden(err): // an agent that may not read it has not created it
-		return nil
-	case err != nil:
-		return fmt.Errorf("read ClusterRole %s: %w", u.Name, err)
-	}
-	return u.unsetOwners(ctx)
-}
-
-// unsetOwners undoes setOwners.
-func (u *uninstaller) unsetOwners(ctx context.Context) error {
-	for _, o := range slices.Concat(u.objects(), roles(), u.namespaces()) {
+	for _, o := range u.namespaces() {
 		if err := u.SetOwner(ctx, o, nil); err != nil {
 			return err
 		}
 	}
-	err := u.member.RbacV1().ClusterRoles().Delete(ctx, u.Name, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("delete ClusterRole %s: %w", u.Name, err)
-	}
-	return nil
+	return u.DeleteUninstallState(ctx, u.stateObject)
 }
 
 // credentialHash returns a hash of the kubeconfig in use.

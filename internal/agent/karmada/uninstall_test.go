@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -14,23 +13,32 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
-	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 )
 
 // installAgent creates the objects of a registration on the member, and returns a client configuration for the agent's
 // account.
-func (w *world) installAgent(others ...rbacv1.Subject) *rest.Config {
+func (w *world) installAgent() *rest.Config {
 	w.t.Helper()
+	name := register.AgentRole(w.agentNamespace)
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+		clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: w.name,
+	}}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}}, {NonResourceURLs: []string{"*"}, Verbs: []string{"get"}},
+	}}
+	if err := w.memberClient.Create(w.t.Context(), role); err != nil {
+		w.t.Fatal(err)
+	}
+	owners := []metav1.OwnerReference{{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: name, UID: role.UID}}
 	meta := func(namespace, name string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}}
+		return metav1.ObjectMeta{
+			Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, OwnerReferences: owners,
+		}
 	}
 	account := &corev1.ServiceAccount{ObjectMeta: meta(w.agentNamespace, register.AgentServiceAccount)}
 	labels := map[string]string{"app": "karmada-agent"}
@@ -39,14 +47,11 @@ func (w *world) installAgent(others ...rbacv1.Subject) *rest.Config {
 	deployment.Spec.Selector = &metav1.LabelSelector{MatchLabels: labels}
 	deployment.Spec.Template.Labels = labels
 	deployment.Spec.Template.Spec.Containers = []corev1.Container{{Name: "agent", Image: "none"}}
-	role := &rbacv1.ClusterRole{ObjectMeta: meta("", register.AgentClusterRole), Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}}, {NonResourceURLs: []string{"*"}, Verbs: []string{"get"}},
-	}}
 	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: meta("", register.AgentClusterRole), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: register.AgentClusterRole},
-		Subjects: append([]rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: w.agentNamespace, Name: register.AgentServiceAccount}}, others...),
+		ObjectMeta: meta("", name), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: w.agentNamespace, Name: register.AgentServiceAccount}},
 	}
-	for _, obj := range []client.Object{account, deployment, role, binding} {
+	for _, obj := range []client.Object{account, deployment, binding} {
 		if err := w.memberClient.Create(w.t.Context(), obj); err != nil {
 			w.t.Fatal(err)
 		}
@@ -95,28 +100,19 @@ func (w *world) agentObjects() []client.Object {
 	}
 }
 
-func sharedObjects() []client.Object {
-	return []client.Object{
-		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: register.AgentClusterRole}},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: register.AgentClusterRole}},
-	}
-}
-
-// uninstallRoles returns the objects that an uninstallation creates.
-func (w *world) uninstallRoles() []client.Object {
-	name := register.UninstallClusterRole(w.agentNamespace, w.name)
+// agentRoles returns the ClusterRole and the ClusterRoleBinding of the agent.
+func (w *world) agentRoles() []client.Object {
+	name := register.AgentRole(w.agentNamespace)
 	return []client.Object{
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}},
 	}
 }
 
-// Sequential, because the ClusterRole has one name on a member.
 func TestUninstall(t *testing.T) {
 	t.Parallel()
 	t.Run("after any interruption", testInterruptedUninstall)
-	t.Run("without the objects of another agent", testSharedUninstall)
-	t.Run("without the roles of an agent that was bound meanwhile", testBoundMeanwhile)
+	t.Run("without a namespace in use", testNamespaceInUse)
 	t.Run("only on request", testNoUninstall)
 }
 
@@ -144,7 +140,7 @@ func testInterruptedUninstall(t *testing.T) {
 			}
 		}
 		w.wantAnswer()
-		for _, obj := range slices.Concat(w.agentObjects(), sharedObjects(), w.uninstallRoles()) {
+		for _, obj := range append(w.agentObjects(), w.agentRoles()...) {
 			w.wantDeleted(w.memberClient, obj)
 		}
 		w.wantDeleted(w.memberClient, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.options.ClusterNamespace}})
@@ -153,133 +149,41 @@ func testInterruptedUninstall(t *testing.T) {
 	}
 }
 
-func testSharedUninstall(t *testing.T) {
-	other := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: "elsewhere", Name: register.AgentServiceAccount}
-	for writes, finished := 0, false; !finished; writes++ {
-		if writes > 14 {
-			t.Fatal("the uninstallation takes too many writes")
-		}
-		w := newWorld(t, fmt.Sprintf("shared%d", writes), time.Hour)
-		account := w.installAgent(other)
-		w.addFinalizer()
-		// A foreign object keeps the namespace.
-		unrelated := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: "unrelated"}}
-		strange := writes%2 == 0
-		if strange {
-			if err := w.memberClient.Create(t.Context(), unrelated); err != nil {
-				t.Fatal(err)
-			}
-		}
-		cut := newWriteLimiter(writes)
-		ended, stop, _ := w.startAgent(func(o *Options) { o.Member = cut.wrap(account) })
-		w.wantReady()
-		cut.activate()
-		w.requestRemoval()
-		select {
-		case <-cut.refused:
-			stop()
-			_, stop, _ = w.startAgent(func(o *Options) { o.Member = account })
-		case err := <-ended:
-			finished = true
-			if err != nil {
-				t.Error(err)
-			}
-		}
-		w.wantAnswer()
-		if strange {
-			for _, obj := range w.agentObjects()[:3] {
-				w.wantDeleted(w.memberClient, obj)
-			}
-			if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(unrelated), unrelated); err != nil || unrelated.DeletionTimestamp != nil {
-				t.Errorf("foreign ConfigMap: %v", err)
-			}
-		} else {
-			// The namespace is deleted with its content.
-			w.wantDeleted(w.memberClient, w.agentObjects()[3])
-		}
-		for _, obj := range w.uninstallRoles() {
-			w.wantDeleted(w.memberClient, obj)
-		}
-		stop()
-		binding := &rbacv1.ClusterRoleBinding{}
-		if err := w.memberClient.Get(t.Context(), client.ObjectKey{Name: register.AgentClusterRole}, binding); err != nil {
-			t.Fatal(err)
-		}
-		if len(binding.Subjects) != 1 || binding.Subjects[0] != other {
-			t.Errorf("remaining subjects: %v", binding.Subjects)
-		}
-		for _, obj := range sharedObjects() {
-			if err := w.memberClient.Delete(t.Context(), obj); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w.patchCluster(`{"metadata":{"finalizers":null}}`)
-	}
-}
-
-func testBoundMeanwhile(t *testing.T) {
-	w := newWorld(t, "meanwhile", time.Hour)
-	w.installAgent()
-	u := w.newUninstaller()
-	if _, err := u.prepare(t.Context(), "uid"); err != nil {
+func testNamespaceInUse(t *testing.T) {
+	w := newWorld(t, "inuse", time.Hour)
+	account := w.installAgent()
+	w.addFinalizer()
+	unrelated := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.agentNamespace, Name: "unrelated"}}
+	if err := w.memberClient.Create(t.Context(), unrelated); err != nil {
 		t.Fatal(err)
 	}
-	patch := `[{"op":"add","path":"/subjects/-","value":{"kind":"ServiceAccount","namespace":"elsewhere","name":"` + register.AgentServiceAccount + `"}}]`
-	if err := w.memberClient.Patch(t.Context(), sharedObjects()[1], client.RawPatch(types.JSONPatchType, []byte(patch))); err != nil {
-		t.Fatal(err)
+	ended, _, _ := w.startAgent(func(o *Options) { o.Member = account })
+	w.wantReady()
+	w.requestRemoval()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
-	if err := u.remove(t.Context()); !errors.Is(err, session.ErrUninstalled) {
-		t.Fatal(err)
-	}
-	for _, obj := range w.uninstallRoles() {
+	w.wantAnswer()
+	for _, obj := range append(w.agentObjects()[:3], w.agentRoles()...) {
 		w.wantDeleted(w.memberClient, obj)
 	}
-	for _, obj := range sharedObjects() {
-		if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil || len(obj.GetOwnerReferences()) > 0 {
-			t.Errorf("%T of the other agent: error %v, owners %v", obj, err, obj.GetOwnerReferences())
-		}
-		if err := w.memberClient.Delete(t.Context(), obj); client.IgnoreNotFound(err) != nil {
-			t.Fatal(err)
-		}
+	if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(unrelated), unrelated); err != nil || unrelated.DeletionTimestamp != nil {
+		t.Errorf("foreign ConfigMap: %v", err)
 	}
-}
-
-// newUninstaller returns the uninstaller of the agent, with the permissions of an administrator.
-func (w *world) newUninstaller() *uninstaller {
-	w.t.Helper()
-	o, err := w.options.complete()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	member, err := kubernetes.NewForConfig(o.Member)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	u, err := newUninstaller(o, member, newCredentialStore(member, o))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return u
+	w.patchCluster(`{"metadata":{"finalizers":null}}`)
 }
 
 func testNoUninstall(t *testing.T) {
 	w := newWorld(t, "kept", time.Hour)
 	w.installAgent()
 	w.addFinalizer()
-	// An uninstallation was interrupted before it wrote its state.
-	if _, err := w.newUninstaller().setOwners(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	w.startAgent()
 	w.wantReady()
-	for _, obj := range w.uninstallRoles() {
-		w.wantDeleted(w.memberClient, obj)
-	}
 	untouched := func(when string) {
 		t.Helper()
 		w.letPass(2 * time.Second)
-		for _, obj := range append(w.agentObjects(), sharedObjects()...) {
-			if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetDeletionTimestamp() != nil || len(obj.GetOwnerReferences()) > 0 {
+		for _, obj := range append(w.agentObjects(), w.agentRoles()...) {
+			if err := w.memberClient.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetDeletionTimestamp() != nil {
 				t.Errorf("%s: %T %s: error %v, owners %v", when, obj, obj.GetName(), err, obj.GetOwnerReferences())
 			}
 		}
@@ -296,10 +200,5 @@ func testNoUninstall(t *testing.T) {
 	err := w.hubClient.Get(t.Context(), client.ObjectKey{Name: w.name}, &clusterv1alpha1.Cluster{})
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("the Cluster: %v", err)
-	}
-	for _, obj := range sharedObjects() {
-		if err := w.memberClient.Delete(t.Context(), obj); err != nil {
-			t.Fatal(err)
-		}
 	}
 }

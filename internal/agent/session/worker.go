@@ -16,8 +16,13 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// removalRetryInterval is the time until deleted objects that still exist are checked again.
-const removalRetryInterval = time.Second
+const (
+	// removalRetryInterval is the time until deleted objects that still exist are checked again.
+	removalRetryInterval = time.Second
+	// startReportDelay is the time after which a bundle without Helm releases is reported as being applied. Most are
+	// applied before, and the result is the only report.
+	startReportDelay = 2 * time.Second
+)
 
 // Source is the part of *deliver.AgentSource that a Worker uses.
 type Source interface {
@@ -98,21 +103,50 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 	if err != nil || len(report.Outdated) > 0 {
 		return w.reportResult(ctx, d, report, err)
 	}
-	// Without the report nothing begins, and the caller retries. The hub was reachable a moment ago, since it has sent the
-	// content. An agent that is killed after the report continues with the same delivery.
-	if err := w.Source.ReportStart(ctx, d); err != nil {
-		if errors.Is(err, deliver.ErrReplaced) {
-			return nil // the new delivery follows
-		}
+	report, err = w.converge(ctx, d, b)
+	if errors.Is(err, deliver.ErrReplaced) {
+		return nil // the new delivery follows
+	}
+	if errors.Is(err, errStartNotReported) {
 		return err
 	}
-	report, err = w.Engine.Converge(ctx, b)
 	if err == nil {
 		w.mu.Lock()
 		delete(w.olderDigests, d.ID)
 		w.mu.Unlock()
 	}
 	return w.reportResult(ctx, d, report, err)
+}
+
+// errStartNotReported is the error of converge if nothing was applied, since the start could not be reported.
+var errStartNotReported = errors.New("the start is not reported")
+
+// converge applies b and reports the start: before the first change if b has Helm releases, otherwise after
+// startReportDelay. It fails with deliver.ErrReplaced or errStartNotReported if nothing was applied.
+func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bundle) (bundle.Report, error) {
+	if slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil }) {
+		// Without the report no revision begins, and the caller retries. The hub was reachable a moment ago, since it has
+		// sent the content. An agent that is killed after the report continues with the same delivery.
+		if err := w.Source.ReportStart(ctx, d); err != nil {
+			return bundle.Report{}, fmt.Errorf("%w: %w", errStartNotReported, err)
+		}
+		return w.Engine.Converge(ctx, b)
+	}
+	applied, reported := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(reported)
+		select {
+		case <-applied:
+		case <-ctx.Done():
+		case <-time.After(startReportDelay):
+			// The result is reported in any case, so an error needs no retry.
+			_ = w.Source.ReportStart(ctx, d)
+		}
+	}()
+	report, err := w.Engine.Converge(ctx, b)
+	close(applied)
+	<-reported // the report of the start must not replace the result
+	return report, err
 }
 
 // answerFromInventory reports d from the inventory if that has the bundle already, so that no content is transferred.

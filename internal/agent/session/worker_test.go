@@ -3,7 +3,10 @@ package session_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -16,13 +19,24 @@ import (
 type steps struct {
 	session.Source
 	session.Engine
-	all      []string
 	outdated []bundle.OutdatedRelease
 	startErr error
+	// release is nil for a bundle without a Helm release. duration is the time that it takes to apply the bundle.
+	release  *bundle.Release
+	duration time.Duration
+
+	mu  sync.Mutex
+	all []string
+}
+
+func (s *steps) record(step string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, step)
 }
 
 func (s *steps) Fetch(context.Context, deliver.Delivery) (bundle.Bundle, error) {
-	return bundle.Bundle{}, nil
+	return bundle.Bundle{Items: []bundle.Item{{Release: s.release}}}, nil
 }
 
 func (s *steps) Report(_ context.Context, _ deliver.Delivery, report bundle.Report) error {
@@ -30,12 +44,12 @@ func (s *steps) Report(_ context.Context, _ deliver.Delivery, report bundle.Repo
 	if len(report.Outdated) > 0 {
 		text += ", outdated"
 	}
-	s.all = append(s.all, text)
+	s.record(text)
 	return nil
 }
 
 func (s *steps) ReportStart(context.Context, deliver.Delivery) error {
-	s.all = append(s.all, "report the start")
+	s.record("report the start")
 	return s.startErr
 }
 
@@ -44,7 +58,7 @@ func (s *steps) Have(context.Context, bundle.ID) (bundle.Digest, bundle.State, b
 }
 
 func (s *steps) CompareRenderings(context.Context, bundle.Bundle) (bundle.Report, error) {
-	s.all = append(s.all, "compare")
+	s.record("compare")
 	if len(s.outdated) > 0 {
 		return bundle.Report{State: bundle.StateApplying, Outdated: s.outdated}, nil
 	}
@@ -52,7 +66,8 @@ func (s *steps) CompareRenderings(context.Context, bundle.Bundle) (bundle.Report
 }
 
 func (s *steps) Converge(context.Context, bundle.Bundle) (bundle.Report, error) {
-	s.all = append(s.all, "converge")
+	s.record("converge")
+	<-time.After(s.duration)
 	return bundle.Report{State: bundle.StateApplied}, nil
 }
 
@@ -61,25 +76,57 @@ func (s *steps) Converge(context.Context, bundle.Bundle) (bundle.Report, error) 
 func TestStartIsReportedAfterTheComparison(t *testing.T) {
 	t.Parallel()
 	errHub := errors.New("the hub is away")
+	release := &bundle.Release{Name: "web"}
 	for name, tc := range map[string]struct {
 		member  *steps
 		want    []string
 		wantErr error
 	}{
-		"the right rendering":      {member: &steps{}, want: []string{"compare", "report the start", "converge", "report Applied"}},
-		"an outdated rendering":    {member: &steps{outdated: []bundle.OutdatedRelease{{Name: "web", Revision: 2}}}, want: []string{"compare", "report Applying, outdated"}},
-		"the hub is away":          {member: &steps{startErr: errHub}, want: []string{"compare", "report the start"}, wantErr: errHub},
-		"the request was replaced": {member: &steps{startErr: deliver.ErrReplaced}, want: []string{"compare", "report the start"}},
+		"the right rendering":      {member: &steps{release: release}, want: []string{"compare", "report the start", "converge", "report Applied"}},
+		"an outdated rendering":    {member: &steps{release: release, outdated: []bundle.OutdatedRelease{{Name: "web", Revision: 2}}}, want: []string{"compare", "report Applying, outdated"}},
+		"the hub is away":          {member: &steps{release: release, startErr: errHub}, want: []string{"compare", "report the start"}, wantErr: errHub},
+		"the request was replaced": {member: &steps{release: release, startErr: deliver.ErrReplaced}, want: []string{"compare", "report the start"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			worker := &session.Worker{Source: tc.member, Engine: tc.member, Gate: session.NewGate(false), OnKindsChanged: func() {}, OnConverged: func(error) {}}
-			if err := worker.Handle(t.Context(), deliver.Delivery{}); !errors.Is(err, tc.wantErr) {
+			if err := tc.member.handle(t); !errors.Is(err, tc.wantErr) {
 				t.Errorf("got error %v, want %v", err, tc.wantErr)
 			}
 			if diff := cmp.Diff(tc.want, tc.member.all); diff != "" {
 				t.Errorf("the steps differ (-want +got):\n%s", diff)
 			}
+		})
+	}
+}
+
+// handle lets a worker handle one delivery.
+func (s *steps) handle(t *testing.T) error {
+	t.Helper()
+	worker := &session.Worker{Source: s, Engine: s, Gate: session.NewGate(false), OnKindsChanged: func() {}, OnConverged: func(error) {}}
+	return worker.Handle(t.Context(), deliver.Delivery{})
+}
+
+// TestStartOfContentIsReportedWhenItTakesLong delivers bundles without Helm releases. Nothing depends on the report of
+// their start, so it is sent only if applying takes more than two seconds.
+func TestStartOfContentIsReportedWhenItTakesLong(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		member *steps
+		want   []string
+	}{
+		"at once":                         {member: &steps{}, want: []string{"compare", "converge", "report Applied"}},
+		"after long":                      {member: &steps{duration: 3 * time.Second}, want: []string{"compare", "converge", "report the start", "report Applied"}},
+		"after long, and the hub is away": {member: &steps{duration: 3 * time.Second, startErr: errors.New("away")}, want: []string{"compare", "converge", "report the start", "report Applied"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if err := tc.member.handle(t); err != nil {
+					t.Error(err)
+				}
+				if diff := cmp.Diff(tc.want, tc.member.all); diff != "" {
+					t.Errorf("the steps differ (-want +got):\n%s", diff)
+				}
+			})
 		})
 	}
 }

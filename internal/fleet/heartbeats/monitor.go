@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// SveltosLimit is the maximum time between two heartbeats of the agent of a SveltosCluster: three of its intervals of
-	// 30 s.
+	// SveltosLimit is the maximum time between two heartbeats of the agent of a SveltosCluster: three of its intervals
+	// of 30 s.
 	SveltosLimit = 90 * time.Second
-	// KarmadaLimit is the same for the agent of a Cluster, whose interval is 10 s. Karmada sets the status after 40 s: the
-	// limit is shorter, so that the hub does so in the same time.
+	// KarmadaLimit is the maximum time for the agent of a Cluster, whose interval is 10 s. Karmada writes the status
+	// Unknown after 40 s. The limit is shorter, so that the hub writes it at the latest at the same time.
 	KarmadaLimit = 38 * time.Second
 	// readTimeout limits the live read of a Lease.
 	readTimeout = 5 * time.Second
@@ -73,10 +73,11 @@ type Monitor struct {
 type agent struct {
 	// uid is the UID of the cluster object.
 	uid string
-	// renewed is the renew time of the Lease by the member's clock. former is the value before renewed: the cache can
-	// still return it after the API server has returned renewed. report is the last value of the parameter report.
+	// renewed is the renew time of the Lease by the member's clock, and former the renew time before it: the cache can
+	// still return former after the API server has returned renewed. report is the last value of the parameter report.
 	renewed, former, report string
-	// seen is the time of the last change of renewed or report, or of the first evaluation if hasChanged is false.
+	// seen is the time of the last change of renewed or report. It is the time of the first evaluation until hasChanged
+	// is true.
 	seen       time.Time
 	hasChanged bool
 }
@@ -94,6 +95,7 @@ func (m *Monitor) Evaluate(ctx context.Context, member fleet.Member, report stri
 	return m.read(ctx, m.Live, member, report)
 }
 
+// read is Evaluate for the Lease that hub returns. A missing Lease counts as one without a renew time.
 func (m *Monitor) read(ctx context.Context, hub client.Reader, member fleet.Member, report string) (Liveness, error) {
 	lease := &coordinationv1.Lease{}
 	if err := hub.Get(ctx, client.ObjectKey{Namespace: member.DeliveryNamespace, Name: member.Name}, lease); client.IgnoreNotFound(err) != nil {
@@ -123,8 +125,8 @@ func (m *Monitor) EvaluateLease(member fleet.Member, lease *coordinationv1.Lease
 	return liveness
 }
 
-// recordAgent records the renew time and the report, if they have changed. It ignores a missing renew time or report:
-// agents never remove them.
+// recordAgent records the renew time and the report if they have changed, and returns the result. It ignores a missing
+// renew time or report: agents never remove them.
 func (m *Monitor) recordAgent(member fleet.Member, lease *coordinationv1.Lease, report string, now time.Time) agent {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -151,7 +153,7 @@ func (m *Monitor) recordAgent(member fleet.Member, lease *coordinationv1.Lease, 
 	return next
 }
 
-// Forget deletes the state of the agent of a member that does not exist any more.
+// Forget deletes the state of the agent of a member that does not exist any more or is in another shard.
 func (m *Monitor) Forget(member fleet.ID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -20,17 +20,17 @@ import (
 // deletionRetryInterval is the interval between two checks whether an earlier Cluster with the same name is deleted.
 const deletionRetryInterval = 500 * time.Millisecond
 
-// ensureCluster creates the Cluster, or adopts an existing one that the token is valid for.
+// ensureCluster creates the Cluster, or adopts an existing Cluster for which the token is valid.
 func (c *Controller) ensureCluster(ctx context.Context, s *state) error {
-	live, found, err := c.getCluster(ctx, s.parsed.Cluster)
+	existing, found, err := c.getCluster(ctx, s.parsed.Cluster)
 	if err != nil {
 		return err
 	}
-	if err := s.checkNotRemoved(live, found); err != nil {
+	if err := s.checkNotRemoved(existing, found); err != nil {
 		return err
 	}
 	if found {
-		return c.adoptCluster(ctx, s, live)
+		return c.adoptCluster(ctx, s, existing)
 	}
 	created := &clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{Name: s.parsed.Cluster, Annotations: map[string]string{
@@ -49,23 +49,23 @@ func (c *Controller) ensureCluster(ctx context.Context, s *state) error {
 		return fmt.Errorf("create Cluster %s: %w", s.parsed.Cluster, err)
 	}
 	// A concurrent request of the same cluster may have created it.
-	if live, found, err = c.getCluster(ctx, s.parsed.Cluster); err != nil {
+	if existing, found, err = c.getCluster(ctx, s.parsed.Cluster); err != nil {
 		return err
 	}
 	if !found {
 		return s.takenError()
 	}
-	return c.adoptCluster(ctx, s, live)
+	return c.adoptCluster(ctx, s, existing)
 }
 
-// takenError returns the denial of a name or an ID that another cluster has.
+// takenError returns the denial for a name or an ID that another cluster has.
 func (s *state) takenError() error {
 	return denied(bootstrap.ReasonClusterTaken, karmada.AlreadyRegisteredError{ID: s.parsed.ID, Name: s.parsed.Cluster})
 }
 
 func (c *Controller) timestamp() string { return c.Clock.Now().UTC().Format(time.RFC3339) }
 
-// getCluster reads a Cluster.
+// getCluster reads a Cluster from the API server. If it does not exist, found is false and err is nil.
 func (c *Controller) getCluster(ctx context.Context, name string) (live *clusterv1alpha1.Cluster, found bool, err error) {
 	live = &clusterv1alpha1.Cluster{}
 	err = c.Live.Get(ctx, client.ObjectKey{Name: name}, live)
@@ -75,52 +75,52 @@ func (c *Controller) getCluster(ctx context.Context, name string) (live *cluster
 	return live, err == nil, nil
 }
 
-// adoptCluster uses an existing Cluster for the request. It must have been created for an earlier request with the same
-// token and never reported, or be the only Cluster that the token is valid for.
-func (c *Controller) adoptCluster(ctx context.Context, s *state, live *clusterv1alpha1.Cluster) error {
-	if live.Spec.SyncMode != clusterv1alpha1.Pull || live.Spec.ID != s.parsed.ID {
+// adoptCluster uses an existing Cluster for the request. Either an earlier request with the same token created it and
+// it has never been ready, or it is the only Cluster for which the token is valid.
+func (c *Controller) adoptCluster(ctx context.Context, s *state, existing *clusterv1alpha1.Cluster) error {
+	if existing.Spec.SyncMode != clusterv1alpha1.Pull || existing.Spec.ID != s.parsed.ID {
 		return s.takenError()
 	}
-	if !live.DeletionTimestamp.IsZero() {
+	if !existing.DeletionTimestamp.IsZero() {
 		return phase.Wait{After: deletionRetryInterval, Reason: "the Cluster of an earlier registration is being deleted"}
 	}
-	boundCluster, forThisCluster := bootstrap.BoundCluster(s.csr.Spec.Groups)
-	forThisCluster = forThisCluster && boundCluster == live.Name
-	sameToken := live.Annotations[kube.AnnotationBootstrapToken] == s.parsed.TokenID && !fleet.FromCluster(live).Ready
-	if !sameToken && !forThisCluster {
+	boundCluster, isForThisCluster := bootstrap.BoundCluster(s.csr.Spec.Groups)
+	isForThisCluster = isForThisCluster && boundCluster == existing.Name
+	hasSameToken := existing.Annotations[kube.AnnotationBootstrapToken] == s.parsed.TokenID && !fleet.FromCluster(existing).Ready
+	if !hasSameToken && !isForThisCluster {
 		return s.takenError()
 	}
-	err := karmada.ReserveID(ctx, c.Live, live)
+	err := karmada.ReserveID(ctx, c.Live, existing)
 	if errors.Is(err, karmada.ErrAlreadyRegistered) {
 		return s.takenError()
 	}
 	if err != nil {
 		return err
 	}
-	s.cluster = live
-	if !sameToken {
+	s.cluster = existing
+	if !hasSameToken {
 		// The Cluster existed before. The token must not be valid for a later Cluster with the same name.
-		return c.restrictToken(ctx, s.parsed.TokenID, live)
+		return c.restrictToken(ctx, s.parsed.TokenID, existing)
 	}
-	if hasRequest(live, s.csr.UID) {
+	if hasRequest(existing, s.csr.UID) {
 		return nil
 	}
 	return c.recordApproval(ctx, s)
 }
 
-// recordApproval annotates the Cluster with the time of the approval and with this request. If the Cluster has no
-// requests, it was not created for one, and no rollback must delete it.
+// recordApproval annotates the Cluster with the time of the approval and with the UID of this request. A Cluster
+// without requests was not created for a request: no UID is added, so that no rollback deletes it.
 func (c *Controller) recordApproval(ctx context.Context, s *state) error {
-	changed := s.cluster.DeepCopy()
-	if len(requestUIDs(changed)) > 0 {
-		addRequest(changed, s.csr.UID)
+	patched := s.cluster.DeepCopy()
+	if len(requestUIDs(patched)) > 0 {
+		addRequest(patched, s.csr.UID)
 	}
-	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, kube.AnnotationApproved, c.timestamp())
+	metav1.SetMetaDataAnnotation(&patched.ObjectMeta, kube.AnnotationApproved, c.timestamp())
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("annotate Cluster %s with the approval: %w", changed.Name, err)
+	if err := c.Live.Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("annotate Cluster %s with the approval: %w", patched.Name, err)
 	}
-	s.cluster = changed
+	s.cluster = patched
 	return nil
 }
 
@@ -137,28 +137,29 @@ func (c *Controller) rollBack(ctx context.Context, s *state) error {
 	if err != nil || !found || !hasRequest(secret, s.csr.UID) {
 		return err
 	}
-	changed := secret.DeepCopy()
-	if removeRequest(changed, s.csr.UID) {
-		for _, mark := range []string{kube.AnnotationRegistered, requestsAnnotation, firstUseAnnotation, clusterUIDAnnotation} {
-			delete(changed.Annotations, mark)
+	patched := secret.DeepCopy()
+	if removeRequest(patched, s.csr.UID) {
+		for _, annotation := range []string{kube.AnnotationRegistered, requestsAnnotation, firstUseAnnotation, clusterUIDAnnotation} {
+			delete(patched.Annotations, annotation)
 		}
 	}
-	return c.patchToken(ctx, secret, changed)
+	return c.patchToken(ctx, secret, patched)
 }
 
+// rollBackCluster removes this request from the Cluster, and deletes the Cluster if this was its only request.
 func (c *Controller) rollBackCluster(ctx context.Context, s *state) error {
-	live, found, err := c.getCluster(ctx, s.parsed.Cluster)
-	if err != nil || !found || !hasRequest(live, s.csr.UID) {
+	existing, found, err := c.getCluster(ctx, s.parsed.Cluster)
+	if err != nil || !found || !hasRequest(existing, s.csr.UID) {
 		return err
 	}
-	changed := live.DeepCopy()
-	if removeRequest(changed, s.csr.UID) {
-		err = c.Live.Delete(ctx, live, client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
+	patched := existing.DeepCopy()
+	if removeRequest(patched, s.csr.UID) {
+		err = c.Live.Delete(ctx, existing, client.Preconditions{UID: &existing.UID, ResourceVersion: &existing.ResourceVersion})
 	} else {
-		err = c.Live.Patch(ctx, changed, client.MergeFromWithOptions(live, client.MergeFromWithOptimisticLock{}), client.FieldOwner(kube.FieldManager))
+		err = c.Live.Patch(ctx, patched, client.MergeFromWithOptions(existing, client.MergeFromWithOptimisticLock{}), client.FieldOwner(kube.FieldManager))
 	}
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("roll back Cluster %s: %w", live.Name, err)
+		return fmt.Errorf("roll back Cluster %s: %w", existing.Name, err)
 	}
 	return nil
 }

@@ -19,11 +19,11 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// completionDelay is the time from when a Cluster is ready until its registration is complete. In that time the
-// registering client can fail or be interrupted, and must be able to retry.
+// completionDelay is the time from the moment when a Cluster becomes ready until its registration is complete. In that
+// time the registering client can fail or be interrupted, and must be able to retry.
 const completionDelay = 10 * time.Second
 
-// setupCompletion adds the controller that completes registrations to mgr.
+// setupCompletion adds to mgr the controller that completes registrations.
 func (c *Controller) setupCompletion(mgr ctrl.Manager) error {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	enqueueDelayed := func(obj client.Object, q queue) {
@@ -46,7 +46,7 @@ func (c *Controller) setupCompletion(mgr ctrl.Manager) error {
 		Complete(reconcile.Func(c.completeRegistration))
 }
 
-// isReadyInTime returns whether a Cluster that was registered by token is ready and its registration can still be
+// isReadyInTime returns whether a Cluster that was registered by a token is ready and its registration can still be
 // retried.
 func (c *Controller) isReadyInTime(obj client.Object) bool {
 	cluster, ok := obj.(*clusterv1alpha1.Cluster)
@@ -70,7 +70,7 @@ func (c *Controller) completeRegistration(ctx context.Context, req reconcile.Req
 	}
 	err = c.restrictToken(ctx, token, cluster)
 	if apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: retryMin}, nil
+		return reconcile.Result{RequeueAfter: minRetryDelay}, nil
 	}
 	return reconcile.Result{}, err
 }

@@ -27,53 +27,53 @@ import (
 )
 
 const (
-	// workers is the number of concurrent reconciles. Each takes about two dozen requests to the API server.
+	// workers is the number of concurrent reconciles. Each sends about 24 requests to the API server.
 	workers = 5
-	// retryMin and retryMax bound the delay before a failed reconcile is retried. It is short, since the requester
-	// waits for the answer.
-	retryMin = 200 * time.Millisecond
-	retryMax = 10 * time.Second
+	// minRetryDelay and maxRetryDelay limit the delay before a failed reconcile is retried. They are short, because the
+	// requester waits for the answer.
+	minRetryDelay = 200 * time.Millisecond
+	maxRetryDelay = 10 * time.Second
 )
 
 // Controller answers the CertificateSigningRequests of agents. It approves a valid request of an authorized requester
 // after it has created the Cluster and the agent's RBAC. It denies all other requests for agent certificates, with a
 // reason. It ignores requests that are not for an agent certificate.
 type Controller struct {
-	// Hub reads CertificateSigningRequests from a cache, see CacheOptions; Live reads from the API server.
+	// Hub reads CertificateSigningRequests from a cache, see CacheOptions; Live reads from the API server and writes.
 	Hub    client.Client
 	Live   client.Client
 	Events events.EventRecorder
 	Clock  clock.Clock
 }
 
-// CacheOptions returns the cache options for CertificateSigningRequests, for the hub's manager: the cache has the
-// requests for the signer of agents.
+// CacheOptions returns the cache options for CertificateSigningRequests. The hub's manager must use them: the cache
+// then contains only requests for the signer of agents.
 func CacheOptions() (client.Object, cache.ByObject) {
 	return &certificatesv1.CertificateSigningRequest{}, cache.ByObject{Field: fields.OneTermEqualSelector("spec.signerName", bootstrap.Signer)}
 }
 
-// Setup adds the controller to mgr.
+// Setup adds this controller and the one that completes registrations to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	if err := c.setupCompletion(mgr); err != nil {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("approvals").
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(unanswered())).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(pendingRequests())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay),
 		}).
 		Complete(c)
 }
 
-// unanswered selects requests without an answer.
-func unanswered() predicate.Predicate {
-	pending := predicate.NewPredicateFuncs(func(obj client.Object) bool {
+// pendingRequests selects events about requests without an answer.
+func pendingRequests() predicate.Predicate {
+	selector := predicate.NewPredicateFuncs(func(obj client.Object) bool {
 		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
 		return ok && csr.Spec.SignerName == bootstrap.Signer && isPending(csr)
 	})
-	return predicate.And(pending, predicate.Funcs{DeleteFunc: func(event.DeleteEvent) bool { return false }})
+	return predicate.And(selector, predicate.Funcs{DeleteFunc: func(event.DeleteEvent) bool { return false }})
 }
 
 // isPending returns whether a request has no answer and is not being deleted.
@@ -81,20 +81,20 @@ func isPending(csr *certificatesv1.CertificateSigningRequest) bool {
 	return len(csr.Status.Conditions) == 0 && len(csr.Status.Certificate) == 0 && csr.DeletionTimestamp.IsZero()
 }
 
-// Reconcile answers one request.
+// Reconcile answers one CertificateSigningRequest.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	csr := &certificatesv1.CertificateSigningRequest{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, csr); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	parsed, ours, malformed := bootstrap.ValidateCSR(csr)
-	if !ours || !isPending(csr) {
+	parsed, isForAgent, validationErr := bootstrap.ValidateCSR(csr)
+	if !isForAgent || !isPending(csr) {
 		return reconcile.Result{}, nil
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues("csr", csr.Name, "requester", csr.Spec.Username))
 	s := &state{csr: csr, parsed: parsed}
 	steps := []phase.Step[*state]{
-		{Name: "validate", Run: func(context.Context, *state) error { return denied(bootstrap.ReasonInvalidRequest, malformed) }},
+		{Name: "validate", Run: func(context.Context, *state) error { return denied(bootstrap.ReasonInvalidRequest, validationErr) }},
 		{Name: "check deadline", Run: c.checkDeadline},
 		{Name: "check request count", Run: c.checkRequestCount},
 		{Name: "authorize", Run: c.authorize},
@@ -113,7 +113,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return c.finish(ctx, s, outcome)
 }
 
-// finish denies a rejected request, and returns any other error to be retried.
+// finish denies a request that a step rejected, and returns any other error so that it is retried.
 func (c *Controller) finish(ctx context.Context, s *state, outcome phase.Outcome) (reconcile.Result, error) {
 	err := outcome.Err
 	var denial *bootstrap.DeniedError
@@ -124,8 +124,8 @@ func (c *Controller) finish(ctx context.Context, s *state, outcome phase.Outcome
 	case err == nil:
 		return reconcile.Result{}, nil
 	case apierrors.IsConflict(err):
-		// Another client wrote first. If that was an answer, the cache will have it.
-		return reconcile.Result{RequeueAfter: retryMin}, nil
+		// Another client wrote first, possibly the answer. The next reconcile reads it from the cache.
+		return reconcile.Result{RequeueAfter: minRetryDelay}, nil
 	case outcome.Kind == phase.Waiting:
 		return reconcile.Result{RequeueAfter: outcome.After}, nil
 	}

@@ -33,18 +33,18 @@ const (
 // policyDelay is the time that the API server needs to enforce a new policy for agents.
 const policyDelay = 2 * time.Second
 
-// state is shared by the steps of one reconcile.
+// state is the data that the steps of one reconcile share.
 type state struct {
 	csr    *certificatesv1.CertificateSigningRequest
 	parsed bootstrap.ParsedCSR
-	// cluster is the Cluster that the certificate is for.
+	// cluster is the Cluster whose agent requests the certificate. It is nil before the step that reads or creates it.
 	cluster *clusterv1alpha1.Cluster
-	// boundUID is the UID of the only Cluster that the token is valid for; empty if it has not completed a
+	// boundUID is the UID of the only Cluster for which the token is valid, "" if the token has not completed a
 	// registration.
 	boundUID types.UID
 }
 
-// denied returns a denial with the text of err, or nil if err is nil.
+// denied returns a DeniedError with the text of err, or nil if err is nil.
 func denied(reason string, err error) error {
 	if err == nil {
 		return nil
@@ -56,8 +56,8 @@ func deniedf(reason, format string, args ...any) error {
 	return denied(reason, fmt.Errorf(format, args...))
 }
 
-// grantRead allows the requester to read the answer. It runs right before the answer is written, so that pending
-// requests cost nothing.
+// grantRead allows the requester to read the answer. It runs right before the answer is written, so that no RBAC
+// objects are created for pending requests.
 func (c *Controller) grantRead(ctx context.Context, s *state) error {
 	if !strings.HasPrefix(s.csr.Spec.Username, bootstrap.TokenUserPrefix) && !strings.HasPrefix(s.csr.Spec.Username, bootstrap.AgentUserPrefix) {
 		return nil // other requesters have their own RBAC, or none
@@ -68,13 +68,13 @@ func (c *Controller) grantRead(ctx context.Context, s *state) error {
 // checkDeadline denies a request whose requester has stopped waiting: its certificate and its Cluster would be unused.
 // The hub waits for at most RegistrationTimeout, even if the requester waits longer.
 func (c *Controller) checkDeadline(_ context.Context, s *state) error {
-	until := s.csr.CreationTimestamp.Add(spaces.RegistrationTimeout)
-	if deadline := s.parsed.Until; !deadline.IsZero() && deadline.Before(until) {
-		until = deadline
+	deadline := s.csr.CreationTimestamp.Add(spaces.RegistrationTimeout)
+	if requesterDeadline := s.parsed.Until; !requesterDeadline.IsZero() && requesterDeadline.Before(deadline) {
+		deadline = requesterDeadline
 	}
-	if c.Clock.Now().After(until) {
+	if c.Clock.Now().After(deadline) {
 		return deniedf(bootstrap.ReasonTooLate, "the request was not answered before %s, when the requester stopped waiting: request again, and check that the clocks of cluster and hub agree",
-			until.UTC().Format(time.RFC3339))
+			deadline.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func isOlder(a, b *certificatesv1.CertificateSigningRequest) bool {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(string(a.UID), string(b.UID))) < 0
 }
 
-// isRejected returns whether a request was denied, or its signing failed.
+// isRejected returns whether a request was denied or its signing failed.
 func isRejected(csr *certificatesv1.CertificateSigningRequest) bool {
 	return slices.ContainsFunc(csr.Status.Conditions, func(condition certificatesv1.CertificateSigningRequestCondition) bool {
 		return condition.Type != certificatesv1.CertificateApproved
@@ -116,9 +116,9 @@ func isRejected(csr *certificatesv1.CertificateSigningRequest) bool {
 
 // authorize checks with a SubjectAccessReview whether the requester may create requests of this kind.
 func (c *Controller) authorize(ctx context.Context, s *state) error {
-	kind := bootstrap.RegistrationSubresource
+	subresource := bootstrap.RegistrationSubresource
 	if s.parsed.Renewal {
-		kind = bootstrap.RenewalSubresource
+		subresource = bootstrap.RenewalSubresource
 	}
 	extra := map[string]authorizationv1.ExtraValue{}
 	for key, values := range s.csr.Spec.Extra {
@@ -127,28 +127,26 @@ func (c *Controller) authorize(ctx context.Context, s *state) error {
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: s.csr.Spec.Username, UID: s.csr.Spec.UID, Groups: s.csr.Spec.Groups, Extra: extra,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Verb: "create", Group: certificatesv1.GroupName, Version: "v1", Resource: "certificatesigningrequests", Subresource: kind,
+			Verb: "create", Group: certificatesv1.GroupName, Version: "v1", Resource: "certificatesigningrequests", Subresource: subresource,
 		},
 	}}
 	if err := c.Live.Create(ctx, review); err != nil {
 		return fmt.Errorf("review the access of %s: %w", s.csr.Spec.Username, err)
 	}
 	if !review.Status.Allowed {
-		return deniedf(bootstrap.ReasonForbidden, "%s may not create certificatesigningrequests/%s", s.csr.Spec.Username, kind)
+		return deniedf(bootstrap.ReasonForbidden, "%s may not create certificatesigningrequests/%s", s.csr.Spec.Username, subresource)
 	}
 	return nil
 }
 
-// ensurePolicy ensures the admission policy that limits the writes of agents. Without it no agent gets a certificate.
+// ensurePolicy ensures the admission policy that limits the writes of agents. If it was missing, the reconcile waits
+// until the policy is in effect.
 func (c *Controller) ensurePolicy(ctx context.Context, _ *state) error {
-	guarded, err := bootstrap.HasAgentPolicy(ctx, c.Live)
-	if err != nil || guarded {
+	changed, err := bootstrap.EnsureAgentPolicy(ctx, c.Live)
+	if err != nil || !changed {
 		return err
 	}
-	if err := bootstrap.EnsureAgentPolicy(ctx, c.Live); err != nil {
-		return err
-	}
-	return phase.Wait{After: policyDelay, Reason: "the admission policy for agents to take effect"}
+	return phase.Wait{After: policyDelay, Reason: "the admission policy for agents is not in effect yet"}
 }
 
 // findCluster reads the Cluster whose agent renews its certificate.
@@ -182,11 +180,11 @@ func (c *Controller) approve(ctx context.Context, s *state) error {
 	return nil
 }
 
-// deny rolls back the objects of this request and denies it. It checks the API server first, since the cache may not
-// have an approval: the objects of an approved request stay.
+// deny rolls back the objects of this request and denies the request. The objects of an approved request stay. The
+// cache may not have the approval, so deny reads the request from the API server first.
 func (c *Controller) deny(ctx context.Context, s *state, denial *bootstrap.DeniedError) error {
-	waits, err := c.isUnanswered(ctx, s.csr)
-	if err != nil || !waits {
+	unanswered, err := c.isUnanswered(ctx, s.csr)
+	if err != nil || !unanswered {
 		return err
 	}
 	if err := c.rollBack(ctx, s); err != nil {
@@ -212,11 +210,12 @@ func (c *Controller) isUnanswered(ctx context.Context, csr *certificatesv1.Certi
 	return err == nil && live.UID == csr.UID && isPending(live), nil
 }
 
-// setCondition writes the condition with the answer. It ignores a request that is deleted.
-func (c *Controller) setCondition(ctx context.Context, s *state, kind certificatesv1.RequestConditionType, why *bootstrap.DeniedError) error {
+// setCondition writes the condition with the answer; answer has its reason and message also for an approval. A deleted
+// request is ignored.
+func (c *Controller) setCondition(ctx context.Context, s *state, conditionType certificatesv1.RequestConditionType, answer *bootstrap.DeniedError) error {
 	answered := s.csr.DeepCopy()
 	answered.Status.Conditions = append(answered.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-		Type: kind, Status: corev1.ConditionTrue, Reason: why.Reason, Message: why.Message, LastUpdateTime: metav1.NewTime(c.Clock.Now()),
+		Type: conditionType, Status: corev1.ConditionTrue, Reason: answer.Reason, Message: answer.Message, LastUpdateTime: metav1.NewTime(c.Clock.Now()),
 	})
 	err := c.Live.SubResource("approval").Update(ctx, answered, client.FieldOwner(kube.FieldManager))
 	if client.IgnoreNotFound(err) != nil {

@@ -19,19 +19,19 @@ import (
 )
 
 const (
-	// requestsAnnotation on a Cluster, and on the Secret of a bootstrap token, lists the UIDs of the
-	// CertificateSigningRequests that created or used it and are not denied. When the last one is denied, the Cluster
-	// is deleted and the token is unused again.
+	// requestsAnnotation lists the UIDs of CertificateSigningRequests. On a Cluster and on the Secret of a bootstrap
+	// token it has the requests that created or used the object and are not denied. When the last one is denied, the
+	// Cluster is deleted and the token is unused again.
 	requestsAnnotation = "towline.dev/certificate-requests"
 	// firstUseAnnotation on the Secret of a bootstrap token is the time (RFC 3339) of its first use.
 	firstUseAnnotation = "towline.dev/registered-since"
-	// clusterUIDAnnotation on the Secret of a bootstrap token is the UID of the only Cluster that it is valid for: the
-	// one that it has registered, or that existed before. A later Cluster with the same name needs another token.
+	// clusterUIDAnnotation on the Secret of a bootstrap token is the UID of the only Cluster for which the token is
+	// valid. The token has registered it, or it existed before. A later Cluster with the same name needs another token.
 	clusterUIDAnnotation = "towline.dev/registered-uid"
 )
 
-// bindToken binds the token to this cluster: it is valid for one registration, which can be retried until it is
-// complete or RegistrationTimeout has passed.
+// bindToken binds the token to this cluster. The token is then valid for one registration, which can be retried until
+// it is complete or RegistrationTimeout has passed.
 func (c *Controller) bindToken(ctx context.Context, s *state) error {
 	secret, found, err := c.getTokenSecret(ctx, s.parsed.TokenID)
 	if err != nil {
@@ -48,49 +48,49 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 		return denied(bootstrap.ReasonInvalidToken, err)
 	}
 	s.boundUID = types.UID(secret.Annotations[clusterUIDAnnotation])
-	changed := secret.DeepCopy()
-	switch registered := secret.Annotations[kube.AnnotationRegistered]; {
-	case registered == "":
-		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, kube.AnnotationRegistered, s.registrationKey())
-		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, firstUseAnnotation, c.timestamp())
-	case registered != s.registrationKey():
+	patched := secret.DeepCopy()
+	switch usedFor := secret.Annotations[kube.AnnotationRegistered]; {
+	case usedFor == "":
+		metav1.SetMetaDataAnnotation(&patched.ObjectMeta, kube.AnnotationRegistered, s.registrationKey())
+		metav1.SetMetaDataAnnotation(&patched.ObjectMeta, firstUseAnnotation, c.timestamp())
+	case usedFor != s.registrationKey():
 		return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s has registered another cluster; use a new one", token.ID)
 	case hasRequest(secret, s.csr.UID):
 		return nil
-	case c.hasExpired(secret):
+	case c.isRetryExpired(secret):
 		return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s was used for cluster %s more than %s ago; use a new one",
 			token.ID, s.parsed.Cluster, spaces.RegistrationTimeout)
 	}
-	addRequest(changed, s.csr.UID)
-	return c.patchToken(ctx, secret, changed)
+	addRequest(patched, s.csr.UID)
+	return c.patchToken(ctx, secret, patched)
 }
 
-// hasExpired returns whether the registration of a token can no longer be retried. A token without the time of its
-// first use has expired.
-func (c *Controller) hasExpired(secret *corev1.Secret) bool {
+// isRetryExpired returns whether the registration of a token can no longer be retried. This is also so if the Secret
+// has no time of the first use.
+func (c *Controller) isRetryExpired(secret *corev1.Secret) bool {
 	since, err := time.Parse(time.RFC3339, secret.Annotations[firstUseAnnotation])
 	return err != nil || c.Clock.Since(since) > spaces.RegistrationTimeout
 }
 
-// checkNotRemoved denies a token whose Cluster is deleted or being deleted: the user who removed it does not want a new
-// one in its place.
-func (s *state) checkNotRemoved(live *clusterv1alpha1.Cluster, found bool) error {
-	if s.boundUID == "" || found && live.UID == s.boundUID && live.DeletionTimestamp.IsZero() {
+// checkNotRemoved denies a token whose Cluster is deleted or being deleted: a user has removed the cluster, and must
+// create another token to register it again.
+func (s *state) checkNotRemoved(existing *clusterv1alpha1.Cluster, found bool) error {
+	if s.boundUID == "" || found && existing.UID == s.boundUID && existing.DeletionTimestamp.IsZero() {
 		return nil
 	}
 	return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s was for a cluster %s that was removed; use a new one",
 		s.parsed.TokenID, s.parsed.Cluster)
 }
 
-// restrictToken makes the token valid for cluster only.
+// restrictToken makes the token valid for cluster only, if it was used for cluster and is not restricted yet.
 func (c *Controller) restrictToken(ctx context.Context, tokenID string, cluster *clusterv1alpha1.Cluster) error {
 	secret, found, err := c.getTokenSecret(ctx, tokenID)
 	if err != nil || !found || secret.Annotations[kube.AnnotationRegistered] != registrationKey(cluster.Name, cluster.Spec.ID) || secret.Annotations[clusterUIDAnnotation] != "" {
 		return err
 	}
-	changed := secret.DeepCopy()
-	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, clusterUIDAnnotation, string(cluster.UID))
-	return c.patchToken(ctx, secret, changed)
+	patched := secret.DeepCopy()
+	metav1.SetMetaDataAnnotation(&patched.ObjectMeta, clusterUIDAnnotation, string(cluster.UID))
+	return c.patchToken(ctx, secret, patched)
 }
 
 // registrationKey returns the value of kube.AnnotationRegistered for a cluster.
@@ -98,7 +98,8 @@ func registrationKey(name, id string) string { return name + "/" + id }
 
 func (s *state) registrationKey() string { return registrationKey(s.parsed.Cluster, s.parsed.ID) }
 
-// getTokenSecret reads the Secret of a token.
+// getTokenSecret reads the Secret of a token from the API server. If it does not exist or is being deleted, found is
+// false and err is nil.
 func (c *Controller) getTokenSecret(ctx context.Context, id string) (secret *corev1.Secret, found bool, err error) {
 	secret = &corev1.Secret{}
 	err = c.Live.Get(ctx, bootstrap.TokenSecret(id), secret)
@@ -108,10 +109,11 @@ func (c *Controller) getTokenSecret(ctx context.Context, id string) (secret *cor
 	return secret, err == nil && secret.DeletionTimestamp.IsZero(), nil
 }
 
-// patchToken patches the annotations of the token's Secret. It fails if the Secret has changed since it was read.
-func (c *Controller) patchToken(ctx context.Context, secret, changed *corev1.Secret) error {
+// patchToken writes patched, a changed copy of the token's Secret. It returns a conflict if the Secret has changed
+// since it was read.
+func (c *Controller) patchToken(ctx context.Context, secret, patched *corev1.Secret) error {
 	patch := client.MergeFromWithOptions(secret, client.MergeFromWithOptimisticLock{})
-	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+	if err := c.Live.Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("annotate Secret %s: %w", client.ObjectKeyFromObject(secret), err)
 	}
 	return nil

@@ -29,57 +29,60 @@ import (
 )
 
 const (
-	// pushWorkers is how many push members are contacted at once. One that does not answer keeps its worker for
-	// contactLimit at each contact, so that 600 such members are needed for the others to be late.
+	// pushWorkers is the number of push members that are contacted concurrently. A member that does not answer occupies
+	// a worker for contactTimeout in every contactInterval. Thus other members are delayed only if 600 members do not
+	// answer.
 	pushWorkers = 100
-	// pullWorkers is how many pull members are judged at once. That takes requests of the hub only, and waits for no
-	// member.
+	// pullWorkers is the number of pull members that are evaluated concurrently. An evaluation sends requests to the
+	// hub only.
 	pullWorkers = 10
-	// checksAtOnce is of how many members the checks run at once: each may take memory, and a processor.
-	checksAtOnce = 4
-	// contactLimit is how long a member may take to answer.
-	contactLimit = 10 * time.Second
-	// checksLimit is how long all checks of one member may take.
-	checksLimit = 30 * time.Second
-	// readinessInterval is the time between two contacts of a push member that is not ready by its checks: somebody waits
-	// for it.
+	// maxConcurrentChecks is the number of members whose checks run concurrently: each run can use much memory and CPU
+	// time.
+	maxConcurrentChecks = 4
+	// contactTimeout limits the requests of one contact, without the checks.
+	contactTimeout = 10 * time.Second
+	// checksTimeout limits all checks of one member together.
+	checksTimeout = 30 * time.Second
+	// readinessInterval is the time between two contacts of a push member until its readiness checks pass.
 	readinessInterval = 10 * time.Second
-	// contactInterval is the time between two contacts of a push member: that of the Sveltos surface.
+	// contactInterval is the time between two contacts of a push member, as in Sveltos.
 	contactInterval = time.Minute
-	// deliveryIndex finds the cluster whose Lease lives in a namespace.
-	deliveryIndex = "delivery"
-	// kubeconfigIndex finds the clusters that are reached with a Secret.
+	// leaseIndex finds the pull member of a Lease.
+	leaseIndex = "delivery"
+	// kubeconfigIndex finds the push members that are contacted with the credentials in a Secret.
 	kubeconfigIndex = "kubeconfig"
 )
 
-// Controller keeps the status of SveltosClusters true.
+// Controller reconciles SveltosClusters. See the package comment.
 type Controller struct {
 	// Hub reads SveltosClusters from a cache.
 	Hub client.Client
-	// Shard is the part of the fleet that this hub looks after.
+	// Shard is the part of the fleet that this hub manages.
 	Shard fleet.Shard
-	// Dial says how to reach a push member.
-	Dial func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// Forget drops what was kept for the member "namespace/name", which is gone or another shard's.
+	// MemberConfig returns the configuration for requests to a push member.
+	MemberConfig func(ctx context.Context, m fleet.Member) (*rest.Config, error)
+	// Forget drops all cached state of the member "namespace/name". It is called when the member is deleted or belongs
+	// to another shard.
 	Forget func(member string)
-	// Heartbeats judges the agents of pull members.
+	// Heartbeats evaluates the agents of pull members.
 	Heartbeats *heartbeats.Monitor
 	Events     events.EventRecorder
 	Clock      clock.PassiveClock
 
-	// mu guards awaited, gaps and turns.
+	// mu guards notReady, formerAPIs and checkSlots.
 	mu sync.Mutex
-	// awaited are the pull members that we saw not ready: an event tells when one is. A restart loses no more than that.
-	awaited map[types.NamespacedName]struct{}
-	// gaps has the APIs of the push members that do not list all of them now, as they were listed before.
-	gaps map[types.NamespacedName][]string
-	// turns holds one entry for each member whose checks run.
-	turns chan struct{}
+	// notReady contains the pull members that were not ready at the last reconcile: their next change to ready is
+	// recorded as an event. After a restart of the hub such an event can be missing.
+	notReady map[types.NamespacedName]struct{}
+	// formerAPIs has the last complete list of APIs of each push member whose present list is incomplete.
+	formerAPIs map[types.NamespacedName][]string
+	// checkSlots contains one element for each member whose checks run.
+	checkSlots chan struct{}
 }
 
-// Setup makes mgr run the controller.
+// Setup adds the indexes and the two controllers to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	for name, key := range map[string]func(*libv1beta1.SveltosCluster) string{deliveryIndex: deliveryKey, kubeconfigIndex: kubeconfigKey} {
+	for name, key := range map[string]func(*libv1beta1.SveltosCluster) string{leaseIndex: leaseKey, kubeconfigIndex: kubeconfigKey} {
 		err := mgr.GetFieldIndexer().IndexField(ctx, &libv1beta1.SveltosCluster{}, name, func(obj client.Object) []string {
 			if value := key(obj.(*libv1beta1.SveltosCluster)); value != "" {
 				return []string{value}
@@ -92,23 +95,24 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
-	// Members that do not answer must not delay that silence of others is noticed: each mode has its own queue.
-	push := c.controller(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, c.lookup(kubeconfigIndex))
-	pull := c.controller(mgr, "clusters-pull", fleet.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.lookup(deliveryIndex))
-	return errors.Join(push.Complete(c.of(fleet.Push)), pull.Complete(c.of(fleet.Pull)))
+	// Each mode has its own queue: push members that do not answer must not delay the evaluation of heartbeats.
+	push := c.newBuilder(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, c.enqueueByIndex(kubeconfigIndex))
+	pull := c.newBuilder(mgr, "clusters-pull", fleet.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.enqueueByIndex(leaseIndex))
+	return errors.Join(push.Complete(c.reconcilerFor(fleet.Push)), pull.Complete(c.reconcilerFor(fleet.Pull)))
 }
 
-// controller begins the controller of the members of one mode.
-func (c *Controller) controller(mgr ctrl.Manager, name string, mode fleet.Mode, workers int) *builder.Builder {
-	ours := predicate.NewPredicateFuncs(func(obj client.Object) bool { return modeOf(obj.(*libv1beta1.SveltosCluster)) == mode })
+// newBuilder returns a builder for the controller of the members with one mode.
+func (c *Controller) newBuilder(mgr ctrl.Manager, name string, mode fleet.Mode, workers int) *builder.Builder {
+	hasMode := predicate.NewPredicateFuncs(func(obj client.Object) bool { return modeOf(obj.(*libv1beta1.SveltosCluster)) == mode })
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(name).
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Predicate(), ours, othersChanged())).
+		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Predicate(), hasMode, needsContact())).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
 }
 
-// of reconciles the members of one mode: one may have changed its mode while it was queued.
-func (c *Controller) of(mode fleet.Mode) reconcile.Reconciler {
+// reconcilerFor returns a reconciler that ignores members with another mode: the mode can change while a request is
+// queued.
+func (c *Controller) reconcilerFor(mode fleet.Mode) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 		cluster := &libv1beta1.SveltosCluster{}
 		if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err == nil && modeOf(cluster) != mode {
@@ -122,21 +126,21 @@ func modeOf(cluster *libv1beta1.SveltosCluster) fleet.Mode {
 	return fleet.FromSveltosCluster(cluster).Mode
 }
 
-// deliveryKey is namespace/name of the Lease of a pull member.
-func deliveryKey(cluster *libv1beta1.SveltosCluster) string {
+// leaseKey returns namespace/name of the Lease of a pull member, "" for a push member.
+func leaseKey(cluster *libv1beta1.SveltosCluster) string {
 	if m := fleet.FromSveltosCluster(cluster); m.Mode == fleet.Pull {
 		return m.DeliveryNamespace + "/" + m.Name
 	}
 	return ""
 }
 
-// kubeconfigKey is namespace/name of the Secret that a push member is reached with.
+// kubeconfigKey returns namespace/name of the Secret with the credentials for a push member.
 func kubeconfigKey(cluster *libv1beta1.SveltosCluster) string {
 	return fleet.FromSveltosCluster(cluster).CredentialsSecret()
 }
 
-// lookup maps an object to the clusters that an index lists under its name.
-func (c *Controller) lookup(index string) handler.EventHandler {
+// enqueueByIndex returns a handler that enqueues the clusters that index lists under the key of an object.
+func (c *Controller) enqueueByIndex(index string) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, obj client.Object) []reconcile.Request {
 		var clusters libv1beta1.SveltosClusterList
 		key := client.ObjectKeyFromObject(obj).String()
@@ -153,24 +157,25 @@ func (c *Controller) lookup(index string) handler.EventHandler {
 	})
 }
 
-// othersChanged drops the echo of what this controller writes itself of push members, which costs a contact. No contact
-// takes back that a member is ready: somebody else did.
-func othersChanged() predicate.Predicate {
+// needsContact drops updates that this controller wrote to the status: a contact is expensive. It passes a lost fact
+// and a changed agentReport: other clients wrote them.
+func needsContact() predicate.Predicate {
 	agentReported := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
-		return factsLost(before.Status, after.Status) || after.Spec.PullMode && said(before.Status) != said(after.Status)
+		return hasLostFacts(before.Status, after.Status) || after.Spec.PullMode && agentReportIn(before.Status) != agentReportIn(after.Status)
 	}}
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, agentReported)
 }
 
-// factsLost says whether what was found of a member is no longer in its status. Neither this controller nor an agent
-// removes it.
-func factsLost(before, after libv1beta1.SveltosClusterStatus) bool {
+// hasLostFacts returns whether the status of a member has lost Ready, its version or its APIs. Neither this controller
+// nor an agent removes them.
+func hasLostFacts(before, after libv1beta1.SveltosClusterStatus) bool {
 	return before.Ready && !after.Ready || before.Version != "" && after.Version == "" || len(before.APIVersions) > 0 && len(after.APIVersions) == 0
 }
 
-// word is what an agent says of its cluster, and what we make of that, which others may edit.
-type word struct {
+// agentReport has the fields of the status that the agent of a pull member writes, and the fields that the controller
+// derives from them. If one changes, also by another client, the member is reconciled.
+type agentReport struct {
 	ready         bool
 	failure       string
 	checkFailures int32
@@ -179,11 +184,11 @@ type word struct {
 	failures      int32
 }
 
-func said(s libv1beta1.SveltosClusterStatus) word {
-	return word{s.Ready, s.FailureMessage, s.AgentCheckFailures, s.AgentCheckMessage, s.ConnectionStatus, s.ConnectionFailures}
+func agentReportIn(s libv1beta1.SveltosClusterStatus) agentReport {
+	return agentReport{s.Ready, s.FailureMessage, s.AgentCheckFailures, s.AgentCheckMessage, s.ConnectionStatus, s.ConnectionFailures}
 }
 
-// Reconcile contacts one member and writes what it found, if that is new.
+// Reconcile observes one member and writes its status and labels if they differ.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	cluster := &libv1beta1.SveltosCluster{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err != nil {
@@ -198,14 +203,14 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	s := &state{cluster: cluster, member: fleet.FromSveltosCluster(cluster), status: cluster.Status, labels: cluster.Labels}
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{
-		{Name: "window", Run: c.window},
+		{Name: "window", Run: c.applyWindow},
 		{Name: "contact", Run: c.contact},
-		{Name: "label", Run: c.label},
-		{Name: "report", Run: c.report},
+		{Name: "label", Run: c.patchLabels},
+		{Name: "report", Run: c.patchStatus},
 	})
 	switch outcome.Kind {
 	case phase.Done:
-		return reconcile.Result{RequeueAfter: s.next}, nil
+		return reconcile.Result{RequeueAfter: s.requeueAfter}, nil
 	case phase.Waiting:
 		return reconcile.Result{RequeueAfter: outcome.After}, nil
 	default:
@@ -213,44 +218,45 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 }
 
+// forget drops all state of a cluster that does not exist or belongs to another shard.
 func (c *Controller) forget(name types.NamespacedName) {
 	c.Forget(name.String())
 	c.Heartbeats.Forget(fleet.ID{Type: fleet.TypeSveltos, Namespace: name.Namespace, Name: name.Name})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.awaited, name)
-	delete(c.gaps, name)
+	delete(c.notReady, name)
+	delete(c.formerAPIs, name)
 }
 
-// fillGaps returns facts with the APIs that were listed before if the member does not list all of them now: a list with
-// gaps would make charts render as if an API had gone. They are remembered until it does: the status, which is old, may
-// be lost before that.
-func (c *Controller) fillGaps(name types.NamespacedName, old []string, facts fleet.Facts) fleet.Facts {
+// keepAPIVersions returns facts with the last complete list of APIs if the present list is incomplete: with an
+// incomplete list, charts would be rendered as if an API did not exist. old is the list in the status. The controller
+// keeps a copy of it, because the status can be lost before the member returns a complete list.
+func (c *Controller) keepAPIVersions(name types.NamespacedName, old []string, facts fleet.Facts) fleet.Facts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if facts.Complete {
-		delete(c.gaps, name)
+		delete(c.formerAPIs, name)
 		return facts
 	}
 	if len(old) == 0 {
-		old = c.gaps[name]
+		old = c.formerAPIs[name]
 	}
 	if len(old) == 0 {
 		return facts
 	}
-	if c.gaps == nil {
-		c.gaps = map[types.NamespacedName][]string{}
+	if c.formerAPIs == nil {
+		c.formerAPIs = map[types.NamespacedName][]string{}
 	}
-	c.gaps[name], facts.APIVersions = old, old
+	c.formerAPIs[name], facts.APIVersions = old, old
 	return facts
 }
 
-// checkTurns returns what is filled while checks run.
-func (c *Controller) checkTurns() chan struct{} {
+// getCheckSlots returns the channel to which runChecks sends before the checks and from which it receives afterwards.
+func (c *Controller) getCheckSlots() chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.turns == nil {
-		c.turns = make(chan struct{}, checksAtOnce)
+	if c.checkSlots == nil {
+		c.checkSlots = make(chan struct{}, maxConcurrentChecks)
 	}
-	return c.turns
+	return c.checkSlots
 }

@@ -67,7 +67,7 @@ func newWorld(t *testing.T, spec libv1beta1.SveltosClusterSpec) *world {
 		TB: t, Client: hub, ns: plane.Namespace(t, "clusters"), clock: clocktesting.NewFakeClock(start), events: events.NewFakeRecorder(100),
 	}
 	w.controller = &clusters.Controller{
-		Hub: hub, Dial: func(context.Context, fleet.Member) (*rest.Config, error) { return plane.Config, nil },
+		Hub: hub, MemberConfig: func(context.Context, fleet.Member) (*rest.Config, error) { return plane.Config, nil },
 		Forget: func(string) {}, Events: w.events, Clock: w.clock,
 	}
 	w.startMonitor()
@@ -194,8 +194,8 @@ func (w *world) exists(name string) []libv1beta1.ClusterCheck {
 }
 
 const (
-	healthy = libv1beta1.ConnectionHealthy
-	down    = libv1beta1.ConnectionDown
+	withHealthyConnection = libv1beta1.ConnectionHealthy
+	down                  = libv1beta1.ConnectionDown
 )
 
 func TestChecksGateAPushMember(t *testing.T) {
@@ -214,17 +214,17 @@ func TestChecksGateAPushMember(t *testing.T) {
 	w.must(w.Create(t.Context(), w.configMap("first")))
 	w.must(w.Create(t.Context(), w.configMap("later")))
 	w.said()
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 	w.wantSaid("Normal Ready cluster ns/one is ready, Kubernetes v1.36.3")
 	w.must(w.Delete(t.Context(), w.configMap("first")))
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 	w.must(w.Delete(t.Context(), w.configMap("later")))
-	w.want(true, healthy, 1, "liveness check later: there are 0")
+	w.want(true, withHealthyConnection, 1, "liveness check later: there are 0")
 	w.want(true, down, 2, "liveness check later: there are 0")
 	w.wantSaid("Warning Down cluster ns/one is down: liveness check later: there are 0")
 	w.want(true, down, 2, "liveness check later: there are 0")
 	w.must(w.Create(t.Context(), w.configMap("later")))
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 	w.wantSaid("Normal Healthy cluster ns/one is healthy again")
 }
 
@@ -253,7 +253,7 @@ func TestChecksTakeTurns(t *testing.T) {
 		_, _ = io.WriteString(out, `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{},"items":[]}`)
 	}))
 	t.Cleanup(api.Close)
-	w.controller.Dial = func(context.Context, fleet.Member) (*rest.Config, error) { return &rest.Config{Host: api.URL}, nil }
+	w.controller.MemberConfig = func(context.Context, fleet.Member) (*rest.Config, error) { return &rest.Config{Host: api.URL}, nil }
 	var all sync.WaitGroup
 	for i := range 10 {
 		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: fmt.Sprint("other-", i)}}
@@ -287,11 +287,11 @@ func TestAgentsChecksCountForAPullMember(t *testing.T) {
 	}
 	w.want(false, "", 0, "")
 	report(`{"agentCheckFailures":1,"agentCheckMessage":"readiness check c: no","failureMessage":"readiness check c: no"}`)
-	w.want(false, healthy, 1, "readiness check c: no")
+	w.want(false, withHealthyConnection, 1, "readiness check c: no")
 	report(`{"ready":true,"agentCheckFailures":null,"agentCheckMessage":null,"failureMessage":null}`)
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 	report(`{"agentCheckFailures":1,"agentCheckMessage":"liveness check c: no"}`)
-	w.want(true, healthy, 1, "liveness check c: no")
+	w.want(true, withHealthyConnection, 1, "liveness check c: no")
 	report(`{"agentCheckFailures":2,"agentCheckMessage":"liveness check c: still no"}`)
 	w.want(true, down, 2, "liveness check c: still no")
 	w.clock.Step(heartbeats.SveltosLimit)
@@ -300,7 +300,7 @@ func TestAgentsChecksCountForAPullMember(t *testing.T) {
 	w.must(w.Update(t.Context(), lease))
 	w.want(true, down, 2, "liveness check c: still no")
 	report(`{"agentCheckFailures":null,"agentCheckMessage":null,"failureMessage":null}`)
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 }
 
 func TestActiveWindowPausesByTheClock(t *testing.T) {
@@ -329,7 +329,7 @@ func TestActiveWindowPausesByTheClock(t *testing.T) {
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "two" })
 	wantTurn(false, 0, "", "")
 	wrong := w.cluster.Status.FailureMessage
-	if !strings.HasPrefix(wrong, `spec.activeWindow.to: "two" is no cron expression: `) {
+	if !strings.HasPrefix(wrong, `spec.activeWindow.to: "two" is not a cron expression: `) {
 		t.Errorf("failureMessage is %q", wrong)
 	}
 	w.wantSaid("Warning Attention cluster ns/one: " + wrong)
@@ -398,7 +398,7 @@ func TestWrongWindowIsShownBesideWhatElseIsWrong(t *testing.T) {
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{ActiveWindow: &libv1beta1.ActiveWindow{From: "one", To: "0 17 * * *"}})
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = w.exists("none") })
 	status, _ := w.reconcile()
-	both := "liveness check none: there are 0; spec.activeWindow.from: \"one\" is no cron expression: "
+	both := "liveness check none: there are 0; spec.activeWindow.from: \"one\" is not a cron expression: "
 	if !strings.HasPrefix(status.FailureMessage, both) {
 		t.Errorf("failureMessage is %q, want %q", status.FailureMessage, both)
 	}
@@ -443,12 +443,12 @@ func TestPullMemberIsToldOfOnceItIsReady(t *testing.T) {
 func TestDepartureIsNotToldOfAsAnOutage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 1})
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 	w.must(w.Delete(t.Context(), w.cluster))
 	patch := `{"status":{"failureMessage":"deregistering: waiting"}}`
 	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
 	w.said()
-	w.controller.Dial = func(context.Context, fleet.Member) (*rest.Config, error) {
+	w.controller.MemberConfig = func(context.Context, fleet.Member) (*rest.Config, error) {
 		return nil, errors.New("its credentials are gone")
 	}
 	w.want(true, down, 1, "deregistering: waiting")
@@ -461,11 +461,11 @@ func TestMemberThatDoesNotAnswerIsToldOfInTheSameWords(t *testing.T) {
 	dialled := func(err error) func(context.Context, fleet.Member) (*rest.Config, error) {
 		return func(context.Context, fleet.Member) (*rest.Config, error) { return nil, err }
 	}
-	w.controller.Dial = dialled(&url.Error{Op: "Get", URL: "https://10.0.0.1:6443/version?timeout=9.99s", Err: context.DeadlineExceeded})
+	w.controller.MemberConfig = dialled(&url.Error{Op: "Get", URL: "https://10.0.0.1:6443/version?timeout=9.99s", Err: context.DeadlineExceeded})
 	w.want(false, "", 1, "does not answer within 10s")
-	w.controller.Dial = dialled(errors.New(`Get "https://10.0.0.1/version?timeout=9.98s": read tcp 10.0.0.9:51312->10.0.0.1:443: connection reset by peer`))
+	w.controller.MemberConfig = dialled(errors.New(`Get "https://10.0.0.1/version?timeout=9.98s": read tcp 10.0.0.9:51312->10.0.0.1:443: connection reset by peer`))
 	w.want(false, "", 2, `Get "https://10.0.0.1/version": read tcp 10.0.0.1:443: connection reset by peer`)
-	w.controller.Dial = dialled(errors.New(`Get "https://[::1]/version?timeout=9.97s": read tcp [::1]:51312->[::1]:443: connection reset by peer`))
+	w.controller.MemberConfig = dialled(errors.New(`Get "https://[::1]/version?timeout=9.97s": read tcp [::1]:51312->[::1]:443: connection reset by peer`))
 	w.want(false, down, 3, `Get "https://[::1]/version": read tcp [::1]:443: connection reset by peer`)
 }
 
@@ -473,10 +473,10 @@ func TestTokenThatIsNotRenewedIsToldOfOnAHealthyMember(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{TokenRequestRenewalOption: &libv1beta1.TokenRequestRenewalOption{}})
 	message := "renew the token: spec.tokenRequestRenewalOption.renewTokenRequestInterval is not positive"
-	w.want(true, healthy, 0, message)
-	w.want(true, healthy, 0, message)
+	w.want(true, withHealthyConnection, 0, message)
+	w.want(true, withHealthyConnection, 0, message)
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.TokenRequestRenewalOption = nil })
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 }
 
 func TestDepartureKeepsItsMessageAndIsNotHeldUpByChecks(t *testing.T) {
@@ -487,5 +487,5 @@ func TestDepartureKeepsItsMessageAndIsNotHeldUpByChecks(t *testing.T) {
 	w.must(w.Delete(t.Context(), w.cluster))
 	patch := `{"status":{"failureMessage":"deregistering: waiting"}}`
 	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
-	w.want(true, healthy, 0, "deregistering: waiting")
+	w.want(true, withHealthyConnection, 0, "deregistering: waiting")
 }

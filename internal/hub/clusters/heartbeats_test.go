@@ -27,7 +27,7 @@ func newPullWorld(t *testing.T) (*world, *coordinationv1.Lease) {
 	w.beat(lease)
 	report := `{"status":{"ready":true,"version":"v1.36.3","agentLastReportTime":"` + start.Add(-behind).Format(time.RFC3339) + `"}}`
 	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(report))))
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 	w.said()
 	return w, lease
 }
@@ -55,11 +55,11 @@ func TestOutageOfTheHubMakesNobodyDown(t *testing.T) {
 			w.away, w.controller.Heartbeats.Live = true, deaf{}
 			for range 18 {
 				w.clock.Step(10 * time.Second)
-				w.want(true, healthy, 0, "")
+				w.want(true, withHealthyConnection, 0, "")
 			}
 			w.away, w.back, w.controller.Heartbeats.Live = false, w.clock.Now(), w.Client
 			w.clock.Step(heartbeats.SveltosLimit - time.Second)
-			w.want(true, healthy, 0, "")
+			w.want(true, withHealthyConnection, 0, "")
 			if dies {
 				w.clock.Step(time.Second)
 				w.want(true, down, 3, libv1beta1.AgentReportTooOld)
@@ -68,7 +68,7 @@ func TestOutageOfTheHubMakesNobodyDown(t *testing.T) {
 			}
 			w.beat(lease)
 			w.clock.Step(time.Second)
-			w.want(true, healthy, 0, "")
+			w.want(true, withHealthyConnection, 0, "")
 			w.wantSaid("")
 		})
 	}
@@ -79,15 +79,15 @@ func TestRestartOfTheHubMakesNobodyDown(t *testing.T) {
 	w, lease := newPullWorld(t)
 	for range 3 {
 		w.startMonitor()
-		w.want(true, healthy, 0, "")
+		w.want(true, withHealthyConnection, 0, "")
 		w.clock.Step(30 * time.Second)
 		w.beat(lease)
-		w.want(true, healthy, 0, "")
+		w.want(true, withHealthyConnection, 0, "")
 	}
 	w.wantSaid("")
 	// It dies with the hub.
 	w.startMonitor()
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 	w.clock.Step(heartbeats.SveltosLimit)
 	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
 	w.wantSaid("Warning Down cluster ns/one is down: " + libv1beta1.AgentReportTooOld)
@@ -96,7 +96,7 @@ func TestRestartOfTheHubMakesNobodyDown(t *testing.T) {
 	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
 	w.wantSaid("")
 	w.beat(lease)
-	w.want(true, healthy, 0, "")
+	w.want(true, withHealthyConnection, 0, "")
 	w.wantSaid("Normal Healthy cluster ns/one is healthy again")
 }
 
@@ -109,7 +109,7 @@ func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
 		t.Error("a Lease that cannot be read is no error")
 	}
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
-	if got := w.cluster.Status.ConnectionStatus; got != healthy {
+	if got := w.cluster.Status.ConnectionStatus; got != withHealthyConnection {
 		t.Errorf("the connection is %q", got)
 	}
 	w.controller.Heartbeats.Live = w.Client
@@ -132,5 +132,5 @@ func TestAgentThatDiesBeforeItsFirstReportIsDown(t *testing.T) {
 	w.want(false, down, 3, libv1beta1.AgentReportTooOld)
 	w.wantSaid("Warning Down cluster ns/one is down: " + libv1beta1.AgentReportTooOld)
 	w.beat(lease)
-	w.want(false, healthy, 0, "")
+	w.want(false, withHealthyConnection, 0, "")
 }

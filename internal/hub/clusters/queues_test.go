@@ -50,7 +50,7 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 	controller := &clusters.Controller{
 		Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: listening},
 		Hub:        mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{},
-		Dial: func(ctx context.Context, _ fleet.Member) (*rest.Config, error) {
+		MemberConfig: func(ctx context.Context, _ fleet.Member) (*rest.Config, error) {
 			dialled.Add(1)
 			<-ctx.Done()
 			return nil, ctx.Err()

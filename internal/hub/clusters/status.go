@@ -12,39 +12,41 @@ import (
 	"github.com/towline/towline/internal/fleet/heartbeats"
 )
 
-// defaultThreshold is the number of failed contacts that make a member Down unless its spec says otherwise: that of the
-// Sveltos surface.
+// defaultThreshold is the number of failed contacts that make a member Down unless its spec has another number. Sveltos
+// has the same default.
 const defaultThreshold = 3
 
-// alsoWrong separates the parts of a message.
-const alsoWrong = "; "
+// messageSeparator separates the problems in a failureMessage.
+const messageSeparator = "; "
 
-// learned returns the status of a member that answered with facts, whatever else is to be said of it.
-func learned(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.SveltosClusterStatus {
+// withFacts returns old with the version and the APIs of the member.
+func withFacts(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.SveltosClusterStatus {
 	now := *old.DeepCopy()
 	now.Version, now.APIVersions = facts.Version, facts.APIVersions
 	return now
 }
 
-// afterPushCheck returns the status of a push member that was reached and whose liveness checks had this result.
+// afterPushCheck returns the status of a push member that answered and whose checks had the result liveness. threshold
+// is the number of failures that make the member Down; zero means defaultThreshold.
 func afterPushCheck(old libv1beta1.SveltosClusterStatus, threshold int32, liveness check.Result) libv1beta1.SveltosClusterStatus {
-	now := healthy(old)
+	now := withHealthyConnection(old)
 	if liveness.Failure != "" {
-		now = missed(old, threshold, liveness.Failure)
+		now = contactFailed(old, threshold, liveness.Failure)
 	}
 	now.Ready = old.Ready || liveness.Ready
 	return now
 }
 
-func healthy(old libv1beta1.SveltosClusterStatus) libv1beta1.SveltosClusterStatus {
+// withHealthyConnection returns old without connection failures.
+func withHealthyConnection(old libv1beta1.SveltosClusterStatus) libv1beta1.SveltosClusterStatus {
 	now := *old.DeepCopy()
 	now.ConnectionStatus, now.FailureMessage, now.ConnectionFailures = libv1beta1.ConnectionHealthy, "", 0
 	return now
 }
 
-// missed returns the status of a member that could not be contacted, once more. The count stops at threshold: nothing
-// is written about a member that stays Down.
-func missed(old libv1beta1.SveltosClusterStatus, threshold int32, message string) libv1beta1.SveltosClusterStatus {
+// contactFailed returns old with one more connection failure. The count stops at threshold, so that the status of a
+// member that stays Down does not change.
+func contactFailed(old libv1beta1.SveltosClusterStatus, threshold int32, message string) libv1beta1.SveltosClusterStatus {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	now := *old.DeepCopy()
 	now.FailureMessage = message
@@ -64,7 +66,7 @@ func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, livene
 		// An agent is not Down before its first contact.
 		return old, 0
 	case liveness.State == heartbeats.Silent:
-		silent := missed(old, threshold, libv1beta1.AgentReportTooOld)
+		silent := contactFailed(old, threshold, libv1beta1.AgentReportTooOld)
 		silent.ConnectionFailures, silent.ConnectionStatus = threshold, libv1beta1.ConnectionDown
 		return silent, 0
 	case liveness.State == heartbeats.Unknown && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
@@ -74,13 +76,14 @@ func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, livene
 		// The agent has renewed its Lease and has not reported yet.
 		return old, liveness.Remaining
 	default:
-		return reported(old, threshold), liveness.Remaining
+		return afterAgentChecks(old, threshold), liveness.Remaining
 	}
 }
 
-// reported returns the status of a pull member whose agent is at work and says of its checks what is in old.
-func reported(old libv1beta1.SveltosClusterStatus, threshold int32) libv1beta1.SveltosClusterStatus {
-	now := healthy(old)
+// afterAgentChecks returns the status of a pull member whose agent is alive, by the results of the checks that the
+// agent wrote to old.
+func afterAgentChecks(old libv1beta1.SveltosClusterStatus, threshold int32) libv1beta1.SveltosClusterStatus {
+	now := withHealthyConnection(old)
 	if old.AgentCheckFailures <= 0 {
 		return now
 	}
@@ -93,54 +96,55 @@ func reported(old libv1beta1.SveltosClusterStatus, threshold int32) libv1beta1.S
 	return now
 }
 
-// refused returns the status of a member that nothing may be done to.
-func refused(old libv1beta1.SveltosClusterStatus, message string) libv1beta1.SveltosClusterStatus {
+// withFailureMessage returns old with another message. It is for members that the hub must not manage.
+func withFailureMessage(old libv1beta1.SveltosClusterStatus, message string) libv1beta1.SveltosClusterStatus {
 	now := *old.DeepCopy()
 	now.FailureMessage = message
 	return now
 }
 
-// complete adds what does not depend on the contact: where the active window stands, and what is wrong in spite of a
-// healthy connection. Failures of the connection itself come first; the message of a silent agent is compared literally
-// by others, and stays alone. The message of a cluster that is being deregistered is left alone: it says what that
-// waits for.
-func complete(s *state) libv1beta1.SveltosClusterStatus {
+// finalStatus returns the status to write: s.status with the times of the active window and with s.problems. A failure
+// of the connection is the first part of the message. AgentReportTooOld is the complete message, because clients
+// compare it. The message of a cluster that is being deregistered does not change: it is the reason why the
+// deregistration waits.
+func finalStatus(s *state) libv1beta1.SveltosClusterStatus {
 	now := *s.status.DeepCopy()
 	now.LastReconciledTokenRequestAt = s.cluster.Status.LastReconciledTokenRequestAt
 	if s.window != nil {
 		now.NextUnpause, now.NextPause, now.ActiveWindowHash = s.window.unpause, s.window.pause, s.window.hash
 	}
-	now.FailureMessage, _, _ = strings.Cut(now.FailureMessage, alsoWrong+windowField)
-	if ours(now.FailureMessage) && s.member.Refused == "" {
+	now.FailureMessage, _, _ = strings.Cut(now.FailureMessage, messageSeparator+windowFieldPrefix)
+	if isSpecMessage(now.FailureMessage) && s.member.Refused == "" {
 		now.FailureMessage = ""
 	}
 	switch {
 	case s.member.Deleting:
 		now.FailureMessage = s.cluster.Status.FailureMessage
-	case s.remarks == "" || now.FailureMessage == libv1beta1.AgentReportTooOld:
+	case s.problems == "" || now.FailureMessage == libv1beta1.AgentReportTooOld:
 	case now.FailureMessage != "" && (now.ConnectionFailures > 0 || s.member.Refused != ""):
-		now.FailureMessage += alsoWrong + s.remarks
+		now.FailureMessage += messageSeparator + s.problems
 	default:
-		now.FailureMessage = s.remarks
+		now.FailureMessage = s.problems
 	}
 	return now
 }
 
-// ours says whether message is of the kind that holds as long as something in the spec is wrong, and is said anew each
-// time.
-func ours(message string) bool {
-	return strings.HasPrefix(message, windowField) || fleet.IsRefusal(message)
+// isSpecMessage returns whether message is about an error in the spec. Such a message is removed and, if the error
+// still exists, added again.
+func isSpecMessage(message string) bool {
+	return strings.HasPrefix(message, windowFieldPrefix) || fleet.IsRefusal(message)
 }
 
-// labelled returns the labels of a push member of the given version, and whether they differ from what it has.
-func labelled(have map[string]string, version string) (map[string]string, bool) {
-	want := maps.Clone(have)
-	if want == nil {
-		want = map[string]string{}
+// desiredLabels returns the labels of a push member with the given Kubernetes version, and whether they differ from
+// existing.
+func desiredLabels(existing map[string]string, version string) (map[string]string, bool) {
+	desired := maps.Clone(existing)
+	if desired == nil {
+		desired = map[string]string{}
 	}
-	want[libv1beta1.AgentLabel] = libv1beta1.AgentLabelPresent
-	if plain := fleet.PlainVersion(version); plain != "" {
-		want[libv1beta1.KubernetesVersionLabel] = plain
+	desired[libv1beta1.AgentLabel] = libv1beta1.AgentLabelPresent
+	if plainVersion := fleet.PlainVersion(version); plainVersion != "" {
+		desired[libv1beta1.KubernetesVersionLabel] = plainVersion
 	}
-	return want, !maps.Equal(have, want)
+	return desired, !maps.Equal(existing, desired)
 }

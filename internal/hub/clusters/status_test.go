@@ -22,10 +22,10 @@ func TestContactIsCounted(t *testing.T) {
 	facts := fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, Complete: true}
 	up := clusterStatus{Ready: true, Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, ConnectionStatus: libv1beta1.ConnectionHealthy}
 	reached := func(old clusterStatus, facts fleet.Facts) clusterStatus {
-		return afterPushCheck(learned(old, facts), 0, check.Result{Ready: true})
+		return afterPushCheck(withFacts(old, facts), 0, check.Result{Ready: true})
 	}
 	fails := func(old clusterStatus, liveness check.Result) clusterStatus {
-		return afterPushCheck(learned(old, facts), 2, liveness)
+		return afterPushCheck(withFacts(old, facts), 2, liveness)
 	}
 	unready, unwell := check.Result{Failure: "readiness check c: no"}, check.Result{Ready: true, Failure: "liveness check c: no"}
 	with := func(change func(*clusterStatus)) clusterStatus {
@@ -36,20 +36,20 @@ func TestContactIsCounted(t *testing.T) {
 	tests := map[string]struct{ got, want clusterStatus }{
 		"the first contact": {reached(clusterStatus{}, facts), up},
 		"one miss is not down": {
-			missed(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"},
+			contactFailed(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"},
 		},
-		"misses keep it ready": {missed(up, 1, "no route"), with(func(s *clusterStatus) {
+		"misses keep it ready": {contactFailed(up, 1, "no route"), with(func(s *clusterStatus) {
 			s.ConnectionStatus, s.ConnectionFailures, s.FailureMessage = libv1beta1.ConnectionDown, 1, "no route"
 		})},
 		"the count stops": {
-			missed(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"),
+			contactFailed(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"),
 			clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown, FailureMessage: "x"},
 		},
 		"a count below nothing counts as nothing": {
-			missed(clusterStatus{ConnectionFailures: -1000}, 2, "x"), clusterStatus{ConnectionFailures: 1, FailureMessage: "x"},
+			contactFailed(clusterStatus{ConnectionFailures: -1000}, 2, "x"), clusterStatus{ConnectionFailures: 1, FailureMessage: "x"},
 		},
-		"contact again":           {reached(missed(up, 1, "no route"), facts), up},
-		"refused, and it says so": {refused(up, "no"), with(func(s *clusterStatus) { s.FailureMessage = "no" })},
+		"contact again":           {reached(contactFailed(up, 1, "no route"), facts), up},
+		"refused, and it says so": {withFailureMessage(up, "no"), with(func(s *clusterStatus) { s.FailureMessage = "no" })},
 		"a readiness check keeps it from being ready": {fails(clusterStatus{}, unready), clusterStatus{
 			Version: up.Version, APIVersions: up.APIVersions, ConnectionFailures: 1, FailureMessage: "readiness check c: no",
 		}},
@@ -89,7 +89,7 @@ func TestGapsInTheListOfAPIsAreFilled(t *testing.T) {
 		{"it was removed", all, some, true, some},
 		{"with gaps, after the status was lost", nil, some, false, some},
 	} {
-		got := c.fillGaps(name, step.old, fleet.Facts{APIVersions: step.list, Complete: step.complete}).APIVersions
+		got := c.keepAPIVersions(name, step.old, fleet.Facts{APIVersions: step.list, Complete: step.complete}).APIVersions
 		if diff := cmp.Diff(step.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.what, diff)
 		}
@@ -111,7 +111,7 @@ func TestLostFactsAreNoticed(t *testing.T) {
 		"not ready":       {up, clusterStatus{Version: "v1.31.6", APIVersions: []string{"v1"}}, true},
 		"nothing":         {up, clusterStatus{}, true},
 	} {
-		if got := factsLost(test.before, test.after); got != test.want {
+		if got := hasLostFacts(test.before, test.after); got != test.want {
 			t.Errorf("%s: got %t, want %t", name, got, test.want)
 		}
 	}
@@ -193,12 +193,12 @@ func TestHeartbeatsExpire(t *testing.T) {
 
 func TestLabels(t *testing.T) {
 	t.Parallel()
-	got, changed := labelled(map[string]string{"env": "prod"}, "v1.31.6+k3s1")
+	got, changed := desiredLabels(map[string]string{"env": "prod"}, "v1.31.6+k3s1")
 	want := map[string]string{"env": "prod", "projectsveltos.io/k8s-version": "v1.31.6", "sveltos-agent": "present"}
 	if diff := cmp.Diff(want, got); diff != "" || !changed {
 		t.Errorf("labelled() changed %t (-want +got):\n%s", changed, diff)
 	}
-	if _, changed := labelled(got, "v1.31.6+k3s1"); changed {
+	if _, changed := desiredLabels(got, "v1.31.6+k3s1"); changed {
 		t.Error("labelled() again changed something")
 	}
 }
@@ -222,7 +222,7 @@ func TestAnEditedStatusIsLookedAt(t *testing.T) {
 		before := &libv1beta1.SveltosCluster{Spec: libv1beta1.SveltosClusterSpec{PullMode: tc.pull}, Status: up}
 		after := before.DeepCopy()
 		tc.change(&after.Status)
-		if got := othersChanged().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}); got != tc.want {
+		if got := needsContact().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}); got != tc.want {
 			t.Errorf("%s: looked at %t, want %t", name, got, tc.want)
 		}
 	}

@@ -25,76 +25,77 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// state is what the steps of one reconcile know.
+// state is the data that the steps of one reconcile share.
 type state struct {
 	cluster *libv1beta1.SveltosCluster
 	member  fleet.Member
-	// status and labels are what the cluster object shall have.
+	// status and labels are the desired values. finalStatus completes status.
 	status libv1beta1.SveltosClusterStatus
 	labels map[string]string
-	// window is what the active window makes of the cluster now; nil if that cannot be said.
-	window *turn
-	// remarks say what is wrong though the member is reached.
-	remarks string
-	// next is when to look again if nothing happens until then; zero means never.
-	next time.Duration
+	// window is the evaluated active window, nil if the evaluation was skipped.
+	window *windowState
+	// problems are the problems of a member that answers, separated by messageSeparator.
+	problems string
+	// requeueAfter is the time until the next reconcile; zero means that only a watch event triggers it.
+	requeueAfter time.Duration
 }
 
-// look makes the cluster be looked at again after a pause; zero changes nothing.
-func (s *state) look(after time.Duration) {
-	if after > 0 && (s.next == 0 || after < s.next) {
-		s.next = after
+// requeueWithin limits the time until the next reconcile. Zero changes nothing.
+func (s *state) requeueWithin(after time.Duration) {
+	if after > 0 && (s.requeueAfter == 0 || after < s.requeueAfter) {
+		s.requeueAfter = after
 	}
 }
 
-// remark adds to what is wrong though the member is reached.
-func (s *state) remark(what string) {
-	if s.remarks != "" {
-		s.remarks += alsoWrong
+// addProblem appends to s.problems.
+func (s *state) addProblem(problem string) {
+	if s.problems != "" {
+		s.problems += messageSeparator
 	}
-	s.remarks += what
+	s.problems += problem
 }
 
-// contact finds out how the member is, each mode in its own way.
+// contact observes the member in the way of its mode.
 func (c *Controller) contact(ctx context.Context, s *state) error {
 	if s.member.Refused != "" {
-		s.status = refused(s.cluster.Status, s.member.Refused)
+		s.status = withFailureMessage(s.cluster.Status, s.member.Refused)
 		return nil
 	}
-	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.dial, fleet.Pull: c.listen}[s.member.Mode](ctx, s)
+	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.contactPush, fleet.Pull: c.evaluatePull}[s.member.Mode](ctx, s)
 }
 
-// dial asks a push member. That it does not answer is a finding, not an error.
-func (c *Controller) dial(ctx context.Context, s *state) error {
-	s.look(contactInterval)
+// contactPush sends requests to a push member and runs its checks. A failure of the member is part of the status, not
+// an error.
+func (c *Controller) contactPush(ctx context.Context, s *state) error {
+	s.requeueWithin(contactInterval)
 	threshold := s.cluster.Spec.ConsecutiveFailureThreshold
-	config, facts, err := c.reach(ctx, s.member)
+	config, facts, err := c.probe(ctx, s.member)
 	if ctx.Err() != nil {
 		return fmt.Errorf("contact %s: %w", s.member.Key(), ctx.Err())
 	}
 	if err != nil {
-		s.status = missed(s.cluster.Status, threshold, steadily(err))
+		s.status = contactFailed(s.cluster.Status, threshold, stableMessage(err))
 		return nil
 	}
-	liveness, err := c.judge(ctx, config, s.cluster)
+	liveness, err := c.runChecks(ctx, config, s.cluster)
 	if err != nil {
 		return fmt.Errorf("check %s: %w", s.member.Key(), err)
 	}
 	if !liveness.Ready {
-		s.look(readinessInterval)
+		s.requeueWithin(readinessInterval)
 	}
-	facts = c.fillGaps(client.ObjectKeyFromObject(s.cluster), s.cluster.Status.APIVersions, facts)
-	s.status = afterPushCheck(learned(s.cluster.Status, facts), threshold, liveness)
-	s.labels, _ = labelled(s.cluster.Labels, facts.Version)
-	c.renew(ctx, s)
+	facts = c.keepAPIVersions(client.ObjectKeyFromObject(s.cluster), s.cluster.Status.APIVersions, facts)
+	s.status = afterPushCheck(withFacts(s.cluster.Status, facts), threshold, liveness)
+	s.labels, _ = desiredLabels(s.cluster.Labels, facts.Version)
+	c.renewToken(ctx, s)
 	return nil
 }
 
-// reach asks a push member what it is.
-func (c *Controller) reach(ctx context.Context, m fleet.Member) (*rest.Config, fleet.Facts, error) {
-	ctx, cancel := context.WithTimeout(ctx, contactLimit)
+// probe returns the configuration for requests to a push member, and its version and APIs.
+func (c *Controller) probe(ctx context.Context, m fleet.Member) (*rest.Config, fleet.Facts, error) {
+	ctx, cancel := context.WithTimeout(ctx, contactTimeout)
 	defer cancel()
-	config, err := c.Dial(ctx, m)
+	config, err := c.MemberConfig(ctx, m)
 	if err != nil {
 		return nil, fleet.Facts{}, err
 	}
@@ -102,70 +103,69 @@ func (c *Controller) reach(ctx context.Context, m fleet.Member) (*rest.Config, f
 	return config, facts, err
 }
 
-// passing finds what of a failed contact is another one each time: the port that it was made from, and the time that
-// was left for it.
-var passing = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->|\?timeout=[^"&\s]*`)
+// volatileText matches the parts of a network error that differ each time: the source port and the remaining timeout.
+var volatileText = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->|\?timeout=[^"&\s]*`)
 
-// steadily says why a member is not reached, in the same words for the same reason.
-func steadily(err error) string {
-	var lookup *net.DNSError
-	var slow net.Error
-	named := errors.As(err, &lookup)
-	if !named && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &slow) && slow.Timeout()) {
-		return fmt.Sprintf("does not answer within %s", contactLimit)
+// stableMessage returns a message about a failed contact. The same cause always has the same message.
+func stableMessage(err error) string {
+	var dnsErr *net.DNSError
+	var netErr net.Error
+	isDNS := errors.As(err, &dnsErr)
+	if !isDNS && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &netErr) && netErr.Timeout()) {
+		return fmt.Sprintf("does not answer within %s", contactTimeout)
 	}
-	return passing.ReplaceAllString(err.Error(), "")
+	return volatileText.ReplaceAllString(err.Error(), "")
 }
 
-// judge runs the checks of a push member. It fails only when ctx ends.
-func (c *Controller) judge(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Result, error) {
+// runChecks runs the readiness and liveness checks of a push member. It returns an error only if ctx ends.
+func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Result, error) {
 	if !cluster.DeletionTimestamp.IsZero() {
-		// A check that fails must not keep what is deployed from being withdrawn, and neither must a status that was lost.
+		// The objects on the cluster must be removed even if a check fails or the status was lost.
 		return check.Result{Ready: true}, nil
 	}
 	if len(cluster.Spec.ReadinessChecks)+len(cluster.Spec.LivenessChecks) == 0 {
 		return check.Result{Ready: true}, nil
 	}
-	// Its turn comes, whatever the checks of others take: waiting for it says nothing of this member.
-	turns := c.checkTurns()
+	// Waiting for the checks of other members does not count against checksTimeout.
+	slots := c.getCheckSlots()
 	select {
-	case turns <- struct{}{}:
-		defer func() { <-turns }()
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 	case <-ctx.Done():
 		return check.Result{}, ctx.Err()
 	}
-	limited, cancel := context.WithTimeout(ctx, checksLimit)
+	checksCtx, cancel := context.WithTimeout(ctx, checksTimeout)
 	defer cancel()
-	// It asks for the kinds that the checks name, and for nothing else.
-	member, err := client.New(config, client.Options{})
+	// The default REST mapper sends requests only for the kinds that the checks use.
+	memberClient, err := client.New(config, client.Options{})
 	if err != nil {
 		return check.Result{Failure: err.Error()}, nil
 	}
-	liveness := check.EvaluateCluster(limited, member, &cluster.Spec, cluster.Status.Ready)
+	liveness := check.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
 	return liveness, ctx.Err()
 }
 
-// renew keeps the token of a push member fresh. While that fails the present token works, so that the connection stays
-// healthy: people see an event, and failureMessage until it succeeds.
-func (c *Controller) renew(ctx context.Context, s *state) {
-	// The tokens of an identity renew themselves.
+// renewToken renews the token of a push member before it expires. If that fails, the present token is still valid: the
+// connection stays healthy, and an event and failureMessage contain the error.
+func (c *Controller) renewToken(ctx context.Context, s *state) {
+	// Tokens of a cloud identity are not renewed by the hub.
 	if s.cluster.Spec.TokenRequestRenewalOption == nil || s.member.Identity != nil {
 		return
 	}
 	renewal := join.Renewal{Hub: c.Hub, Clock: c.Clock, Member: func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error) {
-		return c.Dial(ctx, fleet.FromSveltosCluster(cluster))
+		return c.MemberConfig(ctx, fleet.FromSveltosCluster(cluster))
 	}}
-	next, err := renewal.Run(ctx, s.cluster)
-	s.look(next)
+	renewAfter, err := renewal.Run(ctx, s.cluster)
+	s.requeueWithin(renewAfter)
 	if err == nil || ctx.Err() != nil {
 		return
 	}
-	log.FromContext(ctx).Info("cannot renew the token; trying again", logkeys.Member, s.member.Key(), logkeys.Reason, err.Error())
-	s.remark(err.Error())
+	log.FromContext(ctx).Info("cannot renew the token; retrying", logkeys.Member, s.member.Key(), logkeys.Reason, err.Error())
+	s.addProblem(err.Error())
 }
 
-// listen judges a pull member by the heartbeats of its agent.
-func (c *Controller) listen(ctx context.Context, s *state) error {
+// evaluatePull computes the status of a pull member from the heartbeats of its agent.
+func (c *Controller) evaluatePull(ctx context.Context, s *state) error {
 	report := ""
 	if at := s.cluster.Status.AgentLastReportTime; at != nil {
 		report = at.UTC().String()
@@ -175,118 +175,119 @@ func (c *Controller) listen(ctx context.Context, s *state) error {
 		return err
 	}
 	if !s.cluster.Status.Ready {
-		c.await(client.ObjectKeyFromObject(s.cluster))
+		c.rememberNotReady(client.ObjectKeyFromObject(s.cluster))
 	}
 	before := *s.cluster.Status.DeepCopy()
 	if s.member.Deleting {
-		// A check that fails must not keep what is deployed from being withdrawn, and neither must a status that was lost.
+		// The objects on the cluster must be removed even if a check fails or the status was lost.
 		before.AgentCheckFailures, before.Ready = 0, before.Ready || liveness.HasReported
 	}
-	status, next := afterPullCheck(before, s.cluster.Spec.ConsecutiveFailureThreshold, liveness)
+	status, evaluateAfter := afterPullCheck(before, s.cluster.Spec.ConsecutiveFailureThreshold, liveness)
 	s.status = status
 	s.status.AgentCheckFailures = s.cluster.Status.AgentCheckFailures
-	s.look(next)
+	s.requeueWithin(evaluateAfter)
 	return nil
 }
 
-// label writes the labels of a push member, if they differ.
-func (c *Controller) label(ctx context.Context, s *state) error {
+// patchLabels writes the labels of a push member if they differ.
+func (c *Controller) patchLabels(ctx context.Context, s *state) error {
 	if equality.Semantic.DeepEqual(s.cluster.Labels, s.labels) {
 		return nil
 	}
-	labelled := s.cluster.DeepCopy()
-	labelled.Labels = s.labels
-	if err := c.Hub.Patch(ctx, labelled, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
+	patched := s.cluster.DeepCopy()
+	patched.Labels = s.labels
+	if err := c.Hub.Patch(ctx, patched, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("label cluster %s: %w", s.member.Key(), err)
 	}
-	labelled.Status = s.cluster.Status
-	s.cluster = labelled
+	patched.Status = s.cluster.Status
+	s.cluster = patched
 	return nil
 }
 
-// report writes the status, if it differs, and tells what changed.
-func (c *Controller) report(ctx context.Context, s *state) error {
+// patchStatus writes the status if it differs, and records events about the changes.
+func (c *Controller) patchStatus(ctx context.Context, s *state) error {
 	before := s.cluster.Status
-	s.status = complete(s)
+	s.status = finalStatus(s)
 	if equality.Semantic.DeepEqual(before, s.status) {
 		return nil
 	}
 	// The agent of a pull member writes other fields of the status: a merge patch leaves those alone.
-	written := s.cluster.DeepCopy()
-	written.Status = s.status
-	err := c.Hub.Status().Patch(ctx, written, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager))
+	patched := s.cluster.DeepCopy()
+	// A merge patch does not change the other fields, which the agent of a pull member writes.
+	patched.Status = s.status
+	err := c.Hub.Status().Patch(ctx, patched, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager))
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("report on cluster %s: %w", s.member.Key(), err)
+		return fmt.Errorf("patch status of cluster %s: %w", s.member.Key(), err)
 	}
-	c.tell(s, before)
+	c.recordEvents(s, before)
 	return nil
 }
 
-// tell records what changed and people care about. Of a cluster that is being deregistered, which stops answering
-// sooner or later, the departure tells.
-func (c *Controller) tell(s *state, before libv1beta1.SveltosClusterStatus) {
+// recordEvents records the changes of the status as events. It records none for a cluster that is being deregistered:
+// the deregistration has its own events.
+func (c *Controller) recordEvents(s *state, before libv1beta1.SveltosClusterStatus) {
 	if s.member.Deleting {
 		return
 	}
-	now, became := s.status, c.becameReady(s, before)
+	now, hasBecomeReady := s.status, c.trackReadiness(s, before)
 	switch {
-	case became && now.Version != "":
-		c.event(s, corev1.EventTypeNormal, "Ready", " is ready, Kubernetes "+now.Version)
-	case became:
-		c.event(s, corev1.EventTypeNormal, "Ready", " is ready")
+	case hasBecomeReady && now.Version != "":
+		c.recordEvent(s, corev1.EventTypeNormal, "Ready", " is ready, Kubernetes "+now.Version)
+	case hasBecomeReady:
+		c.recordEvent(s, corev1.EventTypeNormal, "Ready", " is ready")
 	case now.ConnectionStatus == libv1beta1.ConnectionDown && before.ConnectionStatus != now.ConnectionStatus:
-		c.event(s, corev1.EventTypeWarning, "Down", " is down: "+now.FailureMessage)
+		c.recordEvent(s, corev1.EventTypeWarning, "Down", " is down: "+now.FailureMessage)
 	case now.ConnectionStatus == libv1beta1.ConnectionHealthy && before.ConnectionStatus == libv1beta1.ConnectionDown:
-		c.event(s, corev1.EventTypeNormal, "Healthy", " is healthy again")
-	case now.FailureMessage != "" && now.FailureMessage != s.remarks && now.FailureMessage != before.FailureMessage && !now.Ready:
-		c.event(s, corev1.EventTypeWarning, "NotReady", ": "+now.FailureMessage)
+		c.recordEvent(s, corev1.EventTypeNormal, "Healthy", " is healthy again")
+	case now.FailureMessage != "" && now.FailureMessage != s.problems && now.FailureMessage != before.FailureMessage && !now.Ready:
+		c.recordEvent(s, corev1.EventTypeWarning, "NotReady", ": "+now.FailureMessage)
 	}
-	if s.remarks != "" && !strings.Contains(before.FailureMessage, s.remarks) {
-		c.event(s, corev1.EventTypeWarning, "Attention", ": "+s.remarks)
+	if s.problems != "" && !strings.Contains(before.FailureMessage, s.problems) {
+		c.recordEvent(s, corev1.EventTypeWarning, "Attention", ": "+s.problems)
 	}
 }
 
-// becameReady says whether a member is ready that was not. The agent of a pull member says so itself, so we compare
-// with what we saw last.
-func (c *Controller) becameReady(s *state, before libv1beta1.SveltosClusterStatus) bool {
+// trackReadiness returns whether a member has become ready. The agent of a pull member writes Ready itself: the
+// controller compares with its own former observation.
+func (c *Controller) trackReadiness(s *state, before libv1beta1.SveltosClusterStatus) bool {
 	if s.member.Mode == fleet.Push || !s.status.Ready || s.status.ConnectionStatus != libv1beta1.ConnectionHealthy {
 		return s.status.Ready && !before.Ready
 	}
-	return c.arrived(client.ObjectKeyFromObject(s.cluster)) || before.ConnectionStatus == ""
+	return c.forgetNotReady(client.ObjectKeyFromObject(s.cluster)) || before.ConnectionStatus == ""
 }
 
-// await remembers that a pull member is not ready.
-func (c *Controller) await(name types.NamespacedName) {
+// rememberNotReady adds a pull member to c.notReady.
+func (c *Controller) rememberNotReady(name types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.awaited == nil {
-		c.awaited = map[types.NamespacedName]struct{}{}
+	if c.notReady == nil {
+		c.notReady = map[types.NamespacedName]struct{}{}
 	}
-	c.awaited[name] = struct{}{}
+	c.notReady[name] = struct{}{}
 }
 
-// arrived says, once, whether a pull member that is ready was awaited.
-func (c *Controller) arrived(name types.NamespacedName) bool {
+// forgetNotReady removes a pull member from c.notReady and returns whether it was there.
+func (c *Controller) forgetNotReady(name types.NamespacedName) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, awaited := c.awaited[name]
-	delete(c.awaited, name)
-	return awaited
+	_, wasNotReady := c.notReady[name]
+	delete(c.notReady, name)
+	return wasNotReady
 }
 
-// event records an event on the cluster.
-func (c *Controller) event(s *state, kind, reason, what string) {
-	c.Events.Eventf(s.cluster, nil, kind, reason, libv1beta1.SveltosClusterKind, "cluster %s%s", s.member.Key(), what)
+// recordEvent records an event about the cluster. text follows the name of the cluster.
+func (c *Controller) recordEvent(s *state, kind, reason, text string) {
+	c.Events.Eventf(s.cluster, nil, kind, reason, libv1beta1.SveltosClusterKind, "cluster %s%s", s.member.Key(), text)
 }
 
-// tellTurn says that the active window paused or unpaused the cluster.
-func (c *Controller) tellTurn(s *state) {
-	reason, what := "Unpaused", "unpaused"
+// recordPauseEvent records that the active window paused or unpaused the cluster.
+func (c *Controller) recordPauseEvent(s *state) {
+	reason, text := "Unpaused", "unpaused"
 	if s.cluster.Spec.Paused {
-		reason, what = "Paused", "paused"
+		reason, text = "Paused", "paused"
 	}
-	c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, reason, "SveltosCluster", "cluster %s is %s by its active window", s.member.Key(), what)
+	c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, reason, "SveltosCluster", "cluster %s is %s by its active window", s.member.Key(), text)
 }

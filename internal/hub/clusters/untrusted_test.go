@@ -23,9 +23,9 @@ func TestALeavingMemberThatAnswersIsReady(t *testing.T) {
 				ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: start}},
 			}))
 			w.must(w.Delete(t.Context(), w.cluster))
-			w.want(true, healthy, 0, "")
+			w.want(true, withHealthyConnection, 0, "")
 			w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))))
-			w.want(true, healthy, 0, "")
+			w.want(true, withHealthyConnection, 0, "")
 			if pull {
 				w.clock.Step(heartbeats.SveltosLimit)
 				w.want(true, down, 3, "")

@@ -19,157 +19,163 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// windowReach is how far back a window may have opened or closed last: cron finds nothing that is further ahead either.
-const windowReach = 5 * 366 * 24 * time.Hour
+// maxWindowAge limits the search for the last time when a window opened or closed. The search for the next time by the
+// cron library has the same limit.
+const maxWindowAge = 5 * 366 * 24 * time.Hour
 
-// AnnotationWindow on a SveltosCluster holds, in JSON, the turn of its active window that was carried out last. It is
-// not kept in the status, which the agent of a pull-mode cluster may write: what is told there is a copy.
+// AnnotationWindow on a SveltosCluster contains a windowRecord in JSON: the next times of the active window when the
+// controller evaluated it last. The status has a copy. It is not the original, because the agent of a pull-mode cluster
+// can write the status.
 const AnnotationWindow = "towline.dev/active-window"
 
-// windowField begins what is wrong with an active window.
-const windowField = "spec.activeWindow."
+// windowFieldPrefix is the first part of each message about an invalid active window.
+const windowFieldPrefix = "spec.activeWindow."
 
-// turn is what an active window makes of a cluster at one moment.
-type turn struct {
-	// paused is what spec.paused shall be.
+// windowState is the result of the evaluation of an active window at one time.
+type windowState struct {
+	// paused is the desired spec.paused.
 	paused bool
-	// unpause, pause and hash are for the status; nil without a window.
+	// unpause and pause are the times when the window opens and closes next, and hash identifies the window. They are
+	// written to the status and to the annotation, and nil without a window.
 	unpause, pause *metav1.Time
 	hash           []byte
-	// wait is the time until the window opens or closes next, 0 without a window.
-	wait time.Duration
+	// untilNext is the time until the window opens or closes, 0 without a window.
+	untilNext time.Duration
 }
 
-// memory is what AnnotationWindow holds.
-type memory struct {
-	// Unpause and Pause are the turns that were to come next.
+// windowRecord is the value of AnnotationWindow.
+type windowRecord struct {
+	// Unpause and Pause are the times when the window was to open and close next.
 	Unpause metav1.Time `json:"unpause"`
 	Pause   metav1.Time `json:"pause"`
-	// Hash is that of the window which they are of.
+	// Hash identifies the window to which the times belong.
 	Hash []byte `json:"hash"`
 }
 
-// remembered reads the memory of a cluster; nil if there is none, or none that can be read.
-func remembered(cluster *libv1beta1.SveltosCluster) *memory {
+// readWindowRecord returns the record in the annotation of a cluster, nil if it is missing or invalid.
+func readWindowRecord(cluster *libv1beta1.SveltosCluster) *windowRecord {
 	text, ok := cluster.Annotations[AnnotationWindow]
 	if !ok {
 		return nil
 	}
-	m := &memory{}
-	if err := json.Unmarshal([]byte(text), m); err != nil {
+	record := &windowRecord{}
+	if err := json.Unmarshal([]byte(text), record); err != nil {
 		return nil
 	}
-	return m
+	return record
 }
 
-// remember has the cluster remember t.
-func remember(cluster *libv1beta1.SveltosCluster, t turn) error {
-	if t.hash == nil {
+// writeWindowRecord writes desired to the annotation of a cluster.
+func writeWindowRecord(cluster *libv1beta1.SveltosCluster, desired windowState) error {
+	if desired.hash == nil {
 		delete(cluster.Annotations, AnnotationWindow)
 		return nil
 	}
-	text, err := json.Marshal(memory{Unpause: *t.unpause, Pause: *t.pause, Hash: t.hash})
+	text, err := json.Marshal(windowRecord{Unpause: *desired.unpause, Pause: *desired.pause, Hash: desired.hash})
 	if err != nil {
-		return fmt.Errorf("encode the turns of the active window: %w", err)
+		return fmt.Errorf("encode the times of the active window: %w", err)
 	}
 	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, AnnotationWindow, string(text))
 	return nil
 }
 
-// turnOf says what the active window of a cluster makes of it now. Between two turns of the window, people may pause
-// and unpause the cluster; its memory tells which turn was carried out last.
-func turnOf(cluster *libv1beta1.SveltosCluster, now time.Time) (turn, error) {
-	t := turn{paused: cluster.Spec.Paused}
-	window, known := cluster.Spec.ActiveWindow, remembered(cluster)
+// evaluateWindow evaluates the active window of a cluster. If the window is new, or has opened or closed since the
+// annotation was written, it determines spec.paused. Otherwise spec.paused stays, so that users can change it until the
+// window opens or closes.
+func evaluateWindow(cluster *libv1beta1.SveltosCluster, now time.Time) (windowState, error) {
+	result := windowState{paused: cluster.Spec.Paused}
+	window, record := cluster.Spec.ActiveWindow, readWindowRecord(cluster)
 	if window == nil {
-		if known != nil && known.Unpause.Before(&known.Pause) {
-			// The window that is gone is closed: whoever removes it wants the cluster to go on.
-			t.paused = false
+		if record != nil && record.Unpause.Before(&record.Pause) {
+			// The removed window was closed: the user who removes it wants the cluster to be reconciled.
+			result.paused = false
 		}
-		return t, nil
+		return result, nil
 	}
 	from, err := parseCron(window.From)
 	if err != nil {
-		return t, fmt.Errorf(windowField+"from: %w", err)
+		return result, fmt.Errorf(windowFieldPrefix+"from: %w", err)
 	}
 	to, err := parseCron(window.To)
 	if err != nil {
-		return t, fmt.Errorf(windowField+"to: %w", err)
+		return result, fmt.Errorf(windowFieldPrefix+"to: %w", err)
 	}
 	now = now.UTC()
 	opens, closes := from.Next(now), to.Next(now)
 	if opens.IsZero() {
-		return t, fmt.Errorf(windowField+"from: %q never comes", window.From)
+		return result, fmt.Errorf(windowFieldPrefix+"from: %q never fires", window.From)
 	}
 	if closes.IsZero() {
-		return t, fmt.Errorf(windowField+"to: %q never comes", window.To)
+		return result, fmt.Errorf(windowFieldPrefix+"to: %q never fires", window.To)
 	}
 	hash := sha256.Sum256([]byte(window.From + window.To))
-	t.hash, t.wait = hash[:], min(opens.Sub(now), closes.Sub(now))
-	t.unpause, t.pause = &metav1.Time{Time: opens}, &metav1.Time{Time: closes}
-	if known == nil || !bytes.Equal(known.Hash, t.hash) || !known.Unpause.After(now) || !known.Pause.After(now) {
+	result.hash, result.untilNext = hash[:], min(opens.Sub(now), closes.Sub(now))
+	result.unpause, result.pause = &metav1.Time{Time: opens}, &metav1.Time{Time: closes}
+	if record == nil || !bytes.Equal(record.Hash, result.hash) || !record.Unpause.After(now) || !record.Pause.After(now) {
 		// A window that opens and closes at the same moment is closed.
-		t.paused = !last(from, now).After(last(to, now))
+		result.paused = !lastFired(from, now).After(lastFired(to, now))
 	}
-	return t, nil
+	return result, nil
 }
 
-// parseCron reads an expression as the Sveltos surface does: five fields, or a name like @daily.
+// parseCron parses an expression in the format of Sveltos: five fields, or a name like @daily.
 func parseCron(expression string) (cron.Schedule, error) {
 	schedule, err := cron.ParseStandard(expression)
 	if err != nil {
-		return nil, fmt.Errorf("%q is no cron expression: %w", expression, err)
+		return nil, fmt.Errorf("%q is not a cron expression: %w", expression, err)
 	}
 	if _, relative := schedule.(cron.ConstantDelaySchedule); relative {
-		return nil, fmt.Errorf("%q is no time of day: %w", expression, errors.New("@every says only how often"))
+		return nil, fmt.Errorf("%q is not supported: %w", expression, errors.New("@every is an interval, not a time"))
 	}
 	return schedule, nil
 }
 
-// last returns when schedule fired last, up to and including now; the zero time if it did not within windowReach.
-func last(schedule cron.Schedule, now time.Time) time.Time {
-	fires := func(ago int) bool {
-		next := schedule.Next(now.Add(-time.Duration(ago) * time.Second))
+// lastFired returns the last time when schedule fired, now included. It returns the zero time if schedule did not fire
+// within maxWindowAge.
+func lastFired(schedule cron.Schedule, now time.Time) time.Time {
+	hasFiredWithin := func(secondsAgo int) bool {
+		next := schedule.Next(now.Add(-time.Duration(secondsAgo) * time.Second))
 		return !next.IsZero() && !next.After(now)
 	}
-	most := int(windowReach / time.Second)
-	ago := sort.Search(most, fires)
-	if ago == most {
+	maxSeconds := int(maxWindowAge / time.Second)
+	secondsAgo := sort.Search(maxSeconds, hasFiredWithin)
+	if secondsAgo == maxSeconds {
 		return time.Time{}
 	}
-	return schedule.Next(now.Add(-time.Duration(ago) * time.Second))
+	return schedule.Next(now.Add(-time.Duration(secondsAgo) * time.Second))
 }
 
-// window pauses and unpauses the cluster by the clock.
-func (c *Controller) window(ctx context.Context, s *state) error {
+// applyWindow sets spec.paused by the active window.
+func (c *Controller) applyWindow(ctx context.Context, s *state) error {
 	if s.member.Deleting {
 		return nil
 	}
-	now, err := turnOf(s.cluster, c.Clock.Now())
+	desired, err := evaluateWindow(s.cluster, c.Clock.Now())
 	if err != nil {
-		// Only people can cure it. The cluster and its memory stay as they are until then, but no turn is to come.
-		s.remark(err.Error())
-		s.window = &turn{}
+		// Only a user can correct the window. The cluster and its annotation stay as they are, and the status has no
+		// next times.
+		s.addProblem(err.Error())
+		s.window = &windowState{}
 		return nil
 	}
-	s.look(now.wait)
-	turned := s.cluster.DeepCopy()
-	turned.Spec.Paused = now.paused
-	if err := remember(turned, now); err != nil {
+	s.requeueWithin(desired.untilNext)
+	patched := s.cluster.DeepCopy()
+	patched.Spec.Paused = desired.paused
+	if err := writeWindowRecord(patched, desired); err != nil {
 		return err
 	}
-	if !equality.Semantic.DeepEqual(s.cluster, turned) {
-		// With a lock: people who change the window or the pause at this moment are asked again.
+	if !equality.Semantic.DeepEqual(s.cluster, patched) {
+		// Optimistic lock: if a user changes the window or the pause concurrently, the evaluation is repeated.
 		patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-		if err := c.Hub.Patch(ctx, turned, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		if err := c.Hub.Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 			return fmt.Errorf("pause or unpause cluster %s: %w", s.member.Key(), err)
 		}
-		turned.Status = s.cluster.Status
-		if turned.Spec.Paused != s.cluster.Spec.Paused {
-			defer c.tellTurn(s)
+		patched.Status = s.cluster.Status
+		if patched.Spec.Paused != s.cluster.Spec.Paused {
+			defer c.recordPauseEvent(s)
 		}
-		s.cluster = turned
+		s.cluster = patched
 	}
-	s.window = &now
+	s.window = &desired
 	return nil
 }

@@ -48,14 +48,14 @@ func TestWindowTurns(t *testing.T) {
 			cluster.Spec.ActiveWindow = &libv1beta1.ActiveWindow{From: tc.from, To: tc.to}
 			cluster.Spec.Paused = !tc.paused
 			now := at(t, tc.now)
-			got, err := turnOf(cluster, now)
+			got, err := evaluateWindow(cluster, now)
 			hash := sha256.Sum256([]byte(tc.from + tc.to))
 			unpause, pause := at(t, tc.unpause), at(t, tc.closes)
-			want := turn{
+			want := windowState{
 				paused: tc.paused, unpause: &metav1.Time{Time: unpause}, pause: &metav1.Time{Time: pause}, hash: hash[:],
-				wait: min(unpause.Sub(now), pause.Sub(now)),
+				untilNext: min(unpause.Sub(now), pause.Sub(now)),
 			}
-			if diff := cmp.Diff(want, got, cmp.AllowUnexported(turn{})); diff != "" || err != nil {
+			if diff := cmp.Diff(want, got, cmp.AllowUnexported(windowState{})); diff != "" || err != nil {
 				t.Errorf("turnOf() error %v (-want +got):\n%s", err, diff)
 			}
 		})
@@ -66,13 +66,13 @@ func TestWindowLeavesPauseToPeopleBetweenTurns(t *testing.T) {
 	t.Parallel()
 	window := &libv1beta1.ActiveWindow{From: "0 8 * * *", To: "0 17 * * *"}
 	hash := sha256.Sum256([]byte(window.From + window.To))
-	memory := func(unpause, pause string) turn {
-		return turn{unpause: &metav1.Time{Time: at(t, unpause)}, pause: &metav1.Time{Time: at(t, pause)}, hash: hash[:]}
+	memory := func(unpause, pause string) windowState {
+		return windowState{unpause: &metav1.Time{Time: at(t, unpause)}, pause: &metav1.Time{Time: at(t, pause)}, hash: hash[:]}
 	}
 	open, closed := memory("03 08:00:00", "02 17:00:00"), memory("03 08:00:00", "03 17:00:00")
 	tests := map[string]struct {
 		window *libv1beta1.ActiveWindow
-		memory turn
+		memory windowState
 		now    string
 		paused bool
 		want   bool
@@ -86,18 +86,18 @@ func TestWindowLeavesPauseToPeopleBetweenTurns(t *testing.T) {
 		"removed while it is closed":              {nil, closed, "02 20:00:00", true, false},
 		"removed while it is open":                {nil, open, "02 12:00:00", false, false},
 		"removed while it is open, but by hand":   {nil, open, "02 12:00:00", true, true},
-		"paused by hand, and never had a window":  {nil, turn{}, "02 12:00:00", true, true},
-		"a window for a cluster paused by people": {window, turn{}, "02 12:00:00", true, false},
+		"paused by hand, and never had a window":  {nil, windowState{}, "02 12:00:00", true, true},
+		"a window for a cluster paused by people": {window, windowState{}, "02 12:00:00", true, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cluster := &libv1beta1.SveltosCluster{}
-			if err := remember(cluster, tc.memory); err != nil {
+			if err := writeWindowRecord(cluster, tc.memory); err != nil {
 				t.Fatal(err)
 			}
 			cluster.Spec.ActiveWindow, cluster.Spec.Paused = tc.window, tc.paused
-			if got, err := turnOf(cluster, at(t, tc.now)); err != nil || got.paused != tc.want {
+			if got, err := evaluateWindow(cluster, at(t, tc.now)); err != nil || got.paused != tc.want {
 				t.Errorf("turnOf() paused = %t, %v, want %t", got.paused, err, tc.want)
 			}
 		})
@@ -107,16 +107,16 @@ func TestWindowLeavesPauseToPeopleBetweenTurns(t *testing.T) {
 func TestWindowSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ from, to, want string }{
-		"no cron":    {"at eight", "0 17 * * *", `spec.activeWindow.from: "at eight" is no cron expression: `},
-		"one field":  {"0 8 * * *", "17", `spec.activeWindow.to: "17" is no cron expression: `},
-		"no time":    {"@every 1h", "0 17 * * *", `spec.activeWindow.from: "@every 1h" is no time of day: `},
-		"never":      {"0 8 * * *", "0 0 31 2 *", `spec.activeWindow.to: "0 0 31 2 *" never comes`},
-		"hour of 25": {"0 25 * * *", "0 17 * * *", `spec.activeWindow.from: "0 25 * * *" is no cron expression: `},
+		"no cron":    {"at eight", "0 17 * * *", `spec.activeWindow.from: "at eight" is not a cron expression: `},
+		"one field":  {"0 8 * * *", "17", `spec.activeWindow.to: "17" is not a cron expression: `},
+		"no time":    {"@every 1h", "0 17 * * *", `spec.activeWindow.from: "@every 1h" is not supported: `},
+		"never":      {"0 8 * * *", "0 0 31 2 *", `spec.activeWindow.to: "0 0 31 2 *" never fires`},
+		"hour of 25": {"0 25 * * *", "0 17 * * *", `spec.activeWindow.from: "0 25 * * *" is not a cron expression: `},
 	}
 	for name, tc := range tests {
 		cluster := &libv1beta1.SveltosCluster{}
 		cluster.Spec.ActiveWindow = &libv1beta1.ActiveWindow{From: tc.from, To: tc.to}
-		if _, err := turnOf(cluster, at(t, "02 12:00:00")); err == nil || !strings.HasPrefix(err.Error(), tc.want) {
+		if _, err := evaluateWindow(cluster, at(t, "02 12:00:00")); err == nil || !strings.HasPrefix(err.Error(), tc.want) {
 			t.Errorf("%s: turnOf() error = %v, want %q", name, err, tc.want)
 		}
 	}

@@ -32,53 +32,54 @@ import (
 )
 
 const (
-	// pushWorkers is how many push members are asked at once. One that does not answer keeps its worker for some five of
-	// every ten seconds, so that a thousand such members are needed for the others to be late. A worker that waits costs a
-	// few KiB.
+	// pushWorkers is the number of push members that are observed concurrently. A member that does not answer occupies
+	// a worker for about 5 s of every 10 s. Thus other members are delayed only if 1,000 members do not answer. A
+	// worker that waits needs a few KiB.
 	pushWorkers = 500
-	// pullWorkers is how many pull members are judged at once. That takes requests of the hub only, and waits for no
-	// member.
+	// pullWorkers is the number of pull members that are evaluated concurrently. An evaluation sends requests to the
+	// hub only.
 	pullWorkers = 10
-	// observeInterval is the time between two looks at a push member: that of the Karmada surface. observeJitter of it is
-	// added at most.
+	// observeInterval is the time between two observations of a push member, as in Karmada. Up to observeJitter of it
+	// is added.
 	observeInterval = 10 * time.Second
 	observeJitter   = 0.1
-	// conflictPause is the time until the next try when somebody else wrote at the same moment.
-	conflictPause = 100 * time.Millisecond
-	// retryFirst is the first pause after an error; each is twice the one before, and none longer than that between two
-	// looks.
-	retryFirst = 200 * time.Millisecond
-	// secretIndex finds the Clusters that are dialled with a Secret.
-	secretIndex = "dialled-with"
+	// conflictRetryDelay is the time until the next reconcile after a write conflict.
+	conflictRetryDelay = 100 * time.Millisecond
+	// minRetryDelay is the delay after the first error. It doubles with each further error, up to observeInterval.
+	minRetryDelay = 200 * time.Millisecond
+	// credentialsIndex finds the Clusters whose credentials are in a Secret.
+	credentialsIndex = "dialled-with"
 )
 
-// Controller keeps the status of Clusters true, and the taints that follow from it, and their specs complete.
+// Controller reconciles Clusters. See the package comment.
 type Controller struct {
 	// Hub reads Clusters from a cache.
 	Hub client.Client
-	// Shard is the part of the fleet that this hub looks after.
+	// Shard is the part of the fleet that this hub manages.
 	Shard fleet.Shard
-	// Dial says how to reach a push member: by the same pointer until that changes.
-	Dial func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// Heartbeats judges the agents of pull members.
+	// MemberConfig returns the configuration for requests to a push member. It must return the same pointer until the
+	// configuration changes.
+	MemberConfig func(ctx context.Context, m fleet.Member) (*rest.Config, error)
+	// Heartbeats evaluates the agents of pull members.
 	Heartbeats *heartbeats.Monitor
 	Events     events.EventRecorder
 	Clock      clock.PassiveClock
 
 	observers observers
 
-	// mu guards what follows.
+	// mu guards lastReady and failures.
 	mu sync.Mutex
-	// told is what the condition Ready said when we looked last, so that events tell of what agents write, too. A restart
-	// loses no more than that.
-	told map[string]string
-	// failures counts the looks at each push member that failed in a row.
+	// lastReady has, by the name of a Cluster, the conditionSummary at the last reconcile: agents write the condition
+	// Ready themselves, and the controller records their changes as events. After a restart of the hub an event can be
+	// missing.
+	lastReady map[string]string
+	// failures has the number of consecutive failed observations of each push member, by the name of its Cluster.
 	failures map[string]int
 }
 
-// Setup makes mgr run the controller.
+// Setup adds the index, the two controllers and the observers to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	err := mgr.GetFieldIndexer().IndexField(ctx, &clusterv1alpha1.Cluster{}, secretIndex, func(obj client.Object) []string {
+	err := mgr.GetFieldIndexer().IndexField(ctx, &clusterv1alpha1.Cluster{}, credentialsIndex, func(obj client.Object) []string {
 		if ref := obj.(*clusterv1alpha1.Cluster).Spec.SecretRef; ref != nil {
 			return []string{ref.Namespace + "/" + ref.Name}
 		}
@@ -92,77 +93,80 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
-	// Members that do not answer must not delay that silence of others is noticed: each mode has its own queue.
-	push := c.controller(mgr, clusterv1alpha1.Push, pushWorkers).WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.dialledWith))
-	pull := c.controller(mgr, clusterv1alpha1.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(renewedBy))
-	return errors.Join(push.Complete(c.of(clusterv1alpha1.Push)), pull.Complete(c.of(clusterv1alpha1.Pull)))
+	// Each mode has its own queue: push members that do not answer must not delay the evaluation of heartbeats.
+	push := c.newBuilder(mgr, clusterv1alpha1.Push, pushWorkers).WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.clustersOfSecret))
+	pull := c.newBuilder(mgr, clusterv1alpha1.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(clusterOfLease))
+	return errors.Join(push.Complete(c.reconcilerFor(clusterv1alpha1.Push)), pull.Complete(c.reconcilerFor(clusterv1alpha1.Pull)))
 }
 
-// Start runs the observers of push members until ctx ends, and waits for them.
+// Start implements manager.Runnable. It runs the observers of push members until ctx ends, and waits for them.
 func (c *Controller) Start(ctx context.Context) error { return c.observers.run(ctx) }
 
-// controller begins the controller of the members of one mode.
-func (c *Controller) controller(mgr ctrl.Manager, mode clusterv1alpha1.ClusterSyncMode, workers int) *builder.Builder {
+// newBuilder returns a builder for the controller of the members with one mode.
+func (c *Controller) newBuilder(mgr ctrl.Manager, mode clusterv1alpha1.ClusterSyncMode, workers int) *builder.Builder {
 	names := map[clusterv1alpha1.ClusterSyncMode]string{clusterv1alpha1.Push: "members", clusterv1alpha1.Pull: "members-pull"}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(names[mode]).
-		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Predicate(), concerns(mode), othersChanged())).
+		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Predicate(), hasMode(mode), needsReconcile())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, observeInterval),
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, observeInterval),
 		})
 }
 
-// concerns passes news of the Clusters of a mode, that one has left it included.
-func concerns(mode clusterv1alpha1.ClusterSyncMode) predicate.Predicate {
-	is := func(obj client.Object) bool { return obj.(*clusterv1alpha1.Cluster).Spec.SyncMode == mode }
+// hasMode passes events about Clusters with the mode, and the update that changes the mode to another one.
+func hasMode(mode clusterv1alpha1.ClusterSyncMode) predicate.Predicate {
+	matches := func(obj client.Object) bool { return obj.(*clusterv1alpha1.Cluster).Spec.SyncMode == mode }
 	return predicate.Funcs{
-		CreateFunc: func(e event.CreateEvent) bool { return is(e.Object) },
-		UpdateFunc: func(e event.UpdateEvent) bool { return is(e.ObjectOld) || is(e.ObjectNew) },
-		DeleteFunc: func(e event.DeleteEvent) bool { return is(e.Object) },
+		CreateFunc: func(e event.CreateEvent) bool { return matches(e.Object) },
+		UpdateFunc: func(e event.UpdateEvent) bool { return matches(e.ObjectOld) || matches(e.ObjectNew) },
+		DeleteFunc: func(e event.DeleteEvent) bool { return matches(e.Object) },
 	}
 }
 
-// othersChanged drops the echo of what this controller writes itself.
-func othersChanged() predicate.Predicate {
-	othersWord := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+// needsReconcile drops updates that this controller wrote. It passes changes of the spec and of the annotations. Of the
+// status it passes, for a pull member, a changed condition Ready, and for a push member a lost fact and a change of
+// Refused.
+func needsReconcile() predicate.Predicate {
+	statusChanged := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*clusterv1alpha1.Cluster), e.ObjectNew.(*clusterv1alpha1.Cluster)
 		if after.Spec.SyncMode == clusterv1alpha1.Pull {
-			return !equality.Semantic.DeepEqual(readyOf(before.Status), readyOf(after.Status))
+			return !equality.Semantic.DeepEqual(readyCondition(before.Status), readyCondition(after.Status))
 		}
-		return fleet.FromCluster(before).Refused != fleet.FromCluster(after).Refused || factsLost(before.Status, after.Status)
+		return fleet.FromCluster(before).Refused != fleet.FromCluster(after).Refused || hasLostFacts(before.Status, after.Status)
 	}}
-	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, othersWord)
+	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, statusChanged)
 }
 
-// factsLost says whether what was reported of a member is no longer there. This controller never takes it away.
-func factsLost(before, after clusterv1alpha1.ClusterStatus) bool {
+// hasLostFacts returns whether the status has lost the version, the APIs or the condition Ready. This controller never
+// removes them.
+func hasLostFacts(before, after clusterv1alpha1.ClusterStatus) bool {
 	return before.KubernetesVersion != "" && after.KubernetesVersion == "" || len(before.APIEnablements) > 0 && len(after.APIEnablements) == 0 ||
-		readyOf(before) != nil && readyOf(after) == nil
+		readyCondition(before) != nil && readyCondition(after) == nil
 }
 
-func readyOf(status clusterv1alpha1.ClusterStatus) *metav1.Condition {
+func readyCondition(status clusterv1alpha1.ClusterStatus) *metav1.Condition {
 	return meta.FindStatusCondition(status.Conditions, clusterv1alpha1.ClusterConditionReady)
 }
 
-// dialledWith returns the Clusters that are dialled with a Secret, and has them dialled anew.
-func (c *Controller) dialledWith(ctx context.Context, secret client.Object) []reconcile.Request {
+// clustersOfSecret returns the Clusters whose credentials are in the Secret. Their next reconcile calls MemberConfig.
+func (c *Controller) clustersOfSecret(ctx context.Context, secret client.Object) []reconcile.Request {
 	var clusters clusterv1alpha1.ClusterList
-	if err := c.Hub.List(ctx, &clusters, client.MatchingFields{secretIndex: client.ObjectKeyFromObject(secret).String()}); err != nil {
+	if err := c.Hub.List(ctx, &clusters, client.MatchingFields{credentialsIndex: client.ObjectKeyFromObject(secret).String()}); err != nil {
 		return nil
 	}
 	var requests []reconcile.Request
 	for i := range clusters.Items {
 		if c.Shard.Serves(&clusters.Items[i]) {
-			c.observers.doubt(clusters.Items[i].Name)
+			c.observers.markStale(clusters.Items[i].Name)
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&clusters.Items[i])})
 		}
 	}
 	return requests
 }
 
-// renewedBy returns the Cluster whose agent renews a Lease.
-func renewedBy(_ context.Context, lease client.Object) []reconcile.Request {
+// clusterOfLease returns the Cluster whose agent renews the Lease.
+func clusterOfLease(_ context.Context, lease client.Object) []reconcile.Request {
 	cluster, ok := fleet.ClusterOfExecutionSpace(lease.GetNamespace())
 	if !ok || lease.GetName() != cluster {
 		return nil
@@ -170,8 +174,9 @@ func renewedBy(_ context.Context, lease client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: cluster}}}
 }
 
-// of reconciles the members of one mode: one may have changed its mode while it was queued.
-func (c *Controller) of(mode clusterv1alpha1.ClusterSyncMode) reconcile.Reconciler {
+// reconcilerFor returns a reconciler that ignores members with another mode: the mode can change while a request is
+// queued.
+func (c *Controller) reconcilerFor(mode clusterv1alpha1.ClusterSyncMode) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 		cluster := &clusterv1alpha1.Cluster{}
 		if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err == nil && cluster.Spec.SyncMode != mode {
@@ -184,7 +189,7 @@ func (c *Controller) of(mode clusterv1alpha1.ClusterSyncMode) reconcile.Reconcil
 	})
 }
 
-// Reconcile finds out how one member is and writes it, if that is new.
+// Reconcile observes one member and writes its status and spec if they differ.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	cluster := &clusterv1alpha1.Cluster{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err != nil {
@@ -199,15 +204,15 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{
-		{Name: "complete", Run: c.complete},
-		{Name: "ask", Run: c.ask},
-		{Name: "report", Run: c.report},
-		{Name: "mark", Run: c.mark},
-		{Name: "complain", Run: func(_ context.Context, s *state) error { return s.incomplete }},
+		{Name: "complete spec", Run: c.completeSpec},
+		{Name: "observe", Run: c.observe},
+		{Name: "patch status", Run: c.patchStatus},
+		{Name: "update taints", Run: c.updateTaints},
+		{Name: "return spec error", Run: func(_ context.Context, s *state) error { return s.specErr }},
 	})
 	switch outcome.Kind {
 	case phase.Done:
-		return reconcile.Result{RequeueAfter: s.next}, nil
+		return reconcile.Result{RequeueAfter: s.requeueAfter}, nil
 	case phase.Waiting:
 		return reconcile.Result{RequeueAfter: outcome.After}, nil
 	default:
@@ -215,8 +220,8 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 }
 
-// Failures returns how often in a row a push member, by the name of its Cluster, could not be asked or was not healthy;
-// ok is false for one that has not been asked.
+// Failures returns the number of consecutive observations of a push member that failed or found it not healthy. name is
+// the name of its Cluster. ok is false if the member has not been observed.
 func (c *Controller) Failures(name string) (times int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -224,8 +229,8 @@ func (c *Controller) Failures(name string) (times int, ok bool) {
 	return times, ok
 }
 
-// count notes how many looks at a push member have failed in a row by what that was before.
-func (c *Controller) count(name string, next func(before int) int) {
+// updateFailures replaces the number of consecutive failures of a push member by the result of next.
+func (c *Controller) updateFailures(name string, next func(before int) int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failures == nil {
@@ -234,12 +239,12 @@ func (c *Controller) count(name string, next func(before int) int) {
 	c.failures[name] = next(c.failures[name])
 }
 
-// forget drops what is kept of a Cluster that is gone, or not ours to look after.
+// forget drops all state of a Cluster that does not exist or that this hub does not manage.
 func (c *Controller) forget(name string) {
 	c.observers.drop(name)
 	c.Heartbeats.Forget(fleet.FromCluster(&clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: name}}).ID())
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.told, name)
+	delete(c.lastReady, name)
 	delete(c.failures, name)
 }

@@ -65,7 +65,7 @@ func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *worl
 	installCRD(t, hub)
 	w := &world{TB: t, Client: hub, clock: clocktesting.NewFakeClock(noon), events: events.NewFakeRecorder(100)}
 	w.controller = &members.Controller{
-		Hub: hub, Dial: dialling(plane.Config, nil), Events: w.events, Clock: w.clock,
+		Hub: hub, MemberConfig: dialling(plane.Config, nil), Events: w.events, Clock: w.clock,
 	}
 	w.startMonitor()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -331,7 +331,7 @@ func TestPushMemberFailsAndComesBack(t *testing.T) {
 	}))
 	t.Cleanup(api.Close)
 	config := &rest.Config{Host: api.URL}
-	w.controller.Dial = dialling(config, nil)
+	w.controller.MemberConfig = dialling(config, nil)
 	people := corev1.Taint{Key: "example.com/theirs", Effect: corev1.TaintEffectNoExecute}
 	w.change(func(s *clusterv1alpha1.ClusterSpec) { s.Taints = []corev1.Taint{people} })
 	theirs := people.ToString()
@@ -365,18 +365,18 @@ func TestPushMemberThatCannotBeDialled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "no-dial", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
 	config := localkube.Shared(t).Config
-	w.controller.Dial = dialling(nil, errors.New("spec.secretRef is not set"))
+	w.controller.MemberConfig = dialling(nil, errors.New("spec.secretRef is not set"))
 	w.want("False/StatusCollectionFailed: cluster cannot be dialled: spec.secretRef is not set", notReady)
 	w.wantSaid("Warning StatusCollectionFailed cluster no-dial: cluster cannot be dialled: spec.secretRef is not set")
 	w.wantFailures(1)
-	w.controller.Dial = dialling(config, nil)
+	w.controller.MemberConfig = dialling(config, nil)
 	w.want("True/ClusterReady: ")
 	w.wantSaid("Normal ClusterReady cluster no-dial is ready, Kubernetes v1.36.3")
 	w.clock.Step(time.Hour)
-	w.controller.Dial = dialling(nil, apierrors.NewTimeoutError("the hub is busy", 1))
+	w.controller.MemberConfig = dialling(nil, apierrors.NewTimeoutError("the hub is busy", 1))
 	w.want("True/ClusterReady: ")
 	w.clock.Step(time.Hour)
-	w.controller.Dial = dialling(nil, apierrors.NewNotFound(corev1.Resource("secrets"), "creds"))
+	w.controller.MemberConfig = dialling(nil, apierrors.NewNotFound(corev1.Resource("secrets"), "creds"))
 	w.want(`False/StatusCollectionFailed: cluster cannot be dialled: secrets "creds" not found`, notReady)
 }
 
@@ -388,7 +388,7 @@ func TestPushMemberWhoseRegistrationIsNotFinished(t *testing.T) {
 		w.must(w.Patch(t.Context(), w.cluster, patch))
 	}
 	annotate(`"true"`)
-	w.controller.Dial = dialling(nil, fmt.Errorf("read secret: %w", apierrors.NewNotFound(corev1.Resource("secrets"), "creds")))
+	w.controller.MemberConfig = dialling(nil, fmt.Errorf("read secret: %w", apierrors.NewNotFound(corev1.Resource("secrets"), "creds")))
 	w.want("False/RegistrationNotFinished: its registration is not finished", notReady)
 	w.wantSaid()
 	if failures, known := w.controller.Failures("unfinished"); known {
@@ -398,7 +398,7 @@ func TestPushMemberWhoseRegistrationIsNotFinished(t *testing.T) {
 	w.want("False/StatusCollectionFailed: ", notReady)
 	w.wantFailures(1)
 	annotate(`"true"`)
-	w.controller.Dial = dialling(localkube.Shared(t).Config, nil)
+	w.controller.MemberConfig = dialling(localkube.Shared(t).Config, nil)
 	w.want("True/ClusterReady: ")
 }
 
@@ -417,7 +417,7 @@ func TestMemberThatIsRefusedWhileItIsAskedIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "taken-meanwhile", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
 	config := localkube.Shared(t).Config
-	w.controller.Dial = func(context.Context, fleet.Member) (*rest.Config, error) {
+	w.controller.MemberConfig = func(context.Context, fleet.Member) (*rest.Config, error) {
 		w.report(metav1.ConditionFalse, fleet.ReasonTaken, "somebody else's")
 		return config, nil
 	}
@@ -429,7 +429,7 @@ func TestMemberThatIsBeingRemovedGetsNoTaints(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "leaves", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push, Zone: "z1"})
 	w.must(w.Delete(t.Context(), w.cluster))
-	w.controller.Dial = dialling(nil, errors.New("its credentials are gone"))
+	w.controller.MemberConfig = dialling(nil, errors.New("its credentials are gone"))
 	w.want("False/StatusCollectionFailed: ")
 	w.wantSaid()
 	if w.cluster.Spec.Zone != "z1" || w.cluster.Spec.ResourceModels != nil {

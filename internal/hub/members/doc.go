@@ -1,3 +1,12 @@
-// Package members keeps the status of Clusters true: it asks those of push mode how they are, and listens to the
-// heartbeats of the others' agents.
+// Package members reconciles Clusters: it observes each member and writes its status and its taints, and it completes
+// its spec.
+//
+// A reconcile has four steps. completeSpec writes defaults to the spec. observe sends requests to a push member, or
+// evaluates the heartbeats of the agent of a pull member. patchStatus writes the status and records events.
+// updateTaints writes the taints for a member that is not ready or not reachable.
+//
+// Push and pull members have separate queues. A push member is observed every 10 s through an observer, which watches
+// the nodes and pods of the member until the Cluster is deleted. A pull member is reconciled when its Lease or its
+// status changes, and when its agent could become silent. The agent writes the status; the hub only writes that it is
+// silent.
 package members

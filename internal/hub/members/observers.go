@@ -13,60 +13,60 @@ import (
 	"github.com/towline/towline/internal/survey"
 )
 
-// redialInterval is the time between two looks at how a healthy member is dialled; news of its Secret and its spec are
-// looked at anyway.
-const redialInterval = time.Minute
+// configCheckInterval is the time between two calls of MemberConfig for a healthy member. A change of its Secret or its
+// spec triggers a call at once.
+const configCheckInterval = time.Minute
 
-// observers runs one observer per push member, from the first look until the member goes. The zero value is ready.
+// observers has one running observer per push member. The zero value is ready for use.
 type observers struct {
-	// mu guards what follows.
+	// mu guards all fields, and the fields of each runningObserver.
 	mu     sync.Mutex
-	byName map[string]*running
-	// launch hands observers to run, which runs them.
-	launch chan *running
+	byName map[string]*runningObserver
+	// started is the channel from which run receives observers.
+	started chan *runningObserver
 }
 
-// running is the observer of one member.
-type running struct {
+// runningObserver is the observer of one member.
+type runningObserver struct {
 	*survey.Observer
-	// uid and config are those of the member that it was made for, generation that of the Cluster when it was dialled
-	// last, at dialled.
+	// uid is the UID of the Cluster, and config the result of MemberConfig. generation is the generation of the Cluster
+	// at the last call of MemberConfig, and checkedAt the time of that call.
 	uid        types.UID
 	config     *rest.Config
 	generation int64
-	dialled    time.Time
-	// doubtful says that the member may be dialled in another way by now.
-	doubtful bool
-	stop     chan struct{}
+	checkedAt  time.Time
+	// isStale is true if MemberConfig must be called again.
+	isStale bool
+	stop    chan struct{}
 }
 
-// launches returns the channel that observers are handed to run by.
-func (o *observers) launches() chan *running {
+// startedChan returns o.started, which it creates if necessary.
+func (o *observers) startedChan() chan *runningObserver {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.launch == nil {
-		o.launch = make(chan *running)
+	if o.started == nil {
+		o.started = make(chan *runningObserver)
 	}
-	return o.launch
+	return o.started
 }
 
-// run runs what is launched until ctx ends, and waits for it.
+// run runs the observers that it receives until ctx ends, and waits for them.
 func (o *observers) run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
-	launches := o.launches()
+	started := o.startedChan()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case r := <-launches:
+		case r := <-started:
 			all.Go(func() { r.run(ctx) })
 		}
 	}
 }
 
-// run keeps the sums of the member until it is stopped.
-func (r *running) run(ctx context.Context) {
+// run runs the observer until ctx ends or r.stop is closed.
+func (r *runningObserver) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -76,98 +76,98 @@ func (r *running) run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}()
-	// It ends without an error when ctx does.
+	// Run returns no error when ctx ends.
 	_ = r.Run(ctx)
 }
 
-// get returns the observer of a member; nil if there is none.
-func (o *observers) get(name string) *running {
+// get returns the observer of a member, nil if there is none.
+func (o *observers) get(name string) *runningObserver {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.byName[name]
 }
 
-// put makes r the observer of a member and stops the one before it.
-func (o *observers) put(name string, r *running) {
+// put replaces the observer of a member and stops the former one.
+func (o *observers) put(name string, r *runningObserver) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.byName == nil {
-		o.byName = map[string]*running{}
+		o.byName = map[string]*runningObserver{}
 	}
-	if had := o.byName[name]; had != nil {
-		close(had.stop)
+	if existing := o.byName[name]; existing != nil {
+		close(existing.stop)
 	}
 	o.byName[name] = r
 }
 
-// drop stops the observer of a member, if there is one.
+// drop stops the observer of a member if there is one.
 func (o *observers) drop(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if had := o.byName[name]; had != nil {
-		close(had.stop)
+	if existing := o.byName[name]; existing != nil {
+		close(existing.stop)
 		delete(o.byName, name)
 	}
 }
 
-// doubt has a member dialled anew at the next look.
-func (o *observers) doubt(name string) {
+// markStale makes the next reconcile of a member call MemberConfig.
+func (o *observers) markStale(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if had := o.byName[name]; had != nil {
-		had.doubtful = true
+	if existing := o.byName[name]; existing != nil {
+		existing.isStale = true
 	}
 }
 
-// dialled notes that a member was dialled in the way that r knows.
-func (o *observers) dialled(r *running, generation int64, at time.Time) {
+// recordCheck records that MemberConfig returned the same configuration as before.
+func (o *observers) recordCheck(r *runningObserver, generation int64, at time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	r.generation, r.dialled, r.doubtful = generation, at, false
+	r.generation, r.checkedAt, r.isStale = generation, at, false
 }
 
-// current says whether r still is what a member is to be observed by, without dialling it.
-func (o *observers) current(r *running, s *state, now time.Time) bool {
-	ready := readyOf(s.cluster.Status)
+// isCurrent returns whether r can be used without calling MemberConfig.
+func (o *observers) isCurrent(r *runningObserver, s *state, now time.Time) bool {
+	ready := readyCondition(s.cluster.Status)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return r != nil && r.uid == s.cluster.UID && r.generation == s.cluster.Generation && !r.doubtful && now.Sub(r.dialled) < redialInterval &&
+	return r != nil && r.uid == s.cluster.UID && r.generation == s.cluster.Generation && !r.isStale && now.Sub(r.checkedAt) < configCheckInterval &&
 		ready != nil && ready.Status == metav1.ConditionTrue
 }
 
-// observer returns the observer of a push member. One that is dialled in another way, or was registered anew, gets
-// another one.
+// observer returns the observer of a push member. It starts a new one if the configuration or the UID of the Cluster
+// has changed.
 func (c *Controller) observer(ctx context.Context, s *state) (*survey.Observer, error) {
 	name, now := s.cluster.Name, c.Clock.Now()
-	have := c.observers.get(name)
-	if c.observers.current(have, s, now) {
-		return have.Observer, nil
+	existing := c.observers.get(name)
+	if c.observers.isCurrent(existing, s, now) {
+		return existing.Observer, nil
 	}
-	limited, cancel := context.WithTimeout(ctx, dialLimit)
+	configCtx, cancel := context.WithTimeout(ctx, configTimeout)
 	defer cancel()
-	config, err := c.Dial(limited, s.member)
+	config, err := c.MemberConfig(configCtx, s.member)
 	if err != nil {
-		if have != nil && have.uid == s.cluster.UID && passes(err) {
-			return have.Observer, nil
+		if existing != nil && existing.uid == s.cluster.UID && isHubError(err) {
+			return existing.Observer, nil
 		}
 		c.observers.drop(name)
 		return nil, err
 	}
-	if have != nil && have.uid == s.cluster.UID && have.config == config {
-		c.observers.dialled(have, s.cluster.Generation, now)
-		return have.Observer, nil
+	if existing != nil && existing.uid == s.cluster.UID && existing.config == config {
+		c.observers.recordCheck(existing, s.cluster.Generation, now)
+		return existing.Observer, nil
 	}
-	made, err := survey.NewObserver(config, survey.Options{Clock: c.Clock})
+	newObserver, err := survey.NewObserver(config, survey.Options{Clock: c.Clock})
 	if err != nil {
 		c.observers.drop(name)
 		return nil, err
 	}
-	started := &running{Observer: made, uid: s.cluster.UID, config: config, generation: s.cluster.Generation, dialled: now, stop: make(chan struct{})}
+	next := &runningObserver{Observer: newObserver, uid: s.cluster.UID, config: config, generation: s.cluster.Generation, checkedAt: now, stop: make(chan struct{})}
 	select {
-	case c.observers.launches() <- started:
+	case c.observers.startedChan() <- next:
 	case <-ctx.Done():
 		return nil, fmt.Errorf("start to observe %s: %w", name, ctx.Err())
 	}
-	c.observers.put(name, started)
-	return made, nil
+	c.observers.put(name, next)
+	return newObserver, nil
 }

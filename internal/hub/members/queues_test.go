@@ -65,7 +65,7 @@ func runHub(t *testing.T, shard string, dial func(context.Context, fleet.Member)
 		t.Fatal(err)
 	}
 	controller := &members.Controller{
-		Hub: mgr.GetClient(), Shard: fleet.Shard(shard), Dial: dial, Events: events.NewFakeRecorder(10 * unanswered), Clock: clock.RealClock{},
+		Hub: mgr.GetClient(), Shard: fleet.Shard(shard), MemberConfig: dial, Events: events.NewFakeRecorder(10 * unanswered), Clock: clock.RealClock{},
 		Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}},
 	}
 	if err := controller.Setup(t.Context(), mgr); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -32,8 +33,14 @@ type state struct {
 // ensureIdentity creates or repairs the identity of the cluster's agent.
 func (c *Controller) ensureIdentity(ctx context.Context, s *state) error {
 	delivery, err := join.Establish(ctx, c.Live, s.cluster)
+	if err != nil {
+		return err
+	}
 	s.delivery = delivery
-	return err
+	// The cache does not have the annotation yet, and the manifest names the namespace.
+	s.cluster = s.cluster.DeepCopy()
+	metav1.SetMetaDataAnnotation(&s.cluster.ObjectMeta, kube.AnnotationDeliveryNS, delivery)
+	return nil
 }
 
 // deleteExchangedSecret deletes the Secret that the manifest's token is bound to when the agent has exchanged the

@@ -206,7 +206,6 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "claim ID", Run: c.claimID},
 		{Name: "ensure finalizer", Run: c.ensureFinalizer},
 		{Name: "ensure namespace", Run: c.ensureNamespace},
-		{Name: "adopt secrets", Run: c.adoptSecrets},
 		{Name: "expire registration", Run: c.expireRegistration},
 	}
 	if !cluster.DeletionTimestamp.IsZero() {

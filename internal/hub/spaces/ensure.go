@@ -11,12 +11,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
@@ -111,7 +113,7 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	withFinalizer := s.cluster.DeepCopy()
 	changed := controllerutil.AddFinalizer(withFinalizer, clusterv1alpha1.ClusterFinalizer)
 	if withFinalizer.Annotations[kube.AnnotationHub] == "" {
-		hubID, err := karmada.HubID(ctx, c.Live)
+		hubID, err := join.HubUID(ctx, c.Live)
 		if err != nil {
 			return err
 		}
@@ -134,53 +136,29 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 	space := &corev1.Namespace{}
 	err := c.Live.Get(ctx, client.ObjectKey{Name: s.member.Namespace}, space)
-	switch {
-	case apierrors.IsNotFound(err):
-		err = c.createNamespace(ctx, s)
-	case err == nil && !space.DeletionTimestamp.IsZero():
-		return phase.Wait{After: namespaceRetryInterval, Reason: "namespace " + space.Name + " of an earlier cluster to be deleted"}
-	case err == nil:
-		err = c.repairNamespace(ctx, s, space)
+	if err == nil && space.DeletionTimestamp.IsZero() && karmada.BelongsToAnotherCluster(space, s.cluster) {
+		// The namespace of another Cluster that had the same name is deleted with all objects in it.
+		preconditions := client.Preconditions{UID: &space.UID, ResourceVersion: &space.ResourceVersion}
+		if err := c.Live.Delete(ctx, space, preconditions); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete the execution namespace of an earlier cluster: %w", err)
+		}
+		space.DeletionTimestamp = ptr.To(metav1.Now())
 	}
+	if err == nil && !space.DeletionTimestamp.IsZero() {
+		return phase.Wait{After: namespaceRetryInterval, Reason: "namespace " + space.Name + " of an earlier cluster to be deleted"}
+	}
+	created, err := karmada.EnsureExecutionNamespace(ctx, c.Live, s.cluster)
 	if err != nil {
 		return fmt.Errorf("ensure the execution namespace: %w", err)
+	}
+	if created {
+		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "CreateExecutionSpaceSucceed", "CreateExecutionSpace",
+			"created namespace %s for cluster %s", s.member.Namespace, s.cluster.Name)
 	}
 	if s.member.Mode != fleet.Pull {
 		return nil
 	}
 	return bootstrap.EnsureAgentRBAC(ctx, c.Live, s.cluster)
-}
-
-func (c *Controller) createNamespace(ctx context.Context, s *state) error {
-	space := karmada.NewExecutionNamespace(s.cluster)
-	if err := c.Live.Create(ctx, space, client.FieldOwner(kube.FieldManager)); err != nil {
-		return client.IgnoreAlreadyExists(err)
-	}
-	c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "CreateExecutionSpaceSucceed", "CreateExecutionSpace",
-		"created namespace %s for cluster %s", space.Name, s.cluster.Name)
-	return nil
-}
-
-// repairNamespace makes the Cluster the owner of the execution namespace. It deletes the namespace of another Cluster
-// that had the same name, with all objects in it.
-func (c *Controller) repairNamespace(ctx context.Context, s *state, space *corev1.Namespace) error {
-	if !karmada.BelongsToAnotherCluster(space, s.cluster) {
-		return karmada.AdoptExecutionNamespace(ctx, c.Live, s.cluster, space)
-	}
-	preconditions := client.Preconditions{UID: &space.UID, ResourceVersion: &space.ResourceVersion}
-	if err := c.Live.Delete(ctx, space, preconditions); client.IgnoreNotFound(err) != nil {
-		return err
-	}
-	return phase.Wait{After: namespaceRetryInterval, Reason: "namespace " + space.Name + " of an earlier cluster to be deleted"}
-}
-
-// adoptSecrets makes the Cluster the owner of its credentials. They have no owner or an earlier one if a registration
-// was interrupted or the hub was restored.
-func (c *Controller) adoptSecrets(ctx context.Context, s *state) error {
-	if err := karmada.AdoptSecrets(ctx, c.Live, s.cluster); err != nil {
-		return fmt.Errorf("adopt the credentials: %w", err)
-	}
-	return nil
 }
 
 // expireRegistration deletes a Cluster whose registration was abandoned: its certificate was approved, but its agent

@@ -23,7 +23,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub"
@@ -69,7 +68,7 @@ var startEnv = sync.OnceValues(func() (*testEnv, error) {
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}},
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: karmada.AgentRoleName("forgotten")}},
 	} {
-		karmada.SetOwnerLabels(leftover, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "forgotten", UID: "gone"}})
+		karmada.SetOwnerLabels(leftover, "forgotten")
 		if err := w.hubClient.Create(ctx, leftover); err != nil {
 			return nil, err
 		}

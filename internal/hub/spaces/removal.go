@@ -175,7 +175,7 @@ func (c *Controller) deleteLeftovers(ctx context.Context, name string) error {
 func (c *Controller) deleteAllLeftovers(ctx context.Context) error {
 	// It returns after a success, or when ctx ends.
 	_ = wait.PollUntilContextCancel(ctx, retryMax, true, func(ctx context.Context) (bool, error) {
-		err := karmada.DeleteAllStaleRBAC(ctx, c.Live)
+		err := karmada.DeleteAllLeftoverRBAC(ctx, c.Live)
 		if err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "delete objects of deleted clusters")
 		}

@@ -2,6 +2,7 @@ package spaces_test
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,7 +29,6 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			before := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "before"}}
 			space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "karmada-es-" + name, Annotations: test.noted}}
 			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 			claim := &corev1.ConfigMap{
@@ -39,7 +39,7 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, obj := range []client.Object{space, secret, claim} {
-				karmada.SetOwnerLabels(obj, before)
+				karmada.SetOwnerLabels(obj, name)
 				if err := w.hubClient.Create(t.Context(), obj); err != nil {
 					t.Fatal(err)
 				}
@@ -48,6 +48,8 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 			c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{
 				ID: name, SyncMode: clusterv1alpha1.Push, SecretRef: &clusterv1alpha1.LocalSecretReference{Namespace: "default", Name: name},
 			}}
+			// The times of creation have whole seconds, and the namespace must be older than the Cluster.
+			<-time.After(1100 * time.Millisecond)
 			for _, obj := range []client.Object{work, c} {
 				if err := w.hubClient.Create(t.Context(), obj); err != nil {
 					t.Fatal(err)
@@ -55,11 +57,13 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 			}
 			formerUID, kept := space.UID, []client.Object{secret, claim}
 			w.waitReady(t, name)
+			eventually(t, "the ID of "+name, func() bool {
+				return w.has(t, w.hubClient, space) && space.DeletionTimestamp.IsZero() && space.Annotations[kube.AnnotationClusterID] == name
+			})
 			for _, obj := range kept {
 				uid := obj.GetUID()
-				eventually(t, "adopted "+obj.GetName(), func() bool { return w.has(t, w.hubClient, obj) && karmada.OwnerUID(obj) == c.UID })
-				if obj.GetUID() != uid {
-					t.Errorf("%T was created again", obj)
+				if !w.has(t, w.hubClient, obj) || obj.GetUID() != uid {
+					t.Errorf("%T was deleted or created again", obj)
 				}
 			}
 			if !w.has(t, w.hubClient, space) || (space.UID == formerUID) != test.stays || space.Annotations[kube.AnnotationClusterID] != name {

@@ -47,7 +47,7 @@ func (w *testEnv) waitReady(t *testing.T, name string) *clusterv1alpha1.Cluster 
 	eventually(t, "cluster "+name+" has its finalizer and its execution namespace", func() bool {
 		space := &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}
 		return w.has(t, w.hubClient, c) && controllerutil.ContainsFinalizer(c, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "" &&
-			w.has(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && karmada.OwnerUID(space) == c.UID
+			w.has(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && karmada.Owner(space) == c.Name
 	})
 	return c
 }

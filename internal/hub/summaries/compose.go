@@ -40,50 +40,50 @@ type Composer struct {
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
 	Renderer *render.Charts
-	// Dial returns the REST config of a member, by mode. Charts that look up objects or read the revision need it. For a
-	// mode without an entry lookup finds only Secrets and ConfigMaps of the release.
-	Dial map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
+	// MemberConfig returns, by mode, the REST config of a member. It is used for charts that call lookup or read the
+	// revision. For a mode without an entry, lookup finds only Secrets and ConfigMaps of the release.
+	MemberConfig map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// ListDeployed lists the bundles of a member, see deliver.Transport.
 	ListDeployed func(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
 	// HubUID is the UID of the hub's namespace kube-system. Every bundle has it.
 	HubUID string
 }
 
-// Request has the inputs of the bundles of one summary.
-type Request struct {
+// ComposeRequest has the inputs of the bundles of one summary.
+type ComposeRequest struct {
 	Summary  *configv1beta1.ClusterSummary
 	Member   fleet.Member
 	Subject  source.Subject
 	Owner    bundle.Owner
-	Audience int
-	// Deployed are the Helm releases of the summary that the member has.
+	SharedBy int
+	// Deployed are the Helm releases in the summary's bundle on the member.
 	Deployed []bundle.DeployedRelease
 	// State is the state of the Helm bundle on the member, "" if it is not known.
 	State bundle.State
 	// Outdated is bundle.Report.Outdated of the Helm bundle on the member.
 	Outdated []bundle.OutdatedRelease
-	// Lost are the releases of the summary that another summary manages.
-	Lost []match.Contest
-	// EnsureFinalizer adds the finalizer to the summary. It is called before generated values are stored: without the
-	// finalizer they would stay on the hub after the deletion of the summary.
+	// Conflicts are the releases of the summary that another summary manages.
+	Conflicts []match.Contest
+	// EnsureFinalizer adds the finalizer to the summary. It is called before generated values are stored. Without the
+	// finalizer, the values would not be deleted with the summary.
 	EnsureFinalizer func(ctx context.Context) error
 }
 
-// Composition is the bundle of one feature, with the fields of the summary's status that describe it.
+// Composition is the bundle of one feature, with the fields of the summary's status that describe the bundle.
 type Composition struct {
 	Feature  libv1beta1.FeatureID
 	Bundle   bundle.Bundle
 	Digest   bundle.Digest
 	Releases []configv1beta1.HelmChartSummary
-	// Unanswered are the releases whose charts look up objects of a member that the hub cannot read.
-	Unanswered []match.Release
+	// UnansweredLookups are the releases whose charts look up objects of a pull member that the hub cannot read.
+	UnansweredLookups []match.Release
 }
 
-// renderedFeature are the items of one feature, with their releases.
-type renderedFeature struct {
-	items      []bundle.Item
-	releases   []configv1beta1.HelmChartSummary
-	unanswered []match.Release
+// composedItems are the bundle items of one feature or one release, with the entries for the status.
+type composedItems struct {
+	items             []bundle.Item
+	releases          []configv1beta1.HelmChartSummary
+	unansweredLookups []match.Release
 }
 
 // ComposeError is the error of a bundle that could not be built. Reason is the reason of its event, in CamelCase.
@@ -105,9 +105,9 @@ func withReason(reason string, err error) error {
 	return &ComposeError{Reason: reason, Err: err}
 }
 
-// References returns the hub's objects that the bundles are built from. References that cannot be resolved are left
-// out: Compose returns their errors.
-func (c *Composer) References(r Request) []source.Reference {
+// References returns the objects on the hub that the bundles are built from. It omits references that cannot be
+// resolved: Compose returns their errors.
+func (c *Composer) References(r ComposeRequest) []source.Reference {
 	spec := r.Summary.Spec.ClusterProfileSpec
 	var all []source.Reference
 	add := func(ref source.Reference, err error) {
@@ -136,41 +136,41 @@ func (c *Composer) References(r Request) []source.Reference {
 	return all
 }
 
-// Compose builds the bundle of one feature. It returns a phase.Invalid if the user must change an input, and
-// source.ErrNotFound if a source does not exist.
-func (c *Composer) Compose(ctx context.Context, r Request, feature libv1beta1.FeatureID) (Composition, error) {
-	compose, ok := map[libv1beta1.FeatureID]func(context.Context, Request) (renderedFeature, error){
-		libv1beta1.FeatureResources: c.manifests,
-		libv1beta1.FeatureHelm:      c.releases,
+// Compose builds the bundle of one feature. It returns a phase.Invalid for an error that only a change by the user can
+// correct, and source.ErrNotFound if a source does not exist.
+func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1beta1.FeatureID) (Composition, error) {
+	compose, ok := map[libv1beta1.FeatureID]func(context.Context, ComposeRequest) (composedItems, error){
+		libv1beta1.FeatureResources: c.composeManifests,
+		libv1beta1.FeatureHelm:      c.composeReleases,
 	}[feature]
 	if !ok {
 		return Composition{}, withReason(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))
 	}
-	parts, err := compose(ctx, r)
+	composed, err := compose(ctx, r)
 	if err != nil {
 		return Composition{}, err
 	}
 	spec := r.Summary.Spec.ClusterProfileSpec
-	made := Composition{Feature: feature, Releases: parts.releases, Unanswered: parts.unanswered, Bundle: bundle.Bundle{
+	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, Bundle: bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},
 		Owner: r.Owner,
-		Items: parts.items,
+		Items: composed.items,
 		Options: bundle.Options{
 			ContinueOnConflict: spec.ContinueOnConflict,
 			ContinueOnError:    spec.ContinueOnError,
 			CorrectDrift:       spec.SyncMode != configv1beta1.SyncModeOneTime,
 		},
-		SharedBy: r.Audience,
+		SharedBy: r.SharedBy,
 		Hub:      c.HubUID,
 	}}
-	if made.Digest, err = made.Bundle.Digest(); err != nil {
+	if composition.Digest, err = composition.Bundle.Digest(); err != nil {
 		return Composition{}, withReason(status.ReasonRender, phase.Invalid{Err: err})
 	}
-	return made, nil
+	return composition, nil
 }
 
-// manifests reads and renders policyRefs: by tier, then in list order.
-func (c *Composer) manifests(ctx context.Context, r Request) (renderedFeature, error) {
+// composeManifests reads and renders policyRefs: by tier, then in list order.
+func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (composedItems, error) {
 	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.PolicyRefs)
 	slices.SortStableFunc(refs, func(a, b libv1beta1.PolicyRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
 	var items []bundle.Item
@@ -178,11 +178,11 @@ func (c *Composer) manifests(ctx context.Context, r Request) (renderedFeature, e
 	for _, ref := range refs {
 		content, err := source.Manifests(ctx, c.Contents, ref, r.Subject)
 		if err != nil {
-			return renderedFeature{}, withReason(status.ReasonSource, err)
+			return composedItems{}, withReason(status.ReasonSource, err)
 		}
 		objects, err := render.Manifests(content, r.Subject)
 		if err != nil {
-			return renderedFeature{}, withReason(status.ReasonRender, err)
+			return composedItems{}, withReason(status.ReasonRender, err)
 		}
 		objects = withoutOverridden(objects, tier(ref.Tier), tiers)
 		if len(objects) == 0 {
@@ -198,11 +198,11 @@ func (c *Composer) manifests(ctx context.Context, r Request) (renderedFeature, e
 			Force:                 ref.Force,
 		})
 	}
-	return renderedFeature{items: items}, nil
+	return composedItems{items: items}, nil
 }
 
-// withoutOverridden omits the objects that a reference of a lower tier has, too. Duplicates of the same tier stay, so
-// that the member reports the conflict.
+// withoutOverridden omits the objects that a reference with a lower tier also contains, and adds the others to tiers.
+// Duplicates within one tier stay, so that the member reports the conflict.
 func withoutOverridden(objects []*unstructured.Unstructured, tier int32, tiers map[kube.Ref]int32) []*unstructured.Unstructured {
 	kept := make([]*unstructured.Unstructured, 0, len(objects))
 	for _, obj := range objects {
@@ -218,51 +218,51 @@ func withoutOverridden(objects []*unstructured.Unstructured, tier int32, tiers m
 
 func tier(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }
 
-// releases fetches and renders helmCharts in the order of the list, without those to uninstall.
-func (c *Composer) releases(ctx context.Context, r Request) (renderedFeature, error) {
+// composeReleases fetches and renders helmCharts in the order of the list, without the charts to uninstall.
+func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (composedItems, error) {
 	if err := checkDistinct(resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject)); err != nil {
-		return renderedFeature{}, withReason(status.ReasonRender, err)
+		return composedItems{}, withReason(status.ReasonRender, err)
 	}
-	var all renderedFeature
+	var all composedItems
 	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
 		if chart.HelmChartAction == configv1beta1.HelmChartActionUninstall {
 			continue
 		}
-		one, err := c.release(ctx, r, chart)
+		one, err := c.composeRelease(ctx, r, chart)
 		if err != nil {
-			return renderedFeature{}, fmt.Errorf("helm release %s/%s: %w", chart.ReleaseNamespace, chart.ReleaseName, err)
+			return composedItems{}, fmt.Errorf("helm release %s/%s: %w", chart.ReleaseNamespace, chart.ReleaseName, err)
 		}
 		all.items = append(all.items, one.items...)
 		all.releases = append(all.releases, one.releases...)
-		all.unanswered = append(all.unanswered, one.unanswered...)
+		all.unansweredLookups = append(all.unansweredLookups, one.unansweredLookups...)
 	}
 	return all, nil
 }
 
-func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.HelmChart) (renderedFeature, error) {
+func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (composedItems, error) {
 	expanded, err := source.ExpandChart(chart, r.Subject)
 	if err != nil {
-		return renderedFeature{}, withReason(status.ReasonRender, err)
+		return composedItems{}, withReason(status.ReasonRender, err)
 	}
 	options, err := releaseOptions(expanded.Options)
 	if err != nil {
-		return renderedFeature{}, withReason(status.ReasonRender, err)
+		return composedItems{}, withReason(status.ReasonRender, err)
 	}
-	archive, contents, err := c.fetch(ctx, r, expanded)
+	archive, contents, err := c.fetchChart(ctx, r, expanded)
 	if err != nil {
-		return renderedFeature{}, withReason(status.ReasonSource, err)
+		return composedItems{}, withReason(status.ReasonSource, err)
 	}
 	values, err := render.Values(expanded.Values, contents, r.Subject)
 	if err != nil {
-		return renderedFeature{}, withReason(status.ReasonRender, err)
+		return composedItems{}, withReason(status.ReasonRender, err)
 	}
 	encoded, err := encodeValues(values)
 	if err != nil {
-		return renderedFeature{}, withReason(status.ReasonRender, err)
+		return composedItems{}, withReason(status.ReasonRender, err)
 	}
-	release, rendered, err := c.render(ctx, r, expanded, chartRequest(r, expanded, archive, values))
+	release, rendered, err := c.renderRelease(ctx, r, expanded, chartRequest(r, expanded, archive, values))
 	if err != nil {
-		return renderedFeature{}, withReason(status.ReasonRender, err)
+		return composedItems{}, withReason(status.ReasonRender, err)
 	}
 	release.Options = options
 	release.Data.Values = encoded
@@ -274,22 +274,22 @@ func (c *Composer) release(ctx context.Context, r Request, chart configv1beta1.H
 		SkipNamespaceCreation: !createsNamespace(expanded),
 		Force:                 isForced(expanded.Options),
 	}
-	all := renderedFeature{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}}
+	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}}
 	if rendered.Unanswered {
-		all.unanswered = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
+		all.unansweredLookups = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
 	}
 	return all, nil
 }
 
-// render renders a chart, and stores its generated values.
-func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.HelmChart, request render.ChartRequest) (bundle.Release, render.Release, error) {
+// renderRelease renders a chart and stores its generated values.
+func (c *Composer) renderRelease(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart, request render.ChartRequest) (bundle.Release, render.Release, error) {
 	release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
-	inputs, err := c.Renderer.Inputs(request)
+	inputsDigest, err := c.Renderer.Inputs(request)
 	if err != nil {
 		return bundle.Release{}, render.Release{}, err
 	}
-	if inputs != "" {
-		if request.Revision, request.IsUpgrade, err = c.nextRevision(ctx, r, release, inputs); err != nil {
+	if inputsDigest != "" {
+		if request.Revision, request.IsUpgrade, err = c.nextRevision(ctx, r, release, inputsDigest); err != nil {
 			return bundle.Release{}, render.Release{}, err
 		}
 	}
@@ -301,27 +301,27 @@ func (c *Composer) render(ctx context.Context, r Request, chart configv1beta1.He
 	if err != nil {
 		return bundle.Release{}, render.Release{}, err
 	}
-	if err := store.save(ctx, renderingID(inputs, request.Revision, request.IsUpgrade), rendered.Generated); err != nil {
+	if err := store.save(ctx, renderingID(inputsDigest, request.Revision, request.IsUpgrade), rendered.Generated); err != nil {
 		return bundle.Release{}, render.Release{}, err
 	}
 	archive := request.Chart
-	made := bundle.Release{
+	next := bundle.Release{
 		Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace, RepoURL: chart.RepositoryURL,
 		ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
-		Inputs: inputs, Revision: request.Revision, IsUpgrade: request.IsUpgrade,
+		Inputs: inputsDigest, Revision: request.Revision, IsUpgrade: request.IsUpgrade,
 		Data: bundle.ReleaseData{Chart: rendered.Chart, Defaults: rendered.Defaults, Notes: rendered.Notes, Paths: rendered.Paths},
 	}
-	made.IsUnconfirmed = inputs != "" && !isConfirmed(r, made)
-	return made, rendered, nil
+	next.IsUnconfirmed = inputsDigest != "" && !isConfirmed(r, next)
+	return next, rendered, nil
 }
 
 // lookupFunc returns the function that reads objects of m, nil if the hub cannot connect to m.
 func (c *Composer) lookupFunc(ctx context.Context, m fleet.Member) render.LookupFunc {
-	if c.Dial[m.Mode] == nil {
+	if c.MemberConfig[m.Mode] == nil {
 		return nil
 	}
 	return func(apiVersion, kind, namespace, name string) (map[string]any, error) {
-		config, err := c.dial(ctx, m)
+		config, err := c.memberConfig(ctx, m)
 		if err != nil {
 			return nil, err
 		}
@@ -329,9 +329,9 @@ func (c *Composer) lookupFunc(ctx context.Context, m fleet.Member) render.Lookup
 	}
 }
 
-// dial returns the REST config of a member whose mode is in Dial, with lookupTimeout.
-func (c *Composer) dial(ctx context.Context, m fleet.Member) (*rest.Config, error) {
-	config, err := c.Dial[m.Mode](ctx, m)
+// dial returns the REST config of a member whose mode is in MemberConfig, with lookupTimeout.
+func (c *Composer) memberConfig(ctx context.Context, m fleet.Member) (*rest.Config, error) {
+	config, err := c.MemberConfig[m.Mode](ctx, m)
 	if err != nil {
 		return nil, err
 	}
@@ -341,7 +341,7 @@ func (c *Composer) dial(ctx context.Context, m fleet.Member) (*rest.Config, erro
 }
 
 // fetch returns the chart and the objects of its valuesFrom.
-func (c *Composer) fetch(ctx context.Context, r Request, chart configv1beta1.HelmChart) (source.Chart, []source.Content, error) {
+func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (source.Chart, []source.Content, error) {
 	var contents []source.Content
 	for _, ref := range chart.ValuesFrom {
 		content, err := source.Values(ctx, c.Contents, ref, r.Subject)
@@ -362,7 +362,7 @@ func (c *Composer) fetch(ctx context.Context, r Request, chart configv1beta1.Hel
 	return archive, contents, err
 }
 
-func chartRequest(r Request, chart configv1beta1.HelmChart, archive source.Chart, values map[string]any) render.ChartRequest {
+func chartRequest(r ComposeRequest, chart configv1beta1.HelmChart, archive source.Chart, values map[string]any) render.ChartRequest {
 	request := render.ChartRequest{
 		Chart: archive, Values: values, Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace,
 		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions,

@@ -52,18 +52,20 @@ const (
 
 // Controller delivers profiles to clusters. It reconciles ClusterSummaries: one per profile and cluster.
 type Controller struct {
-	// Hub reads summaries, profiles, clusters and inventories from a cache; Live reads from the API server.
+	// Hub reads summaries, profiles, clusters and ClusterConfigurations from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Reader
 	// Shard selects the clusters of this hub.
 	Shard     fleet.Shard
 	Composer  *Composer
 	Transport deliver.Transport
-	// Recheck is the shortest delay, by mode, until the next request for an unfinished withdrawal, and the delay after a
-	// report with outdated releases. It is zero for a mode in which a watch reports both.
+	// Configurations writes the ClusterConfigurations.
+	Configurations *Configurations
+	// Recheck is, by mode, the shortest delay until an unfinished withdrawal is requested again, and the delay until a
+	// bundle with outdated releases is rendered again. It is zero for a mode in which a watch triggers both.
 	Recheck map[fleet.Mode]time.Duration
-	// UnreachableReason returns why a SveltosCluster that is deregistered by force cannot be reached, "" if it can be. It
-	// returns "" for a Cluster.
+	// UnreachableReason returns why a SveltosCluster that is deregistered by force cannot be reached, "" if it can be
+	// reached. It returns "" for a Cluster.
 	UnreachableReason func(ctx context.Context, cluster client.Object) (string, error)
 	// Wakeups sends summaries to reconcile after changes on push members, which no watch on the hub reports.
 	Wakeups <-chan event.GenericEvent
@@ -74,9 +76,10 @@ type Controller struct {
 	metadata   client.Reader
 	references *referenceIndex
 	ownWrites  ownWrites
+	starts     deliveryStarts
 }
 
-// Setup adds the controller to mgr.
+// Setup adds the indexes and the controller to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.references, c.metadata = newReferenceIndex(), mgr.GetCache()
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
@@ -88,16 +91,16 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	configMaps, secrets := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}
 	configMaps.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
-	if err := mgr.GetFieldIndexer().IndexField(ctx, secrets, generatedIndex, indexGenerated); err != nil {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, secrets, generatedIndex, generatedOwnerUIDs); err != nil {
 		return err
 	}
-	made := ctrl.NewControllerManagedBy(mgr).
+	controllerBuilder := ctrl.NewControllerManagedBy(mgr).
 		Named("summaries").
-		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(predicate.Or(specOrMetadataChanged(), c.statusEdited()))).
+		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(predicate.Or(specOrMetadataChanged(), c.statusChangedByOthers()))).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.summariesWithSameRelease), builder.WithPredicates(specOrMetadataChanged())).
 		Watches(&libv1beta1.ConfigurationGroup{}, handler.EnqueueRequestsFromMapFunc(summaryOfGroup), builder.WithPredicates(reportChanged())).
-		WatchesMetadata(configMaps, c.enqueueReaders("ConfigMap")).
-		WatchesMetadata(secrets, c.enqueueReaders("Secret")).
+		WatchesMetadata(configMaps, c.enqueueReferring("ConfigMap")).
+		WatchesMetadata(secrets, c.enqueueReferring("Secret")).
 		WatchesRawSource(ctrlsource.Channel(c.Wakeups, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
@@ -105,9 +108,9 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay),
 		})
 	for _, cluster := range fleet.Kinds() {
-		made = made.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
+		controllerBuilder = controllerBuilder.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
 	}
-	return made.Complete(c)
+	return controllerBuilder.Complete(c)
 }
 
 // specOrMetadataChanged ignores changes of the status, and the finalizer that this controller adds.
@@ -120,8 +123,8 @@ func specOrMetadataChanged() predicate.Predicate {
 	})
 }
 
-// statusEdited selects changes of the status by other clients. The controller overwrites them.
-func (c *Controller) statusEdited() predicate.Predicate {
+// statusChangedByOthers selects changes of the status by other clients. The next reconcile reverts them.
+func (c *Controller) statusChangedByOthers() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -139,7 +142,8 @@ func memberChanged() predicate.Predicate {
 	}}
 }
 
-// reportChanged selects reports of agents, and deletions.
+// reportChanged selects changes of the spec and the status of a group, its creation and its deletion. It ignores
+// changes of its metadata.
 func reportChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*libv1beta1.ConfigurationGroup), e.ObjectNew.(*libv1beta1.ConfigurationGroup)
@@ -164,11 +168,11 @@ func (c *Controller) summariesOfCluster(ctx context.Context, cluster client.Obje
 	if err != nil {
 		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Member, member.Key())
 	}
-	return requests(summaries)
+	return toRequests(summaries)
 }
 
-// summariesWithSameRelease returns the other summaries that have a Helm release of this one: a change of this one may
-// give the release to them.
+// summariesWithSameRelease returns the other summaries that have a Helm release of this one: after a change of this
+// one, another summary can become the manager of the release.
 func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Object) []reconcile.Request {
 	if len(obj.(*configv1beta1.ClusterSummary).Spec.ClusterProfileSpec.HelmCharts) == 0 {
 		return nil
@@ -178,9 +182,9 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Summary, client.ObjectKeyFromObject(obj))
 		return nil
 	}
-	wanted := match.Installed(changed)
-	return requests(slices.DeleteFunc(summaries, func(s configv1beta1.ClusterSummary) bool {
-		shared := slices.ContainsFunc(match.Installed(&s), func(r match.Release) bool { return slices.Contains(wanted, r) })
+	changedReleases := match.Installed(changed)
+	return toRequests(slices.DeleteFunc(summaries, func(s configv1beta1.ClusterSummary) bool {
+		shared := slices.ContainsFunc(match.Installed(&s), func(r match.Release) bool { return slices.Contains(changedReleases, r) })
 		return s.Name == changed.Name || !shared
 	}))
 }
@@ -188,8 +192,8 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 // isInShard returns whether the cluster of summary belongs to this shard. The default shard serves the summaries whose
 // cluster does not exist, so that their finalizers are removed.
 func (c *Controller) isInShard(ctx context.Context, summary *configv1beta1.ClusterSummary) (bool, error) {
-	of := match.Target(summary)
-	_, cluster, err := fleet.Get(ctx, c.Hub, of.Type, of.Namespace, of.Name)
+	target := match.Target(summary)
+	_, cluster, err := fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
 	if apierrors.IsNotFound(err) {
 		return c.Shard.IsDefault(), nil
 	}
@@ -208,7 +212,7 @@ func (c *Controller) listSummaries(ctx context.Context, cluster fleet.ID) ([]con
 	return slices.Clone(list.Items), nil
 }
 
-func requests(summaries []configv1beta1.ClusterSummary) []reconcile.Request {
+func toRequests(summaries []configv1beta1.ClusterSummary) []reconcile.Request {
 	all := make([]reconcile.Request, 0, len(summaries))
 	for i := range summaries {
 		all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&summaries[i])})
@@ -216,12 +220,12 @@ func requests(summaries []configv1beta1.ClusterSummary) []reconcile.Request {
 	return all
 }
 
-// enqueueReaders enqueues the summaries that refer to an object of kind.
-func (c *Controller) enqueueReaders(kind string) handler.EventHandler {
+// enqueueReferring enqueues the summaries that refer to an object of kind.
+func (c *Controller) enqueueReferring(kind string) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, obj client.Object) []reconcile.Request {
-		readers := c.references.of(source.Reference{Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName()})
-		all := make([]reconcile.Request, 0, len(readers))
-		for _, summary := range readers {
+		referring := c.references.summariesFor(source.Reference{Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName()})
+		all := make([]reconcile.Request, 0, len(referring))
+		for _, summary := range referring {
 			all = append(all, reconcile.Request{NamespacedName: summary})
 		}
 		return all
@@ -235,10 +239,11 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		if apierrors.IsNotFound(err) {
 			c.references.set(req.NamespacedName, nil)
 			c.ownWrites.forget(req.NamespacedName)
+			c.starts.forget(req.NamespacedName)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if ours, err := c.isInShard(ctx, summary); err != nil || !ours {
+	if isServed, err := c.isInShard(ctx, summary); err != nil || !isServed {
 		c.references.set(req.NamespacedName, nil)
 		return reconcile.Result{}, err
 	}
@@ -277,14 +282,14 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return result(s, outcome, err)
 }
 
-// result returns when to reconcile again.
-func result(s *state, outcome phase.Outcome, reported error) (reconcile.Result, error) {
-	if apierrors.IsConflict(reported) || apierrors.IsConflict(outcome.Err) {
+// result returns the result of a reconcile. statusErr is the error of the write of the status and of the finalizer.
+func result(s *state, outcome phase.Outcome, statusErr error) (reconcile.Result, error) {
+	if apierrors.IsConflict(statusErr) || apierrors.IsConflict(outcome.Err) {
 		// The cache is behind.
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
-	if reported != nil {
-		return reconcile.Result{}, reported
+	if statusErr != nil {
+		return reconcile.Result{}, statusErr
 	}
 	if outcome.Kind == phase.Retriable {
 		return reconcile.Result{}, outcome.Err

@@ -11,8 +11,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// addFinalizer adds the finalizer to the summary before the first delivery. A summary without it has nothing on the
-// member, and no generated values.
+// addFinalizer adds the finalizer to the summary before the first delivery. A summary without the finalizer has neither
+// objects on the member nor generated values.
 func (c *Controller) addFinalizer(ctx context.Context, s *state) error {
 	if len(s.compositions) == 0 && len(s.deployed) == 0 {
 		return nil
@@ -33,7 +33,7 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	return nil
 }
 
-// removeFinalizer removes the finalizer of a deleted summary once everything is withdrawn.
+// removeFinalizer removes the finalizer of a deleted summary after everything is withdrawn or abandoned.
 func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	if !s.isDeleting() || !s.withdrawn {
 		return nil

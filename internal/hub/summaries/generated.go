@@ -30,10 +30,10 @@ import (
 const (
 	// generatedType is the type of Secrets with generated values.
 	generatedType corev1.SecretType = "towline.dev/generated-values"
-	// generatedKey is the key in such a Secret: the values as JSON, compressed with zstd.
-	generatedKey = "values.json.zst"
-	// generatedRelease is the annotation with the namespace and the name of the release.
-	generatedRelease = "towline.dev/release"
+	// generatedDataKey is the key in such a Secret: the values as JSON, compressed with zstd.
+	generatedDataKey = "values.json.zst"
+	// releaseAnnotation has the namespace and the name of the release.
+	releaseAnnotation = "towline.dev/release"
 	// maxGenerated is the maximum size of the compressed values in bytes. The limit of a Secret is 1 MiB.
 	maxGenerated = 1000 << 10
 	// maxGeneratedDecoded is their maximum size before compression. It limits the memory for decompressing them.
@@ -46,38 +46,38 @@ type generatedStore struct {
 	member  fleet.Member
 	summary *configv1beta1.ClusterSummary
 	release match.Release
-	// ensureFinalizer is Request.EnsureFinalizer.
+	// ensureFinalizer is ComposeRequest.EnsureFinalizer.
 	ensureFinalizer func(ctx context.Context) error
-	// isLost is true if the member has the release of another summary.
-	isLost bool
-	// begun is the ID of the rendering that the member may have started to deploy, and deployed is the ID of the rendering
-	// that it has deployed. Each is "" if there is none.
-	begun, deployed string
-	// secret is the Secret as load read it, without a resourceVersion if it does not exist. stored has its values. Both
-	// are nil before load.
+	// isManagedByOther is true if another summary manages the release.
+	isManagedByOther bool
+	// startedID is the ID of the rendering that the member may have started to deploy, "" if there is none. deployedID
+	// is the ID of the rendering that it has deployed, "" if there is none.
+	startedID, deployedID string
+	// secret is the Secret that load has read. It has no resourceVersion if the Secret does not exist. stored has its
+	// values. Both are nil before load.
 	secret *corev1.Secret
 	stored render.Generated
 }
 
 // newGeneratedStore returns the store of a release for r.
-func (c *Composer) newGeneratedStore(r Request, release match.Release) *generatedStore {
+func (c *Composer) newGeneratedStore(r ComposeRequest, release match.Release) *generatedStore {
 	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release, ensureFinalizer: r.EnsureFinalizer}
-	store.isLost = slices.ContainsFunc(r.Lost, func(lost match.Contest) bool { return lost.Release == release })
+	store.isManagedByOther = slices.ContainsFunc(r.Conflicts, func(conflict match.Contest) bool { return conflict.Release == release })
 	former, ok := findRelease(r, release)
-	if !ok || store.isLost {
+	if !ok || store.isManagedByOther {
 		return store
 	}
 	if r.mayHaveBegun(release) {
-		store.begun = renderingID(former.Inputs, former.Revision, former.IsUpgrade)
+		store.startedID = renderingID(former.Inputs, former.Revision, former.IsUpgrade)
 	}
 	if r.State == bundle.StateApplied {
-		store.deployed = store.begun
+		store.deployedID = store.startedID
 	}
 	return store
 }
 
 // renderingID identifies a rendering of a release. It is "" for a chart that reads neither the revision nor the
-// operation: the member does not compare its renderings.
+// operation: the member does not compare the revision of such a release.
 func renderingID(inputs string, revision int, isUpgrade bool) string {
 	if inputs == "" {
 		return ""
@@ -85,29 +85,29 @@ func renderingID(inputs string, revision int, isUpgrade bool) string {
 	return fmt.Sprintf("%s %d %t", inputs, revision, isUpgrade)
 }
 
-// generatedName returns the name of the Secret for a release on a member. It does not depend on the profile, so that a
-// release can move to another profile.
-func generatedName(m fleet.Member, release match.Release) client.ObjectKey {
+// generatedSecretName returns the name of the Secret for a release on a member. It does not depend on the profile, so
+// that another profile can take over the release with its values.
+func generatedSecretName(m fleet.Member, release match.Release) client.ObjectKey {
 	identity := []string{string(m.Type), m.Namespace, m.Name, m.UID, release.Namespace, release.Name}
 	sum := sha256.Sum256([]byte(strings.Join(identity, "\x00")))
 	return client.ObjectKey{Namespace: m.Namespace, Name: "towline-generated-" + hex.EncodeToString(sum[:10])}
 }
 
-// generatedReferences returns references to the Secrets with generated values of a summary. They are watched, since
+// generatedReferences returns references to the Secrets with generated values of a summary. They are watched, because
 // users delete such a Secret to generate new values.
-func generatedReferences(r Request) []source.Reference {
+func generatedReferences(r ComposeRequest) []source.Reference {
 	var all []source.Reference
 	for _, chart := range resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) {
-		name := generatedName(r.Member, match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName})
+		name := generatedSecretName(r.Member, match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName})
 		all = append(all, source.Reference{Kind: "Secret", Namespace: name.Namespace, Name: name.Name})
 	}
 	return all
 }
 
-func (g *generatedStore) key() client.ObjectKey { return generatedName(g.member, g.release) }
+func (g *generatedStore) key() client.ObjectKey { return generatedSecretName(g.member, g.release) }
 
-// load returns the stored values for a rendering. It reads from the API server, since with a stale cache the chart
-// would generate new values.
+// load returns the stored values for a rendering. It reads from the API server: with a stale cache the chart would
+// generate new values.
 func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	secret := &corev1.Secret{}
 	err := g.hub.Get(ctx, g.key(), secret)
@@ -116,21 +116,21 @@ func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	}
 	stored := render.Generated{}
 	if err == nil {
-		if stored, err = decodeGenerated(secret.Data[generatedKey]); err != nil {
+		if stored, err = decodeGenerated(secret.Data[generatedDataKey]); err != nil {
 			return nil, fmt.Errorf("read generated values in Secret %s: %w", g.key(), err)
 		}
 	}
 	g.secret, g.stored = secret, stored
-	return stored.Promote(g.begun)
+	return stored.Promote(g.startedID)
 }
 
-// save adds the used values of a rendering to the loaded ones and stores them. It must be called before they are
-// delivered. It fails with a conflict if another process changed the Secret since load.
+// save adds the values that a rendering used to the loaded values, and stores them. It must be called before the
+// rendered objects are delivered. It fails with a conflict if another process changed the Secret since load.
 func (g *generatedStore) save(ctx context.Context, rendering string, used render.Generated) error {
 	if g.secret == nil || len(used) == 0 {
 		return nil
 	}
-	all, err := g.add(rendering, used)
+	all, err := g.merge(rendering, used)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
 		return nil
 	}
-	// If the values are too large, some are left out, in this order: the rendered objects (lookup does not find them in
+	// If the values are too large, some are omitted, in this order: the rendered objects (lookup does not find them in
 	// the next upgrade), the results of lookup (every rendering then reads the member), and all values that this rendering
 	// has not used.
 	var tooLarge phase.Invalid
@@ -154,17 +154,17 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	return tooLarge
 }
 
-// add returns the loaded values and the values that a rendering used. Only the summary that manages the release stores
-// results of lookup. Otherwise two summaries would overwrite the results of each other, and each change of the Secret
+// merge returns the loaded values and the values that a rendering used. Only the summary that manages the release
+// stores results of lookup. Otherwise two summaries would overwrite each other's results, and each change of the Secret
 // would reconcile both.
-func (g *generatedStore) add(rendering string, used render.Generated) (render.Generated, error) {
-	if g.isLost {
+func (g *generatedStore) merge(rendering string, used render.Generated) (render.Generated, error) {
+	if g.isManagedByOther {
 		all := maps.Clone(g.stored)
 		maps.Copy(all, used.WithoutLookup())
 		return all, nil
 	}
-	deployed, err := g.stored.Promote(g.deployed)
-	if err != nil || rendering == "" || rendering == g.deployed {
+	deployed, err := g.stored.Promote(g.deployedID)
+	if err != nil || rendering == "" || rendering == g.deployedID {
 		return deployed.Add(used), err
 	}
 	return deployed.Add(used).Pend(rendering, deployed)
@@ -180,9 +180,9 @@ func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.
 	}
 	desired := g.secret.DeepCopy()
 	desired.Namespace, desired.Name, desired.Type = g.key().Namespace, g.key().Name, generatedType
-	desired.Annotations = map[string]string{generatedRelease: g.release.String()}
+	desired.Annotations = map[string]string{releaseAnnotation: g.release.String()}
 	desired.OwnerReferences = owners
-	desired.Data = map[string][]byte{generatedKey: raw}
+	desired.Data = map[string][]byte{generatedDataKey: raw}
 	var err error
 	if desired.ResourceVersion == "" {
 		err = g.hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager))
@@ -190,7 +190,7 @@ func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.
 		err = g.hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager)) // fails with a conflict if the Secret has changed since load
 	}
 	if err != nil {
-		return fmt.Errorf("keep generated values of release %s: %w", g.release, err)
+		return fmt.Errorf("store generated values of release %s: %w", g.release, err)
 	}
 	return nil
 }
@@ -202,7 +202,7 @@ func encodeGenerated(values render.Generated) ([]byte, error) {
 		return nil, fmt.Errorf("encode generated values: %w", err)
 	}
 	if len(raw) > maxGeneratedDecoded {
-		return nil, phase.Invalidf("the values that the chart generates take %d MiB, and the limit is %d", len(raw)>>20, maxGeneratedDecoded>>20)
+		return nil, phase.Invalidf("the generated values of the chart have %d MiB, the limit is %d", len(raw)>>20, maxGeneratedDecoded>>20)
 	}
 	encoder, err := zstd.NewWriter(nil)
 	if err != nil {
@@ -211,7 +211,7 @@ func encodeGenerated(values render.Generated) ([]byte, error) {
 	defer encoder.Close()
 	compressed := encoder.EncodeAll(raw, nil)
 	if len(compressed) > maxGenerated {
-		return nil, phase.Invalidf("the values that the chart generates take %d KiB, and a Secret holds %d", len(compressed)>>10, maxGenerated>>10)
+		return nil, phase.Invalidf("the compressed generated values of the chart have %d KiB, the limit of a Secret is %d", len(compressed)>>10, maxGenerated>>10)
 	}
 	return compressed, nil
 }
@@ -219,16 +219,16 @@ func encodeGenerated(values render.Generated) ([]byte, error) {
 func decodeGenerated(raw []byte) (render.Generated, error) {
 	decoder, err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(maxGeneratedDecoded))
 	if err != nil {
-		return nil, fmt.Errorf("make a decoder: %w", err)
+		return nil, fmt.Errorf("create decoder: %w", err)
 	}
 	defer decoder.Close()
 	decoded, err := decoder.DecodeAll(raw, nil)
 	if err != nil {
-		return nil, fmt.Errorf("decompress key %s: %w", generatedKey, err)
+		return nil, fmt.Errorf("decompress key %s: %w", generatedDataKey, err)
 	}
 	values := render.Generated{}
 	if err := json.Unmarshal(decoded, &values); err != nil {
-		return nil, fmt.Errorf("parse key %s: %w", generatedKey, err)
+		return nil, fmt.Errorf("parse key %s: %w", generatedDataKey, err)
 	}
 	return values, nil
 }

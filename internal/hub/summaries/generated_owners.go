@@ -19,12 +19,13 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// generatedIndex finds the Secrets with generated values by the uid of a ClusterSummary that owns them.
+// generatedIndex finds the Secrets with generated values by the UID of a ClusterSummary that owns them.
 const generatedIndex = "generatedFor"
 
-// indexGenerated returns the values of generatedIndex.
-func indexGenerated(secret client.Object) []string {
-	if secret.GetAnnotations()[generatedRelease] == "" {
+// generatedOwnerUIDs returns the UIDs of the ClusterSummaries that own a Secret with generated values, none for another
+// Secret.
+func generatedOwnerUIDs(secret client.Object) []string {
+	if secret.GetAnnotations()[releaseAnnotation] == "" {
 		return nil
 	}
 	var uids []string
@@ -86,8 +87,8 @@ func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 		if !s.isDeleting() && slices.Contains(match.Installed(summary), release) {
 			continue
 		}
-		if err := c.replaceOwner(ctx, s, &list.Items[i], remainingOwners(s.summary, others, &list.Items[i])); err != nil {
-			return fmt.Errorf("give up the generated values of release %s: %w", release, err)
+		if err := c.setOwners(ctx, s, &list.Items[i], remainingOwners(s.summary, others, &list.Items[i])); err != nil {
+			return fmt.Errorf("change the owners of the generated values of release %s: %w", release, err)
 		}
 	}
 	return nil
@@ -102,13 +103,13 @@ func (s *state) isUninstallComplete() bool {
 	case !s.specHas(helm):
 		return !s.isOneTimeDone(helm) && (slices.Contains(s.removedFeatures, helm) || !slices.Contains(s.featuresToWithdraw(), helm))
 	}
-	renderedFeature := slices.ContainsFunc(s.compositions, func(c Composition) bool { return c.Feature == helm })
-	return renderedFeature && status.FeatureOf(status.Fold(s.summary.Status, s.pass), helm).Status == libv1beta1.FeatureStatusProvisioned
+	isComposed := slices.ContainsFunc(s.compositions, func(c Composition) bool { return c.Feature == helm })
+	return isComposed && status.FeatureOf(status.ComputeStatus(s.summary.Status, s.result), helm).Status == libv1beta1.FeatureStatusProvisioned
 }
 
 // releaseOf returns the release in the annotation generatedRelease.
 func releaseOf(secret client.Object) match.Release {
-	namespace, name, _ := strings.Cut(secret.GetAnnotations()[generatedRelease], "/")
+	namespace, name, _ := strings.Cut(secret.GetAnnotations()[releaseAnnotation], "/")
 	return match.Release{Namespace: namespace, Name: name}
 }
 
@@ -126,9 +127,9 @@ func remainingOwners(summary *configv1beta1.ClusterSummary, others []configv1bet
 	return all
 }
 
-// replaceOwner sets the summaries that own the Secret, and deletes it if there are none. It fails with a conflict if
-// the Secret has changed, since another summary may use it now.
-func (c *Controller) replaceOwner(ctx context.Context, s *state, secret *metav1.PartialObjectMetadata, summaries []metav1.OwnerReference) error {
+// setOwners replaces the summaries that own the Secret, and deletes it if there are none. It fails with a conflict if
+// the Secret has changed: another summary may use it now.
+func (c *Controller) setOwners(ctx context.Context, s *state, secret *metav1.PartialObjectMetadata, summaries []metav1.OwnerReference) error {
 	if len(summaries) == 0 {
 		unchanged := client.Preconditions{UID: &secret.UID, ResourceVersion: &secret.ResourceVersion}
 		return client.IgnoreNotFound(c.Hub.Delete(ctx, secret, unchanged))

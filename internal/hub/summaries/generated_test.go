@@ -56,12 +56,12 @@ func newComposer(t *testing.T, hub client.Client) *summaries.Composer {
 }
 
 // requestFor asks for a release of chart hello on a pull member.
-func requestFor(member, address string) summaries.Request {
+func requestFor(member, address string) summaries.ComposeRequest {
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "profile-" + member, UID: types.UID("uid-" + member)}}
 	summary.Spec.ClusterProfileSpec.HelmCharts = []configv1beta1.HelmChart{{
 		RepositoryURL: address, RepositoryName: "r", ChartName: "r/hello", ChartVersion: "0.1.0", ReleaseName: "web", ReleaseNamespace: "site",
 	}}
-	return summaries.Request{
+	return summaries.ComposeRequest{
 		Summary: summary,
 		Member: fleet.Member{
 			Type: fleet.TypeSveltos, Namespace: "fleet", Name: member, UID: "cluster-" + member, Mode: fleet.Pull, KubernetesVersion: "v1.36.0", APIVersions: []string{"v1", "apps/v1"},
@@ -72,7 +72,7 @@ func requestFor(member, address string) summaries.Request {
 }
 
 // compose returns the item of the only release.
-func compose(t *testing.T, composer *summaries.Composer, r summaries.Request) bundle.Item {
+func compose(t *testing.T, composer *summaries.Composer, r summaries.ComposeRequest) bundle.Item {
 	t.Helper()
 	made, err := composer.Compose(t.Context(), r, libv1beta1.FeatureHelm)
 	if err != nil {
@@ -291,7 +291,7 @@ func TestTooManyGeneratedValuesAreRefused(t *testing.T) {
 	r := requestFor("one", charts(t, with(`password: "{{ randBytes 1100000 | sha256sum }}"`)))
 	_, err := newComposer(t, hub).Compose(t.Context(), r, libv1beta1.FeatureHelm)
 	var invalid phase.Invalid
-	if !errors.As(err, &invalid) || !strings.Contains(fmt.Sprint(err), "a Secret holds 1000") {
+	if !errors.As(err, &invalid) || !strings.Contains(fmt.Sprint(err), "the limit of a Secret is 1000") {
 		t.Errorf("got %v, want a refusal that names the limit", err)
 	}
 	if got := generatedSecrets(t, hub); len(got) != 0 {

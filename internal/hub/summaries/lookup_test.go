@@ -52,7 +52,7 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 	first, second := "Zmlyc3Q=", "c2Vjb25k"
 	clusters := map[string]*rest.Config{"one": cluster(t, &first), "two": cluster(t, &second)}
 	composer := newComposer(t, newHub(interceptor.Funcs{}))
-	composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+	composer.MemberConfig = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
 		fleet.Push: func(_ context.Context, m fleet.Member) (*rest.Config, error) {
 			if config, ok := clusters[m.Name]; ok {
 				return config, nil
@@ -61,7 +61,7 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 		},
 	}
 	values := ""
-	requestTo := func(name string, mode fleet.Mode) summaries.Request {
+	requestTo := func(name string, mode fleet.Mode) summaries.ComposeRequest {
 		r := requestFor(name, address)
 		r.Member.Mode = mode
 		r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = values
@@ -93,7 +93,7 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, made.Unanswered); diff != "" {
+		if diff := cmp.Diff(want, made.UnansweredLookups); diff != "" {
 			t.Errorf("unanswered in %s mode (-want +got):\n%s", mode, diff)
 		}
 	}
@@ -108,7 +108,7 @@ func TestLookupThatIsTooLargeToKeep(t *testing.T) {
 	address := charts(t, with(`there: "{{ (lookup "v1" "Secret" "site" "there").data.password | trunc 8 }}", password: "{{ randAlphaNum 20 }}"`))
 	config := cluster(t, &large)
 	composer := newComposer(t, newHub(interceptor.Funcs{}))
-	composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+	composer.MemberConfig = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
 		fleet.Push: func(context.Context, fleet.Member) (*rest.Config, error) { return config, nil },
 	}
 	r := requestFor("one", address)
@@ -134,10 +134,10 @@ func TestLookupOfALostRelease(t *testing.T) {
 	owner.Member.Mode, loser.Member.Mode = fleet.Push, fleet.Push
 	loser.Summary.Name, loser.Summary.UID = "loser", "loser"
 	loser.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = "message: other\n"
-	loser.Lost = []match.Contest{{Release: match.Release{Namespace: "site", Name: "web"}, Holder: owner.Summary.Name}}
-	composeNow := func(r summaries.Request) bundle.Item {
+	loser.Conflicts = []match.Contest{{Release: match.Release{Namespace: "site", Name: "web"}, Holder: owner.Summary.Name}}
+	composeNow := func(r summaries.ComposeRequest) bundle.Item {
 		composer := newComposer(t, hub)
-		composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+		composer.MemberConfig = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
 			fleet.Push: func(context.Context, fleet.Member) (*rest.Config, error) { return config, nil },
 		}
 		return compose(t, composer, r)
@@ -211,8 +211,8 @@ func TestUpgradeOfAPullMemberFindsItsOwnObjects(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", message, err)
 			}
-			if len(made.Unanswered) > 0 {
-				t.Errorf("%s: lookups of %v are reported", message, made.Unanswered)
+			if len(made.UnansweredLookups) > 0 {
+				t.Errorf("%s: lookups of %v are reported", message, made.UnansweredLookups)
 			}
 			r.Deployed = made.Bundle.DeployedReleases()
 			digests = append(digests, made.Digest)
@@ -238,15 +238,15 @@ func TestUpgradeFindsTheObjectsOfTheReleaseOwner(t *testing.T) {
 	hub, address := newHub(interceptor.Funcs{}), charts(t, managing())
 	owner, loser := requestFor("one", address), requestFor("one", address)
 	loser.Summary.Name, loser.Summary.UID = "loser", "loser"
-	loser.Lost = []match.Contest{{Release: match.Release{Namespace: "site", Name: "web"}, Holder: owner.Summary.Name}}
-	deploy := func(r *summaries.Request, message string) bundle.Item {
+	loser.Conflicts = []match.Contest{{Release: match.Release{Namespace: "site", Name: "web"}, Holder: owner.Summary.Name}}
+	deploy := func(r *summaries.ComposeRequest, message string) bundle.Item {
 		t.Helper()
 		r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = "message: " + message + "\n"
 		made, err := newComposer(t, hub).Compose(t.Context(), *r, libv1beta1.FeatureHelm)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(r.Lost) == 0 {
+		if len(r.Conflicts) == 0 {
 			r.Deployed, r.State = made.Bundle.DeployedReleases(), bundle.StateApplied
 			compose(t, newComposer(t, hub), *r) // the report triggers it
 		}
@@ -255,7 +255,7 @@ func TestUpgradeFindsTheObjectsOfTheReleaseOwner(t *testing.T) {
 	password := ownPassword(t, deploy(&owner, "first"))
 	version := ""
 	for _, step := range []struct {
-		request *summaries.Request
+		request *summaries.ComposeRequest
 		message string
 		found   string
 	}{
@@ -275,7 +275,7 @@ func TestUpgradeFindsTheObjectsOfTheReleaseOwner(t *testing.T) {
 			version = now
 		}
 	}
-	loser.Lost = nil
+	loser.Conflicts = nil
 	if got, want := field(t, deploy(&loser, "taken over"), "found"), foundText("second", password); got != want {
 		t.Errorf("the new owner found %q, want %q", got, want)
 	}

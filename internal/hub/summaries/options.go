@@ -74,7 +74,7 @@ func limitOrDefault(count *int32, fallback int) int {
 	return max(0, int(*count))
 }
 
-// isForced returns whether an object with a changed immutable field is deleted and created again.
+// isForced returns whether an object is deleted and created again if an immutable field has changed.
 func isForced(options *configv1beta1.HelmOptions) bool {
 	return options != nil && options.UpgradeOptions != nil && options.UpgradeOptions.Force
 }
@@ -89,10 +89,10 @@ func checkLabels(labels map[string]string) error {
 			problems = append(problems, key+" is a label that Helm sets itself")
 		}
 		for _, reason := range validation.IsQualifiedName(key) {
-			problems = append(problems, fmt.Sprintf("%q is no label: %s", key, reason))
+			problems = append(problems, fmt.Sprintf("%q is not a valid label key: %s", key, reason))
 		}
 		for _, reason := range validation.IsValidLabelValue(value) {
-			problems = append(problems, fmt.Sprintf("%q of %s is no value of a label: %s", value, key, reason))
+			problems = append(problems, fmt.Sprintf("%q is not a valid value of label %s: %s", value, key, reason))
 		}
 	}
 	if len(problems) == 0 {

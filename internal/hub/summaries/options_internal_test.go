@@ -67,8 +67,8 @@ func TestReleaseOptionsAreRefused(t *testing.T) {
 	t.Parallel()
 	for want, options := range map[string]configv1beta1.HelmOptions{
 		"owner is a label that Helm sets itself": {Labels: map[string]string{"owner": "me", "team": "web"}},
-		`"a b" is no label`:                      {Labels: map[string]string{"a b": "c"}},
-		"is no value of a label":                 {Labels: map[string]string{"team": "a b"}},
+		`"a b" is not a valid label key`:         {Labels: map[string]string{"a b": "c"}},
+		"is not a valid value of label team":     {Labels: map[string]string{"team": "a b"}},
 		"options.timeout is negative":            {Timeout: ptr.To(metav1.Duration{Duration: -time.Second})},
 	} {
 		if _, err := releaseOptions(&options); err == nil || !strings.Contains(err.Error(), want) {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// maxCacheLag is the maximum time for which isBehind distrusts a cache after a write.
+// maxCacheLag is the maximum time after a write for which isBehind can return true.
 const maxCacheLag = 10 * time.Second
 
 // ownWrites filters out the watch events of this process's own status writes. It is only an optimization: a lost entry
@@ -19,15 +19,15 @@ type ownWrites struct {
 	byName map[types.NamespacedName]*statusWrite
 }
 
-// statusWrite has the last status write to one summary.
+// statusWrite is the last status write to one summary.
 type statusWrite struct {
-	// version is the resourceVersion after the last one, "" before the first.
+	// version is the resourceVersion that the last successful write returned, "" before the first one.
 	version string
 	// at is the time of that write.
 	at time.Time
-	// underWay is true during a write. seen is the resourceVersion of the last event during it.
-	underWay bool
-	seen     string
+	// inProgress is true during a write. lastEvent is the resourceVersion of the last event during the write.
+	inProgress bool
+	lastEvent  string
 }
 
 // begin records that a write begins. Writes to one summary do not overlap.
@@ -40,11 +40,11 @@ func (f *ownWrites) begin(name types.NamespacedName) {
 	if f.byName[name] == nil {
 		f.byName[name] = &statusWrite{}
 	}
-	f.byName[name].underWay, f.byName[name].seen = true, ""
+	f.byName[name].inProgress, f.byName[name].lastEvent = true, ""
 }
 
-// end records the result of a write; version is empty if it failed. missed reports whether an event of another writer
-// arrived during it.
+// end records the result of a write; version is "" if it failed. missed reports whether an event of another writer
+// arrived during the write.
 func (f *ownWrites) end(name types.NamespacedName, version string, now time.Time) (missed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -52,15 +52,15 @@ func (f *ownWrites) end(name types.NamespacedName, version string, now time.Time
 	if write == nil {
 		return false
 	}
-	write.underWay = false
+	write.inProgress = false
 	if version != "" {
 		write.version, write.at = version, now
 	}
-	return write.seen != "" && !isNotNewer(write.seen, write.version)
+	return write.lastEvent != "" && !isNotNewer(write.lastEvent, write.version)
 }
 
-// isOwnWrite returns whether an event is of a write of this process, or older than it. During a write it returns true
-// for every event, and records the event for end.
+// isOwnWrite returns whether an event is of a write of this process, or older. During a write it returns true for every
+// event, and records the event for end.
 func (f *ownWrites) isOwnWrite(name types.NamespacedName, version string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -68,15 +68,15 @@ func (f *ownWrites) isOwnWrite(name types.NamespacedName, version string) bool {
 	if write == nil {
 		return false
 	}
-	if write.underWay {
-		write.seen = version
+	if write.inProgress {
+		write.lastEvent = version
 		return true
 	}
 	return isNotNewer(version, write.version)
 }
 
-// isBehind returns whether a cached version is older than the last write. To reconcile it would cause a conflict or
-// skip a report. After maxCacheLag it returns false, since a restored API server has lower versions.
+// isBehind returns whether a cached version is older than the last write. A reconcile of such a version would cause a
+// conflict or skip a report. After maxCacheLag the result is false: a restored API server has lower versions.
 func (f *ownWrites) isBehind(name types.NamespacedName, version string, now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

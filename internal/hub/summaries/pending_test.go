@@ -15,7 +15,7 @@ import (
 // pulled is a release of managing on a member in pull mode.
 type pulled struct {
 	hub     client.Client
-	request summaries.Request
+	request summaries.ComposeRequest
 }
 
 func newPulled(t *testing.T) *pulled {

@@ -14,26 +14,26 @@ import (
 type referenceIndex struct {
 	// mu guards both maps.
 	mu sync.Mutex
-	// readers has the summaries that refer to an object, objects the references of a summary.
-	readers map[source.Reference]map[types.NamespacedName]struct{}
-	objects map[types.NamespacedName][]source.Reference
+	// summaries has the summaries that refer to an object, and objects the references of a summary.
+	summaries map[source.Reference]map[types.NamespacedName]struct{}
+	objects   map[types.NamespacedName][]source.Reference
 }
 
 func newReferenceIndex() *referenceIndex {
 	return &referenceIndex{
-		readers: map[source.Reference]map[types.NamespacedName]struct{}{},
-		objects: map[types.NamespacedName][]source.Reference{},
+		summaries: map[source.Reference]map[types.NamespacedName]struct{}{},
+		objects:   map[types.NamespacedName][]source.Reference{},
 	}
 }
 
-// set replaces the references of summary. Call it before reading the objects, so that no change in between is missed.
+// set replaces the references of summary. It must be called before the objects are read, so that no change is missed.
 func (w *referenceIndex) set(summary types.NamespacedName, objects []source.Reference) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, object := range w.objects[summary] {
-		delete(w.readers[object], summary)
-		if len(w.readers[object]) == 0 {
-			delete(w.readers, object)
+		delete(w.summaries[object], summary)
+		if len(w.summaries[object]) == 0 {
+			delete(w.summaries, object)
 		}
 	}
 	delete(w.objects, summary)
@@ -42,19 +42,19 @@ func (w *referenceIndex) set(summary types.NamespacedName, objects []source.Refe
 	}
 	w.objects[summary] = slices.Clone(objects)
 	for _, object := range objects {
-		if w.readers[object] == nil {
-			w.readers[object] = map[types.NamespacedName]struct{}{}
+		if w.summaries[object] == nil {
+			w.summaries[object] = map[types.NamespacedName]struct{}{}
 		}
-		w.readers[object][summary] = struct{}{}
+		w.summaries[object][summary] = struct{}{}
 	}
 }
 
-// of returns the summaries that refer to object.
-func (w *referenceIndex) of(object source.Reference) []types.NamespacedName {
+// summariesFor returns the summaries that refer to object.
+func (w *referenceIndex) summariesFor(object source.Reference) []types.NamespacedName {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	summaries := make([]types.NamespacedName, 0, len(w.readers[object]))
-	for summary := range w.readers[object] {
+	summaries := make([]types.NamespacedName, 0, len(w.summaries[object]))
+	for summary := range w.summaries[object] {
 		summaries = append(summaries, summary)
 	}
 	return summaries

@@ -21,7 +21,8 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// loadClusterSummaries returns summary and all summaries of its cluster. Templates in names of releases are expanded.
+// loadClusterSummaries returns summary, and all summaries of its cluster, summary included. The names of their releases
+// are expanded if they are templates.
 func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1beta1.ClusterSummary) (*configv1beta1.ClusterSummary, []configv1beta1.ClusterSummary, error) {
 	cluster := match.Target(summary)
 	all, err := c.listSummaries(ctx, cluster)
@@ -29,7 +30,7 @@ func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1
 		return nil, nil, err
 	}
 	if all, err = c.resolveReleaseNames(ctx, cluster, append(all, *summary)); err != nil {
-		return nil, nil, fmt.Errorf("name the releases of cluster %s: %w", cluster, err)
+		return nil, nil, fmt.Errorf("expand release names of cluster %s: %w", cluster, err)
 	}
 	last := len(all) - 1
 	return &all[last], all[:last], nil
@@ -81,32 +82,32 @@ func resolveCharts(charts []configv1beta1.HelmChart, subject source.Subject) []c
 	return all
 }
 
-// checkDistinct returns an error for two charts with the same release: each would replace the objects and the stored
+// checkDistinct returns an error if two charts have the same release: each would replace the objects and the stored
 // values of the other one.
 func checkDistinct(charts []configv1beta1.HelmChart) error {
 	seen := map[match.Release]bool{}
 	for _, chart := range charts {
-		of := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
+		release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
 		if chart.HelmChartAction == configv1beta1.HelmChartActionUninstall {
 			continue
 		}
-		if seen[of] {
-			return phase.Invalidf("helm release %s is listed twice", of)
+		if seen[release] {
+			return phase.Invalidf("helm release %s is listed twice", release)
 		}
-		seen[of] = true
+		seen[release] = true
 	}
 	return nil
 }
 
-// restoreReleaseOwners adds the releases of the spec to the status of a summary that lost its status and still has a
-// Helm bundle on the member. It omits releases that the status of another summary has, so that no release changes its
-// owner. It modifies the summaries, so the caller must own them.
-func (c *Controller) restoreReleaseOwners(ctx context.Context, m fleet.Member, all []*configv1beta1.ClusterSummary) error {
-	taken := map[match.Release]bool{}
+// restoreReleaseStatus adds the releases of the spec to the status of a summary that lost its status and still has a
+// Helm bundle on the member. It omits releases that another summary manages, so that no release changes its owner. It
+// modifies the summaries, so the caller must own them.
+func (c *Controller) restoreReleaseStatus(ctx context.Context, m fleet.Member, all []*configv1beta1.ClusterSummary) error {
+	managed := map[match.Release]bool{}
 	for _, summary := range all {
 		for _, release := range summary.Status.HelmReleaseSummaries {
 			if release.Status == configv1beta1.HelmChartStatusManaging {
-				taken[match.Release{Namespace: release.ReleaseNamespace, Name: release.ReleaseName}] = true
+				managed[match.Release{Namespace: release.ReleaseNamespace, Name: release.ReleaseName}] = true
 			}
 		}
 	}
@@ -120,15 +121,15 @@ func (c *Controller) restoreReleaseOwners(ctx context.Context, m fleet.Member, a
 		}
 		if ok {
 			summary.Status.HelmReleaseSummaries = slices.DeleteFunc(managedReleases(summary), func(r configv1beta1.HelmChartSummary) bool {
-				return taken[match.Release{Namespace: r.ReleaseNamespace, Name: r.ReleaseName}]
+				return managed[match.Release{Namespace: r.ReleaseNamespace, Name: r.ReleaseName}]
 			})
 		}
 	}
 	return nil
 }
 
-// managedReleases returns the releases of a summary whose bundle is on the member: those in its status, or else those
-// in its spec.
+// managedReleases returns the releases of a summary whose bundle is on the member. If the status has none, it returns
+// the releases of the spec.
 func managedReleases(summary *configv1beta1.ClusterSummary) []configv1beta1.HelmChartSummary {
 	if len(summary.Status.HelmReleaseSummaries) > 0 {
 		return summary.Status.HelmReleaseSummaries
@@ -156,33 +157,33 @@ func withUninstallEntries(releases []configv1beta1.HelmChartSummary, charts []co
 		}
 		all = append(all, configv1beta1.HelmChartSummary{
 			ReleaseNamespace: release.Namespace, ReleaseName: release.Name,
-			ConflictMessage: "nothing of ours to uninstall: release " + release.String(),
+			ConflictMessage: "Towline has not deployed release " + release.String(),
 		})
 	}
 	return all
 }
 
-// nextRevision returns the revision and the operation that the templates of a release read. While the inputs do not
-// change, it returns those of the deployed release: a chart that reads them must not cause a new revision by itself. If
-// the member has reported other ones in bundle.Report.Outdated, it returns the reported ones.
-func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
-	former, ok := findRelease(r, of)
-	reported, isReported := findReported(r, of)
-	if isReported && (c.Dial[r.Member.Mode] == nil || former.Inputs == inputs) {
+// nextRevision returns the revision and the operation for the templates of a release. If the member has reported them
+// in bundle.Report.Outdated, it returns the reported ones. While the inputs do not change, it returns those of the
+// deployed release, so that a chart that reads them does not cause a new revision by itself.
+func (c *Composer) nextRevision(ctx context.Context, r ComposeRequest, key match.Release, inputs string) (revision int, isUpgrade bool, err error) {
+	former, ok := findRelease(r, key)
+	reported, isReported := findReported(r, key)
+	if isReported && (c.MemberConfig[r.Member.Mode] == nil || former.Inputs == inputs) {
 		return reported.Revision, reported.IsUpgrade, nil
 	}
 	if !ok {
-		return c.nextRevisionFromRecords(ctx, r, of, inputs)
+		return c.nextRevisionFromRecords(ctx, r, key, inputs)
 	}
 	if former.Inputs == inputs {
 		return former.Revision, former.IsUpgrade, nil
 	}
-	if c.Dial[r.Member.Mode] == nil && former.Inputs != "" && !r.mayHaveBegun(of) {
-		return former.Revision, former.IsUpgrade, nil // the revision replaces one that has not begun
+	if c.MemberConfig[r.Member.Mode] == nil && former.Inputs != "" && !r.mayHaveBegun(key) {
+		return former.Revision, former.IsUpgrade, nil // the member has not started to deploy this revision
 	}
-	if c.Dial[r.Member.Mode] != nil {
-		// Failed attempts and other clients of Helm may have made further revisions.
-		revision, isUpgrade, err = c.nextRevisionFromRecords(ctx, r, of, inputs)
+	if c.MemberConfig[r.Member.Mode] != nil {
+		// Failed attempts and other clients of Helm may have created further revisions.
+		revision, isUpgrade, err = c.nextRevisionFromRecords(ctx, r, key, inputs)
 		if err != nil || revision > 1 {
 			return revision, isUpgrade, err
 		}
@@ -191,10 +192,10 @@ func (c *Composer) nextRevision(ctx context.Context, r Request, of match.Release
 	return max(1, former.Revision) + 1, true, nil
 }
 
-// findRelease returns a release that was delivered for the summary.
-func findRelease(r Request, of match.Release) (bundle.DeployedRelease, bool) {
+// findRelease returns a release of the summary's bundle on the member.
+func findRelease(r ComposeRequest, key match.Release) (bundle.DeployedRelease, bool) {
 	for _, d := range r.Deployed {
-		if d.Namespace == of.Namespace && d.Name == of.Name {
+		if d.Namespace == key.Namespace && d.Name == key.Name {
 			return d, true
 		}
 	}
@@ -203,46 +204,46 @@ func findRelease(r Request, of match.Release) (bundle.DeployedRelease, bool) {
 
 // mayHaveBegun returns whether the member may have started to deploy the delivered revision of a release. A pull member
 // reports the state Applying before it starts.
-func (r Request) mayHaveBegun(of match.Release) bool {
+func (r ComposeRequest) mayHaveBegun(key match.Release) bool {
 	return r.State != bundle.StatePending && r.State != bundle.StateMissing &&
-		!slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return isOf(o, of) })
+		!slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return matchesRelease(o, key) })
 }
 
-// findReported returns the release of r.Outdated with the revision and the operation that the member has reported.
-func findReported(r Request, of match.Release) (reported bundle.OutdatedRelease, ok bool) {
-	i := slices.IndexFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return isOf(o, of) && o.Revision > 0 })
+// findReported returns the outdated release for which the member has reported a revision and an operation.
+func findReported(r ComposeRequest, key match.Release) (reported bundle.OutdatedRelease, ok bool) {
+	i := slices.IndexFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return matchesRelease(o, key) && o.Revision > 0 })
 	if i < 0 {
 		return bundle.OutdatedRelease{}, false
 	}
 	return r.Outdated[i], true
 }
 
-func isOf(o bundle.OutdatedRelease, of match.Release) bool {
-	return o.Namespace == of.Namespace && o.Name == of.Name
+func matchesRelease(o bundle.OutdatedRelease, key match.Release) bool {
+	return o.Namespace == key.Namespace && o.Name == key.Name
 }
 
-// isConfirmed returns whether the member need not compare the revision of a release with its release records: the
-// member has reported the revision for the same inputs, or the deployed release is the same and confirmed. So another
-// client of Helm that writes one revision after the other cannot block the deployment.
-func isConfirmed(r Request, made bundle.Release) bool {
-	of := match.Release{Namespace: made.Namespace, Name: made.Name}
-	former, _ := findRelease(r, of)
-	_, isReported := findReported(r, of)
-	return isReported && former.Inputs == made.Inputs || slices.Contains(r.Deployed, bundle.DeployedRelease{
-		Namespace: made.Namespace, Name: made.Name, Inputs: made.Inputs, Revision: made.Revision, IsUpgrade: made.IsUpgrade,
+// isConfirmed returns whether the member can deploy a release without comparing its revision with the release records.
+// This is so if the member has reported the revision for the same inputs, or if the deployed release is the same and
+// confirmed. Without it, another client of Helm that repeatedly writes revisions could block the deployment.
+func isConfirmed(r ComposeRequest, next bundle.Release) bool {
+	key := match.Release{Namespace: next.Namespace, Name: next.Name}
+	former, _ := findRelease(r, key)
+	_, isReported := findReported(r, key)
+	return isReported && former.Inputs == next.Inputs || slices.Contains(r.Deployed, bundle.DeployedRelease{
+		Namespace: next.Namespace, Name: next.Name, Inputs: next.Inputs, Revision: next.Revision, IsUpgrade: next.IsUpgrade,
 	})
 }
 
-// nextRevisionFromBundles is nextRevisionFromRecords for a member that the hub cannot read. It searches the bundles of
-// other profiles for the release.
-func (c *Composer) nextRevisionFromBundles(ctx context.Context, m fleet.Member, of match.Release) (revision int, isUpgrade bool, err error) {
+// nextRevisionFromBundles replaces nextRevisionFromRecords for a member that the hub cannot read. It searches the
+// bundles of other profiles for the release.
+func (c *Composer) nextRevisionFromBundles(ctx context.Context, m fleet.Member, key match.Release) (revision int, isUpgrade bool, err error) {
 	deployed, err := c.ListDeployed(ctx, m)
 	if err != nil {
 		return 0, false, err
 	}
 	for _, d := range deployed {
 		for _, former := range d.Releases {
-			if former.Namespace == of.Namespace && former.Name == of.Name {
+			if former.Namespace == key.Namespace && former.Name == key.Name {
 				return max(1, former.Revision) + 1, true, nil
 			}
 		}
@@ -250,14 +251,14 @@ func (c *Composer) nextRevisionFromBundles(ctx context.Context, m fleet.Member, 
 	return 1, false, nil
 }
 
-// nextRevisionFromRecords returns the revision and the operation after the release records on a member, which helm or
+// nextRevisionFromRecords returns the next revision and operation by the release records on a member, which helm or
 // another profile may have written. If this summary wrote the last record with the same inputs, the inventory of the
-// member was lost, and it returns the revision and the operation of that record.
-func (c *Composer) nextRevisionFromRecords(ctx context.Context, r Request, of match.Release, inputs string) (revision int, isUpgrade bool, err error) {
-	if c.Dial[r.Member.Mode] == nil {
-		return c.nextRevisionFromBundles(ctx, r.Member, of)
+// member was lost, and the revision and the operation of that record are returned.
+func (c *Composer) nextRevisionFromRecords(ctx context.Context, r ComposeRequest, key match.Release, inputs string) (revision int, isUpgrade bool, err error) {
+	if c.MemberConfig[r.Member.Mode] == nil {
+		return c.nextRevisionFromBundles(ctx, r.Member, key)
 	}
-	entries, err := c.listRecords(ctx, r.Member, of)
+	entries, err := c.listRecords(ctx, r.Member, key)
 	if err != nil {
 		return 0, false, err
 	}
@@ -266,21 +267,21 @@ func (c *Composer) nextRevisionFromRecords(ctx context.Context, r Request, of ma
 }
 
 // isWrittenFor returns whether the Secret of a release record was written for the bundle of the summary.
-func isWrittenFor(r Request, secret metav1.ObjectMeta) bool {
+func isWrittenFor(r ComposeRequest, secret metav1.ObjectMeta) bool {
 	scope := inventory.OwnerScope{Hub: r.Member.Hub, Registration: r.Member.Scope}
 	written := inventory.LiveMetaOf(&metav1.PartialObjectMetadata{ObjectMeta: secret})
 	return written.Signature() == scope.Signature(bundleIDOf(r.Summary, libv1beta1.FeatureHelm))
 }
 
 // listRecords lists the records of a release on a member, oldest first.
-func (c *Composer) listRecords(ctx context.Context, m fleet.Member, of match.Release) ([]release.Entry, error) {
-	config, err := c.dial(ctx, m)
+func (c *Composer) listRecords(ctx context.Context, m fleet.Member, key match.Release) ([]release.Entry, error) {
+	config, err := c.memberConfig(ctx, m)
 	if err != nil {
 		return nil, err
 	}
 	objects, err := metadata.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make client for the member: %w", err)
+		return nil, fmt.Errorf("create client for the member: %w", err)
 	}
-	return release.Store{Metadata: objects}.List(ctx, release.Key{Namespace: of.Namespace, Name: of.Name})
+	return release.Store{Metadata: objects}.List(ctx, release.Key{Namespace: key.Namespace, Name: key.Name})
 }

@@ -39,7 +39,7 @@ func TestUnansweredLookupIsReportedOnce(t *testing.T) {
 		{version: "2.0.0", digest: bundle.Digest{3}, want: 1},
 	} {
 		s.compositions = []Composition{{
-			Feature: libv1beta1.FeatureHelm, Digest: step.digest, Unanswered: []match.Release{{Namespace: "site", Name: "web"}},
+			Feature: libv1beta1.FeatureHelm, Digest: step.digest, UnansweredLookups: []match.Release{{Namespace: "site", Name: "web"}},
 			Releases: []configv1beta1.HelmChartSummary{{
 				ReleaseNamespace: "site", ReleaseName: "web", ChartName: "hello", ChartVersion: step.version, Status: configv1beta1.HelmChartStatusManaging,
 			}},

@@ -20,25 +20,25 @@ func Unsupported(spec configv1beta1.ProfileSpec, labels map[string]string) []str
 	return append(fields, match.UnsupportedRefs(spec)...)
 }
 
-// request returns the inputs of the bundles of a summary.
-func request(s *state) (Request, error) {
+// newComposeRequest returns the inputs of the bundles of a summary.
+func newComposeRequest(s *state) (ComposeRequest, error) {
 	owner, err := ownerOf(s.summary)
 	if err != nil {
-		return Request{}, err
+		return ComposeRequest{}, err
 	}
 	subject, err := SubjectFor(s.summary, s.cluster)
 	if err != nil {
-		return Request{}, err
+		return ComposeRequest{}, err
 	}
-	made := Request{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, Audience: match.Audience(s.summary)}
+	request := ComposeRequest{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, SharedBy: match.Audience(s.summary)}
 	if deployed := s.deployed[libv1beta1.FeatureHelm]; !deployed.Removing {
-		made.Deployed, made.State, made.Outdated = deployed.Releases, deployed.Report.State, deployed.Report.Outdated
+		request.Deployed, request.State, request.Outdated = deployed.Releases, deployed.Report.State, deployed.Report.Outdated
 	}
-	return made, nil
+	return request, nil
 }
 
-// SubjectFor returns the cluster for the templates of a summary, with the namespace to which a Profile is confined. It
-// returns a phase.Invalid for a summary without a profile.
+// SubjectFor returns the data for the templates of a summary: its cluster, and the namespace to which a Profile is
+// confined. It returns a phase.Invalid for a summary without a profile.
 func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (source.Subject, error) {
 	owner, err := ownerOf(summary)
 	if err != nil {
@@ -52,7 +52,7 @@ func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (s
 	return subject, err
 }
 
-// subjectOf returns the cluster as templates see it, without volatile fields.
+// subjectOf returns the data of a cluster for templates, without volatile fields.
 func subjectOf(cluster client.Object) (source.Subject, error) {
 	member := fleet.FromObject(cluster)
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.WithoutVolatileFields(cluster))

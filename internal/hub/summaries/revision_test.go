@@ -80,7 +80,7 @@ func TestReleaseWithRecords(t *testing.T) {
 		}))
 		t.Cleanup(server.Close)
 		composer := newComposer(t, newHub(interceptor.Funcs{}))
-		composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+		composer.MemberConfig = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
 			fleet.Push: func(context.Context, fleet.Member) (*rest.Config, error) { return &rest.Config{Host: server.URL}, nil },
 		}
 		r := requestFor("one", address)
@@ -183,7 +183,7 @@ func TestEachReleaseIsComparedOnce(t *testing.T) {
 			t.Helper()
 			r.Outdated = outdated
 			composer := newComposer(t, newHub(interceptor.Funcs{}))
-			composer.Dial = dialTo(t, fleet.Push)
+			composer.MemberConfig = dialTo(t, fleet.Push)
 			made, err := composer.Compose(t.Context(), r, libv1beta1.FeatureHelm)
 			if err != nil {
 				t.Fatal(err)
@@ -284,7 +284,7 @@ func TestReleaseOfALostInventory(t *testing.T) {
 				_ = json.NewEncoder(w).Encode(list)
 			}))
 			t.Cleanup(server.Close)
-			composer.Dial = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
+			composer.MemberConfig = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
 				fleet.Push: func(context.Context, fleet.Member) (*rest.Config, error) { return &rest.Config{Host: server.URL}, nil },
 			}
 			inputs = compose(t, composer, r).Release.Inputs

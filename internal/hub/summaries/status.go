@@ -21,13 +21,13 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// Texts of Sveltos, which other tools look for.
+// Messages of Sveltos that other tools compare.
 const (
 	clusterNotReady = "cluster is not ready"
 	agentNotHealthy = "agent in managed cluster is not healthy."
 )
 
-// unreachableReason returns why m cannot be changed now, "" if it can be.
+// unreachableReason returns why nothing can be delivered to m or withdrawn from it, "" if it can be.
 func unreachableReason(m fleet.Member) string {
 	switch {
 	case m.Refused != "" && !m.Deleting:
@@ -37,10 +37,10 @@ func unreachableReason(m fleet.Member) string {
 	case m.Down && (m.DownMessage == libv1beta1.AgentReportTooOld || m.Deleting && m.Mode == fleet.Pull):
 		return agentNotHealthy
 	case m.Down && m.Deleting:
-		// The message says what the deregistration waits for.
+		// DownMessage is the reason why the deregistration waits, not the reason why the cluster is down.
 		return "cluster is down"
 	case m.Down:
-		// It may be reached, and one of its liveness checks fails.
+		// DownMessage can be the result of a liveness check.
 		return "cluster is down: " + m.DownMessage
 	default:
 		return ""
@@ -72,55 +72,56 @@ func isDelivered(s libv1beta1.FeatureStatus) bool {
 	return s == libv1beta1.FeatureStatusProvisioning || s == libv1beta1.FeatureStatusProvisioned || s == libv1beta1.FeatureStatusFailed
 }
 
-// conflictError names the releases that other profiles manage.
-type conflictError struct{ lost []match.Contest }
+// conflictError is the error for releases that other profiles manage.
+type conflictError struct{ conflicts []match.Contest }
 
-// Error names every release and the profile that manages it.
+// Error returns one sentence per release, with the profile that manages it.
 func (e *conflictError) Error() string {
-	texts := make([]string, 0, len(e.lost))
-	for _, contest := range e.lost {
-		texts = append(texts, contest.Message())
+	texts := make([]string, 0, len(e.conflicts))
+	for _, conflict := range e.conflicts {
+		texts = append(texts, conflict.Message())
 	}
 	return strings.Join(texts, "; ")
 }
 
-// Unwrap prevents retries: a watch reports when another summary gives a release up.
+// Unwrap returns a phase.Invalid, so that the reconcile is not retried: a watch event of the other summary triggers it.
 func (e *conflictError) Unwrap() error { return phase.Invalid{Err: errors.New("conflict")} }
 
 // markConflicts returns releases with the status Conflict on those that other profiles manage.
-func markConflicts(releases []configv1beta1.HelmChartSummary, lost []match.Contest) []configv1beta1.HelmChartSummary {
+func markConflicts(releases []configv1beta1.HelmChartSummary, conflicts []match.Contest) []configv1beta1.HelmChartSummary {
 	marked := slices.Clone(releases)
-	for _, contest := range lost {
-		at := slices.IndexFunc(marked, func(r configv1beta1.HelmChartSummary) bool {
-			return r.ReleaseNamespace == contest.Release.Namespace && r.ReleaseName == contest.Release.Name
+	for _, conflict := range conflicts {
+		index := slices.IndexFunc(marked, func(r configv1beta1.HelmChartSummary) bool {
+			return r.ReleaseNamespace == conflict.Release.Namespace && r.ReleaseName == conflict.Release.Name
 		})
-		if at < 0 {
-			at = len(marked)
-			marked = append(marked, configv1beta1.HelmChartSummary{ReleaseNamespace: contest.Release.Namespace, ReleaseName: contest.Release.Name})
+		if index < 0 {
+			index = len(marked)
+			marked = append(marked, configv1beta1.HelmChartSummary{ReleaseNamespace: conflict.Release.Namespace, ReleaseName: conflict.Release.Name})
 		}
-		marked[at].Status = configv1beta1.HelmChartStatusConflict
-		marked[at].ConflictMessage = contest.Message()
+		marked[index].Status = configv1beta1.HelmChartStatusConflict
+		marked[index].ConflictMessage = conflict.Message()
 	}
 	return marked
 }
 
 // reasonOf returns the event reason for the error of a bundle that could not be built.
 func reasonOf(err error) string {
-	var contest *conflictError
-	var stage *ComposeError
+	var conflict *conflictError
+	var composeErr *ComposeError
 	switch {
-	case errors.As(err, &contest):
+	case errors.As(err, &conflict):
 		return status.ReasonConflict
 	case errors.Is(err, source.ErrNotFound):
 		return status.ReasonMissing
-	case errors.As(err, &stage):
-		return stage.Reason
+	case errors.As(err, &composeErr):
+		return composeErr.Reason
 	default:
 		return status.ReasonSource
 	}
 }
 
-// reportReason returns the event reason for a report of a member, "" for the default one.
+// reportReason returns the event reason for a report of a member, "" for the default reason. The engine's message about
+// an object of another profile contains "conflict was detected".
 func reportReason(report bundle.Report) string {
 	if report.State == bundle.StateFailed && strings.Contains(report.Message, "conflict was detected") {
 		return status.ReasonConflict
@@ -131,31 +132,68 @@ func reportReason(report bundle.Report) string {
 // report writes the status if it differs, and records events for the changes.
 func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
 	if outcome.Kind == phase.Retriable {
-		// The hub's own requests failed: nothing new is known of the member.
+		// Requests to the hub failed: the state of the member is not known.
 		return nil
 	}
-	return c.writeStatus(ctx, s, status.Fold(s.summary.Status, s.pass))
+	updated := status.ComputeStatus(s.summary.Status, s.result)
+	if outcome.Kind != phase.Done || !s.isStartOnly(updated) {
+		c.starts.forget(client.ObjectKeyFromObject(s.summary))
+		return c.writeStatus(ctx, s, updated)
+	}
+	if remaining := c.starts.remaining(client.ObjectKeyFromObject(s.summary), c.Clock.Now()); remaining > 0 {
+		s.requeueBefore(remaining)
+		return nil
+	}
+	return c.writeStatus(ctx, s, updated)
 }
 
-func (c *Controller) writeStatus(ctx context.Context, s *state, now configv1beta1.ClusterSummaryStatus) error {
+// isStartOnly returns whether updated differs from the present status only by deliveries to a pull member that have
+// begun. It is false in the mode OneTime, where the status decides whether the bundle was delivered before, and for
+// Helm releases, whose entries in the status decide which profile manages them.
+func (s *state) isStartOnly(updated configv1beta1.ClusterSummaryStatus) bool {
+	if s.member.Mode != fleet.Pull || s.isDeleting() || s.spec().SyncMode == configv1beta1.SyncModeOneTime {
+		return false
+	}
 	before := s.summary.Status
-	if equality.Semantic.DeepEqual(before, now) {
+	begun := 0
+	for _, feature := range updated.FeatureSummaries {
+		old := status.FeatureOf(before, feature.FeatureID)
+		if equality.Semantic.DeepEqual(old, feature) {
+			continue
+		}
+		if feature.Status != libv1beta1.FeatureStatusProvisioning || feature.FailureMessage != "" || feature.FeatureID == libv1beta1.FeatureHelm {
+			return false
+		}
+		begun++
+	}
+	return begun > 0 && updated.FailureMessage == before.FailureMessage && updated.ReconciliationSuspended == before.ReconciliationSuspended
+}
+
+func (c *Controller) writeStatus(ctx context.Context, s *state, updated configv1beta1.ClusterSummaryStatus) error {
+	before := s.summary.Status
+	if equality.Semantic.DeepEqual(before, updated) {
 		return nil
 	}
-	written := s.summary.DeepCopy()
-	written.Status = now
+	patched := s.summary.DeepCopy()
+	patched.Status = updated
 	// The lock prevents a reconcile with a stale cache from overwriting a newer status.
 	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
-	name := client.ObjectKeyFromObject(written)
+	name := client.ObjectKeyFromObject(patched)
 	c.ownWrites.begin(name)
-	if err := c.Hub.Status().Patch(ctx, written, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+	if err := c.Hub.Status().Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		c.ownWrites.end(name, "", c.Clock.Now())
-		return client.IgnoreNotFound(fmt.Errorf("report on summary %s: %w", client.ObjectKeyFromObject(s.summary), err))
+		return client.IgnoreNotFound(fmt.Errorf("patch status of summary %s: %w", client.ObjectKeyFromObject(s.summary), err))
 	}
-	s.summary = written
-	s.statusEdited = c.ownWrites.end(name, written.ResourceVersion, c.Clock.Now())
-	for _, event := range status.Events(before, now, s.member) {
-		c.recordEvent(written, event)
+	s.summary = patched
+	s.statusEdited = c.ownWrites.end(name, patched.ResourceVersion, c.Clock.Now())
+	events := status.Events(before, updated, s.member)
+	for _, composition := range s.compositions {
+		if bundle.DigestFromBytes(status.FeatureOf(before, composition.Feature).Hash) != composition.Digest {
+			events = append(events, lookupEvents(before, composition, s.member)...)
+		}
+	}
+	for _, event := range events {
+		c.recordEvent(patched, event)
 	}
 	return nil
 }
@@ -169,7 +207,7 @@ func (c *Controller) recordEvent(summary *configv1beta1.ClusterSummary, event st
 // version of the chart.
 func lookupEvents(old configv1beta1.ClusterSummaryStatus, c Composition, m fleet.Member) []status.Event {
 	var events []status.Event
-	for _, release := range c.Unanswered {
+	for _, release := range c.UnansweredLookups {
 		if chartOf(old.HelmReleaseSummaries, release) != chartOf(c.Releases, release) {
 			events = append(events, status.LookupUnanswered(release.String(), m))
 		}

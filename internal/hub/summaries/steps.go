@@ -21,15 +21,16 @@ import (
 )
 
 const (
-	// maxWithdrawalInterval is the longest pause between two requests for a withdrawal that has not ended.
+	// maxWithdrawalInterval is the longest pause between two requests for the same withdrawal.
 	maxWithdrawalInterval = 30 * time.Second
-	// unverifiedInterval is the delay until the next request for a missing signature. No watch reports a new signature.
+	// unverifiedInterval is the time until a chart without a signature is verified again. No watch reports a new
+	// signature.
 	unverifiedInterval = 5 * time.Minute
 	// forcedTimeout bounds a withdrawal request to a member that is deregistered by force.
 	forcedTimeout = 20 * time.Second
 )
 
-// state is shared by the steps of one reconcile.
+// state is the data that the steps of one reconcile share.
 type state struct {
 	summary *configv1beta1.ClusterSummary
 	// cluster is nil if the cluster object does not exist; then member has only type, namespace and name.
@@ -37,12 +38,13 @@ type state struct {
 	member  fleet.Member
 	// deployed are the summary's bundles on the member, by feature.
 	deployed map[libv1beta1.FeatureID]bundle.Deployed
-	// compositions are the bundles to deliver. A feature whose bundle could not be built has a Finding instead.
+	// compositions are the bundles to deliver. A feature whose bundle could not be built has a result instead.
 	compositions []Composition
-	pass         status.Pass
-	// removedFeatures are to be deleted from the cluster's ClusterConfiguration.
+	result       status.ReconcileResult
+	// removedFeatures are the features whose entries in the ClusterConfiguration must be deleted.
 	removedFeatures []libv1beta1.FeatureID
-	// retryErr makes the reconcile repeat with backoff. recheckAfter is the delay of the next reconcile if nothing failed.
+	// retryErr is returned by the reconcile, which is then repeated with backoff. recheckAfter is the delay of the next
+	// reconcile if there is no error; zero means that only a watch event triggers it.
 	retryErr     error
 	recheckAfter time.Duration
 	// statusEdited is true if another client changed the status after this reconcile wrote it.
@@ -51,12 +53,19 @@ type state struct {
 	withdrawn bool
 }
 
+// requeueBefore makes the next reconcile begin within delay.
+func (s *state) requeueBefore(delay time.Duration) {
+	if s.recheckAfter == 0 || delay < s.recheckAfter {
+		s.recheckAfter = delay
+	}
+}
+
 func (s *state) isDeleting() bool { return !s.summary.DeletionTimestamp.IsZero() }
 
 func (s *state) spec() configv1beta1.ProfileSpec { return s.summary.Spec.ClusterProfileSpec }
 
-func (s *state) addFinding(finding status.Finding) {
-	s.pass.Findings = append(s.pass.Findings, finding)
+func (s *state) addResult(featureResult status.FeatureResult) {
+	s.result.Features = append(s.result.Features, featureResult)
 }
 
 func (s *state) featureSummary(id libv1beta1.FeatureID) configv1beta1.FeatureSummary {
@@ -94,9 +103,9 @@ func (s *state) wantedFeatures() []libv1beta1.FeatureID {
 	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool { return !s.specHas(f) })
 }
 
-// featuresToWithdraw returns the features to withdraw, in reverse order of deployment: the features that are not wanted
-// and that the member has, the status names, or the spec of a deleted summary names. The status and the spec count,
-// since the inventory or the ConfigurationGroup may be lost.
+// featuresToWithdraw returns the features to withdraw, in reverse order of deployment. Such a feature is not wanted,
+// and the member has it. If the record of the member can be lost, a feature in the status, or in the spec of a deleted
+// summary, also counts.
 func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 	var features []libv1beta1.FeatureID
 	for _, feature := range slices.Backward(allFeatures()) {
@@ -105,8 +114,8 @@ func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 		}
 		_, deployed := s.deployed[feature]
 		reported := s.featureSummary(feature).Status
-		suspected := reported != "" || s.isDeleting() && s.specHas(feature)
-		if deployed || (suspected && reported != libv1beta1.FeatureStatusRemoved) {
+		mayBeDeployed := reported != "" || s.isDeleting() && s.specHas(feature)
+		if deployed || (mayBeDeployed && reported != libv1beta1.FeatureStatusRemoved) {
 			features = append(features, feature)
 		}
 	}
@@ -115,16 +124,16 @@ func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 
 // load reads the cluster of the summary.
 func (c *Controller) load(ctx context.Context, s *state) error {
-	of := match.Target(s.summary)
-	member, cluster, err := fleet.Get(ctx, c.Hub, of.Type, of.Namespace, of.Name)
+	target := match.Target(s.summary)
+	member, cluster, err := fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
 	if apierrors.IsNotFound(err) {
-		s.member = fleet.Member{Type: of.Type, Namespace: of.Namespace, Name: of.Name}
+		s.member = fleet.Member{Type: target.Type, Namespace: target.Namespace, Name: target.Name}
 		if s.isDeleting() {
 			return nil
 		}
 		// The profile controller deletes the summary, unless the cluster is created again first.
-		s.pass.Message = fmt.Sprintf("cluster %s does not exist", s.member.Key())
-		return phase.Wait{Reason: s.pass.Message}
+		s.result.Message = fmt.Sprintf("cluster %s does not exist", s.member.Key())
+		return phase.Wait{Reason: s.result.Message}
 	}
 	if err != nil {
 		return err
@@ -133,10 +142,10 @@ func (c *Controller) load(ctx context.Context, s *state) error {
 	return nil
 }
 
-// findDeployed reads which bundles of the summary the member has.
+// findDeployed reads the bundles of the summary that the member has.
 func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	s.deployed = map[libv1beta1.FeatureID]bundle.Deployed{}
-	if s.cluster == nil || s.hasNoDelivery() {
+	if s.cluster == nil {
 		return nil
 	}
 	for _, feature := range allFeatures() {
@@ -154,57 +163,51 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	return nil
 }
 
-// reportDeployedUnknown reports that the deployed bundles could not be read. Nothing is delivered or withdrawn then.
+// reportDeployedUnknown adds results for a failed read of the deployed bundles. It ends the reconcile before a delivery
+// or a withdrawal.
 func (s *state) reportDeployedUnknown(err error) error {
 	s.retryErr = errors.Join(s.retryErr, err)
-	finding := status.Finding{Kind: status.Broken, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed, Attempt: true}
+	featureResult := status.FeatureResult{Kind: status.Failed, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed, CountFailure: true}
 	features := s.wantedFeatures()
 	if s.isDeleting() {
-		finding.Kind, finding.Status, features = status.Leaving, removingStatus(s.member), s.featuresToWithdraw()
+		featureResult.Kind, featureResult.Status, features = status.Withdrawing, removingStatus(s.member), s.featuresToWithdraw()
 	}
-	for _, finding.Feature = range features {
-		s.addFinding(finding)
+	for _, featureResult.Feature = range features {
+		s.addResult(featureResult)
 	}
 	return phase.Wait{Reason: err.Error()}
 }
 
-// hasNoDelivery returns true for a deleted summary without a delivery: its cluster is not ready, and its status has
-// features, but none of them has a hash or was applied. Earlier versions added the finalizer to such summaries.
-func (s *state) hasNoDelivery() bool {
-	features := s.summary.Status.FeatureSummaries
-	return s.isDeleting() && s.cluster != nil && !s.member.Ready && len(features) > 0 &&
-		!slices.ContainsFunc(features, func(f configv1beta1.FeatureSummary) bool { return len(f.Hash) > 0 || f.LastAppliedTime != nil })
-}
-
-// checkPreconditions ends the reconcile if the member must not or cannot be changed now. A pause does not stop the
-// deregistration of a cluster.
+// checkPreconditions ends the reconcile if nothing may be delivered or withdrawn, for example because the cluster is
+// paused or unreachable. A pause does not stop the deregistration of a cluster.
 func (c *Controller) checkPreconditions(_ context.Context, s *state) error {
-	if s.isDeleting() && (s.cluster == nil || s.member.Forced || s.hasNoDelivery()) {
+	if s.isDeleting() && (s.cluster == nil || s.member.Forced) {
 		return nil
 	}
 	if s.member.Deleting && !s.isDeleting() {
-		s.pass.Suspended = fmt.Sprintf("cluster %s is being deregistered", s.member.Key())
+		s.result.Suspended = fmt.Sprintf("cluster %s is being deregistered", s.member.Key())
 	} else if !s.member.Deleting {
-		s.pass.Suspended = s.pauseReason()
+		s.result.Suspended = s.pauseReason()
 	}
-	if s.pass.Suspended != "" {
-		return phase.Wait{Reason: s.pass.Suspended}
+	if s.result.Suspended != "" {
+		return phase.Wait{Reason: s.result.Suspended}
 	}
 	if message := status.Unsupported(Unsupported(s.spec(), s.summary.Labels)); message != "" && !s.isDeleting() {
 		return s.reportUnsupported(message)
 	}
-	if why := unreachableReason(s.member); why != "" {
-		s.reportUnreachable(why)
-		return phase.Wait{Reason: why}
+	if reason := unreachableReason(s.member); reason != "" {
+		s.reportUnreachable(reason)
+		return phase.Wait{Reason: reason}
 	}
 	if !s.isDeleting() && !s.member.HasFinalizer {
-		// Without the finalizer its objects could not be withdrawn before it is deleted. The hub is about to add it.
+		// Without the finalizer, the cluster could be deleted before its objects are withdrawn. The controller of the
+		// clusters adds it.
 		return phase.Wait{Reason: "the cluster has no finalizer yet"}
 	}
 	return nil
 }
 
-// pauseReason returns what is paused, "" if nothing is.
+// pauseReason returns the reason why the reconciliation is paused, "" if it is not paused.
 func (s *state) pauseReason() string {
 	if s.member.Paused {
 		return fmt.Sprintf("cluster %s is paused", s.member.Key())
@@ -215,34 +218,35 @@ func (s *state) pauseReason() string {
 	return ""
 }
 
-// reportUnsupported reports every feature as failed, since the profile has unsupported fields. Deployed objects do not
+// reportUnsupported adds a failed result for each feature: the profile has unsupported fields. Deployed objects do not
 // change.
 func (s *state) reportUnsupported(message string) error {
 	err := errors.New(message)
-	s.pass.Message = message
+	s.result.Message = message
 	for _, feature := range s.wantedFeatures() {
-		s.addFinding(status.Finding{
-			Feature: feature, Kind: status.Broken, Err: err, Reason: status.ReasonUnsupported,
+		s.addResult(status.FeatureResult{
+			Feature: feature, Kind: status.Failed, Err: err, Reason: status.ReasonUnsupported,
 			Status: libv1beta1.FeatureStatusFailedNonRetriable,
 		})
 	}
 	return phase.Invalid{Err: err}
 }
 
-// reportUnreachable reports for every feature that the member cannot be reached now.
+// reportUnreachable adds a skipped result for each feature: the member cannot be reached.
 func (s *state) reportUnreachable(message string) {
-	s.pass.Message = message
+	s.result.Message = message
 	for _, feature := range append(s.wantedFeatures(), s.featuresToWithdraw()...) {
-		s.addFinding(status.Finding{
-			Feature: feature, Kind: status.Held, Err: errors.New(message), Reason: status.ReasonNotReady,
+		s.addResult(status.FeatureResult{
+			Feature: feature, Kind: status.Skipped, Err: errors.New(message), Reason: status.ReasonNotReady,
 			Status: unreachableStatus(s.featureSummary(feature).Status, s.member),
 		})
 	}
 }
 
-// compose builds the bundles. A bundle that cannot be built becomes a Finding, and its deployed objects stay unchanged.
+// compose builds the bundles. A feature whose bundle cannot be built has a failed result, and its deployed objects
+// stay.
 func (c *Controller) compose(ctx context.Context, s *state) error {
-	request, err := request(s)
+	request, err := newComposeRequest(s)
 	if err != nil {
 		return err
 	}
@@ -274,14 +278,14 @@ func (s *state) isOneTimeDone(feature libv1beta1.FeatureID) bool {
 	if s.isDeleting() || s.spec().SyncMode != configv1beta1.SyncModeOneTime || !ok || deployed.CorrectDrift || deployed.Removing {
 		return false
 	}
-	// A provisioned feature without a report has lost its report, and the member repeats it. During a first delivery the
-	// status is Provisioning.
+	// If a provisioned feature has no report, the report was lost, and the member will send it again. During a first
+	// delivery the status is Provisioning.
 	reported := s.featureSummary(feature).Status
-	lost := deployed.Report.State == bundle.StatePending && (reported == libv1beta1.FeatureStatusProvisioned || reported == "")
-	return deployed.Report.State == bundle.StateApplied || lost
+	isReportLost := deployed.Report.State == bundle.StatePending && (reported == libv1beta1.FeatureStatusProvisioned || reported == "")
+	return deployed.Report.State == bundle.StateApplied || isReportLost
 }
 
-// restoreOneTimeStatus reports a OneTime feature as deployed if the member has applied it and the status was lost.
+// restoreOneTimeStatus adds a result for a OneTime feature that the member has applied and whose status was lost.
 func (s *state) restoreOneTimeStatus(feature libv1beta1.FeatureID) {
 	deployed := s.deployed[feature]
 	if s.featureSummary(feature).Status == libv1beta1.FeatureStatusProvisioned || deployed.Report.State != bundle.StateApplied {
@@ -291,88 +295,83 @@ func (s *state) restoreOneTimeStatus(feature libv1beta1.FeatureID) {
 	if feature == libv1beta1.FeatureHelm {
 		releases = managedReleases(s.summary)
 	}
-	s.addFinding(status.Finding{Feature: feature, Kind: status.Delivered, Want: deployed.Report.Digest, Report: deployed.Report, Releases: releases})
+	s.addResult(status.FeatureResult{Feature: feature, Kind: status.Delivered, DesiredDigest: deployed.Report.Digest, Report: deployed.Report, Releases: releases})
 }
 
-func (c *Controller) composeFeature(ctx context.Context, s *state, request Request, feature libv1beta1.FeatureID) (Composition, error) {
-	var lost []match.Contest
+func (c *Controller) composeFeature(ctx context.Context, s *state, request ComposeRequest, feature libv1beta1.FeatureID) (Composition, error) {
+	var conflicts []match.Contest
 	var charts []configv1beta1.HelmChart
 	if feature == libv1beta1.FeatureHelm {
-		me, others, err := c.loadClusterSummaries(ctx, s.summary)
+		resolved, others, err := c.loadClusterSummaries(ctx, s.summary)
 		if err != nil {
 			return Composition{}, err
 		}
-		all := []*configv1beta1.ClusterSummary{me}
+		all := []*configv1beta1.ClusterSummary{resolved}
 		for i := range others {
 			all = append(all, &others[i])
 		}
-		if err := c.restoreReleaseOwners(ctx, s.member, all); err != nil {
+		if err := c.restoreReleaseStatus(ctx, s.member, all); err != nil {
 			return Composition{}, err
 		}
-		charts, lost = me.Spec.ClusterProfileSpec.HelmCharts, match.Lost(me, others)
-		request.Lost = lost
-		if len(lost) > 0 && !s.spec().ContinueOnConflict {
-			return Composition{}, &conflictError{lost: lost}
+		charts, conflicts = resolved.Spec.ClusterProfileSpec.HelmCharts, match.Lost(resolved, others)
+		request.Conflicts = conflicts
+		if len(conflicts) > 0 && !s.spec().ContinueOnConflict {
+			return Composition{}, &conflictError{conflicts: conflicts}
 		}
 	}
 	composition, err := c.Composer.Compose(ctx, request, feature)
 	if err != nil {
 		return Composition{}, err
 	}
-	composition.Releases = markConflicts(withUninstallEntries(composition.Releases, charts), lost)
+	composition.Releases = markConflicts(withUninstallEntries(composition.Releases, charts), conflicts)
 	return composition, nil
 }
 
-// reportFailure reports that the bundle of a feature could not be built.
+// reportFailure adds the result for a feature whose bundle could not be built.
 func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
 	old := s.featureSummary(feature)
-	finding := status.Finding{
-		Feature: feature, Kind: status.Broken, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed, Attempt: true,
+	featureResult := status.FeatureResult{
+		Feature: feature, Kind: status.Failed, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed, CountFailure: true,
 	}
 	var invalid phase.Invalid
 	if errors.As(err, &invalid) {
-		finding.Status = libv1beta1.FeatureStatusFailedNonRetriable
-		// The same error again is not another attempt.
-		finding.Attempt = old.Status != finding.Status || old.FailureMessage != err.Error()
+		featureResult.Status = libv1beta1.FeatureStatusFailedNonRetriable
+		// The same error is counted once: the reconcile is not a new attempt.
+		featureResult.CountFailure = old.Status != featureResult.Status || old.FailureMessage != err.Error()
 	} else {
 		s.retryErr = errors.Join(s.retryErr, fmt.Errorf("%s of %s: %w", feature, client.ObjectKeyFromObject(s.summary), err))
 	}
 	if errors.Is(err, source.ErrUnverified) {
 		s.recheckAfter = unverifiedInterval
 	}
-	var contest *conflictError
-	if errors.As(err, &contest) {
-		finding.Releases = markConflicts(nil, contest.lost)
+	var conflict *conflictError
+	if errors.As(err, &conflict) {
+		featureResult.Releases = markConflicts(nil, conflict.conflicts)
 	}
-	s.addFinding(finding)
+	s.addResult(featureResult)
 }
 
-// reportStart reports that a delivery begins: on a push member it may take minutes.
+// reportStart writes the status Provisioning before the delivery to a push member, which can take minutes. In pull mode
+// the ConfigurationGroup records the start, and the status follows when the agent reports (see isStartOnly).
 func (c *Controller) reportStart(ctx context.Context, s *state) error {
-	var pass status.Pass
-	var news []status.Event
-	for _, composition := range s.compositions {
-		old := s.featureSummary(composition.Feature)
-		if bundle.DigestFromBytes(old.Hash) != composition.Digest {
-			news = append(news, lookupEvents(s.summary.Status, composition, s.member)...)
-		}
-		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !isDelivered(old.Status) {
-			pass.Findings = append(pass.Findings, status.Finding{Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Releases: composition.Releases})
-		}
-	}
-	if len(pass.Findings) == 0 {
+	if s.member.Mode == fleet.Pull && s.spec().SyncMode != configv1beta1.SyncModeOneTime {
 		return nil
 	}
-	if err := c.writeStatus(ctx, s, status.Fold(s.summary.Status, pass)); err != nil {
-		return err
+	var started status.ReconcileResult
+	for _, composition := range s.compositions {
+		old := s.featureSummary(composition.Feature)
+		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !isDelivered(old.Status) {
+			started.Features = append(started.Features, status.FeatureResult{Feature: composition.Feature, Kind: status.Delivered, DesiredDigest: composition.Digest, Releases: composition.Releases})
+		}
 	}
-	for _, event := range news {
-		c.recordEvent(s.summary, event)
+	if len(started.Features) == 0 {
+		return nil
 	}
-	return nil
+	return c.writeStatus(ctx, s, status.ComputeStatus(s.summary.Status, started))
 }
 
-// deliver delivers the bundles one after the other.
+// deliver delivers the bundles in order. The transport can return an error together with a report; a report with
+// StateFailed has the reason of the failure.
 func (c *Controller) deliver(ctx context.Context, s *state) error {
 	for _, composition := range s.compositions {
 		composition.Bundle.KeepObjects = s.hasNewerBundle(composition)
@@ -380,17 +379,17 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("deliver %s to %s: %w", composition.Bundle.ID, s.member.Key(), ctx.Err())
 		}
-		finding := status.Finding{
-			Feature: composition.Feature, Kind: status.Delivered, Want: composition.Digest, Report: report,
-			Reason: reportReason(report), Releases: composition.Releases, Attempt: err != nil,
+		featureResult := status.FeatureResult{
+			Feature: composition.Feature, Kind: status.Delivered, DesiredDigest: composition.Digest, Report: report,
+			Reason: reportReason(report), Releases: composition.Releases, CountFailure: err != nil,
 		}
 		if err != nil {
 			s.retryErr = errors.Join(s.retryErr, err)
 			if report.State != bundle.StateFailed {
-				finding.Kind, finding.Err, finding.Reason, finding.Status = status.Broken, err, status.ReasonDeliver, libv1beta1.FeatureStatusFailed
+				featureResult.Kind, featureResult.Err, featureResult.Reason, featureResult.Status = status.Failed, err, status.ReasonDeliver, libv1beta1.FeatureStatusFailed
 			}
 		}
-		s.addFinding(finding)
+		s.addResult(featureResult)
 		if recheck := c.Recheck[s.member.Mode]; len(report.Outdated) > 0 && recheck > 0 {
 			s.recheckAfter = recheck // the release must be rendered again, which no watch reports
 		}
@@ -398,27 +397,24 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 	return nil
 }
 
-// hasNewerBundle returns whether a push member has another bundle than the one that this hub saw applied: the hub was
-// restored from a backup. In pull mode the agent detects that.
+// hasNewerBundle returns whether a push member has another bundle than the one in the status, although the status is
+// Provisioned: the hub was restored from a backup. In pull mode the agent detects that.
 func (s *state) hasNewerBundle(c Composition) bool {
 	old, deployed := s.featureSummary(c.Feature), s.deployed[c.Feature]
 	return old.Status == libv1beta1.FeatureStatusProvisioned && bundle.DigestFromBytes(old.Hash) == c.Digest &&
 		deployed.Report.State == bundle.StateApplied && deployed.Report.Digest != c.Digest
 }
 
-// withdrawFeatures withdraws the features that are no longer wanted: all of them if the summary is deleted.
+// withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted.
 func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
-	why, err := c.abandonReason(ctx, s)
+	reason, err := c.abandonReason(ctx, s)
 	if err != nil {
 		return err
 	}
-	if why != "" {
-		return c.abandon(ctx, s, why)
+	if reason != "" {
+		return c.abandon(ctx, s, reason)
 	}
 	s.withdrawn = true
-	if s.hasNoDelivery() {
-		return nil
-	}
 	for _, feature := range s.featuresToWithdraw() {
 		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects()}
 		done, err := c.withdraw(ctx, s.member, w)
@@ -426,39 +422,38 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())
 		}
 		if done && err == nil {
-			s.addFinding(status.Finding{Feature: feature, Kind: status.Left})
+			s.addResult(status.FeatureResult{Feature: feature, Kind: status.Withdrawn})
 			s.removedFeatures = append(s.removedFeatures, feature)
 			continue
 		}
 		s.withdrawn = false
 		s.retryErr = errors.Join(s.retryErr, err)
 		s.recheckAfter = c.withdrawalInterval(s)
-		finding := status.Finding{Feature: feature, Kind: status.Leaving, Err: err, Status: removingStatus(s.member), Attempt: err != nil}
+		featureResult := status.FeatureResult{Feature: feature, Kind: status.Withdrawing, Err: err, Status: removingStatus(s.member), CountFailure: err != nil}
 		if err != nil {
-			finding.Reason = status.ReasonDeliver
+			featureResult.Reason = status.ReasonDeliver
 		}
-		s.addFinding(finding)
+		s.addResult(featureResult)
 	}
 	return nil
 }
 
-// withdraw withdraws a bundle. The time limit is for a member that does not answer: a deregistration by force must not
-// wait for it.
+// withdraw withdraws a bundle. A deregistration by force limits the time, because the member possibly does not answer.
 func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	if m.Forced {
-		limited, cancel := context.WithTimeout(ctx, forcedTimeout)
+		limitedCtx, cancel := context.WithTimeout(ctx, forcedTimeout)
 		defer cancel()
-		ctx = limited
+		ctx = limitedCtx
 	}
 	return c.Transport.Withdraw(ctx, m, w)
 }
 
-// withdrawalInterval returns the pause until the next request for a withdrawal: a quarter of the time since the
+// withdrawalInterval returns the pause until the withdrawal is requested again: a quarter of the time since the
 // deletion, between Recheck and maxWithdrawalInterval.
 func (c *Controller) withdrawalInterval(s *state) time.Duration {
-	least := c.Recheck[s.member.Mode]
-	if least == 0 || !s.isDeleting() {
-		return least
+	minInterval := c.Recheck[s.member.Mode]
+	if minInterval == 0 || !s.isDeleting() {
+		return minInterval
 	}
-	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, least), maxWithdrawalInterval)
+	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, minInterval), maxWithdrawalInterval)
 }

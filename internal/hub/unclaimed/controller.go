@@ -26,6 +26,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/match"
@@ -37,58 +38,61 @@ const (
 	// reconcileTimeout.
 	workers          = 10
 	reconcileTimeout = time.Minute
-	// interval is the resync period of a cluster without unclaimed bundles. A resync makes no request to a pull member and
-	// one metadata list to a push member.
-	interval       = 30 * time.Minute
-	intervalJitter = 0.2
+	// resyncInterval is the interval between two reconciles of a cluster without unclaimed bundles. A reconcile sends
+	// no request to a pull member and one metadata list to a push member. Up to resyncJitter of the interval is added.
+	resyncInterval = 30 * time.Minute
+	resyncJitter   = 0.2
 	// eventDelay batches related events into one reconcile.
 	eventDelay = 2 * time.Second
-	// heartbeatDelay is the resync period of a cluster with unclaimed bundles. It exceeds the time until an agent's Lease
-	// no longer lists a withdrawn bundle.
-	heartbeatDelay = 45 * time.Second
-	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
-	retryMin = time.Second
-	retryMax = 5 * time.Minute
-	// maxSeenDeleted is the maximum number of recorded deletions.
+	// unclaimedResyncInterval is the interval between two reconciles of a cluster with unclaimed bundles. It is longer
+	// than the time until an agent's Lease no longer lists a withdrawn bundle.
+	unclaimedResyncInterval = 45 * time.Second
+	// minRetryDelay and maxRetryDelay limit the delay before a failed reconcile is retried. The delay doubles with each
+	// failure.
+	minRetryDelay = time.Second
+	maxRetryDelay = 5 * time.Minute
+	// maxSeenDeleted is the maximum number of entries in seenDeleted.
 	maxSeenDeleted = 10_000
 )
 
-// Controller finds unclaimed bundles per cluster: at startup, on events that can cause them, and periodically.
+// Controller handles the unclaimed bundles of each cluster: at startup, on events that can cause them, and
+// periodically.
 type Controller struct {
-	// Hub reads clusters, profiles, summaries and configurations from a cache; Live reads from the API server.
+	// Hub reads clusters, profiles, summaries and ClusterConfigurations from a cache; Live reads from the API server.
 	Hub       client.Client
 	Live      client.Reader
 	Shard     fleet.Shard
 	Transport deliver.Transport
-	// HubUID is the uid of the hub's namespace kube-system.
+	// Configurations writes the ClusterConfigurations.
+	Configurations *summaries.Configurations
+	// HubUID is the UID of the hub's namespace kube-system.
 	HubUID string
 	Events events.EventRecorder
 
-	// seenDeleted records the summaries and profiles that were deleted while this process watched.
+	// seenDeleted has the summaries and profiles that were deleted while this process watched them.
 	seenDeleted *lru.Cache
 }
 
-// Setup adds the controller to mgr. summaries.Controller must be set up before, since it creates the index of
-// summaries.
+// Setup adds the controller to mgr. summaries.Controller must be set up before, because it adds the index of summaries.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	c.seenDeleted = lru.New(maxSeenDeleted)
-	builtController := builder.TypedControllerManagedBy[fleet.ID](mgr).
+	controllerBuilder := builder.TypedControllerManagedBy[fleet.ID](mgr).
 		Named("unclaimed").
-		Watches(&configv1beta1.ClusterSummary{}, enqueueDelayed(c.clustersOfSummary), builder.WithPredicates(c.deleted())).
+		Watches(&configv1beta1.ClusterSummary{}, enqueueDelayed(c.clustersOfSummary), builder.WithPredicates(c.recordDeletions())).
 		// Profiles enqueue nothing: the predicate records the deletion.
-		Watches(&configv1beta1.ClusterProfile{}, enqueueDelayed(noClusters), builder.WithPredicates(c.deleted())).
-		Watches(&configv1beta1.Profile{}, enqueueDelayed(noClusters), builder.WithPredicates(c.deleted())).
-		Watches(&libv1beta1.ConfigurationGroup{}, enqueueDelayed(c.clustersOfGroup), builder.WithPredicates(withdrawn())).
+		Watches(&configv1beta1.ClusterProfile{}, enqueueDelayed(noClusters), builder.WithPredicates(c.recordDeletions())).
+		Watches(&configv1beta1.Profile{}, enqueueDelayed(noClusters), builder.WithPredicates(c.recordDeletions())).
+		Watches(&libv1beta1.ConfigurationGroup{}, enqueueDelayed(c.clustersOfGroup), builder.WithPredicates(withdrawalCompleted())).
 		Watches(&coordinationv1.Lease{}, enqueueDelayed(c.clustersOfLease), builder.WithPredicates(unrequestedChanged())).
 		WithOptions(controller.TypedOptions[fleet.ID]{
 			MaxConcurrentReconciles: workers,
 			ReconciliationTimeout:   reconcileTimeout,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](retryMin, retryMax),
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](minRetryDelay, maxRetryDelay),
 		})
 	for _, cluster := range fleet.Kinds() {
-		builtController = builtController.Watches(cluster, enqueueDelayed(clusterItself), builder.WithPredicates(c.Shard.Predicate(), clusterChanged()))
+		controllerBuilder = controllerBuilder.Watches(cluster, enqueueDelayed(clusterItself), builder.WithPredicates(c.Shard.Predicate(), clusterChanged()))
 	}
-	return builtController.Complete(c)
+	return controllerBuilder.Complete(c)
 }
 
 // enqueueDelayed enqueues the clusters of an event after eventDelay.
@@ -111,8 +115,9 @@ func enqueueDelayed(mapFunc func(context.Context, client.Object) []fleet.ID) han
 	}
 }
 
-// deleted selects deletions and records them, except tombstones from a relist (DeleteStateUnknown).
-func (c *Controller) deleted() predicate.Predicate {
+// recordDeletions selects deletions and adds them to seenDeleted. It does not add an object that a relist no longer
+// returned (DeleteStateUnknown): the watch can have missed that it was created again.
+func (c *Controller) recordDeletions() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
@@ -139,8 +144,8 @@ func deletionOf(obj client.Object) deletion {
 	return deletion{kind: kind, namespace: obj.GetNamespace(), name: obj.GetName()}
 }
 
-// withdrawn selects updates of groups whose agent reports the withdrawal as complete.
-func withdrawn() predicate.Predicate {
+// withdrawalCompleted selects updates of groups whose agent reports that the withdrawal is complete.
+func withdrawalCompleted() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -162,15 +167,15 @@ func unrequestedChanged() predicate.Predicate {
 	}
 }
 
-// clusterChanged selects new clusters, changes of reachability, pause, finalizer, shard or refusal, and changes of the
-// withdraw annotation.
+// clusterChanged selects new clusters and the changes that affect a reconcile: reachability, pause, finalizer, shard,
+// refusal and the withdraw annotation.
 func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := fleet.FromObject(e.ObjectOld), fleet.FromObject(e.ObjectNew)
-			ordered := e.ObjectOld.GetAnnotations()[kube.AnnotationWithdraw] != e.ObjectNew.GetAnnotations()[kube.AnnotationWithdraw]
-			return ordered || isReachable(before) != isReachable(after) || before.Paused != after.Paused || before.HasFinalizer != after.HasFinalizer ||
+			withdrawChanged := e.ObjectOld.GetAnnotations()[kube.AnnotationWithdraw] != e.ObjectNew.GetAnnotations()[kube.AnnotationWithdraw]
+			return withdrawChanged || isReachable(before) != isReachable(after) || before.Paused != after.Paused || before.HasFinalizer != after.HasFinalizer ||
 				before.Shard != after.Shard || before.Refused != after.Refused
 		},
 	}
@@ -188,7 +193,7 @@ func (c *Controller) clustersOfSummary(_ context.Context, obj client.Object) []f
 	return []fleet.ID{match.Target(obj.(*configv1beta1.ClusterSummary))}
 }
 
-// clustersOfGroup maps a group without a summary to its cluster.
+// clustersOfGroup returns the cluster of a group whose summary does not exist, nothing for other groups.
 func (c *Controller) clustersOfGroup(ctx context.Context, obj client.Object) []fleet.ID {
 	id, ok := deliver.IDOf(obj)
 	ref := obj.(*libv1beta1.ConfigurationGroup).Spec.SourceRef
@@ -202,7 +207,7 @@ func (c *Controller) clustersOfGroup(ctx context.Context, obj client.Object) []f
 	return c.clustersOfNamespace(ctx, obj.GetNamespace())
 }
 
-// clustersOfLease maps an agent's Lease to its cluster.
+// clustersOfLease returns the cluster of an agent's Lease.
 func (c *Controller) clustersOfLease(ctx context.Context, obj client.Object) []fleet.ID {
 	return c.clustersOfNamespace(ctx, obj.GetNamespace())
 }
@@ -238,11 +243,11 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, member.Key()))
 	s := &state{cluster: cluster, member: member}
 	outcome := phase.Run(ctx, s, []phase.Step[*state]{
-		{Name: "list", Run: c.list},
-		{Name: "withdraw", Run: c.withdrawOrdered},
+		{Name: "list bundles", Run: c.listBundles},
+		{Name: "withdraw", Run: c.withdrawBundles},
 		{Name: "delete stale entries", Run: c.deleteStaleEntries},
-		{Name: "delete order", Run: c.deleteOrder},
-		{Name: "report", Run: c.report},
+		{Name: "delete withdraw annotation", Run: c.deleteWithdrawAnnotation},
+		{Name: "patch condition", Run: c.patchCondition},
 	})
 	if apierrors.IsConflict(outcome.Err) {
 		return reconcile.Result{RequeueAfter: eventDelay}, nil
@@ -251,11 +256,11 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 		return reconcile.Result{}, fmt.Errorf("handle unclaimed bundles on cluster %s: %w", member.Key(), outcome.Err)
 	}
 	switch {
-	case s.waiting:
+	case s.isWithdrawing:
 		return reconcile.Result{RequeueAfter: eventDelay}, nil
-	case s.withdrawn > 0 || len(s.kept) > 0:
-		// A summary that claims a kept bundle causes no event.
-		return reconcile.Result{RequeueAfter: heartbeatDelay}, nil
+	case s.withdrawnCount > 0 || len(s.kept) > 0:
+		// If a new summary claims a kept bundle, no event triggers a reconcile.
+		return reconcile.Result{RequeueAfter: unclaimedResyncInterval}, nil
 	}
-	return reconcile.Result{RequeueAfter: wait.Jitter(interval, intervalJitter)}, nil
+	return reconcile.Result{RequeueAfter: wait.Jitter(resyncInterval, resyncJitter)}, nil
 }

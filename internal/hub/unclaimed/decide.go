@@ -10,8 +10,8 @@ import (
 type decision string
 
 const (
-	// claimed: the bundle's summary or profile manages it, or the profile cannot be evaluated now (paused, invalid
-	// selector).
+	// claimed: the bundle's summary or profile manages it, or the profile cannot be evaluated now (it is paused, or its
+	// selector is invalid).
 	claimed decision = "claimed"
 	// withdraw: the hub has evidence that the bundle must be withdrawn.
 	withdraw decision = "withdraw"
@@ -30,19 +30,19 @@ const (
 	profileUndecided profileState = "undecided" // it is paused, or its selector is invalid
 )
 
-// evidence has the facts about one bundle on a member.
+// evidence has the facts about one bundle on a member. gatherEvidence collects them.
 type evidence struct {
 	deployed bundle.Deployed
 	hubUID   string
 	// summary is the ClusterSummary named in the bundle's ID, nil if it does not exist.
 	summary *configv1beta1.ClusterSummary
 	profile profileState
-	// ordered is true if the user has requested the withdrawal (kube.AnnotationWithdraw).
-	ordered bool
-	// listed is true if the cluster's ClusterConfiguration lists the bundle, so the hub's data is newer than the first
-	// deployment.
-	listed bool
-	// seenDeleted is true if this process has seen the deletion of the summary and the profile.
+	// withdrawRequested is true if the user has requested the withdrawal (kube.AnnotationWithdraw).
+	withdrawRequested bool
+	// isListed is true if the cluster's ClusterConfiguration lists the bundle. Then the hub's data is newer than the
+	// first deployment of the bundle.
+	isListed bool
+	// seenDeleted is true if this process has seen the deletion of the summary and of the profile.
 	seenDeleted bool
 }
 
@@ -57,7 +57,7 @@ func decide(e evidence) decision {
 		return withdraw
 	case e.summary != nil:
 		return claimed
-	case e.ordered:
+	case e.withdrawRequested:
 		return withdraw
 	case e.deployed.Hub != "" && e.deployed.Hub != e.hubUID:
 		return keep
@@ -65,15 +65,15 @@ func decide(e evidence) decision {
 		return withdraw
 	case e.profile == profileMatches, e.profile == profileUndecided:
 		return claimed
-	case e.profile == profileUnmatched && (e.deployed.Requested || e.listed), e.profile == profileMissing && e.seenDeleted:
+	case e.profile == profileUnmatched && (e.deployed.Requested || e.isListed), e.profile == profileMissing && e.seenDeleted:
 		return withdraw
 	default:
 		return keep
 	}
 }
 
-// isDropped returns whether the summary no longer has the bundle's feature. It is false for bundles with a group, which
-// the summary controller handles, and for OneTime bundles, which stay.
+// isDropped returns whether the summary no longer has the bundle's feature. It returns false for bundles with a group,
+// because the summary controller withdraws them, and for OneTime bundles, because they stay.
 func (e evidence) isDropped() bool {
 	spec := e.summary.Spec.ClusterProfileSpec
 	if !e.summary.DeletionTimestamp.IsZero() || e.deployed.Requested || spec.SyncMode == configv1beta1.SyncModeOneTime {

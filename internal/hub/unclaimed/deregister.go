@@ -11,28 +11,29 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// Remainder withdraws the bundles on a cluster that is being deregistered after its ClusterSummaries and Works are
-// deleted.
-type Remainder struct {
+// BundleWithdrawer withdraws the remaining bundles of a cluster that is being deregistered. It is used after the
+// cluster's ClusterSummaries and Works are deleted.
+type BundleWithdrawer struct {
 	Live      client.Reader
 	Transport deliver.Transport
-	// HubUID is the uid of the hub's namespace kube-system.
+	// HubUID is the UID of the hub's namespace kube-system.
 	HubUID string
 }
 
 // Withdraw withdraws every bundle that this hub delivered to m. pending describes the bundles whose withdrawal is not
-// finished; kept describes the bundles of other or unknown hubs, which stay. The caller must check that m is reachable.
-func (r Remainder) Withdraw(ctx context.Context, m fleet.Member) (pending, kept []string, err error) {
+// complete: the caller calls Withdraw again. kept describes the bundles of other or unknown hubs, which stay. The
+// caller must check that m is reachable.
+func (r BundleWithdrawer) Withdraw(ctx context.Context, m fleet.Member) (pending, kept []string, err error) {
 	deployed, err := r.Transport.ListDeployed(ctx, m)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, d := range deployed {
-		ours, err := r.isOurs(ctx, m, d)
+		fromThisHub, err := r.isFromThisHub(ctx, m, d)
 		if err != nil {
 			return pending, kept, err
 		}
-		if !ours {
+		if !fromThisHub {
 			kept = append(kept, Describe(d))
 			continue
 		}
@@ -47,9 +48,9 @@ func (r Remainder) Withdraw(ctx context.Context, m fleet.Member) (pending, kept 
 	return pending, kept, nil
 }
 
-// isOurs returns whether this hub delivered a bundle. If the inventory does not name the hub, a group or a
-// ClusterConfiguration entry shows it.
-func (r Remainder) isOurs(ctx context.Context, m fleet.Member, d bundle.Deployed) (bool, error) {
+// isFromThisHub returns whether this hub delivered a bundle. If the inventory does not name the hub, a group or an
+// entry in the ClusterConfiguration is sufficient.
+func (r BundleWithdrawer) isFromThisHub(ctx context.Context, m fleet.Member, d bundle.Deployed) (bool, error) {
 	if d.Requested || d.Hub != "" {
 		return d.Requested || d.Hub == r.HubUID, nil
 	}

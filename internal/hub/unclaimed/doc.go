@@ -8,13 +8,14 @@
 // The hub runs Controller for the clusters of its shard. For each reachable cluster its steps are:
 //
 //  1. List the bundles on the cluster.
-//  2. Gather the evidence about each bundle without a summary, decide, and withdraw the bundle if decide says so.
+//  2. Gather the evidence about each bundle without a summary, and call decide. Withdraw the bundle if decide returns
+//     withdraw.
 //  3. Delete the entries of withdrawn bundles from the ClusterConfiguration.
-//  4. Delete the user's withdraw annotation when all withdrawals are complete.
+//  4. Delete the user's annotation when all withdrawals are complete. The annotation requests withdrawals.
 //  5. Report the bundles that are kept.
 //
-// The controllers that deregister clusters call Remainder.Withdraw, which withdraws all bundles of this hub from a
-// member.
+// The controllers that deregister clusters call BundleWithdrawer.Withdraw, which withdraws all bundles of this hub from
+// a member.
 //
 // Terms: a bundle is claimed if a summary or a profile manages it; it is kept if there is no evidence that it must be
 // withdrawn; it is listed if the ClusterConfiguration of the cluster has its feature.

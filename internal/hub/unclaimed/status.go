@@ -19,9 +19,10 @@ import (
 )
 
 const (
-	// reasonNoOrder is the reason of the condition for bundles that are kept.
-	reasonNoOrder = "NoWithdrawalOrder"
-	// maxListed limits the bundles, and the summaries in the command, of a message; the next message has the rest.
+	// reasonKept is the reason of the condition for bundles that are kept.
+	reasonKept = "NoWithdrawalOrder"
+	// maxListed limits the bundles in a message, and the summaries in its command. After their withdrawal, the next
+	// message lists others.
 	maxListed = 20
 )
 
@@ -37,39 +38,39 @@ func conditionsOf(cluster client.Object) *[]metav1.Condition {
 	}
 }
 
-// report patches the condition of the cluster if it differs, and records an event if the message differs.
-func (c *Controller) report(ctx context.Context, s *state) error {
-	changed := s.cluster.DeepCopyObject().(client.Object)
-	conditions := conditionsOf(changed)
+// patchCondition writes the condition of the cluster if it differs, and records an event if the message differs.
+func (c *Controller) patchCondition(ctx context.Context, s *state) error {
+	patched := s.cluster.DeepCopyObject().(client.Object)
+	conditions := conditionsOf(patched)
 	before := meta.FindStatusCondition(*conditions, libv1beta1.ConditionUnclaimedBundles)
 	if len(s.kept) == 0 {
 		if !meta.RemoveStatusCondition(conditions, libv1beta1.ConditionUnclaimedBundles) {
 			return nil
 		}
-		return c.patchStatus(ctx, s, changed)
+		return c.patchStatus(ctx, s, patched)
 	}
-	text := Message(s.member, s.kept)
-	isNew := before == nil || before.Message != text
+	message := Message(s.member, s.kept)
+	isNew := before == nil || before.Message != message
 	if !meta.SetStatusCondition(conditions, metav1.Condition{
-		Type: libv1beta1.ConditionUnclaimedBundles, Status: metav1.ConditionTrue, Reason: reasonNoOrder, Message: text,
-		ObservedGeneration: changed.GetGeneration(),
+		Type: libv1beta1.ConditionUnclaimedBundles, Status: metav1.ConditionTrue, Reason: reasonKept, Message: message,
+		ObservedGeneration: patched.GetGeneration(),
 	}) {
 		return nil
 	}
-	if err := c.patchStatus(ctx, s, changed); err != nil {
+	if err := c.patchStatus(ctx, s, patched); err != nil {
 		return err
 	}
 	if isNew {
-		c.Events.Eventf(changed, nil, corev1.EventTypeWarning, libv1beta1.ConditionUnclaimedBundles, "Keep", "%s", text)
+		c.Events.Eventf(patched, nil, corev1.EventTypeWarning, libv1beta1.ConditionUnclaimedBundles, "Keep", "%s", message)
 	}
 	return nil
 }
 
-func (c *Controller) patchStatus(ctx context.Context, s *state, changed client.Object) error {
+func (c *Controller) patchStatus(ctx context.Context, s *state, patched client.Object) error {
 	// Optimistic locking: a merge patch replaces the whole list of conditions.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-	if err := c.Hub.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("report on cluster %s: %w", s.member.Key(), err)
+	if err := c.Hub.Status().Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("patch status of cluster %s: %w", s.member.Key(), err)
 	}
 	return nil
 }
@@ -91,7 +92,7 @@ func Message(m fleet.Member, kept []bundle.Deployed) string {
 		strings.Join(texts, ", "), annotateCommand(m), kube.AnnotationWithdraw, strings.Join(names, ","))
 }
 
-// Describe returns a description of a bundle for messages.
+// Describe returns the description of a bundle in messages.
 func Describe(d bundle.Deployed) string {
 	text := d.ID.Feature + " of ClusterSummary " + d.ID.RequestorName
 	if d.Owner.Kind != "" {

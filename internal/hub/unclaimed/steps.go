@@ -21,48 +21,48 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// state is shared by the steps of one reconcile.
+// state is the data that the steps of one reconcile share.
 type state struct {
 	cluster client.Object
 	member  fleet.Member
-	// deployed has the bundles of ClusterSummaries on the cluster.
+	// deployed are the bundles of ClusterSummaries on the cluster.
 	deployed []bundle.Deployed
-	// known has the summaries of the cluster by name.
-	known map[string]*configv1beta1.ClusterSummary
-	// kept has the bundles for which decide returned keep.
+	// summaries has the summaries of the cluster in the cache by name.
+	summaries map[string]*configv1beta1.ClusterSummary
+	// kept are the bundles for which decide returned keep.
 	kept []bundle.Deployed
-	// waiting is true if a withdrawal is in progress; withdrawn is the number of completed ones.
-	waiting   bool
-	withdrawn int
+	// isWithdrawing is true if a withdrawal is not complete. withdrawnCount is the number of complete withdrawals.
+	isWithdrawing  bool
+	withdrawnCount int
 }
 
-// list reads the bundles on the cluster.
-func (c *Controller) list(ctx context.Context, s *state) error {
+// listBundles reads the bundles on the cluster.
+func (c *Controller) listBundles(ctx context.Context, s *state) error {
 	deployed, err := c.Transport.ListDeployed(ctx, s.member)
 	s.deployed = slices.DeleteFunc(deployed, func(d bundle.Deployed) bool { return d.ID.RequestorKind != configv1beta1.ClusterSummaryKind })
 	return err
 }
 
-// withdrawOrdered calls decide for each bundle and starts the withdrawals.
-func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
+// withdrawBundles calls decide for each bundle, and withdraws the bundles for which it returns withdraw.
+func (c *Controller) withdrawBundles(ctx context.Context, s *state) error {
 	var err error
-	if s.known, err = c.summaries(ctx, s.member); err != nil {
+	if s.summaries, err = c.listSummaries(ctx, s.member); err != nil {
 		return err
 	}
-	ordered := orderedSummaries(s.cluster)
+	requested := summariesToWithdraw(s.cluster)
 	for _, d := range slices.Clone(s.deployed) {
-		e := evidence{deployed: d, hubUID: c.HubUID, summary: s.known[d.ID.RequestorName], ordered: slices.Contains(ordered, d.ID.RequestorName)}
+		e := evidence{deployed: d, hubUID: c.HubUID, summary: s.summaries[d.ID.RequestorName], withdrawRequested: slices.Contains(requested, d.ID.RequestorName)}
 		if e.summary != nil && !e.isDropped() {
 			continue // the summary controller manages it
 		}
-		leave, err := c.gather(ctx, s, &e)
+		orphan, err := c.gatherEvidence(ctx, s, &e)
 		if err != nil {
 			return err
 		}
 		switch decide(e) {
 		case withdraw:
-			// It is withdrawn before the next bundle is checked, since the evidence can become stale.
-			err = c.withdraw(ctx, s, bundle.Withdrawal{ID: d.ID, Orphan: leave || (d.Removing && d.Orphan)})
+			// The bundle is withdrawn before the next one is checked: the evidence can become stale.
+			err = c.withdraw(ctx, s, bundle.Withdrawal{ID: d.ID, Orphan: orphan || (d.Removing && d.Orphan)})
 		case keep:
 			s.kept = append(s.kept, d)
 		case claimed:
@@ -74,8 +74,8 @@ func (c *Controller) withdrawOrdered(ctx context.Context, s *state) error {
 	return nil
 }
 
-// summaries returns the summaries of a member in the cache by name.
-func (c *Controller) summaries(ctx context.Context, m fleet.Member) (map[string]*configv1beta1.ClusterSummary, error) {
+// listSummaries returns the summaries of a member in the cache by name.
+func (c *Controller) listSummaries(ctx context.Context, m fleet.Member) (map[string]*configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
 	if err := c.Hub.List(ctx, &list, client.MatchingFields{summaries.ClusterIndex: m.ID().String()}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list summaries of cluster %s: %w", m.Key(), err)
@@ -87,9 +87,9 @@ func (c *Controller) summaries(ctx context.Context, m fleet.Member) (map[string]
 	return known, nil
 }
 
-// gather adds the facts about the bundle to e, and returns whether its profile leaves the objects on the cluster.
-func (c *Controller) gather(ctx context.Context, s *state, e *evidence) (leave bool, err error) {
-	// Read from the API server: the cache can be stale.
+// gatherEvidence adds the facts about the bundle to e. orphan is true if the profile keeps the objects on the cluster.
+func (c *Controller) gatherEvidence(ctx context.Context, s *state, e *evidence) (orphan bool, err error) {
+	// The cache can be stale.
 	summary := &configv1beta1.ClusterSummary{}
 	err = c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: e.deployed.ID.RequestorName}, summary)
 	if client.IgnoreNotFound(err) != nil {
@@ -100,33 +100,33 @@ func (c *Controller) gather(ctx context.Context, s *state, e *evidence) (leave b
 		e.summary = summary
 	}
 	owner := e.deployed.Owner
-	profile, spec, err := c.profile(ctx, owner)
+	profile, spec, err := c.getProfile(ctx, owner)
 	if err != nil {
 		return false, err
 	}
-	e.profile = stateOf(profile, spec, s.member)
+	e.profile = profileStateOf(profile, spec, s.member)
 	namespace, name := splitName(owner)
-	e.seenDeleted = e.profile == profileMissing && c.wasSeen(deletion{owner.Kind, namespace, name}) &&
-		c.wasSeen(deletion{configv1beta1.ClusterSummaryKind, s.member.Namespace, e.deployed.ID.RequestorName})
-	e.listed, err = isListed(ctx, c.Live, s.member, e.deployed)
+	e.seenDeleted = e.profile == profileMissing && c.wasDeletionSeen(deletion{owner.Kind, namespace, name}) &&
+		c.wasDeletionSeen(deletion{configv1beta1.ClusterSummaryKind, s.member.Namespace, e.deployed.ID.RequestorName})
+	e.isListed, err = isListed(ctx, c.Live, s.member, e.deployed)
 	return spec != nil && spec.StopMatchingBehavior == configv1beta1.LeavePolicies, err
 }
 
-func (c *Controller) wasSeen(d deletion) bool {
+func (c *Controller) wasDeletionSeen(d deletion) bool {
 	_, ok := c.seenDeleted.Get(d)
 	return ok
 }
 
-// splitName returns namespace and name of a profile; a ClusterProfile has no namespace.
+// splitName returns the namespace and the name of a profile. The namespace of a ClusterProfile is "".
 func splitName(owner bundle.Owner) (namespace, name string) {
-	if before, after, ok := strings.Cut(owner.Name, "/"); ok && owner.Kind == configv1beta1.ProfileKind {
-		return before, after
+	if namespacePart, namePart, ok := strings.Cut(owner.Name, "/"); ok && owner.Kind == configv1beta1.ProfileKind {
+		return namespacePart, namePart
 	}
 	return "", owner.Name
 }
 
-// profile reads the profile of a bundle from the API server; it is nil if it does not exist.
-func (c *Controller) profile(ctx context.Context, owner bundle.Owner) (client.Object, *configv1beta1.ProfileSpec, error) {
+// getProfile reads the profile of a bundle from the API server, nil if it does not exist.
+func (c *Controller) getProfile(ctx context.Context, owner bundle.Owner) (client.Object, *configv1beta1.ProfileSpec, error) {
 	namespace, name := splitName(owner)
 	var profile client.Object
 	var spec *configv1beta1.ProfileSpec
@@ -151,7 +151,7 @@ func (c *Controller) profile(ctx context.Context, owner bundle.Owner) (client.Ob
 }
 
 // stateOf returns the profileState of a profile for a member.
-func stateOf(profile client.Object, spec *configv1beta1.ProfileSpec, m fleet.Member) profileState {
+func profileStateOf(profile client.Object, spec *configv1beta1.ProfileSpec, m fleet.Member) profileState {
 	if profile == nil {
 		return profileMissing
 	}
@@ -187,10 +187,10 @@ func (c *Controller) withdraw(ctx context.Context, s *state, w bundle.Withdrawal
 		return err
 	}
 	if !done {
-		s.waiting = true
+		s.isWithdrawing = true
 		return nil
 	}
-	s.withdrawn++
+	s.withdrawnCount++
 	s.deployed = slices.DeleteFunc(s.deployed, func(d bundle.Deployed) bool { return d.ID == w.ID })
 	log.FromContext(ctx).Info("withdrew a bundle without a summary", logkeys.Bundle, w.ID.String())
 	return nil
@@ -204,25 +204,23 @@ func (c *Controller) deleteStaleEntries(ctx context.Context, s *state) error {
 		return client.IgnoreNotFound(err)
 	}
 	owners := map[bundle.Owner]bool{}
-	for _, summary := range s.known {
+	for _, summary := range s.summaries {
 		if owner := metav1.GetControllerOf(summary); owner != nil {
 			owners[bundle.Owner{Kind: owner.Kind, Name: owner.Name}] = true
 		}
 	}
 	for owner, features := range listedFeatures(configuration.Status) {
-		stale := slices.DeleteFunc(features, func(feature configv1beta1.DeployedFeature) bool {
+		staleFeatures := slices.DeleteFunc(features, func(feature configv1beta1.DeployedFeature) bool {
 			return owners[owner] || slices.ContainsFunc(s.deployed, func(d bundle.Deployed) bool {
 				_, name := splitName(d.Owner)
 				return d.Owner.Kind == owner.Kind && name == owner.Name && d.ID.Feature == string(feature.FeatureID)
 			})
 		})
-		if len(stale) == 0 {
+		if len(staleFeatures) == 0 {
 			continue
 		}
 		reference := metav1.OwnerReference{APIVersion: configv1beta1.GroupVersion.String(), Kind: owner.Kind, Name: owner.Name}
-		if err := (summaries.Configurations{Hub: c.Hub, Live: c.Live}).Update(ctx, s.member, reference, stale); err != nil {
-			return err
-		}
+		c.Configurations.Set(s.member, reference, staleFeatures)
 	}
 	return nil
 }
@@ -245,27 +243,27 @@ func listedFeatures(status configv1beta1.ClusterConfigurationStatus) map[bundle.
 	return all
 }
 
-// orderedSummaries returns the summaries in the withdraw annotation of a cluster.
-func orderedSummaries(cluster client.Object) []string {
+// summariesToWithdraw returns the names of summaries in the withdraw annotation of a cluster.
+func summariesToWithdraw(cluster client.Object) []string {
 	return strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationWithdraw], func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// deleteOrder deletes the withdraw annotation when no withdrawal is in progress. Names of existing summaries in it are
-// ignored.
-func (c *Controller) deleteOrder(ctx context.Context, s *state) error {
-	ordered := orderedSummaries(s.cluster)
-	if len(ordered) == 0 || s.waiting {
+// deleteWithdrawAnnotation deletes the withdraw annotation if no withdrawal is in progress. Names of existing summaries
+// in it are ignored.
+func (c *Controller) deleteWithdrawAnnotation(ctx context.Context, s *state) error {
+	requested := summariesToWithdraw(s.cluster)
+	if len(requested) == 0 || s.isWithdrawing {
 		return nil
 	}
-	changed := s.cluster.DeepCopyObject().(client.Object)
-	annotations := changed.GetAnnotations()
+	patched := s.cluster.DeepCopyObject().(client.Object)
+	annotations := patched.GetAnnotations()
 	delete(annotations, kube.AnnotationWithdraw)
-	changed.SetAnnotations(annotations)
-	// Optimistic locking: names that were added meanwhile are not deleted.
+	patched.SetAnnotations(annotations)
+	// Optimistic locking: names that were added concurrently are not deleted.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-	if err := c.Hub.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("remove annotation %s: %w", kube.AnnotationWithdraw, err)
+	if err := c.Hub.Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("delete annotation %s: %w", kube.AnnotationWithdraw, err)
 	}
-	s.cluster = changed
+	s.cluster = patched
 	return nil
 }

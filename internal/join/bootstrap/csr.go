@@ -10,12 +10,13 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	tokenapi "k8s.io/cluster-bootstrap/token/api"
+	tokenutil "k8s.io/cluster-bootstrap/token/util"
 
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
@@ -195,7 +196,7 @@ func (p *ParsedCSR) setRequester(csr *certificatesv1.CertificateSigningRequest) 
 		return fmt.Errorf("%s may not have the certificate of the agent of cluster %s", user, p.Cluster)
 	}
 	id, ok := strings.CutPrefix(user, TokenUserPrefix)
-	if !ok || !slices.Contains(groups, tokensGroup) || !regexp.MustCompile(`^`+tokenIDPattern+`$`).MatchString(id) {
+	if !ok || !slices.Contains(groups, tokenapi.BootstrapDefaultGroup) || !tokenutil.IsValidBootstrapTokenID(id) {
 		return fmt.Errorf("%s came with no bootstrap token and is not the agent of cluster %s", user, p.Cluster)
 	}
 	if only, bound := BoundCluster(groups); bound && only != p.Cluster {

@@ -3,32 +3,22 @@ package bootstrap
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/cert"
-	"k8s.io/utils/clock"
+	tokenapi "k8s.io/cluster-bootstrap/token/api"
 )
 
 const (
-	// clusterInfoPath is the path of the ConfigMap with the hub's address and certificate authority. Anonymous users may
-	// read it.
-	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
-	// kubeconfigKey is the key of the kubeconfig. signaturePrefix is the prefix of the key of its signature; the id of the
-	// token follows.
-	kubeconfigKey   = "kubeconfig"
-	signaturePrefix = "jws-kubeconfig-"
-	// maxResponseBytes limits the bytes of a response: an object of an API server is smaller.
-	maxResponseBytes = 2 << 20
 	// requestTimeout limits one request.
 	requestTimeout = 10 * time.Second
 	// connectInterval is the time between two attempts to reach the hub. A random time of at most connectJitter times the
@@ -56,8 +46,6 @@ type Discovery struct {
 	UnsafeSkipCA bool
 	// Timeout limits the time until the hub responds. 0: one attempt.
 	Timeout time.Duration
-	// Clock is for tests. Default: the real clock.
-	Clock clock.Clock
 	// Progress is called with the reason for a wait when the reason changes. It may be nil.
 	Progress func(string)
 }
@@ -94,13 +82,10 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 	if len(pins) == 0 && !d.UnsafeSkipCA {
 		return nil, ErrUnverifiable
 	}
-	if d.Clock == nil {
-		d.Clock = clock.RealClock{}
-	}
 	if d.Progress == nil {
 		d.Progress = func(string) {}
 	}
-	started, lastMessage := d.Clock.Now(), ""
+	started, lastMessage := time.Now(), ""
 	for {
 		ca, err := d.readVerifiedCA(ctx, pins)
 		var missingSignature missingSignatureError
@@ -114,7 +99,7 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 		case !errors.As(err, &retriable):
 			return nil, err
 		}
-		if ctx.Err() != nil || d.Clock.Since(started)+interval > timeout {
+		if ctx.Err() != nil || time.Since(started)+interval > timeout {
 			return nil, err
 		}
 		if err.Error() != lastMessage {
@@ -124,7 +109,7 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 		select {
 		case <-ctx.Done():
 			return nil, err
-		case <-d.Clock.After(interval):
+		case <-time.After(interval):
 		}
 	}
 }
@@ -133,7 +118,7 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 // connection on which the hub has a certificate of a pinned authority.
 func (d Discovery) readVerifiedCA(ctx context.Context, pins []string) ([]byte, error) {
 	// The certificate of the hub cannot be verified yet. verifySignature verifies the response instead.
-	info, err := d.getClusterInfo(ctx, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
+	info, err := d.getClusterInfo(ctx, rest.TLSClientConfig{Insecure: true})
 	if err != nil {
 		return nil, err
 	}
@@ -152,20 +137,20 @@ func (d Discovery) readVerifiedCA(ctx context.Context, pins []string) ([]byte, e
 	if d.UnsafeSkipCA && len(pins) == 0 {
 		return ca, nil
 	}
-	trusted := x509.NewCertPool()
 	pinned := pinnedAuthorities(authorities, pins)
 	if len(pinned) == 0 {
 		return nil, errors.New("cluster CA found in cluster-info ConfigMap is invalid: none of the public keys of its certificates are pinned")
 	}
 	// A holder of the token may have added an authority: only the pinned ones are trusted.
-	for _, authority := range pinned {
-		trusted.AddCert(authority)
+	trusted, err := cert.EncodeCertificates(pinned...)
+	if err != nil {
+		return nil, fmt.Errorf("read the cluster CA in cluster-info ConfigMap: %w", err)
 	}
-	verified, err := d.getClusterInfo(ctx, &tls.Config{RootCAs: trusted, MinVersion: tls.VersionTLS12})
+	verified, err := d.getClusterInfo(ctx, rest.TLSClientConfig{CAData: trusted})
 	if err != nil {
 		return nil, err
 	}
-	if verified.Data[kubeconfigKey] != kubeconfig {
+	if verified.Data[tokenapi.KubeConfigKey] != kubeconfig {
 		return nil, errors.New("the cluster-info ConfigMap is not the same when it is read over a verified connection")
 	}
 	return ca, nil
@@ -173,11 +158,11 @@ func (d Discovery) readVerifiedCA(ctx context.Context, pins []string) ([]byte, e
 
 // verifySignature returns the kubeconfig in info if it is signed with the token.
 func (d Discovery) verifySignature(info *corev1.ConfigMap) (string, error) {
-	kubeconfig := info.Data[kubeconfigKey]
+	kubeconfig := info.Data[tokenapi.KubeConfigKey]
 	if kubeconfig == "" {
 		return "", errors.New("there is no kubeconfig in the cluster-info ConfigMap")
 	}
-	signature, ok := info.Data[signaturePrefix+d.Token.ID]
+	signature, ok := info.Data[tokenapi.JWSSignatureKeyPrefix+d.Token.ID]
 	if !ok {
 		return "", missingSignatureError{id: d.Token.ID}
 	}
@@ -205,53 +190,20 @@ func caOfKubeconfig(kubeconfig string) ([]byte, error) {
 }
 
 // getClusterInfo reads cluster-info as an anonymous user.
-func (d Discovery) getClusterInfo(ctx context.Context, trust *tls.Config) (*corev1.ConfigMap, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Endpoint+clusterInfoPath, nil)
+func (d Discovery) getClusterInfo(ctx context.Context, trust rest.TLSClientConfig) (*corev1.ConfigMap, error) {
+	clientset, err := kubernetes.NewForConfig(&rest.Config{Host: "https://" + d.Endpoint, TLSClientConfig: trust, Timeout: requestTimeout})
 	if err != nil {
-		return nil, fmt.Errorf("ask for the cluster-info ConfigMap: %w", err)
+		return nil, fmt.Errorf("connect to the hub: %w", err)
 	}
-	request.Header.Set("Accept", "application/json")
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: trust, DisableKeepAlives: true}
-	// An API server sends no redirects.
-	hub := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	response, err := hub.Do(request)
-	if err != nil {
-		var wrong *tls.CertificateVerificationError
-		if errors.As(err, &wrong) {
-			return nil, fmt.Errorf("the certificate of %s: %w", d.Endpoint, wrong.Err)
-		}
-		return nil, retriableError{fmt.Errorf("ask for the cluster-info ConfigMap: %w", err)}
+	info, err := clientset.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, tokenapi.ConfigMapClusterInfo, metav1.GetOptions{})
+	var wrong *tls.CertificateVerificationError
+	switch {
+	case err == nil:
+		return info, nil
+	case errors.As(err, &wrong):
+		return nil, fmt.Errorf("the certificate of %s: %w", d.Endpoint, wrong.Err)
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err), apierrors.IsNotFound(err):
+		err = fmt.Errorf("%w (does the hub run, and does it know its address?)", err)
 	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxResponseBytes+1))
-	if err != nil {
-		return nil, retriableError{fmt.Errorf("read the cluster-info ConfigMap: %w", err)}
-	}
-	if len(body) > maxResponseBytes {
-		return nil, fmt.Errorf("the cluster-info ConfigMap has more than %d bytes", maxResponseBytes)
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, retriableError{responseError(response.StatusCode, body)}
-	}
-	info := &corev1.ConfigMap{}
-	if err := json.Unmarshal(body, info); err != nil {
-		return nil, retriableError{fmt.Errorf("read the cluster-info ConfigMap: %w", err)}
-	}
-	return info, nil
-}
-
-// responseError returns the error for a response without cluster-info.
-func responseError(code int, body []byte) error {
-	var status metav1.Status
-	message := http.StatusText(code)
-	if json.Unmarshal(body, &status) == nil && status.Message != "" {
-		message = status.Message
-	}
-	switch code {
-	case http.StatusForbidden, http.StatusUnauthorized, http.StatusNotFound:
-		return fmt.Errorf("read the cluster-info ConfigMap: %s (does the hub run, and does it know its address?)", message)
-	}
-	return fmt.Errorf("read the cluster-info ConfigMap: %s", message)
+	return nil, retriableError{fmt.Errorf("read the cluster-info ConfigMap: %w", err)}
 }

@@ -13,7 +13,7 @@
 //
 //   - EnsureHubObjects creates the objects for registrations with tokens. cli calls it when the hub starts.
 //   - CreateToken, ListTokens and DeleteToken are the commands of karmadactl token.
-//   - ValidateCSR, HasAgentPolicy, EnsureCSRReadRBAC and EnsureAgentRBAC are steps of the approval in package
+//   - ValidateCSR, EnsureAgentPolicy, EnsureCSRReadRBAC and EnsureAgentRBAC are steps of the approval in package
 //     hub/approvals. ValidateCSR parses a request and refuses a certificate that no agent may have; the approver
 //     decides whether the requester may have it. EnsureAgentRBAC is also called by hub/spaces, which corrects changes.
 //

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	tokenapi "k8s.io/cluster-bootstrap/token/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/fleet"
@@ -21,7 +22,6 @@ import (
 
 // Names of objects on the hub, the same as in Karmada.
 const (
-	clusterInfoName     = "cluster-info"
 	clusterInfoReader   = "system:karmada:bootstrap-signer-clusterinfo"
 	csrCreatorRole      = "system:karmada:agent-bootstrap"
 	registrationRole    = "system:karmada:certificatesigningrequest:autoapprover"
@@ -59,7 +59,8 @@ func EnsureHubObjects(ctx context.Context, hub *rest.Config, address join.HubAdd
 			return err
 		}
 	}
-	return EnsureAgentPolicy(ctx, hubClient)
+	_, err = EnsureAgentPolicy(ctx, hubClient)
+	return err
 }
 
 // ensureClusterInfo creates ConfigMap kube-public/cluster-info if it does not exist. Some platforms create it.
@@ -73,7 +74,7 @@ func ensureClusterInfo(ctx context.Context, hub client.Client, address join.HubA
 	if err != nil {
 		return fmt.Errorf("encode the hub's address: %w", err)
 	}
-	info := &corev1.ConfigMap{ObjectMeta: named(metav1.NamespacePublic, clusterInfoName), Data: map[string]string{kubeconfigKey: string(kubeconfig)}}
+	info := &corev1.ConfigMap{ObjectMeta: named(metav1.NamespacePublic, tokenapi.ConfigMapClusterInfo), Data: map[string]string{tokenapi.KubeConfigKey: string(kubeconfig)}}
 	// It is read first, since the hub may have no permission to create it.
 	if err := hub.Get(ctx, client.ObjectKeyFromObject(info), &corev1.ConfigMap{}); !apierrors.IsNotFound(err) {
 		if err != nil {
@@ -98,7 +99,7 @@ func bootstrapRBAC() []client.Object {
 	}
 	return []client.Object{
 		&rbacv1.Role{ObjectMeta: named(metav1.NamespacePublic, clusterInfoReader), Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{clusterInfoName}, Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{tokenapi.ConfigMapClusterInfo}, Verbs: []string{"get"}},
 		}},
 		&rbacv1.RoleBinding{ObjectMeta: named(metav1.NamespacePublic, clusterInfoReader), RoleRef: roleRef("Role", clusterInfoReader), Subjects: []rbacv1.Subject{
 			{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: anonymousUser},

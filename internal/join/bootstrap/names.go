@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	tokenapi "k8s.io/cluster-bootstrap/token/api"
 )
 
 // Names that are the same as in Karmada.
@@ -16,17 +17,13 @@ const (
 	// DefaultTokenGroup is the group of bootstrap tokens for registrations.
 	DefaultTokenGroup = "system:bootstrappers:karmada:default-cluster-token"
 	// TokenUserPrefix is the prefix of the user of a bootstrap token's holder; the id of the token follows.
-	TokenUserPrefix = "system:bootstrap:"
+	TokenUserPrefix = tokenapi.BootstrapUserPrefix
 	// Signer is the signer of the certificates of agents.
 	Signer = certificatesv1.KubeAPIServerClientSignerName
 )
 
-const (
-	// clusterGroupPrefix is the prefix of the group of the tokens for one Cluster; the name of the Cluster follows.
-	clusterGroupPrefix = "system:bootstrappers:karmada:cluster:"
-	// tokensGroup is the group of all holders of bootstrap tokens.
-	tokensGroup = "system:bootstrappers"
-)
+// clusterGroupPrefix is the prefix of the group of the tokens for one Cluster; the name of the Cluster follows.
+const clusterGroupPrefix = "system:bootstrappers:karmada:cluster:"
 
 // AgentUser returns the user of a Cluster's agent on the hub.
 func AgentUser(cluster string) string { return AgentUserPrefix + cluster }

@@ -7,26 +7,19 @@ import (
 	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/kube"
 )
 
-const (
-	// policyName names the policy and its binding.
-	policyName  = "towline-karmada-agents"
-	policyKind  = "ValidatingAdmissionPolicy"
-	bindingKind = "ValidatingAdmissionPolicyBinding"
-)
+// policyName names the policy and its binding.
+const policyName = "towline-karmada-agents"
 
 // ErrNoAdmissionPolicies is returned for a hub without ValidatingAdmissionPolicies, which Kubernetes has since 1.30.
 var ErrNoAdmissionPolicies = errors.New("the hub has no ValidatingAdmissionPolicies")
@@ -34,72 +27,36 @@ var ErrNoAdmissionPolicies = errors.New("the hub has no ValidatingAdmissionPolic
 // EnsureAgentPolicy creates or updates the ValidatingAdmissionPolicy that limits the fields that agents may change,
 // since RBAC rules cannot limit fields. An agent must not change the labels of its Cluster, by which profiles match it,
 // and the id, credentials and finalizers of the Cluster. Of a Work it may change only the status and its own finalizer.
-// It can be repeated. It returns ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies.
-func EnsureAgentPolicy(ctx context.Context, hub client.Client) error {
-	err := errors.Join(ensurePolicyObject(ctx, hub, policyKind, agentPolicy()), ensurePolicyObject(ctx, hub, bindingKind, agentPolicyBinding()))
-	if meta.IsNoMatchError(err) {
-		return fmt.Errorf("%w: %w", ErrNoAdmissionPolicies, err)
-	}
-	return err
-}
-
-// ensurePolicyObject creates the object with the policy's name, or replaces its spec.
-func ensurePolicyObject(ctx context.Context, hub client.Client, kind string, obj client.Object) error {
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		return fmt.Errorf("encode %s %s: %w", kind, policyName, err)
-	}
-	live := newPolicyObject(kind)
-	err = hub.Get(ctx, client.ObjectKey{Name: policyName}, live)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read %s %s: %w", kind, policyName, err)
-	}
-	found := err == nil
-	before := live.DeepCopy()
-	live.SetName(policyName)
-	live.SetLabels(map[string]string{"app.kubernetes.io/name": "towline"})
-	live.Object["spec"] = content["spec"]
+// It can be repeated, and returns whether it has changed the policy. It returns ErrNoAdmissionPolicies for a hub
+// without ValidatingAdmissionPolicies. hub must read from the API server.
+func EnsureAgentPolicy(ctx context.Context, hub client.Client) (changed bool, err error) {
+	hub = client.WithFieldOwner(hub, kube.FieldManager)
+	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: named("", policyName)}
+	policyResult, policyErr := controllerutil.CreateOrUpdate(ctx, hub, policy, func() error {
+		policy.Labels, policy.Spec = policyLabels(), agentPolicy()
+		return nil
+	})
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: named("", policyName)}
+	bindingResult, bindingErr := controllerutil.CreateOrUpdate(ctx, hub, binding, func() error {
+		binding.Labels = policyLabels()
+		binding.Spec = admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policyName, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}
+		return nil
+	})
+	err = errors.Join(policyErr, bindingErr)
 	switch {
-	case !found:
-		err = hub.Create(ctx, live, client.FieldOwner(kube.FieldManager))
-	case !equality.Semantic.DeepEqual(before, live):
-		err = hub.Update(ctx, live, client.FieldOwner(kube.FieldManager))
+	case meta.IsNoMatchError(policyErr):
+		err = fmt.Errorf("%w: %w", ErrNoAdmissionPolicies, err)
+	case err != nil:
+		err = fmt.Errorf("write the admission policy for agents: %w", err)
 	}
-	if err != nil {
-		return fmt.Errorf("write %s %s: %w", kind, policyName, err)
-	}
-	return nil
+	return policyResult != controllerutil.OperationResultNone || bindingResult != controllerutil.OperationResultNone, err
 }
 
-// HasAgentPolicy returns whether the hub has the policy and its binding exactly as EnsureAgentPolicy writes them. hub
-// must read from the API server.
-func HasAgentPolicy(ctx context.Context, hub client.Reader) (bool, error) {
-	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
-	for kind, typed := range map[string]client.Object{policyKind: policy, bindingKind: binding} {
-		live := newPolicyObject(kind)
-		err := hub.Get(ctx, client.ObjectKey{Name: policyName}, live)
-		if apierrors.IsNotFound(err) || err == nil && live.GetDeletionTimestamp() != nil {
-			return false, nil
-		}
-		if err != nil {
-			return false, fmt.Errorf("read %s %s: %w", kind, policyName, err)
-		}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, typed); err != nil {
-			return false, fmt.Errorf("decode %s %s: %w", kind, policyName, err)
-		}
-	}
-	return equality.Semantic.DeepEqual(policy.Spec, agentPolicy().Spec) && equality.Semantic.DeepEqual(binding.Spec, agentPolicyBinding().Spec), nil
-}
+func policyLabels() map[string]string { return map[string]string{"app.kubernetes.io/name": "towline"} }
 
-func newPolicyObject(kind string) *unstructured.Unstructured {
-	obj := &unstructured.Unstructured{}
-	obj.SetGroupVersionKind(admissionv1.SchemeGroupVersion.WithKind(kind))
-	return obj
-}
-
-// agentPolicy returns the desired policy. It includes the defaults of the API server, so that HasAgentPolicy can
+// agentPolicy returns the desired policy. It includes the defaults of the API server, so that EnsureAgentPolicy can
 // compare it with the live policy.
-func agentPolicy() *admissionv1.ValidatingAdmissionPolicy {
+func agentPolicy() admissionv1.ValidatingAdmissionPolicySpec {
 	rule := func(group, version, resource string) admissionv1.NamedRuleWithOperations {
 		return admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
 			Operations: []admissionv1.OperationType{admissionv1.Update},
@@ -109,30 +66,27 @@ func agentPolicy() *admissionv1.ValidatingAdmissionPolicy {
 		}}
 	}
 	clusters, works := clusterv1alpha1.GroupVersion, workv1alpha1.GroupVersion
-	return &admissionv1.ValidatingAdmissionPolicy{
-		ObjectMeta: named("", policyName),
-		Spec: admissionv1.ValidatingAdmissionPolicySpec{
-			FailurePolicy: ptr.To(admissionv1.Fail),
-			MatchConstraints: &admissionv1.MatchResources{
-				NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{}, MatchPolicy: ptr.To(admissionv1.Equivalent),
-				ResourceRules: []admissionv1.NamedRuleWithOperations{
-					rule(clusters.Group, clusters.Version, "clusters"),
-					rule(works.Group, works.Version, "works"),
-					rule("coordination.k8s.io", "v1", "leases"),
-				},
+	return admissionv1.ValidatingAdmissionPolicySpec{
+		FailurePolicy: ptr.To(admissionv1.Fail),
+		MatchConstraints: &admissionv1.MatchResources{
+			NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{}, MatchPolicy: ptr.To(admissionv1.Equivalent),
+			ResourceRules: []admissionv1.NamedRuleWithOperations{
+				rule(clusters.Group, clusters.Version, "clusters"),
+				rule(works.Group, works.Version, "works"),
+				rule("coordination.k8s.io", "v1", "leases"),
 			},
-			MatchConditions: []admissionv1.MatchCondition{{Name: "by-an-agent", Expression: "'" + AgentsGroup + "' in request.userInfo.groups"}},
-			Validations: []admissionv1.Validation{
-				validation("clusters", unchanged("object.metadata", "labels", "annotations", "finalizers", "ownerReferences"),
-					"an agent may not change the metadata of its Cluster"),
-				validation("clusters", unchanged("object.spec", "id", "syncMode", "secretRef", "impersonatorSecretRef", "insecureSkipTLSVerification",
-					"proxyHeader", "taints", "resourceModels")+" && (!has(object.spec.zone) || object.spec.?zone == oldObject.spec.?zone)",
-					"an agent may change only apiEndpoint, proxyURL, provider, region and zones of its Cluster, and take zone off, which zones replaces"),
-				validation("works", unchanged("object.metadata", "labels", "annotations", "ownerReferences")+" && "+removesOnlyFinalizer(workv1alpha1.ExecutionFinalizer)+
-					" && object.spec == oldObject.spec", "an agent may change nothing of a Work but its status and take its finalizer "+workv1alpha1.ExecutionFinalizer+" off"),
-				validation("leases", unchanged("object.metadata", "labels", "finalizers", "ownerReferences"),
-					"an agent may not change labels, finalizers and owners of its Lease"),
-			},
+		},
+		MatchConditions: []admissionv1.MatchCondition{{Name: "by-an-agent", Expression: "'" + AgentsGroup + "' in request.userInfo.groups"}},
+		Validations: []admissionv1.Validation{
+			validation("clusters", unchanged("object.metadata", "labels", "annotations", "finalizers", "ownerReferences"),
+				"an agent may not change the metadata of its Cluster"),
+			validation("clusters", unchanged("object.spec", "id", "syncMode", "secretRef", "impersonatorSecretRef", "insecureSkipTLSVerification",
+				"proxyHeader", "taints", "resourceModels")+" && (!has(object.spec.zone) || object.spec.?zone == oldObject.spec.?zone)",
+				"an agent may change only apiEndpoint, proxyURL, provider, region and zones of its Cluster, and take zone off, which zones replaces"),
+			validation("works", unchanged("object.metadata", "labels", "annotations", "ownerReferences")+" && "+removesOnlyFinalizer(workv1alpha1.ExecutionFinalizer)+
+				" && object.spec == oldObject.spec", "an agent may change nothing of a Work but its status and take its finalizer "+workv1alpha1.ExecutionFinalizer+" off"),
+			validation("leases", unchanged("object.metadata", "labels", "finalizers", "ownerReferences"),
+				"an agent may not change labels, finalizers and owners of its Lease"),
 		},
 	}
 }
@@ -158,11 +112,4 @@ func unchanged(parent string, fields ...string) string {
 func removesOnlyFinalizer(finalizer string) string {
 	return fmt.Sprintf("(object.metadata.?finalizers == oldObject.metadata.?finalizers || "+
 		"object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]).filter(f, f != '%s'))", finalizer)
-}
-
-func agentPolicyBinding() *admissionv1.ValidatingAdmissionPolicyBinding {
-	return &admissionv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: named("", policyName),
-		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policyName, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
-	}
 }

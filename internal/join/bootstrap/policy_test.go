@@ -5,65 +5,65 @@ import (
 	"errors"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/towline/towline/internal/join/bootstrap"
 )
 
-// newModifyingClient returns a client that passes objects of kind through change before it returns them. If change
-// returns false, the client returns NotFound.
-func newModifyingClient(hub client.WithWatch, kind string, change func(content map[string]any) bool) client.Client {
-	return interceptor.NewClient(hub, interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, o ...client.GetOption) error {
-			if err := c.Get(ctx, key, obj, o...); err != nil || obj.GetObjectKind().GroupVersionKind().Kind != kind {
-				return err
-			}
-			if live, ok := obj.(*unstructured.Unstructured); !ok || !change(live.Object) {
-				return apierrors.NewNotFound(schema.GroupResource{Resource: kind}, key.Name)
-			}
-			return nil
-		},
-	})
-}
-
-func TestHasAgentPolicyComparesAllFields(t *testing.T) {
+func TestEnsureAgentPolicyRestoresAllFields(t *testing.T) {
 	t.Parallel()
 	plane, _ := hub(t)
 	live := clientOf(t, plane.Config)
-	const policy, binding = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
-	set := func(value any, path ...string) func(map[string]any) bool {
-		return func(content map[string]any) bool {
-			return unstructured.SetNestedField(content, value, append([]string{"spec"}, path...)...) == nil
-		}
-	}
-	gone := func(map[string]any) bool { return false }
-	never := []any{map[string]any{"name": "by-an-agent", "expression": "false"}}
+	type policy = admissionv1.ValidatingAdmissionPolicy
+	type binding = admissionv1.ValidatingAdmissionPolicyBinding
+	labels := &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
 	for name, tc := range map[string]struct {
-		kind   string
-		change func(map[string]any) bool
+		change any
 		want   bool
 	}{
-		"as written":              {policy, func(map[string]any) bool { return true }, true},
-		"no policy":               {policy, gone, false},
-		"no binding":              {binding, gone, false},
-		"only an audit":           {binding, set([]any{"Audit"}, "validationActions"), false},
-		"bound for some":          {binding, set(map[string]any{"a": "b"}, "matchResources", "namespaceSelector", "matchLabels"), false},
-		"another policy":          {binding, set("another", "policyName"), false},
-		"ignored when it fails":   {policy, set("Ignore", "failurePolicy"), false},
-		"a condition that is new": {policy, set(never, "matchConditions"), false},
-		"fewer rules":             {policy, set([]any{}, "validations"), false},
-		"for some objects":        {policy, set(map[string]any{"a": "b"}, "matchConstraints", "objectSelector", "matchLabels"), false},
+		"as written":      {func(*policy) {}, false},
+		"only an audit":   {func(b *binding) { b.Spec.ValidationActions = []admissionv1.ValidationAction{admissionv1.Audit} }, true},
+		"bound for some":  {func(b *binding) { b.Spec.MatchResources = &admissionv1.MatchResources{NamespaceSelector: labels} }, true},
+		"another policy":  {func(b *binding) { b.Spec.PolicyName = "another" }, true},
+		"ignored failure": {func(p *policy) { p.Spec.FailurePolicy = ptr.To(admissionv1.Ignore) }, true},
+		"a new condition": {func(p *policy) { p.Spec.MatchConditions[0].Expression = "false" }, true},
+		"fewer rules":     {func(p *policy) { p.Spec.Validations = nil }, true},
+		"an exception":    {func(p *policy) { p.Spec.MatchConstraints.ExcludeResourceRules = p.Spec.MatchConstraints.ResourceRules }, true},
+		"some objects":    {func(p *policy) { p.Spec.MatchConstraints.ObjectSelector = labels }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := bootstrap.HasAgentPolicy(t.Context(), newModifyingClient(live, tc.kind, tc.change))
-			if err != nil || got != tc.want {
-				t.Errorf("guarded: %v, error %v", got, err)
+			written := false
+			changing := interceptor.NewClient(live, interceptor.Funcs{
+				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, o ...client.GetOption) error {
+					err := c.Get(ctx, key, obj, o...)
+					switch change := tc.change.(type) {
+					case func(*policy):
+						if p, ok := obj.(*policy); ok {
+							change(p)
+						}
+					case func(*binding):
+						if b, ok := obj.(*binding); ok {
+							change(b)
+						}
+					}
+					return err
+				},
+				Update: func(ctx context.Context, c client.WithWatch, obj client.Object, o ...client.UpdateOption) error {
+					written = true
+					return c.Update(ctx, obj, o...)
+				},
+			})
+			changed, err := bootstrap.EnsureAgentPolicy(t.Context(), changing)
+			if err != nil || changed != tc.want || written != tc.want {
+				t.Errorf("changed: %v, written: %v, error %v", changed, written, err)
 			}
 		})
 	}
@@ -91,7 +91,7 @@ func TestEnsureAgentPolicyReturnsErrNoAdmissionPolicies(t *testing.T) {
 					return tc.err
 				},
 			})
-			if err := bootstrap.EnsureAgentPolicy(t.Context(), fails); err == nil || errors.Is(err, bootstrap.ErrNoAdmissionPolicies) != tc.want {
+			if _, err := bootstrap.EnsureAgentPolicy(t.Context(), fails); err == nil || errors.Is(err, bootstrap.ErrNoAdmissionPolicies) != tc.want {
 				t.Errorf("error %v", err)
 			}
 		})

@@ -1,23 +1,18 @@
 package bootstrap
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -38,8 +33,7 @@ const leaseSeconds = 40
 // execution namespace of an earlier Cluster with the same name is being deleted.
 func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
 	namespace := fleet.ExecutionSpace(c.Name)
-	created, err := createExecutionNamespace(ctx, hub, c)
-	if err != nil {
+	if _, err := karmada.EnsureExecutionNamespace(ctx, hub, c); err != nil {
 		return err
 	}
 	if err := ensureLease(ctx, hub, c); err != nil {
@@ -57,36 +51,23 @@ func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.
 		&rbacv1.RoleBinding{ObjectMeta: named(namespace, name), RoleRef: roleRef("Role", name), Subjects: []rbacv1.Subject{user}},
 		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, name), RoleRef: roleRef("Role", sharedRole), Subjects: []rbacv1.Subject{user}},
 	} {
-		karmada.SetOwnerLabels(obj, c)
+		karmada.SetOwnerLabels(obj, c.Name)
 		if err := ensureObject(ctx, hub, obj); err != nil {
 			return err
 		}
 	}
-	return cleanUpIfClusterDeleted(ctx, hub, c, created)
-}
-
-// cleanUpIfClusterDeleted deletes the created objects if the Cluster was deleted while they were created. created is
-// the execution namespace, nil if it existed before.
-func cleanUpIfClusterDeleted(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster, created *corev1.Namespace) error {
 	live := &clusterv1alpha1.Cluster{}
-	err := hub.Get(ctx, client.ObjectKeyFromObject(c), live)
-	if client.IgnoreNotFound(err) != nil {
+	if err := hub.Get(ctx, client.ObjectKeyFromObject(c), live); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read Cluster %s: %w", c.Name, err)
 	}
-	if err == nil && live.UID == c.UID {
-		return nil
+	if live.UID != c.UID {
+		return errors.Join(fmt.Errorf("the Cluster %s is gone", c.Name), karmada.DeleteLeftoverRBAC(ctx, hub, c.Name))
 	}
-	errs := []error{fmt.Errorf("the Cluster %s is gone", c.Name), karmada.DeleteAgentRBAC(ctx, hub, c)}
-	if created != nil {
-		// If a later Cluster has adopted it, this is a conflict.
-		exact := client.Preconditions{UID: &created.UID, ResourceVersion: &created.ResourceVersion}
-		errs = append(errs, client.IgnoreNotFound(hub.Delete(ctx, created, exact)))
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 const (
-	// maxReadableCSRs limits the requests that one requester can read at a time.
+	// maxReadableCSRs limits the requests that one requester can read at a time, and with it the RBAC objects for them.
 	maxReadableCSRs = 20
 	// requesterLabel on the RBAC objects for a request is a hash of the requester's name. It has requesterHashLength
 	// characters, since a label has at most 63.
@@ -101,6 +82,18 @@ func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificates
 	name := "system:karmada:csr:" + string(csr.UID)
 	sum := sha256.Sum256([]byte(csr.Spec.Username))
 	requester := client.MatchingLabels{requesterLabel: hex.EncodeToString(sum[:])[:requesterHashLength]}
+	earlier := &rbacv1.ClusterRoleList{}
+	if err := hub.List(ctx, earlier, requester); err != nil {
+		return fmt.Errorf("list the requests that the requester may read: %w", err)
+	}
+	slices.SortFunc(earlier.Items, func(a, b rbacv1.ClusterRole) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	for _, role := range earlier.Items[:max(0, len(earlier.Items)-maxReadableCSRs+1)] {
+		for _, obj := range []client.Object{&rbacv1.ClusterRoleBinding{ObjectMeta: named("", role.Name)}, &rbacv1.ClusterRole{ObjectMeta: named("", role.Name)}} {
+			if err := hub.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
+				return fmt.Errorf("delete %s, which gives access to an earlier request: %w", role.Name, err)
+			}
+		}
+	}
 	owner := metav1.OwnerReference{
 		APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest", Name: csr.Name, UID: csr.UID,
 	}
@@ -116,35 +109,6 @@ func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificates
 		obj.SetLabels(requester)
 		if err := ensureObject(ctx, hub, obj); err != nil {
 			return err
-		}
-	}
-	return errors.Join(
-		pruneCSRReadRBAC(ctx, hub, &rbacv1.ClusterRoleBindingList{}, requester, name),
-		pruneCSRReadRBAC(ctx, hub, &rbacv1.ClusterRoleList{}, requester, name))
-}
-
-// pruneCSRReadRBAC deletes the oldest objects of a requester beyond maxReadableCSRs, but never the one with the name
-// latest.
-func pruneCSRReadRBAC(ctx context.Context, hub client.Client, list client.ObjectList, requester client.MatchingLabels, latest string) error {
-	if err := hub.List(ctx, list, requester); err != nil {
-		return fmt.Errorf("list the requests that the requester may read: %w", err)
-	}
-	var earlier []client.Object
-	err := meta.EachListItem(list, func(item runtime.Object) error {
-		if obj, ok := item.(client.Object); ok && obj.GetName() != latest {
-			earlier = append(earlier, obj)
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("list the requests that the requester may read: %w", err)
-	}
-	slices.SortFunc(earlier, func(a, b client.Object) int {
-		return cmp.Or(b.GetCreationTimestamp().Compare(a.GetCreationTimestamp().Time), strings.Compare(a.GetName(), b.GetName()))
-	})
-	for _, obj := range earlier[min(len(earlier), maxReadableCSRs-1):] {
-		if err := hub.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete %s, which gives access to an earlier request: %w", obj.GetName(), err)
 		}
 	}
 	return nil
@@ -172,42 +136,18 @@ func executionNamespaceRules(cluster string) []rbacv1.PolicyRule {
 	}
 }
 
-// createExecutionNamespace creates the execution namespace and returns it, or nil if it exists. Package hub/spaces
-// corrects later changes of its metadata.
-func createExecutionNamespace(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) (*corev1.Namespace, error) {
-	namespace := karmada.NewExecutionNamespace(c)
-	err := hub.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
-	switch {
-	case apierrors.IsAlreadyExists(err):
-		return nil, nil //nolint:nilnil // nil is the documented result for an existing namespace
-	case err != nil:
-		return nil, fmt.Errorf("create namespace %s: %w", namespace.Name, err)
-	}
-	return namespace, nil
-}
-
-// ensureLease creates the Lease of the agent. It replaces the Lease of an earlier Cluster with the same name, which has
-// the heartbeat of another agent.
+// ensureLease creates the Lease of the agent if it does not exist.
 func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
-	lease := &coordinationv1.Lease{ObjectMeta: named(fleet.ExecutionSpace(c.Name), c.Name)}
-	err := hub.Get(ctx, client.ObjectKeyFromObject(lease), lease)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read Lease %s: %w", client.ObjectKeyFromObject(lease), err)
+	lease := &coordinationv1.Lease{
+		ObjectMeta: named(fleet.ExecutionSpace(c.Name), c.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)},
 	}
-	if err == nil {
-		if karmada.OwnerUID(lease) == c.UID {
-			return nil
-		}
-		uid := lease.UID
-		if err := hub.Delete(ctx, lease, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete Lease %s: %w", client.ObjectKeyFromObject(lease), err)
-		}
+	karmada.SetOwnerLabels(lease, c.Name)
+	err := hub.Get(ctx, client.ObjectKeyFromObject(lease), &coordinationv1.Lease{})
+	if apierrors.IsNotFound(err) {
+		err = client.IgnoreAlreadyExists(hub.Create(ctx, lease, client.FieldOwner(kube.FieldManager)))
 	}
-	desired := &coordinationv1.Lease{ObjectMeta: named(lease.Namespace, lease.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}}
-	karmada.SetOwnerLabels(desired, c)
-	// A concurrent call for the same Cluster may have created it.
-	if err := hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(desired), err)
+	if err != nil {
+		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(lease), err)
 	}
 	return nil
 }

@@ -2,12 +2,8 @@ package bootstrap
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
+	"crypto/tls"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"time"
@@ -15,12 +11,12 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilrand "k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/ptr"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -34,8 +30,6 @@ const (
 	pollInterval = time.Second
 	// readsBeforeProgress is the number of reads before Progress is called.
 	readsBeforeProgress = 5
-	// maxNameAttempts limits the random names that are tried.
-	maxNameAttempts = 5
 )
 
 // CertificateRequest is a request for the certificate of an agent.
@@ -88,8 +82,7 @@ const (
 )
 
 // RequestCertificate generates a key, requests a certificate for it from the hub of cfg, and waits until it is issued.
-// It returns *DeniedError if the hub denies the request. It verifies that the certificate is for this key and this
-// agent.
+// It returns *DeniedError if the hub denies the request. It verifies that the certificate is for this key.
 //
 // The key is on the curve P-256: as strong as RSA-3072, and fast to generate on small machines.
 func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequest) (Certificate, error) {
@@ -104,7 +97,7 @@ func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequ
 		ctx, cancel = context.WithDeadline(ctx, r.Until)
 		defer cancel()
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := keyutil.MakeEllipticPrivateKeyPEM()
 	if err != nil {
 		return Certificate{}, fmt.Errorf("make a key: %w", err)
 	}
@@ -117,19 +110,20 @@ func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequ
 	if err != nil {
 		return Certificate{}, err
 	}
-	certificate, err := r.parseCertificate(issued, key)
+	pair, err := tls.X509KeyPair(issued, key)
 	if err != nil {
 		return Certificate{}, fmt.Errorf("check the certificate of CertificateSigningRequest %s: %w", name, err)
 	}
-	certificate.CSR = name
-	return certificate, nil
+	return Certificate{CertPEM: issued, KeyPEM: key, NotBefore: pair.Leaf.NotBefore, NotAfter: pair.Leaf.NotAfter, CSR: name}, nil
 }
 
 // createCSR creates the request and returns its name.
-func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, key *ecdsa.PrivateKey) (string, error) {
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: AgentUser(r.Cluster), Organization: []string{AgentsGroup}},
-	}, key)
+func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, keyPEM []byte) (string, error) {
+	key, err := keyutil.ParsePrivateKeyPEM(keyPEM)
+	if err != nil {
+		return "", err
+	}
+	request, err := cert.MakeCSR(key, &pkix.Name{CommonName: AgentUser(r.Cluster), Organization: []string{AgentsGroup}}, nil, nil)
 	if err != nil {
 		return "", err
 	}
@@ -138,9 +132,11 @@ func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclie
 		lifetime = DefaultCertificateLifetime
 	}
 	csr := &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{}},
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: r.Cluster + "-", Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{},
+		},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:           pem.EncodeToMemory(&pem.Block{Type: pemTypeCSR, Bytes: der}),
+			Request:           request,
 			SignerName:        Signer,
 			ExpirationSeconds: ptr.To(int32(lifetime / time.Second)),
 			Usages:            []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
@@ -152,13 +148,11 @@ func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclie
 	if deadline, ok := ctx.Deadline(); ok {
 		csr.Annotations[kube.AnnotationUntil] = deadline.UTC().Format(time.RFC3339)
 	}
-	for range maxNameAttempts {
-		csr.Name = r.Cluster + "-" + utilrand.String(5)
-		if _, err = csrs.Create(ctx, csr, metav1.CreateOptions{FieldManager: kube.FieldManager}); !apierrors.IsAlreadyExists(err) {
-			break
-		}
+	created, err := csrs.Create(ctx, csr, metav1.CreateOptions{FieldManager: kube.FieldManager})
+	if err != nil {
+		return "", err
 	}
-	return csr.Name, err
+	return created.Name, nil
 }
 
 // awaitCertificate waits for the certificate and returns it in PEM. The hub gives access to the request with a delay.
@@ -208,29 +202,4 @@ func denialOrFailure(csr *certificatesv1.CertificateSigningRequest) error {
 		}
 	}
 	return nil
-}
-
-// parseCertificate returns the issued certificate if it is the requested one.
-func (r CertificateRequest) parseCertificate(issued []byte, key *ecdsa.PrivateKey) (Certificate, error) {
-	certificates, err := cert.ParseCertsPEM(issued)
-	if err != nil {
-		return Certificate{}, err
-	}
-	leaf := certificates[0]
-	if !key.PublicKey.Equal(leaf.PublicKey) {
-		return Certificate{}, errors.New("it is for another key")
-	}
-	if leaf.Subject.CommonName != AgentUser(r.Cluster) || len(leaf.Subject.Organization) != 1 || leaf.Subject.Organization[0] != AgentsGroup {
-		return Certificate{}, fmt.Errorf("it is for %s", leaf.Subject)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return Certificate{}, err
-	}
-	return Certificate{
-		CertPEM:   issued,
-		KeyPEM:    pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}),
-		NotBefore: leaf.NotBefore,
-		NotAfter:  leaf.NotAfter,
-	}, nil
 }

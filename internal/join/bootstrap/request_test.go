@@ -104,7 +104,7 @@ func TestRequestCertificateRejectsAnotherCertificate(t *testing.T) {
 		csr.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 		return hubClient.Status().Update(context.Background(), csr)
 	})
-	if err == nil || !strings.Contains(err.Error(), "it is for another key") {
+	if err == nil || !strings.Contains(err.Error(), "private key does not match public key") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -1,32 +1,15 @@
 package bootstrap
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-)
-
-const (
-	tokenIDPattern = `[a-z0-9]{6}`
-	tokenPattern   = tokenIDPattern + `\.[a-z0-9]{16}`
-	// secretPrefix is the prefix of the name of a token's Secret in kube-system; the id of the token follows.
-	secretPrefix = "bootstrap-token-"
-	usagePrefix  = "usage-bootstrap-"
-)
-
-// Keys of the Secret of a token.
-const (
-	keyID          = "token-id"
-	keySecret      = "token-secret"
-	keyExpiration  = "expiration"
-	keyDescription = "description"
-	keyGroups      = "auth-extra-groups"
+	tokenapi "k8s.io/cluster-bootstrap/token/api"
+	tokenutil "k8s.io/cluster-bootstrap/token/util"
 )
 
 // Token is one bootstrap token.
@@ -45,8 +28,8 @@ type Token struct {
 
 // ParseToken reads <id>.<secret>. Its error does not quote the token.
 func ParseToken(text string) (Token, error) {
-	if !regexp.MustCompile(`^` + tokenPattern + `$`).MatchString(text) {
-		return Token{}, fmt.Errorf("the token is not of the form %q", tokenPattern)
+	if !tokenutil.IsValidBootstrapToken(text) {
+		return Token{}, fmt.Errorf("the token is not of the form %q", tokenapi.BootstrapTokenPattern)
 	}
 	id, secret, _ := strings.Cut(text, ".")
 	return Token{ID: id, Secret: secret}, nil
@@ -55,52 +38,46 @@ func ParseToken(text string) (Token, error) {
 // String returns <id>.<secret>, as ParseToken reads it.
 func (t Token) String() string { return t.ID + "." + t.Secret }
 
-// newToken returns a random token.
-func newToken() Token {
-	text := strings.ToLower(rand.Text())
-	return Token{ID: text[:6], Secret: text[6:22]}
-}
-
 // secretData is the content of the token's Secret.
 func (t Token) secretData() map[string][]byte {
-	data := map[string][]byte{keyID: []byte(t.ID), keySecret: []byte(t.Secret)}
+	data := map[string][]byte{tokenapi.BootstrapTokenIDKey: []byte(t.ID), tokenapi.BootstrapTokenSecretKey: []byte(t.Secret)}
 	if t.Description != "" {
-		data[keyDescription] = []byte(t.Description)
+		data[tokenapi.BootstrapTokenDescriptionKey] = []byte(t.Description)
 	}
 	if !t.Expires.IsZero() {
-		data[keyExpiration] = []byte(t.Expires.UTC().Format(time.RFC3339))
+		data[tokenapi.BootstrapTokenExpirationKey] = []byte(t.Expires.UTC().Format(time.RFC3339))
 	}
 	for _, usage := range t.Usages {
-		data[usagePrefix+usage] = []byte("true")
+		data[tokenapi.BootstrapTokenUsagePrefix+usage] = []byte("true")
 	}
 	if len(t.Groups) > 0 {
-		data[keyGroups] = []byte(strings.Join(t.Groups, ","))
+		data[tokenapi.BootstrapTokenExtraGroupsKey] = []byte(strings.Join(t.Groups, ","))
 	}
 	return data
 }
 
 // ReadToken returns the token in a Secret.
 func ReadToken(secret *corev1.Secret) (Token, error) {
-	t, err := ParseToken(string(secret.Data[keyID]) + "." + string(secret.Data[keySecret]))
+	t, err := ParseToken(string(secret.Data[tokenapi.BootstrapTokenIDKey]) + "." + string(secret.Data[tokenapi.BootstrapTokenSecretKey]))
 	if err != nil {
-		return Token{}, fmt.Errorf("bootstrap token has no valid %s or %s in secret: %s", keyID, keySecret, secret.Name)
+		return Token{}, fmt.Errorf("bootstrap token has no valid %s or %s in secret: %s", tokenapi.BootstrapTokenIDKey, tokenapi.BootstrapTokenSecretKey, secret.Name)
 	}
-	if secret.Name != secretPrefix+t.ID {
-		return Token{}, fmt.Errorf("bootstrap token name is not of the form %q: %s", secretPrefix+"<"+keyID+">", secret.Name)
+	if secret.Name != tokenutil.BootstrapTokenSecretName(t.ID) {
+		return Token{}, fmt.Errorf("bootstrap token name is not of the form %q: %s", tokenapi.BootstrapTokenSecretPrefix+"<"+tokenapi.BootstrapTokenIDKey+">", secret.Name)
 	}
-	if text := string(secret.Data[keyExpiration]); text != "" {
+	if text := string(secret.Data[tokenapi.BootstrapTokenExpirationKey]); text != "" {
 		if t.Expires, err = time.Parse(time.RFC3339, text); err != nil {
 			return Token{}, fmt.Errorf("can't parse expiration time of bootstrap token %q: %w", t.ID, err)
 		}
 	}
-	t.Description = string(secret.Data[keyDescription])
+	t.Description = string(secret.Data[tokenapi.BootstrapTokenDescriptionKey])
 	for key, value := range secret.Data {
-		if usage, ok := strings.CutPrefix(key, usagePrefix); ok && string(value) == "true" {
+		if usage, ok := strings.CutPrefix(key, tokenapi.BootstrapTokenUsagePrefix); ok && string(value) == "true" {
 			t.Usages = append(t.Usages, usage)
 		}
 	}
 	slices.Sort(t.Usages)
-	if groups := string(secret.Data[keyGroups]); groups != "" {
+	if groups := string(secret.Data[tokenapi.BootstrapTokenExtraGroupsKey]); groups != "" {
 		t.Groups = strings.Split(groups, ",")
 	}
 	return t, nil

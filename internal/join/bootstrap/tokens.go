@@ -3,7 +3,6 @@ package bootstrap
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	tokenapi "k8s.io/cluster-bootstrap/token/api"
+	tokenutil "k8s.io/cluster-bootstrap/token/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/join/karmada"
@@ -20,9 +21,6 @@ import (
 
 // DefaultTokenTTL is the default lifetime of a token, as in Karmada.
 const DefaultTokenTTL = 24 * time.Hour
-
-// DefaultUsages returns the default usages of a token.
-func DefaultUsages() []string { return []string{"signing", "authentication"} }
 
 // TokenOptions are options for CreateToken.
 type TokenOptions struct {
@@ -44,19 +42,26 @@ func CreateToken(ctx context.Context, hub client.Client, o TokenOptions) (Token,
 	if err := o.setDefaultsAndValidate(); err != nil {
 		return Token{}, err
 	}
-	t := newToken()
+	text, err := tokenutil.GenerateBootstrapToken()
+	if err != nil {
+		return Token{}, fmt.Errorf("create bootstrap token: %w", err)
+	}
+	t, err := ParseToken(text)
+	if err != nil {
+		return Token{}, err
+	}
 	t.Description, t.Usages, t.Groups = o.Description, o.Usages, o.Groups
 	if o.TTL > 0 {
 		t.Expires = time.Now().Add(o.TTL)
 	}
 	secret := &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: secretPrefix + t.ID},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: tokenutil.BootstrapTokenSecretName(t.ID)},
 		Type:       corev1.SecretTypeBootstrapToken,
 		Data:       t.secretData(),
 	}
 	// The pauses are 5, 10, 20 and 40 s.
 	backoff := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 5}
-	err := kube.RetryOnWithBackoff(ctx, backoff, isTemporary, func() error {
+	err = kube.RetryOnWithBackoff(ctx, backoff, isTemporary, func() error {
 		return hub.Create(ctx, secret.DeepCopy(), client.FieldOwner(kube.FieldManager))
 	})
 	if apierrors.IsAlreadyExists(err) {
@@ -76,7 +81,7 @@ func isTemporary(err error) bool {
 // setDefaultsAndValidate sets the defaults, and returns an error if the options are not valid.
 func (o *TokenOptions) setDefaultsAndValidate() error {
 	if len(o.Usages) == 0 {
-		o.Usages = DefaultUsages()
+		o.Usages = tokenapi.KnownTokenUsages
 	}
 	if len(o.Groups) == 0 {
 		o.Groups = []string{DefaultTokenGroup}
@@ -84,10 +89,8 @@ func (o *TokenOptions) setDefaultsAndValidate() error {
 	if o.TTL < 0 {
 		return fmt.Errorf("the time to live %s is negative", o.TTL)
 	}
-	for _, usage := range o.Usages {
-		if !slices.Contains(DefaultUsages(), usage) {
-			return fmt.Errorf("invalid bootstrap token usage %q: valid usages are %s", usage, strings.Join(DefaultUsages(), ", "))
-		}
+	if err := tokenutil.ValidateUsages(o.Usages); err != nil {
+		return err
 	}
 	if o.Cluster != "" {
 		if err := karmada.ValidateName(o.Cluster); err != nil {
@@ -95,11 +98,9 @@ func (o *TokenOptions) setDefaultsAndValidate() error {
 		}
 		o.Groups = append(slices.Clone(o.Groups), clusterGroupPrefix+o.Cluster)
 	}
-	// The API server rejects a token with any other group.
-	const form = `system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]`
 	for _, group := range o.Groups {
-		if !regexp.MustCompile(`^` + form + `$`).MatchString(group) {
-			return fmt.Errorf("bootstrap group %q is invalid (must match %s)", group, form)
+		if err := tokenutil.ValidateBootstrapGroupName(group); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -128,8 +129,8 @@ func ListTokens(ctx context.Context, hub client.Reader, warn func(string)) ([]To
 
 // DeleteToken deletes the bootstrap token with the given id or text, and returns its id.
 func DeleteToken(ctx context.Context, hub client.Client, idOrToken string) (id string, err error) {
-	if !regexp.MustCompile(`^` + tokenIDPattern + `(\.[a-z0-9]{16})?$`).MatchString(idOrToken) {
-		return "", fmt.Errorf("the given token is neither of the form %q nor of the form %q", tokenIDPattern, tokenPattern)
+	if !tokenutil.IsValidBootstrapTokenID(idOrToken) && !tokenutil.IsValidBootstrapToken(idOrToken) {
+		return "", fmt.Errorf("the given token is neither of the form %q nor of the form %q", tokenapi.BootstrapTokenIDPattern, tokenapi.BootstrapTokenPattern)
 	}
 	id, _, _ = strings.Cut(idOrToken, ".")
 	key := TokenSecret(id)
@@ -142,5 +143,5 @@ func DeleteToken(ctx context.Context, hub client.Client, idOrToken string) (id s
 
 // TokenSecret returns the key of the Secret of the token with this id.
 func TokenSecret(id string) client.ObjectKey {
-	return client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: secretPrefix + id}
+	return client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: tokenutil.BootstrapTokenSecretName(id)}
 }

@@ -114,6 +114,9 @@ func (d *deletion) run(ctx context.Context) error {
 		return err
 	}
 	if isDeleted {
+		if controllerutil.ContainsFinalizer(d.cluster, clusterv1alpha1.ClusterFinalizer) {
+			return nil // the hub has deleted them
+		}
 		return d.deleteHubObjects(ctx)
 	}
 	if !d.options.Force {
@@ -136,13 +139,9 @@ func (d *deletion) run(ctx context.Context) error {
 	return err
 }
 
-// deleteHubObjects deletes the hub's objects of the Cluster, as far as the permissions of the user allow it. If the
-// Cluster had the hub's finalizer, the hub has deleted all of them.
+// deleteHubObjects deletes the hub's objects of the Cluster, as far as the permissions of the user allow it.
 func (d *deletion) deleteHubObjects(ctx context.Context) error {
-	if controllerutil.ContainsFinalizer(d.cluster, clusterv1alpha1.ClusterFinalizer) {
-		return nil
-	}
-	return ignoreForbidden(retryStale(ctx, func() error { return DeleteHubObjects(ctx, d.hub, d.cluster) }))
+	return deleteOwned(ctx, d.hub, d.cluster.Name, hubObjects(d.cluster), isMissingOrForbidden)
 }
 
 // await waits at most limit for the end of the deletion. isDeleted is false after the limit.

@@ -1,29 +1,27 @@
 // Package karmada registers and deregisters clusters through Karmada's Cluster API, as karmadactl does.
 //
 // The CLI calls Join and Unjoin for clusters in push mode, and DeleteCluster for clusters in pull mode. The hub calls
-// CreateCluster when it approves the registration of an agent, and ReserveID, AdoptExecutionNamespace, AdoptSecrets,
+// CreateCluster when it approves the registration of an agent, and ReserveID, EnsureExecutionNamespace,
 // DeleteMemberObjects and DeleteHubObjects when it reconciles a Cluster.
 //
 // Join creates, in this order:
 //
-//  1. the Cluster, with the annotations unfinishedAnnotation and attemptAnnotation (CreateCluster). Of several runs
-//     with the same name, only one succeeds: the API server rejects the others.
+//  1. the Cluster, with unfinishedAnnotation. Of several runs with the same name and different clusters, only one
+//     succeeds: the API server rejects the others.
 //  2. the reservation of the cluster's ID: a ConfigMap whose name contains the ID (ReserveID). Of several Clusters with
 //     the same ID, only one gets the reservation. The runs of the others delete their Clusters again.
 //  3. the objects on the member: the hub's ServiceAccount with all permissions, and the impersonator
 //     (memberRegistration).
 //  4. the Secrets with the tokens on the hub. The hub watches them and connects to the member.
 //
-// Then Join removes unfinishedAnnotation. A run is one call of Join; its random ID is the attempt. All writes can be
-// repeated. If a run is killed, the next run with the same name and ID writes its own attempt to the Cluster and
-// continues (resume). A run that no longer finds its attempt on the Cluster fails without a rollback. It checks this
-// before it writes to the member, and before each write to the hub. If a run fails for another reason, it deletes the
-// Cluster, waits until the hub has completed the deletion, and deletes the remaining objects on both sides.
+// Then Join removes unfinishedAnnotation. All writes can be repeated: if a run is killed, the next run with the same
+// name and ID writes all objects again. If a run fails, package rollback takes back its writes on the hub: it deletes
+// the Cluster, waits until the hub has completed the deletion, and deletes the Secrets. Then Join removes the objects
+// on the member, as Unjoin does, unless another run has created or written them.
 //
 // A registration never changes or deletes an object without the label clusterv1alpha1.SystemLabel. On the hub, objects
-// of a Cluster have its name and UID in labels (SetOwner). On the member, a registration has own objects, with the ID
-// of the hub in an annotation, and shared objects, with one annotation for each cluster of each hub that uses them.
-// Deregistering the last cluster that uses a shared object deletes it; the namespace is deleted only if it contains no
-// foreign objects. All objects on the member record the UID of the Cluster and the attempt of the run that wrote them,
-// so that a rollback keeps the objects of a later Cluster.
+// of a Cluster have its name in a label (SetOwnerLabels). On the member, the ClusterRole of a registration owns its
+// other objects, so that the member's garbage collector deletes them with it. The impersonator is owned by the
+// ClusterRoles of all hubs that use it. The namespace is deleted only if a registration created it and it contains no
+// foreign objects.
 package karmada

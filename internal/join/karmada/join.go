@@ -2,7 +2,6 @@ package karmada
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,9 +11,13 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -23,7 +26,8 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
-	"github.com/towline/towline/internal/join/foreign"
+	"github.com/towline/towline/internal/join/rollback"
+	"github.com/towline/towline/internal/kube"
 )
 
 const (
@@ -35,7 +39,14 @@ const (
 	requestTimeout = 30 * time.Second
 	// hubTimeout limits the wait for the hub to complete the deletion of a Cluster in a rollback.
 	hubTimeout = 20 * time.Second
+	// memberRollbackTimeout limits the rollback on the member.
+	memberRollbackTimeout = 20 * time.Second
+	// unfinishedAnnotation marks a Cluster whose registration is not finished.
+	unfinishedAnnotation = "towline.dev/registration-unfinished"
 )
+
+// errForeignSecret is the error for a Secret that no registration created.
+var errForeignSecret = errors.New("it exists and was not made by a registration; choose another cluster name or --cluster-namespace")
 
 // JoinRequest is a request to register a cluster in push mode.
 type JoinRequest struct {
@@ -54,9 +65,9 @@ type JoinRequest struct {
 }
 
 // Join registers a cluster in push mode. It creates a Cluster on the hub, an account for the hub on the cluster, and a
-// Secret with the account's token on the hub. If it fails, or if ctx ends, it deletes its objects on both sides. If it
-// is killed, a repeated call resumes it. It returns an ErrAlreadyRegistered if the cluster or the name is registered
-// already.
+// Secret with the account's token on the hub. If it fails, or if ctx ends, it takes back its own writes on both sides.
+// If it is killed, a repeated call writes all objects again and completes the registration. It returns an
+// ErrAlreadyRegistered if the cluster or the name is registered already.
 func Join(ctx context.Context, r JoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err
@@ -75,33 +86,33 @@ func Join(ctx context.Context, r JoinRequest) error {
 		return err
 	}
 	if err := j.run(ctx); err != nil {
-		return errors.Join(err, j.rollBack(ctx))
+		// The hub needs its credentials to complete the deletion of the Cluster.
+		return errors.Join(err, j.log.RollBack(ctx), j.secretLog.RollBack(ctx), j.rollBackMember(ctx))
 	}
 	return nil
 }
 
-// registration is one run of Join. attempt is the random ID of the run.
+// registration is one run of Join.
 type registration struct {
-	request   JoinRequest
-	attempt   string
-	hub       client.Client
-	resources foreign.Resources
-	member    *memberRegistration
-	cluster   *clusterv1alpha1.Cluster
-	// unfinished is the Cluster of a killed run that this run resumes; nil if there is none.
-	unfinished *clusterv1alpha1.Cluster
+	request JoinRequest
+	hub     client.Client
+	// log has the writes of the Cluster, secretLog those of its Secrets.
+	log, secretLog *rollback.Log
+	member         *memberRegistration
+	cluster        *clusterv1alpha1.Cluster
 }
 
 func newRegistration(r JoinRequest) (*registration, error) {
-	hub, resources, err := newClients(r.Hub)
+	hub, _, err := newClients(r.Hub)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the control plane: %w", err)
 	}
-	member, err := newMemberObjects(r.Member, r.Name, r.ClusterNamespace, "")
+	attempt := string(uuid.NewUUID())
+	member, err := newMemberRegistration(r.Member, r.Name, r.ClusterNamespace, attempt)
 	if err != nil {
 		return nil, err
 	}
-	return &registration{request: r, attempt: string(uuid.NewUUID()), hub: hub, resources: resources, member: member}, nil
+	return &registration{request: r, hub: hub, log: rollback.New(hub, attempt), secretLog: rollback.New(hub, attempt), member: member}, nil
 }
 
 // validate reads both sides, and returns an error if the registration is not possible.
@@ -110,33 +121,18 @@ func (j *registration) validate(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	id, err := memberID(ctx, j.member.client)
+	id, err := join.HubUID(ctx, j.member.client)
 	if err != nil {
-		return err
+		return fmt.Errorf("identify the cluster: %w", err)
 	}
-	if j.member.hubID, err = HubID(ctx, j.hub); err != nil {
-		return err
-	}
-	if err := j.findUnfinished(ctx, id); err != nil {
+	if j.member.hubID, err = join.HubUID(ctx, j.hub); err != nil {
 		return err
 	}
 	if j.cluster, err = j.desired(id); err != nil {
 		return err
 	}
-	owner := cmp.Or(j.unfinished, j.cluster)
-	for _, ref := range []*clusterv1alpha1.LocalSecretReference{j.cluster.Spec.SecretRef, j.cluster.Spec.ImpersonatorSecretRef} {
-		if _, err := getSecret(ctx, j.hub, owner, *ref); err != nil {
-			return fmt.Errorf("write Secret %s/%s on the control plane: %w", ref.Namespace, ref.Name, err)
-		}
-	}
-	return j.member.validate(ctx)
-}
-
-// findUnfinished sets unfinished to the Cluster of an earlier run that was killed, if there is one. It returns an
-// ErrAlreadyRegistered if another Cluster has the name or the ID.
-func (j *registration) findUnfinished(ctx context.Context, id string) error {
 	clusters := &clusterv1alpha1.ClusterList{}
-	err := j.hub.List(ctx, clusters)
+	err = j.hub.List(ctx, clusters)
 	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		return join.ErrNotInstalled
 	}
@@ -144,16 +140,23 @@ func (j *registration) findUnfinished(ctx context.Context, id string) error {
 		return fmt.Errorf("list the clusters of the control plane: %w", err)
 	}
 	for i := range clusters.Items {
-		cluster := &clusters.Items[i]
-		if cluster.Name != j.request.Name && cluster.Spec.ID != id {
-			continue
-		}
-		if cluster.Name != j.request.Name || cluster.Spec.ID != id || !isUnfinished(cluster) {
+		if live := &clusters.Items[i]; (live.Name == j.request.Name || live.Spec.ID == id) && !j.isUnfinished(live) {
 			return AlreadyRegisteredError{ID: id, Name: j.request.Name}
 		}
-		j.unfinished = cluster
 	}
-	return nil
+	_, _, err = j.member.getRole(ctx)
+	return err
+}
+
+// isUnfinished returns whether a run that was killed created live for the same cluster.
+func (j *registration) isUnfinished(live *clusterv1alpha1.Cluster) bool {
+	return IsRegistering(live) && live.DeletionTimestamp.IsZero() && live.Name == j.request.Name && live.Spec.ID == j.cluster.Spec.ID
+}
+
+// IsRegistering returns whether cluster was created by a run of Join that has not finished. Its Secrets may not exist
+// yet. It also returns true if cluster is being deleted.
+func IsRegistering(cluster *clusterv1alpha1.Cluster) bool {
+	return cluster.Spec.SyncMode == clusterv1alpha1.Push && cluster.Annotations[unfinishedAnnotation] != ""
 }
 
 // desired returns the Cluster to be created.
@@ -168,9 +171,7 @@ func (j *registration) desired(id string) (*clusterv1alpha1.Cluster, error) {
 		return nil, err
 	}
 	return &clusterv1alpha1.Cluster{
-		ObjectMeta: metav1.ObjectMeta{Name: r.Name, Annotations: map[string]string{
-			attemptAnnotation: j.attempt, unfinishedAnnotation: "true",
-		}},
+		ObjectMeta: metav1.ObjectMeta{Name: r.Name, Annotations: map[string]string{unfinishedAnnotation: "true"}},
 		Spec: clusterv1alpha1.ClusterSpec{
 			ID: id, SyncMode: clusterv1alpha1.Push, APIEndpoint: endpoint, ProxyURL: proxy,
 			InsecureSkipTLSVerification: r.Member.Insecure,
@@ -200,21 +201,25 @@ func proxyOf(config *rest.Config, endpoint string) (string, error) {
 	return proxy.String(), nil
 }
 
-// run creates the Cluster first: of several concurrent runs, only one succeeds in creating it. It writes the Secret
-// with the hub's token last, because the hub connects to the cluster as soon as the Secret exists.
+// run creates the Cluster first: of several runs for different clusters or names, only one succeeds in creating it. It
+// writes the Secret with the hub's token last, because the hub connects to the cluster as soon as the Secret exists.
 func (j *registration) run(ctx context.Context) error {
-	if err := ensureNamespace(ctx, j.hub, j.request.ClusterNamespace, j.attempt); err != nil {
+	namespace := &corev1.Namespace{ObjectMeta: systemMeta("", j.request.ClusterNamespace)}
+	if err := ensureNamespace(ctx, j.hub, namespace); err != nil {
 		return err
 	}
-	create := j.create
-	if j.unfinished != nil {
-		create = j.resume
-	}
-	if err := create(ctx); err != nil {
-		return err
-	}
-	j.member.runKey = string(j.cluster.UID) + "/" + j.attempt
-	if err := j.checkAttempt(ctx); err != nil {
+	j.log.Add(j.awaitDeletion)
+	err := applyCluster(ctx, j.hub, j.log, j.cluster, func(live *unstructured.Unstructured) error {
+		existing := &clusterv1alpha1.Cluster{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, existing); err != nil {
+			return err
+		}
+		if !j.isUnfinished(existing) {
+			return AlreadyRegisteredError{ID: j.cluster.Spec.ID, Name: j.request.Name}
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	account, impersonation, err := j.member.ensure(ctx)
@@ -235,17 +240,31 @@ func (j *registration) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return j.finish(ctx)
+	// With its UID, the patch fails if the Cluster has been deleted or created again.
+	patch := fmt.Appendf(nil, `{"metadata":{"uid":%q,"annotations":{%q:null}}}`, j.cluster.UID, unfinishedAnnotation)
+	if err := j.hub.Patch(ctx, j.cluster, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("update cluster(%s): %w", j.request.Name, err)
+	}
+	return nil
 }
 
-func (j *registration) create(ctx context.Context) error { return CreateCluster(ctx, j.hub, j.cluster) }
-
-// writeSecret writes a Secret of the Cluster, if the Cluster still belongs to this run.
+// writeSecret writes a Secret of the Cluster.
 func (j *registration) writeSecret(ctx context.Context, ref clusterv1alpha1.LocalSecretReference, data map[string][]byte) error {
-	if err := j.checkAttempt(ctx); err != nil {
-		return err
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: ref.Name}, Data: data}
+	SetOwnerLabels(secret, j.cluster.Name)
+	_, _, err := j.secretLog.Apply(ctx, secret, func(live *unstructured.Unstructured) error {
+		switch owner := Owner(live); {
+		case live.GetLabels()[clusterv1alpha1.SystemLabel] != "true":
+			return fmt.Errorf("write Secret %s/%s: %w", ref.Namespace, ref.Name, errForeignSecret)
+		case owner != "" && owner != j.cluster.Name:
+			return fmt.Errorf("write Secret %s/%s: it belongs to cluster %s", ref.Namespace, ref.Name, owner)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("on the control plane: %w", err)
 	}
-	return writeSecret(ctx, j.hub, j.cluster, ref, data)
+	return nil
 }
 
 // caBundle returns the certificate authorities of the member's API server (own) and of the operator's kubeconfig. The
@@ -262,78 +281,33 @@ func (j *registration) caBundle(own []byte) ([]byte, error) {
 	return slices.Concat(bytes.TrimSpace(own), []byte("\n"), known, []byte("\n")), nil
 }
 
-// rollBack deletes the Cluster of this run, and then the objects of the registration on both sides. If another run has
-// resumed the Cluster, all objects belong to that run and stay. If the Cluster cannot be deleted, another run may have
-// resumed it: rollBack then deletes only the objects and Secrets that this run wrote. It works after ctx has ended.
-func (j *registration) rollBack(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-	defer cancel()
-	isDeleted, err := j.deleteCluster(ctx)
-	if err == nil && !isDeleted {
-		return nil
-	}
-	errs := []error{err, j.rollBackMember(ctx, isDeleted)}
-	switch {
-	case j.cluster.UID == "":
-	case isDeleted:
-		errs = append(errs, ignoreForbidden(retryStale(ctx, func() error { return DeleteHubObjects(ctx, j.hub, j.cluster) })))
-	default:
-		errs = append(errs, removeSecrets(ctx, j.hub, j.cluster, j.attempt))
-	}
-	return errors.Join(append(errs, deleteNamespace(ctx, j.hub, j.resources, j.request.ClusterNamespace, j.attempt))...)
-}
-
-// rollBackMember rolls back the objects on the member. If the Cluster is deleted, it deletes the objects that any run
-// for the Cluster wrote, otherwise only those that this run wrote. Without a runKey, this run wrote nothing.
-func (j *registration) rollBackMember(ctx context.Context, isDeleted bool) error {
-	m := j.member
-	if m.runKey == "" && (j.unfinished == nil || !isDeleted) {
-		return nil
-	}
-	m.removedRunPrefix = m.runKey
-	if isDeleted {
-		m.removedRunPrefix = string(cmp.Or(j.unfinished, j.cluster).UID) + "/"
-	}
-	if _, err := m.remove(ctx); err != nil {
-		names := make([]string, 0, len(m.own()))
-		for _, obj := range m.own() {
-			names = append(names, m.ref(obj).String())
-		}
-		return fmt.Errorf("%w; these objects may stay on it: %s", err, strings.Join(names, ", "))
+// awaitDeletion waits until the hub has completed the deletion of the Cluster. A Cluster that is not being deleted
+// belongs to another run.
+func (j *registration) awaitDeletion(ctx context.Context) error {
+	// hubTimeout is shorter than the limit of the rollback: if the hub does not respond, there must be time for the rest.
+	err := wait.PollUntilContextTimeout(ctx, deletePollInterval, hubTimeout, true, func(ctx context.Context) (bool, error) {
+		live := &clusterv1alpha1.Cluster{}
+		err := j.hub.Get(ctx, client.ObjectKey{Name: j.request.Name}, live)
+		return apierrors.IsNotFound(err) || err == nil && live.DeletionTimestamp.IsZero(), client.IgnoreNotFound(err)
+	})
+	if err != nil {
+		return fmt.Errorf("roll back cluster(%s): it may stay on the control plane: %w", j.request.Name, err)
 	}
 	return nil
 }
 
-// deleteCluster deletes the Cluster of this run, and waits until the hub has completed the deletion. isDeleted is false
-// if the Cluster with that name belongs to another run.
-func (j *registration) deleteCluster(ctx context.Context) (isDeleted bool, err error) {
-	isDeleted = true
-	// hubTimeout is shorter than rollbackTimeout: if the hub does not respond, there must be time to delete the objects.
-	err = wait.PollUntilContextTimeout(ctx, deletePollInterval, hubTimeout, true, func(ctx context.Context) (bool, error) {
-		live := &clusterv1alpha1.Cluster{}
-		err := j.hub.Get(ctx, client.ObjectKey{Name: j.request.Name}, live)
-		if err != nil {
-			return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
-		}
-		if live.Annotations[attemptAnnotation] != j.attempt {
-			isDeleted = false
-			return true, nil
-		}
-		j.cluster = live
-		if !live.DeletionTimestamp.IsZero() {
-			return false, nil
-		}
-		// Another run that has resumed the Cluster has changed it, so the API server returns a conflict.
-		err = deleteIfUnchanged(ctx, j.hub, live.DeepCopy())
-		if apierrors.IsConflict(err) {
-			err = nil
-		}
-		return false, err
-	})
-	if err != nil {
-		return false, fmt.Errorf("roll back cluster(%s): it may stay on the control plane: %w", j.request.Name, err)
+// rollBackMember removes the registration from the member, unless another run has created it or written it since.
+func (j *registration) rollBackMember(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), memberRollbackTimeout)
+	defer cancel()
+	role, found, err := j.member.getRole(ctx)
+	if err == nil && found && j.member.log.IsLastWriter(role) && !j.member.isResumed {
+		_, err = j.member.remove(ctx)
 	}
-	return isDeleted, nil
+	if err != nil {
+		return fmt.Errorf("%w; ClusterRole %s and its dependents may stay on it", err, j.member.role())
+	}
+	return nil
 }
 
 func impersonatorSecret(cluster string) string { return cluster + "-impersonator" }

@@ -19,6 +19,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/karmada"
 )
 
@@ -98,7 +99,7 @@ func wantJoined(t *testing.T, w *world, r karmada.JoinRequest) {
 		if err := w.hubClient.Get(t.Context(), client.ObjectKey{Namespace: "karmada-cluster", Name: name}, secret); err != nil {
 			t.Fatal(err)
 		}
-		if karmada.OwnerUID(secret) != got.UID || len(secret.Data["token"]) == 0 {
+		if karmada.Owner(secret) != r.Name || len(secret.Data["token"]) == 0 {
 			t.Errorf("Secret %s: got %v, want a token that goes with the Cluster", name, secret.ObjectMeta)
 		}
 		if name != r.Name {
@@ -118,7 +119,7 @@ func wantJoined(t *testing.T, w *world, r karmada.JoinRequest) {
 
 func uidOf(t *testing.T, reader client.Client) string {
 	t.Helper()
-	uid, err := karmada.HubID(t.Context(), reader)
+	uid, err := join.HubUID(t.Context(), reader)
 	if err != nil {
 		t.Fatal(err)
 	}

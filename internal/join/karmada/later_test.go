@@ -1,7 +1,6 @@
 package karmada_test
 
 import (
-	"errors"
 	"net/http"
 	"strings"
 	"sync"
@@ -62,39 +61,6 @@ func TestRollbackKeepsObjectsOfLaterJoin(t *testing.T) {
 	wantSame(t, "the member", w.memberClient, before)
 }
 
-func TestSupersededJoinWritesNothingMore(t *testing.T) {
-	w := alone(t)
-	before := everything(t, w.memberClient)
-	r := w.joinRequest("superseded")
-	var isSuperseded atomic.Bool
-	var once sync.Once
-	r.Member = observed(w.member.Config, func(request *http.Request) error {
-		if createsBinding(request) {
-			once.Do(func() {
-				if err := karmada.Join(t.Context(), w.joinRequest("superseded")); err != nil {
-					t.Errorf("the later join: %v", err)
-				}
-				isSuperseded.Store(true)
-			})
-		}
-		return nil
-	})
-	r.Hub = observed(w.hub.Config, func(request *http.Request) error {
-		if isSuperseded.Load() && request.Method != http.MethodGet {
-			t.Errorf("the superseded join sends %s %s", request.Method, request.URL.Path)
-		}
-		return nil
-	})
-	if err := karmada.Join(t.Context(), r); !errors.Is(err, karmada.ErrAlreadyRegistered) {
-		t.Errorf("the superseded join: got %v, want ErrAlreadyRegistered", err)
-	}
-	wantJoined(t, w, w.joinRequest("superseded"))
-	if err := karmada.Unjoin(t.Context(), w.unjoinRequest("superseded")); err != nil {
-		t.Fatal(err)
-	}
-	wantSame(t, "the member", w.memberClient, before)
-}
-
 func TestFailedRollbackOnTheHubRemovesCredentials(t *testing.T) {
 	w := alone(t)
 	before := everything(t, w.memberClient)
@@ -108,7 +74,7 @@ func TestFailedRollbackOnTheHubRemovesCredentials(t *testing.T) {
 		return nil
 	})
 	err := karmada.Join(t.Context(), r)
-	if err == nil || !strings.Contains(err.Error(), "roll back cluster(staying): it may stay on the control plane") {
+	if err == nil || !strings.Contains(err.Error(), "roll back Cluster cluster.karmada.io staying") {
 		t.Errorf("got %v, want an error that names the Cluster", err)
 	}
 	wantSame(t, "the member", w.memberClient, before)

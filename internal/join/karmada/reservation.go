@@ -6,31 +6,29 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
 )
 
 const (
-	// attemptAnnotation contains the attempt of the run that wrote an object on the hub, and the runKey on the member.
-	attemptAnnotation = rollback.AttemptAnnotation
 	// reservationPrefix begins the names of the ConfigMaps that reserve an ID for one Cluster.
 	reservationPrefix = "cluster-id-"
 	// reservedForKey and reservedIDKey are the keys of such a ConfigMap.
 	reservedForKey = "cluster"
 	reservedIDKey  = "id"
-	// rollbackTimeout limits the rollback after a failure or an interruption.
-	rollbackTimeout = 40 * time.Second
 )
 
 // ErrAlreadyRegistered is the error for an ID or a name that another Cluster has.
@@ -51,53 +49,47 @@ func (t AlreadyRegisteredError) Is(target error) bool { return target == ErrAlre
 // only one succeeds, and the others return an ErrAlreadyRegistered. If CreateCluster fails, or if ctx ends, it deletes
 // the objects that it has created. cluster must have an ID. hub must read from the API server.
 func CreateCluster(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
+	log := rollback.New(hub, string(uuid.NewUUID()))
+	err := applyCluster(ctx, hub, log, cluster, func(*unstructured.Unstructured) error {
+		return AlreadyRegisteredError{ID: cluster.Spec.ID, Name: cluster.Name}
+	})
+	if err != nil {
+		return errors.Join(err, log.RollBack(ctx))
+	}
+	return nil
+}
+
+// applyCluster creates cluster, or applies it to the existing Cluster if check accepts that, and reserves its ID.
+func applyCluster(
+	ctx context.Context, hub client.Client, log *rollback.Log, cluster *clusterv1alpha1.Cluster, check func(live *unstructured.Unstructured) error,
+) error {
 	if err := ValidateName(cluster.Name); err != nil {
 		return err
 	}
 	if cluster.Spec.ID == "" {
 		return fmt.Errorf("cluster %s has no id", cluster.Name)
 	}
-	hubID, err := HubID(ctx, hub)
+	hubID, err := join.HubUID(ctx, hub)
 	if err != nil {
 		return err
 	}
 	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationHub, hubID)
-	if cluster.Annotations[attemptAnnotation] == "" {
-		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, attemptAnnotation, string(uuid.NewUUID()))
-	}
-	err = hub.Create(ctx, cluster, client.FieldOwner(kube.FieldManager))
-	switch {
-	case apierrors.IsAlreadyExists(err):
-		return AlreadyRegisteredError{ID: cluster.Spec.ID, Name: cluster.Name}
-	case err != nil:
-		err = fmt.Errorf("failed to create cluster(%s) object. error: %w", cluster.Name, err)
-	default:
-		if err = ReserveID(ctx, hub, cluster); err == nil {
-			return nil
-		}
-	}
-	return errors.Join(err, rollBackCluster(ctx, hub, cluster))
-}
-
-// rollBackCluster deletes the Cluster of this attempt and its reservation. A request that failed may have created it.
-func rollBackCluster(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-	defer cancel()
-	live := &clusterv1alpha1.Cluster{}
-	err := hub.Get(ctx, client.ObjectKeyFromObject(cluster), live)
-	if apierrors.IsNotFound(err) || err == nil && live.Annotations[attemptAnnotation] != cluster.Annotations[attemptAnnotation] {
-		return nil
-	}
-	if err == nil {
-		err = client.IgnoreNotFound(hub.Delete(ctx, live.DeepCopy(), client.Preconditions{UID: &live.UID}))
-	}
-	if err == nil {
-		err = deleteOwned(ctx, hub, live, []*metav1.PartialObjectMetadata{reservationOf(live)})
+	live, result, err := log.Apply(ctx, cluster, check)
+	if errors.Is(err, ErrAlreadyRegistered) {
+		return err
 	}
 	if err != nil {
-		return fmt.Errorf("roll back cluster(%s): %w", cluster.Name, err)
+		return fmt.Errorf("failed to create cluster(%s) object. error: %w", cluster.Name, err)
 	}
-	return nil
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, cluster); err != nil {
+		return fmt.Errorf("failed to create cluster(%s) object. error: %w", cluster.Name, err)
+	}
+	if result == rollback.Created {
+		log.Add(func(ctx context.Context) error {
+			return deleteOwned(ctx, hub, cluster.Name, []*metav1.PartialObjectMetadata{reservationOf(cluster)}, apierrors.IsNotFound)
+		})
+	}
+	return ReserveID(ctx, hub, cluster)
 }
 
 // ReserveID reserves the ID of an existing Cluster for it. It returns an ErrAlreadyRegistered if another Cluster has
@@ -106,7 +98,7 @@ func ReserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 	if cluster.Spec.ID == "" {
 		return nil
 	}
-	err := retryStale(ctx, func() error { return reserveID(ctx, hub, cluster) })
+	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error { return reserveID(ctx, hub, cluster) })
 	if err != nil && !errors.Is(err, ErrAlreadyRegistered) {
 		return fmt.Errorf("reserve the cluster ID %s: %w", cluster.Spec.ID, err)
 	}
@@ -114,41 +106,34 @@ func ReserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 }
 
 func reserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
+	desired := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: fleet.DefaultClusterNamespace, Name: reservationName(cluster.Spec.ID)},
+		Data:       map[string]string{reservedForKey: cluster.Name, reservedIDKey: cluster.Spec.ID},
+	}
+	SetOwnerLabels(desired, cluster.Name)
 	reservation := &corev1.ConfigMap{}
-	key := client.ObjectKey{Namespace: fleet.DefaultClusterNamespace, Name: reservationName(cluster.Spec.ID)}
-	err := hub.Get(ctx, key, reservation)
+	err := hub.Get(ctx, client.ObjectKeyFromObject(desired), reservation)
+	if apierrors.IsNotFound(err) {
+		namespace := &corev1.Namespace{ObjectMeta: systemMeta("", desired.Namespace)}
+		if err := ensureNamespace(ctx, hub, namespace); err != nil {
+			return err
+		}
+		return hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager))
+	}
+	if err != nil || reservation.Data[reservedForKey] == cluster.Name {
+		return err
+	}
+	holder := &clusterv1alpha1.Cluster{}
+	err = hub.Get(ctx, client.ObjectKey{Name: reservation.Data[reservedForKey]}, holder)
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	exists := err == nil
-	if exists && OwnerUID(reservation) == cluster.UID {
-		return nil
+	if err == nil && holder.Spec.ID == cluster.Spec.ID {
+		return AlreadyRegisteredError{ID: cluster.Spec.ID, Name: cluster.Name}
 	}
-	if exists {
-		holder := &clusterv1alpha1.Cluster{}
-		err := hub.Get(ctx, client.ObjectKey{Name: reservation.Data[reservedForKey]}, holder)
-		if client.IgnoreNotFound(err) != nil {
-			return err
-		}
-		// The UID in the reservation is ignored: a Cluster gets a new UID when it is restored from a backup.
-		if err == nil && holder.Spec.ID == cluster.Spec.ID && holder.UID != cluster.UID {
-			return AlreadyRegisteredError{ID: cluster.Spec.ID, Name: cluster.Name}
-		}
-	}
-	reservation.Namespace, reservation.Name = key.Namespace, key.Name
-	reservation.Data = map[string]string{reservedForKey: cluster.Name, reservedIDKey: cluster.Spec.ID}
-	SetOwnerLabels(reservation, cluster)
-	if exists {
-		return hub.Update(ctx, reservation, client.FieldOwner(kube.FieldManager))
-	}
-	err = hub.Create(ctx, reservation.DeepCopy(), client.FieldOwner(kube.FieldManager))
-	if !apierrors.IsNotFound(err) {
-		return err
-	}
-	if err := ensureNamespace(ctx, hub, key.Namespace, ""); err != nil {
-		return err
-	}
-	return hub.Create(ctx, reservation, client.FieldOwner(kube.FieldManager))
+	// The holder has been deleted, or has another ID. A concurrent write is a conflict.
+	desired.ResourceVersion = reservation.ResourceVersion
+	return hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager))
 }
 
 // reservationName returns the name of the ConfigMap that reserves id.

@@ -83,7 +83,7 @@ func TestConcurrentCreateClusterHasOneWinner(t *testing.T) {
 			if len(clusters) != 1 || clusters[0].Name != name || clusters[0].Spec.ID != id {
 				t.Errorf("clusters: got %v, want %s alone", clusters, name)
 			}
-			if len(claims) != 1 || karmada.OwnerUID(&claims[0]) != clusters[0].UID {
+			if len(claims) != 1 || karmada.Owner(&claims[0]) != clusters[0].Name {
 				t.Errorf("claims: got %v, want one of the winner", claims)
 			}
 		})
@@ -108,7 +108,7 @@ func TestKilledCreateClusterCanBeRepeated(t *testing.T) {
 		t.Errorf("another name: got %v, want ErrAlreadyRegistered", err)
 	}
 	clusters, claims := startingWith(t, w.hubClient, "cut")
-	if len(clusters) != 1 || len(claims) != 1 || karmada.OwnerUID(&claims[0]) != clusters[0].UID {
+	if len(clusters) != 1 || len(claims) != 1 || karmada.Owner(&claims[0]) != clusters[0].Name {
 		t.Errorf("got clusters %v and claims %v, want one each", clusters, claims)
 	}
 	// A reservation for a Cluster that does not exist.

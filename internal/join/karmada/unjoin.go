@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
 )
 
 // collectorTimeout limits the wait for the member's garbage collector.
@@ -75,12 +77,11 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 // cleanUpMember deletes the objects of the registration from the cluster, and waits for its garbage collector. It
 // returns the number of objects that it deleted.
 func (r UnjoinRequest) cleanUpMember(ctx context.Context, hub client.Client) (removed int, err error) {
-	hubID, err := HubID(ctx, hub)
+	member, err := newMemberRegistration(r.Member, r.Name, r.ClusterNamespace, "")
 	if err != nil {
 		return 0, err
 	}
-	member, err := newMemberObjects(r.Member, r.Name, r.ClusterNamespace, hubID)
-	if err != nil {
+	if member.hubID, err = join.HubUID(ctx, hub); err != nil {
 		return 0, err
 	}
 	refs, err := member.remove(ctx)
@@ -98,19 +99,12 @@ func (r UnjoinRequest) cleanUpMember(ctx context.Context, hub client.Client) (re
 	return len(refs), nil
 }
 
-// isRemoved returns whether the member has no own objects, and no shared objects that only this cluster uses. It
-// ignores objects that are being deleted: the deletion of a namespace takes some seconds.
+// isRemoved returns whether the member's garbage collector has deleted the objects of the cluster.
 func (m *memberRegistration) isRemoved(ctx context.Context) (bool, error) {
-	for _, obj := range append(m.own(), m.shared()...) {
-		live, found, err := m.get(ctx, obj)
-		if err != nil {
+	for _, obj := range m.own() {
+		err := m.client.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+		if !apierrors.IsNotFound(err) && (err != nil || m.isOwn(obj)) {
 			return false, err
-		}
-		if !found || !live.GetDeletionTimestamp().IsZero() {
-			continue
-		}
-		if users := usedByAnnotations(live); m.isOwn(live) || len(users) == 1 && users[0] == m.usedByAnnotation() {
-			return false, nil
 		}
 	}
 	return true, nil

@@ -49,7 +49,7 @@ func ForceDeleteNamespaceContent(ctx context.Context, hub client.Client, cluster
 // forceDelete deletes obj and removes a finalizer from it.
 func forceDelete(ctx context.Context, hub client.Client, obj client.Object, finalizer string) error {
 	uid := obj.GetUID()
-	err := retryStale(ctx, func() error {
+	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
 		if err := hub.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetUID() != uid {
 			return client.IgnoreNotFound(err)
 		}
@@ -81,10 +81,10 @@ func (d *deletion) forceDeleteCluster(ctx context.Context) error {
 		return err
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(name)}}
-	if err := d.hub.Delete(ctx, namespace); ignoreForbidden(client.IgnoreNotFound(err)) != nil {
+	if err := d.hub.Delete(ctx, namespace); err != nil && !isMissingOrForbidden(err) {
 		return fmt.Errorf("delete namespace %s: %w", namespace.Name, err)
 	}
-	if err := retryStale(ctx, func() error { return ignoreForbidden(DeleteHubObjects(ctx, d.hub, d.cluster)) }); err != nil {
+	if err := d.deleteHubObjects(ctx); err != nil {
 		return err
 	}
 	return forceDelete(ctx, d.hub, d.cluster, clusterv1alpha1.ClusterFinalizer)

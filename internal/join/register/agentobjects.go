@@ -8,6 +8,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -15,6 +16,7 @@ import (
 // agentObjects are the objects of an agent in a namespace of the cluster; nil for those that do not exist.
 type agentObjects struct {
 	namespace      string
+	role           *rbacv1.ClusterRole
 	deployment     *appsv1.Deployment
 	secret         *corev1.Secret
 	serviceAccount *corev1.ServiceAccount
@@ -30,7 +32,10 @@ func (m memberClient) agentObjects(ctx context.Context, namespace, deployment st
 	if a.secret, err = getOrNil(ctx, m, a.secretKey(), &corev1.Secret{}); err != nil {
 		return a, err
 	}
-	a.serviceAccount, err = getOrNil(ctx, m, client.ObjectKey{Namespace: namespace, Name: AgentServiceAccount}, &corev1.ServiceAccount{})
+	if a.serviceAccount, err = getOrNil(ctx, m, client.ObjectKey{Namespace: namespace, Name: AgentServiceAccount}, &corev1.ServiceAccount{}); err != nil {
+		return a, err
+	}
+	a.role, err = getOrNil(ctx, m, client.ObjectKey{Name: AgentRole(namespace)}, &rbacv1.ClusterRole{})
 	return a, err
 }
 
@@ -65,25 +70,27 @@ func (a agentObjects) secretKey() client.ObjectKey {
 	return client.ObjectKey{Namespace: a.namespace, Name: KubeconfigSecret}
 }
 
-// cluster returns the name of the agent's Cluster, or "" if it is not known.
-func (a agentObjects) cluster() string {
-	name := a.argument(clusterFlag)
-	if name == "" && a.secret != nil {
-		name = a.secret.Labels[RegistrationLabel]
+// kubeconfig returns the kubeconfig for the control plane, or nil.
+func (a agentObjects) kubeconfig() []byte {
+	if a.secret == nil {
+		return nil
 	}
-	if name == "" && a.serviceAccount != nil {
-		name = a.serviceAccount.Labels[RegistrationLabel]
-	}
-	return name
+	return a.secret.Data[KubeconfigKey]
 }
 
-func (a agentObjects) isEmpty() bool {
-	return a.deployment == nil && a.secret == nil && a.serviceAccount == nil
+// cluster returns the name of the agent's Cluster, or "" if it is not known.
+func (a agentObjects) cluster() string {
+	if name := a.argument(clusterFlag); name != "" || a.role == nil {
+		return name
+	}
+	return a.role.Labels[RegistrationLabel]
 }
+
+func (a agentObjects) isEmpty() bool { return a.role == nil && a.deployment == nil && a.secret == nil }
 
 // isUnfinished returns whether the objects are those of a registration that was not completed.
 func (a agentObjects) isUnfinished() bool {
-	return a.secret != nil && a.secret.Annotations[unfinishedAnnotation] != ""
+	return a.role != nil && a.role.Annotations[unfinishedAnnotation] != ""
 }
 
 // existingObjectErrors describes the objects that exist, each of which prevents a new registration.
@@ -98,6 +105,9 @@ func (a agentObjects) existingObjectErrors() []string {
 	add(a.serviceAccount != nil, AgentServiceAccount, "ServiceAccount")
 	if a.deployment != nil {
 		add(true, a.deployment.Name, "Deployment")
+	}
+	if a.role != nil && len(problems) == 0 {
+		problems = append(problems, "ClusterRole "+a.role.Name+" already exists")
 	}
 	return problems
 }
@@ -156,7 +166,7 @@ func (g *registration) preflight(ctx context.Context) error {
 		return nil
 	case existing.isUnfinished() && existing.cluster() == r.ClusterName:
 		g.mode = modeResume
-		return r.checkControlPlane(existing.secret.Data[KubeconfigKey])
+		return r.checkControlPlane(existing.kubeconfig())
 	}
 	if problems := existing.existingObjectErrors(); len(problems) > 0 {
 		return &PreflightError{Problems: problems, Cluster: existing.cluster()}

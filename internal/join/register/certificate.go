@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -18,6 +18,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -90,6 +91,9 @@ func (g *registration) withGracePeriod(ctx context.Context) (context.Context, co
 // not accept the kubeconfig, or the pins do not allow the control plane.
 func (g *registration) useExistingKubeconfig(ctx context.Context) bool {
 	secret := g.existing.secret
+	if secret == nil {
+		return false
+	}
 	config, err := clientcmd.RESTConfigFromKubeConfig(secret.Data[KubeconfigKey])
 	if err != nil || !g.isPinned(config.CAData) || g.setKubeconfig(ctx, secret.Data[KubeconfigKey], secret.Annotations[certificateAnnotation]) != nil {
 		return false
@@ -135,7 +139,7 @@ func (g *registration) readCluster(ctx context.Context) (*clusterv1alpha1.Cluste
 	return cluster, nil
 }
 
-// awaitAccess waits until the agent may read its Cluster, and sets createdClusterUID. The agent has not started yet, so
+// awaitAccess waits until the agent may read its Cluster, and sets hasCreatedCluster. The agent has not started yet, so
 // a Cluster with a Kubernetes version in its status belongs to another agent.
 func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) error {
 	var last error
@@ -150,7 +154,7 @@ func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) e
 			return false, fmt.Errorf("the control plane has another cluster under the name %s: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, g.id)
 		}
 		if g.usesExistingKubeconfig || cluster.Status.KubernetesVersion == "" && cluster.Annotations[kube.AnnotationBootstrapToken] == g.token.ID {
-			g.createdClusterUID = cluster.UID
+			g.hasCreatedCluster = true
 		}
 		return true, nil
 	})
@@ -177,33 +181,26 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 			return ignoreMissingOrForbidden(err)
 		}
 	}
-	if g.createdClusterUID == "" {
+	if !g.hasCreatedCluster {
 		return nil
 	}
 	if used, err := g.isUsedByOther(ctx); err != nil || used {
 		return err
 	}
-	cluster := &clusterv1alpha1.Cluster{}
-	cluster.Name = g.request.ClusterName
-	err := g.hub.Delete(ctx, cluster, client.Preconditions{UID: &g.createdClusterUID})
-	if ignoreMissingOrForbidden(err) != nil && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete Cluster %s on the control plane: %w", cluster.Name, err)
+	options := karmada.DeleteOptions{Timeout: deletionTimeout}
+	err := karmada.DeleteCluster(ctx, g.hub, g.request.ClusterName, clusterv1alpha1.Pull, options)
+	if errors.Is(err, karmada.ErrNoCluster) {
+		return nil
 	}
-	err = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
-		live, err := g.readCluster(ctx)
-		return err != nil && ignoreMissingOrForbidden(err) == nil || err == nil && live.UID != g.createdClusterUID, nil
-	})
-	if err != nil {
-		return fmt.Errorf("delete Cluster %s on the control plane: it is not through with it yet", cluster.Name)
-	}
-	return nil
+	return ignoreMissingOrForbidden(err)
 }
 
-// isUsedByOther returns whether another run has written the Secret. That run completes the registration of the Cluster.
+// isUsedByOther returns whether another run has written the ClusterRole. That run completes the registration of the
+// Cluster.
 func (g *registration) isUsedByOther(ctx context.Context) (bool, error) {
-	secret := &corev1.Secret{}
-	found, err := g.member.get(ctx, client.ObjectKey{Namespace: g.request.Namespace, Name: KubeconfigSecret}, secret)
-	return found && secret.Labels[RegistrationLabel] == g.request.ClusterName && !g.log.IsLastWriter(secret), err
+	role := &rbacv1.ClusterRole{}
+	found, err := g.member.get(ctx, client.ObjectKey{Name: AgentRole(g.request.Namespace)}, role)
+	return found && role.Labels[RegistrationLabel] == g.request.ClusterName && !g.log.IsLastWriter(role), err
 }
 
 // ignoreMissingOrForbidden returns nil for the errors that an agent without a Cluster gets: its RBAC is deleted with

@@ -8,20 +8,20 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/join/foreign"
 )
 
 const (
 	// podTerminationTimeout limits the wait for the termination of the agent's pods.
 	podTerminationTimeout = 12 * time.Second
-	// hubUserAnnotationPrefix is the prefix of the annotations on a namespace that a hub in push mode uses.
-	hubUserAnnotationPrefix = "hub.towline.dev/"
+	// collectorTimeout limits the wait for the garbage collector of the cluster.
+	collectorTimeout = 10 * time.Second
 )
 
 // cleanup deletes the objects of one registration from the cluster. Each of them may be deleted already: an agent that
@@ -35,11 +35,9 @@ type cleanup struct {
 	progress           func(line string)
 }
 
-// run deletes the objects, the Secret with the kubeconfig last: another run needs it to continue.
+// run deletes the objects, the ClusterRole last: another run needs it to continue.
 func (c cleanup) run(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{
-		c.deleteDeployment, c.deleteLease, c.deleteRBAC, c.deleteServiceAccount, c.deleteNamespace, c.deleteInventoryNamespace, c.deleteSecret,
-	} {
+	for _, step := range []func(context.Context) error{c.deleteDeployment, c.deleteLease, c.deleteNamespace, c.deleteInventoryNamespace, c.deleteRole} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -91,77 +89,38 @@ func (c cleanup) deleteLease(ctx context.Context) error {
 	return nil
 }
 
-// deleteRBAC removes the agent from the ClusterRoleBinding, and deletes the ClusterRole if no other agent is bound to
-// it.
-func (c cleanup) deleteRBAC(ctx context.Context) error {
-	if err := c.member.removeBindingSubject(ctx, subject(c.objects.namespace)); err != nil {
+// deleteRole deletes the ClusterRole, and waits until the garbage collector has deleted its dependents. After
+// collectorTimeout the cluster continues with their deletion.
+func (c cleanup) deleteRole(ctx context.Context) error {
+	role := c.objects.role
+	// A role without the cluster's label is not of this registration: other agents can need it.
+	if role == nil || !isManaged(role) || role.GetLabels()[RegistrationLabel] != c.cluster {
+		return nil
+	}
+	if err := c.delete(ctx, "ClusterRole", role); err != nil {
 		return err
 	}
-	if err := c.deleteUninstallRBAC(ctx); err != nil {
-		return err
-	}
-	bound, err := c.member.get(ctx, client.ObjectKey{Name: AgentClusterRole}, &rbacv1.ClusterRoleBinding{})
-	if err != nil || bound {
-		return err
-	}
-	role := &rbacv1.ClusterRole{}
-	found, err := c.member.get(ctx, client.ObjectKey{Name: AgentClusterRole}, role)
-	if err != nil || !found || !isManaged(role) {
-		return err
-	}
-	return c.delete(ctx, "ClusterRole", role)
-}
-
-// deleteUninstallRBAC deletes the ClusterRole and the ClusterRoleBinding of an uninstallation that the agent did not
-// complete. It orphans the dependents of the ClusterRole, since other agents may use them now.
-func (c cleanup) deleteUninstallRBAC(ctx context.Context) error {
-	key := client.ObjectKey{Name: UninstallClusterRole(c.objects.secretKey().Namespace, c.cluster)}
-	for _, obj := range []client.Object{&rbacv1.ClusterRoleBinding{}, &rbacv1.ClusterRole{}} {
-		found, err := c.member.get(ctx, key, obj)
-		if err != nil {
-			return err
-		}
-		if !found || !isManaged(obj) {
-			continue
-		}
-		uid := obj.GetUID()
-		err = c.member.Delete(ctx, obj, client.Preconditions{UID: &uid}, client.PropagationPolicy("Orphan"))
-		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
-			return fmt.Errorf("delete %T %s on the cluster: %w", obj, key.Name, err)
-		}
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, collectorTimeout, true, func(ctx context.Context) (bool, error) {
+		object, err := c.member.findObjectBeingUninstalled(ctx, c.objects.namespace)
+		return err == nil && (object == "" || strings.HasPrefix(object, "Namespace ")), nil
+	})
+	if err != nil && ctx.Err() == nil {
+		c.progress("the cluster has not yet deleted all objects of the agent")
 	}
 	return nil
 }
 
-func (c cleanup) deleteServiceAccount(ctx context.Context) error {
-	if c.objects.serviceAccount == nil {
-		return nil
-	}
-	return c.delete(ctx, "ServiceAccount", c.objects.serviceAccount)
-}
-
-func (c cleanup) deleteSecret(ctx context.Context) error {
-	if c.objects.secret == nil {
-		return nil
-	}
-	return c.delete(ctx, "Secret", c.objects.secret)
-}
+// isManaged returns whether a registration created obj. Karmada uses the same label.
+func isManaged(obj client.Object) bool { return obj.GetLabels()[clusterv1alpha1.SystemLabel] == "true" }
 
 // deleteNamespace deletes the agent's namespace if a registration of the cluster made it.
 func (c cleanup) deleteNamespace(ctx context.Context) error {
 	return c.deleteNamespaceIfUnused(ctx, c.objects.namespace, func(n *corev1.Namespace) bool { return n.Labels[RegistrationLabel] == c.cluster })
 }
 
-// deleteInventoryNamespace deletes the namespace of the agent's inventory unless a hub that dials the cluster uses it.
+// deleteInventoryNamespace deletes the namespace of the agent's inventory.
 func (c cleanup) deleteInventoryNamespace(ctx context.Context) error {
-	return c.deleteNamespaceIfUnused(ctx, c.inventoryNamespace, func(n *corev1.Namespace) bool {
-		for key := range n.Annotations {
-			if strings.HasPrefix(key, hubUserAnnotationPrefix) {
-				return false
-			}
-		}
-		return true
-	})
+	return c.deleteNamespaceIfUnused(ctx, c.inventoryNamespace, func(*corev1.Namespace) bool { return true })
 }
 
 // deleteNamespaceIfUnused deletes a namespace that a registration or an agent made and for which isOwn returns true,

@@ -9,22 +9,20 @@
 //  2. requestCertificate verifies the control plane and requests a certificate for the agent. The control plane creates
 //     the Cluster when it approves the request.
 //  3. awaitAccess waits until the agent's certificate gives access to its Cluster.
-//  4. applyObjects writes the Namespace, the Secret with the kubeconfig, the ServiceAccount and the ClusterRoleBinding.
-//     The Secret reserves the namespace: its annotations have the uid of the run, and mark the registration as
-//     unfinished.
+//  4. applyObjects writes the ClusterRole, the Namespace, the Secret with the kubeconfig, the ServiceAccount and the
+//     ClusterRoleBinding. The ClusterRole reserves the namespace: its annotations have the uid of the run, and mark the
+//     registration as unfinished. It owns the other objects, so that its deletion deletes them.
 //  5. applyObject writes the Deployment, awaitReady waits until the agent runs and its Cluster is ready, and
 //     removeUnfinishedMark removes the annotation for the unfinished registration.
 //
-// After a failure or an interruption rollBack deletes the Cluster from the control plane, and then its objects from the
-// cluster: those that this run wrote and, if it resumed a registration, those of the earlier run. If another run has
-// written the Secret since, the objects belong to that run and stay. After a failed renewal, rollBack restores the
-// earlier content of the objects instead.
+// After a failure or an interruption rollBack deletes the Cluster from the control plane, and then the registration
+// from the cluster. If another run has written the ClusterRole since, the objects belong to that run and stay. After a
+// failed renewal, rollBack restores the earlier content of the objects instead.
 //
 // Unregister deletes the Cluster with the caller's or the agent's kubeconfig, and waits until the control plane has
-// completed the deletion. Then it deletes the objects from the cluster with the same code as rollBack. It deletes the
-// Secret last, so that an interrupted run can be repeated.
+// completed the deletion. Then it deletes the registration from the cluster with the same code as rollBack, the
+// ClusterRole last, so that an interrupted run can be repeated.
 //
-// Several agents on one cluster, each in a namespace of its own, share a ClusterRole and a ClusterRoleBinding. The
-// last one deletes both. A namespace is deleted if a registration or an agent created it and it holds no foreign
-// objects, see package foreign.
+// Several agents on one cluster, each in a namespace of its own, have ClusterRoles of their own. A namespace is deleted
+// if a registration or an agent created it and it holds no foreign objects, see package foreign.
 package register

@@ -27,23 +27,23 @@ const (
 	KubeconfigKey = "karmada-kubeconfig"
 	// AgentServiceAccount is the agent's ServiceAccount.
 	AgentServiceAccount = "karmada-agent-sa"
-	// AgentClusterRole is the agent's ClusterRole and ClusterRoleBinding. The agents of one cluster, each in a
-	// namespace of its own, share both.
-	AgentClusterRole = "karmada-agent"
-	// uninstallClusterRolePrefix is the prefix of the name that UninstallClusterRole returns.
-	uninstallClusterRolePrefix = "karmada-agent-leaving:"
+	// agentRole is the ClusterRole and the ClusterRoleBinding of an agent in DefaultNamespace.
+	agentRole = "karmada-agent"
 )
 
-// UninstallClusterRole returns the name of the ClusterRole and the ClusterRoleBinding of an agent that uninstalls
-// itself. The ClusterRole owns the objects of the agent. The agent deletes it last.
-func UninstallClusterRole(namespace, cluster string) string {
-	return uninstallClusterRolePrefix + namespace + ":" + cluster
+// AgentRole returns the name of the ClusterRole and the ClusterRoleBinding of the agent in a namespace. The ClusterRole
+// owns the other objects of the registration, so that its deletion deletes them all.
+func AgentRole(namespace string) string {
+	if namespace == DefaultNamespace {
+		return agentRole
+	}
+	return agentRole + ":" + namespace
 }
 
 const (
 	// RegistrationLabel on an object of the cluster is the name of the Cluster whose registration made it.
 	RegistrationLabel = "towline.dev/registration"
-	// unfinishedAnnotation on the Secret marks a registration that is not complete. The next run resumes it.
+	// unfinishedAnnotation on the ClusterRole marks a registration that is not complete. The next run resumes it.
 	unfinishedAnnotation = "towline.dev/registration-unfinished"
 	// certificateAnnotation on the Secret and on the pods is the name of the CertificateSigningRequest of the
 	// certificate, so that a new certificate restarts the pods.
@@ -67,6 +67,8 @@ type manifest struct {
 	// csr is the name of the CertificateSigningRequest of the kubeconfig's certificate.
 	csr        string
 	kubeconfig []byte
+	// owner refers to the ClusterRole.
+	owner metav1.OwnerReference
 }
 
 // encodeKubeconfig returns the agent's kubeconfig for the control plane.
@@ -88,52 +90,51 @@ func (m manifest) namespace() *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: m.objectMeta("", m.request.Namespace)}
 }
 
-// secret returns the Secret with the kubeconfig. It is written first, and marks the registration as unfinished.
+// secret returns the Secret with the kubeconfig.
 func (m manifest) secret() client.Object {
 	secret := &corev1.Secret{
-		ObjectMeta: m.objectMeta(m.request.Namespace, KubeconfigSecret),
+		ObjectMeta: m.ownedMeta(m.request.Namespace, KubeconfigSecret),
 		Type:       corev1.SecretTypeOpaque,
 		Data:       map[string][]byte{KubeconfigKey: m.kubeconfig},
 	}
 	secret.Annotations[certificateAnnotation] = m.csr
-	// A renewal is never unfinished: if it fails, the agent continues with its earlier certificate.
-	if !m.request.Renew {
-		secret.Annotations[unfinishedAnnotation] = "true"
-	}
 	return secret
 }
 
 func (m manifest) serviceAccount() client.Object {
-	return &corev1.ServiceAccount{ObjectMeta: m.objectMeta(m.request.Namespace, AgentServiceAccount)}
+	return &corev1.ServiceAccount{ObjectMeta: m.ownedMeta(m.request.Namespace, AgentServiceAccount)}
 }
 
-// clusterRole gives the agent all permissions: the control plane may deploy objects of any kind.
-func (m manifest) clusterRole() *rbacv1.ClusterRole {
-	return &rbacv1.ClusterRole{
-		ObjectMeta: m.sharedObjectMeta(AgentClusterRole),
+// clusterRole gives the agent all permissions: the control plane may deploy objects of any kind. It is written first,
+// and marks the registration as unfinished.
+func (m manifest) clusterRole() client.Object {
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: m.objectMeta("", AgentRole(m.request.Namespace)),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}},
 			{NonResourceURLs: []string{"*"}, Verbs: []string{"get"}},
 		},
 	}
-}
-
-func (m manifest) clusterRoleBinding() *rbacv1.ClusterRoleBinding {
-	return &rbacv1.ClusterRoleBinding{
-		ObjectMeta: m.sharedObjectMeta(AgentClusterRole),
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: AgentClusterRole},
-		Subjects:   []rbacv1.Subject{subject(m.request.Namespace)},
+	// A renewal is never unfinished: if it fails, the agent continues with its earlier certificate.
+	if !m.request.Renew {
+		role.Annotations[unfinishedAnnotation] = "true"
 	}
+	return role
 }
 
-func subject(namespace string) rbacv1.Subject {
-	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: AgentServiceAccount}
+func (m manifest) clusterRoleBinding() client.Object {
+	name := AgentRole(m.request.Namespace)
+	return &rbacv1.ClusterRoleBinding{
+		ObjectMeta: m.ownedMeta("", name),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: m.request.Namespace, Name: AgentServiceAccount}},
+	}
 }
 
 func (m manifest) deployment() client.Object {
 	labels := map[string]string{appLabel: appLabelValue}
 	return &appsv1.Deployment{
-		ObjectMeta: m.objectMeta(m.request.Namespace, DefaultAgentDeployment),
+		ObjectMeta: m.ownedMeta(m.request.Namespace, DefaultAgentDeployment),
 		Spec: appsv1.DeploymentSpec{
 			Replicas: ptr.To(m.request.Replicas),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -219,15 +220,15 @@ func (m manifest) arguments() []string {
 
 // objectMeta is the metadata of an object of this registration.
 func (m manifest) objectMeta(namespace, name string) metav1.ObjectMeta {
-	meta := m.sharedObjectMeta(name)
-	meta.Namespace = namespace
-	meta.Labels[RegistrationLabel] = m.request.ClusterName
-	return meta
+	return metav1.ObjectMeta{
+		Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true", RegistrationLabel: m.request.ClusterName},
+		Annotations: map[string]string{rollback.AttemptAnnotation: m.attempt},
+	}
 }
 
-// sharedObjectMeta is the metadata of an object that the agents of one cluster share.
-func (m manifest) sharedObjectMeta(name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{rollback.AttemptAnnotation: m.attempt},
-	}
+// ownedMeta is objectMeta with the ClusterRole as the owner.
+func (m manifest) ownedMeta(namespace, name string) metav1.ObjectMeta {
+	meta := m.objectMeta(namespace, name)
+	meta.OwnerReferences = []metav1.OwnerReference{m.owner}
+	return meta
 }

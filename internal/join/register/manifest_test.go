@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -32,7 +33,7 @@ func TestManifestGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := manifest{request: request, attempt: "attempt", memberServer: "https://10.20.0.1:6443", csr: "member3-abcde", kubeconfig: way}
+			m := manifest{request: request, attempt: "attempt", memberServer: "https://10.20.0.1:6443", csr: "member3-abcde", kubeconfig: way, owner: metav1.OwnerReference{Name: "owner"}}
 			got := slices.Concat(way, encode(t, m.namespace(), m.secret(), m.clusterRole(), m.serviceAccount(), m.clusterRoleBinding(), m.deployment()))
 			file := "testdata/" + name + ".yaml"
 			if *update {

@@ -2,8 +2,9 @@ package register
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -42,34 +43,22 @@ func withRequestLimits(ctx context.Context, config *rest.Config) *rest.Config {
 	return config
 }
 
-// memberClient is a client for the cluster that is registered. resources is its discovery client, which logs no
-// warnings.
+// memberClient is a client for the cluster that is registered, which logs no warnings. resources is its discovery
+// client.
 type memberClient struct {
 	client.Client
 	resources discovery.ServerResourcesInterface
 }
 
 func newMemberClient(ctx context.Context, config *rest.Config) (memberClient, error) {
-	base, err := newClient(ctx, config)
-	if err != nil {
-		return memberClient{}, fmt.Errorf("connect to the cluster: %w", err)
-	}
-	quiet := withRequestLimits(ctx, config)
-	quiet.WarningHandler, quiet.WarningHandlerWithContext = rest.NoWarnings{}, nil
-	resources, err := discovery.NewDiscoveryClientForConfig(quiet)
-	if err != nil {
+	config = withRequestLimits(ctx, config)
+	config.WarningHandler, config.WarningHandlerWithContext = rest.NoWarnings{}, nil
+	base, baseErr := client.New(config, client.Options{Scheme: kube.Scheme()})
+	resources, err := discovery.NewDiscoveryClientForConfig(config)
+	if err := errors.Join(baseErr, err); err != nil {
 		return memberClient{}, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	return memberClient{base, resources}, nil
-}
-
-// clusterID returns the id of the cluster: the uid of its namespace kube-system.
-func (m memberClient) clusterID(ctx context.Context) (string, error) {
-	system := &corev1.Namespace{}
-	if err := m.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, system); err != nil {
-		return "", fmt.Errorf("read the id of the cluster: %w", err)
-	}
-	return string(system.UID), nil
 }
 
 // get reads an object into obj and returns whether it exists.
@@ -85,62 +74,36 @@ func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.
 	return !apierrors.IsNotFound(err), nil
 }
 
-// findObjectBeingUninstalled returns the kind and the key of an agent's object in the namespace that an uninstallation
-// is deleting, or "". An agent that uninstalls itself sets an owner on its objects, and deletes the owner last. An
-// object with an existing owner is not returned: the agent may roll back the uninstallation.
+// findObjectBeingUninstalled returns the kind and the key of an agent's object in the namespace that is being deleted,
+// or whose ClusterRole is deleted, so that the garbage collector will delete it. It returns "" if there is none.
 func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace string) (string, error) {
+	role := &rbacv1.ClusterRole{}
+	if _, err := m.get(ctx, client.ObjectKey{Name: AgentRole(namespace)}, role); err != nil {
+		return "", err
+	}
 	for _, object := range []struct {
 		kind string
 		key  client.ObjectKey
 		obj  client.Object
 	}{
-		{"ClusterRole", client.ObjectKey{Name: AgentClusterRole}, &rbacv1.ClusterRole{}},
+		{"ClusterRoleBinding", client.ObjectKey{Name: AgentRole(namespace)}, &rbacv1.ClusterRoleBinding{}},
 		{"ServiceAccount", client.ObjectKey{Namespace: namespace, Name: AgentServiceAccount}, &corev1.ServiceAccount{}},
-		{"Namespace", client.ObjectKey{Name: namespace}, &corev1.Namespace{}},
-		{"ClusterRoleBinding", client.ObjectKey{Name: AgentClusterRole}, &rbacv1.ClusterRoleBinding{}},
 		{"Secret", client.ObjectKey{Namespace: namespace, Name: KubeconfigSecret}, &corev1.Secret{}},
 		{"Deployment", client.ObjectKey{Namespace: namespace, Name: DefaultAgentDeployment}, &appsv1.Deployment{}},
+		{"Namespace", client.ObjectKey{Name: namespace}, &corev1.Namespace{}},
 	} {
 		found, err := m.get(ctx, object.key, object.obj)
 		if err != nil {
 			return "", err
 		}
-		if !found {
-			continue
-		}
-		isDeleted := object.obj.GetDeletionTimestamp() != nil
-		if !isDeleted {
-			if isDeleted, err = m.hasDeletedOwner(ctx, namespace, object.obj); err != nil {
-				return "", err
-			}
-		}
-		if isDeleted {
+		hasDeletedOwner := slices.ContainsFunc(object.obj.GetOwnerReferences(), func(owner metav1.OwnerReference) bool {
+			return owner.Kind == "ClusterRole" && owner.Name == AgentRole(namespace) && (owner.UID != role.UID || role.DeletionTimestamp != nil)
+		})
+		if found && (hasDeletedOwner || object.obj.GetDeletionTimestamp() != nil) {
 			return object.kind + " " + object.key.String(), nil
 		}
 	}
 	return "", nil
-}
-
-// hasDeletedOwner returns whether an agent in the namespace that uninstalls itself has deleted an owner of obj. The
-// agents of earlier versions used their ClusterRole or ServiceAccount as the owner.
-func (m memberClient) hasDeletedOwner(ctx context.Context, namespace string, obj client.Object) (bool, error) {
-	for _, ownerRef := range obj.GetOwnerReferences() {
-		var owner client.Object
-		key := client.ObjectKey{Name: ownerRef.Name}
-		switch {
-		case ownerRef.Kind == "ClusterRole" && (ownerRef.Name == AgentClusterRole || strings.HasPrefix(ownerRef.Name, uninstallClusterRolePrefix)):
-			owner = &rbacv1.ClusterRole{}
-		case ownerRef.Kind == rbacv1.ServiceAccountKind && ownerRef.Name == AgentServiceAccount:
-			owner, key.Namespace = &corev1.ServiceAccount{}, namespace
-		default:
-			continue
-		}
-		found, err := m.get(ctx, key, owner)
-		if err != nil || !found || owner.GetUID() != ownerRef.UID || owner.GetDeletionTimestamp() != nil {
-			return err == nil, err
-		}
-	}
-	return false, nil
 }
 
 // awaitUninstallation waits until no agent is being uninstalled from the namespace.

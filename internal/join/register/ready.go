@@ -30,8 +30,6 @@ const (
 	imageTimeoutDivisor = 10
 	// maxReasonBytes limits the bytes of a reason in a message: the end of a log may be long.
 	maxReasonBytes = 500
-	// reasonInvalidImageName is the kubelet's reason for a container whose image has an invalid name.
-	reasonInvalidImageName = "InvalidImageName"
 )
 
 // readinessCheck waits until the agent works and the control plane reports its Cluster as ready.
@@ -39,56 +37,54 @@ type readinessCheck struct {
 	*registration
 	// reported is the last progress line by subject: a pod, "cluster" or "hub".
 	reported map[string]string
-	// imageErrorSince is the time, by pod, since which the image cannot be pulled.
-	imageErrorSince map[string]time.Time
-	rolledOut       bool
-	lastProblem     string // the last line about a missing condition
+	// imageErrorSince is the time since which the image of a pod cannot be pulled.
+	imageErrorSince time.Time
+	// waitsFor is the condition that is missing, and problem the last line about it.
+	waitsFor, problem string
 }
 
 // awaitReady waits until the agent runs and its Cluster is ready. It fails early if the agent cannot start or the
 // control plane does not accept the Cluster.
 func (g *registration) awaitReady(ctx context.Context) error {
-	r := &readinessCheck{registration: g, reported: map[string]string{}, imageErrorSince: map[string]time.Time{}, lastProblem: "nothing is known of it yet"}
+	r := &readinessCheck{registration: g, reported: map[string]string{}}
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, g.request.DiscoveryTimeout, true, func(context.Context) (bool, error) {
-		// The timeout does not cancel the requests, so that lastProblem describes the agent and not the timeout.
-		err := r.checkPods(ctx)
-		if err != nil || !r.rolledOut {
-			return false, cmp.Or(ctx.Err(), err)
+		// The timeout does not cancel the requests, so that problem describes the agent and not the timeout.
+		isReady, err := r.checkAgent(ctx)
+		if isReady && err == nil {
+			isReady, err = r.checkCluster(ctx)
 		}
-		ready, err := r.checkCluster(ctx)
-		return ready, cmp.Or(ctx.Err(), err)
+		return isReady, cmp.Or(ctx.Err(), err)
 	})
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("wait for the agent: %w: %s", ctx.Err(), r.lastProblem)
-	case !errors.Is(err, context.DeadlineExceeded):
-		return err
-	case !r.rolledOut:
-		return fmt.Errorf("wait for Deployment(%s/%s) rollout: %w: %s", g.request.Namespace, DefaultAgentDeployment, err, r.lastProblem)
+	if wait.Interrupted(err) {
+		return fmt.Errorf("wait for %s: %w: %s", r.waitsFor, err, r.problem)
 	}
-	return fmt.Errorf("wait for cluster(%s) to be ready: %w: %s", g.request.ClusterName, err, r.lastProblem)
+	return err
 }
 
-// checkPods reads the Deployment and its pods. It returns only final errors: if the cluster does not answer, it returns
-// nil, and awaitReady calls it again.
-func (r *readinessCheck) checkPods(ctx context.Context) error {
+// checkAgent returns whether all pods of the Deployment are up to date and one is available: of several agents only the
+// leader is ready. It returns only final errors: if the cluster does not answer, awaitReady calls it again.
+func (r *readinessCheck) checkAgent(ctx context.Context) (isReady bool, err error) {
 	namespace := r.request.Namespace
-	deployment := &appsv1.Deployment{}
-	err := r.member.Get(ctx, client.ObjectKey{Namespace: namespace, Name: DefaultAgentDeployment}, deployment)
+	r.waitsFor = fmt.Sprintf("Deployment(%s/%s) rollout", namespace, DefaultAgentDeployment)
+	deployment, pods := &appsv1.Deployment{}, &corev1.PodList{}
+	err = r.member.Get(ctx, client.ObjectKey{Namespace: namespace, Name: DefaultAgentDeployment}, deployment)
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("the Deployment %s/%s has been deleted on the cluster meanwhile", namespace, DefaultAgentDeployment)
+		return false, fmt.Errorf("the Deployment %s/%s has been deleted on the cluster meanwhile", namespace, DefaultAgentDeployment)
 	}
-	pods := &corev1.PodList{}
 	if err == nil {
 		err = r.member.List(ctx, pods, client.InNamespace(namespace), client.MatchingLabels{appLabel: appLabelValue})
 	}
 	if err != nil {
 		r.reportNotReady("cluster", err.Error())
-		return nil
+		return false, nil
 	}
-	r.rolledOut, r.lastProblem = isRolledOut(deployment)
+	status, desired := deployment.Status, *deployment.Spec.Replicas
+	r.problem = fmt.Sprintf("of %d pods, %d are up to date and %d are available", desired, status.UpdatedReplicas, status.AvailableReplicas)
+	for _, condition := range status.Conditions {
+		if condition.Type == appsv1.DeploymentReplicaFailure && condition.Status == corev1.ConditionTrue {
+			r.problem = "it has no pod: " + oneLine(condition.Message)
+		}
+	}
 	slices.SortFunc(pods.Items, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -96,23 +92,45 @@ func (r *readinessCheck) checkPods(ctx context.Context) error {
 		if pod.DeletionTimestamp != nil || pod.Annotations[certificateAnnotation] != r.csr {
 			continue
 		}
-		ready, status := podStatus(pod)
-		if ready {
-			r.report(pod.Name, fmt.Sprintf("pod: %s is ready. status: %s", pod.Name, status))
-			continue
+		if err := r.checkPod(pod); err != nil {
+			return false, fmt.Errorf("the agent does not start: pod %s: %w", pod.Name, err)
 		}
-		r.reportNotReady(pod.Name, fmt.Sprintf("pod: %s not ready. status: %s", pod.Name, status))
-		if reason := cmp.Or(crashLoopReason(pod), r.imageError(pod)); reason != "" {
-			return fmt.Errorf("the agent does not start: pod %s: %s", pod.Name, reason)
+	}
+	return status.ObservedGeneration >= deployment.Generation && status.UpdatedReplicas >= desired &&
+		status.Replicas == status.UpdatedReplicas && status.AvailableReplicas > 0, nil
+}
+
+// checkPod reports the status of a pod. It returns an error if a container ended maxRestarts times, or if an image
+// could not be pulled for imageTimeout.
+func (r *readinessCheck) checkPod(pod *corev1.Pod) error {
+	ready, status := podStatus(pod)
+	if ready {
+		r.report(pod.Name, fmt.Sprintf("pod: %s is ready. status: %s", pod.Name, status))
+		return nil
+	}
+	r.reportNotReady(pod.Name, fmt.Sprintf("pod: %s not ready. status: %s", pod.Name, status))
+	for _, container := range pod.Status.ContainerStatuses {
+		waiting, last := container.State.Waiting, container.LastTerminationState.Terminated
+		switch {
+		case container.RestartCount >= maxRestarts && last != nil && container.State.Running == nil:
+			return fmt.Errorf("it was started %d times and %s", container.RestartCount, terminationText(last))
+		case waiting == nil || !strings.Contains(waiting.Reason, "Image"):
+			r.imageErrorSince = time.Time{}
+		case r.imageErrorSince.IsZero():
+			r.imageErrorSince = time.Now()
+		case time.Since(r.imageErrorSince) >= min(imageTimeout, r.request.DiscoveryTimeout/imageTimeoutDivisor):
+			return fmt.Errorf("the image %s cannot be had (%s); name one that the cluster can pull with --karmada-agent-image",
+				r.request.Image, reasonText(waiting.Reason, waiting.Message))
 		}
 	}
 	return nil
 }
 
-// checkCluster returns whether the Cluster is ready. Its errors are final, as those of checkPods.
+// checkCluster returns whether the Cluster is ready. Its errors are final, as those of checkAgent.
 func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
+	r.waitsFor = fmt.Sprintf("cluster(%s) to be ready", r.request.ClusterName)
 	cluster, err := r.readCluster(ctx)
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || err == nil && !cluster.DeletionTimestamp.IsZero() {
 		return false, fmt.Errorf("the Cluster %s has been deleted on the control plane meanwhile", r.request.ClusterName)
 	}
 	if err != nil {
@@ -121,8 +139,6 @@ func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
 	}
 	ready := meta.FindStatusCondition(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	switch {
-	case !cluster.DeletionTimestamp.IsZero():
-		return false, fmt.Errorf("the Cluster %s is being deleted on the control plane", cluster.Name)
 	case ready == nil:
 		r.reportNotReady("hub", "the agent runs, and has not reported to the control plane yet")
 	case ready.Reason == fleet.ReasonTaken:
@@ -136,7 +152,7 @@ func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
 }
 
 func (r *readinessCheck) reportNotReady(subject, line string) {
-	r.lastProblem = line
+	r.problem = line
 	r.report(subject, line)
 }
 
@@ -146,46 +162,6 @@ func (r *readinessCheck) report(subject, line string) {
 		r.request.Progress(line)
 	}
 	r.reported[subject] = line
-}
-
-// imageError returns the reason why the image of a pod could not be pulled for imageTimeout, or "".
-func (r *readinessCheck) imageError(pod *corev1.Pod) string {
-	for _, container := range pod.Status.ContainerStatuses {
-		waiting := container.State.Waiting
-		if waiting == nil || !slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", reasonInvalidImageName}, waiting.Reason) {
-			continue
-		}
-		if r.imageErrorSince[pod.Name].IsZero() {
-			r.imageErrorSince[pod.Name] = time.Now()
-		}
-		if waiting.Reason != reasonInvalidImageName && time.Since(r.imageErrorSince[pod.Name]) < min(imageTimeout, r.request.DiscoveryTimeout/imageTimeoutDivisor) {
-			return ""
-		}
-		return fmt.Sprintf("the image %s cannot be had (%s); name one that the cluster can pull with --karmada-agent-image",
-			r.request.Image, reasonText(waiting.Reason, waiting.Message))
-	}
-	delete(r.imageErrorSince, pod.Name)
-	return ""
-}
-
-// isRolledOut returns whether all pods of the Deployment are up to date and one is available. missing describes the
-// state of the rollout.
-func isRolledOut(d *appsv1.Deployment) (done bool, missing string) {
-	status, desired := d.Status, int32(1)
-	if d.Spec.Replicas != nil {
-		desired = *d.Spec.Replicas
-	}
-	for _, condition := range status.Conditions {
-		if condition.Type == appsv1.DeploymentReplicaFailure && condition.Status == corev1.ConditionTrue {
-			return false, "it has no pod: " + oneLine(condition.Message)
-		}
-	}
-	if status.ObservedGeneration < d.Generation {
-		return false, "the cluster has not looked at it yet"
-	}
-	// Of several agents only the leader is ready.
-	done = status.UpdatedReplicas >= desired && status.Replicas == status.UpdatedReplicas && status.AvailableReplicas > 0
-	return done, fmt.Sprintf("of %d pods, %d are up to date and %d are available", desired, status.UpdatedReplicas, status.AvailableReplicas)
 }
 
 // podStatus returns whether a pod is ready, and its status in a few words.
@@ -207,17 +183,6 @@ func podStatus(pod *corev1.Pod) (ready bool, status string) {
 		}
 	}
 	return ready, string(cmp.Or(pod.Status.Phase, corev1.PodPending))
-}
-
-// crashLoopReason returns the reason why a container ended maxRestarts times, or "".
-func crashLoopReason(pod *corev1.Pod) string {
-	for _, container := range pod.Status.ContainerStatuses {
-		last := container.LastTerminationState.Terminated
-		if container.RestartCount >= maxRestarts && last != nil && container.State.Running == nil {
-			return fmt.Sprintf("it was started %d times and %s", container.RestartCount, terminationText(last))
-		}
-	}
-	return ""
 }
 
 func terminationText(state *corev1.ContainerStateTerminated) string {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
@@ -84,12 +86,9 @@ type registration struct {
 	hub        client.Client
 	// usesExistingKubeconfig is true if the kubeconfig is that of the registration to resume.
 	usesExistingKubeconfig bool
-	// canReadCluster is true after the agent has read its Cluster. createdClusterUID is the uid of that Cluster if it was
-	// created for this registration, otherwise "".
-	canReadCluster    bool
-	createdClusterUID types.UID
-	// mayHaveBoundAgent is true after this run may have written the ClusterRoleBinding.
-	mayHaveBoundAgent bool
+	// canReadCluster is true after the agent has read its Cluster, and hasCreatedCluster if that Cluster was created for
+	// this registration.
+	canReadCluster, hasCreatedCluster bool
 }
 
 func newRegistration(ctx context.Context, request Request) (*registration, error) {
@@ -108,8 +107,8 @@ func (g *registration) run(ctx context.Context) error {
 	out := g.request.Out
 	out(lineBootstrap)
 	var err error
-	if g.id, err = g.member.clusterID(ctx); err != nil {
-		return err
+	if g.id, err = join.HubUID(ctx, g.member); err != nil {
+		return fmt.Errorf("read the id of the cluster: %w", err)
 	}
 	if err := g.requestCertificate(ctx); err != nil {
 		return err
@@ -129,11 +128,11 @@ func (g *registration) run(ctx context.Context) error {
 		csr: g.csr, kubeconfig: g.kubeconfig,
 	}
 	out(lineObjects)
-	if err := g.applyObjects(ctx, m); err != nil {
+	if err := g.applyObjects(ctx, &m); err != nil {
 		return err
 	}
 	out(lineDeployment)
-	if err := g.applyObject(ctx, m.deployment()); err != nil {
+	if _, err := g.applyObject(ctx, m.deployment()); err != nil {
 		return err
 	}
 	if err := g.awaitReady(ctx); err != nil {
@@ -142,8 +141,13 @@ func (g *registration) run(ctx context.Context) error {
 	return g.removeUnfinishedMark(ctx)
 }
 
-// applyObjects makes all objects but the Deployment. The Secret reserves the namespace for this run.
-func (g *registration) applyObjects(ctx context.Context, m manifest) error {
+// applyObjects makes all objects but the Deployment. The ClusterRole reserves the namespace for this run.
+func (g *registration) applyObjects(ctx context.Context, m *manifest) error {
+	role, err := g.applyObject(ctx, m.clusterRole())
+	if err != nil {
+		return err
+	}
+	m.owner = metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.GetName(), UID: role.GetUID()}
 	namespace := m.namespace()
 	found, err := g.member.get(ctx, client.ObjectKeyFromObject(namespace), &corev1.Namespace{})
 	if err != nil {
@@ -155,39 +159,34 @@ func (g *registration) applyObjects(ctx context.Context, m manifest) error {
 			return fmt.Errorf("create namespace %s on the cluster: %w", namespace.Name, err)
 		}
 	}
-	if err := g.applyObject(ctx, m.secret()); err != nil {
-		return err
+	for _, obj := range []client.Object{m.secret(), m.serviceAccount(), m.clusterRoleBinding()} {
+		if _, err := g.applyObject(ctx, obj); err != nil {
+			return err
+		}
 	}
-	if err := g.applyObject(ctx, m.serviceAccount()); err != nil {
-		return err
-	}
-	if err := g.member.ensureClusterRole(ctx, m.clusterRole()); err != nil {
-		return err
-	}
-	g.mayHaveBoundAgent = true
-	return g.member.addBindingSubject(ctx, m.clusterRoleBinding())
+	return nil
 }
 
 // applyObject writes an object of the agent. A new registration fails if another client created the object after the
 // preflight check.
-func (g *registration) applyObject(ctx context.Context, obj client.Object) error {
-	_, _, err := g.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
+func (g *registration) applyObject(ctx context.Context, obj client.Object) (*unstructured.Unstructured, error) {
+	live, _, err := g.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
 		if g.mode == modeNewAgent && !g.log.IsLastWriter(live) {
 			return fmt.Errorf("write %s: it has just been made by somebody else", kube.RefOf(live))
 		}
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("on the cluster: %w", err)
+		return nil, fmt.Errorf("on the cluster: %w", err)
 	}
-	return nil
+	return live, nil
 }
 
-// removeUnfinishedMark removes the annotation for an unfinished registration from the Secret.
+// removeUnfinishedMark removes the annotation for an unfinished registration from the ClusterRole.
 func (g *registration) removeUnfinishedMark(ctx context.Context) error {
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: g.request.Namespace, Name: KubeconfigSecret}}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: AgentRole(g.request.Namespace)}}
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+unfinishedAnnotation+`":null}}}`))
-	if err := g.member.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+	if err := g.member.Patch(ctx, role, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("note on the cluster that it is registered: %w", err)
 	}
 	return nil
@@ -215,31 +214,15 @@ func (g *registration) rollBack(ctx context.Context, failure error) error {
 	return fmt.Errorf("%w; and not everything could be taken back: %w", failure, err)
 }
 
-// cleanUpMember deletes the objects that this run wrote from the cluster and, if it resumed a registration, the objects
-// that the earlier run wrote.
+// cleanUpMember deletes the registration from the cluster, unless another run has written it since.
 func (g *registration) cleanUpMember(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), memberCleanupTimeout)
 	defer cancel()
 	r := g.request
 	objects, err := g.member.agentObjects(ctx, r.Namespace, DefaultAgentDeployment)
-	if err != nil {
+	if err != nil || objects.role == nil || !g.log.IsLastWriter(objects.role) {
 		return err
 	}
-	if objects.secret != nil && !g.log.IsLastWriter(objects.secret) {
-		return nil // this run has not reserved the namespace
-	}
-	isOwn := func(obj client.Object) bool {
-		return g.log.IsLastWriter(obj) || g.mode == modeResume && obj.GetLabels()[RegistrationLabel] == r.ClusterName
-	}
-	if objects.serviceAccount != nil && !isOwn(objects.serviceAccount) {
-		objects.serviceAccount = nil
-	}
-	if objects.deployment != nil && !isOwn(objects.deployment) {
-		objects.deployment = nil
-	}
 	c := cleanup{member: g.member, objects: objects, cluster: r.ClusterName, inventoryNamespace: r.ClusterNamespace, progress: func(string) {}}
-	if g.mode == modeNewAgent && !g.mayHaveBoundAgent {
-		return errors.Join(c.deleteNamespace(ctx), c.deleteServiceAccount(ctx), c.deleteSecret(ctx))
-	}
 	return c.run(ctx)
 }

@@ -14,7 +14,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -54,11 +56,11 @@ func TestRegisterAndUnregister(t *testing.T) {
 	if !talk.contains("is ready. status: Running") {
 		t.Errorf("talk: got %q, want that the pod is ready", talk.get())
 	}
-	secret := &corev1.Secret{}
-	if err := w.admin.Get(t.Context(), client.ObjectKey{Namespace: "once", Name: register.KubeconfigSecret}, secret); err != nil {
+	role := &rbacv1.ClusterRole{}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: register.AgentRole("once")}, role); err != nil {
 		t.Fatal(err)
 	}
-	if _, unfinished := secret.Annotations["towline.dev/registration-unfinished"]; unfinished {
+	if _, unfinished := role.Annotations["towline.dev/registration-unfinished"]; unfinished {
 		t.Error("the registration is through and does not say so")
 	}
 
@@ -112,9 +114,9 @@ var requestFaults = map[string]func(cancel func()) faults.Effect{
 	"forbidden":   func(func()) faults.Effect { return faults.Forbid },
 }
 
-// minWrites is how many requests of a registration change the cluster at least: Namespace, Secret, ServiceAccount,
-// ClusterRoleBinding, Deployment, and the note that it is through; and the ClusterRole, if it is the first one.
-const minWrites = 6
+// minWrites is how many requests of a registration change the cluster at least: ClusterRole, Namespace, Secret,
+// ServiceAccount, ClusterRoleBinding, Deployment, and the note that it is through.
+const minWrites = 7
 
 func TestRegisterRollsBackAfterAnyWrite(t *testing.T) {
 	t.Parallel()
@@ -350,20 +352,13 @@ func (w testEnv) kubeconfig(t *testing.T, namespace string) string {
 	return string(secret.Data[register.KubeconfigKey])
 }
 
-// annotate changes the Secret of the agent in a namespace; a kubeconfig of nil stays.
-func (w testEnv) annotate(t *testing.T, namespace string, annotations map[string]string, kubeconfig []byte) {
+// setUnfinished marks the registration of the agent in a namespace as unfinished.
+func (w testEnv) setUnfinished(t *testing.T, namespace string) {
 	t.Helper()
-	secret := &corev1.Secret{}
-	if err := w.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: register.KubeconfigSecret}, secret); err != nil {
-		t.Fatal(err)
-	}
-	for key, value := range annotations {
-		secret.Annotations[key] = value
-	}
-	if kubeconfig != nil {
-		secret.Data[register.KubeconfigKey] = kubeconfig
-	}
-	if err := w.admin.Update(t.Context(), secret); err != nil {
+	role := &rbacv1.ClusterRole{}
+	role.Name = register.AgentRole(namespace)
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"towline.dev/registration-unfinished":"true"}}}`))
+	if err := w.admin.Patch(t.Context(), role, patch); err != nil {
 		t.Fatal(err)
 	}
 }

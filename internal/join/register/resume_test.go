@@ -8,7 +8,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -28,7 +30,11 @@ func TestRegisterResumesAfterKill(t *testing.T) {
 		"before-it-was-through": {true, func(*testing.T, testEnv, string) {}},
 		"before-the-deployment": {true, func(t *testing.T, w testEnv, name string) { w.delete(t, name, &appsv1.Deployment{}, "karmada-agent") }},
 		"without-an-identity": {false, func(t *testing.T, w testEnv, name string) {
-			w.annotate(t, name, map[string]string{"towline.dev/test": "x"}, []byte("no kubeconfig"))
+			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: register.KubeconfigSecret}}
+			patch := client.RawPatch(types.MergePatchType, []byte(`{"data":{"karmada-kubeconfig":"bm9uZQ=="}}`))
+			if err := w.admin.Patch(t.Context(), secret, patch); err != nil {
+				t.Fatal(err)
+			}
 		}},
 	}
 	for kind, c := range cases {
@@ -45,7 +51,7 @@ func TestRegisterResumesAfterKill(t *testing.T) {
 			if err := register.Register(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
-			w.annotate(t, name, map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
+			w.setUnfinished(t, name)
 			c.spoil(t, w, name)
 			second, out, _ := w.request(t, name)
 			second.Member, second.Token = r.Member, r.Token
@@ -67,7 +73,7 @@ func TestResumeNeedsTheSameControlPlane(t *testing.T) {
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	w.annotate(t, "strayed", map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
+	w.setUnfinished(t, "strayed")
 	before := w.kubeconfig(t, "strayed")
 	for name, c := range map[string]struct {
 		change func(*register.Request)
@@ -107,9 +113,9 @@ func TestFailureAfterResumeRollsBack(t *testing.T) {
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	w.annotate(t, "over", map[string]string{"towline.dev/registration-unfinished": "true"}, nil)
+	w.setUnfinished(t, "over")
 	member := r.Member
-	// The last but one of its writes is the one that says that it is through.
+	// The fourth of its writes is the ClusterRoleBinding.
 	f := &faults.Fault{At: 4, Effect: faults.Forbid}
 	r.Member = f.On(member)
 	wantText(t, register.Register(t.Context(), r), "not you")
@@ -124,13 +130,13 @@ func TestRollbackKeepsNamespaceReservedByAnotherRun(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
 	r, _, _ := w.request(t, "reserved")
-	theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "reserved", Name: register.KubeconfigSecret,
+	theirs := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{
+		Name:        register.AgentRole("reserved"),
 		Labels:      map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: "reserved"},
 		Annotations: map[string]string{rollback.AttemptAnnotation: "theirs"},
 	}}
-	// The first write is that of the namespace.
-	f := &faults.Fault{At: 2, Effect: func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+	// The first write is that of the ClusterRole.
+	f := &faults.Fault{At: 1, Effect: func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
 		if err := w.admin.Create(t.Context(), theirs); err != nil {
 			t.Error(err)
 		}
@@ -139,7 +145,7 @@ func TestRollbackKeepsNamespaceReservedByAnotherRun(t *testing.T) {
 	r.Member = f.On(r.Member)
 	wantText(t, register.Register(t.Context(), r), "it has just been made by somebody else")
 	for _, obj := range []client.Object{
-		theirs, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "reserved"}}, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "reserved"}},
+		theirs, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "reserved"}},
 	} {
 		if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil || obj.GetDeletionTimestamp() != nil {
 			t.Errorf("%T: got error %v and deletion at %v, want that it stays", obj, err, obj.GetDeletionTimestamp())

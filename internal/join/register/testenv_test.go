@@ -268,14 +268,14 @@ func (w testEnv) remaining(t *testing.T, name string) []string {
 	return left
 }
 
-// isBound returns whether the ClusterRoleBinding has the agent in a namespace.
+// isBound returns whether the agent in a namespace has a ClusterRoleBinding.
 func (w testEnv) isBound(t *testing.T, namespace string) bool {
 	t.Helper()
-	binding := &rbacv1.ClusterRoleBinding{}
-	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "karmada-agent"}, binding); client.IgnoreNotFound(err) != nil {
+	err := w.admin.Get(t.Context(), client.ObjectKey{Name: register.AgentRole(namespace)}, &rbacv1.ClusterRoleBinding{})
+	if client.IgnoreNotFound(err) != nil {
 		t.Fatal(err)
 	}
-	return slices.ContainsFunc(binding.Subjects, func(s rbacv1.Subject) bool { return s.Namespace == namespace })
+	return err == nil
 }
 
 // awaitNoObjects waits until nothing is left of a cluster.

@@ -20,10 +20,9 @@ func TestRegisterWaitsForUninstallation(t *testing.T) {
 		deleted bool
 		want    string
 	}{
-		"owned-foreign":  {owner: "owned-foreign-operator"},
-		"owned-prepared": {owner: register.UninstallClusterRole("owned-prepared", "owned-prepared")},
+		"owned-foreign": {owner: "owned-foreign-operator"},
 		"owned-deleted": {
-			owner: register.UninstallClusterRole("owned-deleted", "owned-deleted"), deleted: true,
+			owner: register.AgentRole("owned-deleted"), deleted: true,
 			want: "a former agent is still being removed from the cluster: Namespace /owned-deleted",
 		},
 	} {

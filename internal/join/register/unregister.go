@@ -16,6 +16,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 )
@@ -92,7 +93,7 @@ func Unregister(ctx context.Context, request UnregisterRequest) error {
 	defer cancel()
 	c := cleanup{member: m, objects: u.objects, cluster: request.ClusterName, inventoryNamespace: u.request.ClusterNamespace, progress: request.Progress}
 	if u.objects.isEmpty() {
-		return withCause(ctx, c.deleteUninstallRBAC(ctx))
+		return nil
 	}
 	if err := c.run(ctx); err != nil {
 		return withCause(ctx, err)
@@ -143,9 +144,9 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 		r.Progress(missing.Error() + "; what is left of its registration on the cluster is to be removed")
 		return nil
 	}
-	id, err := u.member.clusterID(ctx)
+	id, err := join.HubUID(ctx, u.member)
 	if err != nil {
-		return err
+		return fmt.Errorf("read the id of the cluster: %w", err)
 	}
 	if cluster.Spec.ID != "" && cluster.Spec.ID != id {
 		return fmt.Errorf("the Cluster %s is another cluster than that of --cluster-kubeconfig: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, id)
@@ -219,8 +220,6 @@ func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*c
 	err := hub.Get(ctx, client.ObjectKey{Name: name}, cluster)
 	asAgent := u.request.Hub == nil
 	switch {
-	case err == nil && cluster.Spec.SyncMode == clusterv1alpha1.Push:
-		return nil, fmt.Errorf("cluster %s is a Push mode member cluster, please use command `unjoin` if you want to continue unjoining the cluster", name)
 	case err == nil:
 		return cluster, nil
 	case apierrors.IsNotFound(err), asAgent && apierrors.IsForbidden(err) && u.isUnregistering():

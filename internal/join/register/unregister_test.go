@@ -1,7 +1,6 @@
 package register_test
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -196,55 +195,29 @@ func TestUnregisterKeepsObjectsOfAnotherHub(t *testing.T) {
 	}
 }
 
-func TestUnregisterKeepsNamespaceOfAnotherHub(t *testing.T) {
+func TestUnregisterKeepsNamespaceInUse(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
-	for name, users := range map[string]map[string]string{"noted": {"hub.towline.dev/6ba7b810.theirs": "x"}, "unnoted": nil} {
+	for name, wanted := range map[string]int{"in-use": 1, "unused": 0} {
 		u := w.registerCluster(t, name)
 		records := &corev1.Namespace{}
-		records.Name, records.Labels, records.Annotations = u.ClusterNamespace, map[string]string{clusterv1alpha1.SystemLabel: "true"}, users
+		records.Name, records.Labels = u.ClusterNamespace, map[string]string{clusterv1alpha1.SystemLabel: "true"}
 		if err := w.admin.Create(t.Context(), records); err != nil {
 			t.Fatal(err)
+		}
+		if wanted > 0 {
+			account := &corev1.ServiceAccount{}
+			account.Namespace, account.Name, account.Labels = u.ClusterNamespace, "karmada-theirs", records.Labels
+			if err := w.admin.Create(t.Context(), account); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if err := register.Unregister(t.Context(), u); err != nil {
 			t.Fatal(err)
 		}
-		if left := w.remaining(t, name); len(left) != len(users) {
-			t.Errorf("%s: left: %v, want the namespace only where it is noted", name, left)
+		if left := w.remaining(t, name); len(left) != wanted {
+			t.Errorf("%s: left: %v, want the namespace only where it is in use", name, left)
 		}
-	}
-}
-
-func TestUnregisterDeletesUninstallRBAC(t *testing.T) {
-	t.Parallel()
-	w := newTestEnv(t)
-	u := w.registerCluster(t, "ended")
-	// Another hub uses the namespace by now.
-	role := w.ownedNamespace(t, register.UninstallClusterRole("ended", "ended"), u.ClusterNamespace)
-	system, users := map[string]string{clusterv1alpha1.SystemLabel: "true"}, map[string]string{"hub.towline.dev/6ba7b810.theirs": "x"}
-	records := &corev1.Namespace{}
-	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: u.ClusterNamespace}, records); err != nil {
-		t.Fatal(err)
-	}
-	role.Finalizers, role.Labels, records.Labels, records.Annotations = nil, system, system, users
-	binding := &rbacv1.ClusterRoleBinding{RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}}
-	binding.Name, binding.Labels = role.Name, system
-	if err := errors.Join(w.admin.Update(t.Context(), role), w.admin.Update(t.Context(), records), w.admin.Create(t.Context(), binding)); err != nil {
-		t.Fatal(err)
-	}
-	if err := register.Unregister(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, func() string {
-		for _, obj := range []client.Object{binding, role} {
-			if err := w.admin.Get(t.Context(), client.ObjectKey{Name: role.Name}, obj); !apierrors.IsNotFound(err) {
-				return fmt.Sprintf("%T: got error %v, want that it is deleted", obj, err)
-			}
-		}
-		return ""
-	})
-	if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(records), records); err != nil || records.DeletionTimestamp != nil || len(records.OwnerReferences) > 0 {
-		t.Errorf("the namespace of another hub: error %v, deletion at %v, owners %v", err, records.DeletionTimestamp, records.OwnerReferences)
 	}
 }
 

@@ -15,27 +15,27 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// redialInterval is the time between two attempts of an informer to connect to an unreachable API server; the jitter at
-// most doubles it. An attempt is one connection.
-const redialInterval = 2 * time.Second
+// reconnectInterval is the minimum time between two attempts of an informer to connect to an unreachable API server. A
+// random jitter of up to the same time is added. An attempt is one connection.
+const reconnectInterval = 2 * time.Second
 
-// newInformer returns an informer that reconnects within seconds when the API server is reachable again. The backoff of
-// client-go's informers grows to a minute and is not configurable.
+// newInformer returns an informer that reconnects within seconds after the API server becomes reachable. The backoff of
+// client-go's informers grows to a minute and cannot be configured.
 func newInformer(lw toolscache.ListerWatcher, obj runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 	inner := kube.DetectRestore(lw)
 	retrying := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return redial(ctx, func() (runtime.Object, error) { return inner.ListWithContext(ctx, opts) })
+			return retryConnection(ctx, func() (runtime.Object, error) { return inner.ListWithContext(ctx, opts) })
 		},
 		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-			return redial(ctx, func() (watch.Interface, error) { return inner.WatchWithContext(ctx, opts) })
+			return retryConnection(ctx, func() (watch.Interface, error) { return inner.WatchWithContext(ctx, opts) })
 		},
 	}
 	return toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(retrying, lw), obj, resync, indexers)
 }
 
-// redial calls request until it gets a connection or ctx ends.
-func redial[T any](ctx context.Context, request func() (T, error)) (T, error) {
+// retryConnection calls request until it gets a connection or ctx ends.
+func retryConnection[T any](ctx context.Context, request func() (T, error)) (T, error) {
 	for {
 		result, err := request()
 		var unreachable *net.OpError
@@ -45,7 +45,7 @@ func redial[T any](ctx context.Context, request func() (T, error)) (T, error) {
 		select {
 		case <-ctx.Done():
 			return result, err
-		case <-time.After(wait.Jitter(redialInterval, 1)):
+		case <-time.After(wait.Jitter(reconnectInterval, 1)):
 		}
 	}
 }

@@ -51,7 +51,7 @@ func TestTaintsFollowReady(t *testing.T) {
 			[]corev1.Taint{taint(clusterv1alpha1.TaintNotReady, "NoExecute", &before)},
 		},
 	} {
-		if diff := cmp.Diff(tainted(c.had, c.ready, noon), c.want); diff != "" {
+		if diff := cmp.Diff(desiredTaints(c.had, c.ready, noon), c.want); diff != "" {
 			t.Errorf("%s: got -, want +\n%s", name, diff)
 		}
 	}
@@ -61,7 +61,7 @@ func TestOnlyReportsOfTheAgentAreMarked(t *testing.T) {
 	t.Parallel()
 	mark := func(ready *metav1.Condition, at time.Time) string {
 		ready.LastTransitionTime = metav1.NewTime(at)
-		return reportMark(clusterv1alpha1.ClusterStatus{Conditions: []metav1.Condition{*ready}})
+		return reportID(clusterv1alpha1.ClusterStatus{Conditions: []metav1.Condition{*ready}})
 	}
 	first := mark(ready("True", "ClusterReady"), noon)
 	for name, c := range map[string]struct {
@@ -76,7 +76,7 @@ func TestOnlyReportsOfTheAgentAreMarked(t *testing.T) {
 			t.Errorf("%s: changed %t, want %t", name, changed, c.changed)
 		}
 	}
-	if got := mark(ready("Unknown", "ClusterStatusUnknown"), noon) + reportMark(clusterv1alpha1.ClusterStatus{}); got != "" {
+	if got := mark(ready("Unknown", "ClusterStatusUnknown"), noon) + reportID(clusterv1alpha1.ClusterStatus{}); got != "" {
 		t.Errorf("the hub's own word is marked: %q", got)
 	}
 }
@@ -99,10 +99,10 @@ func TestLostFactsAreNoticed(t *testing.T) {
 	} {
 		after := *up.DeepCopy()
 		test.change(&after)
-		if got := factsLost(up, after); got != test.want {
+		if got := hasLostFacts(up, after); got != test.want {
 			t.Errorf("%s: got %t, want %t", name, got, test.want)
 		}
-		if factsLost(clusterv1alpha1.ClusterStatus{}, after) {
+		if hasLostFacts(clusterv1alpha1.ClusterStatus{}, after) {
 			t.Errorf("%s, from nothing: got that something was lost", name)
 		}
 	}

@@ -1,0 +1,329 @@
+package summaries
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/status"
+)
+
+// recordDeployed gives the deployed features to the writer of the ClusterConfiguration.
+func (c *Controller) recordDeployed(_ context.Context, s *state) error {
+	owner := metav1.GetControllerOf(s.summary)
+	if owner == nil {
+		return nil
+	}
+	var changes []configv1beta1.DeployedFeature
+	updated := status.ComputeStatus(s.summary.Status, s.result)
+	for _, composition := range s.compositions {
+		if feature := status.FeatureOf(updated, composition.Feature); feature.Status == libv1beta1.FeatureStatusProvisioned {
+			changes = append(changes, status.DeployedFeatureOf(composition.Bundle, feature.LastAppliedTime))
+		}
+	}
+	for _, feature := range s.removedFeatures {
+		changes = append(changes, configv1beta1.DeployedFeature{FeatureID: feature})
+	}
+	for _, feature := range updated.FeatureSummaries {
+		// Each reconcile removes the entry, since a removal before the last start may not have been written.
+		if feature.Status == libv1beta1.FeatureStatusRemoved {
+			changes = append(changes, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
+		}
+	}
+	c.Configurations.Set(s.member, *owner, changes)
+	return nil
+}
+
+const (
+	// configurationWorkers is the number of ClusterConfigurations that are written at the same time.
+	configurationWorkers = 4
+	// configurationInterval is the time between two writes of one ClusterConfiguration. The changes of many profiles in
+	// that time are one write, since the object lists the objects of all profiles and becomes large.
+	configurationInterval = 5 * time.Second
+	// shutdownTimeout limits the time for the last writes when the hub stops.
+	shutdownTimeout = 5 * time.Second
+)
+
+// Configurations writes ClusterConfigurations, which list the objects that each profile has deployed on a cluster. It
+// is their only writer, so that profiles do not compete for the object of their cluster. Changes are kept in memory
+// until they are written: the first one and removals at once, others after configurationInterval. After a kill, the
+// reconciles of the next start set the entries of their summaries again, and unclaimed.Controller deletes the entries
+// of summaries that do not exist.
+type Configurations struct {
+	hub   client.Client
+	live  client.Reader
+	queue workqueue.TypedRateLimitingInterface[client.ObjectKey]
+
+	// mu guards the fields below.
+	mu sync.Mutex
+	// pending are the changes that are not written yet.
+	pending map[client.ObjectKey]*pendingConfiguration
+	// written has the time of the last write.
+	written map[client.ObjectKey]time.Time
+}
+
+// pendingConfiguration are the changes of one ClusterConfiguration, by profile and feature.
+type pendingConfiguration struct {
+	member  fleet.Member
+	changes map[deployedKey]*deployedChange
+}
+
+type deployedKey struct {
+	kind, profile string
+	feature       libv1beta1.FeatureID
+}
+
+type deployedChange struct {
+	owner   metav1.OwnerReference
+	feature configv1beta1.DeployedFeature
+}
+
+// applyTo returns the status with the changes.
+func (p pendingConfiguration) applyTo(current configv1beta1.ClusterConfigurationStatus) configv1beta1.ClusterConfigurationStatus {
+	for _, change := range p.sorted() {
+		current = status.SetDeployedFeature(current, change.owner.Kind, change.owner.Name, change.feature)
+	}
+	return current
+}
+
+// sorted returns the changes in a fixed order.
+func (p pendingConfiguration) sorted() []*deployedChange {
+	return slices.SortedFunc(maps.Values(p.changes), func(a, b *deployedChange) int {
+		return cmp.Or(cmp.Compare(a.owner.Kind, b.owner.Kind), cmp.Compare(a.owner.Name, b.owner.Name), cmp.Compare(a.feature.FeatureID, b.feature.FeatureID))
+	})
+}
+
+// NewConfigurations returns a writer; Start must run for the writes. hub reads from a cache, live from the API server.
+func NewConfigurations(hub client.Client, live client.Reader) *Configurations {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[client.ObjectKey](minRetryDelay, maxRetryDelay)
+	return &Configurations{
+		hub: hub, live: live, queue: workqueue.NewTypedRateLimitingQueue(limiter),
+		pending: map[client.ObjectKey]*pendingConfiguration{}, written: map[client.ObjectKey]time.Time{},
+	}
+}
+
+// ConfigurationKey returns the namespace and name of the ClusterConfiguration of m.
+func ConfigurationKey(m fleet.Member) client.ObjectKey {
+	return client.ObjectKey{Namespace: m.Namespace, Name: strings.ToLower(string(m.Type)) + "--" + m.Name}
+}
+
+// Set replaces the entries of the profile owner for the features in changes. A feature without resources and charts is
+// removed.
+func (c *Configurations) Set(m fleet.Member, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) {
+	if len(changes) == 0 {
+		return
+	}
+	key := ConfigurationKey(m)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pending[key] == nil {
+		c.pending[key] = &pendingConfiguration{changes: map[deployedKey]*deployedChange{}}
+	}
+	c.pending[key].member = m
+	for _, change := range changes {
+		c.pending[key].changes[deployedKey{owner.Kind, owner.Name, change.FeatureID}] = &deployedChange{owner, change}
+	}
+	delay := time.Until(c.written[key].Add(configurationInterval))
+	if slices.ContainsFunc(changes, isRemoval) {
+		delay = 0 // it may be the last change of the cluster
+	}
+	c.queue.AddAfter(key, delay)
+}
+
+// isRemoval returns whether a change removes an entry.
+func isRemoval(feature configv1beta1.DeployedFeature) bool {
+	return len(feature.Resources) == 0 && len(feature.Charts) == 0
+}
+
+// NeedLeaderElection returns true: only the leading hub writes.
+func (c *Configurations) NeedLeaderElection() bool { return true }
+
+// Start writes changes until ctx ends, and then the pending changes.
+func (c *Configurations) Start(ctx context.Context) error {
+	var workers sync.WaitGroup
+	for range configurationWorkers {
+		workers.Go(func() {
+			for c.writeNext(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	c.queue.ShutDown()
+	workers.Wait()
+	return c.writeAll(context.WithoutCancel(ctx))
+}
+
+// writeAll writes all pending changes within shutdownTimeout.
+func (c *Configurations) writeAll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
+	defer cancel()
+	c.mu.Lock()
+	keys := slices.Collect(maps.Keys(c.pending))
+	c.mu.Unlock()
+	var errs []error
+	for _, key := range keys {
+		errs = append(errs, c.writePending(ctx, key))
+	}
+	return errors.Join(errs...)
+}
+
+// writeNext writes the next ClusterConfiguration. It returns false after the shutdown of the queue.
+func (c *Configurations) writeNext(ctx context.Context) bool {
+	key, isShutdown := c.queue.Get()
+	if isShutdown {
+		return false
+	}
+	defer c.queue.Done(key)
+	if err := c.writePending(ctx, key); err != nil {
+		if ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "write a ClusterConfiguration")
+		}
+		c.queue.AddRateLimited(key)
+		return true
+	}
+	c.queue.Forget(key)
+	return true
+}
+
+// writePending writes the changes of one ClusterConfiguration. Changes that are set meanwhile stay pending.
+func (c *Configurations) writePending(ctx context.Context, key client.ObjectKey) error {
+	snapshot, ok := c.snapshot(key)
+	if !ok {
+		return nil
+	}
+	if err := c.write(ctx, key, snapshot); err != nil {
+		return fmt.Errorf("update ClusterConfiguration %s: %w", key, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pending := c.pending[key]
+	maps.DeleteFunc(pending.changes, func(k deployedKey, change *deployedChange) bool { return snapshot.changes[k] == change })
+	if len(pending.changes) == 0 {
+		delete(c.pending, key)
+	}
+	c.written[key] = time.Now()
+	return nil
+}
+
+// snapshot returns a copy of the pending changes; ok is false if there are none.
+func (c *Configurations) snapshot(key client.ObjectKey) (pending pendingConfiguration, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pending[key] == nil {
+		return pendingConfiguration{}, false
+	}
+	return pendingConfiguration{member: c.pending[key].member, changes: maps.Clone(c.pending[key].changes)}, true
+}
+
+// Read reads the status of the ClusterConfiguration of m from the API server, and adds the pending changes.
+func (c *Configurations) Read(ctx context.Context, m fleet.Member) (configv1beta1.ClusterConfigurationStatus, error) {
+	key := ConfigurationKey(m)
+	// The snapshot is first: applying a change twice is harmless, missing one is not.
+	pending, _ := c.snapshot(key)
+	existing := &configv1beta1.ClusterConfiguration{}
+	if err := c.live.Get(ctx, key, existing); client.IgnoreNotFound(err) != nil {
+		return existing.Status, fmt.Errorf("read ClusterConfiguration %s: %w", key, err)
+	}
+	return pending.applyTo(existing.Status), nil
+}
+
+// write applies changes to the ClusterConfiguration. It reads the object from the cache first, and after a conflict
+// from the API server.
+func (c *Configurations) write(ctx context.Context, key client.ObjectKey, pending pendingConfiguration) error {
+	var reader client.Reader = c.hub
+	return kube.RetryOnConflict(ctx, func() error {
+		existing := &configv1beta1.ClusterConfiguration{}
+		err := reader.Get(ctx, key, existing)
+		reader = c.live
+		if client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		return c.apply(ctx, key, pending, existing, pending.applyTo(existing.Status))
+	})
+}
+
+// apply writes the desired status, and deletes an object without entries. existing has no resourceVersion if the object
+// does not exist.
+func (c *Configurations) apply(
+	ctx context.Context, key client.ObjectKey, pending pendingConfiguration,
+	existing *configv1beta1.ClusterConfiguration, updated configv1beta1.ClusterConfigurationStatus,
+) error {
+	if status.IsEmpty(updated) {
+		if existing.ResourceVersion == "" {
+			return nil
+		}
+		return client.IgnoreNotFound(c.hub.Delete(ctx, existing, client.Preconditions{UID: &existing.UID, ResourceVersion: &existing.ResourceVersion}))
+	}
+	desired := existing.DeepCopy()
+	desired.Namespace, desired.Name = key.Namespace, key.Name
+	desired.Labels = map[string]string{
+		libv1beta1.ClusterNameLabel: match.LabelValue(pending.member.Name),
+		libv1beta1.ClusterTypeLabel: string(pending.member.Type),
+	}
+	for _, change := range pending.sorted() {
+		desired.OwnerReferences = desiredOwners(desired.OwnerReferences, updated, change.owner)
+	}
+	if existing.ResourceVersion == "" {
+		err := c.hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager))
+		if apierrors.IsAlreadyExists(err) {
+			// The cache is behind: read it again.
+			return apierrors.NewConflict(configv1beta1.GroupVersion.WithResource("clusterconfigurations").GroupResource(), key.Name, err)
+		}
+		if err != nil {
+			return client.IgnoreNotFound(err) // the namespace was deleted
+		}
+	} else if !equality.Semantic.DeepEqual(existing.ObjectMeta, desired.ObjectMeta) {
+		if err := c.hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager)); err != nil {
+			return err
+		}
+	}
+	if equality.Semantic.DeepEqual(existing.Status, updated) {
+		return nil
+	}
+	desired.Status = updated
+	return c.hub.Status().Update(ctx, desired, client.FieldOwner(kube.FieldManager))
+}
+
+// desiredOwners returns existing with the owner reference of a profile if the status lists it, and without otherwise.
+func desiredOwners(existing []metav1.OwnerReference, updated configv1beta1.ClusterConfigurationStatus, owner metav1.OwnerReference) []metav1.OwnerReference {
+	isOfProfile := func(r metav1.OwnerReference) bool { return r.Kind == owner.Kind && r.Name == owner.Name }
+	others := slices.DeleteFunc(slices.Clone(existing), isOfProfile)
+	if !hasProfile(updated, owner) {
+		return others
+	}
+	if owner.UID == "" {
+		return existing // the profile does not exist any more, and some of its objects stay
+	}
+	reference := metav1.OwnerReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID}
+	if index := slices.IndexFunc(existing, isOfProfile); index >= 0 && existing[index] == reference {
+		return existing
+	}
+	return append(others, reference)
+}
+
+func hasProfile(s configv1beta1.ClusterConfigurationStatus, owner metav1.OwnerReference) bool {
+	if owner.Kind == configv1beta1.ProfileKind {
+		return slices.ContainsFunc(s.ProfileResources, func(r configv1beta1.ProfileResource) bool { return r.ProfileName == owner.Name })
+	}
+	return slices.ContainsFunc(s.ClusterProfileResources, func(r configv1beta1.ClusterProfileResource) bool {
+		return r.ClusterProfileName == owner.Name
+	})
+}

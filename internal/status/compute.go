@@ -1,0 +1,272 @@
+package status
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+)
+
+// NoDependencies is the value of status.dependencies in a ClusterSummary that does not wait for another profile.
+const NoDependencies = "no dependencies"
+
+// ResultKind is the kind of a FeatureResult.
+type ResultKind string
+
+// The kinds of results.
+const (
+	// Delivered means that the bundle with DesiredDigest was delivered, with Report as the result.
+	Delivered ResultKind = "Delivered"
+	// Failed means that the bundle could not be built or delivered because of Err. The bundle that was delivered before
+	// is not changed.
+	Failed ResultKind = "Failed"
+	// Skipped means that the reconcile tried nothing because of Err, for example because the cluster is not ready. A
+	// provisioned or removed feature keeps its status.
+	Skipped ResultKind = "Skipped"
+	// Withdrawing means that the feature is being withdrawn. Err is the reason if the withdrawal is delayed, otherwise
+	// nil.
+	Withdrawing ResultKind = "Withdrawing"
+	// Withdrawn means that the feature is withdrawn.
+	Withdrawn ResultKind = "Withdrawn"
+)
+
+// FeatureResult is the result of one reconcile for one feature.
+type FeatureResult struct {
+	Feature libv1beta1.FeatureID
+	Kind    ResultKind
+	// DesiredDigest is the digest of the bundle to deliver, and Report the report of the member, for Delivered.
+	DesiredDigest bundle.Digest
+	Report        bundle.Report
+	Err           error
+	// Status is the status of the feature for Failed, Skipped and Withdrawing.
+	Status libv1beta1.FeatureStatus
+	// Reason is the reason of a failure, one of the Reason constants. It is "" without a failure.
+	Reason string
+	// CountFailure is true if consecutiveFailures must be incremented: the failure is not a repetition of the former
+	// one.
+	CountFailure bool
+	// Releases are the Helm releases of the feature, including those with a conflict. A release that must be
+	// uninstalled has no status: ComputeStatus keeps its former entry until the bundle is applied.
+	Releases []configv1beta1.HelmChartSummary
+}
+
+// ReconcileResult is the result of one reconcile of a ClusterSummary. Features without a result keep their status.
+type ReconcileResult struct {
+	Features []FeatureResult
+	// Message is the reason why no feature of the profile is deployed, "" if there is none.
+	Message string
+	// Suspended is the reason why the reconciliation is suspended, "" if it is not suspended.
+	Suspended string
+}
+
+// ComputeStatus returns the new status of a ClusterSummary: old, changed by the result of a reconcile. It does not
+// change old.
+func ComputeStatus(old configv1beta1.ClusterSummaryStatus, reconcile ReconcileResult) configv1beta1.ClusterSummaryStatus {
+	updated := *old.DeepCopy()
+	dependencies := NoDependencies
+	updated.Dependencies = &dependencies
+	updated.FailureMessage = reconcile.Message
+	updated.ReconciliationSuspended = reconcile.Suspended != ""
+	updated.SuspensionReason = reconcile.Suspended
+	for _, result := range reconcile.Features {
+		feature := FeatureOf(updated, result.Feature)
+		setFeature(&updated, computeFeature(feature, result))
+		setDeployedKinds(&updated, result)
+		setReleases(&updated, result)
+	}
+	return updated
+}
+
+// FeatureOf returns the summary of a feature in s. If s has none, the result has only the ID.
+func FeatureOf(s configv1beta1.ClusterSummaryStatus, id libv1beta1.FeatureID) configv1beta1.FeatureSummary {
+	for _, feature := range s.FeatureSummaries {
+		if feature.FeatureID == id {
+			return feature
+		}
+	}
+	return configv1beta1.FeatureSummary{FeatureID: id}
+}
+
+func setFeature(s *configv1beta1.ClusterSummaryStatus, feature configv1beta1.FeatureSummary) {
+	index := slices.IndexFunc(s.FeatureSummaries, func(f configv1beta1.FeatureSummary) bool { return f.FeatureID == feature.FeatureID })
+	if index >= 0 {
+		s.FeatureSummaries[index] = feature
+		return
+	}
+	s.FeatureSummaries = append(s.FeatureSummaries, feature)
+	slices.SortFunc(s.FeatureSummaries, func(a, b configv1beta1.FeatureSummary) int {
+		return cmp.Compare(rank(a.FeatureID), rank(b.FeatureID))
+	})
+}
+
+// rank returns the position of a feature in the order of deployment.
+func rank(id libv1beta1.FeatureID) int {
+	return slices.Index([]libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}, id)
+}
+
+func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
+	switch result.Kind {
+	case Delivered:
+		return computeFromReport(old, result)
+	case Failed:
+		return withFailure(old, result, result.Status)
+	case Skipped:
+		if old.Status == libv1beta1.FeatureStatusProvisioned || old.Status == libv1beta1.FeatureStatusRemoved {
+			return old
+		}
+		return withFailure(old, result, result.Status)
+	case Withdrawing:
+		old.Status = result.Status
+		old.FailureMessage, old.FailureReason = errorMessage(result.Err), result.Reason
+		if result.CountFailure {
+			old.ConsecutiveFailures++
+		}
+		return old
+	case Withdrawn:
+		return configv1beta1.FeatureSummary{FeatureID: old.FeatureID, Status: libv1beta1.FeatureStatusRemoved}
+	default:
+		return old
+	}
+}
+
+func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
+	sameDigest := bundle.DigestFromBytes(old.Hash) == result.DesiredDigest
+	updated := old
+	updated.Hash = slices.Clone(result.DesiredDigest[:])
+	report := result.Report
+	if report.Digest != result.DesiredDigest && report.State != bundle.StateFailed {
+		report.State = bundle.StatePending
+	}
+	switch report.State {
+	case bundle.StateApplied:
+		updated.Status = libv1beta1.FeatureStatusProvisioned
+		// The message of an applied bundle names objects that are kept although the bundle does not contain them.
+		updated.FailureMessage, updated.FailureReason, updated.ConsecutiveFailures = report.Message, "", 0
+		if report.Message != "" {
+			updated.FailureReason = ReasonKept
+		}
+		if !sameDigest || old.Status != libv1beta1.FeatureStatusProvisioned {
+			updated.LastAppliedTime = appliedTime(old, report.LastApplied)
+		}
+	case bundle.StateFailed:
+		if report.Digest != result.DesiredDigest && report.Digest != (bundle.Digest{}) {
+			// An earlier bundle failed.
+			return withPending(updated, old, sameDigest)
+		}
+		result.Err, result.Reason = reportError(report.Message), cmp.Or(result.Reason, ReasonApply)
+		result.CountFailure = result.CountFailure || !sameDigest || old.Status != libv1beta1.FeatureStatusFailed || old.FailureMessage != report.Message
+		updated = withFailure(updated, result, libv1beta1.FeatureStatusFailed)
+	case bundle.StateApplying:
+		return withApplying(updated, old, sameDigest, report.Message)
+	default:
+		return withPending(updated, old, sameDigest)
+	}
+	return updated
+}
+
+// withApplying returns the status of a feature whose bundle is being applied. The message names the hook or the object
+// that a Helm release waits for.
+func withApplying(updated, old configv1beta1.FeatureSummary, sameDigest bool, message string) configv1beta1.FeatureSummary {
+	updated = withPending(updated, old, sameDigest)
+	if updated.Status == libv1beta1.FeatureStatusProvisioning {
+		updated.FailureMessage = message
+	}
+	return updated
+}
+
+// withPending returns the status of a feature whose bundle is not applied yet. A failed feature stays failed until the
+// member reports another result, so that retries do not change its status. sameDigest is true if the bundle has not
+// changed since old was written.
+func withPending(updated, old configv1beta1.FeatureSummary, sameDigest bool) configv1beta1.FeatureSummary {
+	if sameDigest && old.Status == libv1beta1.FeatureStatusFailed {
+		return updated
+	}
+	updated.Status = libv1beta1.FeatureStatusProvisioning
+	updated.FailureMessage, updated.FailureReason = "", ""
+	return updated
+}
+
+func withFailure(old configv1beta1.FeatureSummary, result FeatureResult, status libv1beta1.FeatureStatus) configv1beta1.FeatureSummary {
+	old.Status = status
+	old.FailureMessage, old.FailureReason = errorMessage(result.Err), result.Reason
+	if result.CountFailure {
+		old.ConsecutiveFailures++
+	}
+	return old
+}
+
+// reportError is the error for the message of a member's report.
+type reportError string
+
+// Error returns the message.
+func (e reportError) Error() string { return string(e) }
+
+func errorMessage(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// appliedTime returns applied in whole seconds, as the API stores it. It returns the old time if applied is zero.
+func appliedTime(old configv1beta1.FeatureSummary, applied time.Time) *metav1.Time {
+	if applied.IsZero() {
+		return old.LastAppliedTime
+	}
+	return &metav1.Time{Time: applied.UTC().Truncate(time.Second)}
+}
+
+func setDeployedKinds(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
+	index := slices.IndexFunc(s.DeployedGVKs, func(d libv1beta1.FeatureDeploymentInfo) bool { return d.FeatureID == result.Feature })
+	switch {
+	case result.Kind == Withdrawn && index >= 0:
+		s.DeployedGVKs = slices.Delete(s.DeployedGVKs, index, index+1)
+	case result.Kind == Delivered && (len(result.Report.Kinds) > 0 || result.Report.State == bundle.StateApplied):
+		info := libv1beta1.FeatureDeploymentInfo{FeatureID: result.Feature, DeployedGroupVersionKind: result.Report.Kinds}
+		if index >= 0 {
+			s.DeployedGVKs[index] = info
+			return
+		}
+		s.DeployedGVKs = append(s.DeployedGVKs, info)
+		slices.SortFunc(s.DeployedGVKs, func(a, b libv1beta1.FeatureDeploymentInfo) int {
+			return cmp.Compare(rank(a.FeatureID), rank(b.FeatureID))
+		})
+	}
+}
+
+func setReleases(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
+	if result.Feature != libv1beta1.FeatureHelm {
+		return
+	}
+	if result.Kind == Withdrawn {
+		s.HelmReleaseSummaries = nil
+		return
+	}
+	releases := slices.Clone(result.Releases)
+	applied := result.Kind == Delivered && result.Report.State == bundle.StateApplied && result.Report.Digest == result.DesiredDigest
+	if !applied {
+		// Releases of the former bundle stay on the member until the new bundle is applied.
+		for _, old := range s.HelmReleaseSummaries {
+			index := slices.IndexFunc(releases, func(r configv1beta1.HelmChartSummary) bool { return sameRelease(r, old) })
+			switch {
+			case index < 0:
+				releases = append(releases, old)
+			case releases[index].Status == "":
+				releases[index] = old
+			}
+		}
+	}
+	slices.SortStableFunc(releases, func(a, b configv1beta1.HelmChartSummary) int {
+		return cmp.Or(cmp.Compare(a.ReleaseNamespace, b.ReleaseNamespace), cmp.Compare(a.ReleaseName, b.ReleaseName))
+	})
+	s.HelmReleaseSummaries = releases
+}
+
+func sameRelease(a, b configv1beta1.HelmChartSummary) bool {
+	return a.ReleaseName == b.ReleaseName && a.ReleaseNamespace == b.ReleaseNamespace
+}

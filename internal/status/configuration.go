@@ -1,0 +1,153 @@
+package status
+
+import (
+	"cmp"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+)
+
+// DeployedFeatureOf returns the entry of an applied bundle in a ClusterConfiguration: its objects and Helm releases.
+func DeployedFeatureOf(b bundle.Bundle, lastApplied *metav1.Time) configv1beta1.DeployedFeature {
+	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}
+	for _, item := range b.Items {
+		if item.Release != nil {
+			feature.Charts = addChart(feature.Charts, *item.Release, lastApplied)
+			continue
+		}
+		for _, obj := range item.Objects {
+			gvk := obj.GroupVersionKind()
+			feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{
+				Name: obj.GetName(), Namespace: obj.GetNamespace(), Group: gvk.Group, Kind: gvk.Kind, Version: gvk.Version,
+				LastAppliedTime: lastApplied, DeploymentType: libv1beta1.DeploymentTypeRemote,
+			})
+		}
+	}
+	return feature
+}
+
+// addChart adds a release unless charts contains it.
+func addChart(charts []configv1beta1.DeployedChart, r bundle.Release, lastApplied *metav1.Time) []configv1beta1.DeployedChart {
+	if slices.ContainsFunc(charts, func(c configv1beta1.DeployedChart) bool { return c.ReleaseName == r.Name && c.Namespace == r.Namespace }) {
+		return charts
+	}
+	return append(charts, configv1beta1.DeployedChart{
+		RepoURL: r.RepoURL, ReleaseName: r.Name, Namespace: r.Namespace, ChartVersion: r.ChartVersion,
+		AppVersion: r.AppVersion, Icon: r.Icon, LastAppliedTime: lastApplied,
+	})
+}
+
+const (
+	// maxInventory limits the size in bytes of all resources in a ClusterConfiguration. The API server limits an
+	// object, with its metadata, to 1.5 MiB.
+	maxInventory = 1 << 20
+	// entryOverhead is the size in bytes of one entry without the values of its fields.
+	entryOverhead = 170
+)
+
+func sizeOf(r configv1beta1.DeployedResource) int {
+	return entryOverhead + len(r.Name) + len(r.Namespace) + len(r.Group) + len(r.Kind) + len(r.Version)
+}
+
+// truncateResources removes resources from the end of feature until feature and existing together have at most
+// maxInventory bytes.
+func truncateResources(feature configv1beta1.DeployedFeature, existing configv1beta1.ClusterConfigurationStatus) configv1beta1.DeployedFeature {
+	remaining := maxInventory
+	for _, profile := range existing.ClusterProfileResources {
+		remaining -= sizeOfFeatures(profile.Features)
+	}
+	for _, profile := range existing.ProfileResources {
+		remaining -= sizeOfFeatures(profile.Features)
+	}
+	for i, resource := range feature.Resources {
+		if remaining -= sizeOf(resource); remaining < 0 {
+			feature.Resources = feature.Resources[:i:i]
+			break
+		}
+	}
+	return feature
+}
+
+func sizeOfFeatures(features []configv1beta1.DeployedFeature) int {
+	size := 0
+	for _, feature := range features {
+		for _, resource := range feature.Resources {
+			size += sizeOf(resource)
+		}
+	}
+	return size
+}
+
+// SetDeployedFeature returns a copy of old in which feature replaces the profile's former entry for the same feature. A
+// feature without resources and charts is removed, and so is a profile without features. Resources beyond maxInventory
+// are omitted. kind is ProfileKind or ClusterProfileKind.
+func SetDeployedFeature(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
+	without := replaceFeature(old, kind, profile, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
+	if len(feature.Resources) == 0 && len(feature.Charts) == 0 {
+		return without
+	}
+	return replaceFeature(without, kind, profile, truncateResources(feature, without))
+}
+
+func replaceFeature(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
+	updated := *old.DeepCopy()
+	if kind == configv1beta1.ProfileKind {
+		updated.ProfileResources = replaceEntry(updated.ProfileResources, feature, entryAccess[configv1beta1.ProfileResource]{
+			newEntry: func() configv1beta1.ProfileResource { return configv1beta1.ProfileResource{ProfileName: profile} },
+			fields: func(r *configv1beta1.ProfileResource) (string, *[]configv1beta1.DeployedFeature) {
+				return r.ProfileName, &r.Features
+			},
+		})
+		return updated
+	}
+	updated.ClusterProfileResources = replaceEntry(updated.ClusterProfileResources, feature, entryAccess[configv1beta1.ClusterProfileResource]{
+		newEntry: func() configv1beta1.ClusterProfileResource {
+			return configv1beta1.ClusterProfileResource{ClusterProfileName: profile}
+		},
+		fields: func(r *configv1beta1.ClusterProfileResource) (string, *[]configv1beta1.DeployedFeature) {
+			return r.ClusterProfileName, &r.Features
+		},
+	})
+	return updated
+}
+
+// IsEmpty returns whether the status of a ClusterConfiguration has no entries.
+func IsEmpty(s configv1beta1.ClusterConfigurationStatus) bool {
+	return len(s.ClusterProfileResources) == 0 && len(s.ProfileResources) == 0
+}
+
+// entryAccess has functions for the entries of one profile kind. The Go types of the two kinds differ in the name of
+// one field.
+type entryAccess[T any] struct {
+	newEntry func() T
+	fields   func(*T) (name string, features *[]configv1beta1.DeployedFeature)
+}
+
+func replaceEntry[T any](entries []T, feature configv1beta1.DeployedFeature, access entryAccess[T]) []T {
+	newEntry := access.newEntry()
+	name, _ := access.fields(&newEntry)
+	index := slices.IndexFunc(entries, func(e T) bool { n, _ := access.fields(&e); return n == name })
+	if index < 0 {
+		entries = append(entries, newEntry)
+		index = len(entries) - 1
+	}
+	_, features := access.fields(&entries[index])
+	*features = slices.DeleteFunc(*features, func(f configv1beta1.DeployedFeature) bool { return f.FeatureID == feature.FeatureID })
+	if len(feature.Resources) > 0 || len(feature.Charts) > 0 {
+		*features = append(*features, feature)
+		slices.SortFunc(*features, func(x, y configv1beta1.DeployedFeature) int { return cmp.Compare(rank(x.FeatureID), rank(y.FeatureID)) })
+	}
+	if len(*features) == 0 {
+		entries = slices.Delete(entries, index, index+1)
+	}
+	slices.SortFunc(entries, func(x, y T) int {
+		xName, _ := access.fields(&x)
+		yName, _ := access.fields(&y)
+		return cmp.Compare(xName, yName)
+	})
+	return entries
+}

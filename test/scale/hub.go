@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// clockTicks is the number of ticks per second in /proc/<pid>/stat. Linux reports 100 to all programs.
+const clockTicks = 100
+
+// testHub is a control plane with a hub process.
+type testHub struct {
+	plane  *localkube.Plane
+	client client.WithWatch
+	dir    string
+	hub    *exec.Cmd
+}
+
+// startHub starts the control plane and the hub. The caller calls stop.
+func startHub(ctx context.Context, dir string) (*testHub, error) {
+	plane, err := localkube.Start(ctx, localkube.Options{Name: "hub", Dir: filepath.Join(dir, "plane")})
+	if err != nil {
+		return nil, err
+	}
+	h := &testHub{plane: plane, dir: dir}
+	if h.client, err = client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()}); err != nil {
+		h.stop()
+		return nil, err
+	}
+	if err := h.startProcess(); err != nil {
+		h.stop()
+		return nil, err
+	}
+	return h, nil
+}
+
+// startProcess starts the hub process.
+func (h *testHub) startProcess() error {
+	binary, err := localkube.Binary("towline")
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(filepath.Join(h.dir, "hub.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()                                                                                                                                                        //nolint:errcheck // the process has its own descriptor
+	h.hub = exec.Command(binary, "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir="+filepath.Join(h.dir, "cache")) //nolint:noctx // stop ends it
+	h.hub.Env = append(os.Environ(), "KUBECONFIG="+h.plane.Kubeconfig)
+	h.hub.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	h.hub.Stdout, h.hub.Stderr = log, log
+	return h.hub.Start()
+}
+
+// kill ends the hub process with SIGKILL.
+func (h *testHub) kill() {
+	_ = h.hub.Process.Kill() // an error means that it has ended
+	_ = h.hub.Wait()         // it was killed
+}
+
+func (h *testHub) stop() {
+	if h.hub != nil {
+		h.kill()
+	}
+	_ = h.plane.Stop() // the process that is measured ends now
+}
+
+// usage is the use of resources up to a moment.
+type usage struct {
+	at       time.Time
+	hubCPU   float64
+	planeCPU float64
+	requests requestCounts
+}
+
+// measure reads the present usage.
+func (h *testHub) measure(ctx context.Context) (usage, error) {
+	requests, err := h.requests(ctx)
+	if err != nil {
+		return usage{}, err
+	}
+	return usage{at: time.Now(), hubCPU: cpuSeconds(h.hub.Process.Pid), planeCPU: cpuSeconds(h.planePID()), requests: requests}, nil
+}
+
+// planePID returns the process ID of the control plane, 0 if it is not found.
+func (h *testHub) planePID() int {
+	matches, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is valid
+	for _, match := range matches {
+		raw, _ := os.ReadFile(match) // processes end at any time
+		if strings.Contains(string(raw), h.plane.Dir) && strings.Contains(string(raw), "localkube") {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(match)))
+			return pid
+		}
+	}
+	return 0
+}
+
+// cpuSeconds returns the processor time of a process, 0 if it has ended.
+func cpuSeconds(pid int) float64 {
+	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // a process that has ended has no file
+	_, after, _ := strings.Cut(string(raw), ") ")
+	fields := strings.Fields(after)
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.ParseFloat(fields[11], 64)   // the kernel writes numbers
+	system, _ := strconv.ParseFloat(fields[12], 64) // the kernel writes numbers
+	return (user + system) / clockTicks
+}
+
+// residentMiB returns the resident memory of a process in MiB, 0 if it has ended.
+func residentMiB(pid int) float64 {
+	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // a process that has ended has no file
+	match := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindStringSubmatch(string(raw))
+	if match == nil {
+		return 0
+	}
+	kib, _ := strconv.ParseFloat(match[1], 64) // the pattern matches digits
+	return kib / 1024
+}
+
+// requestCounts are the requests to the API server by verb and resource, for example "PATCH clustersummaries/status".
+type requestCounts map[string]int
+
+var requestMetric = regexp.MustCompile(`(?m)^apiserver_request_total\{(.*)\} ([0-9.e+]+)$`)
+
+// requests reads the request counts of the API server. Lease requests of Kubernetes' own controllers count as well.
+func (h *testHub) requests(ctx context.Context) (requestCounts, error) {
+	clientset, err := kubernetes.NewForConfig(h.plane.Config)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := clientset.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	counts := requestCounts{}
+	for _, line := range requestMetric.FindAllStringSubmatch(string(raw), -1) {
+		labels := map[string]string{}
+		for pair := range strings.SplitSeq(line[1], ",") {
+			name, value, _ := strings.Cut(pair, "=")
+			labels[name] = strings.Trim(value, `"`)
+		}
+		count, err := strconv.ParseFloat(line[2], 64)
+		if err != nil || labels["resource"] == "" {
+			continue
+		}
+		counts[strings.TrimSuffix(labels["verb"]+" "+labels["resource"]+"/"+labels["subresource"], "/")] += int(count)
+	}
+	return counts, nil
+}
+
+// since returns the requests after before.
+func (c requestCounts) since(before requestCounts) requestCounts {
+	delta := requestCounts{}
+	for kind, count := range c {
+		if n := count - before[kind]; n > 0 {
+			delta[kind] = n
+		}
+	}
+	return delta
+}
+
+// isHeartbeat returns whether requests of kind are heartbeats.
+func isHeartbeat(kind string) bool { return strings.HasSuffix(kind, " leases") }
+
+// isWrite returns whether requests of kind change objects.
+func isWrite(kind string) bool {
+	verb, _, _ := strings.Cut(kind, " ")
+	return verb == "POST" || verb == "PUT" || verb == "PATCH" || verb == "APPLY" || verb == "DELETE"
+}
+
+// total returns the number of requests for which selected returns true.
+func (c requestCounts) total(selected func(kind string) bool) int {
+	total := 0
+	for kind, count := range c {
+		if selected(kind) {
+			total += count
+		}
+	}
+	return total
+}

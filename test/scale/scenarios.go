@@ -1,0 +1,369 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
+
+const (
+	// The labels by which the profiles of the scenarios select clusters.
+	allLabel, tenthLabel, matrixLabel = "scale/all", "scale/tenth", "scale/matrix"
+	// quietWindow is the time without writes after which a hub counts as quiet.
+	quietWindow = 3 * time.Second
+	// idleTime is the time for which an idle hub is measured.
+	idleTime = 60 * time.Second
+)
+
+// options are the flags of the command.
+type options struct {
+	clusters, objects int
+	// matrixProfiles profiles are created at once for matrixClusters clusters.
+	matrixProfiles, matrixClusters int
+	// private puts the content into Secrets, so that each cluster has a copy of its own.
+	private   bool
+	scenarios []string
+	timeout   time.Duration
+}
+
+// run is one run of all scenarios.
+type run struct {
+	options
+	hub   *testHub
+	fleet *simulatedFleet
+	// revision makes each version of the content differ.
+	revision int
+}
+
+// scenario measures one thing. It appends rows to the result.
+type scenario struct {
+	name  string
+	title string
+	run   func(ctx context.Context, r *run, result *result) error
+}
+
+// allScenarios returns the scenarios in the order in which they run: later ones need the clusters of the first.
+func allScenarios() []scenario {
+	return []scenario{
+		{"register", "clusters registered by SveltosCluster objects", register},
+		{"new", "a new profile on all clusters", newProfile},
+		{"change", "a content change on all clusters", changeAll},
+		{"tenth", "a content change on a tenth of the clusters", changeTenth},
+		{"matrix", "many new profiles on some clusters", matrix},
+		{"failing", "a profile that fails on all clusters", failing},
+		{"idle", "idle", idle},
+		{"restart", "the hub is killed, a change waits, the hub starts", restart},
+		{"reconnect", "the API server is killed and starts", reconnect},
+		{"hanging", "a content change while 5 % push clusters never answer", hanging},
+	}
+}
+
+func register(ctx context.Context, r *run, result *result) error {
+	names := make([]string, r.clusters)
+	for i := range names {
+		names[i] = fmt.Sprintf("c%05d", i)
+	}
+	began := time.Now()
+	labels := func(i int) map[string]string {
+		all := map[string]string{allLabel: "true"}
+		if i%10 == 0 {
+			all[tenthLabel] = "true"
+		}
+		if i < r.matrixClusters {
+			all[matrixLabel] = "true"
+		}
+		return all
+	}
+	if err := r.fleet.register(ctx, names, labels); err != nil {
+		return err
+	}
+	delays, err := r.fleet.await(ctx, "clusters are ready", r.clusters, began, func() []time.Time {
+		var times []time.Time
+		for name, at := range r.fleet.ready {
+			if name != "mgmt" {
+				times = append(times, at)
+			}
+		}
+		return times
+	})
+	result.addDelays("ready", delays)
+	return err
+}
+
+// writeContent creates or updates the content with the given name, and returns the time before the write.
+func (r *run) writeContent(ctx context.Context, name string) (time.Time, error) {
+	r.revision++
+	var text strings.Builder
+	for i := range r.objects {
+		fmt.Fprintf(&text, "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %s-%d}\ndata: {revision: \"%d\", text: %q}\n",
+			name, i, r.revision, strings.Repeat("x", 200))
+	}
+	meta := metav1.ObjectMeta{Namespace: "default", Name: name}
+	data := map[string]string{"objects.yaml": text.String()}
+	var obj client.Object = &corev1.ConfigMap{ObjectMeta: meta, Data: data}
+	if r.private {
+		obj = &corev1.Secret{ObjectMeta: meta, StringData: data, Type: libv1beta1.ProfileSecretType}
+	}
+	began := time.Now()
+	err := r.hub.client.Create(ctx, obj)
+	if err != nil {
+		obj.SetResourceVersion("")
+		err = r.hub.client.Update(ctx, obj)
+	}
+	return began, err
+}
+
+// createProfile creates a ClusterProfile with the content of that name for the clusters with label.
+func (r *run) createProfile(ctx context.Context, name, label string) error {
+	kind := "ConfigMap"
+	if r.private {
+		kind = "Secret"
+	}
+	profile := &configv1beta1.ClusterProfile{}
+	text := fmt.Sprintf(`
+metadata: {name: %[1]s}
+spec:
+  clusterSelector: {matchLabels: {%[2]s: "true"}}
+  policyRefs:
+  - {kind: %[3]s, namespace: default, name: %[1]s}
+`, name, label, kind)
+	if err := yaml.UnmarshalStrict([]byte(text), profile); err != nil {
+		return err
+	}
+	return r.hub.client.Create(ctx, profile)
+}
+
+// awaitRollout waits until want bundles have arrived after began, and until their summaries are Provisioned.
+func (r *run) awaitRollout(ctx context.Context, result *result, want int, began time.Time) error {
+	arrived, err := r.fleet.await(ctx, "at the agents", want, began, observedAfter(r.fleet.arrived, began))
+	result.addDelays("at the agents", arrived)
+	if err != nil {
+		return err
+	}
+	provisioned, err := r.fleet.await(ctx, "provisioned", want, began, observedAfter(r.fleet.provisioned, began))
+	result.addDelays("provisioned", provisioned)
+	return err
+}
+
+// rollOut creates the profile and its content, and waits for it.
+func (r *run) rollOut(ctx context.Context, result *result, name, label string, clusters int) error {
+	if _, err := r.writeContent(ctx, name); err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := r.createProfile(ctx, name, label); err != nil {
+		return err
+	}
+	return r.awaitRollout(ctx, result, clusters, began)
+}
+
+func newProfile(ctx context.Context, r *run, result *result) error {
+	return r.rollOut(ctx, result, "shared", allLabel, r.clusters)
+}
+
+func changeAll(ctx context.Context, r *run, result *result) error {
+	began, err := r.writeContent(ctx, "shared")
+	if err != nil {
+		return err
+	}
+	return r.awaitRollout(ctx, result, r.clusters, began)
+}
+
+func (r *run) tenth() int { return (r.clusters + 9) / 10 }
+
+func changeTenth(ctx context.Context, r *run, result *result) error {
+	if err := r.rollOut(ctx, nil, "tenth", tenthLabel, r.tenth()); err != nil {
+		return err
+	}
+	if err := r.awaitQuiet(ctx); err != nil {
+		return err
+	}
+	if err := result.beginMeasuring(ctx, r.hub); err != nil {
+		return err
+	}
+	began, err := r.writeContent(ctx, "tenth")
+	if err != nil {
+		return err
+	}
+	return r.awaitRollout(ctx, result, r.tenth(), began)
+}
+
+func matrix(ctx context.Context, r *run, result *result) error {
+	for i := range r.matrixProfiles {
+		if _, err := r.writeContent(ctx, fmt.Sprintf("matrix-%d", i)); err != nil {
+			return err
+		}
+	}
+	began := time.Now()
+	for i := range r.matrixProfiles {
+		if err := r.createProfile(ctx, fmt.Sprintf("matrix-%d", i), matrixLabel); err != nil {
+			return err
+		}
+	}
+	return r.awaitRollout(ctx, result, r.matrixProfiles*min(r.matrixClusters, r.clusters), began)
+}
+
+// failing measures the requests of a profile that all members refuse, after the first minute.
+func failing(ctx context.Context, r *run, result *result) error {
+	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "failing"}, Data: map[string]string{
+		"objects.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: " + refusedName + "}\n",
+	}}
+	if err := r.hub.client.Create(ctx, content); err != nil {
+		return err
+	}
+	// The content of this profile is always a ConfigMap.
+	private := r.private
+	r.private = false
+	err := r.createProfile(ctx, "failing", allLabel)
+	r.private = private
+	if err != nil {
+		return err
+	}
+	sleep(ctx, idleTime)
+	if err := result.beginMeasuring(ctx, r.hub); err != nil {
+		return err
+	}
+	sleep(ctx, idleTime)
+	if err := result.finish(ctx, r.hub, r.clusters); err != nil {
+		return err
+	}
+	return r.hub.client.Delete(ctx, &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: "failing"}})
+}
+
+func idle(ctx context.Context, r *run, result *result) error {
+	if err := r.awaitQuiet(ctx); err != nil {
+		return err
+	}
+	if err := result.beginMeasuring(ctx, r.hub); err != nil {
+		return err
+	}
+	sleep(ctx, idleTime)
+	return ctx.Err()
+}
+
+// restart kills the hub, changes the content and starts the hub. The use of resources counts from the start, the delays
+// from the change.
+func restart(ctx context.Context, r *run, result *result) error {
+	r.hub.kill()
+	changed, err := r.writeContent(ctx, "shared")
+	if err != nil {
+		return err
+	}
+	if err := r.hub.startProcess(); err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := result.beginMeasuring(ctx, r.hub); err != nil {
+		return err
+	}
+	if err := r.awaitRollout(ctx, result, r.clusters, changed); err != nil {
+		return err
+	}
+	if err := r.awaitQuiet(ctx); err != nil {
+		return err
+	}
+	result.add("quiet after", (time.Since(began) - quietWindow).Seconds(), "s")
+	return nil
+}
+
+// reconnect kills the API server, starts it, and measures a change that is made then.
+func reconnect(ctx context.Context, r *run, result *result) error {
+	if err := r.hub.plane.Kill(); err != nil {
+		return err
+	}
+	sleep(ctx, 5*time.Second)
+	if err := r.hub.plane.Restart(ctx); err != nil {
+		return err
+	}
+	began, err := r.writeContent(ctx, "shared")
+	if err != nil {
+		return err
+	}
+	return r.awaitRollout(ctx, result, r.clusters, began)
+}
+
+// hanging registers push clusters whose API server accepts connections and never answers, and changes the content.
+func hanging(ctx context.Context, r *run, result *result) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer listener.Close() //nolint:errcheck // the process ends
+	n := max(r.clusters/20, 1)
+	kubeconfig := fmt.Sprintf(`
+apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: "http://%s"}}]
+contexts: [{name: a, context: {cluster: a, user: a}}]
+current-context: a
+users: [{name: a, user: {token: t}}]
+`, listener.Addr())
+	err = inParallel(n, func(i int) error {
+		name := fmt.Sprintf("hanging%05d", i)
+		if err := r.hub.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+			return err
+		}
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: name + "-sveltos-kubeconfig"}, StringData: map[string]string{"kubeconfig": kubeconfig}}
+		if err := r.hub.client.Create(ctx, secret); err != nil {
+			return err
+		}
+		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: name, Labels: map[string]string{allLabel: "true"}}}
+		if err := r.hub.client.Create(ctx, cluster); err != nil {
+			return err
+		}
+		// The status claims an earlier answer, so that the hub reconciles the summaries.
+		before := cluster.DeepCopy()
+		cluster.Status.Ready, cluster.Status.Version = true, memberVersion
+		return r.hub.client.Status().Patch(ctx, cluster, client.MergeFrom(before))
+	})
+	if err != nil {
+		return err
+	}
+	sleep(ctx, 5*time.Second)
+	began, err := r.writeContent(ctx, "shared")
+	if err != nil {
+		return err
+	}
+	return r.awaitRollout(ctx, result, r.clusters, began)
+}
+
+// awaitQuiet waits until there was no write of Towline for quietWindow.
+func (r *run) awaitQuiet(ctx context.Context) error {
+	before, err := r.hub.requests(ctx)
+	for err == nil {
+		sleep(ctx, quietWindow)
+		var after requestCounts
+		if after, err = r.hub.requests(ctx); err != nil {
+			return err
+		}
+		if after.since(before).total(isWriteOfTowline) == 0 {
+			return nil
+		}
+		before = after
+	}
+	return err
+}
+
+// isWriteOfTowline returns whether requests of kind change objects, and are neither heartbeats nor writes of endpoints
+// by the control plane.
+func isWriteOfTowline(kind string) bool {
+	return isWrite(kind) && !isHeartbeat(kind) && !strings.Contains(kind, "endpoint")
+}
+
+// sleep waits for a time that is part of a measurement.
+func sleep(ctx context.Context, duration time.Duration) {
+	select {
+	case <-time.After(duration):
+	case <-ctx.Done():
+	}
+}
