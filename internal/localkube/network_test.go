@@ -68,10 +68,16 @@ func TestNetworkDoesNotMoveThisProcess(t *testing.T) {
 		if err := conn.Close(); err != nil {
 			t.Error(err)
 		}
-		port := inside.Addr().(*net.TCPAddr).Port
-		outside, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		outside, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
-			t.Fatalf("the same port outside of the network: %v", err)
+			t.Fatal(err)
+		}
+		if outside.Addr().String() != inside.Addr().String() {
+			conn, err = network.Dial(t.Context(), "tcp", outside.Addr().String())
+			if err == nil {
+				_ = conn.Close()
+				t.Errorf("%s, opened outside of the network, answers in it", outside.Addr())
+			}
 		}
 		if err := outside.Close(); err != nil {
 			t.Error(err)
