@@ -63,6 +63,8 @@ type Item struct {
 	DecodeError string `json:"problem,omitempty"`
 	// Overwrite takes over existing objects that are not managed, in a bundle with the option RejectUnmanaged.
 	Overwrite bool `json:"overwrite,omitempty"`
+	// Documents caches the JSON of Objects, nil if it is not cached.
+	Documents *kube.Documents `json:"-"`
 }
 
 // Reference is the hub object that an item was read from.

@@ -1,11 +1,12 @@
 package bundle
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"slices"
+	"io"
 )
 
 // Digest is the SHA-256 of a bundle's canonical form. Equal bundles have equal digests. The zero Digest stands for no
@@ -32,18 +33,75 @@ func DigestFromBytes(raw []byte) Digest {
 // Digest returns the digest of b's content, owner and options. ReleaseData.Defaults are no part of it, so that agents
 // of versions without them calculate the same. It fails only if an object cannot be encoded.
 func (b Bundle) Digest() (Digest, error) {
-	b.Items = slices.Clone(b.Items)
-	for i, item := range b.Items {
-		if item.Release != nil {
-			release := *item.Release
-			release.Data.Defaults = nil
-			b.Items[i].Release = &release
-		}
-	}
-	// encoding/json writes struct fields in order and map keys sorted, so the bytes are canonical.
-	raw, err := json.Marshal(b)
-	if err != nil {
+	sum := sha256.New()
+	if err := b.writeJSON(sum); err != nil {
 		return Digest{}, fmt.Errorf("encode bundle %s: %w", b.ID, err)
 	}
-	return sha256.Sum256(raw), nil
+	return Digest(sum.Sum(nil)), nil
+}
+
+// writeJSON writes the same bytes to out as json.Marshal returns for b, with the objects from Item.Documents. They are
+// canonical: encoding/json writes struct fields in order and map keys sorted.
+func (b Bundle) writeJSON(out io.Writer) error {
+	items := b.Items
+	if len(items) > 0 {
+		b.Items = nil
+	}
+	raw, err := json.Marshal(b)
+	if err != nil {
+		return err
+	}
+	// Quotes within strings are escaped, so the first match is the field.
+	before, after, found := bytes.Cut(raw, []byte(`"items":null`))
+	if !found || len(items) == 0 {
+		_, _ = out.Write(raw) // a hash returns no error
+		return nil
+	}
+	_, _ = out.Write(before)
+	_, _ = io.WriteString(out, `"items":[`)
+	for i, item := range items {
+		if i > 0 {
+			_, _ = io.WriteString(out, ",")
+		}
+		if err := item.writeJSON(out); err != nil {
+			return err
+		}
+	}
+	_, _ = io.WriteString(out, "]")
+	_, _ = out.Write(after)
+	return nil
+}
+
+// writeJSON writes the JSON of an item without ReleaseData.Defaults.
+func (i Item) writeJSON(out io.Writer) error {
+	docs, err := i.Documents.Encode(i.Objects)
+	if err != nil {
+		return err
+	}
+	if i.Release != nil {
+		release := *i.Release
+		release.Data.Defaults = nil
+		i.Release = &release
+	}
+	if len(docs) > 0 {
+		i.Objects = nil
+	}
+	raw, err := json.Marshal(i)
+	if err != nil {
+		return err
+	}
+	after, found := bytes.CutPrefix(raw, []byte(`{"objects":null`))
+	if !found || len(docs) == 0 {
+		_, _ = out.Write(raw)
+		return nil
+	}
+	separator := `{"objects":[`
+	for _, doc := range docs {
+		_, _ = io.WriteString(out, separator)
+		_, _ = out.Write(doc)
+		separator = ","
+	}
+	_, _ = io.WriteString(out, "]")
+	_, _ = out.Write(after)
+	return nil
 }

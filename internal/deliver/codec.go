@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -97,11 +98,13 @@ func documents(item bundle.Item) ([][]byte, error) {
 		if obj == nil || obj.GetKind() == "" || obj.GetAPIVersion() == "" {
 			return nil, fmt.Errorf("encode object %d of %s: it has no kind or no apiVersion", i, sourceOf(item))
 		}
-		raw, err := json.Marshal(obj.Object)
-		if err != nil {
-			return nil, fmt.Errorf("encode %s %s/%s: %w", obj.GetKind(), obj.GetNamespace(), obj.GetName(), err)
-		}
-		docs = append(docs, append(raw, '\n'))
+	}
+	encoded, err := item.Documents.Encode(item.Objects)
+	if err != nil {
+		return nil, err
+	}
+	for _, raw := range encoded {
+		docs = append(docs, slices.Concat(raw, []byte("\n")))
 	}
 	return docs, nil
 }

@@ -3,6 +3,7 @@ package deliver
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -18,14 +19,15 @@ import (
 )
 
 const (
-	// collectDelay is the delay after a trigger, so that one collection handles many triggers.
+	// CollectorGrace is the GarbageCollector.Grace of a hub whose PullTransport reads groups from a cache. A watch is
+	// rarely that late. If it is, the agent reports missing content, which is written again.
+	CollectorGrace = 15 * time.Second
+	// collectDelay is the delay after a trigger and the grace period, so that one collection handles many triggers.
 	collectDelay = 1500 * time.Millisecond
 	// collectInterval is the longest time between two collections. Some bundles have no trigger, for example content that
 	// was replaced before it was applied.
 	collectInterval = 10 * time.Minute
-	// deleteBatch is the number of bundles that are deleted while deliveries wait.
-	deleteBatch = 32
-	// deleteParallel is the number of concurrent requests for them.
+	// deleteParallel is the number of concurrent requests to delete bundles.
 	deleteParallel = 8
 	// otherShardAge is the age after which the default shard deletes an unused bundle of another shard. The collector of
 	// that shard has not deleted it, so it no longer runs.
@@ -39,7 +41,10 @@ const (
 // deliveries.
 type GarbageCollector struct {
 	Transport *PullTransport
-	Clock     clock.Clock
+	// Grace is the time for which a bundle stays after the last delivery that used it. It must be longer than the delay
+	// of the cache from which the PullTransport reads groups, and is 0 without a cache.
+	Grace time.Duration
+	Clock clock.Clock
 }
 
 // Trigger requests a collection. The PullTransport calls it itself.
@@ -59,7 +64,7 @@ func (c *GarbageCollector) Start(ctx context.Context) error {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "delete unused bundles")
 		}
-		if !c.sleep(ctx, c.Transport.trigger, collectInterval) || !c.sleep(ctx, nil, collectDelay) {
+		if !c.sleep(ctx, c.Transport.trigger, collectInterval) || !c.sleep(ctx, nil, c.Grace+collectDelay) {
 			return nil
 		}
 	}
@@ -80,21 +85,16 @@ func (c *GarbageCollector) sleep(ctx context.Context, wake <-chan struct{}, limi
 
 // Collect deletes the bundles that no group needs.
 func (c *GarbageCollector) Collect(ctx context.Context) error {
-	// Deliveries that began earlier have ended, and their groups are in the list below. Later deliveries mark the bundles
-	// that they use, which are not deleted.
-	collection := c.Transport.tracker.beginCollection()
+	// The groups of deliveries that ended before are in the list of groups.
+	began := c.Transport.tracker.clock.Now().Add(-c.Grace)
 	bundles, err := c.listBundles(ctx)
 	if err != nil || len(bundles) == 0 {
 		return err
 	}
-	needed, err := c.listNeeded(ctx)
-	if err != nil {
+	if err := c.omitNeeded(ctx, bundles); err != nil {
 		return err
 	}
-	for key := range needed {
-		delete(bundles, key)
-	}
-	n, err := c.deleteBundles(ctx, bundles, collection)
+	n, err := c.deleteBundles(ctx, bundles, began)
 	if n > 0 {
 		log.FromContext(ctx).Info("deleted unused bundles", logkeys.Count, n)
 	}
@@ -131,72 +131,47 @@ func (c *GarbageCollector) listBundles(ctx context.Context) (map[client.ObjectKe
 	}
 }
 
-// listNeeded lists the bundles of groups that are not provisioned yet.
-func (c *GarbageCollector) listNeeded(ctx context.Context) (map[client.ObjectKey]struct{}, error) {
-	needed := map[client.ObjectKey]struct{}{}
-	list := &libv1beta1.ConfigurationGroupList{}
-	for {
-		if err := c.Transport.live.List(ctx, list, client.Limit(listPage), client.Continue(list.Continue)); err != nil {
-			return nil, fmt.Errorf("list groups: %w", err)
-		}
-		for i := range list.Items {
-			group := &list.Items[i]
-			if isObserved(group) && ReportOf(group).State == bundle.StateApplied {
-				continue
-			}
-			for _, item := range group.Spec.ConfigurationItems {
-				if item.ContentRef != nil {
-					needed[client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}] = struct{}{}
-				}
-			}
-		}
-		if list.Continue == "" {
-			return needed, nil
-		}
+// omitNeeded deletes the bundles of groups that are not provisioned yet from bundles.
+func (c *GarbageCollector) omitNeeded(ctx context.Context, bundles map[client.ObjectKey]types.UID) error {
+	groups := &libv1beta1.ConfigurationGroupList{}
+	if err := c.Transport.hub.List(ctx, groups, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list groups: %w", err)
 	}
-}
-
-// deleteBundles deletes bundles in batches, so that deliveries do not wait long, and returns the number of deleted
-// ones.
-func (c *GarbageCollector) deleteBundles(ctx context.Context, bundles map[client.ObjectKey]types.UID, collection uint64) (int, error) {
-	deleted := 0
-	batch := make(map[client.ObjectKey]types.UID, deleteBatch)
-	for key, uid := range bundles {
-		batch[key] = uid
-		delete(bundles, key)
-		if len(batch) < deleteBatch && len(bundles) > 0 {
+	for i := range groups.Items {
+		group := &groups.Items[i]
+		if isObserved(group) && ReportOf(group).State == bundle.StateApplied {
 			continue
 		}
-		n, err := c.deleteBundleBatch(ctx, batch, collection)
-		deleted += n
-		if err != nil {
-			return deleted, err
+		for _, item := range group.Spec.ConfigurationItems {
+			if item.ContentRef != nil {
+				delete(bundles, client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name})
+			}
 		}
-		clear(batch)
 	}
-	return deleted, nil
+	return nil
 }
 
-func (c *GarbageCollector) deleteBundleBatch(ctx context.Context, batch map[client.ObjectKey]types.UID, collection uint64) (int, error) {
-	tracker := c.Transport.tracker
-	tracker.delivery.Lock()
-	defer tracker.delivery.Unlock()
+// deleteBundles deletes the bundles that no delivery has used since the given time, and returns their number.
+func (c *GarbageCollector) deleteBundles(ctx context.Context, bundles map[client.ObjectKey]types.UID, since time.Time) (int, error) {
 	deletions, ctx := errgroup.WithContext(ctx)
 	deletions.SetLimit(deleteParallel)
-	deleted := 0
-	for key, uid := range batch {
-		if !tracker.removeUnused(key, collection) {
-			continue
-		}
-		deleted++
+	var deleted atomic.Int32
+	for key, uid := range bundles {
 		deletions.Go(func() error {
+			end, ok := c.Transport.tracker.beginDeletion(key, since)
+			if !ok {
+				return nil
+			}
+			defer end()
 			obj := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
 			err := c.Transport.hub.Delete(ctx, obj, client.Preconditions{UID: &uid})
 			if client.IgnoreNotFound(err) != nil {
 				return fmt.Errorf("delete bundle %s: %w", key, err)
 			}
+			deleted.Add(1)
 			return nil
 		})
 	}
-	return deleted, deletions.Wait()
+	err := deletions.Wait()
+	return int(deleted.Load()), err
 }

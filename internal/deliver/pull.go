@@ -35,8 +35,7 @@ type PullTransport struct {
 var _ Transport = (*PullTransport)(nil)
 
 // NewPullTransport returns a PullTransport of the hub. hub may read groups from a cache; live reads from the API
-// server. Both need a timeout per request: the garbage collector waits for running deliveries, and new deliveries wait
-// for it. The caller must watch groups and call Deliver again when a group changes.
+// server. Both need a timeout per request. The caller must watch groups and call Deliver again when a group changes.
 func NewPullTransport(hub client.Client, live client.Reader, key Key) (*PullTransport, error) {
 	return NewShardPullTransport(hub, live, key, "")
 }
@@ -134,7 +133,7 @@ func (o *PullTransport) contentExists(ctx context.Context, group *libv1beta1.Con
 			return false, nil
 		}
 		key := client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}
-		if o.tracker.isKnown(key) {
+		if o.tracker.exists(key) {
 			continue
 		}
 		obj := &metav1.PartialObjectMetadata{}
@@ -146,7 +145,7 @@ func (o *PullTransport) contentExists(ctx context.Context, group *libv1beta1.Con
 		if err != nil {
 			return false, fmt.Errorf("read bundle %s: %w", key, err)
 		}
-		o.tracker.add(key)
+		o.tracker.setExists(key, true)
 	}
 	return true, nil
 }
@@ -157,7 +156,7 @@ func (o *PullTransport) contentExists(ctx context.Context, group *libv1beta1.Con
 func (o *PullTransport) rewriteContent(ctx context.Context, r request, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef != nil {
-			o.tracker.remove(client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name})
+			o.tracker.setExists(client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}, false)
 		}
 	}
 	written, err := o.writeContent(ctx, r, group)
@@ -196,10 +195,13 @@ func (o *PullTransport) writeContent(ctx context.Context, r request, group *libv
 	if err != nil {
 		return nil, err
 	}
-	o.tracker.delivery.RLock()
-	defer o.tracker.delivery.RUnlock()
 	for _, c := range chunks {
 		obj := bundleObject(m, b.ID, namespaceOf(m, b, c), c)
+		endUse, err := o.tracker.beginUse(ctx, client.ObjectKeyFromObject(obj))
+		if err != nil {
+			return nil, err
+		}
+		defer endUse() // after the group is written
 		if !o.shard.IsDefault() {
 			obj.Labels[labelShard] = labelValue(string(o.shard))
 		}
@@ -233,17 +235,17 @@ func namespaceOf(m fleet.Member, b bundle.Bundle, c chunk) string {
 // name is a hash of the content.
 func (o *PullTransport) write(ctx context.Context, obj *libv1beta1.ConfigurationBundle) error {
 	key := client.ObjectKeyFromObject(obj)
-	if o.tracker.markUsed(key) {
+	if o.tracker.exists(key) {
 		return nil
 	}
 	_, err, _ := o.creations.Do(key.String(), func() (any, error) {
-		if o.tracker.isKnown(key) {
+		if o.tracker.exists(key) {
 			return nil, nil //nolint:nilnil // the result is the error
 		}
 		if err := o.hub.Create(ctx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, fmt.Errorf("write bundle %s: %w", key, err)
 		}
-		o.tracker.add(key)
+		o.tracker.setExists(key, true)
 		return nil, nil //nolint:nilnil // the result is the error
 	})
 	return err

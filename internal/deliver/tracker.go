@@ -1,63 +1,119 @@
 package deliver
 
 import (
+	"context"
 	"sync"
+	"time"
 
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// bundleTracker caches which ConfigurationBundles exist on the hub, to save requests. It may be lost. If another client
+// bundleTracker records which ConfigurationBundles exist on the hub, to save requests, and which ones deliveries use,
+// so that the garbage collector deletes no bundle whose group is not written yet. It may be lost. If another client
 // deletes a bundle, an agent reports it as missing, and it is written again.
 type bundleTracker struct {
-	// delivery is locked for reading from before the first bundle of a delivery is written until its group refers to it,
-	// and for writing while the garbage collector deletes. So no bundle is deleted before its group is written. It is
-	// locked before mu.
-	delivery sync.RWMutex
+	clock clock.PassiveClock
 
 	// mu guards the fields below.
-	mu sync.Mutex
-	// bundles has every bundle that is known to exist, with the number of the last collection before its last use.
-	bundles map[client.ObjectKey]uint64
+	mu      sync.Mutex
+	bundles map[client.ObjectKey]*trackedBundle
 	// unprovisioned has the groups that are not provisioned yet. Their bundles can be deleted afterwards.
 	unprovisioned map[client.ObjectKey]struct{}
-	collection    uint64
+}
+
+// trackedBundle is the state of one bundle.
+type trackedBundle struct {
+	// exists is true if the bundle is known to exist.
+	exists bool
+	// deliveries is the number of running deliveries with the bundle; lastUse is the end of the last one.
+	deliveries int
+	lastUse    time.Time
+	// deleted is closed when the garbage collector has deleted the bundle. It is nil while no deletion is running.
+	deleted chan struct{}
 }
 
 func newBundleTracker() *bundleTracker {
-	return &bundleTracker{bundles: map[client.ObjectKey]uint64{}, unprovisioned: map[client.ObjectKey]struct{}{}}
+	return &bundleTracker{clock: clock.RealClock{}, bundles: map[client.ObjectKey]*trackedBundle{}, unprovisioned: map[client.ObjectKey]struct{}{}}
 }
 
-// isKnown returns whether bundle is known to exist.
-func (t *bundleTracker) isKnown(bundle client.ObjectKey) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_, ok := t.bundles[bundle]
-	return ok
-}
-
-// markUsed returns whether bundle is known to exist, and then marks it as used. The caller must hold delivery for
-// reading.
-func (t *bundleTracker) markUsed(bundle client.ObjectKey) (known bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, known = t.bundles[bundle]; known {
-		t.bundles[bundle] = t.collection
+// get returns the state of bundle. The caller must hold mu.
+func (t *bundleTracker) get(bundle client.ObjectKey) *trackedBundle {
+	tracked := t.bundles[bundle]
+	if tracked == nil {
+		tracked = &trackedBundle{}
+		t.bundles[bundle] = tracked
 	}
-	return known
+	return tracked
 }
 
-// add adds a bundle that exists on the hub, and marks it as used.
-func (t *bundleTracker) add(bundle client.ObjectKey) {
+// beginUse must be called before a delivery writes bundle. It waits for the end of a running deletion. The delivery
+// calls end after its group refers to the bundle.
+func (t *bundleTracker) beginUse(ctx context.Context, bundle client.ObjectKey) (end func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.bundles[bundle] = t.collection
+	for {
+		tracked := t.get(bundle)
+		if tracked.deleted == nil {
+			tracked.deliveries++
+			return func() { t.endUse(tracked) }, nil
+		}
+		deleted := tracked.deleted
+		t.mu.Unlock()
+		select {
+		case <-deleted:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		t.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+	}
 }
 
-// remove removes a bundle that may not exist.
-func (t *bundleTracker) remove(bundle client.ObjectKey) {
+func (t *bundleTracker) endUse(tracked *trackedBundle) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.bundles, bundle)
+	tracked.deliveries--
+	tracked.lastUse = t.clock.Now()
+}
+
+// beginDeletion returns true if no delivery uses bundle or has used it since the given time. Then new deliveries with
+// the bundle wait until end is called.
+func (t *bundleTracker) beginDeletion(bundle client.ObjectKey, since time.Time) (end func(), ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tracked := t.get(bundle)
+	if tracked.deliveries > 0 || !tracked.lastUse.Before(since) || tracked.deleted != nil {
+		return nil, false
+	}
+	tracked.deleted = make(chan struct{})
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.bundles, bundle)
+		close(tracked.deleted)
+	}, true
+}
+
+// exists returns whether bundle is known to exist.
+func (t *bundleTracker) exists(bundle client.ObjectKey) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tracked := t.bundles[bundle]
+	return tracked != nil && tracked.exists
+}
+
+// setExists records that bundle exists on the hub, or that it may not exist.
+func (t *bundleTracker) setExists(bundle client.ObjectKey, exists bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if exists {
+		t.get(bundle).exists = true
+	} else if tracked := t.bundles[bundle]; tracked != nil {
+		tracked.exists = false
+	}
 }
 
 // trackGroup adds a group that is not provisioned yet.
@@ -74,27 +130,4 @@ func (t *bundleTracker) untrackGroup(group client.ObjectKey) bool {
 	_, tracked := t.unprovisioned[group]
 	delete(t.unprovisioned, group)
 	return tracked
-}
-
-// beginCollection starts a collection and returns its number. It waits for running deliveries, so that their groups can
-// be read.
-func (t *bundleTracker) beginCollection() uint64 {
-	t.delivery.Lock()
-	defer t.delivery.Unlock()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.collection++
-	return t.collection
-}
-
-// removeUnused removes bundle and returns true, unless a delivery has used it since collection began. The caller must
-// hold delivery for writing.
-func (t *bundleTracker) removeUnused(bundle client.ObjectKey, collection uint64) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if used, ok := t.bundles[bundle]; ok && used >= collection {
-		return false
-	}
-	delete(t.bundles, bundle)
-	return true
 }

@@ -329,7 +329,7 @@ func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the pull transport: %w", err)
 	}
-	if err := h.Add(&deliver.GarbageCollector{Transport: pull, Clock: clock.RealClock{}}); err != nil {
+	if err := h.Add(&deliver.GarbageCollector{Transport: pull, Grace: deliver.CollectorGrace, Clock: clock.RealClock{}}); err != nil {
 		return nil, fmt.Errorf("add the garbage collector: %w", err)
 	}
 	return countingTransport{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.forTransport}, fleet.Pull: pull}, h.metricsRecorder.operations}, nil
@@ -345,7 +345,7 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 		return nil, err
 	}
 	return &summaries.Composer{
-		Contents: newContentCache(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(), HubUID: hubUID,
+		Contents: newContentCache(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(), Manifests: render.NewManifestRenderer(), HubUID: hubUID,
 	}, nil
 }
 

@@ -75,8 +75,8 @@ func (c *Charts) renderForCheckedAPIs(ctx context.Context, request ChartRequest)
 	if err != nil {
 		return Release{}, err
 	}
-	created := Release{size: minCountedSize, apiVariants: &apiVariants{}}
-	variants := c.sharedReleases.getOrPut("API variants of "+baseKey, created).apiVariants
+	created := Release{apiVariants: &apiVariants{}}
+	variants := c.sharedReleases.getOrPut("API variants of "+baseKey, created, minCountedSize).apiVariants
 	known, ok := variants.find(request.APIVersions)
 	if ok {
 		request.APIVersions = known

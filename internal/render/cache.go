@@ -6,64 +6,62 @@ import (
 )
 
 // maxSharedSize and maxMemberSize limit the two caches of Charts, in bytes of rendered text and generated values. The
-// first one has the releases that all members share, the second one the releases for one member each. Decoded objects
-// need about five times as much memory.
+// first one has the releases that all members share, the second one the releases for one member each. maxManifestsSize
+// limits the cache of Manifests, in bytes of text. Decoded objects need about six times as much memory.
 const (
-	maxSharedSize = 64 << 20
-	maxMemberSize = 32 << 20
+	maxSharedSize    = 64 << 20
+	maxMemberSize    = 32 << 20
+	maxManifestsSize = 16 << 20
 )
 
 // minCountedSize is the size in bytes that is counted for a release without objects.
 const minCountedSize = 1 << 10
 
-// releaseCache caches renderings. If their size exceeds the limit, it deletes the least recently used ones. It keeps a
-// single rendering that is larger than the limit until another one is added.
-type releaseCache struct {
+// sizedCache caches renderings by key. If their size exceeds the limit, it deletes the least recently used ones. It
+// keeps a single rendering that is larger than the limit until another one is added.
+type sizedCache[T any] struct {
 	mu     sync.Mutex // guards the fields below
 	limit  int
 	size   int
 	byKey  map[string]*list.Element
-	recent *list.List // of cachedRelease, the least recently used one last
+	recent *list.List // of cached[T], the least recently used one last
 }
 
-type cachedRelease struct {
-	key     string
-	release Release
+type cached[T any] struct {
+	key   string
+	value T
+	size  int
 }
 
-func newReleaseCache(limit int) *releaseCache {
-	return &releaseCache{limit: limit, byKey: map[string]*list.Element{}, recent: list.New()}
+func newSizedCache[T any](limit int) *sizedCache[T] {
+	return &sizedCache[T]{limit: limit, byKey: map[string]*list.Element{}, recent: list.New()}
 }
 
-func (m *releaseCache) get(key string) (Release, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	element, ok := m.byKey[key]
+func (c *sizedCache[T]) get(key string) (value T, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	element, ok := c.byKey[key]
 	if !ok {
-		return Release{}, false
+		return value, false
 	}
-	m.recent.MoveToFront(element)
-	return element.Value.(cachedRelease).release, true
+	c.recent.MoveToFront(element)
+	return element.Value.(cached[T]).value, true
 }
 
-func (m *releaseCache) put(key string, release Release) {
-	m.getOrPut(key, release)
-}
-
-// getOrPut returns the cached rendering. If there is none, it caches and returns release.
-func (m *releaseCache) getOrPut(key string, release Release) Release {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if element, ok := m.byKey[key]; ok {
-		m.recent.MoveToFront(element)
-		return element.Value.(cachedRelease).release
+// getOrPut returns the cached value. If there is none, it caches and returns value, which has size bytes.
+func (c *sizedCache[T]) getOrPut(key string, value T, size int) T {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if element, ok := c.byKey[key]; ok {
+		c.recent.MoveToFront(element)
+		return element.Value.(cached[T]).value
 	}
-	m.byKey[key] = m.recent.PushFront(cachedRelease{key: key, release: release})
-	m.size += release.size
-	for m.size > m.limit && m.recent.Len() > 1 {
-		oldest := m.recent.Remove(m.recent.Back()).(cachedRelease)
-		delete(m.byKey, oldest.key)
-		m.size -= oldest.release.size
+	c.byKey[key] = c.recent.PushFront(cached[T]{key, value, size})
+	c.size += size
+	for c.size > c.limit && c.recent.Len() > 1 {
+		oldest := c.recent.Remove(c.recent.Back()).(cached[T])
+		delete(c.byKey, oldest.key)
+		c.size -= oldest.size
 	}
-	return release
+	return value
 }

@@ -84,13 +84,13 @@ type ChartRequest struct {
 type Charts struct {
 	inFlight singleflight.Group
 	// sharedReleases caches releases for all members, memberReleases releases for one member.
-	sharedReleases, memberReleases *releaseCache
+	sharedReleases, memberReleases *sizedCache[Release]
 	facts                          *factsCache
 }
 
 // NewCharts returns Charts with empty caches.
 func NewCharts() *Charts {
-	return &Charts{sharedReleases: newReleaseCache(maxSharedSize), memberReleases: newReleaseCache(maxMemberSize), facts: newFactsCache()}
+	return &Charts{sharedReleases: newSizedCache[Release](maxSharedSize), memberReleases: newSizedCache[Release](maxMemberSize), facts: newFactsCache()}
 }
 
 // Render returns a release. Errors name the chart and the template or value. An error in the chart or its values is a
@@ -162,7 +162,7 @@ func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error)
 	}
 	release, err := request.render(newSharedCalls())
 	if err == nil {
-		c.sharedReleases.put(key, release)
+		c.sharedReleases.getOrPut(key, release, release.size)
 	}
 	return release, err
 }
@@ -198,7 +198,7 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 	if key, err = request.memberKey(sharedKey, stored.Add(release.Generated)); err != nil {
 		return Release{}, err
 	}
-	c.memberReleases.put(key, release)
+	c.memberReleases.getOrPut(key, release, release.size)
 	return release, nil
 }
 

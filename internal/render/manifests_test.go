@@ -2,6 +2,7 @@ package render_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +19,9 @@ func subject() source.Subject {
 	return source.Subject{
 		Namespace: "eu",
 		Name:      "eu-1",
-		Cluster:   map[string]any{"metadata": map[string]any{"name": "eu-1", "labels": map[string]any{"env": "test"}}},
+		Cluster: func() (map[string]any, error) {
+			return map[string]any{"metadata": map[string]any{"name": "eu-1", "labels": map[string]any{"env": "test"}}}, nil
+		},
 	}
 }
 
@@ -183,5 +186,39 @@ func wantInvalid(t *testing.T, err error, texts ...string) {
 		if !strings.Contains(err.Error(), text) {
 			t.Errorf("got %q, want it to contain %q", err, text)
 		}
+	}
+}
+
+// TestManifestRendererSharesObjects renders content for two members. Only templates are rendered for each.
+func TestManifestRendererSharesObjects(t *testing.T) {
+	t.Parallel()
+	renderer := render.NewManifestRenderer()
+	plain := content("a", object("Namespace", "a"))
+	plain.Digest = "sha256:plain"
+	templated := content("a", object("Namespace", "{{ .ClusterName }}"))
+	templated.Digest, templated.Template = "sha256:templated", true
+	render := func(content source.Content, cluster string) []*unstructured.Unstructured {
+		t.Helper()
+		subject := subject()
+		subject.Name = cluster
+		objects, documents, err := renderer.Render(content, subject)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cached := documents != nil; cached == content.Template {
+			t.Errorf("%s: documents are cached: %t", content.Digest, cached)
+		}
+		return objects
+	}
+	if one, two := render(plain, "one"), render(plain, "two"); one[0] != two[0] {
+		t.Error("the same content was decoded twice")
+	}
+	if got := refs(append(render(templated, "one"), render(templated, "two")...)); !slices.Equal(got, []string{"Namespace one", "Namespace two"}) {
+		t.Errorf("got %v", got)
+	}
+	changed := content("a", object("Namespace", "b"))
+	changed.Digest = "sha256:changed"
+	if got := refs(render(changed, "one")); !slices.Equal(got, []string{"Namespace b"}) {
+		t.Errorf("after a change: got %v", got)
 	}
 }

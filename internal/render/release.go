@@ -21,6 +21,8 @@ type Release struct {
 	// Objects are the CRDs of the crds directories, then the manifest in Helm's install order, then the hooks. Hooks
 	// have the annotation helm.sh/hook.
 	Objects []*unstructured.Unstructured
+	// Documents caches the JSON of Objects.
+	Documents *kube.Documents
 	// Paths has the template path of each object, in the order of Objects.
 	Paths []string
 	// Chart is the content of Chart.yaml as JSON, as Helm stores it in its release record.
@@ -149,6 +151,7 @@ func (p *releaseBuilder) build() Release {
 			release.Paths = append(release.Paths, part.path)
 		}
 	}
+	release.Documents = kube.NewDocuments(release.Objects)
 	return release
 }
 

@@ -198,7 +198,7 @@ func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
 	)
 	hub, subject := hubWith(t, configMap("content", map[string]string{"a.yaml": "a"}))
 	subject.Confined = subject.Namespace
-	subject.Cluster = map[string]any{"elsewhere": elsewhere.Namespace}
+	subject.Cluster = func() (map[string]any, error) { return map[string]any{"elsewhere": elsewhere.Namespace}, nil }
 	if _, err := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: subject.Namespace, Name: "content"}, subject); err != nil {
 		t.Errorf("its own namespace: %v", err)
 	}

@@ -2,6 +2,7 @@ package source
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"text/template"
 
@@ -14,7 +15,8 @@ const maxExpanded = 64 << 20
 // Subject is the cluster for which templates in names, chart fields and content are expanded. They have the fields
 // .Cluster (the whole object, as in YAML), .ClusterNamespace and .ClusterName.
 type Subject struct {
-	Cluster   map[string]any
+	// Cluster returns the object as in YAML, nil if there is none. It is called only for a text with a template.
+	Cluster   func() (map[string]any, error)
 	Namespace string
 	Name      string
 	// Confined is the only hub namespace that may be read for a Profile. It is empty for a ClusterProfile, which may read
@@ -33,8 +35,14 @@ func (s Subject) Expand(description, text string) (string, error) {
 	if err != nil {
 		return "", phase.Invalidf("parse %s: %s", description, templateMessage(err))
 	}
+	var cluster map[string]any
+	if s.Cluster != nil {
+		if cluster, err = s.Cluster(); err != nil {
+			return "", fmt.Errorf("expand %s: %w", description, err)
+		}
+	}
 	out := &boundedBuilder{left: maxExpanded}
-	data := map[string]any{"Cluster": s.Cluster, "ClusterNamespace": s.Namespace, "ClusterName": s.Name}
+	data := map[string]any{"Cluster": cluster, "ClusterNamespace": s.Namespace, "ClusterName": s.Name}
 	if err := parsed.Execute(out, data); err != nil {
 		return "", phase.Invalidf("expand %s: %s", description, templateMessage(err))
 	}

@@ -13,9 +13,11 @@ func subject() source.Subject {
 	return source.Subject{
 		Namespace: "eu",
 		Name:      "eu-1",
-		Cluster: map[string]any{
-			"metadata": map[string]any{"name": "eu-1", "namespace": "eu", "labels": map[string]any{"env": "test"}},
-			"spec":     map[string]any{"data": map[string]any{"toml": "port = 80\n"}},
+		Cluster: func() (map[string]any, error) {
+			return map[string]any{
+				"metadata": map[string]any{"name": "eu-1", "namespace": "eu", "labels": map[string]any{"env": "test"}},
+				"spec":     map[string]any{"data": map[string]any{"toml": "port = 80\n"}},
+			}, nil
 		},
 	}
 }

@@ -149,6 +149,9 @@ func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error
 	summary := r.desired(s, m, &configv1beta1.ClusterSummary{})
 	summary.Namespace = m.Namespace
 	summary.Name = match.SummaryName(r.kind.name, s.profile.GetName(), m)
+	if isDeliveredAtOnce(s, m) {
+		controllerutil.AddFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
+	}
 	existing := &configv1beta1.ClusterSummary{}
 	err := r.Hub.Get(ctx, client.ObjectKeyFromObject(summary), existing)
 	if client.IgnoreNotFound(err) != nil {
@@ -173,6 +176,14 @@ func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error
 	}
 	log.FromContext(ctx).Info("created summary for matching cluster", logkeys.Member, m.Key(), logkeys.Summary, summary.Name)
 	return nil
+}
+
+// isDeliveredAtOnce returns whether a new summary for m is probably delivered at once. Then it is created with the
+// finalizer, which saves a request. Otherwise the summary controller adds the finalizer before the first delivery, so
+// that a summary of an unreachable member without a delivery can be deleted. On a OneTime summary the finalizer means
+// that it was delivered, see hasLostStatus.
+func isDeliveredAtOnce(s *state, m fleet.Member) bool {
+	return s.spec.SyncMode != configv1beta1.SyncModeOneTime && s.refusal == "" && m.Ready && !m.Down && !m.Paused && m.HasFinalizer
 }
 
 // takeOver makes the profile the owner of a summary of an earlier profile with the same name: after a restore of the
@@ -256,10 +267,11 @@ func specFor(spec configv1beta1.ProfileSpec, existing *configv1beta1.ClusterSumm
 	return frozen
 }
 
-// hasLostStatus returns whether summary was delivered but has no status. Its spec stays until its status is reported
-// again.
+// hasLostStatus returns whether a OneTime summary was delivered but has no status. Its spec stays until its status is
+// reported again.
 func hasLostStatus(summary *configv1beta1.ClusterSummary) bool {
-	return len(summary.Status.FeatureSummaries) == 0 && controllerutil.ContainsFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
+	isOneTime := summary.Spec.ClusterProfileSpec.SyncMode == configv1beta1.SyncModeOneTime
+	return isOneTime && len(summary.Status.FeatureSummaries) == 0 && controllerutil.ContainsFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 }
 
 // Provisioned returns whether all features of summary have been provisioned.

@@ -40,6 +40,8 @@ type Composer struct {
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
 	Renderer *render.Charts
+	// Manifests renders the objects in ConfigMaps and Secrets.
+	Manifests *render.ManifestRenderer
 	// MemberConfig returns, by mode, the REST config of a member. It is used for charts that call lookup or read the
 	// revision. For a mode without an entry, lookup finds only Secrets and ConfigMaps of the release.
 	MemberConfig map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
@@ -180,7 +182,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonSource, err)
 		}
-		objects, err := render.Manifests(content, r.Subject)
+		objects, documents, err := c.Manifests.Render(content, r.Subject)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
@@ -189,7 +191,8 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 			continue
 		}
 		items = append(items, bundle.Item{
-			Objects: objects,
+			Objects:   objects,
+			Documents: documents,
 			Reference: bundle.Reference{
 				Kind: content.Reference.Kind, Namespace: content.Reference.Namespace, Name: content.Reference.Name, Tier: tier(ref.Tier),
 			},
@@ -202,7 +205,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 }
 
 // withoutOverridden omits the objects that a reference with a lower tier also contains, and adds the others to tiers.
-// Duplicates within one tier stay, so that the member reports the conflict.
+// Duplicates within one tier stay, so that the member reports the conflict. It returns the same list if it omits none.
 func withoutOverridden(objects []*unstructured.Unstructured, tier int32, tiers map[kube.Ref]int32) []*unstructured.Unstructured {
 	kept := make([]*unstructured.Unstructured, 0, len(objects))
 	for _, obj := range objects {
@@ -212,6 +215,9 @@ func withoutOverridden(objects []*unstructured.Unstructured, tier int32, tiers m
 		}
 		tiers[key] = tier
 		kept = append(kept, obj)
+	}
+	if len(kept) == len(objects) {
+		return objects
 	}
 	return kept
 }
@@ -269,6 +275,7 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 	sensitive := rendered.MemberSpecific || render.HasSecret(rendered.Objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
 	item := bundle.Item{
 		Objects:               rendered.Objects,
+		Documents:             rendered.Documents,
 		Release:               &release,
 		Sensitive:             sensitive,
 		SkipNamespaceCreation: !createsNamespace(expanded),

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -46,6 +47,9 @@ const (
 	reconcileTimeout = 10 * time.Minute
 	// staleDelay is the delay until the next reconcile if the cache is older than the last write.
 	staleDelay = 100 * time.Millisecond
+	// normalEventsPerSecond and normalEventsBurst limit the events about deliveries and withdrawals without an error.
+	normalEventsPerSecond = 10
+	normalEventsBurst     = 100
 	// ClusterIndex is the name of the index of summaries by the text of their cluster's fleet.ID.
 	ClusterIndex = "cluster"
 )
@@ -77,11 +81,14 @@ type Controller struct {
 	references *referenceIndex
 	ownWrites  ownWrites
 	starts     deliveryStarts
+	// normalEvents limits the events that are not warnings.
+	normalEvents *rate.Limiter
 }
 
 // Setup adds the indexes and the controller to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.references, c.metadata = newReferenceIndex(), mgr.GetCache()
+	c.normalEvents = newEventLimiter()
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
 		return []string{match.Target(obj.(*configv1beta1.ClusterSummary)).String()}
 	})

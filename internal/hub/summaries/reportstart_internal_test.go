@@ -26,7 +26,7 @@ func TestUnansweredLookupIsReportedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	recorder := events.NewFakeRecorder(10)
-	c := &Controller{Hub: hub, Events: recorder, Clock: clock.RealClock{}}
+	c := &Controller{Hub: hub, Events: recorder, Clock: clock.RealClock{}, normalEvents: newEventLimiter()}
 	s := &state{summary: summary, member: fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one"}}
 	for i, step := range []struct {
 		version string

@@ -2,6 +2,7 @@ package summaries
 
 import (
 	"fmt"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -44,20 +45,23 @@ func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (s
 	if err != nil {
 		return source.Subject{}, err
 	}
-	subject, err := subjectOf(cluster)
-	if err == nil && owner.Kind == configv1beta1.ProfileKind {
+	subject := subjectOf(cluster)
+	if owner.Kind == configv1beta1.ProfileKind {
 		// Users who may write Profiles in one namespace must not read other namespaces through them.
 		subject.Confined = summary.Namespace
 	}
-	return subject, err
+	return subject, nil
 }
 
 // subjectOf returns the data of a cluster for templates, without volatile fields.
-func subjectOf(cluster client.Object) (source.Subject, error) {
+func subjectOf(cluster client.Object) source.Subject {
 	member := fleet.FromObject(cluster)
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.WithoutVolatileFields(cluster))
-	if err != nil {
-		return source.Subject{}, fmt.Errorf("convert cluster %s: %w", member.Key(), err)
-	}
-	return source.Subject{Cluster: fields, Namespace: member.Namespace, Name: member.Name}, nil
+	convert := sync.OnceValues(func() (map[string]any, error) {
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.WithoutVolatileFields(cluster))
+		if err != nil {
+			return nil, fmt.Errorf("convert cluster %s: %w", member.Key(), err)
+		}
+		return fields, nil
+	})
+	return source.Subject{Cluster: convert, Namespace: member.Namespace, Name: member.Name}
 }

@@ -26,7 +26,7 @@ func TestQuickDeliveryIsOneStatusWrite(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "profile-one"}}
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(summary).WithStatusSubresource(summary).Build()
-	c := &Controller{Hub: hub, Events: events.NewFakeRecorder(10), Clock: clock}
+	c := &Controller{Hub: hub, Events: events.NewFakeRecorder(10), Clock: clock, normalEvents: newEventLimiter()}
 	writes, version := 0, ""
 	// reconcile reports the state of a bundle and returns the delay of the next reconcile.
 	reconcile := func(mode fleet.Mode, syncMode configv1beta1.SyncMode, digest byte, reported bundle.State) time.Duration {
@@ -83,4 +83,25 @@ func TestQuickDeliveryIsOneStatusWrite(t *testing.T) {
 	reconcile(fleet.Push, continuous, 5, bundle.StateApplied)
 	reconcile(fleet.Push, continuous, 6, bundle.StatePending)
 	want("a push member", 2, libv1beta1.FeatureStatusProvisioning, 0, 0)
+}
+
+// TestNormalEventsAreLimited records many events in one second. Warnings are never dropped.
+func TestNormalEventsAreLimited(t *testing.T) {
+	t.Parallel()
+	clock, recorder := testclock.NewFakePassiveClock(time.Now()), events.NewFakeRecorder(1000)
+	c := &Controller{Events: recorder, Clock: clock, normalEvents: newEventLimiter()}
+	record := func(kind string, count, want int) {
+		t.Helper()
+		before := len(recorder.Events)
+		for range count {
+			c.recordEvent(&configv1beta1.ClusterSummary{}, status.Event{Type: kind, Reason: "Sveltos"})
+		}
+		if got := len(recorder.Events) - before; got != want {
+			t.Errorf("%d events of type %s: got %d, want %d", count, kind, got, want)
+		}
+	}
+	record("Normal", 2*normalEventsBurst, normalEventsBurst)
+	record("Warning", 200, 200)
+	clock.SetTime(clock.Now().Add(time.Second))
+	record("Normal", 2*normalEventsBurst, normalEventsPerSecond)
 }

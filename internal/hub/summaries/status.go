@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -198,8 +200,18 @@ func (c *Controller) writeStatus(ctx context.Context, s *state, updated configv1
 	return nil
 }
 
-// recordEvent records an event on a summary, with the same action as Sveltos: the kind.
+// newEventLimiter returns the limiter of the events that are not warnings.
+func newEventLimiter() *rate.Limiter {
+	return rate.NewLimiter(normalEventsPerSecond, normalEventsBurst)
+}
+
+// recordEvent records an event on a summary, with the same action as Sveltos: the kind. Normal events beyond
+// normalEvents are dropped: the status has the same information, and a change of a thousand clusters would delay the
+// deliveries by a thousand requests.
 func (c *Controller) recordEvent(summary *configv1beta1.ClusterSummary, event status.Event) {
+	if event.Type == corev1.EventTypeNormal && !c.normalEvents.AllowN(c.Clock.Now(), 1) {
+		return
+	}
 	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
 }
 
