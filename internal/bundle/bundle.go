@@ -63,6 +63,9 @@ type Item struct {
 	DecodeError string `json:"problem,omitempty"`
 	// Overwrite takes over existing objects that are not managed, in a bundle with the option RejectUnmanaged.
 	Overwrite bool `json:"overwrite,omitempty"`
+	// OnlySecretsPrivate is true if the item is Sensitive only because some of its objects are Secrets. The others may be
+	// stored once for several members. It is a hint for the hub, and not part of the digest.
+	OnlySecretsPrivate bool `json:"-"`
 	// Documents caches the JSON of Objects, nil if it is not cached.
 	Documents *kube.Documents `json:"-"`
 }

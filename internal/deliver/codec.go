@@ -151,22 +151,16 @@ func sourceOf(item bundle.Item) string {
 	}
 }
 
-// isPrivate returns whether item may be stored only in the member's own delivery namespace. An item with a Secret is
-// always private.
-func isPrivate(item bundle.Item) bool {
-	if item.Sensitive {
-		return true
-	}
-	for _, obj := range item.Objects {
-		if obj.GetKind() == "Secret" && obj.GetAPIVersion() == "v1" {
-			return true
-		}
-	}
-	return false
+// isPrivate returns whether an object of item, nil for its release data, may be stored only in the member's own delivery
+// namespace.
+func isPrivate(item bundle.Item, obj *unstructured.Unstructured) bool {
+	isSecret := obj != nil && obj.GetKind() == "Secret" && obj.GetAPIVersion() == "v1"
+	return isSecret || (item.Sensitive && !item.OnlySecretsPrivate)
 }
 
 // part is a part of an item's stream that fits into one chunk.
 type part struct {
+	private   bool
 	continues string
 	stream    []byte
 	payload   []byte
@@ -184,26 +178,53 @@ func newChunker() (*chunker, error) {
 	return &chunker{encoder: encoder}, nil
 }
 
-// split halves docs until each half fits into a chunk. A single document that does not fit is split at a byte.
-// continues is header.Continues of the first part.
-func (c *chunker) split(docs [][]byte, continues string) []part {
-	stream := bytes.Join(docs, []byte(separator))
-	if len(docs) <= 1 {
-		return c.splitBytes(stream, continues)
+// splitItem splits the documents of item: private and other ones into different parts, so that a Secret does not make
+// the other objects of a chart private. The order stays.
+func (c *chunker) splitItem(item bundle.Item, docs [][]byte) []part {
+	private := make([]bool, len(docs))
+	first := len(docs) - len(item.Objects) // the release data
+	for i := range docs {
+		var obj *unstructured.Unstructured
+		if i >= first {
+			obj = item.Objects[i-first]
+		}
+		private[i] = isPrivate(item, obj)
 	}
-	if payload, ok := c.compress(stream); ok {
-		return []part{{continues: continues, stream: stream, payload: payload}}
+	if len(docs) == 0 {
+		return c.split(nil, "", isPrivate(item, nil))
 	}
-	half := len(docs) / 2
-	return append(c.split(docs[:half], continues), c.split(docs[half:], continuesItem)...)
+	var parts []part
+	continues := ""
+	for begin, end := 0, 0; begin < len(docs); begin = end {
+		for end = begin + 1; end < len(docs) && private[end] == private[begin]; {
+			end++
+		}
+		parts = append(parts, c.split(docs[begin:end], continues, private[begin])...)
+		continues = continuesItem
+	}
+	return parts
 }
 
-func (c *chunker) splitBytes(stream []byte, continues string) []part {
+// split halves docs until each half fits into a chunk. A single document that does not fit is split at a byte.
+// continues is header.Continues of the first part.
+func (c *chunker) split(docs [][]byte, continues string, private bool) []part {
+	stream := bytes.Join(docs, []byte(separator))
+	if len(docs) <= 1 {
+		return c.splitBytes(stream, continues, private)
+	}
 	if payload, ok := c.compress(stream); ok {
-		return []part{{continues: continues, stream: stream, payload: payload}}
+		return []part{{private: private, continues: continues, stream: stream, payload: payload}}
+	}
+	half := len(docs) / 2
+	return append(c.split(docs[:half], continues, private), c.split(docs[half:], continuesItem, private)...)
+}
+
+func (c *chunker) splitBytes(stream []byte, continues string, private bool) []part {
+	if payload, ok := c.compress(stream); ok {
+		return []part{{private: private, continues: continues, stream: stream, payload: payload}}
 	}
 	half := len(stream) / 2
-	return append(c.splitBytes(stream[:half], continues), c.splitBytes(stream[half:], continuesDocument)...)
+	return append(c.splitBytes(stream[:half], continues, private), c.splitBytes(stream[half:], continuesDocument, private)...)
 }
 
 // compress compresses stream; ok is false if the stream or the result is too long for one chunk.

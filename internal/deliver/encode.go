@@ -58,7 +58,7 @@ func (e *encoder) encode(b bundle.Bundle) ([]chunk, error) {
 // encodeItem returns the chunks of one item whose objects are docs.
 func (e *encoder) encodeItem(item bundle.Item, docs [][]byte) ([]chunk, error) {
 	outline := outlineOf(item)
-	id, err := hashItem(outline, docs)
+	id, err := hashItem(outline, item.OnlySecretsPrivate, docs)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (e *encoder) encodeItem(item bundle.Item, docs [][]byte) ([]chunk, error) {
 	if chunks, ok := e.cache[id]; ok {
 		return chunks, nil
 	}
-	parts := e.chunker.split(docs, "")
+	parts := e.chunker.splitItem(item, docs)
 	chunks := make([]chunk, 0, len(parts))
 	for i, p := range parts {
 		raw, err := json.Marshal(header{Item: outline, Continues: p.continues})
@@ -76,7 +76,7 @@ func (e *encoder) encodeItem(item bundle.Item, docs [][]byte) ([]chunk, error) {
 		}
 		content := canonical(string(raw), p.stream)
 		chunks = append(chunks, chunk{
-			item: outline, private: isPrivate(item), last: i == len(parts)-1, index: i,
+			item: outline, private: p.private, last: i == len(parts)-1, index: i,
 			header: string(raw), payload: p.payload, hash: sha256.Sum256(content), name: e.key.bundleName(content),
 		})
 	}
@@ -87,9 +87,10 @@ func (e *encoder) encodeItem(item bundle.Item, docs [][]byte) ([]chunk, error) {
 	return chunks, nil
 }
 
-// hashItem returns a hash of the contents of an item's chunks.
-func hashItem(outline bundle.Item, docs [][]byte) (id [sha256.Size]byte, err error) {
+// hashItem returns a hash of the contents of an item's chunks and of the choice which ones are private.
+func hashItem(outline bundle.Item, onlySecretsPrivate bool, docs [][]byte) (id [sha256.Size]byte, err error) {
 	hash := sha256.New()
+	_, _ = fmt.Fprintln(hash, onlySecretsPrivate) // a hash returns no error
 	if err := json.NewEncoder(hash).Encode(outline); err != nil {
 		return id, fmt.Errorf("encode %s: %w", sourceOf(outline), err)
 	}

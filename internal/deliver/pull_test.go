@@ -238,6 +238,46 @@ func TestSharedContentIsStoredOnce(t *testing.T) {
 	}
 }
 
+// TestOnlySecretsArePrivate delivers an item with a Secret between other objects, like a chart with a password. All
+// other content is stored once for both members.
+func TestOnlySecretsArePrivate(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	secret := configMap("split-marker-secret", "1")
+	secret.SetKind("Secret")
+	item := bundle.Item{
+		Objects:   []*unstructured.Unstructured{configMap("split-marker-a", "1"), secret, configMap("split-marker-b", "1"), configMap("split-marker-c", "1")},
+		Release:   &bundle.Release{Name: "split-marker", Namespace: "site", Data: bundle.ReleaseData{Notes: "hello"}},
+		Sensitive: true, OnlySecretsPrivate: true,
+	}
+	want := []string{"split-marker-a", "split-marker-b", "split-marker-c", "split-marker-secret"}
+	b := testBundle(item)
+	b.SharedBy = 2
+	for _, name := range []string{"split-one", "split-two"} {
+		m, engine := h.member(name), newMemberEngine()
+		b.ID.RequestorName = name
+		mustDeliver(t, h.pull, m, b)
+		if found := h.bundles(m.DeliveryNamespace, "split-marker"); len(found) != 1 {
+			t.Errorf("bundles of %s: got %v, want the one with the Secret", name, found)
+		}
+		h.startAgent(m, engine)
+		deliverUntil(t, h.pull, m, b, bundle.StateApplied)
+		wantNames(t, engine, want...)
+	}
+	if found := h.bundles(kube.AgentNamespace, "split-marker"); len(found) != 2 {
+		t.Errorf("shared bundles: got %v, want those before and after the Secret", found)
+	}
+	// The same content from a Secret is private as a whole.
+	item.OnlySecretsPrivate = false
+	b = testBundle(item)
+	b.SharedBy = 2
+	m := h.member("split-private")
+	mustDeliver(t, h.pull, m, b)
+	if found := h.bundles(m.DeliveryNamespace, "split-marker"); len(found) != 1 {
+		t.Errorf("private content: got bundles %v, want one", found)
+	}
+}
+
 func TestAgentWithItsRecordFetchesNothing(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)

@@ -197,6 +197,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 				Kind: content.Reference.Kind, Namespace: content.Reference.Namespace, Name: content.Reference.Name, Tier: tier(ref.Tier),
 			},
 			Sensitive:             content.Sensitive || render.HasSecret(objects),
+			OnlySecretsPrivate:    !content.Sensitive,
 			SkipNamespaceCreation: ref.SkipNamespaceCreation,
 			Force:                 ref.Force,
 		})
@@ -272,12 +273,13 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 	}
 	release.Options = options
 	release.Data.Values = encoded
-	sensitive := rendered.MemberSpecific || render.HasSecret(rendered.Objects) || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
+	fromSecret := rendered.MemberSpecific || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
 	item := bundle.Item{
 		Objects:               rendered.Objects,
 		Documents:             rendered.Documents,
 		Release:               &release,
-		Sensitive:             sensitive,
+		Sensitive:             fromSecret || render.HasSecret(rendered.Objects),
+		OnlySecretsPrivate:    !fromSecret,
 		SkipNamespaceCreation: !createsNamespace(expanded),
 		Force:                 isForced(expanded.Options),
 	}
