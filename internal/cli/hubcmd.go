@@ -224,7 +224,11 @@ func limitTokens(ctx context.Context, config *rest.Config) error {
 
 // prepareRegistration prepares the hub for clusters that register with a token.
 func prepareRegistration(ctx context.Context, config *rest.Config, options hub.Options) error {
-	address, err := join.FindHubAddress(ctx, config, join.HubAddress{Server: options.ManagementClusterURL, CA: options.ManagementClusterCA})
+	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return fmt.Errorf("connect to the hub: %w", err)
+	}
+	address, err := join.FindHubAddress(ctx, hubClient, config, join.HubAddress{Server: options.ManagementClusterURL, CA: options.ManagementClusterCA})
 	if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
 		return err
 	}

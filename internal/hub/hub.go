@@ -226,7 +226,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 	}
 	return errors.Join(
 		h.addChartChecker(composer),
-		h.addSveltosControllers(ctx),
+		h.addSveltosControllers(ctx, composer.Contents),
 		h.addKarmadaControllers(ctx),
 		(&clusters.Controller{
 			Hub: h.GetClient(), Shard: shard, MemberConfig: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,

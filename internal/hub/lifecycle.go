@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// addSveltosControllers adds the controllers that register and deregister SveltosClusters.
-func (h *hub) addSveltosControllers(ctx context.Context) error {
+// addSveltosControllers adds the controllers that register and deregister SveltosClusters. configMaps reads ConfigMaps.
+func (h *hub) addSveltosControllers(ctx context.Context, configMaps client.Reader) error {
 	locks := &registrations.ClusterLocks{}
 	configWithTimeout := rest.CopyConfig(h.GetConfig())
 	configWithTimeout.Timeout = requestTimeout
@@ -27,9 +27,13 @@ func (h *hub) addSveltosControllers(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create a client of the hub: %w", err)
 	}
+	// Each registration needs this Role, and does not read it.
+	if _, err := join.EnsureSharedRole(ctx, h.live); err != nil {
+		return err
+	}
 	return errors.Join(
 		(&registrations.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), EnsureManifest: h.ensureManifestFunc(), Locks: locks,
+			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), EnsureManifest: h.ensureManifestFunc(configMaps), Locks: locks,
 			Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 		(&departures.Controller{
@@ -67,16 +71,16 @@ func (h *hub) unreachableReason() func(ctx context.Context, cluster client.Objec
 
 // ensureManifestFunc returns the function that creates and updates the agent's manifest of a cluster, with the present
 // address of the hub. It returns the time until the next call.
-func (h *hub) ensureManifestFunc() func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
+func (h *hub) ensureManifestFunc(configMaps client.Reader) func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
 	configured := join.HubAddress{Server: h.opts.ManagementClusterURL, CA: h.opts.ManagementClusterCA}
 	return func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
-		address, err := join.FindHubAddress(ctx, h.GetConfig(), configured)
+		address, err := join.FindHubAddress(ctx, configMaps, h.GetConfig(), configured)
 		if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
 			return 0, err
 		}
 		// Without a default address, only clusters with their own address of the hub get a manifest.
 		manifests := join.Manifests{
-			Hub: h.live, Address: address, Image: h.opts.AgentImage, Version: h.opts.Version, Clock: clock.RealClock{},
+			Hub: h.live, Cache: h.GetCache(), Address: address, Image: h.opts.AgentImage, Version: h.opts.Version, Clock: clock.RealClock{},
 		}
 		return manifests.Reconcile(ctx, cluster)
 	}

@@ -1,12 +1,15 @@
 package hub_test
 
 import (
+	"maps"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,6 +18,7 @@ import (
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -86,6 +90,59 @@ func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
 	if err := w.silent(requests, quiet); err != nil {
 		t.Errorf("%d heartbeats made the hub ask: %v", beats, err)
 	}
+}
+
+func TestRegistrationReadsNothing(t *testing.T) {
+	t.Parallel()
+	w := worldOn(t, localkube.ForTest(t, localkube.Named("traffic")))
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
+	requests := &traffic{}
+	w.start(requests.on(w.plane.Config), hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
+	const quiet = time.Second
+	// It also reads kube-public/cluster-info, if that does not exist.
+	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"}})
+	first := w.unready("first", nil)
+	w.manifestOf(first.Name)
+	w.must(w.Delete(t.Context(), first))
+	w.wantClusterGone(first.Name)
+	w.eventually("the hub has nothing to do", func() error {
+		requests.take()
+		return w.silent(requests, quiet)
+	})
+
+	one := w.unready("one", nil)
+	secret := w.manifestOf(one.Name)
+	seen := requests.take()
+	if got, want := methods(seen), (map[string]int{http.MethodPatch: 3, http.MethodPost: 8}); !maps.Equal(got, want) {
+		t.Errorf("requests for a manifest: got %v, want %v: %q", got, want, seen)
+	}
+	lease := &coordinationv1.Lease{}
+	lease.Namespace, lease.Name = w.ns, one.Name
+	update(w, lease, func(l *coordinationv1.Lease) {
+		metav1.SetMetaDataAnnotation(&l.ObjectMeta, kube.AnnotationExchanged, string(secret.UID))
+		l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+	})
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(one), one))
+	w.ready(one)
+	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
+		return s.ConnectionStatus == libv1beta1.ConnectionHealthy
+	})
+	w.eventually("the manifest is deleted", func() error { return w.gone(&corev1.Secret{}, w.ns, secret.Name) })
+	if seen := requests.take(); methods(seen)[http.MethodGet] > 0 {
+		t.Errorf("requests while the agent connects: %q", seen)
+	}
+}
+
+// methods counts requests, without watches, by method.
+func methods(seen []string) map[string]int {
+	counts := map[string]int{}
+	for _, request := range seen {
+		if method, url, _ := strings.Cut(request, " "); !strings.Contains(url, "watch=true") {
+			counts[method]++
+		}
+	}
+	return counts
 }
 
 // silent fails if the hub has made requests, or makes some within a while.

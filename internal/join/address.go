@@ -9,12 +9,13 @@ import (
 	"net/url"
 	"os"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // ErrNoHubAddress is returned if no address of the hub for agents is known.
@@ -33,15 +34,16 @@ type HubAddress struct {
 	ProxyURL string
 }
 
-// FindHubAddress returns the default address of the hub for agents. hub is the hub's own configuration. The order is:
-// given, ConfigMap kube-public/cluster-info, the hub's own configuration unless it is in-cluster. Each set field of
-// given replaces the field of the address that was found. If given has a Server but no CA, the CA of an in-cluster
-// configuration is used too. It returns ErrNoHubAddress if there is no address.
-func FindHubAddress(ctx context.Context, hub *rest.Config, given HubAddress) (HubAddress, error) {
+// FindHubAddress returns the default address of the hub for agents. configMaps reads ConfigMaps of the hub, and hub is
+// the hub's own configuration. The order is: given, ConfigMap kube-public/cluster-info, the hub's own configuration
+// unless it is in-cluster. Each set field of given replaces the field of the address that was found. If given has a
+// Server but no CA, the CA of an in-cluster configuration is used too. It returns ErrNoHubAddress if there is no
+// address.
+func FindHubAddress(ctx context.Context, configMaps client.Reader, hub *rest.Config, given HubAddress) (HubAddress, error) {
 	if given.Server != "" && len(given.CA) > 0 {
 		return given, nil
 	}
-	found, err := publishedAddress(ctx, hub)
+	found, err := publishedAddress(ctx, configMaps)
 	if err != nil {
 		return HubAddress{}, err
 	}
@@ -58,14 +60,11 @@ func FindHubAddress(ctx context.Context, hub *rest.Config, given HubAddress) (Hu
 
 // publishedAddress returns the address in ConfigMap kube-public/cluster-info, or an empty one if the ConfigMap is
 // missing, forbidden or invalid.
-func publishedAddress(ctx context.Context, hub *rest.Config) (HubAddress, error) {
-	hub = rest.CopyConfig(hub)
-	hub.Timeout = requestTimeout
-	clientset, err := kubernetes.NewForConfig(hub)
-	if err != nil {
-		return HubAddress{}, fmt.Errorf("connect to the hub: %w", err)
-	}
-	info, err := clientset.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, "cluster-info", metav1.GetOptions{})
+func publishedAddress(ctx context.Context, configMaps client.Reader) (HubAddress, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	info := &corev1.ConfigMap{}
+	err := configMaps.Get(ctx, client.ObjectKey{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, info)
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		return HubAddress{}, nil
 	}
@@ -74,7 +73,7 @@ func publishedAddress(ctx context.Context, hub *rest.Config) (HubAddress, error)
 	}
 	config, err := clientcmd.Load([]byte(info.Data["kubeconfig"]))
 	if err != nil || len(config.Clusters) != 1 {
-		return HubAddress{}, nil //nolint:nilerr // other tools write this ConfigMap
+		return HubAddress{}, nil // other tools write this ConfigMap
 	}
 	for _, cluster := range config.Clusters {
 		return HubAddress{Server: cluster.Server, ServerName: cluster.TLSServerName, CA: cluster.CertificateAuthorityData}, nil

@@ -24,7 +24,7 @@ func TestFindHubAddressInOrder(t *testing.T) {
 	published := join.HubAddress{Server: "https://published:6443", CA: []byte("published")}
 	check := func(what string, given, want join.HubAddress) {
 		t.Helper()
-		got, err := join.FindHubAddress(t.Context(), plane.Config, given)
+		got, err := join.FindHubAddress(t.Context(), hubClient, plane.Config, given)
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("%s: got error %v and (-want +got):\n%s", what, err, diff)
 		}
@@ -43,7 +43,7 @@ func TestFindHubAddressInOrder(t *testing.T) {
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", host)
 	t.Setenv("KUBERNETES_SERVICE_PORT", port)
-	if _, err := join.FindHubAddress(t.Context(), plane.Config, join.HubAddress{}); !errors.Is(err, join.ErrNoHubAddress) {
+	if _, err := join.FindHubAddress(t.Context(), hubClient, plane.Config, join.HubAddress{}); !errors.Is(err, join.ErrNoHubAddress) {
 		t.Errorf("an address in the cluster: got error %v, want ErrNoHubAddress", err)
 	}
 	check("given in a pod without a certificate authority", join.HubAddress{Server: given.Server}, join.HubAddress{Server: given.Server, CA: own.CA})

@@ -7,6 +7,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -55,6 +56,11 @@ func (r *registration) claimDelivery(ctx context.Context, cluster *libv1beta1.Sv
 	if claimed != "" || err != nil {
 		return claimed, err
 	}
+	return r.claimFreeDelivery(ctx, cluster)
+}
+
+// claimFreeDelivery is claimDelivery for a cluster that has claimed no namespace.
+func (r *registration) claimFreeDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
 	if err := checkDelivery(cluster); err != nil {
 		return "", err
 	}
@@ -67,6 +73,11 @@ func (r *registration) claimDelivery(ctx context.Context, cluster *libv1beta1.Sv
 	derived := derivedNamespace(r.request)
 	namespace := labelled(&corev1.Namespace{ObjectMeta: named("", derived)}, r.request.Name)
 	namespace.Annotations = map[string]string{kube.AnnotationDeliveryHolder: holderOf(r.request, derived)}
+	if r.isNew {
+		if err := r.hub.Create(ctx, namespace.DeepCopy(), client.FieldOwner(kube.FieldManager)); !apierrors.IsAlreadyExists(err) {
+			return derived, err
+		}
+	}
 	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
 		return "", err
 	}
@@ -89,10 +100,10 @@ func (r *registration) claimedDelivery(ctx context.Context) (string, error) {
 
 // claimedNamespaces returns the namespaces that are claimed for the deliveries of a cluster. The derived one comes
 // first: without its annotation, the cluster may have claimed its own one besides.
-func claimedNamespaces(ctx context.Context, hub client.Client, r Request) ([]*corev1.Namespace, error) {
-	var claimed []*corev1.Namespace
+func claimedNamespaces(ctx context.Context, hub client.Reader, r Request) ([]*metav1.PartialObjectMetadata, error) {
+	var claimed []*metav1.PartialObjectMetadata
 	for _, name := range []string{derivedNamespace(r), r.Namespace} {
-		namespace := &corev1.Namespace{}
+		namespace := metadataOf("Namespace")
 		found, err := read(ctx, hub, namespace, client.ObjectKey{Name: name})
 		if err != nil {
 			return nil, err
@@ -105,12 +116,16 @@ func claimedNamespaces(ctx context.Context, hub client.Client, r Request) ([]*co
 }
 
 // claim annotates the namespace with its holder unless it has another one, which is errClaimed. A namespace that is not
-// the cluster's own must have been created for it: every user who may read in a namespace can read the deliveries.
+// the cluster's own must have been created for it: every user who may read in a namespace can read the deliveries. If
+// the cache is stale, the write request fails, and the namespace is read from the hub.
 func (r *registration) claim(ctx context.Context, name string) error {
-	holder := holderOf(r.request, name)
-	err := kube.RetryOnConflict(ctx, func() error {
-		namespace := &corev1.Namespace{}
-		if err := r.hub.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
+	holder, reader := holderOf(r.request, name), r.cache
+	isStale := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
+	err := kube.RetryOn(ctx, isStale, func() error {
+		namespace := metadataOf("Namespace")
+		err := reader.Get(ctx, client.ObjectKey{Name: name}, namespace)
+		reader = r.hub
+		if err != nil {
 			return err
 		}
 		if name != r.request.Namespace && namespace.Labels[registrationLabel] != r.request.Name {
@@ -135,7 +150,7 @@ func (r *registration) claim(ctx context.Context, name string) error {
 }
 
 // patchHolder writes the holder of a namespace, "" for none, if nobody has changed the namespace since it was read.
-func patchHolder(ctx context.Context, hub client.Client, namespace *corev1.Namespace, holder string) error {
+func patchHolder(ctx context.Context, hub client.Client, namespace *metav1.PartialObjectMetadata, holder string) error {
 	before := namespace.DeepCopy()
 	metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, kube.AnnotationDeliveryHolder, holder)
 	if holder == "" {
@@ -149,7 +164,7 @@ func patchHolder(ctx context.Context, hub client.Client, namespace *corev1.Names
 // was lost then.
 func (r *registration) checkUnused(ctx context.Context, name string) error {
 	leases := &coordinationv1.LeaseList{}
-	if err := r.hub.List(ctx, leases, client.InNamespace(name), client.HasLabels{registrationLabel}); err != nil {
+	if err := r.cache.List(ctx, leases, client.InNamespace(name), client.HasLabels{registrationLabel}); err != nil {
 		return fmt.Errorf("list Leases in namespace %s: %w", name, err)
 	}
 	for i := range leases.Items {
@@ -163,7 +178,7 @@ func (r *registration) checkUnused(ctx context.Context, name string) error {
 // releaseClaim removes the claim of holder from a namespace; any other claim stays.
 func releaseClaim(ctx context.Context, hub client.Client, name, holder string) error {
 	err := kube.RetryOnConflict(ctx, func() error {
-		namespace := &corev1.Namespace{}
+		namespace := metadataOf("Namespace")
 		found, err := read(ctx, hub, namespace, client.ObjectKey{Name: name})
 		if err != nil || !found || namespace.Annotations[kube.AnnotationDeliveryHolder] != holder {
 			return err

@@ -7,6 +7,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -43,6 +44,34 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 		return "", err
 	}
 	return delivery, r.ensureIdentity(ctx, live, delivery)
+}
+
+// EstablishNew is Establish for a SveltosCluster that the caller has just written, and for which nothing should exist.
+// It creates the objects without reading them first, and reads namespaces and Leases from cache. The cache may be
+// stale: the claim to a namespace then fails, and is repeated with the namespace that the API server returns. The
+// caller must have called EnsureSharedRole at any time before.
+func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
+	r := registrationOf(hub, cluster)
+	r.cache, r.isNew = cache, true
+	claimed, err := claimedNamespaces(ctx, cache, r.request)
+	if err != nil {
+		return "", err
+	}
+	if len(claimed) > 0 {
+		return Establish(ctx, hub, cluster)
+	}
+	if delivery, err = r.claimFreeDelivery(ctx, cluster); err != nil {
+		return "", err
+	}
+	if err := r.annotateDelivery(ctx, cluster.DeepCopy(), delivery); err != nil {
+		return "", err
+	}
+	err = r.ensureIdentity(ctx, cluster, delivery)
+	if apierrors.IsNotFound(err) {
+		// kube.AgentNamespace has been deleted since the hub was started.
+		return Establish(ctx, hub, cluster)
+	}
+	return delivery, err
 }
 
 // RestoreDelivery annotates a SveltosCluster with the namespace that is claimed for its deliveries, if the annotation
@@ -84,12 +113,14 @@ func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 // ensureIdentity creates the objects that the agent needs on the hub. The objects beside the SveltosCluster are owned
 // by it.
 func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
-	shared := &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}
-	if err := ensureNamespace(ctx, r.hub, r.log, nil, shared); err != nil {
-		return err
-	}
-	if _, err := EnsureSharedRole(ctx, r.hub); err != nil {
-		return err
+	if !r.isNew {
+		shared := &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}
+		if err := ensureNamespace(ctx, r.hub, r.log, nil, shared); err != nil {
+			return err
+		}
+		if _, err := EnsureSharedRole(ctx, r.hub); err != nil {
+			return err
+		}
 	}
 	for _, obj := range identityObjects(r.request, delivery) {
 		if obj.GetNamespace() == r.request.Namespace {

@@ -30,6 +30,9 @@ const (
 // Manifests writes the manifests of pull-mode clusters whose agent has never connected to their registration Secrets.
 type Manifests struct {
 	Hub client.Client
+	// Cache reads Leases, and the metadata of Secrets and namespaces. It may be stale: the reconcile after the next change
+	// of the Lease or the cluster corrects the result. Default: Hub.
+	Cache client.Reader
 	// Address is the hub's address for agents, unless a cluster's AgentOptions have another one.
 	Address HubAddress
 	// Image is the agent's container image unless a cluster's AgentOptions name another one. Default: DefaultAgentImage.
@@ -50,27 +53,48 @@ func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosClu
 	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
 		return 0, nil
 	}
-	if m.Clock == nil {
-		m.Clock = clock.RealClock{}
-	}
+	m = m.withDefaults()
 	r, lease := registrationOf(m.Hub, cluster), &coordinationv1.Lease{}
-	if _, err := read(ctx, m.Hub, lease, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}); err != nil {
+	if _, err := read(ctx, m.Cache, lease, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}); err != nil {
 		return 0, err
+	}
+	existing, err := r.registrationSecretMetadata(ctx, m.Cache)
+	if err != nil {
+		return 0, err
+	}
+	if existing != nil && exchangedSecret(lease) == existing.UID {
+		return 0, deleteObject(ctx, m.Hub, existing)
 	}
 	// An earlier Lease is of an earlier cluster with the same name.
 	isEarlier := lease.CreationTimestamp.Before(&cluster.CreationTimestamp)
 	if !cluster.Status.Ready && (lease.Spec.RenewTime == nil || isEarlier) {
+		r.isNew = existing == nil
 		return m.ensureManifest(ctx, r, cluster)
 	}
-	secret, err := r.registrationSecret(ctx)
-	if err != nil || secret == nil {
+	if existing == nil {
+		return 0, nil
+	}
+	secret := &corev1.Secret{}
+	if _, err := read(ctx, m.Hub, secret, client.ObjectKeyFromObject(existing)); err != nil {
 		return 0, err
 	}
-	left := printedExpiry(secret).Sub(m.Clock.Now())
-	if left > 0 && exchangedSecret(lease) != secret.UID {
+	if secret.UID != existing.UID {
+		return exchangePoll, nil // the cache is stale
+	}
+	if left := printedExpiry(secret).Sub(m.Clock.Now()); left > 0 {
 		return min(left, exchangePoll), nil
 	}
 	return 0, deleteObject(ctx, m.Hub, secret)
+}
+
+func (m Manifests) withDefaults() Manifests {
+	if m.Clock == nil {
+		m.Clock = clock.RealClock{}
+	}
+	if m.Cache == nil {
+		m.Cache = m.Hub
+	}
+	return m
 }
 
 // ensureManifest writes a manifest with a new token to the registration Secret if the Secret has none, its renewal is
@@ -84,7 +108,7 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	if address.Server == "" {
 		return 0, ErrNoHubAddress
 	}
-	patches, err := patchesFor(ctx, m.Hub, cluster)
+	patches, err := patchesFor(ctx, m.Hub, m.Cache, cluster)
 	if err != nil {
 		return 0, err
 	}
@@ -124,10 +148,11 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	return issued.untilRenewal(life), nil
 }
 
-// registrationSecret reads the registration Secret; nil if there is none that a registration created.
-func (r *registration) registrationSecret(ctx context.Context) (*corev1.Secret, error) {
-	secret := &corev1.Secret{}
-	found, err := read(ctx, r.hub, secret, client.ObjectKey{Namespace: r.request.Namespace, Name: RegistrationSecret(r.request.Name)})
+// registrationSecretMetadata reads the metadata of the registration Secret; nil if there is none that a registration
+// created.
+func (r *registration) registrationSecretMetadata(ctx context.Context, cache client.Reader) (*metav1.PartialObjectMetadata, error) {
+	secret := metadataOf("Secret")
+	found, err := read(ctx, cache, secret, client.ObjectKey{Namespace: r.request.Namespace, Name: RegistrationSecret(r.request.Name)})
 	if err != nil || !found || secret.Labels[registrationLabel] != r.request.Name {
 		return nil, err
 	}

@@ -61,13 +61,14 @@ func ParsePatchesReference(text string) (client.ObjectKey, error) {
 	return client.ObjectKey{Namespace: namespace, Name: name}, nil
 }
 
-// patchesFor returns the patches for a cluster's manifest in the order of their keys, nil without a patch ConfigMap.
-func patchesFor(ctx context.Context, hub client.Reader, cluster *libv1beta1.SveltosCluster) ([]patch, error) {
+// patchesFor returns the patches for a cluster's manifest in the order of their keys, nil without a patch ConfigMap. It
+// reads the metadata of a namespace from cache.
+func patchesFor(ctx context.Context, hub, cache client.Reader, cluster *libv1beta1.SveltosCluster) ([]patch, error) {
 	reference := cluster.Annotations[libv1beta1.AgentConfigAnnotation]
 	referenceSource := "annotation " + libv1beta1.AgentConfigAnnotation
 	if reference == "" {
-		namespace := &corev1.Namespace{}
-		if err := hub.Get(ctx, client.ObjectKey{Name: kube.AgentNamespace}, namespace); client.IgnoreNotFound(err) != nil {
+		namespace := metadataOf("Namespace")
+		if err := cache.Get(ctx, client.ObjectKey{Name: kube.AgentNamespace}, namespace); client.IgnoreNotFound(err) != nil {
 			return nil, fmt.Errorf("read namespace %s: %w", kube.AgentNamespace, err)
 		}
 		reference, referenceSource = namespace.Annotations[patchesAnnotation], "--agent-patch-config-map of the hub"

@@ -72,7 +72,7 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 		return err
 	}
 	agent := agentManifest{request: r.request, options: options, image: request.AgentImage, version: request.Version}
-	if agent.patches, err = patchesFor(ctx, r.hub, live); err != nil {
+	if agent.patches, err = patchesFor(ctx, r.hub, r.hub, live); err != nil {
 		return err
 	}
 	// Patches that cannot be applied are found before the first write request.

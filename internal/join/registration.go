@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,9 @@ var ErrForeign = errors.New("exists and was not made by a registration: choose a
 
 // registration creates the objects of one cluster on the hub.
 type registration struct {
-	hub       client.Client
+	hub client.Client
+	// cache reads the metadata of namespaces, and Leases. It may be stale. Without a cache it is hub.
+	cache     client.Reader
 	resources foreign.Resources
 	request   Request
 	// log rolls back the namespace, the kubeconfig and the SveltosCluster. The other objects belong to the
@@ -56,6 +59,8 @@ type registration struct {
 	isRevoked bool
 	// mayRepair is true when objects of an existing cluster may have been repaired, which is not rolled back.
 	mayRepair bool
+	// isNew is true for a cluster without objects: they are created without reading them first.
+	isNew bool
 }
 
 func newRegistration(hub *rest.Config, r Request) (*registration, error) {
@@ -63,13 +68,15 @@ func newRegistration(hub *rest.Config, r Request) (*registration, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the hub: %w", err)
 	}
-	return &registration{hub: hubClient, resources: resources, request: r, log: rollback.New(hubClient, string(uuid.NewUUID()))}, nil
+	log := rollback.New(hubClient, string(uuid.NewUUID()))
+	return &registration{hub: hubClient, cache: hubClient, resources: resources, request: r, log: log}, nil
 }
 
 // registrationOf returns the registration of an existing cluster, which only creates what is missing and changes what
 // differs.
 func registrationOf(hub client.Client, cluster client.Object) *registration {
-	return &registration{hub: hub, request: Request{Namespace: cluster.GetNamespace(), Name: cluster.GetName()}, log: rollback.New(hub, "")}
+	request := Request{Namespace: cluster.GetNamespace(), Name: cluster.GetName()}
+	return &registration{hub: hub, cache: hub, request: request, log: rollback.New(hub, "")}
 }
 
 // newClient returns a client for the requests of one registration.
@@ -140,7 +147,7 @@ func read(ctx context.Context, c client.Reader, obj client.Object, key client.Ob
 		if apierrors.IsNotFound(err) {
 			return false, nil
 		}
-		kind := reflect.TypeOf(obj).Elem().Name()
+		kind := cmp.Or(obj.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(obj).Elem().Name())
 		return false, fmt.Errorf("read %s %s: %w", kind, strings.TrimPrefix(key.String(), "/"), err)
 	}
 	return true, nil
@@ -154,11 +161,23 @@ func (r *registration) applyOwn(ctx context.Context, obj client.Object) error {
 
 // apply applies obj, and writes the result to it.
 func (r *registration) apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) error {
-	live, _, err := r.log.Apply(ctx, obj, check)
+	write := r.log.Apply
+	if r.isNew {
+		write = r.log.Create
+	}
+	live, _, err := write(ctx, obj, check)
 	if err != nil {
 		return err
 	}
 	return runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, obj)
+}
+
+// metadataOf returns an empty object with which only the metadata of an object of the kind is read. The kind must be in
+// the core group.
+func metadataOf(kind string) *metav1.PartialObjectMetadata {
+	obj := &metav1.PartialObjectMetadata{}
+	obj.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
+	return obj
 }
 
 func labelled[T client.Object](obj T, cluster string) T {

@@ -177,7 +177,7 @@ func (r *retraction) deleteObject(ctx context.Context, obj client.Object) error 
 
 // releaseNamespace deletes a delivery namespace that was created for this cluster and holds no foreign objects, and
 // removes the claim from any other.
-func (r *retraction) releaseNamespace(ctx context.Context, namespace *corev1.Namespace) error {
+func (r *retraction) releaseNamespace(ctx context.Context, namespace *metav1.PartialObjectMetadata) error {
 	if namespace.Name != r.request.Namespace && namespace.Labels[registrationLabel] == r.request.Name {
 		found, err := foreign.Find(ctx, r.hub, r.resources, namespace.Name, func(item *metav1.PartialObjectMetadata) bool {
 			return item.Labels[registrationLabel] == r.request.Name

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -61,6 +62,9 @@ type Controller struct {
 	// Shard selects the clusters of this controller.
 	Shard  fleet.Shard
 	Events events.EventRecorder
+
+	// checks has the last identityCheck of each cluster.
+	checks sync.Map
 }
 
 // Setup adds the controller to mgr.
@@ -94,7 +98,7 @@ func clusterChanged() predicate.Predicate {
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
 			return before.Generation != after.Generation || !maps.Equal(before.Annotations, after.Annotations) ||
-				!maps.Equal(before.Labels, after.Labels) || len(before.Finalizers) != len(after.Finalizers) ||
+				!maps.Equal(before.Labels, after.Labels) || len(before.Finalizers) > len(after.Finalizers) ||
 				before.Status.Ready != after.Status.Ready || before.Status.ConnectionStatus != after.Status.ConnectionStatus ||
 				// A reconcile with a stale cache must see the message of an earlier one to delete it.
 				before.Status.FailureMessage != after.Status.FailureMessage && strings.HasPrefix(after.Status.FailureMessage, messagePrefix)
@@ -165,12 +169,15 @@ func (c *Controller) clustersOfNamespace(ctx context.Context, namespace client.O
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	cluster := &libv1beta1.SveltosCluster{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err != nil {
+		c.checks.Delete(req.NamespacedName)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if !c.Shard.Serves(cluster) {
+		c.checks.Delete(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
 	if !cluster.DeletionTimestamp.IsZero() {
+		c.checks.Delete(req.NamespacedName)
 		return reconcile.Result{}, c.restoreDelivery(ctx, cluster)
 	}
 	if fleet.NameTooLong(cluster) != "" {
@@ -183,7 +190,6 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if cluster.Spec.PullMode {
 		steps = append(steps,
 			phase.Step[*state]{Name: "ensure identity", Run: c.ensureIdentity},
-			phase.Step[*state]{Name: "delete exchanged secret", Run: c.deleteExchangedSecret},
 			phase.Step[*state]{Name: "ensure manifest", Run: c.ensureManifest})
 	}
 	unlock := c.Locks.Lock(req.NamespacedName)
@@ -258,6 +264,6 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("add finalizer: %w", err)
 	}
-	s.cluster = changed
+	s.cluster, s.isNew = changed, true
 	return nil
 }

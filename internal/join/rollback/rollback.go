@@ -118,6 +118,19 @@ func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *uns
 	return live, result, nil
 }
 
+// Create is Apply for an object that probably does not exist: it reads the object only if it exists.
+func (l *Log) Create(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
+	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
+	if err != nil {
+		return nil, "", err
+	}
+	live, err = l.create(ctx, desired)
+	if apierrors.IsAlreadyExists(err) {
+		return l.Apply(ctx, obj, check)
+	}
+	return live, Created, err
+}
+
 func (l *Log) create(ctx context.Context, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	created := l.withAttempt(desired, "")
 	l.Add(func(ctx context.Context) error { return l.deleteCreated(ctx, created) })

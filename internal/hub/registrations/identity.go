@@ -1,0 +1,82 @@
+package registrations
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+// identityCheck is the last successful check of an agent's identity. It only saves requests: without it, the identity
+// is checked.
+type identityCheck struct {
+	// delivery is the delivery namespace that the cluster has claimed.
+	delivery string
+	// inputs are the identityInputs of the cluster.
+	inputs string
+	// until is the time of the next check.
+	until time.Time
+}
+
+// ensureIdentity creates or repairs the identity of the cluster's agent. It sends no request if the identity has been
+// checked since the last change: a cluster is reconciled several times while its agent connects.
+func (c *Controller) ensureIdentity(ctx context.Context, s *state) error {
+	key := client.ObjectKeyFromObject(s.cluster)
+	checked, isChecked := c.checks.Load(key)
+	if !isChecked || !c.isCurrent(ctx, checked.(identityCheck), s.cluster) {
+		c.checks.Delete(key)
+		establish := func() (string, error) { return join.Establish(ctx, c.Live, s.cluster) }
+		if s.isNew {
+			establish = func() (string, error) { return join.EstablishNew(ctx, c.Live, c.Hub, s.cluster) }
+		}
+		delivery, err := establish()
+		if err != nil {
+			return err
+		}
+		checked = identityCheck{delivery: delivery, inputs: identityInputs(s.cluster), until: time.Now().Add(resync)}
+		c.checks.Store(key, checked)
+	}
+	// The cache does not have the annotation yet, and the manifest names the namespace.
+	s.cluster = s.cluster.DeepCopy()
+	metav1.SetMetaDataAnnotation(&s.cluster.ObjectMeta, kube.AnnotationDeliveryNS, checked.(identityCheck).delivery)
+	return nil
+}
+
+// isCurrent returns whether nothing has changed since a check of the cluster's identity: the cluster, its claim, or its
+// Lease. Other objects of the identity are checked again after resync.
+func (c *Controller) isCurrent(ctx context.Context, checked identityCheck, cluster *libv1beta1.SveltosCluster) bool {
+	delivery, isForeign := fleet.DeliveryNamespace(cluster)
+	if delivery != checked.delivery || isForeign || identityInputs(cluster) != checked.inputs || !time.Now().Before(checked.until) {
+		return false
+	}
+	// A deregistration can have begun while this reconcile waited for the lock.
+	key, current := client.ObjectKeyFromObject(cluster), &libv1beta1.SveltosCluster{}
+	if err := c.Hub.Get(ctx, key, current); err != nil || !current.DeletionTimestamp.IsZero() {
+		return false
+	}
+	namespace := &metav1.PartialObjectMetadata{}
+	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	if err := c.Hub.Get(ctx, client.ObjectKey{Name: delivery}, namespace); err != nil {
+		return false
+	}
+	isClaimed := namespace.Annotations[kube.AnnotationDeliveryHolder] == fleet.DeliveryHolder(key.Namespace, key.Name, delivery)
+	return isClaimed && c.Hub.Get(ctx, client.ObjectKey{Namespace: delivery, Name: key.Name}, &coordinationv1.Lease{}) == nil
+}
+
+// identityInputs returns a text that differs if a change of the cluster requires a check of its identity. It contains
+// the labels, so that a user can trigger a check, and whether the agent is silent, which a damaged identity can cause.
+func identityInputs(cluster *libv1beta1.SveltosCluster) string {
+	annotations := maps.Clone(cluster.Annotations)
+	delete(annotations, kube.AnnotationDeliveryNS) // isCurrent compares it
+	return fmt.Sprint(cluster.UID, cluster.Generation, cluster.Labels, annotations, cluster.Status.ConnectionStatus == libv1beta1.ConnectionDown)
+}
