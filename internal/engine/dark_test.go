@@ -1,10 +1,14 @@
 package engine_test
 
 import (
+	"errors"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
@@ -55,5 +59,27 @@ func TestNothingMoreIsAskedWithoutAnAnswer(t *testing.T) {
 		if one.Health != engine.Unknown || one.Ref.Name == "" {
 			t.Errorf("got %v", one)
 		}
+	}
+}
+
+func TestRequestWithoutAnAnswerEnds(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	ended := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-r.Context().Done():
+		case <-ended:
+		}
+	}))
+	t.Cleanup(server.Close)
+	t.Cleanup(func() { close(ended) })
+	e, err := engine.New(&rest.Config{Host: server.URL}, engine.Options{Namespace: c.records, RequestLimit: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = e.Converge(t.Context(), c.bundle("one", c.configMap("a", "")))
+	if timeout, ok := errors.AsType[net.Error](err); !ok || !timeout.Timeout() {
+		t.Errorf("got %v, want a timeout", err)
 	}
 }

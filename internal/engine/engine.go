@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ type Options struct {
 	// status, or by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The
 	// deletion of an object is not delayed. It may block, but not longer than Run's context.
 	OnChange func(bundle.ID)
+	// RequestLimit limits each request to the cluster, except watches. Default: one minute.
+	RequestLimit time.Duration
 	// Clock stamps reports and paces healing. Default: the real clock.
 	Clock clock.WithTicker
 }
@@ -86,7 +89,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	if cfg.UserAgent == "" {
 		cfg.UserAgent = "towline-engine"
 	}
-	cfg.Wrap(trackResponses)
+	cfg.Wrap(limitRequests(cmp.Or(opts.RequestLimit, requestLimit)))
 	member, core, err := connect(cfg)
 	if err != nil {
 		return nil, err

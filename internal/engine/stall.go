@@ -3,10 +3,13 @@ package engine
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/client-go/transport"
 )
 
 // ErrTimeUp is the cause of a context whose limit of WithWorkLimit has expired.
@@ -67,21 +70,49 @@ func pauseStallTimer(ctx context.Context) (resume func()) {
 	}
 }
 
-// trackResponses wraps a transport. It records in the stall timer of a request's context that the cluster responds.
-func trackResponses(next http.RoundTripper) http.RoundTripper {
-	return responseTracker{next}
+// requestLimit is the default of Options.RequestLimit. It is the default limit of the API server.
+const requestLimit = time.Minute
+
+// limitRequests wraps a transport. It ends each request after limit, its response included, except watches. It records
+// in the stall timer of a request's context that the cluster responds.
+func limitRequests(limit time.Duration) transport.WrapperFunc {
+	return func(next http.RoundTripper) http.RoundTripper { return requestLimiter{next, limit} }
 }
 
-type responseTracker struct{ next http.RoundTripper }
+type requestLimiter struct {
+	next  http.RoundTripper
+	limit time.Duration
+}
 
 // RoundTrip implements http.RoundTripper.
-func (n responseTracker) RoundTrip(r *http.Request) (*http.Response, error) {
-	response, err := n.next.RoundTrip(r)
-	if p, ok := r.Context().Value(stallTimerKey{}).(*stallTimer); ok && err == nil {
+func (n requestLimiter) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx, cancel := r.Context(), func() {}
+	if watch := r.URL.Query().Get("watch"); watch == "" || watch == "false" {
+		ctx, cancel = context.WithTimeout(ctx, n.limit)
+	}
+	response, err := n.next.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	response.Body = &limitedBody{response.Body, cancel}
+	if p, ok := ctx.Value(stallTimerKey{}).(*stallTimer); ok {
 		p.answered.Store(true)
 	}
-	return response, err
+	return response, nil
 }
 
 // WrappedRoundTripper lets client-go find the transport below.
-func (n responseTracker) WrappedRoundTripper() http.RoundTripper { return n.next }
+func (n requestLimiter) WrappedRoundTripper() http.RoundTripper { return n.next }
+
+// limitedBody is the body of a response. The limit ends when it is closed.
+type limitedBody struct {
+	io.ReadCloser
+	cancel func()
+}
+
+// Close implements io.Closer.
+func (b *limitedBody) Close() error {
+	defer b.cancel()
+	return b.ReadCloser.Close()
+}

@@ -30,6 +30,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
@@ -37,8 +38,6 @@ import (
 )
 
 const (
-	// workers is the number of concurrent reconciles, as in Sveltos.
-	workers = 20
 	// A failed reconcile is repeated after minRetryDelay, and then after twice the former delay, up to maxRetryDelay.
 	minRetryDelay = 500 * time.Millisecond
 	maxRetryDelay = 5 * time.Minute
@@ -81,13 +80,14 @@ type Controller struct {
 	references *referenceIndex
 	ownWrites  ownWrites
 	starts     deliveryStarts
+	slots      *slots.Slots
 	// normalEvents limits the events that are not warnings.
 	normalEvents *rate.Limiter
 }
 
 // Setup adds the indexes and the controller to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	c.references, c.metadata = newReferenceIndex(), mgr.GetCache()
+	c.references, c.metadata, c.slots = newReferenceIndex(), mgr.GetCache(), slots.New()
 	c.normalEvents = newEventLimiter()
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
 		return []string{match.Target(obj.(*configv1beta1.ClusterSummary)).String()}
@@ -109,8 +109,12 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		WatchesMetadata(configMaps, c.enqueueReferring("ConfigMap")).
 		WatchesMetadata(secrets, c.enqueueReferring("Secret")).
 		WatchesRawSource(ctrlsource.Channel(c.Wakeups, &handler.EnqueueRequestForObject{})).
+		WatchesRawSource(ctrlsource.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+			c.slots.Queue = queue
+			return nil
+		})).
 		WithOptions(controller.Options{
-			MaxConcurrentReconciles: workers,
+			MaxConcurrentReconciles: pullWorkers + pushWorkers,
 			ReconciliationTimeout:   reconcileTimeout,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay),
 		})
@@ -196,18 +200,18 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 	}))
 }
 
-// isInShard returns whether the cluster of summary belongs to this shard. The default shard serves the summaries whose
-// cluster does not exist, so that their finalizers are removed.
-func (c *Controller) isInShard(ctx context.Context, summary *configv1beta1.ClusterSummary) (bool, error) {
+// findMember returns the member of summary, and whether it belongs to this shard. The default shard serves the
+// summaries whose cluster does not exist, so that their finalizers are removed.
+func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.ClusterSummary) (member fleet.Member, isServed bool, err error) {
 	target := match.Target(summary)
-	_, cluster, err := fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
+	member, cluster, err := fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
 	if apierrors.IsNotFound(err) {
-		return c.Shard.IsDefault(), nil
+		return fleet.Member{Type: target.Type, Namespace: target.Namespace, Name: target.Name}, c.Shard.IsDefault(), nil
 	}
 	if err != nil {
-		return false, err
+		return fleet.Member{}, false, err
 	}
-	return c.Shard.Serves(cluster), nil
+	return member, c.Shard.Serves(cluster), nil
 }
 
 // listSummaries returns the summaries of a cluster from the cache. They must not be changed.
@@ -241,6 +245,7 @@ func (c *Controller) enqueueReferring(kind string) handler.EventHandler {
 
 // Reconcile delivers one profile to one cluster, or withdraws it.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	defer c.slots.Skip(req)
 	summary := &configv1beta1.ClusterSummary{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, summary); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -250,15 +255,28 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if isServed, err := c.isInShard(ctx, summary); err != nil || !isServed {
+	member, isServed, err := c.findMember(ctx, summary)
+	if err != nil || !isServed {
 		c.references.set(req.NamespacedName, nil)
 		return reconcile.Result{}, err
 	}
 	if c.ownWrites.isBehind(req.NamespacedName, summary.ResourceVersion, c.Clock.Now()) {
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
-	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Summary, req.String()))
+	pool, keys := workersFor(summary, member)
+	slot, ok := c.slots.Acquire(req, pool, keys...)
+	if !ok {
+		return reconcile.Result{}, nil
+	}
 	s := &state{summary: summary}
+	defer func() { slot.Release(slowKeys(s, member)...) }()
+	return c.reconcileSummary(ctx, s)
+}
+
+// reconcileSummary runs the steps for a summary.
+func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.Result, error) {
+	summary := s.summary
+	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Summary, client.ObjectKeyFromObject(summary).String()))
 	steps := []phase.Step[*state]{
 		{Name: "load", Run: c.load},
 		{Name: "check preconditions", Run: c.checkPreconditions},

@@ -49,6 +49,8 @@ type state struct {
 	recheckAfter time.Duration
 	// statusEdited is true if another client changed the status after this reconcile wrote it.
 	statusEdited bool
+	// isSilent is true if the member has not answered a request in time, and isEndless if a rendering took too long.
+	isSilent, isEndless bool
 	// withdrawn is true if the finalizer of a deleted summary can be removed.
 	withdrawn bool
 }
@@ -166,6 +168,7 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 // reportDeployedUnknown adds results for a failed read of the deployed bundles. It ends the reconcile before a delivery
 // or a withdrawal.
 func (s *state) reportDeployedUnknown(err error) error {
+	s.isSilent = isTimeout(err)
 	s.retryErr = errors.Join(s.retryErr, err)
 	featureResult := status.FeatureResult{Kind: status.Failed, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed, CountFailure: true}
 	features := s.wantedFeatures()
@@ -384,6 +387,7 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 			Reason: reportReason(report), Releases: composition.Releases, CountFailure: err != nil,
 		}
 		if err != nil {
+			s.isSilent = s.isSilent || isTimeout(err)
 			s.retryErr = errors.Join(s.retryErr, err)
 			if report.State != bundle.StateFailed {
 				featureResult.Kind, featureResult.Err, featureResult.Reason, featureResult.Status = status.Failed, err, status.ReasonDeliver, libv1beta1.FeatureStatusFailed
@@ -427,6 +431,7 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 			continue
 		}
 		s.withdrawn = false
+		s.isSilent = s.isSilent || isTimeout(err)
 		s.retryErr = errors.Join(s.retryErr, err)
 		s.recheckAfter = c.withdrawalInterval(s)
 		featureResult := status.FeatureResult{Feature: feature, Kind: status.Withdrawing, Err: err, Status: removingStatus(s.member), CountFailure: err != nil}

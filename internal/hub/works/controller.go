@@ -28,18 +28,20 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/works"
 )
 
 const (
-	// workers is the number of concurrent reconciles, and clusterWorkers the maximum for one cluster. When
-	// sharedWorkers are in use, the other workers serve only clusters that have none, so that several unresponsive
-	// clusters cannot occupy all workers.
+	// workers is the number of concurrent reconciles, clusterWorkers the maximum for one cluster, and silentWorkers the
+	// maximum for all clusters that did not answer. When sharedWorkers are in use, the other workers serve only clusters
+	// that have none, so that several unresponsive clusters cannot occupy all workers.
 	workers        = 50
 	clusterWorkers = 20
 	sharedWorkers  = 30
+	silentWorkers  = 20
 	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
 	retryMin = 500 * time.Millisecond
 	retryMax = 5 * time.Minute
@@ -68,7 +70,7 @@ type Controller struct {
 	// Limit is the time limit of one Work on a cluster. Default: works.Limit.
 	Limit time.Duration
 
-	slots *slots
+	slots *slots.Slots
 	// stale delays the reconciles with a stale cache.
 	stale workqueue.TypedRateLimiter[reconcile.Request]
 }
@@ -84,7 +86,7 @@ func ChangeEvent(m fleet.Member, id bundle.ID) (changeEvent event.GenericEvent, 
 
 // Setup adds the controller to mgr.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
-	c.slots = newSlots()
+	c.slots = slots.New()
 	c.stale = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](staleMin, staleMax)
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("works").
@@ -92,7 +94,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.worksOfCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
 		WatchesRawSource(ctrlsource.Channel(c.Changes, &handler.EnqueueRequestForObject{})).
 		WatchesRawSource(ctrlsource.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-			c.slots.queue = queue
+			c.slots.Queue = queue
 			return nil
 		})).
 		WithOptions(controller.Options{
@@ -152,13 +154,16 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !ok {
 		return reconcile.Result{}, nil
 	}
-	if !c.slots.acquire(name, req) {
+	slot, ok := c.slots.Acquire(req, slots.Pool{Workers: workers, Slow: silentWorkers}, slots.Key{Name: name, Most: clusterWorkers, Shared: sharedWorkers})
+	if !ok {
 		return reconcile.Result{}, nil
 	}
-	silent := false
-	defer func() { c.slots.release(name, silent) }()
+	var silent []string
+	defer func() { slot.Release(silent...) }()
 	result, err := c.reconcileWork(ctx, req, name)
-	silent = errors.Is(err, works.ErrUnresponsive)
+	if errors.Is(err, works.ErrUnresponsive) {
+		silent = []string{name}
+	}
 	if errors.Is(err, works.ErrStale) {
 		return reconcile.Result{RequeueAfter: c.stale.When(req)}, nil
 	}

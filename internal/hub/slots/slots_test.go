@@ -1,0 +1,139 @@
+package slots_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/towline/towline/internal/hub/slots"
+)
+
+var (
+	pull = slots.Pool{Name: "pull", Workers: 4, Slow: 2}
+	push = slots.Pool{Name: "push", Workers: 6, Slow: 2}
+)
+
+// key returns a key with at most 3 of the workers, and a free worker for others.
+func key(name string) slots.Key { return slots.Key{Name: name, Most: 3, Shared: 4} }
+
+func request(i int) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: fmt.Sprint(i)}}
+}
+
+func newSlots(t *testing.T) *slots.Slots {
+	s := slots.New()
+	s.Queue = workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+	t.Cleanup(s.Queue.ShutDown)
+	return s
+}
+
+// acquireAll acquires slots for n requests and returns those that it got.
+func acquireAll(s *slots.Slots, n int, pool slots.Pool, keys ...slots.Key) []*slots.Slot {
+	var all []*slots.Slot
+	for i := range n {
+		req := request(i)
+		req.Namespace = pool.Name + fmt.Sprint(keys)
+		if slot, ok := s.Acquire(req, pool, keys...); ok {
+			all = append(all, slot)
+		}
+	}
+	return all
+}
+
+func TestNoKeyOccupiesAllWorkers(t *testing.T) {
+	t.Parallel()
+	s := newSlots(t)
+	for _, step := range []struct {
+		name string
+		pool slots.Pool
+		keys []slots.Key
+		want int
+	}{
+		{"one cluster", push, []slots.Key{key("a")}, 3},
+		{"the rest of the shared workers", push, []slots.Key{key("b")}, 1},
+		{"others get one each", push, []slots.Key{key("c")}, 1},
+		{"the last worker", push, []slots.Key{key("d")}, 1},
+		{"no more workers", push, []slots.Key{key("e")}, 0},
+		{"the other pool has its own workers", pull, []slots.Key{key("a")}, 3},
+	} {
+		if got := len(acquireAll(s, 9, step.pool, step.keys...)); got != step.want {
+			t.Errorf("%s: got %d slots, want %d", step.name, got, step.want)
+		}
+	}
+}
+
+func TestSlowKeysHaveOneSlotEachAndFewTogether(t *testing.T) {
+	t.Parallel()
+	s := newSlots(t)
+	for _, name := range []string{"a", "b", "c"} {
+		for _, slot := range acquireAll(s, 1, push, key(name), key("profile")) {
+			slot.Release(name)
+		}
+	}
+	slow := acquireAll(s, 3, push, key("a"), key("profile"))
+	slow = append(slow, acquireAll(s, 3, push, key("b"), key("profile"))...)
+	if got := len(slow) + len(acquireAll(s, 3, push, key("c"), key("profile"))); got != 2 {
+		t.Errorf("slow clusters have %d slots, want 2", got)
+	}
+	if got := len(acquireAll(s, 1, push, key("d"), key("profile"))); got != 1 {
+		t.Error("another cluster has no slot")
+	}
+	for _, slot := range slow {
+		slot.Release()
+	}
+	if got := len(acquireAll(s, 9, push, key("a"))); got != 3 {
+		t.Errorf("a cluster that answers again has %d slots, want 3", got)
+	}
+}
+
+// TestNoRequestIsForgotten works off random requests. Some of them end without Acquire, and some get other keys.
+func TestNoRequestIsForgotten(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // no secret
+		s := newSlots(t)
+		open := map[reconcile.Request]bool{}
+		for i := range 100 {
+			open[request(i)] = true
+			s.Queue.Add(request(i))
+		}
+		type run struct {
+			req  reconcile.Request
+			slot *slots.Slot
+			name string
+		}
+		var running []run
+		for len(open) > 0 {
+			if s.Queue.Len() == 0 && len(running) == 0 {
+				t.Fatalf("seed %d: %d requests wait for ever", seed, len(open))
+			}
+			if s.Queue.Len() > 0 && (len(running) == 0 || random.IntN(2) == 0) {
+				req, _ := s.Queue.Get()
+				s.Queue.Done(req)
+				if random.IntN(10) == 0 {
+					s.Skip(req)
+					delete(open, req)
+					continue
+				}
+				name := string(rune('a' + random.IntN(4)))
+				pool := []slots.Pool{pull, push}[random.IntN(2)]
+				if slot, ok := s.Acquire(req, pool, key(name), key(string(rune('x'+random.IntN(2))))); ok {
+					running = append(running, run{req, slot, name})
+				}
+				continue
+			}
+			i := random.IntN(len(running))
+			var slow []string
+			if random.IntN(2) == 0 {
+				slow = []string{running[i].name}
+			}
+			running[i].slot.Release(slow...)
+			delete(open, running[i].req)
+			running = append(running[:i], running[i+1:]...)
+		}
+	}
+}

@@ -1,0 +1,73 @@
+package summaries
+
+import (
+	"errors"
+	"net"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/slots"
+)
+
+const (
+	// pullWorkers is the number of concurrent reconciles for pull members, and pullProfileWorkers the maximum for one
+	// profile. They wait for the hub's API server only, except for renderings.
+	pullWorkers        = 30
+	pullProfileWorkers = 20
+	// pushWorkers is the number of concurrent reconciles for push members. They wait for the members. When
+	// pushSharedWorkers are in use, the others serve only clusters that have none.
+	pushWorkers        = 100
+	pushSharedWorkers  = 50
+	pushClusterWorkers = 10
+	pushProfileWorkers = 80
+	// slowPullWorkers and slowPushWorkers are the maximum for all slow clusters and profiles together.
+	slowPullWorkers = 10
+	slowPushWorkers = 30
+)
+
+// workersFor returns the workers that can reconcile a summary, so that no cluster and no profile occupies all of them.
+func workersFor(summary *configv1beta1.ClusterSummary, m fleet.Member) (slots.Pool, []slots.Key) {
+	if m.Mode != fleet.Push {
+		return slots.Pool{Name: string(fleet.Pull), Workers: pullWorkers, Slow: slowPullWorkers},
+			[]slots.Key{{Name: profileKey(summary), Most: pullProfileWorkers, Shared: pullProfileWorkers}}
+	}
+	return slots.Pool{Name: string(fleet.Push), Workers: pushWorkers, Slow: slowPushWorkers}, []slots.Key{
+		{Name: clusterKey(m), Most: pushClusterWorkers, Shared: pushSharedWorkers},
+		{Name: profileKey(summary), Most: pushProfileWorkers, Shared: pushWorkers},
+	}
+}
+
+// slowKeys returns the keys that were slow in a reconcile: a cluster that does not answer, and a profile with a
+// rendering that does not end.
+func slowKeys(s *state, m fleet.Member) []string {
+	var keys []string
+	if s.isSilent {
+		keys = append(keys, clusterKey(m))
+	}
+	if s.isEndless {
+		keys = append(keys, profileKey(s.summary))
+	}
+	return keys
+}
+
+func clusterKey(m fleet.Member) string { return "cluster " + m.ID().String() }
+
+// profileKey returns the key of the profile of a summary.
+func profileKey(summary *configv1beta1.ClusterSummary) string {
+	owner := metav1.GetControllerOf(summary)
+	if owner == nil {
+		return "summary " + summary.Namespace + "/" + summary.Name
+	}
+	if owner.Kind == configv1beta1.ProfileKind {
+		return "profile " + summary.Namespace + "/" + owner.Name
+	}
+	return "profile " + owner.Name
+}
+
+// isTimeout returns whether a request to a member has not been answered in time.
+func isTimeout(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
+}
