@@ -43,7 +43,7 @@ func fetched(t *testing.T, chart examples.Chart) source.Chart {
 	if name == "" {
 		name = "hello"
 	}
-	got, err := charts.Fetch(t.Context(), configv1beta1.HelmChart{RepositoryURL: server.URL, ChartName: name, ChartVersion: ">=0-0"}, source.Login{}, source.Verification{})
+	got, err := charts.Fetch(t.Context(), configv1beta1.HelmChart{RepositoryURL: server.URL, ChartName: name, ChartVersion: ">=0-0"}, source.Login{}, source.Verification{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

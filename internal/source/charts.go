@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sigstore/sigstore-go/pkg/root"
 	"github.com/sigstore/sigstore-go/pkg/tuf"
@@ -50,6 +51,7 @@ type Charts struct {
 	indexes  map[string]*index
 	failures map[string]failedVerification
 
+	attempts *attempts
 	// publicRoot returns the trust root of Sigstore's public services.
 	publicRoot func() (root.TrustedMaterial, error)
 }
@@ -60,7 +62,7 @@ func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 		return nil, fmt.Errorf("create the chart directory: %w", err)
 	}
 	return &Charts{
-		dir: dir, clock: clock,
+		dir: dir, clock: clock, attempts: newAttempts(clock),
 		byKey: map[string]Chart{}, indexes: map[string]*index{}, failures: map[string]failedVerification{},
 		publicRoot: publicRoot(filepath.Join(dir, "sigstore"), tuf.DefaultOptions()),
 	}, nil
@@ -102,8 +104,13 @@ type chartRequest struct {
 // and any other error for a repository that cannot be reached or returns an invalid response, which the caller retries.
 // ErrUnverified means that the chart lacks a valid signature that verification requires. This result is cached for a
 // minute.
+//
+// It returns a PendingError if the repository does not respond within some seconds. The error of a repository that
+// cannot be reached is remembered for a growing time, up to 5 minutes: meanwhile calls return it at once. revision
+// returns a text that identifies the spec with the chart. A new spec, another URL and another login are tried at once.
+// revision may be nil.
 func (c *Charts) Fetch(
-	ctx context.Context, chart configv1beta1.HelmChart, login Login, verification Verification,
+	ctx context.Context, chart configv1beta1.HelmChart, login Login, verification Verification, revision func() string,
 ) (Chart, error) {
 	request := chartRequest{
 		repositoryURL: chart.RepositoryURL,
@@ -121,19 +128,29 @@ func (c *Charts) Fetch(
 			return cached, nil
 		}
 	}
+	named := func(err error) error {
+		return fmt.Errorf("chart %s %s in %s: %w", chart.ChartName, chart.ChartVersion, redacted(chart.RepositoryURL), err)
+	}
+	if err := c.attempts.check(request, revision); err != nil {
+		return Chart{}, named(err)
+	}
 	flight := c.flights.DoChan("chart "+request.key(), func() (any, error) {
 		// Other callers may wait for the same chart: it is fetched even if the first caller's context ends.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
 		defer cancel()
-		return c.fetch(ctx, request, open)
+		c.attempts.begin(request)
+		fetched, err := c.fetch(ctx, request, open)
+		c.attempts.end(request, err, revision)
+		return fetched, err
 	})
 	select {
 	case <-ctx.Done():
 		return Chart{}, fmt.Errorf("fetch chart %s: %w", chart.ChartName, ctx.Err())
+	case <-time.After(maxWait):
+		return Chart{}, named(&PendingError{After: maxWait, repository: redacted(chart.RepositoryURL)})
 	case done := <-flight:
 		if done.Err != nil {
-			return Chart{}, fmt.Errorf("chart %s %s in %s: %w",
-				chart.ChartName, chart.ChartVersion, redacted(chart.RepositoryURL), done.Err)
+			return Chart{}, named(done.Err)
 		}
 		return done.Val.(Chart), nil
 	}
@@ -186,6 +203,11 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 		return Chart{}, err
 	}
 	return c.store(exact, got)
+}
+
+// repositoryKey identifies the repository and the login.
+func (r chartRequest) repositoryKey() string {
+	return Repository{URL: r.repositoryURL, Login: r.login}.Key()
 }
 
 // key identifies the archive of a request in the cache. It ignores the leading v of a version.

@@ -114,7 +114,7 @@ func TestFetchChoosesVersions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), source.Login{}, source.Verification{})
+			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), source.Login{}, source.Verification{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -140,7 +140,7 @@ func TestFetchDownloadsOnce(t *testing.T) {
 	var group sync.WaitGroup
 	for range 50 {
 		group.Go(func() {
-			if _, err := charts.Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"), source.Login{}, source.Verification{}); err != nil {
+			if _, err := charts.Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"), source.Login{}, source.Verification{}, nil); err != nil {
 				t.Error(err)
 			}
 		})
@@ -148,7 +148,7 @@ func TestFetchDownloadsOnce(t *testing.T) {
 	group.Wait()
 	server.exchange(http.NotFoundHandler())
 	for _, again := range []*source.Charts{charts, newCharts(t, dir)} {
-		if _, err := again.Fetch(t.Context(), helmChart(address, "repo/hello", "v0.1.0"), source.Login{}, source.Verification{}); err != nil {
+		if _, err := again.Fetch(t.Context(), helmChart(address, "repo/hello", "v0.1.0"), source.Login{}, source.Verification{}, nil); err != nil {
 			t.Errorf("a kept chart needs its repository: %v", err)
 		}
 	}
@@ -162,14 +162,14 @@ func TestFetchDownloadsOnce(t *testing.T) {
 func TestFetchReplacesADamagedArchive(t *testing.T) {
 	t.Parallel()
 	address, dir := serve(t, exampleRepository(t)), t.TempDir()
-	first, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, source.Verification{})
+	first, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, source.Verification{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(first.Path, []byte("damaged"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, source.Verification{})
+	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, source.Verification{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func TestIndexIsAskedForOnlyAsOftenAsNeeded(t *testing.T) {
 	}
 	fetch := func(version, want string) {
 		t.Helper()
-		got, err := charts.Fetch(t.Context(), helmChart(address, "hello", version), source.Login{}, source.Verification{})
+		got, err := charts.Fetch(t.Context(), helmChart(address, "hello", version), source.Login{}, source.Verification{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -247,7 +247,7 @@ func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := charts.Fetch(t.Context(), helmChart(test.address, "repo/hello", test.version), source.Login{}, source.Verification{})
+			_, err := charts.Fetch(t.Context(), helmChart(test.address, "repo/hello", test.version), source.Login{}, source.Verification{}, nil)
 			if test.invalid {
 				wantInvalid(t, err)
 			}
@@ -278,11 +278,11 @@ func TestLoginsAreKeptApart(t *testing.T) {
 	t.Parallel()
 	server := counted(withPassword(exampleRepository(t)))
 	address, charts := serve(t, server), newCharts(t, t.TempDir())
-	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{Username: "me", Password: "s:cret"}, source.Verification{}); err != nil {
+	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{Username: "me", Password: "s:cret"}, source.Verification{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	for name, login := range map[string]source.Login{"none": {}, "wrong": {Username: "me", Password: "guess"}} {
-		_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{})
+		_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{}, nil)
 		t.Run(name, func(t *testing.T) { wantTexts(t, err, address, "401 Unauthorized") })
 	}
 }
@@ -315,11 +315,11 @@ func TestLoginGoesToTheRepositoryOnly(t *testing.T) {
 	}))
 	address := serve(t, withPassword(text("entries:\n  hello:\n  - {version: 0.1.0, urls: ['"+elsewhere+"/hello.tgz']}\n")))
 	login := source.Login{Username: "me", Password: "s:cret"}
-	if _, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{}); err != nil {
+	if _, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{}, nil); err != nil {
 		t.Error(err)
 	}
 	login.PassCredentialsAll = true
-	_, err = newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{})
+	_, err = newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{}, nil)
 	wantTexts(t, err, "418")
 }
 
@@ -339,7 +339,7 @@ func TestCertificatesAreChecked(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(server.URL, "hello", "0.1.0"), test.login, source.Verification{})
+			_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(server.URL, "hello", "0.1.0"), test.login, source.Verification{}, nil)
 			if test.want == "" && err != nil {
 				t.Error(err)
 			}

@@ -69,10 +69,11 @@ func (c signedChart) attachBundle(t *testing.T, bundle []byte) {
 	pushArtifact(t, c.name, &c.manifest, blob{mediaType: bundleMediaType, content: bundle})
 }
 
+// Each call is for another spec, so that failures are not remembered.
 func (c signedChart) fetch(t *testing.T, charts *source.Charts, wanted source.Signature) error {
 	t.Helper()
 	_, err := charts.Fetch(t.Context(), helmChart(c.address, "repo/hello", "0.1.0"), source.Login{PlainHTTP: true},
-		source.Verification{Signature: &wanted})
+		source.Verification{Signature: &wanted}, rand.Text)
 	return err
 }
 
@@ -316,7 +317,7 @@ func TestSignatureOfATagThatWasMoved(t *testing.T) {
 	signed.attachClassic(t, classicByKey(t, key, signed.manifest.Digest.String()))
 	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
 	push(t, signed.name+":0.2.0", archive, chartMediaType)
-	_, err := charts.Fetch(t.Context(), helmChart(signed.address, "hello", "0.2.0"), source.Login{PlainHTTP: true}, source.Verification{Signature: &wanted})
+	_, err := charts.Fetch(t.Context(), helmChart(signed.address, "hello", "0.2.0"), source.Login{PlainHTTP: true}, source.Verification{Signature: &wanted}, nil)
 	wantInvalid(t, err)
 	wantTexts(t, err, "the archive is that of chart hello 0.1.0")
 }
@@ -331,7 +332,7 @@ func TestSignatureIsVerifiedOnceForAKey(t *testing.T) {
 	}
 	wanted := source.Signature{PublicKey: publicPEM(t, key)}
 	login := source.Login{PlainHTTP: true}
-	if _, err := charts.Fetch(t.Context(), helmChart(chart.address, "hello", "0.1.0"), login, source.Verification{}); err != nil {
+	if _, err := charts.Fetch(t.Context(), helmChart(chart.address, "hello", "0.1.0"), login, source.Verification{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	wantVerified(t, chart.fetch(t, charts, wanted), chart, "the chart has no cosign signature")
@@ -351,7 +352,7 @@ func TestSignatureNeedsARegistry(t *testing.T) {
 	t.Parallel()
 	address := serve(t, exampleRepository(t))
 	_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"), source.Login{},
-		source.Verification{Signature: &source.Signature{PublicKey: publicPEM(t, ecdsaKey(t))}})
+		source.Verification{Signature: &source.Signature{PublicKey: publicPEM(t, ecdsaKey(t))}}, nil)
 	wantInvalid(t, err)
 	wantTexts(t, err, "chart repo/hello 0.1.0 in "+address+": signatureVerification: cosign signs charts in OCI registries (oci://) only")
 }

@@ -45,7 +45,7 @@ func TestTransportOptionsOfRegistries(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, host, _ := strings.Cut(test.address, "://")
-			_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart("oci://"+host+"/charts", "hello", "0.1.0"), test.login, source.Verification{})
+			_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart("oci://"+host+"/charts", "hello", "0.1.0"), test.login, source.Verification{}, nil)
 			if test.want == "" && err != nil {
 				t.Error(err)
 			}
@@ -62,10 +62,10 @@ func TestPlainHTTPIsForRegistriesOnly(t *testing.T) {
 	server := httptest.NewTLSServer(exampleRepository(t))
 	t.Cleanup(server.Close)
 	login := source.Login{PlainHTTP: true}
-	_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(server.URL, "hello", "0.1.0"), login, source.Verification{})
+	_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(server.URL, "hello", "0.1.0"), login, source.Verification{}, nil)
 	wantTexts(t, err, "certificate")
 	login.InsecureSkipTLSVerify = true
-	if _, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(server.URL, "hello", "0.1.0"), login, source.Verification{}); err != nil {
+	if _, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(server.URL, "hello", "0.1.0"), login, source.Verification{}, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -108,7 +108,7 @@ func TestPassCredentialsAll(t *testing.T) {
 		address := serve(t, withPassword(mux))
 		login := source.Login{Username: "me", Password: "s:cret", PassCredentialsAll: test.all, InsecureSkipTLSVerify: true}
 		_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login,
-			source.Verification{Keyring: keyring(t, signer)})
+			source.Verification{Keyring: keyring(t, signer)}, nil)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue

@@ -146,7 +146,7 @@ func TestProvenanceIsVerified(t *testing.T) {
 				t.Parallel()
 				address := serveIt(t)
 				_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"),
-					source.Login{PlainHTTP: true}, source.Verification{Keyring: test.keyring})
+					source.Login{PlainHTTP: true}, source.Verification{Keyring: test.keyring}, nil)
 				if want == "" {
 					if err != nil {
 						t.Error(err)
@@ -174,13 +174,14 @@ func TestProvenanceThatCannotBeFetchedIsTriedAgain(t *testing.T) {
 	}))
 	address, charts := serve(t, server), newCharts(t, t.TempDir())
 	verification := source.Verification{Keyring: keyring(t, signer)}
-	_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, verification)
+	_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, verification, nil)
 	wantTexts(t, err, "hello-0.1.0.tgz.prov", "502 Bad Gateway")
 	if errors.Is(err, source.ErrUnverified) {
 		t.Errorf("got %v, want an error about the way to the repository", err)
 	}
 	server.exchange(repository)
-	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, verification); err != nil {
+	newSpec := func() string { return "new" }
+	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, verification, newSpec); err != nil {
 		t.Error(err)
 	}
 }
@@ -199,7 +200,7 @@ func TestVerificationIsNotBypassedByKeptCharts(t *testing.T) {
 		t.Fatal(err)
 	}
 	fetch := func(charts *source.Charts, version string, verification source.Verification) (source.Chart, error) {
-		return charts.Fetch(t.Context(), helmChart(address, "hello", version), source.Login{}, verification)
+		return charts.Fetch(t.Context(), helmChart(address, "hello", version), source.Login{}, verification, nil)
 	}
 	trusted, foreign := source.Verification{Keyring: keyring(t, signer)}, source.Verification{Keyring: keyring(t, otherSigner)}
 	unsigned, err := fetch(charts, "0.1.0", source.Verification{})

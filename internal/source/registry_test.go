@@ -98,7 +98,7 @@ func TestFetchFromRegistry(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), login, source.Verification{})
+			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), login, source.Verification{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,12 +114,12 @@ func TestFetchFromRegistryDownloadsOnce(t *testing.T) {
 	dir := t.TempDir()
 	address, server := chartRegistry(t, "0.1.0")
 	login := source.Login{Username: "me", Password: "s:cret", PlainHTTP: true}
-	first, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{})
+	first, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	server.exchange(http.NotFoundHandler())
-	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{})
+	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{}, nil)
 	if err != nil || first != second {
 		t.Errorf("got %v and %v, want the same chart again", second, err)
 	}
@@ -148,7 +148,7 @@ func TestFetchFromRegistryErrors(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			_, err := charts.Fetch(t.Context(), helmChart(test.address, test.chart, test.version), test.login, source.Verification{})
+			_, err := charts.Fetch(t.Context(), helmChart(test.address, test.chart, test.version), test.login, source.Verification{}, nil)
 			if errors.Is(err, source.ErrNotFound) != test.missing {
 				t.Errorf("got %v, want ErrNotFound: %v", err, test.missing)
 			}

@@ -243,11 +243,12 @@ func (r *httpRepository) isOwnHost(address *url.URL) bool {
 	return err == nil && own.Scheme == address.Scheme && own.Host == address.Host
 }
 
-// redacted returns address without its password.
+// redacted returns address without its user, password and query, which can be credentials.
 func redacted(address string) string {
 	parsed, err := url.Parse(address)
 	if err != nil {
 		return "the repository"
 	}
-	return parsed.Redacted()
+	parsed.User, parsed.RawQuery, parsed.ForceQuery = nil, "", false
+	return parsed.String()
 }

@@ -367,7 +367,7 @@ func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart confi
 	if err != nil {
 		return source.Chart{}, nil, err
 	}
-	archive, err := c.Charts.Fetch(ctx, chart, login, verification)
+	archive, err := c.Charts.Fetch(ctx, chart, login, verification, func() string { return specDigest(r.Summary) })
 	return archive, contents, err
 }
 

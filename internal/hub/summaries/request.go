@@ -1,6 +1,8 @@
 package summaries
 
 import (
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"sync"
 
@@ -36,6 +38,12 @@ func newComposeRequest(s *state) (ComposeRequest, error) {
 		request.Deployed, request.State, request.Outdated = deployed.Releases, deployed.Report.State, deployed.Report.Outdated
 	}
 	return request, nil
+}
+
+// specDigest identifies the spec of a profile. It is the same for all clusters.
+func specDigest(summary *configv1beta1.ClusterSummary) string {
+	raw, _ := json.Marshal(summary.Spec.ClusterProfileSpec) // cannot fail for this type
+	return fmt.Sprintf("%x", sha256.Sum256(raw))
 }
 
 // SubjectFor returns the data for the templates of a summary: its cluster, and the namespace to which a Profile is

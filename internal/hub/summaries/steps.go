@@ -265,6 +265,10 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 		if apierrors.IsConflict(err) {
 			return err // the summary or its generated values have changed: the reconcile is repeated
 		}
+		if pending, ok := errors.AsType[*source.PendingError](err); ok {
+			s.requeueBefore(pending.After) // the status stays
+			continue
+		}
 		if err != nil {
 			s.reportFailure(feature, err)
 			continue

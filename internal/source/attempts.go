@@ -1,0 +1,168 @@
+package source
+
+import (
+	"errors"
+	"maps"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+	"oras.land/oras-go/v2/registry/remote/errcode"
+
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// maxWait is the time for which callers of Charts.Fetch wait for a request. Later they get a PendingError.
+	maxWait = 2 * time.Second
+	// A repository is not requested for minPause after a failure, and for twice the former pause after each further one,
+	// up to maxPause.
+	minPause = 10 * time.Second
+	maxPause = 5 * time.Minute
+)
+
+// PendingError is returned while a repository has not responded yet. The request continues, and the caller must try
+// again after After.
+type PendingError struct {
+	After time.Duration
+	// repository is the URL without credentials.
+	repository string
+}
+
+// Error names the repository.
+func (e *PendingError) Error() string { return "waiting for " + e.repository }
+
+// attempts remembers requests to repositories: which ones are under way, and which ones failed.
+type attempts struct {
+	clock clock.PassiveClock
+
+	mu    sync.Mutex // guards byKey; no other lock is acquired while it is held
+	byKey map[string]*attempt
+}
+
+// attempt is the state of one repository with one login, or of one chart in it.
+type attempt struct {
+	// running has the start of each request that is under way.
+	running map[string]time.Time
+	// err is the last error, nil after a success. Nothing is requested before retryAt.
+	err     error
+	pause   time.Duration
+	retryAt time.Time
+	// revisions are the specs that have been tried since the first failure.
+	revisions map[string]bool
+}
+
+func newAttempts(clock clock.PassiveClock) *attempts {
+	return &attempts{clock: clock, byKey: map[string]*attempt{}}
+}
+
+// check returns an error if a chart must not be requested now: the last error of the repository or of the chart, or a
+// PendingError. A spec that has not been tried since the first failure is tried at once.
+func (a *attempts) check(request chartRequest, revision func() string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, key := range []string{request.repositoryKey(), request.key()} {
+		known, ok := a.byKey[key]
+		if !ok || known.err == nil {
+			continue
+		}
+		if revision != nil && !known.revisions[revision()] {
+			known.revisions[revision()] = true
+			return nil
+		}
+		if len(known.running) > 0 || a.clock.Now().Before(known.retryAt) {
+			return known.err
+		}
+	}
+	if known, ok := a.byKey[request.repositoryKey()]; ok {
+		if age := a.age(known); age >= maxWait {
+			return &PendingError{After: age, repository: redacted(request.repositoryURL)}
+		}
+	}
+	return nil
+}
+
+// age returns the age of the oldest request that is under way. The caller must hold mu.
+func (a *attempts) age(known *attempt) time.Duration {
+	var oldest time.Duration
+	for _, start := range known.running {
+		oldest = max(oldest, a.clock.Since(start))
+	}
+	return oldest
+}
+
+// begin records that a request is under way.
+func (a *attempts) begin(request chartRequest) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.get(request.repositoryKey()).running[request.key()] = a.clock.Now()
+}
+
+// end records the result of a request. If the repository cannot be reached, no chart in it is requested for a while;
+// after other errors only the chart is not.
+func (a *attempts) end(request chartRequest, err error, revision func() string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	repository := a.get(request.repositoryKey())
+	delete(repository.running, request.key())
+	switch {
+	case isUnreachable(err):
+		a.fail(repository, err, revision)
+	case isRetriable(err):
+		repository.reset()
+		a.fail(a.get(request.key()), err, revision)
+	default:
+		repository.reset()
+		delete(a.byKey, request.key())
+	}
+	maps.DeleteFunc(a.byKey, func(_ string, known *attempt) bool {
+		return len(known.running) == 0 && (known.err == nil || a.clock.Since(known.retryAt) > 2*maxPause)
+	})
+}
+
+// fail records an error. The caller must hold mu.
+func (a *attempts) fail(known *attempt, err error, revision func() string) {
+	known.err = err
+	known.pause = min(max(2*known.pause, minPause), maxPause)
+	known.retryAt = a.clock.Now().Add(known.pause)
+	if revision != nil {
+		known.revisions[revision()] = true
+	}
+}
+
+func (a *attempts) get(key string) *attempt {
+	known, ok := a.byKey[key]
+	if !ok {
+		known = &attempt{running: map[string]time.Time{}, revisions: map[string]bool{}}
+		a.byKey[key] = known
+	}
+	return known
+}
+
+// reset forgets the failures.
+func (k *attempt) reset() {
+	k.err, k.pause = nil, 0
+	clear(k.revisions)
+}
+
+// isUnreachable returns whether a repository did not respond, or responded that it is not available.
+func isUnreachable(err error) bool {
+	status := 0
+	if response, ok := errors.AsType[*responseError](err); ok {
+		status = response.code
+	}
+	if response, ok := errors.AsType[*errcode.ErrorResponse](err); ok {
+		status = response.StatusCode
+	}
+	_, isNetwork := errors.AsType[net.Error](err)
+	return isNetwork || status >= http.StatusInternalServerError || status == http.StatusTooManyRequests
+}
+
+// isRetriable returns whether a later request can succeed although neither the profile nor the repository is changed. A
+// failed verification has a cache of its own.
+func isRetriable(err error) bool {
+	_, isInvalid := errors.AsType[phase.Invalid](err)
+	return err != nil && !isInvalid && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrUnverified)
+}
