@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -46,6 +47,8 @@ type testEnv struct {
 	cluster *clusterv1alpha1.Cluster
 	objects string
 	records string
+	// requests lists those of the engines.
+	requests *requestLog
 }
 
 func newTestEnv(t *testing.T, mode clusterv1alpha1.ClusterSyncMode, change ...func(*hubworks.Controller)) *testEnv {
@@ -56,7 +59,7 @@ func newTestEnv(t *testing.T, mode clusterv1alpha1.ClusterSyncMode, change ...fu
 		t.Fatal(err)
 	}
 	installCRDs(t, hub)
-	w := &testEnv{TB: t, Client: hub, plane: plane, objects: plane.Namespace(t, "objects"), records: plane.Namespace(t, "records")}
+	w := &testEnv{TB: t, Client: hub, plane: plane, objects: plane.Namespace(t, "objects"), records: plane.Namespace(t, "records"), requests: &requestLog{}}
 	// Its controller ignores the Clusters of concurrent tests.
 	w.createCluster(t, w.objects, mode, w.objects)
 	w.run(t, append([]func(*hubworks.Controller){func(c *hubworks.Controller) { c.Shard = fleet.Shard(w.objects) }}, change...))
@@ -114,6 +117,8 @@ func (w *testEnv) run(t *testing.T, change []func(*hubworks.Controller)) {
 	w.must(err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
+	memberConfig := rest.CopyConfig(w.plane.Config)
+	memberConfig.Wrap(w.requests.wrap)
 	changes := make(chan event.GenericEvent, 1024)
 	var mu sync.Mutex // guards byUID
 	byUID := map[string]*engine.Engine{}
@@ -124,7 +129,7 @@ func (w *testEnv) run(t *testing.T, change []func(*hubworks.Controller)) {
 		if e := byUID[m.UID]; e != nil {
 			return e, nil
 		}
-		e, err := engine.New(w.plane.Config, engine.Options{Namespace: w.records, Scope: m.Scope, Hub: m.Hub, OnChange: func(id bundle.ID) {
+		e, err := engine.New(memberConfig, engine.Options{Namespace: w.records, Scope: m.Scope, Hub: m.Hub, OnChange: func(id bundle.ID) {
 			if changeEvent, ok := hubworks.ChangeEvent(m, id); ok {
 				changes <- changeEvent
 			}
