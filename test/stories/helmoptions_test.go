@@ -108,6 +108,7 @@ func optionStories() map[string]func(*optionStory) {
 		"recoverafter":        (*optionStory).recovers,
 		"cleanuponfail":       (*optionStory).cleansUp,
 		"force":               (*optionStory).forces,
+		"upgradecrds":         (*optionStory).upgradesCRDs,
 		"keephistory-replace": (*optionStory).keepsHistory,
 		"deletionpropagation": (*optionStory).orphans,
 		"deletionpropagation-background": func(s *optionStory) {
@@ -130,6 +131,7 @@ func TestHelmOptions(t *testing.T) {
 	for name := range optionStories() {
 		charts = append(charts, optionsChart(name))
 	}
+	charts = append(charts, changedCRDs("upgradecrds"))
 	w.serve(charts...)
 	push, pull := w.pushMember("fleet", "pushed", "mode=pushed"), w.pullMember("fleet", "pulled", "mode=pulled")
 	for name, story := range optionStories() {
@@ -199,6 +201,44 @@ func (s *optionStory) skips() {
 		}
 		return nil
 	})
+}
+
+// changedCRDs is version 0.2.0 of a chart, whose CustomResourceDefinition has a short name.
+func changedCRDs(name string) examples.Chart {
+	c := optionsChart(name)
+	c.Version = "0.2.0"
+	c.Files["crds/greetings.yaml"] = fmt.Sprintf(`
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: greetings.%[1]s.examples.towline.dev}
+spec:
+  group: %[1]s.examples.towline.dev
+  names: {kind: Greeting, listKind: GreetingList, plural: greetings, singular: greeting, shortNames: [changed]}
+  scope: Namespaced
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+`, name)
+	return c
+}
+
+// upgradesCRDs upgrades to a chart with another CustomResourceDefinition. Only with the option it is changed.
+func (s *optionStory) upgradesCRDs() {
+	s.t.Helper()
+	for i, step := range []struct {
+		version, want string
+		options       map[string]any
+	}{
+		{version: "0.1.0"},
+		{version: "0.2.0"},
+		{version: "0.2.0", options: map[string]any{"upgradeOptions": map[string]any{"upgradeCRDs": true}}, want: "changed"},
+	} {
+		s.version = step.version
+		s.upgrade(i+1, step.options)
+		s.deployed(i + 1)
+		got := s.kubectl(s.plane, "get", "crd", "greetings."+s.release+".examples.towline.dev", "-o", "jsonpath={.spec.names.shortNames[*]}")
+		if got != step.want {
+			s.t.Errorf("%s, revision %d of chart %s: short names %q, want %q", s.cluster, i+1, step.version, got, step.want)
+		}
+	}
 }
 
 // waits deploys an object that never becomes ready. Without options Towline does not wait for it.
