@@ -210,7 +210,7 @@ func (c *comparison) compareLive(key string, rendered *unstructured.Unstructured
 	if err != nil {
 		return []string{key + ": " + err.Error()}
 	}
-	raw, err := json.Marshal(rendered)
+	raw, err := json.Marshal(withMarks(rendered, live))
 	if err != nil {
 		return []string{key + ": " + err.Error()}
 	}
@@ -225,6 +225,26 @@ func (c *comparison) compareLive(key string, rendered *unstructured.Unstructured
 		return []string{key + ": apply as a dry run: " + err.Error()}
 	}
 	return diff("live "+key, cleaned(applied), cleaned(live), nil)
+}
+
+// withMarks returns an object with the marks of the live one. Without them the API server gives a Job without labels
+// those of its pods.
+func withMarks(rendered, live *unstructured.Unstructured) *unstructured.Unstructured {
+	marked := rendered.DeepCopy()
+	for _, field := range []string{"labels", "annotations"} {
+		all, _, _ := unstructured.NestedStringMap(marked.Object, "metadata", field)
+		marks, _, _ := unstructured.NestedStringMap(live.Object, "metadata", field)
+		maps.DeleteFunc(marks, func(name, _ string) bool { return !isMark(name, live.GetKind()) })
+		if len(marks) == 0 {
+			continue
+		}
+		if all == nil {
+			all = map[string]string{}
+		}
+		maps.Copy(all, marks)
+		_ = unstructured.SetNestedStringMap(marked.Object, all, "metadata", field) // metadata is a map: it has the name
+	}
+	return marked
 }
 
 // cleaned returns the content of an object without the marks of Towline and Helm and without what the API server keeps
