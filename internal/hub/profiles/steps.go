@@ -183,7 +183,8 @@ func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error
 // that a summary of an unreachable member without a delivery can be deleted. On a OneTime summary the finalizer means
 // that it was delivered, see hasLostStatus.
 func isDeliveredAtOnce(s *state, m fleet.Member) bool {
-	return s.spec.SyncMode != configv1beta1.SyncModeOneTime && s.refusal == "" && m.Ready && !m.Down && !m.Paused && m.HasFinalizer
+	return s.spec.SyncMode != configv1beta1.SyncModeOneTime && s.refusal == "" &&
+		m.Ready && m.Refused == "" && !m.Down && !m.Paused && m.HasFinalizer
 }
 
 // takeOver makes the profile the owner of a summary of an earlier profile with the same name: after a restore of the
