@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/klauspost/compress/zstd"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -277,7 +278,7 @@ func (w *world) watchPayloads() *payloads {
 	var reader sync.WaitGroup
 	reader.Go(func() {
 		for event := range events.ResultChan() {
-			if b, ok := event.Object.(*libv1beta1.ConfigurationBundle); ok {
+			if b, ok := event.Object.(*libv1beta1.ConfigurationBundle); ok && event.Type == watch.Added {
 				p.mu.Lock()
 				p.all[b.Namespace] = append(p.all[b.Namespace], b.Spec.Payload)
 				p.mu.Unlock()
@@ -288,9 +289,8 @@ func (w *world) watchPayloads() *payloads {
 	return p
 }
 
-// wantPrivate checks that each pull member's values were in bundles of one namespace only, without other members'
-// values.
-func (p *payloads) wantPrivate(w *world, generated map[string]map[string]string) {
+// contents returns the decompressed payloads by namespace.
+func (p *payloads) contents(w *world) map[string][]string {
 	w.t.Helper()
 	decoder, err := zstd.NewReader(nil)
 	if err != nil {
@@ -299,15 +299,28 @@ func (p *payloads) wantPrivate(w *world, generated map[string]map[string]string)
 	defer decoder.Close()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	found := map[string]map[string]bool{} // namespaces by cluster
+	contents := map[string][]string{}
 	for namespace, all := range p.all {
 		for _, payload := range all {
 			text, err := decoder.DecodeAll(payload, nil)
 			if err != nil {
 				w.t.Fatal(errors.Join(fmt.Errorf("content of a bundle in %s", namespace), err))
 			}
+			contents[namespace] = append(contents[namespace], string(text))
+		}
+	}
+	return contents
+}
+
+// wantPrivate checks that each pull member's values were in bundles of one namespace only, without other members'
+// values.
+func (p *payloads) wantPrivate(w *world, generated map[string]map[string]string) {
+	w.t.Helper()
+	found := map[string]map[string]bool{} // namespaces by cluster
+	for namespace, all := range p.contents(w) {
+		for _, text := range all {
 			for cluster, values := range generated {
-				if strings.Contains(string(text), values["password"]) {
+				if strings.Contains(text, values["password"]) {
 					if found[cluster] == nil {
 						found[cluster] = map[string]bool{}
 					}
