@@ -3,7 +3,7 @@
 SHELL          := /bin/bash
 BIN            := $(CURDIR)/bin
 VERSION        ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS        := -s -w -X github.com/towline/towline/internal/cli.version=$(VERSION)
+LDFLAGS        := -s -w -X github.com/towline/towline/internal/cli/command.version=$(VERSION)
 GOLANGCI       := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.14.0
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
 
@@ -40,8 +40,9 @@ build: towline localkube helm ## Build everything into bin/
 towline:
 	@mkdir -p $(BIN)
 	@echo "building towline" >&2
-	@CGO_ENABLED=0 go build -trimpath -ldflags='$(LDFLAGS)' -o $(BIN)/towline ./cmd/towline
-	@for name in sveltosctl karmadactl kubectl-karmada karmada-agent; do ln -sf towline $(BIN)/$$name; done
+	@CGO_ENABLED=0 go build -trimpath -ldflags='$(LDFLAGS)' -o $(BIN)/ ./cmd/towline ./cmd/towline-agent
+	@for name in sveltosctl karmadactl kubectl-karmada; do ln -sf towline $(BIN)/$$name; done
+	@ln -sf towline-agent $(BIN)/karmada-agent
 
 .PHONY: localkube
 localkube:

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/towline/towline/internal/cli"
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -101,7 +102,7 @@ func wantAccepted(t *testing.T, args []string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
 	args = append(append([]string{"towline"}, args...), "--no-such-flag")
-	if code := cli.Run(t.Context(), args, cli.Streams{Out: &stdout, Err: &stderr}); code == 0 || !strings.Contains(stderr.String(), "unknown flag: --no-such-flag") {
+	if code := cli.Run(t.Context(), args, command.Streams{Out: &stdout, Err: &stderr}); code == 0 || !strings.Contains(stderr.String(), "unknown flag: --no-such-flag") {
 		t.Errorf("%q: exit code %d: %s", args, code, stderr.String())
 	}
 }

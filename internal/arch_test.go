@@ -70,6 +70,38 @@ func TestArchitectureWalls(t *testing.T) {
 	}
 }
 
+// TestAgentProgramLinksNoLargeLibraries keeps the memory of agents small: each linked package costs memory, also if no
+// function of it is called.
+func TestAgentProgramLinksNoLargeLibraries(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../cmd/towline-agent").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	deps := strings.Fields(string(out))
+	if !slices.Contains(deps, modulePath+"internal/agent/karmada") {
+		t.Fatal("the program has no agent")
+	}
+	forbidden := []string{
+		modulePath + "internal/match", modulePath + "internal/source", modulePath + "internal/render", modulePath + "internal/hub",
+		modulePath + "internal/localkube", modulePath + "internal/fleet/identity",
+		"github.com/aws/", "github.com/Azure/", "cloud.google.com/", "golang.org/x/oauth2/google", "github.com/sigstore/",
+		"github.com/theupdateframework/", "github.com/google/go-containerregistry/", "oras.land/", "github.com/santhosh-tekuri/",
+		"sigs.k8s.io/controller-runtime/pkg/manager", "sigs.k8s.io/kustomize/", "helm.sh/helm/v4/",
+	}
+	// The types of Helm's release records.
+	allowed := []string{
+		"helm.sh/helm/v4/internal/version", "helm.sh/helm/v4/pkg/chart/common", "helm.sh/helm/v4/pkg/chart/v2",
+		"helm.sh/helm/v4/pkg/release/common", "helm.sh/helm/v4/pkg/release/v1",
+	}
+	for _, dep := range deps {
+		isForbidden := slices.ContainsFunc(forbidden, func(prefix string) bool { return strings.HasPrefix(dep, prefix) })
+		if isForbidden && !slices.Contains(allowed, dep) {
+			t.Errorf("cmd/towline-agent links %s", dep)
+		}
+	}
+}
+
 func checkContract(t *testing.T, pkg goPackage) {
 	t.Helper()
 	for _, dep := range pkg.Imports {

@@ -29,6 +29,13 @@ const user = "65532:65532"
 // containerdName is the annotation with the full name of an image in an archive, which containerd reads.
 const containerdName = "io.containerd.image.name"
 
+// program is a program in the image: a directory of cmd, and its file in the root directory of the image.
+type program struct{ command, file string }
+
+// programs returns the programs in the image. All manifests call /manager. It is the program of the agents, and runs
+// /towline for all other commands.
+func programs() []program { return []program{{"towline-agent", "manager"}, {"towline", "towline"}} }
+
 // epoch is the value of all timestamps in the image. The image must not depend on the time of the build.
 func epoch() time.Time { return time.Unix(0, 0).UTC() }
 
@@ -52,11 +59,12 @@ func (o options) build(ctx context.Context, compile compiler) error {
 	store.AutoSaveIndex = false
 	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	for _, platform := range o.platforms {
-		program := filepath.Join(work, "manager")
-		if err := compile(ctx, platform, program); err != nil {
-			return fmt.Errorf("compile for %s: %w", platform, err)
+		for _, program := range programs() {
+			if err := compile(ctx, platform, program.command, filepath.Join(work, program.file)); err != nil {
+				return fmt.Errorf("compile %s for %s: %w", program.command, platform, err)
+			}
 		}
-		manifest, err := o.addPlatform(ctx, store, platform, program)
+		manifest, err := o.addPlatform(ctx, store, platform, work)
 		if err != nil {
 			return fmt.Errorf("build the image for %s: %w", platform, err)
 		}
@@ -110,11 +118,11 @@ func qualifiedName(name string) string {
 	}
 }
 
-// addPlatform adds the image of one platform to the store.
-func (o options) addPlatform(ctx context.Context, store oras.Target, platform, program string) (ocispec.Descriptor, error) {
+// addPlatform adds the image of one platform, with the programs in dir, to the store.
+func (o options) addPlatform(ctx context.Context, store oras.Target, platform, dir string) (ocispec.Descriptor, error) {
 	system, architecture, _ := strings.Cut(platform, "/")
 	target := ocispec.Platform{OS: system, Architecture: architecture}
-	files, err := o.layerArchive(program)
+	files, err := o.layerArchive(dir)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -143,12 +151,14 @@ func (o options) addPlatform(ctx context.Context, store oras.Target, platform, p
 	return manifest, err
 }
 
-// layerArchive returns the file system of the image as a tar archive.
-func (o options) layerArchive(program string) ([]byte, error) {
+// layerArchive returns the file system of the image, with the programs in dir, as a tar archive.
+func (o options) layerArchive(dir string) ([]byte, error) {
 	var archive bytes.Buffer
 	writer := tar.NewWriter(&archive)
-	if err := addFile(writer, "manager", program, 0o755); err != nil {
-		return nil, err
+	for _, program := range programs() {
+		if err := addFile(writer, program.file, filepath.Join(dir, program.file), 0o755); err != nil {
+			return nil, err
+		}
 	}
 	// Manifests of Karmada start the agent by this name.
 	link := tar.Header{Name: "bin/karmada-agent", Linkname: "/manager", Typeflag: tar.TypeSymlink, Mode: 0o777, ModTime: epoch()}

@@ -24,9 +24,9 @@ import (
 	"oras.land/oras-go/v2/registry/remote"
 )
 
-// program is a compiler that writes a text file.
-func program(_ context.Context, platform, file string) error {
-	return os.WriteFile(file, []byte("program for "+platform), 0o600)
+// writeText is a compiler that writes a text file.
+func writeText(_ context.Context, platform, command, file string) error {
+	return os.WriteFile(file, []byte(command+" for "+platform), 0o600)
 }
 
 // testOptions returns options that write an image to a temporary file.
@@ -49,7 +49,7 @@ func testOptions(t *testing.T, reference string) options {
 func TestArchiveHoldsAnImagePerPlatform(t *testing.T) {
 	t.Parallel()
 	o := testOptions(t, "registry.example.com/team/towline:v1")
-	if err := o.build(t.Context(), program); err != nil {
+	if err := o.build(t.Context(), writeText); err != nil {
 		t.Fatal(err)
 	}
 	store, err := oci.NewFromTar(t.Context(), o.archive)
@@ -110,7 +110,8 @@ func checkImage(t *testing.T, store content.Fetcher, descriptor ocispec.Descript
 		t.Errorf("diff id %s, content has %s", image.RootFS.DiffIDs[0], got)
 	}
 	want := []string{
-		"manager -rwxr-xr-x program for linux/" + platform.Architecture,
+		"manager -rwxr-xr-x towline-agent for linux/" + platform.Architecture,
+		"towline -rwxr-xr-x towline for linux/" + platform.Architecture,
 		"bin/karmada-agent -> /manager",
 		"licenses/LICENSE -rw-r--r-- terms",
 		"etc/ssl/certs/ca-certificates.crt -rw-r--r-- authorities",
@@ -160,7 +161,7 @@ func TestSameSourceSameArchive(t *testing.T) {
 	var archives [2][]byte
 	for i := range archives {
 		o := testOptions(t, "towline:v1")
-		if err := o.build(t.Context(), program); err != nil {
+		if err := o.build(t.Context(), writeText); err != nil {
 			t.Fatal(err)
 		}
 		raw, err := os.ReadFile(o.archive)
@@ -181,7 +182,7 @@ func TestPushedImageIsTheArchived(t *testing.T) {
 	name := strings.TrimPrefix(server.URL, "http://") + "/team/towline"
 	o := testOptions(t, name+":v1")
 	o.push, o.plainHTTP = true, true
-	if err := o.build(t.Context(), program); err != nil {
+	if err := o.build(t.Context(), writeText); err != nil {
 		t.Fatal(err)
 	}
 	repository, err := remote.NewRepository(name)
@@ -213,7 +214,7 @@ func TestFailedBuildLeavesNoArchive(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("syntax error")
 	o := testOptions(t, "towline:v1")
-	if err := o.build(t.Context(), func(context.Context, string, string) error { return broken }); !errors.Is(err, broken) {
+	if err := o.build(t.Context(), func(context.Context, string, string, string) error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("got error %v, want %v", err, broken)
 	}
 	if _, err := os.Stat(o.archive); !errors.Is(err, os.ErrNotExist) {

@@ -74,13 +74,13 @@ podman login or helm registry login.`,
 	return cmd
 }
 
-// compiler compiles the program for a platform and writes it to a file.
-type compiler func(ctx context.Context, platform, file string) error
+// compiler compiles a command for a platform and writes it to a file.
+type compiler func(ctx context.Context, platform, command, file string) error
 
 // compile runs go build.
-func (o options) compile(ctx context.Context, platform, file string) error {
+func (o options) compile(ctx context.Context, platform, command, file string) error {
 	system, architecture, _ := strings.Cut(platform, "/")
-	arguments := []string{"build", "-trimpath", "-ldflags=" + o.ldflags, "-o", file, "./cmd/towline"}
+	arguments := []string{"build", "-trimpath", "-ldflags=" + o.ldflags, "-o", file, "./cmd/" + command}
 	cmd := exec.CommandContext(ctx, "go", arguments...) //nolint:gosec // built from flags
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+system, "GOARCH="+architecture)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr

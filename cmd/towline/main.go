@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/towline/towline/internal/cli"
+	"github.com/towline/towline/internal/cli/command"
 )
 
 func main() { os.Exit(run()) }
@@ -22,7 +23,7 @@ func run() int {
 	context.AfterFunc(ctx, stop)
 	// A closed pipe does not end the process: the write returns an error, and the command undoes its changes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	return cli.Run(ctx, os.Args, cli.Streams{Out: os.Stdout, Err: os.Stderr, Closed: isClosed(os.Stdout)})
+	return cli.Run(ctx, os.Args, command.Streams{Out: os.Stdout, Err: os.Stderr, Closed: isClosed(os.Stdout)})
 }
 
 // isClosed reports whether the process was started with a closed standard output. The Go runtime opens os.DevNull in

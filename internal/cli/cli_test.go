@@ -17,6 +17,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/cli"
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -34,7 +35,7 @@ type result struct {
 func run(t *testing.T, args ...string) result {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code := cli.Run(t.Context(), args, cli.Streams{Out: &out, Err: &errs})
+	code := cli.Run(t.Context(), args, command.Streams{Out: &out, Err: &errs})
 	// Commands print progress on a busy machine.
 	return result{out.String(), progressLines.ReplaceAllString(errs.String(), ""), code}
 }
@@ -176,7 +177,7 @@ func TestClosedOutputFailsBeforeChanges(t *testing.T) {
 	t.Setenv("KUBECONFIG", "/does/not/exist")
 	for _, args := range []string{"sveltosctl register cluster --namespace=n --cluster=c --pullmode", "sveltosctl generate kubeconfig"} {
 		var out, errs bytes.Buffer
-		code := cli.Run(t.Context(), strings.Fields(args), cli.Streams{Out: &out, Err: &errs, Closed: true})
+		code := cli.Run(t.Context(), strings.Fields(args), command.Streams{Out: &out, Err: &errs, Closed: true})
 		if code != 1 || !strings.HasPrefix(errs.String(), "error: standard output is closed") {
 			t.Errorf("%s: got code %d and error output %q", args, code, errs.String())
 		}
@@ -200,7 +201,7 @@ func TestInterruptedCommand(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out, errs bytes.Buffer
-	code := cli.Run(ctx, []string{"towline", "register", "cluster", "--namespace=n", "--cluster=c", "--pullmode"}, cli.Streams{Out: &out, Err: &errs})
+	code := cli.Run(ctx, []string{"towline", "register", "cluster", "--namespace=n", "--cluster=c", "--pullmode"}, command.Streams{Out: &out, Err: &errs})
 	if code != 130 || out.Len() > 0 || !strings.HasPrefix(errs.String(), "error: interrupted") {
 		t.Errorf("got code %d, output %q and error output %q", code, out.String(), errs.String())
 	}

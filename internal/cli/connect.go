@@ -5,21 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join/register"
 )
-
-// serviceAccountVariable is the environment variable with the directory of the token, ca.crt and namespace of a pod
-// that has no file system of its own, such as a pod of localkube.
-const serviceAccountVariable = "TOWLINE_SERVICEACCOUNT_DIR"
 
 // hubConfig returns the config of the hub for a command that ends with ctx.
 func hubConfig(ctx context.Context) (*rest.Config, error) {
@@ -38,7 +33,7 @@ func currentConfig(role, file string) (*rest.Config, error) {
 	if file != "" {
 		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: file}
 	} else if os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
-		config, err := inClusterConfig()
+		config, err := command.InClusterConfig()
 		if !errors.Is(err, rest.ErrNotInCluster) {
 			return config, err
 		}
@@ -96,28 +91,4 @@ func fileConfig(path string) (*rest.Config, error) {
 		return nil, fmt.Errorf("use %s: %w", path, err)
 	}
 	return config, nil
-}
-
-// inClusterConfig returns the config of the cluster in which this process runs as a pod.
-func inClusterConfig() (*rest.Config, error) {
-	dir := os.Getenv(serviceAccountVariable)
-	if dir == "" {
-		return rest.InClusterConfig()
-	}
-	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
-	if host == "" || port == "" {
-		return nil, fmt.Errorf("%s is set, but KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not", serviceAccountVariable)
-	}
-	tokenFile := filepath.Join(dir, "token")
-	token, err := os.ReadFile(tokenFile)
-	if err != nil {
-		return nil, fmt.Errorf("read the pod's token: %w", err)
-	}
-	return &rest.Config{
-		Host:            "https://" + net.JoinHostPort(host, port),
-		TLSClientConfig: rest.TLSClientConfig{CAFile: filepath.Join(dir, "ca.crt")},
-		BearerToken:     string(token),
-		// Clients read the file again, since the kubelet renews the token in it.
-		BearerTokenFile: tokenFile,
-	}, nil
 }

@@ -3,10 +3,11 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/cli/demo"
 )
 
-func newDemo(streams Streams) *cobra.Command {
+func newDemo(streams command.Streams) *cobra.Command {
 	var exit bool
 	cmd := &cobra.Command{
 		Use:   "demo",

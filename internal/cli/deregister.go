@@ -11,11 +11,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join"
 )
 
-func newDeregister(streams Streams) *cobra.Command {
-	return newParent("deregister", "Remove a cluster from the hub", newDeregisterCluster(streams))
+func newDeregister(streams command.Streams) *cobra.Command {
+	return command.NewParent("deregister", "Remove a cluster from the hub", newDeregisterCluster(streams))
 }
 
 // deregisterFlags are the flags of `deregister cluster`.
@@ -24,7 +25,7 @@ type deregisterFlags struct {
 	verbose bool
 }
 
-func newDeregisterCluster(streams Streams) *cobra.Command {
+func newDeregisterCluster(streams command.Streams) *cobra.Command {
 	f := &deregisterFlags{}
 	cmd := &cobra.Command{
 		Use:   "cluster --namespace=<namespace> --cluster=<name>",
@@ -49,14 +50,14 @@ are not deleted; the command lists them.`,
 			return f.run(cmd.Context(), streams)
 		},
 	}
-	addSection(cmd.Flags(), sectionCluster, func(flags *pflag.FlagSet) { addClusterFlags(flags, &f.request.Request) })
-	addSection(cmd.Flags(), "Deregistration flags:", func(flags *pflag.FlagSet) {
+	command.AddSection(cmd.Flags(), command.SectionCluster, func(flags *pflag.FlagSet) { addClusterFlags(flags, &f.request.Request) })
+	command.AddSection(cmd.Flags(), "Deregistration flags:", func(flags *pflag.FlagSet) {
 		flags.BoolVar(&f.request.KeepAddons, "keep-addons", false, "keep the add-ons on the cluster")
 		flags.BoolVar(&f.request.Force, "force", false, "abandon objects on an unreachable cluster, and list them")
 		flags.DurationVar(&f.request.Wait, "wait", join.DeregisterWait,
 			"maximum time to wait for the removal; 0 does not wait")
 	})
-	addSection(cmd.Flags(), sectionGlobal, func(flags *pflag.FlagSet) { addVerbose(flags, &f.verbose) })
+	command.AddSection(cmd.Flags(), command.SectionGlobal, func(flags *pflag.FlagSet) { addVerbose(flags, &f.verbose) })
 	return cmd
 }
 
@@ -67,14 +68,14 @@ func (f *deregisterFlags) validate() error {
 	return f.request.Validate()
 }
 
-func (f *deregisterFlags) run(ctx context.Context, streams Streams) error {
+func (f *deregisterFlags) run(ctx context.Context, streams command.Streams) error {
 	r := f.request
 	hub, err := hubConfig(ctx)
 	if err != nil {
 		return err
 	}
 	if f.verbose {
-		streams.printErr("deregistering cluster %s/%s on %s", r.Namespace, r.Name, hub.Host)
+		streams.PrintErr("deregistering cluster %s/%s on %s", r.Namespace, r.Name, hub.Host)
 	}
 	progress := startProgress(streams, fmt.Sprintf("waiting for the hub to finish removing cluster %s/%s", r.Namespace, r.Name))
 	r.Progress = progress.setStep
@@ -84,7 +85,7 @@ func (f *deregisterFlags) run(ctx context.Context, streams Streams) error {
 	departure, err := join.Deregister(ctx, hub, r)
 	progress.stop()
 	if f.request.Wait == 0 && errors.Is(err, join.ErrStillDeregistering) {
-		streams.printErr("note: a running hub continues with the removal; run the command again with --wait to see its progress")
+		streams.PrintErr("note: a running hub continues with the removal; run the command again with --wait to see its progress")
 		return nil
 	}
 	if err == nil {
@@ -95,17 +96,17 @@ func (f *deregisterFlags) run(ctx context.Context, streams Streams) error {
 }
 
 // printKept lists the objects that stay on the hub.
-func printKept(streams Streams, kept []join.Kept) {
+func printKept(streams command.Streams, kept []join.Kept) {
 	if len(kept) > 0 {
-		streams.printErr("note: these objects stay on the hub, since Towline did not create them and they may be in use:")
+		streams.PrintErr("note: these objects stay on the hub, since Towline did not create them and they may be in use:")
 	}
 	for _, k := range kept {
-		streams.printErr("  - %s", k)
+		streams.PrintErr("  - %s", k)
 	}
 }
 
 // printSummary prints the objects that were deleted on the hub, and lists the objects that stay on the cluster.
-func printSummary(streams Streams, r join.DeregisterRequest, departure join.DeregisterResult) error {
+func printSummary(streams command.Streams, r join.DeregisterRequest, departure join.DeregisterResult) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Successfully deregistered cluster %s/%s\n\nDeleted resources:\n", r.Namespace, r.Name)
 	for _, ref := range departure.Deleted {
@@ -120,20 +121,20 @@ func printSummary(streams Streams, r join.DeregisterRequest, departure join.Dere
 	}
 	switch {
 	case departure.Forced && len(departure.Left) == 0:
-		streams.printErr("note: cluster %s/%s was force-deregistered; no objects are known to be left behind there", r.Namespace, r.Name)
+		streams.PrintErr("note: cluster %s/%s was force-deregistered; no objects are known to be left behind there", r.Namespace, r.Name)
 		return nil
 	case departure.Forced:
-		streams.printErr("note: cluster %s/%s was force-deregistered; left behind there, as far as known:", r.Namespace, r.Name)
+		streams.PrintErr("note: cluster %s/%s was force-deregistered; left behind there, as far as known:", r.Namespace, r.Name)
 	case len(departure.Left) > 0:
-		streams.printErr("note: these objects stay on cluster %s/%s; they are no longer managed:", r.Namespace, r.Name)
+		streams.PrintErr("note: these objects stay on cluster %s/%s; they are no longer managed:", r.Namespace, r.Name)
 	}
 	for _, left := range departure.Left {
-		streams.printErr("  - %s", left)
+		streams.PrintErr("  - %s", left)
 	}
 	if slices.Contains(departure.Left, join.AgentLeft) {
-		streams.printErr("note: to remove the agent, run these commands with the kubeconfig of that cluster:")
+		streams.PrintErr("note: to remove the agent, run these commands with the kubeconfig of that cluster:")
 		for _, command := range join.RemoveAgent() {
-			streams.printErr("  %s", command)
+			streams.PrintErr("  %s", command)
 		}
 	}
 	return nil

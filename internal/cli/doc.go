@@ -2,13 +2,13 @@
 //
 // cmd/towline calls Run, and nothing else does except tests. Run selects the root command by the name under which the
 // program was called: sveltosctl and karmadactl (also kubectl-karmada, a plugin of kubectl) have the verbs of these
-// programs, manager and karmada-agent run the agents in their containers, and any other name has all commands, in
-// groups.
+// programs, manager and karmada-agent run the agents, and any other name has all commands, in groups. The containers of
+// agents run cmd/towline-agent, which has only the commands of internal/cli/agents.
 //
 // A command is built in these steps:
 //
 //   - A function newX returns the cobra.Command with its texts and its flags. The flags are fields of a struct xFlags,
-//     in sections of the help (addSection).
+//     in sections of the help (command.AddSection).
 //   - validate checks the flags before the command connects to a cluster.
 //   - run loads the kubeconfigs, makes one call of internal/join, internal/hub or an agent, and prints the result.
 //
@@ -31,5 +31,6 @@
 //   - Kubeconfig files are read and never written.
 //   - Outputs and messages that Sveltos and Karmada document are the same here, byte for byte.
 //
-// Start reading at Run in cli.go and at newRegisterCluster in register.go. internal/cli/demo is the command demo.
+// internal/cli/command has what the commands of both programs share. Start reading at Run in cli.go and at
+// newRegisterCluster in register.go. internal/cli/demo is the command demo.
 package cli

@@ -9,12 +9,13 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/register"
 )
 
-func newGenerate(streams Streams) *cobra.Command {
-	return newParent("generate", "Generate kubeconfigs", newGenerateKubeconfig(streams))
+func newGenerate(streams command.Streams) *cobra.Command {
+	return command.NewParent("generate", "Generate kubeconfigs", newGenerateKubeconfig(streams))
 }
 
 // generateFlags are the flags of `generate kubeconfig`.
@@ -24,7 +25,7 @@ type generateFlags struct {
 	verbose bool
 }
 
-func newGenerateKubeconfig(streams Streams) *cobra.Command {
+func newGenerateKubeconfig(streams command.Streams) *cobra.Command {
 	f := &generateFlags{}
 	cmd := &cobra.Command{
 		Use:   "kubeconfig",
@@ -36,14 +37,14 @@ in push mode. If the command fails, it deletes the objects that --create has cre
   sveltosctl generate kubeconfig --context=aks-admin --create --expirationSeconds=86400 > aks.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(f.request.Validate(), streams.requireOpen()); err != nil {
+			if err := errors.Join(f.request.Validate(), streams.RequireOpen()); err != nil {
 				return err
 			}
 			return f.run(cmd.Context(), streams)
 		},
 	}
-	addSection(cmd.Flags(), sectionOther, f.add)
-	addSection(cmd.Flags(), sectionGlobal, func(flags *pflag.FlagSet) { addVerbose(flags, &f.verbose) })
+	command.AddSection(cmd.Flags(), command.SectionOther, f.add)
+	command.AddSection(cmd.Flags(), command.SectionGlobal, func(flags *pflag.FlagSet) { addVerbose(flags, &f.verbose) })
 	return cmd
 }
 
@@ -60,13 +61,13 @@ func (f *generateFlags) add(flags *pflag.FlagSet) {
 		"use a token that does not expire, from a Secret, instead of a token that expires")
 }
 
-func (f *generateFlags) run(ctx context.Context, streams Streams) error {
+func (f *generateFlags) run(ctx context.Context, streams command.Streams) error {
 	config, err := f.config()
 	if err != nil {
 		return err
 	}
 	if f.verbose {
-		streams.printErr("generating a kubeconfig for %s", config.Host)
+		streams.PrintErr("generating a kubeconfig for %s", config.Host)
 	}
 	defer startProgress(streams, "generating a kubeconfig for "+config.Host).stop()
 	kubeconfig, err := join.GenerateKubeconfig(ctx, register.Interruptible(ctx, config), f.request)

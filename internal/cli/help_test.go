@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/towline/towline/internal/cli"
+	"github.com/towline/towline/internal/cli/command"
 )
 
 // maxHelpWidth and maxShort are the maximum widths of a help and of the short description of a command, in columns.
@@ -81,7 +82,7 @@ func TestNamesRefuseTheVerbsOfOthers(t *testing.T) {
 
 // commandsOf returns all commands of a name, including the commands that cobra adds.
 func commandsOf(name string) []*cobra.Command {
-	root := cli.New(name, cli.Streams{})
+	root := cli.New(name, command.Streams{})
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	found := []*cobra.Command{root}

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
@@ -34,14 +35,14 @@ type hubFlags struct {
 	options    hub.Options
 	kubeconfig string
 	agentsCA   string
-	log        logFlags
+	log        command.LogFlags
 }
 
 // outdatedChartInterval is the default interval of requests for newer charts. It is long, since the repositories
 // belong to others and the result is for metrics only.
 const outdatedChartInterval = time.Hour
 
-func newHub(streams Streams) *cobra.Command {
+func newHub(streams command.Streams) *cobra.Command {
 	f := &hubFlags{}
 	cmd := &cobra.Command{
 		Use:   "hub",
@@ -56,7 +57,7 @@ the management cluster.`,
   towline hub --shard-key=blue --leader-elect`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, err := f.log.withLogger(cmd.Context(), streams.Err)
+			ctx, err := f.log.WithLogger(cmd.Context(), streams.Err)
 			if err != nil {
 				return err
 			}
@@ -66,12 +67,12 @@ the management cluster.`,
 			return f.run(ctx)
 		},
 	}
-	addSection(cmd.Flags(), sectionHub, f.addHub)
-	addSection(cmd.Flags(), sectionAgent, f.addAgents)
-	addSection(cmd.Flags(), sectionEndpoints, func(flags *pflag.FlagSet) {
-		addEndpoints(flags, &f.options.DiagnosticsAddress, &f.options.HealthAddress)
+	command.AddSection(cmd.Flags(), command.SectionHub, f.addHub)
+	command.AddSection(cmd.Flags(), command.SectionAgent, f.addAgents)
+	command.AddSection(cmd.Flags(), command.SectionEndpoints, func(flags *pflag.FlagSet) {
+		command.AddEndpoints(flags, &f.options.DiagnosticsAddress, &f.options.HealthAddress)
 	})
-	addSection(cmd.Flags(), sectionGlobal, f.log.add)
+	command.AddSection(cmd.Flags(), command.SectionGlobal, f.log.Add)
 	return cmd
 }
 
@@ -117,7 +118,7 @@ func (f *hubFlags) run(ctx context.Context) error {
 			return err
 		}
 	}
-	log.FromContext(ctx).Info("hub starts", "server", config.Host, "version", Version())
+	log.FromContext(ctx).Info("hub starts", "server", config.Host, "version", command.Version())
 	return runHub(ctx, config, f.options)
 }
 
@@ -180,7 +181,7 @@ func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
 	}
 	// The log is for users only: a last line may be lost.
 	defer func() { _ = file.Close() }()
-	ctx, err = (&logFlags{format: logText}).withLogger(ctx, file)
+	ctx, err = (&command.LogFlags{Format: command.LogText}).WithLogger(ctx, file)
 	if err != nil {
 		return err
 	}
@@ -208,7 +209,7 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 			return err
 		}
 	}
-	options.Version = Version()
+	options.Version = command.Version()
 	return hub.Run(ctx, config, options)
 }
 

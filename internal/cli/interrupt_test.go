@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/towline/towline/internal/cli"
+	"github.com/towline/towline/internal/cli/command"
 )
 
 // silent accepts connections and never responds. It returns its address. connected is called for each connection.
@@ -70,7 +71,7 @@ func wantInterrupted(t *testing.T, lineFor func(kubeconfig string) string) {
 	var once sync.Once
 	path := kubeconfigOf(t, "https://"+silent(t, func() { once.Do(func() { interrupted = time.Now(); cancel() }) }))
 	var out, errs bytes.Buffer
-	code := cli.Run(ctx, strings.Fields(lineFor(path)), cli.Streams{Out: &out, Err: &errs})
+	code := cli.Run(ctx, strings.Fields(lineFor(path)), command.Streams{Out: &out, Err: &errs})
 	// A hub logs before it connects.
 	_, message, found := strings.Cut("\n"+errs.String(), "\nerror: interrupted")
 	if code != 130 || !found || strings.Count(message, "\n") != 1 {

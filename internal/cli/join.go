@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/join/register"
@@ -66,7 +67,7 @@ type joinFlags struct {
 	request karmada.JoinRequest
 }
 
-func newJoin(streams Streams) *cobra.Command {
+func newJoin(streams command.Streams) *cobra.Command {
 	f := &joinFlags{}
 	cmd := &cobra.Command{
 		Use:   "join CLUSTER_NAME --cluster-kubeconfig=<file>",
@@ -96,16 +97,16 @@ the command fails or is interrupted, it undoes its changes on both sides.`,
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams)
 		},
 	}
-	addSection(cmd.Flags(), sectionCluster, func(flags *pflag.FlagSet) {
+	command.AddSection(cmd.Flags(), command.SectionCluster, func(flags *pflag.FlagSet) {
 		f.member.add(flags, "`file` with the kubeconfig of the cluster (default KUBECONFIG, then ~/.kube/config)")
 		addLocation(flags, &f.request.Provider, &f.request.Region, &f.request.Zones)
 	})
-	addSection(cmd.Flags(), sectionControlPlane, func(flags *pflag.FlagSet) {
+	command.AddSection(cmd.Flags(), command.SectionControlPlane, func(flags *pflag.FlagSet) {
 		f.hub.add(flags, "kubeconfig", controlPlaneUsage)
 		f.hub.addImpersonation(flags)
 	})
-	addSection(cmd.Flags(), sectionOther, func(flags *pflag.FlagSet) { addDryRun(flags, &f.request.DryRun) })
-	addSection(cmd.Flags(), sectionGlobal, f.hub.addVerbosity)
+	command.AddSection(cmd.Flags(), command.SectionOther, func(flags *pflag.FlagSet) { addDryRun(flags, &f.request.DryRun) })
+	command.AddSection(cmd.Flags(), command.SectionGlobal, f.hub.addVerbosity)
 	return cmd
 }
 
@@ -120,7 +121,7 @@ func addDryRun(flags *pflag.FlagSet, dryRun *bool) {
 	flags.BoolVar(dryRun, "dry-run", false, "checks only, without changes")
 }
 
-func (f *joinFlags) run(ctx context.Context, streams Streams) error {
+func (f *joinFlags) run(ctx context.Context, streams command.Streams) error {
 	var err error
 	if f.request.Hub, err = f.hub.restConfig(ctx); err != nil {
 		return err
@@ -138,7 +139,7 @@ func (f *joinFlags) run(ctx context.Context, streams Streams) error {
 		return err
 	}
 	if f.request.DryRun {
-		streams.printErr("note: dry run: nothing was changed; cluster %s can join", f.request.Name)
+		streams.PrintErr("note: dry run: nothing was changed; cluster %s can join", f.request.Name)
 		return nil
 	}
 	_, err = fmt.Fprintf(streams.Out, "cluster(%s) is joined successfully\n", f.request.Name)

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 )
@@ -62,7 +63,7 @@ func (k kubeconfigFlags) config(loaded clientcmdapi.Config, context string) (*re
 		// Without access to the files the client cannot write them: current-context and tokens do not change.
 		return clientcmd.NewNonInteractiveClientConfig(loaded, context, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	}
-	config, err := inClusterConfig()
+	config, err := command.InClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
 		return nil, k.notFoundError()
 	}
@@ -181,7 +182,7 @@ func addVerbosity(flags *pflag.FlagSet, level *int) {
 }
 
 // withVerbosity returns a context with a logger of this level for the clients of this process, or ctx if level is 0.
-func withVerbosity(ctx context.Context, level int, streams Streams) context.Context {
+func withVerbosity(ctx context.Context, level int, streams command.Streams) context.Context {
 	level = min(level, maxVerbosity)
 	if level <= 0 {
 		return ctx

@@ -3,6 +3,8 @@ package cli
 import (
 	"sync"
 	"time"
+
+	"github.com/towline/towline/internal/cli/command"
 )
 
 const (
@@ -15,7 +17,7 @@ const (
 // progress prints the current step of a command on standard error: when the step changes, and periodically if it takes
 // long.
 type progress struct {
-	streams  Streams
+	streams  command.Streams
 	started  time.Time
 	ticker   *time.Ticker
 	stopped  chan struct{}
@@ -28,7 +30,7 @@ type progress struct {
 
 // startProgress starts a progress with a first step, which is printed only if it takes long. The caller must call
 // stop.
-func startProgress(streams Streams, step string) *progress {
+func startProgress(streams command.Streams, step string) *progress {
 	p := &progress{
 		streams: streams, started: time.Now(), ticker: time.NewTicker(firstProgress), stopped: make(chan struct{}), step: step,
 	}
@@ -63,14 +65,14 @@ func (p *progress) printLine(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ticker.Reset(nextProgress)
-	p.streams.printErr("%s", line)
+	p.streams.PrintErr("%s", line)
 }
 
 // printStep prints the current step and the time since the start.
 func (p *progress) printStep() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.streams.printErr("%s (%.0f s)", p.step, time.Since(p.started).Seconds())
+	p.streams.PrintErr("%s (%.0f s)", p.step, time.Since(p.started).Seconds())
 }
 
 // stop stops printing. Nothing is printed after it returns.

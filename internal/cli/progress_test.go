@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/towline/towline/internal/cli"
+	"github.com/towline/towline/internal/cli/command"
 )
 
 // seconds is the time in a line of progress.
@@ -31,8 +32,8 @@ func TestProgressWhileTheServerDoesNotRespond(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
 			defer cancel()
 			var out, errs bytes.Buffer
-			command := append(strings.Fields("karmadactl "+strings.ReplaceAll(args, "SILENT", path)), "--kubeconfig="+path)
-			cli.Run(ctx, command, cli.Streams{Out: &out, Err: &errs})
+			args := append(strings.Fields("karmadactl "+strings.ReplaceAll(args, "SILENT", path)), "--kubeconfig="+path)
+			cli.Run(ctx, args, command.Streams{Out: &out, Err: &errs})
 			progress, end, found := strings.Cut(seconds.ReplaceAllString(errs.String(), "(N s)"), "error: ")
 			if progress != want || !found || strings.Count(end, "\n") != 1 {
 				t.Errorf("got error output %q, want %q and an error", errs.String(), want)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/register"
 )
@@ -53,16 +54,16 @@ func (f *registrationFlags) parse() error {
 }
 
 // startProgress starts the progress of the registration.
-func (f *registrationFlags) startProgress(streams Streams, mode, hub string) *progress {
+func (f *registrationFlags) startProgress(streams command.Streams, mode, hub string) *progress {
 	step := fmt.Sprintf("registering cluster %s/%s in %s on %s", f.cluster.Namespace, f.cluster.Name, mode, hub)
 	if f.verbose {
-		streams.printErr("%s", step)
+		streams.PrintErr("%s", step)
 	}
 	return startProgress(streams, step)
 }
 
 // printRegistered prints the result of a registration in push mode, as Sveltos does.
-func (f *registrationFlags) printRegistered(streams Streams) error {
+func (f *registrationFlags) printRegistered(streams command.Streams) error {
 	_, err := fmt.Fprintf(streams.Out,
 		"cluster %s successfully registered/updated in namespace %s.\n", f.cluster.Name, f.cluster.Namespace)
 	return err
@@ -81,7 +82,7 @@ type registerFlags struct {
 }
 
 // newRegister returns the command of towline: `register <host:port>` of karmadactl with the subcommands of sveltosctl.
-func newRegister(streams Streams) *cobra.Command {
+func newRegister(streams command.Streams) *cobra.Command {
 	cmd := newRegisterEndpoint(streams)
 	cmd.Short = "Register a cluster: a SveltosCluster, or a Cluster of Karmada"
 	cmd.Long = `Register a cluster. The subcommands register a SveltosCluster, in push mode or in pull mode.
@@ -103,16 +104,16 @@ create --print-register-command prints its arguments on the side of the hub.`
 }
 
 // newRegisterSveltos returns the command of sveltosctl.
-func newRegisterSveltos(streams Streams) *cobra.Command {
-	return newParent("register", "Register a cluster with the hub", registerCommands(streams)...)
+func newRegisterSveltos(streams command.Streams) *cobra.Command {
+	return command.NewParent("register", "Register a cluster with the hub", registerCommands(streams)...)
 }
 
 // registerCommands returns the subcommands of `register` in sveltosctl.
-func registerCommands(streams Streams) []*cobra.Command {
+func registerCommands(streams command.Streams) []*cobra.Command {
 	return []*cobra.Command{newRegisterCluster(streams), newRegisterEKS(streams), newRegisterGKE(streams), newRegisterAKS(streams)}
 }
 
-func newRegisterCluster(streams Streams) *cobra.Command {
+func newRegisterCluster(streams command.Streams) *cobra.Command {
 	f := &registerFlags{}
 	cmd := &cobra.Command{
 		Use:   "cluster --namespace=<namespace> --cluster=<name>",
@@ -147,14 +148,14 @@ mode. If registering or applying fails or is interrupted, the command undoes its
 		},
 	}
 	flags := cmd.Flags()
-	addSection(flags, sectionCluster, f.addCluster)
-	addSection(flags, sectionCluster, func(flags *pflag.FlagSet) {
+	command.AddSection(flags, command.SectionCluster, f.addCluster)
+	command.AddSection(flags, command.SectionCluster, func(flags *pflag.FlagSet) {
 		flags.BoolVar(&f.pullMode, "pullmode", false, "pull mode instead of push mode")
 	})
-	addSection(flags, sectionPush, f.addPush)
-	addSection(flags, sectionPull, f.apply.add)
-	addSection(flags, sectionPull, f.agent.add)
-	addSection(flags, sectionGlobal, f.addVerbose)
+	command.AddSection(flags, command.SectionPush, f.addPush)
+	command.AddSection(flags, command.SectionPull, f.apply.add)
+	command.AddSection(flags, command.SectionPull, f.agent.add)
+	command.AddSection(flags, command.SectionGlobal, f.addVerbose)
 	return cmd
 }
 
@@ -174,17 +175,17 @@ func (f *registerFlags) validate(flags *pflag.FlagSet) error {
 		return err
 	}
 	if f.pullMode {
-		if flag := firstChanged(flags, sectionPush); flag != nil {
+		if flag := firstChanged(flags, command.SectionPush); flag != nil {
 			return fmt.Errorf("--%s is for push mode only, and --pullmode is set: the two exclude each other", flag.Name)
 		}
-		for _, flag := range flagsOfSection(flags, sectionPull) {
+		for _, flag := range command.FlagsOfSection(flags, command.SectionPull) {
 			if flag.Changed && flag.Value.String() == "" {
 				return fmt.Errorf("--%s is empty", flag.Name)
 			}
 		}
 		return f.apply.validate(flags)
 	}
-	if flag := firstChanged(flags, sectionPull); flag != nil {
+	if flag := firstChanged(flags, command.SectionPull); flag != nil {
 		return fmt.Errorf("--%s is for pull mode only: add --pullmode, or omit it", flag.Name)
 	}
 	switch {
@@ -200,7 +201,7 @@ func (f *registerFlags) validate(flags *pflag.FlagSet) error {
 
 // firstChanged returns the first flag of a section that is set on the command line, or nil.
 func firstChanged(flags *pflag.FlagSet, section string) *pflag.Flag {
-	for _, flag := range flagsOfSection(flags, section) {
+	for _, flag := range command.FlagsOfSection(flags, section) {
 		if flag.Changed {
 			return flag
 		}
@@ -208,7 +209,7 @@ func firstChanged(flags *pflag.FlagSet, section string) *pflag.Flag {
 	return nil
 }
 
-func (f *registerFlags) runPush(ctx context.Context, streams Streams) error {
+func (f *registerFlags) runPush(ctx context.Context, streams command.Streams) error {
 	request := join.PushRequest{Request: f.cluster, ServiceAccountToken: f.serviceAccountToken}
 	var err error
 	if f.context != "" {
@@ -251,19 +252,19 @@ func readKubeconfig(path string) ([]byte, error) {
 	return text, nil
 }
 
-func (f *registerFlags) runPull(ctx context.Context, streams Streams) error {
+func (f *registerFlags) runPull(ctx context.Context, streams command.Streams) error {
 	options, err := f.agent.options()
 	if err != nil {
 		return err
 	}
-	request := join.PullRequest{Request: f.cluster, Options: options, Revoke: f.agent.revoke, Version: Version()}
+	request := join.PullRequest{Request: f.cluster, Options: options, Revoke: f.agent.revoke, Version: command.Version()}
 	if err := request.Validate(); err != nil {
 		return err
 	}
 	if f.apply.isSet() {
 		return f.runApply(ctx, streams, request)
 	}
-	if err := streams.requireOpen(); err != nil {
+	if err := streams.RequireOpen(); err != nil {
 		return err
 	}
 	hub, err := hubConfig(ctx)
@@ -274,7 +275,7 @@ func (f *registerFlags) runPull(ctx context.Context, streams Streams) error {
 	return join.RegisterPull(ctx, hub, request, streams.Out)
 }
 
-func (f *registerFlags) runApply(ctx context.Context, streams Streams, request join.PullRequest) error {
+func (f *registerFlags) runApply(ctx context.Context, streams command.Streams, request join.PullRequest) error {
 	member, err := f.apply.restConfig()
 	if err != nil {
 		return err

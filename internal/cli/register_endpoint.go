@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/karmada"
@@ -25,7 +26,7 @@ type endpointFlags struct {
 }
 
 // newRegisterEndpoint returns `register <host:port>`, which runs with the kubeconfig of the cluster.
-func newRegisterEndpoint(streams Streams) *cobra.Command {
+func newRegisterEndpoint(streams command.Streams) *cobra.Command {
 	f := &endpointFlags{}
 	cmd := &cobra.Command{
 		Use:   "register <host:port> --token <token> --discovery-token-ca-cert-hash <hash>",
@@ -53,11 +54,11 @@ If the command fails or is interrupted, it undoes its changes on both sides.`,
 			return f.run(withVerbosity(cmd.Context(), f.verbosity, streams), streams)
 		},
 	}
-	addSection(cmd.Flags(), sectionControlPlane, f.addControlPlane)
-	addSection(cmd.Flags(), sectionCluster, f.addCluster)
-	addSection(cmd.Flags(), sectionAgent, f.addAgent)
-	addSection(cmd.Flags(), sectionOther, func(flags *pflag.FlagSet) { addDryRun(flags, &f.request.DryRun) })
-	addSection(cmd.Flags(), sectionGlobal, func(flags *pflag.FlagSet) { addVerbosity(flags, &f.verbosity) })
+	command.AddSection(cmd.Flags(), command.SectionControlPlane, f.addControlPlane)
+	command.AddSection(cmd.Flags(), command.SectionCluster, f.addCluster)
+	command.AddSection(cmd.Flags(), command.SectionAgent, f.addAgent)
+	command.AddSection(cmd.Flags(), command.SectionOther, func(flags *pflag.FlagSet) { addDryRun(flags, &f.request.DryRun) })
+	command.AddSection(cmd.Flags(), command.SectionGlobal, func(flags *pflag.FlagSet) { addVerbosity(flags, &f.verbosity) })
 	return cmd
 }
 
@@ -130,7 +131,7 @@ func (f *endpointFlags) validate(args []string) error {
 	return nil
 }
 
-func (f *endpointFlags) run(ctx context.Context, streams Streams) error {
+func (f *endpointFlags) run(ctx context.Context, streams command.Streams) error {
 	r := f.request
 	loaded, err := f.member.load()
 	if err != nil {
@@ -157,7 +158,7 @@ func (f *endpointFlags) run(ctx context.Context, streams Streams) error {
 	var preflightErr *register.PreflightError
 	if errors.As(err, &preflightErr) {
 		// Karmada prints these lines.
-		streams.printErr("%s", preflightErr)
+		streams.PrintErr("%s", preflightErr)
 		return errors.New("the pre-flight checks failed; nothing was changed")
 	}
 	return errors.Join(err, printErr)

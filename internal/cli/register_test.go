@@ -20,6 +20,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/cli"
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
@@ -29,7 +30,7 @@ import (
 // TestMain runs this test binary as the container of the agent, too.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "agent" {
-		cli.Run(context.Background(), append([]string{"manager"}, os.Args[1:]...), cli.Streams{Out: os.Stdout, Err: os.Stderr})
+		cli.Run(context.Background(), append([]string{"manager"}, os.Args[1:]...), command.Streams{Out: os.Stdout, Err: os.Stderr})
 		return
 	}
 	m.Run()
@@ -200,7 +201,7 @@ func (w *world) undoesInterruptedRegistration(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var errs bytes.Buffer
-	code := cli.Run(ctx, strings.Fields(registerAndApply), cli.Streams{Out: cancelingWriter{cancel}, Err: &errs})
+	code := cli.Run(ctx, strings.Fields(registerAndApply), command.Streams{Out: cancelingWriter{cancel}, Err: &errs})
 	agents, clusters := w.count(t)
 	if code != 130 || !strings.Contains(errs.String(), "error: interrupted while registering cluster edge/c") || !strings.Contains(errs.String(), "; everything was taken back\n") || agents != 0 || clusters != 0 {
 		t.Errorf("got code %d, error output %q, %d agents and %d clusters", code, errs.String(), agents, clusters)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join"
 )
 
@@ -19,7 +20,7 @@ type workloadFlags struct {
 	caFile   string
 }
 
-func newRegisterEKS(streams Streams) *cobra.Command {
+func newRegisterEKS(streams command.Streams) *cobra.Command {
 	f := &workloadFlags{identity: libv1beta1.WorkloadIdentity{Provider: libv1beta1.WorkloadIdentityAWS, AWS: &libv1beta1.AWSIdentity{}}}
 	cmd := &cobra.Command{
 		Use:   "cluster-eks --namespace=<namespace> --cluster=<name>",
@@ -49,7 +50,7 @@ full permissions. The command cannot check that: the status of the SveltosCluste
 	return cmd
 }
 
-func newRegisterGKE(streams Streams) *cobra.Command {
+func newRegisterGKE(streams command.Streams) *cobra.Command {
 	f := &workloadFlags{identity: libv1beta1.WorkloadIdentity{Provider: libv1beta1.WorkloadIdentityGCP, GCP: &libv1beta1.GCPIdentity{}}}
 	cmd := &cobra.Command{
 		Use:   "cluster-gke --namespace=<namespace> --cluster=<name>",
@@ -73,7 +74,7 @@ status of the SveltosCluster reports it.`,
 	return cmd
 }
 
-func newRegisterAKS(streams Streams) *cobra.Command {
+func newRegisterAKS(streams command.Streams) *cobra.Command {
 	f := &workloadFlags{identity: libv1beta1.WorkloadIdentity{Provider: libv1beta1.WorkloadIdentityAzure, Azure: &libv1beta1.AzureIdentity{}}}
 	cmd := &cobra.Command{
 		Use:   "cluster-aks --namespace=<namespace> --cluster=<name>",
@@ -106,20 +107,20 @@ that: the status of the SveltosCluster reports it.`,
 }
 
 // build adds the flags of all providers, the flags of one provider, and the function of the command.
-func (f *workloadFlags) build(streams Streams, cmd *cobra.Command, title string, addProvider func(*pflag.FlagSet)) {
+func (f *workloadFlags) build(streams command.Streams, cmd *cobra.Command, title string, addProvider func(*pflag.FlagSet)) {
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), streams, cmd.Flags()) }
-	addSection(cmd.Flags(), sectionCluster, f.addCluster)
-	addSection(cmd.Flags(), sectionCluster, func(flags *pflag.FlagSet) {
+	command.AddSection(cmd.Flags(), command.SectionCluster, f.addCluster)
+	command.AddSection(cmd.Flags(), command.SectionCluster, func(flags *pflag.FlagSet) {
 		flags.StringVar(&f.identity.Endpoint, "endpoint", "", "https `URL` of the API server of the cluster (required)")
 		flags.StringVar(&f.caFile, "ca-file", "",
 			"`file` with the CA certificates of that URL, in PEM (default the CA certificates of the hub's system)")
 	})
-	addSection(cmd.Flags(), title, addProvider)
-	addSection(cmd.Flags(), sectionGlobal, f.addVerbose)
+	command.AddSection(cmd.Flags(), title, addProvider)
+	command.AddSection(cmd.Flags(), command.SectionGlobal, f.addVerbose)
 }
 
-func (f *workloadFlags) run(ctx context.Context, streams Streams, flags *pflag.FlagSet) error {
+func (f *workloadFlags) run(ctx context.Context, streams command.Streams, flags *pflag.FlagSet) error {
 	if err := f.parse(); err != nil {
 		return err
 	}

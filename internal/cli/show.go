@@ -12,12 +12,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
-func newShow(streams Streams) *cobra.Command {
-	return newParent("show", "Show deployed add-ons", newShowAddons(streams))
+func newShow(streams command.Streams) *cobra.Command {
+	return command.NewParent("show", "Show deployed add-ons", newShowAddons(streams))
 }
 
 // addonFilter has the flags of `show addons` that select rows. An empty field selects all.
@@ -26,7 +27,7 @@ type addonFilter struct {
 	charts, resources           bool
 }
 
-func newShowAddons(streams Streams) *cobra.Command {
+func newShowAddons(streams command.Streams) *cobra.Command {
 	filter, output := addonFilter{}, ""
 	cmd := &cobra.Command{
 		Use:   "addons",
@@ -43,22 +44,22 @@ from the ClusterConfigurations of the hub.`,
 			if err := filter.validate(); err != nil {
 				return err
 			}
-			if err := validateOutput(output); err != nil {
+			if err := command.ValidateOutput(output); err != nil {
 				return err
 			}
 			rows, err := findAddons(cmd.Context(), streams, filter)
 			if err != nil {
 				return err
 			}
-			if output == outputJSON {
-				return printJSON(streams.Out, rows)
+			if output == command.OutputJSON {
+				return command.PrintJSON(streams.Out, rows)
 			}
 			return printAddons(streams.Out, rows)
 		},
 	}
-	addSection(cmd.Flags(), "Filter flags:", filter.add)
-	addSection(cmd.Flags(), sectionOther, func(flags *pflag.FlagSet) { addOutput(flags, &output) })
-	addSection(cmd.Flags(), sectionGlobal, func(flags *pflag.FlagSet) {
+	command.AddSection(cmd.Flags(), "Filter flags:", filter.add)
+	command.AddSection(cmd.Flags(), command.SectionOther, func(flags *pflag.FlagSet) { command.AddOutput(flags, &output) })
+	command.AddSection(cmd.Flags(), command.SectionGlobal, func(flags *pflag.FlagSet) {
 		flags.Bool("verbose", false, "no effect; kept for compatibility")
 	})
 	return cmd
@@ -81,7 +82,7 @@ func (f addonFilter) validate() error {
 	return nil
 }
 
-func findAddons(ctx context.Context, streams Streams, filter addonFilter) ([]addon, error) {
+func findAddons(ctx context.Context, streams command.Streams, filter addonFilter) ([]addon, error) {
 	config, err := hubConfig(ctx)
 	if err != nil {
 		return nil, err

@@ -16,12 +16,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/karmada"
 )
 
-func newToken(streams Streams) *cobra.Command {
-	cmd := newParent("token", "Manage bootstrap tokens",
+func newToken(streams command.Streams) *cobra.Command {
+	cmd := command.NewParent("token", "Manage bootstrap tokens",
 		newTokenCreate(streams), newTokenList(streams), newTokenDelete(streams))
 	cmd.Long = `Manage the bootstrap tokens with which clusters register in pull mode. They are Secrets in
 namespace kube-system of the control plane. A token is valid for the registration of one cluster.`
@@ -35,7 +36,7 @@ type tokenCreateFlags struct {
 	printCommand bool
 }
 
-func newTokenCreate(streams Streams) *cobra.Command {
+func newTokenCreate(streams command.Streams) *cobra.Command {
 	f := &tokenCreateFlags{}
 	cmd := &cobra.Command{
 		Use:   "create",
@@ -56,13 +57,13 @@ of this command, and the cluster must be able to connect to that address.`,
 			if err := f.validate(); err != nil {
 				return err
 			}
-			if err := streams.requireOpen(); err != nil {
+			if err := streams.RequireOpen(); err != nil {
 				return err
 			}
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams, cmd.Root().CommandPath())
 		},
 	}
-	addSection(cmd.Flags(), "Token flags:", f.addToken)
+	command.AddSection(cmd.Flags(), "Token flags:", f.addToken)
 	addTokenFlags(cmd.Flags(), &f.hub)
 	return cmd
 }
@@ -83,11 +84,11 @@ func (f *tokenCreateFlags) addToken(flags *pflag.FlagSet) {
 
 // addTokenFlags adds the flags of all token commands.
 func addTokenFlags(flags *pflag.FlagSet, hub *controlPlaneFlags) {
-	addSection(flags, sectionControlPlane, func(flags *pflag.FlagSet) {
+	command.AddSection(flags, command.SectionControlPlane, func(flags *pflag.FlagSet) {
 		hub.add(flags,
 			"kubeconfig", controlPlaneUsage)
 	})
-	addSection(flags, sectionGlobal, hub.addVerbosity)
+	command.AddSection(flags, command.SectionGlobal, hub.addVerbosity)
 }
 
 func (f *tokenCreateFlags) validate() error {
@@ -102,7 +103,7 @@ func (f *tokenCreateFlags) validate() error {
 	return nil
 }
 
-func (f *tokenCreateFlags) run(ctx context.Context, streams Streams, program string) error {
+func (f *tokenCreateFlags) run(ctx context.Context, streams command.Streams, program string) error {
 	output := tokenPlaceholder
 	if f.printCommand {
 		var err error
@@ -174,7 +175,7 @@ func endpointOf(server string) (string, error) {
 	return address.Host, nil
 }
 
-func newTokenList(streams Streams) *cobra.Command {
+func newTokenList(streams command.Streams) *cobra.Command {
 	hub, output := &controlPlaneFlags{}, ""
 	cmd := &cobra.Command{
 		Use:     "list",
@@ -182,7 +183,7 @@ func newTokenList(streams Streams) *cobra.Command {
 		Example: "  karmadactl token list --kubeconfig=/etc/karmada/karmada-apiserver.config",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := validateOutput(output); err != nil {
+			if err := command.ValidateOutput(output); err != nil {
 				return err
 			}
 			ctx := withVerbosity(cmd.Context(), hub.verbosity, streams)
@@ -196,13 +197,13 @@ func newTokenList(streams Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if output == outputJSON {
-				return printJSON(streams.Out, tokenRows(tokens))
+			if output == command.OutputJSON {
+				return command.PrintJSON(streams.Out, tokenRows(tokens))
 			}
 			return printTokens(streams.Out, tokens, time.Now())
 		},
 	}
-	addSection(cmd.Flags(), sectionOther, func(flags *pflag.FlagSet) { addOutput(flags, &output) })
+	command.AddSection(cmd.Flags(), command.SectionOther, func(flags *pflag.FlagSet) { command.AddOutput(flags, &output) })
 	addTokenFlags(cmd.Flags(), hub)
 	return cmd
 }
@@ -256,7 +257,7 @@ func printTokens(out io.Writer, tokens []bootstrap.Token, now time.Time) error {
 
 func orNone(text string) string { return cmp.Or(text, "<none>") }
 
-func newTokenDelete(streams Streams) *cobra.Command {
+func newTokenDelete(streams command.Streams) *cobra.Command {
 	hub := &controlPlaneFlags{}
 	cmd := &cobra.Command{
 		Use:   "delete TOKEN_OR_ID...",

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/join/register"
 )
@@ -31,7 +32,7 @@ type unjoinFlags struct {
 	request karmada.UnjoinRequest
 }
 
-func newUnjoin(streams Streams) *cobra.Command {
+func newUnjoin(streams command.Streams) *cobra.Command {
 	f := &unjoinFlags{}
 	cmd := &cobra.Command{
 		Use:   "unjoin CLUSTER_NAME [--cluster-kubeconfig=<file>]",
@@ -60,16 +61,16 @@ access the cluster.`,
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams)
 		},
 	}
-	addSection(cmd.Flags(), sectionCluster, func(flags *pflag.FlagSet) {
+	command.AddSection(cmd.Flags(), command.SectionCluster, func(flags *pflag.FlagSet) {
 		f.member.add(flags,
 			"`file` with the kubeconfig of the cluster, for the removal of the objects of join (default none)")
 	})
-	addSection(cmd.Flags(), sectionControlPlane, func(flags *pflag.FlagSet) {
+	command.AddSection(cmd.Flags(), command.SectionControlPlane, func(flags *pflag.FlagSet) {
 		f.hub.add(flags,
 			"kubeconfig", controlPlaneUsage)
 	})
-	addSection(cmd.Flags(), sectionOther, f.addRemoval)
-	addSection(cmd.Flags(), sectionGlobal, f.hub.addVerbosity)
+	command.AddSection(cmd.Flags(), command.SectionOther, f.addRemoval)
+	command.AddSection(cmd.Flags(), command.SectionGlobal, f.hub.addVerbosity)
 	return cmd
 }
 
@@ -81,7 +82,7 @@ func (f *unjoinFlags) addRemoval(flags *pflag.FlagSet) {
 	addDryRun(flags, &f.request.DryRun)
 }
 
-func (f *unjoinFlags) run(ctx context.Context, streams Streams) error {
+func (f *unjoinFlags) run(ctx context.Context, streams command.Streams) error {
 	var err error
 	if f.request.Hub, err = f.hub.restConfig(ctx); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join/register"
 )
 
@@ -18,7 +19,7 @@ type unregisterFlags struct {
 	request register.UnregisterRequest
 }
 
-func newUnregister(streams Streams) *cobra.Command {
+func newUnregister(streams command.Streams) *cobra.Command {
 	f := &unregisterFlags{}
 	cmd := &cobra.Command{
 		Use:   "unregister CLUSTER_NAME --cluster-kubeconfig=<file>",
@@ -45,13 +46,13 @@ control plane.`,
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams)
 		},
 	}
-	addSection(cmd.Flags(), sectionCluster, f.addCluster)
-	addSection(cmd.Flags(), sectionControlPlane, func(flags *pflag.FlagSet) {
+	command.AddSection(cmd.Flags(), command.SectionCluster, f.addCluster)
+	command.AddSection(cmd.Flags(), command.SectionControlPlane, func(flags *pflag.FlagSet) {
 		f.hub.add(flags, "karmada-config", "`file` with the kubeconfig of the control plane "+
 			"(default the credentials of the agent; with --karmada-context KUBECONFIG, then ~/.kube/config)")
 	})
-	addSection(cmd.Flags(), sectionOther, f.addRemoval)
-	addSection(cmd.Flags(), sectionGlobal, f.hub.addVerbosity)
+	command.AddSection(cmd.Flags(), command.SectionOther, f.addRemoval)
+	command.AddSection(cmd.Flags(), command.SectionGlobal, f.hub.addVerbosity)
 	return cmd
 }
 
@@ -81,7 +82,7 @@ func (f *unregisterFlags) validate(args []string) (err error) {
 	return validateWait(f.request.Timeout)
 }
 
-func (f *unregisterFlags) run(ctx context.Context, streams Streams) error {
+func (f *unregisterFlags) run(ctx context.Context, streams command.Streams) error {
 	r := f.request
 	var err error
 	if r.Member, err = f.member.restConfig(ctx, r.ClusterName); err != nil {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -24,8 +25,9 @@ var ErrPull = errors.New("a pull member cannot be dialled")
 // Clients returns client configurations of push members. Create it with NewClients. Its methods may be called
 // concurrently.
 type Clients struct {
-	hubReader client.Reader
-	hub       *rest.Config
+	hubReader     client.Reader
+	hub           *rest.Config
+	wrapTransport IdentityTransport
 
 	// mu guards cache.
 	mu    sync.Mutex
@@ -44,10 +46,14 @@ type cachedConfig struct {
 	config          *rest.Config
 }
 
+// IdentityTransport returns a wrapper that adds tokens of a cloud identity to the requests to endpoint: identity.Wrap.
+// It is a parameter, so that agents do not link the libraries of the cloud providers.
+type IdentityTransport func(w *libv1beta1.WorkloadIdentity, endpoint *url.URL) (transport.WrapperFunc, error)
+
 // NewClients returns Clients that read kubeconfigs through hubReader, which should not cache all Secrets of the hub.
-// hub is the configuration of the hub itself.
-func NewClients(hubReader client.Reader, hub *rest.Config) *Clients {
-	return &Clients{hubReader: hubReader, hub: hub, cache: map[string]cachedConfig{}}
+// hub is the configuration of the hub itself. wrapTransport is for members with a cloud identity.
+func NewClients(hubReader client.Reader, hub *rest.Config, wrapTransport IdentityTransport) *Clients {
+	return &Clients{hubReader: hubReader, hub: hub, wrapTransport: wrapTransport, cache: map[string]cachedConfig{}}
 }
 
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the

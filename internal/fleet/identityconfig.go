@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,7 +17,6 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
-	"github.com/towline/towline/internal/fleet/identity"
 )
 
 // AuthorityKey is the key of the PEM certificate authority in the Secret of an identity's caSecretRef.
@@ -34,7 +34,7 @@ func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Confi
 	if ok && equality.Semantic.DeepEqual(cached.identity, m.Identity) && bytes.Equal(cached.authority, authority) {
 		return cached.config, nil
 	}
-	config, err := newIdentityConfig(m.Identity, authority)
+	config, err := c.newIdentityConfig(m.Identity, authority)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
@@ -67,25 +67,70 @@ func (c *Clients) readAuthority(ctx context.Context, m Member) ([]byte, error) {
 	return authority, nil
 }
 
-func newIdentityConfig(w *libv1beta1.WorkloadIdentity, authority []byte) (*rest.Config, error) {
-	endpoint, err := ParseEndpoint(w.Endpoint)
+func (c *Clients) newIdentityConfig(w *libv1beta1.WorkloadIdentity, authority []byte) (*rest.Config, error) {
+	endpoint, err := parseIdentity(w)
 	if err != nil {
-		return nil, fmt.Errorf("spec.workloadIdentity.endpoint: %w", err)
+		return nil, err
 	}
-	source, err := identity.New(w, identity.Options{})
+	wrap, err := c.wrapTransport(w, endpoint)
 	if err != nil {
 		return nil, err
 	}
 	// As with a kubeconfig, the member limits the rate.
 	config := &rest.Config{Host: endpoint.String(), TLSClientConfig: rest.TLSClientConfig{CAData: authority}, QPS: -1}
-	config.Wrap(source.Wrap(endpoint))
+	config.Wrap(wrap)
 	return config, nil
 }
 
 // ValidateIdentity returns an error, which names the field, if w is incomplete or invalid.
 func ValidateIdentity(w *libv1beta1.WorkloadIdentity) error {
-	_, err := newIdentityConfig(w, nil)
+	_, err := parseIdentity(w)
 	return err
+}
+
+// parseIdentity validates w and returns its endpoint.
+func parseIdentity(w *libv1beta1.WorkloadIdentity) (*url.URL, error) {
+	endpoint, err := ParseEndpoint(w.Endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("spec.workloadIdentity.endpoint: %w", err)
+	}
+	return endpoint, ValidateProvider(w)
+}
+
+// ValidateProvider returns an error, which names the field, if the fields of w for its provider are incomplete or
+// invalid.
+func ValidateProvider(w *libv1beta1.WorkloadIdentity) error {
+	switch w.Provider {
+	case libv1beta1.WorkloadIdentityAWS:
+		return validateAWS(w.AWS)
+	case libv1beta1.WorkloadIdentityAzure:
+		return validateAzure(w.Azure)
+	case libv1beta1.WorkloadIdentityGCP:
+		return nil
+	default:
+		return fmt.Errorf("spec.workloadIdentity.provider: %q is not supported", w.Provider)
+	}
+}
+
+func validateAWS(aws *libv1beta1.AWSIdentity) error {
+	if aws == nil || aws.ClusterName == "" {
+		return errors.New("spec.workloadIdentity.aws.clusterName is missing")
+	}
+	// The region is part of the host name of STS.
+	if aws.Region != "" && !regexp.MustCompile(`^[a-z0-9-]{1,63}$`).MatchString(aws.Region) {
+		return fmt.Errorf("spec.workloadIdentity.aws.region: %q is not a region", aws.Region)
+	}
+	return nil
+}
+
+func validateAzure(azure *libv1beta1.AzureIdentity) error {
+	if azure == nil || azure.TenantID == "" {
+		return errors.New("spec.workloadIdentity.azure.tenantID is missing")
+	}
+	if azure.ClientID == "" {
+		return errors.New("spec.workloadIdentity.azure.clientID is missing")
+	}
+	return nil
 }
 
 // ParseEndpoint parses the address of an API server: an https URL, or a host with or without a port.

@@ -10,6 +10,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/fleet/identity"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -22,7 +23,7 @@ func TestConfigOfAnIdentityIsCached(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clients := fleet.NewClients(hubClient, plane.Config)
+	clients := fleet.NewClients(hubClient, plane.Config, identity.Wrap)
 	member := func() fleet.Member {
 		return fleet.Member{Namespace: ns, Name: "one", Mode: fleet.Push, Identity: &libv1beta1.WorkloadIdentity{
 			Provider: libv1beta1.WorkloadIdentityGCP, Endpoint: "127.0.0.1:1", GCP: &libv1beta1.GCPIdentity{}, CASecretRef: &corev1.SecretReference{Name: "ca"},

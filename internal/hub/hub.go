@@ -24,6 +24,7 @@ import (
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
+	"github.com/towline/towline/internal/fleet/identity"
 	"github.com/towline/towline/internal/hub/clusters"
 	"github.com/towline/towline/internal/hub/outdated"
 	"github.com/towline/towline/internal/hub/profiles"
@@ -195,7 +196,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 	if err := h.setupMetrics(ctx); err != nil {
 		return err
 	}
-	h.members = fleet.NewClients(h.live, h.GetConfig())
+	h.members = fleet.NewClients(h.live, h.GetConfig(), identity.Wrap)
 	h.engines = newEngines(h.members, h.isServed, h.metricsRecorder.recordDrift)
 	if err := h.Add(h.engines); err != nil {
 		return fmt.Errorf("add the engines: %w", err)

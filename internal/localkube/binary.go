@@ -15,7 +15,8 @@ const BinaryDirVariable = "TOWLINE_BIN"
 // modulePath is the first line of this module's go.mod. `make build` writes to the bin directory beside it.
 const modulePath = "module github.com/towline/towline\n"
 
-// Binary returns the absolute path of a program that `make build` builds: towline, localkube, kubectl or helm. It
+// Binary returns the absolute path of a program that `make build` builds: towline, towline-agent,
+// localkube, kubectl or helm. It
 // searches the directory of the running executable, the directory in TOWLINE_BIN, bin/ of the module around the working
 // directory, and PATH.
 func Binary(name string) (string, error) {

@@ -76,7 +76,7 @@ func (b *bed) startHub() {
 // pull starts a member and registers it in pull mode, in a namespace of its name.
 func (b *bed) pull(name, labels string) *localkube.Plane {
 	b.Helper()
-	plane := localkube.ForTest(b, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, b.binary("towline")))
+	plane := localkube.ForTest(b, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, b.binary("towline-agent")))
 	manifest := b.run(b.plane, "", "sveltosctl", "register", "cluster", "--namespace="+name, "--cluster="+name, "--pullmode", "--labels="+labels)
 	b.run(plane, manifest, "kubectl", "apply", "-f", "-")
 	b.eventually(name+" is ready", func(ctx context.Context) error { return b.isReady(ctx, name, name) })

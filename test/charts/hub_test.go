@@ -107,7 +107,7 @@ func (h *hub) newMember(t *testing.T, mode string) *member {
 	t.Helper()
 	h.members++
 	name := fmt.Sprintf("%s-%d", mode, h.members)
-	plane := localkube.ForTest(t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, binary(t, "towline")))
+	plane := localkube.ForTest(t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, binary(t, "towline-agent")))
 	m := &member{
 		name: name, mode: mode, plane: plane, discovery: discovery.NewDiscoveryClientForConfigOrDie(plane.Config),
 		metadata: metadata.NewForConfigOrDie(plane.Config), objects: dynamic.NewForConfigOrDie(plane.Config),

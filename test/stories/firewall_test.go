@@ -116,7 +116,7 @@ func (w *world) behind(t *testing.T, name string, up uplink, where localkube.Opt
 	t.Helper()
 	inner := *w
 	inner.t = t
-	plane := localkube.ForTest(t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, w.binary("towline")), where)
+	plane := localkube.ForTest(t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, w.binary("towline-agent")), where)
 	return &walledMember{world: &inner, plane: plane, name: name, uplink: up}
 }
 

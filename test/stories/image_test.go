@@ -96,10 +96,17 @@ func (w *world) pullProgram(repository *remote.Repository, version, platform str
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	file := filepath.Join(w.dir, "manager-"+architecture)
-	if err := extract(layer, "manager", file); err != nil {
-		w.t.Fatalf("extract the program for %s: %v", platform, err)
+	dir := filepath.Join(w.dir, "image-"+architecture)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		w.t.Fatal(err)
 	}
+	// /manager runs /towline for the commands of the hub.
+	for _, name := range []string{"manager", "towline"} {
+		if err := extract(layer, name, filepath.Join(dir, name)); err != nil {
+			w.t.Fatalf("extract /%s for %s: %v", name, platform, err)
+		}
+	}
+	file := filepath.Join(dir, "manager")
 	program, err := elf.Open(file)
 	if err != nil {
 		w.t.Fatalf("the program for %s: %v", platform, err)

@@ -69,7 +69,7 @@ func newHelmWorld(t *testing.T) *helmWorld {
 	var program string
 	w.image, program = w.releaseImage(w.releases.dist, "v1.0.2")
 	w.hub = localkube.ForTest(t, localkube.Named("hub"),
-		localkube.WithExec(w.image+":v1.0.1", w.binary("towline")), localkube.WithExec(w.image+":v1.0.2", program))
+		localkube.WithExec(w.image+":v1.0.1", w.binary("towline-agent")), localkube.WithExec(w.image+":v1.0.2", program))
 	w.values = w.save("values.yaml", fmt.Sprintf(hubOnPlane, w.image, w.dir))
 	return w
 }

@@ -100,7 +100,7 @@ func (w *world) insiders(insiders ...insider) []insider {
 	for _, i := range insiders {
 		names = append(names, i.cluster)
 	}
-	planes := localkube.SeveralForTest(w.t, names, localkube.WithExec(join.DefaultAgentImage, w.binary("towline")))
+	planes := localkube.SeveralForTest(w.t, names, localkube.WithExec(join.DefaultAgentImage, w.binary("towline-agent")))
 	manifests := map[string]string{}
 	for n, i := range insiders {
 		manifests[i.cluster] = w.run(w.hub, "sveltosctl", "register", "cluster",

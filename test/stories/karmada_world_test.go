@@ -53,7 +53,7 @@ spec:
 // karmadaMembers starts members in which the agent's image runs as our binary.
 func (w *world) karmadaMembers(names ...string) []*localkube.Plane {
 	w.t.Helper()
-	return localkube.SeveralForTest(w.t, names, localkube.WithExec(join.DefaultAgentImage, w.binary("towline")))
+	return localkube.SeveralForTest(w.t, names, localkube.WithExec(join.DefaultAgentImage, w.binary("towline-agent")))
 }
 
 // types runs a line in a shell, as somebody does who has our programs on his path and the plane's kubeconfig in his

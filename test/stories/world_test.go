@@ -79,7 +79,7 @@ func (w *world) startHub() {
 // member starts a member cluster in which the agent's image runs as our binary.
 func (w *world) member(name string) *localkube.Plane {
 	w.t.Helper()
-	return localkube.ForTest(w.t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, w.binary("towline")))
+	return localkube.ForTest(w.t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, w.binary("towline-agent")))
 }
 
 // pullMember registers a started member in pull mode and waits until it is ready.

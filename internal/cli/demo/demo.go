@@ -125,9 +125,9 @@ func (d *demo) serveCharts(ctx context.Context, work *errgroup.Group) error {
 }
 
 func (d *demo) startPlanes(ctx context.Context) error {
-	self, err := os.Executable()
+	agent, err := localkube.Binary("towline-agent")
 	if err != nil {
-		return fmt.Errorf("find the path of this program: %w", err)
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -135,10 +135,10 @@ func (d *demo) startPlanes(ctx context.Context) error {
 	for name, plane := range map[string]**localkube.Plane{"hub": &d.hub, "cluster01": &d.pullMember, "cluster02": &d.pushMember} {
 		starts.Go(func() error {
 			started := time.Now()
-			// localkube runs this program for the image of the agent, so that the printed manifest starts a real
+			// localkube runs towline-agent for the image of the agent, so that the printed manifest starts a real
 			// agent.
 			running, err := localkube.Start(ctx, localkube.Options{
-				Name: name, Dir: filepath.Join(d.dir, name), Exec: map[string]string{join.DefaultAgentImage: self},
+				Name: name, Dir: filepath.Join(d.dir, name), Exec: map[string]string{join.DefaultAgentImage: agent},
 			})
 			if err != nil {
 				return err

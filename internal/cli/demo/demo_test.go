@@ -211,7 +211,7 @@ func TestDemoFailsWhereAProgramIsMissing(t *testing.T) {
 	if code := p.code(t); code != 1 {
 		t.Errorf("code: got %d, want 1", code)
 	}
-	if !strings.Contains(p.err.String(), "find localkube: run `make build` first") {
+	if !strings.Contains(p.err.String(), "find towline-agent: run `make build` first") {
 		t.Errorf("errors: got %q", p.err)
 	}
 	if left := workDirs(t, dir); len(left) != 0 {

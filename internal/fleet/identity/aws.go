@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"regexp"
 	"strconv"
 	"time"
 
@@ -40,15 +39,8 @@ type awsIssuer struct {
 	Options
 }
 
-func newAWS(w *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
-	if w.AWS == nil || w.AWS.ClusterName == "" {
-		return nil, errors.New("spec.workloadIdentity.aws.clusterName is missing")
-	}
-	// The region is part of the host name of STS.
-	if region := w.AWS.Region; region != "" && !regexp.MustCompile(`^[a-z0-9-]{1,63}$`).MatchString(region) {
-		return nil, fmt.Errorf("spec.workloadIdentity.aws.region: %q is not a region", region)
-	}
-	return (&awsIssuer{cluster: *w.AWS, Options: o}).issue, nil
+func newAWS(w *libv1beta1.WorkloadIdentity, o Options) issuer {
+	return (&awsIssuer{cluster: *w.AWS, Options: o}).issue
 }
 
 func (a *awsIssuer) issue(ctx context.Context) (Token, error) {

@@ -2,7 +2,6 @@ package identity
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
@@ -15,13 +14,7 @@ import (
 // azureScope is the scope of tokens for AKS, the application that all its clusters share.
 const azureScope = "6dae42f8-4368-4678-94ff-3960e28e3630/.default"
 
-func newAzure(w *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
-	if w.Azure == nil || w.Azure.TenantID == "" {
-		return nil, errors.New("spec.workloadIdentity.azure.tenantID is missing")
-	}
-	if w.Azure.ClientID == "" {
-		return nil, errors.New("spec.workloadIdentity.azure.clientID is missing")
-	}
+func newAzure(w *libv1beta1.WorkloadIdentity, o Options) issuer {
 	options := &azidentity.WorkloadIdentityCredentialOptions{
 		TenantID: w.Azure.TenantID, ClientID: w.Azure.ClientID,
 		// The operator of the hub configures the trusted directory; no discovery is needed.
@@ -40,5 +33,5 @@ func newAzure(w *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
 			return Token{}, err
 		}
 		return Token{Text: issued.Token, Expires: issued.ExpiresOn}, nil
-	}, nil
+	}
 }

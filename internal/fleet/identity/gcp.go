@@ -13,7 +13,7 @@ import (
 // gcpScope is the scope that GKE requires.
 const gcpScope = "https://www.googleapis.com/auth/cloud-platform"
 
-func newGCP(_ *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
+func newGCP(_ *libv1beta1.WorkloadIdentity, o Options) issuer {
 	return func(ctx context.Context) (Token, error) {
 		if o.Client != nil {
 			ctx = context.WithValue(ctx, oauth2.HTTPClient, o.Client)
@@ -27,5 +27,5 @@ func newGCP(_ *libv1beta1.WorkloadIdentity, o Options) (issuer, error) {
 			return Token{}, err
 		}
 		return Token{Text: issued.AccessToken, Expires: issued.Expiry}, nil
-	}, nil
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 )
 
 const (
@@ -68,17 +69,13 @@ func New(w *libv1beta1.WorkloadIdentity, o Options) (*Source, error) {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	newIssuer, ok := map[libv1beta1.WorkloadIdentityProvider]func(*libv1beta1.WorkloadIdentity, Options) (issuer, error){
-		libv1beta1.WorkloadIdentityAWS: newAWS, libv1beta1.WorkloadIdentityGCP: newGCP, libv1beta1.WorkloadIdentityAzure: newAzure,
-	}[w.Provider]
-	if !ok {
-		return nil, fmt.Errorf("spec.workloadIdentity.provider: %q is not supported", w.Provider)
-	}
-	issue, err := newIssuer(w, o)
-	if err != nil {
+	if err := fleet.ValidateProvider(w); err != nil {
 		return nil, err
 	}
-	return &Source{provider: w.Provider, issue: issue, clock: o.Clock}, nil
+	newIssuer := map[libv1beta1.WorkloadIdentityProvider]func(*libv1beta1.WorkloadIdentity, Options) issuer{
+		libv1beta1.WorkloadIdentityAWS: newAWS, libv1beta1.WorkloadIdentityGCP: newGCP, libv1beta1.WorkloadIdentityAzure: newAzure,
+	}[w.Provider]
+	return &Source{provider: w.Provider, issue: newIssuer(w, o), clock: o.Clock}, nil
 }
 
 // Token returns a token that has not expired. It fails if there is none and the provider does not issue one before ctx

@@ -3,7 +3,20 @@ package identity
 import (
 	"net/http"
 	"net/url"
+
+	clienttransport "k8s.io/client-go/transport"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
+
+// Wrap returns the wrapper of a new Source for w.
+func Wrap(w *libv1beta1.WorkloadIdentity, endpoint *url.URL) (clienttransport.WrapperFunc, error) {
+	source, err := New(w, Options{})
+	if err != nil {
+		return nil, err
+	}
+	return source.Wrap(endpoint), nil
+}
 
 // Wrap returns a function that wraps a transport. The transport adds the Source's token to each request to endpoint,
 // and to no other request, for example after a redirect. Requests fail if there is no token.

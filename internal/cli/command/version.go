@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"encoding/json"
@@ -25,42 +25,46 @@ func Version() string {
 	return "unknown"
 }
 
-func newVersion(streams Streams) *cobra.Command {
+// NewVersion returns the command that prints the version.
+func NewVersion(streams Streams) *cobra.Command {
 	output := ""
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if err := validateOutput(output); err != nil {
+			if err := ValidateOutput(output); err != nil {
 				return err
 			}
-			if output == outputJSON {
-				return printJSON(streams.Out, map[string]string{"version": Version(), "go": runtime.Version()})
+			if output == OutputJSON {
+				return PrintJSON(streams.Out, map[string]string{"version": Version(), "go": runtime.Version()})
 			}
 			_, err := fmt.Fprintln(streams.Out, Version())
 			return err
 		},
 	}
-	addOutput(cmd.Flags(), &output)
+	AddOutput(cmd.Flags(), &output)
 	return cmd
 }
 
-// outputJSON is the only value of --output, and a value of --log-format.
-const outputJSON = "json"
+// OutputJSON is the only value of --output, and a value of --log-format.
+const OutputJSON = "json"
 
-func addOutput(flags *pflag.FlagSet, output *string) {
+// AddOutput adds the flag --output to flags.
+func AddOutput(flags *pflag.FlagSet, output *string) {
 	flags.StringVarP(output, "output", "o", "", "output `format`: json (default text)")
 }
 
-func validateOutput(output string) error {
-	if output != "" && output != outputJSON {
-		return fmt.Errorf("--output: %q is not supported, must be %s", output, outputJSON)
+// ValidateOutput returns an error for a value of --output that is not supported.
+func ValidateOutput(output string) error {
+	if output != "" && output != OutputJSON {
+		return fmt.Errorf("--output: %q is not supported, must be %s", output, OutputJSON)
 	}
 	return nil
 }
 
-func printJSON(out io.Writer, value any) error {
+// PrintJSON prints value as JSON with indentation.
+func PrintJSON(out io.Writer, value any) error {
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
 	if err := encoder.Encode(value); err != nil {

@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"fmt"
@@ -18,22 +18,22 @@ const sectionAnnotation = "section"
 
 // Sections of the help that several commands have.
 const (
-	sectionCluster      = "Cluster flags:"
-	sectionControlPlane = "Control plane flags:"
-	sectionPush         = "Push mode flags:"
-	sectionPull         = "Pull mode flags:"
-	sectionAgent        = "Agent flags:"
-	sectionHub          = "Hub flags:"
-	sectionEndpoints    = "Endpoint flags:"
-	// sectionOther lists the flags without a section.
-	sectionOther = "Flags:"
-	// sectionGlobal is the last one.
-	sectionGlobal = "Global flags:"
+	SectionCluster      = "Cluster flags:"
+	SectionControlPlane = "Control plane flags:"
+	SectionPush         = "Push mode flags:"
+	SectionPull         = "Pull mode flags:"
+	SectionAgent        = "Agent flags:"
+	SectionHub          = "Hub flags:"
+	SectionEndpoints    = "Endpoint flags:"
+	// SectionOther lists the flags without a section.
+	SectionOther = "Flags:"
+	// SectionGlobal is the last one.
+	SectionGlobal = "Global flags:"
 )
 
-// addSection adds the flags that define defines to flags, and lists them in a section of the help. Sections, and the
+// AddSection adds the flags that define defines to flags, and lists them in a section of the help. Sections, and the
 // flags in a section, have the order of their definition.
-func addSection(flags *pflag.FlagSet, title string, define func(*pflag.FlagSet)) {
+func AddSection(flags *pflag.FlagSet, title string, define func(*pflag.FlagSet)) {
 	section := pflag.NewFlagSet(title, pflag.ContinueOnError)
 	section.SortFlags = false
 	define(section)
@@ -48,13 +48,13 @@ func sectionOf(flag *pflag.Flag) string {
 		return titles[0]
 	}
 	if flag.Name == "help" { // cobra adds it
-		return sectionGlobal
+		return SectionGlobal
 	}
-	return sectionOther
+	return SectionOther
 }
 
-// flagsOfSection returns the flags of a section.
-func flagsOfSection(flags *pflag.FlagSet, title string) []*pflag.Flag {
+// FlagsOfSection returns the flags of a section.
+func FlagsOfSection(flags *pflag.FlagSet, title string) []*pflag.Flag {
 	var found []*pflag.Flag
 	flags.VisitAll(func(flag *pflag.Flag) {
 		if sectionOf(flag) == title {
@@ -69,11 +69,11 @@ func flagsOfSection(flags *pflag.FlagSet, title string) []*pflag.Flag {
 func sectionTitles(flags *pflag.FlagSet) []string {
 	var titles []string
 	flags.VisitAll(func(flag *pflag.Flag) {
-		if title := sectionOf(flag); title != sectionGlobal && !slices.Contains(titles, title) {
+		if title := sectionOf(flag); title != SectionGlobal && !slices.Contains(titles, title) {
 			titles = append(titles, title)
 		}
 	})
-	return append(titles, sectionGlobal)
+	return append(titles, SectionGlobal)
 }
 
 // printUsage prints the help of a command below its description. It prints the parts of cobra's usage, with flags in
@@ -104,7 +104,7 @@ func printUsage(cmd *cobra.Command) error {
 	for _, title := range sectionTitles(cmd.Flags()) {
 		section := pflag.NewFlagSet(title, pflag.ContinueOnError)
 		section.SortFlags = false
-		for _, flag := range flagsOfSection(cmd.Flags(), title) {
+		for _, flag := range FlagsOfSection(cmd.Flags(), title) {
 			section.AddFlag(flag)
 		}
 		fmt.Fprintf(&text, "\n%s\n%s", title, section.FlagUsagesWrapped(helpWidth))

@@ -1,4 +1,4 @@
-package cli
+package agents
 
 import (
 	"errors"
@@ -10,11 +10,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/agent/karmada"
+	"github.com/towline/towline/internal/cli/command"
 )
 
-// newKarmadaAgent returns the agent of a Cluster. It has the flags of Karmada's agent, which users patch.
-func newKarmadaAgent(streams Streams) *cobra.Command {
-	options, logging := karmada.Options{}, logFlags{}
+// NewKarmadaAgent returns the agent of a Cluster. It has the flags of Karmada's agent, which users patch.
+func NewKarmadaAgent(streams command.Streams) *cobra.Command {
+	options, logging := karmada.Options{}, command.LogFlags{}
 	cmd := &cobra.Command{
 		Use:   "karmada-agent --cluster-name=<name> --karmada-kubeconfig-secret=<namespace>/<name>",
 		Short: "Run the agent of a Cluster in pull mode",
@@ -28,21 +29,22 @@ command. The agent can run anywhere with access to both sides: its cluster is th
 			if options.Cluster == "" {
 				return errors.New("--cluster-name is required")
 			}
-			ctx, err := logging.withLogger(cmd.Context(), streams.Err)
+			ctx, err := logging.WithLogger(cmd.Context(), streams.Err)
 			if err != nil {
 				return err
 			}
 			if options.MemberKubeconfig == "" {
-				if options.Member, err = inClusterConfig(); err != nil {
+				if options.Member, err = command.InClusterConfig(); err != nil {
 					return fmt.Errorf("load the config of the agent's own cluster; pass --kubeconfig outside of a pod: %w", err)
 				}
 			}
-			log.FromContext(ctx).Info("agent starts", "cluster", options.Cluster, "version", Version())
+			log.FromContext(ctx).Info("agent starts", "cluster", options.Cluster, "version", command.Version())
+			go limitMemory(ctx)
 			return karmada.Run(ctx, options)
 		},
 	}
 	addKarmadaAgentFlags(cmd.Flags(), &options)
-	addSection(cmd.Flags(), sectionGlobal, logging.add)
+	command.AddSection(cmd.Flags(), command.SectionGlobal, logging.Add)
 	return cmd
 }
 
@@ -51,9 +53,9 @@ func addKarmadaAgentFlags(flags *pflag.FlagSet, options *karmada.Options) {
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	options.AddFlags(all)
 	for _, section := range []struct{ title, names string }{
-		{sectionCluster, "cluster-name kubeconfig context cluster-namespace cluster-api-endpoint proxy-server-address cluster-provider " +
+		{command.SectionCluster, "cluster-name kubeconfig context cluster-namespace cluster-api-endpoint proxy-server-address cluster-provider " +
 			"cluster-region cluster-zones cluster-api-qps cluster-api-burst"},
-		{sectionControlPlane, "karmada-kubeconfig-secret karmada-kubeconfig karmada-context kube-api-qps kube-api-burst"},
+		{command.SectionControlPlane, "karmada-kubeconfig-secret karmada-kubeconfig karmada-context kube-api-qps kube-api-burst"},
 		{"Status flags:", "cluster-status-update-frequency cluster-success-threshold cluster-failure-threshold cluster-lease-duration " +
 			"cluster-lease-renew-interval-fraction enable-cluster-resource-modeling"},
 		{"Work flags:", "concurrent-work-syncs resync-period rate-limiter-base-delay rate-limiter-max-delay rate-limiter-qps " +
@@ -61,9 +63,9 @@ func addKarmadaAgentFlags(flags *pflag.FlagSet, options *karmada.Options) {
 		{"Leader election flags:", "leader-elect leader-elect-resource-namespace leader-elect-lease-duration " +
 			"leader-elect-renew-deadline leader-elect-retry-period"},
 		{"Certificate flags:", "cert-rotation-checking-interval cert-rotation-remaining-time-threshold"},
-		{sectionEndpoints, "metrics-bind-address health-probe-bind-address"},
+		{command.SectionEndpoints, "metrics-bind-address health-probe-bind-address"},
 	} {
-		addSection(flags, section.title, func(flags *pflag.FlagSet) {
+		command.AddSection(flags, section.title, func(flags *pflag.FlagSet) {
 			for _, name := range strings.Fields(section.names) {
 				flags.AddFlag(all.Lookup(name))
 			}

@@ -1,4 +1,4 @@
-package cli
+package agents
 
 import (
 	"cmp"
@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/agent"
+	"github.com/towline/towline/internal/cli/command"
 )
 
 // agentFlags are the flags of `agent`. Their names are those in the manifest of Sveltos, which users patch.
@@ -20,10 +21,11 @@ type agentFlags struct {
 	options     agent.Options
 	clusterType string
 	release     string
-	log         logFlags
+	log         command.LogFlags
 }
 
-func newAgent(streams Streams) *cobra.Command {
+// NewAgent returns the command that runs the agent of a SveltosCluster.
+func NewAgent(streams command.Streams) *cobra.Command {
 	f := &agentFlags{}
 	cmd := &cobra.Command{
 		Use:   "agent --cluster-namespace=<namespace> --cluster-name=<name>",
@@ -36,18 +38,18 @@ register cluster --pullmode prints has a Deployment with this command.`,
 			if err := f.validate(); err != nil {
 				return err
 			}
-			ctx, err := f.log.withLogger(cmd.Context(), streams.Err)
+			ctx, err := f.log.WithLogger(cmd.Context(), streams.Err)
 			if err != nil {
 				return err
 			}
 			return f.run(ctx)
 		},
 	}
-	addSection(cmd.Flags(), sectionCluster, f.addCluster)
-	addSection(cmd.Flags(), sectionEndpoints, func(flags *pflag.FlagSet) {
-		addEndpoints(flags, &f.options.DiagnosticsAddress, &f.options.HealthAddress)
+	command.AddSection(cmd.Flags(), command.SectionCluster, f.addCluster)
+	command.AddSection(cmd.Flags(), command.SectionEndpoints, func(flags *pflag.FlagSet) {
+		command.AddEndpoints(flags, &f.options.DiagnosticsAddress, &f.options.HealthAddress)
 	})
-	addSection(cmd.Flags(), sectionGlobal, f.log.add)
+	command.AddSection(cmd.Flags(), command.SectionGlobal, f.log.Add)
 	return cmd
 }
 
@@ -60,13 +62,6 @@ func (f *agentFlags) addCluster(flags *pflag.FlagSet) {
 	flags.StringVar(&f.options.KubeconfigSecret, "secret-with-kubeconfig", "",
 		"`name` of the Secret in namespace projectsveltos with the kubeconfig of the hub (default <cluster-name>-sveltos-kubeconfig)")
 	flags.StringVar(&f.release, "version", "", "`release` of the program that printed the manifest, for the log")
-}
-
-// addEndpoints adds the flags for the endpoints of a hub or an agent.
-func addEndpoints(flags *pflag.FlagSet, diagnostics, health *string) {
-	flags.StringVar(diagnostics, "diagnostics-address", ":8443",
-		"`address` of /metrics over https, for clients that may get the URL /metrics of the cluster; empty to disable")
-	flags.StringVar(health, "health-address", ":9440", "`address` of /healthz and /readyz over http; empty to disable")
 }
 
 func (f *agentFlags) validate() error {
@@ -82,7 +77,7 @@ func (f *agentFlags) validate() error {
 func (f *agentFlags) run(ctx context.Context) error {
 	options := f.options
 	var err error
-	if options.Member, err = inClusterConfig(); err != nil {
+	if options.Member, err = command.InClusterConfig(); err != nil {
 		return fmt.Errorf("load the config of the agent's own cluster: %w", err)
 	}
 	host, err := os.Hostname()
@@ -91,7 +86,8 @@ func (f *agentFlags) run(ctx context.Context) error {
 	}
 	// HOSTNAME is the name of the pod in pods without a host name of their own.
 	options.Identity = cmp.Or(os.Getenv("HOSTNAME"), host)
-	log.FromContext(ctx).Info("agent starts", "cluster", options.Namespace+"/"+options.Name, "version", Version(),
+	log.FromContext(ctx).Info("agent starts", "cluster", options.Namespace+"/"+options.Name, "version", command.Version(),
 		"manifest", f.release)
+	go limitMemory(ctx)
 	return agent.Run(ctx, options)
 }
