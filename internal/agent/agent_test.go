@@ -45,6 +45,9 @@ func TestAgentReportsAndDelivers(t *testing.T) {
 		if lease.Spec.RenewTime == nil || time.Since(lease.Spec.RenewTime.Time) > 5*time.Second {
 			return fmt.Errorf("renewed %v", lease.Spec.RenewTime)
 		}
+		if lease.Spec.LeaseDurationSeconds == nil || *lease.Spec.LeaseDurationSeconds != 44 {
+			return fmt.Errorf("duration in seconds %v, want 44", lease.Spec.LeaseDurationSeconds)
+		}
 		return nil
 	})
 

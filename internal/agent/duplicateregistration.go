@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// takeoverDelay is the time without heartbeats after which another member may take a registration over: three missed
-// heartbeats, after which the hub reports the member as Down.
+// takeoverDelay is the time without heartbeats after which another member may take a registration over. After that time
+// the hub reports the member as Down, also one with an agent of a former release.
 const takeoverDelay = 90 * time.Second
 
 var (

@@ -14,9 +14,9 @@ import (
 const (
 	// defaultWorkers is the number of parallel deliveries. It is large enough that small ones need not wait for a big one.
 	defaultWorkers = 4
-	// defaultHeartbeat is the time between two renewals of the Lease. The hub reports a member as Down after three missed
-	// renewals.
-	defaultHeartbeat = 30 * time.Second
+	// defaultHeartbeat is the time between two renewals of the Lease. The hub reports a member as Down after two missed
+	// renewals: see heartbeats.LeaseDuration.
+	defaultHeartbeat = 20 * time.Second
 	// reportInterval is the maximal time between two reports on the SveltosCluster. Sveltos tools treat an agent as dead
 	// after ten minutes without a report.
 	reportInterval = 5 * time.Minute
@@ -43,7 +43,7 @@ type Options struct {
 	DiagnosticsAddress string
 	// Workers is the number of parallel deliveries. Default: 4.
 	Workers int
-	// Heartbeat is the time between two renewals of the Lease. Default: 30 s.
+	// Heartbeat is the time between two renewals of the Lease. Default: 20 s.
 	Heartbeat time.Duration
 	// TokenLife is the requested lifetime of the agent's tokens for the hub. Default: join.AgentTokenLife.
 	TokenLife time.Duration

@@ -17,12 +17,16 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/agent/session"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/kube"
 )
 
 const (
 	// jitter spreads the requests of many agents: each delay is shortened by up to this fraction.
 	jitter = 0.2
+	// firstHeartbeatRetry is the time from a heartbeat that failed to the next one. It doubles after each further
+	// failure, up to the time between two heartbeats.
+	firstHeartbeatRetry = 5 * time.Second
 	// firstReportRetry and maxReportRetry bound the growing time between attempts to report.
 	firstReportRetry = time.Second
 	maxReportRetry   = 30 * time.Second
@@ -30,9 +34,14 @@ const (
 
 // runHeartbeats renews the Lease until ctx ends. It returns errTakenOver if another member holds the Lease.
 func (s *hubSession) runHeartbeats(ctx context.Context) error {
-	isFailing := false
+	isFailing, retry := false, time.Duration(0)
 	for {
 		err := s.renewLease(ctx)
+		pause := s.opts.Heartbeat
+		if err != nil {
+			retry = nextHeartbeatRetry(retry, s.opts.Heartbeat)
+			pause = retry
+		}
 		switch {
 		case errors.Is(err, errTakenOver):
 			s.metrics.RecordHeartbeat(err)
@@ -50,13 +59,20 @@ func (s *hubSession) runHeartbeats(ctx context.Context) error {
 			s.facts.requestReport()
 		}
 		if err == nil {
+			retry = 0
 			s.rejectedLog.Reset()
 		}
 		s.metrics.RecordHeartbeat(err)
-		if !session.SleepOrWake(ctx, s.opts.Clock, time.Duration(float64(s.opts.Heartbeat)*(1-jitter*rand.Float64())), s.heartbeatRequested) {
+		if !session.SleepOrWake(ctx, s.opts.Clock, time.Duration(float64(pause)*(1-jitter*rand.Float64())), s.heartbeatRequested) {
 			return nil
 		}
 	}
+}
+
+// nextHeartbeatRetry returns the time from a heartbeat that failed to the next one. previous is that of the failure
+// before it, zero if it was accepted.
+func nextHeartbeatRetry(previous, interval time.Duration) time.Duration {
+	return min(max(2*previous, firstHeartbeatRetry), interval)
 }
 
 // renewLease renews the Lease, and claims it if no member holds it. It returns errTakenOver if another member holds it.
@@ -82,7 +98,7 @@ func (s *hubSession) renewLease(ctx context.Context) error {
 // fails if the Lease has another version.
 func (s *hubSession) writeLease(ctx context.Context, resourceVersion string) (*coordinationv1.Lease, error) {
 	patch := map[string]any{"spec": map[string]any{
-		"holderIdentity": s.opts.Identity, "renewTime": metav1.NewMicroTime(s.opts.Clock.Now()),
+		"holderIdentity": s.opts.Identity, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(s.opts.Clock.Now()),
 	}}
 	annotations := map[string]any{}
 	exchanged := s.credential.Exchanged()

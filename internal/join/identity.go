@@ -5,16 +5,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
 )
-
-// leaseDuration is the time in seconds for which a member counts as alive after its agent's last heartbeat: three
-// heartbeat intervals of 30 s.
-const leaseDuration = 90
 
 // sharedRole is the Role in kube.AgentNamespace that lets agents read a bundle whose name they know. It names no
 // bundle: the names are HMACs, and an agent without the verbs list and watch cannot find a name that the hub has not
@@ -34,10 +29,8 @@ func RegistrationSecret(cluster string) string { return cluster + "-sveltos-regi
 // identityObjects returns the objects of an agent's identity on the hub, in the order of their creation.
 func identityObjects(r Request, delivery string) []client.Object {
 	account := &corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)}
-	lease := &coordinationv1.Lease{
-		ObjectMeta: named(delivery, r.Name),
-		Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseDuration)},
-	}
+	// The agent writes its spec.
+	lease := &coordinationv1.Lease{ObjectMeta: named(delivery, r.Name)}
 	anchor := &corev1.Secret{ObjectMeta: named(r.Namespace, AnchorSecret(r.Name))}
 	objects := []client.Object{account, anchor, lease}
 	own, deliveryRules := ownRules(r), deliveryNamespaceRules(r)

@@ -24,13 +24,14 @@ import (
 	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
 const (
 	// heartbeatInterval, heartbeatJitter and agentWorkers have the values of the real agent.
-	heartbeatInterval = 30 * time.Second
+	heartbeatInterval = 20 * time.Second
 	heartbeatJitter   = 0.2
 	agentWorkers      = 4
 	// memberVersion is the Kubernetes version that simulated agents report.
@@ -122,7 +123,9 @@ func (a *simulatedAgent) runHeartbeats(ctx context.Context) {
 	for {
 		patch := map[string]any{
 			"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationMember: "member-of-" + a.name, kube.AnnotationExchanged: a.credential.Exchanged()}},
-			"spec":     map[string]any{"holderIdentity": a.name, "renewTime": metav1.NewMicroTime(time.Now())},
+			"spec": map[string]any{
+				"holderIdentity": a.name, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(time.Now()),
+			},
 		}
 		lease := &coordinationv1.Lease{}
 		lease.Namespace, lease.Name = a.credential.DeliveryNamespace(), a.name

@@ -14,9 +14,13 @@ import (
 )
 
 const (
-	// SveltosLimit is the maximum time between two heartbeats of the agent of a SveltosCluster: three of its intervals
-	// of 30 s.
+	// SveltosLimit is the maximum time between two heartbeats of the agent of a SveltosCluster whose Lease has no
+	// duration: three intervals of 30 s, the interval of agents of former releases.
 	SveltosLimit = 90 * time.Second
+	// LeaseDuration is the duration that the agent of a SveltosCluster writes to its Lease. It is the shortest maximum
+	// time that a Lease can request: two intervals of 20 s and the time to write the Lease. A dead agent is Silent within
+	// 45 s.
+	LeaseDuration = 44 * time.Second
 	// KarmadaLimit is the maximum time for the agent of a Cluster, whose interval is 10 s. Karmada writes the status
 	// Unknown after 40 s. The limit is shorter, so that the hub writes it at the latest at the same time.
 	KarmadaLimit = 38 * time.Second
@@ -114,7 +118,7 @@ func (m *Monitor) EvaluateLease(member fleet.Member, lease *coordinationv1.Lease
 			since = available
 		}
 	}
-	limit := m.limit(member.Type)
+	limit := m.limit(member.Type, lease)
 	liveness := Liveness{State: Unknown, HasReported: a.renewed+a.report != "", Remaining: limit - now.Sub(since), LastSeen: a.seen}
 	switch {
 	case a.hasChanged && now.Sub(a.seen) < limit:
@@ -160,9 +164,14 @@ func (m *Monitor) Forget(member fleet.ID) {
 	delete(m.agents, member)
 }
 
-func (m *Monitor) limit(of fleet.Type) time.Duration {
-	if m.Limits != nil {
-		return m.Limits[of]
+// limit returns the maximum time between two heartbeats. The duration in the Lease can only shorten it.
+func (m *Monitor) limit(of fleet.Type, lease *coordinationv1.Lease) time.Duration {
+	limits := m.Limits
+	if limits == nil {
+		limits = map[fleet.Type]time.Duration{fleet.TypeSveltos: SveltosLimit, fleet.TypeKarmada: KarmadaLimit}
 	}
-	return map[fleet.Type]time.Duration{fleet.TypeSveltos: SveltosLimit, fleet.TypeKarmada: KarmadaLimit}[of]
+	if requested := lease.Spec.LeaseDurationSeconds; requested != nil {
+		return min(limits[of], max(time.Duration(*requested)*time.Second, LeaseDuration))
+	}
+	return limits[of]
 }

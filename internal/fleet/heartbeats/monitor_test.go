@@ -233,3 +233,33 @@ func TestClusterThatIsRegisteredAgainIsAnotherOne(t *testing.T) {
 		c.want(unsure, limit)
 	})
 }
+
+func TestLeaseCanOnlyShortenTheLimit(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		of        fleet.Type
+		requested int32
+		want      time.Duration
+	}{
+		"own duration":         {fleet.TypeSveltos, 44, heartbeats.LeaseDuration},
+		"former release":       {fleet.TypeSveltos, 90, heartbeats.SveltosLimit},
+		"too short":            {fleet.TypeSveltos, 1, heartbeats.LeaseDuration},
+		"negative":             {fleet.TypeSveltos, -1, heartbeats.LeaseDuration},
+		"too long":             {fleet.TypeSveltos, 1 << 30, heartbeats.SveltosLimit},
+		"agent of a Cluster":   {fleet.TypeKarmada, 40, heartbeats.KarmadaLimit},
+		"faster, of a Cluster": {fleet.TypeKarmada, 20, heartbeats.KarmadaLimit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newTestMonitor(t, test.of)
+			c.cached.lease.Spec.LeaseDurationSeconds, c.live.lease.Spec.LeaseDurationSeconds = &test.requested, &test.requested
+			c.want(unsure, test.want)
+			c.renew(noon)
+			c.want(alive, test.want)
+			c.clock.Step(test.want - time.Second)
+			c.want(alive, time.Second)
+			c.clock.Step(time.Second)
+			c.want(silent, 0)
+		})
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -176,6 +177,8 @@ func hasLostFacts(before, after libv1beta1.SveltosClusterStatus) bool {
 // agentReport has the fields of the status that the agent of a pull member writes, and the fields that the controller
 // derives from them. If one changes, also by another client, the member is reconciled.
 type agentReport struct {
+	// reportedAt is a sign of life: the time until the agent is silent starts when the controller sees it.
+	reportedAt    time.Time
 	ready         bool
 	failure       string
 	checkFailures int32
@@ -185,7 +188,7 @@ type agentReport struct {
 }
 
 func agentReportIn(s libv1beta1.SveltosClusterStatus) agentReport {
-	return agentReport{s.Ready, s.FailureMessage, s.AgentCheckFailures, s.AgentCheckMessage, s.ConnectionStatus, s.ConnectionFailures}
+	return agentReport{ptr.Deref(s.AgentLastReportTime, metav1.Time{}).UTC(), s.Ready, s.FailureMessage, s.AgentCheckFailures, s.AgentCheckMessage, s.ConnectionStatus, s.ConnectionFailures}
 }
 
 // Reconcile observes one member and writes its status and labels if they differ.

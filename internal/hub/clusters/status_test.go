@@ -216,7 +216,8 @@ func TestAnEditedStatusIsLookedAt(t *testing.T) {
 		"pull, the connection":   {true, func(s *clusterStatus) { s.ConnectionStatus = libv1beta1.ConnectionDown }, true},
 		"pull, the failures":     {true, func(s *clusterStatus) { s.ConnectionFailures = -1 }, true},
 		"push, its own finding":  {false, func(s *clusterStatus) { s.ConnectionStatus, s.ConnectionFailures = libv1beta1.ConnectionDown, 3 }, false},
-		"pull, the agent's word": {true, func(s *clusterStatus) { s.AgentLastReportTime = &metav1.Time{Time: time.Unix(2e9, 0)} }, false},
+		"pull, the agent's word": {true, func(s *clusterStatus) { s.AgentLastReportTime = &metav1.Time{Time: time.Unix(2e9, 0)} }, true},
+		"push, an old report":    {false, func(s *clusterStatus) { s.AgentLastReportTime = &metav1.Time{Time: time.Unix(2e9, 0)} }, false},
 	}
 	for name, tc := range tests {
 		before := &libv1beta1.SveltosCluster{Spec: libv1beta1.SveltosClusterSpec{PullMode: tc.pull}, Status: up}
