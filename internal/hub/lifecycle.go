@@ -27,10 +27,6 @@ func (h *hub) addSveltosControllers(ctx context.Context, configMaps client.Reade
 	if err != nil {
 		return fmt.Errorf("create a client of the hub: %w", err)
 	}
-	// Each registration needs this Role, and does not read it.
-	if _, err := join.EnsureSharedRole(ctx, h.live); err != nil {
-		return err
-	}
 	return errors.Join(
 		(&registrations.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), EnsureManifest: h.ensureManifestFunc(configMaps), Locks: locks,

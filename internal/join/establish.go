@@ -49,7 +49,7 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 // EstablishNew is Establish for a SveltosCluster that the caller has just written, and for which nothing should exist.
 // It creates the objects without reading them first, and reads namespaces and Leases from cache. The cache may be
 // stale: the claim to a namespace then fails, and is repeated with the namespace that the API server returns. The
-// caller must have called EnsureSharedRole at any time before.
+// caller must have called Establish for any cluster before, which creates the Role for shared bundles.
 func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
 	r := registrationOf(hub, cluster)
 	r.cache, r.isNew = cache, true

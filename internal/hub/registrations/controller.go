@@ -7,6 +7,7 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -65,6 +66,8 @@ type Controller struct {
 
 	// checks has the last identityCheck of each cluster.
 	checks sync.Map
+	// hasSharedRole is true if the Role of join.EnsureSharedRole has existed since the start of this process.
+	hasSharedRole atomic.Bool
 }
 
 // Setup adds the controller to mgr.

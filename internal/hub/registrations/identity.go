@@ -35,11 +35,7 @@ func (c *Controller) ensureIdentity(ctx context.Context, s *state) error {
 	checked, isChecked := c.checks.Load(key)
 	if !isChecked || !c.isCurrent(ctx, checked.(identityCheck), s.cluster) {
 		c.checks.Delete(key)
-		establish := func() (string, error) { return join.Establish(ctx, c.Live, s.cluster) }
-		if s.isNew {
-			establish = func() (string, error) { return join.EstablishNew(ctx, c.Live, c.Hub, s.cluster) }
-		}
-		delivery, err := establish()
+		delivery, err := c.establish(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -50,6 +46,18 @@ func (c *Controller) ensureIdentity(ctx context.Context, s *state) error {
 	s.cluster = s.cluster.DeepCopy()
 	metav1.SetMetaDataAnnotation(&s.cluster.ObjectMeta, kube.AnnotationDeliveryNS, checked.(identityCheck).delivery)
 	return nil
+}
+
+// establish creates or repairs the identity, and returns the delivery namespace. Establish also creates the Role that
+// EstablishNew needs.
+func (c *Controller) establish(ctx context.Context, s *state) (delivery string, err error) {
+	if s.isNew && c.hasSharedRole.Load() {
+		return join.EstablishNew(ctx, c.Live, c.Hub, s.cluster)
+	}
+	if delivery, err = join.Establish(ctx, c.Live, s.cluster); err == nil {
+		c.hasSharedRole.Store(true)
+	}
+	return delivery, err
 }
 
 // isCurrent returns whether nothing has changed since a check of the cluster's identity: the cluster, its claim, or its
