@@ -151,8 +151,8 @@ func sourceOf(item bundle.Item) string {
 	}
 }
 
-// isPrivate returns whether an object of item, nil for its release data, may be stored only in the member's own delivery
-// namespace.
+// isPrivate returns whether an object of item, nil for its release data, may be stored only in the member's own
+// delivery namespace.
 func isPrivate(item bundle.Item, obj *unstructured.Unstructured) bool {
 	isSecret := obj != nil && obj.GetKind() == "Secret" && obj.GetAPIVersion() == "v1"
 	return isSecret || (item.Sensitive && !item.OnlySecretsPrivate)
@@ -195,12 +195,13 @@ func (c *chunker) splitItem(item bundle.Item, docs [][]byte) []part {
 	}
 	var parts []part
 	continues := ""
-	for begin, end := 0, 0; begin < len(docs); begin = end {
-		for end = begin + 1; end < len(docs) && private[end] == private[begin]; {
+	for begin := 0; begin < len(docs); {
+		end := begin + 1
+		for end < len(docs) && private[end] == private[begin] {
 			end++
 		}
 		parts = append(parts, c.split(docs[begin:end], continues, private[begin])...)
-		continues = continuesItem
+		continues, begin = continuesItem, end
 	}
 	return parts
 }
