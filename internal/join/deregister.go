@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -161,26 +162,21 @@ func (d *deregistration) deleteCluster(ctx context.Context, cluster *libv1beta1.
 	return nil
 }
 
-// AddDeregisterOptions adds options, values of kube.AnnotationDeregister, to those that cluster has. hub must read from
-// the API server.
-func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster, options ...string) error {
-	have := strings.FieldsFunc(cluster.Annotations[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
-	want := slices.Clone(have)
-	for _, option := range options {
-		if !slices.Contains(want, option) {
-			want = append(want, option)
-		}
-	}
-	if len(want) == len(have) {
+// AddDeregisterOptions adds options, values of kube.AnnotationDeregister, to those that cluster has, from which the hub
+// reads them. It updates cluster. hub must read from the API server.
+func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster client.Object, options ...string) error {
+	existing := strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
+	all := union(existing, options)
+	if slices.Equal(all, existing) {
 		return nil
 	}
-	before := cluster.DeepCopy()
-	if cluster.Annotations == nil {
-		cluster.Annotations = map[string]string{}
-	}
-	cluster.Annotations[kube.AnnotationDeregister] = strings.Join(want, ",")
+	before := cluster.DeepCopyObject().(client.Object)
+	annotations := map[string]string{}
+	maps.Copy(annotations, cluster.GetAnnotations())
+	annotations[kube.AnnotationDeregister] = strings.Join(all, ",")
+	cluster.SetAnnotations(annotations)
 	if err := hub.Patch(ctx, cluster, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("annotate SveltosCluster %s: %w", client.ObjectKeyFromObject(cluster), err)
+		return fmt.Errorf("annotate %s with the options of its deregistration: %w", refOf(hub, cluster), err)
 	}
 	return nil
 }

@@ -4,18 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -101,7 +98,7 @@ type deletion struct {
 func (d *deletion) run(ctx context.Context) error {
 	if d.options.Orphan {
 		// The hub must read the option before the deletion.
-		if err := AnnotateDeregistration(ctx, d.hub, d.cluster, kube.DeregisterKeep); err != nil {
+		if err := join.AddDeregisterOptions(ctx, d.hub, d.cluster, kube.DeregisterKeep); err != nil {
 			return err
 		}
 	}
@@ -123,7 +120,7 @@ func (d *deletion) run(ctx context.Context) error {
 		return fmt.Errorf("wait %s for it to be gone: %w; the hub goes on with it", d.options.Timeout, context.DeadlineExceeded)
 	}
 	report(d.options.Progress, fmt.Sprintf("The cluster object %s is not gone after %s; ending its removal by force", d.cluster.Name, d.options.Timeout))
-	if err := AnnotateDeregistration(ctx, d.hub, d.cluster, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
+	if err := join.AddDeregisterOptions(ctx, d.hub, d.cluster, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	if isDeleted, err = d.await(ctx, forceTimeout); isDeleted || err != nil {
@@ -177,25 +174,6 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (isDeleted bo
 		err = nil
 	}
 	return isDeleted, errors.Join(err, failure)
-}
-
-// AnnotateDeregistration adds options to AnnotationDeregister, from which the hub reads them. It updates cluster.
-func AnnotateDeregistration(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster, options ...string) error {
-	have := strings.FieldsFunc(cluster.Annotations[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
-	wanted := map[string]bool{}
-	for _, option := range slices.Concat(have, options) {
-		wanted[option] = true
-	}
-	text := strings.Join(slices.Sorted(maps.Keys(wanted)), ",")
-	if text == cluster.Annotations[kube.AnnotationDeregister] {
-		return nil
-	}
-	before := cluster.DeepCopy()
-	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeregister, text)
-	if err := hub.Patch(ctx, cluster, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("annotate cluster %s with the options of its deregistration: %w", cluster.Name, err)
-	}
-	return nil
 }
 
 func report(progress func(string), message string) {
