@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -23,9 +21,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/yaml"
 
-	"github.com/towline/towline/api/crds"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/agent"
 	"github.com/towline/towline/internal/bundle"
@@ -34,6 +30,7 @@ import (
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/crds"
 )
 
 // world is a hub and one pull-mode member that is registered, which has a control plane of its own.
@@ -85,25 +82,8 @@ func (w *world) clientOf(plane *localkube.Plane) client.Client {
 
 func (w *world) installCRDs() {
 	w.t.Helper()
-	files, err := fs.Glob(crds.FS, "*.yaml")
-	if err != nil {
+	if err := crds.Install(w.t.Context(), w.hubClient); err != nil {
 		w.t.Fatal(err)
-	}
-	for _, file := range files {
-		text, err := fs.ReadFile(crds.FS, file)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal(text, crd); err != nil {
-			w.t.Fatal(err)
-		}
-		if err := w.hubClient.Create(w.t.Context(), crd); client.IgnoreAlreadyExists(err) != nil {
-			w.t.Fatal(err)
-		}
-	}
-	for _, list := range []client.ObjectList{&libv1beta1.SveltosClusterList{}, &libv1beta1.ConfigurationGroupList{}, &libv1beta1.ConfigurationBundleList{}} {
-		w.eventually(fmt.Sprintf("%T is served", list), func(ctx context.Context) error { return w.hubClient.List(ctx, list) })
 	}
 }
 

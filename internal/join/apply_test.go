@@ -25,6 +25,7 @@ import (
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 const (
@@ -98,7 +99,7 @@ func member(t *testing.T) (*localkube.Plane, client.Client) {
 func interceptRequests(config *rest.Config, path string, meddle func(*http.Request, http.RoundTripper) (*http.Response, error)) *rest.Config {
 	meddled := rest.CopyConfig(config)
 	meddled.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			if (request.Method == http.MethodPost || request.Method == http.MethodPatch) && strings.HasSuffix(request.URL.Path, path) {
 				return meddle(request, next)
 			}

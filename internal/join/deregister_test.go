@@ -9,6 +9,7 @@ import (
 
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 func TestDeregisterThatIsRefusedLeavesNoOrder(t *testing.T) {
@@ -18,7 +19,7 @@ func TestDeregisterThatIsRefusedLeavesNoOrder(t *testing.T) {
 	registered(t, plane, pullRequest(n, "c"))
 	refusing := rest.CopyConfig(plane.Config)
 	refusing.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			if request.Method == http.MethodDelete {
 				return nil, errors.New("you may not")
 			}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // clientOf returns a client that sends no requests for discovery.
@@ -40,7 +41,7 @@ func TestEstablishNewReadsNothing(t *testing.T) {
 	methods := map[string]int{}
 	config := rest.CopyConfig(plane.Config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			methods[request.Method]++
@@ -181,7 +182,7 @@ func TestEstablishCompletesAnInterruptedEstablishNew(t *testing.T) {
 	plane, hubClient := hub(t)
 	established(t, hubClient, declared(t, hubClient, newNamespace(t, hubClient, "warm"), "c"))
 	for _, isFirst := range []bool{true, false} {
-		for kind, strike := range faults {
+		for kind, effect := range requestFaults {
 			t.Run(fmt.Sprintf("%s, first %t", kind, isFirst), func(t *testing.T) {
 				t.Parallel()
 				var want []string
@@ -192,10 +193,10 @@ func TestEstablishCompletesAnInterruptedEstablishNew(t *testing.T) {
 					}
 					cluster := declared(t, hubClient, namespace, "c")
 					ctx, cancel := context.WithCancel(t.Context())
-					f := &fault{at: at, strike: strike(cancel)}
-					_, err := join.EstablishNew(ctx, clientOf(t, f.on(plane.Config), hubClient), hubClient, cluster)
+					f := &faults.Fault{At: at, Effect: effect(cancel)}
+					_, err := join.EstablishNew(ctx, clientOf(t, f.On(plane.Config), hubClient), hubClient, cluster)
 					cancel()
-					if at > 0 && f.seen.Load() < at {
+					if at > 0 && f.Seen() < at {
 						break // the fault was not reached
 					}
 					if (err == nil) != (at == 0) {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 func wantText(t *testing.T, err error, text string) {
@@ -45,7 +46,7 @@ func (f failing) Write([]byte) (int, error) { return 0, f.err }
 // cancelOn ends a context when a request to a path with this end is about to be sent.
 func cancelOn(cancel context.CancelFunc, suffix string) transport.WrapperFunc {
 	return func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			if strings.HasSuffix(request.URL.Path, suffix) {
 				cancel()
 			}
@@ -53,10 +54,6 @@ func cancelOn(cancel context.CancelFunc, suffix string) transport.WrapperFunc {
 		})
 	}
 }
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
 
 func decode(t *testing.T, text string) []byte {
 	t.Helper()

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,66 +13,20 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
-// fault makes one writing request go wrong.
-type fault struct {
-	// at counts writing requests from one.
-	at int64
-	// strike says what happens to the request.
-	strike func(request *http.Request, next http.RoundTripper) (*http.Response, error)
-	seen   atomic.Int64
-}
-
-func (f *fault) on(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			if request.Method != http.MethodGet && f.seen.Add(1) == f.at {
-				return f.strike(request, next)
-			}
-			return next.RoundTrip(request)
-		})
-	})
-	return config
-}
-
-var errFault = errors.New("the line is cut")
-
-// faults are the ways in which a request goes wrong. Each takes the registration's cancel function.
-var faults = map[string]func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error){
-	"refused": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
-		return func(*http.Request, http.RoundTripper) (*http.Response, error) { return nil, errFault }
-	},
-	"answer-lost": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
-		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
-			if answer, err := next.RoundTrip(request); err == nil {
-				answer.Body.Close()
-			}
-			return nil, errFault
-		}
-	},
-	"interrupted": func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
-		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
-			cancel()
-			return next.RoundTrip(request)
-		}
-	},
-	"forbidden": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
-		return func(request *http.Request, _ http.RoundTripper) (*http.Response, error) {
-			body := `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"not you","reason":"Forbidden","code":403}`
-			return &http.Response{
-				StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)),
-				Request: request, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-			}, nil
-		}
-	},
+// requestFaults are the faults of one request. Each takes the registration's cancel function.
+var requestFaults = map[string]func(cancel func()) faults.Effect{
+	"refused":     func(func()) faults.Effect { return faults.Refuse },
+	"answer-lost": func(func()) faults.Effect { return faults.LoseResponse },
+	"interrupted": faults.Interrupt,
+	"forbidden":   func(func()) faults.Effect { return faults.Forbid },
 }
 
 // leftBy is what is left of a registration of cluster c in the namespace.
@@ -94,22 +46,22 @@ func TestAFailureAtAnyStepOfAFirstRegistrationLeavesNothing(t *testing.T) {
 	plane, hubClient := hub(t)
 	// The shared Role stays, so that the first registration of all writes more.
 	registered(t, plane, pullRequest(plane.Namespace(t, "warm"), "c"))
-	count := &fault{}
-	if err := join.RegisterPull(t.Context(), count.on(plane.Config), pullRequest("fault-count", "c"), io.Discard); err != nil {
+	count := &faults.Fault{}
+	if err := join.RegisterPull(t.Context(), count.On(plane.Config), pullRequest("fault-count", "c"), io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	steps := count.seen.Load()
+	steps := count.Seen()
 	if steps < 10 {
 		t.Fatalf("writing requests: got %d, want at least ten", steps)
 	}
-	for kind, strike := range faults {
+	for kind, effect := range requestFaults {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			for at := int64(1); at <= steps; at++ {
 				r := pullRequest(fmt.Sprintf("fault-%s-%d", kind, at), "c")
 				ctx, cancel := context.WithCancel(t.Context())
-				f := &fault{at: at, strike: strike(cancel)}
-				err := join.RegisterPull(ctx, f.on(plane.Config), r, io.Discard)
+				f := &faults.Fault{At: at, Effect: effect(cancel)}
+				err := join.RegisterPull(ctx, f.On(plane.Config), r, io.Discard)
 				cancel()
 				if err == nil {
 					t.Errorf("step %d: got no error", at)
@@ -130,7 +82,7 @@ func TestAFailureAtAnyStepOfAFirstRegistrationLeavesNothing(t *testing.T) {
 func TestAFailureAtAnyStepOfAnotherRegistrationKeepsTheFirst(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	for kind, strike := range faults {
+	for kind, effect := range requestFaults {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			r := pullRequest(plane.Namespace(t, "refault"), "c")
@@ -140,11 +92,11 @@ func TestAFailureAtAnyStepOfAnotherRegistrationKeepsTheFirst(t *testing.T) {
 				again := r
 				again.Labels = map[string]string{"step": fmt.Sprint(at)}
 				ctx, cancel := context.WithCancel(t.Context())
-				f := &fault{at: at, strike: strike(cancel)}
-				err := join.RegisterPull(ctx, f.on(plane.Config), again, io.Discard)
+				f := &faults.Fault{At: at, Effect: effect(cancel)}
+				err := join.RegisterPull(ctx, f.On(plane.Config), again, io.Discard)
 				cancel()
 				if err == nil {
-					if f.seen.Load() >= at {
+					if f.Seen() >= at {
 						t.Errorf("step %d: got no error", at)
 					}
 					break

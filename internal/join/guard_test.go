@@ -22,6 +22,7 @@ import (
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/crds"
 )
 
 // requestToken requests a token for ServiceAccount namespace/c, bound to a Secret of that name unless it is "", with
@@ -143,7 +144,7 @@ func checkRegistering(t *testing.T, plane *localkube.Plane, config *rest.Config)
 	t.Helper()
 	administrator, errAdministrator := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
 	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
-	if err := errors.Join(errAdministrator, err, install(administrator)); err != nil {
+	if err := errors.Join(errAdministrator, err, crds.Install(t.Context(), administrator)); err != nil {
 		t.Fatal(err)
 	}
 	manifests := join.Manifests{Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host}}

@@ -3,25 +3,18 @@ package join_test
 import (
 	"bytes"
 	"context"
-	"io/fs"
-	"slices"
 	"sync"
 	"testing"
-	"time"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	"github.com/towline/towline/api/crds"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/crds"
 )
 
 // setUp installs our CRDs once on the control plane that the tests share.
@@ -40,39 +33,11 @@ func hub(t *testing.T) (*localkube.Plane, client.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared.once.Do(func() { shared.err = install(hubClient) })
+	shared.once.Do(func() { shared.err = crds.Install(context.Background(), hubClient) })
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
 	return plane, hubClient
-}
-
-func install(hubClient client.Client) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	files, err := fs.Glob(crds.FS, "*.yaml")
-	if err != nil {
-		return err
-	}
-	for _, file := range files {
-		text, err := fs.ReadFile(crds.FS, file)
-		if err != nil {
-			return err
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal(text, crd); err != nil {
-			return err
-		}
-		if err := hubClient.Create(ctx, crd); err != nil {
-			return err
-		}
-	}
-	lists := []client.ObjectList{
-		&libv1beta1.SveltosClusterList{}, &libv1beta1.ConfigurationGroupList{}, &libv1beta1.ConfigurationBundleList{}, &configv1beta1.ClusterSummaryList{},
-	}
-	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		return !slices.ContainsFunc(lists, func(list client.ObjectList) bool { return hubClient.List(ctx, list) != nil }), nil
-	})
 }
 
 // document is one document of a manifest.

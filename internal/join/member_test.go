@@ -24,6 +24,7 @@ import (
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // push is a hub, with a namespace of the test's own, and a member which no other test uses at the same time.
@@ -300,7 +301,7 @@ func disturbed(config *rest.Config, n int32, what trouble, cancel context.Cancel
 	count := &atomic.Int32{}
 	out := rest.CopyConfig(config)
 	out.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			if count.Add(1) != n {
 				return next.RoundTrip(request)
 			}

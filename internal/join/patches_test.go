@@ -18,6 +18,7 @@ import (
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/crds"
 )
 
 // patchesIn writes ConfigMap namespace/patches.
@@ -223,7 +224,7 @@ func TestPublishedPatchesAreForTheClustersThatNameNone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := install(hubClient); err != nil {
+	if err := crds.Install(t.Context(), hubClient); err != nil {
 		t.Fatal(err)
 	}
 	namespace := plane.Namespace(t, "default")

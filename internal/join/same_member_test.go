@@ -13,6 +13,7 @@ import (
 
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // anotherUnderTheName registers the hub under the name of the member, in both ways.
@@ -43,7 +44,7 @@ func refusalIsNoLostRight(t *testing.T, p push) {
 	cluster := p.register(t, p.request("c"))
 	refusing := rest.CopyConfig(p.config(t, cluster))
 	refusing.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			if request.Method != http.MethodGet && strings.Contains(request.URL.Path, "/clusterroles/") {
 				return nil, apierrors.NewForbidden(schema.GroupResource{Resource: "clusterroles"}, "projectsveltos", errors.New("by policy"))
 			}

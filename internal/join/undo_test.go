@@ -18,13 +18,14 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // refuseWrites makes every writing request to a path with this end fail.
 func refuseWrites(config *rest.Config, suffix string) *rest.Config {
 	refusing := rest.CopyConfig(config)
 	refusing.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			if request.Method == http.MethodPatch && strings.HasSuffix(request.URL.Path, suffix) {
 				return nil, errors.New("the line is cut")
 			}

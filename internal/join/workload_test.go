@@ -15,6 +15,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 func eksRequest(namespace string, plane *localkube.Plane) join.WorkloadRequest {
@@ -121,16 +122,16 @@ func TestRegisterWorkloadLeavesAloneWhatIsNotItsOwn(t *testing.T) {
 func TestAFailureAtAnyStepOfRegisterWorkloadIsTakenBack(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	for kind, strike := range faults {
+	for kind, effect := range requestFaults {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			first := eksRequest("workload-"+kind, plane)
 			attempt := func(r join.WorkloadRequest, at int64) (done bool) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				f := &fault{at: at, strike: strike(cancel)}
-				err := join.RegisterWorkload(ctx, f.on(plane.Config), r)
-				if err == nil && f.seen.Load() >= at {
+				f := &faults.Fault{At: at, Effect: effect(cancel)}
+				err := join.RegisterWorkload(ctx, f.On(plane.Config), r)
+				if err == nil && f.Seen() >= at {
 					t.Errorf("step %d: got no error", at)
 				}
 				return err == nil

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"net/http"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,17 +25,15 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/yaml"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
-	"github.com/towline/towline/api/crds"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/crds"
 )
 
 // clusters are a hub and a member that all tests share. Each test has its own Cluster and namespaces.
@@ -82,35 +78,10 @@ func clientOf(ctx context.Context, plane *localkube.Plane) (client.Client, strin
 
 // installHub creates the CRDs and namespaces of a hub.
 func (p *clusters) installHub(ctx context.Context) error {
-	files, err := fs.Glob(crds.FS, "*.yaml")
-	if err != nil {
+	if err := crds.Install(ctx, p.hubClient); err != nil {
 		return err
 	}
-	for _, file := range files {
-		text, err := fs.ReadFile(crds.FS, file)
-		if err != nil {
-			return err
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal(text, crd); err != nil {
-			return err
-		}
-		if err := p.hubClient.Create(ctx, crd); err != nil {
-			return err
-		}
-	}
-	if err := p.hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
-		return err
-	}
-	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		for _, list := range []client.ObjectList{&clusterv1alpha1.ClusterList{}, &workv1alpha1.WorkList{}, &libv1beta1.ConfigurationGroupList{}} {
-			// From the watch cache, which rejects requests until it is filled.
-			if err := p.hubClient.List(ctx, list, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
-				return false, nil //nolint:nilerr // it is retried
-			}
-		}
-		return true, nil
-	})
+	return p.hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}})
 }
 
 // world is a registration of the member: a Cluster, and the Secret with the agent's kubeconfig for the hub.

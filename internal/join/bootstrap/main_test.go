@@ -2,30 +2,23 @@ package bootstrap_test
 
 import (
 	"context"
-	"io/fs"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
-	"github.com/towline/towline/api/crds"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
-	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/crds"
 )
 
 // hubSetUp creates the objects of a hub on the control plane that the tests share, once.
@@ -57,7 +50,7 @@ func setUpHub(config *rest.Config, hubClient client.Client) error {
 	if err := hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
 		return err
 	}
-	if err := installCRDs(ctx, hubClient); err != nil {
+	if err := crds.Install(ctx, hubClient); err != nil {
 		return err
 	}
 	for range 2 {
@@ -66,30 +59,6 @@ func setUpHub(config *rest.Config, hubClient client.Client) error {
 		}
 	}
 	return nil
-}
-
-func installCRDs(ctx context.Context, hubClient client.Client) error {
-	files, err := fs.Glob(crds.FS, "*.yaml")
-	if err != nil {
-		return err
-	}
-	for _, file := range files {
-		text, err := fs.ReadFile(crds.FS, file)
-		if err != nil {
-			return err
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal(text, crd); err != nil {
-			return err
-		}
-		if err := hubClient.Create(ctx, crd); err != nil {
-			return err
-		}
-	}
-	lists := []client.ObjectList{&clusterv1alpha1.ClusterList{}, &workv1alpha1.WorkList{}, &libv1beta1.ConfigurationGroupList{}}
-	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		return !slices.ContainsFunc(lists, func(list client.ObjectList) bool { return hubClient.List(ctx, list) != nil }), nil
-	})
 }
 
 // eventually waits until look returns "", and fails with the last result otherwise.

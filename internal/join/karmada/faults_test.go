@@ -2,9 +2,7 @@ package karmada_test
 
 import (
 	"context"
-	"errors"
 	"net/http"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,55 +10,20 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
-// fault makes one writing request go wrong.
-type fault struct {
-	// at counts writing requests from one.
-	at     int64
-	strike func(request *http.Request, next http.RoundTripper) (*http.Response, error)
-	seen   atomic.Int64
-}
-
-func (f *fault) on(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			if request.Method != http.MethodGet && f.seen.Add(1) == f.at {
-				return f.strike(request, next)
-			}
-			return next.RoundTrip(request)
-		})
-	})
-	return config
-}
-
-var errFault = errors.New("the line is cut")
-
-// faults are the ways in which a request goes wrong. Each takes the cancel function of the command.
-var faults = map[string]func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error){
-	"refused": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
-		return func(*http.Request, http.RoundTripper) (*http.Response, error) { return nil, errFault }
-	},
-	"answer-lost": func(func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
+// requestFaults are the faults of one request. Each takes the cancel function of the command.
+var requestFaults = map[string]func(cancel func()) faults.Effect{
+	"refused":     func(func()) faults.Effect { return faults.Refuse },
+	"answer-lost": func(func()) faults.Effect { return faults.LoseResponse },
+	"interrupted": func(cancel func()) faults.Effect {
 		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
-			if answer, err := next.RoundTrip(request); err == nil {
-				answer.Body.Close()
-			}
-			return nil, errFault
-		}
-	},
-	"interrupted": func(cancel func()) func(*http.Request, http.RoundTripper) (*http.Response, error) {
-		return func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
-			answer, err := next.RoundTrip(request)
+			_, _ = faults.LoseResponse(request, next)
 			cancel()
-			if err == nil {
-				answer.Body.Close()
-			}
 			return nil, context.Canceled
 		}
 	},
@@ -80,19 +43,19 @@ func TestFailedJoinLeavesBothSidesUnchanged(t *testing.T) {
 		}
 		awaitDefaults(t, hub.hubClient, namespace.Name)
 	}
-	run := func(hub, member *fault, ctx context.Context) error {
+	run := func(hub, member *faults.Fault, ctx context.Context) error {
 		r := w.joinRequest(name)
 		r.ClusterNamespace = "faulty-credentials"
-		r.Hub, r.Member = hub.on(w.hub.Config), member.on(w.member.Config)
+		r.Hub, r.Member = hub.On(w.hub.Config), member.On(w.member.Config)
 		return karmada.Join(ctx, r)
 	}
 	hubBefore, memberBefore := ownOn(t, w.hubClient, name), everything(t, w.memberClient)
-	for kind, strike := range faults {
+	for kind, effect := range requestFaults {
 		for side := range 2 {
 			for at := int64(1); ; at++ {
 				ctx, cancel := context.WithCancel(t.Context())
-				struck, sound := &fault{at: at, strike: strike(cancel)}, &fault{}
-				sides := [2]*fault{struck, sound}
+				struck, sound := &faults.Fault{At: at, Effect: effect(cancel)}, &faults.Fault{}
+				sides := [2]*faults.Fault{struck, sound}
 				err := run(sides[side], sides[1-side], ctx)
 				cancel()
 				if err == nil {

@@ -3,7 +3,6 @@ package karmada_test
 import (
 	"context"
 	"errors"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // ownOn lists what is on the hub of the cluster name.
@@ -128,14 +128,14 @@ func uidOf(t *testing.T, reader client.Client) string {
 
 func TestDryRunWritesNothing(t *testing.T) {
 	w := alone(t)
-	counted := &fault{strike: func(*http.Request, http.RoundTripper) (*http.Response, error) { return nil, errFault }}
+	counted := &faults.Fault{Effect: faults.Refuse}
 	r := w.joinRequest("dry")
-	r.Hub, r.Member, r.DryRun = counted.on(w.hub.Config), counted.on(w.member.Config), true
+	r.Hub, r.Member, r.DryRun = counted.On(w.hub.Config), counted.On(w.member.Config), true
 	start := time.Now()
 	if err := karmada.Join(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	if n, took := counted.seen.Load(), time.Since(start); n > 0 || took > 10*time.Second {
+	if n, took := counted.Seen(), time.Since(start); n > 0 || took > 10*time.Second {
 		t.Errorf("got %d writing requests in %s, want none at once", n, took)
 	}
 }

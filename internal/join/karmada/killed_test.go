@@ -15,6 +15,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // lifeline ends both ways of a command at once, as its death does: after the writing request at to the hub, nothing
@@ -28,9 +29,9 @@ type lifeline struct {
 func (l *lifeline) on(config *rest.Config, counts bool) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			if l.dead.Load() {
-				return nil, errFault
+				return nil, faults.ErrConnection
 			}
 			answer, err := next.RoundTrip(request)
 			if counts && request.Method != http.MethodGet && l.seen.Add(1) == l.at {
@@ -124,12 +125,12 @@ func TestConcurrentJoinsOfOneCluster(t *testing.T) {
 func TestFailedResumeCanBeRepeated(t *testing.T) {
 	w := alone(t)
 	before, hubBefore := everything(t, w.memberClient), ownOn(t, w.hubClient, "twice")
-	for kind, strike := range faults {
+	for kind, effect := range requestFaults {
 		for at := int64(1); at < 4; at++ {
 			r := w.joinRequest("twice")
 			w.unfinished(t, r)
 			ctx, cancel := context.WithCancel(t.Context())
-			r.Hub = (&fault{at: at, strike: strike(cancel)}).on(w.hub.Config)
+			r.Hub = (&faults.Fault{At: at, Effect: effect(cancel)}).On(w.hub.Config)
 			err := karmada.Join(ctx, r)
 			cancel()
 			if err == nil {

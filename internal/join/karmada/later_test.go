@@ -10,13 +10,14 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // observed calls before with each request of config, which is not sent if that returns an error.
 func observed(config *rest.Config, before func(*http.Request) error) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			if err := before(request); err != nil {
 				return nil, err
 			}
@@ -39,7 +40,7 @@ func TestRollbackKeepsObjectsOfLaterJoin(t *testing.T) {
 	var once sync.Once
 	r.Member = observed(w.member.Config, func(request *http.Request) error {
 		if createsBinding(request) && !hasFailed.Swap(true) {
-			return errFault
+			return faults.ErrConnection
 		}
 		if hasFailed.Load() {
 			// The first one has deleted its Cluster, and begins to delete its objects on the member.
@@ -69,7 +70,7 @@ func TestFailedRollbackOnTheHubRemovesCredentials(t *testing.T) {
 		path := request.URL.Path
 		// The last write to the Cluster fails, and so does its deletion.
 		if strings.HasSuffix(path, "/clusters/staying") && request.Method != http.MethodGet {
-			return errFault
+			return faults.ErrConnection
 		}
 		return nil
 	})

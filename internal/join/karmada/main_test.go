@@ -3,8 +3,6 @@ package karmada_test
 import (
 	"context"
 	"encoding/json"
-	"io/fs"
-	"net/http"
 	"slices"
 	"sync"
 	"testing"
@@ -13,18 +11,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
-	"github.com/towline/towline/api/crds"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/crds"
 )
 
 // world is a hub and a member. The member is a hub, too: of itself.
@@ -66,26 +62,7 @@ func install(ctx context.Context, config *rest.Config) (client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := fs.Glob(crds.FS, "*.yaml")
-	if err != nil {
-		return nil, err
-	}
-	for _, file := range files {
-		text, err := fs.ReadFile(crds.FS, file)
-		if err != nil {
-			return nil, err
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal(text, crd); err != nil {
-			return nil, err
-		}
-		if err := hubClient.Create(ctx, crd); err != nil {
-			return nil, err
-		}
-	}
-	return hubClient, wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		return hubClient.List(ctx, &clusterv1alpha1.ClusterList{}) == nil, nil
-	})
+	return hubClient, crds.Install(ctx, hubClient)
 }
 
 // turn lets one test at a time join the member, which can be in the fleet once.
@@ -175,7 +152,3 @@ func wantSame(t *testing.T, what string, reader client.Client, before map[string
 		t.Errorf("%s (-before +after):\n%s", what, diff)
 	}
 }
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }

@@ -20,6 +20,7 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 func in(namespace, name string) metav1.ObjectMeta {
@@ -214,7 +215,7 @@ func TestForcedUnjoinLeavesForbiddenObjects(t *testing.T) {
 	w.put(t, c.Name, rightsOf("barred")...)
 	hub := rest.CopyConfig(w.hub.Config)
 	hub.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(request *http.Request) (*http.Response, error) {
+		return faults.RoundTripper(func(request *http.Request) (*http.Response, error) {
 			path := request.URL.Path
 			if strings.Contains(path, "clusters/barred") || strings.HasSuffix(path, "/works") || strings.Contains(path, "/works/") ||
 				strings.HasSuffix(path, "clustersummaries") || strings.HasSuffix(path, "/apis") || strings.HasSuffix(path, "/api") {

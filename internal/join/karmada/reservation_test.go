@@ -14,6 +14,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 const attempts = 100
@@ -161,11 +162,11 @@ func TestReserveIDOfClustersCreatedByHand(t *testing.T) {
 func TestFailedCreateClusterLeavesNothing(t *testing.T) {
 	t.Parallel()
 	w := planes(t)
-	for kind, strike := range faults {
+	for kind, effect := range requestFaults {
 		for at := int64(1); ; at++ {
 			ctx, cancel := context.WithCancel(t.Context())
-			f := &fault{at: at, strike: strike(cancel)}
-			hub, err := client.New(f.on(w.hub.Config), client.Options{Scheme: w.hubClient.Scheme()})
+			f := &faults.Fault{At: at, Effect: effect(cancel)}
+			hub, err := client.New(f.On(w.hub.Config), client.Options{Scheme: w.hubClient.Scheme()})
 			if err != nil {
 				t.Fatal(err)
 			}

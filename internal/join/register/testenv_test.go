@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -20,7 +19,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -32,10 +30,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/yaml"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
-	"github.com/towline/towline/api/crds"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/approvals"
 	"github.com/towline/towline/internal/join"
@@ -43,6 +39,7 @@ import (
 	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/crds"
 	"github.com/towline/towline/internal/localkube/faults"
 )
 
@@ -81,7 +78,7 @@ func newTestEnv(t *testing.T) testEnv {
 func startHub(config *rest.Config, admin client.Client) error {
 	ctx := context.Background()
 	ctrllog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
-	if err := installCRDs(ctx, admin); err != nil {
+	if err := crds.Install(ctx, admin); err != nil {
 		return err
 	}
 	for _, name := range []string{fleet.DefaultClusterNamespace, kube.AgentNamespace} {
@@ -105,29 +102,6 @@ func startHub(config *rest.Config, admin client.Client) error {
 	}
 	go func() { _ = mgr.Start(ctx) }()
 	return nil
-}
-
-func installCRDs(ctx context.Context, admin client.Client) error {
-	files, err := fs.Glob(crds.FS, "*.yaml")
-	if err != nil {
-		return err
-	}
-	for _, file := range files {
-		text, err := fs.ReadFile(crds.FS, file)
-		if err != nil {
-			return err
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal(text, crd); err != nil {
-			return err
-		}
-		if err := admin.Create(ctx, crd); err != nil {
-			return err
-		}
-	}
-	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		return admin.List(ctx, &clusterv1alpha1.ClusterList{}) == nil, nil
-	})
 }
 
 // token makes a bootstrap token.
