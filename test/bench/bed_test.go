@@ -28,8 +28,11 @@ const (
 	waitTimeout = 2 * time.Minute
 	// glance is how often a wait looks where there is nothing to watch.
 	glance = 100 * time.Millisecond
-	// calm is how long a process is left alone before its memory is read.
+	// calm is how long a process is left alone between two measurements.
 	calm = 15 * time.Second
+	// settleTime is how long a process is left alone before its memory is read: an agent releases what it does not use
+	// every two minutes.
+	settleTime = 150 * time.Second
 )
 
 // bed is a hub with Towline running in it, to measure on.
@@ -158,7 +161,7 @@ func (b *bed) eventually(what string, check func(context.Context) error) {
 // rss is the resident memory of a process in MiB, once it has been left alone for a while.
 func (b *bed) rss(pid int) float64 {
 	b.Helper()
-	<-time.After(calm)
+	<-time.After(settleTime)
 	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {
 		b.Fatal(err)

@@ -11,10 +11,8 @@ const (
 	// gcPercent is the growth of the heap after which the garbage collector runs, unless GOGC is set. The heap of an
 	// agent is small, and the default value would double it.
 	gcPercent = 50
-	// firstRelease is the time from the start of an agent to the first release of memory: the agent is connected then.
-	firstRelease = time.Minute
 	// releaseInterval is the time between two releases of memory.
-	releaseInterval = 5 * time.Minute
+	releaseInterval = 2 * time.Minute
 )
 
 // limitMemory keeps the memory of an agent small until ctx ends.
@@ -29,14 +27,13 @@ func limitMemory(ctx context.Context) {
 // the last deliveries needed, and the pages of the program that only its start and the last deliveries needed. Pages
 // that are needed again are still in the page cache.
 func releaseMemory(ctx context.Context) {
-	timer := time.NewTimer(firstRelease)
-	defer timer.Stop()
+	ticker := time.NewTicker(releaseInterval)
+	defer ticker.Stop()
 	for {
 		select {
-		case <-timer.C:
+		case <-ticker.C:
 			debug.FreeOSMemory()
 			releaseProgram()
-			timer.Reset(releaseInterval)
 		case <-ctx.Done():
 			return
 		}
