@@ -90,7 +90,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.uninstaller, err = newUninstaller(opts.Member, opts); err != nil {
 		return err
 	}
-	if a.engine, err = engine.New(opts.Member, engine.Options{OnHeal: a.onCorrected}); err != nil {
+	if a.engine, err = engine.New(opts.Member, engine.Options{OnCorrect: a.metrics.RecordCorrection, OnReport: a.onReport}); err != nil {
 		return fmt.Errorf("create the engine for the member: %w", err)
 	}
 	return a.run(ctx)
@@ -178,9 +178,8 @@ func (a *agent) awaitPaused(ctx context.Context) bool {
 	}
 }
 
-// onCorrected records a drift correction, and requeues the bundle because its state may have changed.
-func (a *agent) onCorrected(id bundle.ID, changes bundle.ChangeSet) {
-	a.metrics.RecordCorrection(id, changes)
+// onReport requeues a bundle whose report has changed.
+func (a *agent) onReport(id bundle.ID) {
 	if source := a.source.Load(); source != nil {
 		source.Wake(id)
 	}

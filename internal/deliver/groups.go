@@ -26,7 +26,7 @@ import (
 const (
 	// retryFirst and retryLast are the limits of the back-off for failed deliveries.
 	retryFirst = 200 * time.Millisecond
-	retryLast  = time.Minute
+	retryLast  = 5 * time.Minute
 	// dialFirst and dialLast are the limits of the back-off for a hub that does not respond. Jitter doubles it at most.
 	dialFirst = 300 * time.Millisecond
 	dialLast  = 8 * time.Second

@@ -2,6 +2,7 @@ package deliver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/towline/towline/internal/bundle"
@@ -16,13 +17,17 @@ type PushTransport struct {
 
 var _ Transport = (*PushTransport)(nil)
 
-// Deliver converges m to b. With an error the report has the changes that were made before.
+// Deliver converges m to b. With an error the report has the changes that were made before. There is no error if the
+// caller must not repeat the failed run: then the state of the report is Failed, as in pull mode.
 func (d *PushTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	engine, err := d.Engines(ctx, m)
 	if err != nil {
 		return bundle.Report{ID: b.ID, State: bundle.StatePending}, fmt.Errorf("reach member %s: %w", m.Key(), err)
 	}
 	report, err := engine.Converge(ctx, b)
+	if _, isTerminal := errors.AsType[*bundle.TerminalError](err); isTerminal {
+		return report, nil
+	}
 	if err != nil {
 		return report, fmt.Errorf("converge member %s to %s: %w", m.Key(), b.ID, err)
 	}

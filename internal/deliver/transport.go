@@ -10,7 +10,8 @@ import (
 // Transport delivers bundles to members. It has no method to observe a bundle: the caller calls Deliver again.
 type Transport interface {
 	// Deliver makes b the desired bundle of m and returns the newest known report for b.ID. The report may be about an
-	// older bundle: the caller must compare the digest.
+	// older bundle: the caller must compare the digest. The caller must call again after an error, but not after a report
+	// with StateFailed: the member repeats the run, unless only another bundle can succeed.
 	Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error)
 	// Withdraw removes the objects of w.ID from m. done is true when all are removed. It requests this from the member
 	// even if the hub does not know w.ID.
@@ -25,7 +26,8 @@ type Transport interface {
 // Engine applies bundles to one cluster. The implementation is in package engine. It runs in the hub for push members,
 // and in the agent for pull members.
 type Engine interface {
-	// Converge makes the cluster equal b. With an error the report has the changes that were made before.
+	// Converge makes the cluster equal b. With an error the report has the changes that were made before. The caller must
+	// call again after an error, unless it wraps bundle.TerminalError.
 	Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
 	// Withdraw removes the objects of w.ID; done is false while a deleted object still exists.
 	Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error)

@@ -8,9 +8,10 @@ import (
 )
 
 const (
-	// minBackoff and maxBackoff are the first and the longest pause before a failed run is retried.
+	// minBackoff is the first pause before a failed run is retried.
 	minBackoff = time.Second
-	maxBackoff = 5 * time.Minute
+	// MaxBackoff is the longest pause before a failed run is retried.
+	MaxBackoff = 5 * time.Minute
 	// immediateCorrections is the number of consecutive corrections of an object without a delay.
 	immediateCorrections = 3
 	// quietPeriod is the time without drift after which an object is corrected without a delay again.
@@ -20,7 +21,7 @@ const (
 // Backoff returns the pause before the next attempt after the given number of consecutive failures: 1 s for zero
 // failures, doubled by each failure, at most 5 minutes.
 func Backoff(failures int) time.Duration {
-	return min(minBackoff<<min(failures, 10), maxBackoff)
+	return min(minBackoff<<min(failures, 10), MaxBackoff)
 }
 
 // objectKey identifies an object of a bundle.
@@ -29,16 +30,22 @@ type objectKey struct {
 	key kube.Ref
 }
 
-// objectBackoff has the number of recent corrections of an object, and the time of the last one.
+// objectBackoff has the number of recent corrections of an object, the number of attempts to correct it that failed in
+// a row, and the time of the last correction or attempt.
 type objectBackoff struct {
 	corrections int
+	failures    int
 	last        time.Time
 }
 
 // pause returns the time until the object may be corrected again; zero or less means now.
 func (b objectBackoff) pause(now time.Time) time.Duration {
-	if b.corrections < immediateCorrections {
-		return 0
+	var pause time.Duration
+	if b.corrections >= immediateCorrections {
+		pause = Backoff(b.corrections - immediateCorrections)
 	}
-	return Backoff(b.corrections-immediateCorrections) - now.Sub(b.last)
+	if b.failures > 0 {
+		pause = max(pause, Backoff(b.failures-1))
+	}
+	return pause - now.Sub(b.last)
 }

@@ -26,63 +26,75 @@ func (c *Corrector) processNext(ctx context.Context) bool {
 	return true
 }
 
-// processTask processes one bundle. It calls OnCorrect if something has changed.
+// processTask processes one bundle, and calls the functions of Options about the result.
 func (c *Corrector) processTask(ctx context.Context, id bundle.ID, t *task) {
 	if rec := c.Store.Cached(id); rec != nil && rec.State == bundle.StateRemoving && t.retry {
 		c.resumeWithdrawal(ctx, rec)
 		return
 	}
-	changes, changed := c.correct(ctx, id, t)
-	if changed {
-		c.OnCorrect(id, changes)
+	result := c.correct(ctx, id, t)
+	if hasChanges(result.Changes) {
+		c.OnCorrect(id, result.Changes)
+	}
+	if result.IsReportNew {
+		c.OnReport(id)
+	}
+	if result.IsLost {
+		c.OnLost(id)
 	}
 }
 
 // resumeWithdrawal continues a withdrawal that the hub has requested. The hub may be unreachable now.
 func (c *Corrector) resumeWithdrawal(ctx context.Context, rec *inventory.Record) {
 	done, err := c.Engine.ResumeWithdrawal(ctx, rec.ID)
-	c.recordResult(rec.ID, nil, err)
+	c.mu.Lock()
+	if err == nil {
+		delete(c.removalFailures, rec.ID)
+	} else {
+		c.removalFailures[rec.ID]++
+	}
+	c.mu.Unlock()
 	if done {
-		c.OnCorrect(rec.ID, nil)
+		c.OnLost(rec.ID)
 		return
 	}
 	if ctx.Err() == nil {
-		c.queueRetry(rec.ID)
+		c.queueRetry(rec)
 	}
 }
 
-// correct converges the drifted objects of one bundle. It compares again after it has acquired the bundle: an event
-// during a run is compared with the record that the run has saved. changed is true if OnCorrect must be called.
-func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) (changes bundle.ChangeSet, changed bool) {
+// correct converges the drifted objects of one bundle, or all its objects. It compares again after it has acquired the
+// bundle: an event during a run is compared with the record that the run has saved.
+func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) Result {
 	release, err := c.Engine.Acquire(ctx, id)
 	if err != nil {
-		return nil, false
+		return Result{}
 	}
 	defer release()
 	rec := c.Store.Cached(id)
 	if rec == nil {
-		return nil, false
+		return Result{}
 	}
 	if t.checkRecord && c.isRecordLost(ctx, id) {
-		return nil, true
+		return Result{IsLost: true}
 	}
 	selected, needed := c.selectObjects(rec, t)
 	if !needed {
-		return nil, false
+		return Result{}
 	}
-	report, ok, err := c.Engine.Resume(ctx, id, selected)
-	if !ok && err == nil {
-		return nil, true // there is no content to apply
+	result, err := c.Engine.Resume(ctx, id, selected)
+	if result.IsLost || ctx.Err() != nil {
+		return result
 	}
-	c.recordResult(id, report.Changes, err)
-	if err != nil && ctx.Err() == nil {
+	c.recordResult(id, selected, result.Changes, err)
+	if err != nil {
 		// A run that failed early has not saved the difference in the record.
 		c.mergeFailedTask(id, t)
-		c.queueRetry(id)
-	} else if report.State == bundle.StateApplying && ctx.Err() == nil {
-		c.queueRetry(id)
 	}
-	return report.Changes, hasChanges(report.Changes) || report.State != rec.State || report.Message != rec.Message
+	if after := c.Store.Cached(id); after != nil && after.IsUnfinished() {
+		c.queueRetry(after)
+	}
+	return result
 }
 
 // isRecordLost returns whether the record of id is lost. If it cannot be read, it is checked again later.
@@ -100,20 +112,35 @@ func (c *Corrector) isRecordLost(ctx context.Context, id bundle.ID) bool {
 
 // selectObjects returns the objects to converge now, nil for all. needed is false if there are none.
 func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (selected map[kube.Ref]bool, needed bool) {
-	if rec.Suspended {
-		return nil, false
-	}
 	switch {
+	case rec.Suspended || rec.State == bundle.StateRemoving:
+		return nil, false
+	case rec.IsUnfinished():
+		return c.selectUnfinished(rec, t)
 	case t.all && needsDriftCorrection(rec):
 		return nil, true
-	case t.retry && rec.State != bundle.StateApplied:
-		// Drifted objects are also corrected while a release waits.
-		return c.selectDrifted(rec, t), rec.State != bundle.StateRemoving
-	case !needsDriftCorrection(rec):
-		return nil, false
 	}
 	selected = c.selectDrifted(rec, t)
 	return selected, len(selected) > 0
+}
+
+// selectUnfinished is selectObjects for an unfinished bundle. It queues a retry again that is not due: an event was the
+// reason to process the bundle.
+func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (selected map[kube.Ref]bool, needed bool) {
+	isRetry := t.retry || t.all
+	next, ok := c.Engine.NextAttempt(rec.ID, rec.BundleDigest())
+	isDue := ok && !c.Clock.Now().Before(next)
+	switch {
+	case isDue && isRetry && rec.State == bundle.StateFailed:
+		return nil, true
+	case !isDue && isRetry:
+		c.queueRetry(rec)
+	}
+	if !isDue && rec.State == bundle.StateApplying {
+		return nil, false // the Engine does not converge single objects of an interrupted run
+	}
+	selected = c.selectDrifted(rec, t)
+	return selected, len(selected) > 0 || isDue && isRetry
 }
 
 // selectDrifted returns the observed objects that differ from the record, nil if there are none. It queues objects
@@ -126,7 +153,7 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[
 	defer c.mu.Unlock()
 	for key, o := range t.observed {
 		entry, ok := rec.FindTracked(key)
-		if !ok || !isDrifted(entry, o, c.Store.Scope().Signature(rec.ID)) {
+		if !ok || !isDrifted(entry, o, c.Store.Scope().Signature(rec.ID)) || isLeftToRetry(rec, entry) {
 			continue
 		}
 		if pause := c.backoffs[objectKey{rec.ID, key}].pause(c.Clock.Now()); pause > 0 {
@@ -142,25 +169,36 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[
 	return selected
 }
 
-// recordResult updates the counters for the backoff: failures of the bundle, and corrections of its objects.
-func (c *Corrector) recordResult(id bundle.ID, changes bundle.ChangeSet, err error) {
+// isLeftToRetry returns whether the retry of a failed bundle corrects an object, and not a run for this object alone:
+// the bundle has not applied the object, or its Helm releases are not deployed.
+func isLeftToRetry(rec *inventory.Record, entry inventory.Entry) bool {
+	return rec.State == bundle.StateFailed && (entry.UID == "" && !entry.IsReleaseRecord || !rec.ReleasesDeployed())
+}
+
+// recordResult updates the backoff of the objects that a run has changed, or has failed to change.
+func (c *Corrector) recordResult(id bundle.ID, selected map[kube.Ref]bool, changes bundle.ChangeSet, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err == nil {
-		delete(c.failures, id)
-	} else {
-		c.failures[id]++
-	}
 	now := c.Clock.Now()
 	for key, b := range c.backoffs {
 		if now.Sub(b.last) > quietPeriod {
 			delete(c.backoffs, key)
 		}
 	}
+	failed := map[kube.Ref]bool{}
+	for key := range selected {
+		failed[key] = err != nil
+	}
 	for _, change := range changes {
+		key := change.Ref.Key()
+		failed[key] = change.Action == bundle.Failed
 		if change.Action == bundle.Created || change.Action == bundle.Configured {
-			key := objectKey{id, change.Ref.Key()}
-			c.backoffs[key] = objectBackoff{corrections: c.backoffs[key].corrections + 1, last: now}
+			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: c.backoffs[objectKey{id, key}].corrections + 1, last: now}
+		}
+	}
+	for key, hasFailed := range failed {
+		if b := c.backoffs[objectKey{id, key}]; hasFailed {
+			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: b.corrections, failures: b.failures + 1, last: now}
 		}
 	}
 }

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// batchDelay is the delay between an event and its correction, so that one run corrects related changes.
-	batchDelay = 100 * time.Millisecond
+	// recordCheckDelay is the delay between the deletion of a Secret of a record and the check of the record.
+	recordCheckDelay = 100 * time.Millisecond
 	// resyncInterval is the interval between two comparisons of all objects.
 	resyncInterval = 10 * time.Minute
 	// workers is the number of bundles that are corrected concurrently.
@@ -28,14 +28,26 @@ type Engine interface {
 	// Acquire waits until id is not locked, and locks it until release is called.
 	Acquire(ctx context.Context, id bundle.ID) (release func(), err error)
 	// Resume converges the objects in only, or all objects if only is nil, from the record of id. The caller has
-	// acquired id. ok is false if the content must be delivered again.
-	Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (report bundle.Report, ok bool, err error)
+	// acquired id.
+	Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (Result, error)
 	// ResumeWithdrawal acquires id and continues its withdrawal. done is true if no withdrawal is in progress
 	// afterwards.
 	ResumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error)
+	// NextAttempt returns the earliest time of the next run of all objects of an unfinished bundle, zero for now. ok is
+	// false if only another bundle can succeed.
+	NextAttempt(id bundle.ID, digest bundle.Digest) (at time.Time, ok bool)
 	// PollPause returns the time until Resume must check again whether id can continue. ok is false if id does not
 	// wait.
 	PollPause(id bundle.ID) (pause time.Duration, ok bool)
+}
+
+// Result is the result of Engine.Resume.
+type Result struct {
+	Changes bundle.ChangeSet
+	// IsReportNew is true if the report of the bundle differs from the one before the run.
+	IsReportNew bool
+	// IsLost is true if the content must be delivered again.
+	IsLost bool
 }
 
 // Options are the dependencies of a Corrector. All fields are required.
@@ -49,9 +61,12 @@ type Options struct {
 	// ScopeConfirmed is closed when the hub has confirmed the scope of Store. Then records of earlier registrations are
 	// deleted.
 	ScopeConfirmed <-chan struct{}
-	// OnCorrect is called after a correction, with its changes. The changes are nil if the record is lost or a
-	// withdrawal is complete. It must return soon.
+	// OnCorrect is called after a run that has changed objects, with the changes. It must return soon.
 	OnCorrect func(bundle.ID, bundle.ChangeSet)
+	// OnReport is called after a run whose report is new.
+	OnReport func(bundle.ID)
+	// OnLost is called if the record of a bundle is lost, or if a withdrawal is complete.
+	OnLost func(bundle.ID)
 	// OnChange is called for each bundle with changed objects. It is called at most once per notifyInterval and bundle,
 	// and more often only if an object was deleted.
 	OnChange func(bundle.ID)
@@ -65,12 +80,12 @@ type Corrector struct {
 	notifier *changeNotifier
 
 	// mu guards the fields below.
-	mu             sync.Mutex
-	tasks          map[bundle.ID]*task
-	failures       map[bundle.ID]int // runs that failed in a row
-	recordFailures map[bundle.ID]int // attempts to read the record that failed in a row
-	retrying       map[bundle.ID]bool
-	backoffs       map[objectKey]objectBackoff
+	mu              sync.Mutex
+	tasks           map[bundle.ID]*task
+	removalFailures map[bundle.ID]int // attempts to continue the withdrawal that failed in a row
+	recordFailures  map[bundle.ID]int // attempts to read the record that failed in a row
+	retrying        map[bundle.ID]bool
+	backoffs        map[objectKey]objectBackoff
 }
 
 // task has the reasons why a bundle is in the queue.
@@ -88,7 +103,7 @@ func New(opts Options) *Corrector {
 		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[bundle.ID]{
 			Name: "engine-heal", Clock: opts.Clock,
 		}),
-		tasks: map[bundle.ID]*task{}, failures: map[bundle.ID]int{}, recordFailures: map[bundle.ID]int{}, retrying: map[bundle.ID]bool{},
+		tasks: map[bundle.ID]*task{}, removalFailures: map[bundle.ID]int{}, recordFailures: map[bundle.ID]int{}, retrying: map[bundle.ID]bool{},
 		backoffs: map[objectKey]objectBackoff{},
 	}
 }
@@ -137,7 +152,7 @@ func (c *Corrector) watchAll(ctx context.Context) {
 
 // listRecords reads all records. It retries until the API server answers or ctx ends.
 func (c *Corrector) listRecords(ctx context.Context) {
-	for pause := minBackoff; ctx.Err() == nil; pause = min(2*pause, maxBackoff) {
+	for pause := minBackoff; ctx.Err() == nil; pause = min(2*pause, MaxBackoff) {
 		if _, err := c.Store.List(ctx); err == nil {
 			return
 		}
@@ -151,29 +166,39 @@ func (c *Corrector) listRecords(ctx context.Context) {
 // queueUnfinished queues a retry of each bundle whose last run failed or is not complete, unless one is queued.
 func (c *Corrector) queueUnfinished() {
 	for _, rec := range c.Store.ListCached() {
-		if rec.Suspended || (rec.State != bundle.StateFailed && rec.State != bundle.StateApplying && rec.State != bundle.StateRemoving) {
+		if rec.Suspended || !rec.IsUnfinished() && rec.State != bundle.StateRemoving {
 			continue
 		}
 		c.mu.Lock()
 		isQueued := c.retrying[rec.ID]
 		c.mu.Unlock()
 		if !isQueued {
-			c.queueRetry(rec.ID)
+			c.queueRetry(rec)
 		}
 	}
 }
 
-// queueRetry queues a retry. The delay grows with each failure.
-func (c *Corrector) queueRetry(id bundle.ID) {
+// queueRetry queues a retry of an unfinished bundle, unless only another bundle can succeed.
+func (c *Corrector) queueRetry(rec *inventory.Record) {
+	next, ok := c.Engine.NextAttempt(rec.ID, rec.BundleDigest())
+	if !ok && rec.State != bundle.StateRemoving {
+		return
+	}
+	poll, isWaiting := c.Engine.PollPause(rec.ID)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.taskFor(id).retry = true
-	c.retrying[id] = true
-	pause, isWaiting := c.Engine.PollPause(id)
-	if !isWaiting || c.failures[id] > 0 {
-		pause = Backoff(c.failures[id])
+	c.taskFor(rec.ID).retry = true
+	c.retrying[rec.ID] = true
+	pause := minBackoff
+	switch {
+	case rec.State == bundle.StateRemoving:
+		pause = Backoff(c.removalFailures[rec.ID])
+	case !next.IsZero():
+		pause = next.Sub(c.Clock.Now())
+	case isWaiting:
+		pause = poll
 	}
-	c.queue.AddAfter(id, pause)
+	c.queue.AddAfter(rec.ID, pause)
 }
 
 // queueAll queues a comparison of all objects of each bundle whose drift is corrected.
@@ -211,7 +236,8 @@ func (c *Corrector) onEvent(key kube.Ref, o observation) {
 		c.mu.Lock()
 		c.taskFor(rec.ID).observed[key] = o
 		c.mu.Unlock()
-		c.queue.AddAfter(rec.ID, batchDelay)
+		// Events during a run are collected for the next one.
+		c.queue.Add(rec.ID)
 	}
 }
 
@@ -234,15 +260,18 @@ func (c *Corrector) retryRecordCheck(id bundle.ID) {
 
 // mergeFailedTask adds the objects of a failed run to the next task, except objects with newer events.
 func (c *Corrector) mergeFailedTask(id bundle.ID, failed *task) {
+	if len(failed.observed) == 0 {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	next := c.taskFor(id)
-	next.all = next.all || failed.all
 	for key, o := range failed.observed {
 		if _, hasNewer := next.observed[key]; !hasNewer {
 			next.observed[key] = o
 		}
 	}
+	c.queue.Add(id) // selectDrifted delays the objects
 }
 
 // needsDriftCorrection returns whether the drift of a bundle is corrected.

@@ -26,13 +26,17 @@ import (
 // engine applies objects with a function.
 type engine struct {
 	apply func(ctx context.Context, only map[kube.Ref]bool) error
+	// next is the time of the next attempt after a failure.
+	next time.Time
 }
 
 func (engine) Acquire(context.Context, bundle.ID) (release func(), err error) { return func() {}, nil }
 
-func (e engine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (bundle.Report, bool, error) {
-	return bundle.Report{ID: id, State: bundle.StateApplied}, true, e.apply(ctx, only)
+func (e engine) Resume(ctx context.Context, _ bundle.ID, only map[kube.Ref]bool) (drift.Result, error) {
+	return drift.Result{}, e.apply(ctx, only)
 }
+
+func (e engine) NextAttempt(bundle.ID, bundle.Digest) (at time.Time, ok bool) { return e.next, true }
 
 func (engine) ResumeWithdrawal(context.Context, bundle.ID) (done bool, err error) { return true, nil }
 
@@ -48,6 +52,11 @@ type bundleOnMember struct {
 
 func newBundleOnMember(t *testing.T, names ...string) *bundleOnMember {
 	t.Helper()
+	return newBundleInState(t, bundle.StateApplied, names...)
+}
+
+func newBundleInState(t *testing.T, state bundle.State, names ...string) *bundleOnMember {
+	t.Helper()
 	plane := localkube.Shared(t)
 	core, objects := corev1client.NewForConfigOrDie(plane.Config), metadata.NewForConfigOrDie(plane.Config)
 	b := &bundleOnMember{t: t, ns: plane.Namespace(t, "drift")}
@@ -55,14 +64,14 @@ func newBundleOnMember(t *testing.T, names ...string) *bundleOnMember {
 	b.options = drift.Options{
 		Store: inventory.NewStore(core, objects, b.ns, inventory.OwnerScope{}), Objects: objects,
 		Mapper: kube.NewMapper(discovery.NewDiscoveryClientForConfigOrDie(plane.Config)), Clock: clock.RealClock{},
-		OnCorrect: func(bundle.ID, bundle.ChangeSet) {}, OnChange: func(bundle.ID) {},
+		OnCorrect: func(bundle.ID, bundle.ChangeSet) {}, OnReport: func(bundle.ID) {}, OnLost: func(bundle.ID) {}, OnChange: func(bundle.ID) {},
 	}
 	none, err := b.options.Store.Load(t.Context(), b.id())
 	if err != nil {
 		t.Fatal(err)
 	}
 	next := none.Edit()
-	next.State, next.Options.CorrectDrift = bundle.StateApplied, true
+	next.State, next.Options.CorrectDrift = state, true
 	for _, name := range names {
 		if err := b.apply(t.Context(), name); err != nil {
 			t.Fatal(err)
@@ -158,7 +167,7 @@ func TestDeletedRecordIsReported(t *testing.T) {
 	t.Parallel()
 	b := newBundleOnMember(t, "untouched")
 	reported := make(chan bundle.ID, 1)
-	b.options.OnCorrect = func(id bundle.ID, _ bundle.ChangeSet) {
+	b.options.OnLost = func(id bundle.ID) {
 		select {
 		case reported <- id:
 		default:
@@ -182,4 +191,23 @@ func TestDeletedRecordIsReported(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Error("the deletion is not reported")
 	}
+}
+
+// TestDriftDoesNotShortenTheBackoffOfAFailedBundle corrects drift in a failed bundle before its next attempt is due.
+func TestDriftDoesNotShortenTheBackoffOfAFailedBundle(t *testing.T) {
+	t.Parallel()
+	b := newBundleInState(t, bundle.StateFailed, "first", "second")
+	b.run(engine{next: time.Now().Add(time.Hour), apply: func(ctx context.Context, only map[kube.Ref]bool) error {
+		if len(only) != 1 {
+			t.Errorf("corrects %v, want one object", only)
+		}
+		for ref := range only {
+			return b.apply(ctx, ref.Name)
+		}
+		return nil
+	}})
+	b.edit("first")
+	b.wantCorrected("first")
+	b.edit("second")
+	b.wantCorrected("second")
 }

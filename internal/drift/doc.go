@@ -15,10 +15,13 @@
 //
 //   - Only one worker at a time processes a bundle, and only while the Corrector has acquired it from the Engine. Drift
 //     is decided again at that time, by the current record: the event can be the result of an apply.
-//   - One run corrects all events of a bundle within batchDelay.
+//   - Drift is corrected at once. Events during a run are collected, and corrected by the next run.
 //   - An object that others change repeatedly is corrected with growing delays. Other objects of the bundle are not
 //     delayed.
-//   - Each failed run is retried, with a delay that doubles up to 5 minutes. Its drifted objects are not lost.
+//   - Each failed run is retried at the time that the Engine returns, and never if only another bundle can succeed. No
+//     other part of the process retries it. Its drifted objects are not lost.
+//   - Drift of a failed bundle is corrected object by object. That does not restart the failed run, and its retry is
+//     not earlier.
 //   - Every 10 minutes all objects are compared, independent of the watches.
 //   - No drift is corrected for bundles without the option CorrectDrift, suspended bundles, and bundles that are being
 //     withdrawn.

@@ -11,8 +11,12 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// notifyInterval is the minimum time between two notifications about a bundle, unless an object was deleted.
-const notifyInterval = 3 * time.Second
+const (
+	// notifyInterval is the minimum time between two notifications about a bundle, unless an object was deleted.
+	notifyInterval = 3 * time.Second
+	// notifyDelay is the delay between an event and its notification, so that related events are notified together.
+	notifyDelay = 100 * time.Millisecond
+)
 
 // changeNotifier collects the bundles with changed objects, and notifies of each bundle at most once per
 // notifyInterval.
@@ -71,7 +75,7 @@ func (n *changeNotifier) takeDue(now time.Time) (ids []bundle.ID, pause time.Dur
 	return ids, pause
 }
 
-// run calls notify for the added bundles until ctx ends. Before each round it waits for batchDelay, so that related
+// run calls notify for the added bundles until ctx ends. Before each round it waits for notifyDelay, so that related
 // events are notified together.
 func (n *changeNotifier) run(ctx context.Context, clock clock.WithTicker, notify func(bundle.ID)) {
 	var nextAllowed <-chan time.Time // when the next notification is allowed
@@ -85,7 +89,7 @@ func (n *changeNotifier) run(ctx context.Context, clock clock.WithTicker, notify
 		select {
 		case <-ctx.Done():
 			return
-		case <-clock.After(batchDelay):
+		case <-clock.After(notifyDelay):
 		}
 		ids, pause := n.takeDue(clock.Now())
 		nextAllowed = nil

@@ -194,7 +194,7 @@ func (s *recordSink) checkRecords(exists func(name string) bool) {
 	for _, rec := range s.corrector.Store.ListCached() {
 		for _, name := range s.corrector.Store.SecretNames(rec) {
 			if !exists(name) {
-				s.corrector.queueRecordCheck(rec.ID, batchDelay)
+				s.corrector.queueRecordCheck(rec.ID, recordCheckDelay)
 				break
 			}
 		}

@@ -84,6 +84,7 @@ func (p *applyRun) applyTarget(ctx context.Context, v decision) (bundle.Action, 
 		return bundle.Failed, v.err
 	}
 	now, err := p.applyOne(ctx, v)
+	err = p.asRefused(v, err)
 	if apierrors.IsNotFound(err) {
 		// The kind may no longer be served.
 		p.engine.member.mapper.Reset()

@@ -53,12 +53,16 @@ type applyRun struct {
 	waiting *pendingWait
 }
 
-// run executes the run and logs its result.
+// isPartial returns whether the run corrects single objects of a failed bundle. The bundle stays failed, for the same
+// reason, until all its objects are applied.
+func (p *applyRun) isPartial() bool { return p.only != nil && p.prior.State == bundle.StateFailed }
+
+// run executes the run, logs its result and keeps a failure.
 func (p *applyRun) run(ctx context.Context) (bundle.Report, error) {
 	started := p.engine.clock.Now()
 	report, err := p.execute(ctx)
 	p.logRun(ctx, started, report, err)
-	return report, err
+	return report, p.keepFailure(ctx, report, err)
 }
 
 // execute plans, reads, decides, and then writes: the planned inventory, the objects, and the resulting inventory.
@@ -223,13 +227,16 @@ func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: p.digest[:],
 		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub), Releases: p.next.Releases,
 	}
+	if p.isPartial() {
+		p.next.State, p.next.Message = p.prior.State, p.prior.Message
+	}
 	if err := p.planReleases(); err != nil {
 		return err
 	}
 	p.saved = p.prior
 	p.defined = map[schema.GroupKind]bool{}
 	p.retain()
-	busy := p.only == nil && len(toPrune(p.prior.Entries, p.retained)) > 0 || !p.releasesDeployed()
+	busy := p.only == nil && len(toPrune(p.prior.Entries, p.retained)) > 0 || !p.next.ReleasesDeployed()
 	for _, v := range decisions {
 		p.planEntry(v)
 		busy = busy || v.action == actionApply
@@ -405,12 +412,14 @@ func (p *applyRun) canTolerate(err error) bool {
 
 // finish saves the result of the run, if it is not stored yet, and reports it.
 func (p *applyRun) finish(ctx context.Context) (bundle.Report, error) {
-	p.next.State, p.next.Message = bundle.StateApplied, keptMessage(p.next)
 	switch {
+	case p.isPartial(): // as saveIntent has set it
 	case len(p.failures) > 0:
 		p.next.State, p.next.Message = bundle.StateFailed, p.failures.Error()+p.pendingPruneMessage()
 	case p.waiting != nil:
 		p.next.State, p.next.Message = bundle.StateApplying, p.waiting.message
+	default:
+		p.next.State, p.next.Message = bundle.StateApplied, keptMessage(p.next)
 	}
 	if p.waiting != nil {
 		p.waiting.digest = p.digest

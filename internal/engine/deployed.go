@@ -15,7 +15,7 @@ import (
 func (e *Engine) deployed(rec *inventory.Record) bundle.Deployed {
 	return bundle.Deployed{
 		ID: rec.ID, Owner: rec.Owner, Hub: cmp.Or(rec.Hub, e.ownerScope.Hub), Removing: rec.State == bundle.StateRemoving, Orphan: rec.Orphan,
-		CorrectDrift: rec.Options.CorrectDrift, Report: rec.Report(), Releases: rec.DeployedReleases(),
+		CorrectDrift: rec.Options.CorrectDrift, Report: e.reportOf(rec), Releases: rec.DeployedReleases(),
 	}
 }
 

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/discovery"
@@ -25,9 +27,11 @@ import (
 type Options struct {
 	// Namespace is where the records are kept; it is created when the first one is. Default: kube.AgentNamespace.
 	Namespace string
-	// OnHeal is called after Run has corrected drift, or has tried to, with the changes. It is called without changes if
-	// the inventory of a bundle is lost, so that the bundle must be delivered again. It must not block for long.
-	OnHeal func(bundle.ID, bundle.ChangeSet)
+	// OnCorrect is called after Run has changed objects, with the changes. It must not block for long.
+	OnCorrect func(bundle.ID, bundle.ChangeSet)
+	// OnReport is called after the report of a bundle has changed without a call of Converge, or if its inventory is lost,
+	// so that the caller calls Converge again. It may block, but not longer than Run's context.
+	OnReport func(bundle.ID)
 	// Scope is the uid of the object that declares the cluster, Hub the uid of the hub. They separate this Engine from
 	// others on the same cluster: Engines of different scopes do not see each other's inventories. Objects of another hub
 	// are never changed. A delivery takes over objects of another scope of the same hub. Both are empty for a
@@ -50,11 +54,15 @@ type Engine struct {
 	member *memberClient
 	store  *inventory.Store
 	clock  clock.WithTicker
-	onHeal func(bundle.ID, bundle.ChangeSet)
-	// onChange is Options.OnChange.
+	// onCorrect, onReport and onChange are those of Options.
+	onCorrect  func(bundle.ID, bundle.ChangeSet)
+	onReport   func(bundle.ID)
 	onChange   func(bundle.ID)
 	ownerScope inventory.OwnerScope
 	observed   *observedStates
+	// running is true while Run runs, which then repeats failed runs.
+	running    atomic.Bool
+	failedRuns failedRuns
 
 	// A run or withdrawal locks its ID in ids, and then all its objects in objects, until it ends. So bundles with the
 	// same object see each other's ownership labels.
@@ -76,8 +84,11 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	if opts.OnHeal == nil {
-		opts.OnHeal = func(bundle.ID, bundle.ChangeSet) {}
+	if opts.OnCorrect == nil {
+		opts.OnCorrect = func(bundle.ID, bundle.ChangeSet) {}
+	}
+	if opts.OnReport == nil {
+		opts.OnReport = func(bundle.ID) {}
 	}
 	if opts.OnChange == nil {
 		opts.OnChange = func(bundle.ID) {}
@@ -95,7 +106,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{
-		member: member, clock: opts.Clock, onHeal: opts.OnHeal, onChange: opts.OnChange, ownerScope: inventory.OwnerScope{Hub: opts.Hub, Registration: opts.Scope},
+		member: member, clock: opts.Clock, onCorrect: opts.OnCorrect, onReport: opts.OnReport, onChange: opts.OnChange, ownerScope: inventory.OwnerScope{Hub: opts.Hub, Registration: opts.Scope},
 		ids: newKeyLock[bundle.ID](), objects: newKeyLock[kube.Ref](),
 		confirmed: make(chan struct{}), observed: &observedStates{byID: map[bundle.ID]map[kube.Ref]observedState{}},
 	}
@@ -137,15 +148,22 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 // Converge makes the cluster equal b: it applies new and changed objects, and prunes objects that b no longer has. If
 // the inventory is lost, Converge rebuilds it from the objects with our ownership labels. The error is nil if the
 // report's state is Applied, or Applying while a Helm release waits. It wraps ErrConflict if an object belongs to
-// another profile. After an error the next call continues from the inventory. Without the option CorrectDrift, an
-// applied bundle is not read again until it changes. Outdated releases of the report have not begun, see
-// CompareRenderings.
+// another profile. After an error the next call continues from the inventory. It wraps bundle.TerminalError if Run
+// repeats the failed run, or if only another bundle can succeed: until then, further calls return the same result and
+// send no request. Without the option CorrectDrift, an applied bundle is not read again until it changes. Outdated
+// releases of the report have not begun, see CompareRenderings.
 func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
 	p, release, err := e.newDelivery(ctx, b)
 	if err != nil {
 		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
 	defer release()
+	if run := e.failure(b.ID, p.digest); run != nil {
+		return run.report, e.asTerminal(run.err)
+	}
+	if err := p.load(ctx); err != nil {
+		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
+	}
 	prior := p.prior
 	if !b.Options.CorrectDrift && prior.State == bundle.StateApplied && prior.BundleDigest() == p.digest {
 		return prior.Report(), nil
@@ -159,46 +177,37 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	return p.run(ctx)
 }
 
-// newDelivery locks the ID of b and returns its run, which has not begun. The caller must call release.
+// newDelivery locks the ID of b and returns its run, which has not begun. The caller must call release, and load before
+// the run.
 func (e *Engine) newDelivery(ctx context.Context, b bundle.Bundle) (p *applyRun, release func(), err error) {
 	p = &applyRun{engine: e, bundle: b}
 	if p.digest, err = b.Digest(); err != nil {
 		return p, nil, err
 	}
-	if release, err = e.ids.acquire(ctx, b.ID); err != nil {
-		return p, nil, err
-	}
-	if p.prior, err = e.store.Load(ctx, b.ID); errors.Is(err, inventory.ErrIncomplete) {
+	release, err = e.ids.acquire(ctx, b.ID)
+	return p, release, err
+}
+
+// load reads the record of the bundle.
+func (p *applyRun) load(ctx context.Context) (err error) {
+	store := p.engine.store
+	if p.prior, err = store.Load(ctx, p.bundle.ID); errors.Is(err, inventory.ErrIncomplete) {
 		p.lost, err = true, nil
 	}
-	var intact bool
-	if err == nil {
-		intact, err = e.store.IsComplete(ctx, p.prior)
-	}
 	if err != nil {
-		release()
-		return p, nil, err
+		return err
 	}
-	if !intact {
+	intact, err := store.IsComplete(ctx, p.prior)
+	if err == nil && !intact {
 		p.prior = p.prior.WithoutContent()
 	}
-	return p, release, nil
+	return err
 }
 
-// Resume converges id again from the content in its record. A suspended bundle is not changed. ok is false if there is
-// no complete record, or if the bundle is being withdrawn: then the content must be delivered again.
-func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error) {
-	release, err := e.ids.acquire(ctx, id)
-	if err != nil {
-		return bundle.Report{ID: id}, false, err
-	}
-	defer release()
-	return e.resume(ctx, id, triggerRequest, nil)
-}
-
-// resume converges the objects in only. It converges all objects if only is nil or the last run failed. The caller must
-// hold the lock of id.
-func (e *Engine) resume(ctx context.Context, id bundle.ID, cause trigger, only map[kube.Ref]bool) (bundle.Report, bool, error) {
+// resume converges the objects in only, or all objects if only is nil or the bundle is being applied, from the content
+// in the record of id. A suspended bundle is not changed. ok is false if there is no complete record, or if the bundle
+// is being withdrawn: then the content must be delivered again. The caller must hold the lock of id.
+func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (report bundle.Report, ok bool, err error) {
 	prior, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && (!prior.Exists() || prior.State == bundle.StateRemoving)) {
 		return bundle.Report{ID: id}, false, nil
@@ -216,12 +225,25 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, cause trigger, only m
 	if err != nil {
 		return prior.Report(), true, err
 	}
-	if prior.State != bundle.StateApplied {
+	if prior.State == bundle.StateApplying {
 		only = nil
 	}
-	p := &applyRun{engine: e, bundle: b, digest: prior.BundleDigest(), trigger: cause, prior: prior, only: only}
-	report, err := p.run(ctx)
+	p := &applyRun{engine: e, bundle: b, digest: prior.BundleDigest(), trigger: triggerDrift, prior: prior, only: only}
+	if prior.State == bundle.StateFailed && only == nil && !e.hasCompetingBundle(prior) {
+		p.trigger = triggerRequest
+	}
+	report, err = p.run(ctx)
 	return report, true, err
+}
+
+// hasCompetingBundle returns whether another bundle on the cluster has taken over objects of rec.
+func (e *Engine) hasCompetingBundle(rec *inventory.Record) bool {
+	for _, entry := range rec.Entries {
+		if entry.Rival != "" && slices.ContainsFunc(e.store.ListCached(), func(other *inventory.Record) bool { return other.ID.String() == entry.Rival }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Have returns the digest and the state of the bundle in the record of id. ok is false if there is no complete record:

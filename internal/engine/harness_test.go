@@ -235,6 +235,8 @@ type meter struct {
 	bytes   int // of the answers' bodies
 	cutting bool
 	left    int
+	// refusals counts the requests that were not sent since the cut.
+	refusals int
 	// late cuts the line behind the last request instead: the server gets it, the answer is lost.
 	late bool
 	// writes counts only the requests that write.
@@ -263,6 +265,7 @@ func (m *meter) pass(r *http.Request) bool {
 	defer m.mu.Unlock()
 	if m.cutting {
 		if m.left == 0 {
+			m.refusals++
 			return false
 		}
 		if !m.writes || r.Method != http.MethodGet {
@@ -307,7 +310,13 @@ func (m *meter) takeBytes() int {
 // mend ends a cut.
 func (m *meter) mend() { m.mu.Lock(); defer m.mu.Unlock(); m.cutting = false }
 
-func (m *meter) cutAfter(n int) { m.mu.Lock(); defer m.mu.Unlock(); m.cutting, m.left = true, n }
+func (m *meter) cutAfter(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.cutting, m.left, m.refusals = true, n, 0
+}
+
+func (m *meter) refused() int { m.mu.Lock(); defer m.mu.Unlock(); return m.refusals }
 
 // take returns the requests since the last take, without those that ask which kinds there are.
 func (m *meter) take() []string {

@@ -64,11 +64,11 @@ func TestLossOfARecordIsNoticed(t *testing.T) {
 			h := c.heal(t, nil)
 			b := c.big("one")
 			converge(t, h.Engine, b)
-			if h.count() != 0 {
-				t.Fatalf("told %d times before anything was lost", h.count())
+			if h.reported() != 0 {
+				t.Fatalf("told %d times before anything was lost", h.reported())
 			}
 			c.loseRecords(part)
-			eventually(t, "it is told", func() bool { return h.count() > 0 })
+			eventually(t, "it is told", func() bool { return h.reported() > 0 })
 			if _, _, ok, err := h.Have(t.Context(), b.ID); ok || err != nil {
 				t.Errorf("have: got %t, %v; want that the content is missing", ok, err)
 			}
@@ -91,9 +91,9 @@ func TestWithdrawalIsNoLoss(t *testing.T) {
 	other := c.bundle("other", c.configMap("x", "1"))
 	converge(t, h.Engine, other)
 	c.loseRecords("head")
-	eventually(t, "the loss is told", func() bool { return h.count() > 0 })
-	if h.count() != 1 {
-		t.Errorf("told %d times, want once", h.count())
+	eventually(t, "the loss is told", func() bool { return h.reported() > 0 })
+	if h.reported() != 1 {
+		t.Errorf("told %d times, want once", h.reported())
 	}
 }
 

@@ -66,6 +66,7 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 	defined := definedKinds(b)
 	origin := map[kube.Ref]bundle.Item{}
 	tolerate := func(err error) error {
+		err = &invalidBundleError{err}
 		if !b.Options.RejectUnmanaged {
 			return err
 		}
@@ -75,7 +76,7 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 	inOrder := slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil })
 	for i, item := range b.Items {
 		if item.DecodeError != "" {
-			problems = append(problems, errors.New(item.DecodeError))
+			problems = append(problems, &invalidBundleError{errors.New(item.DecodeError)})
 		}
 		for n, obj := range item.Objects {
 			if item.Release != nil && bundle.IsHook(obj) {

@@ -23,6 +23,9 @@ func (e *Engine) CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle
 		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
 	defer release()
+	if err := p.load(ctx); err != nil {
+		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
+	}
 	report := p.prior.Report()
 	report.Digest, report.Outdated = p.digest, nil
 	outdated, err := p.findOutdated(ctx)

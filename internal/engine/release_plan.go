@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/inventory"
@@ -25,7 +24,7 @@ func (p *applyRun) planReleases() error {
 		}
 		key := releaseKey(item)
 		if wanted[key] {
-			return fmt.Errorf("helm release %s is listed twice", key)
+			return &invalidBundleError{fmt.Errorf("helm release %s is listed twice", key)}
 		}
 		wanted[key] = true
 		if err := p.planRelease(item); err != nil {
@@ -66,9 +65,4 @@ func (p *applyRun) planRelease(item bundle.Item) error {
 		enterStage(s, inventory.StageBegin, p.engine.now())
 	}
 	return err
-}
-
-// releasesDeployed returns whether all releases in the next inventory are deployed.
-func (p *applyRun) releasesDeployed() bool {
-	return !slices.ContainsFunc(p.next.Releases, func(s inventory.ReleaseState) bool { return s.Stage != inventory.StageDeployed })
 }

@@ -13,11 +13,19 @@ import (
 // applied again, and runs that failed or were interrupted are retried. It needs nothing but the records on the cluster.
 // It returns nil when ctx has ended and everything that it started has ended too. It is called once.
 func (e *Engine) Run(ctx context.Context) error {
+	e.running.Store(true)
+	defer e.running.Store(false)
 	drift.New(drift.Options{
 		Engine: driftEngine{e}, Store: e.store, Objects: e.member.objects, Mapper: e.member.mapper, Clock: e.clock,
-		ScopeConfirmed: e.confirmed, OnCorrect: e.onHeal, OnChange: e.onChange,
+		ScopeConfirmed: e.confirmed, OnCorrect: e.onCorrect, OnReport: e.onReport, OnLost: e.onLost, OnChange: e.onChange,
 	}).Run(ctx)
 	return nil
+}
+
+// onLost makes the next Converge of id run, and requests it.
+func (e *Engine) onLost(id bundle.ID) {
+	e.failedRuns.forget(id)
+	e.onReport(id)
 }
 
 // driftEngine is the Engine as drift corrects with it.
@@ -31,13 +39,28 @@ func (d driftEngine) Acquire(ctx context.Context, id bundle.ID) (release func(),
 }
 
 // Resume converges objects of a bundle from its record.
-func (d driftEngine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (bundle.Report, bool, error) {
-	return d.engine.resume(ctx, id, triggerDrift, only)
+func (d driftEngine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (drift.Result, error) {
+	e := d.engine
+	var before bundle.Report
+	if rec := e.store.Cached(id); rec != nil {
+		before = e.reportOf(rec)
+	}
+	report, ok, err := e.resume(ctx, id, only)
+	result := drift.Result{Changes: report.Changes, IsLost: !ok && err == nil}
+	if rec := e.store.Cached(id); rec != nil {
+		result.IsReportNew = !isSameReport(before, e.reportOf(rec))
+	}
+	return result, err
 }
 
 // ResumeWithdrawal continues a withdrawal.
 func (d driftEngine) ResumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error) {
 	return d.engine.resumeWithdrawal(ctx, id)
+}
+
+// NextAttempt returns the time of the next run of an unfinished bundle.
+func (d driftEngine) NextAttempt(id bundle.ID, digest bundle.Digest) (at time.Time, ok bool) {
+	return d.engine.nextAttempt(id, digest)
 }
 
 // PollPause returns the pause before the next check of what a bundle waits for.

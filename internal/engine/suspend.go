@@ -17,6 +17,7 @@ func (e *Engine) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, erro
 		return bundle.Report{ID: id}, fmt.Errorf("suspend %s: %w", id, err)
 	}
 	defer release()
+	e.failedRuns.forget(id)
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && !rec.Exists()) {
 		return bundle.Report{ID: id}, nil // without a record drift is not corrected

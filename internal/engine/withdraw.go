@@ -26,6 +26,7 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 		return false, err
 	}
 	defer release()
+	e.failedRuns.forget(w.ID)
 	rec, err := e.loadOrTrace(ctx, w.ID)
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)

@@ -7,12 +7,10 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/engine"
@@ -21,8 +19,7 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// changeBacklog is the size of the channels for changed summaries and Works. If the channel of summaries is full, an
-// event is dropped: the summary is reconciled later in any case.
+// changeBacklog is the size of the channels for changed summaries and Works.
 const changeBacklog = 1024
 
 // engines runs one engine per push member, from the first delivery until forget is called.
@@ -32,10 +29,9 @@ type engines struct {
 	isServed func(context.Context, fleet.Member) (bool, error)
 	// recordDrift is called with the changes of an engine that has corrected drift.
 	recordDrift func(fleet.Member, bundle.ID, bundle.ChangeSet)
-	// correctedSummaries receives the summaries for which an engine has corrected drift, or tried to.
-	correctedSummaries chan event.GenericEvent
-	// changedWorks receives the Works whose objects have changed on their member, or for which an engine has corrected
-	// drift.
+	// reportedSummaries receives the summaries of which an engine has a new report.
+	reportedSummaries chan event.GenericEvent
+	// changedWorks receives the Works whose objects have changed on their member, or of which an engine has a new report.
 	changedWorks chan event.GenericEvent
 	// stopped is closed when the hub stops.
 	stopped chan struct{}
@@ -74,7 +70,7 @@ func newEngines(members *fleet.Clients, isServed func(context.Context, fleet.Mem
 ) *engines {
 	return &engines{
 		members: members, isServed: isServed, recordDrift: recordDrift,
-		correctedSummaries: make(chan event.GenericEvent, changeBacklog), changedWorks: make(chan event.GenericEvent, changeBacklog),
+		reportedSummaries: make(chan event.GenericEvent, changeBacklog), changedWorks: make(chan event.GenericEvent, changeBacklog),
 		stopped: make(chan struct{}), toRun: make(chan *memberEngine), byMember: map[string]*memberEngine{},
 	}
 }
@@ -224,7 +220,7 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 		return existing, false, nil
 	}
 	stop := make(chan struct{})
-	created, err := engine.New(config, engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnHeal: e.onDriftCorrected(m), OnChange: e.onChange(m, stop)})
+	created, err := engine.New(config, engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnCorrect: e.onCorrect(m), OnReport: e.onReport(m, stop), OnChange: e.onChange(m, stop)})
 	if err != nil {
 		return nil, false, fmt.Errorf("create engine of %s: %w", m.Key(), err)
 	}
@@ -265,41 +261,46 @@ func (e *engines) remove(member string, r *memberEngine) bool {
 	return true
 }
 
-// onDriftCorrected returns the function that an engine calls after it has corrected drift. The function triggers a
-// reconcile of the requestor.
-func (e *engines) onDriftCorrected(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
+// onCorrect returns the function that an engine calls after it has corrected drift.
+func (e *engines) onCorrect(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
 	return func(id bundle.ID, changes bundle.ChangeSet) {
-		switch id.RequestorKind {
-		case configv1beta1.ClusterSummaryKind:
+		if id.RequestorKind == configv1beta1.ClusterSummaryKind {
 			e.recordDrift(m, id, changes)
-			sendOrDrop(e.correctedSummaries, &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}})
-		case workv1alpha1.WorkKind:
-			e.onChange(m, nil)(id)
 		}
 	}
 }
 
+// onReport returns the function that an engine calls when its report about a bundle changes. The function triggers a
+// reconcile of the requestor. Nothing else triggers it.
+func (e *engines) onReport(m fleet.Member, stopped <-chan struct{}) func(bundle.ID) {
+	return func(id bundle.ID) {
+		if id.RequestorKind != configv1beta1.ClusterSummaryKind {
+			e.onChange(m, stopped)(id)
+			return
+		}
+		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}}
+		e.send(e.reportedSummaries, event.GenericEvent{Object: summary}, stopped)
+	}
+}
+
 // onChange returns the function that an engine calls when an object changes. The function triggers a reconcile of the
-// Work, whose status has the health of its objects; nothing else triggers it. While the channel is full, the function
-// waits until the engine or the hub stops. It ignores summaries, whose status has no health.
+// Work, whose status has the health of its objects; nothing else triggers it. It ignores summaries, whose status has no
+// health.
 func (e *engines) onChange(m fleet.Member, stopped <-chan struct{}) func(bundle.ID) {
 	return func(id bundle.ID) {
 		change, ok := hubworks.ChangeEvent(m, id)
 		if !ok {
 			return
 		}
-		select {
-		case e.changedWorks <- change:
-		case <-stopped:
-		case <-e.stopped:
-		}
+		e.send(e.changedWorks, change, stopped)
 	}
 }
 
-// sendOrDrop sends obj, or drops it if the channel is full.
-func sendOrDrop(to chan<- event.GenericEvent, obj client.Object) {
+// send waits while the channel is full, until the engine or the hub stops.
+func (e *engines) send(to chan<- event.GenericEvent, change event.GenericEvent, stopped <-chan struct{}) {
 	select {
-	case to <- event.GenericEvent{Object: obj}:
-	default:
+	case to <- change:
+	case <-stopped:
+	case <-e.stopped:
 	}
 }

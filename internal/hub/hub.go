@@ -235,7 +235,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		}).Setup(ctx, h),
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Wakeups: h.engines.correctedSummaries, UnreachableReason: h.unreachableReason(),
+			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
 			Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&unclaimed.Controller{

@@ -111,6 +111,17 @@ func (r *Record) Covers(next *Record) bool {
 	return true
 }
 
+// IsUnfinished returns whether the bundle must be run again: the last run has failed or was interrupted, or a Helm
+// release waits.
+func (r *Record) IsUnfinished() bool {
+	return r.State == bundle.StateFailed || r.State == bundle.StateApplying
+}
+
+// ReleasesDeployed returns whether all Helm releases are deployed.
+func (r *Record) ReleasesDeployed() bool {
+	return !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.Stage != StageDeployed })
+}
+
 // Report returns the report of the bundle, without changes.
 func (r *Record) Report() bundle.Report {
 	return bundle.Report{

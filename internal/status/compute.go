@@ -47,9 +47,6 @@ type FeatureResult struct {
 	Status libv1beta1.FeatureStatus
 	// Reason is the reason of a failure, one of the Reason constants. It is "" without a failure.
 	Reason string
-	// CountFailure is true if consecutiveFailures must be incremented: the failure is not a repetition of the former
-	// one.
-	CountFailure bool
 	// Releases are the Helm releases of the feature, including those with a conflict. A release that must be
 	// uninstalled has no status: ComputeStatus keeps its former entry until the bundle is applied.
 	Releases []configv1beta1.HelmChartSummary
@@ -114,19 +111,17 @@ func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult) conf
 	case Delivered:
 		return computeFromReport(old, result)
 	case Failed:
-		return withFailure(old, result, result.Status)
+		return withNewFailure(old, result, result.Status)
 	case Skipped:
 		if old.Status == libv1beta1.FeatureStatusProvisioned || old.Status == libv1beta1.FeatureStatusRemoved {
 			return old
 		}
 		return withFailure(old, result, result.Status)
 	case Withdrawing:
-		old.Status = result.Status
-		old.FailureMessage, old.FailureReason = errorMessage(result.Err), result.Reason
-		if result.CountFailure {
-			old.ConsecutiveFailures++
+		if result.Err != nil {
+			return withNewFailure(old, result, result.Status)
 		}
-		return old
+		return withFailure(old, result, result.Status)
 	case Withdrawn:
 		return configv1beta1.FeatureSummary{FeatureID: old.FeatureID, Status: libv1beta1.FeatureStatusRemoved}
 	default:
@@ -159,8 +154,10 @@ func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult) c
 			return withPending(updated, old, sameDigest)
 		}
 		result.Err, result.Reason = reportError(report.Message), cmp.Or(result.Reason, ReasonApply)
-		result.CountFailure = result.CountFailure || !sameDigest || old.Status != libv1beta1.FeatureStatusFailed || old.FailureMessage != report.Message
-		updated = withFailure(updated, result, libv1beta1.FeatureStatusFailed)
+		if !sameDigest {
+			updated.FailureMessage = "" // the failure is new, also with the same message
+		}
+		updated = withNewFailure(updated, result, libv1beta1.FeatureStatusFailed)
 	case bundle.StateApplying:
 		return withApplying(updated, old, sameDigest, report.Message)
 	default:
@@ -194,10 +191,17 @@ func withPending(updated, old configv1beta1.FeatureSummary, sameDigest bool) con
 func withFailure(old configv1beta1.FeatureSummary, result FeatureResult, status libv1beta1.FeatureStatus) configv1beta1.FeatureSummary {
 	old.Status = status
 	old.FailureMessage, old.FailureReason = errorMessage(result.Err), result.Reason
-	if result.CountFailure {
-		old.ConsecutiveFailures++
-	}
 	return old
+}
+
+// withNewFailure is withFailure, and counts the failure unless it is a repetition of the former one: a retry that fails
+// again does not change the status.
+func withNewFailure(old configv1beta1.FeatureSummary, result FeatureResult, status libv1beta1.FeatureStatus) configv1beta1.FeatureSummary {
+	updated := withFailure(old, result, status)
+	if updated.Status != old.Status || updated.FailureMessage != old.FailureMessage {
+		updated.ConsecutiveFailures++
+	}
+	return updated
 }
 
 // reportError is the error for the message of a member's report.

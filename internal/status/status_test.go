@@ -79,14 +79,17 @@ func TestComputeStatusAndEvents(t *testing.T) {
 			wantEvents: []status.Event{{Type: "Warning", Reason: "ApplyFailed", Note: "Feature: Resources: no room"}},
 		},
 		"the same failure is no news": {old: failing, result: delivered(bundle.StateFailed, one, "no room"), want: failing},
-		"a failed attempt of ours counts": {
+		"another failure counts": {
+			old: failing, result: delivered(bundle.StateFailed, one, "no node"),
+			want:       with(failing, func(f *configv1beta1.FeatureSummary) { f.FailureMessage, f.ConsecutiveFailures = "no node", 2 }),
+			wantEvents: []status.Event{{Type: "Warning", Reason: status.ReasonApply, Note: "Feature: Resources: no node"}},
+		},
+		"a repeated failure of the hub is no news": {
 			old: failing,
-			result: func() status.FeatureResult {
-				f := delivered(bundle.StateFailed, one, "no room")
-				f.CountFailure = true
-				return f
-			}(),
-			want: with(failing, func(f *configv1beta1.FeatureSummary) { f.ConsecutiveFailures = 2 }),
+			result: status.FeatureResult{
+				Feature: libv1beta1.FeatureResources, Kind: status.Failed, Err: errors.New("no room"), Reason: status.ReasonApply, Status: libv1beta1.FeatureStatusFailed,
+			},
+			want: failing,
 		},
 		"a new attempt alone is no news": {old: failing, result: delivered(bundle.StateApplying, one, ""), want: failing},
 		"what a release waits for is told": {
@@ -98,7 +101,7 @@ func TestComputeStatusAndEvents(t *testing.T) {
 			old: feature(libv1beta1.FeatureStatusProvisioned, two, ""),
 			result: status.FeatureResult{
 				Feature: libv1beta1.FeatureResources, Kind: status.Failed, Err: errors.New("bad yaml"), Reason: status.ReasonRender,
-				Status: libv1beta1.FeatureStatusFailedNonRetriable, CountFailure: true,
+				Status: libv1beta1.FeatureStatusFailedNonRetriable,
 			},
 			want: with(feature(libv1beta1.FeatureStatusFailedNonRetriable, two, "bad yaml"), func(f *configv1beta1.FeatureSummary) {
 				f.FailureReason, f.ConsecutiveFailures = status.ReasonRender, 1

@@ -178,7 +178,8 @@ func (e *Executor) observe(ctx context.Context, work *workv1alpha1.Work) ([]engi
 	return observations, asUnresponsive(ctx, err)
 }
 
-// apply makes the cluster equal the Work, and returns the condition Applied.
+// apply makes the cluster equal the Work, and returns the condition Applied. There is no error if the caller must not
+// repeat a failed run.
 func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
 	ctx, cancel := e.withLimit(ctx)
 	defer cancel()
@@ -191,7 +192,11 @@ func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work) (metav1.C
 	case isUnresponsive(err) && done == 0:
 		return unreachableCondition(work, ErrUnresponsive.Error()), err
 	}
-	return notAppliedCondition(done, len(work.Spec.Workload.Manifests), stableMessage(err, report.Message)), err
+	condition := notAppliedCondition(done, len(work.Spec.Workload.Manifests), stableMessage(err, report.Message))
+	if _, isTerminal := errors.AsType[*bundle.TerminalError](err); isTerminal {
+		return condition, nil
+	}
+	return condition, err
 }
 
 // suspend stops changes for a Work, and returns the condition Applied for the progress so far.

@@ -241,9 +241,9 @@ func (e *noopEngine) Have(_ context.Context, id bundle.ID) (bundle.Digest, bundl
 	return digest, bundle.StateApplied, ok, nil
 }
 
-// Resume is never needed: no bundle is accepted in part.
-func (e *noopEngine) Resume(context.Context, bundle.ID) (bundle.Report, bool, error) {
-	return bundle.Report{}, false, nil
+// Failure keeps no failures.
+func (e *noopEngine) Failure(bundle.ID, bundle.Digest) (bundle.Report, bool) {
+	return bundle.Report{}, false
 }
 
 // KnownDeployed lists the accepted bundles.

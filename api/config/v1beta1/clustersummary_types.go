@@ -32,7 +32,7 @@ type FeatureSummary struct {
 	// +optional
 	Hash []byte `json:"hash,omitempty"`
 
-	// ConsecutiveFailures counts failed attempts in a row.
+	// ConsecutiveFailures counts failures in a row. A retry that fails in the same way does not count.
 	// +optional
 	ConsecutiveFailures int64 `json:"consecutiveFailures,omitempty"`
 

@@ -154,9 +154,8 @@ func (a *agent) backoffLoop() session.BackoffLoop {
 	}
 }
 
-// onCorrected records a drift correction, and requeues the bundle or Work because its state may have changed.
-func (a *agent) onCorrected(id bundle.ID, changes bundle.ChangeSet) {
-	a.metrics.RecordCorrection(id, changes)
+// onReport requeues a bundle or Work whose report has changed.
+func (a *agent) onReport(id bundle.ID) {
 	if source := a.source.Load(); source != nil {
 		source.Wake(id)
 	}

@@ -49,7 +49,7 @@ func (r *engineRunner) ensureEngine(ctx context.Context, clusterUID, hubID strin
 		return nil, err
 	}
 	newEngine, err := engine.New(a.opts.Member, engine.Options{
-		Namespace: a.opts.ClusterNamespace, Scope: clusterUID, Hub: hubID, OnHeal: a.onCorrected, OnChange: a.onChanged, Clock: a.opts.Clock,
+		Namespace: a.opts.ClusterNamespace, Scope: clusterUID, Hub: hubID, OnCorrect: a.metrics.RecordCorrection, OnReport: a.onReport, OnChange: a.onChanged, Clock: a.opts.Clock,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("create the engine for the member: %w", err)

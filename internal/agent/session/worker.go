@@ -17,6 +17,9 @@ import (
 )
 
 const (
+	// corruptRetryInterval is the time until content that does not match its hashes is fetched again. It is immutable, but
+	// the hub writes it again after somebody has deleted it.
+	corruptRetryInterval = 5 * time.Minute
 	// removalRetryInterval is the time until deleted objects that still exist are checked again.
 	removalRetryInterval = time.Second
 	// startReportDelay is the time after which a bundle without Helm releases is reported as being applied. Most are
@@ -40,8 +43,8 @@ type Engine interface {
 	CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
 	// Have returns the digest and state in the inventory of id; ok is false if there is no complete inventory.
 	Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
-	// Resume converges id again from its inventory; ok is false if there is no complete inventory.
-	Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error)
+	// Failure returns the report of the last run of a bundle if it failed and the Worker must not repeat it.
+	Failure(id bundle.ID, digest bundle.Digest) (report bundle.Report, ok bool)
 	// KnownDeployed lists the cached inventories without a request; ok is false until they were read.
 	KnownDeployed() (all []bundle.Deployed, ok bool)
 }
@@ -66,7 +69,8 @@ type Worker struct {
 	olderDigests map[bundle.ID]bundle.Digest
 }
 
-// Handle applies or removes the bundle of d and reports the result. After an error the caller must retry later.
+// Handle applies or removes the bundle of d and reports the result. After an error the caller must retry later. There
+// is no error if the Engine retries, or if only another bundle can succeed.
 func (w *Worker) Handle(ctx context.Context, d deliver.Delivery) error {
 	hasWaited, ok := w.Gate.WaitOpen(ctx)
 	if !ok {
@@ -95,7 +99,11 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 	case errors.Is(err, deliver.ErrContentMissing):
 		return w.Source.Report(ctx, d, d.MissingReport(err.Error()))
 	case errors.Is(err, deliver.ErrCorrupt), errors.Is(err, deliver.ErrUnsupported):
-		return errors.Join(err, w.Source.Report(ctx, d, failedReport(d, err)))
+		log.FromContext(ctx).Error(err, "read the content of the bundle", logkeys.Bundle, d.ID.String())
+		if errors.Is(err, deliver.ErrCorrupt) {
+			time.AfterFunc(corruptRetryInterval, func() { w.Source.Wake(d.ID) })
+		}
+		return w.Source.Report(ctx, d, failedReport(d, err))
 	case err != nil:
 		return err
 	}
@@ -150,7 +158,11 @@ func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bund
 }
 
 // answerFromInventory reports d from the inventory if that has the bundle already, so that no content is transferred.
+// The Engine itself finishes an unfinished bundle, and then wakes the delivery.
 func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (isAnswered bool, err error) {
+	if report, ok := w.Engine.Failure(d.ID, d.Digest); ok {
+		return true, w.Source.Report(ctx, d, report)
+	}
 	digest, state, ok, err := w.Engine.Have(ctx, d.ID)
 	if err != nil {
 		return false, fmt.Errorf("read the inventory of %s: %w", d.ID, err)
@@ -160,13 +172,6 @@ func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (i
 	}
 	if !ok || digest != d.Digest || state == bundle.StateRemoving {
 		return false, nil
-	}
-	if state != bundle.StateApplied {
-		report, ok, err := w.Engine.Resume(ctx, d.ID)
-		if !ok {
-			return false, err
-		}
-		return true, w.reportResult(ctx, d, report, err)
 	}
 	deployed, ok, err := w.Engine.FindDeployed(ctx, d.ID)
 	if err != nil || !ok {
@@ -195,7 +200,8 @@ func (w *Worker) isOlder(d deliver.Delivery) bool {
 	return w.olderDigests[d.ID] != (bundle.Digest{}) && w.olderDigests[d.ID] == d.Digest
 }
 
-// reportResult reports the result of an attempt. It returns err, the error of the attempt, so that the caller retries.
+// reportResult reports the result of an attempt. It returns err, the error of the attempt, so that the caller retries,
+// unless the caller must not.
 func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bundle.Report, err error) error {
 	w.OnConverged(err)
 	if changesKinds(report.Changes) {
@@ -208,6 +214,9 @@ func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bu
 	report.ID, report.Digest = d.ID, d.Digest
 	if err != nil && report.State != bundle.StateFailed {
 		report = failedReport(d, err)
+	}
+	if _, isTerminal := errors.AsType[*bundle.TerminalError](err); isTerminal {
+		err = nil
 	}
 	return errors.Join(err, w.Source.Report(ctx, d, report))
 }

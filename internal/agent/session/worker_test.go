@@ -21,6 +21,11 @@ type steps struct {
 	session.Engine
 	outdated []bundle.OutdatedRelease
 	startErr error
+	// failure is the report of the last run, if that failed. err is the error of a run.
+	failure *bundle.Report
+	err     error
+	// fetchErr is the error of Fetch.
+	fetchErr error
 	// release is nil for a bundle without a Helm release. duration is the time that it takes to apply the bundle.
 	release  *bundle.Release
 	duration time.Duration
@@ -36,6 +41,9 @@ func (s *steps) record(step string) {
 }
 
 func (s *steps) Fetch(context.Context, deliver.Delivery) (bundle.Bundle, error) {
+	if s.fetchErr != nil {
+		return bundle.Bundle{}, s.fetchErr
+	}
 	return bundle.Bundle{Items: []bundle.Item{{Release: s.release}}}, nil
 }
 
@@ -57,6 +65,13 @@ func (s *steps) Have(context.Context, bundle.ID) (bundle.Digest, bundle.State, b
 	return bundle.Digest{}, "", false, nil
 }
 
+func (s *steps) Failure(bundle.ID, bundle.Digest) (bundle.Report, bool) {
+	if s.failure == nil {
+		return bundle.Report{}, false
+	}
+	return *s.failure, true
+}
+
 func (s *steps) CompareRenderings(context.Context, bundle.Bundle) (bundle.Report, error) {
 	s.record("compare")
 	if len(s.outdated) > 0 {
@@ -68,6 +83,9 @@ func (s *steps) CompareRenderings(context.Context, bundle.Bundle) (bundle.Report
 func (s *steps) Converge(context.Context, bundle.Bundle) (bundle.Report, error) {
 	s.record("converge")
 	<-time.After(s.duration)
+	if s.err != nil {
+		return bundle.Report{State: bundle.StateFailed}, s.err
+	}
 	return bundle.Report{State: bundle.StateApplied}, nil
 }
 
@@ -127,6 +145,35 @@ func TestStartOfContentIsReportedWhenItTakesLong(t *testing.T) {
 					t.Errorf("the steps differ (-want +got):\n%s", diff)
 				}
 			})
+		})
+	}
+}
+
+// TestOneLoopRetries delivers bundles that fail. The caller retries a delivery only if the Engine does not.
+func TestOneLoopRetries(t *testing.T) {
+	t.Parallel()
+	errRun := errors.New("it failed")
+	for name, tc := range map[string]struct {
+		member  *steps
+		want    []string
+		wantErr error
+	}{
+		"the caller must retry":     {member: &steps{err: errRun}, want: []string{"compare", "converge", "report Failed"}, wantErr: errRun},
+		"the engine retries":        {member: &steps{err: &bundle.TerminalError{Err: errRun}}, want: []string{"compare", "converge", "report Failed"}},
+		"it has failed before":      {member: &steps{failure: &bundle.Report{State: bundle.StateFailed}, fetchErr: errRun}, want: []string{"report Failed"}},
+		"an option is not known":    {member: &steps{fetchErr: deliver.ErrUnsupported}, want: []string{"report Failed"}},
+		"the content is corrupt":    {member: &steps{fetchErr: deliver.ErrCorrupt}, want: []string{"report Failed"}},
+		"the hub does not respond":  {member: &steps{fetchErr: errRun}, wantErr: errRun},
+		"the content is not stored": {member: &steps{fetchErr: deliver.ErrContentMissing}, want: []string{"report Missing"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if err := tc.member.handle(t); !errors.Is(err, tc.wantErr) {
+				t.Errorf("got error %v, want %v", err, tc.wantErr)
+			}
+			if diff := cmp.Diff(tc.want, tc.member.all); diff != "" {
+				t.Errorf("the steps differ (-want +got):\n%s", diff)
+			}
 		})
 	}
 }

@@ -170,7 +170,7 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 func (s *state) reportDeployedUnknown(err error) error {
 	s.isSilent = isTimeout(err)
 	s.retryErr = errors.Join(s.retryErr, err)
-	featureResult := status.FeatureResult{Kind: status.Failed, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed, CountFailure: true}
+	featureResult := status.FeatureResult{Kind: status.Failed, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed}
 	features := s.wantedFeatures()
 	if s.isDeleting() {
 		featureResult.Kind, featureResult.Status, features = status.Withdrawing, removingStatus(s.member), s.featuresToWithdraw()
@@ -336,15 +336,12 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 
 // reportFailure adds the result for a feature whose bundle could not be built.
 func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
-	old := s.featureSummary(feature)
 	featureResult := status.FeatureResult{
-		Feature: feature, Kind: status.Failed, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed, CountFailure: true,
+		Feature: feature, Kind: status.Failed, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed,
 	}
 	var invalid phase.Invalid
 	if errors.As(err, &invalid) {
 		featureResult.Status = libv1beta1.FeatureStatusFailedNonRetriable
-		// The same error is counted once: the reconcile is not a new attempt.
-		featureResult.CountFailure = old.Status != featureResult.Status || old.FailureMessage != err.Error()
 	} else {
 		s.retryErr = errors.Join(s.retryErr, fmt.Errorf("%s of %s: %w", feature, client.ObjectKeyFromObject(s.summary), err))
 	}
@@ -388,7 +385,7 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 		}
 		featureResult := status.FeatureResult{
 			Feature: composition.Feature, Kind: status.Delivered, DesiredDigest: composition.Digest, Report: report,
-			Reason: reportReason(report), Releases: composition.Releases, CountFailure: err != nil,
+			Reason: reportReason(report), Releases: composition.Releases,
 		}
 		if err != nil {
 			s.isSilent = s.isSilent || isTimeout(err)
@@ -438,7 +435,7 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 		s.isSilent = s.isSilent || isTimeout(err)
 		s.retryErr = errors.Join(s.retryErr, err)
 		s.recheckAfter = c.withdrawalInterval(s)
-		featureResult := status.FeatureResult{Feature: feature, Kind: status.Withdrawing, Err: err, Status: removingStatus(s.member), CountFailure: err != nil}
+		featureResult := status.FeatureResult{Feature: feature, Kind: status.Withdrawing, Err: err, Status: removingStatus(s.member)}
 		if err != nil {
 			featureResult.Reason = status.ReasonDeliver
 		}

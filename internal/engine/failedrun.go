@@ -1,0 +1,240 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/drift"
+	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/kube/logkeys"
+)
+
+// permanence is the kind of change that a failed run needs to succeed.
+type permanence int
+
+const (
+	failureTransient permanence = iota // it may succeed at any time
+	failureOfMember                    // the API server must decide otherwise about the same objects
+	failureOfBundle                    // only another bundle can succeed
+)
+
+// failedRun is a run of all objects of a bundle that failed in this process.
+type failedRun struct {
+	digest     bundle.Digest
+	report     bundle.Report
+	err        error
+	permanence permanence
+	failures   int       // runs of the same bundle that failed in a row
+	next       time.Time // when Run runs it again, unless only another bundle can succeed
+}
+
+// failedRuns has the last run of each bundle that has failed. They are lost when the process ends: then each unfinished
+// bundle is run once more.
+type failedRuns struct {
+	mu   sync.Mutex // guards byID
+	byID map[bundle.ID]*failedRun
+}
+
+// get returns the failed run of the bundle with this digest, or nil.
+func (f *failedRuns) get(id bundle.ID, digest bundle.Digest) *failedRun {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if run := f.byID[id]; run != nil && run.digest == digest {
+		return run
+	}
+	return nil
+}
+
+// forget makes the next Converge of id run.
+func (f *failedRuns) forget(id bundle.ID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.byID, id)
+}
+
+// add stores a failed run that ended at the given time. isNew is true if the former run did not fail in the same way.
+func (f *failedRuns) add(run *failedRun, ended time.Time) (isNew bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before := f.byID[run.report.ID]
+	run.failures = 1
+	if before != nil && before.digest == run.digest {
+		run.failures += before.failures
+	}
+	pause := drift.MaxBackoff
+	if run.permanence == failureTransient {
+		pause = drift.Backoff(run.failures - 1)
+	}
+	run.next = ended.Add(pause)
+	if f.byID == nil {
+		f.byID = map[bundle.ID]*failedRun{}
+	}
+	f.byID[run.report.ID] = run
+	return before == nil || !isSameReport(before.report, run.report)
+}
+
+// endPause ends the pause after the failed run of id if one of its failed objects has been applied since.
+func (f *failedRuns) endPause(id bundle.ID, changes bundle.ChangeSet, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	run := f.byID[id]
+	if run == nil {
+		return
+	}
+	for _, failed := range run.report.Changes {
+		isApplied := func(c bundle.Change) bool {
+			return c.Ref == failed.Ref && c.Action != bundle.Failed && c.Action != bundle.Skipped
+		}
+		if failed.Action == bundle.Failed && slices.ContainsFunc(changes, isApplied) {
+			ended := *run
+			ended.permanence, ended.next = failureTransient, now
+			f.byID[id] = &ended
+			return
+		}
+	}
+}
+
+// keepFailure stores the result of a run that has failed. It returns err, as a bundle.TerminalError if the caller must
+// not repeat the run. It stores no run that has ended with its context, and none of single objects.
+func (p *applyRun) keepFailure(ctx context.Context, report bundle.Report, err error) error {
+	e, id := p.engine, p.bundle.ID
+	switch {
+	case p.only != nil && err == nil:
+		e.failedRuns.endPause(id, p.changes, e.clock.Now())
+		return nil
+	case p.only != nil || ctx.Err() != nil:
+		return err
+	case err == nil:
+		e.failedRuns.forget(id)
+		return nil
+	}
+	run := &failedRun{digest: p.digest, report: report, err: err, permanence: permanenceOf(err)}
+	if run.permanence != failureOfBundle && !p.isStoredUnfinished() {
+		e.failedRuns.forget(id) // Run does not know of it: the caller repeats it
+		return err
+	}
+	if e.failedRuns.add(run, e.clock.Now()) {
+		log.FromContext(ctx).Error(err, "apply bundle", logkeys.Bundle, id.String(), logkeys.Profile, p.bundle.Owner.Name, logkeys.Digest, p.digest.String())
+	}
+	return e.asTerminal(err)
+}
+
+// isStoredUnfinished returns whether the stored inventory shows that the bundle is unfinished, so that Run repeats the
+// run.
+func (p *applyRun) isStoredUnfinished() bool {
+	stored := p.saved
+	if stored == nil {
+		stored = p.prior
+	}
+	return stored.Exists() && stored.BundleDigest() == p.digest && stored.IsUnfinished()
+}
+
+// asTerminal returns err as a bundle.TerminalError while Run runs.
+func (e *Engine) asTerminal(err error) error {
+	if !e.running.Load() {
+		return err
+	}
+	return &bundle.TerminalError{Err: err}
+}
+
+// failure returns the result of the last run of the bundle if it failed and the caller must not repeat it, else nil.
+func (e *Engine) failure(id bundle.ID, digest bundle.Digest) *failedRun {
+	if !e.running.Load() {
+		return nil
+	}
+	return e.failedRuns.get(id, digest)
+}
+
+// Failure returns the report of the last run of the bundle, without a request, if it failed and the caller must not
+// repeat it. Otherwise ok is false.
+func (e *Engine) Failure(id bundle.ID, digest bundle.Digest) (report bundle.Report, ok bool) {
+	if run := e.failure(id, digest); run != nil {
+		return run.report, true
+	}
+	return bundle.Report{}, false
+}
+
+// nextAttempt returns the time at which an unfinished bundle is run again. It is zero if its last run is not known to
+// have failed. ok is false if only another bundle can succeed.
+func (e *Engine) nextAttempt(id bundle.ID, digest bundle.Digest) (at time.Time, ok bool) {
+	run := e.failedRuns.get(id, digest)
+	if run == nil {
+		return time.Time{}, true
+	}
+	return run.next, run.permanence != failureOfBundle
+}
+
+// reportOf returns the report of the last run of the bundle of rec if it has failed, since the run may have failed
+// without a change of the record. Otherwise it returns the report of rec.
+func (e *Engine) reportOf(rec *inventory.Record) bundle.Report {
+	if run := e.failedRuns.get(rec.ID, rec.BundleDigest()); run != nil && rec.IsUnfinished() {
+		report := run.report
+		report.Changes = nil
+		return report
+	}
+	return rec.Report()
+}
+
+// isSameReport returns whether two reports of a bundle show the same to the hub.
+func isSameReport(a, b bundle.Report) bool {
+	return a.Digest == b.Digest && a.State == b.State && a.Message == b.Message && slices.Equal(a.Kinds, b.Kinds) && slices.Equal(a.Outdated, b.Outdated)
+}
+
+// invalidBundleError is an error that every run of the bundle has.
+type invalidBundleError struct{ err error }
+
+// Error returns the reason.
+func (e *invalidBundleError) Error() string { return e.err.Error() }
+
+// Unwrap returns the reason.
+func (e *invalidBundleError) Unwrap() error { return e.err }
+
+// permanenceOf returns the permanence of a failed run: the lowest one of its failures.
+func permanenceOf(err error) permanence {
+	if failures, ok := errors.AsType[applyErrors](err); ok && len(failures) > 0 {
+		least := failureOfBundle
+		for _, failure := range failures {
+			least = min(least, permanenceOf(failure))
+		}
+		return least
+	}
+	if _, ok := errors.AsType[*invalidBundleError](err); ok {
+		return failureOfBundle
+	}
+	if _, ok := errors.AsType[*refusedError](err); ok {
+		return failureOfMember
+	}
+	return failureTransient
+}
+
+// refusedError is the error of an object that the API server refuses as invalid. It can accept the object only after
+// another client has changed something on the cluster: has deleted an object whose immutable field differs, or has
+// changed a CustomResourceDefinition or an admission policy.
+type refusedError struct{ err error }
+
+// Error returns the reason.
+func (e *refusedError) Error() string { return e.err.Error() }
+
+// Unwrap returns the reason.
+func (e *refusedError) Unwrap() error { return e.err }
+
+// asRefused returns err as a refusedError if the API server has refused the object as invalid. A schema that this run
+// has changed may not be effective yet.
+func (p *applyRun) asRefused(v decision, err error) error {
+	if !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.defined[v.ref.GVK().GroupKind()] {
+		return err
+	}
+	return &refusedError{err: err}
+}

@@ -1,0 +1,135 @@
+package engine_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/engine"
+)
+
+// refused returns a ConfigMap that the API server refuses as invalid.
+func (c *cluster) refused(name string) *unstructured.Unstructured {
+	obj := c.configMap(name, "1")
+	obj.Object["data"] = map[string]any{"not a valid key": "1"}
+	return obj
+}
+
+// convergeFailsFinally fails unless the caller must not repeat the run of b.
+func convergeFailsFinally(t *testing.T, e *engine.Engine, b bundle.Bundle) bundle.Report {
+	t.Helper()
+	report, err := e.Converge(t.Context(), b)
+	if _, isTerminal := errors.AsType[*bundle.TerminalError](err); !isTerminal || report.State != bundle.StateFailed || report.Message == "" {
+		t.Fatalf("got state %s, message %q, error %v; want a failure that is not repeated", report.State, report.Message, err)
+	}
+	return report
+}
+
+// startRun returns an engine of which Run has begun: it has corrected drift.
+func (c *cluster) startRun(t *testing.T, m *meter) *triggerDrift {
+	t.Helper()
+	h := c.heal(t, m)
+	sentinel := c.bundle("sentinel", c.configMap("sentinel", "1"))
+	converge(t, h.Engine, sentinel)
+	c.delete(configMaps, "sentinel")
+	eventually(t, "corrected", func() bool { return c.value("sentinel") == "1" && h.count() > 0 })
+	return h
+}
+
+// writes returns the requests that write objects, as method and name.
+func (c *cluster) writes(m *meter) (writes []string) {
+	for _, line := range m.take() {
+		method, uri, _ := strings.Cut(line, " ")
+		if path, ok := strings.CutPrefix(uri, "/api/v1/namespaces/"+c.ns+"/configmaps/"); ok && method != "GET" {
+			name, _, _ := strings.Cut(path, "?")
+			writes = append(writes, method+" "+name)
+		}
+	}
+	return writes
+}
+
+func TestBundleWithTheSameObjectTwiceIsPlannedOnce(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	m := &meter{}
+	h := c.startRun(t, m)
+	converge(t, h.Engine, c.bundle("one", c.configMap("a", "1")))
+	twice := c.bundle("one", c.configMap("a", "2"), c.configMap("a", "3"))
+	first := convergeFailsFinally(t, h.Engine, twice)
+	m.take()
+	again := convergeFailsFinally(t, h.Engine, twice)
+	if requests := m.take(); len(requests) > 0 {
+		t.Errorf("another delivery of the same bundle sends %v", requests)
+	}
+	digest, err := twice.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report, ok := h.Failure(twice.ID, digest); !ok || report.Message != first.Message || again.Message != first.Message || !strings.Contains(first.Message, "listed twice") {
+		t.Errorf("got the messages %q, %q and %q", first.Message, again.Message, report.Message)
+	}
+	c.patch(configMaps, "a", `{"data":{"key":"edited"}}`)
+	eventually(t, "drift of the former bundle is corrected", func() bool { return c.value("a") == "1" })
+	if got := h.reported(); got != 0 {
+		t.Errorf("%d new reports, want none", got)
+	}
+	converge(t, h.Engine, c.bundle("one", c.configMap("a", "2")))
+}
+
+// TestDriftBesideARefusedObject corrects drift of a failed bundle, without another run of the whole bundle.
+func TestDriftBesideARefusedObject(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	m := &meter{}
+	h := c.startRun(t, m)
+	b := c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1"), c.refused("refused"))
+	b.Options.ContinueOnError = true
+	report := convergeFailsFinally(t, h.Engine, b)
+	m.take()
+	c.patch(configMaps, "a", `{"data":{"key":"edited"}}`)
+	eventually(t, "the edit is reverted", func() bool { return c.value("a") == "1" })
+	c.delete(configMaps, "b")
+	eventually(t, "the deletion is reverted", func() bool { return c.value("b") == "1" })
+	eventually(t, "the corrections are recorded", func() bool { return h.count() >= 3 })
+	if again := convergeFailsFinally(t, h.Engine, b); again.Message != report.Message {
+		t.Errorf("the message changes from %q to %q", report.Message, again.Message)
+	}
+	if found, ok, err := h.FindDeployed(t.Context(), b.ID); err != nil || !ok || found.Report.State != bundle.StateFailed || found.Report.Message != report.Message {
+		t.Errorf("the record has %+v, %t, %v; want the failure", found.Report, ok, err)
+	}
+	if writes := c.writes(m); strings.Join(writes, ", ") != "PATCH a, PATCH b" {
+		t.Errorf("writes: %v, want those of the two corrections", writes)
+	}
+	if got := h.reported(); got != 0 {
+		t.Errorf("%d new reports, want none", got)
+	}
+	b.Items[0].Objects = b.Items[0].Objects[:2]
+	converge(t, h.Engine, b)
+}
+
+// TestDeletionOfARefusedObjectEndsTheFailure deletes an object whose immutable field differs: then the bundle can be
+// applied.
+func TestDeletionOfARefusedObjectEndsTheFailure(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	h := c.startRun(t, nil)
+	immutable := func(value string) *unstructured.Unstructured {
+		obj := c.configMap("immutable", value)
+		obj.Object["immutable"] = true
+		return obj
+	}
+	converge(t, h.Engine, c.bundle("one", immutable("1")))
+	b := c.bundle("one", immutable("2"))
+	convergeFailsFinally(t, h.Engine, b)
+	c.delete(configMaps, "immutable")
+	eventually(t, "the new report", func() bool {
+		found, ok, err := h.FindDeployed(t.Context(), b.ID)
+		return err == nil && ok && found.Report.State == bundle.StateApplied && h.reported() == 1
+	})
+	if got := c.value("immutable"); got != "2" {
+		t.Errorf("got value %q, want 2", got)
+	}
+}
