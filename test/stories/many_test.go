@@ -350,6 +350,14 @@ var requestMetric = regexp.MustCompile(`(?m)^apiserver_request_total\{(.*)\} ([0
 // events.
 func (w *world) requests(plane *localkube.Plane) requestCounts {
 	w.t.Helper()
+	return w.requestsFor(plane, func(labels map[string]string) bool {
+		return strings.HasSuffix(labels["group"], ".projectsveltos.io") || labels["resource"] == "events"
+	})
+}
+
+// requestsFor counts the requests to the API server of a plane whose labels are counted.
+func (w *world) requestsFor(plane *localkube.Plane, isCounted func(labels map[string]string) bool) requestCounts {
+	w.t.Helper()
 	raw, err := kubernetes.NewForConfigOrDie(plane.Config).Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(w.t.Context())
 	if err != nil {
 		w.t.Fatal(err)
@@ -361,7 +369,7 @@ func (w *world) requests(plane *localkube.Plane) requestCounts {
 			name, value, _ := strings.Cut(pair, "=")
 			labels[name] = strings.Trim(value, `"`)
 		}
-		if !strings.HasSuffix(labels["group"], ".projectsveltos.io") && labels["resource"] != "events" {
+		if !isCounted(labels) {
 			continue
 		}
 		count, err := strconv.ParseFloat(line[2], 64)

@@ -1,0 +1,244 @@
+package stories
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+const (
+	// quietTime is the time in which requests are counted, and quietRequests the number of requests to one API server that
+	// are a handful: the contested objects are corrected a few times.
+	quietTime     = 2 * time.Minute
+	quietRequests = 20
+	// contests is the number of corrections of a contested object after which the pauses between them are long.
+	contests = 8
+)
+
+// quietProfiles has a profile with the same object in two references, one with an object that the API server refuses,
+// and one with a refused object beside an object that somebody else edits whenever it is corrected.
+const quietProfiles = `
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: twice}
+spec:
+  clusterSelector: {matchLabels: {env: quiet}}
+  policyRefs:
+  - {kind: ConfigMap, namespace: default, name: twice-1}
+  - {kind: ConfigMap, namespace: default, name: twice-2}
+---
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: refused}
+spec:
+  clusterSelector: {matchLabels: {env: quiet}}
+  policyRefs:
+  - {kind: ConfigMap, namespace: default, name: refused}
+---
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: beside}
+spec:
+  clusterSelector: {matchLabels: {env: quiet}}
+  continueOnError: true
+  policyRefs:
+  - {kind: ConfigMap, namespace: default, name: beside}
+  - {kind: ConfigMap, namespace: default, name: contested}
+`
+
+// quietContent returns the ConfigMaps of quietProfiles. %[1]s is a data key, which is invalid if it has a space, and
+// %[2]s the name of the second object of the profile twice.
+const quietContent = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: twice-1}
+data: {"object.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: quiet, name: twice}, data: {text: one}}"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: twice-2}
+data: {"object.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: quiet, name: %[2]s}, data: {text: two}}"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: refused}
+data: {"object.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: quiet, name: refused}, data: {%[1]s: x}}"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: beside}
+data: {"object.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: quiet, name: beside}, data: {%[1]s: x}}"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: contested}
+data: {"object.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: quiet, name: contested}, data: {text: ours}}"}
+`
+
+// TestFailingBundleIsQuiet delivers bundles that cannot be applied. They cost next to no requests, and their status
+// stays true, until their content is corrected.
+func TestFailingBundleIsQuiet(t *testing.T) {
+	awaitTurn(t)
+	w := newWorld(t)
+	members := map[string]*localkube.Plane{
+		"far": w.pullMember("far", "far", "env=quiet"), "near": w.pushMember("near", "near", "env=quiet"),
+	}
+	statuses := w.watchStatuses()
+	w.apply(w.hub, fmt.Sprintf(quietContent, "not a key", "twice"))
+	w.apply(w.hub, quietProfiles)
+	texts := map[string]string{"twice": "ConfigMap quiet/twice is listed twice", "refused": "not a key", "beside": "not a key"}
+	for name := range members {
+		for profile, text := range texts {
+			w.eventually(profile+" fails on "+name, func() error { return statuses.want(profile+"-sveltos-"+name, "Failed", text) })
+		}
+	}
+	for name, plane := range members {
+		contest := w.startContest(plane)
+		w.eventually("the corrections on "+name+" become rare", contest.isSlow)
+	}
+
+	// The agent checks its credential and the hub its API server every 5 s.
+	checks := int(quietTime / (5 * time.Second))
+	heartbeats := map[string]requestCounts{"hub": {"GET namespaces": checks}, "far": {"GET secrets": checks}}
+	statuses.forget()
+	planes := map[string]*localkube.Plane{"hub": w.hub, "far": members["far"], "near": members["near"]}
+	before := map[string]requestCounts{}
+	for name, plane := range planes {
+		before[name] = w.requestsFor(plane, isWorkload)
+	}
+	<-time.After(quietTime)
+	for name, plane := range planes {
+		cost := w.requestsFor(plane, isWorkload).since(before[name]).since(heartbeats[name])
+		t.Logf("requests to %s in %s:\n%s", name, quietTime, cost)
+		if cost.total() > quietRequests {
+			t.Errorf("%d requests to %s in %s, want at most %d:\n%s", cost.total(), name, quietTime, quietRequests, cost)
+		}
+	}
+	if changes := statuses.seen(); len(changes) > 0 {
+		t.Errorf("statuses were written although nothing has changed: %q", changes)
+	}
+
+	began := time.Now()
+	w.apply(w.hub, fmt.Sprintf(quietContent, "key", "other"))
+	for name := range members {
+		for profile := range texts {
+			w.provisioned(name, profile+"-sveltos-"+name)
+		}
+	}
+	t.Logf("all are provisioned %s after the correction", time.Since(began).Round(time.Millisecond))
+}
+
+// isWorkload selects the requests that deliver and apply bundles. It omits watches, which are opened again from time to
+// time, the edits of startContest, and heartbeats.
+func isWorkload(labels map[string]string) bool {
+	verb, resource := labels["verb"], labels["resource"]
+	switch {
+	case verb == "WATCH", verb == "PATCH" && resource == "configmaps":
+		return false
+	case labels["group"] == "":
+		return (resource == "configmaps" || resource == "secrets" || resource == "namespaces") && (verb != "LIST")
+	}
+	return strings.HasSuffix(labels["group"], ".projectsveltos.io") || resource == "events"
+}
+
+// statusLog has the statuses of summaries, as a watch returned them.
+type statusLog struct {
+	// mu guards the fields below.
+	mu sync.Mutex
+	// latest has the last status of each summary, and changes the statuses since forget.
+	latest  map[string]string
+	changes []string
+}
+
+func (w *world) watchStatuses() *statusLog {
+	w.t.Helper()
+	log := &statusLog{latest: map[string]string{}}
+	(&crowd{w: w}).follow(&configv1beta1.ClusterSummaryList{}, func(event watch.Event) {
+		summary, ok := event.Object.(*configv1beta1.ClusterSummary)
+		if !ok {
+			return
+		}
+		var text strings.Builder
+		for _, feature := range summary.Status.FeatureSummaries {
+			fmt.Fprintf(&text, "%s: %s", feature.Status, feature.FailureMessage)
+		}
+		log.mu.Lock()
+		defer log.mu.Unlock()
+		log.latest[summary.Name] = text.String()
+		log.changes = append(log.changes, summary.Name+" "+text.String())
+	})
+	return log
+}
+
+func (l *statusLog) forget() { l.mu.Lock(); defer l.mu.Unlock(); l.changes = nil }
+
+func (l *statusLog) seen() []string { l.mu.Lock(); defer l.mu.Unlock(); return l.changes }
+
+// want returns an error unless the last status of a summary has the status and the text.
+func (l *statusLog) want(summary, status, text string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if got := l.latest[summary]; !strings.HasPrefix(got, status+": ") || !strings.Contains(got, text) {
+		return fmt.Errorf("summary %s is %q, want %s with %q", summary, got, status, text)
+	}
+	return nil
+}
+
+// contest edits the object contested on a member whenever it is corrected, until the story ends.
+type contest struct {
+	mu          sync.Mutex // guards corrections
+	corrections int
+}
+
+func (w *world) startContest(plane *localkube.Plane) *contest {
+	w.t.Helper()
+	watcher, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx := context.WithoutCancel(w.t.Context())
+	events, err := watcher.Watch(ctx, &corev1.ConfigMapList{}, client.InNamespace("quiet"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c := &contest{}
+	var editor sync.WaitGroup
+	editor.Go(func() {
+		for event := range events.ResultChan() {
+			obj, ok := event.Object.(*corev1.ConfigMap)
+			if !ok || obj.Name != "contested" || obj.Data["text"] != "ours" {
+				continue
+			}
+			c.mu.Lock()
+			c.corrections++
+			c.mu.Unlock()
+			if err := watcher.Patch(ctx, obj, client.RawPatch(types.MergePatchType, []byte(`{"data":{"text":"theirs"}}`))); err != nil {
+				w.t.Error(err)
+			}
+		}
+	})
+	w.t.Cleanup(func() { events.Stop(); editor.Wait() })
+	return c
+}
+
+// isSlow returns an error until the object was corrected several times in a row.
+func (c *contest) isSlow() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.corrections < contests {
+		return fmt.Errorf("it was corrected %d times", c.corrections)
+	}
+	return nil
+}
