@@ -23,7 +23,11 @@ func run() int {
 	context.AfterFunc(ctx, stop)
 	// A closed pipe does not end the process: the write returns an error, and the command undoes its changes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	return cli.Run(ctx, os.Args, command.Streams{Out: os.Stdout, Err: os.Stderr, Closed: isClosed(os.Stdout)})
+	program, err := os.Executable()
+	if err != nil {
+		program = os.Args[0]
+	}
+	return cli.Run(ctx, os.Args, command.Streams{Out: os.Stdout, Err: os.Stderr, Closed: isClosed(os.Stdout), Program: program})
 }
 
 // isClosed reports whether the process was started with a closed standard output. The Go runtime opens os.DevNull in

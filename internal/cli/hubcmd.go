@@ -64,6 +64,7 @@ the management cluster.`,
 			if err := f.validate(); err != nil {
 				return err
 			}
+			f.options.SandboxCommand = sandboxCommand(streams)
 			return f.run(ctx)
 		},
 	}

@@ -33,6 +33,7 @@ import (
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 )
 
@@ -86,6 +87,9 @@ type Options struct {
 	// HeartbeatLimits has, by type, the time without a heartbeat after which the agent of a pull member is silent.
 	// Default: heartbeats.SveltosLimit and heartbeats.KarmadaLimit. Tests set shorter ones.
 	HeartbeatLimits map[fleet.Type]time.Duration
+	// SandboxCommand starts a process that serves render.SandboxFunctions. Empty: templates are expanded in this process,
+	// without limits of time and memory.
+	SandboxCommand []string
 	// Version is the release of Towline for the manifests of agents.
 	Version string
 }
@@ -137,6 +141,14 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 }
 
 func (o Options) shard() fleet.Shard { return fleet.Shard(o.ShardKey) }
+
+// sandbox returns nil without a command.
+func (o Options) sandbox() *sandbox.Pool {
+	if len(o.SandboxCommand) == 0 {
+		return nil
+	}
+	return sandbox.NewPool(o.SandboxCommand, clock.RealClock{})
+}
 
 func newManager(cfg *rest.Config, opts Options, leaseTracker *leaseTracker) (ctrl.Manager, error) {
 	options := ctrl.Options{
@@ -205,7 +217,8 @@ func (h *hub) addControllers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	composer, err := newComposer(ctx, h, h.live, h.opts.CacheDir)
+	pool := h.opts.sandbox()
+	composer, err := newComposer(ctx, h, h.live, h.opts.CacheDir, pool)
 	if err != nil {
 		return err
 	}
@@ -277,7 +290,7 @@ func (h *hub) addChartChecker(composer *summaries.Composer) error {
 		return nil
 	}
 	checker := outdated.New(outdated.Options{
-		Hub: h.GetCache(), Secrets: composer.Contents, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Elected: h.Elected(),
+		Hub: h.GetCache(), Secrets: composer.Contents, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Elected: h.Elected(), Sandbox: composer.Sandbox,
 		Interval: h.opts.OutdatedChartInterval, Clock: clock.RealClock{},
 	})
 	if err := h.registry.Register(checker); err != nil {
@@ -336,7 +349,7 @@ func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
 	return countingTransport{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.forTransport}, fleet.Pull: pull}, h.metricsRecorder.operations}, nil
 }
 
-func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir string) (*summaries.Composer, error) {
+func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir string, pool *sandbox.Pool) (*summaries.Composer, error) {
 	hubUID, err := join.HubUID(ctx, live)
 	if err != nil {
 		return nil, err
@@ -346,7 +359,7 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 		return nil, err
 	}
 	return &summaries.Composer{
-		Contents: newContentCache(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(), Manifests: render.NewManifestRenderer(), HubUID: hubUID,
+		Contents: newContentCache(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), HubUID: hubUID, Sandbox: pool,
 	}, nil
 }
 

@@ -24,6 +24,7 @@ import (
 
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 )
 
@@ -86,18 +87,22 @@ type Charts struct {
 	// sharedReleases caches releases for all members, memberReleases releases for one member.
 	sharedReleases, memberReleases *sizedCache[Release]
 	facts                          *factsCache
+	// sandbox renders in child processes that have SandboxFunctions. If it is nil, charts are rendered in this process.
+	sandbox *sandbox.Pool
 }
 
-// NewCharts returns Charts with empty caches.
-func NewCharts() *Charts {
-	return &Charts{sharedReleases: newSizedCache[Release](maxSharedSize), memberReleases: newSizedCache[Release](maxMemberSize), facts: newFactsCache()}
+// NewCharts returns Charts with empty caches, which renders in the sandbox. Without a sandbox it renders in this
+// process, and a template that does not end is not stopped.
+func NewCharts(inSandbox *sandbox.Pool) *Charts {
+	return &Charts{sandbox: inSandbox, sharedReleases: newSizedCache[Release](maxSharedSize), memberReleases: newSizedCache[Release](maxMemberSize), facts: newFactsCache()}
 }
 
 // Render returns a release. Errors name the chart and the template or value. An error in the chart or its values is a
 // phase.Invalid. The caller can retry all other errors. They occur if ctx ends, the archive cannot be read, a function
-// in request fails, or the Kubernetes version or a required list of APIs is not known yet.
+// in request fails, or the Kubernetes version or a required list of APIs is not known yet. A sandbox.LimitError is
+// returned for templates that take too much time or memory.
 //
-// Go cannot stop a running template: if ctx ends, Render returns at once and the template continues in the background.
+// If ctx ends, Render returns at once and the templates continue in the background until their limit.
 func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, error) {
 	facts, err := c.facts.get(request.Chart)
 	if err != nil {
@@ -160,7 +165,7 @@ func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error)
 	if known, ok := c.sharedReleases.get(key); ok {
 		return known, nil // another call has rendered it meanwhile
 	}
-	release, err := request.render(newSharedCalls())
+	release, err := c.evaluate(request, nil)
 	if err == nil {
 		c.sharedReleases.getOrPut(key, release, release.size)
 	}
@@ -189,7 +194,7 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 		return Release{}, err
 	}
 	release, err := c.renderDeduplicated(ctx, key, request, func() (Release, error) {
-		return request.render(newMemberCalls(stored, request.Lookup, inputs, request.IsUpgrade))
+		return c.evaluate(request, &memberInputs{Stored: stored, HasLookup: request.Lookup != nil, Inputs: inputs})
 	})
 	if err != nil || release.isTransient {
 		return release, err

@@ -91,7 +91,7 @@ func TestRenderGolden(t *testing.T) {
 			t.Parallel()
 			asked := request(t, examples.Chart{})
 			change(&asked)
-			golden(t, name, rendered(t, render.NewCharts(), asked).Objects)
+			golden(t, name, rendered(t, render.NewCharts(pool), asked).Objects)
 		})
 	}
 }
@@ -156,7 +156,7 @@ func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
 			if test.change != nil {
 				test.change(&asked)
 			}
-			_, err := render.NewCharts().Render(t.Context(), asked)
+			_, err := render.NewCharts(pool).Render(t.Context(), asked)
 			wantInvalid(t, err, test.want...)
 		})
 	}
@@ -179,7 +179,7 @@ data:
   dns: {{ getHostByName "localhost" | quote }}
 `))
 	asked.KubeVersion = "v1.31.6+k3s1"
-	objects := rendered(t, render.NewCharts(), asked).Objects
+	objects := rendered(t, render.NewCharts(pool), asked).Objects
 	for _, object := range objects {
 		if object.GetName() != "seen" {
 			continue
@@ -199,7 +199,7 @@ data:
 func TestRenderOnceForAllWhoAskTheSame(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	var (
 		mu       sync.Mutex // guards releases
 		releases = map[*unstructured.Unstructured]bool{}
@@ -237,7 +237,7 @@ func TestRenderOnceForAllWhoAskTheSame(t *testing.T) {
 func TestRenderTellsAPIListsApartWhereItMatters(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has "example.com/v1" }}`+object("ConfigMap", "extra")+`{{ end }}`))
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	without := rendered(t, charts, asked)
 	asked.APIVersions = append(asked.APIVersions, "example.com/v1")
 	with := rendered(t, charts, asked)
@@ -264,13 +264,13 @@ func TestMembersWithEqualAnswersShareARendering(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			asked, charts := request(t, withTemplate(test.template)), render.NewCharts()
+			asked, charts := request(t, withTemplate(test.template)), render.NewCharts(pool)
 			releases := map[*unstructured.Unstructured]bool{}
 			for _, list := range test.lists {
 				asked.APIVersions = strings.Fields(list)
 				shared := rendered(t, charts, asked)
 				releases[shared.Objects[0]] = true
-				alone := rendered(t, render.NewCharts(), asked)
+				alone := rendered(t, render.NewCharts(pool), asked)
 				if diff := cmp.Diff(alone.Objects, shared.Objects); diff != "" {
 					t.Errorf("%s: differs from a rendering for this member alone (-alone +shared):\n%s", list, diff)
 				}
@@ -286,7 +286,7 @@ func TestRenderBigRelease(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})
 	asked.Values = values(t, "filler: {count: 60, size: 100000}\n")
-	objects := rendered(t, render.NewCharts(), asked).Objects
+	objects := rendered(t, render.NewCharts(pool), asked).Objects
 	size := 0
 	for _, object := range objects {
 		text, _, _ := unstructured.NestedString(object.Object, "data", "filler")
@@ -301,7 +301,7 @@ func TestRenderNeedsTheVersion(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})
 	asked.KubeVersion = ""
-	if _, err := render.NewCharts().Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "not known yet") {
+	if _, err := render.NewCharts(pool).Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "not known yet") {
 		t.Errorf("got %v, want an error about the version", err)
 	}
 }
@@ -325,7 +325,7 @@ func TestRenderNeedsTheAPIsThatTheChartLooksAt(t *testing.T) {
 			if test.values != "" {
 				asked.Values = map[string]any{"greeting": test.values}
 			}
-			_, err := render.NewCharts().Render(t.Context(), asked)
+			_, err := render.NewCharts(pool).Render(t.Context(), asked)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got error %v, want %q in it", err, test.want)
 			}
@@ -338,7 +338,7 @@ func TestRenderEndsWithItsContext(t *testing.T) {
 	asked := request(t, withTemplate("{{ range until 30000000 }}{{ end }}"))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := render.NewCharts().Render(ctx, asked); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := render.NewCharts(pool).Render(ctx, asked); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the end of the context", err)
 	}
 }

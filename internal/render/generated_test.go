@@ -80,7 +80,7 @@ func TestEveryGeneratedValueIsKept(t *testing.T) {
 	}
 	asked := request(t, generating(calls))
 	first, second := &member{name: "first"}, &member{name: "second"}
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	one := generated(t, first.render(t, charts, asked))
 	two := generated(t, second.render(t, charts, asked))
 	for call := range calls {
@@ -91,7 +91,7 @@ func TestEveryGeneratedValueIsKept(t *testing.T) {
 	if diff := cmp.Diff(one, generated(t, first.render(t, charts, asked))); diff != "" {
 		t.Errorf("the same request again (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(one, generated(t, first.render(t, render.NewCharts(), asked))); diff != "" {
+	if diff := cmp.Diff(one, generated(t, first.render(t, render.NewCharts(pool), asked))); diff != "" {
 		t.Errorf("after a restart (-want +got):\n%s", diff)
 	}
 	asked.Values, asked.KubeVersion, asked.APIVersions = values(t, "replicas: 2\n"), "v1.37.0", []string{"v1", "example.com/v1"}
@@ -117,7 +117,7 @@ func TestGeneratedValuesDoNotDependOnOtherTemplates(t *testing.T) {
 		maps.Copy(all, others)
 		return examples.Chart{Files: all}
 	}
-	charts, m := render.NewCharts(), &member{name: "one"}
+	charts, m := render.NewCharts(pool), &member{name: "one"}
 	before := m.render(t, charts, request(t, chart(nil)))
 	after := m.render(t, charts, request(t, chart(map[string]string{
 		"templates/zz.yaml": "# {{ randAlphaNum 20 }}", "templates/aa.yaml": "# {{ randAlphaNum 20 }}", "templates/a/b/c.yaml": "# {{ randAlphaNum 20 }}",
@@ -150,8 +150,8 @@ func TestGeneratedCertificatesChainToTheirCA(t *testing.T) {
 			`{{ (genSignedCertWithKey "leaf.example.com" nil (list "leaf.example.com") 10 .ca (genPrivateKey "ecdsa")).Cert }}{{ end }}`,
 	}})
 	m := &member{name: "one"}
-	data := generated(t, m.render(t, render.NewCharts(), asked))
-	again := generated(t, m.render(t, render.NewCharts(), asked)) // the CA is a kept one
+	data := generated(t, m.render(t, render.NewCharts(pool), asked))
+	again := generated(t, m.render(t, render.NewCharts(pool), asked)) // the CA is a kept one
 	if diff := cmp.Diff(data, again); diff != "" {
 		t.Errorf("certificates differ (-want +got):\n%s", diff)
 	}
@@ -198,7 +198,7 @@ func TestChartThatDoesNotGenerateIsShared(t *testing.T) {
 	asked := request(t, withTemplate("{{ if .Values.generate }}# {{ randAlphaNum 5 }}{{ end }}\n"+
 		object("ConfigMap", "generated")+"data:\n  keys: {{ keys (dict \"c\" 1 \"a\" 2 \"b\" 3) | join \",\" }}{{ values (dict \"c\" 1 \"a\" 2 \"b\" 3) | join \",\" }}\n"+
 		"  day: {{ date \"2006\" 86400 | quote }}\n"))
-	charts, m := render.NewCharts(), &member{name: "one"}
+	charts, m := render.NewCharts(pool), &member{name: "one"}
 	release := m.render(t, charts, asked)
 	if m.loads != 0 || release.Generated != nil || release.Unanswered {
 		t.Errorf("got %d loads and generated values %v, want none", m.loads, release.Generated)
@@ -217,7 +217,7 @@ func TestFailureToLoadGeneratedValues(t *testing.T) {
 	asked := request(t, withTemplate("# {{ uuidv4 }}"))
 	failure := errors.New("the hub does not answer")
 	asked.Generated = func(context.Context) (render.Generated, error) { return nil, failure }
-	_, err := render.NewCharts().Render(t.Context(), asked)
+	_, err := render.NewCharts(pool).Render(t.Context(), asked)
 	var invalid phase.Invalid
 	if !errors.Is(err, failure) || errors.As(err, &invalid) {
 		t.Errorf("got %v, want an error to try again after", err)
@@ -228,7 +228,7 @@ func TestLookupReadsTheMember(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate(object("ConfigMap", "generated")+
 		"data:\n  found: {{ (lookup \"v1\" \"Secret\" .Release.Namespace \"there\").data | default \"nothing\" | quote }}\n"))
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	shared := rendered(t, charts, asked)
 	if got := generated(t, shared)["found"]; !shared.Unanswered || got != "nothing" {
 		t.Errorf("without a cluster: got %q, unanswered is %t; want nothing, unanswered", got, shared.Unanswered)
@@ -254,7 +254,7 @@ func TestChartMayGenerateAndLookUp(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" .Release.Namespace "there" }}`+object("ConfigMap", "generated")+
 		"data:\n  password: {{ $found.password | default (randAlphaNum 20) }}\n"))
-	charts, m := render.NewCharts(), &member{name: "one"}
+	charts, m := render.NewCharts(pool), &member{name: "one"}
 	first, again := m.render(t, charts, asked), m.render(t, charts, asked)
 	if !first.Unanswered || !first.MemberSpecific || generated(t, first)["password"] != generated(t, again)["password"] {
 		t.Errorf("in pull mode: got %v, then %v", generated(t, first), generated(t, again))
@@ -285,7 +285,7 @@ func TestLookupIsAskedAgainForAnotherInput(t *testing.T) {
 		return map[string]any{"count": count, "password": "deployed"}, nil
 	}
 	m := &member{name: "one"}
-	first := generated(t, m.render(t, render.NewCharts(), asked))
+	first := generated(t, m.render(t, render.NewCharts(pool), asked))
 	if first["found"] != "0" || len(first["password"]) != 20 {
 		t.Fatalf("the first rendering has %v", first)
 	}
@@ -297,7 +297,7 @@ func TestLookupIsAskedAgainForAnotherInput(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	check("after a restart", charts)
 	check("again", charts)
 	asked.APIVersions, want["api"] = append(asked.APIVersions, "example.com/v1"), "true"
@@ -309,7 +309,7 @@ func TestLookupIsAskedAgainForAnotherInput(t *testing.T) {
 	check("with other values", charts)
 	size := len(m.kept)
 	count = 2000000
-	check("with other values after a restart", render.NewCharts())
+	check("with other values after a restart", render.NewCharts(pool))
 	for _, count = range []int64{3, 4, 5} {
 		asked.Values = map[string]any{"other": count}
 		if got := generated(t, m.render(t, charts, asked))["found"]; got != fmt.Sprint(count) {
@@ -324,7 +324,7 @@ func TestLookupIsAskedAgainForAnotherInput(t *testing.T) {
 func TestLookupComesBeforeFailure(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate("{{ if not (lookup \"v1\" \"Namespace\" \"\" \"prepared\") }}{{ fail \"prepare it\" }}{{ end }}"))
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	if _, err := charts.Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "prepare it") {
 		t.Errorf("without a cluster: got %v, want the failure", err)
 	}
@@ -336,7 +336,7 @@ func TestLookupComesBeforeFailure(t *testing.T) {
 
 func TestRevisionAndOperation(t *testing.T) {
 	t.Parallel()
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	asked := request(t, withTemplate(object("ConfigMap", "generated")+
 		"data:\n  revision: {{ .Release.Revision | quote }}\n  operation: \"{{ .Release.IsInstall }} {{ .Release.IsUpgrade }}\"\n"))
 	inputs, err := charts.Inputs(asked)
@@ -378,7 +378,7 @@ func TestLargeResultsOfLookupAreNotKept(t *testing.T) {
 			reads++
 			return map[string]any{"data": strings.Repeat("x", size)}, nil
 		}
-		m, charts := &member{name: "one"}, render.NewCharts()
+		m, charts := &member{name: "one"}, render.NewCharts(pool)
 		first, second := m.render(t, charts, asked), m.render(t, charts, asked)
 		if diff := cmp.Diff(generated(t, first), generated(t, second)); diff != "" {
 			t.Errorf("%d bytes: the renderings differ (-want +got):\n%s", size, diff)
@@ -403,7 +403,7 @@ func TestLargeResultsOfLookupAreNotKept(t *testing.T) {
 func TestGeneratedValuesCountInTheCache(t *testing.T) {
 	t.Parallel()
 	asked := request(t, generating(map[string]string{"size": "randBytes 6291456 | len"}))
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	var members []*member
 	var former []render.Release
 	for _, name := range []string{"one", "two", "three", "four", "five"} {

@@ -79,7 +79,7 @@ func TestReleaseIsThatOfHelm(t *testing.T) {
 			asked := request(t, chart)
 			asked.Values = values(t, "replicas: 3\ngreeting: {language: it}\n")
 			wantHooks, wantManifest := byHelm(t, asked)
-			got := rendered(t, render.NewCharts(), asked)
+			got := rendered(t, render.NewCharts(pool), asked)
 			var manifest, hooks, paths []string
 			for _, text := range wantManifest {
 				manifest, paths = append(manifest, text.Content), append(paths, text.Name)

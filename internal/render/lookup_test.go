@@ -32,7 +32,7 @@ stringData:
 func TestLookupFindsTheLastRenderingOfAMemberThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	asked := request(t, managing())
-	m, charts := &member{name: "one"}, render.NewCharts()
+	m, charts := &member{name: "one"}, render.NewCharts(pool)
 	var kept render.Generated
 	deploy := func(when string) map[string]string {
 		t.Helper()
@@ -44,7 +44,7 @@ func TestLookupFindsTheLastRenderingOfAMemberThatCannotBeRead(t *testing.T) {
 		if again := m.render(t, charts, asked); again.Objects[0] != release.Objects[0] {
 			t.Errorf("%s: the next request renders again", when)
 		}
-		if diff := cmp.Diff(generated(t, release), generated(t, m.render(t, render.NewCharts(), asked))); diff != "" {
+		if diff := cmp.Diff(generated(t, release), generated(t, m.render(t, render.NewCharts(pool), asked))); diff != "" {
 			t.Errorf("%s: the release differs after a restart (-want +got):\n%s", when, diff)
 		}
 		if diff := cmp.Diff(kept, m.kept); diff != "" {
@@ -129,7 +129,7 @@ func TestObjectsThatLookupFinds(t *testing.T) {
 			var found []string
 			for n := range 3 {
 				asked.Values = values(t, fmt.Sprintf("number: %d\n", n+1))
-				release := m.render(t, render.NewCharts(), asked)
+				release := m.render(t, render.NewCharts(pool), asked)
 				got := generated(t, release)["found"]
 				found = append(found, got)
 				if n == 0 && release.Unanswered != test.unanswered {
@@ -138,7 +138,7 @@ func TestObjectsThatLookupFinds(t *testing.T) {
 				if release.MemberSpecific != (got != "-") {
 					t.Errorf("found %s, but specific to the member is %t", got, release.MemberSpecific)
 				}
-				if again := m.render(t, render.NewCharts(), asked); !cmp.Equal(objectsOf(again), objectsOf(release)) {
+				if again := m.render(t, render.NewCharts(pool), asked); !cmp.Equal(objectsOf(again), objectsOf(release)) {
 					t.Errorf("rendering %d differs when it is repeated: found %s, then %s", n+1, got, generated(t, again)["found"])
 				}
 			}
@@ -166,7 +166,7 @@ func TestMembersShareARenderingWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	asked := request(t, withTemplate(object("ConfigMap", "generated")+
 		`data: {found: "{{ lookup "v1" "Service" "site" "own" | len }} {{ lookup "v1" "Secret" "site" "" | len }} {{ lookup "v1" "Secret" "site" "not-own" | len }}"}`))
-	charts, first, second := render.NewCharts(), &member{name: "first"}, &member{name: "second"}
+	charts, first, second := render.NewCharts(pool), &member{name: "first"}, &member{name: "second"}
 	one, two := first.render(t, charts, asked), second.render(t, charts, asked)
 	if got := generated(t, one)["found"]; got != "0 0 0" || !one.Unanswered {
 		t.Errorf("found %q, unanswered is %t", got, one.Unanswered)
@@ -192,7 +192,7 @@ func TestLookupOfAnotherReleaseThatFails(t *testing.T) {
 	} {
 		asked := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" "site" "not-own" }}`+text+object("ConfigMap", "generated")+`data: {found: "{{ len $found }}"}`))
 		asked.Owner = "one"
-		charts := render.NewCharts()
+		charts := render.NewCharts(pool)
 		if _, err := charts.Render(t.Context(), asked); err == nil {
 			t.Errorf("%s: no error without the Secret", name)
 		}

@@ -45,7 +45,7 @@ func hooked() examples.Chart {
 
 func TestReleaseIsInHelmsOrder(t *testing.T) {
 	t.Parallel()
-	release := rendered(t, render.NewCharts(), request(t, hooked()))
+	release := rendered(t, render.NewCharts(pool), request(t, hooked()))
 	want := []string{
 		"CustomResourceDefinition greetings.hello.examples.towline.dev hello/crds/greetings.yaml",
 		"Namespace first hello/templates/added.yaml",
@@ -82,7 +82,7 @@ func TestReleaseIsInHelmsOrder(t *testing.T) {
 
 func TestDisableHooksDropsHooksOnly(t *testing.T) {
 	t.Parallel()
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	asked := request(t, hooked())
 	all := rendered(t, charts, asked)
 	asked.DisableHooks = true
@@ -96,7 +96,7 @@ func TestCRDsOfTheirDirectoryAreNoHooks(t *testing.T) {
 	crd := func(name, annotations string) string {
 		return "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: " + name + "\n  annotations: {" + annotations + "}\n"
 	}
-	release := rendered(t, render.NewCharts(), request(t, examples.Chart{Files: map[string]string{
+	release := rendered(t, render.NewCharts(pool), request(t, examples.Chart{Files: map[string]string{
 		"crds/a.yaml": crd("a", "helm.sh/hook: crd-install"), "crds/b.yaml": crd("b", "helm.sh/resource-policy: delete"),
 	}}))
 	got := map[string]map[string]string{}
@@ -113,12 +113,12 @@ func TestRenderWithoutSchema(t *testing.T) {
 	t.Parallel()
 	asked := request(t, examples.Chart{})
 	asked.Values, asked.SkipSchemaValidation = values(t, "message: ''\n"), true
-	rendered(t, render.NewCharts(), asked)
+	rendered(t, render.NewCharts(pool), asked)
 }
 
 func TestReleaseHasNotesAndMetadata(t *testing.T) {
 	t.Parallel()
-	charts := render.NewCharts()
+	charts := render.NewCharts(pool)
 	asked := request(t, hooked())
 	asked.Values = values(t, "message: Hi\n")
 	release := rendered(t, charts, asked)
@@ -149,7 +149,7 @@ func TestTextEndsAsInHelm(t *testing.T) {
 	}}
 	asked := request(t, chart)
 	got := map[string]any{}
-	for _, object := range rendered(t, render.NewCharts(), asked).Objects {
+	for _, object := range rendered(t, render.NewCharts(pool), asked).Objects {
 		data, _ := object.Object["data"].(map[string]any)
 		got[object.GetKind()+" "+object.GetName()] = data["text"]
 	}

@@ -1,12 +1,19 @@
 package source
 
 import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"text/template"
+	"time"
+
+	kubejson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/sandbox"
 )
 
 // maxExpanded limits the size of an expanded template in bytes. It is larger than any single object may be.
@@ -22,24 +29,77 @@ type Subject struct {
 	// Confined is the only hub namespace that may be read for a Profile. It is empty for a ClusterProfile, which may read
 	// every namespace.
 	Confined string
+	// Sandbox expands the templates in child processes that call ExpandFunction. Without it, they are expanded in this
+	// process, and one that does not end is not stopped.
+	Sandbox *sandbox.Pool
+}
+
+// expandFunction is the name of ExpandFunction in the sandbox. expandLimit is the time limit of one template.
+const (
+	expandFunction = "expand"
+	expandLimit    = 10 * time.Second
+)
+
+// expansion is the input of ExpandFunction.
+type expansion struct {
+	Description, Text string
+	Cluster           json.RawMessage
+	Namespace, Name   string
+}
+
+// ExpandFunctions returns the functions of this package for the children of the sandbox.
+func ExpandFunctions() map[string]sandbox.Function {
+	return map[string]sandbox.Function{expandFunction: func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
+		var e expansion
+		if err := json.Unmarshal(input, &e); err != nil {
+			return nil, err
+		}
+		var cluster map[string]any
+		if err := kubejson.Unmarshal(e.Cluster, &cluster); err != nil { // integers stay integers
+			return nil, err
+		}
+		return Subject{Namespace: e.Namespace, Name: e.Name}.expand(e.Description, e.Text, cluster)
+	}}
 }
 
 // Expand expands the templates in text. Errors are phase.Invalid and begin with description. A field that does not
 // exist is an error, and so is a function whose result differs between calls (now, randAlphaNum, genCA, env, ...),
-// since the result would be deployed again and again.
+// since the result would be deployed again and again. It returns a sandbox.LimitError for a template that takes too
+// much time or memory.
 func (s Subject) Expand(description, text string) (string, error) {
 	if !strings.Contains(text, "{{") {
 		return text, nil
 	}
-	parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Parse(text)
-	if err != nil {
-		return "", phase.Invalidf("parse %s: %s", description, templateMessage(err))
-	}
 	var cluster map[string]any
 	if s.Cluster != nil {
+		var err error
 		if cluster, err = s.Cluster(); err != nil {
 			return "", fmt.Errorf("expand %s: %w", description, err)
 		}
+	}
+	if s.Sandbox == nil {
+		return s.expand(description, text, cluster)
+	}
+	encoded, err := json.Marshal(cluster)
+	if err != nil {
+		return "", phase.Invalidf("expand %s: %w", description, err)
+	}
+	var expanded string
+	err = s.Sandbox.Call(context.Background(), sandbox.Call{
+		Function: expandFunction, Key: fmt.Sprintf("%s %x", expandFunction, sha256.Sum256([]byte(text))), Limit: expandLimit,
+		Input: expansion{Description: description, Text: text, Cluster: encoded, Namespace: s.Namespace, Name: s.Name}, Output: &expanded,
+	})
+	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {
+		return "", fmt.Errorf("expand %s: %w", description, limit)
+	}
+	return expanded, err
+}
+
+// expand expands a template in this process.
+func (s Subject) expand(description, text string, cluster map[string]any) (string, error) {
+	parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Parse(text)
+	if err != nil {
+		return "", phase.Invalidf("parse %s: %s", description, templateMessage(err))
 	}
 	out := &boundedBuilder{left: maxExpanded}
 	data := map[string]any{"Cluster": cluster, "ClusterNamespace": s.Namespace, "ClusterName": s.Name}

@@ -95,7 +95,7 @@ func (b *bed) installByEngine(plane *localkube.Plane, objects metadata.Interface
 	if err != nil {
 		b.Fatal(err)
 	}
-	rendered, err := render.NewCharts().Render(b.Context(), render.ChartRequest{
+	rendered, err := render.NewCharts(nil).Render(b.Context(), render.ChartRequest{
 		Chart: source.Chart{Path: archive, Digest: "large", Name: "large", Version: "0.1.0"}, Name: "large", Namespace: "engine", KubeVersion: "v1.36.0",
 	})
 	if err != nil {

@@ -109,7 +109,7 @@ func renderBundle(b *testing.B, plane *localkube.Plane, archive, name, version s
 			apis = append(apis, list.GroupVersion+"/"+resource.Kind)
 		}
 	}
-	rendered, err := render.NewCharts().Render(b.Context(), render.ChartRequest{
+	rendered, err := render.NewCharts(nil).Render(b.Context(), render.ChartRequest{
 		Chart: source.Chart{Name: name, Version: version, Path: archive, Digest: hex.EncodeToString(sum[:])},
 		Name:  name, Namespace: namespace, KubeVersion: server.GitVersion, APIVersions: apis,
 	})

@@ -24,6 +24,9 @@ type Streams struct {
 	Err io.Writer // progress, notes, warnings, errors and logs
 	// Closed reports that the program was started with a closed standard output. Out discards its data then.
 	Closed bool
+	// Program is the path of this program. The hub starts it again to expand templates; if it is empty, the hub expands
+	// them in its own process.
+	Program string
 }
 
 var errClosed = errors.New("standard output is closed and the result would be lost; redirect the output to a file")

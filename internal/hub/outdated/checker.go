@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 )
 
@@ -46,6 +47,8 @@ type Options struct {
 	// Interval is the time between two checks.
 	Interval time.Duration
 	Clock    clock.WithTicker
+	// Sandbox expands templates, see source.Subject.
+	Sandbox *sandbox.Pool
 }
 
 // Checker requests the newest versions of deployed charts from their repositories at an interval, and reports the

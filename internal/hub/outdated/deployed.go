@@ -41,7 +41,7 @@ func (w *Checker) queries(ctx context.Context) (map[string]*query, error) {
 	}
 	queries := map[string]*query{}
 	for _, summary := range deployed {
-		subject, err := summaries.SubjectFor(summary, clusters[match.Target(summary)])
+		subject, err := summaries.SubjectFor(summary, clusters[match.Target(summary)], w.Sandbox)
 		if err != nil {
 			continue // its profile is being deleted
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 	"github.com/towline/towline/internal/status"
 )
@@ -47,6 +48,8 @@ type Composer struct {
 	MemberConfig map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// ListDeployed lists the bundles of a member, see deliver.Transport.
 	ListDeployed func(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
+	// Sandbox expands templates, see source.Subject.
+	Sandbox *sandbox.Pool
 	// HubUID is the UID of the hub's namespace kube-system. Every bundle has it.
 	HubUID string
 }

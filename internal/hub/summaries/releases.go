@@ -48,7 +48,7 @@ func (c *Controller) resolveReleaseNames(ctx context.Context, cluster fleet.ID, 
 	if err != nil {
 		return nil, err
 	}
-	subject := subjectOf(found)
+	subject := subjectOf(found, c.Composer.Sandbox)
 	all := make([]configv1beta1.ClusterSummary, 0, len(summaries))
 	for _, summary := range summaries {
 		// The charts are in the informer cache: they are replaced and not modified.

@@ -14,6 +14,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 )
 
@@ -24,12 +25,12 @@ func Unsupported(spec configv1beta1.ProfileSpec, labels map[string]string) []str
 }
 
 // newComposeRequest returns the inputs of the bundles of a summary.
-func newComposeRequest(s *state) (ComposeRequest, error) {
+func (c *Controller) newComposeRequest(s *state) (ComposeRequest, error) {
 	owner, err := ownerOf(s.summary)
 	if err != nil {
 		return ComposeRequest{}, err
 	}
-	subject, err := SubjectFor(s.summary, s.cluster)
+	subject, err := SubjectFor(s.summary, s.cluster, c.Composer.Sandbox)
 	if err != nil {
 		return ComposeRequest{}, err
 	}
@@ -48,12 +49,12 @@ func specDigest(summary *configv1beta1.ClusterSummary) string {
 
 // SubjectFor returns the data for the templates of a summary: its cluster, and the namespace to which a Profile is
 // confined. It returns a phase.Invalid for a summary without a profile.
-func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (source.Subject, error) {
+func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object, pool *sandbox.Pool) (source.Subject, error) {
 	owner, err := ownerOf(summary)
 	if err != nil {
 		return source.Subject{}, err
 	}
-	subject := subjectOf(cluster)
+	subject := subjectOf(cluster, pool)
 	if owner.Kind == configv1beta1.ProfileKind {
 		// Users who may write Profiles in one namespace must not read other namespaces through them.
 		subject.Confined = summary.Namespace
@@ -62,7 +63,7 @@ func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object) (s
 }
 
 // subjectOf returns the data of a cluster for templates, without volatile fields.
-func subjectOf(cluster client.Object) source.Subject {
+func subjectOf(cluster client.Object, pool *sandbox.Pool) source.Subject {
 	member := fleet.FromObject(cluster)
 	convert := sync.OnceValues(func() (map[string]any, error) {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.WithoutVolatileFields(cluster))
@@ -71,5 +72,5 @@ func subjectOf(cluster client.Object) source.Subject {
 		}
 		return fields, nil
 	})
-	return source.Subject{Cluster: convert, Namespace: member.Namespace, Name: member.Name}
+	return source.Subject{Cluster: convert, Namespace: member.Namespace, Name: member.Name, Sandbox: pool}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 	"github.com/towline/towline/internal/status"
 )
@@ -249,7 +250,7 @@ func (s *state) reportUnreachable(message string) {
 // compose builds the bundles. A feature whose bundle cannot be built has a failed result, and its deployed objects
 // stay.
 func (c *Controller) compose(ctx context.Context, s *state) error {
-	request, err := newComposeRequest(s)
+	request, err := c.newComposeRequest(s)
 	if err != nil {
 		return err
 	}
@@ -336,6 +337,9 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 
 // reportFailure adds the result for a feature whose bundle could not be built.
 func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
+	if _, ok := errors.AsType[*sandbox.LimitError](err); ok {
+		s.isEndless = true
+	}
 	featureResult := status.FeatureResult{
 		Feature: feature, Kind: status.Failed, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed,
 	}

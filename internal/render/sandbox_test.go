@@ -1,0 +1,41 @@
+package render_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/sandbox"
+	"github.com/towline/towline/internal/source"
+)
+
+// Templates that would end or stop this process are stopped in the sandbox.
+func TestTemplatesAreLimited(t *testing.T) {
+	t.Parallel()
+	nested := `{{ $d := dict }}{{ $_ := set $d "a" $d }}{{ $d }}`
+	for name, test := range map[string]struct{ template, want string }{
+		"memory": {`{{ range until 10000000000 }}{{ end }}`, "more than 1024 MiB of memory"},
+		"output": {`{{ range 10000000000 }}{{ "some text without end" }}{{ end }}`, "it took"},
+		"stack":  {nested, "it nests without end"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := render.NewCharts(pool).Render(t.Context(), request(t, withTemplate(test.template)))
+			if _, ok := errors.AsType[*sandbox.LimitError](err); !ok || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "render chart hello") {
+				t.Errorf("got %v, want an error with %q", err, test.want)
+			}
+		})
+	}
+	cluster := func() (map[string]any, error) {
+		return map[string]any{"spec": map[string]any{"number": int64(12345678)}}, nil
+	}
+	subject := source.Subject{Sandbox: pool, Cluster: cluster, Namespace: "ns", Name: "one"}
+	if got, err := subject.Expand("text", `{{ .Cluster.spec.number }} {{ kindOf .Cluster.spec.number }} {{ .ClusterNamespace }}/{{ .ClusterName }}`); err != nil || got != "12345678 int64 ns/one" {
+		t.Errorf("got %q, error %v", got, err)
+	}
+	_, err := subject.Expand("the text", nested)
+	if limit, ok := errors.AsType[*sandbox.LimitError](err); !ok || err.Error() != "expand the text: "+limit.Error() {
+		t.Errorf("got %v, want an error", err)
+	}
+}

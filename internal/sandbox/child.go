@@ -1,0 +1,114 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"sync"
+	"time"
+)
+
+// maxErrors is the number of bytes of a child's standard error that are kept: the reason comes first.
+const maxErrors = 4 << 10
+
+// child is a process that runs calls, one at a time.
+type child struct {
+	process *exec.Cmd
+	in      io.WriteCloser
+	out     *json.Decoder
+	errors  *prefix
+	// wait waits for the end of the process. It may be called several times.
+	wait func() error
+	// expiry ends an idle child.
+	expiry *time.Timer
+}
+
+// prefix keeps the first bytes that are written to it.
+type prefix struct{ bytes.Buffer }
+
+// Write implements io.Writer.
+func (p *prefix) Write(text []byte) (int, error) {
+	p.Buffer.Write(text[:min(len(text), maxErrors-p.Len())])
+	return len(text), nil
+}
+
+// startChild starts a child. It has no environment, which can have credentials, and ends when this process ends.
+func startChild(ctx context.Context, command []string) (*child, error) {
+	started := &child{
+		process: exec.CommandContext(context.WithoutCancel(ctx), command[0], command[1:]...), errors: &prefix{},
+	}
+	started.wait = sync.OnceValue(started.process.Wait)
+	started.process.Env, started.process.Dir, started.process.Stderr = []string{"GOMAXPROCS=2"}, "/", started.errors
+	out, err := started.process.StdoutPipe()
+	if err == nil {
+		started.in, err = started.process.StdinPipe()
+	}
+	if err == nil {
+		err = started.process.Start()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start a process for templates: %w", err)
+	}
+	started.out = json.NewDecoder(out)
+	return started, nil
+}
+
+// exchange sends a call, answers its questions, and returns its result.
+func (c *child) exchange(call request, answer func(json.RawMessage) (any, error)) (response, error) {
+	for {
+		if err := write(c.in, call); err != nil {
+			return response{}, err
+		}
+		var received response
+		if err := c.out.Decode(&received); err != nil {
+			return response{}, fmt.Errorf("read a message: %w", err)
+		}
+		if received.Question == nil {
+			return received, nil
+		}
+		if answer == nil {
+			return response{}, errors.New("unexpected question")
+		}
+		call = newAnswer(answer(received.Question))
+	}
+}
+
+func newAnswer(answer any, err error) request {
+	raw, encodeErr := marshal(answer)
+	if err = errors.Join(err, encodeErr); err != nil {
+		return request{Error: err.Error()}
+	}
+	return request{Answer: raw}
+}
+
+// suspend ends the child after idle unless resume is called before.
+func (c *child) suspend(idle time.Duration) { c.expiry = time.AfterFunc(idle, c.kill) }
+
+// resume returns false if the child has ended.
+func (c *child) resume() bool { return c.expiry.Stop() }
+
+// kill ends the process.
+func (c *child) kill() {
+	_ = c.process.Process.Kill() // it may have ended already
+	c.in.Close()
+	go c.wait() //nolint:errcheck // so that no zombie remains; exitReason returns the error
+}
+
+// exitReason waits for the end of the process and returns its reason.
+func (c *child) exitReason() string {
+	err := c.wait()
+	text := c.errors.Bytes()
+	switch {
+	case bytes.Contains(text, []byte("stack exceeds")):
+		return "it nests without end"
+	case bytes.Contains(text, []byte("out of memory")), bytes.Contains(text, []byte("cannot allocate memory")):
+		return fmt.Sprintf("it took more than %d MiB of memory", maxMemory>>20)
+	default:
+		line, _, _ := bytes.Cut(bytes.TrimSpace(text), []byte("\n"))
+		return fmt.Sprintf("its process ended: %v %s", err, line)
+	}
+}

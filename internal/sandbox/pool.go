@@ -1,0 +1,190 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// maxIdle is the number of children that wait for calls, and idleTime the time after which they end.
+	maxIdle  = 4
+	idleTime = time.Minute
+	// startDelay is the time that a call waits for a child if as many as processor cores are in use. So short calls
+	// share a few children, and long ones do not delay them.
+	startDelay = 250 * time.Millisecond
+	// A call that exceeded a limit is not repeated for minPause, and for twice the former pause after each further
+	// failure, up to maxPause.
+	minPause = 30 * time.Second
+	maxPause = 5 * time.Minute
+)
+
+// Pool runs calls in children. Create it with NewPool.
+type Pool struct {
+	command []string
+	clock   clock.PassiveClock
+	idle    chan *child
+	inUse   atomic.Int32
+
+	mu       sync.Mutex // guards failures
+	failures map[string]failure
+}
+
+// failure is a call that exceeded a limit.
+type failure struct {
+	err     error
+	pause   time.Duration
+	retryAt time.Time
+}
+
+// NewPool returns a Pool without children. command starts a process that calls Serve.
+func NewPool(command []string, clock clock.PassiveClock) *Pool {
+	return &Pool{command: command, clock: clock, idle: make(chan *child, maxIdle), failures: map[string]failure{}}
+}
+
+// Call is one execution of a function.
+type Call struct {
+	Function string
+	// Key identifies the input. After a LimitError, calls with the same key return the error for a growing time.
+	Key   string
+	Limit time.Duration
+	Input any
+	// Output is a pointer that receives the output.
+	Output any
+	// Answer answers questions. It may be nil for functions that have none.
+	Answer func(question json.RawMessage) (any, error)
+}
+
+// LimitError is returned for a call that exceeded a limit.
+type LimitError struct{ reason string }
+
+// Error returns which limit was exceeded.
+func (e *LimitError) Error() string { return e.reason }
+
+// Call runs a function in a child, and returns its error. It returns a LimitError if the child exceeds a limit. An
+// error that is a phase.Invalid in the child is one here, too.
+func (p *Pool) Call(ctx context.Context, call Call) error {
+	if err := p.failureOf(call.Key); err != nil {
+		return err
+	}
+	input, err := marshal(call.Input)
+	if err != nil {
+		return phase.Invalid{Err: err}
+	}
+	p.inUse.Add(1)
+	defer p.inUse.Add(-1)
+	used, err := p.child(ctx)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, call.Limit)
+	defer cancel()
+	stop := context.AfterFunc(limited, used.kill)
+	result, err := used.exchange(request{Function: call.Function, Input: input}, call.Answer)
+	if stop() && err == nil {
+		p.release(used)
+		p.forget(call.Key)
+		return decodeResult(result, call.Output)
+	}
+	used.kill()
+	switch reason := used.exitReason(); {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case limited.Err() != nil:
+		return p.remember(call.Key, fmt.Sprintf("it took longer than %s", call.Limit))
+	default:
+		return p.remember(call.Key, reason)
+	}
+}
+
+// decodeResult decodes the output and returns the error of a call. There may be both.
+func decodeResult(result response, output any) error {
+	if len(result.Output) > 0 {
+		if err := json.Unmarshal(result.Output, output); err != nil {
+			return fmt.Errorf("decode the result: %w", err)
+		}
+	}
+	switch {
+	case result.Invalid:
+		return phase.Invalid{Err: errors.New(result.Error)}
+	case result.Error != "":
+		return errors.New(result.Error)
+	}
+	return nil
+}
+
+// child returns an idle child, or starts one.
+func (p *Pool) child(ctx context.Context) (*child, error) {
+	var delay time.Duration
+	if p.inUse.Load() > int32(min(runtime.GOMAXPROCS(0), maxIdle)) { //nolint:gosec // a small number
+		delay = startDelay
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	for {
+		select {
+		case idle := <-p.idle:
+			if idle.resume() {
+				return idle, nil
+			}
+			continue
+		default:
+		}
+		select {
+		case idle := <-p.idle:
+			if idle.resume() {
+				return idle, nil
+			}
+		case <-timer.C:
+			return startChild(ctx, p.command)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// release keeps a child for the next call, or ends it if there are enough.
+func (p *Pool) release(used *child) {
+	used.suspend(idleTime)
+	select {
+	case p.idle <- used:
+	default:
+		used.kill()
+	}
+}
+
+func (p *Pool) failureOf(key string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if known, ok := p.failures[key]; ok && p.clock.Now().Before(known.retryAt) {
+		return known.err
+	}
+	return nil
+}
+
+func (p *Pool) forget(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.failures, key)
+}
+
+// remember returns a LimitError, and stores it for further calls.
+func (p *Pool) remember(key, reason string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.failures, func(_ string, old failure) bool { return p.clock.Since(old.retryAt) > maxPause })
+	pause := min(max(2*p.failures[key].pause, minPause), maxPause)
+	known := failure{err: &LimitError{reason: reason}, pause: pause, retryAt: p.clock.Now().Add(pause)}
+	p.failures[key] = known
+	return known.err
+}

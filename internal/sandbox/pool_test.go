@@ -1,0 +1,167 @@
+package sandbox_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/sandbox"
+)
+
+// serve is the argument with which the tests start their binary as a child.
+const serve = "serve"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == serve {
+		if err := sandbox.Serve(functions(), os.Stdin, os.Stdout); err != nil {
+			panic(err)
+		}
+		return
+	}
+	m.Run()
+}
+
+// node overflows the stack.
+type node struct{ next *node }
+
+func (n *node) depth() int { return n.next.depth() + 1 }
+
+func functions() map[string]sandbox.Function {
+	type ask = func(any) (json.RawMessage, error)
+	return map[string]sandbox.Function{
+		"echo": func(input json.RawMessage, _ ask) (any, error) { return input, nil },
+		"ask": func(input json.RawMessage, ask ask) (any, error) {
+			answer, err := ask(input)
+			return []json.RawMessage{answer, input}, err
+		},
+		"pid":     func(json.RawMessage, ask) (any, error) { return os.Getpid(), nil },
+		"env":     func(json.RawMessage, ask) (any, error) { return os.Environ(), nil },
+		"invalid": func(json.RawMessage, ask) (any, error) { return "partly", phase.Invalidf("wrong input") },
+		"endless": func(json.RawMessage, ask) (any, error) {
+			for {
+			}
+		},
+		"memory": func(json.RawMessage, ask) (any, error) {
+			var all [][]byte
+			for {
+				all = append(all, []byte(strings.Repeat("x", 1<<20)))
+			}
+		},
+		"stack": func(json.RawMessage, ask) (any, error) {
+			loop := &node{}
+			loop.next = loop
+			return loop.depth(), nil
+		},
+	}
+}
+
+func newPool() (*sandbox.Pool, *clocktesting.FakePassiveClock) {
+	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	return sandbox.NewPool([]string{os.Args[0], serve}, clock), clock
+}
+
+func TestCallsShareAProcess(t *testing.T) {
+	t.Parallel()
+	pool, _ := newPool()
+	call := func(function string, input, output any) error {
+		return pool.Call(t.Context(), sandbox.Call{
+			Function: function, Key: function, Limit: time.Minute, Input: input, Output: output,
+			Answer: func(question json.RawMessage) (any, error) {
+				if string(question) == `"fail"` {
+					return nil, errors.New("no answer")
+				}
+				return map[string]any{"answer to": question}, nil
+			},
+		})
+	}
+	var first, second int
+	if err := errors.Join(call("pid", nil, &first), call("pid", nil, &second)); err != nil || first == 0 || first != second {
+		t.Errorf("got processes %d and %d, error %v", first, second, err)
+	}
+	var got json.RawMessage
+	if err := call("echo", json.RawMessage(`{"html":"<&>\u003c","one":1.0}`), &got); err != nil || string(got) != `{"html":"<&>\u003c","one":1.0}` {
+		t.Errorf("got %s, error %v", got, err)
+	}
+	if err := call("ask", "a", &got); err != nil || string(got) != `[{"answer to":"a"},"a"]` {
+		t.Errorf("got %s, error %v", got, err)
+	}
+	if err := call("ask", "fail", &got); err == nil || err.Error() != "no answer" {
+		t.Errorf("got error %v", err)
+	}
+	var text string
+	err := call("invalid", nil, &text)
+	if invalid, ok := errors.AsType[phase.Invalid](err); !ok || invalid.Error() != "wrong input" || text != "partly" {
+		t.Errorf("got %q, error %v", text, err)
+	}
+	var environment []string
+	if err := call("env", nil, &environment); err != nil || len(environment) != 1 {
+		t.Errorf("got environment %v, error %v", environment, err)
+	}
+}
+
+func TestLimitsEndAProcess(t *testing.T) {
+	t.Parallel()
+	for function, want := range map[string]string{
+		"endless": "it took longer than 1s",
+		"memory":  "it took more than 1024 MiB of memory",
+		"stack":   "it nests without end",
+	} {
+		t.Run(function, func(t *testing.T) {
+			t.Parallel()
+			pool, clock := newPool()
+			limit := time.Minute
+			if function == "endless" {
+				limit = time.Second
+			}
+			call := func(key string) error {
+				var output any
+				return pool.Call(t.Context(), sandbox.Call{Function: function, Key: key, Limit: limit, Output: &output})
+			}
+			err := call("a")
+			if exceeded, ok := errors.AsType[*sandbox.LimitError](err); !ok || exceeded.Error() != want {
+				t.Fatalf("got %v, want %s", err, want)
+			}
+			if again := call("a"); again != err { //nolint:errorlint // the same error shows that there was no call
+				t.Errorf("got %v at once, want the same error", again)
+			}
+			clock.SetTime(time.Unix(30, 0))
+			if again := call("a"); again == err || again == nil { //nolint:errorlint // see above
+				t.Errorf("got %v after the pause, want a new error", again)
+			}
+			var output string
+			if err := pool.Call(t.Context(), sandbox.Call{Function: "echo", Key: "b", Limit: time.Minute, Input: "b", Output: &output}); err != nil || output != "b" {
+				t.Errorf("got %q, error %v from the next call", output, err)
+			}
+		})
+	}
+}
+
+func TestLongCallsDelayNoOther(t *testing.T) {
+	t.Parallel()
+	pool, _ := newPool()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	const long = 8
+	for range long {
+		go func() {
+			ended <- pool.Call(ctx, sandbox.Call{Function: "endless", Key: "endless", Limit: time.Hour})
+		}()
+	}
+	var output string
+	if err := pool.Call(t.Context(), sandbox.Call{Function: "echo", Key: "b", Limit: time.Minute, Input: "b", Output: &output}); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	for range long {
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v, want the end of the context", err)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// maxMemory is the limit for the data of a child, and gcLimit the size at which its garbage collector works harder.
+	// Most charts need less than 100 MiB.
+	maxMemory = 1 << 30
+	gcLimit   = 768 << 20
+	// maxStack is the limit for the stack of a child. Nested templates reach their own limit before.
+	maxStack = 256 << 20
+)
+
+// Function is a function that runs in a child. It may return an output together with an error. ask sends a question to
+// the caller and decodes the answer.
+type Function func(input json.RawMessage, ask func(question any) (json.RawMessage, error)) (output any, err error)
+
+// request is a message to a child: a call, or the answer to a question.
+type request struct {
+	Function string          `json:"function,omitempty"`
+	Input    json.RawMessage `json:"input,omitempty"`
+	Answer   json.RawMessage `json:"answer,omitempty"`
+	Error    string          `json:"error,omitempty"`
+}
+
+// response is a message from a child: a question, or the result of the call.
+type response struct {
+	Question json.RawMessage `json:"question,omitempty"`
+	Output   json.RawMessage `json:"output,omitempty"`
+	Error    string          `json:"error,omitempty"`
+	// Invalid is true if the error is a phase.Invalid.
+	Invalid bool `json:"invalid,omitempty"`
+}
+
+// Serve runs functions for the process that started this one, until in ends.
+func Serve(functions map[string]Function, in io.Reader, out io.Writer) error {
+	if err := limitData(maxMemory); err != nil {
+		return fmt.Errorf("limit the memory: %w", err)
+	}
+	debug.SetMemoryLimit(gcLimit)
+	debug.SetMaxStack(maxStack)
+	received := make(chan request)
+	go func() {
+		defer close(received)
+		for decoder := json.NewDecoder(in); ; {
+			var next request
+			if decoder.Decode(&next) != nil {
+				return // the caller has ended
+			}
+			received <- next
+		}
+	}()
+	for call := range received {
+		if err := serveCall(functions[call.Function], call.Input, received, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// serveCall runs one function. It returns before the function if the caller ends.
+func serveCall(function Function, input json.RawMessage, received <-chan request, out io.Writer) error {
+	if function == nil {
+		return errors.New("the function does not exist")
+	}
+	questions, answers, results := make(chan json.RawMessage), make(chan request), make(chan response, 1)
+	go func() {
+		output, err := function(input, func(question any) (json.RawMessage, error) {
+			raw, err := marshal(question)
+			if err != nil {
+				return nil, err
+			}
+			questions <- raw
+			answer := <-answers
+			if answer.Error != "" {
+				return nil, errors.New(answer.Error)
+			}
+			return answer.Answer, nil
+		})
+		results <- newResponse(output, err)
+	}()
+	for {
+		select {
+		case answer, ok := <-received:
+			if !ok {
+				return nil
+			}
+			answers <- answer
+		case question := <-questions:
+			if err := write(out, response{Question: question}); err != nil {
+				return err
+			}
+		case result := <-results:
+			return write(out, result)
+		}
+	}
+}
+
+func newResponse(output any, err error) response {
+	var result response
+	raw, encodeErr := marshal(output)
+	if err = errors.Join(err, encodeErr); err != nil {
+		_, result.Invalid = errors.AsType[phase.Invalid](err)
+		result.Error = err.Error()
+	}
+	result.Output = raw
+	return result
+}
