@@ -1,7 +1,6 @@
 package render
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -68,7 +67,7 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 		return Release{}, err
 	}
 	var rendered renderedRelease
-	err = c.sandbox.Call(context.Background(), sandbox.Call{
+	err = c.sandbox.Call(sandbox.Call{
 		Function: renderFunction, Key: renderFunction + " " + key, Limit: renderLimit,
 		Input:  rendering{Request: request, Path: request.Chart.Path, RecordsAPIs: request.checkedAPIs != nil, Member: member},
 		Output: &rendered,

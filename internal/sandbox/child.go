@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,9 +36,9 @@ func (p *prefix) Write(text []byte) (int, error) {
 }
 
 // startChild starts a child. It has no environment, which can have credentials, and ends when this process ends.
-func startChild(ctx context.Context, command []string) (*child, error) {
+func startChild(command []string) (*child, error) {
 	started := &child{
-		process: exec.CommandContext(context.WithoutCancel(ctx), command[0], command[1:]...), errors: &prefix{},
+		process: exec.Command(command[0], command[1:]...), errors: &prefix{}, //nolint:noctx // it outlives a call; kill ends it
 	}
 	started.wait = sync.OnceValue(started.process.Wait)
 	started.process.Env, started.process.Dir, started.process.Stderr = []string{"GOMAXPROCS=2"}, "/", started.errors

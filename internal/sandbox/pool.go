@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -73,7 +72,7 @@ func (e *LimitError) Error() string { return e.reason }
 
 // Call runs a function in a child, and returns its error. It returns a LimitError if the child exceeds a limit. An
 // error that is a phase.Invalid in the child is one here, too.
-func (p *Pool) Call(ctx context.Context, call Call) error {
+func (p *Pool) Call(call Call) error {
 	if err := p.failureOf(call.Key); err != nil {
 		return err
 	}
@@ -83,28 +82,24 @@ func (p *Pool) Call(ctx context.Context, call Call) error {
 	}
 	p.inUse.Add(1)
 	defer p.inUse.Add(-1)
-	used, err := p.child(ctx)
+	used, err := p.child()
 	if err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, call.Limit)
-	defer cancel()
-	stop := context.AfterFunc(limited, used.kill)
+	limit := time.AfterFunc(call.Limit, used.kill)
 	result, err := used.exchange(request{Function: call.Function, Input: input}, call.Answer)
-	if stop() && err == nil {
+	isInTime := limit.Stop()
+	if isInTime && err == nil {
 		p.release(used)
 		p.forget(call.Key)
 		return decodeResult(result, call.Output)
 	}
 	used.kill()
-	switch reason := used.exitReason(); {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case limited.Err() != nil:
-		return p.remember(call.Key, fmt.Sprintf("it took longer than %s", call.Limit))
-	default:
-		return p.remember(call.Key, reason)
+	reason := used.exitReason()
+	if !isInTime {
+		reason = fmt.Sprintf("it took longer than %s", call.Limit)
 	}
+	return p.remember(call.Key, reason)
 }
 
 // decodeResult decodes the output and returns the error of a call. There may be both.
@@ -124,7 +119,7 @@ func decodeResult(result response, output any) error {
 }
 
 // child returns an idle child, or starts one.
-func (p *Pool) child(ctx context.Context) (*child, error) {
+func (p *Pool) child() (*child, error) {
 	var delay time.Duration
 	if p.inUse.Load() > int32(min(runtime.GOMAXPROCS(0), maxIdle)) { //nolint:gosec // a small number
 		delay = startDelay
@@ -146,9 +141,7 @@ func (p *Pool) child(ctx context.Context) (*child, error) {
 				return idle, nil
 			}
 		case <-timer.C:
-			return startChild(ctx, p.command)
-		case <-ctx.Done():
-			return nil, ctx.Err()
+			return startChild(p.command)
 		}
 	}
 }

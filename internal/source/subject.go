@@ -1,7 +1,6 @@
 package source
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -85,7 +84,7 @@ func (s Subject) Expand(description, text string) (string, error) {
 		return "", phase.Invalidf("expand %s: %w", description, err)
 	}
 	var expanded string
-	err = s.Sandbox.Call(context.Background(), sandbox.Call{
+	err = s.Sandbox.Call(sandbox.Call{
 		Function: expandFunction, Key: fmt.Sprintf("%s %x", expandFunction, sha256.Sum256([]byte(text))), Limit: expandLimit,
 		Input: expansion{Description: description, Text: text, Cluster: encoded, Namespace: s.Namespace, Name: s.Name}, Output: &expanded,
 	})
