@@ -92,10 +92,7 @@ func (w *world) pullProgram(repository *remote.Repository, version, platform str
 	if err := json.Unmarshal(raw, &manifest); err != nil {
 		w.t.Fatal(err)
 	}
-	layer, err := content.FetchAll(w.t.Context(), repository, manifest.Layers[0])
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	layer := w.pullLayer(repository, manifest.Layers[0])
 	dir := filepath.Join(w.dir, "image-"+architecture)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		w.t.Fatal(err)
@@ -117,6 +114,22 @@ func (w *world) pullProgram(repository *remote.Repository, version, platform str
 		w.t.Errorf("the program for %s is for %s, want %s", platform, program.Machine, want)
 	}
 	return file
+}
+
+// pullLayer returns a layer. It may be larger than content.FetchAll allows.
+func (w *world) pullLayer(repository *remote.Repository, layer ocispec.Descriptor) []byte {
+	w.t.Helper()
+	reader, err := repository.Fetch(w.t.Context(), layer)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer func() { _ = reader.Close() }()
+	verified := content.NewVerifyReader(reader, layer)
+	raw, err := io.ReadAll(verified)
+	if err := errors.Join(err, verified.Verify()); err != nil {
+		w.t.Fatal(err)
+	}
+	return raw
 }
 
 // extract writes a file of a layer to another file, with its mode.
