@@ -225,6 +225,12 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]boo
 	if err != nil {
 		return prior.Report(), true, err
 	}
+	report, err = e.newResumedRun(b, prior, only).run(ctx)
+	return report, true, err
+}
+
+// newResumedRun returns the run that resume begins.
+func (e *Engine) newResumedRun(b bundle.Bundle, prior *inventory.Record, only map[kube.Ref]bool) *applyRun {
 	if prior.State == bundle.StateApplying {
 		only = nil
 	}
@@ -232,8 +238,7 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]boo
 	if prior.State == bundle.StateFailed && only == nil && !e.hasCompetingBundle(prior) {
 		p.trigger = triggerRequest
 	}
-	report, err = p.run(ctx)
-	return report, true, err
+	return p
 }
 
 // hasCompetingBundle returns whether another bundle on the cluster has taken over objects of rec.
