@@ -250,7 +250,7 @@ func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 // planEntry sets the entry of a decision's object in the next inventory.
 func (p *applyRun) planEntry(v decision) {
 	recorded, ok := p.next.Entries[v.key()]
-	if v.unread && ok {
+	if ok && (v.unread || v.action == actionNone && v.existing == nil) {
 		return
 	}
 	item := inventory.Entry{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Origin: v.origin}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/inventory"
@@ -94,6 +96,9 @@ func decide(t *target, existing *live, recorded inventory.Entry, requestedBy req
 		return v
 	}
 	if existing == nil {
+		if isExpiredJob(t, recorded, requestedBy) {
+			v.action = actionNone
+		}
 		return v
 	}
 	return decideExisting(v, recorded, requestedBy)
@@ -126,6 +131,16 @@ func decideExisting(v decision, recorded inventory.Entry, requestedBy requester)
 		}
 	}
 	return v
+}
+
+// isExpiredJob returns whether a Job that does not exist was applied by this bundle before and has a
+// ttlSecondsAfterFinished: Kubernetes has deleted it after its end. It runs again only with another bundle.
+func isExpiredJob(t *target, recorded inventory.Entry, requestedBy requester) bool {
+	if t.ref.Kind != "Job" || t.ref.GVK().Group != "batch" || recorded.UID == "" || requestedBy.trigger == triggerDelivery {
+		return false
+	}
+	_, expires, _ := unstructured.NestedFieldNoCopy(t.content, "spec", "ttlSecondsAfterFinished")
+	return expires
 }
 
 // isLeftAlone returns whether an existing object must not be changed to the content of its target.

@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/engine"
@@ -250,4 +252,37 @@ func TestDriftSeenWhileTheLineWasCutIsHealed(t *testing.T) {
 	eventually(t, "a request failed", func() bool { return line.refused() > 0 })
 	line.mend()
 	eventually(t, "healed", func() bool { return c.value("a") == "1" })
+}
+
+// TestExpiredJobRunsAgainOnlyWithAnotherBundle deletes a finished Job, as Kubernetes does after its
+// ttlSecondsAfterFinished, and corrects the drift of another object.
+func TestExpiredJobRunsAgainOnlyWithAnotherBundle(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	jobs := schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
+	container := map[string]any{"name": "a", "image": "a"}
+	job := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "batch/v1", "kind": "Job", "metadata": map[string]any{"name": "expiring", "namespace": c.ns},
+		"spec": map[string]any{
+			"ttlSecondsAfterFinished": int64(10),
+			"template":                map[string]any{"spec": map[string]any{"restartPolicy": "Never", "containers": []any{container}}},
+		},
+	}}
+	b := c.bundle("one", c.configMap("deleted", "1"), job)
+	converge(t, c.engine(nil), b)
+	c.heal(t, nil)
+	if err := c.objects.Resource(jobs).Namespace(c.ns).Delete(t.Context(), "expiring", metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}); err != nil {
+		t.Fatal(err)
+	}
+	c.delete(configMaps, "deleted")
+	eventually(t, "the ConfigMap is healed", func() bool { return c.value("deleted") == "1" })
+	converge(t, c.engine(nil), b)
+	if c.get(jobs, c.ns, "expiring") != nil {
+		t.Error("the Job runs again")
+	}
+	b.Items[0].Objects = append(b.Items[0].Objects, c.configMap("new", "1"))
+	converge(t, c.engine(nil), b)
+	if c.get(jobs, c.ns, "expiring") == nil {
+		t.Error("another bundle does not create the Job")
+	}
 }
