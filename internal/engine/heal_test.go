@@ -269,19 +269,19 @@ func TestExpiredJobRunsAgainOnlyWithAnotherBundle(t *testing.T) {
 		},
 	}}
 	b := c.bundle("one", c.configMap("deleted", "1"), job)
-	converge(t, c.engine(nil), b)
-	c.heal(t, nil)
+	h := c.heal(t, nil)
+	converge(t, h.Engine, b)
 	if err := c.objects.Resource(jobs).Namespace(c.ns).Delete(t.Context(), "expiring", metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}); err != nil {
 		t.Fatal(err)
 	}
 	c.delete(configMaps, "deleted")
-	eventually(t, "the ConfigMap is healed", func() bool { return c.value("deleted") == "1" })
-	converge(t, c.engine(nil), b)
+	eventually(t, "the ConfigMap is healed", func() bool { return h.count() > 0 && c.value("deleted") == "1" })
+	converge(t, h.Engine, b)
 	if c.get(jobs, c.ns, "expiring") != nil {
 		t.Error("the Job runs again")
 	}
 	b.Items[0].Objects = append(b.Items[0].Objects, c.configMap("new", "1"))
-	converge(t, c.engine(nil), b)
+	converge(t, h.Engine, b)
 	if c.get(jobs, c.ns, "expiring") == nil {
 		t.Error("another bundle does not create the Job")
 	}
