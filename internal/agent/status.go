@@ -69,8 +69,8 @@ func (s *hubSession) runHeartbeats(ctx context.Context) error {
 	}
 }
 
-// nextHeartbeatRetry returns the time from a heartbeat that failed to the next one. previous is that of the failure
-// before it, zero if it was accepted.
+// nextHeartbeatRetry returns the time from a heartbeat that failed to the next one. previous is the result for the
+// heartbeat before, zero if that one was accepted.
 func nextHeartbeatRetry(previous, interval time.Duration) time.Duration {
 	return min(max(2*previous, firstHeartbeatRetry), interval)
 }

@@ -54,7 +54,7 @@ type Engine struct {
 	member *memberClient
 	store  *inventory.Store
 	clock  clock.WithTicker
-	// onCorrect, onReport and onChange are those of Options.
+	// onCorrect, onReport and onChange are functions of Options.
 	onCorrect  func(bundle.ID, bundle.ChangeSet)
 	onReport   func(bundle.ID)
 	onChange   func(bundle.ID)

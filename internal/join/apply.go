@@ -131,7 +131,7 @@ func (a *application) applyManifest(ctx context.Context, manifest []byte, out io
 	return nil
 }
 
-// applyObject applies one object of the manifest. It waits while that of a former agent is being deleted.
+// applyObject applies one object of the manifest. It waits while the object of a former agent is being deleted.
 func (a *application) applyObject(ctx context.Context, obj *unstructured.Unstructured) (rollback.Result, error) {
 	limited, cancel := context.WithTimeout(ctx, a.request.Wait)
 	defer cancel()

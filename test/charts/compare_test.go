@@ -228,7 +228,7 @@ func (c *comparison) compareLive(key string, rendered *unstructured.Unstructured
 }
 
 // withMarks returns an object with the marks of the live one. Without them the API server gives a Job without labels
-// those of its pods.
+// the labels of its pods.
 func withMarks(rendered, live *unstructured.Unstructured) *unstructured.Unstructured {
 	marked := rendered.DeepCopy()
 	for _, field := range []string{"labels", "annotations"} {

@@ -22,8 +22,9 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// hangingClusters is the number of push clusters that accept connections and never answer.
-const hangingClusters = 6
+// hangingClusters is the number of push clusters that accept connections and never answer. It is more than the workers
+// that healthy clusters would have to share with them without a limit for each cluster.
+const hangingClusters = 25
 
 // TestNoisyNeighbours has push clusters that never answer, a chart repository that never answers, and templates that do
 // not end. Healthy members get changes as fast as before, and the others recover.

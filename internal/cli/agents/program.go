@@ -30,8 +30,8 @@ func ByName(name string) (cmd string, ok bool) {
 }
 
 // Run runs the agent in args and returns the exit code. args[0] is the name under which the program was called. If args
-// have a command of the full program, it replaces this process by that program: all manifests call /manager in the
-// image, also those of the hub.
+// have a command of the full program, it replaces this process by that program: all manifests, also for the hub, call
+// /manager in the image.
 func Run(ctx context.Context, args []string, streams command.Streams) int {
 	name, rest := Name, []string(nil)
 	if len(args) > 0 {

@@ -161,7 +161,7 @@ func withUninstallEntries(releases []configv1beta1.HelmChartSummary, charts []co
 }
 
 // nextRevision returns the revision and the operation for the templates of a release. If the member has reported them
-// in bundle.Report.Outdated, it returns the reported ones. While the inputs do not change, it returns those of the
+// in bundle.Report.Outdated, it returns the reported ones. While the inputs do not change, it returns the values of the
 // deployed release, so that a chart that reads them does not cause a new revision by itself.
 func (c *Composer) nextRevision(ctx context.Context, r ComposeRequest, key match.Release, inputs string) (revision int, isUpgrade bool, err error) {
 	former, ok := findRelease(r, key)

@@ -47,7 +47,7 @@ type testEnv struct {
 	cluster *clusterv1alpha1.Cluster
 	objects string
 	records string
-	// requests lists those of the engines.
+	// requests are the requests of the engines.
 	requests *requestLog
 }
 

@@ -96,7 +96,7 @@ func Join(ctx context.Context, r JoinRequest) error {
 type registration struct {
 	request JoinRequest
 	hub     client.Client
-	// log has the writes of the Cluster, secretLog those of its Secrets.
+	// log has the writes of the Cluster, secretLog the writes of its Secrets.
 	log, secretLog *rollback.Log
 	member         *memberRegistration
 	cluster        *clusterv1alpha1.Cluster

@@ -126,7 +126,7 @@ func (r *readinessCheck) checkPod(pod *corev1.Pod) error {
 	return nil
 }
 
-// checkCluster returns whether the Cluster is ready. Its errors are final, as those of checkAgent.
+// checkCluster returns whether the Cluster is ready. Its errors are final, as in checkAgent.
 func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
 	r.waitsFor = fmt.Sprintf("cluster(%s) to be ready", r.request.ClusterName)
 	cluster, err := r.readCluster(ctx)

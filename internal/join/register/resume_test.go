@@ -135,7 +135,7 @@ func TestRollbackKeepsNamespaceReservedByAnotherRun(t *testing.T) {
 		Labels:      map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: "reserved"},
 		Annotations: map[string]string{rollback.AttemptAnnotation: "theirs"},
 	}}
-	// The first write is that of the ClusterRole.
+	// The ClusterRole is written first.
 	f := &faults.Fault{At: 1, Effect: func(request *http.Request, next http.RoundTripper) (*http.Response, error) {
 		if err := w.admin.Create(t.Context(), theirs); err != nil {
 			t.Error(err)
