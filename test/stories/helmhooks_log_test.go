@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/towline/towline/internal/localkube"
 )
@@ -58,7 +60,12 @@ func (w *world) watchHooks(plane *localkube.Plane, namespace string) *hookLog {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		events, err := c.Resource(gvr).Namespace(namespace).Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
+		// The API server ends a watch that is slow, as on a busy machine.
+		events, err := watchtools.NewRetryWatcherWithContext(ctx, list.GetResourceVersion(), &cache.ListWatch{
+			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+				return c.Resource(gvr).Namespace(namespace).Watch(ctx, options)
+			},
+		})
 		if err != nil {
 			w.t.Fatal(err)
 		}
